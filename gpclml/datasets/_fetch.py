@@ -1,0 +1,163 @@
+"""UCI files on disk: found in the cache or downloaded, and in either case checked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gpclml.datasets._folder import VARIABLE, uci_folder
+from gpclml.datasets.sources import UciSource, uci_source, uci_sources
+from gpclml.errors import DataError
+
+
+def fetch(
+    name: str,
+    *,
+    folder: str | os.PathLike[str] | None = None,
+    progress: bool = True,
+    address: str | None = None,
+) -> Path:
+    """The path of a UCI data set's original file, downloaded where it is not there yet.
+
+    The file is kept in ``uci`` under the data folder. A file that is there and whole is used
+    as it is: nothing is downloaded or written. A download goes to a temporary file and takes
+    the file's name only when its checksum is right. A file there with a wrong checksum is
+    removed, and the error says so.
+
+    Args:
+        name: Name of the data set, one of ``uci_sources()``.
+        folder: The data folder. None: ``$GPCLML_DATA``, else the user's cache.
+        progress: Whether a download shows a progress bar on standard error.
+        address: Where to download from in place of the registry's address, for a mirror;
+            the checksum must be the registry's all the same.
+
+    Raises:
+        UnknownNameError: The registry has no such name.
+        DataError: The file is corrupt or cannot be fetched; the message names the file, the
+            expected and the found checksum, and the mend.
+    """
+    import pooch
+
+    source = uci_source(name)
+    directory = uci_folder(folder)
+    address = source.address if address is None else address
+    path = directory / source.file
+    _reject_corrupt(path, source, address)
+    cache = pooch.create(
+        path=directory,
+        base_url="",
+        registry={each.file: each.sha256 for each in uci_sources().values()},
+        urls={each.file: each.address for each in uci_sources().values()} | {source.file: address},
+    )
+    try:
+        return Path(cache.fetch(source.file, downloader=_downloader(source, path, progress)))
+    except DataError:
+        raise
+    except OSError as error:
+        raise _error(
+            path,
+            f"no such file, and its folder cannot be written to ({error})",
+            source,
+            "no file",
+            f"Name a folder that can be written to by {VARIABLE} or folder=, "
+            f"or put the file there from {address}.",
+        ) from error
+
+
+def _reject_corrupt(path: Path, source: UciSource, address: str) -> None:
+    """Removes a file whose checksum is wrong and raises; a good or absent file passes."""
+    if not path.exists():
+        return
+    try:
+        found = _sha256(path)
+    except OSError as error:
+        raise _error(
+            path,
+            f"the file cannot be read ({error})",
+            source,
+            "an unreadable file",
+            "Make it readable, or remove it and call again.",
+        ) from error
+    if found == source.sha256:
+        return
+    found = f"{found} ({path.stat().st_size} bytes)"
+    try:
+        path.unlink()
+    except OSError as error:
+        mend = f"It could not be removed ({error}): delete it and call again"
+    else:
+        mend = "It has been removed: call again"
+    raise _error(
+        path,
+        "the file is corrupt or is another version",
+        source,
+        found,
+        f"{mend} to download it from {address}, or put a whole copy there.",
+    )
+
+
+def _downloader(source: UciSource, path: Path, progress: bool) -> Callable[..., None]:
+    """A pooch downloader that refuses, with what came, anything but the registered file."""
+
+    def download(address: str, output_file: str, pooch: object) -> None:
+        mend = (
+            "Nothing was kept. Check the network (and proxy) and call again, "
+            f"or put the file there from {address}."
+        )
+        try:
+            _download(address, output_file, source, progress)
+        # requests' errors are OSErrors; a malformed reply or address can be a ValueError.
+        except (OSError, ValueError) as error:
+            _close_reply(error)
+            what = f"the download from {address} failed ({error})"
+            raise _error(path, what, source, _partial(output_file), mend) from error
+        found = _sha256(output_file)
+        if found != source.sha256:
+            what = f"what came from {address} is corrupt or another version"
+            raise _error(path, what, source, _partial(output_file), mend)
+
+    return download
+
+
+def _download(address: str, output_file: str, source: UciSource, progress: bool) -> None:
+    import pooch
+    from tqdm import tqdm
+
+    # Uncompressed in transit, so that Content-Length counts the file's own bytes.
+    headers = {"Accept-Encoding": "identity"}
+    if not progress:
+        pooch.HTTPDownloader(headers=headers)(address, output_file, None)
+        return
+    # A bar of our own is closed whatever happens; pooch's is left open by an error.
+    with tqdm(desc=source.file, total=source.bytes, unit="B", unit_scale=True) as bar:
+        # pooch takes any such object; its parameter has a bool for default and no annotation.
+        shown: Any = bar
+        pooch.HTTPDownloader(progressbar=shown, headers=headers)(address, output_file, None)
+
+
+def _close_reply(error: Exception) -> None:
+    """Closes the connection of a reply that pooch refused by its status and left open."""
+    reply = getattr(error, "response", None)
+    if reply is not None:
+        reply.close()
+
+
+def _partial(path: str) -> str:
+    """What a failed download left: its checksum and size, in words."""
+    size = os.path.getsize(path)
+    return f"{_sha256(path)} ({size} bytes)" if size else "nothing (0 bytes)"
+
+
+def _sha256(path: str | Path) -> str:
+    import pooch
+
+    return pooch.file_hash(str(path), alg="sha256")
+
+
+def _error(path: Path, what: str, source: UciSource, found: str, mend: str) -> DataError:
+    return DataError(
+        f"{path}: {what}. Expected sha256 {source.sha256} ({source.bytes} bytes), "
+        f"found {found}. {mend}"
+    )

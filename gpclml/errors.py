@@ -1,0 +1,88 @@
+"""Typed errors: each names the argument, what came, what was expected and the mend."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from linear_operator.utils.errors import NanError
+
+__all__ = [
+    "ArgumentError",
+    "DataError",
+    "ModelModeError",
+    "NonFiniteError",
+    "ShapeError",
+    "UnknownNameError",
+    "UnsupportedError",
+]
+
+
+def _message(argument: str, got: object, expected: str, mend: str) -> str:
+    return f"{argument}: got {got}, expected {expected}. {mend}".rstrip()
+
+
+class ArgumentError(ValueError):
+    """An argument has a value that cannot be used.
+
+    Args:
+        argument: Name of the argument, as the caller writes it.
+        got: What came; shown with ``str``.
+        expected: What would have been accepted.
+        mend: One sentence saying what to do about it.
+    """
+
+    def __init__(self, argument: str, got: object, expected: str, mend: str = "") -> None:
+        super().__init__(_message(argument, got, expected, mend))
+        self.argument = argument
+
+    def __reduce__(self):
+        return _restore, (type(self), self.args, self.__dict__)
+
+
+class ShapeError(ArgumentError):
+    """A tensor has the wrong shape."""
+
+
+class NonFiniteError(ArgumentError, NanError):
+    """A tensor holds NaN or infinite values.
+
+    It is also a ``linear_operator`` ``NanError``, so that BoTorch's line search steps
+    back from hyperparameters whose covariance overflows instead of giving up the fit.
+    """
+
+
+class UnsupportedError(ArgumentError, TypeError):
+    """A model, distribution or operation that the callee does not handle."""
+
+
+class ModelModeError(ArgumentError, RuntimeError):
+    """A model is in eval mode where train mode is needed, or the reverse."""
+
+
+class UnknownNameError(ArgumentError):
+    """A name that is not known; the message lists the nearest known names.
+
+    Args:
+        argument: Name of the argument, as the caller writes it.
+        name: The unknown name.
+        known: All names that are known.
+    """
+
+    def __init__(self, argument: str, name: str, known: Iterable[str]) -> None:
+        known = sorted(known)
+        nearest = difflib.get_close_matches(str(name).lower(), known, n=3, cutoff=0.5)
+        mend = f"Did you mean {' or '.join(map(repr, nearest))}?" if nearest else ""
+        super().__init__(argument, repr(name), f"one of {', '.join(known)}", mend)
+
+
+class DataError(OSError):
+    """A data file is missing, corrupt or cannot be fetched."""
+
+
+def _restore(cls: type[ArgumentError], args: tuple, state: dict) -> ArgumentError:
+    """Rebuilds an error from its finished message (errors cross process borders)."""
+    error = cls.__new__(cls)
+    error.args = args
+    error.__dict__.update(state)
+    return error

@@ -1,0 +1,14 @@
+"""Gaussian log densities with closed-form gradients: tensors in, tensors out."""
+
+from gpclml.linalg.block import block_conditional_log_densities
+from gpclml.linalg.cholesky import DOUBLE_UP_TO, factorization_dtype, safe_cholesky
+from gpclml.linalg.sequential import conditional_log_density, sequential_log_densities
+
+__all__ = [
+    "DOUBLE_UP_TO",
+    "block_conditional_log_densities",
+    "conditional_log_density",
+    "factorization_dtype",
+    "safe_cholesky",
+    "sequential_log_densities",
+]

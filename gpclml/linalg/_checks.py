@@ -1,0 +1,56 @@
+"""Checks that the density functions share."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
+
+__all__ = ["check_gaussian", "check_indices", "refuse_double_backward"]
+
+
+def check_gaussian(covariance: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+    """Both, expanded to one batch shape."""
+    square = covariance.ndim >= 2 and covariance.shape[-1] == covariance.shape[-2]
+    if not square or covariance.shape[-1] == 0:
+        raise ShapeError("covariance", tuple(covariance.shape), "(*batch, n, n) with n >= 1")
+    n = covariance.shape[-1]
+    if residual.ndim < 1 or residual.shape[-1] != n:
+        raise ShapeError("residual", tuple(residual.shape), f"(*batch, {n}), as the covariance")
+    try:
+        batch = torch.broadcast_shapes(covariance.shape[:-2], residual.shape[:-1])
+    except RuntimeError as error:
+        raise ShapeError(
+            "residual",
+            f"batch shape {tuple(residual.shape[:-1])}",
+            f"one that broadcasts with the covariance's {tuple(covariance.shape[:-2])}",
+        ) from error
+    return covariance.expand(*batch, n, n), residual.expand(*batch, n)
+
+
+def check_indices(argument: str, indices: Tensor, n: int, count: int | None = None) -> Tensor:
+    """The indices as they came: integer, one-dimensional, distinct, within 0 .. n - 1."""
+    expected = f"{count or 'at least 1'} distinct integers from 0 to {n - 1}, one-dimensional"
+    if indices.ndim != 1 or indices.dtype.is_floating_point or indices.dtype == torch.bool:
+        raise ArgumentError(argument, f"shape {tuple(indices.shape)} of {indices.dtype}", expected)
+    if indices.numel() == 0 or count not in (None, indices.numel()):
+        raise ArgumentError(argument, f"{indices.numel()} indices", expected)
+    low, high = int(indices.min()), int(indices.max())
+    if low < 0 or high >= n:
+        raise ArgumentError(argument, f"indices from {low} to {high}", expected)
+    if indices.unique().numel() != indices.numel():
+        raise ArgumentError(argument, "repeated indices", expected)
+    return indices
+
+
+def refuse_double_backward(name: str) -> None:
+    """Raises when a gradient is asked for that could itself be differentiated."""
+    if torch.is_grad_enabled():
+        raise UnsupportedError(
+            name,
+            "backward with create_graph=True",
+            "a first derivative only",
+            "Its gradient is in closed form and not itself differentiable: take finite "
+            "differences of the gradient for a Hessian.",
+        )

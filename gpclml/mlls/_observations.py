@@ -1,0 +1,191 @@
+"""The Gaussian of the observations, flattened, with missing targets taken out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from gpytorch import settings
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.likelihoods import Likelihood
+from torch import Tensor
+
+from gpclml.conditioning import Conditioning
+from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnsupportedError
+
+__all__ = ["Observations", "observations"]
+
+_HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+
+
+@dataclass(frozen=True)
+class Observations:
+    """Targets and their prior Gaussian, N = n t numbers a batch member.
+
+    Attributes:
+        covariance: Covariance of the observations, ``(*batch, N, N)``; a missing target has
+            variance one and no correlation, so it changes no other density.
+        residual: Targets minus prior mean, ``(*batch, N)``; zero where missing.
+        missing: Which targets are missing, ``(*batch, N)``; None where none is.
+        num_rows: Number n of data rows.
+        num_tasks: Number t of targets a row.
+        interleaved: Whether the tasks of one row are neighbours (else the rows of one task).
+    """
+
+    covariance: Tensor
+    residual: Tensor
+    missing: Tensor | None
+    num_rows: int
+    num_tasks: int = 1
+    interleaved: bool = True
+
+    def held_out(
+        self, conditioning: Conditioning, generator: torch.Generator | None
+    ) -> list[Tensor]:
+        """Blocks of flat target indices, ``(k_i, b_i t)``: a held-out row takes all its tasks."""
+        rows = conditioning.held_out(self.num_rows, generator, self._observed_rows())
+        return [self._flat_indices(group) for group in rows]
+
+    def _flat_indices(self, rows: Tensor) -> Tensor:
+        if self.num_tasks == 1:
+            return rows
+        tasks = torch.arange(self.num_tasks)
+        rows = rows.unsqueeze(-1)
+        flat = rows * self.num_tasks + tasks if self.interleaved else tasks * self.num_rows + rows
+        return flat.flatten(-2)
+
+    def _observed_rows(self) -> Tensor | None:
+        """Rows with a target in any task of any batch member, ``(n,)``; None where all have."""
+        if self.missing is None:
+            return None
+        every = self._flat_indices(torch.arange(self.num_rows).unsqueeze(-1))
+        observed = ~self.missing.cpu()[..., every]  # (*batch, n, t)
+        return observed.any(-1).reshape(-1, self.num_rows).any(0)
+
+    def num_observed(self) -> Tensor | int:
+        """Number of observed targets, ``(*batch,)`` or one for all."""
+        if self.missing is None:
+            return self.residual.shape[-1]
+        return (~self.missing).sum(-1)
+
+    def per_held_out_target(self, value: Tensor, blocks: list[Tensor]) -> Tensor:
+        """The summed log density of the blocks, divided by the observed targets in them.
+
+        Raises:
+            ArgumentError: If a batch member has no observed target in any block.
+            NonFiniteError: If a log density is not finite, which only a mean can cause here.
+        """
+        if not bool(torch.isfinite(value).all()):
+            bad = int((~torch.isfinite(self.residual)).sum())
+            raise NonFiniteError(
+                "prior mean",
+                f"{bad} non-finite of {self.residual.numel()} residuals",
+                "finite values",
+                "Look for NaN or huge values in the parameters of the mean.",
+            )
+        count = sum(block.numel() for block in blocks)
+        if self.missing is None:
+            return value / count
+        held_out = torch.cat([block.flatten() for block in blocks]).to(self.missing.device)
+        missing = self.missing[..., held_out].sum(-1)
+        if bool((missing == count).any()):
+            raise ArgumentError(
+                "conditioning",
+                "held-out points whose targets are all missing in a batch member",
+                "at least one observed held-out target in each",
+                "Hold out more points, or drop batch members without targets.",
+            )
+        # A missing target enters as a standard normal at its mean.
+        return (value + _HALF_LOG_2PI * missing) / (count - missing)
+
+
+def observations(
+    likelihood: Likelihood,
+    function_dist: MultivariateNormal,
+    target: Tensor,
+    *params: Any,
+    **kwargs: Any,
+) -> Observations:
+    """The prior Gaussian of the observations and their residuals.
+
+    Args:
+        likelihood: Adds the noise.
+        function_dist: Prior of the latent function, event shape ``(n,)`` or ``(n, t)``.
+        target: Observations, ``(*batch, n)`` or ``(*batch, n, t)``; NaN is missing under
+            ``observation_nan_policy("mask")``.
+        *params: Passed on to the likelihood.
+        **kwargs: Passed on to the likelihood.
+
+    Returns:
+        Covariance and residuals, flattened over tasks.
+
+    Raises:
+        UnsupportedError: If the distribution is not Gaussian, or under the "fill" policy.
+        ShapeError: If the target does not fit the distribution.
+        NonFiniteError: If targets are not finite, outside the mask policy.
+        ArgumentError: If all targets are missing.
+    """
+    if not isinstance(function_dist, MultivariateNormal):
+        raise UnsupportedError(
+            "function_dist", type(function_dist).__name__, "a MultivariateNormal"
+        )
+    event = function_dist.event_shape
+    if target.shape[-len(event) :] != event:
+        raise ShapeError(
+            "target",
+            tuple(target.shape),
+            f"(*batch, {', '.join(map(str, event))}), as the model's output",
+            "Pass the targets of the very inputs that the model was called on.",
+        )
+    missing = _missing(target)
+    output = cast(MultivariateNormal, likelihood(function_dist, *params, **kwargs))
+    interleaved = getattr(output, "_interleaved", True)
+    residual = target - output.mean
+    if isinstance(output, MultitaskMultivariateNormal):
+        residual = _flatten(residual, interleaved)
+        missing = None if missing is None else _flatten(missing, interleaved)
+    covariance = output.lazy_covariance_matrix.to_dense()
+    if missing is not None:
+        covariance, residual = _take_out(covariance, residual, missing)
+    return Observations(
+        covariance,
+        residual,
+        missing,
+        num_rows=event[0],
+        num_tasks=event[1] if len(event) > 1 else 1,
+        interleaved=interleaved,
+    )
+
+
+def _missing(target: Tensor) -> Tensor | None:
+    policy = settings.observation_nan_policy.value()
+    if policy == "fill":
+        raise UnsupportedError(
+            "observation_nan_policy", "'fill'", "'ignore' or 'mask'", "Use 'mask'."
+        )
+    finite = torch.isfinite(target)
+    if bool(finite.all()):
+        return None
+    missing = torch.isnan(target)
+    if policy == "mask" and bool((finite | missing).all()):
+        return missing
+    raise NonFiniteError(
+        "target",
+        f"{int((~finite).sum())} non-finite of {target.numel()} values "
+        f"(shape {tuple(target.shape)})",
+        "finite targets",
+        "Mark missing targets as NaN under "
+        "gpytorch.settings.observation_nan_policy('mask'), or remove those rows.",
+    )
+
+
+def _flatten(values: Tensor, interleaved: bool) -> Tensor:
+    return (values if interleaved else values.mT).flatten(-2)
+
+
+def _take_out(covariance: Tensor, residual: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
+    gone = missing.unsqueeze(-1) | missing.unsqueeze(-2)
+    covariance = covariance.masked_fill(gone, 0.0) + torch.diag_embed(missing.to(covariance))
+    return covariance, residual.masked_fill(missing, 0.0)

@@ -1,0 +1,63 @@
+"""What every objective adds to its log density: hyperparameter priors and added losses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from gpytorch.likelihoods.noise_models import _HomoskedasticNoiseBase
+from gpytorch.models import GP
+from torch import Tensor
+
+__all__ = ["prior_and_added_loss"]
+
+
+def prior_and_added_loss(
+    model: GP,
+    batch_shape: torch.Size,
+    params: Sequence[Tensor] = (),
+) -> Tensor | float:
+    """Log priors of the hyperparameters plus added loss terms, one sum a batch member.
+
+    A prior belongs to the batch members its module is for: everything beyond the module's own
+    batch shape is summed, so a kernel shared by a batch counts its whole prior in every
+    member, whatever its number of ARD dimensions.
+
+    Args:
+        model: The model whose ``named_priors`` and ``added_loss_terms`` count. Priors of a
+            likelihood count where the model holds that likelihood, as GPyTorch's models do.
+        batch_shape: Batch shape of the objective.
+        params: Passed on to the added losses, as GPyTorch does.
+
+    Returns:
+        The sum in nats, broadcastable to ``batch_shape``; 0.0 where there is none.
+    """
+    total: Tensor | float = 0.0
+    for added_loss in model.added_loss_terms():
+        total = total + added_loss.loss(*params)
+    for _, module, prior, closure, _ in model.named_priors():
+        value = closure(module)
+        own = _own_batch_shape(module, value, batch_shape)
+        total = total + _sum_beyond(prior.log_prob(value), own, batch_shape)
+    return total
+
+
+def _own_batch_shape(module: torch.nn.Module, value: Tensor, batch_shape: torch.Size) -> torch.Size:
+    if isinstance(module, _HomoskedasticNoiseBase):
+        return value.shape[:-1]  # (*batch, num_tasks)
+    own = getattr(module, "batch_shape", None)
+    return own if isinstance(own, torch.Size) else batch_shape
+
+
+def _sum_beyond(log_prob: Tensor, own: torch.Size, batch_shape: torch.Size) -> Tensor:
+    k = len(own)
+    if log_prob.shape[:k] != own or not _fits(own, batch_shape):
+        return log_prob.sum()
+    return log_prob.reshape(*own, -1).sum(-1)
+
+
+def _fits(own: torch.Size, batch_shape: torch.Size) -> bool:
+    try:
+        return torch.broadcast_shapes(own, batch_shape) == batch_shape
+    except RuntimeError:
+        return False

@@ -1,0 +1,245 @@
+"""Downloads from a server on the loopback interface, whole, corrupt, cut off and missing."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pooch  # here, so that its log stream is not one that a test captures and closes
+import pytest
+
+from gpclml import datasets
+from gpclml.datasets.sources import UciSource
+from gpclml.errors import DataError, UnknownNameError
+
+YACHT = datasets.uci_source("yacht")
+
+
+@contextmanager
+def serving(reply) -> Iterator[str]:
+    """The address of a file whose GET is answered by ``reply(handler)``."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            reply(self)
+
+        def log_message(self, format, *args):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = False
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}/yacht.txt"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def sending(body: bytes, claimed: int | None = None, status: int = 200):
+    def reply(handler):
+        handler.send_response(status)
+        handler.send_header("Content-Length", str(len(body) if claimed is None else claimed))
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    return reply
+
+
+def sha256(body: bytes) -> str:
+    return hashlib.sha256(body).hexdigest()
+
+
+def files_in(folder) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+@pytest.fixture(autouse=True)
+def _direct_and_quiet(monkeypatch):
+    """Loopback is reached without a proxy."""
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+
+
+@pytest.fixture
+def small(monkeypatch) -> tuple[UciSource, bytes]:
+    """The registry's yacht entry standing for a small table made here, and that table."""
+    body = b"".join(b"%d 0.5 1 2 3 4 %d.25\n" % (k, k) for k in range(308))
+    sources = dict(datasets.uci_sources())
+    fields = {**vars(YACHT), "sha256": sha256(body), "bytes": len(body)}
+    sources["yacht"] = UciSource(**fields)
+    for module in ("_fetch", "_load", "sources"):
+        monkeypatch.setattr(f"gpclml.datasets.{module}.uci_sources", lambda: sources)
+    return sources["yacht"], body
+
+
+def test_whole_file_is_fetched_once_and_then_read(tmp_path, small, capsys):
+    source, body = small
+    with serving(sending(body)) as address:
+        path = datasets.fetch("yacht", folder=tmp_path, address=address)
+    assert path == tmp_path / "uci" / "yacht.txt"
+    assert path.read_bytes() == body
+    assert "yacht.txt: 100%" in capsys.readouterr().err
+    # The server is gone: what follows can only come from the cache.
+    assert datasets.fetch("yacht", folder=tmp_path, address=address) == path
+    data = datasets.load("yacht", folder=tmp_path)
+    assert data.inputs[:, 0].tolist() == list(range(308))
+    assert data.targets.tolist() == [k + 0.25 for k in range(308)]
+    assert data.note == source.note
+    assert files_in(tmp_path) == ["uci/yacht.txt"]
+
+
+def test_no_bar_without_progress(tmp_path, small, capsys):
+    _, body = small
+    with serving(sending(body)) as address:
+        datasets.fetch("yacht", folder=tmp_path, address=address, progress=False)
+    assert "%" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("progress", [True, False])
+def test_corrupt_download_names_both_checksums_and_keeps_nothing(tmp_path, progress):
+    body = b"1 2 3 4 5 6 7\n" * 500
+    with (
+        serving(sending(body)) as address,
+        pytest.raises(DataError, match="corrupt") as caught,
+    ):
+        datasets.fetch("yacht", folder=tmp_path, address=address, progress=progress)
+    message = str(caught.value)
+    for part in ("yacht.txt", YACHT.sha256, sha256(body), "7000 bytes", address, "call again"):
+        assert part in message
+    assert files_in(tmp_path) == []
+
+
+@pytest.mark.parametrize("progress", [True, False])
+def test_truncated_download_names_both_checksums_and_keeps_nothing(tmp_path, small, progress):
+    source, body = small
+    part = body[:3000]
+    with (
+        serving(sending(part, claimed=len(body))) as address,
+        pytest.raises(DataError, match="failed") as caught,
+    ):
+        datasets.fetch("yacht", folder=tmp_path, address=address, progress=progress)
+    message = str(caught.value)
+    for expected in ("yacht.txt", source.sha256, f"({len(body)} bytes)", address, "call again"):
+        assert expected in message
+    came = re.search(r"found ([0-9a-f]{64}) \((\d+) bytes\)", message)
+    assert came is not None
+    assert came[1] == sha256(part[: int(came[2])])
+    assert files_in(tmp_path) == []
+
+
+def test_body_shorter_than_the_file_but_not_than_claimed(tmp_path, small):
+    source, body = small
+    with serving(sending(body[:-1])) as address, pytest.raises(DataError) as caught:
+        datasets.fetch("yacht", folder=tmp_path, address=address)
+    assert sha256(body[:-1]) in str(caught.value)
+    assert source.sha256 in str(caught.value)
+    assert files_in(tmp_path) == []
+
+
+def test_missing_on_the_server(tmp_path):
+    with (
+        serving(sending(b"gone", status=404)) as address,
+        pytest.raises(DataError, match="404") as caught,
+    ):
+        datasets.fetch("yacht", folder=tmp_path, address=address)
+    message = str(caught.value)
+    for part in ("yacht.txt", YACHT.sha256, "found nothing", address, "call again"):
+        assert part in message
+    assert files_in(tmp_path) == []
+
+
+def test_no_network(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound but not listening: connections are refused
+        address = f"http://127.0.0.1:{taken.getsockname()[1]}/yacht.txt"
+        with pytest.raises(DataError, match="refused") as caught:
+            datasets.fetch("yacht", folder=tmp_path, address=address)
+    message = str(caught.value)
+    for part in ("yacht.txt", YACHT.sha256, "found nothing", "Check the network"):
+        assert part in message
+    assert files_in(tmp_path) == []
+
+
+def test_address_that_is_none_of_http(tmp_path):
+    with pytest.raises(DataError, match=r"yacht\.txt"):
+        datasets.fetch("yacht", folder=tmp_path, address="not an address")
+    assert files_in(tmp_path) == []
+
+
+def test_interrupted_download_keeps_nothing(tmp_path, small):
+    if threading.current_thread() is not threading.main_thread():
+        pytest.skip("interrupts reach the main thread only")
+    _, body = small
+    caught = threading.Event()
+
+    def interrupt_midway(handler):
+        sending(body[:2000], claimed=len(body))(handler)
+        handler.wfile.flush()
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        caught.wait(10)
+
+    with serving(interrupt_midway) as address:
+        with pytest.raises(KeyboardInterrupt):
+            datasets.fetch("yacht", folder=tmp_path, address=address)
+        caught.set()
+    assert files_in(tmp_path) == []
+
+
+def test_corrupt_file_in_the_cache_is_reported_and_removed_then_fetched(tmp_path, small):
+    source, body = small
+    path = tmp_path / "uci" / "yacht.txt"
+    path.parent.mkdir()
+    path.write_bytes(body[:100])
+    with serving(sending(body)) as address:
+        with pytest.raises(DataError, match="has been removed: call again") as caught:
+            datasets.fetch("yacht", folder=tmp_path, address=address)
+        for part in (str(path), source.sha256, sha256(body[:100]), "100 bytes", address):
+            assert part in str(caught.value)
+        assert files_in(tmp_path) == []
+        datasets.fetch("yacht", folder=tmp_path, address=address)
+    assert path.read_bytes() == body
+
+
+def test_environment_names_the_folder(tmp_path, small, monkeypatch):
+    _, body = small
+    monkeypatch.setenv("GPCLML_DATA", str(tmp_path))
+    with serving(sending(body)) as address:
+        path = datasets.fetch("yacht", address=address)
+    assert path == tmp_path / "uci" / "yacht.txt"
+
+
+def test_folder_that_cannot_be_written_to(tmp_path):
+    (tmp_path / "uci").write_text("a file where the folder should be")
+    with pytest.raises(DataError, match="cannot be written to") as caught:
+        datasets.fetch("yacht", folder=tmp_path)
+    for part in ("yacht.txt", YACHT.sha256, "found no file", "GPCLML_DATA"):
+        assert part in str(caught.value)
+
+
+def test_directory_in_the_file_s_place(tmp_path):
+    (tmp_path / "uci" / "yacht.txt").mkdir(parents=True)
+    with pytest.raises(DataError, match=r"yacht\.txt: the file cannot be read"):
+        datasets.fetch("yacht", folder=tmp_path)
+
+
+def test_fetch_leaves_pooch_s_logger_as_it_was(tmp_path, small):
+    level = pooch.get_logger().level
+    _, body = small
+    with serving(sending(body)) as address:
+        datasets.fetch("yacht", folder=tmp_path, address=address)
+    assert pooch.get_logger().level == level == logging.NOTSET
+
+
+def test_unknown_name(tmp_path):
+    with pytest.raises(UnknownNameError, match="boston"):
+        datasets.fetch("bostn", folder=tmp_path)

@@ -1,0 +1,94 @@
+"""Loading by name: the embedded set, and every registered file where the data are at hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gpclml import datasets
+from gpclml.errors import DataError, ShapeError, UnknownNameError
+
+
+def test_names_are_the_registry_and_the_embedded():
+    assert datasets.names() == tuple(sorted([*datasets.uci_sources(), "diabetes"]))
+
+
+def test_unknown_name_lists_the_nearest():
+    with pytest.raises(UnknownNameError, match=r"Did you mean 'diabetes'"):
+        datasets.load("diabets")
+
+
+def test_diabetes_needs_no_file(tmp_path):
+    data = datasets.load("diabetes", folder=tmp_path / "absent")
+    assert (data.num_data, data.num_features) == (442, 10)
+    assert data.inputs.dtype == data.targets.dtype == torch.float64
+    # Original units: the first patient is 59 years old with a target of 151.
+    assert data.inputs[0, 0] == 59.0
+    assert data.targets[0] == 151.0
+    assert not (tmp_path / "absent").exists()
+
+
+def test_shapes_must_belong_together():
+    with pytest.raises(ShapeError, match=r"inputs: got \(3,\)"):
+        datasets.RegressionData("x", torch.zeros(3), torch.zeros(3))
+    with pytest.raises(ShapeError, match=r"targets: got \(3, 1\)"):
+        datasets.RegressionData("x", torch.zeros(3, 2), torch.zeros(3, 1))
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(
+    ("name", "n", "d", "first_target"),
+    [
+        ("bike", 17379, 17, 1.3855),
+        ("boston", 506, 13, 24.0),
+        ("concrete", 1030, 8, None),
+        ("energy", 768, 8, 15.55),
+        ("kin40k", 40000, 8, None),
+        ("kin8nm", 8192, 8, None),
+        ("naval", 11934, 16, 0.95),
+        ("pol", 15000, 26, None),
+        ("power", 9568, 4, None),
+        ("protein", 45730, 9, 17.284),
+        ("pumadyn32nm", 8192, 32, None),
+        ("wine-red", 1599, 11, 5.0),
+        ("wine-white", 4898, 11, 6.0),
+        ("yacht", 308, 6, 0.11),
+    ],
+)
+def test_every_set_loads(data_folder, name, n, d, first_target):
+    data = datasets.load(name, folder=data_folder)
+    assert data.name == name
+    assert data.inputs.shape == (n, d)
+    assert (data.num_data, data.num_features) == (n, d)
+    assert data.targets.shape == (n,)
+    assert data.inputs.dtype == data.targets.dtype == torch.float64
+    assert data.inputs.isfinite().all()
+    assert data.targets.isfinite().all()
+    assert data.targets.std() > 0
+    if first_target is not None:
+        assert data.targets[0] == first_target
+
+
+@pytest.mark.data
+def test_naval_has_two_constant_columns(data_folder):
+    inputs = datasets.load("naval", folder=data_folder).inputs
+    constant = (inputs == inputs[0]).all(dim=0)
+    assert constant.nonzero().flatten().tolist() == [8, 11]
+
+
+@pytest.mark.data
+def test_environment_names_the_data(data_folder, monkeypatch):
+    monkeypatch.setenv("GPCLML_DATA", str(data_folder))
+    assert datasets.fetch("yacht") == data_folder / "uci" / "yacht.txt"
+
+
+@pytest.mark.data
+def test_one_changed_byte_is_found(data_folder, tmp_path):
+    body = bytearray((data_folder / "uci" / "yacht.txt").read_bytes())
+    body[100] ^= 1
+    path = tmp_path / "uci" / "yacht.txt"
+    path.parent.mkdir()
+    path.write_bytes(body)
+    with pytest.raises(DataError, match=datasets.uci_source("yacht").sha256):
+        datasets.load("yacht", folder=tmp_path)
+    assert not path.exists()

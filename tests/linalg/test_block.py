@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import reference
+from gpclml.errors import ArgumentError, UnsupportedError
+from gpclml.linalg import block_conditional_log_densities, conditional_log_density
+from gpclml.linalg._products import symmetric_product
+
+PARTITION = torch.tensor([[3, 0], [5, 1], [2, 4]])
+OVERLAPPING = torch.tensor([[3, 0, 1], [1, 4, 0], [2, 5, 3], [5, 3, 4]])
+SINGLES = torch.arange(6).unsqueeze(-1)
+PART = torch.tensor([[1, 2], [4, 0]])
+BLOCKS = [PARTITION, OVERLAPPING, SINGLES, PART]
+
+
+@pytest.mark.parametrize("blocks", BLOCKS, ids=["partition", "overlap", "singles", "part"])
+def test_matches_the_explicit_conditional(blocks):
+    K = reference.random_covariance(6).requires_grad_()
+    r = reference.random_residual(6).requires_grad_()
+    weights = 1.0 + torch.arange(len(blocks), dtype=torch.float64)
+    values = block_conditional_log_densities(K, r, [blocks])
+    expected = torch.stack([reference.conditional_log_density(K, r, block) for block in blocks])
+    torch.testing.assert_close(values, expected, rtol=1e-10, atol=1e-10)
+    of_K, of_r = reference.gradients(weights * values, K, r)
+    expected_K, expected_r = reference.gradients(weights * expected, K, r)
+    torch.testing.assert_close(of_K, reference.symmetrized(expected_K), rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(of_r, expected_r, rtol=1e-8, atol=1e-9)
+
+
+@pytest.mark.parametrize("batch", [(), (3,), (2, 2)])
+@pytest.mark.parametrize("blocks", BLOCKS, ids=["partition", "overlap", "singles", "part"])
+def test_gradcheck(batch, blocks):
+    A = torch.randn(*batch, 6, 6, dtype=torch.float64, requires_grad=True)
+    r = reference.random_residual(6, batch).requires_grad_()
+    eye = torch.eye(6, dtype=torch.float64)
+
+    def function(A, r):
+        return block_conditional_log_densities(A @ A.mT + eye, r, [blocks])
+
+    assert torch.autograd.gradcheck(function, (A, r))
+
+
+@given(
+    n=st.integers(1, 14),
+    k=st.integers(1, 5),
+    share=st.floats(0.01, 1.0),
+    batch=st.sampled_from([(), (1,), (2, 3)]),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=60, deadline=None)
+def test_every_block_is_the_conditional_of_the_other_road(n, k, share, batch, seed):
+    b = max(1, round(share * n))
+    generator = torch.Generator().manual_seed(seed)
+    blocks = torch.stack([torch.randperm(n, generator=generator)[:b] for _ in range(k)])
+    K = reference.random_covariance(n, batch, seed).requires_grad_()
+    r = reference.random_residual(n, batch, seed + 1).requires_grad_()
+    values = block_conditional_log_densities(K, r, [blocks])
+    expected = torch.stack([conditional_log_density(K, r, block) for block in blocks], -1)
+    torch.testing.assert_close(values, expected, rtol=1e-8, atol=1e-8)
+    pairs = zip(reference.gradients(values, K, r), reference.gradients(expected, K, r), strict=True)
+    for one, other in pairs:
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("n", [100, 600])
+@pytest.mark.parametrize("b", [1, 10])
+def test_float32_is_close_to_float64(n, b):
+    K, r = reference.random_covariance(n), reference.random_residual(n)
+    blocks = torch.randperm(n, generator=torch.Generator().manual_seed(0)).view(-1, b)
+    results = []
+    for dtype in (torch.float64, torch.float32):
+        K_ = K.to(dtype).requires_grad_()
+        values = block_conditional_log_densities(K_, r.to(dtype), [blocks])
+        assert values.dtype == dtype
+        results.append(
+            [values.detach().sum().double(), reference.gradients(values, K_)[0].double()]
+        )
+    for double, single in zip(*results, strict=True):
+        torch.testing.assert_close(single, double, rtol=1e-3, atol=2e-3 * float(double.abs().max()))
+
+
+@pytest.mark.parametrize(("n", "k", "batch"), [(5, 3, ()), (600, 20, ()), (513, 7, (2,))])
+def test_symmetric_product(n, k, batch):
+    left = torch.randn(*batch, n, k, dtype=torch.float64)
+    middle = torch.randn(*batch, k, k, dtype=torch.float64)
+    right = left @ (middle + middle.mT)
+    torch.testing.assert_close(symmetric_product(left, right), left @ right.mT)
+
+
+def test_bad_blocks_and_second_derivatives():
+    K, r = reference.random_covariance(6).requires_grad_(), reference.random_residual(6)
+    for blocks, match in [
+        (torch.tensor([1, 2]), r"\(k, b\)"),
+        (torch.tensor([[1, 1]]), "repeated"),
+        (torch.tensor([[1, 6]]), "from 1 to 6"),
+        (torch.empty(2, 0, dtype=torch.long), "not empty"),
+    ]:
+        with pytest.raises(ArgumentError, match=match):
+            block_conditional_log_densities(K, r, [blocks])
+    value = block_conditional_log_densities(K, r, [PARTITION]).sum()
+    with pytest.raises(UnsupportedError, match="create_graph"):
+        torch.autograd.grad(value, K, create_graph=True)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_blocks_of_different_sizes_share_one_factorization(overlap):
+    n = 11
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(5))
+    groups = [order[:8].view(2, 4), order[8 - overlap : 11 - overlap].view(1, 3)]
+    K = reference.random_covariance(n, (2,)).requires_grad_()
+    r = reference.random_residual(n, (2,)).requires_grad_()
+    values = block_conditional_log_densities(K, r, groups)
+    alone = torch.cat([block_conditional_log_densities(K, r, [group]) for group in groups], -1)
+    torch.testing.assert_close(values, alone)
+    pairs = zip(reference.gradients(values, K, r), reference.gradients(alone, K, r), strict=True)
+    for one, other in pairs:
+        torch.testing.assert_close(one, other)
+    with pytest.raises(ArgumentError, match="none"):
+        block_conditional_log_densities(K, r, [])

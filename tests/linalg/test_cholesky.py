@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from linear_operator.utils.errors import NanError, NotPSDError
+from linear_operator.utils.warnings import NumericalWarning
+
+import reference
+from gpclml.errors import ArgumentError, NonFiniteError
+from gpclml.linalg import DOUBLE_UP_TO, factorization_dtype, safe_cholesky
+
+
+def test_policy_of_precision():
+    small = torch.eye(DOUBLE_UP_TO)
+    large = torch.eye(DOUBLE_UP_TO + 1)
+    assert factorization_dtype(small) == torch.float64
+    assert factorization_dtype(large) == torch.float32
+    assert factorization_dtype(large.double()) == torch.float64
+    assert factorization_dtype(small, torch.float32) == torch.float32
+    with pytest.raises(ArgumentError, match="factor_dtype"):
+        factorization_dtype(small, torch.float16)
+
+
+def test_a_good_matrix_is_factored_without_jitter():
+    K = reference.random_covariance(20, (3,))
+    L = safe_cholesky(K)
+    torch.testing.assert_close(L @ L.mT, K, rtol=0, atol=1e-13)
+
+
+def test_float32_failure_is_repeated_in_float64_without_jitter():
+    # Positive definite in float64, indefinite to a float32 factorization.
+    x = torch.linspace(0, 1, 200, dtype=torch.float64)
+    K = torch.exp(-0.5 * (x[:, None] - x).square()).float() + 1.5e-6 * torch.eye(200)
+    assert torch.linalg.cholesky_ex(K)[1] > 0
+    assert torch.linalg.cholesky_ex(K.double())[1] == 0
+    assert safe_cholesky(K, torch.float32).dtype == torch.float64
+
+
+def test_jitter_goes_to_the_failing_member_only_and_scales_with_it():
+    good = reference.random_covariance(6)
+    singular = 1e6 * torch.ones(6, 6, dtype=torch.float64)
+    with pytest.warns(NumericalWarning, match="jitter"):
+        L = safe_cholesky(torch.stack([good, singular]))
+    torch.testing.assert_close(L[0] @ L[0].mT, good, rtol=0, atol=1e-13)
+    torch.testing.assert_close(L[1] @ L[1].mT, singular, rtol=1e-6, atol=0)
+
+
+def test_an_indefinite_matrix_raises_the_error_botorch_retries_on():
+    K = torch.diag(torch.tensor([1.0, -1.0], dtype=torch.float64))
+    with pytest.warns(NumericalWarning), pytest.raises(NotPSDError, match=r"shape \(2, 2\)"):
+        safe_cholesky(K)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_non_finite(value):
+    K = reference.random_covariance(4)
+    K[2, 1] = K[1, 2] = value
+    with pytest.raises(NonFiniteError, match="2 non-finite of 16 entries") as caught:
+        safe_cholesky(K)
+    assert isinstance(caught.value, NanError)  # BoTorch steps back on it
