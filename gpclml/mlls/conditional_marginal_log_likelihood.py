@@ -15,8 +15,8 @@ from torch import Tensor
 from gpclml.conditioning import Conditioning, KFold, RandomHoldout
 from gpclml.errors import ModelModeError, NonFiniteError, UnsupportedError
 from gpclml.linalg import block_conditional_log_densities, conditional_log_density
-from gpclml.mlls._observations import Observations, observations
 from gpclml.mlls._terms import prior_and_added_loss
+from gpclml.observations import Observations, observations, training_observations
 
 __all__ = ["ConditionalMarginalLogLikelihood"]
 
@@ -107,8 +107,9 @@ class ConditionalMarginalLogLikelihood(ExactMarginalLogLikelihood):
             NotPSDError: If a covariance is not positive definite even with jitter.
         """
         conditioning = self.conditioning or RandomHoldout(0.1)
-        data = self._observations(function_dist, target, params, kwargs)
-        return self._objective(data, data.held_out(conditioning, self._generator), params)
+        _check_train_mode(self.model)
+        data = observations(self.likelihood, function_dist, target, *params, **kwargs)
+        return self._objective(data, data.held_out(conditioning, self._generator))
 
     def compute_custom_loss(self, **kwargs: Any) -> Tensor:
         """The negative objective on the model's own data with held-out points that stay fixed.
@@ -123,27 +124,13 @@ class ConditionalMarginalLogLikelihood(ExactMarginalLogLikelihood):
             The loss, ``(*batch,)``.
         """
         model = cast(ExactGP, self.model)
-        inputs = tuple(model.train_inputs)
-        # BoTorch's models transform inputs inside; the likelihood is to see the same.
-        transform = getattr(model, "transform_inputs", None)
-        params = tuple(transform(X=x) for x in inputs) if transform else inputs
-        data = self._observations(model(*inputs), model.train_targets, params, kwargs)
+        _check_train_mode(model)
+        data = training_observations(model, self.likelihood, **kwargs)
         conditioning = self.conditioning or KFold(10)
         generator = torch.Generator().manual_seed(self.seed)
-        return -self._objective(data, data.held_out(conditioning, generator), params)
+        return -self._objective(data, data.held_out(conditioning, generator))
 
-    def _observations(self, function_dist, target, params, kwargs) -> Observations:
-        if not self.model.training:
-            raise ModelModeError(
-                "model",
-                "a model in eval mode, whose output is its posterior",
-                "a model in train mode",
-                "Call model.train() before the objective; for scores of a fitted model use "
-                "gpclml.scores.",
-            )
-        return observations(self.likelihood, function_dist, target, *params, **kwargs)
-
-    def _objective(self, data: Observations, blocks: list[Tensor], params) -> Tensor:
+    def _objective(self, data: Observations, blocks: list[Tensor]) -> Tensor:
         if len(blocks) == 1 and len(blocks[0]) == 1:
             value = conditional_log_density(
                 data.covariance, data.residual, blocks[0][0], self.factor_dtype
@@ -153,8 +140,19 @@ class ConditionalMarginalLogLikelihood(ExactMarginalLogLikelihood):
                 data.covariance, data.residual, blocks, self.factor_dtype
             ).sum(-1)
         value = data.per_held_out_target(value, blocks)
-        terms = prior_and_added_loss(self.model, value.shape, params)
+        terms = prior_and_added_loss(self.model, value.shape, data.params)
         return value + terms / data.num_observed()
+
+
+def _check_train_mode(model: torch.nn.Module) -> None:
+    if not model.training:
+        raise ModelModeError(
+            "model",
+            "a model in eval mode, whose output is its posterior",
+            "a model in train mode",
+            "Call model.train() before the objective; for scores of a fitted model use "
+            "gpclml.scores.",
+        )
 
 
 def _check_parts(likelihood: Likelihood, model: ExactGP) -> None:

@@ -10,14 +10,16 @@ import torch
 from gpytorch import settings
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from gpytorch.likelihoods import Likelihood
+from gpytorch.models import ExactGP
 from torch import Tensor
 
 from gpclml.conditioning import Conditioning
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnsupportedError
 
-__all__ = ["Observations", "observations"]
+__all__ = ["MISSING_TERM", "Observations", "observations", "training_observations"]
 
-_HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+MISSING_TERM = -0.5 * math.log(2 * math.pi)
+"""What a missing target adds to a log density: it enters as a standard normal at its mean."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class Observations:
         num_rows: Number n of data rows.
         num_tasks: Number t of targets a row.
         interleaved: Whether the tasks of one row are neighbours (else the rows of one task).
+        params: What the likelihood saw beside the distribution.
     """
 
     covariance: Tensor
@@ -40,15 +43,17 @@ class Observations:
     num_rows: int
     num_tasks: int = 1
     interleaved: bool = True
+    params: tuple[Any, ...] = ()
 
     def held_out(
         self, conditioning: Conditioning, generator: torch.Generator | None
     ) -> list[Tensor]:
         """Blocks of flat target indices, ``(k_i, b_i t)``: a held-out row takes all its tasks."""
         rows = conditioning.held_out(self.num_rows, generator, self._observed_rows())
-        return [self._flat_indices(group) for group in rows]
+        return [self.flat_indices(group) for group in rows]
 
-    def _flat_indices(self, rows: Tensor) -> Tensor:
+    def flat_indices(self, rows: Tensor) -> Tensor:
+        """Indices of all targets of the rows, ``(k, b)`` to ``(k, b t)``."""
         if self.num_tasks == 1:
             return rows
         tasks = torch.arange(self.num_tasks)
@@ -60,9 +65,13 @@ class Observations:
         """Rows with a target in any task of any batch member, ``(n,)``; None where all have."""
         if self.missing is None:
             return None
-        every = self._flat_indices(torch.arange(self.num_rows).unsqueeze(-1))
+        every = self.flat_indices(torch.arange(self.num_rows).unsqueeze(-1))
         observed = ~self.missing.cpu()[..., every]  # (*batch, n, t)
         return observed.any(-1).reshape(-1, self.num_rows).any(0)
+
+    def flatten(self, values: Tensor) -> Tensor:
+        """Values with an event shape, ``(*batch, n)`` or ``(*batch, n, t)``, as ``(*batch, N)``."""
+        return values if self.num_tasks == 1 else _flatten(values, self.interleaved)
 
     def num_observed(self) -> Tensor | int:
         """Number of observed targets, ``(*batch,)`` or one for all."""
@@ -97,8 +106,7 @@ class Observations:
                 "at least one observed held-out target in each",
                 "Hold out more points, or drop batch members without targets.",
             )
-        # A missing target enters as a standard normal at its mean.
-        return (value + _HALF_LOG_2PI * missing) / (count - missing)
+        return (value - MISSING_TERM * missing) / (count - missing)
 
 
 def observations(
@@ -156,7 +164,40 @@ def observations(
         num_rows=event[0],
         num_tasks=event[1] if len(event) > 1 else 1,
         interleaved=interleaved,
+        params=params,
     )
+
+
+def training_observations(
+    model: ExactGP, likelihood: Likelihood | None = None, **kwargs: Any
+) -> Observations:
+    """The prior Gaussian of a model's own training data, in train and in eval mode alike.
+
+    Args:
+        model: An exact GP with training data; its mode and caches stay as they are.
+        likelihood: The model's own if None.
+        **kwargs: Passed on to the likelihood.
+
+    Returns:
+        Covariance and residuals at the training inputs.
+
+    Raises:
+        ArgumentError: If the model has no training data.
+    """
+    if model.train_inputs is None:
+        raise ArgumentError(
+            "model", "a model without training data", "one with training data", "Set them first."
+        )
+    inputs = params = tuple(model.train_inputs)
+    transform = getattr(model, "transform_inputs", None)
+    if transform is not None and model.training:
+        # BoTorch's models transform inputs inside (in eval mode they hold them transformed);
+        # the likelihood is to see what the kernel sees.
+        params = tuple(transform(X=x) for x in inputs)
+    with settings.prior_mode(not model.training):
+        prior = model(*inputs)
+    likelihood = cast(Likelihood, likelihood or model.likelihood)
+    return observations(likelihood, prior, cast(Tensor, model.train_targets), *params, **kwargs)
 
 
 def _missing(target: Tensor) -> Tensor | None:

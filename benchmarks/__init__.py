@@ -1,0 +1,1 @@
+"""Benchmarks of gpclml: each folder is a command, ``python -m benchmarks.NAME``."""

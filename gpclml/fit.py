@@ -1,0 +1,348 @@
+"""Fitting hyperparameters: thin over ``botorch.fit`` and ``torch.optim``.
+
+What is added: the right function for the optimizer (fresh held-out points for a stochastic
+one, fixed ones for a line search), one joint fit where a batch shares parameters, progress,
+a history, checks that values are finite, freezing, and restarts that redraw networks.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from gpytorch.mlls import MarginalLogLikelihood, SumMarginalLogLikelihood
+from linear_operator.utils.errors import NanError, NotPSDError
+
+from gpclml._losses import fixed_loss, fresh_loss, has_shared_parameters
+from gpclml.errors import ArgumentError, NonFiniteError, UnknownNameError
+from gpclml.models import networks_of
+from gpclml.networks import reset_network
+
+__all__ = ["FitResult", "fit_mll"]
+
+OptimizerFactory = Callable[..., torch.optim.Optimizer]
+_STEPS = 300
+
+
+@dataclass(frozen=True)
+class FitResult:
+    """What a fit did.
+
+    Attributes:
+        objective: The objective at the end, held-out points fixed, summed over a batch; nats
+            per point.
+        history: The objective at each step of the attempt that was kept.
+        attempts: The objective that each attempt reached; NaN for one that failed.
+        seconds: Wall time of all attempts.
+        message: Why the kept attempt ended before its last step; empty if it did not.
+    """
+
+    objective: float
+    history: list[float]
+    attempts: list[float]
+    seconds: float
+    message: str = ""
+
+
+@dataclass
+class _Attempt:
+    history: list[float] = field(default_factory=list)
+    message: str = ""
+    objective: float = float("nan")
+
+
+def fit_mll(
+    mll: MarginalLogLikelihood,
+    optimizer: str | OptimizerFactory = "lbfgs",
+    *,
+    steps: int | None = None,
+    lr: float = 0.01,
+    restarts: int = 0,
+    freeze: Iterable[str] = (),
+    seed: int = 0,
+    progress: bool = True,
+) -> FitResult:
+    """Maximizes an objective over the parameters of its model, in place.
+
+    A stochastic optimizer sees the objective itself, which redraws its held-out points at each
+    step; L-BFGS sees a fixed function (BoTorch's ``fit_gpytorch_mll``, with its retries). If a
+    value or gradient stops being finite, or a covariance positive definite, the best
+    parameters so far are kept and the result says so.
+
+    Args:
+        mll: Any GPyTorch or gpclml objective of a model with training data.
+        optimizer: ``"lbfgs"``, ``"adam"``, or a ``torch.optim`` class.
+        steps: Most steps; 300 for a torch optimizer and BoTorch's own limit for L-BFGS if
+            None.
+        lr: Learning rate of a torch optimizer.
+        restarts: Further attempts, each from redrawn networks and perturbed hyperparameters
+            (drawn from their priors where they have one); the best objective is kept.
+        freeze: Names or name prefixes of parameters that stay as they are, as in
+            ``mll.named_parameters()``.
+        seed: Seed of the restarts.
+        progress: Whether to show a progress bar on standard error.
+
+    Returns:
+        The history and outcome. The objective and its model are left in eval mode.
+
+    Raises:
+        ArgumentError: If ``optimizer``, ``steps``, ``lr`` or ``restarts`` is out of range.
+        UnknownNameError: If a name to freeze matches no parameter.
+        NonFiniteError, NotPSDError: If not even the start can be evaluated.
+
+    Note:
+        One value and gradient of the objective a step.
+    """
+    factory = _optimizer(optimizer)
+    _check_range(steps, lr, restarts)
+    start = time.perf_counter()
+    generator = torch.Generator().manual_seed(seed)
+    initial = copy.deepcopy(mll.state_dict())
+    best: _Attempt | None = None
+    best_state = initial
+    attempts: list[float] = []
+    with _frozen(mll, freeze):
+        try:
+            for index in range(restarts + 1):
+                if index:
+                    mll.load_state_dict(initial)
+                    _redraw(mll, generator)
+                mll.train()
+                attempt = _attempt(mll, factory, steps, lr, progress, must_start=index == 0)
+                attempts.append(attempt.objective)
+                if best is None or not attempt.objective <= best.objective:
+                    best, best_state = attempt, copy.deepcopy(mll.state_dict())
+        finally:
+            # An interrupt keeps the best attempt, or the current one if it is the first.
+            if best is not None:
+                mll.load_state_dict(best_state)
+    mll.eval()
+    assert best is not None
+    seconds = time.perf_counter() - start
+    return FitResult(best.objective, best.history, attempts, seconds, best.message)
+
+
+def _attempt(
+    mll: MarginalLogLikelihood,
+    factory: OptimizerFactory | None,
+    steps: int | None,
+    lr: float,
+    progress: bool,
+    must_start: bool,
+) -> _Attempt:
+    from tqdm import tqdm
+
+    attempt = _Attempt()
+    total = steps if factory is None else (steps or _STEPS)
+    with tqdm(total=total, desc="fit", disable=not progress) as bar:
+
+        def record(_: Any, result: Any) -> None:
+            attempt.history.append(-float(result.fval))
+            bar.update()
+            bar.set_postfix(objective=f"{attempt.history[-1]:.4f}", refresh=False)
+
+        try:
+            if factory is None:
+                attempt.message = _line_search(mll, steps, record)
+            else:
+                _stochastic(mll, factory, steps or _STEPS, lr, record)
+        except _StoppedError as stopped:
+            if stopped.nothing_done and must_start:
+                raise stopped.error from None
+            attempt.message = str(stopped.error)
+            warnings.warn(
+                f"The fit stopped after {len(attempt.history)} steps and keeps its best "
+                f"parameters so far: {stopped.error}",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+    mll.train()
+    with torch.no_grad():
+        try:
+            attempt.objective = -float(fixed_loss(mll))
+        except (NanError, NotPSDError) as error:
+            attempt.message = attempt.message or str(error)
+    return attempt
+
+
+def _line_search(mll: MarginalLogLikelihood, steps: int | None, record: Callable) -> str:
+    from botorch.exceptions.warnings import OptimizationWarning
+    from botorch.models.gpytorch import BatchedMultiOutputGPyTorchModel
+    from botorch.optim.fit import fit_gpytorch_mll_scipy
+
+    if isinstance(mll, SumMarginalLogLikelihood):
+        members = cast(Iterable[MarginalLogLikelihood], mll.mlls)
+        return "; ".join(filter(None, [_line_search(member, steps, record) for member in members]))
+    options = {} if steps is None else {"maxiter": steps}
+    model = mll.model
+    batch_shape = getattr(model, "_aug_batch_shape", torch.Size())
+    independent = (
+        isinstance(model, BatchedMultiOutputGPyTorchModel)
+        and batch_shape.numel() > 1
+        and not has_shared_parameters(model, batch_shape)
+    )
+    with warnings.catch_warnings():
+        # A line search that cannot improve further keeps its point; the result says so.
+        warnings.simplefilter("ignore", OptimizationWarning)
+        if independent:
+            result = fit_gpytorch_mll_scipy(mll, options=options)
+            record(None, result)
+        else:
+            parameters = _trainable(mll)
+            closure = _Tracked(mll, fixed_loss, parameters, keep_best=True)
+            with closure.stopping():
+                closure()  # BoTorch takes an error for a step too far: the start must raise
+                result = fit_gpytorch_mll_scipy(
+                    mll, parameters, closure=closure, options=options, callback=record
+                )
+    return "" if result.status.name == "SUCCESS" else str(result.message)
+
+
+def _stochastic(
+    mll: MarginalLogLikelihood, factory: OptimizerFactory, steps: int, lr: float, record: Callable
+) -> None:
+    from botorch.optim.fit import fit_gpytorch_mll_torch
+
+    parameters = _trainable(mll)
+    closure = _Tracked(mll, fresh_loss, parameters, keep_best=False)
+    with closure.stopping():
+        fit_gpytorch_mll_torch(
+            mll,
+            parameters,
+            closure=closure,
+            step_limit=steps,
+            stopping_criterion=None,
+            optimizer=lambda params: factory(params, lr=lr),
+            callback=record,
+        )
+
+
+class _StoppedError(Exception):
+    """A fit met values it cannot go on from; parameters are the last good ones."""
+
+    def __init__(self, error: Exception, nothing_done: bool) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.nothing_done = nothing_done
+
+
+class _Tracked:
+    """A loss with gradients that remembers the parameters to go back to."""
+
+    def __init__(
+        self,
+        mll: MarginalLogLikelihood,
+        loss: Callable[[MarginalLogLikelihood], torch.Tensor],
+        parameters: dict[str, torch.Tensor],
+        keep_best: bool,
+    ) -> None:
+        from botorch.optim.closures import ForwardBackwardClosure
+
+        self._closure = ForwardBackwardClosure(lambda: loss(mll), parameters)
+        self._parameters = parameters
+        self._keep_best = keep_best
+        self._kept: list[torch.Tensor] | None = None
+        self._lowest = float("inf")
+
+    def __call__(self) -> tuple[torch.Tensor, Any]:
+        value, gradients = self._closure()
+        value = value.detach()
+        self._check(value, gradients)
+        if not self._keep_best or float(value) < self._lowest:
+            self._lowest = float(value)
+            self._kept = [p.detach().clone() for p in self._parameters.values()]
+        return value, gradients
+
+    def _check(self, value: torch.Tensor, gradients: Any) -> None:
+        names = [
+            name
+            for name, gradient in zip(self._parameters, gradients, strict=True)
+            if gradient is not None and not bool(torch.isfinite(gradient).all())
+        ]
+        if names or not bool(torch.isfinite(value)):
+            raise NonFiniteError(
+                "objective",
+                f"value {float(value)}, non-finite gradients of {names[:4] or 'none'}",
+                "finite values",
+                "Lower the learning rate, or look for degenerate hyperparameters.",
+            )
+
+    @contextmanager
+    def stopping(self) -> Iterator[None]:
+        """Within the block numerical failures go back to the kept parameters and stop."""
+        try:
+            yield
+        except (NanError, NotPSDError) as error:
+            if self._kept is not None:
+                with torch.no_grad():
+                    for p, kept in zip(self._parameters.values(), self._kept, strict=True):
+                        p.copy_(kept)
+            raise _StoppedError(error, nothing_done=self._kept is None) from error
+
+
+def _trainable(mll: MarginalLogLikelihood) -> dict[str, torch.Tensor]:
+    return {name: p for name, p in mll.named_parameters() if p.requires_grad}
+
+
+def _redraw(mll: MarginalLogLikelihood, generator: torch.Generator) -> None:
+    """New networks; other parameters from their priors, else moved by half a unit."""
+    from botorch.optim.utils import sample_all_priors
+
+    networks = networks_of(mll.model)
+    of_networks = {id(p) for network in networks for p in network.parameters()}
+    with torch.no_grad():
+        for parameter in mll.parameters():
+            if parameter.requires_grad and id(parameter) not in of_networks:
+                draw = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+                parameter.add_(0.5 * draw.to(parameter))
+    for network in networks:
+        reset_network(network, generator)
+    # BoTorch samples priors from the global generator.
+    seed = int(torch.randint(2**62, (), generator=generator))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        sample_all_priors(cast(Any, mll.model))
+
+
+@contextmanager
+def _frozen(mll: MarginalLogLikelihood, names: Iterable[str]) -> Iterator[None]:
+    """Within the block the parameters of these names or prefixes are not trained."""
+    named = dict(mll.named_parameters())
+    frozen = []
+    for name in names:
+        matches = [p for key, p in named.items() if key == name or key.startswith(f"{name}.")]
+        if not matches:
+            raise UnknownNameError("freeze", name, named)
+        frozen += [p for p in matches if p.requires_grad]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+
+
+def _optimizer(optimizer: str | OptimizerFactory) -> OptimizerFactory | None:
+    """The factory; None for the line search."""
+    if callable(optimizer):
+        return optimizer
+    factories = {"lbfgs": None, "adam": torch.optim.Adam}
+    if optimizer not in factories:
+        raise UnknownNameError("optimizer", optimizer, factories)
+    return factories[optimizer]
+
+
+def _check_range(steps: int | None, lr: float, restarts: int) -> None:
+    if steps is not None and steps < 1:
+        raise ArgumentError("steps", steps, "at least 1")
+    if not 0 < lr < float("inf"):
+        raise ArgumentError("lr", lr, "a positive number")
+    if restarts < 0:
+        raise ArgumentError("restarts", restarts, "0 or more")

@@ -1,0 +1,6 @@
+"""Covariance functions, as GPyTorch kernels."""
+
+from gpclml.kernels.deep import DeepKernel
+from gpclml.kernels.spectral_mixture import initialize_spectral_mixture
+
+__all__ = ["DeepKernel", "initialize_spectral_mixture"]

@@ -1,0 +1,5 @@
+"""Mean functions, as GPyTorch means."""
+
+from gpclml.means.network import NetworkMean
+
+__all__ = ["NetworkMean"]

@@ -1,0 +1,7 @@
+"""Models: exact Gaussian processes and their parts."""
+
+from gpclml.models._networks import networks_of
+from gpclml.models.regression import GPRegression
+from gpclml.models.standardize import Standardizer
+
+__all__ = ["GPRegression", "Standardizer", "networks_of"]

@@ -1,0 +1,114 @@
+"""The kernels and means that go by a name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from gpytorch.kernels import (
+    Kernel,
+    MaternKernel,
+    RBFKernel,
+    RQKernel,
+    ScaleKernel,
+    SpectralMixtureKernel,
+)
+from gpytorch.means import ConstantMean, Mean, ZeroMean
+from torch import Tensor
+
+from gpclml.errors import ArgumentError, UnknownNameError
+from gpclml.kernels import DeepKernel, initialize_spectral_mixture
+from gpclml.means import NetworkMean
+from gpclml.networks import MLP
+
+__all__ = ["KERNELS", "MEANS", "PartOptions", "make_kernel", "make_mean"]
+
+_STATIONARY: dict[str, type[Kernel]] = {"matern": MaternKernel, "rbf": RBFKernel, "rq": RQKernel}
+# Near zero, so that the deep kernel starts as its base kernel; at zero it has no gradient.
+_FEATURE_START = 1e-3
+KERNELS = ("deep", "deep-bottleneck", "matern", "rbf", "rq", "spectral_mixture")
+MEANS = ("constant", "mlp", "zero")
+
+
+@dataclass(frozen=True)
+class PartOptions:
+    """What named kernels and means are made with; the fields are GPRegression's arguments."""
+
+    ard: bool
+    hidden: Sequence[int]
+    num_features: int
+    num_mixtures: int
+
+
+def make_kernel(
+    kernel: str | Kernel, x: Tensor, y: Tensor, options: PartOptions, generator: torch.Generator
+) -> Kernel:
+    """The kernel of that name for standardized data, or the kernel itself.
+
+    Args:
+        kernel: A name in ``KERNELS``, or a kernel.
+        x: Standardized inputs. Shape ``(*batch, n, d)``.
+        y: Standardized targets. Shape ``(*batch, n)``.
+        options: Sizes and choices.
+        generator: Source of random starts.
+
+    Returns:
+        The kernel, in the dtype and on the device of ``x``.
+    """
+    if isinstance(kernel, Kernel):
+        return kernel.to(x)
+    if not isinstance(kernel, str):
+        raise ArgumentError("kernel", type(kernel).__name__, "a name or a gpytorch Kernel")
+    batch_shape, d, q = x.shape[:-2], x.shape[-1], options.num_features
+
+    def scaled(base: Kernel) -> Kernel:
+        return ScaleKernel(base, batch_shape=batch_shape).to(x)
+
+    def stationary(cls: type[Kernel], columns: int) -> Kernel:
+        return cls(ard_num_dims=columns if options.ard else None, batch_shape=batch_shape)
+
+    if kernel in _STATIONARY:
+        return scaled(stationary(_STATIONARY[kernel], d))
+    if kernel == "deep":
+        widths = [d, *options.hidden, q]
+        network = MLP(widths, output_scale=_FEATURE_START, generator=generator)
+        return scaled(DeepKernel(network, stationary(RBFKernel, d + q), residual=True))
+    if kernel == "deep-bottleneck":
+        network = MLP([d, *options.hidden, q], generator=generator)
+        return scaled(DeepKernel(network, stationary(RBFKernel, q), residual=False))
+    if kernel == "spectral_mixture":
+        mixture = SpectralMixtureKernel(
+            options.num_mixtures, ard_num_dims=d, batch_shape=batch_shape
+        ).to(x)
+        # Its weights are the scale: no ScaleKernel around it.
+        spacing = "smallest" if d == 1 else "grid"
+        return initialize_spectral_mixture(mixture, x, y, generator, spacing)
+    raise UnknownNameError("kernel", kernel, KERNELS)
+
+
+def make_mean(
+    mean: str | Mean, x: Tensor, options: PartOptions, generator: torch.Generator
+) -> Mean:
+    """The mean function of that name for standardized data, or the mean itself.
+
+    Args:
+        mean: A name in ``MEANS``, or a mean.
+        x: Standardized inputs. Shape ``(*batch, n, d)``.
+        options: Sizes and choices.
+        generator: Source of random starts.
+
+    Returns:
+        The mean, in the dtype and on the device of ``x``.
+    """
+    if isinstance(mean, Mean):
+        return mean.to(x)
+    if not isinstance(mean, str):
+        raise ArgumentError("mean", type(mean).__name__, "a name or a gpytorch Mean")
+    if mean == "constant":
+        return ConstantMean(batch_shape=x.shape[:-2]).to(x)
+    if mean == "zero":
+        return ZeroMean(batch_shape=x.shape[:-2])
+    if mean == "mlp":
+        return NetworkMean(MLP([x.shape[-1], *options.hidden, 1], generator=generator)).to(x)
+    raise UnknownNameError("mean", mean, MEANS)

@@ -1,0 +1,285 @@
+"""Exact Gaussian process regression, ready to train with any objective."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
+from gpytorch.means import Mean
+from gpytorch.mlls import MarginalLogLikelihood
+from gpytorch.models import ExactGP
+from linear_operator import to_linear_operator
+from linear_operator.operators import DiagLinearOperator
+from torch import Tensor
+
+from gpclml.errors import ArgumentError
+from gpclml.models._checkpoint import read_checkpoint, write_checkpoint
+from gpclml.models._checks import checked_points, checked_training_data
+from gpclml.models._parts import PartOptions, make_kernel, make_mean
+from gpclml.models._warm_start import fit_with_networks_frozen
+from gpclml.models.standardize import Standardizer
+from gpclml.posterior import evaluating, exact_posterior
+
+__all__ = ["GPRegression"]
+
+_START_NOISE = 0.1  # variance, where targets have variance 1
+
+
+class GPRegression(ExactGP):
+    r"""An exact GP on standardized data: :math:`y = m(x) + f(x) + \epsilon`.
+
+    It trains in a plain GPyTorch loop and with BoTorch's ``fit_gpytorch_mll``, under any
+    objective. ``train_inputs`` are the inputs as given (``forward`` standardizes them);
+    ``train_targets`` are in standardized units, and so are an objective's value, the
+    likelihood's noise and what ``model(x)`` gives in eval mode. :meth:`predict` gives
+    original units. A density in original units is the standardized one with
+    ``log(model.target_scale)`` subtracted for each observed point.
+
+    Kernels by name, each inside a ``ScaleKernel`` unless said otherwise:
+
+    - ``"rbf"``, ``"rq"``, ``"matern"`` (smoothness 5/2), with a lengthscale a column if ``ard``;
+    - ``"spectral_mixture"``: ``num_mixtures`` components, started from the data, unscaled;
+    - ``"deep"``: RBF on the inputs beside a network's ``num_features`` features, which start
+      near zero. With ``warm_start`` everything but the network is first fitted under the
+      log marginal likelihood, so that it starts as the fitted ARD GP;
+    - ``"deep-bottleneck"``: RBF on the features alone (Wilson et al. 2016).
+
+    Means by name: ``"constant"``, ``"zero"``, ``"mlp"`` (a network of standardized inputs).
+
+    In a batch every element has hyperparameters of its own and networks are shared. Targets
+    may be NaN where missing; train under ``gpytorch.settings.observation_nan_policy("mask")``.
+    Kernel, mean and likelihood given as objects see standardized units and are cast to the
+    data's dtype and device in place.
+
+    Args:
+        train_x: Inputs. Shape ``(*batch, n, d)``, or ``(n,)`` for one column.
+        train_y: Targets in original units. Shape ``(*batch, n)``.
+        kernel: A name, or a GPyTorch kernel.
+        mean: A name, or a GPyTorch mean.
+        likelihood: A Gaussian likelihood; ``GaussianLikelihood`` if None, its noise at least
+            1e-4 and 0.1 at the start.
+        standardize: Whether to standardize inputs and targets to mean 0, deviation 1.
+        ard: Whether named kernels have a lengthscale for each column.
+        num_features: Outputs of a deep kernel's network.
+        hidden: Widths of the hidden layers of networks.
+        num_mixtures: Components of the spectral mixture.
+        seed: Seed of networks and of the spectral mixture's start.
+        warm_start: Whether ``"deep"`` starts from fitted ARD hyperparameters. Costs a short
+            L-BFGS fit, O(n^3) an iteration.
+
+    Raises:
+        ShapeError: Inputs and targets do not match, or hold no points.
+        NonFiniteError: An input is not finite, or a target infinite.
+        ArgumentError: A dtype that cannot be factorized, or no observed target.
+        UnknownNameError: A kernel or mean name that is not known.
+
+    Example:
+        >>> model = GPRegression(x, y, kernel="deep")
+        >>> mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
+        >>> botorch.fit.fit_gpytorch_mll(mll)
+        >>> model.predict(x_new).mean
+    """
+
+    likelihood: _GaussianLikelihoodBase
+
+    def __init__(
+        self,
+        train_x: Tensor,
+        train_y: Tensor,
+        kernel: str | Kernel = "rbf",
+        mean: str | Mean = "constant",
+        likelihood: _GaussianLikelihoodBase | None = None,
+        *,
+        standardize: bool = True,
+        ard: bool = True,
+        num_features: int = 2,
+        hidden: Sequence[int] = (50, 50),
+        num_mixtures: int = 4,
+        seed: int = 0,
+        warm_start: bool = True,
+    ) -> None:
+        train_x, train_y = checked_training_data(train_x, train_y)
+        make = Standardizer.fit if standardize else Standardizer.identity
+        input_standardizer, target_standardizer = make(train_x, dim=-2), make(train_y, dim=-1)
+        targets = target_standardizer.transform(train_y)
+        batch_shape = train_x.shape[:-2]
+        default_likelihood = likelihood is None
+        if likelihood is None:
+            likelihood = GaussianLikelihood(batch_shape=batch_shape)
+            likelihood.initialize(noise=_START_NOISE)
+        elif not isinstance(likelihood, _GaussianLikelihoodBase):
+            mend = "Exact GPs need Gaussian noise, e.g. gpytorch.likelihoods.GaussianLikelihood()."
+            got = type(likelihood).__name__
+            raise ArgumentError("likelihood", got, "a Gaussian likelihood", mend)
+        super().__init__(train_x, targets, likelihood.to(train_x))
+        self.input_standardizer = input_standardizer
+        self.target_standardizer = target_standardizer
+
+        generator = torch.Generator().manual_seed(seed)
+        options = PartOptions(ard, hidden, num_features, num_mixtures)
+        inputs = input_standardizer.transform(train_x)
+        self.covar_module = make_kernel(kernel, inputs, targets, options, generator)
+        self.mean_module = make_mean(mean, inputs, options, generator)
+        self._config: dict[str, Any] = {
+            "kernel": kernel if isinstance(kernel, str) else None,
+            "mean": mean if isinstance(mean, str) else None,
+            "likelihood": "default" if default_likelihood else None,
+            "standardize": bool(standardize),
+            "ard": bool(ard),
+            "num_features": int(num_features),
+            "hidden": [int(width) for width in hidden],
+            "num_mixtures": int(num_mixtures),
+            "seed": int(seed),
+        }
+        if warm_start and kernel == "deep":
+            fit_with_networks_frozen(self)
+
+    @property
+    def target_scale(self) -> Tensor:
+        """Original units in one standardized unit of the targets. Shape ``batch_shape``."""
+        return self.target_standardizer.scale.squeeze(-1)
+
+    def forward(self, x: Tensor) -> MultivariateNormal:
+        """The prior at x, in standardized target units.
+
+        Args:
+            x: Inputs in original units. Shape ``(*batch, n, d)``.
+        """
+        inputs = self.input_standardizer.transform(x)
+        mean = self.mean_module(inputs)
+        assert isinstance(mean, Tensor)
+        return MultivariateNormal(mean, self.covar_module(inputs))
+
+    def compute_custom_loss(self, mll: MarginalLogLikelihood, **kwargs: Any) -> Tensor:
+        """The loss BoTorch minimizes under an objective that brings none of its own.
+
+        Args:
+            mll: The objective.
+            **kwargs: Passed on to it.
+
+        Returns:
+            Minus the objective, ``(*batch,)``.
+        """
+        inputs = self.train_inputs or ()
+        value = mll(self(*inputs), self.train_targets, *inputs, **kwargs)
+        assert isinstance(value, Tensor)
+        return -value
+
+    def predict(
+        self, x: Tensor, observation_noise: bool = True, marginal: bool = False
+    ) -> MultivariateNormal:
+        """The posterior at x in original units.
+
+        Exact by a dense factorization whatever GPyTorch's settings; missing targets are left
+        out. Evaluated with the model in eval mode, after which every module is back in the
+        mode it was in, so that it may be called in the middle of training. Gradients flow to
+        ``x`` and the parameters: use ``torch.no_grad()`` where they are not wanted.
+
+        Args:
+            x: Points in original units. Shape ``(*batch, m, d)``, or ``(m,)`` for one column.
+            observation_noise: Predict observations, not the noise-free function.
+            marginal: Give a diagonal covariance: O(m) memory in place of O(m^2).
+
+        Returns:
+            A normal with mean ``(*batch, m)`` and covariance ``(*batch, m, m)``.
+
+        Raises:
+            ShapeError: The columns or the batch do not match the training inputs.
+            NonFiniteError: x is not finite.
+            ArgumentError: Another dtype or device than the training inputs.
+        """
+        assert self.train_inputs is not None
+        x = checked_points(x, self.train_inputs[0])
+        with evaluating(self):
+            posterior = exact_posterior(self, x, marginal)
+            if observation_noise:
+                posterior = self.likelihood(posterior, [x])
+            assert isinstance(posterior, MultivariateNormal)
+            units = self.target_standardizer
+            mean = units.inverse(posterior.mean)
+            if marginal:
+                variance = posterior.lazy_covariance_matrix.diagonal(dim1=-1, dim2=-2)
+                covariance = DiagLinearOperator(units.inverse_variance(variance))
+            else:
+                dense = posterior.covariance_matrix * units.scale.unsqueeze(-1).square()
+                covariance = to_linear_operator(dense)
+            return MultivariateNormal(mean, covariance)
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes the model and its training data to one file.
+
+        Args:
+            path: File to write; replaced if it is there.
+
+        Raises:
+            DataError: The file cannot be written.
+        """
+        assert self.train_inputs is not None
+        content = {
+            "config": self._config,
+            "state_dict": dict(self.state_dict()),
+            "train_x": self.train_inputs[0].detach(),
+            "train_targets": self.train_targets,
+        }
+        write_checkpoint(path, content)
+
+    @classmethod
+    def load(
+        cls,
+        path: str | os.PathLike,
+        kernel: Kernel | None = None,
+        mean: Mean | None = None,
+        likelihood: _GaussianLikelihoodBase | None = None,
+        map_location: Any = None,
+    ) -> GPRegression:
+        """Reads a model that :meth:`save` wrote; its predictions are the same bit for bit.
+
+        Args:
+            path: File to read.
+            kernel: The kernel, of the same build, if the model was made with a kernel object.
+            mean: The mean, if the model was made with a mean object.
+            likelihood: The likelihood, if it was not the default one.
+            map_location: Where the model goes, as for ``torch.load``.
+
+        Returns:
+            The model, in train mode.
+
+        Raises:
+            DataError: The file is missing, damaged or no such checkpoint.
+            ArgumentError: An object that the model was made with is missing or does not fit.
+        """
+        content = read_checkpoint(path, map_location)
+        config = dict(content["config"])
+        state = content["state_dict"]
+        given = {"kernel": kernel, "mean": mean, "likelihood": likelihood}
+        for name, value in given.items():
+            if value is None and config[name] is None:
+                mend = f"Call load(path, {name}=...) with one built as when the model was made."
+                raise ArgumentError(name, None, f"the {name} object the model was made with", mend)
+        config["kernel"] = config["kernel"] or kernel
+        config["mean"] = config["mean"] or mean
+        config["likelihood"] = likelihood
+        targets = content["train_targets"]
+        original = targets * state["target_standardizer.scale"]
+        original = original + state["target_standardizer.offset"]
+        model = cls(content["train_x"], original, **config, warm_start=False)
+        try:
+            model.load_state_dict(state)
+        except RuntimeError as error:
+            mend = "Pass objects of the same classes and sizes as when the model was made."
+            got = str(error).splitlines()[-1].strip()
+            raise ArgumentError("kernel, mean or likelihood", got, "the saved state", mend) from (
+                error
+            )
+        model.set_train_data(targets=targets, strict=False)
+        return model
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Caches of predictions hold autograd graphs, which cannot be pickled.
+        return {**self.__dict__, "prediction_strategy": None}

@@ -1,0 +1,88 @@
+"""Shift and scale of inputs and targets."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["Standardizer"]
+
+
+class Standardizer(torch.nn.Module):
+    r"""The affine change of units :math:`z = (v - \text{offset}) / \text{scale}`.
+
+    Offset and scale are buffers: they are saved, moved and cast with the model, and not
+    trained. A log density of n values in units of z becomes one in units of v by subtracting
+    :math:`n \log \text{scale}`.
+
+    Args:
+        offset: What is subtracted; broadcasts against the values.
+        scale: What the difference is divided by; broadcasts against the values.
+    """
+
+    offset: Tensor
+    scale: Tensor
+
+    def __init__(self, offset: Tensor, scale: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("offset", offset)
+        self.register_buffer("scale", scale)
+
+    @classmethod
+    def fit(cls, values: Tensor, dim: int) -> Standardizer:
+        """The standardizer to mean 0 and sample standard deviation 1 along a dimension.
+
+        NaN values are left out. Where the spread is within rounding of the magnitude (a
+        constant column, a single value) the scale is 1.
+
+        Args:
+            values: Data; e.g. inputs ``(*batch, n, d)`` with ``dim=-2``, targets
+                ``(*batch, n)`` with ``dim=-1``.
+            dim: The dimension of the data points.
+
+        Returns:
+            A standardizer whose offset and scale have size 1 along ``dim``.
+        """
+        data = values.detach().to(torch.float64)
+        observed = ~torch.isnan(data)
+        count = observed.sum(dim, keepdim=True)
+        mean = torch.where(observed, data, 0.0).sum(dim, keepdim=True) / count.clamp_min(1)
+        deviation = torch.where(observed, data - mean, 0.0)
+        largest = deviation.abs().amax(dim, keepdim=True)
+        magnitude = torch.where(observed, data, 0.0).abs().amax(dim, keepdim=True)
+        constant = largest <= 100 * torch.finfo(values.dtype).eps * magnitude
+        # Relative to the largest deviation, so that squares neither overflow nor vanish.
+        relative = deviation / torch.where(constant, 1.0, largest)
+        scale = largest * (relative.square().sum(dim, keepdim=True) / (count - 1)).sqrt()
+        scale = torch.where(constant, 1.0, scale)
+        return cls(mean.to(values.dtype), scale.to(values.dtype))
+
+    @classmethod
+    def identity(cls, values: Tensor, dim: int) -> Standardizer:
+        """The standardizer that leaves values as they are, with buffers as :meth:`fit` makes.
+
+        Args:
+            values: Data.
+            dim: The dimension of the data points.
+
+        Returns:
+            A standardizer of offset 0 and scale 1.
+        """
+        like = values.detach().narrow(dim, 0, 1)
+        return cls(torch.zeros_like(like), torch.ones_like(like))
+
+    def transform(self, values: Tensor) -> Tensor:
+        """Values in standardized units."""
+        return (values - self.offset) / self.scale
+
+    def inverse(self, values: Tensor) -> Tensor:
+        """Standardized values in original units."""
+        return values * self.scale + self.offset
+
+    def inverse_variance(self, variance: Tensor) -> Tensor:
+        """Standardized variances in squared original units."""
+        return variance * self.scale.square()
+
+    def forward(self, values: Tensor) -> Tensor:
+        """The same as :meth:`transform`."""
+        return self.transform(values)

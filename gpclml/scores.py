@@ -1,0 +1,244 @@
+"""Scores of a model as it stands: log densities of data, without priors, without training.
+
+They ask the same of any exact GP, of GPyTorch, BoTorch or gpclml, in train or eval mode, and
+leave its parameters, mode and caches alone. Nothing is divided by a number of points. By
+default densities are of targets as the model was trained on them; ``units="original"`` gives
+those of the original targets, so that models with different standardizations compare.
+"""
+
+from __future__ import annotations
+
+import torch
+from gpytorch.models import ExactGP
+from torch import Tensor
+
+from gpclml.conditioning import Conditioning, LastPoints, LeaveOneOut
+from gpclml.errors import ArgumentError
+from gpclml.linalg import block_conditional_log_densities, sequential_log_densities
+from gpclml.linalg import conditional_log_density as _conditional_log_density
+from gpclml.observations import MISSING_TERM, Observations, training_observations
+from gpclml.predictive import marginal_predictive, predictive_observations
+from gpclml.units import Units, log_target_scale
+
+__all__ = [
+    "conditional_log_marginal_likelihood",
+    "joint_log_predictive",
+    "learning_curve",
+    "leave_one_out",
+    "log_marginal_likelihood",
+    "marginal_log_predictive",
+]
+
+
+@torch.no_grad()
+def log_marginal_likelihood(model: ExactGP, *, units: Units = "training") -> Tensor:
+    """The log density of all training targets under the prior, in nats.
+
+    Args:
+        model: An exact GP with training data.
+        units: Units of the targets; see the module.
+
+    Returns:
+        Total over the observed targets, ``(*batch,)``.
+
+    Note:
+        n³/3 floating-point operations.
+    """
+    return conditional_log_marginal_likelihood(model, LastPoints(m=0), units=units).squeeze(-1)
+
+
+@torch.no_grad()
+def conditional_log_marginal_likelihood(
+    model: ExactGP,
+    conditioning: Conditioning,
+    *,
+    units: Units = "training",
+    seed: int = 0,
+) -> Tensor:
+    r"""The joint log density of each held-out block given all other points, in nats.
+
+    With one block of the n - m points after the first m it is
+    :math:`\log p(y_{>m} \mid y_{\le m})`, the log marginal likelihood of all points less that
+    of the first m (Lotfi et al. 2022, Section 6; m counts the points conditioned on). The mean
+    over random orderings is their averaged CLML; the sum over folds or single points is the
+    log score of cross-validation.
+
+    Args:
+        model: An exact GP with training data.
+        conditioning: Which points are held out.
+        units: Units of the targets; see the module.
+        seed: Seed of the draw, where the strategy has none.
+
+    Returns:
+        One value a block, ``(*batch, k)``; blocks of one size come together.
+
+    Note:
+        One factorization; with several blocks, one inverse.
+
+    Example:
+        >>> orderings = RandomOrderings(k=100, m=90)
+        >>> conditional_log_marginal_likelihood(model, orderings).mean(-1)
+    """
+    data = training_observations(model)
+    blocks = data.held_out(conditioning, torch.Generator().manual_seed(seed))
+    if len(blocks) == 1 and len(blocks[0]) == 1:
+        values = _conditional_log_density(data.covariance, data.residual, blocks[0][0])
+        values = values.unsqueeze(-1)
+    else:
+        values = block_conditional_log_densities(data.covariance, data.residual, blocks)
+    # A missing target has its own, constant term; so has the change of units.
+    offset = _term_offset(model, data, units)
+    offsets = [offset[..., group.to(offset.device)].sum(-1) for group in blocks]
+    return values - torch.cat(offsets, dim=-1)
+
+
+@torch.no_grad()
+def learning_curve(
+    model: ExactGP,
+    orderings: int | Tensor = 1,
+    *,
+    units: Units = "training",
+    seed: int = 0,
+) -> Tensor:
+    r"""All terms :math:`\log p(y_i \mid y_{<i})` of one or many orderings, in nats.
+
+    The sum of a curve is the log marginal likelihood, whatever the order; the sum of its terms
+    after the m-th is the CLML that conditions on the first m.
+
+    Args:
+        model: An exact GP with training data; one target a row.
+        orderings: Number of random orderings, or the orderings, ``(k, n)``.
+        units: Units of the targets; see the module.
+        seed: Seed of random orderings.
+
+    Returns:
+        Term i of curve j is that of point ``orderings[j, i]``, ``(*batch, k, n)``; NaN where the
+        target is missing.
+
+    Raises:
+        ArgumentError: If orderings are not permutations, or the model is a multitask one.
+
+    Note:
+        n³/3 floating-point operations and one n x n matrix at a time for each ordering.
+    """
+    data = training_observations(model)
+    if data.num_tasks > 1:
+        raise ArgumentError(
+            "model", f"{data.num_tasks} targets a row", "one", "Use a long-format model."
+        )
+    if isinstance(orderings, int):
+        if orderings < 1:
+            raise ArgumentError("orderings", orderings, "at least 1")
+        generator = torch.Generator().manual_seed(seed)
+        orders = [torch.randperm(data.num_rows, generator=generator) for _ in range(orderings)]
+    else:
+        if orderings.ndim != 2:
+            raise ArgumentError("orderings", f"shape {tuple(orderings.shape)}", "(k, n)")
+        orders = list(orderings)
+    offset = _term_offset(model, data, units)
+    if data.missing is not None:
+        offset = offset.masked_fill(data.missing, float("nan"))
+    curves = []
+    for order in orders:
+        terms = sequential_log_densities(data.covariance, data.residual, order)
+        curves.append(terms - offset[..., order.to(offset.device)])
+    return torch.stack(curves, dim=-2)
+
+
+@torch.no_grad()
+def leave_one_out(model: ExactGP, *, units: Units = "training") -> Tensor:
+    """The log density of each training point given all others, in nats.
+
+    Noise is included (Rasmussen and Williams 2006, Eqs. 5.10-5.12). A point of a multitask
+    model is a row with all its tasks.
+
+    Args:
+        model: An exact GP with training data.
+        units: Units of the targets; see the module.
+
+    Returns:
+        One value for each row with a target, in data order, ``(*batch, n)``.
+
+    Note:
+        About n³ floating-point operations.
+    """
+    return conditional_log_marginal_likelihood(model, LeaveOneOut(), units=units)
+
+
+@torch.no_grad()
+def joint_log_predictive(
+    model: ExactGP,
+    x: Tensor,
+    y: Tensor,
+    *,
+    noise: Tensor | None = None,
+    units: Units = "training",
+) -> Tensor:
+    """The joint log density of new points given the training data, in nats.
+
+    Args:
+        model: An exact GP with training data.
+        x: New inputs as the model takes them, ``(*batch, t, d)``.
+        y: Their targets in original units, ``(*batch, t)``.
+        noise: Noise variances of the new points in training units, for a fixed-noise
+            likelihood, ``(*batch, t)``.
+        units: Units of the targets in the result; see the module.
+
+    Returns:
+        Total over the new points, ``(*batch,)``.
+
+    Raises:
+        ShapeError: If ``y`` does not fit ``x``.
+        ArgumentError: If a fixed-noise likelihood comes without ``noise``.
+
+    Note:
+        (n + t)³/3 floating-point operations.
+    """
+    data, held_out = predictive_observations(model, x, y, noise)
+    value = _conditional_log_density(data.covariance, data.residual, held_out)
+    return value - _term_offset(model, data, units)[..., held_out.to(value.device)].sum(-1)
+
+
+@torch.no_grad()
+def marginal_log_predictive(
+    model: ExactGP,
+    x: Tensor,
+    y: Tensor,
+    *,
+    noise: Tensor | None = None,
+    units: Units = "training",
+) -> Tensor:
+    """The log density of each new point given the training data alone, in nats.
+
+    The negative mean of these is the usual test NLL.
+
+    Args:
+        model: An exact GP with training data; one target a row.
+        x: New inputs as the model takes them, ``(*batch, t, d)``.
+        y: Their targets in original units, ``(*batch, t)``.
+        noise: As for :func:`joint_log_predictive`.
+        units: Units of the targets in the result; see the module.
+
+    Returns:
+        One value a new point, ``(*batch, t)``.
+
+    Raises:
+        ShapeError: If ``y`` does not fit ``x``.
+        ArgumentError: As for :func:`joint_log_predictive`.
+
+    Note:
+        About n³/3 + 3 n² t floating-point operations and no t x t matrix.
+    """
+    normal, target = marginal_predictive(model, x, y, noise)
+    return normal.log_prob(target) - log_target_scale(model, units)
+
+
+def _term_offset(model: ExactGP, data: Observations, units: Units) -> Tensor:
+    """What each target's term is too large by, ``(*batch, N)``."""
+    scale = log_target_scale(model, units, multitask=data.num_tasks > 1)
+    event = (data.num_rows, data.num_tasks)[: 1 + (data.num_tasks > 1)]
+    scale = torch.as_tensor(scale).to(data.residual)
+    offset = data.flatten(scale.expand(*data.residual.shape[:-1], *event))
+    if data.missing is None:
+        return offset
+    return offset.masked_fill(data.missing, MISSING_TERM)

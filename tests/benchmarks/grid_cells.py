@@ -1,0 +1,76 @@
+"""Cell functions that the runner's tests share; importable by their worker processes."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+from pathlib import Path
+
+import torch
+
+
+def cholesky_cell(cell: dict) -> dict:
+    """Log-determinants of seeded covariances, some 70 ms; on no machine below 50 ms."""
+    time.sleep(0.05)
+    generator = torch.Generator().manual_seed(cell["seed"])
+    values = []
+    for _ in range(2):
+        root = torch.randn(cell["num_data"], cell["num_data"], generator=generator)
+        covariance = root @ root.mT + cell["noise"] * torch.eye(cell["num_data"])
+        values.append(torch.linalg.cholesky(covariance).diagonal().log().sum())
+    return {
+        "log_determinant": torch.stack(values).double().mean(),
+        "spread": math.nan if cell["seed"] % 7 == 0 else torch.stack(values).std(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def cholesky_grid(count: int) -> list[dict]:
+    return [{"seed": seed, "num_data": 400, "noise": 0.1} for seed in range(count)]
+
+
+def counted_cell(cell: dict) -> dict:
+    """As ``cholesky_cell``, and leaves a line for each time it is computed."""
+    with open(cell["log"], "a") as log:
+        log.write(f"{cell['seed']}\n")
+    time.sleep(0.1)
+    return {"square": cell["seed"] ** 2, "process": "" if cell["quiet"] else os.getpid()}
+
+
+def faulty_cell(cell: dict) -> dict:
+    """Fails at odd seeds as long as the mend is missing."""
+    if cell["seed"] % 2 and not Path(cell["mend"]).exists():
+        raise ZeroDivisionError(f"seed {cell['seed']} \ud800")
+    return {"half": cell["seed"] / 2}
+
+
+def interrupted_cell(cell: dict) -> dict:
+    """Ctrl-C comes in the fourth cell as long as the mend is missing."""
+    if cell["seed"] == 3 and not Path(cell["mend"]).exists():
+        raise KeyboardInterrupt
+    return {"half": cell["seed"] / 2}
+
+
+def crashing_cell(cell: dict) -> dict:
+    """One cell takes its process down, as the system does when memory runs out."""
+    if cell["seed"] == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return {"half": cell["seed"] / 2}
+
+
+def returned_cell(cell: dict) -> object:
+    """Returns what the cell asks for, be it metrics or not."""
+    kinds = {
+        "list": [1.0],
+        "clash": {"kind": 1.0},
+        "underscore": {"_seconds": 1.0},
+        "number_key": {1: 1.0},
+        "object": {"rmse": object()},
+        "exit": {"rmse": 0.0},
+        "tensor": {"rmse": torch.tensor(0.1), "curve": torch.arange(3)},
+    }
+    if cell["kind"] == "exit":
+        raise SystemExit(3)
+    return kinds[cell["kind"]]

@@ -1,0 +1,310 @@
+import math
+import os
+import sqlite3
+import struct
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from benchmarks import _claims
+from benchmarks._cells import Outcome
+from benchmarks._process import Process, _start_of
+from benchmarks.results import Claim, ResultsStore, load_failures, load_results
+from gpclml.errors import ArgumentError, DataError
+
+VERSIONS = dict.fromkeys(("python", "gpclml", "torch", "gpytorch", "botorch"), "1.0")
+
+
+def store(path, version="v1", function="module:cell"):
+    return ResultsStore(path, function, version, VERSIONS)
+
+
+def done(key, metrics='{"rmse":1.0}'):
+    return Outcome(key, 0.5, "host", metrics=metrics)
+
+
+def failed(key, message="no"):
+    return Outcome(key, 0.5, "host", error_type="ValueError", error_message=message)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "results.sqlite"
+
+
+def execute(path, statement, *parameters):
+    with sqlite3.connect(path) as connection:
+        rows = connection.execute(statement, parameters).fetchall()
+    connection.close()
+    return rows
+
+
+def test_numbers_return_exactly(path):
+    floats = [0.1, 1 / 3, 5e-324, -0.0, 1.7976931348623157e308, math.inf, -math.inf, math.nan]
+    with store(path) as results:
+        for index, value in enumerate(floats):
+            results.record(done(str(index), f'{{"value":{value!r}}}'.replace("inf", "Infinity")
+                                .replace("nan", "NaN")), f'{{"index":{index}}}')  # fmt: skip
+    table = load_results(path)
+    assert list(table.columns) == ["index", "value"]
+    packed = [struct.pack("d", value) for value in table["value"]]
+    assert packed == [struct.pack("d", value) for value in floats]
+
+
+def test_columns_of_unlike_cells_are_joined(path):
+    with store(path) as results:
+        results.record(done("a", '{"rmse":1.5}'), '{"model":"gp","seed":1}')
+        results.record(done("b", '{"nll":2.5}'), '{"depth":3,"model":"dkl"}')
+    table = load_results(path)
+    assert list(table.columns) == ["depth", "model", "seed", "nll", "rmse"]
+    assert list(table["model"]) == ["dkl", "gp"]
+    assert table["nll"].isna().tolist() == [False, True]
+
+
+def test_no_rows_make_an_empty_table(path):
+    with store(path):
+        pass
+    assert load_results(path).empty
+    assert load_failures(path).empty
+
+
+def test_provenance_is_there_on_request(path):
+    with store(path) as results:
+        results.record(done("a"), '{"seed":1}')
+    row = load_results(path, provenance=True).iloc[0]
+    assert row["_seconds"] == 0.5
+    assert row["_function"] == "module:cell"
+    assert row["_code_version"] == "v1"
+    assert row["_torch"] == "1.0"
+    assert abs(row["_finished_at"] - time.time()) < 60
+
+
+def test_versions_of_the_code_are_not_mixed(path):
+    for version, value in [("v2", 2), ("v1", 1)]:
+        with store(path, version) as results:
+            results.record(done(f"a {version}", f'{{"rmse":{value}}}'), '{"seed":1}')
+    with store(path, "w", "module:other") as results:
+        results.record(done("b", '{"rmse":9}'), '{"seed":2}')
+    assert load_results(path)["rmse"].tolist() == [1, 9]
+    assert load_results(path, code_version="v2")["rmse"].tolist() == [2]
+    assert sorted(load_results(path, code_version="all")["rmse"]) == [1, 2, 9]
+
+
+def test_a_result_is_written_once(path):
+    with store(path) as results, store(path) as late:
+        results.record(done("a", '{"rmse":1.0}'), '{"seed":1}')
+        late.record(done("a", '{"rmse":2.0}'), '{"seed":1}')
+        late.record(failed("a"), '{"seed":1}')
+    assert load_results(path)["rmse"].tolist() == [1.0]
+    assert load_failures(path).empty
+
+
+def test_a_failure_gives_way_to_a_result(path):
+    with store(path) as results:
+        results.record(failed("a", "first"), '{"seed":1}')
+        results.record(failed("a", "second"), '{"seed":1}')
+        table = load_failures(path)
+        assert table["_attempts"].tolist() == [2]
+        assert table["_error_message"].tolist() == ["second"]
+        results.record(done("a"), '{"seed":1}')
+    assert load_failures(path).empty
+    assert load_results(path, provenance=True)["_attempts"].tolist() == [3]
+
+
+def test_a_cell_is_granted_to_one_runner(path):
+    with store(path) as one, store(path) as other:
+        assert one.claim("a") is Claim.GRANTED
+        assert other.claim("a") is Claim.ELSEWHERE
+        assert other.claim("b") is Claim.GRANTED
+        one.record(done("a"), "{}")
+        assert other.claim("a") is Claim.DONE
+        other.record(failed("b"), "{}")
+        assert one.claim("b") is Claim.FAILED
+        assert one.claim("b", failed_attempts=1) is Claim.GRANTED
+
+
+def test_leaving_releases_claims(path):
+    with store(path) as one, store(path) as other:
+        with store(path) as third:
+            assert third.claim("a") is Claim.GRANTED
+        assert one.claim("a") is Claim.GRANTED
+        assert other.claim("a") is Claim.ELSEWHERE
+    assert execute(path, "SELECT * FROM claims") == []
+    assert execute(path, "SELECT * FROM runners") == []
+
+
+def test_threads_racing_for_cells_share_them(path):
+    granted = []
+    with store(path) as one, store(path) as other:
+
+        def grab(results):
+            granted.extend(
+                key for key in map(str, range(40)) if results.claim(key) is Claim.GRANTED
+            )
+
+        threads = [threading.Thread(target=grab, args=(results,)) for results in (one, other)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(granted, key=int) == [str(key) for key in range(40)]
+
+
+def _leave_claim(path, **changes):
+    """A claim on cell ``a`` by a runner that differs from this process as told."""
+    runner = {"run": "other", **vars(Process.here()), "heartbeat": time.time()} | changes
+    execute(path, "INSERT INTO runners VALUES (?, ?, ?, ?, ?)", *runner.values())
+    execute(path, "INSERT INTO claims VALUES ('a', ?)", runner["run"])
+
+
+def _ended_process():
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+@pytest.mark.parametrize(
+    ("changes", "free"),
+    [
+        (lambda: {}, False),
+        (lambda: {"heartbeat": 0.0}, False),  # suspended, not gone
+        (lambda: {"pid": _ended_process()}, True),
+        (lambda: {"started": "another boot 1"}, True),  # the process id was used again
+        (lambda: {"host": "elsewhere"}, False),
+        (lambda: {"host": "elsewhere", "heartbeat": time.time() - _claims.LEASE_SECONDS}, True),
+        (lambda: {"started": "", "heartbeat": time.time() - _claims.LEASE_SECONDS}, True),
+    ],
+)
+@pytest.mark.parametrize("opened", ["before", "after"])
+def test_claims_of_dead_runners_are_free(path, changes, free, opened):
+    with store(path) as results:
+        _leave_claim(path, **changes())
+        if opened == "before":
+            answer = results.claim("a")
+        else:
+            with store(path) as later:
+                answer = later.claim("a")
+    assert answer is (Claim.GRANTED if free else Claim.ELSEWHERE)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_a_zombie_is_dead(path):
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    started = _start_of(process.pid)
+    with store(path) as results:
+        _leave_claim(path, pid=process.pid, started=started)
+        assert results.claim("a") is Claim.ELSEWHERE
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # ended, not yet reaped
+        assert results.claim("a") is Claim.GRANTED
+    process.communicate()
+
+
+def test_heartbeats_go_on(path, monkeypatch):
+    monkeypatch.setattr(_claims, "LEASE_SECONDS", 0.5)
+    with store(path):
+        first = execute(path, "SELECT heartbeat FROM runners")[0][0]
+        deadline = time.monotonic() + 10
+        while execute(path, "SELECT heartbeat FROM runners")[0][0] == first:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+
+CUT_OFF = """
+import os, signal, sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("PRAGMA cache_size = 1")  # so that pages reach the file before the commit
+connection.execute("BEGIN IMMEDIATE")
+connection.execute("UPDATE results SET metrics = 'lost', traceback = ?", ("x" * 1000000,))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="sends a POSIX signal")
+def test_a_transaction_cut_off_by_a_kill_is_undone(path):
+    with store(path) as results:
+        for key in "abc":
+            results.record(done(key), f'{{"key":"{key}"}}')
+    before = path.read_bytes()
+    subprocess.run([sys.executable, "-c", CUT_OFF, str(path)])
+    assert path.read_bytes() != before
+    assert load_results(path)["rmse"].tolist() == [1.0] * 3
+
+
+def _text(path):
+    path.write_text("seed,rmse\n1,2\n")
+    return path
+
+
+def _foreign(path):
+    execute(path, "CREATE TABLE results (key TEXT)")
+    return path
+
+
+def _newer(path):
+    with store(path):
+        pass
+    execute(path, "PRAGMA user_version = 99")
+    return path
+
+
+def _cut(path):
+    with store(path):
+        pass
+    path.write_bytes(path.read_bytes()[:5000])
+    return path
+
+
+def _missing_folder(path):
+    return path.parent / "gone" / "results.sqlite"
+
+
+UNUSABLE = [
+    (lambda path: path.parent, ArgumentError, "Name a file in it"),
+    (_text, DataError, "no SQLite file"),
+    (_foreign, DataError, "not one of benchmark results"),
+    (_newer, DataError, "layout 99"),
+    (_cut, DataError, "malformed|damaged"),
+]
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "mend"),
+    [*UNUSABLE, (_missing_folder, ArgumentError, "Create the folder")],
+)
+def test_unusable_files_are_refused(path, make, error, mend):
+    unusable = make(path)
+    with pytest.raises(error, match=mend) as caught:
+        store(unusable)
+    assert str(unusable) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "mend"), [*UNUSABLE, (_missing_folder, DataError, "Run the sweep")]
+)
+def test_unusable_files_are_not_read(path, make, error, mend):
+    unusable = make(path)
+    with pytest.raises(error, match=mend) as caught:
+        load_results(unusable)
+    assert str(unusable) in str(caught.value)
+
+
+@pytest.mark.parametrize("protected", ["file", "folder"])
+def test_write_protected_files_are_refused_but_read(path, protected):
+    with store(path) as results:
+        results.record(done("a"), '{"seed":1}')
+    target = path if protected == "file" else path.parent
+    mode = target.stat().st_mode
+    target.chmod(mode & ~0o222)
+    try:
+        if os.access(target, os.W_OK):
+            pytest.skip("this user writes anywhere")
+        with pytest.raises(DataError, match="writable") as caught:
+            store(path)
+        assert str(path) in str(caught.value)
+        assert load_results(path)["rmse"].tolist() == [1.0]
+    finally:
+        target.chmod(mode)

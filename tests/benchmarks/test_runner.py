@@ -1,0 +1,208 @@
+import math
+import os
+import sys
+
+import grid_cells
+import pandas
+import pytest
+import torch
+
+from benchmarks._cells import cell_key
+from benchmarks._version import code_version, function_name, package_versions
+from benchmarks.results import Claim, ResultsStore, load_failures, load_results
+from benchmarks.runner import run_grid
+from gpclml.errors import ArgumentError, DataError
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "results.sqlite"
+
+
+def run(cells, function, path, **options):
+    return run_grid(cells, function, path, **{"progress": False} | options)
+
+
+def test_results_are_those_of_the_function(path):
+    grid = grid_cells.cholesky_grid(3)
+    summary = run(grid, grid_cells.cholesky_cell, path)
+    assert (summary.total, summary.computed, summary.complete) == (3, 3, True)
+    table = load_results(path)
+    assert list(table.columns) == [
+        "noise", "num_data", "seed", "log_determinant", "spread", "threads",
+    ]  # fmt: skip
+    for cell, (_, row) in zip(grid, table.iterrows(), strict=True):
+        expected = grid_cells.cholesky_cell(cell)
+        assert row["seed"] == cell["seed"]
+        assert row["log_determinant"] == expected["log_determinant"].item()
+        assert math.isnan(row["spread"]) or row["spread"] == expected["spread"].item()
+
+
+def test_done_cells_are_not_computed_again(path, tmp_path):
+    log = tmp_path / "log"
+    cells = [{"seed": seed, "log": str(log), "quiet": True} for seed in (1, 2, 1)]
+    assert run(cells, grid_cells.counted_cell, path).computed == 2
+    summary = run([*cells, {**cells[0], "seed": 3}], grid_cells.counted_cell, path)
+    assert (summary.total, summary.computed, summary.skipped) == (3, 1, 2)
+    assert log.read_text().split() == ["1", "2", "3"]
+
+
+def test_edited_sources_are_computed_again(path, tmp_path):
+    table, cells = tmp_path / "table.csv", [{"seed": 1, "mend": str(tmp_path / "mend")}]
+    for text in ("1", "2"):
+        table.write_text(text)
+        assert run(cells, grid_cells.faulty_cell, path, sources=(table,)).failed == 1
+    assert len(load_failures(path)) == 1
+    assert len(load_failures(path, code_version="all")) == 2
+
+
+def test_failures_are_kept_and_retried_when_asked(path, tmp_path):
+    mend = tmp_path / "mend"
+    cells = [{"seed": seed, "mend": str(mend)} for seed in range(4)]
+    summary = run(cells, grid_cells.faulty_cell, path)
+    assert (summary.computed, summary.failed, summary.complete) == (2, 2, False)
+    failures = load_failures(path)
+    assert failures["seed"].tolist() == [1, 3]
+    assert failures["_error_type"].tolist() == ["ZeroDivisionError"] * 2
+    assert failures["_error_message"].tolist() == [f"seed {seed} \\ud800" for seed in (1, 3)]
+    assert failures["_traceback"].str.contains("faulty_cell").all()
+
+    mend.touch()
+    summary = run(cells, grid_cells.faulty_cell, path)
+    assert (summary.computed, summary.skipped, summary.failed_before) == (0, 2, 2)
+    assert "2 failed" in str(summary)
+    summary = run(cells, grid_cells.faulty_cell, path, retry_failed=True)
+    assert (summary.computed, summary.complete) == (2, True)
+    assert load_results(path)["half"].tolist() == [0.0, 0.5, 1.0, 1.5]
+    assert load_failures(path).empty
+
+
+def test_a_lasting_failure_is_retried_once_a_run(path, tmp_path):
+    cells = [{"seed": 1, "mend": str(tmp_path / "mend")}]
+    for attempts in (1, 2, 3):
+        assert run(cells, grid_cells.faulty_cell, path, retry_failed=True).failed == 1
+        assert load_failures(path)["_attempts"].tolist() == [attempts]
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        ("list", "ArgumentError"),
+        ("clash", "ArgumentError"),
+        ("underscore", "ArgumentError"),
+        ("number_key", "TypeError"),
+        ("object", "TypeError"),
+        ("exit", "SystemExit"),
+    ],
+)
+def test_unusable_metrics_are_failures(path, kind, error):
+    cells = [{"kind": kind}, {"kind": "tensor"}]
+    summary = run(cells, grid_cells.returned_cell, path)
+    assert (summary.computed, summary.failed) == (1, 1)
+    assert load_failures(path)["_error_type"].tolist() == [error]
+    row = load_results(path).iloc[0]
+    assert row["rmse"] == torch.tensor(0.1).item()
+    assert row["curve"] == [0, 1, 2]
+
+
+def test_cells_of_a_living_runner_are_left_to_it(path):
+    cells, function = [{"seed": seed} for seed in range(4)], grid_cells.crashing_cell
+    del cells[2]
+    version = code_version(function)
+    with ResultsStore(path, function_name(function), version, package_versions()) as other:
+        assert other.claim(cell_key(cells[1], version)) is Claim.GRANTED
+        summary = run(cells, function, path)
+        assert (summary.computed, summary.elsewhere, summary.complete) == (2, 1, False)
+        assert "1 with another runner" in str(summary)
+    assert run(cells, function, path).complete
+
+
+def test_interrupt_keeps_what_ended(path, tmp_path, capfd):
+    mend = tmp_path / "mend"
+    cells = [{"seed": seed, "mend": str(mend)} for seed in range(6)]
+    with pytest.raises(KeyboardInterrupt):
+        run(cells, grid_cells.interrupted_cell, path)
+    message = capfd.readouterr().err
+    assert "3 of 6 cells are saved" in message
+    assert "resume" in message
+    mend.touch()
+    summary = run(cells, grid_cells.interrupted_cell, path)
+    assert (summary.computed, summary.skipped) == (3, 3)
+
+
+def test_threads_are_set_and_restored(path):
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        run(grid_cells.cholesky_grid(1), grid_cells.cholesky_cell, path, threads_per_job=2)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    assert load_results(path)["threads"].tolist() == [2]
+
+
+def test_numbers_do_not_depend_on_the_number_of_jobs(path, tmp_path):
+    grid = grid_cells.cholesky_grid(12)
+    run(grid, grid_cells.cholesky_cell, path)
+    summary = run(grid, grid_cells.cholesky_cell, tmp_path / "pooled.sqlite", jobs=2)
+    assert summary.computed == 12
+    pandas.testing.assert_frame_equal(
+        load_results(path), load_results(tmp_path / "pooled.sqlite"), check_exact=True
+    )
+
+
+def test_a_crashed_worker_costs_one_cell(path):
+    cells = [{"seed": seed} for seed in range(8)]
+    summary = run(cells, grid_cells.crashing_cell, path, jobs=2)
+    assert (summary.computed, summary.failed) == (7, 1)
+    assert load_failures(path)["seed"].tolist() == [2]
+    assert load_failures(path)["_error_type"].tolist() == ["TerminatedWorkerError"]
+
+
+def test_progress_is_shown_on_stderr_when_asked(path, capfd):
+    run(grid_cells.cholesky_grid(2), grid_cells.cholesky_cell, path, progress=True)
+    shown = capfd.readouterr()
+    assert "2/2" in shown.err
+    assert shown.out == ""
+    run(grid_cells.cholesky_grid(3), grid_cells.cholesky_cell, path)
+    assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"jobs": 0}, "jobs"),
+        ({"threads_per_job": 0}, "threads_per_job"),
+        ({"jobs": 2, "backend": "threading"}, "backend.*loky"),
+        ({"jobs": 2, "backend": "multiprocessing"}, "backend.*loky"),
+        ({"jobs": 2, "backend": "carrier pigeon"}, "backend.*loky"),
+        ({"sources": ("no_such_module",)}, "sources"),
+    ],
+)
+def test_bad_arguments_are_refused(path, options, match):
+    with pytest.raises(ArgumentError, match=match):
+        run(grid_cells.cholesky_grid(1), grid_cells.cholesky_cell, path, **options)
+    assert not path.exists()
+
+
+def _text(path):
+    path.write_text("seed,rmse\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    "unusable", [_text, lambda path: path.parent, lambda path: path / "gone" / "results.sqlite"]
+)
+def test_unusable_results_file_stops_before_any_cell(path, tmp_path, unusable):
+    log = tmp_path / "log"
+    cells = [{"seed": 1, "log": str(log), "quiet": True}]
+    with pytest.raises((ArgumentError, DataError)):
+        run(cells, grid_cells.counted_cell, unusable(path))
+    assert not log.exists()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
+@pytest.mark.skipif(sys.platform == "darwin", reason="needs /dev/full")
+def test_a_device_is_no_results_file():
+    with pytest.raises(DataError, match="/dev/full"):
+        run(grid_cells.cholesky_grid(1), grid_cells.cholesky_cell, "/dev/full")

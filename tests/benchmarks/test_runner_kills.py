@@ -1,0 +1,148 @@
+"""Sweeps in processes of their own: killed, interrupted, and two on one file."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import grid_cells
+import pandas
+import pytest
+
+from benchmarks.results import load_results
+from benchmarks.runner import run_grid
+
+HERE = Path(__file__).parent
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="sends POSIX signals")
+
+
+@contextlib.contextmanager
+def sweep(cells, function, path, jobs):
+    """A sweep in a process group of its own, ready to start."""
+    grid = path.with_suffix(".json")
+    grid.write_text(json.dumps(cells))
+    process = subprocess.Popen(
+        [sys.executable, str(HERE / "grid_sweep.py"), function.__name__, grid, path, str(jobs)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (HERE, HERE.parents[1])))},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        assert process.stdout.readline() == "ready\n", process.stderr.read()
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def start(process):
+    process.stdin.write("\n")
+    process.stdin.flush()
+
+
+def rows(path, table="results"):
+    """Number of rows, or 0 before the file is made."""
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{path}?mode=rw", uri=True)) as connection:
+            return connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+    except sqlite3.OperationalError:
+        return 0
+
+
+def wait_for(condition, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def group_lives(group):
+    """Whether a process of a process group still runs."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = stat.read_text().rpartition(")")[2].split()
+            if int(fields[2]) == group and fields[0] not in "ZX":
+                return True
+    return False
+
+
+SEED = 3
+KILLS = [(1, "group"), (2, "driver"), (1, "group"), (2, "group"), (1, "driver")]
+
+
+def test_five_times_killed_a_sweep_gives_the_undisturbed_table(tmp_path):
+    path, moments = tmp_path / "killed.sqlite", random.Random(SEED)
+    grid = grid_cells.cholesky_grid(50)
+    saved = [0]
+    for jobs, target in KILLS:
+        with sweep(grid, grid_cells.cholesky_cell, path, jobs) as process:
+            start(process)
+            if jobs > 1:  # workers take their time to start; then cells run
+                wait_for(lambda: process.poll() is not None or rows(path) > saved[-1])
+            time.sleep(moments.uniform(0.0, 0.4))
+            kill = os.killpg if target == "group" else os.kill
+            kill(process.pid, signal.SIGKILL)
+            assert process.wait() == -signal.SIGKILL
+            saved.append(rows(path))
+            if target == "driver" and sys.platform.startswith("linux"):
+                wait_for(lambda group=process.pid: not group_lives(group), seconds=20)
+    assert saved == sorted(saved)
+    assert any(0 < count < len(grid) for count in saved)
+    assert saved[-1] < len(grid)
+
+    summary = run_grid(grid, grid_cells.cholesky_cell, path, jobs=2, progress=False)
+    assert (summary.skipped, summary.computed) == (saved[-1], len(grid) - saved[-1])
+    assert rows(path, "claims") == rows(path, "runners") == 0
+    undisturbed = tmp_path / "undisturbed.sqlite"
+    run_grid(grid, grid_cells.cholesky_cell, undisturbed, progress=False)
+    pandas.testing.assert_frame_equal(
+        load_results(path), load_results(undisturbed), check_exact=True
+    )
+
+
+def test_two_runners_on_one_file_share_the_cells(tmp_path):
+    path, log = tmp_path / "shared.sqlite", tmp_path / "log"
+    grid = [{"seed": seed, "log": str(log), "quiet": False} for seed in range(30)]
+    with (
+        sweep(grid, grid_cells.counted_cell, path, 1) as one,
+        sweep(grid, grid_cells.counted_cell, path, 1) as other,
+    ):
+        for process in (one, other):
+            start(process)
+        outputs = [process.communicate(timeout=60) for process in (one, other)]
+        assert one.returncode == other.returncode == 0, outputs
+    computed = [json.loads(output)["computed"] for output, _ in outputs]
+    assert sum(computed) == len(grid)
+    assert min(computed) > 0
+    assert sorted(map(int, log.read_text().split())) == list(range(len(grid)))
+    table = load_results(path)
+    assert dict(zip(table["seed"], table["square"], strict=True)) == {
+        seed: seed**2 for seed in range(len(grid))
+    }
+    assert sorted(table["process"].value_counts()) == sorted(computed)
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_ctrl_c_saves_what_ended_and_releases_claims(tmp_path, jobs):
+    path, log = tmp_path / "stopped.sqlite", tmp_path / "log"
+    grid = [{"seed": seed, "log": str(log), "quiet": True} for seed in range(200)]
+    with sweep(grid, grid_cells.counted_cell, path, jobs) as process:
+        start(process)
+        wait_for(lambda: rows(path) > 2)
+        os.killpg(process.pid, signal.SIGINT)
+        _, message = process.communicate(timeout=30)
+    saved = rows(path)
+    assert process.returncode != 0
+    assert f"{saved} of 200 cells are saved in {path}" in message
+    assert "resume" in message
+    assert 2 < saved < 200
+    assert rows(path, "claims") == rows(path, "runners") == 0

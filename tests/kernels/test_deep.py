@@ -1,0 +1,219 @@
+import copy
+
+import gpytorch
+import pytest
+import torch
+from gpytorch.kernels import MaternKernel, MultitaskKernel, RBFKernel, RBFKernelGrad, ScaleKernel
+
+from gpclml.errors import NonFiniteError, ShapeError, UnsupportedError
+from gpclml.kernels import DeepKernel
+from gpclml.networks import MLP
+
+NO_BATCH = torch.Size()
+
+
+def points(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def deep(d=3, q=2, residual=True, base=RBFKernel, batch_shape=NO_BATCH, **options):
+    network = MLP([d, 8, q], activation=torch.nn.Tanh, dtype=torch.float64, **options)
+    columns = d + q if residual else q
+    kernel = DeepKernel(network, base(ard_num_dims=columns, batch_shape=batch_shape), residual)
+    kernel.base_kernel.lengthscale = torch.linspace(0.5, 1.5, columns)
+    return kernel.double()
+
+
+class Counting(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return x.square()
+
+
+def test_residual_kernel_of_a_zero_network_is_the_ard_kernel():
+    x, x2 = points(20, 3), points(7, 3, seed=1)
+    kernel = deep(zero_output=True)
+    ard = RBFKernel(ard_num_dims=3).double()
+    ard.lengthscale = kernel.base_kernel.lengthscale[:, :3].detach()
+    for arguments in [(x,), (x, x2)]:
+        torch.testing.assert_close(
+            kernel(*arguments).to_dense(), ard(*arguments).to_dense(), rtol=1e-14, atol=1e-15
+        )
+
+
+def test_a_stationary_base_kernel_only_loses_correlation():
+    x = points(20, 3)
+    kernel = deep()
+    ard = deep(zero_output=True)
+    assert (kernel(x).to_dense() <= ard(x).to_dense() + 1e-12).all()
+
+
+@pytest.mark.parametrize("residual", [True, False])
+@pytest.mark.parametrize("base", [RBFKernel, MaternKernel])
+def test_value_and_gradient_are_those_of_the_base_kernel_on_the_features(residual, base):
+    x, x2 = points(9, 3), points(5, 3, seed=1)
+    kernel = ScaleKernel(deep(residual=residual, base=base)).double()
+    network, inner = kernel.base_kernel.feature_extractor, kernel.base_kernel.base_kernel
+
+    def explicit(x1, x2):
+        z1, z2 = network(x1), network(x2)
+        if residual:
+            z1, z2 = torch.cat([x1, z1], -1), torch.cat([x2, z2], -1)
+        scaled = (z1.unsqueeze(1) - z2.unsqueeze(0)) / inner.lengthscale.unsqueeze(0)
+        square = scaled.square().sum(-1)
+        if base is RBFKernel:
+            return kernel.outputscale * torch.exp(-square / 2)
+        r = (5 * square).sqrt()
+        return kernel.outputscale * (1 + r + r.square() / 3) * torch.exp(-r)
+
+    weights = points(9, 5, seed=2)
+    value, reference = kernel(x, x2).to_dense(), explicit(x, x2)
+    torch.testing.assert_close(value, reference, rtol=1e-12, atol=1e-13)
+    parameters = list(kernel.parameters())
+    gradient = torch.autograd.grad((value * weights).sum(), parameters)
+    expected = torch.autograd.grad((reference * weights).sum(), parameters)
+    for got, want in zip(gradient, expected, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-8, atol=1e-10)
+
+
+def test_gradcheck_in_the_inputs():
+    kernel = deep()
+    x = points(4, 3).requires_grad_()
+    x2 = points(3, 3, seed=1)
+    assert torch.autograd.gradcheck(lambda x: kernel(x, x2).to_dense(), (x,))
+
+
+def test_a_network_near_zero_learns_but_one_at_zero_does_not():
+    x, weights = points(12, 3), points(12, 12, seed=1)
+    for scale, alive in [(1e-3, True), (0.0, False)]:
+        kernel = deep(output_scale=scale)
+        (kernel(x).to_dense() * weights).sum().backward()
+        last = kernel.feature_extractor[-1].weight.grad.abs().max()
+        assert (last > 1e-5) == alive
+        assert alive or last < 1e-12
+
+
+@pytest.mark.parametrize("batch_shape", [NO_BATCH, torch.Size([4])])
+def test_batch_is_the_stack_of_singles(batch_shape):
+    x, x2 = points(4, 6, 3), points(4, 5, 3, seed=1)
+    kernel = ScaleKernel(deep(batch_shape=batch_shape), batch_shape=batch_shape).double()
+    lengthscale = points(*kernel.base_kernel.base_kernel.lengthscale.shape).exp()
+    kernel.base_kernel.base_kernel.lengthscale = lengthscale
+    assert kernel.batch_shape == batch_shape
+    full = kernel(x, x2).to_dense()
+    diagonal = kernel(x, diag=True)
+    for i in range(4):
+        single = copy.deepcopy(kernel)[i] if batch_shape else kernel
+        torch.testing.assert_close(full[i], single(x[i], x2[i]).to_dense())
+        torch.testing.assert_close(diagonal[i], single(x[i], diag=True))
+        torch.testing.assert_close(full[i], kernel(x, x2)[i].to_dense())
+
+
+def test_diagonal_is_that_of_the_matrix():
+    x = points(6, 3)
+    kernel = ScaleKernel(deep()).double()
+    torch.testing.assert_close(kernel(x).diagonal(), kernel(x).to_dense().diagonal())
+    x2 = points(6, 3, seed=1)
+    torch.testing.assert_close(kernel(x, x2, diag=True), kernel(x, x2).to_dense().diagonal())
+
+
+def test_the_network_runs_once_on_equal_points():
+    x = points(6, 3)
+    network = Counting()
+    kernel = DeepKernel(network, RBFKernel().double())
+    kernel(x, x.clone()).to_dense()
+    assert network.calls == 1
+    kernel(x, points(6, 3, seed=1)).to_dense()
+    assert network.calls == 3
+
+
+def test_active_dims_inside_and_outside_a_scale_kernel():
+    x = points(6, 5)
+    network = MLP([2, 4, 1], dtype=torch.float64)
+    whole = DeepKernel(network, RBFKernel(), active_dims=(1, 3)).double()
+    reference = DeepKernel(network, whole.base_kernel)(x[:, [1, 3]]).to_dense()
+    torch.testing.assert_close(whole(x).to_dense(), reference)
+    scaled = ScaleKernel(whole).double()
+    torch.testing.assert_close(scaled(x).to_dense(), scaled.outputscale * reference)
+
+
+def test_base_kernel_may_use_some_features_and_several_outputs():
+    x = points(6, 3)
+    network = MLP([3, 4, 2], dtype=torch.float64)
+    kernel = DeepKernel(network, RBFKernel(active_dims=(3, 4))).double()
+    torch.testing.assert_close(
+        kernel(x).to_dense(), DeepKernel(network, kernel.base_kernel)(x).to_dense()
+    )
+    plain = RBFKernel().double()
+    torch.testing.assert_close(kernel(x).to_dense(), plain(network(x)).to_dense())
+    tasks = DeepKernel(network, MultitaskKernel(RBFKernel(), num_tasks=2)).double()
+    assert tasks.num_outputs_per_input(x, x) == 2
+    assert tasks(x).shape == (12, 12)
+    assert tasks(x).to_dense().shape == (12, 12)
+
+
+def test_constant_columns_and_duplicate_rows():
+    x = points(8, 3)
+    x[:, 1] = 7.0
+    x[1] = x[0]
+    covariance = deep()(x).to_dense()
+    assert covariance.isfinite().all()
+    torch.testing.assert_close(covariance[0], covariance[1])
+
+
+def test_float32_agrees_with_float64():
+    x = points(10, 3)
+    kernel = deep()
+    double = kernel(x).to_dense()
+    single = copy.deepcopy(kernel).float()(x.float()).to_dense()
+    assert single.dtype == torch.float32
+    torch.testing.assert_close(single.double(), double, rtol=1e-5, atol=1e-6)
+
+
+def test_errors():
+    x = points(6, 3)
+    kernel = deep()
+    with (
+        pytest.warns(DeprecationWarning, match="last_dim_is_batch"),
+        pytest.raises(UnsupportedError, match="last_dim"),
+    ):
+        kernel(x, last_dim_is_batch=True).to_dense()
+    with pytest.raises(UnsupportedError, match="RBFKernelGrad"):
+        DeepKernel(MLP([3, 3]), RBFKernelGrad())
+    with torch.no_grad():
+        kernel.feature_extractor[-1].bias[0] = torch.inf
+    with pytest.raises(NonFiniteError, match=r"6 non-finite of 12 .*\(6, 2\), dtype torch.float64"):
+        kernel(x).to_dense()
+    with pytest.raises(ShapeError, match="network output"):
+        DeepKernel(torch.nn.Flatten(0), RBFKernel())(x).to_dense()
+
+
+def test_prediction_of_an_exact_gp():
+    x, x2 = points(15, 3), points(4, 3, seed=1)
+    y = x.sum(-1).sin()
+
+    class Model(gpytorch.models.ExactGP):
+        def __init__(self):
+            super().__init__(x, y, gpytorch.likelihoods.GaussianLikelihood())
+            self.mean_module = gpytorch.means.ZeroMean()
+            self.covar_module = ScaleKernel(deep())
+
+        def forward(self, x):
+            return gpytorch.distributions.MultivariateNormal(
+                self.mean_module(x), self.covar_module(x)
+            )
+
+    model = Model().double().eval()
+    posterior = model(x2)
+    kernel = model.covar_module
+    noisy = kernel(x).to_dense() + model.likelihood.noise * torch.eye(15, dtype=torch.float64)
+    cross = kernel(x2, x).to_dense()
+    torch.testing.assert_close(posterior.mean, cross @ torch.linalg.solve(noisy, y))
+    torch.testing.assert_close(
+        posterior.covariance_matrix,
+        kernel(x2).to_dense() - cross @ torch.linalg.solve(noisy, cross.mT),
+    )

@@ -1,0 +1,134 @@
+import pytest
+import torch
+from gpytorch.kernels import RBFKernel, ScaleKernel, SpectralMixtureKernel
+
+from gpclml.errors import ArgumentError, ShapeError, UnknownNameError
+from gpclml.kernels import DeepKernel, initialize_spectral_mixture
+from gpclml.networks import MLP
+
+
+def mixture(d=1, batch_shape=(), num_mixtures=50):
+    shape = torch.Size(batch_shape)
+    return SpectralMixtureKernel(num_mixtures, ard_num_dims=d, batch_shape=shape).double()
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("spacing", ["smallest", "grid"])
+def test_ranges_on_an_even_grid(spacing):
+    x = torch.linspace(0, 10, 101, dtype=torch.float64)
+    y = torch.sin(x)
+    kernel = initialize_spectral_mixture(mixture(num_mixtures=2000), x, y, generator(), spacing)
+    means = kernel.mixture_means.detach()
+    assert means.max() <= 5.0 + 1e-9  # Nyquist: half of one over 0.1
+    assert means.max() > 4.5
+    assert means.min() > 0
+    scales = kernel.mixture_scales.detach()
+    assert scales.max() <= 1.0 + 1e-9
+    assert (1 / scales).median().item() == pytest.approx(6.745, rel=0.1)  # median of |N(0, 10²)|
+    assert kernel.mixture_weights.sum().item() == pytest.approx(y.std().item(), rel=1e-6)
+
+
+def test_generator_decides_and_the_global_rng_is_untouched():
+    x = torch.rand(20, 2, dtype=torch.float64)
+    y = x.sum(-1)
+    before = torch.get_rng_state()
+    first, same, other = (
+        initialize_spectral_mixture(mixture(2), x, y, generator(s)).mixture_means for s in (1, 1, 2)
+    )
+    assert torch.equal(before, torch.get_rng_state())
+    assert torch.equal(first, same)
+    assert not torch.equal(first, other)
+
+
+@pytest.mark.parametrize("spacing", ["smallest", "grid"])
+def test_constant_columns_duplicate_rows_and_missing_targets(spacing):
+    x = torch.rand(30, 3, dtype=torch.float64)
+    x[:, 1] = 0.1 + 0.2
+    x[::2, 1] = 0.3  # equal up to rounding
+    x[5:10] = x[0]
+    y = x[:, 0].clone()
+    y[3] = torch.nan
+    kernel = initialize_spectral_mixture(mixture(3), x, y, generator(), spacing)
+    for parameter in kernel.parameters():
+        assert parameter.isfinite().all()
+    assert kernel.mixture_means[..., 1].max() <= 0.5
+    observed = y[~y.isnan()]
+    assert kernel.mixture_weights.sum().item() == pytest.approx(observed.std().item(), rel=1e-6)
+    covariance = kernel(x).to_dense()
+    assert covariance.isfinite().all()
+    assert torch.linalg.eigvalsh(covariance).min() > -1e-8
+
+
+@pytest.mark.parametrize("x", [torch.zeros(1, 1), torch.zeros(5, 1), torch.full((4, 1), torch.pi)])
+def test_a_single_or_constant_input(x):
+    kernel = mixture().float()
+    initialize_spectral_mixture(kernel, x, torch.zeros(len(x)))
+    assert all(parameter.isfinite().all() for parameter in kernel.parameters())
+
+
+@pytest.mark.parametrize("batch_shape", [(), (1,), (2,), (3, 2), (3, 1)])
+def test_batches(batch_shape):
+    x = torch.rand(3, 2, 10, 2, dtype=torch.float64)
+    y = torch.randn(3, 2, 10, dtype=torch.float64)
+    kernel = mixture(2, batch_shape, num_mixtures=4)
+    initialize_spectral_mixture(kernel, x, y, generator())
+    assert kernel(x).to_dense().isfinite().all()
+    if batch_shape == (3, 2):
+        torch.testing.assert_close(kernel.mixture_weights.sum(-1), y.std(-1))
+    if batch_shape == ():
+        torch.testing.assert_close(kernel.mixture_weights.sum(-1), y.std(-1).mean())
+        gap = x.sort(-2).values.diff(dim=-2).flatten(0, 2).amin(0)
+        assert (kernel.mixture_means <= 0.5 / gap).all()
+
+
+def test_behind_a_deep_kernel_the_features_count():
+    x = torch.linspace(0, 1, 11, dtype=torch.float64)
+
+    class Hundredfold(torch.nn.Module):
+        def forward(self, x):
+            return 100 * x
+
+    inner = mixture()
+    kernel = ScaleKernel(DeepKernel(Hundredfold(), inner, residual=False))
+    assert initialize_spectral_mixture(kernel, x, x.sin(), generator()) is kernel
+    assert inner.mixture_means.max() <= 0.05 + 1e-9
+    assert inner.mixture_means.max() > 0.04
+    residual = mixture(2)
+    network = MLP([1, 4, 1], zero_output=True, dtype=torch.float64)
+    initialize_spectral_mixture(DeepKernel(network, residual), x, x.sin(), generator())
+    assert residual.mixture_means[..., 0].max() > 4  # the input's Nyquist frequency is 5
+    assert residual.mixture_means[..., 1].max() <= 0.5  # the feature is constant
+
+
+def test_parts_of_a_sum_and_active_dims():
+    x = torch.stack([torch.linspace(0, 1, 11), torch.linspace(0, 100, 11)], -1).double()
+    first = SpectralMixtureKernel(20, active_dims=(0,)).double()
+    second = SpectralMixtureKernel(20, active_dims=(1,)).double()
+    initialize_spectral_mixture(ScaleKernel(first) + second, x, x[:, 0].sin())
+    assert 4 < first.mixture_means.max() <= 5 + 1e-9
+    assert 0.04 < second.mixture_means.max() <= 0.05 + 1e-9
+
+
+def test_the_grid_start_sees_scattered_points_as_correlated():
+    x = torch.rand(150, 5, dtype=torch.float64)
+
+    def coupling(spacing):
+        kernel = mixture(5, num_mixtures=4)
+        initialize_spectral_mixture(kernel, x, x[:, 0], generator(), spacing)
+        correlation = kernel(x).to_dense() / kernel(x[:1]).to_dense()
+        return (correlation - torch.eye(150)).abs().mean().item()
+
+    assert coupling("grid") > 2 * coupling("smallest")
+
+
+def test_errors():
+    x = torch.rand(5, 2)
+    with pytest.raises(ArgumentError, match="ScaleKernel"):
+        initialize_spectral_mixture(ScaleKernel(RBFKernel()), x, x[:, 0])
+    with pytest.raises(ShapeError, match="ard_num_dims=2"):
+        initialize_spectral_mixture(SpectralMixtureKernel(3), x, x[:, 0])
+    with pytest.raises(UnknownNameError, match="smallest"):
+        initialize_spectral_mixture(mixture(2), x, x[:, 0], spacing="smalest")
