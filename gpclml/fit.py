@@ -8,25 +8,26 @@ a history, checks that values are finite, freezing, and restarts that redraw net
 from __future__ import annotations
 
 import copy
+import math
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
-from gpytorch.mlls import MarginalLogLikelihood, SumMarginalLogLikelihood
+from gpytorch.mlls import MarginalLogLikelihood
 from linear_operator.utils.errors import NanError, NotPSDError
 
-from gpclml._losses import fixed_loss, fresh_loss, has_shared_parameters
-from gpclml.errors import ArgumentError, NonFiniteError, UnknownNameError
+from gpclml._losses import fixed_loss
+from gpclml._optimize import OptimizerFactory, StoppedError, line_search, stochastic
+from gpclml.errors import ArgumentError, UnknownNameError
 from gpclml.models import networks_of
 from gpclml.networks import reset_network
 
 __all__ = ["FitResult", "fit_mll"]
 
-OptimizerFactory = Callable[..., torch.optim.Optimizer]
 _STEPS = 300
 
 
@@ -116,7 +117,7 @@ def fit_mll(
                 mll.train()
                 attempt = _attempt(mll, factory, steps, lr, progress, must_start=index == 0)
                 attempts.append(attempt.objective)
-                if best is None or not attempt.objective <= best.objective:
+                if best is None or _is_better(attempt.objective, best.objective):
                     best, best_state = attempt, copy.deepcopy(mll.state_dict())
         finally:
             # An interrupt keeps the best attempt, or the current one if it is the first.
@@ -126,6 +127,11 @@ def fit_mll(
     assert best is not None
     seconds = time.perf_counter() - start
     return FitResult(best.objective, best.history, attempts, seconds, best.message)
+
+
+def _is_better(objective: float, best: float) -> bool:
+    """Whether it is larger; a failed attempt (NaN) never is, and any other beats one."""
+    return objective > best or (math.isnan(best) and not math.isnan(objective))
 
 
 def _attempt(
@@ -149,10 +155,10 @@ def _attempt(
 
         try:
             if factory is None:
-                attempt.message = _line_search(mll, steps, record)
+                attempt.message = line_search(mll, steps, record)
             else:
-                _stochastic(mll, factory, steps or _STEPS, lr, record)
-        except _StoppedError as stopped:
+                stochastic(mll, factory, steps or _STEPS, lr, record)
+        except StoppedError as stopped:
             if stopped.nothing_done and must_start:
                 raise stopped.error from None
             attempt.message = str(stopped.error)
@@ -169,125 +175,6 @@ def _attempt(
         except (NanError, NotPSDError) as error:
             attempt.message = attempt.message or str(error)
     return attempt
-
-
-def _line_search(mll: MarginalLogLikelihood, steps: int | None, record: Callable) -> str:
-    from botorch.exceptions.warnings import OptimizationWarning
-    from botorch.models.gpytorch import BatchedMultiOutputGPyTorchModel
-    from botorch.optim.fit import fit_gpytorch_mll_scipy
-
-    if isinstance(mll, SumMarginalLogLikelihood):
-        members = cast(Iterable[MarginalLogLikelihood], mll.mlls)
-        return "; ".join(filter(None, [_line_search(member, steps, record) for member in members]))
-    options = {} if steps is None else {"maxiter": steps}
-    model = mll.model
-    batch_shape = getattr(model, "_aug_batch_shape", torch.Size())
-    independent = (
-        isinstance(model, BatchedMultiOutputGPyTorchModel)
-        and batch_shape.numel() > 1
-        and not has_shared_parameters(model, batch_shape)
-    )
-    with warnings.catch_warnings():
-        # A line search that cannot improve further keeps its point; the result says so.
-        warnings.simplefilter("ignore", OptimizationWarning)
-        if independent:
-            result = fit_gpytorch_mll_scipy(mll, options=options)
-            record(None, result)
-        else:
-            parameters = _trainable(mll)
-            closure = _Tracked(mll, fixed_loss, parameters, keep_best=True)
-            with closure.stopping():
-                closure()  # BoTorch takes an error for a step too far: the start must raise
-                result = fit_gpytorch_mll_scipy(
-                    mll, parameters, closure=closure, options=options, callback=record
-                )
-    return "" if result.status.name == "SUCCESS" else str(result.message)
-
-
-def _stochastic(
-    mll: MarginalLogLikelihood, factory: OptimizerFactory, steps: int, lr: float, record: Callable
-) -> None:
-    from botorch.optim.fit import fit_gpytorch_mll_torch
-
-    parameters = _trainable(mll)
-    closure = _Tracked(mll, fresh_loss, parameters, keep_best=False)
-    with closure.stopping():
-        fit_gpytorch_mll_torch(
-            mll,
-            parameters,
-            closure=closure,
-            step_limit=steps,
-            stopping_criterion=None,
-            optimizer=lambda params: factory(params, lr=lr),
-            callback=record,
-        )
-
-
-class _StoppedError(Exception):
-    """A fit met values it cannot go on from; parameters are the last good ones."""
-
-    def __init__(self, error: Exception, nothing_done: bool) -> None:
-        super().__init__(str(error))
-        self.error = error
-        self.nothing_done = nothing_done
-
-
-class _Tracked:
-    """A loss with gradients that remembers the parameters to go back to."""
-
-    def __init__(
-        self,
-        mll: MarginalLogLikelihood,
-        loss: Callable[[MarginalLogLikelihood], torch.Tensor],
-        parameters: dict[str, torch.Tensor],
-        keep_best: bool,
-    ) -> None:
-        from botorch.optim.closures import ForwardBackwardClosure
-
-        self._closure = ForwardBackwardClosure(lambda: loss(mll), parameters)
-        self._parameters = parameters
-        self._keep_best = keep_best
-        self._kept: list[torch.Tensor] | None = None
-        self._lowest = float("inf")
-
-    def __call__(self) -> tuple[torch.Tensor, Any]:
-        value, gradients = self._closure()
-        value = value.detach()
-        self._check(value, gradients)
-        if not self._keep_best or float(value) < self._lowest:
-            self._lowest = float(value)
-            self._kept = [p.detach().clone() for p in self._parameters.values()]
-        return value, gradients
-
-    def _check(self, value: torch.Tensor, gradients: Any) -> None:
-        names = [
-            name
-            for name, gradient in zip(self._parameters, gradients, strict=True)
-            if gradient is not None and not bool(torch.isfinite(gradient).all())
-        ]
-        if names or not bool(torch.isfinite(value)):
-            raise NonFiniteError(
-                "objective",
-                f"value {float(value)}, non-finite gradients of {names[:4] or 'none'}",
-                "finite values",
-                "Lower the learning rate, or look for degenerate hyperparameters.",
-            )
-
-    @contextmanager
-    def stopping(self) -> Iterator[None]:
-        """Within the block numerical failures go back to the kept parameters and stop."""
-        try:
-            yield
-        except (NanError, NotPSDError) as error:
-            if self._kept is not None:
-                with torch.no_grad():
-                    for p, kept in zip(self._parameters.values(), self._kept, strict=True):
-                        p.copy_(kept)
-            raise _StoppedError(error, nothing_done=self._kept is None) from error
-
-
-def _trainable(mll: MarginalLogLikelihood) -> dict[str, torch.Tensor]:
-    return {name: p for name, p in mll.named_parameters() if p.requires_grad}
 
 
 def _redraw(mll: MarginalLogLikelihood, generator: torch.Generator) -> None:

@@ -1,0 +1,42 @@
+# `make demo` and `make test` need Python, pip and make only; each makes .venv if missing.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+JOBS ?= 2
+TEST_WORKERS ?= 2
+RESULTS ?= demo.sqlite
+
+.PHONY: demo test lint types clean
+
+demo: $(VENV)/demo.stamp
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.uci run --datasets diabetes --n 100 --seeds 5 \
+	  --objectives lml,clml --kernel rbf,deep,deep-bottleneck --steps 300 \
+	  --results $(RESULTS) --jobs $(JOBS)
+	$(BIN)/python -m benchmarks.uci report --results $(RESULTS) --figure demo.png
+
+test: $(VENV)/test.stamp lint types
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile
+
+lint: $(VENV)/test.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/test.stamp
+	$(BIN)/pyright
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# torch first and pinned, so that nothing else chooses its build.
+$(VENV)/demo.stamp: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install -q -c constraints.txt torch
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[bench]'
+	touch $@
+
+$(VENV)/test.stamp: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install -q -c constraints.txt torch
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	touch $@ $(VENV)/demo.stamp
+
+clean:
+	rm -rf $(VENV) demo.sqlite demo.png

@@ -1,0 +1,50 @@
+"""Command line: ``python -m benchmarks.robustness --problems 500``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import pandas as pd
+import typer
+
+from benchmarks._version import package_versions
+from benchmarks.robustness.study import run, summarize
+
+
+def main(
+    problems: Annotated[int, typer.Option(min=1, help="Number of problems.")] = 500,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the problems.")] = 0,
+    csv: Annotated[
+        Path | None, typer.Option(help="Write a row a problem and method there.")
+    ] = None,
+) -> None:
+    """Failures and float32 errors of objectives on hard random problems."""
+    versions = ", ".join(f"{name} {version}" for name, version in package_versions().items())
+    header = f"# python -m benchmarks.robustness {' '.join(sys.argv[1:])}".rstrip()
+    print(f"{header}\n# {versions}\n", flush=True)
+    results = run(problems, seed)
+    table = summarize(results)
+    counts = table.loc[:, :"jittered64"]
+    errors = table[["method", *table.columns[table.columns.get_loc("value_median") :]]]
+    print("Counts in float32; the last two in float64. failed: where float64 succeeds.\n")
+    print(counts.to_string(index=False))
+    print("\nRelative errors of float32 against float64; own: on the same float32 kernel.\n")
+    print(errors.to_string(index=False, float_format="%.1e"))
+    _print_errors(results)
+    if csv:
+        csv.write_text(f"{header}\n# {versions}\n{results.to_csv(index=False)}")
+
+
+def _print_errors(results: pd.DataFrame) -> None:
+    raised = results[results["raised"]]
+    if len(raised):
+        print("\nWhat was raised, by method:\n")
+        kinds = raised["error"].str.partition(":")[0].rename("error")
+        counts = raised.groupby(["method", kinds], sort=False).size().rename("count")
+        print(counts.reset_index().to_string(index=False))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,131 @@
+"""Random regression problems on which float32 Gaussian processes go wrong."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+
+import gpytorch
+import torch
+from torch import Tensor
+
+__all__ = ["KERNELS", "HardProblem", "draw_problem"]
+
+KERNELS = {
+    "RBF": gpytorch.kernels.RBFKernel,
+    "Matern 1/2": partial(gpytorch.kernels.MaternKernel, nu=0.5),
+    "Matern 3/2": partial(gpytorch.kernels.MaternKernel, nu=1.5),
+    "Matern 5/2": partial(gpytorch.kernels.MaternKernel, nu=2.5),
+    "RQ": gpytorch.kernels.RQKernel,
+}
+"""Stationary kernels by name, each taking ``ard_num_dims``."""
+
+# softplus of this vanishes in float32: the noise is at its lower bound, 1e-4, as it is after an
+# optimizer pushed against it.
+_RAW_NOISE_AT_BOUND = -30.0
+
+
+@dataclass(frozen=True)
+class HardProblem:
+    """Data and hyperparameters, all exactly representable in float32.
+
+    Attributes:
+        index: Number of the problem under its seed.
+        kernel: A name in ``KERNELS``.
+        x: Inputs, float32, ``(n, d)``; some rows are copies of others.
+        y: Standardized targets, float32, ``(n,)``.
+        lengthscale: One a feature, float32, ``(d,)``.
+        outputscale: Variance of the latent function.
+        mean: Constant prior mean.
+        num_duplicates: Number of rows of ``x`` that are copies.
+    """
+
+    index: int
+    kernel: str
+    x: Tensor
+    y: Tensor
+    lengthscale: Tensor
+    outputscale: float
+    mean: float
+    num_duplicates: int
+
+    def model(self, dtype: torch.dtype) -> ExactModel:
+        """The same problem in any type: built in float32, then cast."""
+        model = ExactModel(self.x, self.y, KERNELS[self.kernel](ard_num_dims=self.x.shape[-1]))
+        model.covar_module.base_kernel.lengthscale = self.lengthscale
+        model.covar_module.outputscale = self.outputscale
+        model.mean_module.constant = self.mean
+        torch.nn.init.constant_(model.likelihood.raw_noise, _RAW_NOISE_AT_BOUND)
+        model = model.to(dtype)
+        model.set_train_data(self.x.to(dtype), self.y.to(dtype), strict=False)
+        return model.train()
+
+
+class ExactModel(gpytorch.models.ExactGP):
+    """An exact GP with constant mean and a scaled kernel.
+
+    Args:
+        x: Inputs, ``(n, d)``.
+        y: Targets, ``(n,)``.
+        kernel: The kernel that is scaled.
+    """
+
+    def __init__(self, x: Tensor, y: Tensor, kernel: gpytorch.kernels.Kernel) -> None:
+        super().__init__(x, y, gpytorch.likelihoods.GaussianLikelihood())
+        self.mean_module = gpytorch.means.ConstantMean()
+        self.covar_module = gpytorch.kernels.ScaleKernel(kernel)
+
+    def forward(self, x: Tensor) -> gpytorch.distributions.MultivariateNormal:
+        """The prior at x."""
+        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def draw_problem(seed: int, index: int) -> HardProblem:
+    """One problem, the same for the same seed and index.
+
+    Log-uniform: n from 2 to 200, lengthscales from 1e-3 to 1e3 (one for all features, or, in
+    half of the problems, one each), outputscale from 0.1 to 10. Uniform: 1 to 8 features, the
+    kernel, and a share of up to 0.9 of the rows that copy another. Inputs are standard normal;
+    targets are a sum of cosines with noise, standardized. The noise variance is at GPyTorch's
+    bound of 1e-4.
+
+    Args:
+        seed: Seed of the family.
+        index: Number of the problem.
+
+    Returns:
+        The problem.
+    """
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + index)
+    uniform = partial(torch.rand, generator=generator, dtype=torch.float64)
+    normal = partial(torch.randn, generator=generator, dtype=torch.float64)
+    n = int(_log_uniform(2, 201, uniform(1)))
+    d = 1 + int(8 * uniform(1))
+    kernel = list(KERNELS)[int(len(KERNELS) * uniform(1))]
+    num_duplicates = min(int(0.9 * float(uniform(1)) * n) + 1, n - 1)
+    originals = normal(n - num_duplicates, d)
+    copies = (len(originals) * uniform(num_duplicates)).long()
+    x = torch.cat([originals, originals[copies]])[torch.randperm(n, generator=generator)]
+    own = bool(uniform(1) < 0.5)
+    lengthscale = _log_uniform(1e-3, 1e3, uniform(d if own else 1)).expand(d)
+    return HardProblem(
+        index=index,
+        kernel=kernel,
+        x=x.float(),
+        y=_targets(x, uniform, normal),
+        lengthscale=lengthscale.float(),
+        outputscale=float(_log_uniform(0.1, 10.0, uniform(1))),
+        mean=float(normal(1)),
+        num_duplicates=num_duplicates,
+    )
+
+
+def _log_uniform(low: float, high: float, draw: Tensor) -> Tensor:
+    return low * (high / low) ** draw
+
+
+def _targets(x: Tensor, uniform: partial, normal: partial) -> Tensor:
+    waves = normal(x.shape[-1], 10) * _log_uniform(0.1, 10.0, uniform(1))
+    y = (x @ waves + 2 * math.pi * uniform(10)).cos().sum(-1) + 0.1 * normal(len(x))
+    return ((y - y.mean()) / y.std()).float()

@@ -1,0 +1,80 @@
+"""Command line: ``python -m benchmarks.speed --n 1000 --dtype float32``."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import pandas as pd
+import torch
+import typer
+
+from benchmarks._version import package_versions
+from benchmarks.speed.study import measure
+
+
+class Dtype(StrEnum):
+    """A floating-point type by name."""
+
+    FLOAT32 = "float32"
+    FLOAT64 = "float64"
+
+
+SIZES = [250, 500, 1000, 2000, 4000]
+DTYPES = [Dtype.FLOAT32, Dtype.FLOAT64]
+
+
+def main(
+    n: Annotated[list[int], typer.Option(help="Number of points; may be repeated.")] = SIZES,
+    dtype: Annotated[list[Dtype], typer.Option(help="Number type; may be repeated.")] = DTYPES,
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Rounds a size [default: fewer at large n]")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1")] = "cpu",
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="CPU threads [default: torch's]")
+    ] = None,
+    memory: Annotated[bool, typer.Option(help="Measure peak memory too.")] = True,
+    csv: Annotated[Path | None, typer.Option(help="Write the table there as well.")] = None,
+) -> None:
+    """Time and memory of gradient steps, relative to GPyTorch's LML step by Cholesky."""
+    if threads:
+        torch.set_num_threads(threads)
+    header = _header(device)
+    print(header, flush=True)
+    tables = []
+    for kind in dtype:
+        for size in n:
+            table = measure(size, getattr(torch, kind.value), device, rounds, memory)
+            print(f"\n{table.to_string(index=False, float_format='%.2f')}", flush=True)
+            tables.append(table)
+            if csv:  # after each size: a long run that is stopped keeps what it has
+                rows = pd.concat(tables).to_csv(index=False)
+                csv.write_text(f"{header}\n{rows}")
+
+
+def _header(device: str) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in package_versions().items())
+    return "\n".join(
+        [
+            f"# python -m benchmarks.speed {' '.join(sys.argv[1:])}".rstrip(),
+            f"# {versions}",
+            f"# {_device_name(device)}, {torch.get_num_threads()} CPU threads",
+        ]
+    )
+
+
+def _device_name(device: str) -> str:
+    if torch.device(device).type == "cuda":
+        return torch.cuda.get_device_name(device)
+    cpu = Path("/proc/cpuinfo")
+    lines = cpu.read_text().splitlines() if cpu.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,171 @@
+"""The gradient steps that are compared, all on one exact GP."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import gpytorch
+import torch
+from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
+from torch import Tensor
+
+from gpclml.conditioning import (
+    Conditioning,
+    KFold,
+    LastPoints,
+    LeaveOneOut,
+    RandomHoldout,
+    RandomOrderings,
+)
+from gpclml.errors import UnknownNameError
+from gpclml.mlls import ConditionalMarginalLogLikelihood
+
+__all__ = ["BASE", "LOO_BASE", "METHODS", "ExactRBF", "Problem", "gradient_step"]
+
+NUM_FEATURES = 8
+NOISE = 0.1
+
+
+class ExactRBF(gpytorch.models.ExactGP):
+    """An exact GP with constant mean and scaled ARD RBF kernel.
+
+    Args:
+        x: Inputs, ``(n, d)``.
+        y: Targets, ``(n,)``.
+    """
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        super().__init__(x, y, gpytorch.likelihoods.GaussianLikelihood())
+        self.mean_module = gpytorch.means.ConstantMean()
+        self.covar_module = gpytorch.kernels.ScaleKernel(
+            gpytorch.kernels.RBFKernel(ard_num_dims=x.shape[-1])
+        )
+
+    def forward(self, x: Tensor) -> gpytorch.distributions.MultivariateNormal:
+        """The prior at x."""
+        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+class Problem:
+    """Data and a model in train mode on which a step is taken.
+
+    Inputs are uniform on the unit cube in eight dimensions, targets a sum of sines with noise
+    of standard deviation 0.1; the lengthscales are 1, the noise variance is 0.1.
+
+    Args:
+        n: Number of data points, at least 2.
+        dtype: ``torch.float32`` or ``torch.float64``.
+        device: Where data and model live.
+        seed: Seed of the data.
+    """
+
+    def __init__(
+        self,
+        n: int,
+        dtype: torch.dtype = torch.float64,
+        device: str | torch.device = "cpu",
+        seed: int = 0,
+    ) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        x = torch.rand(n, NUM_FEATURES, generator=generator, dtype=torch.float64)
+        noise = torch.randn(n, generator=generator, dtype=torch.float64)
+        y = (2 * math.pi * x).sin().mean(-1) + 0.1 * noise
+        self.x, self.y = x.to(device, dtype), y.to(device, dtype)
+        self.model = ExactRBF(self.x, self.y).to(device, dtype).train()
+        self.model.covar_module.base_kernel.lengthscale = 1.0
+        self.model.likelihood.noise = NOISE
+
+    @property
+    def n(self) -> int:
+        """Number of data points."""
+        return len(self.y)
+
+
+Objective = Callable[[], Tensor]
+
+
+def _gpytorch(mll_class: type, problem: Problem) -> Objective:
+    mll = mll_class(problem.model.likelihood, problem.model)
+
+    def objective() -> Tensor:
+        # Above this size GPyTorch would turn to stochastic estimates.
+        with gpytorch.settings.max_cholesky_size(problem.n):
+            return mll(problem.model(problem.x), problem.y)
+
+    return objective
+
+
+def _conditional(conditioning: Callable[[int], Conditioning], problem: Problem) -> Objective:
+    mll = ConditionalMarginalLogLikelihood(
+        problem.model.likelihood, problem.model, conditioning(problem.n)
+    )
+    return lambda: mll(problem.model(problem.x), problem.y)
+
+
+def _textbook(num_conditioned: Callable[[int], int], problem: Problem) -> Objective:
+    m = num_conditioned(problem.n)
+
+    def objective() -> Tensor:
+        output = problem.model.likelihood(problem.model(problem.x))
+        covariance, residual = output.covariance_matrix, problem.y - output.mean
+        joint = _log_density_by_inverse(covariance, residual)
+        given = _log_density_by_inverse(covariance[:m, :m], residual[:m])
+        return (joint - given) / (problem.n - m)
+
+    return objective
+
+
+def _log_density_by_inverse(covariance: Tensor, residual: Tensor) -> Tensor:
+    quadratic = residual @ torch.linalg.inv(covariance) @ residual
+    log_det = torch.linalg.slogdet(covariance).logabsdet
+    return -0.5 * (quadratic + log_det + len(residual) * math.log(2 * math.pi))
+
+
+BASE = "gpytorch LML"
+"""The method whose step is 1: GPyTorch's log marginal likelihood, by Cholesky."""
+
+LOO_BASE = "gpytorch LOO"
+"""GPyTorch's leave-one-out pseudo-likelihood."""
+
+METHODS: dict[str, Callable[[Problem], Objective]] = {
+    BASE: partial(_gpytorch, ExactMarginalLogLikelihood),
+    LOO_BASE: partial(_gpytorch, LeaveOneOutPseudoLikelihood),
+    "textbook m=n/2": partial(_textbook, lambda n: n // 2),
+    "textbook m=0.9n": partial(_textbook, lambda n: n - round(0.1 * n)),
+    "RandomHoldout(0.1)": partial(_conditional, lambda n: RandomHoldout(0.1)),
+    "RandomHoldout(0.5)": partial(_conditional, lambda n: RandomHoldout(0.5)),
+    "KFold(10)": partial(_conditional, lambda n: KFold(10)),
+    "LeaveOneOut()": partial(_conditional, lambda n: LeaveOneOut()),
+    "LastPoints(m=n/2)": partial(_conditional, lambda n: LastPoints(n // 2)),
+    "LastPoints(m=0)": partial(_conditional, lambda n: LastPoints(0)),
+    "RandomOrderings(5, m=n/2)": partial(_conditional, lambda n: RandomOrderings(5, n // 2)),
+}
+"""What makes the objective of each method on a problem, by name."""
+
+
+def gradient_step(method: str, problem: Problem) -> Callable[[], Tensor]:
+    """One training step without the update: kernel, value and gradient of all parameters.
+
+    Args:
+        method: A name in ``METHODS``.
+        problem: Whose parameters receive the gradient.
+
+    Returns:
+        A function that takes the step and returns the loss, a scalar.
+
+    Raises:
+        UnknownNameError: If there is no such method.
+    """
+    if method not in METHODS:
+        raise UnknownNameError("method", method, METHODS)
+    objective = METHODS[method](problem)
+
+    def step() -> Tensor:
+        problem.model.zero_grad()
+        loss = -objective()
+        loss.backward()
+        return loss.detach()
+
+    return step

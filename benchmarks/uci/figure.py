@@ -1,0 +1,136 @@
+"""The figure: errors against the number of training rows."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.uci.statistics import means, ordered_objectives
+from gpclml.errors import DataError
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.axes import Axes
+
+__all__ = ["draw_figure"]
+
+_ROWS = {"rmse": "RMSE (sd of targets)", "nll": "NLL (nats per point)"}
+# Okabe and Ito's palette, told apart by colour-blind readers too.
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_STYLES = (("-", "o"), ("--", "s"), (":", "^"), ("-.", "D"))
+
+
+def draw_figure(done: pandas.DataFrame, path: str | os.PathLike) -> None:
+    """Draws RMSE above NLL, a column a data set, a line a kernel and objective.
+
+    Bars are standard errors over seeds. Where the highest is far above the others, an axis of
+    RMSE is logarithmic, and one of NLL is so beyond 2.
+
+    Args:
+        done: Finished cells with their labels, as ``benchmarks.uci.report.load`` gives them.
+        path: The image file.
+
+    Raises:
+        DataError: The file cannot be written.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    names = sorted(done["dataset"].unique())
+    looks = _looks(done)
+    figure = Figure(figsize=(1.2 + max(2.7 * len(names), 4.2), 6.4), layout="constrained")
+    FigureCanvasAgg(figure)
+    grid: Any = figure.subplots(len(_ROWS), len(names), squeeze=False)
+    for row, (metric, label) in enumerate(_ROWS.items()):
+        for column, name in enumerate(names):
+            axes = grid[row][column]
+            _draw_panel(axes, done[done["dataset"] == name], metric, looks)
+            if row == 0:
+                axes.set_title(name)
+            if row == len(_ROWS) - 1:
+                axes.set_xlabel("training rows n")
+            if column == 0:
+                axes.set_ylabel(label)
+    _draw_legend(figure, looks)
+    try:
+        figure.savefig(path, dpi=150)
+    except (OSError, ValueError) as error:
+        message = f"{path}: cannot be drawn ({error}). Name another image file."
+        raise DataError(message) from error
+
+
+def _looks(done: pandas.DataFrame) -> dict[tuple[str, str], dict[str, Any]]:
+    """How each kernel and objective is drawn: colour by kernel, line and marker by objective."""
+    kernels = sorted(done["kernel_label"].unique())
+    objectives = ordered_objectives(done["objective_label"])
+    present = set(zip(done["kernel_label"], done["objective_label"], strict=True))
+    looks = {}
+    for i, kernel in enumerate(kernels):
+        for j, objective in enumerate(objectives):
+            if (kernel, objective) in present:
+                color = _COLORS[i % len(_COLORS)]
+                style, marker = _STYLES[j % len(_STYLES)]
+                # Hollow from the second objective on: told apart without a line too.
+                face = color if j == 0 else "white"
+                looks[kernel, objective] = {
+                    "color": color, "linestyle": style, "marker": marker, "markerfacecolor": face,
+                }  # fmt: skip
+    return looks
+
+
+def _draw_panel(
+    axes: Axes, cells: pandas.DataFrame, metric: str, looks: dict[tuple[str, str], dict[str, Any]]
+) -> None:
+    sizes = sorted(int(n) for n in cells["n"].unique())
+    ticks = [math.log2(n) for n in sizes]
+    gap = min((b - a for a, b in itertools.pairwise(ticks)), default=1.0)
+    spread = (0.6 if len(sizes) == 1 else 0.25) * gap  # side by side, so that no bar hides another
+    table = means(cells, metric, ("kernel_label", "objective_label", "n")).reset_index()
+    for place, (key, look) in enumerate(looks.items()):
+        chosen = (table["kernel_label"] == key[0]) & (table["objective_label"] == key[1])
+        line = table[chosen]
+        shift = spread * ((place + 0.5) / len(looks) - 0.5)
+        axes.errorbar(
+            [math.log2(n) + shift for n in line["n"]], line["mean"], yerr=line["se"].fillna(0.0),
+            markersize=5, linewidth=1.3, elinewidth=1, capsize=2, **look,
+        )  # fmt: skip
+    axes.set_xlim(ticks[0] - 0.6 * gap, ticks[-1] + 0.6 * gap)
+    axes.set_xticks(ticks, [str(n) for n in sizes])
+    error = table["se"].fillna(0.0)
+    _set_scale(axes, metric, float((table["mean"] - error).min()), table["mean"] + error)
+    axes.grid(axis="y", color="0.9")
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _set_scale(axes: Axes, metric: str, low: float, tops: pandas.Series) -> None:
+    """Keeps what is low apart where something else is far higher, with plain numbers."""
+    from matplotlib.ticker import NullLocator
+
+    high = float(tops.max())
+    if metric == "rmse" and 0 < low < high / 4:
+        axes.set_yscale("log")
+        axes.set_ylim(low / 1.15, high * 1.15)
+        marks = [digit * 10.0**power for power in range(-5, 6) for digit in (1, 2, 5)]
+    elif metric == "nll" and high > 5 * max(1.0, abs(float(tops.median()))):
+        axes.set_yscale("symlog", linthresh=2, linscale=1.5)
+        axes.set_ylim(low - 0.3, high * 1.3)
+        marks = [-10, -5, -2, -1, 0, 1, *(digit * 10**p for p in range(7) for digit in (2, 10))]
+    else:
+        return
+    bottom, top = axes.get_ylim()
+    marks = [mark for mark in marks if bottom <= mark <= top]
+    axes.set_yticks(marks, [f"{mark:g}" for mark in marks])
+    axes.yaxis.set_minor_locator(NullLocator())
+
+
+def _draw_legend(figure: Any, looks: dict[tuple[str, str], dict[str, Any]]) -> None:
+    from matplotlib.lines import Line2D
+
+    lines = [Line2D([], [], markersize=5, **look) for look in looks.values()]
+    labels = [f"{kernel}, {objective}" for kernel, objective in looks]
+    width = figure.get_size_inches()[0]
+    columns = max(1, min(len(lines), int(width / 2.0)))
+    figure.legend(lines, labels, loc="outside upper center", ncols=columns, frameon=False)

@@ -1,0 +1,101 @@
+"""Means over seeds, and differences between methods paired by seed, with standard errors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = [
+    "SETTINGS",
+    "label_kernels",
+    "label_objectives",
+    "means",
+    "ordered_objectives",
+    "paired_differences",
+]
+
+SETTINGS = ("mean", "optimizer", "steps", "lr", "dtype", "device")
+"""Settings of a cell that belong to its kernel; one with several values enters the label."""
+
+_FIRST_OBJECTIVES = ("lml", "clml")
+
+
+def label_kernels(cells: pandas.DataFrame) -> pandas.Series:
+    """The kernel of each cell, with the settings that differ within that kernel.
+
+    Args:
+        cells: Cells as ``benchmarks.results.load_results`` gives them.
+    """
+    return _labels(cells, "kernel", SETTINGS)
+
+
+def label_objectives(cells: pandas.DataFrame) -> pandas.Series:
+    """The objective of each cell, with its held-out share where that differs.
+
+    Args:
+        cells: Cells as ``benchmarks.results.load_results`` gives them.
+    """
+    return _labels(cells, "objective", ("held_out",))
+
+
+def ordered_objectives(labels: Iterable[str]) -> list[str]:
+    """The distinct objectives in the order of tables and figures: the LML first, then the CLML.
+
+    Args:
+        labels: Labels of objectives; each begins with the objective's name.
+    """
+    rank = {name: place for place, name in enumerate(_FIRST_OBJECTIVES)}
+    return sorted(set(labels), key=lambda label: (rank.get(label.split()[0], len(rank)), label))
+
+
+def means(cells: pandas.DataFrame, metric: str, by: Sequence[str]) -> pandas.DataFrame:
+    """Mean of a metric over seeds.
+
+    Args:
+        cells: A row for each cell, with the metric's column.
+        metric: Name of the metric.
+        by: Columns that tell the groups apart.
+
+    Returns:
+        A row a group: ``mean``, standard error ``se`` (sample standard deviation over
+        root k; NaN for one seed) and number of ``seeds``, k. Indexed by the groups, sorted.
+    """
+    return cells.groupby(list(by))[metric].agg(mean="mean", se="sem", seeds="count")
+
+
+def paired_differences(
+    cells: pandas.DataFrame, baseline: pandas.DataFrame, metric: str, on: Sequence[str]
+) -> pandas.DataFrame:
+    """Mean over seeds of a metric less that of a baseline on the same rows.
+
+    Only seeds that both have count. Dataset and n must be among ``on``, for the rows are a
+    function of dataset, n and seed.
+
+    Args:
+        cells: Cells with columns ``kernel_label`` and ``objective_label``.
+        baseline: Cells to subtract, at most one for each value of ``on`` and seed.
+        metric: Name of the metric.
+        on: Columns that a cell and its baseline share, besides the seed.
+
+    Returns:
+        As from :func:`means`, the number of seeds being that of pairs; grouped by dataset, n,
+        kernel and objective label.
+    """
+    keys = [*on, "seed"]
+    other = baseline[[*keys, metric]].rename(columns={metric: "baseline"})
+    pairs = cells.merge(other, on=keys, validate="many_to_one")
+    pairs["difference"] = pairs[metric] - pairs["baseline"]
+    return means(pairs, "difference", ("dataset", "n", "kernel_label", "objective_label"))
+
+
+def _labels(cells: pandas.DataFrame, name: str, settings: Sequence[str]) -> pandas.Series:
+    labels = cells[name].copy()
+    for _, group in cells.groupby(name):
+        for setting in settings:
+            values = group[setting].dropna()
+            if values.nunique() > 1:
+                labels[values.index] += values.map(lambda value, s=setting: f" {s}={value}")
+    return labels

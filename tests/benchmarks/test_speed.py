@@ -1,0 +1,103 @@
+"""The speed benchmark compares equal quantities, in turn, and measures memory that is used."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+import torch
+from typer import Typer
+from typer.testing import CliRunner
+
+from benchmarks.speed import BASE, METHODS, Problem, interleaved_times, peak_memory, ratios
+from benchmarks.speed.__main__ import main
+from benchmarks.speed.methods import gradient_step
+from gpclml.errors import ArgumentError, UnknownNameError
+
+
+def _loss_and_gradient(method: str) -> torch.Tensor:
+    problem = Problem(60)
+    loss = gradient_step(method, problem)()
+    gradient = [p.grad.flatten() for p in problem.model.parameters()]
+    return torch.cat([loss.flatten(), *gradient])
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [
+        ("LastPoints(m=0)", "gpytorch LML"),
+        ("LeaveOneOut()", "gpytorch LOO"),
+        ("LastPoints(m=n/2)", "textbook m=n/2"),
+    ],
+)
+def test_compared_methods_compute_the_same(ours, theirs):
+    torch.testing.assert_close(
+        _loss_and_gradient(ours), _loss_and_gradient(theirs), rtol=1e-8, atol=1e-10
+    )
+
+
+def test_base_is_exact_above_gpytorchs_cholesky_size():
+    # GPyTorch turns to random estimates above 800 points unless told otherwise.
+    problem = Problem(801)
+    losses = {float(gradient_step(BASE, problem)()) for _ in range(2)}
+    assert len(losses) == 1
+    ours = float(gradient_step("LastPoints(m=0)", problem)())
+    assert losses.pop() == pytest.approx(ours, rel=1e-9)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_repeated_steps_do_not_accumulate_gradients(method):
+    problem = Problem(30, torch.float32)
+    step = gradient_step(method, problem)
+    step()
+    first = problem.model.mean_module.raw_constant.grad.abs().item()
+    for _ in range(20):
+        step()
+    assert problem.model.mean_module.raw_constant.grad.abs().item() < 10 * first + 0.1
+
+
+def test_steps_are_taken_in_turn_in_rotated_order():
+    calls: list[str] = []
+    steps = {name: lambda name=name: calls.append(name) for name in "abc"}
+    times = interleaved_times(steps, rounds=3)
+    assert "".join(calls) == "abc" + "abc" + "bca" + "cab"
+    assert times.shape == (3, 3)
+    assert (times >= 0).all(axis=None)
+
+
+def test_ratio_is_formed_within_each_round():
+    times = pd.DataFrame({"base": [1.0, 10.0, 100.0], "twice": [2.0, 20.0, 300.0]})
+    table = ratios(times, "base")
+    assert table.loc["base"].tolist() == [1.0, 1.0, 1.0]
+    assert table.loc["twice"].tolist() == [2.0, 2.0, 2.5]
+
+
+def test_peak_memory_counts_matrices():
+    n = 1200
+    matrix = n * n * 8
+    peak = peak_memory("LastPoints(m=0)", n, torch.float64, threads=1)
+    assert 3 * matrix < peak < 12 * matrix
+
+
+def test_bad_arguments_are_named():
+    with pytest.raises(UnknownNameError, match="LeaveOneOut"):
+        gradient_step("LeaveOneOut", Problem(5))
+    with pytest.raises(UnknownNameError, match="method"):
+        peak_memory("nothing", 100)
+    with pytest.raises(ArgumentError, match="rounds"):
+        interleaved_times({}, rounds=0)
+    with pytest.raises(UnknownNameError, match="base"):
+        ratios(pd.DataFrame({"a": [1.0]}), "b")
+
+
+def test_command_writes_table_with_header(tmp_path):
+    app = Typer()
+    app.command()(main)
+    file = tmp_path / "speed.csv"
+    arguments = ["--n", "20", "--dtype", "float32", "--rounds", "2", "--no-memory"]
+    result = CliRunner().invoke(app, [*arguments, "--csv", str(file)])
+    assert result.exit_code == 0, result.output
+    assert "torch" in file.read_text().splitlines()[1]
+    table = pd.read_csv(file, comment="#")
+    assert table["method"].tolist() == list(METHODS)
+    assert (table["rounds"] == 2).all()
+    assert table.set_index("method").loc[BASE, "ratio"] == 1.0
