@@ -91,10 +91,11 @@ def test_the_larger_fourier_model_overtakes_near_297_points(fourier):
     assert mean[199] < -4 * error[199]
     assert abs(mean[296]) < 4 * error[296]
     assert mean[399] > 4 * error[399]
-    advantage = (curves[1] - curves[0]).mean(0)
     # Its increments are the larger ones from about 55 points on, long before.
-    assert (advantage[:40] < 0).all()
-    assert (advantage[65:200] > 0).float().mean() > 0.9
+    advantage = (curves[1] - curves[0]).mean(0)
+    assert advantage[:40].mean() < 0
+    assert advantage[60:150].mean() > 0
+    assert abs(int(mean.argmin()) - 55) < 12
 
 
 # --- 2: rational quadratic kernel, over-estimated noise ---
@@ -126,7 +127,8 @@ def rq_model(data: GPRegressionData, alpha: float) -> GPRegression:
     return model
 
 
-RQ = [  # alpha, LML, CLML(45) in data order, its mean over orders and error, joint and marginal test
+# alpha, LML, CLML(45) in data order, its mean over orders and error, joint and marginal test
+RQ = [
     (0.001003344543, 16.170516, 0.631775, 1.956, 0.014, 63.125389, 53.982075),
     (0.192642152309, 12.935471, 1.426768, 2.056, 0.011, 72.517637, 65.406863),
 ]

@@ -1,0 +1,199 @@
+"""The bare objective in ``botorch.fit.fit_gpytorch_mll``: it runs, and seeds do not matter."""
+
+from __future__ import annotations
+
+import gpytorch
+import pytest
+import torch
+from botorch.fit import fit_gpytorch_mll
+from botorch.models import KroneckerMultiTaskGP, ModelListGP, MultiTaskGP, SingleTaskGP
+from botorch.models.transforms import Normalize, Standardize
+from botorch.optim.fit import fit_gpytorch_mll_torch
+from gpytorch.mlls import SumMarginalLogLikelihood
+
+from gpclml.conditioning import LeaveOneOut, RandomHoldout
+from gpclml.mlls import ConditionalMarginalLogLikelihood
+from gpclml.models import GPRegression
+
+N = 24
+
+
+def data(n=N):
+    generator = torch.Generator().manual_seed(7)
+    x = torch.rand(n, 2, generator=generator, dtype=torch.float64)
+    noise = torch.randn(n, 2, generator=generator, dtype=torch.float64)
+    y = torch.stack([(6 * x[:, 0]).sin() + x[:, 1], (5 * x[:, 1]).cos()], -1) + 0.15 * noise
+    return x, (y - y.mean(0)) / y.std(0)
+
+
+def single():
+    x, y = data()
+    return SingleTaskGP(x, y[:, :1])
+
+
+def transformed():
+    x, y = data()
+    return SingleTaskGP(
+        10 * x, 3 * y[:, :1] + 5, input_transform=Normalize(2), outcome_transform=Standardize(1)
+    )
+
+
+def fixed_noise():
+    x, y = data()
+    return SingleTaskGP(x, y[:, :1], torch.linspace(0.01, 0.1, N).double().unsqueeze(-1))
+
+
+def two_outputs():
+    return SingleTaskGP(*data())
+
+
+def batched():
+    x, y = data()
+    return SingleTaskGP(x.expand(3, N, 2) + 0.0, torch.stack([y[:, :1], y[:, 1:], -y[:, :1]]))
+
+
+def batched_two_outputs():
+    x, y = data()
+    return SingleTaskGP(torch.stack([x, x.flip(-1)]), torch.stack([y, y]))
+
+
+def multi_task():
+    x, y = data(12)
+    tasks = torch.arange(2, dtype=torch.float64)
+    long = torch.cat([torch.cat([x, task.expand(12, 1)], -1) for task in tasks])
+    return MultiTaskGP(long, y.T.reshape(-1, 1), task_feature=-1)
+
+
+def kronecker():
+    return KroneckerMultiTaskGP(*data(12))
+
+
+class Plain(gpytorch.models.ExactGP):
+    def __init__(self):
+        x, y = data()
+        super().__init__(x, y[:, 0], gpytorch.likelihoods.GaussianLikelihood())
+        self.mean_module = gpytorch.means.ConstantMean()
+        self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel(ard_num_dims=2))
+
+    def forward(self, x):
+        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def plain():
+    return Plain().double()
+
+
+def regression():
+    x, y = data()
+    return GPRegression(x, y[:, 0])
+
+
+MODELS = [
+    single,
+    transformed,
+    fixed_noise,
+    two_outputs,
+    batched,
+    batched_two_outputs,
+    multi_task,
+    kronecker,
+    plain,
+    regression,
+]
+
+
+class Counted(ConditionalMarginalLogLikelihood):
+    """Counts how often BoTorch asks for the fixed loss and for the objective itself."""
+
+    fixed = fresh = 0
+
+    def compute_custom_loss(self, **kwargs):
+        Counted.fixed += 1
+        return super().compute_custom_loss(**kwargs)
+
+    def forward(self, *args, **kwargs):
+        Counted.fresh += 1
+        return super().forward(*args, **kwargs)
+
+
+def value(mll) -> torch.Tensor:
+    mll.train()
+    with torch.no_grad():
+        return -mll.compute_custom_loss()
+
+
+@pytest.mark.filterwarnings("ignore::linear_operator.utils.warnings.NumericalWarning")
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+@pytest.mark.parametrize("make", MODELS)
+def test_four_seeds_reach_the_same_optimum(make):
+    Counted.fixed = Counted.fresh = 0
+    optima = []  # of fits that differ in the global seed alone
+    for seed in range(4):
+        torch.manual_seed(seed)
+        model = make()
+        mll = Counted(model.likelihood, model)
+        before = value(mll)
+        fit_gpytorch_mll(mll)
+        assert not mll.training
+        after = value(mll)
+        assert (after > before).all()
+        optima.append(after)
+    assert Counted.fixed > 20
+    assert Counted.fresh == 0
+    assert torch.stack(optima).std(0).max() < 1e-5, optima
+
+
+@pytest.mark.filterwarnings("ignore::linear_operator.utils.warnings.NumericalWarning")
+def test_model_list_through_the_sum_of_objectives():
+    x, y = data()
+    optima = []
+    for seed in range(4):
+        torch.manual_seed(seed)
+        models = ModelListGP(SingleTaskGP(x, y[:, :1]), SingleTaskGP(x[:15], y[:15, 1:]))
+        mll = SumMarginalLogLikelihood(
+            models.likelihood, models, mll_cls=ConditionalMarginalLogLikelihood
+        )
+        fit_gpytorch_mll(mll)
+        optima.append(torch.stack([value(member) for member in mll.mlls]))
+    assert torch.stack(optima).std(0).max() < 1e-5, optima
+
+
+@pytest.mark.parametrize("conditioning", [LeaveOneOut(), RandomHoldout(0.3)], ids=repr)
+def test_a_strategy_that_is_passed_is_fixed_too(conditioning):
+    model = single()
+    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, conditioning)
+    before = value(mll)
+    fit_gpytorch_mll(mll)
+    assert value(mll) > before
+    assert torch.equal(value(mll), value(mll))
+
+
+def test_botorchs_torch_optimizer():
+    model = two_outputs()
+    mll = ConditionalMarginalLogLikelihood(model.likelihood, model)
+    before = value(mll)
+    fit_gpytorch_mll(mll, optimizer=fit_gpytorch_mll_torch, optimizer_kwargs={"step_limit": 30})
+    assert (value(mll) > before).all()
+
+
+def test_bare_in_a_gpytorch_loop():
+    model = plain()
+    mll = ConditionalMarginalLogLikelihood(model.likelihood, model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    before = value(mll)
+    for _ in range(40):
+        optimizer.zero_grad()
+        loss = -mll(model(*model.train_inputs), model.train_targets)
+        loss.backward()
+        optimizer.step()
+    assert value(mll) > before + 0.1
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+def test_the_posterior_of_a_fitted_model_is_botorchs_own():
+    model = transformed()
+    fit_gpytorch_mll(ConditionalMarginalLogLikelihood(model.likelihood, model))
+    with torch.no_grad():
+        posterior = model.posterior(torch.full((3, 2), 5.0, dtype=torch.float64))
+    assert posterior.mean.shape == (3, 1)
+    assert torch.isfinite(posterior.mean).all()
