@@ -28,8 +28,6 @@ from gpclml.posterior import evaluating, exact_posterior
 
 __all__ = ["GPRegression"]
 
-_START_NOISE = 0.1  # variance, where targets have variance 1
-
 
 class GPRegression(ExactGP):
     r"""An exact GP on standardized data: :math:`y = m(x) + f(x) + \epsilon`.
@@ -62,8 +60,9 @@ class GPRegression(ExactGP):
         train_y: Targets in original units. Shape ``(*batch, n)``.
         kernel: A name, or a GPyTorch kernel.
         mean: A name, or a GPyTorch mean.
-        likelihood: A Gaussian likelihood; ``GaussianLikelihood`` if None, its noise at least
-            1e-4 and 0.1 at the start.
+        likelihood: A Gaussian likelihood; GPyTorch's ``GaussianLikelihood`` if None, its noise at
+            least 1e-4. It starts at 0.69 (targets have variance 1): a network trained from a
+            small noise fits the noise first.
         standardize: Whether to standardize inputs and targets to mean 0, deviation 1.
         ard: Whether named kernels have a lengthscale for each column.
         num_features: Outputs of a deep kernel's network.
@@ -112,7 +111,6 @@ class GPRegression(ExactGP):
         default_likelihood = likelihood is None
         if likelihood is None:
             likelihood = GaussianLikelihood(batch_shape=batch_shape)
-            likelihood.initialize(noise=_START_NOISE)
         elif not isinstance(likelihood, _GaussianLikelihoodBase):
             mend = "Exact GPs need Gaussian noise, e.g. gpytorch.likelihoods.GaussianLikelihood()."
             got = type(likelihood).__name__
