@@ -347,6 +347,24 @@ def test_float32_is_close_to_float64():
     torch.testing.assert_close(single, double, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_every_device_gives_the_same_value_and_gradient(device, dtype):
+    results = []
+    for place in (torch.device("cpu"), device):
+        x, y = (t.to(place) for t in data(n=60, dtype=dtype))
+        model, likelihood = make(x, y)
+        for conditioning in (None, *STRATEGIES):
+            value = ConditionalMarginalLogLikelihood(likelihood, model, conditioning)(model(x), y)
+            assert value.device.type == place.type
+            gradients = [g.cpu().flatten() for g in gradients_of(value, model)]
+            results.append(torch.cat([value.detach().cpu().view(1), *gradients]))
+    half = len(results) // 2
+    tolerance = (
+        {"rtol": 1e-8, "atol": 1e-8} if dtype == torch.float64 else {"rtol": 1e-3, "atol": 1e-3}
+    )
+    torch.testing.assert_close(results[:half], results[half:], **tolerance)
+
+
 @pytest.mark.parametrize("n", [1, 2, 3])
 def test_tiny_data(n):
     x, y = data(n=n)
