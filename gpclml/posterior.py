@@ -11,8 +11,9 @@ from gpytorch.distributions import MultivariateNormal
 from gpytorch.models import ExactGP
 from linear_operator import to_linear_operator
 from linear_operator.operators import DiagLinearOperator, LinearOperator
-from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
+
+from gpclml.linalg import safe_cholesky
 
 __all__ = ["evaluating", "exact_posterior"]
 
@@ -59,7 +60,7 @@ def exact_posterior(model: ExactGP, x: Tensor, marginal: bool) -> MultivariateNo
         noisy = noisy * observed.unsqueeze(-1) * observed.unsqueeze(-2)
         noisy = noisy + torch.diag_embed(1 - observed)
         residual = torch.where(observed > 0, y - mean[..., :n], 0.0)
-        factor = psd_safe_cholesky(noisy)
+        factor = safe_cholesky(noisy).to(noisy.dtype)
         whitened = _solve(factor, residual.unsqueeze(-1))
 
         def cross(rows: slice) -> Tensor:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from pathlib import Path
 
 import pytest
@@ -32,3 +34,13 @@ def device(request) -> torch.device:
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("no CUDA device")
     return torch.device(request.param)
+
+
+@pytest.fixture
+def interruptible():
+    """SIGINT interrupts, here and in child processes, also where the caller ignores it."""
+    if threading.current_thread() is not threading.main_thread():
+        pytest.skip("interrupts reach the main thread only")
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -132,6 +132,7 @@ def test_two_runners_on_one_file_share_the_cells(tmp_path):
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_saves_what_ended_and_releases_claims(tmp_path, jobs):
     path, log = tmp_path / "stopped.sqlite", tmp_path / "log"
     grid = [{"seed": seed, "log": str(log), "quiet": True} for seed in range(200)]

@@ -176,9 +176,8 @@ def test_address_that_is_none_of_http(tmp_path):
     assert files_in(tmp_path) == []
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_interrupted_download_keeps_nothing(tmp_path, small):
-    if threading.current_thread() is not threading.main_thread():
-        pytest.skip("interrupts reach the main thread only")
     _, body = small
     caught = threading.Event()
 
