@@ -64,7 +64,9 @@ def conditional_log_density(
     """
     covariance, residual = check_gaussian(covariance, residual)
     held_out = check_indices("held_out", held_out, residual.shape[-1])
-    order = _order_with_last(held_out, residual.shape[-1])
+    order = _order_with_last(held_out.cpu(), residual.shape[-1])
+    if order is not None:
+        order = order.to(covariance.device)
     value = _ConditionalLogDensity.apply(
         covariance, residual, order, held_out.numel(), factor_dtype
     )
@@ -109,7 +111,7 @@ def sequential_log_densities(
     covariance, residual = check_gaussian(covariance, residual)
     n = residual.shape[-1]
     if order is not None:
-        order = check_indices("order", order, n, count=n)
+        order = check_indices("order", order, n, count=n).to(covariance.device)
     terms = _SequentialLogDensities.apply(covariance, residual, order, factor_dtype)
     assert isinstance(terms, Tensor)
     return terms
