@@ -22,7 +22,7 @@ lint: $(VENV)/test.stamp
 	$(BIN)/ruff format --check .
 
 types: $(VENV)/test.stamp
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
