@@ -64,7 +64,7 @@ def fit_networks(
     Args:
         mll: An objective of a :class:`~gpclml.models.GPRegression` with a network in its
             kernel or mean, e.g. ``kernel="deep"``; one whose held-out points are drawn or all.
-        steps: Most steps.
+        steps: Most steps; held-out folds are looked at every ten, so fewer train nothing.
         lr: Learning rate of Adam.
         folds: Number of folds.
         seed: Seed of the folds.

@@ -72,9 +72,9 @@ def fit_mll(
     """Maximizes an objective over the parameters of its model, in place.
 
     A stochastic optimizer sees the objective itself, which redraws its held-out points at each
-    step; L-BFGS sees a fixed function (BoTorch's ``fit_gpytorch_mll``, with its retries). If a
-    value or gradient stops being finite, or a covariance positive definite, the best
-    parameters so far are kept and the result says so.
+    step; L-BFGS sees a fixed function (BoTorch's ``fit_gpytorch_mll_scipy``, resumed from its best
+    point where it met one it could not evaluate). If a torch optimizer meets a value, gradient
+    or covariance that it cannot use, its last good parameters are kept and the result says so.
 
     Args:
         mll: Any GPyTorch or gpclml objective of a model with training data.
