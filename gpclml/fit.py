@@ -11,8 +11,7 @@ import copy
 import math
 import time
 import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -20,15 +19,14 @@ import torch
 from gpytorch.mlls import MarginalLogLikelihood
 from linear_operator.utils.errors import NanError, NotPSDError
 
+from gpclml._fit_options import STEPS, check_step_options, frozen, optimizer_factory
 from gpclml._losses import fixed_loss
 from gpclml._optimize import OptimizerFactory, StoppedError, line_search, stochastic
-from gpclml.errors import ArgumentError, UnknownNameError
+from gpclml.errors import ArgumentError
 from gpclml.models import networks_of
 from gpclml.networks import reset_network
 
 __all__ = ["FitResult", "fit_mll"]
-
-_STEPS = 300
 
 
 @dataclass(frozen=True)
@@ -100,15 +98,17 @@ def fit_mll(
     Note:
         One value and gradient of the objective a step.
     """
-    factory = _optimizer(optimizer)
-    _check_range(steps, lr, restarts)
+    factory = optimizer_factory(optimizer)
+    check_step_options(steps, lr)
+    if restarts < 0:
+        raise ArgumentError("restarts", restarts, "0 or more")
     start = time.perf_counter()
     generator = torch.Generator().manual_seed(seed)
     initial = copy.deepcopy(mll.state_dict())
     best: _Attempt | None = None
     best_state = initial
     attempts: list[float] = []
-    with _frozen(mll, freeze):
+    with frozen(mll, freeze):
         try:
             for index in range(restarts + 1):
                 if index:
@@ -145,7 +145,7 @@ def _attempt(
     from tqdm import tqdm
 
     attempt = _Attempt()
-    total = steps if factory is None else (steps or _STEPS)
+    total = steps if factory is None else (steps or STEPS)
     with tqdm(total=total, desc="fit", disable=not progress) as bar:
 
         def record(_: Any, result: Any) -> None:
@@ -157,7 +157,7 @@ def _attempt(
             if factory is None:
                 attempt.message = line_search(mll, steps, record)
             else:
-                stochastic(mll, factory, steps or _STEPS, lr, record)
+                stochastic(mll, factory, steps or STEPS, lr, record)
         except StoppedError as stopped:
             if stopped.nothing_done and must_start:
                 raise stopped.error from None
@@ -195,41 +195,3 @@ def _redraw(mll: MarginalLogLikelihood, generator: torch.Generator) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         sample_all_priors(cast(Any, mll.model))
-
-
-@contextmanager
-def _frozen(mll: MarginalLogLikelihood, names: Iterable[str]) -> Iterator[None]:
-    """Within the block the parameters of these names or prefixes are not trained."""
-    named = dict(mll.named_parameters())
-    frozen = []
-    for name in names:
-        matches = [p for key, p in named.items() if key == name or key.startswith(f"{name}.")]
-        if not matches:
-            raise UnknownNameError("freeze", name, named)
-        frozen += [p for p in matches if p.requires_grad]
-    for parameter in frozen:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in frozen:
-            parameter.requires_grad_(True)
-
-
-def _optimizer(optimizer: str | OptimizerFactory) -> OptimizerFactory | None:
-    """The factory; None for the line search."""
-    if callable(optimizer):
-        return optimizer
-    factories = {"lbfgs": None, "adam": torch.optim.Adam}
-    if optimizer not in factories:
-        raise UnknownNameError("optimizer", optimizer, factories)
-    return factories[optimizer]
-
-
-def _check_range(steps: int | None, lr: float, restarts: int) -> None:
-    if steps is not None and steps < 1:
-        raise ArgumentError("steps", steps, "at least 1")
-    if not 0 < lr < float("inf"):
-        raise ArgumentError("lr", lr, "a positive number")
-    if restarts < 0:
-        raise ArgumentError("restarts", restarts, "0 or more")

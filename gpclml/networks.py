@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
 
-__all__ = ["MLP", "apply_network", "reset_network"]
+__all__ = ["MLP", "StackedNetwork", "apply_network", "reset_network"]
 
 
 class MLP(torch.nn.Sequential):
@@ -92,6 +93,52 @@ class MLP(torch.nn.Sequential):
                 parameter.copy_((2 * draw - 1) * bound)
         linear[-1].weight.mul_(self.output_scale)
         linear[-1].bias.mul_(self.output_scale)
+
+
+class StackedNetwork(torch.nn.Module):
+    """Networks of one build, each applied to its own member of a batch, in one pass.
+
+    Args:
+        networks: The networks; their parameters are copied. Their forward pass must be one
+            that ``torch.func.vmap`` can batch.
+    """
+
+    def __init__(self, networks: Sequence[torch.nn.Module]) -> None:
+        super().__init__()
+        parameters, buffers = torch.func.stack_module_state(list(networks))
+        # In a tuple it is no submodule: it lends its code only, never its parameters.
+        self._build = (copy.deepcopy(networks[0]),)
+        self._names = list(parameters)
+        self._buffer_names = list(buffers)
+        for place, parameter in enumerate(parameters.values()):
+            self.register_parameter(f"parameter_{place}", torch.nn.Parameter(parameter.detach()))
+        for place, buffer in enumerate(buffers.values()):
+            self.register_buffer(f"buffer_{place}", buffer)
+
+    def named_stacks(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """The stacked parameters, ``(k, ...)``, by their names in a single network."""
+        for place, name in enumerate(self._names):
+            yield name, self.get_parameter(f"parameter_{place}")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The output of network i at member i of the points.
+
+        Args:
+            x: Points. Shape ``(k, n, d)``.
+
+        Returns:
+            Outputs. Shape ``(k, n, q)``.
+        """
+        buffers = {
+            name: self.get_buffer(f"buffer_{place}")
+            for place, name in enumerate(self._buffer_names)
+        }
+        return torch.func.vmap(self._apply_one)(dict(self.named_stacks()), buffers, x)
+
+    def _apply_one(
+        self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor
+    ) -> Tensor:
+        return torch.func.functional_call(self._build[0], (parameters, buffers), (x,))
 
 
 def reset_network(network: torch.nn.Module, generator: torch.Generator) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from gpclml.conditioning import Conditioning
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnsupportedError
+from gpclml.linalg import take
 
 __all__ = ["MISSING_TERM", "Observations", "observations", "training_observations"]
 
@@ -69,6 +71,15 @@ class Observations:
         observed = ~self.missing.cpu()[..., every]  # (*batch, n, t)
         return observed.any(-1).reshape(-1, self.num_rows).any(0)
 
+    def member(self, index: int | slice) -> Observations:
+        """One member of a batch, or a run of consecutive members, along the first dimension."""
+        return replace(
+            self,
+            covariance=self.covariance[index],
+            residual=self.residual[index],
+            missing=None if self.missing is None else self.missing[index],
+        )
+
     def flatten(self, values: Tensor) -> Tensor:
         """Values with an event shape, ``(*batch, n)`` or ``(*batch, n, t)``, as ``(*batch, N)``."""
         return values if self.num_tasks == 1 else _flatten(values, self.interleaved)
@@ -79,8 +90,16 @@ class Observations:
             return self.residual.shape[-1]
         return (~self.missing).sum(-1)
 
-    def per_held_out_target(self, value: Tensor, blocks: list[Tensor]) -> Tensor:
+    def per_held_out_target(self, value: Tensor, blocks: Sequence[Tensor]) -> Tensor:
         """The summed log density of the blocks, divided by the observed targets in them.
+
+        Args:
+            value: The log density, ``(*batch,)``.
+            blocks: Flat target indices, ``(k_i, b_i)``, or ``(*batch, 1, b)`` for one block of
+                its own in each batch member.
+
+        Returns:
+            Nats per observed held-out target, ``(*batch,)``.
 
         Raises:
             ArgumentError: If a batch member has no observed target in any block.
@@ -94,11 +113,12 @@ class Observations:
                 "finite values",
                 "Look for NaN or huge values in the parameters of the mean.",
             )
-        count = sum(block.numel() for block in blocks)
+        count = sum(block.shape[-2:].numel() for block in blocks)
         if self.missing is None:
             return value / count
-        held_out = torch.cat([block.flatten() for block in blocks]).to(self.missing.device)
-        missing = self.missing[..., held_out].sum(-1)
+        device = self.missing.device
+        held_out = torch.cat([block.flatten(-2) for block in blocks], dim=-1).to(device)
+        missing = take(self.missing, held_out).sum(-1)
         if bool((missing == count).any()):
             raise ArgumentError(
                 "conditioning",

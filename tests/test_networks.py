@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
-from gpclml.networks import MLP, apply_network, reset_network
+from gpclml.networks import MLP, StackedNetwork, apply_network, reset_network
 
 
 def generator(seed: int) -> torch.Generator:
@@ -96,3 +96,19 @@ def test_apply_network_checks_rows_and_values():
         network[0].bias[0] = torch.nan
     with pytest.raises(NonFiniteError, match=r"4 non-finite of 8 .*\(4, 2\).*float32"):
         apply_network(network, x)
+
+
+def test_stacked_networks_are_each_network_on_its_own_points():
+    networks = [
+        MLP([3, 6, 2], torch.nn.Tanh, generator=torch.Generator().manual_seed(seed)).double()
+        for seed in range(4)
+    ]
+    stack = StackedNetwork(networks)
+    x = torch.randn(4, 5, 3, dtype=torch.float64)
+    alone = torch.stack([network(own) for network, own in zip(networks, x, strict=True)])
+    torch.testing.assert_close(stack(x), alone)
+    stack(x).square().sum().backward()
+    alone.square().sum().backward()
+    for name, stacked in stack.named_stacks():
+        own = torch.stack([network.get_parameter(name).grad for network in networks])
+        torch.testing.assert_close(stacked.grad, own)

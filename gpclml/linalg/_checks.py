@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
 
-__all__ = ["check_gaussian", "check_indices", "refuse_double_backward"]
+__all__ = ["check_gaussian", "check_indices", "check_member_indices", "refuse_double_backward"]
 
 
 def check_gaussian(covariance: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
@@ -41,6 +41,18 @@ def check_indices(argument: str, indices: Tensor, n: int, count: int | None = No
         raise ArgumentError(argument, f"indices from {low} to {high}", expected)
     if indices.unique().numel() != indices.numel():
         raise ArgumentError(argument, "repeated indices", expected)
+    return indices
+
+
+def check_member_indices(argument: str, indices: Tensor, batch: torch.Size, n: int) -> Tensor:
+    """The indices as they came: for each batch member as :func:`check_indices` asks."""
+    if indices.shape[:-1] != batch:
+        expected = f"(b,), or {tuple(batch)} and b: a row of indices for each batch member"
+        raise ShapeError(argument, f"shape {tuple(indices.shape)}", expected)
+    check_indices(argument, indices.flatten().unique(), n)
+    ordered = indices.sort(-1).values
+    if bool((ordered[..., 1:] == ordered[..., :-1]).any()):
+        raise ArgumentError(argument, "repeated indices", f"distinct integers from 0 to {n - 1}")
     return indices
 
 

@@ -60,8 +60,8 @@ def safe_cholesky(
 
     The first attempt takes the matrix as it is. If it fails, float32 is repeated in
     float64, and then ``linear_operator``'s ``psd_safe_cholesky`` adds jitter of
-    :math:`10^{-8}, 10^{-7}, \ldots, 10^{-3}` times the mean diagonal to the failing batch
-    members, with a ``NumericalWarning`` each time: a jittered density is that of a
+    :math:`10^{-8}, 10^{-7}, \ldots, 10^{-3}` times its mean diagonal to each failing batch
+    member, with a ``NumericalWarning`` each time: a jittered density is that of a
     slightly noisier model.
 
     Args:
@@ -101,7 +101,10 @@ def _check_finite(covariance: Tensor) -> None:
 
 
 def _jittered_cholesky(matrix: Tensor) -> Tensor:
-    scale = float(matrix.diagonal(dim1=-2, dim2=-1).mean(-1).abs().max())
+    if matrix.ndim > 2:  # each member on its own, with jitter to its own scale
+        members = [safe_cholesky(member, matrix.dtype) for member in matrix.flatten(0, -3)]
+        return torch.stack(members).reshape(matrix.shape)
+    scale = float(matrix.diagonal(dim1=-2, dim2=-1).mean(-1).abs())
     try:
         return psd_safe_cholesky(
             matrix, jitter=_FIRST_JITTER * (scale or 1.0), max_tries=_JITTER_TRIES

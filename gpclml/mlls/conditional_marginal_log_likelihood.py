@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gpclml.conditioning import Conditioning, KFold, RandomHoldout
 from gpclml.errors import ModelModeError, NonFiniteError, UnsupportedError
-from gpclml.linalg import block_conditional_log_densities, conditional_log_density
+from gpclml.mlls._held_out import held_out_density
 from gpclml.mlls._terms import prior_and_added_loss
 from gpclml.observations import Observations, observations, training_observations
 
@@ -106,10 +106,9 @@ class ConditionalMarginalLogLikelihood(ExactMarginalLogLikelihood):
                 finite.
             NotPSDError: If a covariance is not positive definite even with jitter.
         """
-        conditioning = self.conditioning or RandomHoldout(0.1)
         _check_train_mode(self.model)
         data = observations(self.likelihood, function_dist, target, *params, **kwargs)
-        return self._objective(data, data.held_out(conditioning, self._generator))
+        return self.objective_at(data, self.draw_held_out(data))
 
     def compute_custom_loss(self, **kwargs: Any) -> Tensor:
         """The negative objective on the model's own data with held-out points that stay fixed.
@@ -128,18 +127,31 @@ class ConditionalMarginalLogLikelihood(ExactMarginalLogLikelihood):
         data = training_observations(model, self.likelihood, **kwargs)
         conditioning = self.conditioning or KFold(10)
         generator = torch.Generator().manual_seed(self.seed)
-        return -self._objective(data, data.held_out(conditioning, generator))
+        return -self.objective_at(data, data.held_out(conditioning, generator))
 
-    def _objective(self, data: Observations, blocks: list[Tensor]) -> Tensor:
-        if len(blocks) == 1 and len(blocks[0]) == 1:
-            value = conditional_log_density(
-                data.covariance, data.residual, blocks[0][0], self.factor_dtype
-            )
-        else:
-            value = block_conditional_log_densities(
-                data.covariance, data.residual, blocks, self.factor_dtype
-            ).sum(-1)
-        value = data.per_held_out_target(value, blocks)
+    def draw_held_out(self, data: Observations) -> list[Tensor]:
+        """The held-out blocks of the next call, drawn afresh unless the strategy is seeded.
+
+        Args:
+            data: The Gaussian of the observations, which says what is observed.
+
+        Returns:
+            Flat target indices on the CPU, ``(k_i, b_i)`` a block size.
+        """
+        conditioning = self.conditioning or RandomHoldout(0.1)
+        return data.held_out(conditioning, self._generator)
+
+    def objective_at(self, data: Observations, blocks: list[Tensor]) -> Tensor:
+        """The objective at given held-out points.
+
+        Args:
+            data: The Gaussian of the model's observations.
+            blocks: Flat target indices, ``(k_i, b_i)`` a block size.
+
+        Returns:
+            Nats per observed held-out target, ``(*batch,)``.
+        """
+        value = held_out_density(data, blocks, self.factor_dtype)
         terms = prior_and_added_loss(self.model, value.shape, data.params)
         return value + terms / data.num_observed()
 

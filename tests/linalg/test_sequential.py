@@ -43,6 +43,31 @@ def test_conditional_gradcheck(batch, b):
     assert torch.autograd.gradcheck(function, (A, r))
 
 
+@pytest.mark.parametrize("batch", [(3,), (2, 3)])
+@pytest.mark.parametrize("b", [1, 4, 9])
+def test_members_with_held_out_points_of_their_own_are_as_alone(batch, b):
+    n, count = 9, torch.Size(batch).numel()
+    K = torch.stack([reference.random_covariance(n, seed=seed) for seed in range(count)])
+    K = K.reshape(*batch, n, n).requires_grad_()
+    r = reference.random_residual(n, batch).requires_grad_()
+    held_out = torch.stack([held_out_of(n, b, seed) for seed in range(count)])
+    weights = 1.0 + torch.arange(count, dtype=torch.float64)
+    together = conditional_log_density(K, r, held_out.reshape(*batch, b)).flatten()
+    alone = torch.stack(
+        [
+            conditional_log_density(K.flatten(0, -3)[i], r.flatten(0, -2)[i], held_out[i])
+            for i in range(count)
+        ]
+    )
+    torch.testing.assert_close(together, alone, rtol=1e-12, atol=1e-12)
+    for one, other in zip(
+        reference.gradients(weights @ together, K, r),
+        reference.gradients(weights @ alone, K, r),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
 @pytest.mark.parametrize("batch", [(), (3,), (2, 3)])
 @pytest.mark.parametrize("permuted", [False, True])
 def test_sequential_gradcheck_for_any_weights(batch, permuted):
@@ -158,6 +183,20 @@ def test_a_second_derivative_is_refused():
 )
 def test_bad_indices(held_out, match):
     K, r = reference.random_covariance(5), reference.random_residual(5)
+    with pytest.raises(ArgumentError, match=match):
+        conditional_log_density(K, r, held_out)
+
+
+@pytest.mark.parametrize(
+    ("held_out", "match"),
+    [
+        (torch.tensor([[0, 1]]), "shape"),
+        (torch.tensor([[0, 1], [2, 2]]), "repeated"),
+        (torch.tensor([[0, 1], [2, 5]]), "from 0 to 5"),
+    ],
+)
+def test_bad_indices_of_members(held_out, match):
+    K, r = reference.random_covariance(5).expand(2, 5, 5), reference.random_residual(5, (2,))
     with pytest.raises(ArgumentError, match=match):
         conditional_log_density(K, r, held_out)
 

@@ -1,0 +1,267 @@
+"""Many fits at once: each as it would be alone, and what happens where one fails."""
+
+from __future__ import annotations
+
+import copy
+
+import gpytorch
+import pytest
+import torch
+
+from gpclml.conditioning import HeldOut, KFold, LastPoints, LeaveOneOut, RandomHoldout
+from gpclml.errors import ArgumentError, UnknownNameError, UnsupportedError
+from gpclml.fit import fit_mll
+from gpclml.fit_batch import fit_batch
+from gpclml.kernels import DeepKernel
+from gpclml.mlls import ConditionalMarginalLogLikelihood
+from gpclml.models import GPRegression
+
+STEPS = 25
+
+
+def objective(seed, conditioning=None, n=14, dtype=torch.float64, device="cpu", **options):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.rand(n, 2, generator=generator, dtype=torch.float64)
+    y = (4 * x).sin().sum(-1) + 0.1 * torch.randn(n, generator=generator, dtype=torch.float64)
+    options = {"kernel": "deep-bottleneck", "hidden": (5, 4), "seed": seed} | options
+    model = GPRegression(x.to(device, dtype), y.to(device, dtype), **options)
+    return ConditionalMarginalLogLikelihood(model.likelihood, model, conditioning, seed=seed)
+
+
+def assert_same_fits(together, results, alone, lone_results, rtol=1e-7, atol=1e-8):
+    for mll, result, other, lone in zip(together, results, alone, lone_results, strict=True):
+        for (name, value), (_, expected) in zip(
+            mll.named_parameters(), other.named_parameters(), strict=True
+        ):
+            torch.testing.assert_close(value, expected, rtol=rtol, atol=atol, msg=name)
+        assert result.history == pytest.approx(lone.history, rel=1e-6, abs=1e-6)
+        assert result.objective == pytest.approx(lone.objective, rel=1e-6, abs=1e-6)
+        assert result.message == lone.message
+        assert not mll.training
+
+
+CONDITIONINGS = {
+    "default": [None, None, None],
+    "marginal": [LastPoints(0)] * 3,
+    "values of m": [RandomHoldout(0.1), RandomHoldout(0.5), LastPoints(9)],
+    "objectives": [LastPoints(0), None, RandomHoldout(0.1)],
+    "many blocks": [LeaveOneOut(), LeaveOneOut(), KFold(3)],
+    "fixed": [HeldOut([0, 1]), HeldOut([4, 5]), HeldOut([0, 1], [7, 8, 9])],
+}
+
+
+@pytest.mark.parametrize("name", CONDITIONINGS)
+def test_each_member_is_as_its_lone_fit(name):
+    together = [objective(seed, c) for seed, c in enumerate(CONDITIONINGS[name])]
+    alone = copy.deepcopy(together)
+    results = fit_batch(together, steps=STEPS, progress=False)
+    lone = [fit_mll(mll, "adam", steps=STEPS, progress=False) for mll in alone]
+    assert_same_fits(together, results, alone, lone)
+    assert len(results[0].history) == STEPS
+    # Draws go on from where the lone fit's would.
+    for mll, other in zip(together, alone, strict=True):
+        assert mll(mll.model.train()(*mll.model.train_inputs), mll.model.train_targets).item() == (
+            pytest.approx(
+                other(
+                    other.model.train()(*other.model.train_inputs), other.model.train_targets
+                ).item(),
+                rel=1e-6,
+                abs=1e-6,
+            )
+        )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kernel": "rbf"},
+        {"kernel": "rq"},
+        {"kernel": "matern", "ard": False},
+        {"kernel": "spectral_mixture"},
+        {"kernel": "deep"},
+        {"kernel": "rbf", "mean": "mlp"},
+        {"kernel": "deep-bottleneck", "mean": "mlp"},
+    ],
+    ids=str,
+)
+def test_every_kernel_and_mean(options):
+    together = [objective(seed, **options) for seed in range(3)]
+    alone = copy.deepcopy(together)
+    results = fit_batch(together, steps=5, progress=False)
+    lone = [fit_mll(mll, "adam", steps=5, progress=False) for mll in alone]
+    assert_same_fits(together, results, alone, lone)
+
+
+def test_float32():
+    together = [objective(seed, dtype=torch.float32) for seed in range(2)]
+    alone = copy.deepcopy(together)
+    results = fit_batch(together, steps=5, progress=False)
+    lone = [fit_mll(mll, "adam", steps=5, progress=False) for mll in alone]
+    for result, other in zip(results, lone, strict=True):
+        assert result.objective == pytest.approx(other.objective, rel=1e-3, abs=1e-3)
+
+
+def test_priors_and_missing_targets_count_as_alone():
+    def with_prior(seed):
+        mll = objective(seed, kernel="rbf", n=12)
+        mll.model.likelihood.register_prior(
+            "noise_prior", gpytorch.priors.GammaPrior(1.1, 5.0), "noise"
+        )
+        mll.model.train_targets[seed] = float("nan")
+        if seed == 1:  # another number of held-out points than its neighbours
+            mll.model.train_targets[3:6] = float("nan")
+        return mll
+
+    together = [with_prior(seed) for seed in range(3)]
+    alone = copy.deepcopy(together)
+    with gpytorch.settings.observation_nan_policy("mask"):
+        results = fit_batch(together, steps=STEPS, progress=False)
+        lone = [fit_mll(mll, "adam", steps=STEPS, progress=False) for mll in alone]
+    assert_same_fits(together, results, alone, lone)
+
+
+def test_other_optimizers_and_frozen_parameters():
+    together = [objective(seed) for seed in range(2)]
+    alone = copy.deepcopy(together)
+    options = {"steps": 8, "lr": 0.02, "freeze": ["likelihood"], "progress": False}
+    start = together[0].likelihood.raw_noise.item()
+    results = fit_batch(together, torch.optim.SGD, **options)
+    lone = [fit_mll(mll, torch.optim.SGD, **options) for mll in alone]
+    assert_same_fits(together, results, alone, lone)
+    assert together[0].likelihood.raw_noise.item() == start
+    assert together[0].likelihood.raw_noise.requires_grad
+
+
+class Fragile(torch.nn.Module):
+    """Scales its input; gives NaN once the scale has moved by more than a limit."""
+
+    def __init__(self, limit):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones((), dtype=torch.float64))
+        self.register_buffer("limit", torch.tensor(limit, dtype=torch.float64))
+
+    def forward(self, x):
+        return torch.where((self.scale - 1).abs() < self.limit, self.scale * x, torch.nan)
+
+
+def fragile(seed, limit):
+    kernel = DeepKernel(Fragile(limit), gpytorch.kernels.RBFKernel(), residual=False)
+    return objective(seed, kernel=gpytorch.kernels.ScaleKernel(kernel))
+
+
+@pytest.mark.parametrize("limits", [(9.0, 0.055, 9.0), (0.055, 0.035, 9.0), (0.055, 0.055)])
+def test_a_member_that_fails_midway_keeps_its_last_good_point(limits):
+    together = [fragile(seed, limit) for seed, limit in enumerate(limits)]
+    alone = copy.deepcopy(together)
+    with pytest.warns(RuntimeWarning, match="stopped after"):
+        results = fit_batch(together, steps=STEPS, progress=False)
+    with pytest.warns(RuntimeWarning, match="stopped after"):
+        lone = [fit_mll(mll, "adam", steps=STEPS, progress=False) for mll in alone]
+    assert 0 < len(results[1].history) < STEPS
+    assert "network output" in results[1].message
+    assert_same_fits(together, results, alone, lone)
+
+
+def test_a_member_that_cannot_start_is_left_as_it_was():
+    together = [fragile(0, 9.0), fragile(1, 0.0), fragile(2, 9.0)]
+    alone = [copy.deepcopy(together[0]), copy.deepcopy(together[2])]
+    state = copy.deepcopy(together[1].state_dict())
+    with pytest.warns(RuntimeWarning, match="stopped after 0 steps"):
+        results = fit_batch(together, steps=STEPS, progress=False)
+    lone = [fit_mll(mll, "adam", steps=STEPS, progress=False) for mll in alone]
+    assert_same_fits([together[0], together[2]], [results[0], results[2]], alone, lone)
+    assert results[1].history == []
+    assert results[1].objective != results[1].objective
+    assert "network output" in results[1].message
+    torch.testing.assert_close(together[1].state_dict(), state, rtol=0, atol=0)
+
+
+def test_a_gradient_that_is_not_finite_retires_its_member():
+    class Pole(Fragile):
+        def forward(self, x):  # finite everywhere, of infinite slope at the limit
+            return x * (1 + (self.scale - self.limit).abs().sqrt())
+
+    def member(seed, limit):
+        kernel = DeepKernel(Pole(limit), gpytorch.kernels.RBFKernel(), residual=False)
+        return objective(seed, kernel=gpytorch.kernels.ScaleKernel(kernel))
+
+    together = [member(0, 3.0), member(1, 1.0)]
+    with pytest.warns(RuntimeWarning, match="stopped after 0 steps"):
+        results = fit_batch(together, steps=3, progress=False)
+    assert "gradient" in results[1].message
+    assert len(results[0].history) == 3
+
+
+def test_an_interrupt_keeps_what_was_reached():
+    class Interrupting(torch.optim.Adam):
+        calls = 0
+
+        def step(self, closure=None):
+            Interrupting.calls += 1
+            if Interrupting.calls == 4:
+                raise KeyboardInterrupt
+            return super().step(closure)
+
+    together = [objective(seed) for seed in range(2)]
+    alone = copy.deepcopy(together)
+    with pytest.raises(KeyboardInterrupt):
+        fit_batch(together, Interrupting, steps=STEPS, progress=False)
+    for mll in alone:
+        fit_mll(mll, "adam", steps=3, progress=False)
+    for mll, other in zip(together, alone, strict=True):
+        for value, expected in zip(mll.parameters(), other.parameters(), strict=True):
+            torch.testing.assert_close(value, expected, rtol=1e-7, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    ("others", "match"),
+    [
+        ({"n": 15}, "different shapes"),
+        ({"kernel": "rbf"}, "in one place"),
+        ({"hidden": (6, 4)}, "shapes"),
+    ],
+    ids=str,
+)
+def test_models_of_another_build_are_refused(others, match):
+    with pytest.raises(UnsupportedError, match=match):
+        fit_batch([objective(0), objective(1, **others)], progress=False)
+
+
+def test_a_model_that_cannot_take_a_batch_is_refused():
+    class Centred(gpytorch.kernels.RBFKernel):
+        def forward(self, x1, x2, **params):  # mixes the members of a batch
+            centre = x1.reshape(-1, x1.shape[-1])[0]
+            return super().forward((x1 - centre).abs(), (x2 - centre).abs(), **params)
+
+    together = [objective(seed, kernel=Centred()) for seed in range(2)]
+    with pytest.raises(UnsupportedError, match="covariance"):
+        fit_batch(together, progress=False)
+
+
+def test_bad_arguments():
+    mll = objective(0)
+    with pytest.raises(ArgumentError, match="at least one"):
+        fit_batch([])
+    with pytest.raises(ArgumentError, match="twice"):
+        fit_batch([mll, mll])
+    with pytest.raises(ArgumentError, match="torch optimizer"):
+        fit_batch([mll], "lbfgs")
+    with pytest.raises(ArgumentError, match="steps"):
+        fit_batch([mll], steps=0)
+    with pytest.raises(UnknownNameError, match="freeze"):
+        fit_batch([mll], freeze=["no_such"], progress=False)
+    with pytest.raises(UnsupportedError, match="ExactMarginalLogLikelihood"):
+        fit_batch([gpytorch.mlls.ExactMarginalLogLikelihood(mll.likelihood, mll.model)])
+    other = gpytorch.likelihoods.GaussianLikelihood()
+    with pytest.raises(UnsupportedError, match="likelihood"):
+        fit_batch([ConditionalMarginalLogLikelihood(other, mll.model)])
+
+
+def test_on_every_device(device):
+    together = [objective(seed, device=device) for seed in range(4)]
+    alone = [objective(seed) for seed in range(4)]
+    results = fit_batch(together, steps=5, progress=False)
+    lone = [fit_mll(mll, "adam", steps=5, progress=False) for mll in alone]
+    for mll, result, other in zip(together, results, lone, strict=True):
+        assert mll.likelihood.raw_noise.device.type == device.type
+        assert result.objective == pytest.approx(other.objective, rel=1e-6, abs=1e-6)
