@@ -144,8 +144,19 @@ class _Tracked:
         self._keep_best = keep_best
         self._kept: list[torch.Tensor] | None = None
         self._lowest = float("inf")
+        self._last: tuple[list[torch.Tensor], tuple[torch.Tensor, Any]] | None = None
 
     def __call__(self) -> tuple[torch.Tensor, Any]:
+        if not self._keep_best:
+            return self._evaluate()
+        # BoTorch asks again for the value at each iteration's end, where it has just been.
+        if self._last is not None and self._is_at(self._last[0]):
+            return self._last[1]
+        answer = self._evaluate()
+        self._last = self._copies(), answer
+        return answer
+
+    def _evaluate(self) -> tuple[torch.Tensor, Any]:
         try:
             value, gradients = self._closure()
             value = value.detach()
@@ -157,8 +168,14 @@ class _Tracked:
             raise NanError(str(error)) from error  # a line search steps back from it
         if not self._keep_best or float(value) < self._lowest:
             self._lowest = float(value)
-            self._kept = [p.detach().clone() for p in self.parameters.values()]
+            self._kept = self._copies()
         return value, gradients
+
+    def _copies(self) -> list[torch.Tensor]:
+        return [parameter.detach().clone() for parameter in self.parameters.values()]
+
+    def _is_at(self, point: list[torch.Tensor]) -> bool:
+        return all(map(torch.equal, self.parameters.values(), point))
 
     def _check(self, value: torch.Tensor, gradients: Any) -> None:
         names = [

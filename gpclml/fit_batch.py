@@ -19,7 +19,32 @@ from gpclml.errors import ArgumentError, UnsupportedError
 from gpclml.fit import FitResult
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 
-__all__ = ["fit_batch"]
+__all__ = ["batch_size", "fit_batch"]
+
+# Above these sizes, members of a batch push one another out of a CPU's cache.
+_ON_CPU = ((150, 10), (250, 5))
+_GPU_ENTRIES = 10**8  # of one covariance (k, n, n); a step holds some twenty arrays of its size
+_MOST_ON_GPU = 256
+
+
+def batch_size(num_data: int, device: torch.device | str = "cpu") -> int:
+    """How many models of a size it pays to fit together; 1: fit them one by one.
+
+    For a CPU this is where ``benchmarks/speed`` measured a gain on one core; on a GPU a batch
+    is limited by memory only.
+
+    Args:
+        num_data: Number of data points n of each model.
+        device: Where they are.
+
+    Raises:
+        ArgumentError: If ``num_data`` is below 1.
+    """
+    if num_data < 1:
+        raise ArgumentError("num_data", num_data, "at least 1")
+    if torch.device(device).type != "cpu":
+        return max(1, min(_MOST_ON_GPU, _GPU_ENTRIES // num_data**2))
+    return next((size for most, size in _ON_CPU if num_data <= most), 1)
 
 
 def fit_batch(

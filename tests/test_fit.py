@@ -49,6 +49,21 @@ def test_line_search_reaches_the_optimum_of_the_marginal_likelihood():
     assert result.message == ""
 
 
+def test_a_line_search_evaluates_no_point_twice_in_a_row():
+    class Counting(ConditionalMarginalLogLikelihood):
+        def compute_custom_loss(self, **kwargs):
+            points.append([p.detach().clone() for p in self.parameters()])
+            return super().compute_custom_loss(**kwargs)
+
+    points = []
+    mll = objective(conditioning=LastPoints(0))
+    fit_mll(Counting(mll.likelihood, mll.model), progress=False)
+    *searched, last = points
+    assert len(searched) > 10
+    for one, other in zip(searched, searched[1:], strict=False):
+        assert any(not torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
 def test_an_upstream_objective_on_a_plain_exact_gp():
     class Plain(gpytorch.models.ExactGP):
         def __init__(self, x, y, likelihood):

@@ -11,7 +11,7 @@ import torch
 from gpclml.conditioning import HeldOut, KFold, LastPoints, LeaveOneOut, RandomHoldout
 from gpclml.errors import ArgumentError, UnknownNameError, UnsupportedError
 from gpclml.fit import fit_mll
-from gpclml.fit_batch import fit_batch
+from gpclml.fit_batch import batch_size, fit_batch
 from gpclml.kernels import DeepKernel
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
@@ -236,6 +236,15 @@ def test_a_model_that_cannot_take_a_batch_is_refused():
     together = [objective(seed, kernel=Centred()) for seed in range(2)]
     with pytest.raises(UnsupportedError, match="covariance"):
         fit_batch(together, progress=False)
+
+
+def test_batches_shrink_as_models_grow():
+    for where in ("cpu", "cuda"):
+        sizes = [batch_size(n, where) for n in (10, 100, 200, 300, 3000, 10**5)]
+        assert sizes == sorted(sizes, reverse=True)
+        assert sizes[0] > sizes[-1] == 1
+    with pytest.raises(ArgumentError, match="num_data"):
+        batch_size(0)
 
 
 def test_bad_arguments():

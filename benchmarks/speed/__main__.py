@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import platform
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +10,7 @@ import pandas as pd
 import torch
 import typer
 
-from benchmarks._version import package_versions
+from benchmarks.speed.header import describe_run
 from benchmarks.speed.study import measure
 
 
@@ -43,7 +41,7 @@ def main(
     """Time and memory of gradient steps, relative to GPyTorch's LML step by Cholesky."""
     if threads:
         torch.set_num_threads(threads)
-    header = _header(device)
+    header = describe_run("benchmarks.speed", device)
     print(header, flush=True)
     tables = []
     for kind in dtype:
@@ -54,26 +52,6 @@ def main(
             if csv:  # after each size: a long run that is stopped keeps what it has
                 rows = pd.concat(tables).to_csv(index=False)
                 csv.write_text(f"{header}\n{rows}")
-
-
-def _header(device: str) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in package_versions().items())
-    return "\n".join(
-        [
-            f"# python -m benchmarks.speed {' '.join(sys.argv[1:])}".rstrip(),
-            f"# {versions}",
-            f"# {_device_name(device)}, {torch.get_num_threads()} CPU threads",
-        ]
-    )
-
-
-def _device_name(device: str) -> str:
-    if torch.device(device).type == "cuda":
-        return torch.cuda.get_device_name(device)
-    cpu = Path("/proc/cpuinfo")
-    lines = cpu.read_text().splitlines() if cpu.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 if __name__ == "__main__":

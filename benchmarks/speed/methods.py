@@ -22,7 +22,7 @@ from gpclml.conditioning import (
 from gpclml.errors import UnknownNameError
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 
-__all__ = ["BASE", "LOO_BASE", "METHODS", "ExactRBF", "Problem", "gradient_step"]
+__all__ = ["BASE", "LOO_BASE", "METHODS", "ExactRBF", "Problem", "gradient_step", "sampled_data"]
 
 NUM_FEATURES = 8
 NOISE = 0.1
@@ -48,11 +48,31 @@ class ExactRBF(gpytorch.models.ExactGP):
         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
+def sampled_data(
+    n: int, dtype: torch.dtype, device: str | torch.device, seed: int
+) -> tuple[Tensor, Tensor]:
+    """Inputs uniform on the unit cube in eight dimensions, targets a mean of sines and noise.
+
+    Args:
+        n: Number of data points.
+        dtype: Type of the numbers.
+        device: Where they are.
+        seed: Seed of both draws.
+
+    Returns:
+        Inputs ``(n, 8)``, and targets ``(n,)`` with noise of standard deviation 0.1.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.rand(n, NUM_FEATURES, generator=generator, dtype=torch.float64)
+    noise = torch.randn(n, generator=generator, dtype=torch.float64)
+    y = (2 * math.pi * x).sin().mean(-1) + 0.1 * noise
+    return x.to(device, dtype), y.to(device, dtype)
+
+
 class Problem:
     """Data and a model in train mode on which a step is taken.
 
-    Inputs are uniform on the unit cube in eight dimensions, targets a sum of sines with noise
-    of standard deviation 0.1; the lengthscales are 1, the noise variance is 0.1.
+    The data are those of :func:`sampled_data`; the lengthscales are 1, the noise variance is 0.1.
 
     Args:
         n: Number of data points, at least 2.
@@ -68,11 +88,7 @@ class Problem:
         device: str | torch.device = "cpu",
         seed: int = 0,
     ) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        x = torch.rand(n, NUM_FEATURES, generator=generator, dtype=torch.float64)
-        noise = torch.randn(n, generator=generator, dtype=torch.float64)
-        y = (2 * math.pi * x).sin().mean(-1) + 0.1 * noise
-        self.x, self.y = x.to(device, dtype), y.to(device, dtype)
+        self.x, self.y = sampled_data(n, dtype, device, seed)
         self.model = ExactRBF(self.x, self.y).to(device, dtype).train()
         self.model.covar_module.base_kernel.lengthscale = 1.0
         self.model.likelihood.noise = NOISE

@@ -10,8 +10,11 @@ from typer.testing import CliRunner
 
 from benchmarks.speed import BASE, METHODS, Problem, interleaved_times, peak_memory, ratios
 from benchmarks.speed.__main__ import main
-from benchmarks.speed.methods import gradient_step
+from benchmarks.speed.fits import fit_seeds, measure_fits
+from benchmarks.speed.methods import gradient_step, sampled_data
 from gpclml.errors import ArgumentError, UnknownNameError
+from gpclml.mlls import ConditionalMarginalLogLikelihood
+from gpclml.models import GPRegression
 
 
 def _loss_and_gradient(method: str) -> torch.Tensor:
@@ -101,3 +104,25 @@ def test_command_writes_table_with_header(tmp_path):
     assert table["method"].tolist() == list(METHODS)
     assert (table["rounds"] == 2).all()
     assert table.set_index("method").loc[BASE, "ratio"] == 1.0
+
+
+def test_every_way_of_fitting_ends_at_the_same_models():
+    def fitted(size):
+        mlls = []
+        for seed in range(3):
+            x, y = sampled_data(15, torch.float64, "cpu", seed)
+            model = GPRegression(x, y, "deep-bottleneck", seed=seed)
+            mlls.append(ConditionalMarginalLogLikelihood(model.likelihood, model, seed=seed))
+        fit_seeds(mlls, size, steps=4)
+        return torch.stack([mll.likelihood.noise.detach() for mll in mlls])
+
+    torch.testing.assert_close(fitted(2), fitted(1))
+
+
+def test_fits_are_timed_one_by_one_in_a_batch_and_as_chosen():
+    table = measure_fits(20, "lml", seeds=2, steps=2, rounds=1).set_index("way")
+    assert list(table["size"]) == [1, 2, 2]
+    assert table.loc["lone", "ratio"] == 1.0
+    assert (table["fits_per_second"] > 0).all()
+    speed = table["fits_per_second"] / table.loc["lone", "fits_per_second"]
+    pd.testing.assert_series_equal(table["ratio"], speed, check_names=False)
