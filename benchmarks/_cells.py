@@ -1,24 +1,18 @@
-"""A cell of a grid: its key, how it is computed, and what comes of it."""
+"""A cell of a grid: its key, and what came of it."""
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import hashlib
 import json
-import os
 import socket
-import threading
-import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks._process import Process
 from gpclml.errors import ArgumentError
 
-__all__ = ["Outcome", "canonical_json", "cell_key", "compute_cell", "plan_cells"]
+__all__ = ["CellFunction", "Outcome", "canonical_json", "cell_key", "plan_cells"]
 
 CellFunction = Callable[[dict[str, Any]], Mapping[str, Any]]
 
@@ -29,7 +23,7 @@ class Outcome:
 
     Args:
         key: Key of the cell.
-        seconds: Wall time of the cell function.
+        seconds: Wall time of the cell function; of a batch, the cell's equal share.
         host: Name of the machine that computed it.
         metrics: JSON text of the metrics; None if the cell failed.
         error_type: Class name of the error.
@@ -44,6 +38,34 @@ class Outcome:
     error_type: str | None = None
     error_message: str | None = None
     traceback: str | None = None
+
+    @classmethod
+    def done(cls, key: str, metrics: object, configuration: str, seconds: float) -> Outcome:
+        """What came of a cell that returned, in this process; metrics that cannot be kept fail.
+
+        Args:
+            key: Key of the cell.
+            metrics: What the cell function returned.
+            configuration: Configuration of the cell as JSON text.
+            seconds: Wall time.
+        """
+        try:
+            text = _metrics_json(metrics, json.loads(configuration))
+        except Exception as error:
+            return cls.failed(key, error, seconds)
+        return cls(key, seconds, socket.gethostname(), metrics=text)
+
+    @classmethod
+    def failed(cls, key: str, error: BaseException, seconds: float) -> Outcome:
+        """What came of a cell that an error ended, in this process."""
+        return cls(
+            key,
+            seconds,
+            socket.gethostname(),
+            error_type=type(error).__name__,
+            error_message=_storable(str(error)),
+            traceback=_storable("".join(traceback.format_exception(error))),
+        )
 
 
 def canonical_json(value: object) -> str:
@@ -87,38 +109,6 @@ def plan_cells(cells: Iterable[Mapping[str, Any]], code_version: str) -> dict[st
     return plan
 
 
-def compute_cell(
-    function: CellFunction, key: str, configuration: str, threads: int, driver: Process
-) -> Outcome:
-    """Computes one cell, in any process, and returns metrics or error; never raises either.
-
-    Args:
-        function: The cell function.
-        key: Key of the cell.
-        configuration: Its configuration as JSON text.
-        threads: Number of threads for torch and BLAS; what was set before is restored.
-        driver: The process that hands out cells; a worker on its machine ends with it.
-    """
-    _end_with(driver)
-    start = time.perf_counter()
-    host = socket.gethostname()
-    try:
-        with _threads(threads):
-            start = time.perf_counter()
-            cell = json.loads(configuration)
-            metrics = _metrics_json(function(cell), json.loads(configuration))
-    except (Exception, SystemExit) as error:
-        return Outcome(
-            key,
-            time.perf_counter() - start,
-            host,
-            error_type=type(error).__name__,
-            error_message=_storable(str(error)),
-            traceback=_storable("".join(traceback.format_exception(error))),
-        )
-    return Outcome(key, time.perf_counter() - start, host, metrics=metrics)
-
-
 def _metrics_json(metrics: object, configuration: Mapping[str, Any]) -> str:
     if not isinstance(metrics, Mapping):
         mend = "Let the cell function return {name: value}."
@@ -158,38 +148,3 @@ def _check_names(argument: str, names: Iterable[str]) -> None:
 def _storable(text: str) -> str:
     """Text without the lone surrogates that SQLite cannot hold."""
     return text.encode("utf-8", "backslashreplace").decode()
-
-
-@contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """Sets the threads of torch and of the BLAS libraries, and restores them."""
-    import threadpoolctl
-    import torch
-
-    before = torch.get_num_threads()
-    with threadpoolctl.threadpool_limits(count):
-        torch.set_num_threads(count)
-        try:
-            yield
-        finally:
-            torch.set_num_threads(before)
-
-
-def _end_with(driver: Process) -> None:
-    """Ends this worker when its driver is gone: a killed driver leaves no work behind."""
-    if driver.pid == os.getpid():
-        return
-    if driver.lives() is False:  # this cell was still in the queue
-        os._exit(1)
-    if os.getppid() == driver.pid:
-        _watch(driver.pid)
-
-
-@functools.cache
-def _watch(parent: int) -> None:
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1.0)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True, name="end-with-driver").start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import importlib
 import platform
@@ -39,7 +40,9 @@ def function_name(function: Callable) -> str:
     )
 
 
-def code_version(function: Callable, sources: Iterable[str | Path] = ()) -> str:
+def code_version(
+    function: Callable, sources: Iterable[str | Path] = (), *, as_first_seen: bool = False
+) -> str:
     """Hash over the sources that decide the result of a cell, 16 hexadecimal digits.
 
     It covers the Python and CSV files of ``gpclml``, the module of the function, and
@@ -51,6 +54,8 @@ def code_version(function: Callable, sources: Iterable[str | Path] = ()) -> str:
             module never share a result.
         sources: Further modules by dotted name (a package stands for all Python and CSV
             files beneath it), or paths of files.
+        as_first_seen: Take each file as this process first saw it, for processes that may
+            outlast an edit: what they have imported stays as it was.
 
     Raises:
         ArgumentError: If a source does not exist.
@@ -61,14 +66,21 @@ def code_version(function: Callable, sources: Iterable[str | Path] = ()) -> str:
         files |= _files_of_path(source) if isinstance(source, Path) else _files_of_module(source)
     total = hashlib.sha256(name.encode())
     for label, path in sorted(files.items()):
-        text = path.read_bytes().replace(b"\r\n", b"\n")
-        total.update(hashlib.sha256(label.encode()).digest() + hashlib.sha256(text).digest())
+        digest = _first_digest(path) if as_first_seen else _digest(path)
+        total.update(hashlib.sha256(label.encode()).digest() + digest)
     return total.hexdigest()[:16]
 
 
 def package_versions() -> dict[str, str]:
     """Versions of Python and of the packages that compute, by name."""
     return {"python": platform.python_version()} | {name: _installed(name) for name in PACKAGES}
+
+
+def _digest(path: Path) -> bytes:
+    return hashlib.sha256(path.read_bytes().replace(b"\r\n", b"\n")).digest()
+
+
+_first_digest = functools.cache(_digest)
 
 
 def _installed(package: str) -> str:

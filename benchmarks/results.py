@@ -5,9 +5,12 @@ from __future__ import annotations
 import enum
 import json
 import os
+import sqlite3
 import threading
 import time
 from collections import ChainMap
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks import _claims
@@ -83,6 +86,11 @@ class ResultsStore:
         rows = self._database.read("SELECT key, status, attempts FROM results")
         return {key: None if status == "done" else tries for key, status, tries in rows}
 
+    @property
+    def path(self) -> Path:
+        """The SQLite file."""
+        return self._database.path
+
     def claim(self, key: str, failed_attempts: int = 0) -> Claim:
         """Asks for a cell, so that no other runner computes it meanwhile.
 
@@ -91,15 +99,28 @@ class ResultsStore:
             failed_attempts: A stored failure may be tried again if it had so many attempts;
                 with more, another runner has tried it since.
         """
+        return self.claim_all({key: failed_attempts})[key]
+
+    def claim_all(self, failed_attempts: Mapping[str, int]) -> dict[str, Claim]:
+        """Asks for several cells at once; another runner's claims come before or after all.
+
+        Args:
+            failed_attempts: As in :meth:`claim`, by key.
+        """
         with self._database.transaction() as connection:
-            query = "SELECT status, attempts FROM results WHERE key = ?"
-            row = connection.execute(query, (key,)).fetchone()
-            if row and row[0] == "done":
-                return Claim.DONE
-            if row and row[1] != failed_attempts:
-                return Claim.FAILED
-            granted = _claims.claim(connection, self._runner, key)
-            return Claim.GRANTED if granted else Claim.ELSEWHERE
+            return {
+                key: self._claim(connection, key, count) for key, count in failed_attempts.items()
+            }
+
+    def _claim(self, connection: sqlite3.Connection, key: str, failed_attempts: int) -> Claim:
+        query = "SELECT status, attempts FROM results WHERE key = ?"
+        row = connection.execute(query, (key,)).fetchone()
+        if row and row[0] == "done":
+            return Claim.DONE
+        if row and row[1] != failed_attempts:
+            return Claim.FAILED
+        granted = _claims.claim(connection, self._runner, key)
+        return Claim.GRANTED if granted else Claim.ELSEWHERE
 
     def record(self, outcome: Outcome, configuration: str) -> None:
         """Writes the row of a cell and drops its claim; a row that is done stays as it is."""

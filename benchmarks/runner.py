@@ -5,58 +5,25 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import time
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from benchmarks._cells import CellFunction, Outcome, compute_cell, plan_cells
+from benchmarks._batches import Batches, kinds_of
+from benchmarks._cells import CellFunction, plan_cells
+from benchmarks._code import Code
+from benchmarks._pools import open_pool
 from benchmarks._process import Process
-from benchmarks._version import code_version, function_name, package_versions
-from benchmarks.results import Claim, ResultsStore, load_failures, load_results
-from gpclml.errors import ArgumentError, DataError
+from benchmarks._sweep import GridSummary, Sweep
+from benchmarks._version import function_name
+from benchmarks._work import Work
+from benchmarks.results import ResultsStore, load_failures, load_results
+from gpclml.errors import ArgumentError
 
-__all__ = ["GridSummary", "load_failures", "load_results", "run_grid"]
+__all__ = ["Batches", "GridSummary", "load_failures", "load_results", "run_grid"]
 
-
-@dataclass
-class GridSummary:
-    """How many cells of a grid were computed, and what became of the others.
-
-    Args:
-        path: The results file.
-        total: Number of distinct cells.
-        computed: Computed and saved by this run.
-        failed: Failed in this run.
-        skipped: Done before, or by another runner meanwhile.
-        failed_before: Failed earlier and not tried again.
-        elsewhere: Still being computed by another runner.
-        seconds: Wall time of this run.
-    """
-
-    path: Path
-    total: int
-    computed: int = 0
-    failed: int = 0
-    skipped: int = 0
-    failed_before: int = 0
-    elsewhere: int = 0
-    seconds: float = 0.0
-
-    @property
-    def complete(self) -> bool:
-        """Whether every cell of the grid is done."""
-        return self.computed + self.skipped == self.total
-
-    def __str__(self) -> str:
-        parts = [f"{self.computed + self.skipped} of {self.total} cells done"]
-        parts += [f"{self.computed} in this run ({self.seconds:.0f} s)"] if self.computed else []
-        failed = self.failed + self.failed_before
-        parts += [f"{failed} failed (see load_failures; retry_failed=True)"] if failed else []
-        parts += [f"{self.elsewhere} with another runner"] if self.elsewhere else []
-        return f"{', '.join(parts)}: {self.path}"
+NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 
 def run_grid(
@@ -66,6 +33,9 @@ def run_grid(
     *,
     jobs: int = 1,
     backend: str = "loky",
+    address: str | None = None,
+    batches: Batches | None = None,
+    environment: Mapping[str, str] = NO_VARIABLES,
     retry_failed: bool = False,
     progress: bool = True,
     sources: Iterable[str | Path] = (),
@@ -78,6 +48,8 @@ def run_grid(
     is saved with its error and the sweep goes on. Several runners, also on several
     machines, may share a file: each claims its cells; the claims of a killed runner are
     free at once on its machine, and after ``LEASE_SECONDS`` without a heartbeat elsewhere.
+    When a worker is lost its cell is computed again; a cell that keeps taking its workers
+    down is saved as failed.
 
     Args:
         cells: Configurations, JSON-serialisable dictionaries; equal ones are computed once.
@@ -85,8 +57,19 @@ def run_grid(
             of the configuration as JSON gives it back (lists for tuples), and seeds its own
             random draws. Values are numbers, strings, lists, tensors or arrays.
         results_path: The SQLite file; made if it is missing, in a folder that exists.
-        jobs: Number of worker processes; 1 computes in this process, -1 on every core.
-        backend: A joblib backend of separate processes: ``"loky"``, ``"dask"``, ``"ray"``.
+        jobs: Number of worker processes; -1 for one a core. 1 with ``"loky"`` computes in
+            this process. A cluster with an address has its own number.
+        backend: ``"loky"`` (joblib): processes of this machine. ``"dask"`` or ``"ray"``: a
+            cluster, whose workers need the same code, packages and data, and one thread
+            each; the results are sent to this process, which alone writes them.
+        address: Address of the cluster, such as ``"tcp://host:8786"``; without it one is
+            started on this machine for the run (in a script, below
+            ``if __name__ == "__main__"``).
+        batches: How cells are computed several at a time, if they are. The version of the
+            code covers the module of their function; name it in ``sources`` where a table
+            is also computed without batches.
+        environment: Environment variables that workers set around each cell, such as
+            ``GPCLML_DATA``, which a cluster does not inherit.
         retry_failed: Whether to compute failed cells again.
         progress: Whether to show a progress bar on stderr.
         sources: What else decides a result: dotted names of modules, or paths of files.
@@ -96,148 +79,46 @@ def run_grid(
         The number of cells by what became of them.
 
     Raises:
-        ArgumentError: If an argument cannot be used; before any cell is computed.
+        ArgumentError: If an argument cannot be used, or a cluster cannot be reached or has
+            other code; before any cell is computed. Also when a cluster is lost later on.
         DataError: If the results file cannot be used; before any cell, or when it fails.
         KeyboardInterrupt: When interrupted; what ended is saved and all claims are released.
     """
     _check_counts(jobs, threads_per_job)
-    version = code_version(function, sources)
-    plan = plan_cells(cells, version)
-    pool = _pool(jobs, backend) if jobs != 1 else None
-    store = ResultsStore(results_path, function_name(function), version, package_versions())
-    with store, _bar(len(plan), progress) as bar:
-        sweep = _Sweep(store, plan, retry_failed, GridSummary(Path(results_path), len(plan)), bar)
-        try:
-            while sweep.waiting and _run_pass(sweep, pool, function, threads_per_job):
-                pass
-        except KeyboardInterrupt:
-            saved = sweep.summary.computed + sweep.summary.skipped
-            message = f"Interrupted: {saved} of {len(plan)} cells are saved in {results_path}."
-            print(f"\n{message} Run the same command again to resume.", file=sys.stderr)
-            raise
+    _check_environment(environment)
+    together = () if batches is None else (function_name(batches.function).partition(":")[0],)
+    code = Code.here(function, (*sources, *together))
+    plan = plan_cells(cells, code.version)
+    kinds = kinds_of(plan, batches)
+    work = Work(
+        function, batches and batches.function, threads_per_job, dict(environment),
+        driver=Process.here() if backend == "loky" else None,
+        code=None if backend == "loky" else code,
+    )  # fmt: skip
+    with (
+        open_pool(backend, jobs, address, code) as pool,
+        ResultsStore(results_path, function_name(function), code.version, code.packages) as store,
+        _bar(len(plan), progress) as bar,
+    ):
+        sweep = Sweep(store, plan, kinds, retry_failed, bar)
+        with _interrupts_told(sweep.summary):
+            for tasks in sweep.passes():
+                with contextlib.closing(pool.run(work, tasks)) as answers:
+                    for task, answer in answers:
+                        sweep.settle(task, answer)
         return sweep.finish()
 
 
-@dataclass
-class _Sweep:
-    """One run over a grid: which cells wait, which are under way, what became of the rest."""
-
-    store: ResultsStore
-    waiting: dict[str, str]
-    retry_failed: bool
-    summary: GridSummary
-    bar: Any
-    running: dict[str, str] = field(default_factory=dict)
-    fault: DataError | None = None
-
-    def __post_init__(self) -> None:
-        self._start = time.perf_counter()
-        stored = self.store.stored()
-        self._attempts = {key: tries for key, tries in stored.items() if tries is not None}
-        self.waiting = dict(self.waiting)
-        for key in [key for key in self.waiting if key in stored]:
-            if stored[key] is None:
-                self._leave(key, "skipped")
-            elif not self.retry_failed:
-                self._leave(key, "failed_before")
-
-    def claimed(self) -> Iterator[tuple[str, str]]:
-        """Claims and gives the waiting cells one by one, passing over those held elsewhere."""
-        for key in list(self.waiting):
-            answer = self.store.claim(key, self._attempts.get(key, 0))
-            if answer is Claim.GRANTED:
-                self.running[key] = self.waiting.pop(key)
-                yield key, self.running[key]
-            elif answer is Claim.DONE:
-                self._leave(key, "skipped")
-            elif answer is Claim.FAILED:
-                self._leave(key, "failed_before")
-
-    def claimed_for_pool(self) -> Iterator[tuple[str, str]]:
-        """As :meth:`claimed`; a pool's own thread asks, where an error would be lost."""
-        try:
-            yield from self.claimed()
-        except DataError as error:
-            self.fault = error
-
-    def save(self, outcome: Outcome) -> None:
-        """Saves what came of a cell."""
-        configuration = self.running[outcome.key]
-        try:
-            self.store.record(outcome, configuration)
-        except KeyboardInterrupt:  # the cell has ended, so it is saved first
-            self.store.record(outcome, configuration)
-            raise
-        finally:
-            del self.running[outcome.key]
-            self._count("computed" if outcome.error_type is None else "failed")
-
-    def finish(self) -> GridSummary:
-        """The summary at the end of the run."""
-        self.summary.elsewhere = len(self.waiting)
-        self.summary.seconds = time.perf_counter() - self._start
-        return self.summary
-
-    def _leave(self, key: str, fate: str) -> None:
-        del self.waiting[key]
-        self._count(fate)
-
-    def _count(self, fate: str) -> None:
-        setattr(self.summary, fate, getattr(self.summary, fate) + 1)
-        self.bar.set_postfix(failed=self.summary.failed + self.summary.failed_before, refresh=False)
-        self.bar.update()
-
-
-def _run_pass(sweep: _Sweep, pool: Any, function: CellFunction, threads: int) -> bool:
-    """Goes through the waiting cells once; says whether any of them could be claimed."""
-    before = len(sweep.waiting)
-    arguments = (threads, Process.here())
-    if pool is None:
-        for key, configuration in sweep.claimed():
-            sweep.save(compute_cell(function, key, configuration, *arguments))
-    else:
-        _run_pooled(sweep, pool, function, arguments)
-    return len(sweep.waiting) < before
-
-
-def _run_pooled(sweep: _Sweep, pool: Any, function: CellFunction, arguments: tuple) -> None:
-    from joblib import delayed
-
-    cell = delayed(compute_cell)
-    tasks = (cell(function, *item, *arguments) for item in sweep.claimed_for_pool())
+@contextlib.contextmanager
+def _interrupts_told(summary: GridSummary) -> Iterator[None]:
+    """Says on stderr what an interrupted run has saved."""
     try:
-        with contextlib.closing(pool(tasks)) as outcomes:
-            for outcome in outcomes:
-                sweep.save(outcome)
-    except BrokenProcessPool:
-        # A worker was killed (memory, a crash in native code) and took the pool with it.
-        # Alone in a pool, a cell that does so can be told from its innocent neighbours.
-        for key, configuration in list(sweep.running.items()):
-            task = cell(function, key, configuration, *arguments)
-            try:
-                [outcome] = pool([task])
-                sweep.save(outcome)
-            except BrokenProcessPool as error:
-                name, message = type(error).__name__, str(error)
-                sweep.save(Outcome(key, 0.0, "", error_type=name, error_message=message))
-    if sweep.fault is not None:
-        raise sweep.fault
-
-
-def _pool(jobs: int, backend: str) -> Any:
-    """A joblib pool that hands cells out singly, and results back as they come."""
-    from joblib import Parallel
-
-    expected = "a joblib backend of separate processes that returns results as they come"
-    if backend in ("threading", "sequential"):  # cells would share torch's global state
-        raise ArgumentError("backend", repr(backend), expected, "Use 'loky'.")
-    try:
-        return Parallel(
-            n_jobs=jobs, backend=backend, return_as="generator_unordered", batch_size=1,
-            pre_dispatch="n_jobs",
-        )  # fmt: skip
-    except (ValueError, ImportError) as error:
-        raise ArgumentError("backend", repr(backend), expected, f"Use 'loky'. {error}") from error
+        yield
+    except KeyboardInterrupt:
+        saved = summary.computed + summary.skipped
+        message = f"Interrupted: {saved} of {summary.total} cells are saved in {summary.path}."
+        print(f"\n{message} Run the same command again to resume.", file=sys.stderr)
+        raise
 
 
 def _bar(total: int, progress: bool) -> Any:
@@ -251,3 +132,10 @@ def _check_counts(jobs: int, threads: int) -> None:
         raise ArgumentError("jobs", jobs, "a number of processes, or -1 for all", "Use 1.")
     if threads < 1:
         raise ArgumentError("threads_per_job", threads, "at least 1", "Use 1.")
+
+
+def _check_environment(environment: Mapping[str, str]) -> None:
+    for name, value in environment.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            mend = "Leave out what is not to be set."
+            raise ArgumentError("environment", {name: value}, "strings by name", mend)

@@ -10,9 +10,12 @@ from benchmarks.uci.figure import draw_figure
 from benchmarks.uci.grid import make_grid
 from benchmarks.uci.objectives import make_objective, objective_names
 from benchmarks.uci.report import make_report, write_csv
+from benchmarks.uci.studies import STUDIES, Product
 from benchmarks.uci.training import optimizer_for, train
 
 __all__ = [
+    "STUDIES",
+    "Product",
     "draw_figure",
     "make_grid",
     "make_objective",

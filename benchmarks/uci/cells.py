@@ -2,22 +2,89 @@
 
 from __future__ import annotations
 
+import importlib
 import math
+import time
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import torch
+from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
+from benchmarks.uci.metrics import prediction_metrics, rmse
 from benchmarks.uci.objectives import make_objective
 from benchmarks.uci.training import noting_failed_fits, train
 from gpclml import datasets
 from gpclml.errors import NonFiniteError
 from gpclml.models import GPRegression
 
-__all__ = ["run_cell", "training_rows"]
+__all__ = [
+    "SOURCES",
+    "Metrics",
+    "Prepared",
+    "Training",
+    "evaluate",
+    "prepare",
+    "run_cell",
+    "train_cell",
+    "training_rows",
+]
 
-_STANDARD_NORMAL_975 = 1.959963984540054  # 95% lie between plus and minus this
+SOURCES = tuple(
+    f"benchmarks.uci.{name}" for name in ("metrics", "objectives", "subset_likelihood", "training")
+)
+"""The modules beside this one that decide the results of :func:`run_cell`."""
+
+Metrics = dict[str, float | list[float]]
+
+_TRACED_STEPS = (25, 50, 100, 200, 300, 500, 700, 1000)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A model that is ready to be trained, and what it is to be tested on.
+
+    Args:
+        mll: Its objective, in train mode.
+        test_x: Inputs of the rows set apart, ``(num_test, d)``.
+        test_y: Their targets, ``(num_test,)``.
+        unit: Sample standard deviation of all targets of the data set.
+        seconds: Wall time of building the model, a warm start included.
+        failed: Whether the warm start gave up.
+    """
+
+    mll: ExactMarginalLogLikelihood
+    test_x: Tensor
+    test_y: Tensor
+    unit: float
+    seconds: float
+    failed: bool
+
+    @property
+    def model(self) -> GPRegression:
+        """The model of the objective."""
+        return cast(GPRegression, self.mll.model)
+
+
+@dataclass(frozen=True)
+class Training:
+    """What became of the training of a model.
+
+    Args:
+        steps: Number of steps that the optimizer did.
+        message: Why the fit ended early; empty if it did not.
+        seconds: Wall time, without that of looking at the test error.
+        steps_at: Numbers of steps at which the test error was looked at.
+        rmse_at: The test error after so many steps, as the metric ``rmse``.
+    """
+
+    steps: int
+    message: str
+    seconds: float
+    steps_at: list[int] = field(default_factory=list)
+    rmse_at: list[float] = field(default_factory=list)
 
 
 def training_rows(data: datasets.RegressionData, n: int, seed: int) -> datasets.Split:
@@ -39,7 +106,7 @@ def training_rows(data: datasets.RegressionData, n: int, seed: int) -> datasets.
     return datasets.Split(train=datasets.subset(rows.train, n, seed), test=rows.test)
 
 
-def run_cell(cell: Mapping[str, Any]) -> dict[str, float]:
+def run_cell(cell: Mapping[str, Any]) -> Metrics:
     """Trains and tests one model.
 
     Errors and densities are in units of the sample standard deviation of *all* targets of the
@@ -48,61 +115,126 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, float]:
     Args:
         cell: Its configuration: ``dataset``, ``n``, ``seed`` (of rows, model and held-out
             points), ``objective``, ``kernel``, ``mean``, ``optimizer``, ``steps``, ``lr``,
-            ``held_out``, ``dtype`` and ``device``; None for a setting that is not used.
+            ``held_out``, ``trace``, ``dtype`` and ``device``; None for a setting that is not
+            used.
 
     Returns:
-        - ``rmse``: root mean squared error of the predictive mean on the test rows;
-        - ``nll``: mean negative log predictive density of one test target, nats;
-        - ``coverage_95``: share of test targets within their central 95% interval;
-        - ``train_objective``: the objective at the end of the training, nats per point, in
-          units of the training targets' standard deviation, as are the noise variance
-          ``noise`` and GPRegression's training;
-        - ``num_steps``: steps that the optimizer did;
-        - ``ended_early``: 1 if the optimizer or the warm start of a deep kernel gave up before its
-          goal and kept what it had, else 0.
+        The metrics of :func:`evaluate`.
 
     Raises:
         NonFiniteError: A metric is not finite.
     """
+    prepared = prepare(cell)
+    return evaluate(prepared, train_cell(prepared, cell))
+
+
+def prepare(cell: Mapping[str, Any]) -> Prepared:
+    """Builds the model of a cell and its objective.
+
+    Args:
+        cell: Its configuration, see :func:`run_cell`.
+    """
+    importlib.import_module("botorch.optim.fit")  # else the first fit would, and be timed
     data = datasets.load(cell["dataset"], progress=False)
     rows = training_rows(data, cell["n"], cell["seed"])
     units = {"dtype": getattr(torch, cell["dtype"]), "device": cell["device"]}
     x, y = data.inputs.to(**units), data.targets.to(**units)
-    with noting_failed_fits() as failed_fits:
+    start = time.perf_counter()
+    with noting_failed_fits() as failed:
         model = GPRegression(
             x[rows.train], y[rows.train], cell["kernel"], cell["mean"], seed=cell["seed"]
         )
         mll = make_objective(cell["objective"], model, held_out=cell["held_out"], seed=cell["seed"])
-        steps, message = train(mll, cell["optimizer"], cell["steps"], cell["lr"], cell["seed"])
-        mll.train()
-        with torch.no_grad():
-            objective = -float(mll.compute_custom_loss())
-            prediction = model.predict(x[rows.test], observation_noise=True, marginal=True)
-    metrics = {
-        **_test_metrics(prediction.mean, prediction.variance, y[rows.test], data.targets.std()),
+    seconds = time.perf_counter() - start
+    unit = float(data.targets.std())
+    return Prepared(mll, x[rows.test], y[rows.test], unit, seconds, bool(failed))
+
+
+def train_cell(prepared: Prepared, cell: Mapping[str, Any]) -> Training:
+    """Trains the model of a cell in place.
+
+    Args:
+        prepared: The model, as :func:`prepare` gives it.
+        cell: Its configuration, see :func:`run_cell`.
+    """
+    trace = _Trace(prepared, cell["steps"]) if cell["trace"] else None
+    start = time.perf_counter()
+    with noting_failed_fits():  # the message tells of them
+        steps, message = train(
+            prepared.mll, cell["optimizer"], cell["steps"], cell["lr"], cell["seed"], trace
+        )
+    seconds = time.perf_counter() - start
+    if trace is None:
+        return Training(steps, message, seconds)
+    return Training(
+        steps, message, seconds - trace.seconds, list(trace.rmse), [*trace.rmse.values()]
+    )
+
+
+def evaluate(prepared: Prepared, training: Training) -> Metrics:
+    """Tests a trained model.
+
+    Args:
+        prepared: The model, trained in place.
+        training: What became of the training.
+
+    Returns:
+        - ``rmse``, ``nll``, ``crps``, ``coverage_95``: the test metrics, see
+          :func:`benchmarks.uci.metrics.prediction_metrics`;
+        - ``train_objective``: the objective at the end of the training, nats per point, in
+          units of the training targets' standard deviation, as are the noise variance
+          ``noise`` and GPRegression's training;
+        - ``num_steps``: steps that the optimizer did;
+        - ``train_seconds``: wall time of building and training the model;
+        - ``ended_early``: 1 if the optimizer or the warm start of a deep kernel gave up before its
+          goal and kept what it had, else 0;
+        - ``steps_at``, ``rmse_at``: where traced, the ``rmse`` after so many steps.
+
+    Raises:
+        NonFiniteError: A metric is not finite.
+    """
+    prepared.mll.train()
+    with torch.no_grad():
+        objective = -float(cast(Any, prepared.mll).compute_custom_loss())
+        prediction = prepared.model.predict(prepared.test_x, marginal=True)
+    metrics: Metrics = {
+        **prediction_metrics(prediction.mean, prediction.variance, prepared.test_y, prepared.unit),
         "train_objective": objective,
-        "noise": float(model.likelihood.noise.detach().mean()),
-        "num_steps": float(steps),
-        "ended_early": float(bool(message or failed_fits)),
+        "noise": float(cast(Tensor, prepared.model.likelihood.noise).detach().mean()),
+        "num_steps": float(training.steps),
+        "train_seconds": prepared.seconds + training.seconds,
+        "ended_early": float(bool(training.message) or prepared.failed),
     }
+    if training.steps_at:
+        metrics |= {"steps_at": [float(n) for n in training.steps_at], "rmse_at": training.rmse_at}
     _check_finite(metrics)
     return metrics
 
 
-def _test_metrics(mean: Tensor, variance: Tensor, target: Tensor, unit: Tensor) -> dict[str, float]:
-    """Errors in the given unit of the targets; all tensors have shape (num_test,)."""
-    error = (target - mean) / float(unit)
-    variance = variance / float(unit) ** 2
-    nll = 0.5 * (error.square() / variance + variance.log() + math.log(2 * math.pi))
-    inside = error.abs() <= _STANDARD_NORMAL_975 * variance.sqrt()
-    return {
-        "rmse": float(error.square().mean().sqrt()),
-        "nll": float(nll.mean()),
-        "coverage_95": float(inside.to(nll).mean()),
-    }
+class _Trace:
+    """Looks at the test error after some steps of a training, and leaves the model as it is."""
+
+    def __init__(self, prepared: Prepared, steps: int) -> None:
+        self.rmse: dict[int, float] = {}
+        self.seconds = 0.0
+        self._prepared = prepared
+        self._looks = {*_TRACED_STEPS, steps}
+
+    def __call__(self, step: int) -> None:
+        if step not in self._looks:
+            return
+        start = time.perf_counter()
+        with torch.no_grad():
+            mean = self._prepared.model.predict(self._prepared.test_x, marginal=True).mean
+        self.rmse[step] = rmse(mean, self._prepared.test_y, self._prepared.unit)
+        self.seconds += time.perf_counter() - start
 
 
-def _check_finite(metrics: Mapping[str, float]) -> None:
-    bad = {name: value for name, value in metrics.items() if not math.isfinite(value)}
+def _check_finite(metrics: Metrics) -> None:
+    bad = {name: value for name, value in metrics.items() if not _is_finite(value)}
     if bad:  # averaged over seeds it would be left out unseen; as a failure it is listed
         raise NonFiniteError("metrics", bad, "finite numbers")
+
+
+def _is_finite(value: float | list[float]) -> bool:
+    return all(map(math.isfinite, value if isinstance(value, list) else [value]))

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gpclml.errors import ArgumentError, DataError
+
+if TYPE_CHECKING:
+    from benchmarks.uci.studies import Product
 
 __all__ = ["app"]
 
@@ -28,40 +30,69 @@ ResultsFile = Annotated[Path, typer.Option("--results", help="The SQLite file of
 @app.command()
 def run(
     results: ResultsFile,
-    datasets: Annotated[str, typer.Option(help="Data sets, comma-separated.")],
-    n: Annotated[str, typer.Option(help="Numbers of training rows, comma-separated.")] = "100",
-    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds: 0, 1, ...")] = 10,
+    grid: Annotated[
+        str | None,
+        typer.Option(
+            help="A named grid: paper, baselines, deep, large, ablation. Options beside it "
+            "replace its settings; an n above a data set's training rows is left out."
+        ),
+    ] = None,
+    datasets: Annotated[str | None, typer.Option(help="Data sets, comma-separated.")] = None,
+    n: Annotated[
+        str | None, typer.Option(help="Numbers of training rows, comma-separated; 100.")
+    ] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Number of seeds, 0, 1, ...; 10 of them.")
+    ] = None,
     objectives: Annotated[
-        str, typer.Option(help="Objectives, comma-separated: lml, clml, loo.")
-    ] = "lml,clml",
+        str | None,
+        typer.Option(
+            help="Objectives, comma-separated: lml, clml, loo, clml-fixed, clml-folds, "
+            "clml-orderings, lml-subset; lml,clml."
+        ),
+    ] = None,
     kernel: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="Kernels, comma-separated: rbf, rq, matern, spectral_mixture (trained by "
-            "L-BFGS), deep, deep-bottleneck (by Adam)."
+            "L-BFGS), deep, deep-bottleneck (by Adam); rbf,deep,deep-bottleneck."
         ),
-    ] = "rbf,deep,deep-bottleneck",
+    ] = None,
     mean: Annotated[
-        str, typer.Option(help="The mean: constant, zero, or mlp (trained by Adam).")
-    ] = "constant",
-    steps: Annotated[int, typer.Option(min=1, help="Number of Adam steps.")] = 300,
-    lr: Annotated[float, typer.Option(help="Learning rate of Adam.")] = 0.01,
-    held_out: Annotated[
-        float,
+        str | None,
         typer.Option(
-            help="Share of the training rows that the CLML holds out: redrawn at each Adam "
-            "step, fixed under L-BFGS (ten folds at 0.1)."
+            help="Means, comma-separated: constant, zero, or mlp (trained by Adam); constant."
         ),
-    ] = 0.1,
+    ] = None,
+    steps: Annotated[
+        str | None, typer.Option(help="Numbers of Adam steps, comma-separated; 300.")
+    ] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate of Adam; 0.01.")] = None,
+    held_out: Annotated[
+        str | None,
+        typer.Option(
+            help="Shares of the training rows that an objective such as the CLML holds out, "
+            "1 - m/n, comma-separated; 0.1. The CLML redraws them at each Adam step and has "
+            "them fixed under L-BFGS (ten folds at 0.1)."
+        ),
+    ] = None,
+    trace: Annotated[
+        bool | None,
+        typer.Option("--trace", help="Also record the test RMSE in the course of training."),
+    ] = None,
     jobs: Annotated[int, typer.Option(help="Worker processes; -1 for one a core.")] = 1,
     backend: Annotated[
-        str, typer.Option(help="The joblib backend of several workers: loky, dask, ray.")
+        str, typer.Option(help="Where several workers are: loky (this machine), dask, ray.")
     ] = "loky",
+    address: Annotated[
+        str | None,
+        typer.Option(help="Address of a running cluster; else one is started on this machine."),
+    ] = None,
     device: Annotated[str, typer.Option(help="Where models are trained: cpu, cuda.")] = "cpu",
     folder: Annotated[
         Path | None,
         typer.Option(
-            help="The data folder of this machine; else $GPCLML_DATA, else the user's cache."
+            help="The data folder, on every machine; else $GPCLML_DATA, else the user's cache."
         ),
     ] = None,
     retry_failed: Annotated[
@@ -71,24 +102,42 @@ def run(
 ) -> None:
     """Compute the cells that the results file lacks.
 
-    Trains a model for each data set, n, kernel, objective and seed on n random rows of a
+    Trains a model for each data set, n, kernel, mean, objective and seed on n random rows of a
     random 90%, and tests it on the other 10%. Each result is saved as it comes: after an
     interruption the same command goes on. Exit code 1 if cells failed, 2 if nothing could run.
     """
-    from benchmarks.runner import run_grid
-    from benchmarks.uci.cells import run_cell
-    from benchmarks.uci.grid import make_grid
+    from benchmarks.runner import Batches, run_grid
+    from benchmarks.uci.batches import batch_label, most_in_batch, run_cells
+    from benchmarks.uci.cells import SOURCES, run_cell
+    from benchmarks.uci.grid import left_out_sizes, make_grid
 
-    with _errors_as_text(), _data_folder(folder):
+    with _errors_as_text():
+        products = _products(
+            grid,
+            datasets=_listed(datasets, _names, "datasets"),
+            sizes=_listed(n, _numbers, "n", int),
+            seeds=seeds,
+            objectives=_listed(objectives, _names, "objectives"),
+            kernels=_listed(kernel, _names, "kernel"),
+            means=_listed(mean, _names, "mean"),
+            steps=_listed(steps, _numbers, "steps", int),
+            lr=lr,
+            held_out=_listed(held_out, _numbers, "held_out", float),
+            trace=trace,
+        )
         cells = make_grid(
-            _names("datasets", datasets), _numbers("n", n), seeds,
-            _names("objectives", objectives), _names("kernel", kernel),
-            mean=mean, steps=steps, lr=lr, held_out=held_out, device=device,
-            progress=not quiet,
+            products, device=device, folder=folder, progress=not quiet,
+            leave_out=grid is not None and n is None,
         )  # fmt: skip
+        for name, sizes in left_out_sizes(products, cells).items():
+            if not quiet:
+                typer.echo(f"Left out, too few rows: {name} n = {sizes}", err=True)
+        environment = {} if folder is None else {"GPCLML_DATA": str(folder.absolute())}
         summary = run_grid(
-            cells, run_cell, results, jobs=jobs, backend=backend, retry_failed=retry_failed,
-            progress=not quiet, sources=("benchmarks.uci.objectives", "benchmarks.uci.training"),
+            cells, run_cell, results, jobs=jobs, backend=backend, address=address,
+            environment=environment, retry_failed=retry_failed, progress=not quiet,
+            sources=(*SOURCES, "benchmarks.uci.batches"),
+            batches=Batches(run_cells, batch_label, most_in_batch),
         )  # fmt: skip
     if not quiet:
         typer.echo(summary)
@@ -102,24 +151,38 @@ def run(
 def report(
     results: ResultsFile,
     csv: Annotated[
-        Path | None, typer.Option(help="Also write all metrics of all cells to this CSV file.")
+        Path | None,
+        typer.Option(help="Also write all cells to this CSV file; compressed as .csv.gz."),
     ] = None,
     figure: Annotated[
         Path | None, typer.Option(help="Also draw RMSE and NLL against n in this PNG file.")
     ] = None,
-    kernel: Annotated[str | None, typer.Option(help="Only these kernels, comma-separated.")] = None,
+    kernel: Annotated[
+        str | None, typer.Option(help="Only these kernels in all of it, comma-separated.")
+    ] = None,
+    figure_kernels: Annotated[
+        str | None, typer.Option(help="Only these kernels in the figure, comma-separated.")
+    ] = None,
+    figure_objectives: Annotated[
+        str | None, typer.Option(help="Only these objectives in the figure, comma-separated.")
+    ] = None,
 ) -> None:
-    """Print the tables: means over seeds, differences paired by seed, standard errors."""
+    """Print the report in Markdown: means over seeds, differences paired by seed, sign tests."""
     from benchmarks.uci.figure import draw_figure
     from benchmarks.uci.report import load, make_report, write_csv
 
     with _errors_as_text():
-        loaded = load(results, None if kernel is None else _names("kernel", kernel))
-        typer.echo(make_report(loaded))
+        loaded = load(results, _listed(kernel, _names, "kernel"))
         if csv is not None:
             write_csv(loaded, csv)
         if figure is not None:
-            draw_figure(loaded.done, figure)
+            draw_figure(
+                loaded.done,
+                figure,
+                _listed(figure_kernels, _names, "figure_kernels"),
+                _listed(figure_objectives, _names, "figure_objectives"),
+            )
+        typer.echo(make_report(loaded, figure))
 
 
 @contextlib.contextmanager
@@ -132,31 +195,34 @@ def _errors_as_text() -> Iterator[None]:
         raise typer.Exit(2) from None
 
 
-@contextlib.contextmanager
-def _data_folder(folder: Path | None) -> Iterator[None]:
-    """Within the block GPCLML_DATA names the folder: worker processes inherit it."""
-    before = os.environ.get("GPCLML_DATA")
-    if folder is not None:
-        os.environ["GPCLML_DATA"] = str(folder.absolute())
-    try:
-        yield
-    finally:
-        if before is not None:
-            os.environ["GPCLML_DATA"] = before
-        elif folder is not None:
-            del os.environ["GPCLML_DATA"]
+def _products(grid: str | None, **given: Any) -> tuple[Product, ...]:
+    """What a command asks for; settings that it does not give are the grid's or the usual ones."""
+    from benchmarks.uci.grid import named_products
+    from benchmarks.uci.studies import Product
+
+    settings = {name: value for name, value in given.items() if value is not None}
+    if grid is not None:
+        return named_products(grid, **settings)
+    if "datasets" not in settings:
+        raise ArgumentError("datasets", "none", "names separated by commas", "Or name a --grid.")
+    return (Product(**settings),)
 
 
-def _names(argument: str, text: str) -> list[str]:
+def _listed(text: str | None, read: Callable[..., tuple], *arguments: Any) -> tuple | None:
+    return None if text is None else read(text, *arguments)
+
+
+def _names(text: str, argument: str) -> tuple[str, ...]:
     names = [part.strip() for part in text.split(",") if part.strip()]
     if not names:
         raise ArgumentError(argument, repr(text), "names separated by commas")
-    return list(dict.fromkeys(names))
+    return tuple(dict.fromkeys(names))
 
 
-def _numbers(argument: str, text: str) -> list[int]:
+def _numbers(text: str, argument: str, kind: type[int] | type[float]) -> tuple:
     try:
-        return [int(name) for name in _names(argument, text)]
+        return tuple(kind(name) for name in _names(text, argument))
     except ValueError:
-        expected = "whole numbers separated by commas"
-        raise ArgumentError(argument, repr(text), expected, "Write e.g. 100,200.") from None
+        what, such = ("whole numbers", "100,200") if kind is int else ("numbers", "0.1,0.5")
+        expected = f"{what} separated by commas"
+        raise ArgumentError(argument, repr(text), expected, f"Write e.g. {such}.") from None

@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.uci.statistics import means, ordered_objectives
-from gpclml.errors import DataError
+from gpclml.errors import DataError, UnknownNameError
 
 if TYPE_CHECKING:
     import pandas
@@ -16,49 +17,84 @@ if TYPE_CHECKING:
 
 __all__ = ["draw_figure"]
 
+_MOST_COLUMNS = 5
 _ROWS = {"rmse": "RMSE (sd of targets)", "nll": "NLL (nats per point)"}
 # Okabe and Ito's palette, told apart by colour-blind readers too.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _STYLES = (("-", "o"), ("--", "s"), (":", "^"), ("-.", "D"))
 
 
-def draw_figure(done: pandas.DataFrame, path: str | os.PathLike) -> None:
+def draw_figure(
+    done: pandas.DataFrame,
+    path: str | os.PathLike,
+    kernels: Sequence[str] | None = None,
+    objectives: Sequence[str] | None = None,
+) -> None:
     """Draws RMSE above NLL, a column a data set, a line a kernel and objective.
 
-    Bars are standard errors over seeds. Where the highest is far above the others, an axis of
-    RMSE is logarithmic, and one of NLL is so beyond 2.
+    More than five data sets go on to further rows. Bars are standard errors over seeds. Where
+    the highest is far above the others, an axis of RMSE is logarithmic, and one of NLL is so
+    beyond 2.
 
     Args:
         done: Finished cells with their labels, as ``benchmarks.uci.report.load`` gives them.
         path: The image file.
+        kernels: Names or labels of the kernels to draw; all if None.
+        objectives: Names or labels of the objectives to draw; all if None.
 
     Raises:
-        DataError: The file cannot be written.
+        UnknownNameError: There is no cell of such a kernel or objective.
+        DataError: There is no cell of both, or the file cannot be written.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    done = _chosen(_chosen(done, "kernel", kernels), "objective", objectives)
+    if done.empty:
+        raise DataError(f"{path}: nothing to draw. Name other kernels or objectives.")
     names = sorted(done["dataset"].unique())
     looks = _looks(done)
-    figure = Figure(figsize=(1.2 + max(2.7 * len(names), 4.2), 6.4), layout="constrained")
+    columns = min(len(names), _MOST_COLUMNS)
+    bands = [names[i : i + columns] for i in range(0, len(names), columns)]
+    figure = Figure(
+        figsize=(1.2 + max(2.7 * columns, 4.2), 0.8 + 5.6 * len(bands)), layout="constrained"
+    )
     FigureCanvasAgg(figure)
-    grid: Any = figure.subplots(len(_ROWS), len(names), squeeze=False)
-    for row, (metric, label) in enumerate(_ROWS.items()):
-        for column, name in enumerate(names):
-            axes = grid[row][column]
-            _draw_panel(axes, done[done["dataset"] == name], metric, looks)
-            if row == 0:
-                axes.set_title(name)
-            if row == len(_ROWS) - 1:
-                axes.set_xlabel("training rows n")
-            if column == 0:
-                axes.set_ylabel(label)
+    grid: Any = figure.subplots(len(_ROWS) * len(bands), columns, squeeze=False)
+    for axes in grid.flat:
+        axes.set_visible(False)
+    for band, members in enumerate(bands):
+        rows = grid[len(_ROWS) * band : len(_ROWS) * (band + 1)]
+        for column, name in enumerate(members):
+            _draw_dataset(rows[:, column], done[done["dataset"] == name], name, looks)
+        for axes, label in zip(rows[:, 0], _ROWS.values(), strict=True):
+            axes.set_ylabel(label)
     _draw_legend(figure, looks)
     try:
         figure.savefig(path, dpi=150)
     except (OSError, ValueError) as error:
         message = f"{path}: cannot be drawn ({error}). Name another image file."
         raise DataError(message) from error
+
+
+def _chosen(done: pandas.DataFrame, column: str, names: Sequence[str] | None) -> pandas.DataFrame:
+    if names is None:
+        return done
+    labels = done[f"{column}_label"]
+    for name in names:
+        if name not in {*done[column], *labels}:
+            raise UnknownNameError(f"figure_{column}s", name, {*done[column], *labels})
+    return done[done[column].isin(names) | labels.isin(names)]
+
+
+def _draw_dataset(
+    panels: Any, cells: pandas.DataFrame, name: str, looks: dict[tuple[str, str], dict[str, Any]]
+) -> None:
+    for axes, metric in zip(panels, _ROWS, strict=True):
+        axes.set_visible(True)
+        _draw_panel(axes, cells, metric, looks)
+    panels[0].set_title(name)
+    panels[-1].set_xlabel("training rows n")
 
 
 def _looks(done: pandas.DataFrame) -> dict[tuple[str, str], dict[str, Any]]:
@@ -84,16 +120,17 @@ def _draw_panel(
     axes: Axes, cells: pandas.DataFrame, metric: str, looks: dict[tuple[str, str], dict[str, Any]]
 ) -> None:
     sizes = sorted(int(n) for n in cells["n"].unique())
-    ticks = [math.log2(n) for n in sizes]
+    place = math.log2 if sizes[-1] > 10 * sizes[0] else float
+    ticks = [place(n) for n in sizes]
     gap = min((b - a for a, b in itertools.pairwise(ticks)), default=1.0)
     spread = (0.6 if len(sizes) == 1 else 0.25) * gap  # side by side, so that no bar hides another
     table = means(cells, metric, ("kernel_label", "objective_label", "n")).reset_index()
-    for place, (key, look) in enumerate(looks.items()):
+    for order, (key, look) in enumerate(looks.items()):
         chosen = (table["kernel_label"] == key[0]) & (table["objective_label"] == key[1])
         line = table[chosen]
-        shift = spread * ((place + 0.5) / len(looks) - 0.5)
+        shift = spread * ((order + 0.5) / len(looks) - 0.5)
         axes.errorbar(
-            [math.log2(n) + shift for n in line["n"]], line["mean"], yerr=line["se"].fillna(0.0),
+            [place(n) + shift for n in line["n"]], line["mean"], yerr=line["se"].fillna(0.0),
             markersize=5, linewidth=1.3, elinewidth=1, capsize=2, **look,
         )  # fmt: skip
     axes.set_xlim(ticks[0] - 0.6 * gap, ticks[-1] + 0.6 * gap)

@@ -4,88 +4,140 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from benchmarks.uci.objectives import DEFAULT_HELD_OUT, objective_names, uses_held_out
-from benchmarks.uci.training import optimizer_for
+from benchmarks.uci.objectives import objective_names, uses_held_out
+from benchmarks.uci.studies import STUDIES, Product
+from benchmarks.uci.training import has_fixed_steps, optimizer_for
 from gpclml import datasets
 from gpclml.errors import ArgumentError, UnknownNameError
 
-__all__ = ["make_grid"]
+__all__ = ["left_out_sizes", "make_grid", "named_products", "product_cells"]
+
+
+def named_products(name: str, **changes: Any) -> tuple[Product, ...]:
+    """The products of a named grid.
+
+    Args:
+        name: A name of ``benchmarks.uci.studies.STUDIES``.
+        **changes: Settings of :class:`Product` that replace the grid's own, in every product.
+
+    Raises:
+        UnknownNameError: No such grid.
+    """
+    if name not in STUDIES:
+        raise UnknownNameError("grid", name, STUDIES)
+    return tuple(replace(product, **changes) for product in STUDIES[name])
 
 
 def make_grid(
-    names: Sequence[str],
-    sizes: Sequence[int],
-    seeds: int,
-    objectives: Sequence[str],
-    kernels: Sequence[str],
+    products: Iterable[Product],
     *,
-    mean: str = "constant",
-    steps: int = 300,
-    lr: float = 0.01,
-    held_out: float = DEFAULT_HELD_OUT,
     device: str = "cpu",
     folder: str | os.PathLike[str] | None = None,
     progress: bool = True,
+    leave_out: bool = False,
 ) -> list[dict[str, Any]]:
-    """Every combination of data set, n, seed, kernel and objective as a cell.
+    """The cells of one product of settings or several, each cell once.
 
-    A setting that does not decide a cell's result is None there (``steps`` and ``lr`` under
-    L-BFGS, ``held_out`` outside the CLML), so that a sweep with another value shares the cell.
     Loads every data set, which fetches what is missing.
 
     Args:
-        names: Data sets.
-        sizes: Numbers of training rows, n.
-        seeds: Number of seeds; they are 0 to ``seeds - 1``.
-        objectives: Objectives.
-        kernels: Kernels.
-        mean: The mean of every model.
-        steps: Number of Adam steps.
-        lr: Learning rate of Adam.
-        held_out: Share of training points that the CLML holds out, in (0, 1).
+        products: Products of settings.
         device: Where models are trained.
         folder: The data folder, as for ``gpclml.datasets.load``.
         progress: Whether a download shows a progress bar.
+        leave_out: Whether an n above a data set's training rows is passed over in silence
+            (see :func:`left_out_sizes`) or an error.
 
     Raises:
         UnknownNameError: A name is not known; the message lists the nearest known ones.
-        ArgumentError: A number is out of range, or a data set has too few rows for an n.
+        ArgumentError: A number is out of range, a data set has too few rows for an n, or a
+            share holds out no point or all of them.
         DataError: A data file is corrupt or cannot be fetched.
     """
-    _check_names("datasets", names, datasets.names())
-    _check_names("objectives", objectives, objective_names())
-    optimizers = {kernel: optimizer_for(kernel, mean) for kernel in kernels}
-    _check_numbers(seeds, steps, lr, held_out)
+    products = tuple(products)
     _check_device(device)
-    for name in names:
-        _check_sizes(datasets.load(name, folder=folder, progress=progress), sizes)
-    cells = []
-    for name, n, seed, kernel, objective in itertools.product(
-        names, sizes, range(seeds), kernels, objectives
-    ):
-        adam = optimizers[kernel] == "adam"
-        cells.append(
-            {
-                "dataset": name,
-                "n": n,
-                "seed": seed,
-                "objective": objective,
-                "kernel": kernel,
-                "mean": mean,
-                "optimizer": optimizers[kernel],
-                "steps": steps if adam else None,
-                "lr": lr if adam else None,
-                "held_out": held_out if uses_held_out(objective) else None,
-                "dtype": "float64",
-                "device": device,
-            }
-        )
-    return cells
+    for product in products:
+        _check_names("datasets", product.datasets, datasets.names())
+        _check_names("objectives", product.objectives, objective_names())
+        for kernel, mean in itertools.product(product.kernels, product.means):
+            optimizer_for(kernel, mean)
+        _check_numbers(product)
+    names = {name for product in products for name in product.datasets}
+    rows = {name: datasets.load(name, folder=folder, progress=progress) for name in sorted(names)}
+    num_train = {name: len(datasets.split(data, 0).train) for name, data in rows.items()}
+    for product in products:
+        _check_sizes(product, num_train, leave_out)
+    cells = (cell for product in products for cell in product_cells(product, num_train, device))
+    return list({tuple(cell.items()): cell for cell in cells}.values())
+
+
+def product_cells(
+    product: Product, num_train: Mapping[str, int], device: str = "cpu"
+) -> Iterator[dict[str, Any]]:
+    """The cells of a product, without those whose n is above the rows to train on.
+
+    A setting that does not decide a cell's result is None (``steps`` and ``lr`` under L-BFGS,
+    ``held_out`` where no share is held out) or False (``trace``), so that a sweep with another
+    value shares the cell.
+
+    Args:
+        product: The settings.
+        num_train: Number of rows to train on, by data set.
+        device: Where models are trained.
+    """
+    for name, n, seed, kernel, mean, objective, steps, held_out in itertools.product(
+        product.datasets, product.sizes, range(product.seeds), product.kernels, product.means,
+        product.objectives, product.steps, product.held_out,
+    ):  # fmt: skip
+        if n > num_train[name]:
+            continue
+        optimizer = optimizer_for(kernel, mean)
+        adam = optimizer == "adam"
+        yield {
+            "dataset": name,
+            "n": n,
+            "seed": seed,
+            "objective": objective,
+            "kernel": kernel,
+            "mean": mean,
+            "optimizer": optimizer,
+            "steps": steps if adam else None,
+            "lr": product.lr if adam else None,
+            "held_out": held_out if uses_held_out(objective) else None,
+            "trace": product.trace and has_fixed_steps(kernel, mean),
+            "dtype": "float64",
+            "device": device,
+        }
+
+
+def left_out_sizes(
+    products: Iterable[Product], cells: Iterable[Mapping[str, Any]]
+) -> dict[str, list[int]]:
+    """The n of each data set that a grid asks for and has no cell of, where there are any.
+
+    Args:
+        products: The products that the cells were made from.
+        cells: The cells.
+    """
+    present = {(cell["dataset"], cell["n"]) for cell in cells}
+    asked = sorted(
+        {
+            pair
+            for product in products
+            for pair in itertools.product(product.datasets, product.sizes)
+        }
+    )
+    missing: dict[str, list[int]] = {}
+    for name, n in asked:
+        if (name, n) not in present:
+            missing.setdefault(name, []).append(n)
+    return missing
 
 
 def _check_names(argument: str, names: Sequence[str], known: Sequence[str]) -> None:
@@ -94,16 +146,18 @@ def _check_names(argument: str, names: Sequence[str], known: Sequence[str]) -> N
             raise UnknownNameError(argument, name, known)
 
 
-def _check_numbers(seeds: int, steps: int, lr: float, held_out: float) -> None:
-    if seeds < 1:
-        raise ArgumentError("seeds", seeds, "a number of seeds, at least 1")
-    if steps < 1:
-        raise ArgumentError("steps", steps, "at least 1")
-    if not 0 < lr < float("inf"):
-        raise ArgumentError("lr", lr, "a positive number")
-    if not 0 < held_out < 1:
-        mend = "The whole, a share of 1, is the objective lml."
-        raise ArgumentError("held_out", held_out, "a share between 0 and 1", mend)
+def _check_numbers(product: Product) -> None:
+    if product.seeds < 1:
+        raise ArgumentError("seeds", product.seeds, "a number of seeds, at least 1")
+    for steps in product.steps:
+        if steps < 1:
+            raise ArgumentError("steps", steps, "at least 1")
+    if not 0 < product.lr < float("inf"):
+        raise ArgumentError("lr", product.lr, "a positive number")
+    for share in product.held_out:
+        if not 0 < share < 1:
+            mend = "Conditioning on no point, a share of 1, is the objective lml."
+            raise ArgumentError("held_out", share, "shares between 0 and 1, 1 - m/n each", mend)
 
 
 def _check_device(device: str) -> None:
@@ -115,13 +169,21 @@ def _check_device(device: str) -> None:
         raise ArgumentError("device", repr(device), "a device at hand", mend) from None
 
 
-def _check_sizes(data: datasets.RegressionData, sizes: Sequence[int]) -> None:
-    num_train = len(datasets.split(data, 0).train)
-    for n in sizes:
-        if not 2 <= n <= num_train:
+def _check_sizes(product: Product, num_train: Mapping[str, int], leave_out: bool) -> None:
+    for name, n in itertools.product(product.datasets, product.sizes):
+        if not 2 <= n <= num_train[name] and not (leave_out and n > 2):
             raise ArgumentError(
                 "n",
-                f"{n} for {data.name}",
-                f"2 to {num_train}, the {data.name} rows to train on (90% of {data.num_data})",
+                f"{n} for {name}",
+                f"2 to {num_train[name]}, the {name} rows to train on (90% of all)",
                 "Take another n, or leave out the data set.",
             )
+    if any(uses_held_out(objective) for objective in product.objectives):
+        for n, share in itertools.product(product.sizes, product.held_out):
+            if not 0 < round(share * n) < n:
+                raise ArgumentError(
+                    "held_out",
+                    f"{share}, which holds out {round(share * n)} of n = {n} points",
+                    "at least one point held out and one conditioned on",
+                    "Take another share or a larger n.",
+                )

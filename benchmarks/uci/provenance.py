@@ -3,44 +3,54 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
+
+from benchmarks.uci.grid import product_cells
+from benchmarks.uci.studies import STUDIES, Product
+from benchmarks.uci.training import has_fixed_steps
+from gpclml import datasets
 
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["commands_of", "describe"]
+__all__ = ["CONFIGURATION", "commands_of", "describe"]
+
+CONFIGURATION = (
+    "dataset", "n", "seed", "objective", "kernel", "mean", "optimizer", "steps", "lr",
+    "held_out", "trace", "dtype", "device",
+)  # fmt: skip
+"""The settings of a cell."""
 
 PROGRAM = "python -m benchmarks.uci run"
 PACKAGES = ("gpclml", "torch", "gpytorch", "botorch", "python")
 _LISTS = {"datasets": "dataset", "n": "n", "objectives": "objective", "kernel": "kernel"}
-_SETTINGS = ("mean", "steps", "lr", "held_out", "device")
+_SETTINGS = ("mean", "steps", "lr", "held_out", "trace", "device")
+
+Row = tuple[Any, ...]
 
 
 def commands_of(cells: pandas.DataFrame, results_path: str) -> list[str]:
-    """The commands that compute these cells; several if the cells differ in their settings.
+    """The commands that compute these cells: of named grids where all of one is there.
 
-    Each is a whole grid, so after an interrupted or selective sweep it may name more cells
-    than there are.
+    Other cells are put down to products of settings, which may name more cells than there
+    are after an interrupted or selective sweep.
 
     Args:
         cells: Configurations of done and failed cells, a row each.
         results_path: The results file to name.
     """
-    settings = [
-        tuple(_plain(value) for value in row)
-        for row in cells[list(_SETTINGS)].itertuples(index=False, name=None)
-    ]
-    # Where a setting is not used (None), the cell belongs to any sweep that uses it.
-    sweeps = [
-        one
-        for one in dict.fromkeys(settings)
-        if not any(one != other and _covers(other, one) for other in settings)
-    ]
-    home = [next(sweep for sweep in sweeps if _covers(sweep, one)) for one in settings]
-    return [
-        _command(cells[[place == sweep for place in home]], sweep, results_path) for sweep in sweeps
-    ]
+    rows = cells[list(CONFIGURATION)].itertuples(index=False, name=None)
+    places = {tuple(map(_plain, row)): place for place, row in enumerate(rows)}
+    commands, covered = [], set()
+    for options, wanted in _named_grids(set(places)):
+        commands.append(options)
+        covered |= wanted
+    rest = cells.iloc[[place for row, place in places.items() if row not in covered]]
+    commands += _products(rest) if len(rest) else []
+    return [f"{PROGRAM} {options} --results {shlex.quote(results_path)}" for options in commands]
 
 
 def describe(done: pandas.DataFrame, num_failed: int) -> list[str]:
@@ -52,24 +62,85 @@ def describe(done: pandas.DataFrame, num_failed: int) -> list[str]:
     """
     versions = [f"{name} {_listed(done[f'_{name}'])}" for name in PACKAGES]
     hours = done["_seconds"].sum() / 3600
+    wall = done["_finished_at"].max() - (done["_finished_at"] - done["_seconds"]).min()
     return [
-        f"{len(done)} cells done in {hours:.2f} h of computing, {num_failed} failed",
-        ", ".join(versions),
+        f"{len(done)} cells done in {hours:.2f} h of computing, {num_failed} failed; "
+        f"{wall / 3600:.2f} h from the first start to the last end",
+        f"{', '.join(versions)}; code {_listed(done['_code_version'])}",
         f"device {_listed(done['device'])}, {_listed(done['dtype'])}",
     ]
 
 
-def _command(cells: pandas.DataFrame, settings: tuple, results_path: str) -> str:
-    parts = [PROGRAM]
-    parts += [f"--{option} {_joined(cells[column])}" for option, column in _LISTS.items()]
+def _named_grids(rows: set[Row]) -> Iterator[tuple[str, set[Row]]]:
+    """The options of each named grid that is there, on all its data sets or whole on some."""
+    most = max(row[2] for row in rows) + 1
+    for name, products in STUDIES.items():
+        usual = max(product.seeds for product in products)
+        for device in sorted({row[-1] for row in rows}):
+            for seeds in range(most, 0, -1):
+                grid = _by_dataset(products, seeds, device)
+                whole = {dataset: wanted for dataset, wanted in grid.items() if wanted <= rows}
+                if whole:
+                    some = "" if len(whole) == len(grid) else f" --datasets {_joined(whole)}"
+                    count = "" if seeds == usual else f" --seeds {seeds}"
+                    options = f"--grid {name}{some}{count} --device {device}"
+                    yield options, set().union(*whole.values())
+                    break
+
+
+def _by_dataset(products: Iterable[Product], seeds: int, device: str) -> dict[str, set[Row]]:
+    grid: dict[str, set[Row]] = {}
+    for product in products:
+        num_train = {name: _num_train(name) for name in product.datasets}
+        for cell in product_cells(replace(product, seeds=seeds), num_train, device):
+            row = tuple(cell[name] for name in CONFIGURATION)
+            grid.setdefault(cell["dataset"], set()).add(row)
+    return grid
+
+
+@cache
+def _num_train(name: str) -> int:
+    return len(datasets.split(datasets.uci_source(name).num_data, 0).train)
+
+
+def _products(cells: pandas.DataFrame) -> list[str]:
+    """Options for each group of cells with the same settings and, by data set, the same n."""
+    settings = list(map(_settings, cells.to_dict("records")))
+    # Where a setting is not used (None), the cell belongs to any sweep that uses it.
+    sweeps = [
+        one
+        for one in dict.fromkeys(settings)
+        if not any(one != other and _covers(other, one) for other in settings)
+    ]
+    home = [next(sweep for sweep in sweeps if _covers(sweep, one)) for one in settings]
+    commands = []
+    for sweep in sweeps:
+        group = cells[[place == sweep for place in home]]
+        sizes = group.groupby("dataset")["n"].agg(_joined)
+        for text in dict.fromkeys(sizes):
+            commands.append(_options(group[group["dataset"].map(sizes) == text], sweep))
+    return commands
+
+
+def _settings(cell: dict[Any, Any]) -> Row:
+    values = {name: _plain(cell[name]) for name in _SETTINGS}
+    if not has_fixed_steps(cell["kernel"], cell["mean"]):
+        values["trace"] = None
+    return tuple(values.values())
+
+
+def _options(cells: pandas.DataFrame, settings: Row) -> str:
+    parts = [f"--{option} {_joined(cells[column])}" for option, column in _LISTS.items()]
     parts += [f"--seeds {int(cells['seed'].max()) + 1}"]
     for name, value in zip(_SETTINGS, settings, strict=True):
-        if value is not None:
+        if isinstance(value, bool):
+            parts += [f"--{name}"] if value else []
+        elif value is not None:
             parts += [f"--{name.replace('_', '-')} {value}"]
-    return " ".join([*parts, f"--results {shlex.quote(results_path)}"])
+    return " ".join(parts)
 
 
-def _covers(sweep: tuple, settings: tuple) -> bool:
+def _covers(sweep: Row, settings: Row) -> bool:
     return all(value in (None, own) for own, value in zip(sweep, settings, strict=True))
 
 
@@ -79,6 +150,7 @@ def _plain(value: Any) -> Any:
 
     if pandas.isna(value):
         return None
+    value = value.item() if hasattr(value, "item") else value
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 

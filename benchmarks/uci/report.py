@@ -1,42 +1,62 @@
-"""The tables of a results file."""
+"""The report of a results file, in Markdown."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.results import load_failures, load_results
-from benchmarks.uci.provenance import commands_of, describe
-from benchmarks.uci.statistics import (
-    label_kernels,
-    label_objectives,
-    means,
-    ordered_objectives,
-    paired_differences,
+from benchmarks.uci.comparisons import (
+    published_table,
+    seconds_table,
+    steps_table,
+    turning_table,
+)
+from benchmarks.uci.markdown import code, section, table
+from benchmarks.uci.provenance import CONFIGURATION, commands_of, describe
+from benchmarks.uci.rows import write_rows
+from benchmarks.uci.statistics import label_kernels, label_objectives
+from benchmarks.uci.tables import (
+    METRICS,
+    difference_table,
+    less_lml,
+    less_plain,
+    mean_table,
+    win_table,
 )
 from gpclml.errors import DataError, UnknownNameError
 
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["METRICS", "Results", "load", "make_report", "write_csv"]
+__all__ = ["Results", "load", "make_report", "write_csv"]
 
-METRICS = {
-    "rmse": "RMSE (standard deviations of all targets of the data set)",
-    "nll": "NLL (nats per test point, in the same unit)",
-    "coverage_95": "Coverage of the 95% interval",
-}
-"""The metrics of the tables and their headings."""
-
-CONFIGURATION = (
-    "dataset", "n", "seed", "objective", "kernel", "mean", "optimizer", "steps", "lr",
-    "held_out", "dtype", "device",
-)  # fmt: skip
-_CELL = ["dataset", "n", "kernel_label", "objective_label"]
-_BASELINE_KERNEL, _BASELINE_MEAN = "rbf", "constant"
+_ABOUT_DIFFERENCES = (
+    "Mean paired difference ± standard error. In bold: beyond two standard errors. `below 0 (p)`: "
+    "data sets whose mean difference is below zero, of those where it is not zero, and the "
+    "two-sided p-value of the sign test. `wins / losses / ties`: data sets with a difference "
+    "beyond two standard errors below and above zero, and the others."
+)
+_ABOUT_WINS = (
+    "Data sets and n at which the mean paired difference to the ARD GP (rbf, lml, constant mean) "
+    "is beyond two standard errors below zero (wins) and above (losses), and the others (ties); "
+    "and the difference that is most standard errors above zero."
+)
+_ABOUT_MEDIANS = (
+    "RMSE, medians over trials, CLML with m = 0.9 n. The paper's: Lotfi et al. (2022), Figures "
+    "9(a) and 24, read off to about 0.01, in its normalised units; its code differs from its text "
+    "([d, 50, 2] network, KISS-GP, the same first n rows in all trials)."
+)
+_ABOUT_TURNS = (
+    "The first n at which the mean paired difference in RMSE to the LML is zero or above; `> n` "
+    "where there is none up to n."
+)
+_ABOUT_STEPS = (
+    "The first of the steps looked at after which the mean RMSE is no higher than what the LML of "
+    "the same kernel ends with; `-` where there is none."
+)
 
 
 @dataclass(frozen=True)
@@ -71,111 +91,93 @@ def load(path: str | os.PathLike, kernels: Sequence[str] | None = None) -> Resul
     if done.empty:
         first = f" The first of {len(failed)} failed: {_failure(failed.iloc[0])}"
         raise DataError(f"{path}: no finished cell.{'' if failed.empty else first}")
-    if not set(CONFIGURATION) <= set(done.columns):
-        raise DataError(f"{path}: results of another benchmark. Name another results file.")
+    if not {*CONFIGURATION, *METRICS} <= set(done.columns):
+        raise DataError(
+            f"{path}: results of another benchmark or of an earlier form of this one. "
+            "Name another results file."
+        )
     done["steps"] = done["steps"].astype("Int64")  # whole numbers beside missing ones
+    # A fit is the same with and without a trace: it counts once.
+    same = [name for name in CONFIGURATION if name != "trace"]
+    done = done.sort_values("trace", kind="stable").drop_duplicates(same, keep="last").sort_index()
     done = done.assign(kernel_label=label_kernels(done), objective_label=label_objectives(done))
     return Results(os.fspath(path), done, failed)
 
 
-def make_report(results: Results) -> str:
-    """The whole report as text: what made it, tables, failed cells."""
-    import pandas
+def make_report(results: Results, figure: str | os.PathLike | None = None) -> str:
+    """The whole report as Markdown: what made it, tables, failed cells.
 
-    every = pandas.concat([part for part in (results.done, results.failed) if not part.empty])
-    commands = commands_of(every, results.path)
-    lines = [*commands, *describe(results.done, len(results.failed))]
-    parts = ["\n".join(f"# {line}" for line in lines)]
-    for metric, heading in METRICS.items():
-        table = objective_table(results.done, metric)
-        parts.append(f"{heading}\nmean ± standard error over seeds\n\n{table.to_string()}")
-    for metric, heading in METRICS.items():
-        table = baseline_table(results.done, metric)
-        if not table.empty:
-            about = "difference to the ARD GP (rbf, lml) ± standard error, paired by seed [pairs]"
-            parts.append(f"{heading}\n{about}\n\n{table.to_string()}")
+    Args:
+        results: The cells.
+        figure: A figure of these cells to show, by its file name.
+    """
+    parts = ["# UCI regression", code(_about(results))]
+    if figure is not None:
+        parts.append(f"![RMSE and NLL against n]({os.path.basename(figure)})")
+    parts += [*_verdicts(results.done), *_tables(results.done), *_costs(results.done)]
     early = int(results.done["ended_early"].sum())
     if early:
         parts.append(f"{early} fits ended early; they count with the parameters they kept.")
     if not results.failed.empty:
-        failures = [_failure(row) for _, row in results.failed.iterrows()]
-        parts.append("\n".join([f"{len(failures)} failed cells:", *failures]))
+        failures = [f"- {_failure(row)}" for _, row in results.failed.iterrows()]
+        parts.append(section("Failed cells", f"{len(failures)} failed cells:", "\n".join(failures)))
     return "\n\n".join(parts)
 
 
-def objective_table(done: pandas.DataFrame, metric: str) -> pandas.DataFrame:
-    """Each objective's mean, and its difference to the LML paired by seed, as text.
-
-    Args:
-        done: Finished cells with their labels.
-        metric: One of ``METRICS``.
-
-    Returns:
-        A row for each dataset, n and kernel; a column an objective and a difference, the
-        number of seeds or of pairs in brackets.
-    """
-    import pandas
-
-    table = _wide(means(done, metric, _CELL))
-    baseline = done[done["objective"] == "lml"]
-    others = done[done["objective"] != "lml"]
-    differences = _wide(
-        paired_differences(others, baseline, metric, ("dataset", "n", "kernel_label"))
-    ).add_suffix(" - lml")
-    return pandas.concat([table, differences], axis=1).fillna("-")
-
-
-def baseline_table(done: pandas.DataFrame, metric: str) -> pandas.DataFrame:
-    """Each kernel and objective less the plain ARD GP, paired by seed, as text.
-
-    Args:
-        done: Finished cells with their labels.
-        metric: One of ``METRICS``.
-
-    Returns:
-        A row for each dataset, n and kernel, a column an objective; empty without an ARD GP.
-    """
-    plain = (done["kernel"] == _BASELINE_KERNEL) & (done["mean"] == _BASELINE_MEAN)
-    plain &= done["objective"] == "lml"
-    baseline = done[plain].drop_duplicates(["dataset", "n", "seed"])
-    differences = paired_differences(done[~plain], baseline, metric, ("dataset", "n"))
-    return _wide(differences).fillna("-")
-
-
 def write_csv(results: Results, path: str | os.PathLike) -> None:
-    """Writes the finished cells as a long table, a row for each metric of each cell.
-
-    Numbers are written so that they read back exactly.
+    """Writes the finished cells, see :func:`benchmarks.uci.rows.write_rows`.
 
     Args:
         results: What to write.
-        path: The CSV file.
+        path: The CSV file; compressed where its name ends in ``.gz``.
 
     Raises:
         DataError: The file cannot be written.
     """
-    done = results.done
-    hidden = [name for name in done if name.startswith("_") or name.endswith("_label")]
-    table = done.drop(columns=hidden).melt(
-        id_vars=list(CONFIGURATION), var_name="metric", value_name="value"
-    )
-    try:
-        table.to_csv(Path(path), index=False)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be written ({error}). Name another file.") from error
+    write_rows(results.done, path, _about(results), skip=("kernel_label", "objective_label"))
 
 
-def _wide(statistics: pandas.DataFrame) -> pandas.DataFrame:
-    """Statistics as text, objectives side by side."""
-    text = statistics.apply(_cell_text, axis=1) if len(statistics) else statistics["mean"]
-    wide = text.astype(object).unstack("objective_label")
-    wide = wide[ordered_objectives(wide.columns)]
-    return wide.rename_axis(index={"kernel_label": "kernel"}, columns=None)
+def _about(results: Results) -> list[str]:
+    import pandas
+
+    every = pandas.concat([part for part in (results.done, results.failed) if not part.empty])
+    return [*commands_of(every, results.path), *describe(results.done, len(results.failed))]
 
 
-def _cell_text(row: pandas.Series) -> str:
-    spread = "" if row["seeds"] < 2 else f" ± {row['se']:.3f}"
-    return f"{row['mean']:.3f}{spread} [{row['seeds']:.0f}]"
+def _verdicts(done: pandas.DataFrame) -> Iterator[str]:
+    wins = win_table(done)
+    if len(wins):
+        yield section("Wins and losses against the plain ARD GP", _ABOUT_WINS, table(wins))
+    turns = turning_table(done)
+    if len(turns):
+        yield section("Where the order turns", _ABOUT_TURNS, table(turns))
+    medians = published_table(done)
+    if len(medians):
+        yield section("Beside the published medians", _ABOUT_MEDIANS, table(medians))
+
+
+def _tables(done: pandas.DataFrame) -> Iterator[str]:
+    seeds = done["seed"].nunique()
+    about = f"Mean ± standard error over {seeds} seeds (in brackets: fewer)."
+    for metric, heading in METRICS.items():
+        yield section(heading, about, table(mean_table(done, metric)))
+    yield section("Paired differences", _ABOUT_DIFFERENCES)
+    for metric, heading in METRICS.items():
+        for name, differences in (
+            ("less that of the LML, same kernel", less_lml(done, metric)),
+            ("less that of the ARD GP (rbf, lml)", less_plain(done, metric)),
+        ):
+            if len(differences):
+                shown = table(difference_table(differences, metric))
+                yield section(f"{heading.partition(' (')[0]} {name}", shown)
+
+
+def _costs(done: pandas.DataFrame) -> Iterator[str]:
+    steps = steps_table(done)
+    if len(steps):
+        yield section("Steps to the test error of the LML", _ABOUT_STEPS, table(steps))
+    about = "Median over seeds; a first impression, as other processes ran beside."
+    yield section("Seconds to train a model", about, table(seconds_table(done)))
 
 
 def _of_kernels(

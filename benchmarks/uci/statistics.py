@@ -9,13 +9,19 @@ if TYPE_CHECKING:
     import pandas
 
 __all__ = [
+    "CELL",
     "SETTINGS",
     "label_kernels",
     "label_objectives",
     "means",
     "ordered_objectives",
     "paired_differences",
+    "sign_test",
+    "verdicts",
 ]
+
+CELL = ("dataset", "n", "kernel_label", "objective_label")
+"""What tells the groups of seeds apart."""
 
 SETTINGS = ("mean", "optimizer", "steps", "lr", "dtype", "device")
 """Settings of a cell that belong to its kernel; one with several values enters the label."""
@@ -88,7 +94,39 @@ def paired_differences(
     other = baseline[[*keys, metric]].rename(columns={metric: "baseline"})
     pairs = cells.merge(other, on=keys, validate="many_to_one")
     pairs["difference"] = pairs[metric] - pairs["baseline"]
-    return means(pairs, "difference", ("dataset", "n", "kernel_label", "objective_label"))
+    return means(pairs, "difference", CELL)
+
+
+def verdicts(differences: pandas.DataFrame) -> pandas.Series:
+    """What each mean paired difference says: ``"win"``, ``"loss"`` or ``"tie"``.
+
+    Args:
+        differences: As from :func:`paired_differences`, of a metric that is better the lower.
+
+    Returns:
+        A win below minus two standard errors, a loss above two, a tie between or for one pair.
+    """
+    verdict = differences["mean"].map(lambda _: "tie").astype(object)
+    verdict[differences["mean"] < -2 * differences["se"]] = "win"
+    verdict[differences["mean"] > 2 * differences["se"]] = "loss"
+    return verdict
+
+
+def sign_test(differences: Iterable[float]) -> tuple[int, int, float]:
+    """Whether differences are as often below zero as above.
+
+    Args:
+        differences: One a data set; zeros do not count.
+
+    Returns:
+        The number below zero, the number that is not zero, and the two-sided p-value of the
+        sign test (1 where all are zero).
+    """
+    from scipy.stats import binomtest
+
+    nonzero = [value for value in differences if value]
+    below = sum(value < 0 for value in nonzero)
+    return below, len(nonzero), float(binomtest(below, len(nonzero)).pvalue) if nonzero else 1.0
 
 
 def _labels(cells: pandas.DataFrame, name: str, settings: Sequence[str]) -> pandas.Series:

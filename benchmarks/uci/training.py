@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import torch
+from gpytorch.mlls import ExactMarginalLogLikelihood
 from linear_operator.utils.warnings import NumericalWarning
 
 from gpclml.early_stopping import fit_networks
 from gpclml.errors import UnknownNameError
 from gpclml.fit import fit_mll
 from gpclml.kernels import DeepKernel
-from gpclml.mlls import ConditionalMarginalLogLikelihood
 
-__all__ = ["KERNELS", "MEANS", "noting_failed_fits", "optimizer_for", "train"]
+__all__ = ["KERNELS", "MEANS", "has_fixed_steps", "noting_failed_fits", "optimizer_for", "train"]
 
 _FAILED_FITS = ("The fit stopped", "The warm start failed")
 
@@ -44,12 +47,23 @@ def optimizer_for(kernel: str, mean: str) -> str:
     return "adam" if kernel in _NETWORK_KERNELS or mean in _NETWORK_MEANS else "lbfgs"
 
 
+def has_fixed_steps(kernel: str, mean: str) -> bool:
+    """Whether the model is trained by the very number of Adam steps that its cell names.
+
+    Args:
+        kernel: One of ``KERNELS``; the residual deep kernel chooses its number of steps.
+        mean: One of ``MEANS``.
+    """
+    return optimizer_for(kernel, mean) == "adam" and kernel != "deep"
+
+
 def train(
-    mll: ConditionalMarginalLogLikelihood,
+    mll: ExactMarginalLogLikelihood,
     optimizer: str,
     steps: int | None,
     lr: float | None,
     seed: int = 0,
+    after_step: Callable[[int], None] | None = None,
 ) -> tuple[int, str]:
     """Fits the model of an objective in place, without a progress bar.
 
@@ -62,6 +76,8 @@ def train(
         steps: Number of Adam steps, at most; not used by L-BFGS, which stops by itself.
         lr: Learning rate of Adam; not used by L-BFGS.
         seed: Seed of the folds of cross-validation.
+        after_step: Called with the number of steps done after each step of a model that
+            :func:`has_fixed_steps`; it must leave the model as it is.
 
     Returns:
         The number of steps, and why the fit ended early, if it did.
@@ -69,9 +85,22 @@ def train(
     options = {} if optimizer == "lbfgs" else {"steps": steps, "lr": lr}
     if any(isinstance(module, DeepKernel) and module.residual for module in mll.modules()):
         stopped = fit_networks(mll, seed=seed, progress=False, **options)
-        return stopped.steps, "" if stopped.fit is None else stopped.fit.message
-    fit = fit_mll(mll, optimizer, progress=False, **options)
+        return stopped.steps[stopped.chosen], stopped.message
+    method = optimizer if after_step is None else _watched_adam(after_step)
+    fit = fit_mll(mll, method, progress=False, **options)
     return len(fit.history), fit.message
+
+
+def _watched_adam(after_step: Callable[[int], None]) -> Callable[..., torch.optim.Optimizer]:
+    """Adam that tells the number of its steps after each of them."""
+
+    def make(parameters: Any, lr: float) -> torch.optim.Optimizer:
+        count = itertools.count(1)
+        adam = torch.optim.Adam(parameters, lr=lr)
+        adam.register_step_post_hook(lambda *_: after_step(next(count)))
+        return adam
+
+    return make
 
 
 @contextmanager

@@ -74,3 +74,82 @@ def returned_cell(cell: dict) -> object:
     if cell["kind"] == "exit":
         raise SystemExit(3)
     return kinds[cell["kind"]]
+
+
+def lethal_cell(cell: dict) -> dict:
+    """As ``cholesky_cell``; the cells named lethal take their worker down, once or always."""
+    marker = Path(cell["folder"]) / f"{cell['seed']}"
+    first = not marker.exists()
+    marker.touch()
+    if cell["lethal"] == "always" or (cell["lethal"] == "once" and first):
+        time.sleep(0.2)  # its neighbours are under way
+        os.kill(os.getpid(), signal.SIGKILL)
+    return cholesky_cell({"seed": cell["seed"], "num_data": 400, "noise": 0.1})
+
+
+def lethal_grid(folder: Path, count: int, lethal: int, when: str = "once") -> list[dict]:
+    return [
+        {"seed": seed, "folder": str(folder), "lethal": when if seed == lethal else "no"}
+        for seed in range(count)
+    ]
+
+
+def cholesky_batch(cells: list[dict]) -> list[dict]:
+    return [cholesky_cell(cell) for cell in cells]
+
+
+def counted_batch(cells: list[dict]) -> list[dict]:
+    """As ``counted_cell``; leaves one line more, with the number of cells."""
+    with open(cells[0]["log"] + ".batches", "a") as log:
+        log.write(f"{len(cells)}\n")
+    return [counted_cell(cell) for cell in cells]
+
+
+def faulty_batch(cells: list[dict]) -> list:
+    """The answers of ``faulty_cell``, errors among them."""
+    answers = []
+    for cell in cells:
+        try:
+            answers.append(faulty_cell(cell))
+        except ZeroDivisionError as error:
+            answers.append(error)
+    return answers
+
+
+def returned_batch(cells: list[dict]) -> list:
+    return [returned_cell(cell) for cell in cells]
+
+
+def raising_batch(cells: list[dict]) -> list[dict]:
+    raise ZeroDivisionError("all of them")
+
+
+def exiting_batch(cells: list[dict]) -> list[dict]:
+    raise SystemExit(3)
+
+
+def short_batch(cells: list[dict]) -> list[dict]:
+    return [{}] * (len(cells) - 1)
+
+
+def empty_batch(cells: list[dict]) -> None:
+    """Forgets to return its answers."""
+
+
+def crashing_batch(cells: list[dict]) -> list[dict]:
+    """As ``counted_batch``; one batch takes its process down."""
+    if any(cell["seed"] == 2 for cell in cells):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return counted_batch(cells)
+
+
+def interrupted_batch(cells: list[dict]) -> list[dict]:
+    return [interrupted_cell(cell) for cell in cells]
+
+
+def environment_cell(cell: dict) -> dict:
+    return {"values": [os.environ.get(name) for name in cell["names"]]}
+
+
+def lethal_batch(cells: list[dict]) -> list[dict]:
+    return [lethal_cell(cell) for cell in cells]

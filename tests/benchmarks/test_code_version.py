@@ -84,6 +84,17 @@ def test_line_ends_do_not_count(package):
     assert version() == before
 
 
+def test_an_edit_is_not_seen_by_a_process_that_may_have_imported_the_file(package):
+    def seen():
+        cells = importlib.import_module("some_benchmark.cells")
+        return code_version(cells.cell, ("some_benchmark.model",), as_first_seen=True)
+
+    before = seen()
+    assert before == version("some_benchmark.model")
+    (package / "model.py").write_text("A = 2\n")
+    assert seen() == before != version("some_benchmark.model")
+
+
 def test_functions_of_one_module_differ(package):
     assert version(name="cell") != version(name="other")
 

@@ -1,5 +1,7 @@
+import contextlib
 import math
 import os
+import sqlite3
 import sys
 
 import grid_cells
@@ -141,6 +143,17 @@ def test_threads_are_set_and_restored(path):
     assert load_results(path)["threads"].tolist() == [2]
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_environment_is_set_for_cells_alone(path, monkeypatch, jobs):
+    monkeypatch.setenv("GPCLML_TEST", "before")
+    cells = [{"names": ["GPCLML_TEST", "GPCLML_TEST_NEW"]}]
+    variables = {"GPCLML_TEST": "a", "GPCLML_TEST_NEW": "b"}
+    run(cells, grid_cells.environment_cell, path, jobs=jobs, environment=variables)
+    assert load_results(path)["values"].tolist() == [["a", "b"]]
+    assert os.environ["GPCLML_TEST"] == "before"
+    assert "GPCLML_TEST_NEW" not in os.environ
+
+
 def test_numbers_do_not_depend_on_the_number_of_jobs(path, tmp_path):
     grid = grid_cells.cholesky_grid(12)
     run(grid, grid_cells.cholesky_cell, path)
@@ -176,6 +189,9 @@ def test_progress_is_shown_on_stderr_when_asked(path, capfd):
         ({"jobs": 2, "backend": "threading"}, "backend.*loky"),
         ({"jobs": 2, "backend": "multiprocessing"}, "backend.*loky"),
         ({"jobs": 2, "backend": "carrier pigeon"}, "backend.*loky"),
+        ({"backend": "carrier pigeon"}, "backend.*loky"),
+        ({"address": "tcp://127.0.0.1:8786"}, "address.*dask"),
+        ({"environment": {"GPCLML_DATA": None}}, "environment"),
         ({"sources": ("no_such_module",)}, "sources"),
     ],
 )
@@ -185,13 +201,34 @@ def test_bad_arguments_are_refused(path, options, match):
     assert not path.exists()
 
 
+@pytest.mark.parametrize(("backend", "package"), [("dask", "distributed"), ("ray", "ray")])
+def test_clusters_need_their_package(path, monkeypatch, backend, package):
+    monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
+    with pytest.raises(ArgumentError, match=f"backend.*{package}.*pip install"):
+        run(grid_cells.cholesky_grid(1), grid_cells.cholesky_cell, path, backend=backend)
+    assert not path.exists()
+
+
 def _text(path):
     path.write_text("seed,rmse\n")
     return path
 
 
+def _other_schema(path):
+    run(grid_cells.cholesky_grid(1), grid_cells.cholesky_cell, path)
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    return path
+
+
 @pytest.mark.parametrize(
-    "unusable", [_text, lambda path: path.parent, lambda path: path / "gone" / "results.sqlite"]
+    "unusable",
+    [
+        _text,
+        _other_schema,
+        lambda path: path.parent,
+        lambda path: path / "gone" / "results.sqlite",
+    ],
 )
 def test_unusable_results_file_stops_before_any_cell(path, tmp_path, unusable):
     log = tmp_path / "log"

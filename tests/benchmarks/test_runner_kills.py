@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import random
@@ -25,12 +26,15 @@ pytestmark = pytest.mark.skipif(os.name != "posix", reason="sends POSIX signals"
 
 
 @contextlib.contextmanager
-def sweep(cells, function, path, jobs):
+def sweep(cells, function, path, **options):
     """A sweep in a process group of its own, ready to start."""
     grid = path.with_suffix(".json")
     grid.write_text(json.dumps(cells))
     process = subprocess.Popen(
-        [sys.executable, str(HERE / "grid_sweep.py"), function.__name__, grid, path, str(jobs)],
+        [
+            sys.executable, str(HERE / "grid_sweep.py"), function.__name__, grid, path,
+            json.dumps(options),
+        ],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (HERE, HERE.parents[1])))},
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
@@ -76,6 +80,13 @@ def group_lives(group):
 
 
 SEED = 3
+BATCHES = [{}, {"batch": "cholesky_batch"}]
+DASK = pytest.param(
+    {"jobs": 2, "backend": "dask"},
+    marks=pytest.mark.skipif(
+        importlib.util.find_spec("distributed") is None, reason="needs distributed"
+    ),
+)
 KILLS = [(1, "group"), (2, "driver"), (1, "group"), (2, "group"), (1, "driver")]
 
 
@@ -83,8 +94,8 @@ def test_five_times_killed_a_sweep_gives_the_undisturbed_table(tmp_path):
     path, moments = tmp_path / "killed.sqlite", random.Random(SEED)
     grid = grid_cells.cholesky_grid(50)
     saved = [0]
-    for jobs, target in KILLS:
-        with sweep(grid, grid_cells.cholesky_cell, path, jobs) as process:
+    for (jobs, target), options in zip(KILLS, 2 * BATCHES + [{}], strict=True):
+        with sweep(grid, grid_cells.cholesky_cell, path, jobs=jobs, **options) as process:
             start(process)
             if jobs > 1:  # workers take their time to start; then cells run
                 wait_for(lambda: process.poll() is not None or rows(path) > saved[-1])
@@ -109,12 +120,13 @@ def test_five_times_killed_a_sweep_gives_the_undisturbed_table(tmp_path):
     )
 
 
-def test_two_runners_on_one_file_share_the_cells(tmp_path):
+@pytest.mark.parametrize("options", [{}, {"batch": "counted_batch"}])
+def test_two_runners_on_one_file_share_the_cells(tmp_path, options):
     path, log = tmp_path / "shared.sqlite", tmp_path / "log"
     grid = [{"seed": seed, "log": str(log), "quiet": False} for seed in range(30)]
     with (
-        sweep(grid, grid_cells.counted_cell, path, 1) as one,
-        sweep(grid, grid_cells.counted_cell, path, 1) as other,
+        sweep(grid, grid_cells.counted_cell, path, **options) as one,
+        sweep(grid, grid_cells.counted_cell, path, **options) as other,
     ):
         for process in (one, other):
             start(process)
@@ -131,12 +143,14 @@ def test_two_runners_on_one_file_share_the_cells(tmp_path):
     assert sorted(table["process"].value_counts()) == sorted(computed)
 
 
-@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize(
+    "options", [{"jobs": 1}, {"jobs": 2}, {"jobs": 2, "batch": "counted_batch"}, DASK]
+)
 @pytest.mark.usefixtures("interruptible")
-def test_ctrl_c_saves_what_ended_and_releases_claims(tmp_path, jobs):
+def test_ctrl_c_saves_what_ended_and_releases_claims(tmp_path, options):
     path, log = tmp_path / "stopped.sqlite", tmp_path / "log"
     grid = [{"seed": seed, "log": str(log), "quiet": True} for seed in range(200)]
-    with sweep(grid, grid_cells.counted_cell, path, jobs) as process:
+    with sweep(grid, grid_cells.counted_cell, path, **options) as process:
         start(process)
         wait_for(lambda: rows(path) > 2)
         os.killpg(process.pid, signal.SIGINT)

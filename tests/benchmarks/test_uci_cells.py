@@ -6,6 +6,7 @@ import torch
 from benchmarks.uci.cells import run_cell, training_rows
 from benchmarks.uci.grid import make_grid
 from benchmarks.uci.objectives import make_objective
+from benchmarks.uci.studies import Product
 from benchmarks.uci.training import optimizer_for
 from gpclml import datasets
 from gpclml.conditioning import KFold, RandomHoldout
@@ -16,11 +17,11 @@ from gpclml.models import GPRegression
 
 
 def grid(**changes):
-    arguments = {
-        "names": ["diabetes"], "sizes": [40], "seeds": 1, "objectives": ["lml", "clml"],
-        "kernels": ["rbf", "deep-bottleneck"], "steps": 5,
+    settings = {
+        "datasets": ("diabetes",), "sizes": (40,), "seeds": 1, "objectives": ("lml", "clml"),
+        "kernels": ("rbf", "deep-bottleneck"), "steps": (5,),
     }  # fmt: skip
-    return make_grid(**(arguments | changes))
+    return make_grid([Product(**(settings | changes))])
 
 
 def small_model():
@@ -31,9 +32,9 @@ def small_model():
 @pytest.mark.parametrize(
     "cell",
     [
-        *grid(objectives=["clml"], kernels=["deep-bottleneck"]),
-        *grid(objectives=["loo"], kernels=["deep"]),
-        *grid(objectives=["clml"], kernels=["rbf"], sizes=[80]),
+        *grid(objectives=("clml",), kernels=("deep-bottleneck",), trace=True),
+        *grid(objectives=("loo",), kernels=("deep",)),
+        *grid(objectives=("clml",), kernels=("rbf",), sizes=(80,)),
     ],
     ids=lambda cell: cell["kernel"],
 )
@@ -41,12 +42,26 @@ def test_a_cell_is_the_same_each_time(cell):
     torch.manual_seed(1)
     first = run_cell(cell)
     torch.manual_seed(2)
-    assert run_cell(cell) == first
-    assert all(type(value) is float for value in first.values())
+    second = run_cell(cell)
+    assert first.pop("train_seconds") > 0 < second.pop("train_seconds")
+    assert second == first
+
+
+def test_a_trace_leaves_the_fit_as_it_is():
+    [plain] = grid(objectives=("clml",), kernels=("deep-bottleneck",), steps=(60,))
+    [traced] = grid(objectives=("clml",), kernels=("deep-bottleneck",), steps=(60,), trace=True)
+    [half] = grid(objectives=("clml",), kernels=("deep-bottleneck",), steps=(25,))
+    metrics, expected = run_cell(traced), run_cell(plain)
+    assert metrics.pop("steps_at") == [25, 50, 60]
+    at_25, _, at_60 = metrics.pop("rmse_at")
+    del metrics["train_seconds"], expected["train_seconds"]
+    assert metrics == expected
+    assert at_60 == metrics["rmse"]
+    assert at_25 == run_cell(half)["rmse"]
 
 
 def test_metrics_are_in_units_of_all_targets():
-    [cell] = grid(objectives=["lml"], kernels=["rbf"])
+    [cell] = grid(objectives=("lml",), kernels=("rbf",))
     metrics = run_cell(cell)
     data = datasets.load("diabetes")
     rows = training_rows(data, 40, seed=0)
@@ -62,6 +77,10 @@ def test_metrics_are_in_units_of_all_targets():
     inside = (low <= data.targets[rows.test] / unit) & (data.targets[rows.test] / unit <= high)
     assert metrics["rmse"] == pytest.approx(float(error.square().mean().sqrt() / unit), rel=1e-9)
     assert metrics["nll"] == pytest.approx(float(nll), rel=1e-9)
+    grid_of_y = torch.linspace(-12, 12, 20_001).unsqueeze(-1)
+    distance = normal.cdf(grid_of_y) - (data.targets[rows.test] / unit <= grid_of_y).double()
+    crps = torch.trapezoid(distance.square(), grid_of_y, dim=0).mean()
+    assert metrics["crps"] == pytest.approx(float(crps), abs=1e-3)
     assert metrics["coverage_95"] == pytest.approx(float(inside.double().mean()))
     assert metrics["noise"] == pytest.approx(model.likelihood.noise.item(), rel=1e-9)
 
@@ -116,26 +135,41 @@ def test_networks_are_trained_by_adam_and_others_by_a_line_search():
 
 
 def test_unused_settings_do_not_tell_cells_apart():
-    rbf = grid(kernels=["rbf"])
-    assert grid(kernels=["rbf"], steps=9, lr=0.1) == rbf
+    rbf = grid(kernels=("rbf",))
+    assert grid(kernels=("rbf",), steps=(9, 10), lr=0.1, trace=True) == rbf
     assert [cell["held_out"] for cell in rbf] == [None, 0.1]
-    deep = grid(kernels=["deep"])
-    assert [(cell["steps"], cell["lr"]) for cell in deep] == [(5, 0.01)] * 2
-    assert grid(kernels=["deep"], steps=9) != deep
+    deep = grid(kernels=("deep",))
+    assert [(cell["steps"], cell["lr"], cell["trace"]) for cell in deep] == [(5, 0.01, False)] * 2
+    assert grid(kernels=("deep",), steps=(9,)) != deep
+
+
+def test_objectives_with_a_share_are_expanded_over_shares():
+    cells = grid(objectives=("lml", "clml", "clml-folds"), held_out=(0.1, 0.5), kernels=("rbf",))
+    assert [(cell["objective"], cell["held_out"]) for cell in cells] == [
+        ("lml", None), ("clml", 0.1), ("clml", 0.5), ("clml-folds", None),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"sizes": [100, 399]}, "n: got 399 for diabetes, expected 2 to 398"),
-        ({"sizes": [1]}, "n: got 1 for diabetes"),
+        ({"sizes": (100, 399)}, "n: got 399 for diabetes, expected 2 to 398"),
+        ({"sizes": (1,)}, "n: got 1 for diabetes"),
         ({"seeds": 0}, "seeds: got 0"),
-        ({"steps": 0}, "steps: got 0"),
+        ({"steps": (5, 0)}, "steps: got 0"),
         ({"lr": math.inf}, "lr: got inf"),
-        ({"held_out": 1.0}, "held_out: got 1.0"),
-        ({"device": "gpu"}, "device: got 'gpu'"),
+        ({"held_out": (0.1, 1.0)}, "held_out: got 1.0, expected shares between 0 and 1"),
+        ({"held_out": (0.0,)}, "held_out: got 0.0"),
+        ({"held_out": (0.01,)}, "held_out: got 0.01, which holds out 0 of n = 40"),
+        ({"held_out": (0.99,)}, "held_out: got 0.99, which holds out 40 of n = 40"),
+        ({"datasets": ("boson",)}, "datasets: got 'boson'.*Did you mean 'boston'"),
+        ({"objectives": ("cmll",)}, "objectives: got 'cmll'.*Did you mean 'clml'"),
     ],
 )
-def test_numbers_are_checked_before_anything_runs(changes, text):
+def test_settings_are_checked_before_anything_runs(changes, text):
     with pytest.raises(ArgumentError, match=text):
         grid(**changes)
+
+
+def test_no_share_is_asked_of_objectives_without_one():
+    assert grid(objectives=("lml",), held_out=(0.001,))

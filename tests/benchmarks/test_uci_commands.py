@@ -1,5 +1,8 @@
+import contextlib
 import os
 import shlex
+import shutil
+import sqlite3
 
 import matplotlib
 import pandas
@@ -42,25 +45,30 @@ def test_the_sweep_is_complete_and_resumes_with_nothing_to_do(path):
 def test_report_shows_the_paired_differences(path):
     cells = load_results(path).set_index(["kernel", "objective", "seed"]).sort_index()
     text = invoke("report", "--results", path).stdout
-    lines = [line.rstrip() for line in text.splitlines()]
-    for metric in ("rmse", "nll", "coverage_95"):
+
+    def row(heading, method):
+        section = text.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+        [line] = [line for line in section.splitlines() if f"| {method} |" in line]
+        return line.replace("**", "")
+
+    for metric, name in (("rmse", "RMSE"), ("nll", "NLL"), ("crps", "CRPS")):
         value = cells[metric]
         for kernel in ("rbf", "deep-bottleneck"):
             a, b = (value[kernel, "clml", s] - value[kernel, "lml", s] for s in (0, 1))
             # Two values: their standard error is half their distance.
-            expected = f"{(a + b) / 2:.3f} ± {abs(a - b) / 2:.3f} [2]"
-            assert any(kernel in line and line.endswith(f" {expected}") for line in lines)
+            expected = f"| {(a + b) / 2:z.3f} ± {abs(a - b) / 2:.3f} |"
+            assert expected in row(f"{name} less that of the LML, same kernel", f"{kernel} | clml")
         deep, plain = value["deep-bottleneck", "clml"], value["rbf", "lml"]
         a, b = (deep[s] - plain[s] for s in (0, 1))
-        expected = f"{(a + b) / 2:.3f} ± {abs(a - b) / 2:.3f} [2]"
-        assert any("deep-bottleneck" in line and expected in line for line in lines)
+        expected = f"| {(a + b) / 2:z.3f} ± {abs(a - b) / 2:.3f} |"
+        assert expected in row(
+            f"{name} less that of the ARD GP (rbf, lml)", "deep-bottleneck | clml"
+        )
 
 
 def test_report_names_what_made_it(path):
-    header = [
-        line for line in invoke("report", "--results", path).stdout.splitlines() if "# " in line
-    ]
-    command = header[0].removeprefix("# python -m benchmarks.uci ")
+    header = invoke("report", "--results", path).stdout.partition("```\n")[2].splitlines()
+    command = header[0].removeprefix("python -m benchmarks.uci ")
     assert invoke(command).stdout.startswith("8 of 8 cells done: ")  # it asks for the same cells
     assert "8 cells done" in header[1]
     assert "0 failed" in header[1]
@@ -77,17 +85,25 @@ def test_report_of_some_kernels(path):
     assert "Did you mean 'rbf'?" in unknown.stderr
 
 
-def test_csv_reads_back_exactly(path, tmp_path):
-    assert invoke("report", "--results", path, "--csv", tmp_path / "long.csv").exit_code == 0
-    long = pandas.read_csv(tmp_path / "long.csv", dtype={"value": str})
+@pytest.mark.parametrize("name", ["rows.csv", "rows.csv.gz"])
+def test_rows_read_back(path, name, tmp_path):
+    for file in (tmp_path / name, tmp_path / f"again-{name}"):
+        assert invoke("report", "--results", path, "--csv", file).exit_code == 0
+    assert (tmp_path / name).read_bytes() == (tmp_path / f"again-{name}").read_bytes()
+    rows = pandas.read_csv(tmp_path / name, comment="#")
     cells = load_results(path)
-    metrics = sorted(set(cells.columns) - set(long.columns))
-    assert {"rmse", "nll", "coverage_95", "train_objective", "noise", "num_steps"} <= set(metrics)
-    assert len(long) == len(metrics) * len(cells)
-    keys = ["kernel", "objective", "seed"]
-    for metric in metrics:
-        read = long[long["metric"] == metric].set_index(keys)["value"].sort_index()
-        assert read.map(float).tolist() == cells.set_index(keys)[metric].sort_index().tolist()
+    assert set(rows.columns) == set(cells.columns)
+    for column in ("dataset", "n", "seed", "objective", "kernel"):
+        assert rows[column].tolist() == cells[column].tolist()
+    metrics = ["rmse", "nll", "crps", "coverage_95", "train_objective", "noise", "num_steps"]
+    assert (abs(rows[metrics] / cells[metrics] - 1) < 1e-5).all(axis=None)
+
+
+def test_rows_say_what_made_them(path, tmp_path):
+    invoke("report", "--results", path, "--csv", tmp_path / "rows.csv")
+    about = [line for line in (tmp_path / "rows.csv").read_text().splitlines() if line[0] == "#"]
+    assert about[0].startswith("# python -m benchmarks.uci run --datasets diabetes")
+    assert any(f"torch {torch.__version__}" in line for line in about)
 
 
 def test_figure_is_an_image(path, tmp_path):
@@ -99,15 +115,42 @@ def test_figure_is_an_image(path, tmp_path):
     assert matplotlib.rcParams._get_backend_or_none() == backend
 
 
+def test_a_figure_of_some(path, tmp_path):
+    def draw(*more):
+        return invoke("report", "--results", path, "--figure", tmp_path / "a.png", *more)
+
+    assert "![RMSE and NLL against n](a.png)" in draw().stdout
+    whole = (tmp_path / "a.png").read_bytes()
+    assert draw("--figure-kernels", "rbf", "--figure-objectives", "lml").exit_code == 0
+    assert (tmp_path / "a.png").read_bytes() != whole
+    unknown = draw("--figure-objectives", "cmll")
+    assert unknown.exit_code == 2
+    assert "figure_objectives: got 'cmll'" in unknown.stderr
+
+
+def test_a_named_grid(tmp_path):
+    line = "run --grid paper --datasets boston --n 20 --seeds 1 --objectives lml --steps 3"
+    assert invoke(line, "--results", tmp_path / "a.sqlite").exit_code == 0
+    [cell] = load_results(tmp_path / "a.sqlite").to_dict("records")
+    assert (cell["dataset"], cell["n"], cell["kernel"]) == ("boston", 20, "deep-bottleneck")
+
+
 @pytest.mark.parametrize(
     ("line", "text"),
     [
+        ("run", "datasets: got none"),
+        ("run --grid papre", "grid: got 'papre'"),
+        ("run --grid paper --datasets boston --n 700", "n: got 700 for boston"),
         ("run --datasets diabtes", "Did you mean 'diabetes'?"),
         ("run --datasets diabetes --kernel dep", "Did you mean 'deep'?"),
-        ("run --datasets diabetes --objectives cml", "Did you mean 'clml' or 'lml'?"),
+        ("run --datasets diabetes --objectives cml", "objectives: got 'cml'"),
         ("run --datasets diabetes --mean linear", "expected one of constant, mlp, zero"),
         ("run --datasets diabetes --n 100,ten", "expected whole numbers separated by commas"),
         ("run --datasets diabetes --n 400", "n: got 400 for diabetes, expected 2 to 398"),
+        ("run --datasets diabetes --held-out 0.1,1", "held_out: got 1.0"),
+        ("run --datasets diabetes --held-out 0", "held_out: got 0.0"),
+        ("run --datasets diabetes --held-out 0.001", "held_out: got 0.001, which holds out 0"),
+        ("run --datasets diabetes --held-out some", "expected numbers separated by commas"),
         ("run --datasets diabetes --jobs 2 --backend threading", "backend: got 'threading'"),
         ("run --datasets ,", "datasets: got ','"),
     ],
@@ -119,6 +162,27 @@ def test_what_cannot_run_is_said_in_one_line(line, text, tmp_path):
     assert answer.stderr.startswith("Error: ")
     assert len(answer.stderr.splitlines()) == 1
     assert not (tmp_path / "results.sqlite").exists()
+
+
+def test_a_scheduler_that_does_not_answer(tmp_path):
+    pytest.importorskip("distributed")
+    line = "run --datasets diabetes --n 40 --seeds 1 --backend dask --address tcp://127.0.0.1:1"
+    answer = invoke(line, "--quiet", "--results", tmp_path / "results.sqlite")
+    assert answer.exit_code == 2
+    assert answer.stderr.startswith("Error: address: got 'tcp://127.0.0.1:1'")
+    assert not (tmp_path / "results.sqlite").exists()
+
+
+def test_results_of_another_schema(path, tmp_path):
+    other = tmp_path / "results.sqlite"
+    shutil.copy(path, other)
+    with contextlib.closing(sqlite3.connect(other)) as connection:
+        connection.execute("PRAGMA user_version = 99")
+    for line in (SWEEP, "report"):
+        answer = invoke(line, "--results", other)
+        assert answer.exit_code == 2
+        assert f"Error: {other}: results in layout 99" in answer.stderr
+        assert len(answer.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize("name", ["missing/results.sqlite", "", "notes.txt"])
@@ -156,7 +220,9 @@ def test_commands_of_several_sweeps():
         lr = None if steps is None else 0.01
         return {
             "dataset": "yacht", "n": 50, "seed": seed, "kernel": kernel, "objective": objective,
-            "mean": "constant", "steps": steps, "lr": lr, "held_out": held_out, "device": "cpu",
+            "mean": "constant", "optimizer": "lbfgs" if steps is None else "adam",
+            "steps": steps, "lr": lr, "held_out": held_out, "trace": False, "dtype": "float64",
+            "device": "cpu",
         }  # fmt: skip
 
     cells = pandas.DataFrame(

@@ -6,8 +6,9 @@ import pandas
 import pytest
 
 from benchmarks.runner import run_grid
-from benchmarks.uci.report import baseline_table, load, make_report, objective_table
+from benchmarks.uci.report import load, make_report
 from benchmarks.uci.statistics import means
+from benchmarks.uci.tables import difference_table, less_lml, less_plain, mean_table, win_table
 from gpclml.errors import DataError
 
 
@@ -17,8 +18,9 @@ def known_cell(cell):
         raise ValueError("covariance\nnot positive definite")
     value = 1.0 + 0.1 * cell["seed"] ** 2
     value -= 0.2 * (1 + cell["seed"]) * (cell["objective"] == "clml")
-    value += 0.5 * (cell["kernel"] == "deep") + 0.25 * (cell["steps"] == 500)
-    names = ("nll", "coverage_95", "train_objective", "noise", "num_steps", "ended_early")
+    value += 0.4 * (cell["kernel"] == "deep") + 0.25 * (cell["steps"] == 500)
+    names = ("nll", "crps", "coverage_95", "train_objective", "noise", "num_steps")
+    names = (*names, "train_seconds", "ended_early")
     return {"rmse": value, **dict.fromkeys(names, 1.0)}
 
 
@@ -31,8 +33,8 @@ def known_cells(steps=300):
                     "dataset": "yacht", "n": 50, "seed": seed, "objective": objective,
                     "kernel": kernel, "mean": "constant", "optimizer": "adam" if adam else "lbfgs",
                     "steps": steps if adam else None, "lr": 0.01 if adam else None,
-                    "held_out": 0.1 if objective == "clml" else None, "dtype": "float64",
-                    "device": "cpu",
+                    "held_out": 0.1 if objective == "clml" else None, "trace": False,
+                    "dtype": "float64", "device": "cpu",
                 }  # fmt: skip
 
 
@@ -44,41 +46,61 @@ def path(tmp_path):
 
 
 def test_only_pairs_count_in_differences(path):
-    results = load(path)
-    table = objective_table(results.done, "rmse")
-    row = table.loc["yacht", 50, "deep"]
+    done = load(path).done
+    table = mean_table(done, "rmse")["yacht"]
     error = math.sqrt(((0.1 + 1 / 15) ** 2 + (1 / 15) ** 2 + (0.4 - 1 / 6) ** 2) / 6)
-    assert row["lml"] == f"{1.5 + 1 / 6:.3f} ± {error:.3f} [3]"
-    assert row["clml"] == "1.250 ± 0.050 [2]"  # 1.3 and 1.2
-    assert row["clml - lml"] == "-0.300 ± 0.100 [2]"  # -0.2 and -0.4
-    assert list(table.columns) == ["lml", "clml", "clml - lml"]
+    assert table[50, "deep", "lml"] == f"{1.4 + 1 / 6:.3f} ± {error:.3f}"
+    assert table[50, "deep", "clml"] == "1.150 ± 0.050 [2]"  # 1.2 and 1.1
+    differences = difference_table(less_lml(done, "rmse"), "rmse")
+    assert differences["yacht"].to_dict() == {
+        (50, "deep", "clml"): "**-0.300 ± 0.100**",  # -0.2 and -0.4
+        (50, "rbf", "clml"): "**-0.300 ± 0.100**",
+    }
+    assert differences["below 0 (p)"].tolist() == ["1 of 1 (1)"] * 2
+    assert differences["wins / losses / ties"].tolist() == ["1 / 0 / 0"] * 2
 
 
 def test_differences_to_the_plain_gp(path):
-    table = baseline_table(load(path).done, "rmse")
-    assert table.loc["yacht", 50, "deep"].tolist() == ["0.500 ± 0.000 [3]", "0.200 ± 0.100 [2]"]
-    assert table.loc["yacht", 50, "rbf"].tolist() == ["-", "-0.300 ± 0.100 [2]"]
-    assert baseline_table(load(path, ["deep"]).done, "rmse").empty
+    done = load(path).done
+    table = difference_table(less_plain(done, "rmse"), "rmse")["yacht"]
+    assert table.to_dict() == {
+        (50, "deep", "lml"): "**0.400 ± 0.000**",
+        (50, "deep", "clml"): "0.100 ± 0.100 [2]",  # 0.2 and 0.0
+        (50, "rbf", "clml"): "**-0.300 ± 0.100 [2]**",
+    }
+    wins = win_table(done)
+    assert wins["RMSE, wins / losses / ties"].to_dict() == {
+        ("deep", "lml"): "0 / 1 / 0", ("deep", "clml"): "0 / 0 / 1", ("rbf", "clml"): "1 / 0 / 0",
+    }  # fmt: skip
+    assert wins["most unfavourable RMSE"]["deep", "clml"] == "yacht n = 50: 0.1000 ± 0.1000"
+    assert less_plain(load(path, ["deep"]).done, "rmse").empty
+    assert win_table(load(path, ["deep"]).done).empty
 
 
 def test_sweeps_with_other_settings_are_kept_apart(path):
     run_grid(known_cells(steps=500), known_cell, path, progress=False)
-    table = objective_table(load(path).done, "rmse")
-    assert table.index.get_level_values("kernel").tolist() == [
-        "deep steps=300", "deep steps=500", "rbf",
-    ]  # fmt: skip
-    assert table["clml"].tolist() == [
-        "1.250 ± 0.050 [2]", "1.500 ± 0.050 [2]", "0.750 ± 0.050 [2]",
-    ]  # fmt: skip
-    plain = baseline_table(load(path).done, "rmse")
-    assert plain.loc[("yacht", 50, "deep steps=500"), "lml"] == "0.750 ± 0.000 [3]"
+    table = mean_table(load(path).done, "rmse")["yacht"]
+    assert table.xs("clml", level="objective").to_dict() == {
+        (50, "deep steps=300"): "1.150 ± 0.050 [2]",
+        (50, "deep steps=500"): "1.400 ± 0.050 [2]",
+        (50, "rbf"): "0.750 ± 0.050 [2]",
+    }
+    plain = less_plain(load(path).done, "rmse")
+    assert plain.loc[("yacht", 50, "deep steps=500", "lml"), "mean"] == pytest.approx(0.65)
+
+
+def test_a_traced_fit_counts_once(path):
+    traced = [cell | {"trace": cell["kernel"] == "deep"} for cell in known_cells()]
+    run_grid(traced, known_cell, path, progress=False)
+    assert len(load(path).done) == 10
+    assert load(path).done["trace"].sum() == 5
 
 
 def test_failed_cells_and_unfinished_fits_are_listed(path):
     text = make_report(load(path))
     assert "10 cells done" in text
     assert "2 failed cells:" in text
-    assert "yacht n=50 deep clml seed 2: ValueError: covariance" in text
+    assert "- yacht n=50 deep clml seed 2: ValueError: covariance\n" in text
     assert "10 fits ended early" in text
 
 

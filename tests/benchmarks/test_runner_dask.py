@@ -1,0 +1,138 @@
+"""Sweeps on a real Dask cluster of two worker processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import sqlite3
+import threading
+import time
+
+import grid_cells
+import pandas
+import pytest
+
+from benchmarks import _dask
+from benchmarks.results import load_failures, load_results
+from benchmarks.runner import Batches, run_grid
+from gpclml.errors import ArgumentError
+
+distributed = pytest.importorskip("distributed", reason="needs distributed")
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0"
+    ) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "results.sqlite"
+
+
+def run(cells, function, path, cluster, **options):
+    settings = {"progress": False, "backend": "dask", "address": cluster.scheduler_address}
+    return run_grid(cells, function, path, **settings | options)
+
+
+def workers_of(cluster):
+    with distributed.Client(cluster.scheduler_address, set_as_default=False) as client:
+        return set(client.run(os.getpid).values())
+
+
+def test_environment_reaches_the_workers(path, cluster):
+    cells = [{"names": ["GPCLML_TEST"]}]
+    variables = {"GPCLML_TEST": "a"}
+    run(cells, grid_cells.environment_cell, path, cluster, environment=variables)
+    assert load_results(path)["values"].tolist() == [["a"]]
+    with distributed.Client(cluster.scheduler_address, set_as_default=False) as client:
+        assert set(client.run(os.environ.get, "GPCLML_TEST").values()) == {None}
+
+
+def test_workers_with_other_code_are_refused(path, tmp_path, cluster):
+    table, cells = tmp_path / "table.csv", [{"names": []}]
+    table.write_text("1")
+    assert run(cells, grid_cells.environment_cell, path, cluster, sources=(table,)).computed == 1
+    table.write_text("2")  # as an edit after the workers' import
+    with pytest.raises(ArgumentError, match="restart its workers"):
+        run(cells, grid_cells.environment_cell, path, cluster, sources=(table,))
+    assert len(load_results(path, code_version="all")) == 1
+
+
+def test_a_killed_worker_leaves_the_undisturbed_table(path, tmp_path, cluster):
+    grid = grid_cells.lethal_grid(tmp_path, 12, lethal=3)
+    before = workers_of(cluster)
+    summary = run(grid, grid_cells.lethal_cell, path, cluster)
+    assert (summary.computed, summary.complete) == (12, True)
+    assert before - workers_of(cluster)  # one was killed
+    undisturbed = tmp_path / "undisturbed.sqlite"
+    run_grid(grid, grid_cells.lethal_cell, undisturbed, progress=False)
+    pandas.testing.assert_frame_equal(
+        load_results(path), load_results(undisturbed), check_exact=True
+    )
+
+
+def test_a_cell_that_kills_its_workers_is_saved_as_failed(path, tmp_path, cluster, monkeypatch):
+    monkeypatch.setattr(cluster.scheduler, "allowed_failures", 0)
+    grid = grid_cells.lethal_grid(tmp_path, 8, lethal=2, when="always")
+    batches = Batches(grid_cells.lethal_batch, lambda cell: 0, lambda cell: 4)
+    with pytest.warns(RuntimeWarning, match="computed cell by cell"):
+        summary = run(grid, grid_cells.lethal_cell, path, cluster, batches=batches)
+    assert (summary.computed, summary.failed) == (7, 1)
+    assert load_failures(path)["seed"].tolist() == [2]
+    assert load_failures(path)["_error_type"].tolist() == ["KilledWorker"]
+
+
+def test_a_lost_scheduler_ends_the_run_with_its_results_saved(path, tmp_path):
+    log = tmp_path / "log"
+    grid = [{"seed": seed, "log": str(log), "quiet": True} for seed in range(200)]
+    with distributed.LocalCluster(
+        n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0"
+    ) as cluster:
+
+        def close():
+            while not log.exists() or len(log.read_text().split()) < 4:
+                time.sleep(0.01)
+            cluster.close()
+
+        thread = threading.Thread(target=close)
+        thread.start()
+        with pytest.raises(ArgumentError, match="lost"):
+            run(grid, grid_cells.counted_cell, path, cluster)
+        thread.join()
+    assert 2 < len(load_results(path)) < 200
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT count(*) FROM claims").fetchone() == (0,)
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "silent", "nonsense", "pigeon://a:1"])
+def test_unreachable_schedulers_are_refused(path, monkeypatch, address):
+    monkeypatch.setattr(_dask, "CONNECT_SECONDS", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        if address == "silent":
+            address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(ArgumentError, match=r"address.*dask scheduler"):
+            run_grid(
+                grid_cells.cholesky_grid(1), grid_cells.cholesky_cell, path,
+                backend="dask", address=address, progress=False,
+            )  # fmt: skip
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(("workers", "threads", "match"), [(0, 1, "without"), (1, 2, "2 threads")])
+def test_clusters_without_single_threaded_workers_are_refused(
+    path, monkeypatch, workers, threads, match
+):
+    monkeypatch.setattr(_dask, "WORKER_SECONDS", 0.5)
+    with (
+        distributed.LocalCluster(
+            n_workers=workers, threads_per_worker=threads, processes=False, dashboard_address=":0"
+        ) as cluster,
+        pytest.raises(ArgumentError, match=match),
+    ):
+        run(grid_cells.cholesky_grid(1), grid_cells.cholesky_cell, path, cluster)
+    assert not path.exists()

@@ -1,0 +1,68 @@
+"""The named grids: what is in them, and what is left out."""
+
+import pytest
+
+from benchmarks.uci.grid import left_out_sizes, make_grid, named_products
+from benchmarks.uci.studies import STUDIES
+from gpclml.errors import ArgumentError, UnknownNameError
+
+PAPER = ("boston", "concrete", "energy", "power", "wine-red", "wine-white")
+
+
+def cells_of(name, **changes):
+    return make_grid(named_products(name, **changes), leave_out=True)
+
+
+def test_the_grid_of_the_paper():
+    products = named_products("paper")
+    cells = make_grid(products, leave_out=True)
+    left_out = left_out_sizes(products, cells)
+    assert left_out == {"boston": [500, 600, 700], "energy": [700]}  # 455 and 691 rows
+    assert len(cells) == (6 * 7 - 4) * 6 * 10
+    assert {cell["dataset"] for cell in cells} == set(PAPER)
+    assert {(cell["objective"], cell["held_out"]) for cell in cells} == {
+        ("lml", None), *(("clml", share) for share in (0.9, 0.75, 0.5, 0.25, 0.1)),
+    }  # fmt: skip
+    assert {(cell["kernel"], cell["steps"], cell["lr"]) for cell in cells} == {
+        ("deep-bottleneck", 100, 0.01)
+    }
+
+
+@pytest.mark.parametrize("name", sorted(set(STUDIES) - {"paper", "ablation"}))
+def test_grids_of_other_kernels_have_the_plain_gp(name):
+    plain = {
+        (cell["dataset"], cell["n"], cell["seed"])
+        for cell in cells_of(name)
+        if (cell["kernel"], cell["objective"], cell["mean"]) == ("rbf", "lml", "constant")
+    }
+    assert plain == {(cell["dataset"], cell["n"], cell["seed"]) for cell in cells_of(name)}
+
+
+def test_the_ablation_varies_one_thing_at_a_time():
+    cells = cells_of("ablation", seeds=1, datasets=("energy",))
+    deep = [cell for cell in cells if cell["kernel"] == "deep-bottleneck"]
+    assert {cell["mean"] for cell in deep} == {"constant", "mlp"}
+    traced = [cell for cell in deep if cell["trace"]]
+    assert {(cell["objective"], cell["steps"], cell["mean"]) for cell in traced} == {
+        ("lml", 1000, "constant"), ("clml", 1000, "constant")
+    }  # fmt: skip
+    settings = {(cell["objective"], cell["steps"], cell["held_out"]) for cell in deep}
+    assert len(deep) == 2 * (len(settings) - 2) + 2 == 2 * 13 + 2
+    assert {one for one in settings if one[1] != 300} == {
+        (objective, steps, share)
+        for objective, share in (("lml", None), ("clml", 0.1))
+        for steps in (100, 1000)
+    }
+    assert [cell["objective"] for cell in cells if cell["kernel"] == "rbf"] == ["lml", "clml"]
+
+
+def test_settings_beside_a_name_replace_those_of_the_grid():
+    cells = cells_of("paper", datasets=("energy",), sizes=(100,), seeds=2)
+    assert len(cells) == 6 * 2
+    with pytest.raises(ArgumentError, match="n: got 500 for boston, expected 2 to 455"):
+        make_grid(named_products("paper"))
+
+
+def test_an_unknown_grid():
+    with pytest.raises(UnknownNameError, match="Did you mean 'paper'"):
+        named_products("papre")
