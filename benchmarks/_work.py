@@ -11,6 +11,7 @@ import time
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass
 
+from benchmarks._allocator import keep_freed_memory
 from benchmarks._batches import BatchFunction
 from benchmarks._cells import CellFunction, Outcome
 from benchmarks._code import Code
@@ -65,6 +66,7 @@ class Work:
             _end_with(self.driver)
         if self.code is not None:  # a worker may join a cluster after the others' check
             self.code.check()
+        keep_freed_memory()
         if len(task) == 1 or self.batch_function is None:
             return [self._compute_cell(*cell) for cell in task]
         return self._compute_batch(task)

@@ -21,13 +21,16 @@ from gpclml.mlls import ConditionalMarginalLogLikelihood
 
 __all__ = ["batch_size", "fit_batch"]
 
-# Above these sizes, members of a batch push one another out of a CPU's cache.
+# Largest n and models in a batch; beyond, memory traffic costs more than overhead saves.
 _ON_CPU = ((150, 10), (250, 5))
+_ON_CPU_KEEPING_MEMORY = ((300, 10), (500, 5))
 _GPU_ENTRIES = 10**8  # of one covariance (k, n, n); a step holds some twenty arrays of its size
 _MOST_ON_GPU = 256
 
 
-def batch_size(num_data: int, device: torch.device | str = "cpu") -> int:
+def batch_size(
+    num_data: int, device: torch.device | str = "cpu", keeps_memory: bool = False
+) -> int:
     """How many models of a size it pays to fit together; 1: fit them one by one.
 
     For a CPU this is where ``benchmarks/speed`` measured a gain on one core; on a GPU a batch
@@ -36,6 +39,10 @@ def batch_size(num_data: int, device: torch.device | str = "cpu") -> int:
     Args:
         num_data: Number of data points n of each model.
         device: Where they are.
+        keeps_memory: Whether the process's allocator keeps freed memory, as with the
+            environment variables ``MALLOC_TRIM_THRESHOLD_=2000000000`` and
+            ``MALLOC_MMAP_THRESHOLD_=33554432`` of glibc. Otherwise large arrays are given back
+            and their pages cleared anew at every step.
 
     Raises:
         ArgumentError: If ``num_data`` is below 1.
@@ -44,7 +51,8 @@ def batch_size(num_data: int, device: torch.device | str = "cpu") -> int:
         raise ArgumentError("num_data", num_data, "at least 1")
     if torch.device(device).type != "cpu":
         return max(1, min(_MOST_ON_GPU, _GPU_ENTRIES // num_data**2))
-    return next((size for most, size in _ON_CPU if num_data <= most), 1)
+    table = _ON_CPU_KEEPING_MEMORY if keeps_memory else _ON_CPU
+    return next((size for most, size in table if num_data <= most), 1)
 
 
 def fit_batch(

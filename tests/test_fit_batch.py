@@ -239,10 +239,11 @@ def test_a_model_that_cannot_take_a_batch_is_refused():
 
 
 def test_batches_shrink_as_models_grow():
-    for where in ("cpu", "cuda"):
-        sizes = [batch_size(n, where) for n in (10, 100, 200, 300, 3000, 10**5)]
+    for options in ({}, {"keeps_memory": True}, {"device": "cuda"}):
+        sizes = [batch_size(n, **options) for n in (10, 100, 200, 300, 3000, 10**5)]
         assert sizes == sorted(sizes, reverse=True)
         assert sizes[0] > sizes[-1] == 1
+    assert batch_size(300, keeps_memory=True) > batch_size(300)
     with pytest.raises(ArgumentError, match="num_data"):
         batch_size(0)
 

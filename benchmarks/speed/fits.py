@@ -10,6 +10,7 @@ import pandas as pd
 import torch
 import typer
 
+from benchmarks._allocator import keep_freed_memory
 from benchmarks.speed.header import describe_run
 from benchmarks.speed.methods import sampled_data
 from benchmarks.speed.timing import interleaved_times, ratios
@@ -34,6 +35,7 @@ def measure_fits(
     steps: int = 30,
     rounds: int = 5,
     device: str = "cpu",
+    keeps_memory: bool = False,
 ) -> pd.DataFrame:
     """Fits per second of bottleneck deep kernels, one by one, in a batch, and as is best.
 
@@ -44,6 +46,7 @@ def measure_fits(
         steps: Adam steps of a fit.
         rounds: Rounds in which each way is timed once.
         device: Where the models are.
+        keeps_memory: Whether this process keeps freed memory, for what is chosen.
 
     Returns:
         A row a way (``lone``, ``batched``: all in one batch, ``chosen``: as
@@ -51,7 +54,7 @@ def measure_fits(
         ``fits_per_second``, its median; ``ratio``, ``low`` and ``high``, median and quartiles
         over rounds of fits per second over lone ones in the same round.
     """
-    sizes = {"lone": 1, "batched": seeds, "chosen": min(seeds, batch_size(n, device))}
+    sizes = {"lone": 1, "batched": seeds, "chosen": min(seeds, batch_size(n, device, keeps_memory))}
     ways = {name: _way(n, objective, seeds, size, steps, device) for name, size in sizes.items()}
     times = interleaved_times(ways, rounds, device)
     table = ratios(1 / times, "lone").rename(columns={"median": "ratio"})
@@ -107,16 +110,20 @@ def main(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds.")] = 5,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1")] = "cpu",
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    keep_memory: Annotated[
+        bool, typer.Option(help="Keep freed memory in the process, as the runner's workers do.")
+    ] = True,
     csv: Annotated[Path | None, typer.Option(help="Write the table there as well.")] = None,
 ) -> None:
     """Fits per second of small deep kernels: one by one, in a batch, and as is chosen."""
     torch.set_num_threads(threads)
+    keeps = keep_memory and keep_freed_memory()
     about = describe_run("benchmarks.speed.fits", device)
     print(about, flush=True)
     tables = []
     for kind in objective:
         for size in n:
-            table = measure_fits(size, kind, seeds, steps, rounds, device)
+            table = measure_fits(size, kind, seeds, steps, rounds, device, keeps)
             print(f"\n{table.to_string(index=False, float_format='%.2f')}", flush=True)
             tables.append(table)
             if csv:  # after each size: a long run that is stopped keeps what it has

@@ -39,7 +39,7 @@ def most_in_batch(cell: Mapping[str, Any]) -> int:
     fixed = has_fixed_steps(cell["kernel"], cell["mean"]) and not cell["trace"]
     if not fixed or cell["objective"] == "lml-subset":
         return 1
-    return batch_size(cell["n"], cell["device"])
+    return batch_size(cell["n"], cell["device"], keeps_memory=True)  # the runner sees to it
 
 
 def run_cells(cells: list[dict[str, Any]]) -> list[Mapping[str, Any] | Exception]:
