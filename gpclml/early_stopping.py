@@ -6,41 +6,51 @@ import copy
 import math
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import cast
 
 import torch
 from gpytorch.mlls import MarginalLogLikelihood
 from torch import Tensor
 
-from gpclml._losses import fresh_loss
+from gpclml._optimize import StoppedError
+from gpclml._subset_training import SubsetTraining
 from gpclml.conditioning import KFold
 from gpclml.errors import ArgumentError, UnsupportedError
-from gpclml.fit import FitResult, fit_mll
 from gpclml.models import GPRegression, networks_of
 
 __all__ = ["StoppingResult", "fit_networks"]
 
-_EVERY = 10  # steps between two looks at the held-out folds
-_PATIENCE = 8  # looks without a better one
+_LOOKS = 4  # at the held-out folds, evenly over the steps, after the one at the start
+_ENOUGH = 1000  # held-out points to judge by: with as many, further folds are not looked at
+_MARGIN = 1.5  # standard errors that a gain must exceed
+_WORSE = 2.0  # standard errors below no gain at which a fold gives up
 
 
 @dataclass(frozen=True)
 class StoppingResult:
-    """What cross-validation chose and what the fit on all data then did.
+    """What held-out folds chose and why.
 
     Attributes:
-        steps: Number of steps taken on all data; 0 keeps the model as it was.
-        gains: Mean gain in held-out log density over the start at each look, nats per point.
+        chosen: Index of the chosen look; 0 keeps the model as it was.
+        steps: Number of steps taken at each look. The first look is the model as it was, the
+            second the start of the training, which differs for the kernel ``"deep"``.
+        gains: Mean gain in held-out log density over the model as it was, nats per point.
         standard_errors: Of the gains, over points.
-        fit: The fit on all data; None without steps.
+        error_gains: Mean decrease in held-out squared error, in squared standardized units.
+        num_held_out: Number of held-out points looked at.
         seconds: Wall time of everything.
+        message: Why training on all data failed, after which the model is as it was.
     """
 
-    steps: int
+    chosen: int
+    steps: list[int]
     gains: list[float]
     standard_errors: list[float]
-    fit: FitResult | None
+    error_gains: list[float]
+    num_held_out: int
     seconds: float
+    message: str = ""
 
 
 def fit_networks(
@@ -48,56 +58,70 @@ def fit_networks(
     *,
     steps: int = 300,
     lr: float = 0.01,
-    folds: int = 5,
+    folds: int = 4,
     seed: int = 0,
     progress: bool = True,
 ) -> StoppingResult:
-    r"""Trains the networks of a model, with as many steps as cross-validation supports.
+    r"""Trains the networks of a model, with as many steps as held-out folds support.
 
-    Kernel hyperparameters, mean and noise stay as they are: a residual deep kernel starts as
-    the fitted ARD GP, and its network is to explain what that GP does not, not to lower the
-    noise. Each fold trains a copy on the other folds under the objective and scores its own
-    points, :math:`\log p(y_i \mid \text{other folds})`, every ten steps; training on all data
-    then takes the number of steps whose mean gain over no step at all exceeds its standard
-    error the most. Where none does, the model stays the ARD GP.
+    The kernel ``"deep"`` first gets a second part beside the fitted ARD kernel, its linear map
+    and hyperparameters fitted by L-BFGS on the log marginal likelihood of up to 1000 rows;
+    then everything, network and full linear map included, is trained by Adam, each step under
+    the objective of 400 random rows, so that a step's cost does not grow with n. Of any other
+    model the networks alone are trained. Each fold does so with a copy on the other folds and
+    scores its own points, :math:`\log p(y_i \mid \text{other folds})`. The look is chosen
+    whose mean gain over the model as it was exceeds 1.5 standard errors the most, among those
+    with no larger a squared error; training on all data goes as far. Where there is none the
+    model stays as it was: for ``"deep"`` the ARD GP.
 
     Args:
         mll: An objective of a :class:`~gpclml.models.GPRegression` with a network in its
             kernel or mean, e.g. ``kernel="deep"``; one whose held-out points are drawn or all.
-        steps: Most steps; held-out folds are looked at every ten, so fewer train nothing.
-        lr: Learning rate of Adam.
-        folds: Number of folds.
-        seed: Seed of the folds.
+        steps: Most steps.
+        lr: Learning rate of Adam, with a rise and a cosine decay; in the kernel ``"deep"`` a
+            tenth of it for the network and twice it for everything else.
+        folds: Number of folds. Only so many are looked at as hold 1000 points together.
+        seed: Seed of the folds and subsets.
         progress: Whether to show progress bars on standard error.
 
     Returns:
-        The number of steps chosen and why. The objective and its model are left in eval mode.
+        The look chosen and why. The objective and its model are left in eval mode.
 
     Raises:
         UnsupportedError: If the model is no GPRegression, batched, or has no network.
-        ArgumentError: If ``steps`` or ``folds`` is out of range.
+        ArgumentError: If ``steps``, ``lr`` or ``folds`` is out of range.
 
     Note:
-        At most ``folds + 1`` gradients of the objective a step; it ends early where held-out
-        scores stop improving.
+        One training each fold looked at, and one on all data.
     """
     start = time.perf_counter()
     model = _checked_model(mll)
     if steps < 1:
         raise ArgumentError("steps", steps, "at least 1")
-    scores = _held_out_scores(mll, model, steps, lr, KFold(folds, seed), progress)
-    gains = [score - scores[0] for score in scores]
-    means = [float(gain.mean()) for gain in gains]
-    errors = [float(gain.std()) / math.sqrt(gain.numel()) for gain in gains]
-    supported = [mean - error for mean, error in zip(means, errors, strict=True)]
-    best = max(range(len(supported)), key=supported.__getitem__)
-    chosen = best * _EVERY
-    fit = None
+    if not 0 < lr < math.inf:
+        raise ArgumentError("lr", lr, "a positive number")
+    looks = sorted({round(steps * k / _LOOKS) for k in range(_LOOKS + 1)})
+    densities, errors = _held_out_scores(mll, model, looks, lr, KFold(folds, seed), seed, progress)
+    gains, worse = densities - densities[0], errors - errors[0]
+    means = gains.mean(-1).tolist()
+    standard_errors = (gains.std(-1) / math.sqrt(gains.shape[-1])).tolist()
+    error_gains = (-worse.mean(-1)).tolist()
+    chosen = _choose(means, standard_errors, error_gains)
+    message = ""
     if chosen:
-        frozen = _names_outside_networks(mll)
-        fit = fit_mll(mll, "adam", steps=chosen, lr=lr, freeze=frozen, progress=progress)
+        rows = _observed(model)
+        message = _train_on_all(mll, rows, looks[chosen - 1], looks[-1], lr, seed)
     mll.eval()
-    return StoppingResult(chosen, means, errors, fit, time.perf_counter() - start)
+    return StoppingResult(
+        chosen=0 if message else chosen,
+        steps=[0, *looks][: len(means)],
+        gains=means,
+        standard_errors=standard_errors,
+        error_gains=error_gains,
+        num_held_out=gains.shape[-1],
+        seconds=time.perf_counter() - start,
+        message=message,
+    )
 
 
 def _checked_model(mll: MarginalLogLikelihood) -> GPRegression:
@@ -111,71 +135,87 @@ def _checked_model(mll: MarginalLogLikelihood) -> GPRegression:
     return model
 
 
+def _observed(model: GPRegression) -> Tensor:
+    return (~cast(Tensor, model.train_targets).isnan()).nonzero()[:, 0]
+
+
+def _choose(gains: list[float], standard_errors: list[float], error_gains: list[float]) -> int:
+    best, most = 0, 0.0
+    for look, (gain, error, less) in enumerate(
+        zip(gains, standard_errors, error_gains, strict=True)
+    ):
+        if less >= 0 and gain - _MARGIN * error > most:
+            best, most = look, gain - _MARGIN * error
+    return best
+
+
 def _held_out_scores(
     mll: MarginalLogLikelihood,
     model: GPRegression,
-    steps: int,
+    looks: list[int],
     lr: float,
     folds: KFold,
+    seed: int,
     progress: bool,
-) -> list[Tensor]:
-    """Log densities of all observed points, each given the other folds, at each look."""
+) -> tuple[Tensor, Tensor]:
+    """Log densities and squared errors of held-out points at each look; two of (looks, b)."""
     from tqdm import tqdm
 
-    targets = cast(Tensor, model.train_targets)
-    observed = ~targets.isnan()
-    members = [
-        _Fold(mll, block, observed, lr)
-        for group in folds.held_out(len(targets), observed=observed)
-        for block in group.to(targets.device)
-    ]
-    scores = [torch.cat([member.score() for member in members])]
-    best, since = 0.0, 0
-    with tqdm(total=steps, desc="folds", disable=not progress) as bar:
-        for _ in range(steps // _EVERY):
-            for member in members:
-                member.train(_EVERY)
-            scores.append(torch.cat([member.score() for member in members]))
-            bar.update(_EVERY)
-            gain = float((scores[-1] - scores[0]).mean())
-            best, since = (gain, 0) if gain > best else (best, since + 1)
-            if since == _PATIENCE or not math.isfinite(gain):
+    rows = _observed(model)
+    observed = torch.zeros(len(cast(Tensor, model.train_targets)), dtype=torch.bool)
+    observed[rows.cpu()] = True
+    groups = folds.held_out(len(observed), observed=observed)
+    blocks = [block.to(rows.device) for group in groups for block in group]
+    scores, count = [], 0
+    with tqdm(total=len(blocks), desc="folds", disable=not progress) as bar:
+        for block in blocks:
+            kept = rows[~torch.isin(rows, block)]
+            training = SubsetTraining(copy.deepcopy(mll), kept, looks[-1], lr, seed)
+            scores.append(_scores_at_looks(training, block, looks))
+            bar.update()
+            count += len(block)
+            if count >= _ENOUGH:
                 break
-    return [score for score in scores if bool(torch.isfinite(score).all())]
+    common = min(len(fold) for fold in scores)
+    densities, errors = (
+        torch.stack([torch.cat([fold[look][kind] for fold in scores]) for look in range(common)])
+        for kind in range(2)
+    )
+    return densities, errors
 
 
-class _Fold:
-    """A copy of the objective on all folds but one, and that one's points."""
-
-    def __init__(
-        self, mll: MarginalLogLikelihood, held_out: Tensor, observed: Tensor, lr: float
-    ) -> None:
-        self.mll = copy.deepcopy(mll)
-        self.model = cast(GPRegression, self.mll.model)
-        assert self.model.train_inputs is not None
-        x, y = self.model.train_inputs[0], cast(Tensor, self.model.train_targets)
-        self.held_out = x[held_out], y[held_out]
-        kept = observed.clone()
-        kept[held_out] = False
-        self.model.set_train_data(x[kept], y[kept], strict=False)
-        parameters = [p for network in networks_of(self.model) for p in network.parameters()]
-        self.optimizer = torch.optim.Adam(parameters, lr=lr)
-
-    def train(self, steps: int) -> None:
-        self.mll.train()
-        for _ in range(steps):
-            self.optimizer.zero_grad()
-            fresh_loss(self.mll).backward()
-            self.optimizer.step()
-
-    @torch.no_grad()
-    def score(self) -> Tensor:
-        x, y = self.held_out
-        normal = self.model.predict(x, marginal=True)
-        y = self.model.target_standardizer.inverse(y)
-        return torch.distributions.Normal(normal.mean, normal.variance.sqrt()).log_prob(y)
+def _scores_at_looks(
+    training: SubsetTraining, held_out: Tensor, looks: list[int]
+) -> list[tuple[Tensor, Tensor]]:
+    """Of the model as it is, of the start, and after so many steps; fewer where it gave up."""
+    scores = [training.score(held_out)]
+    try:
+        training.start()
+        scores.append(training.score(held_out))
+        for done, steps in pairwise(looks):
+            training.train(steps - done)
+            scores.append(training.score(held_out))
+            if _is_clearly_worse(scores[-1][0] - scores[0][0]):
+                break
+    except StoppedError:
+        pass
+    return scores
 
 
-def _names_outside_networks(mll: MarginalLogLikelihood) -> list[str]:
-    inside = {id(p) for network in networks_of(mll.model) for p in network.parameters()}
-    return [name for name, p in mll.named_parameters() if id(p) not in inside]
+def _is_clearly_worse(gains: Tensor) -> bool:
+    return bool(gains.mean() < -_WORSE * gains.std() / math.sqrt(len(gains)))
+
+
+def _train_on_all(
+    mll: MarginalLogLikelihood, rows: Tensor, steps: int, course: int, lr: float, seed: int
+) -> str:
+    """Why it failed, with the parameters back where they were; empty if it did not."""
+    before = copy.deepcopy(mll.state_dict())
+    training = SubsetTraining(mll, rows, course, lr, seed)
+    try:
+        training.start()
+        training.train(steps)
+    except StoppedError as error:
+        mll.load_state_dict(before)
+        return str(error)
+    return ""

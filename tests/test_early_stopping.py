@@ -30,56 +30,92 @@ def noise_data(n=60, seed=0):
     return x, torch.randn(n, generator=generator, dtype=torch.float64)
 
 
-def outside_networks(mll):
-    inside = {id(p) for network in networks_of(mll.model) for p in network.parameters()}
-    return [p.detach().clone() for p in mll.parameters() if id(p) not in inside]
+def grouped_data(n=120, seed=0):
+    """A wave in one input plus an offset for each value of another: a sum of two kernels."""
+    generator = torch.Generator().manual_seed(seed)
+    x = 3 * torch.randn(n, 1, generator=generator, dtype=torch.float64)
+    group = torch.randint(20, (n, 1), generator=generator)
+    offsets = torch.randn(20, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
+    noise = torch.randn(n, generator=generator, dtype=torch.float64)
+    y = torch.sin(x[:, 0]) + offsets[group[:, 0]] + 0.1 * noise
+    return torch.cat([x, group.double()], dim=-1), y
 
 
-def test_a_network_is_trained_where_held_out_data_support_it():
-    x, y = step_data()
-    new_x, new_y = step_data(seed=1)
+def densities(mll, x, y):
+    with torch.no_grad():
+        p = mll.model.predict(x, marginal=True)
+    return torch.distributions.Normal(p.mean, p.variance.sqrt()).log_prob(y)
+
+
+def test_the_deep_kernel_is_trained_where_held_out_data_support_it():
+    x, y = grouped_data()
+    new_x, new_y = grouped_data(seed=1)
     mll = objective(x, y)
-    before = outside_networks(mll)
-    with torch.no_grad():
-        start = mll.model.predict(new_x, marginal=True)
-    result = fit_networks(mll, steps=200, progress=False)
-    with torch.no_grad():
-        end = mll.model.predict(new_x, marginal=True)
-    assert result.steps > 0
-    assert result.fit is not None
-    assert len(result.fit.history) >= result.steps - 1
-    best = result.steps // 10
-    assert result.gains[best] > result.standard_errors[best]
-    scores = [
-        torch.distributions.Normal(p.mean, p.variance.sqrt()).log_prob(new_y).mean()
-        for p in (start, end)
-    ]
-    assert scores[1] > scores[0] + 0.05
-    for one, other in zip(before, outside_networks(mll), strict=True):
-        assert torch.equal(one, other)
+    start = densities(mll, new_x, new_y).mean()
+    result = fit_networks(mll, steps=12, progress=False)
+    assert result.chosen > 0
+    assert result.message == ""
+    assert result.gains[result.chosen] > result.standard_errors[result.chosen]
+    assert result.error_gains[result.chosen] >= 0
+    assert densities(mll, new_x, new_y).mean() > start + 0.2
     assert all(parameter.requires_grad for parameter in mll.parameters())
     assert not mll.training
+    inputs, targets = mll.model.train_inputs, mll.model.train_targets
+    assert isinstance(inputs, tuple)
+    assert isinstance(targets, torch.Tensor)
+    assert torch.equal(inputs[0], x)
+    assert targets.shape == y.shape
+
+
+def test_of_other_models_only_the_networks_are_trained():
+    x, y = step_data()
+    mll = objective(x, y, kernel="rbf", mean="mlp", hidden=[20])
+    inside = {id(p) for network in networks_of(mll.model) for p in network.parameters()}
+    outside = [p for p in mll.parameters() if id(p) not in inside]
+    before = [p.detach().clone() for p in outside]
+    result = fit_networks(mll, steps=200, progress=False)
+    assert result.chosen > 0
+    for one, other in zip(before, outside, strict=True):
+        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("conditioning", [None, LastPoints(0)], ids=["clml", "lml"])
 def test_the_model_stays_as_it_was_where_they_do_not(conditioning):
     mll = objective(*noise_data(), conditioning)
     state = {name: value.clone() for name, value in mll.state_dict().items()}
-    result = fit_networks(mll, steps=100, progress=False)
-    assert result.steps == 0
-    assert result.fit is None
-    assert result.gains[0] == result.standard_errors[0] == 0
+    result = fit_networks(mll, steps=40, progress=False)
+    assert result.chosen == 0
+    assert result.steps[:2] == [0, 0]
+    assert result.gains[0] == result.standard_errors[0] == result.error_gains[0] == 0
+    assert result.num_held_out == 60
     for name, value in mll.state_dict().items():
         assert torch.equal(value, state[name])
 
 
 def test_the_same_seed_gives_the_same_result():
     results = [
-        fit_networks(objective(*step_data()), steps=30, seed=2, progress=False) for _ in range(2)
+        fit_networks(objective(*step_data(n=40)), steps=8, seed=2, progress=False) for _ in range(2)
     ]
     assert results[0].gains == results[1].gains
-    other = fit_networks(objective(*step_data()), steps=30, seed=3, progress=False)
+    other = fit_networks(objective(*step_data(n=40)), steps=8, seed=3, progress=False)
     assert other.gains != results[0].gains
+
+
+def test_few_steps_and_float32():
+    x, y = grouped_data(n=60)
+    mll = objective(x.float(), y.float())
+    result = fit_networks(mll, steps=2, progress=False)
+    assert result.steps == [0, 0, 1, 2][: len(result.gains)]
+    assert all(p.dtype == torch.float32 for p in mll.parameters())
+
+
+def test_values_that_cannot_be_scored_are_not_chosen():
+    mll = objective(*grouped_data(n=60))
+    state = {name: value.clone() for name, value in mll.state_dict().items()}
+    result = fit_networks(mll, steps=60, lr=1e6, progress=False)
+    assert result.chosen < 2
+    if result.chosen == 0:
+        assert all(torch.equal(value, state[name]) for name, value in mll.state_dict().items())
 
 
 def test_missing_targets_are_neither_trained_on_nor_scored():
@@ -99,5 +135,7 @@ def test_bad_arguments():
         fit_networks(batch)
     with pytest.raises(ArgumentError, match="steps"):
         fit_networks(objective(x, y, warm_start=False), steps=0)
+    with pytest.raises(ArgumentError, match="lr"):
+        fit_networks(objective(x, y, warm_start=False), lr=0.0)
     with pytest.raises(ArgumentError, match="folds"):
         fit_networks(objective(x, y, warm_start=False), folds=1)

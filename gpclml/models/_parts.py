@@ -18,7 +18,7 @@ from gpytorch.means import ConstantMean, Mean, ZeroMean
 from torch import Tensor
 
 from gpclml.errors import ArgumentError, UnknownNameError
-from gpclml.kernels import DeepKernel, initialize_spectral_mixture
+from gpclml.kernels import DeepKernel, SkipFeatures, initialize_spectral_mixture
 from gpclml.means import NetworkMean
 from gpclml.networks import MLP
 
@@ -27,6 +27,7 @@ __all__ = ["KERNELS", "MEANS", "PartOptions", "make_kernel", "make_mean"]
 _STATIONARY: dict[str, type[Kernel]] = {"matern": MaternKernel, "rbf": RBFKernel, "rq": RQKernel}
 # Near zero, so that the deep kernel starts as its base kernel; at zero it has no gradient.
 _FEATURE_START = 1e-3
+_RESIDUAL_START = 1e-4  # of the residual's variance to that of the ARD part
 KERNELS = ("deep", "deep-bottleneck", "matern", "rbf", "rq", "spectral_mixture")
 MEANS = ("constant", "mlp", "zero")
 
@@ -71,9 +72,13 @@ def make_kernel(
     if kernel in _STATIONARY:
         return scaled(stationary(_STATIONARY[kernel], d))
     if kernel == "deep":
-        widths = [d, *options.hidden, q]
-        network = MLP(widths, output_scale=_FEATURE_START, generator=generator)
-        return scaled(DeepKernel(network, stationary(RBFKernel, d + q), residual=True))
+        features = SkipFeatures([d, *options.hidden, q], _FEATURE_START, generator=generator)
+        inputs, outputs = range(d), range(d, 2 * d + q)  # of what the sum sees
+        base = RBFKernel(d if options.ard else None, batch_shape, active_dims=tuple(inputs))
+        rational = RQKernel(batch_shape=batch_shape, active_dims=tuple(outputs))
+        residual = ScaleKernel(rational, batch_shape=batch_shape)
+        residual.outputscale = _RESIDUAL_START
+        return scaled(DeepKernel(features, base + residual, residual=True))
     if kernel == "deep-bottleneck":
         network = MLP([d, *options.hidden, q], generator=generator)
         return scaled(DeepKernel(network, stationary(RBFKernel, q), residual=False))

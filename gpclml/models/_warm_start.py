@@ -9,6 +9,7 @@ from typing import cast
 
 import gpytorch
 import torch
+from gpytorch.kernels import AdditiveKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models import ExactGP
 from torch import Tensor
@@ -38,9 +39,11 @@ def fit_with_networks_frozen(model: ExactGP) -> None:
     assert isinstance(model.train_targets, torch.Tensor)
     missing = bool(torch.isnan(model.train_targets).any())
     failure = ""
+    deep = [kernel for kernel in model.modules() if isinstance(kernel, DeepKernel)]
     with (
         _frozen(networks_of(model)),
-        _silenced([kernel for kernel in model.modules() if isinstance(kernel, DeepKernel)]),
+        _silenced(deep),
+        _without_parts_on_features(deep),
         torch.enable_grad(),
         gpytorch.settings.observation_nan_policy("mask" if missing else "ignore"),
     ):
@@ -68,6 +71,24 @@ class _LogMarginalLikelihood(ExactMarginalLogLikelihood):
         everything = torch.arange(data.residual.shape[-1])
         value = conditional_log_density(data.covariance, data.residual, everything)
         return -value / data.num_observed()
+
+
+@contextmanager
+def _without_parts_on_features(kernels: list[DeepKernel]) -> Iterator[None]:
+    """Within the block a sum inside a residual deep kernel is its first kernel alone."""
+    sums = [
+        kernel.base_kernel
+        for kernel in kernels
+        if kernel.residual and isinstance(kernel.base_kernel, AdditiveKernel)
+    ]
+    parts = [kernel.kernels for kernel in sums]
+    try:
+        for kernel in sums:
+            kernel.kernels = kernel.kernels[:1]
+        yield
+    finally:
+        for kernel, all_parts in zip(sums, parts, strict=True):
+            kernel.kernels = all_parts
 
 
 @contextmanager

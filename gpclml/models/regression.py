@@ -43,9 +43,10 @@ class GPRegression(ExactGP):
 
     - ``"rbf"``, ``"rq"``, ``"matern"`` (smoothness 5/2), with a lengthscale a column if ``ard``;
     - ``"spectral_mixture"``: ``num_mixtures`` components, started from the data, unscaled;
-    - ``"deep"``: RBF on the inputs beside a network's ``num_features`` features, which start
-      near zero. With ``warm_start`` everything but the network is first fitted under the
-      log marginal likelihood, so that it starts as the fitted ARD GP;
+    - ``"deep"``: RBF on the inputs plus RQ on the features of a linear map and a network
+      with ``num_features`` outputs, which start near zero and count for little. With
+      ``warm_start`` the first part is fitted under the log marginal likelihood, so that it
+      starts as the fitted ARD GP; train it by :func:`gpclml.early_stopping.fit_networks`;
     - ``"deep-bottleneck"``: RBF on the features alone (Wilson et al. 2016).
 
     Means by name: ``"constant"``, ``"zero"``, ``"mlp"`` (a network of standardized inputs).
