@@ -43,4 +43,4 @@ def test_gradient_steps_no_longer_fault_pages_in():
         return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
     assert faults("leave") > 1_000  # a covariance of 4 x 300 x 300 numbers has 703 pages
-    assert faults("keep") < 100
+    assert faults("keep") < 300
