@@ -21,7 +21,11 @@ _MOST_COLUMNS = 5
 _ROWS = {"rmse": "RMSE (sd of targets)", "nll": "NLL (nats per point)"}
 # Okabe and Ito's palette, told apart by colour-blind readers too.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_STYLES = (("-", "o"), ("--", "s"), (":", "^"), ("-.", "D"))
+_STYLES = (
+    ("-", "o"), ("--", "s"), (":", "^"), ("-.", "D"),
+    ((0, (5, 1, 1, 1, 1, 1)), "v"), ((0, (1, 3)), "P"),
+)  # fmt: skip
+_INCHES_A_CHARACTER, _INCHES_A_LINE = 0.085, 0.6  # of the legend
 
 
 def draw_figure(
@@ -54,7 +58,7 @@ def draw_figure(
         raise DataError(f"{path}: nothing to draw. Name other kernels or objectives.")
     names = sorted(done["dataset"].unique())
     looks = _looks(done)
-    columns = min(len(names), _MOST_COLUMNS)
+    columns = math.ceil(len(names) / math.ceil(len(names) / _MOST_COLUMNS))
     bands = [names[i : i + columns] for i in range(0, len(names), columns)]
     figure = Figure(
         figsize=(1.2 + max(2.7 * columns, 4.2), 0.8 + 5.6 * len(bands)), layout="constrained"
@@ -169,5 +173,6 @@ def _draw_legend(figure: Any, looks: dict[tuple[str, str], dict[str, Any]]) -> N
     lines = [Line2D([], [], markersize=5, **look) for look in looks.values()]
     labels = [f"{kernel}, {objective}" for kernel, objective in looks]
     width = figure.get_size_inches()[0]
-    columns = max(1, min(len(lines), int(width / 2.0)))
+    entry = _INCHES_A_LINE + _INCHES_A_CHARACTER * max(map(len, labels))
+    columns = max(1, min(len(lines), int(width / entry)))
     figure.legend(lines, labels, loc="outside upper center", ncols=columns, frameon=False)
