@@ -21,11 +21,12 @@ from gpclml.kernels import DeepKernel, SkipFeatures
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
 
-__all__ = ["has_second_part", "start_second_part"]
+__all__ = ["drop_second_part", "has_second_part", "start_second_part"]
 
 _STEPS = 60  # of the line search
 _SHARE = 0.3  # of the variance that the second part starts with
 _SHRINK = 0.37  # its lengthscales at the start, relative to the ARD GP's
+_NO_VARIANCE = 1e-12
 _LEAST_NOISE = 0.1  # of the ARD GP's: the likelihood makes too much of near duplicates
 _APART, _NOTHING = 6.0, -4.0  # logarithms of scales: one value from the next, or no difference
 _LARGEST = 7.0  # of the logarithm of a scale, for the sake of rounding
@@ -46,6 +47,18 @@ class _Fit(NamedTuple):
 def has_second_part(model: GPRegression) -> bool:
     """Whether the kernel is the one that goes by the name of ``"deep"``."""
     return _parts(model) is not None
+
+
+@torch.no_grad()
+def drop_second_part(model: GPRegression) -> None:
+    """Leaves the ARD GP alone: the second part's variance becomes nothing beside rounding.
+
+    Args:
+        model: One that :func:`has_second_part`.
+    """
+    parts = _parts(model)
+    assert parts is not None
+    parts.residual.outputscale = _NO_VARIANCE
 
 
 def start_second_part(model: GPRegression, rows: Tensor) -> None:

@@ -13,6 +13,7 @@ import torch
 from gpytorch.mlls import MarginalLogLikelihood
 from torch import Tensor
 
+from gpclml._deep_start import drop_second_part, has_second_part
 from gpclml._optimize import StoppedError
 from gpclml._subset_training import SubsetTraining
 from gpclml.conditioning import KFold
@@ -72,7 +73,7 @@ def fit_networks(
     scores its own points, :math:`\log p(y_i \mid \text{other folds})`. The look is chosen
     whose mean gain over the model as it was exceeds 1.5 standard errors the most, among those
     with no larger a squared error; training on all data goes as far. Where there is none the
-    model stays as it was: for ``"deep"`` the ARD GP.
+    model stays as it was; ``"deep"`` becomes the ARD GP alone, its second part without variance.
 
     Args:
         mll: An objective of a :class:`~gpclml.models.GPRegression` with a network in its
@@ -111,9 +112,12 @@ def fit_networks(
     if chosen:
         rows = _observed(model)
         message = _train_on_all(mll, rows, looks[chosen - 1], looks[-1], lr, seed)
+        chosen = 0 if message else chosen
+    if chosen == 0 and has_second_part(model):
+        drop_second_part(model)
     mll.eval()
     return StoppingResult(
-        chosen=0 if message else chosen,
+        chosen=chosen,
         steps=[0, *looks][: len(means)],
         gains=means,
         standard_errors=standard_errors,

@@ -7,6 +7,7 @@ import torch
 from gpclml.conditioning import LastPoints
 from gpclml.early_stopping import fit_networks
 from gpclml.errors import ArgumentError, UnsupportedError
+from gpclml.fit import fit_mll
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression, networks_of
 
@@ -80,14 +81,25 @@ def test_of_other_models_only_the_networks_are_trained():
 
 
 @pytest.mark.parametrize("conditioning", [None, LastPoints(0)], ids=["clml", "lml"])
-def test_the_model_stays_as_it_was_where_they_do_not(conditioning):
-    mll = objective(*noise_data(), conditioning)
-    state = {name: value.clone() for name, value in mll.state_dict().items()}
+def test_it_is_the_ard_gp_where_they_do_not(conditioning):
+    x, y = noise_data()
+    mll = objective(x, y, conditioning)
     result = fit_networks(mll, steps=40, progress=False)
     assert result.chosen == 0
     assert result.steps[:2] == [0, 0]
     assert result.gains[0] == result.standard_errors[0] == result.error_gains[0] == 0
     assert result.num_held_out == 60
+    plain = objective(x, y, LastPoints(0), kernel="rbf")
+    fit_mll(plain, progress=False)
+    new_x, new_y = noise_data(seed=1)
+    expected = densities(plain, new_x, new_y)
+    torch.testing.assert_close(densities(mll, new_x, new_y), expected, rtol=0, atol=1e-9)
+
+
+def test_another_model_stays_as_it_was_where_they_do_not():
+    mll = objective(*noise_data(), kernel="rbf", mean="mlp", hidden=[5])
+    state = {name: value.clone() for name, value in mll.state_dict().items()}
+    assert fit_networks(mll, steps=8, lr=1e-9, progress=False).chosen == 0
     for name, value in mll.state_dict().items():
         assert torch.equal(value, state[name])
 
