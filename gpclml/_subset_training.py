@@ -63,7 +63,7 @@ class SubsetTraining:
         if has_second_part(self.model):
             try:
                 start_second_part(self.model, self._subset(_START_ROWS))
-            except (NonFiniteError, NotPSDError) as error:
+            except (NanError, NotPSDError) as error:
                 raise StoppedError(error, nothing_done=False) from error
 
     def train(self, steps: int) -> None:
@@ -82,7 +82,8 @@ class SubsetTraining:
                     raise StoppedError(error, nothing_done=False) from error
             self.optimizer.step()
             self.schedule.step()
-            if not all(bool(torch.isfinite(p).all()) for p in self.model.parameters()):
+            finite = torch.stack([torch.isfinite(p).all() for p in self.model.parameters()])
+            if not bool(finite.all()):  # one look at the device a step
                 raise _not_finite("parameters")
         self.optimizer.zero_grad()
 

@@ -66,7 +66,8 @@ def fit_networks(
     r"""Trains the networks of a model, with as many steps as held-out folds support.
 
     The kernel ``"deep"`` first gets a second part beside the fitted ARD kernel, its linear map
-    and hyperparameters fitted by L-BFGS on the log marginal likelihood of up to 1000 rows;
+    and hyperparameters fitted by two line searches (a shorter lengthscale, an indicator of one
+    column's values) on the log marginal likelihood of up to 1000 rows, the better one kept;
     then everything, network and full linear map included, is trained by Adam, each step under
     the objective of 400 random rows, so that a step's cost does not grow with n. Of any other
     model the networks alone are trained. Each fold does so with a copy on the other folds and

@@ -33,8 +33,8 @@ def batch_size(
 ) -> int:
     """How many models of a size it pays to fit together; 1: fit them one by one.
 
-    For a CPU this is where ``benchmarks/speed`` measured a gain on one core; on a GPU a batch
-    is limited by memory only.
+    On a CPU from measurements on one core, as ``python -m benchmarks.speed.fits`` makes them;
+    on a GPU, where nothing was measured, a batch is limited by memory only.
 
     Args:
         num_data: Number of data points n of each model.
@@ -68,8 +68,8 @@ def fit_batch(
 
     The models are stacked: one covariance of shape ``(k, n, n)``, one pass through k networks.
     They may differ in data, start, seed and conditioning, but not in kind or size. Each ends
-    where its lone fit ends, up to rounding. It pays where a step is mostly overhead: on a GPU,
-    and on a CPU while k n² numbers fit in its cache.
+    where its lone fit ends, up to rounding. It pays where a step is mostly overhead;
+    :func:`batch_size` says for how many.
 
     A model whose objective or gradient can no longer be used keeps its last good parameters
     and leaves the batch, with a ``RuntimeWarning``; the others go on as if it had never been.

@@ -12,7 +12,7 @@ from gpytorch.models import ExactGP
 from torch import Tensor
 
 from gpclml.conditioning import RandomHoldout
-from gpclml.linalg import conditional_log_density
+from gpclml.linalg import conditional_log_density, permute, take
 from gpclml.observations import Observations, observations, training_observations
 
 __all__ = ["SubsetMarginalLogLikelihood"]
@@ -75,9 +75,7 @@ class SubsetMarginalLogLikelihood(ExactMarginalLogLikelihood):
     def _objective(self, data: Observations, generator: torch.Generator) -> Tensor:
         [block] = data.held_out(self.drawing, generator)
         rows = block.squeeze(0).to(data.residual.device)
-        covariance = data.covariance[..., rows.unsqueeze(-1), rows]
-        density = conditional_log_density(
-            covariance, data.residual[..., rows], torch.arange(len(rows))
-        )
+        covariance, residual = permute(data.covariance, rows), take(data.residual, rows)
+        density = conditional_log_density(covariance, residual, torch.arange(len(rows)))
         terms = self._add_other_terms(torch.zeros_like(density), data.params)
         return data.per_held_out_target(density, [block]) + terms / data.num_observed()
