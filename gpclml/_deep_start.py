@@ -23,11 +23,11 @@ from gpclml.models import GPRegression
 
 __all__ = ["drop_second_part", "has_second_part", "start_second_part"]
 
-_STEPS = 60  # of the line search
+_TRIAL_STEPS, _STEPS = 15, 45  # of the line searches: each start's, and then the better one's
 _SHARE = 0.3  # of the variance that the second part starts with
 _SHRINK = 0.37  # its lengthscales at the start, relative to the ARD GP's
 _NO_VARIANCE = 1e-12
-_LEAST_NOISE = 0.1  # of the ARD GP's: the likelihood makes too much of near duplicates
+_LEAST_NOISE = 0.3  # of the ARD GP's: the likelihood makes too much of near duplicates
 _APART, _NOTHING = 6.0, -4.0  # logarithms of scales: one value from the next, or no difference
 _LARGEST = 7.0  # of the logarithm of a scale, for the sake of rounding
 
@@ -41,7 +41,7 @@ class _Parts(NamedTuple):
 
 class _Fit(NamedTuple):
     lml: float
-    model: GPRegression
+    state: dict[str, Tensor]
 
 
 def has_second_part(model: GPRegression) -> bool:
@@ -65,9 +65,9 @@ def start_second_part(model: GPRegression, rows: Tensor) -> None:
     """Fits everything but network and mixing matrix by L-BFGS on the LML, in place.
 
     The second part starts with a share of the ARD GP's variance, once with a shorter lengthscale
-    and once as an indicator of the values of the one column for which the LML is largest; the
-    better of both fits is kept. The noise stays above a tenth of what it was. Costs O(n^3) an
-    iteration, n of them rows.
+    and once as an indicator of the values of the one column for which the LML is largest; after
+    a few iterations the better of both goes on. The noise stays above three tenths of what it was.
+    Costs O(n^3) an iteration, n of them rows.
 
     Args:
         model: One that :func:`has_second_part`, with fitted ARD hyperparameters.
@@ -89,29 +89,34 @@ def start_second_part(model: GPRegression, rows: Tensor) -> None:
     mll = ConditionalMarginalLogLikelihood(trial.likelihood, trial, LastPoints(0))
     shorter = -(_SHRINK * parts.ard.lengthscale.detach()).log().flatten()
     starts = [shorter.expand_as(parts.features.log_scale), _best_indicator(mll, parts.features)]
-    best = max((_fit(mll, parts.features, start) for start in starts), key=lambda fit: fit.lml)
+    before = _state(mll)
+    trials = []
+    for start in starts:
+        mll.load_state_dict(before)
+        with torch.no_grad():
+            parts.features.log_scale.copy_(start)
+        trials.append(_Fit(_fit(mll, parts.features, _TRIAL_STEPS), _state(mll)))
+    mll.load_state_dict(max(trials, key=lambda trial: trial.lml).state)
+    _fit(mll, parts.features, _STEPS)
     with torch.no_grad():
-        for ours, fitted in zip(model.parameters(), best.model.parameters(), strict=True):
+        parts.features.log_scale.clamp_(-_LARGEST, _LARGEST)
+        for ours, fitted in zip(model.parameters(), trial.parameters(), strict=True):
             ours.copy_(fitted)
         if isinstance(model.likelihood, GaussianLikelihood):  # its bound was the trial's
-            model.likelihood.noise = cast(GaussianLikelihood, best.model.likelihood).noise
+            model.likelihood.noise = cast(GaussianLikelihood, trial.likelihood).noise
 
 
-def _fit(mll: ConditionalMarginalLogLikelihood, features: SkipFeatures, start: Tensor) -> _Fit:
-    """The model of an objective after a line search from these scales; others are held."""
-    before = copy.deepcopy(mll.state_dict())
-    with torch.no_grad():
-        features.log_scale.copy_(start)
+def _state(mll: ConditionalMarginalLogLikelihood) -> dict[str, Tensor]:
+    return copy.deepcopy(mll.state_dict())
+
+
+def _fit(mll: ConditionalMarginalLogLikelihood, features: SkipFeatures, steps: int) -> float:
+    """The LML after a line search in place; network and mixing matrix are held."""
     kept = {id(p) for p in features.parameters()} - {id(features.log_scale)}
     freeze = [name for name, p in mll.named_parameters() if id(p) in kept]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # its best point so far will do
-        lml = fit_mll(mll, "lbfgs", steps=_STEPS, freeze=freeze, progress=False).objective
-    with torch.no_grad():
-        features.log_scale.clamp_(-_LARGEST, _LARGEST)
-    fitted = copy.deepcopy(cast(GPRegression, mll.model))
-    mll.load_state_dict(before)
-    return _Fit(lml, fitted)
+        return fit_mll(mll, "lbfgs", steps=steps, freeze=freeze, progress=False).objective
 
 
 @torch.no_grad()

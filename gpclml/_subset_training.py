@@ -11,12 +11,15 @@ import torch
 from gpytorch.mlls import MarginalLogLikelihood
 from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
+from torch.distributions import Normal
 
 from gpclml._deep_start import has_second_part, start_second_part
 from gpclml._losses import fresh_loss
 from gpclml._optimize import StoppedError
 from gpclml.errors import NonFiniteError
+from gpclml.linalg import leave_one_out_moments
 from gpclml.models import GPRegression, networks_of
+from gpclml.observations import training_observations
 
 __all__ = ["SubsetTraining"]
 
@@ -89,10 +92,13 @@ class SubsetTraining:
 
     @torch.no_grad()
     def score(self, held_out: Tensor) -> tuple[Tensor, Tensor]:
-        """Log densities and squared errors of other rows given the rows trained on.
+        """Log densities and squared errors of other rows, each given all rows but itself.
+
+        Conditioning on the other held-out rows too, as a prediction from all data will, judges
+        the hyperparameters at the full number of rows.
 
         Args:
-            held_out: Indices of rows. Shape ``(b,)``.
+            held_out: Indices of rows that are not trained on. Shape ``(b,)``.
 
         Returns:
             Two of shape ``(b,)``: nats, and squared standardized units.
@@ -101,18 +107,16 @@ class SubsetTraining:
             StoppedError: A value is not finite, or a covariance not definite.
         """
         try:
-            with self._conditioned_on(self.rows):
-                normal = self.model.predict(self.x[held_out], marginal=True)
+            with self._conditioned_on(torch.cat([self.rows, held_out])):
+                data = training_observations(self.model)
+                last = torch.arange(len(self.rows), data.num_rows)
+                mean, variance = leave_one_out_moments(data.covariance, data.residual, last)
         except (NanError, NotPSDError) as error:
             raise StoppedError(error, nothing_done=False) from error
-        units = self.model.target_standardizer
-        y = units.inverse(self.y[held_out])
-        variance = normal.variance
-        density = -0.5 * ((y - normal.mean).square() / variance + (2 * math.pi * variance).log())
-        error = ((y - normal.mean) / units.scale).square()
-        if not bool(torch.isfinite(density).all() and torch.isfinite(error).all()):
+        error = data.residual[last] - mean
+        if not bool((torch.isfinite(error) & torch.isfinite(variance)).all()):
             raise _not_finite("held-out densities")
-        return density, error
+        return Normal(0.0, variance.sqrt()).log_prob(error), error.square()
 
     def _groups(self, lr: float) -> list[dict]:
         networks = [p for network in networks_of(self.model) for p in network.parameters()]

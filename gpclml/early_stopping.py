@@ -6,7 +6,6 @@ import copy
 import math
 import time
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import cast
 
 import torch
@@ -14,6 +13,7 @@ from gpytorch.mlls import MarginalLogLikelihood
 from torch import Tensor
 
 from gpclml._deep_start import drop_second_part, has_second_part
+from gpclml._held_out_gains import Gain, held_out_gains
 from gpclml._optimize import StoppedError
 from gpclml._subset_training import SubsetTraining
 from gpclml.conditioning import KFold
@@ -25,7 +25,6 @@ __all__ = ["StoppingResult", "fit_networks"]
 _LOOKS = 4  # at the held-out folds, evenly over the steps, after the one at the start
 _ENOUGH = 1000  # held-out points to judge by: with as many, further folds are not looked at
 _MARGIN = 1.5  # standard errors that a gain must exceed
-_WORSE = 2.0  # standard errors below no gain at which a fold gives up
 
 
 @dataclass(frozen=True)
@@ -35,11 +34,12 @@ class StoppingResult:
     Attributes:
         chosen: Index of the chosen look; 0 keeps the model as it was.
         steps: Number of steps taken at each look. The first look is the model as it was, the
-            second the start of the training, which differs for the kernel ``"deep"``.
+            second the start of the training, which differs for the kernel ``"deep"``. The last
+            is where training was given up, if it was.
         gains: Mean gain in held-out log density over the model as it was, nats per point.
         standard_errors: Of the gains, over points.
         error_gains: Mean decrease in held-out squared error, in squared standardized units.
-        num_held_out: Number of held-out points looked at.
+        num_held_out: Number of held-out points looked at, each time.
         seconds: Wall time of everything.
         message: Why training on all data failed, after which the model is as it was.
     """
@@ -49,7 +49,7 @@ class StoppingResult:
     gains: list[float]
     standard_errors: list[float]
     error_gains: list[float]
-    num_held_out: int
+    num_held_out: list[int]
     seconds: float
     message: str = ""
 
@@ -66,15 +66,17 @@ def fit_networks(
     r"""Trains the networks of a model, with as many steps as held-out folds support.
 
     The kernel ``"deep"`` first gets a second part beside the fitted ARD kernel, its linear map
-    and hyperparameters fitted by two line searches (a shorter lengthscale, an indicator of one
-    column's values) on the log marginal likelihood of up to 1000 rows, the better one kept;
-    then everything, network and full linear map included, is trained by Adam, each step under
-    the objective of 400 random rows, so that a step's cost does not grow with n. Of any other
-    model the networks alone are trained. Each fold does so with a copy on the other folds and
-    scores its own points, :math:`\log p(y_i \mid \text{other folds})`. The look is chosen
-    whose mean gain over the model as it was exceeds 1.5 standard errors the most, among those
-    with no larger a squared error; training on all data goes as far. Where there is none the
-    model stays as it was; ``"deep"`` becomes the ARD GP alone, its second part without variance.
+    and hyperparameters fitted by line searches (from a shorter lengthscale and from an indicator
+    of one column's values, of which the better goes on) on the log marginal likelihood of up to
+    1000 rows; then everything, network and full linear map included, is trained by Adam, each
+    step under the objective of 400 random rows, so that a step's cost does not grow with n. Of
+    any other model the networks alone are trained. Each fold does so with a copy on the other
+    folds and scores its own points, :math:`\log p(y_i \mid y_{\ne i})`, whose targets have no
+    part in the hyperparameters. The look is chosen whose mean gain over the model as it was
+    exceeds 1.5 standard errors the most, among those with no larger a squared error; training
+    on all data goes as far. Where there is none the model stays as it was; ``"deep"`` becomes
+    the ARD GP alone, its second part without variance. Training is given up as soon as a gain
+    is a standard error below none or steps no longer raise it.
 
     Args:
         mll: An objective of a :class:`~gpclml.models.GPRegression` with a network in its
@@ -94,7 +96,8 @@ def fit_networks(
         ArgumentError: If ``steps``, ``lr`` or ``folds`` is out of range.
 
     Note:
-        One training each fold looked at, and one on all data.
+        At most one training each fold looked at, and one on all data; where the start of the
+        first fold is clearly no gain, that start.
     """
     start = time.perf_counter()
     model = _checked_model(mll)
@@ -103,12 +106,8 @@ def fit_networks(
     if not 0 < lr < math.inf:
         raise ArgumentError("lr", lr, "a positive number")
     looks = sorted({round(steps * k / _LOOKS) for k in range(_LOOKS + 1)})
-    densities, errors = _held_out_scores(mll, model, looks, lr, KFold(folds, seed), seed, progress)
-    gains, worse = densities - densities[0], errors - errors[0]
-    means = gains.mean(-1).tolist()
-    standard_errors = (gains.std(-1) / math.sqrt(gains.shape[-1])).tolist()
-    error_gains = (-worse.mean(-1)).tolist()
-    chosen = _choose(means, standard_errors, error_gains)
+    gains = held_out_gains(mll, _folds(model, folds, seed), looks, lr, seed, progress)
+    chosen = _choose(gains)
     message = ""
     if chosen:
         rows = _observed(model)
@@ -119,11 +118,11 @@ def fit_networks(
     mll.eval()
     return StoppingResult(
         chosen=chosen,
-        steps=[0, *looks][: len(means)],
-        gains=means,
-        standard_errors=standard_errors,
-        error_gains=error_gains,
-        num_held_out=gains.shape[-1],
+        steps=[0, *looks][: len(gains)],
+        gains=[gain.mean for gain in gains],
+        standard_errors=[gain.standard_error for gain in gains],
+        error_gains=[gain.error for gain in gains],
+        num_held_out=[gain.num_held_out for gain in gains],
         seconds=time.perf_counter() - start,
         message=message,
     )
@@ -144,71 +143,28 @@ def _observed(model: GPRegression) -> Tensor:
     return (~cast(Tensor, model.train_targets).isnan()).nonzero()[:, 0]
 
 
-def _choose(gains: list[float], standard_errors: list[float], error_gains: list[float]) -> int:
+def _choose(gains: list[Gain]) -> int:
     best, most = 0, 0.0
-    for look, (gain, error, less) in enumerate(
-        zip(gains, standard_errors, error_gains, strict=True)
-    ):
-        if less >= 0 and gain - _MARGIN * error > most:
-            best, most = look, gain - _MARGIN * error
+    for look, gain in enumerate(gains):
+        least = gain.mean - _MARGIN * gain.standard_error
+        if gain.error >= 0 and least > most:
+            best, most = look, least
     return best
 
 
-def _held_out_scores(
-    mll: MarginalLogLikelihood,
-    model: GPRegression,
-    looks: list[int],
-    lr: float,
-    folds: KFold,
-    seed: int,
-    progress: bool,
-) -> tuple[Tensor, Tensor]:
-    """Log densities and squared errors of held-out points at each look; two of (looks, b)."""
-    from tqdm import tqdm
-
+def _folds(model: GPRegression, count: int, seed: int) -> list[tuple[Tensor, Tensor]]:
+    """Rows to train on and rows held out, of so many folds as hold enough points together."""
     rows = _observed(model)
     observed = torch.zeros(len(cast(Tensor, model.train_targets)), dtype=torch.bool)
     observed[rows.cpu()] = True
-    groups = folds.held_out(len(observed), observed=observed)
-    blocks = [block.to(rows.device) for group in groups for block in group]
-    scores, count = [], 0
-    with tqdm(total=len(blocks), desc="folds", disable=not progress) as bar:
-        for block in blocks:
-            kept = rows[~torch.isin(rows, block)]
-            training = SubsetTraining(copy.deepcopy(mll), kept, looks[-1], lr, seed)
-            scores.append(_scores_at_looks(training, block, looks))
-            bar.update()
-            count += len(block)
-            if count >= _ENOUGH:
-                break
-    common = min(len(fold) for fold in scores)
-    densities, errors = (
-        torch.stack([torch.cat([fold[look][kind] for fold in scores]) for look in range(common)])
-        for kind in range(2)
-    )
-    return densities, errors
-
-
-def _scores_at_looks(
-    training: SubsetTraining, held_out: Tensor, looks: list[int]
-) -> list[tuple[Tensor, Tensor]]:
-    """Of the model as it is, of the start, and after so many steps; fewer where it gave up."""
-    scores = [training.score(held_out)]
-    try:
-        training.start()
-        scores.append(training.score(held_out))
-        for done, steps in pairwise(looks):
-            training.train(steps - done)
-            scores.append(training.score(held_out))
-            if _is_clearly_worse(scores[-1][0] - scores[0][0]):
-                break
-    except StoppedError:
-        pass
-    return scores
-
-
-def _is_clearly_worse(gains: Tensor) -> bool:
-    return bool(gains.mean() < -_WORSE * gains.std() / math.sqrt(len(gains)))
+    folds: list[tuple[Tensor, Tensor]] = []
+    held_out = 0
+    for group in KFold(count, seed).held_out(len(observed), observed=observed):
+        for block in group.to(rows.device):
+            if held_out < _ENOUGH:
+                folds.append((rows[~torch.isin(rows, block)], block))
+                held_out += len(block)
+    return folds
 
 
 def _train_on_all(

@@ -88,7 +88,7 @@ def test_it_is_the_ard_gp_where_they_do_not(conditioning):
     assert result.chosen == 0
     assert result.steps[:2] == [0, 0]
     assert result.gains[0] == result.standard_errors[0] == result.error_gains[0] == 0
-    assert result.num_held_out == 60
+    assert result.num_held_out[0] == 60
     plain = objective(x, y, LastPoints(0), kernel="rbf")
     fit_mll(plain, progress=False)
     new_x, new_y = noise_data(seed=1)

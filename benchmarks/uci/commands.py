@@ -80,6 +80,9 @@ def run(
         bool | None,
         typer.Option("--trace", help="Also record the test RMSE in the course of training."),
     ] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Type of all numbers: float64 or float32; float64.")
+    ] = None,
     jobs: Annotated[int, typer.Option(help="Worker processes; -1 for one a core.")] = 1,
     backend: Annotated[
         str, typer.Option(help="Where several workers are: loky (this machine), dask, ray.")
@@ -124,6 +127,7 @@ def run(
             lr=lr,
             held_out=_listed(held_out, _numbers, "held_out", float),
             trace=trace,
+            dtype=dtype,
         )
         cells = make_grid(
             products, device=device, folder=folder, progress=not quiet,

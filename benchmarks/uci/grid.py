@@ -18,6 +18,8 @@ from gpclml.errors import ArgumentError, UnknownNameError
 
 __all__ = ["left_out_sizes", "make_grid", "named_products", "product_cells"]
 
+_DTYPES = ("float64", "float32")
+
 
 def named_products(name: str, **changes: Any) -> tuple[Product, ...]:
     """The products of a named grid.
@@ -65,6 +67,7 @@ def make_grid(
     for product in products:
         _check_names("datasets", product.datasets, datasets.names())
         _check_names("objectives", product.objectives, objective_names())
+        _check_names("dtype", [product.dtype], _DTYPES)
         for kernel, mean in itertools.product(product.kernels, product.means):
             optimizer_for(kernel, mean)
         _check_numbers(product)
@@ -111,7 +114,7 @@ def product_cells(
             "lr": product.lr if adam else None,
             "held_out": held_out if uses_held_out(objective) else None,
             "trace": product.trace and has_fixed_steps(kernel, mean),
-            "dtype": "float64",
+            "dtype": product.dtype,
             "device": device,
         }
 

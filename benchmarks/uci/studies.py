@@ -25,6 +25,8 @@ class Product:
         held_out: Shares of the training points that are held out, 1 - m/n; for objectives with
             such a share.
         trace: Whether the test error is also recorded in the course of training by Adam.
+        dtype: ``"float64"`` or ``"float32"``; matrices up to n = 512 are factored in float64
+            either way.
     """
 
     datasets: tuple[str, ...]
@@ -37,6 +39,7 @@ class Product:
     lr: float = 0.01
     held_out: tuple[float, ...] = (0.1,)
     trace: bool = False
+    dtype: str = "float64"
 
 
 _PAPER = ("boston", "concrete", "energy", "power", "wine-red", "wine-white")

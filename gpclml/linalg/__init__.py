@@ -2,6 +2,7 @@
 
 from gpclml.linalg.block import block_conditional_log_densities
 from gpclml.linalg.cholesky import DOUBLE_UP_TO, factorization_dtype, safe_cholesky
+from gpclml.linalg.leave_one_out import leave_one_out_moments
 from gpclml.linalg.permutations import permute, take, take_rows
 from gpclml.linalg.sequential import conditional_log_density, sequential_log_densities
 
@@ -10,6 +11,7 @@ __all__ = [
     "block_conditional_log_densities",
     "conditional_log_density",
     "factorization_dtype",
+    "leave_one_out_moments",
     "permute",
     "safe_cholesky",
     "sequential_log_densities",

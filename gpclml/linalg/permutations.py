@@ -5,7 +5,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["permute", "take", "take_rows"]
+__all__ = ["order_with_last", "permute", "take", "take_rows"]
+
+
+def order_with_last(
+    held_out: Tensor,  # shape: (b,) or (*batch, b)
+    n: int,
+) -> Tensor | None:
+    """All other points in data order, then the held-out ones; None if that is all of them."""
+    if held_out.shape[-1] == n:
+        return None
+    kept = torch.ones(*held_out.shape[:-1], n, dtype=torch.bool, device=held_out.device)
+    kept.scatter_(-1, held_out, False)
+    rest = kept.nonzero()[:, -1].reshape(*held_out.shape[:-1], n - held_out.shape[-1])
+    return torch.cat([rest, held_out], dim=-1)
 
 
 def take(

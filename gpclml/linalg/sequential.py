@@ -20,7 +20,7 @@ from gpclml.linalg._checks import (
     refuse_double_backward,
 )
 from gpclml.linalg.cholesky import safe_cholesky
-from gpclml.linalg.permutations import permute, take, take_rows
+from gpclml.linalg.permutations import order_with_last, permute, take, take_rows
 
 __all__ = ["conditional_log_density", "sequential_log_densities"]
 
@@ -75,7 +75,7 @@ def conditional_log_density(
         check_indices("held_out", held_out, n)
     else:
         check_member_indices("held_out", held_out, residual.shape[:-1], n)
-    order = _order_with_last(held_out.cpu(), n)
+    order = order_with_last(held_out.cpu(), n)
     if order is not None:
         order = order.to(covariance.device)
     value = _ConditionalLogDensity.apply(
@@ -126,16 +126,6 @@ def sequential_log_densities(
     terms = _SequentialLogDensities.apply(covariance, residual, order, factor_dtype)
     assert isinstance(terms, Tensor)
     return terms
-
-
-def _order_with_last(held_out: Tensor, n: int) -> Tensor | None:
-    """The points conditioned on in data order, then the held-out ones; None: as they are."""
-    if held_out.shape[-1] == n:
-        return None
-    kept = torch.ones(*held_out.shape[:-1], n, dtype=torch.bool, device=held_out.device)
-    kept.scatter_(-1, held_out, False)
-    rest = kept.nonzero()[:, -1].reshape(*held_out.shape[:-1], n - held_out.shape[-1])
-    return torch.cat([rest, held_out], dim=-1)
 
 
 def _factor(covariance: Tensor, residual: Tensor, order: Tensor | None, factor_dtype):

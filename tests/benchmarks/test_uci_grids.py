@@ -66,3 +66,10 @@ def test_settings_beside_a_name_replace_those_of_the_grid():
 def test_an_unknown_grid():
     with pytest.raises(UnknownNameError, match="Did you mean 'paper'"):
         named_products("papre")
+
+
+def test_the_type_of_numbers():
+    cells = cells_of("paper", dtype="float32")
+    assert {cell["dtype"] for cell in cells} == {"float32"}
+    with pytest.raises(UnknownNameError, match="dtype: got 'float16'"):
+        make_grid(named_products("paper", dtype="float16"), leave_out=True)
