@@ -15,8 +15,7 @@ from benchmarks.speed.header import describe_run
 from benchmarks.speed.methods import sampled_data
 from benchmarks.speed.timing import interleaved_times, ratios
 from gpclml.conditioning import LastPoints
-from gpclml.fit import fit_mll
-from gpclml.fit_batch import batch_size, fit_batch
+from gpclml.fit import batch_size, fit_batch, fit_mll
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
 
@@ -50,7 +49,7 @@ def measure_fits(
 
     Returns:
         A row a way (``lone``, ``batched``: all in one batch, ``chosen``: as
-        ``gpclml.fit_batch.batch_size`` says) with ``size``, models in a batch;
+        ``gpclml.fit.batch_size`` says) with ``size``, models in a batch;
         ``fits_per_second``, its median; ``ratio``, ``low`` and ``high``, median and quartiles
         over rounds of fits per second over lone ones in the same round.
     """

@@ -7,8 +7,7 @@ from typing import Any, cast
 
 from benchmarks.uci.cells import Metrics, Prepared, Training, evaluate, prepare, run_cell
 from benchmarks.uci.training import has_fixed_steps, noting_failed_fits
-from gpclml.fit import FitResult
-from gpclml.fit_batch import batch_size, fit_batch
+from gpclml.fit import FitResult, batch_size, fit_batch
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 
 __all__ = ["batch_label", "most_in_batch", "run_cells"]

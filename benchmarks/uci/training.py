@@ -12,9 +12,8 @@ import torch
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from linear_operator.utils.warnings import NumericalWarning
 
-from gpclml.early_stopping import fit_networks
 from gpclml.errors import UnknownNameError
-from gpclml.fit import fit_mll
+from gpclml.fit import fit_mll, fit_networks
 from gpclml.kernels import DeepKernel
 
 __all__ = ["KERNELS", "MEANS", "has_fixed_steps", "noting_failed_fits", "optimizer_for", "train"]
@@ -68,7 +67,7 @@ def train(
     """Fits the model of an objective in place, without a progress bar.
 
     A residual deep kernel is trained as far as cross-validation supports
-    (:func:`gpclml.early_stopping.fit_networks`), anything else to the end.
+    (:func:`gpclml.fit.fit_networks`), anything else to the end.
 
     Args:
         mll: The objective; its model is in train mode.

@@ -46,7 +46,7 @@ class GPRegression(ExactGP):
     - ``"deep"``: RBF on the inputs plus RQ on the features of a linear map and a network
       with ``num_features`` outputs, which start near zero and count for little. With
       ``warm_start`` the first part is fitted under the log marginal likelihood, so that it
-      starts as the fitted ARD GP; train it by :func:`gpclml.early_stopping.fit_networks`;
+      starts as the fitted ARD GP; train it by :func:`gpclml.fit.fit_networks`;
     - ``"deep-bottleneck"``: RBF on the features alone (Wilson et al. 2016).
 
     Means by name: ``"constant"``, ``"zero"``, ``"mlp"`` (a network of standardized inputs).

@@ -14,7 +14,7 @@ import resource, sys
 import torch
 from benchmarks._allocator import keep_freed_memory
 from benchmarks.speed.methods import sampled_data
-from gpclml.fit_batch import fit_batch
+from gpclml.fit import fit_batch
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
 

@@ -12,12 +12,12 @@ import torch
 from gpytorch.mlls import MarginalLogLikelihood
 from torch import Tensor
 
-from gpclml._deep_start import drop_second_part, has_second_part
-from gpclml._held_out_gains import Gain, held_out_gains
 from gpclml._optimize import StoppedError
-from gpclml._subset_training import SubsetTraining
 from gpclml.conditioning import KFold
 from gpclml.errors import ArgumentError, UnsupportedError
+from gpclml.fit._deep_start import drop_second_part, has_second_part
+from gpclml.fit._held_out_gains import Gain, held_out_gains
+from gpclml.fit._subset_training import SubsetTraining
 from gpclml.models import GPRegression, networks_of
 
 __all__ = ["StoppingResult", "fit_networks"]

@@ -2,7 +2,7 @@ import pytest
 import torch
 from gpytorch.likelihoods import GaussianLikelihood
 
-from gpclml._deep_start import has_second_part, start_second_part
+from gpclml.fit._deep_start import has_second_part, start_second_part
 from gpclml.models import GPRegression
 
 

@@ -19,10 +19,10 @@ import torch
 from gpytorch.mlls import MarginalLogLikelihood
 from linear_operator.utils.errors import NanError, NotPSDError
 
-from gpclml._fit_options import STEPS, check_step_options, frozen, optimizer_factory
 from gpclml._losses import fixed_loss
 from gpclml._optimize import OptimizerFactory, StoppedError, line_search, stochastic
 from gpclml.errors import ArgumentError
+from gpclml.fit._options import STEPS, check_step_options, frozen, optimizer_factory
 from gpclml.models import networks_of
 from gpclml.networks import reset_network
 

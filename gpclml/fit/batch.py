@@ -12,11 +12,11 @@ import torch
 from gpytorch.models import ExactGP
 from linear_operator.utils.errors import NanError, NotPSDError
 
-from gpclml._batch import Batch
-from gpclml._fit_options import STEPS, check_step_options, frozen, optimizer_factory
 from gpclml._losses import fixed_loss
 from gpclml.errors import ArgumentError, UnsupportedError
-from gpclml.fit import FitResult
+from gpclml.fit._batch_steps import Batch
+from gpclml.fit._options import STEPS, check_step_options, frozen, optimizer_factory
+from gpclml.fit.mll import FitResult
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 
 __all__ = ["batch_size", "fit_batch"]

@@ -13,10 +13,10 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 from torch.distributions import Normal
 
-from gpclml._deep_start import has_second_part, start_second_part
 from gpclml._losses import fresh_loss
 from gpclml._optimize import StoppedError
 from gpclml.errors import NonFiniteError
+from gpclml.fit._deep_start import has_second_part, start_second_part
 from gpclml.linalg import leave_one_out_moments
 from gpclml.models import GPRegression, networks_of
 from gpclml.observations import training_observations

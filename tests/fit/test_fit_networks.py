@@ -5,9 +5,8 @@ import pytest
 import torch
 
 from gpclml.conditioning import LastPoints
-from gpclml.early_stopping import fit_networks
 from gpclml.errors import ArgumentError, UnsupportedError
-from gpclml.fit import fit_mll
+from gpclml.fit import fit_mll, fit_networks
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression, networks_of
 

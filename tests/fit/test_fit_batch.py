@@ -10,8 +10,7 @@ import torch
 
 from gpclml.conditioning import HeldOut, KFold, LastPoints, LeaveOneOut, RandomHoldout
 from gpclml.errors import ArgumentError, UnknownNameError, UnsupportedError
-from gpclml.fit import fit_mll
-from gpclml.fit_batch import batch_size, fit_batch
+from gpclml.fit import batch_size, fit_batch, fit_mll
 from gpclml.kernels import DeepKernel
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression

@@ -14,7 +14,7 @@ from gpytorch.mlls import MarginalLogLikelihood
 from torch import Tensor
 
 from gpclml._optimize import StoppedError
-from gpclml._subset_training import SubsetTraining
+from gpclml.fit._subset_training import SubsetTraining
 
 __all__ = ["Gain", "held_out_gains"]
 

@@ -16,7 +16,7 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 
 from gpclml.conditioning import LastPoints
-from gpclml.fit import fit_mll
+from gpclml.fit.mll import fit_mll
 from gpclml.kernels import DeepKernel, SkipFeatures
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
