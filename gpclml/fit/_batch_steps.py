@@ -82,6 +82,10 @@ class Batch:
         for place, value in zip(self.active, self._values.tolist(), strict=True):
             self.histories[place].append(value)
         self._optimizer.step()
+        with torch.no_grad():
+            for parameter, limits in zip(self._stack.parameters, self._limits, strict=True):
+                if limits is not None:
+                    parameter.clamp_(*limits)
 
     def write_back(self) -> None:
         """Copies the parameters of all active members to their models."""
@@ -155,6 +159,7 @@ class Batch:
     def _restack(self) -> None:
         self._stack = ModelStack([cast(ExactGP, mll.model) for mll in self._members()])
         self._optimizer = self._make_optimizer(self._stack.parameters)
+        self._limits = _limits(self._members()[0], self._stack.own_parameters(0))
 
     @torch.no_grad()
     def _check_stack(self) -> None:
@@ -170,6 +175,25 @@ class Batch:
                 tolerance = 1e3 * torch.finfo(one.dtype).eps * float(other.abs().max())
                 if one.shape != other.shape or not bool((one - other).abs().max() <= tolerance):
                     raise _not_alike(f"another {name} in the stack than alone")
+
+
+def _limits(
+    mll: ConditionalMarginalLogLikelihood, parameters: Sequence[Tensor]
+) -> list[tuple[Tensor, Tensor] | None]:
+    """Bounds of constraints without a transform, to which a lone fit keeps as well."""
+    from botorch.optim.utils import get_parameters_and_bounds
+
+    named, bounds = get_parameters_and_bounds(mll)
+    names = {id(parameter): name for name, parameter in named.items()}
+    limits: list[tuple[Tensor, Tensor] | None] = []
+    for parameter in parameters:
+        pair = bounds.get(names[id(parameter)])
+        if pair is None:
+            limits.append(None)
+        else:
+            lower, upper = (torch.as_tensor(bound).to(parameter) for bound in pair)
+            limits.append((lower, upper))
+    return limits
 
 
 def _take_over_state(

@@ -53,6 +53,10 @@ class ModelStack:
         """The trainable parameters of the stack, ``(k, ...)`` each."""
         return [stacked for stacked, _ in self._pairs if stacked.requires_grad]
 
+    def own_parameters(self, member: int) -> list[Tensor]:
+        """A member's own parameters, in the order of :attr:`parameters`."""
+        return [own[member] for stacked, own in self._pairs if stacked.requires_grad]
+
     @torch.no_grad()
     def write_back(self, member: int, values: Sequence[Tensor] | None = None) -> None:
         """Copies a member's parameters to its model.

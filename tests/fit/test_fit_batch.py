@@ -7,6 +7,7 @@ import copy
 import gpytorch
 import pytest
 import torch
+from botorch.models import SingleTaskGP
 
 from gpclml.conditioning import HeldOut, KFold, LastPoints, LeaveOneOut, RandomHoldout
 from gpclml.errors import ArgumentError, UnknownNameError, UnsupportedError
@@ -117,6 +118,20 @@ def test_priors_and_missing_targets_count_as_alone():
         results = fit_batch(together, steps=STEPS, progress=False)
         lone = [fit_mll(mll, "adam", steps=STEPS, progress=False) for mll in alone]
     assert_same_fits(together, results, alone, lone)
+
+
+def test_limits_without_a_transform_are_kept():
+    def noiseless(seed):
+        x = torch.rand(12, 2, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        model = SingleTaskGP(x, x.sum(-1, keepdim=True))  # its noise and lengthscales are bounded
+        return ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(0))
+
+    together = [noiseless(seed) for seed in range(2)]
+    alone = copy.deepcopy(together)
+    results = fit_batch(together, steps=STEPS, lr=0.1, progress=False)
+    lone = [fit_mll(mll, "adam", steps=STEPS, lr=0.1, progress=False) for mll in alone]
+    assert_same_fits(together, results, alone, lone)
+    assert float(together[0].likelihood.noise.detach().min()) == pytest.approx(1e-4)  # at its bound
 
 
 def test_other_optimizers_and_frozen_parameters():
