@@ -9,7 +9,7 @@ from pathlib import Path
 from benchmarks._version import code_version, package_versions
 from gpclml.errors import ArgumentError
 
-__all__ = ["Code", "OtherCodeError"]
+__all__ = ["Code", "OtherCodeError", "unusable_worker"]
 
 
 class OtherCodeError(RuntimeError):
@@ -65,3 +65,17 @@ class Code:
         if version != self.version:
             text = f"code version {version} here, {self.version} at the driver"
             raise OtherCodeError(f"{text}. {mend}")
+
+
+def unusable_worker(worker: str, error: BaseException) -> ArgumentError:
+    """What to tell of a worker that failed before its first task.
+
+    Args:
+        worker: Its address.
+        error: What it said.
+    """
+    mend = "" if isinstance(error, OtherCodeError) else (
+        "Start the workers where gpclml, benchmarks and the cell function can be imported."
+    )  # fmt: skip
+    got = f"workers that cannot be used ({worker}: {type(error).__name__}: {error})"
+    return ArgumentError("address", got, "workers with the code of the driver", mend)

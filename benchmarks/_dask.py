@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from typing import Any
 
-from benchmarks._code import Code, OtherCodeError
+from benchmarks._code import Code, unusable_worker
 from benchmarks._work import Answer, Answers, Task, Work
 from gpclml.errors import ArgumentError
 
@@ -110,7 +110,7 @@ class DaskPool:
         error = answer[1]
         if isinstance(error, KilledWorker):
             return error
-        raise _unusable(self._address, error)
+        raise unusable_worker(self._address, error)
 
     def _lost(self, why: object) -> ArgumentError:
         return ArgumentError(
@@ -163,10 +163,10 @@ def _check_workers(client: Any, address: str, code: Code) -> None:
     try:
         answers = client.run(code.check, on_error="return")
     except Exception as error:  # of any kind: what a worker said that could not even start
-        raise _unusable(address, error) from error
+        raise unusable_worker(address, error) from error
     for worker, answer in answers.items():
         if isinstance(answer, BaseException):
-            raise _unusable(worker, answer)
+            raise unusable_worker(worker, answer)
 
 
 def _check_threads(threads: dict[str, int], address: str) -> None:
@@ -175,11 +175,3 @@ def _check_threads(threads: dict[str, int], address: str) -> None:
     if most > 1:
         got = f"{address} with workers of {most} threads"
         raise ArgumentError("address", got, "workers of one thread", f"Start them by: {START}.")
-
-
-def _unusable(worker: str, error: BaseException) -> ArgumentError:
-    mend = "" if isinstance(error, OtherCodeError) else (
-        "Start the workers where gpclml, benchmarks and the cell function can be imported."
-    )  # fmt: skip
-    got = f"workers that cannot be used ({worker}: {type(error).__name__}: {error})"
-    return ArgumentError("address", got, "workers with the code of the driver", mend)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
 
-from benchmarks._code import Code, OtherCodeError
+from benchmarks._code import Code, unusable_worker
 from benchmarks._work import Answers, Task, Work
 from gpclml.errors import ArgumentError
 
@@ -74,7 +74,7 @@ class RayPool:
         try:
             self._ray.get(self._call.remote(code.check))
         except self._ray.exceptions.RayError as error:
-            raise _unusable(error) from error
+            raise unusable_worker("on Ray", getattr(error, "cause", None) or error) from error
 
     def run(self, work: Work, tasks: Iterable[Task]) -> Answers:
         """Computes tasks; one whose worker died is computed again.
@@ -105,7 +105,7 @@ class RayPool:
         except (errors.WorkerCrashedError, errors.OutOfMemoryError) as error:
             return error
         except errors.RayError as error:
-            raise _unusable(error) from error
+            raise unusable_worker("on Ray", getattr(error, "cause", None) or error) from error
 
 
 def _call(function: Any, *arguments: Any) -> Any:
@@ -130,12 +130,3 @@ def _connect(ray: Any, jobs: int, address: str | None) -> None:
         expected = "host:port of a Ray head node, or 'auto'"
         mend = "Start one with `ray start --head` and give the address that it prints."
         raise ArgumentError("address", repr(address), expected, f"{mend} {error}") from error
-
-
-def _unusable(error: BaseException) -> ArgumentError:
-    cause = getattr(error, "cause", None) or error
-    mend = "" if isinstance(cause, OtherCodeError) else (
-        "Start the workers where gpclml, benchmarks and the cell function can be imported."
-    )  # fmt: skip
-    got = f"workers that cannot be used ({type(cause).__name__}: {cause})"
-    return ArgumentError("address", got, "workers with the code of the driver", mend)
