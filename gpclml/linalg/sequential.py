@@ -19,8 +19,9 @@ from gpclml.linalg._checks import (
     check_member_indices,
     refuse_double_backward,
 )
+from gpclml.linalg._sharing import Sharing
 from gpclml.linalg.cholesky import safe_cholesky
-from gpclml.linalg.permutations import order_with_last, permute, take, take_rows
+from gpclml.linalg.permutations import order_with_last, permute, take_rows
 
 __all__ = ["conditional_log_density", "sequential_log_densities"]
 
@@ -47,11 +48,13 @@ def conditional_log_density(
     .. math:: \partial/\partial K = -\tfrac12 (W W^\top + u u^\top)
         + \tfrac12 (u \alpha^\top + \alpha u^\top), \qquad \partial/\partial r = -u.
 
-    With every point held out this is the log marginal likelihood.
+    With every point held out this is the log marginal likelihood. Residuals that share a
+    covariance, in batch dimensions where the covariance has size 1 or none, share its one
+    factor, and their vectors enter its gradient side by side.
 
     Args:
         covariance: Covariances of the observations, noise included, ``(*batch, n, n)``.
-        residual: Observations minus their prior mean, ``(*batch, n)``.
+        residual: Observations minus their prior mean, ``(*batch, n)``; batches broadcast.
         held_out: Indices of the b points that are scored, ``1 <= b <= n``: ``(b,)``, or
             ``(*batch, b)`` for points of its own in each batch member.
         factor_dtype: See :func:`gpclml.linalg.cholesky.factorization_dtype`.
@@ -69,20 +72,26 @@ def conditional_log_density(
         n³/3 + 3 n² b floating-point operations for value and gradient (b <= 0.3 n; at most
         5/3 n³ beyond); three n x n arrays at the peak.
     """
-    covariance, residual = check_gaussian(covariance, residual)
+    expanded, residual = check_gaussian(covariance, residual)
     n = residual.shape[-1]
     if held_out.ndim == 1:
         check_indices("held_out", held_out, n)
     else:
         check_member_indices("held_out", held_out, residual.shape[:-1], n)
+        covariance = expanded  # in an order of its own for each residual
     order = order_with_last(held_out.cpu(), n)
     if order is not None:
         order = order.to(covariance.device)
+    sharing = Sharing(covariance.shape[:-2], residual.shape[:-1])
     value = _ConditionalLogDensity.apply(
-        covariance, residual, order, held_out.shape[-1], factor_dtype
+        sharing.covariances(covariance),
+        sharing.residuals(residual),
+        order,
+        held_out.shape[-1],
+        factor_dtype,
     )
     assert isinstance(value, Tensor)
-    return value
+    return sharing.values(value)
 
 
 def sequential_log_densities(
@@ -128,106 +137,106 @@ def sequential_log_densities(
     return terms
 
 
-def _factor(covariance: Tensor, residual: Tensor, order: Tensor | None, factor_dtype):
+def _factor(covariance: Tensor, residuals: Tensor, order: Tensor | None, factor_dtype):
+    """The factor, and z of residuals ``(*batch, k, n)`` as columns, ``(*batch, n, k)``."""
+    columns = residuals.mT
     if order is not None:
         covariance = permute(covariance, order)
-        residual = take(residual, order)
+        columns = take_rows(columns, order)
     L = safe_cholesky(covariance, factor_dtype)
-    z = torch.linalg.solve_triangular(L, residual.to(L.dtype).unsqueeze(-1), upper=False)
-    return L, z.squeeze(-1)
+    return L, torch.linalg.solve_triangular(L, columns.to(L.dtype), upper=False)
 
 
 def _terms(L: Tensor, z: Tensor) -> Tensor:
-    return -0.5 * z.square() - L.diagonal(dim1=-2, dim2=-1).log() - _HALF_LOG_2PI
-
-
-def _symmetric_rank_two(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Columns whose product is (u vᵀ + v uᵀ) / 2."""
-    return torch.stack([u, v], dim=-1), 0.5 * torch.stack([v, u], dim=-1)
+    log_diagonal = L.diagonal(dim1=-2, dim2=-1).log().unsqueeze(-1)
+    return -0.5 * z.square() - log_diagonal - _HALF_LOG_2PI
 
 
 class _ConditionalLogDensity(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, covariance, residual, order, num_held_out, factor_dtype):
-        L, z = _factor(covariance, residual, order, factor_dtype)
+    def forward(ctx, covariance, residuals, order, num_held_out, factor_dtype):
+        L, z = _factor(covariance, residuals, order, factor_dtype)
         ctx.save_for_backward(L, z, order)
         ctx.num_held_out, ctx.dtype = num_held_out, covariance.dtype
-        return _terms(L, z)[..., -num_held_out:].sum(-1).to(covariance.dtype)
+        return _terms(L, z)[..., -num_held_out:, :].sum(-2).to(covariance.dtype)
 
     @staticmethod
     def backward(ctx, *grads):
         refuse_double_backward("conditional_log_density")
         L, z, order = ctx.saved_tensors
-        grad = grads[0].to(L.dtype)
-        few = ctx.num_held_out <= _SOLVE_UP_TO * z.shape[-1]
+        grad = grads[0].to(L.dtype).unsqueeze(-2)  # (*batch, 1, k)
+        few = ctx.num_held_out <= _SOLVE_UP_TO * z.shape[-2]
         of_covariance = _gradient_by_solve if few else _gradient_by_inverse
         gradient, u = of_covariance(L, z, order, ctx.num_held_out, grad)
-        of_residual = -grad.unsqueeze(-1) * u
-        return gradient.to(ctx.dtype), of_residual.to(ctx.dtype), None, None, None
+        of_residuals = -(grad * u).mT
+        return gradient.to(ctx.dtype), of_residuals.to(ctx.dtype), None, None, None
 
 
 def _rows_in_data_order(values: Tensor, order: Tensor | None) -> Tensor:
     return values if order is None else take_rows(values, order.argsort(-1))
 
 
-def _in_data_order(values: Tensor, order: Tensor | None) -> Tensor:
-    return values if order is None else take(values, order.argsort(-1))
+def _symmetric(u: Tensor, v: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Columns whose product is the weighted sum of (u vᵀ + v uᵀ) / 2 over columns."""
+    return torch.cat([u, v], dim=-1), 0.5 * torch.cat([weight * v, weight * u], dim=-1)
 
 
 def _gradient_by_solve(L, z, order, b, grad):
-    n = z.shape[-1]
-    right = z.new_zeros(*z.shape, b + 2)
+    n, k = z.shape[-2:]
+    right = z.new_zeros(*z.shape[:-1], b + 2 * k)
     right[..., n - b :, :b] = torch.eye(b, dtype=z.dtype, device=z.device)
-    right[..., n - b :, b] = z[..., n - b :]
-    right[..., b + 1] = z
+    right[..., n - b :, b : b + k] = z[..., n - b :, :]
+    right[..., b + k :] = z
     solved = _rows_in_data_order(torch.linalg.solve_triangular(L.mT, right, upper=True), order)
-    W, u, alpha = solved[..., :b], solved[..., b], solved[..., b + 1]
-    # -uuᵀ/2 + (uαᵀ + αuᵀ)/2 as one symmetric rank-two term.
-    left, right = _symmetric_rank_two(u, alpha - 0.5 * u)
+    W, u, alpha = solved.split([b, k, k], dim=-1)
+    # -uuᵀ/2 + (uαᵀ + αuᵀ)/2 as one symmetric term a residual.
+    left, right = _symmetric(u, alpha - 0.5 * u, grad)
     left = torch.cat([W, left], dim=-1)
-    right = torch.cat([-0.5 * W, right], dim=-1) * grad[..., None, None]
+    right = torch.cat([-0.5 * grad.sum(-1, keepdim=True) * W, right], dim=-1)
     return left @ right.mT, u
 
 
 def _gradient_by_inverse(L, z, order, b, grad):
     # W Wᵀ is the inverse of K less the inverse of the block that is conditioned on.
-    n = z.shape[-1]
+    n, k = z.shape[-2:]
     m = n - b
     gradient = torch.cholesky_inverse(L)
     if m:
         gradient[..., :m, :m] -= torch.cholesky_inverse(L[..., :m, :m])
-    right = torch.stack([torch.cat([torch.zeros_like(z[..., :m]), z[..., m:]], -1), z], dim=-1)
-    u, alpha = torch.linalg.solve_triangular(L.mT, right, upper=True).unbind(-1)
-    left, right = _symmetric_rank_two(u, alpha - 0.5 * u)
-    gradient.mul_(-0.5).add_(left @ right.mT).mul_(grad[..., None, None])
+    tail = torch.cat([torch.zeros_like(z[..., :m, :]), z[..., m:, :]], dim=-2)
+    solved = torch.linalg.solve_triangular(L.mT, torch.cat([tail, z], dim=-1), upper=True)
+    u, alpha = solved.split(k, dim=-1)
+    left, right = _symmetric(u, alpha - 0.5 * u, grad)
+    gradient.mul_(-0.5 * grad.sum(-1, keepdim=True)).add_(left @ right.mT)
     if order is not None:
         gradient = permute(gradient, order.argsort(-1))
-    return gradient, _in_data_order(u, order)
+    return gradient, _rows_in_data_order(u, order)
 
 
 class _SequentialLogDensities(torch.autograd.Function):
     @staticmethod
     def forward(ctx, covariance, residual, order, factor_dtype):
-        L, z = _factor(covariance, residual, order, factor_dtype)
+        L, z = _factor(covariance, residual.unsqueeze(-2), order, factor_dtype)
         ctx.save_for_backward(L, z, order)
         ctx.dtype = covariance.dtype
-        return _terms(L, z).to(covariance.dtype)
+        return _terms(L, z).squeeze(-1).to(covariance.dtype)
 
     @staticmethod
     def backward(ctx, *grads):
         refuse_double_backward("sequential_log_densities")
         L, z, order = ctx.saved_tensors
         weights = grads[0].to(L.dtype)
-        n = z.shape[-1]
+        n = z.shape[-2]
         first = torch.arange(n, device=z.device)
         first = torch.minimum(first[:, None], first)
-        V = weights[..., first] * z.unsqueeze(-1) * z.unsqueeze(-2) + torch.diag_embed(weights)
-        right = torch.cat([V, (weights * z).unsqueeze(-1), z.unsqueeze(-1)], dim=-1)
+        V = weights[..., first] * (z @ z.mT) + torch.diag_embed(weights)
+        right = torch.cat([V, weights.unsqueeze(-1) * z, z], dim=-1)
         solved = torch.linalg.solve_triangular(L.mT, right, upper=True)
-        WV, u, alpha = solved[..., :n], solved[..., n], solved[..., n + 1]
+        WV, u, alpha = solved.split([n, 1, 1], dim=-1)
         gradient = -0.5 * torch.linalg.solve_triangular(L.mT, WV.mT, upper=True)
-        left, right = _symmetric_rank_two(u, alpha)
+        left, right = _symmetric(u, alpha, torch.ones_like(u[..., :1, :]))
         gradient = gradient + left @ right.mT
         if order is not None:
             gradient = permute(gradient, order.argsort(-1))
-        return gradient.to(ctx.dtype), -_in_data_order(u, order).to(ctx.dtype), None, None
+        of_residual = -_rows_in_data_order(u, order).squeeze(-1)
+        return gradient.to(ctx.dtype), of_residual.to(ctx.dtype), None, None

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import reference
 from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
-from gpclml.linalg import conditional_log_density, sequential_log_densities
+from gpclml.linalg import conditional_log_density, safe_cholesky, sequential_log_densities
 
 
 def held_out_of(n, b, seed=3):
@@ -211,3 +211,38 @@ def test_bad_shapes():
         conditional_log_density(K.expand(2, 5, 5), r.expand(3, 5), torch.tensor([1]))
     with pytest.raises(ArgumentError, match="order"):
         sequential_log_densities(K, r, torch.tensor([0, 1]))
+
+
+@pytest.mark.parametrize(
+    ("covariances", "batch"),
+    [((), (3,)), ((2, 1), (2, 3)), ((1, 3), (2, 3)), ((3,), (2, 3)), ((2, 1, 1), (2, 3, 2))],
+)
+@pytest.mark.parametrize("b", [1, 4, 7])
+def test_residuals_that_share_a_covariance_are_as_alone(covariances, batch, b):
+    n, held_out = 7, held_out_of(7, b)
+    K = reference.random_covariance(n, covariances).requires_grad_()
+    r = reference.random_residual(n, batch).requires_grad_()
+    weights = 1.0 + torch.arange(torch.Size(batch).numel(), dtype=torch.float64).view(batch)
+    value = conditional_log_density(K, r, held_out)
+    apart = K.expand(*batch, n, n).clone()  # a covariance of its own for each
+    expected = conditional_log_density(apart, r, held_out)
+    torch.testing.assert_close(value, expected, rtol=1e-11, atol=1e-11)
+    gradients = reference.gradients((weights * value).sum(), K, r)
+    expected = reference.gradients((weights * expected).sum(), K, r)
+    for one, other in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+def test_a_shared_covariance_is_factored_once(monkeypatch):
+    from gpclml.linalg import sequential
+
+    shapes = []
+
+    def counted(covariance, factor_dtype=None):
+        shapes.append(covariance.shape)
+        return safe_cholesky(covariance, factor_dtype)
+
+    monkeypatch.setattr(sequential, "safe_cholesky", counted)
+    K, r = reference.random_covariance(7, (4, 1)), reference.random_residual(7, (4, 5))
+    conditional_log_density(K, r, held_out_of(7, 3))
+    assert shapes == [(4, 7, 7)]
