@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
 
-__all__ = ["MLP", "StackedNetwork", "apply_network", "reset_network"]
+__all__ = ["MLP", "StackedNetwork", "apply_network", "check_finite_output", "reset_network"]
 
 
 class MLP(torch.nn.Sequential):
@@ -189,13 +189,25 @@ def apply_network(network: torch.nn.Module, x: Tensor) -> Tensor:
         mend = "The network must map the last dimension only, keeping batch and points."
         expected = f"{tuple(x.shape[:-1])} and one more dimension"
         raise ShapeError("network output", tuple(output.shape), expected, mend)
+    check_finite_output(output)
+    return output
+
+
+def check_finite_output(output: Tensor) -> None:
+    """Raises where a network gave NaN or infinite values.
+
+    Args:
+        output: What it gave, of any shape.
+
+    Raises:
+        NonFiniteError: Not all values are finite.
+    """
     if not torch.isfinite(output).all():
         count = int((~torch.isfinite(output)).sum())
         got = f"{count} non-finite of {output.numel()} values (shape {tuple(output.shape)}, "
         got += f"dtype {output.dtype})"
         mend = "Lower the learning rate, clip gradients, use float64 or restart the network."
         raise NonFiniteError("network output", got, "finite values", mend)
-    return output
 
 
 def _checked_size(size: int, sizes: Sequence[int]) -> int:

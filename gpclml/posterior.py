@@ -56,16 +56,21 @@ def exact_posterior(model: ExactGP, x: Tensor, marginal: bool) -> MultivariateNo
         noisy_prior = model.likelihood(train_prior, [train_x])
         assert isinstance(noisy_prior, MultivariateNormal)
         noisy = noisy_prior.covariance_matrix
-        observed = (~torch.isnan(y)).to(noisy.dtype)
-        noisy = noisy * observed.unsqueeze(-1) * observed.unsqueeze(-2)
-        noisy = noisy + torch.diag_embed(1 - observed)
-        residual = torch.where(observed > 0, y - mean[..., :n], 0.0)
+        residual = y - mean[..., :n]
+        missing = torch.isnan(y)
+        observed = (~missing).to(noisy.dtype) if bool(missing.any()) else None
+        if observed is not None:
+            noisy = noisy * observed.unsqueeze(-1) * observed.unsqueeze(-2)
+            noisy = noisy + torch.diag_embed(1 - observed)
+            residual = residual.masked_fill(missing, 0.0)
         factor = safe_cholesky(noisy).to(noisy.dtype)
         whitened = _solve(factor, residual.unsqueeze(-1))
 
         def cross(rows: slice) -> Tensor:
             """Whitened covariance of the training points with these; shape (*batch, n, rows)."""
-            block = covariance[..., rows, :n].to_dense() * observed.unsqueeze(-2)
+            block = covariance[..., rows, :n].to_dense()
+            if observed is not None:
+                block = block * observed.unsqueeze(-2)
             return _solve(factor, block.mT)
 
         if not marginal:
@@ -85,9 +90,8 @@ def exact_posterior(model: ExactGP, x: Tensor, marginal: bool) -> MultivariateNo
             variances.append(prior_variance - V.square().sum(-2))
         # Rounding may leave a tiny negative variance next to a training point.
         variance = torch.cat(variances, dim=-1).clamp_min(0.0)
-        return MultivariateNormal(
-            mean[..., n:] + torch.cat(shifts, dim=-1), DiagLinearOperator(variance)
-        )
+        mean = mean[..., n:] + torch.cat(shifts, dim=-1)
+        return MultivariateNormal(mean, DiagLinearOperator(variance.expand_as(mean)))
 
 
 def _solve(factor: Tensor, right: Tensor) -> Tensor:

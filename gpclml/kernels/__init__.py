@@ -1,7 +1,13 @@
 """Covariance functions, as GPyTorch kernels."""
 
+from gpclml.kernels.cosine_similarity import CosineSimilarityKernel
 from gpclml.kernels.deep import DeepKernel
 from gpclml.kernels.skip_features import SkipFeatures
 from gpclml.kernels.spectral_mixture import initialize_spectral_mixture
 
-__all__ = ["DeepKernel", "SkipFeatures", "initialize_spectral_mixture"]
+__all__ = [
+    "CosineSimilarityKernel",
+    "DeepKernel",
+    "SkipFeatures",
+    "initialize_spectral_mixture",
+]

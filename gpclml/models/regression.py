@@ -18,8 +18,8 @@ from linear_operator import to_linear_operator
 from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
+from gpclml._checkpoint import read_checkpoint, write_checkpoint
 from gpclml.errors import ArgumentError
-from gpclml.models._checkpoint import read_checkpoint, write_checkpoint
 from gpclml.models._checks import checked_points, checked_training_data
 from gpclml.models._parts import PartOptions, make_kernel, make_mean
 from gpclml.models._warm_start import fit_with_networks_frozen
@@ -27,6 +27,8 @@ from gpclml.models.standardize import Standardizer
 from gpclml.posterior import evaluating, exact_posterior
 
 __all__ = ["GPRegression"]
+
+_CHECKPOINT = "gpclml.GPRegression"
 
 
 class GPRegression(ExactGP):
@@ -226,7 +228,7 @@ class GPRegression(ExactGP):
             "train_x": self.train_inputs[0].detach(),
             "train_targets": self.train_targets,
         }
-        write_checkpoint(path, content)
+        write_checkpoint(path, _CHECKPOINT, content)
 
     @classmethod
     def load(
@@ -253,7 +255,7 @@ class GPRegression(ExactGP):
             DataError: The file is missing, damaged or no such checkpoint.
             ArgumentError: An object that the model was made with is missing or does not fit.
         """
-        content = read_checkpoint(path, map_location)
+        content = read_checkpoint(path, _CHECKPOINT, map_location)
         config = dict(content["config"])
         state = content["state_dict"]
         given = {"kernel": kernel, "mean": mean, "likelihood": likelihood}

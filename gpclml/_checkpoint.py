@@ -13,15 +13,15 @@ from gpclml.errors import DataError
 
 __all__ = ["read_checkpoint", "write_checkpoint"]
 
-_FORMAT = "gpclml.GPRegression"
 _VERSION = 1
 
 
-def write_checkpoint(path: str | os.PathLike, content: dict[str, Any]) -> None:
+def write_checkpoint(path: str | os.PathLike, kind: str, content: dict[str, Any]) -> None:
     """Writes tensors and primitives, whole or not at all.
 
     Args:
         path: File to write; replaced if it is there.
+        kind: What it is a checkpoint of; to be asked for again.
         content: What to store.
 
     Raises:
@@ -35,7 +35,7 @@ def write_checkpoint(path: str | os.PathLike, content: dict[str, Any]) -> None:
             dir=path.parent, prefix=path.name, suffix=".part", delete=False
         ) as file:
             temporary = file.name
-            torch.save({"format": _FORMAT, "version": _VERSION, **content}, file)
+            torch.save({"format": kind, "version": _VERSION, **content}, file)
         os.replace(temporary, path)
     except OSError as error:
         if temporary is not None:
@@ -46,11 +46,12 @@ def write_checkpoint(path: str | os.PathLike, content: dict[str, Any]) -> None:
         ) from error
 
 
-def read_checkpoint(path: str | os.PathLike, map_location: Any = None) -> dict[str, Any]:
+def read_checkpoint(path: str | os.PathLike, kind: str, map_location: Any = None) -> dict[str, Any]:
     """Reads what :func:`write_checkpoint` wrote; runs no code from the file.
 
     Args:
         path: File to read.
+        kind: What it must be a checkpoint of.
         map_location: Where tensors go, as for ``torch.load``.
 
     Returns:
@@ -65,12 +66,11 @@ def read_checkpoint(path: str | os.PathLike, map_location: Any = None) -> dict[s
         content = torch.load(path, map_location=map_location, weights_only=True)
     except Exception as error:  # torch.load raises many kinds for damaged files
         raise DataError(
-            f"path: {path} is damaged or no model checkpoint ({type(error).__name__}). "
-            "Save the model again with model.save(path)."
+            f"path: {path} is damaged or no checkpoint ({type(error).__name__}). Write it again."
         ) from error
-    if not isinstance(content, dict) or content.get("format") != _FORMAT:
+    if not isinstance(content, dict) or content.get("format") != kind:
         raise DataError(
-            f"path: {path} is no {_FORMAT} checkpoint. Load a file written by model.save(path)."
+            f"path: {path} is no {kind} checkpoint. Give a file that was written as one."
         )
     if content.get("version") != _VERSION:
         raise DataError(

@@ -1,0 +1,27 @@
+"""Learning from few points of a task what many tasks have in common."""
+
+from gpclml.meta.backbones import Conv3, Conv4
+from gpclml.meta.class_probabilities import class_probabilities, expected_calibration_error
+from gpclml.meta.deep_kernel_transfer import DeepKernelTransfer
+from gpclml.meta.episodes import Episodes, ImageTasks
+from gpclml.meta.evaluation import Tasks, TaskScores, evaluate_tasks
+from gpclml.meta.regression_tasks import PeriodicTasks, RotationTasks
+from gpclml.meta.training import Training, load_model, train_on_tasks
+
+__all__ = [
+    "Conv3",
+    "Conv4",
+    "DeepKernelTransfer",
+    "Episodes",
+    "ImageTasks",
+    "PeriodicTasks",
+    "RotationTasks",
+    "TaskScores",
+    "Tasks",
+    "Training",
+    "class_probabilities",
+    "evaluate_tasks",
+    "expected_calibration_error",
+    "load_model",
+    "train_on_tasks",
+]

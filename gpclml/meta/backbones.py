@@ -1,0 +1,106 @@
+"""Feature extractors of few-shot learning."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Tensor
+
+from gpclml.errors import ArgumentError
+from gpclml.networks import reset_network
+
+__all__ = ["Conv3", "Conv4"]
+
+
+class Conv4(torch.nn.Module):
+    """Four blocks of 3x3 convolution, batch normalization, ReLU and 2x2 max pooling.
+
+    The standard backbone of few-shot classification (Vinyals et al. 2016; Snell et al. 2017).
+
+    Args:
+        channels: Channels of an image.
+        width: Channels of each block.
+        generator: Source of the start; seed 0 if None.
+
+    Example:
+        >>> Conv4()(torch.rand(10, 1, 28, 28)).shape
+        torch.Size([10, 64])
+    """
+
+    def __init__(
+        self, channels: int = 1, width: int = 64, generator: torch.Generator | None = None
+    ) -> None:
+        super().__init__()
+        sizes = [_positive("channels", channels)] + 4 * [_positive("width", width)]
+        self.blocks = torch.nn.Sequential(*[_block(*pair) for pair in itertools.pairwise(sizes)])
+        reset_network(self, _or_first(generator))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Features of images.
+
+        Args:
+            images: Shape ``(n, channels, height, width)``, 16 pixels a side or more.
+
+        Returns:
+            Features. Shape ``(n, q)``, q = 64 for 28x28.
+        """
+        return self.blocks(images).flatten(1)
+
+
+class Conv3(torch.nn.Module):
+    """Three dilated 3x3 convolutions of stride two with ReLU, without normalization.
+
+    The backbone of head-pose regression (Patacchiola et al. 2020, supplementary).
+
+    Args:
+        channels: Channels of an image.
+        width: Channels of each layer.
+        generator: Source of the start; seed 0 if None.
+
+    Example:
+        >>> Conv3()(torch.rand(10, 3, 100, 100)).shape
+        torch.Size([10, 2916])
+    """
+
+    def __init__(
+        self, channels: int = 3, width: int = 36, generator: torch.Generator | None = None
+    ) -> None:
+        super().__init__()
+        sizes = [_positive("channels", channels)] + 3 * [_positive("width", width)]
+        layers: list[torch.nn.Module] = []
+        for size, next_size in itertools.pairwise(sizes):
+            convolution = torch.nn.utils.skip_init(
+                torch.nn.Conv2d, size, next_size, 3, stride=2, dilation=2
+            )
+            layers += [convolution, torch.nn.ReLU()]
+        self.layers = torch.nn.Sequential(*layers)
+        reset_network(self, _or_first(generator))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Features of images.
+
+        Args:
+            images: Shape ``(n, channels, height, width)``, 29 pixels a side or more.
+
+        Returns:
+            Features. Shape ``(n, q)``.
+        """
+        return self.layers(images).flatten(1)
+
+
+def _block(channels: int, width: int) -> torch.nn.Sequential:
+    convolution = torch.nn.utils.skip_init(torch.nn.Conv2d, channels, width, 3, padding=1)
+    return torch.nn.Sequential(
+        convolution, torch.nn.BatchNorm2d(width), torch.nn.ReLU(), torch.nn.MaxPool2d(2)
+    )
+
+
+def _or_first(generator: torch.Generator | None) -> torch.Generator:
+    return torch.Generator().manual_seed(0) if generator is None else generator
+
+
+def _positive(name: str, number: int) -> int:
+    if number < 1:
+        raise ArgumentError(name, number, "at least 1")
+    return number

@@ -1,0 +1,162 @@
+"""A Gaussian process on learned features whose kernel is shared by all tasks."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.means import ConstantMean
+from gpytorch.models import ExactGP
+from torch import Tensor
+from torch.distributions import Normal
+
+from gpclml.errors import ArgumentError, ShapeError
+from gpclml.meta._kernels import BATCH_NORM, make_kernel
+from gpclml.meta.episodes import Episodes
+from gpclml.networks import check_finite_output
+from gpclml.posterior import evaluating, exact_posterior
+
+__all__ = ["DeepKernelTransfer", "one_vs_rest"]
+
+_FIRST_NOISE = 0.1
+
+
+class DeepKernelTransfer(ExactGP):
+    r"""Few-shot regression and classification by one GP on learned features.
+
+    Features :math:`g(x)` and the kernel on them are learned over many tasks by an objective of
+    exact GPs; a new task is learned in closed form, by conditioning on its few points
+    (Patacchiola et al. 2020, Section 3). Classification is regression of one target a class,
+    1 for its members and -1 for all others; the classes of a task share the kernel, and so
+    its one factorization.
+
+    All tasks of a batch and all classes of a task are one batched GP: features
+    ``(tasks, 1, n, q)``, targets ``(tasks, ways, n)``. The objective decides what of a task is
+    learned from: ``LastPoints(m=0)`` is the log marginal likelihood of support and query
+    points together, ``LastPoints(m=num_support)`` the conditional one of the query points
+    given the support points (Lotfi et al. 2022, Section 8.2).
+
+    Args:
+        backbone: Maps inputs ``(n, *event)`` to features ``(n, q)``.
+        kernel: A kernel on features, or one of ``"batch-norm-cosine"`` (of features
+            standardized over the batch in training and by running statistics afterwards),
+            ``"cosine"``, ``"linear"``, ``"matern"``, ``"polynomial"``, ``"rbf"``,
+            ``"spectral-mixture"``.
+        num_features: Number q of features; needed for ``"batch-norm-cosine"`` and
+            ``"spectral-mixture"``.
+
+    Raises:
+        UnknownNameError: No such kernel.
+        ArgumentError: ``num_features`` is missing or below 1.
+
+    Example:
+        >>> model = DeepKernelTransfer(Conv4(), "cosine", num_features=64)
+        >>> mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(m=5))
+        >>> loss = -mll(*model.prior(episodes)).mean()
+    """
+
+    def __init__(
+        self, backbone: torch.nn.Module, kernel: str | Kernel = "cosine", num_features: int = 64
+    ) -> None:
+        if num_features < 1:
+            raise ArgumentError("num_features", num_features, "at least 1")
+        likelihood = GaussianLikelihood()
+        likelihood.initialize(noise=_FIRST_NOISE)
+        super().__init__(None, None, likelihood)
+        self.backbone = backbone
+        self.normalization = (
+            torch.nn.BatchNorm1d(num_features) if kernel == BATCH_NORM else torch.nn.Identity()
+        )
+        self.mean_module = ConstantMean()
+        self.covar_module = make_kernel(kernel, num_features)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Features of the points of all tasks in one pass.
+
+        Args:
+            x: Points. Shape ``(tasks, n, *event)``.
+
+        Returns:
+            Features. Shape ``(tasks, 1, n, q)``: shared by the classes of a task.
+
+        Raises:
+            NonFiniteError: A feature is not finite.
+            ShapeError: The backbone does not give one row of features a point.
+        """
+        flat = x.flatten(0, 1)
+        values = self.backbone(flat)
+        if values.ndim != 2 or len(values) != len(flat):
+            got = f"features of shape {tuple(values.shape)} for {len(flat)} points"
+            raise ShapeError("backbone", got, "one row of features a point, (n, q)")
+        values = self.normalization(values)
+        check_finite_output(values)
+        return values.unflatten(0, x.shape[:2]).unsqueeze(1)
+
+    def forward(self, features: Tensor) -> MultivariateNormal:
+        """The prior of the latent function at features.
+
+        Args:
+            features: Shape ``(*batch, n, q)``.
+        """
+        mean = cast(Tensor, self.mean_module(features))
+        return MultivariateNormal(mean, self.covar_module(features))
+
+    def prior(self, episodes: Episodes) -> tuple[MultivariateNormal, Tensor]:
+        """What an objective takes: the prior at all points of the tasks, and their targets.
+
+        Support points come first. The points become the model's training data.
+
+        Args:
+            episodes: Tasks of one size.
+
+        Returns:
+            A Gaussian with batch ``(tasks, 1)``, and targets ``(tasks, ways, n)``; in
+            regression ``(tasks, 1, n)``.
+        """
+        x = torch.cat([episodes.support_x, episodes.query_x], dim=1)
+        y = torch.cat([episodes.support_y, episodes.query_y], dim=1)
+        features = self.features(x)
+        targets = one_vs_rest(y, episodes.ways, features.dtype)
+        self.set_train_data(features, targets, strict=False)
+        return self(features), targets
+
+    @torch.no_grad()
+    def predict(self, episodes: Episodes) -> Normal:
+        """The predictive marginals at the query points given the support points, with noise.
+
+        The query targets are not looked at. One factorization a task; modules are in eval mode
+        meanwhile.
+
+        Args:
+            episodes: Tasks of one size.
+
+        Returns:
+            Means and standard deviations, ``(tasks, ways, q)``; one way in regression.
+        """
+        with evaluating(self):
+            features = self.features(episodes.support_x)
+            targets = one_vs_rest(episodes.support_y, episodes.ways, features.dtype)
+            self.set_train_data(features, targets, strict=False)
+            latent = exact_posterior(self, self.features(episodes.query_x), marginal=True)
+            noise = cast(GaussianLikelihood, self.likelihood).noise
+            return Normal(latent.mean, (latent.variance + noise).sqrt())
+
+
+def one_vs_rest(labels: Tensor, ways: int, dtype: torch.dtype) -> Tensor:
+    """Targets of the GP: one a class, 1 for its members and -1 for all others.
+
+    Args:
+        labels: Classes from 0, or targets of a regression, ``(tasks, n)``.
+        ways: Number of classes; 0 in regression.
+        dtype: Of the targets.
+
+    Returns:
+        Shape ``(tasks, ways, n)``; ``(tasks, 1, n)`` in regression.
+    """
+    if ways == 0:
+        return labels.to(dtype).unsqueeze(-2)
+    classes = torch.arange(ways, device=labels.device).unsqueeze(-1)
+    return torch.where(labels.unsqueeze(-2) == classes, 1.0, -1.0).to(dtype)

@@ -1,0 +1,223 @@
+"""Learning a Deep Kernel Transfer model over many tasks, with checkpoints."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from gpytorch.mlls import MarginalLogLikelihood
+from torch import Tensor
+
+from gpclml._checkpoint import read_checkpoint, write_checkpoint
+from gpclml.errors import ArgumentError, DataError, NonFiniteError
+from gpclml.meta.deep_kernel_transfer import DeepKernelTransfer
+from gpclml.meta.evaluation import Tasks, evaluate_tasks
+
+__all__ = ["Training", "load_model", "train_on_tasks"]
+
+_CHECKPOINT = "gpclml.DeepKernelTransfer"
+
+
+@dataclass
+class Training:
+    """What a training has done.
+
+    Attributes:
+        objectives: The objective at each step, the mean over tasks and ways, in nats per
+            held-out target.
+        looks: Numbers of steps at which validation tasks were looked at.
+        scores: Mean accuracy, or negative squared error, of the validation tasks at each look.
+        best: Number of steps of the best look; that of the last step without validation.
+        seconds: Wall time, of all runs where it was resumed.
+    """
+
+    objectives: list[float] = field(default_factory=list)
+    looks: list[int] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    best: int = 0
+    seconds: float = 0.0
+
+
+def train_on_tasks(
+    model: DeepKernelTransfer,
+    mll: MarginalLogLikelihood,
+    tasks: Tasks,
+    *,
+    steps: int,
+    tasks_per_step: int = 1,
+    lr: float = 1e-3,
+    validation: Tasks | None = None,
+    validation_tasks: int = 100,
+    look_every: int = 500,
+    checkpoint: str | Path | None = None,
+    progress: bool = True,
+) -> Training:
+    """Takes Adam steps on the objective of fresh tasks, and keeps the best look.
+
+    Step ``s`` sees tasks ``s k`` to ``(s + 1) k - 1`` of the source, k tasks a step: with the
+    same sources and objective a training repeats itself. With a checkpoint it is saved at
+    every look and at an interrupt, and goes on from there.
+
+    Args:
+        model: Trained in place; left in eval mode, as it was at its best look.
+        mll: An objective of the model, which decides what of a task is conditioned on.
+        tasks: Where tasks come from.
+        steps: Number of steps.
+        tasks_per_step: Tasks in the one batched GP of a step.
+        lr: Learning rate of Adam; of kernel, mean and noise a tenth of it.
+        validation: Where validation tasks come from; None looks at none and keeps the end.
+        validation_tasks: Number of validation tasks.
+        look_every: Steps between looks at them.
+        checkpoint: File to save to and to go on from.
+        progress: Whether to show a progress bar on standard error.
+
+    Returns:
+        The course of the training.
+
+    Raises:
+        ArgumentError: A number is out of range.
+        NonFiniteError: Objective or gradient is not finite, or features are not; the model is
+            then as after the last step.
+        NotPSDError: A covariance is not positive definite even with jitter.
+        DataError: The checkpoint cannot be written or read, or is of another architecture.
+    """
+    for name, number in (
+        ("steps", steps), ("tasks_per_step", tasks_per_step), ("look_every", look_every),
+        ("validation_tasks", validation_tasks),
+    ):  # fmt: skip
+        if number < 1:
+            raise ArgumentError(name, number, "at least 1")
+    if not 0 < lr < float("inf"):
+        raise ArgumentError("lr", lr, "a positive number")
+    run = _Run(model, mll, lr)
+    if checkpoint is not None and Path(checkpoint).exists():
+        run.read(checkpoint)
+    start = time.perf_counter() - run.training.seconds
+    from tqdm import tqdm
+
+    done = len(run.training.objectives)
+    with tqdm(total=steps, initial=done, desc="steps", disable=not progress) as bar:
+        try:
+            for step in range(done, steps):
+                run.step(tasks, range(step * tasks_per_step, (step + 1) * tasks_per_step))
+                bar.update()
+                if (step + 1) % look_every == 0 or step + 1 == steps:
+                    run.look(validation, validation_tasks)
+                    bar.set_postfix(best=run.training.best, refresh=False)
+                    run.training.seconds = time.perf_counter() - start
+                    run.write(checkpoint)
+        except KeyboardInterrupt:
+            run.training.seconds = time.perf_counter() - start
+            run.write(checkpoint)
+            raise
+    run.keep_best()
+    return run.training
+
+
+def load_model(model: DeepKernelTransfer, path: str | Path) -> DeepKernelTransfer:
+    """Gives a model the best parameters of a checkpoint.
+
+    Args:
+        model: Of the architecture that was trained; changed in place, left in eval mode.
+        path: A checkpoint of :func:`train_on_tasks`.
+
+    Returns:
+        The same model.
+
+    Raises:
+        DataError: There is no such file, it is damaged, or of another architecture.
+    """
+    device = next(model.parameters()).device
+    content = read_checkpoint(path, _CHECKPOINT, device)
+    _load(model, content["best"], path)
+    return model.eval()
+
+
+class _Run:
+    """Model, optimizer and course of a training, as they are saved together."""
+
+    def __init__(self, model: DeepKernelTransfer, mll: MarginalLogLikelihood, lr: float) -> None:
+        self.model, self.mll = model, mll
+        inside = {id(p) for p in model.backbone.parameters()}
+        others = [p for p in mll.parameters() if id(p) not in inside]
+        self.optimizer = torch.optim.Adam(
+            [
+                {"params": list(model.backbone.parameters()), "lr": lr},
+                {"params": others, "lr": 0.1 * lr},
+            ]
+        )
+        self.training = Training()
+        self.best = _state(model)
+
+    def step(self, tasks: Tasks, indices: range) -> None:
+        own = next(self.model.parameters())
+        episodes = tasks.draw(indices).to(own.device, own.dtype)
+        self.mll.train()
+        self.optimizer.zero_grad()
+        value = cast(Any, self.mll)(*self.model.prior(episodes)).mean()
+        (-value).backward()
+        gradients = [p.grad for p in self.mll.parameters() if p.grad is not None]
+        finite = torch.stack([torch.isfinite(one).all() for one in (value, *gradients)])
+        if not bool(finite.all()):
+            got = f"value {float(value.detach())} or non-finite gradients at step {indices.start}"
+            mend = "Lower the learning rate."
+            raise NonFiniteError("objective", got, "finite values", mend)
+        self.optimizer.step()
+        self.training.objectives.append(float(value.detach()))
+
+    def look(self, validation: Tasks | None, count: int) -> None:
+        training, done = self.training, len(self.training.objectives)
+        if validation is not None:
+            score = float(evaluate_tasks(self.model, validation, count).main.mean())
+            is_best = score > max(training.scores, default=-float("inf"))
+            training.looks.append(done)
+            training.scores.append(score)
+            if not is_best:
+                return
+        training.best, self.best = done, _state(self.model)
+
+    def keep_best(self) -> None:
+        self.model.load_state_dict(self.best)
+        self.model.eval()
+
+    def write(self, path: str | Path | None) -> None:
+        if path is None:
+            return
+        content = {
+            "model": _state(self.model),
+            "best": self.best,
+            "optimizer": self.optimizer.state_dict(),
+            "training": vars(self.training),
+        }
+        write_checkpoint(path, _CHECKPOINT, content)
+
+    def read(self, path: str | Path) -> None:
+        content = read_checkpoint(path, _CHECKPOINT, next(self.model.parameters()).device)
+        _load(self.model, content["model"], path)
+        self.best = content["best"]
+        self.optimizer.load_state_dict(content["optimizer"])
+        self.training = Training(**content["training"])
+
+
+def _state(model: DeepKernelTransfer) -> dict[str, Any]:
+    return copy.deepcopy(model.state_dict())
+
+
+def _load(model: DeepKernelTransfer, state: Mapping[str, Any], path: str | Path) -> None:
+    own = model.state_dict()
+    unlike = sorted(own.keys() ^ state.keys()) or [
+        f"{name}: {tuple(state[name].shape)} stored, {tuple(value.shape)} here"
+        for name, value in own.items()
+        if isinstance(value, Tensor) and state[name].shape != value.shape
+    ]
+    if unlike:
+        raise DataError(
+            f"path: {path} is a checkpoint of another architecture ({', '.join(unlike[:3])}). "
+            "Build the model as it was when it was trained, or give another file."
+        )
+    model.load_state_dict(state)

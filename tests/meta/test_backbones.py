@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gpclml.errors import ArgumentError
+from gpclml.meta import Conv3, Conv4
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "features"), [(Conv4, (1, 28, 28), 64), (Conv3, (3, 100, 100), 2916)]
+)
+def test_features_and_their_start(make, shape, features):
+    state = torch.get_rng_state()
+    network = make()
+    assert torch.equal(torch.get_rng_state(), state)
+    x = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
+    assert network(x).shape == (2, features)
+    same, other = make(), make(generator=torch.Generator().manual_seed(1))
+    pairs = zip(network.parameters(), same.parameters(), strict=True)
+    assert all(torch.equal(one, two) for one, two in pairs)
+    assert not torch.equal(next(iter(network.parameters())), next(iter(other.parameters())))
+
+
+@pytest.mark.parametrize("make", [Conv3, Conv4])
+def test_bad_arguments(make):
+    with pytest.raises(ArgumentError, match="channels"):
+        make(channels=0)
+    with pytest.raises(ArgumentError, match="width"):
+        make(width=0)

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from gpclml.errors import ArgumentError, ShapeError
+from gpclml.meta import PeriodicTasks, RotationTasks
+
+
+def test_periodic_tasks_are_sines_with_noise():
+    tasks = PeriodicTasks(support=40, queries=200, noise=0.1, seed=3)
+    batch = tasks.draw(range(30))
+    assert batch.support_x.shape == (30, 40, 1)
+    assert batch.query_y.shape == (30, 200)
+    assert batch.ways == 0
+    amplitudes = []
+    for x, y in zip(batch.query_x[..., 0].double(), batch.query_y.double(), strict=True):
+        basis = torch.stack([x.sin(), x.cos()], dim=-1)
+        weights = torch.linalg.lstsq(basis, y.unsqueeze(-1)).solution.flatten()
+        residual = y - basis @ weights
+        assert 0.08 < float(residual.std()) < 0.12
+        amplitudes.append(float(weights.norm()))
+        phase = math.atan2(float(weights[1]), float(weights[0]))
+        assert -0.3 < phase < math.pi + 0.3 or amplitudes[-1] < 0.3
+    assert 0.0 < min(amplitudes) < 1.5
+    assert 3.5 < max(amplitudes) < 5.1
+
+
+def test_the_range_of_queries():
+    inside, beyond = PeriodicTasks().draw([0]), PeriodicTasks(out_of_range=True).draw([0])
+    assert (float(inside.query_x.min()), float(inside.query_x.max())) == (-5, 5)
+    assert (float(beyond.query_x.min()), float(beyond.query_x.max())) == (-5, 10)
+    assert torch.equal(inside.support_x, beyond.support_x)
+    assert float(beyond.support_x.abs().max()) <= 5
+
+
+def picture():
+    image = torch.zeros(1, 1, 21, 21)
+    image[..., 10, 14:] = 1.0  # a ray to the right
+    return image
+
+
+def test_views_are_turned_by_their_angle():
+    batch = RotationTasks(picture(), support=3, queries=40, seed=1).draw([0])
+    assert batch.query_x.shape == (1, 40, 1, 21, 21)
+    assert float(batch.query_y.abs().max()) <= 1
+    offsets = torch.arange(21.0) - 10
+    for view, angle in zip(batch.query_x[0, :, 0], batch.query_y[0], strict=True):
+        right = float((view.sum(0) * offsets).sum())
+        up = -float((view.sum(1) * offsets).sum())
+        assert math.atan2(up, right) == pytest.approx(float(angle) * math.pi / 2, abs=0.03)
+
+
+def test_integer_images_and_repeated_draws():
+    images = (255 * picture()).to(torch.uint8).repeat(4, 1, 1, 1)
+    tasks = RotationTasks(images, seed=2)
+    one, again = tasks.draw([5]), tasks.draw([4, 5])
+    assert torch.equal(one.support_x, again.support_x[1:])
+    assert 0.5 < float(one.support_x.max()) <= 1
+
+
+def test_bad_arguments():
+    with pytest.raises(ArgumentError, match="support: got 0"):
+        PeriodicTasks(support=0)
+    with pytest.raises(ArgumentError, match="noise"):
+        PeriodicTasks(noise=-1.0)
+    with pytest.raises(ArgumentError, match="queries: got 0"):
+        RotationTasks(picture(), queries=0)
+    with pytest.raises(ShapeError, match="square"):
+        RotationTasks(picture()[..., :3])

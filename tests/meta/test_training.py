@@ -1,0 +1,160 @@
+"""Training on tasks: it learns, resumes, keeps its best look, and refuses other checkpoints."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gpclml.conditioning import LastPoints
+from gpclml.errors import ArgumentError, DataError, NonFiniteError
+from gpclml.meta import (
+    DeepKernelTransfer,
+    ImageTasks,
+    PeriodicTasks,
+    evaluate_tasks,
+    load_model,
+    train_on_tasks,
+)  # fmt: skip
+from gpclml.mlls import ConditionalMarginalLogLikelihood
+from gpclml.networks import MLP
+
+
+def characters(seed, classes=30, each=12):
+    """Images of a class are one random picture and noise, in ten of twenty-five pixels."""
+    generator = torch.Generator().manual_seed(seed)
+    pictures = torch.rand(classes, 1, 1, 5, 5, generator=generator)
+    noise = torch.rand(classes, each, 1, 5, 5, generator=generator)
+    mask = torch.zeros(5, 5)
+    mask[:2] = 1.0
+    images = mask * pictures + (1 - mask) * noise
+    return images.flatten(0, 1), torch.arange(classes).repeat_interleave(each)
+
+
+def tasks(seed=0, **options):
+    return ImageTasks(*characters(seed), **({"ways": 4, "shots": 1, "queries": 4} | options))
+
+
+def transfer(width=10, kernel="rbf", seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    network = MLP([25, 30, width], generator=generator)
+    return DeepKernelTransfer(torch.nn.Sequential(torch.nn.Flatten(), network), kernel, width)
+
+
+def objective(model, m=4):
+    return ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(m=m))
+
+
+@pytest.mark.parametrize("m", [0, 4], ids=["lml", "clml"])
+def test_it_learns_what_tasks_have_in_common(m):
+    model, unseen = transfer(), tasks(seed=1)
+    before = evaluate_tasks(model, unseen, 100)
+    training = train_on_tasks(
+        model, objective(model, m), tasks(), steps=150, tasks_per_step=4, lr=0.01, progress=False
+    )
+    after = evaluate_tasks(model, unseen, 100)
+    assert before.accuracy is not None
+    assert after.accuracy is not None
+    margin = 3 * (before.accuracy.var() / 100 + after.accuracy.var() / 100).sqrt()
+    assert after.accuracy.mean() > before.accuracy.mean() + margin
+    assert after.nll.mean() < before.nll.mean()
+    assert 0 <= after.calibration_error < 1
+    assert len(training.objectives) == training.best == 150
+    assert not model.training
+
+
+def test_regression_tasks():
+    network = MLP([1, 20, 20, 8], torch.nn.Tanh)
+    model = DeepKernelTransfer(network, "rbf", 8)
+    source, unseen = PeriodicTasks(10, 20, seed=0), PeriodicTasks(10, 20, seed=1)
+    before = evaluate_tasks(model, unseen, 60)
+    train_on_tasks(
+        model, objective(model, 0), source, steps=150, tasks_per_step=4, lr=0.01, progress=False
+    )
+    after = evaluate_tasks(model, unseen, 60)
+    assert after.squared_error is not None
+    assert before.squared_error is not None
+    assert after.squared_error.mean() < 0.7 * before.squared_error.mean()
+    assert after.accuracy is None
+    assert torch.equal(after.main, -after.squared_error)
+
+
+def test_the_best_look_is_kept():
+    model = transfer()
+    training = train_on_tasks(
+        model, objective(model), tasks(), steps=12, look_every=5, validation=tasks(seed=1),
+        validation_tasks=10, lr=0.3, progress=False,
+    )  # fmt: skip
+    assert training.looks == [5, 10, 12]
+    assert training.best == training.looks[training.scores.index(max(training.scores))]
+    score = float(evaluate_tasks(model, tasks(seed=1), 10).main.mean())
+    assert score == pytest.approx(max(training.scores))
+
+
+class Interrupted:
+    """Tasks during which the user gives up."""
+
+    def __init__(self, source, at):
+        self.source, self.at = source, at
+
+    def draw(self, indices):
+        if self.at in indices:
+            raise KeyboardInterrupt
+        return self.source.draw(indices)
+
+
+@pytest.mark.parametrize("kernel", ["rbf", "batch-norm-cosine"])
+def test_an_interrupted_training_ends_as_a_whole_one(tmp_path, kernel):
+    options = {"steps": 8, "tasks_per_step": 2, "look_every": 3, "progress": False}
+    options |= {"validation": tasks(seed=1), "validation_tasks": 5}
+    whole = transfer(kernel=kernel)
+    expected = train_on_tasks(whole, objective(whole), tasks(), **options)
+    path = tmp_path / "model.pt"
+    first = transfer(kernel=kernel)
+    with pytest.raises(KeyboardInterrupt):
+        train_on_tasks(
+            first, objective(first), Interrupted(tasks(), 10), checkpoint=path, **options
+        )
+    again = transfer(kernel=kernel, seed=5)
+    resumed = train_on_tasks(again, objective(again), tasks(), checkpoint=path, **options)
+    assert resumed.objectives == expected.objectives
+    assert (resumed.looks, resumed.scores) == (expected.looks, expected.scores)
+    for one, other in zip(again.parameters(), whole.parameters(), strict=True):
+        assert torch.equal(one, other)
+    loaded = load_model(transfer(kernel=kernel, seed=7), path)
+    episodes = tasks(seed=2).draw([0])
+    assert torch.equal(loaded.predict(episodes).mean, whole.predict(episodes).mean)
+
+
+def test_checkpoints_of_another_architecture_or_kind(tmp_path):
+    path = tmp_path / "model.pt"
+    model = transfer()
+    train_on_tasks(model, objective(model), tasks(), steps=1, checkpoint=path, progress=False)
+    with pytest.raises(DataError, match="another architecture"):
+        load_model(transfer(width=9), path)
+    with pytest.raises(DataError, match="another architecture"):
+        load_model(transfer(kernel="spectral-mixture"), path)
+    with pytest.raises(DataError, match="there is no file"):
+        load_model(transfer(), tmp_path / "other.pt")
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(DataError, match="damaged"):
+        load_model(transfer(), path)
+    torch.save({"format": "another"}, path)
+    with pytest.raises(DataError, match=r"no gpclml\.DeepKernelTransfer checkpoint"):
+        load_model(transfer(), path)
+
+
+def test_values_that_are_not_finite_stop_it():
+    model = transfer()
+    with pytest.raises(NonFiniteError):
+        train_on_tasks(model, objective(model), tasks(), steps=50, lr=1e30, progress=False)
+
+
+def test_bad_arguments():
+    model = transfer()
+    for name in ("steps", "tasks_per_step", "look_every", "validation_tasks"):
+        with pytest.raises(ArgumentError, match=name):
+            train_on_tasks(model, objective(model), tasks(), **({"steps": 1} | {name: 0}))
+    with pytest.raises(ArgumentError, match="lr"):
+        train_on_tasks(model, objective(model), tasks(), steps=1, lr=0.0)
+    with pytest.raises(ArgumentError, match="count"):
+        evaluate_tasks(model, tasks(), 0)
