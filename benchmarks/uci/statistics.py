@@ -26,6 +26,7 @@ CELL = ("dataset", "n", "kernel_label", "objective_label")
 SETTINGS = ("mean", "optimizer", "steps", "lr", "dtype", "device")
 """Settings of a cell that belong to its kernel; one with several values enters the label."""
 
+_ROUNDING = 1e-6
 _FIRST_OBJECTIVES = ("lml", "clml")
 
 
@@ -78,7 +79,8 @@ def paired_differences(
     """Mean over seeds of a metric less that of a baseline on the same rows.
 
     Only seeds that both have count. Dataset and n must be among ``on``, for the rows are a
-    function of dataset, n and seed.
+    function of dataset, n and seed. Differences within rounding, 1e-6, are zero: a model that
+    fell back to the baseline is the baseline.
 
     Args:
         cells: Cells with columns ``kernel_label`` and ``objective_label``.
@@ -93,7 +95,8 @@ def paired_differences(
     keys = [*on, "seed"]
     other = baseline[[*keys, metric]].rename(columns={metric: "baseline"})
     pairs = cells.merge(other, on=keys, validate="many_to_one")
-    pairs["difference"] = pairs[metric] - pairs["baseline"]
+    difference = pairs[metric] - pairs["baseline"]
+    pairs["difference"] = difference.where(difference.abs() > _ROUNDING, 0.0)
     return means(pairs, "difference", CELL)
 
 

@@ -64,6 +64,20 @@ def test_what_differences_say_over_data_sets():
     ]  # fmt: skip
 
 
+def test_differences_within_rounding_are_none():
+    done = cells(
+        [
+            ("boston", 100, "lml", [1.0, 1.0]), ("boston", 100, "clml", [1 + 2e-7, 1 + 1e-7]),
+            ("energy", 100, "lml", [1.0, 1.0]), ("energy", 100, "clml", [1 + 2e-7, 0.5]),
+        ]
+    )  # fmt: skip
+    row = difference_table(less_lml(done, "rmse"), "rmse").loc[(100, "deep-bottleneck", "clml")]
+    assert row["boston"] == "0.000 ± 0.000"
+    assert row["energy"] == "-0.250 ± 0.250"
+    assert row["below 0 (p)"] == "1 of 1 (1)"
+    assert row["wins / losses / ties"] == "0 / 0 / 2"
+
+
 def test_where_the_order_turns():
     done = cells(
         [
