@@ -1,25 +1,32 @@
-"""Regression data sets by name, checked against one registry, and their splits.
+"""Data sets by name, checked against registries: regression with its splits, and images.
 
-``load`` gives a data set, ``fetch`` the original file of one, ``split`` a random split and
-``published_splits`` those that published results were computed with. Files are kept in
-``$GPCLML_DATA/uci`` where that environment variable is set, else in the user's cache.
+``load`` gives a regression data set, ``fetch`` the original file of one, ``split`` a random split
+and ``published_splits`` those that published results were computed with; ``load_images`` gives
+labelled images. Files are kept under ``$GPCLML_DATA`` where that environment variable is set,
+else in the user's cache.
 """
 
 from gpclml.datasets._fetch import fetch
 from gpclml.datasets._load import load, names
+from gpclml.datasets._load_images import image_names, load_images, omniglot
 from gpclml.datasets._published import num_published_splits, published_split, published_splits
+from gpclml.datasets.labelled_images import LabelledImages
 from gpclml.datasets.regression_data import RegressionData
 from gpclml.datasets.sources import UciSource, uci_source, uci_sources
 from gpclml.datasets.splits import Split, split, subset
 
 __all__ = [
+    "LabelledImages",
     "RegressionData",
     "Split",
     "UciSource",
     "fetch",
+    "image_names",
     "load",
+    "load_images",
     "names",
     "num_published_splits",
+    "omniglot",
     "published_split",
     "published_splits",
     "split",

@@ -1,14 +1,14 @@
-"""UCI files on disk: found in the cache or downloaded, and in either case checked."""
+"""Data files on disk: found in the cache or downloaded, and in either case checked."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from gpclml.datasets._folder import VARIABLE, uci_folder
-from gpclml.datasets.sources import UciSource, uci_source, uci_sources
+from gpclml.datasets._folder import VARIABLE, data_folder
+from gpclml.datasets.sources import uci_source
 from gpclml.errors import DataError
 
 
@@ -38,18 +38,47 @@ def fetch(
         DataError: The file is corrupt or cannot be fetched; the message names the file, the
             expected and the found checksum, and the mend.
     """
+    source = uci_source(name)
+    return fetch_file(source, data_folder("uci", folder), progress, address)
+
+
+class FileSource(Protocol):
+    """An original file: what it is called, where it comes from, its checksum and size."""
+
+    @property
+    def file(self) -> str: ...
+    @property
+    def address(self) -> str: ...
+    @property
+    def sha256(self) -> str: ...
+    @property
+    def bytes(self) -> int: ...
+
+
+def fetch_file(
+    source: FileSource, directory: Path, progress: bool = True, address: str | None = None
+) -> Path:
+    """The path of an original file, downloaded where it is not there yet; see :func:`fetch`.
+
+    Args:
+        source: Which file.
+        directory: Where it is kept.
+        progress: Whether a download shows a progress bar on standard error.
+        address: Where to download from in place of the source's address.
+
+    Raises:
+        DataError: The file is corrupt or cannot be fetched.
+    """
     import pooch
 
-    source = uci_source(name)
-    directory = uci_folder(folder)
     address = source.address if address is None else address
     path = directory / source.file
     _reject_corrupt(path, source, address)
     cache = pooch.create(
         path=directory,
         base_url="",
-        registry={each.file: each.sha256 for each in uci_sources().values()},
-        urls={each.file: each.address for each in uci_sources().values()} | {source.file: address},
+        registry={source.file: source.sha256},
+        urls={source.file: address},
     )
     try:
         return Path(cache.fetch(source.file, downloader=_downloader(source, path, progress)))
@@ -66,7 +95,7 @@ def fetch(
         ) from error
 
 
-def _reject_corrupt(path: Path, source: UciSource, address: str) -> None:
+def _reject_corrupt(path: Path, source: FileSource, address: str) -> None:
     """Removes a file whose checksum is wrong and raises; a good or absent file passes."""
     if not path.exists():
         return
@@ -98,7 +127,7 @@ def _reject_corrupt(path: Path, source: UciSource, address: str) -> None:
     )
 
 
-def _downloader(source: UciSource, path: Path, progress: bool) -> Callable[..., None]:
+def _downloader(source: FileSource, path: Path, progress: bool) -> Callable[..., None]:
     """A pooch downloader that refuses, with what came, anything but the registered file."""
 
     def download(address: str, output_file: str, pooch: object) -> None:
@@ -121,7 +150,7 @@ def _downloader(source: UciSource, path: Path, progress: bool) -> Callable[..., 
     return download
 
 
-def _download(address: str, output_file: str, source: UciSource, progress: bool) -> None:
+def _download(address: str, output_file: str, source: FileSource, progress: bool) -> None:
     import pooch
     from tqdm import tqdm
 
@@ -156,7 +185,7 @@ def _sha256(path: str | Path) -> str:
     return pooch.file_hash(str(path), alg="sha256")
 
 
-def _error(path: Path, what: str, source: UciSource, found: str, mend: str) -> DataError:
+def _error(path: Path, what: str, source: FileSource, found: str, mend: str) -> DataError:
     return DataError(
         f"{path}: {what}. Expected sha256 {source.sha256} ({source.bytes} bytes), "
         f"found {found}. {mend}"

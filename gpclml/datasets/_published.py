@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from gpclml.datasets._embedded import EMBEDDED
-from gpclml.datasets._folder import uci_folder
+from gpclml.datasets._folder import data_folder
 from gpclml.datasets.sources import uci_source
 from gpclml.datasets.splits import Split
 from gpclml.errors import ArgumentError, DataError
@@ -78,7 +78,7 @@ def published_splits(name: str, *, folder: str | os.PathLike[str] | None = None)
 
 
 def _path(name: str, folder: str | os.PathLike[str] | None) -> Path:
-    return uci_folder(folder) / "splits" / f"{uci_source(name).name}.npz"
+    return data_folder("uci", folder) / "splits" / f"{uci_source(name).name}.npz"
 
 
 @contextmanager

@@ -77,7 +77,7 @@ def small(monkeypatch) -> tuple[UciSource, bytes]:
     sources = dict(datasets.uci_sources())
     fields = {**vars(YACHT), "sha256": sha256(body), "bytes": len(body)}
     sources["yacht"] = UciSource(**fields)
-    for module in ("_fetch", "_load", "sources"):
+    for module in ("_load", "sources"):
         monkeypatch.setattr(f"gpclml.datasets.{module}.uci_sources", lambda: sources)
     return sources["yacht"], body
 
