@@ -27,7 +27,8 @@ CONFIGURATION = (
 PROGRAM = "python -m benchmarks.uci run"
 PACKAGES = ("gpclml", "torch", "gpytorch", "botorch", "python")
 _LISTS = {"datasets": "dataset", "n": "n", "objectives": "objective", "kernel": "kernel"}
-_SETTINGS = ("mean", "steps", "lr", "held_out", "trace", "device")
+_SETTINGS = ("mean", "steps", "lr", "held_out", "trace", "dtype", "device")
+_USUAL_DTYPE = Product(()).dtype
 
 Row = tuple[Any, ...]
 
@@ -76,23 +77,26 @@ def _named_grids(rows: set[Row]) -> Iterator[tuple[str, set[Row]]]:
     most = max(row[2] for row in rows) + 1
     for name, products in STUDIES.items():
         usual = max(product.seeds for product in products)
-        for device in sorted({row[-1] for row in rows}):
+        for dtype, device in sorted({row[-2:] for row in rows}):
             for seeds in range(most, 0, -1):
-                grid = _by_dataset(products, seeds, device)
+                grid = _by_dataset(products, seeds, dtype, device)
                 whole = {dataset: wanted for dataset, wanted in grid.items() if wanted <= rows}
                 if whole:
                     some = "" if len(whole) == len(grid) else f" --datasets {_joined(whole)}"
                     count = "" if seeds == usual else f" --seeds {seeds}"
-                    options = f"--grid {name}{some}{count} --device {device}"
+                    kind = "" if dtype == _USUAL_DTYPE else f" --dtype {dtype}"
+                    options = f"--grid {name}{some}{count}{kind} --device {device}"
                     yield options, set().union(*whole.values())
                     break
 
 
-def _by_dataset(products: Iterable[Product], seeds: int, device: str) -> dict[str, set[Row]]:
+def _by_dataset(
+    products: Iterable[Product], seeds: int, dtype: str, device: str
+) -> dict[str, set[Row]]:
     grid: dict[str, set[Row]] = {}
     for product in products:
         num_train = {name: _num_train(name) for name in product.datasets}
-        for cell in product_cells(replace(product, seeds=seeds), num_train, device):
+        for cell in product_cells(replace(product, seeds=seeds, dtype=dtype), num_train, device):
             row = tuple(cell[name] for name in CONFIGURATION)
             grid.setdefault(cell["dataset"], set()).add(row)
     return grid
@@ -135,7 +139,7 @@ def _options(cells: pandas.DataFrame, settings: Row) -> str:
     for name, value in zip(_SETTINGS, settings, strict=True):
         if isinstance(value, bool):
             parts += [f"--{name}"] if value else []
-        elif value is not None:
+        elif value not in (None, _USUAL_DTYPE):
             parts += [f"--{name.replace('_', '-')} {value}"]
     return " ".join(parts)
 

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from benchmarks.results import load_results
 from benchmarks.uci.commands import app
+from benchmarks.uci.grid import make_grid, named_products
 from benchmarks.uci.provenance import commands_of
 
 SWEEP = (
@@ -216,12 +217,12 @@ def test_a_folder_of_data_is_used_and_forgotten(tmp_path, monkeypatch):
 
 
 def test_commands_of_several_sweeps():
-    def cell(seed, kernel, objective, steps, held_out):
+    def cell(seed, kernel, objective, steps, held_out, dtype="float64"):
         lr = None if steps is None else 0.01
         return {
             "dataset": "yacht", "n": 50, "seed": seed, "kernel": kernel, "objective": objective,
             "mean": "constant", "optimizer": "lbfgs" if steps is None else "adam",
-            "steps": steps, "lr": lr, "held_out": held_out, "trace": False, "dtype": "float64",
+            "steps": steps, "lr": lr, "held_out": held_out, "trace": False, "dtype": dtype,
             "device": "cpu",
         }  # fmt: skip
 
@@ -230,11 +231,21 @@ def test_commands_of_several_sweeps():
             cell(0, "rbf", "lml", None, None),
             cell(0, "deep", "clml", 300, 0.1),
             cell(1, "deep", "clml", 500, 0.1),
+            cell(0, "deep", "clml", 300, 0.1, "float32"),
         ]
     )
-    first, second = commands_of(cells, "a b.sqlite")
+    first, second, third = commands_of(cells, "a b.sqlite")
     assert "--objectives clml,lml --kernel deep,rbf --seeds 1" in first
     assert "--steps 300 --lr 0.01 --held-out 0.1" in first
     assert "--objectives clml --kernel deep --seeds 2" in second
     assert "--steps 500" in second
     assert second.endswith("--results 'a b.sqlite'")
+    assert "dtype" not in first + second
+    assert "--objectives clml --kernel deep --seeds 1" in third
+    assert "--dtype float32" in third
+
+
+def test_a_named_grid_in_single_precision():
+    products = named_products("paper", datasets=("boston",), seeds=1, dtype="float32")
+    [command] = commands_of(pandas.DataFrame(make_grid(products, leave_out=True)), "a.sqlite")
+    assert "--grid paper --datasets boston --seeds 1 --dtype float32 --device cpu" in command
