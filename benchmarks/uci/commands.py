@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpclml.errors import ArgumentError, DataError
+from benchmarks._commands import errors_as_text, listed, names, numbers
+from gpclml.errors import ArgumentError
 
 if TYPE_CHECKING:
     from benchmarks.uci.studies import Product
@@ -114,18 +113,18 @@ def run(
     from benchmarks.uci.cells import SOURCES, run_cell
     from benchmarks.uci.grid import left_out_sizes, make_grid
 
-    with _errors_as_text():
+    with errors_as_text():
         products = _products(
             grid,
-            datasets=_listed(datasets, _names, "datasets"),
-            sizes=_listed(n, _numbers, "n", int),
+            datasets=listed(datasets, names, "datasets"),
+            sizes=listed(n, numbers, "n", int),
             seeds=seeds,
-            objectives=_listed(objectives, _names, "objectives"),
-            kernels=_listed(kernel, _names, "kernel"),
-            means=_listed(mean, _names, "mean"),
-            steps=_listed(steps, _numbers, "steps", int),
+            objectives=listed(objectives, names, "objectives"),
+            kernels=listed(kernel, names, "kernel"),
+            means=listed(mean, names, "mean"),
+            steps=listed(steps, numbers, "steps", int),
             lr=lr,
-            held_out=_listed(held_out, _numbers, "held_out", float),
+            held_out=listed(held_out, numbers, "held_out", float),
             trace=trace,
             dtype=dtype,
         )
@@ -175,28 +174,18 @@ def report(
     from benchmarks.uci.figure import draw_figure
     from benchmarks.uci.report import load, make_report, write_csv
 
-    with _errors_as_text():
-        loaded = load(results, _listed(kernel, _names, "kernel"))
+    with errors_as_text():
+        loaded = load(results, listed(kernel, names, "kernel"))
         if csv is not None:
             write_csv(loaded, csv)
         if figure is not None:
             draw_figure(
                 loaded.done,
                 figure,
-                _listed(figure_kernels, _names, "figure_kernels"),
-                _listed(figure_objectives, _names, "figure_objectives"),
+                listed(figure_kernels, names, "figure_kernels"),
+                listed(figure_objectives, names, "figure_objectives"),
             )
         typer.echo(make_report(loaded, figure))
-
-
-@contextlib.contextmanager
-def _errors_as_text() -> Iterator[None]:
-    """Within the block an error that names its mend is printed alone, with exit code 2."""
-    try:
-        yield
-    except (ArgumentError, DataError) as error:
-        typer.echo(f"Error: {error}", err=True)
-        raise typer.Exit(2) from None
 
 
 def _products(grid: str | None, **given: Any) -> tuple[Product, ...]:
@@ -210,23 +199,3 @@ def _products(grid: str | None, **given: Any) -> tuple[Product, ...]:
     if "datasets" not in settings:
         raise ArgumentError("datasets", "none", "names separated by commas", "Or name a --grid.")
     return (Product(**settings),)
-
-
-def _listed(text: str | None, read: Callable[..., tuple], *arguments: Any) -> tuple | None:
-    return None if text is None else read(text, *arguments)
-
-
-def _names(text: str, argument: str) -> tuple[str, ...]:
-    names = [part.strip() for part in text.split(",") if part.strip()]
-    if not names:
-        raise ArgumentError(argument, repr(text), "names separated by commas")
-    return tuple(dict.fromkeys(names))
-
-
-def _numbers(text: str, argument: str, kind: type[int] | type[float]) -> tuple:
-    try:
-        return tuple(kind(name) for name in _names(text, argument))
-    except ValueError:
-        what, such = ("whole numbers", "100,200") if kind is int else ("numbers", "0.1,0.5")
-        expected = f"{what} separated by commas"
-        raise ArgumentError(argument, repr(text), expected, f"Write e.g. {such}.") from None

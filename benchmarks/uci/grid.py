@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-
+from benchmarks._commands import check_device
 from benchmarks.uci.objectives import objective_names, uses_held_out
 from benchmarks.uci.studies import STUDIES, Product
 from benchmarks.uci.training import has_fixed_steps, optimizer_for
@@ -63,7 +62,7 @@ def make_grid(
         DataError: A data file is corrupt or cannot be fetched.
     """
     products = tuple(products)
-    _check_device(device)
+    check_device(device)
     for product in products:
         _check_names("datasets", product.datasets, datasets.names())
         _check_names("objectives", product.objectives, objective_names())
@@ -161,15 +160,6 @@ def _check_numbers(product: Product) -> None:
         if not 0 < share < 1:
             mend = "Conditioning on no point, a share of 1, is the objective lml."
             raise ArgumentError("held_out", share, "shares between 0 and 1, 1 - m/n each", mend)
-
-
-def _check_device(device: str) -> None:
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        mend = f"Use 'cpu'. ({reason})"
-        raise ArgumentError("device", repr(device), "a device at hand", mend) from None
 
 
 def _check_sizes(product: Product, num_train: Mapping[str, int], leave_out: bool) -> None:

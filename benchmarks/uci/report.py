@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from benchmarks._markdown import code, section, table
 from benchmarks.results import load_failures, load_results
 from benchmarks.uci.comparisons import (
     published_table,
@@ -14,7 +15,6 @@ from benchmarks.uci.comparisons import (
     steps_table,
     turning_table,
 )
-from benchmarks.uci.markdown import code, section, table
 from benchmarks.uci.provenance import CONFIGURATION, commands_of, describe
 from benchmarks.uci.rows import write_rows
 from benchmarks.uci.statistics import label_kernels, label_objectives

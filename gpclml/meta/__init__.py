@@ -1,5 +1,6 @@
 """Learning from few points of a task what many tasks have in common."""
 
+from gpclml.meta._kernels import KERNELS
 from gpclml.meta.backbones import Conv3, Conv4
 from gpclml.meta.class_probabilities import class_probabilities, expected_calibration_error
 from gpclml.meta.deep_kernel_transfer import DeepKernelTransfer
@@ -9,6 +10,7 @@ from gpclml.meta.regression_tasks import PeriodicTasks, RotationTasks
 from gpclml.meta.training import Training, load_model, train_on_tasks
 
 __all__ = [
+    "KERNELS",
     "Conv3",
     "Conv4",
     "DeepKernelTransfer",

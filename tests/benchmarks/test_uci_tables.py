@@ -3,13 +3,13 @@
 import pandas
 import pytest
 
+from benchmarks._markdown import table
 from benchmarks.uci.comparisons import (
     published_table,
     seconds_table,
     steps_table,
     turning_table,
 )
-from benchmarks.uci.markdown import table
 from benchmarks.uci.published import PUBLISHED_MEDIANS
 from benchmarks.uci.statistics import sign_test, verdicts
 from benchmarks.uci.tables import difference_table, less_lml, mean_table

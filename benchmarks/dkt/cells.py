@@ -1,0 +1,92 @@
+"""One cell: a model trained on the tasks of a study and tested on others, or a baseline."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.dkt.baselines import nearest_neighbour_accuracy, plain_gp_scores
+from benchmarks.dkt.studies import Sources, Study, study_named
+from gpclml.conditioning import LastPoints
+from gpclml.meta import DeepKernelTransfer, TaskScores, evaluate_tasks, train_on_tasks
+from gpclml.mlls import ConditionalMarginalLogLikelihood
+
+__all__ = ["BASELINE", "OBJECTIVES", "SOURCES", "run_cell"]
+
+BASELINE = "pixels"
+"""In place of a kernel: the baseline on raw inputs."""
+OBJECTIVES = ("lml", "clml")
+SOURCES = tuple(f"benchmarks.dkt.{name}" for name in ("baselines", "studies"))
+"""The modules beside this one that decide the results of :func:`run_cell`."""
+
+_VALIDATION_TASKS, _LOOK_EVERY = 100, 500
+
+
+def run_cell(cell: Mapping[str, Any]) -> dict[str, float]:
+    """Trains and tests one model.
+
+    Args:
+        cell: Its configuration: ``study``, ``shots``, ``seed`` (of tasks and network),
+            ``kernel`` (or :data:`BASELINE`), ``objective``, ``steps``, ``tasks_per_step``,
+            ``lr``, ``test_tasks`` and ``device``; None for a setting that is not used.
+
+    Returns:
+        - ``accuracy`` and ``calibration_error`` in classification, ``mse`` in regression (squared
+          units of the targets), means over test tasks;
+        - ``interval``: half the 95% interval of the accuracy or error over test tasks;
+        - ``nll``: nats a query point; not of the nearest neighbour;
+        - ``train_seconds``, ``best_step``: of the training.
+    """
+    study = study_named(cell["study"])
+    sources = study.sources(cell["shots"], cell["seed"])
+    if cell["kernel"] == BASELINE:
+        return _baseline(study, sources, cell["test_tasks"])
+    generator = torch.Generator().manual_seed(cell["seed"])
+    model = DeepKernelTransfer(study.network(generator), cell["kernel"], study.num_features)
+    model = model.to(cell["device"])
+    m = 0
+    if cell["objective"] == "clml":
+        m = sources.train.draw([0]).num_support
+    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(m=m))
+    start = time.perf_counter()
+    training = train_on_tasks(
+        model, mll, sources.train, steps=cell["steps"], tasks_per_step=cell["tasks_per_step"],
+        lr=cell["lr"], validation=sources.validation, validation_tasks=_VALIDATION_TASKS,
+        look_every=_LOOK_EVERY, progress=False,
+    )  # fmt: skip
+    seconds = time.perf_counter() - start
+    scores = evaluate_tasks(model, sources.test, cell["test_tasks"])
+    return {
+        **_summary(scores), "train_seconds": seconds, "best_step": float(training.best),
+    }  # fmt: skip
+
+
+def _summary(scores: TaskScores) -> dict[str, float]:
+    nll = {"nll": float(scores.nll.mean())}
+    if scores.accuracy is not None:
+        return {
+            **_mean("accuracy", scores.accuracy),
+            **nll,
+            "calibration_error": scores.calibration_error,
+        }
+    assert scores.squared_error is not None
+    return {**_mean("mse", scores.squared_error), **nll}
+
+
+def _baseline(study: Study, sources: Sources, count: int) -> dict[str, float]:
+    episodes = sources.test.draw(range(count))
+    if study.classes:
+        return _mean("accuracy", nearest_neighbour_accuracy(episodes))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # a fit to few points may stop early
+        errors, nlls = plain_gp_scores(episodes)
+    return {**_mean("mse", errors), "nll": float(nlls.mean())}
+
+
+def _mean(name: str, scores: Tensor) -> dict[str, float]:
+    return {name: float(scores.mean()), "interval": TaskScores.interval(scores)}

@@ -1,0 +1,90 @@
+"""The commands ``run`` and ``report``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks._commands import errors_as_text, listed, names, numbers
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Deep Kernel Transfer on few-shot tasks under the LML and the CLML.",
+)
+
+ResultsFile = Annotated[Path, typer.Option("--results", help="The SQLite file of results.")]
+
+
+@app.command()
+def run(
+    results: ResultsFile,
+    study: Annotated[
+        str,
+        typer.Option(
+            help="Studies, comma-separated: digits, omniglot, omniglot-to-mnist, periodic, "
+            "periodic-out-of-range, rotation."
+        ),
+    ],
+    shots: Annotated[
+        str | None,
+        typer.Option(help="Images a class or points to learn from, comma-separated; the study's."),
+    ] = None,
+    kernels: Annotated[
+        str, typer.Option(help="Kernels on features, comma-separated; pixels: the baseline.")
+    ] = "cosine,batch-norm-cosine,linear,pixels",
+    objectives: Annotated[str, typer.Option(help="lml, clml, comma-separated.")] = "lml,clml",
+    seeds: Annotated[int, typer.Option(min=1, help="Number of seeds, 0, 1, ....")] = 10,
+    steps: Annotated[int, typer.Option(min=1, help="Adam steps.")] = 2500,
+    tasks_per_step: Annotated[int, typer.Option(min=1, help="Tasks of a step.")] = 1,
+    lr: Annotated[float, typer.Option(help="Learning rate of Adam.")] = 1e-3,
+    test_tasks: Annotated[int, typer.Option(min=1, help="Tasks to test on.")] = 600,
+    jobs: Annotated[int, typer.Option(help="Worker processes; -1 for one a core.")] = 1,
+    device: Annotated[str, typer.Option(help="Where models are trained: cpu, cuda.")] = "cpu",
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Compute failed cells again.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no summary.")] = False,
+) -> None:
+    """Compute the cells that the results file lacks.
+
+    Trains a model for each study, number of shots, kernel, objective and seed on tasks of some
+    classes, and tests it on tasks of others. Each result is saved as it comes: after an
+    interruption the same command goes on. Exit code 1 if cells failed, 2 if nothing could run.
+    """
+    from benchmarks.dkt.cells import SOURCES, run_cell
+    from benchmarks.dkt.grid import make_grid
+    from benchmarks.runner import run_grid
+
+    with errors_as_text():
+        cells = make_grid(
+            names(study, "study"), shots=listed(shots, numbers, "shots", int),
+            kernels=names(kernels, "kernels"), objectives=names(objectives, "objectives"),
+            seeds=seeds, steps=steps, tasks_per_step=tasks_per_step, lr=lr,
+            test_tasks=test_tasks, device=device,
+        )  # fmt: skip
+        summary = run_grid(
+            cells, run_cell, results, jobs=jobs, retry_failed=retry_failed, progress=not quiet,
+            sources=SOURCES,
+        )  # fmt: skip
+    if not quiet:
+        typer.echo(summary)
+    failed = summary.failed + summary.failed_before
+    if failed:
+        typer.echo(f"{failed} cells failed: the report lists them.", err=True)
+        raise typer.Exit(1)
+
+
+@app.command()
+def report(results: ResultsFile) -> None:
+    """Print the report in Markdown: means over seeds, and the CLML less the LML by seed."""
+    from benchmarks.dkt.report import make_report
+
+    with errors_as_text():
+        typer.echo(make_report(results))

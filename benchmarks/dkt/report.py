@@ -1,0 +1,134 @@
+"""The report: what each kernel and objective reaches, beside the baseline, and by how much."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import TYPE_CHECKING
+
+from benchmarks._markdown import code, section, table
+from benchmarks.dkt.cells import BASELINE
+from benchmarks.dkt.studies import STUDIES
+from benchmarks.results import load_failures, load_results
+from gpclml.errors import DataError
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["make_report"]
+
+_PACKAGES = ("gpclml", "torch", "gpytorch", "botorch", "python")
+_METRICS = {
+    "accuracy": "accuracy, %",
+    "mse": "squared error",
+    "nll": "NLL, nats a query point",
+    "calibration_error": "expected calibration error",
+    "train_seconds": "seconds of training",
+}
+_KEYS = ["study", "shots", "kernel", "objective"]
+_ABOUT = (
+    "Mean over seeds ± its standard error; with one seed ± the 95% interval over test tasks. "
+    "`pixels` is the nearest neighbour in classification and a GP fitted to each task alone in "
+    "regression."
+)
+_ABOUT_DIFFERENCES = (
+    "CLML less LML, paired by seed: mean ± standard error. The CLML conditions on the support "
+    "points and scores the query points."
+)
+
+
+def make_report(path: str | os.PathLike[str]) -> str:
+    """The report of a results file, in Markdown.
+
+    Args:
+        path: The SQLite file.
+
+    Raises:
+        DataError: There is no such file, or no finished cell in it.
+    """
+    done = load_results(path, provenance=True)
+    failed = load_failures(path)
+    if done.empty:
+        raise DataError(f"{path}: no finished cells. Run some first.")
+    done["objective"] = done["objective"].fillna("-")
+    parts = ["# Deep Kernel Transfer", code(_provenance(done, len(failed)))]
+    parts += [f"- `{name}`: {STUDIES[name].about}." for name in sorted(set(done["study"]))]
+    parts.append(section("Results", _ABOUT, table(_results(done))))
+    differences = _differences(done)
+    if len(differences):
+        parts.append(section("CLML less LML", _ABOUT_DIFFERENCES, table(differences)))
+    if len(failed):
+        shown = failed[[*_KEYS, "seed", "error_type"]].set_index("study")
+        parts.append(section("Failed cells", table(shown)))
+    return "\n\n".join(parts)
+
+
+def _provenance(done: pandas.DataFrame, failed: int) -> list[str]:
+    versions = [f"{name} {' and '.join(sorted(set(done[f'_{name}'])))}" for name in _PACKAGES]
+    trained = done[done["kernel"] != BASELINE]
+    settings = [
+        f"{name} {', '.join(f'{value:g}' for value in sorted(set(trained[name].dropna())))}"
+        for name in ("steps", "tasks_per_step", "lr")
+    ]
+    tests = ", ".join(map(str, sorted(set(done["test_tasks"]))))
+    devices = ", ".join(sorted(set(done["device"])))
+    return [
+        f"{len(done)} cells done, {failed} failed; {done['seed'].nunique()} seeds",
+        f"{'; '.join(settings)}; {tests} test tasks; device {devices}",
+        ", ".join(versions),
+    ]
+
+
+def _results(done: pandas.DataFrame) -> pandas.DataFrame:
+    import pandas
+
+    rows = {}
+    for key, group in done.groupby(_KEYS, sort=True):
+        rows[key] = {title: _mean(group, name) for name, title in _METRICS.items() if name in group}
+    frame = pandas.DataFrame.from_dict(rows, orient="index")
+    frame.index = pandas.MultiIndex.from_tuples(list(rows), names=_KEYS)
+    return frame
+
+
+def _mean(group: pandas.DataFrame, name: str) -> str:
+    values = _in_units(group[name].dropna(), name)
+    if values.empty:
+        return "-"
+    digits = 1 if name in ("accuracy", "train_seconds") else 3
+    if name == "train_seconds":
+        return f"{values.mean():.0f}"
+    error = values.std() / math.sqrt(len(values))
+    if len(values) == 1 and name in ("accuracy", "mse"):
+        error = float(_in_units(group["interval"], name).iloc[0])
+    shown = "" if error != error else f" ± {error:.{digits}f}"
+    return f"{values.mean():.{digits}f}{shown}"
+
+
+def _in_units(values: pandas.Series, name: str) -> pandas.Series:
+    return 100 * values if name == "accuracy" else values
+
+
+def _differences(done: pandas.DataFrame) -> pandas.DataFrame:
+    import pandas
+
+    keys = ["study", "shots", "kernel"]
+    both = [
+        done[done["objective"] == objective].set_index([*keys, "seed"])
+        for objective in ("clml", "lml")
+    ]
+    rows: dict[tuple, dict[str, str]] = {}
+    for name in ("accuracy", "mse", "nll"):
+        if name not in done:
+            continue
+        pairs = (both[0][name] - both[1][name]).dropna()
+        for key, values in _in_units(pairs, name).groupby(level=keys):
+            error = values.std() / math.sqrt(len(values))
+            digits = 1 if name == "accuracy" else 3
+            text = f"{values.mean():+.{digits}f}"
+            text += "" if error != error else f" ± {error:.{digits}f}"
+            rows.setdefault(key, {})[_METRICS[name]] = text
+    if not rows:
+        return pandas.DataFrame()
+    frame = pandas.DataFrame.from_dict(rows, orient="index").fillna("-")
+    frame.index = pandas.MultiIndex.from_tuples(list(rows), names=keys)
+    return frame

@@ -1,0 +1,119 @@
+"""The few-shot benchmark: digits end to end, its baselines, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from benchmarks.dkt.baselines import nearest_neighbour_accuracy, plain_gp_scores
+from benchmarks.dkt.commands import app
+from benchmarks.dkt.grid import make_grid
+from benchmarks.dkt.studies import STUDIES, study_named
+from benchmarks.results import load_results
+from gpclml.errors import ArgumentError, UnknownNameError
+from gpclml.meta import Episodes
+
+LINE = "run --study digits --shots 1 --kernels cosine,pixels --seeds 2 --steps 3 --test-tasks 5"
+
+
+def invoke(line, path):
+    return CliRunner().invoke(app, [*line.split(), "--results", str(path)])
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("dkt") / "a.sqlite"
+    answer = invoke(LINE, path)
+    assert answer.exit_code == 0, answer.output
+    return path
+
+
+def test_digits_end_to_end(path):
+    done = load_results(path)
+    assert len(done) == 2 * 3
+    trained = done[done["kernel"] == "cosine"]
+    assert set(trained["objective"]) == {"lml", "clml"}
+    assert trained["accuracy"].between(0, 1).all()
+    assert trained["best_step"].tolist() == [3] * 4
+    assert done[done["kernel"] == "pixels"]["accuracy"].min() > 1 / 3  # chance
+    again = invoke(LINE, path)
+    assert "6 of 6 cells done" in again.output
+    assert "in this run" not in again.output
+
+
+def test_the_report(path):
+    text = invoke("report", path).stdout
+    assert "digits | 1 | cosine | clml |" in text
+    assert "digits | 1 | pixels | - |" in text
+    assert "## CLML less LML" in text
+    assert STUDIES["digits"].about in text
+
+
+def test_nearest_neighbours_are_of_the_task():
+    support = torch.tensor([[[0.0], [10.0]], [[10.0], [0.0]]])
+    query = torch.tensor([[[1.0], [9.0]], [[1.0], [2.0]]])
+    labels = torch.tensor([[0, 1], [0, 1]])
+    episodes = Episodes(support, labels, query, torch.tensor([[0, 1], [1, 0]]), ways=2)
+    assert nearest_neighbour_accuracy(episodes).tolist() == [1.0, 0.5]
+
+
+def test_a_plain_gp_learns_a_task_from_its_own_points():
+    x = torch.linspace(-2, 2, 20).reshape(1, 20, 1)
+    y = x[..., 0].sin()
+    error, nll = plain_gp_scores(Episodes(x[:, ::2], y[:, ::2], x[:, 1::2], y[:, 1::2]))
+    assert float(error) < 1e-3
+    assert float(nll) < -1
+
+
+@pytest.mark.parametrize("name", ["digits", "periodic", "periodic-out-of-range"])
+def test_studies_without_files(name):
+    study = study_named(name)
+    sources = study.sources(study.shots[0], 0)
+    episodes = sources.test.draw([0, 1])
+    assert (episodes.ways > 0) == study.classes
+    x = episodes.support_x.flatten(0, 1)
+    features = study.network(torch.Generator().manual_seed(0))(x)
+    assert features.shape == (len(x), study.num_features)
+    other = study.sources(study.shots[0], 1).train.draw([0])
+    assert not torch.equal(other.support_x, sources.train.draw([0]).support_x)
+
+
+@pytest.mark.data
+@pytest.mark.parametrize("name", ["omniglot", "omniglot-to-mnist", "rotation"])
+def test_studies_of_characters(name, data_folder, monkeypatch):
+    monkeypatch.setenv("GPCLML_DATA", str(data_folder))
+    study = study_named(name)
+    sources = study.sources(study.shots[-1], 0)
+    for tasks in (sources.train, sources.validation, sources.test):
+        assert tasks is not None
+        episodes = tasks.draw([0])
+        assert episodes.query_x.shape[2:] == (1, 28, 28)
+    if study.classes:
+        assert sources.test.draw([0]).num_support == 25
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("run --study digit", "study: got 'digit'"),
+        ("run --study digits --kernels rbg", "kernels: got 'rbg'"),
+        ("run --study digits --objectives loo", "objectives: got 'loo'"),
+        ("run --study digits --shots 400", "shots + queries: got 415"),
+        ("run --study digits --shots one", "shots: got 'one'"),
+        ("run --study digits --lr 0", "lr: got 0.0"),
+        ("run --study digits --device gpu", "device: got 'gpu'"),
+    ],
+)
+def test_bad_input_is_told_before_anything_runs(line, text, tmp_path):
+    answer = invoke(line, tmp_path / "a.sqlite")
+    assert answer.exit_code == 2
+    assert text in answer.stderr
+    assert not (tmp_path / "a.sqlite").exists()
+
+
+def test_bad_numbers():
+    with pytest.raises(ArgumentError, match="seeds"):
+        make_grid(["digits"], seeds=0)
+    with pytest.raises(UnknownNameError, match="study"):
+        make_grid(["rotations"])
