@@ -18,6 +18,8 @@ def check_gaussian(covariance: Tensor, residual: Tensor) -> tuple[Tensor, Tensor
     n = covariance.shape[-1]
     if residual.ndim < 1 or residual.shape[-1] != n:
         raise ShapeError("residual", tuple(residual.shape), f"(*batch, {n}), as the covariance")
+    if covariance.shape[:-2] == residual.shape[:-1]:
+        return covariance, residual
     try:
         batch = torch.broadcast_shapes(covariance.shape[:-2], residual.shape[:-1])
     except RuntimeError as error:

@@ -10,6 +10,7 @@ from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
 from gpytorch.models import ExactGP
+from gpytorch.settings import lazily_evaluate_kernels
 from torch import Tensor
 from torch.distributions import Normal
 
@@ -102,7 +103,8 @@ class DeepKernelTransfer(ExactGP):
             features: Shape ``(*batch, n, q)``.
         """
         mean = cast(Tensor, self.mean_module(features))
-        return MultivariateNormal(mean, self.covar_module(features))
+        with lazily_evaluate_kernels(False):  # it is needed whole, and at once
+            return MultivariateNormal(mean, self.covar_module(features))
 
     def prior(self, episodes: Episodes) -> tuple[MultivariateNormal, Tensor]:
         """What an objective takes: the prior at all points of the tasks, and their targets.

@@ -12,6 +12,7 @@ from benchmarks.speed import BASE, METHODS, Problem, interleaved_times, peak_mem
 from benchmarks.speed.__main__ import main
 from benchmarks.speed.fits import fit_seeds, measure_fits
 from benchmarks.speed.methods import gradient_step, sampled_data
+from benchmarks.speed.tasks import measure_tasks
 from gpclml.errors import ArgumentError, UnknownNameError
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
@@ -126,3 +127,11 @@ def test_fits_are_timed_one_by_one_in_a_batch_and_as_chosen():
     assert (table["fits_per_second"] > 0).all()
     speed = table["fits_per_second"] / table.loc["lone", "fits_per_second"]
     pd.testing.assert_series_equal(table["ratio"], speed, check_names=False)
+
+
+def test_the_gp_part_of_a_few_shot_step_is_timed_beside_the_plain_way():
+    table = measure_tasks("cosine", ways=2, images=3, tasks=2, rounds=1).set_index("step")
+    assert list(table.index) == ["plain, LML", "ours, LML", "ours, CLML", "Conv4"]
+    assert (table["milliseconds"] > 0).all()
+    speedup = table.loc["plain, LML", "milliseconds"] / table["milliseconds"]
+    assert table["speedup"].tolist() == pytest.approx(speedup.tolist())

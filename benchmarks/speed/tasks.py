@@ -1,0 +1,161 @@
+"""Command line: ``python -m benchmarks.speed.tasks``: the GP part of a few-shot training step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, cast
+
+import pandas as pd
+import torch
+import typer
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.likelihoods import GaussianLikelihood, LikelihoodList
+from gpytorch.mlls import SumMarginalLogLikelihood
+from gpytorch.models import ExactGP, IndependentModelList
+from torch import Tensor
+
+from benchmarks.speed.header import describe_run
+from benchmarks.speed.timing import interleaved_times, ratios
+from gpclml.conditioning import LastPoints
+from gpclml.meta import Conv4, DeepKernelTransfer, Episodes
+from gpclml.mlls import ConditionalMarginalLogLikelihood
+
+__all__ = ["measure_tasks"]
+
+KERNELS = ["rbf", "cosine"]
+TASKS = [1]
+_FEATURES = 64
+_PLAIN = "plain, LML"
+
+
+class _Way(ExactGP):
+    """The GP of one way, with mean, kernel and noise of its own as in the original code."""
+
+    def __init__(self, features: Tensor, targets: Tensor, kernel: str) -> None:
+        super().__init__(features, targets, GaussianLikelihood())
+        parts = DeepKernelTransfer(torch.nn.Identity(), kernel, _FEATURES)
+        self.mean_module, self.covar_module = parts.mean_module, parts.covar_module
+
+    def forward(self, features: Tensor) -> MultivariateNormal:
+        mean = cast(Tensor, self.mean_module(features))
+        return MultivariateNormal(mean, self.covar_module(features))
+
+
+def measure_tasks(
+    kernel: str = "rbf",
+    ways: int = 5,
+    images: int = 17,
+    tasks: int = 1,
+    rounds: int = 21,
+    device: str = "cpu",
+) -> pd.DataFrame:
+    """Time of value and gradient on given features, and of a Conv4 step on the same images.
+
+    Args:
+        kernel: Kernel on the features.
+        ways: Classes of a task.
+        images: Images of each class; the first of them is the support.
+        tasks: Tasks of a step.
+        rounds: Rounds in which each way is timed once.
+        device: Where the features are.
+
+    Returns:
+        A row a method: ``plain, LML``, a GPyTorch ``ExactGP`` for each way of each task in an
+        ``IndependentModelList`` under a ``SumMarginalLogLikelihood``; ours under LML and CLML;
+        a forward and backward pass of Conv4. ``milliseconds`` is the median, ``speedup`` the
+        median over rounds of the plain method's time over its own, ``low`` and ``high`` their
+        quartiles.
+    """
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(tasks, ways * images, _FEATURES, generator=generator).to(device)
+    labels = torch.arange(ways).repeat(images).expand(tasks, -1).to(device)  # support first
+    episodes = Episodes(x[:, :ways], labels[:, :ways], x[:, ways:], labels[:, ways:], ways)
+    pictures = torch.rand(tasks * ways * images, 1, 28, 28, generator=generator).to(device)
+    steps = {
+        _PLAIN: _plain_step(episodes, kernel, device),
+        "ours, LML": _our_step(episodes, kernel, 0, device),
+        "ours, CLML": _our_step(episodes, kernel, ways, device),
+        "Conv4": _network_step(pictures, device),
+    }
+    times = interleaved_times(steps, rounds, device)
+    table = ratios(1 / times, _PLAIN).rename(columns={"median": "speedup"})
+    table.insert(0, "milliseconds", 1e3 * times.median())
+    table.insert(0, "tasks", tasks)
+    table.insert(0, "kernel", kernel)
+    return table.rename_axis("step").reset_index()
+
+
+def _our_step(episodes: Episodes, kernel: str, m: int, device: str) -> Callable[[], object]:
+    model = DeepKernelTransfer(torch.nn.Identity(), kernel, _FEATURES).to(device)
+    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(m=m))
+    mll.train()
+    support, query = (part.requires_grad_() for part in (episodes.support_x, episodes.query_x))
+    given = Episodes(support, episodes.support_y, query, episodes.query_y, episodes.ways)
+
+    def step() -> None:
+        loss = -cast(Tensor, mll(*model.prior(given))).mean()
+        loss.backward()
+
+    return step
+
+
+def _plain_step(episodes: Episodes, kernel: str, device: str) -> Callable[[], object]:
+    x = torch.cat([episodes.support_x, episodes.query_x], dim=1).detach().requires_grad_()
+    labels = torch.cat([episodes.support_y, episodes.query_y], dim=1)
+    targets = [
+        torch.where(of_task == way, 1.0, -1.0).to(x)
+        for of_task in labels
+        for way in range(episodes.ways)
+    ]
+    inputs = [of_task for of_task in x for _ in range(episodes.ways)]
+    members = [_Way(a.detach(), b, kernel) for a, b in zip(inputs, targets, strict=True)]
+    model = IndependentModelList(*members).to(device)
+    likelihood = LikelihoodList(*[member.likelihood for member in members])
+    mll = SumMarginalLogLikelihood(likelihood, model)
+    mll.train()
+
+    def step() -> None:
+        for member, features, target in zip(members, inputs, targets, strict=True):
+            member.set_train_data(features, target, strict=False)
+        loss = -cast(Tensor, mll(model(*model.train_inputs), model.train_targets))
+        loss.backward(retain_graph=True)  # of the slices of x
+
+    return step
+
+
+def _network_step(pictures: Tensor, device: str) -> Callable[[], object]:
+    network = Conv4().to(device)
+
+    def step() -> None:
+        network(pictures).sum().backward()
+
+    return step
+
+
+def main(
+    kernel: Annotated[
+        list[str], typer.Option(help="Kernels on features; may be repeated.")
+    ] = KERNELS,
+    tasks: Annotated[list[int], typer.Option(help="Tasks of a step; may be repeated.")] = TASKS,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds.")] = 21,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1")] = "cpu",
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    csv: Annotated[Path | None, typer.Option(help="Write the table there as well.")] = None,
+) -> None:
+    """The GP part of a 5-way step on 85 images: ours, GPyTorch's classes way by way, Conv4."""
+    torch.set_num_threads(threads)
+    about = describe_run("benchmarks.speed.tasks", device)
+    print(about, flush=True)
+    tables = []
+    for name in kernel:
+        for count in tasks:
+            table = measure_tasks(name, tasks=count, rounds=rounds, device=device)
+            print(f"\n{table.to_string(index=False, float_format='%.2f')}", flush=True)
+            tables.append(table)
+    if csv:
+        csv.write_text(f"{about}\n{pd.concat(tables).to_csv(index=False)}")
+
+
+if __name__ == "__main__":
+    typer.run(main)
