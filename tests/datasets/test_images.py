@@ -72,6 +72,7 @@ def test_idx_files(tmp_path, packed):
         (b"", "no idx file"),
         (gzip.compress(idx(numpy.zeros((2, 300))))[:-12], "cannot be read"),
     ],
+    ids=["short", "long", "header", "type", "empty", "gzip"],
 )
 def test_damaged_idx_files(tmp_path, body, message):
     (tmp_path / "a").write_bytes(body)
