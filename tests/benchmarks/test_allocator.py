@@ -48,5 +48,6 @@ def test_gradient_steps_no_longer_fault_pages_in():
         )
         return float(result.stdout)
 
-    assert faults("leave") > 1_000  # a covariance of 4 x 300 x 300 numbers has 703 pages
-    assert faults("keep") < 300
+    left = faults("leave")
+    assert left > 1_000  # a covariance of 4 x 300 x 300 numbers has 703 pages
+    assert faults("keep") < left / 10
