@@ -96,7 +96,7 @@ def start_second_part(model: GPRegression, rows: Tensor) -> None:
         with torch.no_grad():
             parts.features.log_scale.copy_(start)
         trials.append(_Fit(_fit(mll, parts.features, _TRIAL_STEPS), _state(mll)))
-    mll.load_state_dict(max(trials, key=lambda trial: trial.lml).state)
+    mll.load_state_dict(max(trials, key=lambda fit: fit.lml).state)
     _fit(mll, parts.features, _STEPS)
     with torch.no_grad():
         parts.features.log_scale.clamp_(-_LARGEST, _LARGEST)

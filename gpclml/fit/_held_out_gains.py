@@ -95,6 +95,7 @@ def held_out_gains(
 
 
 def _gain(scores: Scores, before: Scores) -> Gain:
+    """Over the folds scored by now, which are the first ones."""
     densities, errors = (
         torch.cat([now[kind] - then[kind] for now, then in zip(scores, before, strict=False)])
         for kind in range(2)

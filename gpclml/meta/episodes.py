@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from gpclml.errors import ArgumentError, ShapeError
 
-__all__ = ["Episodes", "ImageTasks", "task_generator"]
+__all__ = ["Episodes", "ImageTasks", "NumberedTasks", "check_counts", "task_generator"]
 
 _QUARTER_TURNS = 4
 
@@ -76,11 +77,27 @@ class Episodes:
         )
 
 
-class ImageTasks:
+class NumberedTasks(ABC):
+    """A source of tasks of one size, each drawn by its number alone."""
+
+    def draw(self, indices: Sequence[int]) -> Episodes:
+        """These tasks as one batch.
+
+        Args:
+            indices: Numbers of tasks, from 0.
+        """
+        return Episodes.stack([self._task(index) for index in indices])
+
+    @abstractmethod
+    def _task(self, index: int) -> Episodes:
+        """One task, as a batch of one."""
+
+
+class ImageTasks(NumberedTasks):
     """N-way K-shot classification tasks from labelled images.
 
-    Task ``i`` is drawn from a generator seeded by ``seed`` and ``i`` alone: it is the same
-    whichever worker draws it, in whatever order.
+    Images of one class are side by side. Task ``i`` is drawn from a generator seeded by ``seed``
+    and ``i`` alone: it is the same whichever worker draws it, in whatever order.
 
     Args:
         images: Images, ``(N, channels, height, width)``; integers count as 0 to 255 and become
@@ -118,9 +135,7 @@ class ImageTasks:
         if images.ndim != 4 or labels.shape != images.shape[:1]:
             got = f"shapes {tuple(images.shape)} and {tuple(labels.shape)}"
             raise ShapeError("images and labels", got, "(N, channels, height, width) and (N,)")
-        for name, number in (("ways", ways), ("shots", shots), ("queries", queries)):
-            if number < 1:
-                raise ArgumentError(name, number, "at least 1")
+        check_counts(ways=ways, shots=shots, queries=queries)
         if rotations and images.shape[-1] != images.shape[-2]:
             got = f"images of shape {tuple(images.shape[1:])}"
             raise ShapeError("images", got, "square ones, to be turned", "Pass rotations=False.")
@@ -141,14 +156,6 @@ class ImageTasks:
     def num_classes(self) -> int:
         """Number of classes that tasks are drawn from, turned ones included."""
         return len(self._rows) * (_QUARTER_TURNS if self.rotations else 1)
-
-    def draw(self, indices: Sequence[int]) -> Episodes:
-        """These tasks as one batch; images of one class side by side.
-
-        Args:
-            indices: Numbers of tasks, from 0.
-        """
-        return Episodes.stack([self._task(index) for index in indices])
 
     def _task(self, index: int) -> Episodes:
         generator = task_generator(self.seed, index)
@@ -171,6 +178,13 @@ class ImageTasks:
         if not images.is_floating_point():
             images = images.float() / 255
         return torch.rot90(images, turns, dims=(-2, -1)) if turns else images
+
+
+def check_counts(**numbers: int) -> None:
+    """Raises an ArgumentError if one of these numbers is below 1."""
+    for name, number in numbers.items():
+        if number < 1:
+            raise ArgumentError(name, number, "at least 1")
 
 
 def task_generator(seed: int, index: int) -> torch.Generator:

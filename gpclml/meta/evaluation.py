@@ -66,22 +66,13 @@ class TaskScores:
         return 1.96 * float(scores.std()) / math.sqrt(len(scores))
 
 
-def evaluate_tasks(
-    model: DeepKernelTransfer,
-    tasks: Tasks,
-    count: int,
-    *,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
-) -> TaskScores:
+def evaluate_tasks(model: DeepKernelTransfer, tasks: Tasks, count: int) -> TaskScores:
     """Scores predictions of the first tasks of a source; the model's mode stays as it is.
 
     Args:
         model: A model.
         tasks: Where tasks come from.
         count: How many, from number 0.
-        device: Where the model is; as its parameters if None.
-        dtype: Of inputs; as the model's parameters if None.
 
     Returns:
         The scores.
@@ -92,20 +83,17 @@ def evaluate_tasks(
     if count < 1:
         raise ArgumentError("count", count, "at least 1")
     own = next(model.parameters())
-    device, dtype = device or own.device, dtype or own.dtype
     mains: list[Tensor] = []
     nlls: list[Tensor] = []
     probabilities: list[Tensor] = []
     labels: list[Tensor] = []
-    classes = True
     for first in range(0, count, _AT_ONCE):
-        episodes = tasks.draw(range(first, min(first + _AT_ONCE, count))).to(device, dtype)
+        episodes = tasks.draw(range(first, min(first + _AT_ONCE, count))).to(own.device, own.dtype)
         predictive = model.predict(episodes)
         truth = episodes.query_y
-        classes = episodes.ways > 0
-        if classes:
+        if episodes.ways:
             log_p = class_log_probabilities(predictive)
-            mains.append((log_p.argmax(-1) == truth).to(dtype).mean(-1))
+            mains.append((log_p.argmax(-1) == truth).to(own.dtype).mean(-1))
             nlls.append(-log_p.gather(-1, truth.unsqueeze(-1)).mean((-2, -1)))
             probabilities.append(log_p.exp())
             labels.append(truth)
@@ -114,7 +102,7 @@ def evaluate_tasks(
             mains.append((predictive.mean.squeeze(-2) - truth).square().mean(-1))
             nlls.append(-density.mean(-1))
     main, nll = torch.cat(mains), torch.cat(nlls)
-    if not classes:
+    if not probabilities:
         return TaskScores(None, main, nll, math.nan)
     calibration = expected_calibration_error(torch.cat(probabilities), torch.cat(labels))
     return TaskScores(main, None, nll, calibration)

@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from gpclml.errors import ArgumentError, ShapeError
-from gpclml.meta.episodes import Episodes, task_generator
+from gpclml.meta.episodes import Episodes, NumberedTasks, check_counts, task_generator
 
 __all__ = ["PeriodicTasks", "RotationTasks"]
 
 
-class PeriodicTasks:
+class PeriodicTasks(NumberedTasks):
     r"""Sine waves of unknown amplitude and phase, :math:`y = a \sin(x + \phi) + \epsilon`.
 
     :math:`a \sim U(0.1, 5)`, :math:`\phi \sim U(0, \pi)`, noise of standard deviation 0.1;
     support points uniform on [-5, 5] (Patacchiola et al. 2020, Section 5.1; Finn et al. 2017).
     Query points are spread evenly: on [-5, 5], or ``out_of_range`` on [-5, 10]. Task ``i``
-    depends on ``seed`` and ``i`` alone.
+    depends on ``seed`` and ``i`` alone. Inputs are ``(tasks, n, 1)``.
 
     Args:
         support: Points to learn from.
@@ -33,8 +32,6 @@ class PeriodicTasks:
         ArgumentError: A number is out of range.
     """
 
-    ways = 0
-
     def __init__(
         self,
         support: int = 5,
@@ -44,21 +41,13 @@ class PeriodicTasks:
         noise: float = 0.1,
         seed: int = 0,
     ) -> None:
-        _check_counts(support, queries)
+        check_counts(support=support, queries=queries)
         if not 0 <= noise < math.inf:
             raise ArgumentError("noise", noise, "a number, 0 or above")
         self.support, self.queries = support, queries
         self.range = (-5.0, 10.0 if out_of_range else 5.0)
         self.noise = noise
         self.seed = seed
-
-    def draw(self, indices: Sequence[int]) -> Episodes:
-        """These tasks as one batch; inputs ``(tasks, n, 1)``.
-
-        Args:
-            indices: Numbers of tasks, from 0.
-        """
-        return Episodes.stack([self._task(index) for index in indices])
 
     def _task(self, index: int) -> Episodes:
         generator = task_generator(self.seed, index)
@@ -71,12 +60,12 @@ class PeriodicTasks:
         return _episode(x.unsqueeze(-1), y, self.support)
 
 
-class RotationTasks:
+class RotationTasks(NumberedTasks):
     """The angle by which an image is turned, from a few turned views whose angle is known.
 
     A task is one image; its views are turned by angles uniform on [-90°, 90°] (bilinear,
     background where nothing was), and targets are angles in units of 90°. Task ``i`` depends
-    on ``seed`` and ``i`` alone.
+    on ``seed`` and ``i`` alone. Inputs are ``(tasks, n, channels, size, size)``.
 
     Args:
         images: Images, ``(N, channels, height, width)``; integers count as 0 to 255 and become
@@ -90,26 +79,16 @@ class RotationTasks:
         ArgumentError: A number is out of range.
     """
 
-    ways = 0
-
     def __init__(
         self, images: Tensor, support: int = 10, queries: int = 20, *, seed: int = 0
     ) -> None:
         if images.ndim != 4 or images.shape[-1] != images.shape[-2] or len(images) == 0:
             expected = "(N, channels, size, size), square and at least one"
             raise ShapeError("images", tuple(images.shape), expected)
-        _check_counts(support, queries)
+        check_counts(support=support, queries=queries)
         self.images = images
         self.support, self.queries = support, queries
         self.seed = seed
-
-    def draw(self, indices: Sequence[int]) -> Episodes:
-        """These tasks as one batch; inputs ``(tasks, n, channels, size, size)``.
-
-        Args:
-            indices: Numbers of tasks, from 0.
-        """
-        return Episodes.stack([self._task(index) for index in indices])
 
     def _task(self, index: int) -> Episodes:
         generator = task_generator(self.seed, index)
@@ -133,9 +112,3 @@ def _turned(image: Tensor, angles: Tensor) -> Tensor:
 def _episode(x: Tensor, y: Tensor, support: int) -> Episodes:
     x, y = x.unsqueeze(0), y.unsqueeze(0)
     return Episodes(x[:, :support], y[:, :support], x[:, support:], y[:, support:])
-
-
-def _check_counts(support: int, queries: int) -> None:
-    for name, number in (("support", support), ("queries", queries)):
-        if number < 1:
-            raise ArgumentError(name, number, "at least 1")

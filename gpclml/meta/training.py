@@ -16,6 +16,7 @@ from torch import Tensor
 from gpclml._checkpoint import read_checkpoint, write_checkpoint
 from gpclml.errors import ArgumentError, DataError, NonFiniteError
 from gpclml.meta.deep_kernel_transfer import DeepKernelTransfer
+from gpclml.meta.episodes import check_counts
 from gpclml.meta.evaluation import Tasks, evaluate_tasks
 
 __all__ = ["Training", "load_model", "train_on_tasks"]
@@ -86,12 +87,10 @@ def train_on_tasks(
         NotPSDError: A covariance is not positive definite even with jitter.
         DataError: The checkpoint cannot be written or read, or is of another architecture.
     """
-    for name, number in (
-        ("steps", steps), ("tasks_per_step", tasks_per_step), ("look_every", look_every),
-        ("validation_tasks", validation_tasks),
-    ):  # fmt: skip
-        if number < 1:
-            raise ArgumentError(name, number, "at least 1")
+    check_counts(
+        steps=steps, tasks_per_step=tasks_per_step, look_every=look_every,
+        validation_tasks=validation_tasks,
+    )  # fmt: skip
     if not 0 < lr < float("inf"):
         raise ArgumentError("lr", lr, "a positive number")
     run = _Run(model, mll, lr)
