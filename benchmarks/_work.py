@@ -15,6 +15,7 @@ from benchmarks._allocator import keep_freed_memory
 from benchmarks._batches import BatchFunction
 from benchmarks._cells import CellFunction, Outcome
 from benchmarks._code import Code
+from benchmarks._environment import variables
 from benchmarks._process import Process
 from gpclml.errors import ArgumentError
 
@@ -100,7 +101,7 @@ class Work:
 
     @contextlib.contextmanager
     def _surroundings(self) -> Iterator[None]:
-        with _threads(self.threads), _environment(self.environment):
+        with _threads(self.threads), variables(self.environment):
             yield
 
 
@@ -124,21 +125,6 @@ def _threads(count: int) -> Iterator[None]:
             yield
         finally:
             torch.set_num_threads(before)
-
-
-@contextlib.contextmanager
-def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Sets environment variables, and restores them."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 def _end_with(driver: Process) -> None:

@@ -10,7 +10,8 @@ from typing import Any, cast
 import torch
 from gpytorch import settings
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
-from gpytorch.likelihoods import Likelihood
+from gpytorch.likelihoods import GaussianLikelihood, Likelihood
+from gpytorch.likelihoods.noise_models import HomoskedasticNoise
 from gpytorch.models import ExactGP
 from torch import Tensor
 
@@ -168,13 +169,16 @@ def observations(
             "Pass the targets of the very inputs that the model was called on.",
         )
     missing = _missing(target)
-    output = cast(MultivariateNormal, likelihood(function_dist, *params, **kwargs))
+    if _is_homoskedastic(likelihood, function_dist):
+        output, covariance = function_dist, _with_noise(likelihood, function_dist)
+    else:
+        output = cast(MultivariateNormal, likelihood(function_dist, *params, **kwargs))
+        covariance = output.lazy_covariance_matrix.to_dense()
     interleaved = getattr(output, "_interleaved", True)
     residual = target - output.mean
     if isinstance(output, MultitaskMultivariateNormal):
         residual = _flatten(residual, interleaved)
         missing = None if missing is None else _flatten(missing, interleaved)
-    covariance = output.lazy_covariance_matrix.to_dense()
     if missing is not None:
         covariance, residual = _take_out(covariance, residual, missing)
     return Observations(
@@ -218,6 +222,23 @@ def training_observations(
         prior = model(*inputs)
     likelihood = cast(Likelihood, likelihood or model.likelihood)
     return observations(likelihood, prior, cast(Tensor, model.train_targets), *params, **kwargs)
+
+
+def _is_homoskedastic(likelihood: Likelihood, function_dist: MultivariateNormal) -> bool:
+    """Whether this is a Gaussian with one noise for all observations, and nothing besides."""
+    return (
+        type(likelihood) is GaussianLikelihood
+        and type(likelihood.noise_covar) is HomoskedasticNoise
+        and type(function_dist) is MultivariateNormal
+    )
+
+
+def _with_noise(likelihood: Likelihood, function_dist: MultivariateNormal) -> Tensor:
+    """What the likelihood's marginal has for covariance, without the operators around it."""
+    covariance = function_dist.lazy_covariance_matrix.to_dense()
+    noise = cast(GaussianLikelihood, likelihood).noise.unsqueeze(-1)  # (*batch, 1, 1)
+    one = torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device)
+    return torch.addcmul(covariance, noise, one)
 
 
 def _missing(target: Tensor) -> Tensor | None:

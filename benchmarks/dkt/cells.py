@@ -2,33 +2,43 @@
 
 from __future__ import annotations
 
-import time
+import os
 import warnings
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from benchmarks._cells import cell_key
+from benchmarks._version import code_version
 from benchmarks.dkt.baselines import nearest_neighbour_accuracy, plain_gp_scores
-from benchmarks.dkt.studies import Sources, Study, study_named
+from benchmarks.dkt.sources import Sources
+from benchmarks.dkt.studies import Study, study_named
 from gpclml.conditioning import LastPoints
 from gpclml.meta import DeepKernelTransfer, TaskScores, evaluate_tasks, train_on_tasks
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 
-__all__ = ["BASELINE", "OBJECTIVES", "SOURCES", "run_cell"]
+__all__ = ["BASELINE", "CHECKPOINTS", "OBJECTIVES", "SOURCES", "run_cell"]
 
 BASELINE = "pixels"
 """In place of a kernel: the baseline on raw inputs."""
 OBJECTIVES = ("lml", "clml")
-SOURCES = tuple(f"benchmarks.dkt.{name}" for name in ("baselines", "studies"))
+SOURCES = tuple(f"benchmarks.dkt.{name}" for name in ("baselines", "sources", "studies"))
 """The modules beside this one that decide the results of :func:`run_cell`."""
+CHECKPOINTS = "GPCLML_DKT_CHECKPOINTS"
+"""Environment variable: the folder of checkpoints; without it a cell keeps none."""
 
 _VALIDATION_TASKS, _LOOK_EVERY = 100, 500
+_TRAINING = ("shots", "seed", "kernel", "objective", "steps", "tasks_per_step", "lr", "device")
 
 
 def run_cell(cell: Mapping[str, Any]) -> dict[str, float]:
     """Trains and tests one model.
+
+    With a folder of checkpoints an interrupted training goes on, and studies that train on the
+    same tasks share one training.
 
     Args:
         cell: Its configuration: ``study``, ``shots``, ``seed`` (of tasks and network),
@@ -53,17 +63,27 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, float]:
     if cell["objective"] == "clml":
         m = sources.train.draw([0]).num_support
     mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(m=m))
-    start = time.perf_counter()
     training = train_on_tasks(
         model, mll, sources.train, steps=cell["steps"], tasks_per_step=cell["tasks_per_step"],
         lr=cell["lr"], validation=sources.validation, validation_tasks=_VALIDATION_TASKS,
-        look_every=_LOOK_EVERY, progress=False,
+        look_every=_LOOK_EVERY, checkpoint=_checkpoint(study, cell), progress=False,
     )  # fmt: skip
-    seconds = time.perf_counter() - start
     scores = evaluate_tasks(model, sources.test, cell["test_tasks"])
     return {
-        **_summary(scores), "train_seconds": seconds, "best_step": float(training.best),
-    }  # fmt: skip
+        **_summary(scores),
+        "train_seconds": training.seconds,
+        "best_step": float(training.best),
+    }
+
+
+def _checkpoint(study: Study, cell: Mapping[str, Any]) -> Path | None:
+    """The file of a training: named for all that decides it, the code included."""
+    folder = os.environ.get(CHECKPOINTS)
+    if not folder:
+        return None
+    training = {"training": study.training, **{name: cell[name] for name in _TRAINING}}
+    key = cell_key(training, code_version(run_cell, SOURCES))
+    return Path(folder) / f"{study.training}-{key[:16]}.pt"
 
 
 def _summary(scores: TaskScores) -> dict[str, float]:

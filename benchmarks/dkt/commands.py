@@ -1,4 +1,4 @@
-"""The commands ``run`` and ``report``."""
+"""The commands ``run``, ``report`` and ``examples``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from benchmarks._commands import errors_as_text, listed, names, numbers
+from benchmarks._environment import variables
 
 __all__ = ["app"]
 
@@ -28,8 +29,9 @@ def run(
     study: Annotated[
         str,
         typer.Option(
-            help="Studies, comma-separated: digits, omniglot, omniglot-to-mnist, periodic, "
-            "periodic-out-of-range, rotation."
+            help="Studies, comma-separated: digits, omniglot, omniglot-part, "
+            "omniglot-part-to-cyrillic, omniglot-part-to-mnist, omniglot-to-emnist, periodic, "
+            "periodic-out-of-range, qmul, qmul-out-of-range, rotation."
         ),
     ],
     shots: Annotated[
@@ -45,7 +47,27 @@ def run(
     tasks_per_step: Annotated[int, typer.Option(min=1, help="Tasks of a step.")] = 1,
     lr: Annotated[float, typer.Option(help="Learning rate of Adam.")] = 1e-3,
     test_tasks: Annotated[int, typer.Option(min=1, help="Tasks to test on.")] = 600,
+    checkpoints: Annotated[
+        Path | None,
+        typer.Option(
+            help="A folder to keep trainings in: an interrupted one goes on, and studies that "
+            "learn from the same tasks share one."
+        ),
+    ] = None,
     jobs: Annotated[int, typer.Option(help="Worker processes; -1 for one a core.")] = 1,
+    backend: Annotated[
+        str, typer.Option(help="Where several workers are: loky (this machine), dask, ray.")
+    ] = "loky",
+    address: Annotated[
+        str | None,
+        typer.Option(help="Address of a running cluster; else one is started on this machine."),
+    ] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            help="The data folder, on every machine; else $GPCLML_DATA, else the user's cache."
+        ),
+    ] = None,
     device: Annotated[str, typer.Option(help="Where models are trained: cpu, cuda.")] = "cpu",
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Compute failed cells again.")
@@ -58,11 +80,15 @@ def run(
     classes, and tests it on tasks of others. Each result is saved as it comes: after an
     interruption the same command goes on. Exit code 1 if cells failed, 2 if nothing could run.
     """
-    from benchmarks.dkt.cells import SOURCES, run_cell
+    from benchmarks.dkt.cells import CHECKPOINTS, SOURCES, run_cell
     from benchmarks.dkt.grid import make_grid
     from benchmarks.runner import run_grid
 
-    with errors_as_text():
+    folders = {"GPCLML_DATA": folder, CHECKPOINTS: checkpoints}
+    environment = {name: str(path.absolute()) for name, path in folders.items() if path}
+    with errors_as_text(), variables(environment):
+        if checkpoints is not None:
+            checkpoints.mkdir(parents=True, exist_ok=True)
         cells = make_grid(
             names(study, "study"), shots=listed(shots, numbers, "shots", int),
             kernels=names(kernels, "kernels"), objectives=names(objectives, "objectives"),
@@ -70,7 +96,8 @@ def run(
             test_tasks=test_tasks, device=device,
         )  # fmt: skip
         summary = run_grid(
-            cells, run_cell, results, jobs=jobs, retry_failed=retry_failed, progress=not quiet,
+            cells, run_cell, results, jobs=jobs, backend=backend, address=address,
+            environment=environment, retry_failed=retry_failed, progress=not quiet,
             sources=SOURCES,
         )  # fmt: skip
     if not quiet:
@@ -82,9 +109,28 @@ def run(
 
 
 @app.command()
-def report(results: ResultsFile) -> None:
+def report(
+    results: ResultsFile,
+    csv: Annotated[
+        Path | None,
+        typer.Option(help="Also write all cells to this CSV file; compressed as .csv.gz."),
+    ] = None,
+) -> None:
     """Print the report in Markdown: means over seeds, and the CLML less the LML by seed."""
     from benchmarks.dkt.report import make_report
 
     with errors_as_text():
-        typer.echo(make_report(results))
+        typer.echo(make_report(results, csv))
+
+
+@app.command()
+def examples(
+    figure: Annotated[Path, typer.Option(help="The PNG file to draw.")],
+    study: Annotated[str, typer.Option(help="Studies of images, comma-separated.")],
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the tasks.")] = 0,
+) -> None:
+    """Draw a test task of each study: the images to learn from and some to predict."""
+    from benchmarks.dkt.examples import draw_examples
+
+    with errors_as_text():
+        draw_examples(names(study, "study"), figure, seed)

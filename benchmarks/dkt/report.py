@@ -7,6 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 from benchmarks._markdown import code, section, table
+from benchmarks._rows import write_rows
 from benchmarks.dkt.cells import BASELINE
 from benchmarks.dkt.studies import STUDIES
 from benchmarks.results import load_failures, load_results
@@ -37,21 +38,25 @@ _ABOUT_DIFFERENCES = (
 )
 
 
-def make_report(path: str | os.PathLike[str]) -> str:
+def make_report(path: str | os.PathLike[str], csv: str | os.PathLike[str] | None = None) -> str:
     """The report of a results file, in Markdown.
 
     Args:
         path: The SQLite file.
+        csv: Also write all cells to this file; compressed where its name ends in ``.gz``.
 
     Raises:
-        DataError: There is no such file, or no finished cell in it.
+        DataError: There is no such file, no finished cell in it, or the CSV cannot be written.
     """
     done = load_results(path, provenance=True)
     failed = load_failures(path)
     if done.empty:
         raise DataError(f"{path}: no finished cells. Run some first.")
+    about = _provenance(done, len(failed))
+    if csv is not None:
+        write_rows(done, csv, about)
     done["objective"] = done["objective"].fillna("-")
-    parts = ["# Deep Kernel Transfer", code(_provenance(done, len(failed)))]
+    parts = ["# Deep Kernel Transfer", code(about)]
     parts += [f"- `{name}`: {STUDIES[name].about}." for name in sorted(set(done["study"]))]
     parts.append(section("Results", _ABOUT, table(_results(done))))
     differences = _differences(done)

@@ -1,37 +1,31 @@
-"""The studies: where their tasks come from, and the network that makes features of them."""
+"""The studies: what is trained on what, and the network that makes features of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 
 import torch
 
+from benchmarks.dkt.sources import (
+    Sources,
+    characters,
+    digits,
+    head_poses,
+    part_of_omniglot,
+    periodic,
+    rotation,
+)
 from gpclml import datasets
 from gpclml.errors import UnknownNameError
-from gpclml.meta import Conv4, ImageTasks, PeriodicTasks, RotationTasks, Tasks
+from gpclml.meta import Conv3, Conv4
 from gpclml.networks import MLP
 
-__all__ = ["STUDIES", "Sources", "Study", "study_named"]
+__all__ = ["STUDIES", "Study", "study_named"]
 
-_QUERIES = 15  # of the 20 drawings of a character, which leaves five shots
-_VALIDATION, _TEST = ("Latin",), ("Sanskrit", "Tagalog")  # alphabets of the part of Omniglot
-
-
-@dataclass(frozen=True)
-class Sources:
-    """Tasks to learn from, to choose the best look by, and to test on.
-
-    Attributes:
-        train: Tasks of the training.
-        validation: Those that decide which look is kept; None keeps the end.
-        test: Tasks of classes or functions that training has not seen.
-    """
-
-    train: Tasks
-    validation: Tasks | None
-    test: Tasks
+_CHOSEN_BY = ("Armenian", "Bengali", "Early_Aramaic", "Hebrew", "Mkhedruli_(Georgian)")
 
 
 @dataclass(frozen=True)
@@ -40,6 +34,7 @@ class Study:
 
     Attributes:
         about: What the data are, honestly.
+        training: What the network is trained on; studies of one name share their trainings.
         sources: Makes the tasks from the number of shots and a seed.
         network: Makes the backbone from a generator.
         num_features: Number of its features.
@@ -48,6 +43,7 @@ class Study:
     """
 
     about: str
+    training: str
     sources: Callable[[int, int], Sources]
     network: Callable[[torch.Generator], torch.nn.Module]
     num_features: int
@@ -66,67 +62,12 @@ def study_named(name: str) -> Study:
     return STUDIES[name]
 
 
-def _omniglot(groups: tuple[str, ...] | None = None) -> datasets.LabelledImages:
-    data = datasets.load_images("omniglot-small", progress=False)
-    return data if groups is None else data.of_groups(groups)
-
-
-def _training_alphabets() -> tuple[str, ...]:
-    return tuple(one for one in _omniglot().groups if one not in (*_VALIDATION, *_TEST))
-
-
-def _tasks(
-    data: datasets.LabelledImages, shots: int, seed: int, *, ways: int = 5, rotations: bool = False
-) -> ImageTasks:
-    return ImageTasks(
-        data.images, data.labels, ways=ways, shots=shots, queries=_QUERIES, rotations=rotations,
-        seed=seed,
-    )  # fmt: skip
-
-
-def _characters(test: Callable[[], datasets.LabelledImages]) -> Callable[[int, int], Sources]:
-    def sources(shots: int, seed: int) -> Sources:
-        return Sources(
-            train=_tasks(_omniglot(_training_alphabets()), shots, 3 * seed, rotations=True),
-            validation=_tasks(_omniglot(_VALIDATION), shots, 3 * seed + 1),
-            test=_tasks(test(), shots, 3 * seed + 2),
-        )
-
-    return sources
-
-
-def _rotation(shots: int, seed: int) -> Sources:
-    def tasks(groups: tuple[str, ...], place: int) -> RotationTasks:
-        return RotationTasks(_omniglot(groups).images, shots, seed=3 * seed + place)
-
-    return Sources(tasks(_training_alphabets(), 0), tasks(_VALIDATION, 1), tasks(_TEST, 2))
-
-
-def _periodic(out_of_range: bool) -> Callable[[int, int], Sources]:
-    def sources(shots: int, seed: int) -> Sources:
-        def tasks(place: int, beyond: bool) -> PeriodicTasks:
-            return PeriodicTasks(shots, 50, out_of_range=beyond, seed=3 * seed + place)
-
-        return Sources(tasks(0, False), tasks(1, False), tasks(2, out_of_range))
-
-    return sources
-
-
-def _digits(shots: int, seed: int) -> Sources:
-    data = datasets.load_images("digits")
-
-    def tasks(low: int, high: int, place: int) -> ImageTasks:
-        rows = (data.labels >= low) & (data.labels < high)
-        return ImageTasks(
-            data.images[rows], data.labels[rows], ways=3, shots=shots, queries=_QUERIES,
-            seed=3 * seed + place,
-        )  # fmt: skip
-
-    return Sources(tasks(0, 6, 0), None, tasks(6, 10, 2))
-
-
 def _conv4(generator: torch.Generator) -> torch.nn.Module:
     return Conv4(generator=generator)
+
+
+def _conv3(generator: torch.Generator) -> torch.nn.Module:
+    return Conv3(generator=generator)
 
 
 def _digit_network(generator: torch.Generator) -> torch.nn.Module:
@@ -137,32 +78,87 @@ def _function_network(generator: torch.Generator) -> torch.nn.Module:
     return MLP([1, 40, 40, 40], generator=generator)
 
 
+def _omniglot(name: str, chosen_by: bool | None = None) -> datasets.LabelledImages:
+    """An original set, or only the alphabets to choose by, or all others."""
+    data = datasets.load_images(name, progress=False)
+    if chosen_by is None:
+        return data
+    return data.of_groups([one for one in data.groups if (one in _CHOSEN_BY) == chosen_by])
+
+
+def _emnist(to_choose_by: bool) -> datasets.LabelledImages:
+    data = datasets.load_images("emnist", progress=False)
+    rows = (data.labels % 2 == 0) == to_choose_by
+    return datasets.LabelledImages(
+        data.name, data.images[rows], data.labels[rows], data.class_names
+    )
+
+
+def _part(about: str, test: Callable[[], datasets.LabelledImages]) -> Study:
+    return Study(
+        f"part of Omniglot (8 alphabets): 5 to learn from, Latin to choose by, {about}, 5-way",
+        "omniglot-part",
+        characters(part_of_omniglot("train"), part_of_omniglot("validation"), test),
+        _conv4, 64, (1, 5), True,
+    )  # fmt: skip
+
+
 STUDIES: Mapping[str, Study] = MappingProxyType(
     {
         "digits": Study(
             "scikit-learn's 8 x 8 digits: 0 to 5 to learn from, 3-way tasks of 6 to 9 to test on",
-            _digits, _digit_network, 64, (1, 5), True,
+            "digits", digits, _digit_network, 64, (1, 5), True,
         ),
         "omniglot": Study(
-            "part of Omniglot (8 alphabets): 5 to learn from, Latin to choose by, Sanskrit and "
-            "Tagalog to test on, 5-way",
-            _characters(lambda: _omniglot(_TEST)), _conv4, 64, (1, 5), True,
+            "Omniglot: 25 background alphabets to learn from, 5 to choose by, the 20 evaluation "
+            "alphabets to test on, 5-way",
+            "omniglot-background",
+            characters(
+                partial(_omniglot, "omniglot-background", False),
+                partial(_omniglot, "omniglot-background", True),
+                partial(_omniglot, "omniglot-evaluation"),
+            ),
+            _conv4, 64, (1, 5), True,
         ),
-        "omniglot-to-mnist": Study(
-            "5 alphabets of Omniglot to learn from, MNIST's test digits to test on, 5-way",
-            _characters(lambda: datasets.load_images("mnist-test", progress=False)), _conv4, 64,
-            (1, 5), True,
+        "omniglot-part": _part(
+            "Sanskrit and Tagalog to test on", part_of_omniglot("test"),
+        ),
+        "omniglot-part-to-cyrillic": _part(
+            "42 handwritten Cyrillic letters of another data set to test on",
+            partial(datasets.load_images, "cyrillic", progress=False),
+        ),
+        "omniglot-part-to-mnist": _part(
+            "MNIST's test digits to test on",
+            partial(datasets.load_images, "mnist-test", progress=False),
+        ),
+        "omniglot-to-emnist": Study(
+            "all 50 alphabets of Omniglot to learn from, every other of EMNIST's 62 digits and "
+            "letters to choose by, the others to test on, 5-way",
+            "omniglot",
+            characters(
+                partial(_omniglot, "omniglot"), partial(_emnist, True), partial(_emnist, False)
+            ),
+            _conv4, 64, (1, 5), True,
         ),
         "periodic": Study(
-            "sine waves on [-5, 5], support points in the first numbers of shots",
-            _periodic(False), _function_network, 40, (5, 10), False,
+            "sine waves on [-5, 5]", "periodic", periodic(False), _function_network, 40, (5, 10),
+            False,
         ),
         "periodic-out-of-range": Study(
-            "the same, tested on [-5, 10]", _periodic(True), _function_network, 40, (5, 10), False,
+            "sine waves learned on [-5, 5], tested on [-5, 10]", "periodic", periodic(True),
+            _function_network, 40, (5, 10), False,
+        ),
+        "qmul": Study(
+            "QMUL head poses: the pitch of 24 people's heads to learn from, of 5 others to test on",
+            "qmul", head_poses(False), _conv3, 2916, (5,), False,
+        ),
+        "qmul-out-of-range": Study(
+            "QMUL head poses of the first ten yaws to learn from, of all 19 to test on",
+            "qmul-first-yaws", head_poses(True), _conv3, 2916, (5,), False,
         ),
         "rotation": Study(
-            "the angle of a turned character, alphabets as in omniglot, in units of 90 degrees",
-            _rotation, _conv4, 64, (5, 10), False,
+            "the angle of a turned character in units of 90 degrees, alphabets as in omniglot-part",
+            "rotation", rotation, _conv4, 64, (5, 10), False,
         ),
     }
 )  # fmt: skip

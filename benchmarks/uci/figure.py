@@ -8,6 +8,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from benchmarks._figures import new_figure, save_figure
 from benchmarks.uci.statistics import means, ordered_objectives
 from gpclml.errors import DataError, UnknownNameError
 
@@ -50,9 +51,6 @@ def draw_figure(
         UnknownNameError: There is no cell of such a kernel or objective.
         DataError: There is no cell of both, or the file cannot be written.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     done = _chosen(_chosen(done, "kernel", kernels), "objective", objectives)
     if done.empty:
         raise DataError(f"{path}: nothing to draw. Name other kernels or objectives.")
@@ -60,10 +58,7 @@ def draw_figure(
     looks = _looks(done)
     columns = math.ceil(len(names) / math.ceil(len(names) / _MOST_COLUMNS))
     bands = [names[i : i + columns] for i in range(0, len(names), columns)]
-    figure = Figure(
-        figsize=(1.2 + max(2.7 * columns, 4.2), 0.8 + 5.6 * len(bands)), layout="constrained"
-    )
-    FigureCanvasAgg(figure)
+    figure = new_figure(1.2 + max(2.7 * columns, 4.2), 0.8 + 5.6 * len(bands), layout="constrained")
     grid: Any = figure.subplots(len(_ROWS) * len(bands), columns, squeeze=False)
     for axes in grid.flat:
         axes.set_visible(False)
@@ -74,11 +69,7 @@ def draw_figure(
         for axes, label in zip(rows[:, 0], _ROWS.values(), strict=True):
             axes.set_ylabel(label)
     _draw_legend(figure, looks)
-    try:
-        figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as error:
-        message = f"{path}: cannot be drawn ({error}). Name another image file."
-        raise DataError(message) from error
+    save_figure(figure, path)
 
 
 def _chosen(done: pandas.DataFrame, column: str, names: Sequence[str] | None) -> pandas.DataFrame:

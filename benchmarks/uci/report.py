@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from benchmarks._markdown import code, section, table
+from benchmarks._rows import write_rows
 from benchmarks.results import load_failures, load_results
 from benchmarks.uci.comparisons import (
     published_table,
@@ -16,7 +17,6 @@ from benchmarks.uci.comparisons import (
     turning_table,
 )
 from benchmarks.uci.provenance import CONFIGURATION, commands_of, describe
-from benchmarks.uci.rows import write_rows
 from benchmarks.uci.statistics import label_kernels, label_objectives
 from benchmarks.uci.tables import (
     METRICS,
@@ -125,7 +125,7 @@ def make_report(results: Results, figure: str | os.PathLike | None = None) -> st
 
 
 def write_csv(results: Results, path: str | os.PathLike) -> None:
-    """Writes the finished cells, see :func:`benchmarks.uci.rows.write_rows`.
+    """Writes the finished cells, see :func:`benchmarks._rows.write_rows`.
 
     Args:
         results: What to write.

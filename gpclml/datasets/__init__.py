@@ -2,27 +2,31 @@
 
 ``load`` gives a regression data set, ``fetch`` the original file of one, ``split`` a random split
 and ``published_splits`` those that published results were computed with; ``load_images`` gives
-labelled images. Files are kept under ``$GPCLML_DATA`` where that environment variable is set,
-else in the user's cache.
+labelled images, ``load_head_poses`` faces at known angles. Files are kept under ``$GPCLML_DATA``
+where that environment variable is set, else in the user's cache.
 """
 
 from gpclml.datasets._fetch import fetch
 from gpclml.datasets._load import load, names
-from gpclml.datasets._load_images import image_names, load_images, omniglot
+from gpclml.datasets._load_images import emnist, image_names, load_images, omniglot
 from gpclml.datasets._published import num_published_splits, published_split, published_splits
+from gpclml.datasets.head_poses import HeadPoses, load_head_poses
 from gpclml.datasets.labelled_images import LabelledImages
 from gpclml.datasets.regression_data import RegressionData
 from gpclml.datasets.sources import UciSource, uci_source, uci_sources
 from gpclml.datasets.splits import Split, split, subset
 
 __all__ = [
+    "HeadPoses",
     "LabelledImages",
     "RegressionData",
     "Split",
     "UciSource",
+    "emnist",
     "fetch",
     "image_names",
     "load",
+    "load_head_poses",
     "load_images",
     "names",
     "num_published_splits",

@@ -43,14 +43,17 @@ def fetch(
 
 
 class FileSource(Protocol):
-    """An original file: what it is called, where it comes from, its checksum and size."""
+    """An original file: what it is called, where it comes from, its checksum and size.
+
+    A checksum is ``"sha256:..."`` or ``"md5:..."``; an empty address means that there is none.
+    """
 
     @property
     def file(self) -> str: ...
     @property
     def address(self) -> str: ...
     @property
-    def sha256(self) -> str: ...
+    def checksum(self) -> str: ...
     @property
     def bytes(self) -> int: ...
 
@@ -74,10 +77,13 @@ def fetch_file(
     address = source.address if address is None else address
     path = directory / source.file
     _reject_corrupt(path, source, address)
+    if not address and not path.exists():
+        mend = f"It has no public address: put a copy there, or name its folder by {VARIABLE}."
+        raise _error(path, "no such file", source, "no file", mend)
     cache = pooch.create(
         path=directory,
         base_url="",
-        registry={source.file: source.sha256},
+        registry={source.file: source.checksum},
         urls={source.file: address},
     )
     try:
@@ -100,7 +106,7 @@ def _reject_corrupt(path: Path, source: FileSource, address: str) -> None:
     if not path.exists():
         return
     try:
-        found = _sha256(path)
+        found = _checksum(path, source)
     except OSError as error:
         raise _error(
             path,
@@ -109,7 +115,7 @@ def _reject_corrupt(path: Path, source: FileSource, address: str) -> None:
             "an unreadable file",
             "Make it readable, or remove it and call again.",
         ) from error
-    if found == source.sha256:
+    if found == source.checksum:
         return
     found = f"{found} ({path.stat().st_size} bytes)"
     try:
@@ -118,13 +124,12 @@ def _reject_corrupt(path: Path, source: FileSource, address: str) -> None:
         mend = f"It could not be removed ({error}): delete it and call again"
     else:
         mend = "It has been removed: call again"
-    raise _error(
-        path,
-        "the file is corrupt or is another version",
-        source,
-        found,
-        f"{mend} to download it from {address}, or put a whole copy there.",
+    mend += (
+        f" to download it from {address}, or put a whole copy there"
+        if address
+        else (" with a whole copy there")
     )
+    raise _error(path, "the file is corrupt or is another version", source, found, f"{mend}.")
 
 
 def _downloader(source: FileSource, path: Path, progress: bool) -> Callable[..., None]:
@@ -141,11 +146,10 @@ def _downloader(source: FileSource, path: Path, progress: bool) -> Callable[...,
         except (OSError, ValueError) as error:
             _close_reply(error)
             what = f"the download from {address} failed ({error})"
-            raise _error(path, what, source, _partial(output_file), mend) from error
-        found = _sha256(output_file)
-        if found != source.sha256:
+            raise _error(path, what, source, _partial(output_file, source), mend) from error
+        if _checksum(output_file, source) != source.checksum:
             what = f"what came from {address} is corrupt or another version"
-            raise _error(path, what, source, _partial(output_file), mend)
+            raise _error(path, what, source, _partial(output_file, source), mend)
 
     return download
 
@@ -173,20 +177,21 @@ def _close_reply(error: Exception) -> None:
         reply.close()
 
 
-def _partial(path: str) -> str:
+def _partial(path: str, source: FileSource) -> str:
     """What a failed download left: its checksum and size, in words."""
     size = os.path.getsize(path)
-    return f"{_sha256(path)} ({size} bytes)" if size else "nothing (0 bytes)"
+    return f"{_checksum(path, source)} ({size} bytes)" if size else "nothing (0 bytes)"
 
 
-def _sha256(path: str | Path) -> str:
+def _checksum(path: str | Path, source: FileSource) -> str:
+    """That of a file, by the algorithm of its source."""
     import pooch
 
-    return pooch.file_hash(str(path), alg="sha256")
+    algorithm = source.checksum.partition(":")[0]
+    return f"{algorithm}:{pooch.file_hash(str(path), alg=algorithm)}"
 
 
 def _error(path: Path, what: str, source: FileSource, found: str, mend: str) -> DataError:
     return DataError(
-        f"{path}: {what}. Expected sha256 {source.sha256} ({source.bytes} bytes), "
-        f"found {found}. {mend}"
+        f"{path}: {what}. Expected {source.checksum} ({source.bytes} bytes), found {found}. {mend}"
     )

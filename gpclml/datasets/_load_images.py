@@ -8,15 +8,17 @@ from pathlib import Path
 
 import torch
 
+from gpclml.datasets._emnist import EMNIST_CLASSES, read_emnist
 from gpclml.datasets._fetch import fetch_file
 from gpclml.datasets._folder import data_folder
 from gpclml.datasets._idx import read_idx_images
+from gpclml.datasets._npz_images import read_npz_images
 from gpclml.datasets._omniglot import read_omniglot
 from gpclml.datasets.image_sources import image_files
 from gpclml.datasets.labelled_images import LabelledImages
 from gpclml.errors import UnknownNameError
 
-__all__ = ["image_names", "load_images", "omniglot"]
+__all__ = ["emnist", "image_names", "load_images", "omniglot"]
 
 _DIGITS = tuple(str(digit) for digit in range(10))
 
@@ -31,10 +33,16 @@ def load_images(
 ) -> LabelledImages:
     """Labelled images by name: read from the data folder, fetched first where missing.
 
+    - ``"cyrillic"``: 42 handwritten Cyrillic letters, 100 images each, 28 x 28; the file has
+      no public address and must be there;
     - ``"digits"``: 1797 digits of 8 x 8 pixels, which ship with scikit-learn;
-    - ``"mnist-test"``: the 10,000 test digits of MNIST, 28 x 28;
-    - ``"omniglot-small"``: 242 characters of 8 alphabets, 20 drawings each, scaled to 28 x 28:
-      the two small background sets of Omniglot, without what they share.
+    - ``"emnist"``: test images of EMNIST's 62 digits and letters, 28 x 28; other splits by
+      :func:`emnist`;
+    - ``"mnist"`` and ``"mnist-test"``: the 60,000 training and 10,000 test digits, 28 x 28;
+    - ``"omniglot"``: 1623 characters of 50 alphabets, 20 drawings each, scaled to 28 x 28; and
+      ``"omniglot-background"``, ``"omniglot-evaluation"``, its 30 and 20 alphabets;
+    - ``"omniglot-small"``: 242 characters of 8 alphabets of it: the two small background sets,
+      without what they share.
 
     Args:
         name: One of ``image_names()``.
@@ -51,11 +59,15 @@ def load_images(
         raise UnknownNameError("name", name, image_names())
     files = image_files()[name]
     paths = [fetch_file(one, data_folder(one.folder, folder), progress) for one in files]
-    source, licence = files[0].repository, files[0].licence
-    if name == "mnist-test":
-        images, labels = read_idx_images(paths[0], paths[1])
-        return LabelledImages(name, images, labels, _DIGITS, (), source, licence)
-    return omniglot(paths, name, source, licence)
+    source, licence = files[0].source, files[0].licence
+    if name.startswith("omniglot"):
+        return omniglot(paths, name, source, licence)
+    if name == "emnist":
+        return emnist(paths[0], name=name, source=source, licence=licence)
+    read = read_npz_images if name == "cyrillic" else read_idx_images
+    images, labels = read(*paths)
+    classes = tuple(str(label) for label in labels.unique().tolist())
+    return LabelledImages(name, images, labels, classes, (), source, licence)
 
 
 def omniglot(
@@ -77,6 +89,33 @@ def omniglot(
     """
     images, labels, names, alphabets = read_omniglot([Path(path) for path in archives])
     return LabelledImages(name, images, labels, names, alphabets, source, licence)
+
+
+def emnist(
+    archive: str | os.PathLike[str],
+    split: str = "byclass",
+    part: str = "test",
+    name: str = "emnist",
+    source: str = "",
+    licence: str = "",
+) -> LabelledImages:
+    """A split of the original EMNIST archive, 28 x 28, upright.
+
+    Args:
+        archive: Path of the original ``gzip.zip``.
+        split: ``"balanced"``, ``"byclass"``, ``"bymerge"``, ``"digits"``, ``"letters"`` or
+            ``"mnist"``.
+        part: ``"train"`` or ``"test"``.
+        name: What to call the data set.
+        source: Where the archive comes from.
+        licence: What the source states.
+
+    Raises:
+        UnknownNameError: No such split or part.
+        DataError: The archive is missing, damaged or not EMNIST's.
+    """
+    images, labels = read_emnist(archive, split, part)
+    return LabelledImages(name, images, labels, EMNIST_CLASSES[split], (), source, licence)
 
 
 def _digits() -> LabelledImages:

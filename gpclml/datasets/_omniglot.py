@@ -5,15 +5,14 @@ from __future__ import annotations
 import io
 import os
 import re
-import zipfile
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import PurePosixPath
 
 import numpy
 import torch
 from torch import Tensor
 
+from gpclml.datasets._archive import archive_entries
 from gpclml.errors import ArgumentError, DataError
 
 __all__ = ["read_omniglot"]
@@ -48,7 +47,7 @@ def read_omniglot(
     pictures: dict[tuple[str, str], dict[str, numpy.ndarray]] = {}
     shapes: set[tuple[int, int]] = set()
     for archive in archives:
-        for name, body in _entries(archive):
+        for name, body in archive_entries(archive):
             match = _ENTRY.fullmatch("/".join(PurePosixPath(name).parts[-3:]))
             if match is None:
                 raise DataError(
@@ -69,29 +68,6 @@ def read_omniglot(
     names = tuple("/".join(one) for one in classes)
     alphabets = tuple(alphabet for alphabet, _ in classes)
     return torch.from_numpy(images).unsqueeze(1), torch.tensor(labels), names, alphabets
-
-
-def _entries(archive: str | os.PathLike[str]) -> Iterator[tuple[str, bytes]]:
-    try:
-        with zipfile.ZipFile(archive) as file:
-            for info in sorted(file.infolist(), key=lambda info: info.filename):
-                _check_inside(archive, info.filename)
-                if not info.is_dir():
-                    yield info.filename, file.read(info)
-    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(
-            f"{archive}: missing, cut short or no zip archive ({error}). Put a whole copy there."
-        ) from error
-
-
-def _check_inside(archive: str | os.PathLike[str], name: str) -> None:
-    if name.startswith(("/", "\\")) or ".." in re.split(r"[/\\]", name) or ":" in name:
-        raise DataError(
-            f"{archive}: the entry {name!r} leads out of the archive, so it is not an original "
-            "one. Nothing was extracted; get it again from its source."
-        )
 
 
 def _picture(

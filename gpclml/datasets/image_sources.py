@@ -18,28 +18,22 @@ class ImageFile:
         name: Name of the data set.
         folder: Folder under the data folder.
         file: File name there.
-        repository: Public GitHub repository, ``owner/name``.
-        commit: Commit or branch; the checksum pins the file.
-        path: Path of the file in the repository.
-        sha256: Checksum of the file.
+        address: Download address; empty where the file has none.
+        source: Where the images come from, for people.
+        checksum: Checksum of the file, ``"sha256:..."`` or, where only that is published,
+            ``"md5:..."``.
         bytes: Size of the file.
-        licence: What the source repository states.
+        licence: What the source states.
     """
 
     name: str
     folder: str
     file: str
-    repository: str
-    commit: str
-    path: str
-    sha256: str
+    address: str
+    source: str
+    checksum: str
     bytes: int
     licence: str
-
-    @property
-    def address(self) -> str:
-        """Download address of the file."""
-        return f"https://raw.githubusercontent.com/{self.repository}/{self.commit}/{self.path}"
 
 
 @cache

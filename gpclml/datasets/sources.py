@@ -56,6 +56,11 @@ class UciSource:
         """Download address of the file at its pinned commit."""
         return f"https://raw.githubusercontent.com/{self.repository}/{self.commit}/{self.path}"
 
+    @property
+    def checksum(self) -> str:
+        """Checksum of the file with its algorithm, ``"sha256:..."``."""
+        return f"sha256:{self.sha256}"
+
 
 @cache
 def uci_sources() -> Mapping[str, UciSource]:

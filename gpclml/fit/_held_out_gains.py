@@ -18,7 +18,9 @@ from gpclml.fit._subset_training import SubsetTraining
 
 __all__ = ["Gain", "held_out_gains"]
 
-_WORSE = 1.0  # standard errors below no gain at which training is given up
+# Standard errors below no gain at which training is given up: at its start, from which steps may
+# still gain, and after steps.
+_WORSE_START, _WORSE = 2.0, 1.0
 
 Scores = list[tuple[Tensor, Tensor]]
 
@@ -50,8 +52,9 @@ def held_out_gains(
 ) -> list[Gain]:
     """Trains a copy a fold, all to one look before any to the next.
 
-    Training ends as soon as the gain of a look is more than a standard error below none in the
-    folds seen by then, steps have not raised it, or a fold cannot be trained on.
+    Training ends as soon as the gain of a look is more than a standard error (at the start, two)
+    below none in the folds seen by then, steps have not raised it, or a fold cannot be trained
+    on.
 
     Args:
         mll: The objective; not changed.
@@ -78,6 +81,7 @@ def held_out_gains(
         gains.append(_gain(before, before))
         with tqdm(total=len(folds) * len(stages), desc="folds", disable=not progress) as bar:
             for stage in stages:
+                worse = _WORSE_START if len(gains) == 1 else _WORSE
                 scores: Scores = []
                 gains.append(gains[0])
                 for training, (_, block) in zip(trainings, folds, strict=True):
@@ -85,7 +89,7 @@ def held_out_gains(
                     scores.append(training.score(block))
                     bar.update()
                     gains[-1] = _gain(scores, before)
-                    if gains[-1].mean < -_WORSE * gains[-1].standard_error:
+                    if gains[-1].mean < -worse * gains[-1].standard_error:
                         return gains
                 if len(gains) > 2 and gains[-1].mean <= max(gain.mean for gain in gains[:-1]):
                     return gains

@@ -76,7 +76,8 @@ def fit_networks(
     exceeds 1.5 standard errors the most, among those with no larger a squared error; training
     on all data goes as far. Where there is none the model stays as it was; ``"deep"`` becomes
     the ARD GP alone, its second part without variance. Training is given up as soon as a gain
-    is a standard error below none or steps no longer raise it.
+    is a standard error below none (two at the start, from which steps may still gain) or steps
+    no longer raise it.
 
     Args:
         mll: An objective of a :class:`~gpclml.models.GPRegression` with a network in its

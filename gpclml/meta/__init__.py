@@ -6,6 +6,7 @@ from gpclml.meta.class_probabilities import class_probabilities, expected_calibr
 from gpclml.meta.deep_kernel_transfer import DeepKernelTransfer
 from gpclml.meta.episodes import Episodes, ImageTasks
 from gpclml.meta.evaluation import Tasks, TaskScores, evaluate_tasks
+from gpclml.meta.head_pose_tasks import HeadPoseTasks
 from gpclml.meta.regression_tasks import PeriodicTasks, RotationTasks
 from gpclml.meta.training import Training, load_model, train_on_tasks
 
@@ -15,6 +16,7 @@ __all__ = [
     "Conv4",
     "DeepKernelTransfer",
     "Episodes",
+    "HeadPoseTasks",
     "ImageTasks",
     "PeriodicTasks",
     "RotationTasks",

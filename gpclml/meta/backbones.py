@@ -14,9 +14,10 @@ __all__ = ["Conv3", "Conv4"]
 
 
 class Conv4(torch.nn.Module):
-    """Four blocks of 3x3 convolution, batch normalization, ReLU and 2x2 max pooling.
+    """Four blocks of 3x3 convolution, batch normalization, 2x2 max pooling and ReLU.
 
-    The standard backbone of few-shot classification (Vinyals et al. 2016; Snell et al. 2017).
+    The standard backbone of few-shot classification (Vinyals et al. 2016; Snell et al. 2017),
+    with the two last, which commute, in the cheaper order. Channels are kept last in memory.
 
     Args:
         channels: Channels of an image.
@@ -34,6 +35,7 @@ class Conv4(torch.nn.Module):
         super().__init__()
         sizes = [_positive("channels", channels)] + 4 * [_positive("width", width)]
         self.blocks = torch.nn.Sequential(*[_block(*pair) for pair in itertools.pairwise(sizes)])
+        self.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         reset_network(self, _or_first(generator))
 
     def forward(self, images: Tensor) -> Tensor:
@@ -45,6 +47,7 @@ class Conv4(torch.nn.Module):
         Returns:
             Features. Shape ``(n, q)``, q = 64 for 28x28.
         """
+        images = images.contiguous(memory_format=torch.channels_last)
         return self.blocks(images).flatten(1)
 
 
@@ -92,7 +95,7 @@ class Conv3(torch.nn.Module):
 def _block(channels: int, width: int) -> torch.nn.Sequential:
     convolution = torch.nn.utils.skip_init(torch.nn.Conv2d, channels, width, 3, padding=1)
     return torch.nn.Sequential(
-        convolution, torch.nn.BatchNorm2d(width), torch.nn.ReLU(), torch.nn.MaxPool2d(2)
+        convolution, torch.nn.BatchNorm2d(width), torch.nn.MaxPool2d(2), torch.nn.ReLU()
     )
 
 

@@ -12,7 +12,14 @@ from torch import Tensor
 
 from gpclml.errors import ArgumentError, ShapeError
 
-__all__ = ["Episodes", "ImageTasks", "NumberedTasks", "check_counts", "task_generator"]
+__all__ = [
+    "Episodes",
+    "ImageTasks",
+    "NumberedTasks",
+    "check_counts",
+    "task_generator",
+    "unit_range",
+]
 
 _QUARTER_TURNS = 4
 
@@ -174,9 +181,7 @@ class ImageTasks(NumberedTasks):
         turns, place = divmod(index, len(self._rows))
         rows = self._rows[place]
         order = torch.randperm(len(rows), generator=generator)[: self.shots + self.queries]
-        images = self.images[rows[order]]
-        if not images.is_floating_point():
-            images = images.float() / 255
+        images = unit_range(self.images[rows[order]])
         return torch.rot90(images, turns, dims=(-2, -1)) if turns else images
 
 
@@ -185,6 +190,11 @@ def check_counts(**numbers: int) -> None:
     for name, number in numbers.items():
         if number < 1:
             raise ArgumentError(name, number, "at least 1")
+
+
+def unit_range(images: Tensor) -> Tensor:
+    """Integers from 0 to 255 as numbers from 0 to 1; others as they are."""
+    return images if images.is_floating_point() else images.float() / 255
 
 
 def task_generator(seed: int, index: int) -> torch.Generator:

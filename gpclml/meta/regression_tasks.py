@@ -8,7 +8,13 @@ import torch
 from torch import Tensor
 
 from gpclml.errors import ArgumentError, ShapeError
-from gpclml.meta.episodes import Episodes, NumberedTasks, check_counts, task_generator
+from gpclml.meta.episodes import (
+    Episodes,
+    NumberedTasks,
+    check_counts,
+    task_generator,
+    unit_range,
+)
 
 __all__ = ["PeriodicTasks", "RotationTasks"]
 
@@ -92,9 +98,7 @@ class RotationTasks(NumberedTasks):
 
     def _task(self, index: int) -> Episodes:
         generator = task_generator(self.seed, index)
-        image = self.images[torch.randint(len(self.images), (), generator=generator)]
-        if not image.is_floating_point():
-            image = image.float() / 255
+        image = unit_range(self.images[torch.randint(len(self.images), (), generator=generator)])
         angle = 2 * torch.rand(self.support + self.queries, generator=generator) - 1
         return _episode(_turned(image, angle * math.pi / 2), angle, self.support)
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+import pandas
 import pytest
 import torch
+from PIL import Image
 from typer.testing import CliRunner
 
+from benchmarks.dkt import studies
 from benchmarks.dkt.baselines import nearest_neighbour_accuracy, plain_gp_scores
 from benchmarks.dkt.commands import app
 from benchmarks.dkt.grid import make_grid
@@ -50,6 +55,45 @@ def test_the_report(path):
     assert STUDIES["digits"].about in text
 
 
+def test_a_table_of_all_cells(path, tmp_path):
+    assert invoke(f"report --csv {tmp_path / 'a.csv.gz'}", path).exit_code == 0
+    table = pandas.read_csv(tmp_path / "a.csv.gz", comment="#")
+    assert len(table) == 2 * 3
+    assert {"study", "seed", "accuracy", "interval", "nll"} <= set(table)
+
+
+def test_studies_share_a_training(tmp_path, monkeypatch):
+    line = f"{LINE} --kernels cosine --seeds 1 --checkpoints {tmp_path / 'kept'}"
+    assert invoke(line, tmp_path / "a.sqlite").exit_code == 0
+    files = sorted((tmp_path / "kept").iterdir())
+    assert len(files) == 2
+    assert all(file.name.startswith("digits-") for file in files)
+    stamps = [file.stat().st_mtime_ns for file in files]
+    same = dataclasses.replace(STUDIES["digits"], about="again")
+    monkeypatch.setattr(studies, "STUDIES", {**STUDIES, "again": same})
+    again = line.replace("--study digits", "--study again")
+    assert invoke(again, tmp_path / "a.sqlite").exit_code == 0
+    assert [file.stat().st_mtime_ns for file in files] == stamps
+    done = load_results(tmp_path / "a.sqlite")
+    columns = ["accuracy", "nll", "train_seconds"]
+    one, two = (
+        done[done["study"] == name].sort_values("objective")[columns].to_numpy()
+        for name in ("digits", "again")
+    )
+    assert (one == two).all()
+
+
+def test_a_page_of_examples(tmp_path):
+    line = f"examples --study digits --figure {tmp_path / 'a.png'}"
+    answer = CliRunner().invoke(app, line.split())
+    assert answer.exit_code == 0, answer.output
+    with Image.open(tmp_path / "a.png") as image:
+        assert image.width > 1000
+    answer = CliRunner().invoke(app, line.replace("digits", "periodic").split())
+    assert answer.exit_code == 2
+    assert "studies of images" in answer.output
+
+
 def test_nearest_neighbours_are_of_the_task():
     support = torch.tensor([[[0.0], [10.0]], [[10.0], [0.0]]])
     query = torch.tensor([[[1.0], [9.0]], [[1.0], [2.0]]])
@@ -77,20 +121,6 @@ def test_studies_without_files(name):
     assert features.shape == (len(x), study.num_features)
     other = study.sources(study.shots[0], 1).train.draw([0])
     assert not torch.equal(other.support_x, sources.train.draw([0]).support_x)
-
-
-@pytest.mark.data
-@pytest.mark.parametrize("name", ["omniglot", "omniglot-to-mnist", "rotation"])
-def test_studies_of_characters(name, data_folder, monkeypatch):
-    monkeypatch.setenv("GPCLML_DATA", str(data_folder))
-    study = study_named(name)
-    sources = study.sources(study.shots[-1], 0)
-    for tasks in (sources.train, sources.validation, sources.test):
-        assert tasks is not None
-        episodes = tasks.draw([0])
-        assert episodes.query_x.shape[2:] == (1, 28, 28)
-    if study.classes:
-        assert sources.test.draw([0]).num_support == 25
 
 
 @pytest.mark.parametrize(

@@ -3,41 +3,18 @@
 from __future__ import annotations
 
 import gzip
-import io
-import struct
-import zipfile
+import re
 
 import numpy
 import pytest
 import torch
-from PIL import Image
+from image_files import archive, drawing, emnist_archive, idx
 
 from gpclml import datasets
 from gpclml.datasets._idx import read_idx, read_idx_images
+from gpclml.datasets._npz_images import read_npz_images
 from gpclml.datasets.image_sources import image_files
 from gpclml.errors import DataError, ShapeError, UnknownNameError
-
-
-def idx(array):
-    header = bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape)
-    return header + array.astype(numpy.uint8).tobytes()
-
-
-def drawing(column, size=105):
-    """Black ink on white: one column of an image of one bit."""
-    pixels = numpy.full((size, size), 255, dtype=numpy.uint8)
-    pixels[:, column : column + 9] = 0
-    body = io.BytesIO()
-    Image.fromarray(pixels).convert("1").save(body, "PNG")
-    return body.getvalue()
-
-
-def archive(path, entries):
-    with zipfile.ZipFile(path, "w") as file:
-        for name, body in entries.items():
-            file.writestr(name, body)
-    return path
-
 
 CHARACTERS = {
     "small/": b"",
@@ -58,8 +35,6 @@ def test_idx_files(tmp_path, packed):
     (tmp_path / "labels").write_bytes(idx(numpy.array([7, 9])))
     images, labels = read_idx_images(path, tmp_path / "labels")
     assert (images.shape, labels.tolist()) == ((2, 1, 3, 4), [7, 9])
-    turned, _ = read_idx_images(path, tmp_path / "labels", transposed=True)
-    assert torch.equal(turned, images.mT)
 
 
 @pytest.mark.parametrize(
@@ -142,6 +117,69 @@ def test_a_tampered_file_of_the_registry_is_refused(tmp_path):
         datasets.load_images("mnist-test", folder=tmp_path, progress=False)
 
 
+def test_emnist(tmp_path):
+    data = datasets.emnist(emnist_archive(tmp_path / "gzip.zip"))
+    assert [data.class_names[label] for label in data.labels] == ["0", "z"]
+    assert torch.equal(data.images[1, 0], torch.arange(12, 24).reshape(3, 4).mT.byte())
+    path = emnist_archive(tmp_path / "l.zip", "train", "letters", labels=(1, 26))
+    letters = datasets.emnist(path, "letters", "train")
+    assert [letters.class_names[label] for label in letters.labels] == ["A", "Z"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["gzip.zip", "l.zip"]
+    with pytest.raises(DataError, match=r"no file emnist-letters-test-images-idx3-ubyte\.gz"):
+        datasets.emnist(path, "letters")
+    with pytest.raises(UnknownNameError, match="Did you mean 'letters'"):
+        datasets.emnist(path, "leters")
+    with pytest.raises(UnknownNameError, match="part"):
+        datasets.emnist(path, "letters", "valid")
+    path.write_bytes(path.read_bytes()[:-30])
+    with pytest.raises(DataError, match="cut short"):
+        datasets.emnist(path)
+    unlike = emnist_archive(tmp_path / "u.zip", labels=(1, 2, 3))
+    with pytest.raises(DataError, match="of one set"):
+        datasets.emnist(unlike)
+
+
+def npz(path, **arrays):
+    numpy.savez(path, **arrays)
+    return path
+
+
+def test_arrays_of_images(tmp_path):
+    images, labels = numpy.zeros((3, 5, 4), numpy.uint8), numpy.array([0, 1, 1])
+    pictures, classes = read_npz_images(npz(tmp_path / "a.npz", images=images, labels=labels))
+    assert (pictures.shape, classes.tolist()) == ((3, 1, 5, 4), [0, 1, 1])
+    with pytest.raises(DataError, match="no file of the arrays"):
+        read_npz_images(npz(tmp_path / "b.npz", images=images))
+    objects = numpy.array([{}, {}, {}], dtype=object)
+    with pytest.raises(DataError, match="no file of the arrays"):
+        read_npz_images(npz(tmp_path / "c.npz", images=images, labels=objects))
+    with pytest.raises(DataError, match="images of float64"):
+        read_npz_images(npz(tmp_path / "d.npz", images=images * 1.0, labels=labels))
+    (tmp_path / "e.npz").write_bytes(b"PK\x03\x04 cut short")
+    with pytest.raises(DataError, match="no file of the arrays"):
+        read_npz_images(tmp_path / "e.npz")
+
+
+def test_a_file_without_an_address(tmp_path):
+    with pytest.raises(DataError, match="no public address: put a copy there") as caught:
+        datasets.load_images("cyrillic", folder=tmp_path, progress=False)
+    assert "sha256:01d8eace" in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "cyrillic42.npz").write_bytes(b"something else")
+    with pytest.raises(DataError, match="removed: call again with a whole copy there"):
+        datasets.load_images("cyrillic", folder=tmp_path, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "file"), [("emnist", "emnist/gzip.zip"), ("mnist", "mnist/train-images-idx3-ubyte.gz")]
+)
+def test_checksums_of_other_algorithms(tmp_path, name, file):
+    (tmp_path / file).parent.mkdir()
+    (tmp_path / file).write_bytes(b"tampered")
+    with pytest.raises(DataError, match=r"Expected md5:[0-9a-f]{32} .*found md5:"):
+        datasets.load_images(name, folder=tmp_path, progress=False)
+
+
 def test_digits_need_no_file():
     data = datasets.load_images("digits")
     assert data.images.shape == (1797, 1, 8, 8)
@@ -150,13 +188,14 @@ def test_digits_need_no_file():
 
 
 def test_names_and_the_registry():
-    assert datasets.image_names() == ("digits", "mnist-test", "omniglot-small")
+    names = "cyrillic digits emnist mnist mnist-test omniglot omniglot-background"
+    assert datasets.image_names() == (*names.split(), "omniglot-evaluation", "omniglot-small")
     with pytest.raises(UnknownNameError, match="Did you mean 'digits'"):
         datasets.load_images("digit")
     for files in image_files().values():
         for one in files:
-            assert len(one.sha256) == 64
-            assert one.address.startswith("https://raw.githubusercontent.com/")
+            assert re.fullmatch("sha256:[0-9a-f]{64}|md5:[0-9a-f]{32}", one.checksum)
+            assert one.address.startswith("https://") or one.name == "cyrillic"
 
 
 def test_parts_that_do_not_fit():
@@ -180,3 +219,6 @@ def test_the_real_characters(data_folder):
     digits = datasets.load_images("mnist-test", folder=data_folder, progress=False)
     assert digits.images.shape == (10_000, 1, 28, 28)
     assert digits.labels[:5].tolist() == [7, 2, 1, 0, 4]
+    letters = datasets.load_images("cyrillic", folder=data_folder, progress=False)
+    assert letters.images.shape == (4200, 1, 28, 28)
+    assert torch.equal(letters.labels.bincount(), torch.full((42,), 100))

@@ -131,7 +131,7 @@ def test_truncated_download_names_both_checksums_and_keeps_nothing(tmp_path, sma
     message = str(caught.value)
     for expected in ("yacht.txt", source.sha256, f"({len(body)} bytes)", address, "call again"):
         assert expected in message
-    came = re.search(r"found ([0-9a-f]{64}) \((\d+) bytes\)", message)
+    came = re.search(r"found sha256:([0-9a-f]{64}) \((\d+) bytes\)", message)
     assert came is not None
     assert came[1] == sha256(part[: int(came[2])])
     assert files_in(tmp_path) == []

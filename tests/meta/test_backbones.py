@@ -22,6 +22,22 @@ def test_features_and_their_start(make, shape, features):
     assert not torch.equal(next(iter(network.parameters())), next(iter(other.parameters())))
 
 
+def test_the_order_of_operations_is_the_papers():
+    network = Conv4(width=8).double()
+    x = torch.rand(5, 1, 28, 28, generator=torch.Generator().manual_seed(0), dtype=torch.double)
+    weights = dict(network.named_parameters())
+    values = x
+    for block in network.blocks:
+        values = block[1](block[0](values.contiguous()))
+        values = torch.nn.functional.max_pool2d(values.relu(), 2)
+    expected = torch.autograd.grad(values.square().sum(), list(weights.values()))
+    output = network(x)
+    assert torch.allclose(output, values.flatten(1), atol=1e-12)
+    gradients = torch.autograd.grad(output.square().sum(), list(weights.values()))
+    for one, two in zip(gradients, expected, strict=True):
+        assert torch.allclose(one, two, atol=1e-9)
+
+
 @pytest.mark.parametrize("make", [Conv3, Conv4])
 def test_bad_arguments(make):
     with pytest.raises(ArgumentError, match="channels"):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gpclml.errors import ArgumentError, ShapeError
-from gpclml.meta import PeriodicTasks, RotationTasks
+from gpclml.meta import HeadPoseTasks, PeriodicTasks, RotationTasks
 
 
 def test_periodic_tasks_are_sines_with_noise():
@@ -70,3 +70,51 @@ def test_bad_arguments():
         RotationTasks(picture(), queries=0)
     with pytest.raises(ShapeError, match="square"):
         RotationTasks(picture()[..., :3])
+
+
+def heads():
+    """The value of a pixel tells person, pitch and yaw."""
+    person, pitch, yaw = torch.arange(2), torch.arange(7), torch.arange(19)
+    values = 1000.0 * person[:, None, None] + 100.0 * pitch[:, None] + yaw
+    return values[..., None, None, None].expand(2, 7, 19, 1, 2, 2)
+
+
+def test_heads_follow_a_path():
+    batch = HeadPoseTasks(heads(), support=5, seed=4).draw(range(40))
+    assert batch.support_x.shape == (40, 5, 1, 2, 2)
+    assert batch.query_x.shape == (40, 14, 1, 2, 2)
+    x = torch.cat([batch.support_x, batch.query_x], dim=1)[..., 0, 0, 0]
+    y = torch.cat([batch.support_y, batch.query_y], dim=1)
+    assert torch.equal(x // 1000, (x // 1000)[:, :1].expand_as(x))  # one person a task
+    assert torch.allclose((x % 1000) // 100 / 3 - 1, y)
+    assert torch.equal((x % 100).sort(-1).values, torch.arange(19.0).expand_as(x))
+    assert {0.0, 1.0} == set((x[:, 0] // 1000).tolist())
+    for values, yaws in zip(y, x % 100, strict=True):
+        path = values[yaws.argsort()]
+        waves = [
+            (a * torch.sin(p + torch.arange(19.0))).round() / 3
+            for a in torch.linspace(-3, 3, 61) for p in torch.linspace(-5, 5, 101)
+        ]  # fmt: skip
+        assert min(int((wave != path).sum()) for wave in waves) <= 4
+
+
+def test_heads_out_of_range():
+    train = HeadPoseTasks(heads(), yaws=10).draw([0])
+    test = HeadPoseTasks(heads(), support_yaws=10).draw(range(20))
+    assert train.query_x.shape[1] == 5
+    assert float((train.query_x % 100).max()) < 10
+    assert float((test.support_x % 100).max()) < 10
+    assert float((test.query_x % 100).max()) == 18
+
+
+def test_bad_heads():
+    with pytest.raises(ShapeError, match="images"):
+        HeadPoseTasks(heads()[:, :5])
+    with pytest.raises(ArgumentError, match="support: got 11"):
+        HeadPoseTasks(heads(), support=11, support_yaws=10)
+    with pytest.raises(ArgumentError, match="support: got 19"):
+        HeadPoseTasks(heads(), support=19)
+    with pytest.raises(ArgumentError, match="support_yaws"):
+        HeadPoseTasks(heads(), yaws=20)
+    with pytest.raises(ArgumentError, match="support_yaws"):
+        HeadPoseTasks(heads(), yaws=5, support_yaws=6)
