@@ -10,6 +10,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from gpclml._finite import all_finite
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
 
 __all__ = ["MLP", "StackedNetwork", "apply_network", "check_finite_output", "reset_network"]
@@ -202,7 +203,7 @@ def check_finite_output(output: Tensor) -> None:
     Raises:
         NonFiniteError: Not all values are finite.
     """
-    if not torch.isfinite(output).all():
+    if not all_finite(output):
         count = int((~torch.isfinite(output)).sum())
         got = f"{count} non-finite of {output.numel()} values (shape {tuple(output.shape)}, "
         got += f"dtype {output.dtype})"

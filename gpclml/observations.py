@@ -15,6 +15,7 @@ from gpytorch.likelihoods.noise_models import HomoskedasticNoise
 from gpytorch.models import ExactGP
 from torch import Tensor
 
+from gpclml._finite import all_finite
 from gpclml.conditioning import Conditioning
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnsupportedError
 from gpclml.linalg import take
@@ -106,7 +107,7 @@ class Observations:
             ArgumentError: If a batch member has no observed target in any block.
             NonFiniteError: If a log density is not finite, which only a mean can cause here.
         """
-        if not bool(torch.isfinite(value).all()):
+        if not all_finite(value):
             bad = int((~torch.isfinite(self.residual)).sum())
             raise NonFiniteError(
                 "prior mean",
@@ -247,9 +248,9 @@ def _missing(target: Tensor) -> Tensor | None:
         raise UnsupportedError(
             "observation_nan_policy", "'fill'", "'ignore' or 'mask'", "Use 'mask'."
         )
-    finite = torch.isfinite(target)
-    if bool(finite.all()):
+    if all_finite(target):
         return None
+    finite = torch.isfinite(target)
     missing = torch.isnan(target)
     if policy == "mask" and bool((finite | missing).all()):
         return missing

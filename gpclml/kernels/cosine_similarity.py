@@ -41,7 +41,9 @@ class CosineSimilarityKernel(Kernel):
         Returns:
             Shape ``(*batch, n, m)``; ``(*batch, n)`` with ``diag``.
         """
+        same = x1 is x2
         if last_dim_is_batch:
             x1, x2 = x1.mT.unsqueeze(-1), x2.mT.unsqueeze(-1)
-        x1, x2 = (torch.nn.functional.normalize(x, dim=-1) for x in (x1, x2))
+        x1 = torch.nn.functional.normalize(x1, dim=-1)
+        x2 = x1 if same else torch.nn.functional.normalize(x2, dim=-1)
         return (x1 * x2).sum(-1) if diag else x1 @ x2.mT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -21,8 +22,8 @@ def check_gaussian(covariance: Tensor, residual: Tensor) -> tuple[Tensor, Tensor
     if covariance.shape[:-2] == residual.shape[:-1]:
         return covariance, residual
     try:
-        batch = torch.broadcast_shapes(covariance.shape[:-2], residual.shape[:-1])
-    except RuntimeError as error:
+        batch = numpy.broadcast_shapes(covariance.shape[:-2], residual.shape[:-1])
+    except ValueError as error:
         raise ShapeError(
             "residual",
             f"batch shape {tuple(residual.shape[:-1])}",
@@ -38,10 +39,11 @@ def check_indices(argument: str, indices: Tensor, n: int, count: int | None = No
         raise ArgumentError(argument, f"shape {tuple(indices.shape)} of {indices.dtype}", expected)
     if indices.numel() == 0 or count not in (None, indices.numel()):
         raise ArgumentError(argument, f"{indices.numel()} indices", expected)
-    low, high = int(indices.min()), int(indices.max())
+    values = indices.tolist()
+    low, high = min(values), max(values)
     if low < 0 or high >= n:
         raise ArgumentError(argument, f"indices from {low} to {high}", expected)
-    if indices.unique().numel() != indices.numel():
+    if len(set(values)) != len(values):
         raise ArgumentError(argument, "repeated indices", expected)
     return indices
 

@@ -33,8 +33,14 @@ class Sharing:
         ordered = values.permute(*self._dims, -1)
         return ordered.reshape(*self._own, self._shared.numel(), values.shape[-1])
 
-    def values(self, values: Tensor) -> Tensor:
-        """One number a residual, ``(*own, k)`` to ``(*batch,)``."""
-        ordered = values.reshape((*self._own, *self._shared))
+    def values(self, values: Tensor, event: int = 0) -> Tensor:
+        """Numbers of each residual, ``(*own, k, *event)`` to ``(*batch, *event)``.
+
+        Args:
+            values: The numbers, one a residual where there is no event.
+            event: Number of dimensions of an event.
+        """
+        rest = values.shape[values.ndim - event :]
+        ordered = values.reshape((*self._own, *self._shared, *rest))
         back = sorted(range(len(self._dims)), key=self._dims.__getitem__)
-        return ordered.permute(tuple(back))
+        return ordered.permute((*back, *range(len(back), len(back) + event)))

@@ -20,6 +20,7 @@ from torch import Tensor
 from gpclml.errors import ArgumentError
 from gpclml.linalg._checks import check_gaussian, check_indices, refuse_double_backward
 from gpclml.linalg._products import symmetric_product
+from gpclml.linalg._sharing import Sharing
 from gpclml.linalg.cholesky import safe_cholesky
 
 __all__ = ["block_conditional_log_densities"]
@@ -40,9 +41,12 @@ def block_conditional_log_densities(
     .. math:: \partial/\partial K = -\tfrac12 Q_{:B} (s s^\top + Q_{BB}^{-1}) Q_{B:}
         + \tfrac12 (u \alpha^\top + \alpha u^\top), \qquad \partial/\partial r = -u.
 
+    Residuals that share a covariance, in batch dimensions where the covariance has size 1 or
+    none, share its factor and inverse.
+
     Args:
         covariance: Covariances of the observations, noise included, ``(*batch, n, n)``.
-        residual: Observations minus their prior mean, ``(*batch, n)``.
+        residual: Observations minus their prior mean, ``(*batch, n)``; batches broadcast.
         blocks: Indices of the held-out blocks, blocks of one size stacked: ``k_i`` blocks of
             ``b_i`` points each, ``(k_i, b_i)``. Blocks may overlap.
         factor_dtype: See :func:`gpclml.linalg.cholesky.factorization_dtype`.
@@ -61,15 +65,20 @@ def block_conditional_log_densities(
         About n³ floating-point operations for the values; the gradient adds about 1.2 n³ for
         disjoint blocks that cover the data, and 3.2 n³ for overlapping ones however many.
     """
-    covariance, residual = check_gaussian(covariance, residual)
+    _, residual = check_gaussian(covariance, residual)
     _check_blocks(blocks, residual.shape[-1])
     disjoint = _are_disjoint(blocks)
     blocks = [group.to(covariance.device) for group in blocks]
+    sharing = Sharing(covariance.shape[:-2], residual.shape[:-1])
     values = _BlockConditionalLogDensities.apply(
-        covariance, residual, factor_dtype, disjoint, *blocks
+        sharing.covariances(covariance),
+        sharing.residuals(residual),
+        factor_dtype,
+        disjoint,
+        *blocks,
     )
     assert isinstance(values, Tensor)
-    return values
+    return sharing.values(values, event=1)
 
 
 def _check_blocks(blocks: Sequence[Tensor], n: int) -> None:
@@ -91,17 +100,19 @@ def _are_disjoint(blocks: Sequence[Tensor]) -> bool:
 
 
 class _BlockConditionalLogDensities(torch.autograd.Function):
+    """Residuals are ``(*batch, r, n)``, r to a covariance; values ``(*batch, r, k_1 + ...)``."""
+
     @staticmethod
-    def forward(ctx, covariance, residual, factor_dtype, disjoint, *blocks):
+    def forward(ctx, covariance, residuals, factor_dtype, disjoint, *blocks):
         L = safe_cholesky(covariance, factor_dtype)
-        alpha = torch.cholesky_solve(residual.to(L.dtype).unsqueeze(-1), L).squeeze(-1)
+        alpha = torch.cholesky_solve(residuals.mT.to(L.dtype), L)  # (*batch, n, r)
         Q = torch.cholesky_inverse(L)
         values, factors, sources = zip(
             *[_densities_of_group(Q, alpha, group) for group in blocks], strict=True
         )
         ctx.save_for_backward(Q, alpha, *blocks, *factors, *sources)
         ctx.dtype, ctx.disjoint = covariance.dtype, disjoint
-        return torch.cat(values, dim=-1).to(covariance.dtype)
+        return torch.cat(values, dim=-2).mT.to(covariance.dtype)
 
     @staticmethod
     def backward(ctx, *grads):
@@ -109,35 +120,35 @@ class _BlockConditionalLogDensities(torch.autograd.Function):
         Q, alpha, *saved = ctx.saved_tensors
         count = len(saved) // 3
         blocks, factors, sources = saved[:count], saved[count : 2 * count], saved[2 * count :]
-        weights = grads[0].double().split([len(group) for group in blocks], dim=-1)
+        weights = grads[0].double().mT.split([len(group) for group in blocks], dim=-2)
         middles, source = [], torch.zeros_like(alpha)
         for group, L_Q, s, weight in zip(blocks, factors, sources, weights, strict=True):
-            weight = weight[..., None, None]  # (*batch, k, 1, 1)
-            middle = weight * (s @ s.mT + torch.cholesky_inverse(L_Q))
-            middles.append(middle.to(Q.dtype))
-            weighted = (weight * s).flatten(-3).to(Q.dtype)
-            source.scatter_add_(-1, group.flatten().expand(weighted.shape), weighted)
+            weight = weight.unsqueeze(-2)  # (*batch, k, 1, r)
+            inverse = weight.sum(-1, keepdim=True) * torch.cholesky_inverse(L_Q)
+            middles.append(((weight * s) @ s.mT + inverse).to(Q.dtype))
+            weighted = (weight * s).flatten(-3, -2).to(Q.dtype)  # (*batch, k b, r)
+            source.scatter_add_(-2, group.reshape(-1, 1).expand(weighted.shape), weighted)
         product = _sandwich_of_disjoint if ctx.disjoint else _sandwich
         gradient = product(Q, middles, blocks).mul_(-0.5)
-        u = (Q @ source.unsqueeze(-1)).squeeze(-1)
-        left = torch.stack([u, alpha], dim=-1)
-        right = 0.5 * torch.stack([alpha, u], dim=-1)
+        u = Q @ source
+        left = torch.cat([u, alpha], dim=-1)
+        right = 0.5 * torch.cat([alpha, u], dim=-1)
         gradient.add_(left @ right.mT)
-        return gradient.to(ctx.dtype), -u.to(ctx.dtype), None, None, *[None] * count
+        return gradient.to(ctx.dtype), -u.mT.to(ctx.dtype), None, None, *[None] * count
 
 
 def _densities_of_group(Q: Tensor, alpha: Tensor, group: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Log densities (*batch, k), factors of Q_BB (*batch, k, b, b), and s (*batch, k, b, 1)."""
+    """Log densities (*batch, k, r), factors of Q_BB (*batch, k, b, b), and s (*batch, k, b, r)."""
     # The blocks are small: float64 costs little and keeps their determinants accurate.
     if group.shape[-1] == 1:
         Q_BB = Q.diagonal(dim1=-2, dim2=-1)[..., group].unsqueeze(-1).double()
     else:
         Q_BB = Q[..., group.unsqueeze(-1), group.unsqueeze(-2)].double()
-    alpha_B = alpha[..., group].unsqueeze(-1).double()
+    alpha_B = alpha[..., group, :].double()
     L_Q = safe_cholesky(Q_BB)
     s = torch.cholesky_solve(alpha_B, L_Q)
-    quadratic = (alpha_B * s).sum((-2, -1))
-    half_log_det = L_Q.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    quadratic = (alpha_B * s).sum(-2)
+    half_log_det = L_Q.diagonal(dim1=-2, dim2=-1).log().sum(-1, keepdim=True)
     return half_log_det - 0.5 * quadratic - group.shape[-1] * _HALF_LOG_2PI, L_Q, s
 
 

@@ -7,6 +7,7 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
+from gpclml._finite import all_finite
 from gpclml.errors import ArgumentError, NonFiniteError
 
 __all__ = ["DOUBLE_UP_TO", "factorization_dtype", "safe_cholesky"]
@@ -79,8 +80,7 @@ def safe_cholesky(
     matrix = covariance.to(factorization_dtype(covariance, factor_dtype))
     factor, info = torch.linalg.cholesky_ex(matrix)
     # A NaN can pass a factorization on a GPU without an error code; the diagonal shows it.
-    finite = torch.isfinite(factor.diagonal(dim1=-2, dim2=-1)).all()
-    if bool(finite & (info == 0).all()):
+    if not bool(info.any()) and all_finite(factor.diagonal(dim1=-2, dim2=-1)):
         return factor
     _check_finite(covariance)
     if matrix.dtype == torch.float32:

@@ -52,7 +52,7 @@ def leave_one_out_moments(
     held_out = check_indices("held_out", held_out, n).to(covariance.device)
     order = order_with_last(held_out, n)
     if order is None:
-        order = held_out
+        order = held_out if b == n else torch.arange(n, device=held_out.device)
     residual = take(residual, order)
     L = safe_cholesky(permute(covariance, order), factor_dtype)
     z = torch.linalg.solve_triangular(L, residual.to(L.dtype).unsqueeze(-1), upper=False)

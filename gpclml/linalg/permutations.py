@@ -12,12 +12,18 @@ def order_with_last(
     held_out: Tensor,  # shape: (b,) or (*batch, b)
     n: int,
 ) -> Tensor | None:
-    """All other points in data order, then the held-out ones; None if that is all of them."""
-    if held_out.shape[-1] == n:
+    """All other points in data order, then the held-out ones; None if no order is needed.
+
+    None is needed where all are held out, or all members hold out the last ones in data order.
+    """
+    b = held_out.shape[-1]
+    if b == n or torch.equal(
+        held_out, torch.arange(n - b, n, device=held_out.device).expand_as(held_out)
+    ):
         return None
     kept = torch.ones(*held_out.shape[:-1], n, dtype=torch.bool, device=held_out.device)
     kept.scatter_(-1, held_out, False)
-    rest = kept.nonzero()[:, -1].reshape(*held_out.shape[:-1], n - held_out.shape[-1])
+    rest = kept.nonzero()[:, -1].reshape(*held_out.shape[:-1], n - b)
     return torch.cat([rest, held_out], dim=-1)
 
 

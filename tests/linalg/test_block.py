@@ -44,6 +44,28 @@ def test_gradcheck(batch, blocks):
     assert torch.autograd.gradcheck(function, (A, r))
 
 
+@pytest.mark.parametrize(
+    ("covariances", "residuals"),
+    [((2, 1), (2, 3)), ((), (4,)), ((1, 3), (2, 1)), ((2, 1, 3), (2, 2, 3))],
+)
+@pytest.mark.parametrize("blocks", BLOCKS, ids=["partition", "overlap", "singles", "part"])
+def test_shared_covariances_are_copies_of_one(blocks, covariances, residuals):
+    K = reference.random_covariance(6, covariances).requires_grad_()
+    r = reference.random_residual(6, residuals).requires_grad_()
+    batch = torch.broadcast_shapes(covariances, residuals)
+    shared = block_conditional_log_densities(K, r, [blocks])
+    copies = block_conditional_log_densities(
+        K.expand(*batch, 6, 6).clone(), r.expand(*batch, 6).clone(), [blocks]
+    )
+    assert shared.shape == (*batch, len(blocks))
+    torch.testing.assert_close(shared, copies, rtol=1e-10, atol=1e-10)
+    weights = torch.rand(copies.shape, generator=torch.Generator().manual_seed(0)).double()
+    of_shared = reference.gradients(weights * shared, K, r)
+    of_copies = reference.gradients(weights * copies, K, r)
+    for one, other in zip(of_shared, of_copies, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-9)
+
+
 @given(
     n=st.integers(1, 14),
     k=st.integers(1, 5),
