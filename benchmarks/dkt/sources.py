@@ -128,7 +128,7 @@ def digits(shots: int, seed: int) -> Sources:
     def tasks(low: int, high: int, place: int) -> ImageTasks:
         rows = (data.labels >= low) & (data.labels < high)
         some = replace(data, images=data.images[rows], labels=data.labels[rows])
-        return _image_tasks(some, shots, 3 * seed + place, ways=3)
+        return _image_tasks(some, shots, 3 * seed + place, ways=3, rotations=place == 0)
 
     return Sources(tasks(0, 6, 0), None, tasks(6, 10, 2))
 

@@ -20,7 +20,7 @@ from benchmarks.dkt.sources import (
 )
 from gpclml import datasets
 from gpclml.errors import UnknownNameError
-from gpclml.meta import Conv3, Conv4
+from gpclml.meta import Conv3, Conv4, ConvBlocks
 from gpclml.networks import MLP
 
 __all__ = ["STUDIES", "Study", "study_named"]
@@ -71,7 +71,7 @@ def _conv3(generator: torch.Generator) -> torch.nn.Module:
 
 
 def _digit_network(generator: torch.Generator) -> torch.nn.Module:
-    return torch.nn.Sequential(torch.nn.Flatten(), MLP([64, 64, 64], generator=generator))
+    return ConvBlocks(2, width=32, generator=generator)
 
 
 def _function_network(generator: torch.Generator) -> torch.nn.Module:
@@ -106,8 +106,9 @@ def _part(about: str, test: Callable[[], datasets.LabelledImages]) -> Study:
 STUDIES: Mapping[str, Study] = MappingProxyType(
     {
         "digits": Study(
-            "scikit-learn's 8 x 8 digits: 0 to 5 to learn from, 3-way tasks of 6 to 9 to test on",
-            "digits", digits, _digit_network, 64, (1, 5), True,
+            "scikit-learn's 8 x 8 digits: quarter turns of 0 to 5 to learn from, 3-way tasks of "
+            "6 to 9 to test on",
+            "digits", digits, _digit_network, 128, (1, 5), True,
         ),
         "omniglot": Study(
             "Omniglot: 25 background alphabets to learn from, 5 to choose by, the 20 evaluation "

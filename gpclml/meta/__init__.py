@@ -1,7 +1,7 @@
 """Learning from few points of a task what many tasks have in common."""
 
 from gpclml.meta._kernels import KERNELS
-from gpclml.meta.backbones import Conv3, Conv4
+from gpclml.meta.backbones import Conv3, Conv4, ConvBlocks
 from gpclml.meta.class_probabilities import class_probabilities, expected_calibration_error
 from gpclml.meta.deep_kernel_transfer import DeepKernelTransfer
 from gpclml.meta.episodes import Episodes, ImageTasks
@@ -14,6 +14,7 @@ __all__ = [
     "KERNELS",
     "Conv3",
     "Conv4",
+    "ConvBlocks",
     "DeepKernelTransfer",
     "Episodes",
     "HeadPoseTasks",

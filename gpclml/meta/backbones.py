@@ -10,14 +10,57 @@ from torch import Tensor
 from gpclml.errors import ArgumentError
 from gpclml.networks import reset_network
 
-__all__ = ["Conv3", "Conv4"]
+__all__ = ["Conv3", "Conv4", "ConvBlocks"]
 
 
-class Conv4(torch.nn.Module):
-    """Four blocks of 3x3 convolution, batch normalization, 2x2 max pooling and ReLU.
+class ConvBlocks(torch.nn.Module):
+    """Blocks of 3x3 convolution, batch normalization, 2x2 max pooling and ReLU.
 
-    The standard backbone of few-shot classification (Vinyals et al. 2016; Snell et al. 2017),
-    with the two last, which commute, in the cheaper order. Channels are kept last in memory.
+    The two last commute; they are in the cheaper order. Channels are kept last in memory.
+
+    Args:
+        blocks: Number of blocks.
+        channels: Channels of an image.
+        width: Channels of each block.
+        generator: Source of the start; seed 0 if None.
+
+    Example:
+        >>> ConvBlocks(2)(torch.rand(10, 1, 8, 8)).shape
+        torch.Size([10, 256])
+    """
+
+    def __init__(
+        self,
+        blocks: int,
+        channels: int = 1,
+        width: int = 64,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        count = _positive("blocks", blocks)
+        sizes = [_positive("channels", channels)] + count * [_positive("width", width)]
+        self.blocks = torch.nn.Sequential(*[_block(*pair) for pair in itertools.pairwise(sizes)])
+        self.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+        reset_network(self, _or_first(generator))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Features of images.
+
+        Args:
+            images: Shape ``(n, channels, height, width)``; a side of 2 to the number of blocks
+                or more.
+
+        Returns:
+            Features. Shape ``(n, q)``.
+        """
+        images = images.contiguous(memory_format=torch.channels_last)
+        return self.blocks(images).flatten(1)
+
+
+class Conv4(ConvBlocks):
+    """Four such blocks: the usual backbone of few-shot classification.
+
+    (Vinyals et al. 2016; Snell et al. 2017.) Images have 16 pixels a side or more.
 
     Args:
         channels: Channels of an image.
@@ -32,23 +75,7 @@ class Conv4(torch.nn.Module):
     def __init__(
         self, channels: int = 1, width: int = 64, generator: torch.Generator | None = None
     ) -> None:
-        super().__init__()
-        sizes = [_positive("channels", channels)] + 4 * [_positive("width", width)]
-        self.blocks = torch.nn.Sequential(*[_block(*pair) for pair in itertools.pairwise(sizes)])
-        self.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-        reset_network(self, _or_first(generator))
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Features of images.
-
-        Args:
-            images: Shape ``(n, channels, height, width)``, 16 pixels a side or more.
-
-        Returns:
-            Features. Shape ``(n, q)``, q = 64 for 28x28.
-        """
-        images = images.contiguous(memory_format=torch.channels_last)
-        return self.blocks(images).flatten(1)
+        super().__init__(4, channels, width, generator)
 
 
 class Conv3(torch.nn.Module):
