@@ -201,13 +201,17 @@ def _gradient_by_inverse(L, z, order, b, grad):
     n, k = z.shape[-2:]
     m = n - b
     gradient = torch.cholesky_inverse(L)
-    if m:
-        gradient[..., :m, :m] -= torch.cholesky_inverse(L[..., :m, :m])
+    scale = -0.5 * grad.sum(-1, keepdim=True)
+    if m == 0:  # u is alpha
+        alpha = torch.linalg.solve_triangular(L.mT, z, upper=True)
+        gradient.mul_(scale).add_((0.5 * grad * alpha) @ alpha.mT)
+        return gradient, alpha
+    gradient[..., :m, :m] -= torch.cholesky_inverse(L[..., :m, :m])
     tail = torch.cat([torch.zeros_like(z[..., :m, :]), z[..., m:, :]], dim=-2)
     solved = torch.linalg.solve_triangular(L.mT, torch.cat([tail, z], dim=-1), upper=True)
     u, alpha = solved.split(k, dim=-1)
     left, right = _symmetric(u, alpha - 0.5 * u, grad)
-    gradient.mul_(-0.5 * grad.sum(-1, keepdim=True)).add_(left @ right.mT)
+    gradient.mul_(scale).add_(left @ right.mT)
     if order is not None:
         gradient = permute(gradient, order.argsort(-1))
     return gradient, _rows_in_data_order(u, order)
