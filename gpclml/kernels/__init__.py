@@ -2,12 +2,14 @@
 
 from gpclml.kernels.cosine_similarity import CosineSimilarityKernel
 from gpclml.kernels.deep import DeepKernel
+from gpclml.kernels.joint_spectral_mixture import JointSpectralMixtureKernel
 from gpclml.kernels.skip_features import SkipFeatures
 from gpclml.kernels.spectral_mixture import initialize_spectral_mixture
 
 __all__ = [
     "CosineSimilarityKernel",
     "DeepKernel",
+    "JointSpectralMixtureKernel",
     "SkipFeatures",
     "initialize_spectral_mixture",
 ]

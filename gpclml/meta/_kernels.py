@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from gpytorch.kernels import (
@@ -11,11 +12,10 @@ from gpytorch.kernels import (
     PolynomialKernel,
     RBFKernel,
     ScaleKernel,
-    SpectralMixtureKernel,
 )
 
 from gpclml.errors import ArgumentError, UnknownNameError
-from gpclml.kernels import CosineSimilarityKernel
+from gpclml.kernels import CosineSimilarityKernel, JointSpectralMixtureKernel
 
 __all__ = ["BATCH_NORM", "KERNELS", "make_kernel"]
 
@@ -23,21 +23,35 @@ BATCH_NORM = "batch-norm-cosine"
 _MIXTURES = 4
 
 
+# The starts have a variance and correlations of order one on q features of order one.
+
+
+def _scaled(kernel: Kernel, variance: float = 1.0) -> Kernel:
+    scaled = ScaleKernel(kernel)
+    scaled.outputscale = variance
+    return scaled
+
+
 def _linear(features: int) -> Kernel:
     kernel = LinearKernel()
     kernel.raw_variance.requires_grad_(False)  # the scale around it is the same parameter
     kernel.variance = 1.0
-    return ScaleKernel(kernel)
+    return _scaled(kernel, 1 / features)
+
+
+def _with_lengthscale(kernel: Kernel, features: int) -> Kernel:
+    kernel.lengthscale = math.sqrt(features)
+    return _scaled(kernel)
 
 
 _MAKERS: dict[str, Callable[[int], Kernel]] = {
-    BATCH_NORM: lambda features: ScaleKernel(CosineSimilarityKernel()),
-    "cosine": lambda features: ScaleKernel(CosineSimilarityKernel()),
+    BATCH_NORM: lambda features: _scaled(CosineSimilarityKernel()),
+    "cosine": lambda features: _scaled(CosineSimilarityKernel()),
     "linear": _linear,
-    "matern": lambda features: ScaleKernel(MaternKernel(2.5)),
-    "polynomial": lambda features: ScaleKernel(PolynomialKernel(2)),
-    "rbf": lambda features: ScaleKernel(RBFKernel()),
-    "spectral-mixture": lambda features: SpectralMixtureKernel(_MIXTURES, ard_num_dims=features),
+    "matern": lambda features: _with_lengthscale(MaternKernel(2.5), features),
+    "polynomial": lambda features: _scaled(PolynomialKernel(2), features**-2),
+    "rbf": lambda features: _with_lengthscale(RBFKernel(), features),
+    "spectral-mixture": lambda features: JointSpectralMixtureKernel(_MIXTURES, features),
 }
 KERNELS = tuple(sorted(_MAKERS))
 
