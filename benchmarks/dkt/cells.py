@@ -87,15 +87,10 @@ def _checkpoint(study: Study, cell: Mapping[str, Any]) -> Path | None:
 
 
 def _summary(scores: TaskScores) -> dict[str, float]:
-    nll = {"nll": float(scores.nll.mean())}
-    if scores.accuracy is not None:
-        return {
-            **_mean("accuracy", scores.accuracy),
-            **nll,
-            "calibration_error": scores.calibration_error,
-        }
-    assert scores.squared_error is not None
-    return {**_mean("mse", scores.squared_error), **nll}
+    summary = {**_mean(scores.metric, scores.values), "nll": float(scores.nll.mean())}
+    if scores.metric == "accuracy":
+        summary["calibration_error"] = scores.calibration_error
+    return summary
 
 
 def _baseline(study: Study, sources: Sources, count: int) -> dict[str, float]:

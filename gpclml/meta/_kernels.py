@@ -40,7 +40,7 @@ def _linear(features: int) -> Kernel:
 
 
 def _with_lengthscale(kernel: Kernel, features: int) -> Kernel:
-    kernel.lengthscale = math.sqrt(features)
+    kernel.initialize(lengthscale=math.sqrt(features))
     return _scaled(kernel)
 
 

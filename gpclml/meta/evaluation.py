@@ -33,28 +33,25 @@ class TaskScores:
     """Scores a task, each the mean over its query points.
 
     Attributes:
-        accuracy: Share of query points whose likeliest class is theirs, ``(tasks,)``; None in
-            regression.
-        squared_error: Of predictive means, in squared units of the targets, ``(tasks,)``; None
-            in classification.
+        metric: ``"accuracy"``, the share of query points whose likeliest class is theirs, or in
+            regression ``"mse"``, the squared error of predictive means in squared units of the
+            targets.
+        values: That score, ``(tasks,)``.
         nll: Negative log probability of the classes, or density of the targets, ``(tasks,)``,
             in nats.
         calibration_error: Expected calibration error over the query points of all tasks; NaN
             in regression.
     """
 
-    accuracy: Tensor | None
-    squared_error: Tensor | None
+    metric: str
+    values: Tensor
     nll: Tensor
     calibration_error: float
 
     @property
-    def main(self) -> Tensor:
+    def gain(self) -> Tensor:
         """Accuracy, or the negative squared error: larger is better, ``(tasks,)``."""
-        if self.accuracy is not None:
-            return self.accuracy
-        assert self.squared_error is not None
-        return -self.squared_error
+        return self.values if self.metric == "accuracy" else -self.values
 
     @staticmethod
     def interval(scores: Tensor) -> float:
@@ -83,7 +80,7 @@ def evaluate_tasks(model: DeepKernelTransfer, tasks: Tasks, count: int) -> TaskS
     if count < 1:
         raise ArgumentError("count", count, "at least 1")
     own = next(model.parameters())
-    mains: list[Tensor] = []
+    values: list[Tensor] = []
     nlls: list[Tensor] = []
     probabilities: list[Tensor] = []
     labels: list[Tensor] = []
@@ -93,16 +90,16 @@ def evaluate_tasks(model: DeepKernelTransfer, tasks: Tasks, count: int) -> TaskS
         truth = episodes.query_y
         if episodes.ways:
             log_p = class_log_probabilities(predictive)
-            mains.append((log_p.argmax(-1) == truth).to(own.dtype).mean(-1))
+            values.append((log_p.argmax(-1) == truth).to(own.dtype).mean(-1))
             nlls.append(-log_p.gather(-1, truth.unsqueeze(-1)).mean((-2, -1)))
             probabilities.append(log_p.exp())
             labels.append(truth)
         else:
             density = predictive.log_prob(truth.unsqueeze(-2)).squeeze(-2)
-            mains.append((predictive.mean.squeeze(-2) - truth).square().mean(-1))
+            values.append((predictive.mean.squeeze(-2) - truth).square().mean(-1))
             nlls.append(-density.mean(-1))
-    main, nll = torch.cat(mains), torch.cat(nlls)
+    score, nll = torch.cat(values), torch.cat(nlls)
     if not probabilities:
-        return TaskScores(None, main, nll, math.nan)
+        return TaskScores("mse", score, nll, math.nan)
     calibration = expected_calibration_error(torch.cat(probabilities), torch.cat(labels))
-    return TaskScores(main, None, nll, calibration)
+    return TaskScores("accuracy", score, nll, calibration)

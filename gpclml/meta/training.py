@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -91,7 +92,7 @@ def train_on_tasks(
         steps=steps, tasks_per_step=tasks_per_step, look_every=look_every,
         validation_tasks=validation_tasks,
     )  # fmt: skip
-    if not 0 < lr < float("inf"):
+    if not 0 < lr < math.inf:
         raise ArgumentError("lr", lr, "a positive number")
     run = _Run(model, mll, lr)
     if checkpoint is not None and Path(checkpoint).exists():
@@ -161,19 +162,20 @@ class _Run:
         value = cast(Any, self.mll)(*self.model.prior(episodes)).mean()
         (-value).backward()
         gradients = [p.grad for p in self.mll.parameters() if p.grad is not None]
-        finite = torch.stack([torch.isfinite(one).all() for one in (value, *gradients)])
-        if not bool(finite.all()):
-            got = f"value {float(value.detach())} or non-finite gradients at step {indices.start}"
+        norm = torch.nn.utils.get_total_norm(gradients)
+        objective, norm = torch.stack([value.detach(), norm.to(value)]).tolist()  # one look
+        if not math.isfinite(objective) or not math.isfinite(norm):
+            got = f"value {objective} with a gradient of norm {norm} at task {indices.start}"
             mend = "Lower the learning rate."
             raise NonFiniteError("objective", got, "finite values", mend)
         self.optimizer.step()
-        self.training.objectives.append(float(value.detach()))
+        self.training.objectives.append(objective)
 
     def look(self, validation: Tasks | None, count: int) -> None:
         training, done = self.training, len(self.training.objectives)
         if validation is not None:
-            score = float(evaluate_tasks(self.model, validation, count).main.mean())
-            is_best = score > max(training.scores, default=-float("inf"))
+            score = float(evaluate_tasks(self.model, validation, count).gain.mean())
+            is_best = score > max(training.scores, default=-math.inf)
             training.looks.append(done)
             training.scores.append(score)
             if not is_best:
