@@ -70,3 +70,65 @@ def gradients(value: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
 def symmetrized(gradient: Tensor) -> Tensor:
     """The gradient with respect to a symmetric matrix."""
     return 0.5 * (gradient + gradient.mT)
+
+
+def weight_curvature(network: torch.nn.Module, x: Tensor, columns: Tensor) -> Tensor:
+    """Sum of (Jᵀv)(Jᵀv)ᵀ over points and columns ``(N, K, C)``, parameters in order, ``(P, P)``."""
+    parameters = list(network.parameters())
+    total = torch.zeros((), dtype=x.dtype)
+    for point, vectors in zip(x, columns, strict=True):
+        output = network(point.unsqueeze(0)).squeeze(0)
+        for vector in vectors:
+            parts = torch.autograd.grad(output @ vector, parameters, retain_graph=True)
+            row = torch.cat([part.flatten() for part in parts])
+            total = total + torch.outer(row, row)
+    return total
+
+
+def kronecker_blocks(
+    network: torch.nn.Sequential, x: Tensor, columns: Tensor, sharing: str
+) -> dict[str, Tensor]:
+    """B ⊗ A of each weight and B of each bias, point by point and place by place."""
+    blocks = {}
+    layers = list(network)
+    for place, layer in enumerate(layers):
+        if not list(layer.parameters()):
+            continue
+        first, last = (torch.nn.Sequential(*part) for part in (layers[:place], layers[place + 1 :]))
+        inputs, gradients = [], []  # of points: lists of a (T,) and, a column, of g (T,)
+        for point, vectors in zip(x, columns, strict=True):
+            before = first(point.unsqueeze(0))
+            after = layer(before).detach().requires_grad_()
+            output = last(after.clone()).squeeze(0)
+            a = _patches_one_by_one(layer, before.detach())
+            inputs.append(a)
+            for vector in vectors:
+                (g,) = torch.autograd.grad(output @ vector, after, retain_graph=True)
+                gradients.append(list(g[0].flatten(1).mT) if g.ndim == 4 else [g[0]])
+        if sharing == "reduce":
+            inputs = [[sum(a) / len(a)] for a in inputs]
+            gradients = [[sum(g)] for g in gradients]
+        every = [a for of_point in inputs for a in of_point]
+        A = sum(torch.outer(a, a) for a in every) / len(every)
+        B = sum(torch.outer(g, g) for of_column in gradients for g in of_column)
+        blocks[f"{place}.weight"] = torch.kron(B, A)
+        if layer.bias is not None:
+            blocks[f"{place}.bias"] = B
+    return blocks
+
+
+def _patches_one_by_one(layer: torch.nn.Module, inputs: Tensor) -> list[Tensor]:
+    if isinstance(layer, torch.nn.Linear):
+        return [inputs[0]]
+    height, width = layer(inputs).shape[-2:]
+    reach = [d * (k - 1) for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
+    pad = [r // 2 for r in reach] if layer.padding == "same" else list(layer.padding)
+    padded = torch.nn.functional.pad(inputs, (pad[1], pad[1] + 1, pad[0], pad[0] + 1))
+    patches = []
+    for i in range(height):
+        for j in range(width):
+            top, left = i * layer.stride[0], j * layer.stride[1]
+            rows = slice(top, top + reach[0] + 1, layer.dilation[0])
+            columns = slice(left, left + reach[1] + 1, layer.dilation[1])
+            patches.append(padded[0, :, rows, columns].flatten())
+    return patches

@@ -1,5 +1,6 @@
 """Objectives ``mll(output, target)``: larger is better, nats per observed point."""
 
 from gpclml.mlls.conditional_marginal_log_likelihood import ConditionalMarginalLogLikelihood
+from gpclml.mlls.laplace_marginal_log_likelihood import LaplaceMarginalLogLikelihood
 
-__all__ = ["ConditionalMarginalLogLikelihood"]
+__all__ = ["ConditionalMarginalLogLikelihood", "LaplaceMarginalLogLikelihood"]

@@ -1,7 +1,8 @@
 """Models: exact Gaussian processes and their parts."""
 
 from gpclml.models._networks import networks_of
+from gpclml.models.linearized_network import Linearization, LinearizedNetwork
 from gpclml.models.regression import GPRegression
 from gpclml.models.standardize import Standardizer
 
-__all__ = ["GPRegression", "Standardizer", "networks_of"]
+__all__ = ["GPRegression", "Linearization", "LinearizedNetwork", "Standardizer", "networks_of"]

@@ -1,0 +1,27 @@
+"""Curvature of a network's log likelihood in its weights, and its log-determinants.
+
+A structure (:class:`Full`, :class:`BlockDiagonal`, :class:`Kronecker`, :class:`Diagonal`,
+:class:`Kernel`) makes of a network, points and columns of output curvature what answers
+``log_det_ratio(precisions, scale)``, as often as hyperparameters change.
+"""
+
+from gpclml.curvature._sample_gradients import Cotangents
+from gpclml.curvature.dense import BlockDiagonal, DenseCurvature, Full
+from gpclml.curvature.diagonal import Diagonal, DiagonalCurvature
+from gpclml.curvature.kernel import Kernel, KernelCurvature
+from gpclml.curvature.kronecker import Kronecker, KroneckerCurvature
+from gpclml.curvature.weight_prior import GaussianWeightPrior
+
+__all__ = [
+    "BlockDiagonal",
+    "Cotangents",
+    "DenseCurvature",
+    "Diagonal",
+    "DiagonalCurvature",
+    "Full",
+    "GaussianWeightPrior",
+    "Kernel",
+    "KernelCurvature",
+    "Kronecker",
+    "KroneckerCurvature",
+]

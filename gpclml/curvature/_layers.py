@@ -1,0 +1,159 @@
+"""What the layers of a network see and what comes back to them, point by point."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from gpclml.curvature._parameters import (
+    check_cotangents,
+    check_network,
+    fresh_parameters,
+    layer_of,
+)
+from gpclml.curvature._sample_gradients import Cotangents
+from gpclml.errors import UnsupportedError
+
+__all__ = ["LayerRecord", "record_layers"]
+
+_SUPPORTED = (torch.nn.Linear, torch.nn.Conv2d)
+
+
+@dataclass(frozen=True)
+class LayerRecord:
+    """A linear map that is applied at T places of each point (T = 1 in a plain layer).
+
+    Attributes:
+        name: Name of the layer.
+        trained: Which of its parameters are trained: ``"weight"``, ``"bias"``.
+        inputs: What it is applied to, ``(N, T, in)``; patches of a convolution.
+        gradients: Of the outputs there, for each column, ``(N, K, T, out)``.
+    """
+
+    name: str
+    trained: tuple[str, ...]
+    inputs: Tensor
+    gradients: Tensor
+
+    def parameter(self, kind: str) -> str:
+        """Name of its weight or bias in the network."""
+        return f"{self.name}.{kind}" if self.name else kind
+
+
+def record_layers(module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> list[LayerRecord]:
+    """The records of all layers with trained parameters, from one pass and K passes back.
+
+    Args:
+        module: Maps ``(N, *event)`` to ``(N, C)``; trained parameters are of Linear or Conv2d.
+        x: Points, ``(N, *event)``; where they require a gradient so do the records.
+        cotangents: Maps outputs to columns of their curvature, ``(N, K, C)``.
+
+    Returns:
+        One a layer, in the order of the network's parameters.
+
+    Raises:
+        UnsupportedError: Another module has trained parameters, or a layer is applied twice;
+            named.
+        ArgumentError, ModelModeError, ShapeError, NonFiniteError: The network or the
+            cotangents cannot be used.
+    """
+    check_network(module)
+    parameters = {name: p.requires_grad_() for name, p in fresh_parameters(module).items()}
+    layers = _trained_layers(module, parameters)
+    seen: dict[str, tuple[Tensor, Tensor]] = {}
+    handles = [layers[name].register_forward_hook(_recorder(name, seen)) for name in layers]
+    try:
+        with torch.enable_grad():
+            outputs = functional_call(module, parameters, (x,))
+    finally:
+        for handle in handles:
+            handle.remove()
+    with torch.enable_grad():
+        columns = cotangents(outputs)
+    check_cotangents(columns, outputs)
+    unused = [name for name in layers if name not in seen]
+    if unused:
+        raise UnsupportedError("module", f"{unused[0]}, which is not used", "layers that are")
+    graph = x.requires_grad
+    columns = columns if graph else columns.detach()
+    back = [
+        torch.autograd.grad(
+            outputs, [seen[name][1] for name in layers], columns[:, k],
+            retain_graph=True, create_graph=graph,
+        )
+        for k in range(columns.shape[1])
+    ]  # fmt: skip
+    records = []
+    for place, (name, layer) in enumerate(layers.items()):
+        gradients = torch.stack([one[place] for one in back], dim=1)  # (N, K, *out)
+        trained = tuple(k for k in ("weight", "bias") if _full_name(name, k) in parameters)
+        inputs = seen[name][0] if graph else seen[name][0].detach()
+        records.append(LayerRecord(name, trained, *_places(layer, inputs, gradients)))
+    return records
+
+
+def _trained_layers(
+    module: torch.nn.Module, parameters: dict[str, Tensor]
+) -> dict[str, torch.nn.Module]:
+    layers = {}
+    for name, _ in itertools.groupby(parameters, layer_of):
+        layer = module.get_submodule(name)
+        grouped = isinstance(layer, torch.nn.Conv2d) and (
+            layer.groups != 1 or layer.padding_mode != "zeros"
+        )
+        if not isinstance(layer, _SUPPORTED) or grouped:
+            raise UnsupportedError(
+                "module",
+                f"{name or 'the module'} ({layer})",
+                "trained parameters of Linear and of Conv2d without groups, padded with zeros",
+                "Use Full, BlockDiagonal or Diagonal, or freeze its parameters.",
+            )
+        layers[name] = layer
+    return layers
+
+
+def _full_name(layer: str, kind: str) -> str:
+    return f"{layer}.{kind}" if layer else kind
+
+
+def _recorder(name: str, seen: dict[str, tuple[Tensor, Tensor]]):
+    def hook(layer: torch.nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        if name in seen:
+            raise UnsupportedError(
+                "module", f"{name or 'the module'}, applied twice", "layers that are applied once",
+                "Use Full, BlockDiagonal or Diagonal.",
+            )  # fmt: skip
+        seen[name] = (inputs[0], output)
+        return output.clone()  # what works in place afterwards leaves the record as it is
+
+    return hook
+
+
+def _places(layer: torch.nn.Module, inputs: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
+    """Inputs ``(N, T, in)`` and gradients ``(N, K, T, out)``."""
+    if isinstance(layer, torch.nn.Conv2d):
+        return _patches(layer, inputs), gradients.flatten(3).mT
+    n, k = gradients.shape[:2]
+    return (
+        inputs.reshape(n, -1, inputs.shape[-1]),
+        gradients.reshape(n, k, -1, gradients.shape[-1]),
+    )
+
+
+def _patches(layer: torch.nn.Conv2d, inputs: Tensor) -> Tensor:
+    """What each place of a convolution's output is made of, ``(N, T, in)``."""
+    padding = layer.padding
+    if padding == "same":
+        reach = [d * (k - 1) for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
+        sides = [(one // 2, one - one // 2) for one in reach]
+        inputs = torch.nn.functional.pad(inputs, (*sides[1], *sides[0]))
+    if isinstance(padding, str):
+        padding = 0
+    unfolded = torch.nn.functional.unfold(
+        inputs, layer.kernel_size, layer.dilation, padding, layer.stride
+    )
+    return unfolded.mT

@@ -1,0 +1,148 @@
+"""Curvature as dense matrices: of all parameters, or of blocks of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gpclml.curvature._parameters import layer_of
+from gpclml.curvature._sample_gradients import Cotangents, sample_gradients
+from gpclml.errors import UnknownNameError
+from gpclml.linalg import safe_cholesky
+
+__all__ = ["BlockDiagonal", "DenseCurvature", "Full"]
+
+_FORMS = ("smaller", "parameters", "samples")
+
+
+class DenseCurvature:
+    r"""Blocks of :math:`H = \sum_{nk} (J_n^\top v_{nk}) (J_n^\top v_{nk})^\top`.
+
+    Args:
+        gradients: Rows of each parameter, ``(N, K, *shape)`` by name.
+        blocks: Names of the parameters of each block.
+        form: ``"parameters"`` for matrices as large as a block, ``"samples"`` for N K x N K,
+            ``"smaller"`` for whichever is.
+    """
+
+    def __init__(
+        self, gradients: Mapping[str, Tensor], blocks: Iterable[Iterable[str]], form: str
+    ) -> None:
+        self._blocks: list[tuple[tuple[str, ...], bool, Tensor]] = []
+        self._sizes = {name: rows[0, 0].numel() for name, rows in gradients.items()}
+        for names in map(tuple, blocks):
+            rows = torch.cat(
+                [gradients[name].reshape(*gradients[name].shape[:2], -1) for name in names], dim=-1
+            ).flatten(0, 1)
+            by_samples = form == "samples" or (form == "smaller" and len(rows) < rows.shape[1])
+            self._blocks.append((names, by_samples, rows if by_samples else rows.mT @ rows))
+
+    def log_det_ratio(
+        self, precisions: Mapping[str, Tensor], scale: Tensor | float = 1.0
+    ) -> Tensor:
+        r""":math:`\log |s H + P_0| - \log |P_0|`, the sum over blocks, in nats.
+
+        Args:
+            precisions: Prior precision of each parameter, by name.
+            scale: What H is multiplied by.
+
+        Returns:
+            A number; differentiable in the precisions, the scale and the points.
+        """
+        return torch.stack(
+            [self._of_block(*block, precisions, scale) for block in self._blocks]
+        ).sum()
+
+    def _of_block(
+        self,
+        names: tuple[str, ...],
+        by_samples: bool,
+        matrix: Tensor,
+        precisions: Mapping[str, Tensor],
+        scale: Tensor | float,
+    ) -> Tensor:
+        root = torch.cat([precisions[name].rsqrt().expand(self._sizes[name]) for name in names])
+        if by_samples:
+            rows = matrix * root
+            inner = rows @ rows.mT
+        else:
+            inner = matrix * root * root.unsqueeze(-1)
+        eye = torch.eye(len(inner), dtype=inner.dtype, device=inner.device)
+        factor = safe_cholesky(torch.addcmul(eye, inner, torch.as_tensor(scale).to(inner)))
+        return 2 * factor.diagonal().log().sum().to(matrix.dtype)
+
+
+@dataclass(frozen=True)
+class Full:
+    """The curvature of all parameters together.
+
+    Args:
+        form: ``"parameters"``, a P x P matrix; ``"samples"``, N K x N K; or the ``"smaller"``.
+    """
+
+    form: Literal["smaller", "parameters", "samples"] = "smaller"
+
+    def __post_init__(self) -> None:
+        _check_form(self.form)
+
+    def of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> DenseCurvature:
+        """The curvature at points.
+
+        Args:
+            module: Maps ``(N, *event)`` to ``(N, C)``.
+            x: Points, ``(N, *event)``.
+            cotangents: Maps outputs to columns of their curvature, ``(N, K, C)``.
+
+        Raises:
+            ArgumentError, ModelModeError, ShapeError, NonFiniteError: Something of these cannot
+                be used.
+
+        Note:
+            The smaller of P and N K, cubed; N K P numbers in memory.
+        """
+        gradients = sample_gradients(module, x, cotangents)
+        return DenseCurvature(gradients, [gradients], self.form)
+
+
+@dataclass(frozen=True)
+class BlockDiagonal:
+    """The curvature of each layer, or each parameter tensor, without what couples them.
+
+    Its log-determinant is at least that of the full curvature (Fischer's inequality; Immer et
+    al. 2023, Theorem 1): the evidence is a lower bound.
+
+    Args:
+        by: ``"layer"``, a module with its weight and bias, or ``"parameter"``.
+        form: As for :class:`Full`.
+    """
+
+    by: Literal["layer", "parameter"] = "layer"
+    form: Literal["smaller", "parameters", "samples"] = "smaller"
+
+    def __post_init__(self) -> None:
+        _check_form(self.form)
+        if self.by not in ("layer", "parameter"):
+            raise UnknownNameError("by", self.by, ("layer", "parameter"))
+
+    def of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> DenseCurvature:
+        """The curvature at points; see :meth:`Full.of`.
+
+        Args:
+            module: Maps ``(N, *event)`` to ``(N, C)``.
+            x: Points, ``(N, *event)``.
+            cotangents: Maps outputs to columns of their curvature, ``(N, K, C)``.
+        """
+        gradients = sample_gradients(module, x, cotangents)
+        blocks: dict[str, list[str]] = {}
+        for name in gradients:
+            blocks.setdefault(layer_of(name) if self.by == "layer" else name, []).append(name)
+        return DenseCurvature(gradients, blocks.values(), self.form)
+
+
+def _check_form(form: str) -> None:
+    if form not in _FORMS:
+        raise UnknownNameError("form", form, _FORMS)

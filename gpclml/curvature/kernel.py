@@ -1,0 +1,96 @@
+"""Curvature in the space of samples: the neural tangent kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gpclml.curvature._layers import LayerRecord, record_layers
+from gpclml.curvature._sample_gradients import Cotangents
+from gpclml.linalg import safe_cholesky
+
+__all__ = ["Kernel", "KernelCurvature"]
+
+
+class KernelCurvature:
+    r"""Inner products :math:`v_{nk}^\top J_n J_m^\top v_{ml}`, a matrix for each parameter.
+
+    Args:
+        grams: ``(N K, N K)`` by name.
+    """
+
+    def __init__(self, grams: Mapping[str, Tensor]) -> None:
+        self.grams = dict(grams)
+
+    def log_det_ratio(
+        self, precisions: Mapping[str, Tensor], scale: Tensor | float = 1.0
+    ) -> Tensor:
+        r""":math:`\log |I + s V^\top J P_0^{-1} J^\top V|`, in nats: that of the full curvature.
+
+        Args:
+            precisions: Prior precision of each parameter, by name.
+            scale: What the curvature is multiplied by.
+
+        Returns:
+            A number; differentiable in the precisions, the scale and the points.
+        """
+        kernel = torch.stack([gram / precisions[name] for name, gram in self.grams.items()]).sum(0)
+        eye = torch.eye(len(kernel), dtype=kernel.dtype, device=kernel.device)
+        factor = safe_cholesky(torch.addcmul(eye, kernel, torch.as_tensor(scale).to(kernel)))
+        return 2 * factor.diagonal().log().sum().to(kernel.dtype)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """The full curvature from inner products of layers, without gradients of single points.
+
+    The way to a stochastic estimate of the evidence of a large network: few points, few
+    outputs (Immer et al. 2023, Section 4).
+    """
+
+    def of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> KernelCurvature:
+        """The curvature at points.
+
+        Args:
+            module: Maps ``(N, *event)`` to ``(N, C)``; trained parameters are of Linear or
+                Conv2d.
+            x: Points, ``(N, *event)``.
+            cotangents: Maps outputs to columns of their curvature, ``(N, K, C)``.
+
+        Raises:
+            UnsupportedError: Another module has trained parameters; named.
+            ArgumentError, ModelModeError, ShapeError, NonFiniteError: Something of these cannot
+                be used.
+
+        Note:
+            K passes back, (N K)² (in + out) a plain layer; a convolution takes the gradients of
+            its weight at single points.
+        """
+        grams = {}
+        for record in record_layers(module, x, cotangents):
+            for kind in record.trained:
+                rows = _weight_gram if kind == "weight" else _bias_gram
+                grams[record.parameter(kind)] = rows(record)
+        return KernelCurvature(grams)
+
+
+def _weight_gram(record: LayerRecord) -> Tensor:
+    k = record.gradients.shape[1]
+    if record.inputs.shape[1] > 1:
+        rows = torch.einsum("nkto,nti->nkoi", record.gradients, record.inputs).flatten(2)
+        return _gram(rows)
+    inputs = record.inputs.squeeze(1)
+    of_inputs = (inputs @ inputs.mT).repeat_interleave(k, 0).repeat_interleave(k, 1)
+    return of_inputs * _gram(record.gradients.squeeze(2))
+
+
+def _bias_gram(record: LayerRecord) -> Tensor:
+    return _gram(record.gradients.sum(2))
+
+
+def _gram(rows: Tensor) -> Tensor:
+    flat = rows.flatten(0, 1)
+    return flat @ flat.mT

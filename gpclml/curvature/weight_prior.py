@@ -1,0 +1,80 @@
+"""A Gaussian prior over the weights of a network."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gpclml.curvature._parameters import layer_of
+from gpclml.errors import ArgumentError, UnknownNameError
+
+__all__ = ["GaussianWeightPrior"]
+
+_GROUPS = ("network", "layer", "parameter")
+
+
+class GaussianWeightPrior(torch.nn.Module):
+    r"""Weights :math:`w \sim \mathcal N(0, P_0^{-1})` with a precision for each group of them.
+
+    Precisions are parameters, kept as logarithms.
+
+    Args:
+        network: Whose trainable parameters it is over.
+        by: ``"network"``, one precision; ``"layer"``, one a module, or ``"parameter"``, one a
+            tensor.
+        precision: Start of all precisions.
+
+    Raises:
+        UnknownNameError: No such grouping.
+        ArgumentError: The precision is not positive, or no parameter is trainable.
+
+    Example:
+        >>> prior = GaussianWeightPrior(network, by="layer", precision=10.0)
+        >>> prior.precisions()["0.weight"]
+    """
+
+    def __init__(
+        self,
+        network: torch.nn.Module,
+        by: Literal["network", "layer", "parameter"] = "layer",
+        precision: float = 1.0,
+    ) -> None:
+        super().__init__()
+        if by not in _GROUPS:
+            raise UnknownNameError("by", by, _GROUPS)
+        if not 0 < precision < math.inf:
+            raise ArgumentError("precision", precision, "a positive number")
+        trained = {name: p for name, p in network.named_parameters() if p.requires_grad}
+        if not trained:
+            raise ArgumentError("network", "no trainable parameter", "at least one")
+        group = {"network": lambda name: "", "layer": layer_of, "parameter": str}[by]
+        groups = list(dict.fromkeys(map(group, trained)))
+        self.groups = tuple(groups)
+        self._group_of = {name: groups.index(group(name)) for name in trained}
+        like = next(iter(trained.values()))
+        start = torch.full((len(groups),), math.log(precision), dtype=like.dtype)
+        self.log_precision = torch.nn.Parameter(start.to(like.device))
+
+    def precisions(self) -> dict[str, Tensor]:
+        """The precision of each parameter tensor, by name; numbers."""
+        values = self.log_precision.exp()
+        return {name: values[group] for name, group in self._group_of.items()}
+
+    def penalty(self, network: torch.nn.Module) -> Tensor:
+        r""":math:`w^\top P_0 w` at the network's weights.
+
+        Args:
+            network: The network, or one of the same parameters.
+
+        Returns:
+            A number; differentiable in weights and precisions.
+        """
+        parameters = dict(network.named_parameters())
+        terms = [
+            precision * parameters[name].square().sum()
+            for name, precision in self.precisions().items()
+        ]
+        return torch.stack(terms).sum()

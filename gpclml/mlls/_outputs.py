@@ -1,0 +1,130 @@
+"""Likelihoods as functions of a network's outputs: log densities and columns of curvature."""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import torch
+from gpytorch.likelihoods import (
+    BernoulliLikelihood,
+    GaussianLikelihood,
+    Likelihood,
+    SoftmaxLikelihood,
+)
+from torch import Tensor
+
+from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
+
+__all__ = ["OutputLikelihood", "gradient_columns", "output_likelihood"]
+
+_HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+
+
+class OutputLikelihood(Protocol):
+    """A density of targets given outputs, each point on its own."""
+
+    def log_density(self, outputs: Tensor, target: Tensor) -> Tensor:
+        """Of each point, ``(N,)``."""
+        ...
+
+    def columns(self, outputs: Tensor, target: Tensor) -> Tensor:
+        """S with S Sᵀ the Hessian of the negative log density; column k as a row, ``(N, K, C)``."""
+        ...
+
+
+def output_likelihood(likelihood: Likelihood) -> OutputLikelihood:
+    """What a GPyTorch likelihood is for a network.
+
+    Args:
+        likelihood: ``GaussianLikelihood``, ``SoftmaxLikelihood`` without mixing weights, or
+            ``BernoulliLikelihood`` (probit).
+
+    Raises:
+        UnsupportedError: It is another one.
+    """
+    if isinstance(likelihood, GaussianLikelihood):
+        return _Gaussian(likelihood)
+    if isinstance(likelihood, SoftmaxLikelihood) and likelihood.mixing_weights is None:
+        return _Softmax(likelihood.num_classes)
+    if isinstance(likelihood, BernoulliLikelihood):
+        return _Probit()
+    raise UnsupportedError(
+        "likelihood",
+        type(likelihood).__name__,
+        "GaussianLikelihood, SoftmaxLikelihood(mixing_weights=False) or BernoulliLikelihood",
+    )
+
+
+def gradient_columns(likelihood: OutputLikelihood, outputs: Tensor, target: Tensor) -> Tensor:
+    """The gradient of each log density as its one column, ``(N, 1, C)``: the empirical Fisher."""
+    graph = outputs.requires_grad
+    with torch.enable_grad():
+        at = outputs if graph else outputs.detach().requires_grad_()
+        total = likelihood.log_density(at, target).sum()
+        (gradient,) = torch.autograd.grad(total, at, create_graph=graph)
+    return gradient.unsqueeze(1)
+
+
+class _Gaussian:
+    def __init__(self, likelihood: GaussianLikelihood) -> None:
+        self._likelihood = likelihood
+
+    def log_density(self, outputs: Tensor, target: Tensor) -> Tensor:
+        target = target.unsqueeze(-1) if target.ndim == 1 else target
+        _check_shape(target, tuple(outputs.shape))
+        noise = self._likelihood.noise
+        error = (target - outputs).square().sum(-1)
+        return -0.5 * error / noise - outputs.shape[-1] * (0.5 * noise.log() + _HALF_LOG_2PI)
+
+    def columns(self, outputs: Tensor, target: Tensor) -> Tensor:
+        eye = torch.eye(outputs.shape[-1], dtype=outputs.dtype, device=outputs.device)
+        return self._likelihood.noise.rsqrt() * eye.expand(len(outputs), *eye.shape)
+
+
+class _Softmax:
+    def __init__(self, num_classes: int) -> None:
+        self._num_classes = num_classes
+
+    def log_density(self, outputs: Tensor, target: Tensor) -> Tensor:
+        _check_shape(target, (len(outputs),))
+        if outputs.shape[-1] != self._num_classes:
+            expected = f"{self._num_classes}, as the likelihood's num_classes"
+            raise ShapeError("network", f"{outputs.shape[-1]} outputs", expected)
+        if target.is_floating_point() or int(target.min()) < 0 or (
+            int(target.max()) >= self._num_classes
+        ):  # fmt: skip
+            got = f"{target.dtype} from {target.min().item()} to {target.max().item()}"
+            expected = f"integers from 0 to {self._num_classes - 1}"
+            raise ArgumentError("target", got, expected)
+        return -torch.nn.functional.cross_entropy(outputs, target, reduction="none")
+
+    def columns(self, outputs: Tensor, target: Tensor) -> Tensor:
+        p = outputs.softmax(-1)
+        eye = torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)
+        return p.sqrt().unsqueeze(-1) * (eye - p.unsqueeze(-2))
+
+
+class _Probit:
+    def log_density(self, outputs: Tensor, target: Tensor) -> Tensor:
+        return torch.special.log_ndtr(self._margin(outputs, target))
+
+    def columns(self, outputs: Tensor, target: Tensor) -> Tensor:
+        z = self._margin(outputs, target)
+        slope = (-0.5 * z.square() - _HALF_LOG_2PI - torch.special.log_ndtr(z)).exp()
+        return (slope * (z + slope)).clamp_min(0.0).sqrt()[:, None, None]
+
+    @staticmethod
+    def _margin(outputs: Tensor, target: Tensor) -> Tensor:
+        if outputs.shape[-1] != 1:
+            raise ShapeError("network", f"{outputs.shape[-1]} outputs", "one, as it is binary")
+        _check_shape(target, (len(outputs),))
+        if not bool(((target == 0) | (target == 1)).all()):
+            raise ArgumentError("target", "other values", "zeros and ones")
+        return (2 * target.to(outputs) - 1) * outputs.squeeze(-1)
+
+
+def _check_shape(target: Tensor, expected: tuple[int, ...]) -> None:
+    if tuple(target.shape) != expected:
+        text = f"{expected}, as the network's outputs"
+        raise ShapeError("target", tuple(target.shape), text)

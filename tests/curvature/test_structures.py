@@ -1,0 +1,286 @@
+"""Every structure of the curvature against dense references, in float64."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import reference
+from gpclml.curvature import BlockDiagonal, Diagonal, Full, Kernel, Kronecker
+from gpclml.errors import (
+    ArgumentError,
+    ModelModeError,
+    NonFiniteError,
+    ShapeError,
+    UnknownNameError,
+    UnsupportedError,
+)
+from gpclml.networks import MLP
+
+N = 7
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def mlp():
+    return MLP([3, 4, 2], torch.nn.Tanh, generator=generator()).double(), (3,)
+
+
+def cnn(**options):
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 2, 3, **options),
+        torch.nn.ReLU(inplace=True),
+        torch.nn.Conv2d(2, 3, 2, stride=2, bias=False),
+        torch.nn.Flatten(),
+        torch.nn.LazyLinear(2),
+    )
+    network(torch.zeros(1, 1, 6, 6))
+    return network.double(), (1, 6, 6)
+
+
+def padded():
+    return cnn(padding=1)
+
+
+def same():
+    return cnn(padding="same", dilation=2)
+
+
+NETWORKS = [mlp, cnn, padded, same]
+
+
+def points(event, n=N, seed=1):
+    return torch.randn(n, *event, generator=generator(seed), dtype=torch.float64)
+
+
+def softmax_columns(outputs):
+    """S with S Sᵀ the Hessian of the negative log-likelihood; column k as a row."""
+    p = outputs.softmax(-1)
+    eye = torch.eye(p.shape[-1], dtype=p.dtype)
+    return p.sqrt().unsqueeze(-1) * (eye - p.unsqueeze(-2))
+
+
+def precisions(network):
+    names = [name for name, _ in network.named_parameters()]
+    return {name: torch.tensor(0.3 + 0.4 * i).double() for i, name in enumerate(names)}
+
+
+def dense(network, x, columns=softmax_columns):
+    return reference.weight_curvature(network, x, columns(network(x)).detach())
+
+
+def ratio(H, delta, sizes, keep=None):
+    diagonal = torch.cat([delta[name].expand(size) for name, size in sizes.items()])
+    H = H if keep is None else H * keep
+    return torch.logdet(H + torch.diag(diagonal)) - diagonal.log().sum()
+
+
+def sizes_of(network):
+    return {name: p.numel() for name, p in network.named_parameters()}
+
+
+def mask(sizes, group):
+    places = [group(name) for name, size in sizes.items() for _ in range(size)]
+    return torch.tensor([[float(a == b) for b in places] for a in places]).double()
+
+
+def layer(name):
+    return name.rpartition(".")[0]
+
+
+@pytest.mark.parametrize("make", NETWORKS)
+@pytest.mark.parametrize("scale", [1.0, 2.5])
+def test_log_determinants_of_the_dense_matrix(make, scale):
+    network, event = make()
+    x, delta, sizes = points(event), precisions(network), sizes_of(network)
+    H = scale * dense(network, x)
+
+    def value(structure):
+        return structure.of(network, x, softmax_columns).log_det_ratio(delta, scale)
+
+    full = ratio(H, delta, sizes)
+    for structure in (Full("parameters"), Full("samples"), Full(), Kernel()):
+        torch.testing.assert_close(value(structure), full)
+    for form in ("parameters", "samples"):
+        by_layer = ratio(H, delta, sizes, mask(sizes, layer))
+        torch.testing.assert_close(value(BlockDiagonal("layer", form)), by_layer)
+        by_parameter = ratio(H, delta, sizes, mask(sizes, str))
+        torch.testing.assert_close(value(BlockDiagonal("parameter", form)), by_parameter)
+    diagonal = ratio(H, delta, sizes, torch.eye(len(H)).double())
+    torch.testing.assert_close(value(Diagonal()), diagonal)
+    assert full <= by_layer <= by_parameter <= diagonal  # Immer et al. 2023, Theorem 1
+
+
+@pytest.mark.parametrize("make", NETWORKS)
+@pytest.mark.parametrize("sharing", ["expand", "reduce"])
+def test_kronecker_factors_of_explicit_sums(make, sharing):
+    network, event = make()
+    x, delta = points(event), precisions(network)
+    columns = softmax_columns(network(x)).detach()
+    expected = reference.kronecker_blocks(network, x, columns, sharing)
+    curvature = Kronecker(sharing).of(network, x, softmax_columns)
+    total = 0.0
+    for name, block in expected.items():
+        eye = torch.eye(len(block)).double()
+        total = total + torch.logdet(eye + 1.7 * block / delta[name])
+    assert set(curvature.factors) == set(delta)
+    torch.testing.assert_close(curvature.log_det_ratio(delta, 1.7), total)
+
+
+def test_kronecker_is_exact_for_one_point_of_a_plain_layer():
+    network = torch.nn.Linear(3, 2).double()
+    x, delta = points((3,), n=1), precisions(network)
+    one, other = (
+        structure.of(network, x, softmax_columns).log_det_ratio(delta)
+        for structure in (Kronecker(), BlockDiagonal("parameter"))
+    )
+    torch.testing.assert_close(one, other)
+
+
+def test_kronecker_is_no_bound():
+    network = torch.nn.Linear(1, 1, bias=False).double()
+    x = torch.tensor([[0.0], [2.0]]).double()
+    given = torch.tensor([0.0, 2.0]).double().reshape(2, 1, 1)
+    delta = {"weight": torch.ones(()).double()}
+    one, full = (
+        float(structure.of(network, x, lambda _: given).log_det_ratio(delta))
+        for structure in (Kronecker(), Full())
+    )
+    assert one == pytest.approx(math.log(9))
+    assert full == pytest.approx(math.log(17))
+
+
+STRUCTURES = {
+    "parameters": Full("parameters"),
+    "samples": Full("samples"),
+    "blocks": BlockDiagonal(),
+    "diagonal": Diagonal(),
+    "kernel": Kernel(),
+    "expand": Kronecker(),
+    "reduce": Kronecker("reduce"),
+}
+
+
+@pytest.mark.parametrize("structure", STRUCTURES.values(), ids=STRUCTURES)
+@pytest.mark.parametrize("make", [mlp, cnn])
+def test_gradients_of_precisions_scale_and_what_moves_the_points(structure, make):
+    network, event = make()
+    base, direction = points(event), points(event, seed=2)
+    delta = precisions(network)
+
+    def function(shift, scale, *values):
+        named = dict(zip(delta, values, strict=True))
+        x = base + shift * direction
+        return structure.of(network, x, softmax_columns).log_det_ratio(named, scale)
+
+    inputs = [torch.tensor(0.1).double(), torch.tensor(1.3).double(), *delta.values()]
+    inputs = [one.clone().requires_grad_() for one in inputs]
+    assert torch.autograd.gradcheck(function, inputs, atol=1e-5)
+    function(*inputs).backward()
+    assert all(p.grad is None for p in network.parameters())
+
+
+def test_frozen_parameters_have_no_part():
+    network, event = mlp()
+    network[0].bias.requires_grad_(False)
+    x, delta = points(event), precisions(network)
+    keep = [name for name in delta if name != "0.bias"]
+    values = [
+        structure.of(network, x, softmax_columns).log_det_ratio({k: delta[k] for k in keep})
+        for structure in (Full(), Kernel())
+    ]
+    torch.testing.assert_close(*values)
+    assert set(Kronecker().of(network, x, softmax_columns).factors) == set(keep)
+
+
+@pytest.mark.parametrize("structure", [Full(), Kernel(), Kronecker(), Diagonal()])
+def test_float32_is_near_float64(structure):
+    network, event = mlp()
+    x, delta = points(event), precisions(network)
+    double = structure.of(network, x, softmax_columns).log_det_ratio(delta)
+    single = structure.of(network.float(), x.float(), softmax_columns).log_det_ratio(
+        {name: value.float() for name, value in delta.items()}
+    )
+    assert single.dtype == torch.float32
+    assert abs(float(single) - float(double)) < 1e-3
+
+
+class Twice(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.layer(self.layer(x))
+
+
+@pytest.mark.parametrize(
+    ("network", "error", "text"),
+    [
+        (torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.LayerNorm(2)), UnsupportedError, "1 "),
+        (Twice(), UnsupportedError, "layer, applied twice"),
+        (torch.nn.Identity(), ArgumentError, "without trainable parameters"),
+        (torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Dropout()), ModelModeError, "Dropout"),
+        (
+            torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2)),
+            ModelModeError,
+            "BatchNorm1d",
+        ),
+    ],
+)
+@pytest.mark.parametrize("structure", [Kronecker(), Kernel()])
+def test_networks_without_such_a_curvature(structure, network, error, text):
+    with pytest.raises(error, match=text):
+        structure.of(network, torch.zeros(4, 3), softmax_columns)
+
+
+def test_any_module_has_a_dense_curvature():
+    network = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.LayerNorm(2), ScaledTwice())
+    network = network.double()
+    x, delta = points((3,)), precisions(network)
+    value = Full().of(network, x, softmax_columns).log_det_ratio(delta)
+    torch.testing.assert_close(value, ratio(dense(network, x), delta, sizes_of(network)))
+
+
+class ScaledTwice(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        return self.scale * (self.scale * x).tanh()
+
+
+@pytest.mark.parametrize("structure", [Full(), Kernel(), Kronecker(), Diagonal()])
+def test_bad_cotangents(structure):
+    network, event = mlp()
+    x = points(event)
+    with pytest.raises(ShapeError, match="cotangents"):
+        structure.of(network, x, lambda f: f)
+    with pytest.raises(NonFiniteError, match="output curvature"):
+        structure.of(network, x, lambda f: f.unsqueeze(1) * torch.nan)
+    with pytest.raises(ShapeError, match="module"):
+        structure.of(Images(), x, softmax_columns)
+
+
+class Images(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 4).double()
+
+    def forward(self, x):
+        return self.layer(x).unflatten(-1, (2, 2))
+
+
+def test_unknown_names():
+    with pytest.raises(UnknownNameError, match="form"):
+        Full("sample")
+    with pytest.raises(UnknownNameError, match="by"):
+        BlockDiagonal("layers")
+    with pytest.raises(UnknownNameError, match="Did you mean 'expand'"):
+        Kronecker("expanded")

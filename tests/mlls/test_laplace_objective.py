@@ -1,0 +1,295 @@
+"""The Laplace evidence of networks: exact evidence, dense references, finite differences."""
+
+from __future__ import annotations
+
+import math
+
+import gpytorch
+import pytest
+import torch
+from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood, SoftmaxLikelihood
+
+import reference
+from gpclml.curvature import BlockDiagonal, Diagonal, Full, GaussianWeightPrior, Kernel, Kronecker
+from gpclml.errors import ArgumentError, ShapeError, UnknownNameError, UnsupportedError
+from gpclml.mlls import LaplaceMarginalLogLikelihood
+from gpclml.models import LinearizedNetwork
+from gpclml.networks import MLP
+
+N = 12
+
+
+def drawn(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def network(outputs=3):
+    return MLP([2, 5, outputs], torch.nn.Tanh).double()
+
+
+def softmax():
+    return SoftmaxLikelihood(num_classes=3, mixing_weights=False).double()
+
+
+def gaussian(noise=0.3):
+    likelihood = GaussianLikelihood().double()
+    likelihood.noise = noise
+    return likelihood
+
+
+CASES = {
+    "softmax": (softmax, 3, torch.arange(N) % 3),
+    "gaussian": (gaussian, 1, drawn(N, seed=5)),
+    "gaussian of two": (gaussian, 2, drawn(N, 2, seed=5)),
+    "probit": (BernoulliLikelihood, 1, torch.arange(N) % 2),
+}
+
+
+def objective(case, structure=None, by="layer", **options):
+    make, outputs, target = CASES[case]
+    net = network(outputs)
+    prior = GaussianWeightPrior(net, by, 0.7)
+    with torch.no_grad():
+        prior.log_precision.add_(0.4 * torch.arange(len(prior.log_precision)))
+    model = LinearizedNetwork(net, prior)
+    options.setdefault("num_data", N)
+    mll = LaplaceMarginalLogLikelihood(make(), model, curvature=structure or Full(), **options)
+    return mll, drawn(N, 2, seed=1), target
+
+
+def densities(case, likelihood, outputs, target):
+    """The textbook log density of each target, by torch's own distributions."""
+    if case == "softmax":
+        return torch.distributions.Categorical(logits=outputs).log_prob(target)
+    if case == "probit":
+        p = torch.distributions.Normal(0.0, 1.0).cdf(outputs.squeeze(-1))
+        return torch.distributions.Bernoulli(p).log_prob(target.double())
+    target = target.reshape(outputs.shape)
+    scale = likelihood.noise.sqrt()
+    return torch.distributions.Normal(outputs, scale).log_prob(target).sum(-1)
+
+
+def dense_columns(case, likelihood, outputs, target, hessian):
+    """Roots of explicit Hessians, or gradients, of each point's log density."""
+    columns = []
+    for f, y in zip(outputs.detach(), target, strict=True):
+
+        def value(f, y=y):
+            return densities(case, likelihood, f.unsqueeze(0), y.unsqueeze(0)).sum()
+
+        if hessian == "ef":
+            columns.append(torch.func.grad(value)(f).unsqueeze(0))
+            continue
+        Lam = -torch.func.hessian(value)(f)
+        eigenvalues, vectors = torch.linalg.eigh(Lam)
+        columns.append((vectors * eigenvalues.clamp_min(0.0).sqrt()).mT)
+    return torch.stack(columns).detach()
+
+
+def log_joint(case, mll, x, target, temperature=1.0):
+    net, prior = mll.model.network, mll.model.prior
+    fit = densities(case, mll.likelihood, net(x), target).sum() / temperature
+    weights = dict(net.named_parameters())
+    return fit - 0.5 * sum(p * weights[k].square().sum() for k, p in prior.precisions().items())
+
+
+def diagonal_of(mll):
+    weights = dict(mll.model.network.named_parameters())
+    precisions = mll.model.prior.precisions().items()
+    return torch.cat([p.expand(weights[name].numel()) for name, p in precisions])
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("hessian", ["ggn", "ef"])
+def test_the_definition(case, hessian):
+    temperature = 1.3
+    mll, x, target = objective(case, hessian=hessian, temperature=temperature)
+    columns = dense_columns(case, mll.likelihood, mll.model.network(x), target, hessian)
+    power = 2 if hessian == "ef" else 1
+    H = reference.weight_curvature(mll.model.network, x, columns) / temperature**power
+    delta = diagonal_of(mll)
+    ratio = torch.logdet(H + torch.diag(delta)) - delta.log().sum()
+    expected = log_joint(case, mll, x, target, temperature) - 0.5 * ratio
+    torch.testing.assert_close(mll(mll.model(x), target), expected / N)
+
+
+def test_of_a_linear_model_at_its_mode_it_is_the_exact_evidence():
+    net = torch.nn.Linear(4, 1, bias=False).double()
+    x, y, noise, delta = drawn(N, 4), drawn(N, seed=2), 0.3, 2.5
+    mode = torch.linalg.solve(x.mT @ x / noise + delta * torch.eye(4), x.mT @ y / noise)
+    with torch.no_grad():
+        net.weight.copy_(mode)
+    model = LinearizedNetwork(net, GaussianWeightPrior(net, "network", delta))
+    mll = LaplaceMarginalLogLikelihood(gaussian(noise), model, N, Full())
+    exact = reference.log_density(x @ x.mT / delta + noise * torch.eye(N), y)
+    assert float(mll(model(x), y).detach()) == pytest.approx(float(exact) / N, abs=1e-10)
+    kronecker = LaplaceMarginalLogLikelihood(gaussian(noise), model, N)
+    assert float(kronecker(model(x), y).detach()) == pytest.approx(float(exact) / N, abs=1e-10)
+
+
+@pytest.mark.parametrize("case", ["softmax", "gaussian"])
+@pytest.mark.parametrize("hessian", ["ggn", "ef"])
+def test_batches_of_a_partition_bound_the_evidence_from_below(case, hessian):
+    mll, x, target = objective(case, hessian=hessian)
+    whole = float(mll(mll.model(x), target).detach())
+    last = whole
+    for size in (6, 4, 2, 1):  # each partition refines the one before where sizes divide
+        parts = zip(x.split(size), target.split(size), strict=True)
+        values = [float(mll(mll.model(a), b).detach()) for a, b in parts]
+        bound = sum(values) / len(values)
+        assert bound <= whole + 1e-12
+        if size in (6, 2, 1):
+            assert bound <= last + 1e-12
+            last = bound
+    looser = [
+        float(objective(case, structure, hessian=hessian)[0](mll.model(x), target).detach())
+        for structure in (BlockDiagonal("layer"), BlockDiagonal("parameter"), Diagonal())
+    ]
+    assert whole >= looser[0] >= looser[1] >= looser[2]
+
+
+def test_single_outputs_of_a_gaussian_add_up_to_a_bound():
+    """With a Gaussian the partition by outputs is one by points of a larger set: proven."""
+    mll, x, target = objective("gaussian of two")
+    whole = float(mll.log_det_ratio(mll.model(x), target).detach())
+    single = objective("gaussian of two", outputs="single")[0]
+    draws = {
+        round(float(single.log_det_ratio(single.model(x), target).detach()), 9) for _ in range(20)
+    }
+    assert len(draws) == 2
+    assert sum(draws) / 2 >= whole
+
+
+def test_single_outputs_of_a_softmax_are_no_proven_bound():
+    likelihood = SoftmaxLikelihood(num_classes=2, mixing_weights=False)
+    tied = Tied().double()
+    model = LinearizedNetwork(tied, GaussianWeightPrior(tied, "network", 1.0))
+    x, y = torch.ones(1, 1).double(), torch.zeros(1, dtype=torch.long)
+    ratios = [
+        float(
+            LaplaceMarginalLogLikelihood(likelihood, model, 1, Full(), outputs=outputs)
+            .log_det_ratio(model(x), y)
+            .detach()
+        )
+        for outputs in ("all", "single")
+    ]
+    assert ratios[0] == pytest.approx(math.log(2))
+    assert ratios[1] == pytest.approx(2 * math.log(1.25))
+
+
+class Tied(torch.nn.Module):
+    """One weight w with outputs (w, -w)."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1, 1))
+
+    def forward(self, x):
+        output = x @ self.weight
+        return torch.cat([output, -output], dim=-1)
+
+
+@pytest.mark.parametrize("structure", [Full(), Kernel(), Kronecker(), Diagonal()])
+@pytest.mark.parametrize("outputs", ["all", "single"])
+@pytest.mark.parametrize("hessian", ["ggn", "ef"])
+def test_gradients_in_hyperparameters_and_an_augmentation(structure, outputs, hessian):
+    mll, x, target = objective("gaussian of two", structure, hessian=hessian)
+    weights = [p.detach().clone() for p in mll.model.network.parameters()]
+
+    def function(angle, log_precision, raw_noise, temperature):
+        mll, _, _ = objective(
+            "gaussian of two", structure, hessian=hessian, outputs=outputs, temperature=temperature
+        )
+        turned = torch.stack(
+            [
+                angle.cos() * x[:, 0] - angle.sin() * x[:, 1],
+                angle.sin() * x[:, 0] + angle.cos() * x[:, 1],
+            ],
+            dim=-1,
+        )
+        del mll.model.prior.log_precision, mll.likelihood.noise_covar.raw_noise
+        mll.model.prior.log_precision = log_precision
+        mll.likelihood.noise_covar.raw_noise = raw_noise
+        return mll(mll.model(turned), target)
+
+    inputs = (
+        torch.tensor(0.3).double().requires_grad_(),
+        mll.model.prior.log_precision.detach().clone().requires_grad_(),
+        mll.likelihood.noise_covar.raw_noise.detach().clone().requires_grad_(),
+        torch.tensor(1.2).double().requires_grad_(),
+    )
+    assert torch.autograd.gradcheck(function, inputs, atol=1e-6)
+    assert all(
+        torch.equal(a, b) for a, b in zip(weights, mll.model.network.parameters(), strict=True)
+    )
+
+
+@pytest.mark.parametrize("structure", [Full(), Kronecker()])
+def test_weights_are_trained_on_the_log_joint(structure):
+    mll, x, target = objective("softmax", structure)
+    weights = list(mll.model.network.parameters())
+    ours = torch.autograd.grad(mll(mll.model(x), target), weights)
+    theirs = torch.autograd.grad(log_joint("softmax", mll, x, target) / N, weights)
+    for one, two in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, two)
+
+
+def test_precisions_by_network_layer_and_parameter():
+    net = network()
+    counts = {
+        by: len(GaussianWeightPrior(net, by).groups) for by in ("network", "layer", "parameter")
+    }
+    assert counts == {"network": 1, "layer": 2, "parameter": 4}
+    assert set(GaussianWeightPrior(net).precisions()) == {n for n, _ in net.named_parameters()}
+    with pytest.raises(UnknownNameError, match="by"):
+        GaussianWeightPrior(net, "layers")
+    with pytest.raises(ArgumentError, match="precision"):
+        GaussianWeightPrior(net, precision=0.0)
+    with pytest.raises(ArgumentError, match="trainable"):
+        GaussianWeightPrior(torch.nn.Identity())
+
+
+def test_bad_input():
+    mll, x, target = objective("softmax")
+    with pytest.raises(ArgumentError, match="24 points, expected at most num_data = 12"):
+        mll(mll.model(x.repeat(2, 1)), target.repeat(2))
+    with pytest.raises(ArgumentError, match="integers from 0 to 2"):
+        mll(mll.model(x), target + 1)
+    with pytest.raises(ShapeError, match="target"):
+        mll(mll.model(x), target[1:])
+    four = LinearizedNetwork(network(4))
+    with pytest.raises(ShapeError, match="4 outputs"):
+        LaplaceMarginalLogLikelihood(softmax(), four, N)(four(x), target)
+    with pytest.raises(ShapeError, match="as it is binary"):
+        LaplaceMarginalLogLikelihood(BernoulliLikelihood(), four, N)(four(x), target)
+    one = LinearizedNetwork(network(1))
+    with pytest.raises(ArgumentError, match="zeros and ones"):
+        LaplaceMarginalLogLikelihood(BernoulliLikelihood(), one, N)(one(x), target)
+    flat = LinearizedNetwork(torch.nn.Sequential(*network(), torch.nn.Flatten(0)))
+    with pytest.raises(ShapeError, match="network"):
+        flat(x)
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"num_data": 0}, ArgumentError, "num_data"),
+        ({"hessian": "fisher"}, UnknownNameError, "hessian"),
+        ({"outputs": "one"}, UnknownNameError, "outputs"),
+        ({"temperature": 0.0}, ArgumentError, "temperature"),
+    ],
+)
+def test_bad_options(options, error, text):
+    with pytest.raises(error, match=text):
+        objective("softmax", **options)
+
+
+def test_other_likelihoods_and_models():
+    model = LinearizedNetwork(network())
+    with pytest.raises(UnsupportedError, match="BetaLikelihood"):
+        LaplaceMarginalLogLikelihood(gpytorch.likelihoods.BetaLikelihood(), model, N)
+    mixed = SoftmaxLikelihood(num_classes=3, num_features=3)
+    with pytest.raises(UnsupportedError, match="mixing_weights=False"):
+        LaplaceMarginalLogLikelihood(mixed, model, N)
+    with pytest.raises(UnsupportedError, match="a LinearizedNetwork"):
+        LaplaceMarginalLogLikelihood(softmax(), network(), N)
