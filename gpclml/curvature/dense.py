@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -19,27 +19,69 @@ __all__ = ["BlockDiagonal", "DenseCurvature", "Full"]
 _FORMS = ("smaller", "parameters", "samples")
 
 
+@dataclass(frozen=True)
+class _Block:
+    """A block as its rows, ``(N K, p)``, or as the product of these, ``(p, p)``."""
+
+    names: tuple[str, ...]
+    sizes: tuple[int, ...]
+    by_samples: bool
+    matrix: Tensor
+
+    def log_det_ratio(self, precisions: Mapping[str, Tensor], scale: Tensor | float) -> Tensor:
+        roots = [
+            precisions[name].rsqrt().expand(size)
+            for name, size in zip(self.names, self.sizes, strict=True)
+        ]
+        root = torch.cat(roots)
+        if self.by_samples:
+            rows = self.matrix * root
+            inner = rows @ rows.mT
+        else:
+            inner = self.matrix * root * root.unsqueeze(-1)
+        eye = torch.eye(len(inner), dtype=inner.dtype, device=inner.device)
+        factor = safe_cholesky(torch.addcmul(eye, inner, torch.as_tensor(scale).to(inner)))
+        return 2 * factor.diagonal().log().sum().to(inner.dtype)
+
+    def plus(self, other: _Block) -> _Block:
+        if self.by_samples and other.by_samples:
+            rows = torch.cat([self.matrix, other.matrix])
+            by_samples = len(rows) < rows.shape[1]
+            return replace(
+                self, by_samples=by_samples, matrix=rows if by_samples else rows.mT @ rows
+            )
+        mine, theirs = (
+            one.matrix.mT @ one.matrix if one.by_samples else one.matrix for one in (self, other)
+        )
+        return replace(self, by_samples=False, matrix=mine + theirs)
+
+
 class DenseCurvature:
-    r"""Blocks of :math:`H = \sum_{nk} (J_n^\top v_{nk}) (J_n^\top v_{nk})^\top`.
+    r"""Blocks of :math:`H = \sum_{nk} (J_n^\top v_{nk}) (J_n^\top v_{nk})^\top`."""
 
-    Args:
-        gradients: Rows of each parameter, ``(N, K, *shape)`` by name.
-        blocks: Names of the parameters of each block.
-        form: ``"parameters"`` for matrices as large as a block, ``"samples"`` for N K x N K,
-            ``"smaller"`` for whichever is.
-    """
+    def __init__(self, blocks: Sequence[_Block]) -> None:
+        self._blocks = tuple(blocks)
 
-    def __init__(
-        self, gradients: Mapping[str, Tensor], blocks: Iterable[Iterable[str]], form: str
-    ) -> None:
-        self._blocks: list[tuple[tuple[str, ...], bool, Tensor]] = []
-        self._sizes = {name: rows[0, 0].numel() for name, rows in gradients.items()}
+    @classmethod
+    def of_gradients(
+        cls, gradients: Mapping[str, Tensor], blocks: Iterable[Iterable[str]], form: str
+    ) -> DenseCurvature:
+        """From the rows of each parameter.
+
+        Args:
+            gradients: ``(N, K, *shape)`` by name.
+            blocks: Names of the parameters of each block.
+            form: ``"parameters"`` for matrices as large as a block, ``"samples"`` for N K x N K,
+                ``"smaller"`` for whichever is.
+        """
+        made = []
+        flat = {name: rows.reshape(*rows.shape[:2], -1) for name, rows in gradients.items()}
         for names in map(tuple, blocks):
-            rows = torch.cat(
-                [gradients[name].reshape(*gradients[name].shape[:2], -1) for name in names], dim=-1
-            ).flatten(0, 1)
+            rows = torch.cat([flat[name] for name in names], dim=-1).flatten(0, 1)
+            sizes = tuple(flat[name].shape[-1] for name in names)
             by_samples = form == "samples" or (form == "smaller" and len(rows) < rows.shape[1])
-            self._blocks.append((names, by_samples, rows if by_samples else rows.mT @ rows))
+            made.append(_Block(names, sizes, by_samples, rows if by_samples else rows.mT @ rows))
+        return cls(made)
 
     def log_det_ratio(
         self, precisions: Mapping[str, Tensor], scale: Tensor | float = 1.0
@@ -53,27 +95,12 @@ class DenseCurvature:
         Returns:
             A number; differentiable in the precisions, the scale and the points.
         """
-        return torch.stack(
-            [self._of_block(*block, precisions, scale) for block in self._blocks]
-        ).sum()
+        return torch.stack([one.log_det_ratio(precisions, scale) for one in self._blocks]).sum()
 
-    def _of_block(
-        self,
-        names: tuple[str, ...],
-        by_samples: bool,
-        matrix: Tensor,
-        precisions: Mapping[str, Tensor],
-        scale: Tensor | float,
-    ) -> Tensor:
-        root = torch.cat([precisions[name].rsqrt().expand(self._sizes[name]) for name in names])
-        if by_samples:
-            rows = matrix * root
-            inner = rows @ rows.mT
-        else:
-            inner = matrix * root * root.unsqueeze(-1)
-        eye = torch.eye(len(inner), dtype=inner.dtype, device=inner.device)
-        factor = safe_cholesky(torch.addcmul(eye, inner, torch.as_tensor(scale).to(inner)))
-        return 2 * factor.diagonal().log().sum().to(matrix.dtype)
+    def __add__(self, other: DenseCurvature) -> DenseCurvature:
+        """The curvature at the points of both."""
+        pairs = zip(self._blocks, other._blocks, strict=True)
+        return DenseCurvature([one.plus(two) for one, two in pairs])
 
 
 @dataclass(frozen=True)
@@ -105,7 +132,7 @@ class Full:
             The smaller of P and N K, cubed; N K P numbers in memory.
         """
         gradients = sample_gradients(module, x, cotangents)
-        return DenseCurvature(gradients, [gradients], self.form)
+        return DenseCurvature.of_gradients(gradients, [gradients], self.form)
 
 
 @dataclass(frozen=True)
@@ -140,7 +167,7 @@ class BlockDiagonal:
         blocks: dict[str, list[str]] = {}
         for name in gradients:
             blocks.setdefault(layer_of(name) if self.by == "layer" else name, []).append(name)
-        return DenseCurvature(gradients, blocks.values(), self.form)
+        return DenseCurvature.of_gradients(gradients, blocks.values(), self.form)
 
 
 def _check_form(form: str) -> None:

@@ -38,6 +38,10 @@ class DiagonalCurvature:
         terms = [(scale * h / precisions[name]).log1p().sum() for name, h in self.diagonal.items()]
         return torch.stack(terms).sum()
 
+    def __add__(self, other: DiagonalCurvature) -> DiagonalCurvature:
+        """The curvature at the points of both."""
+        return DiagonalCurvature({k: h + other.diagonal[k] for k, h in self.diagonal.items()})
+
 
 @dataclass(frozen=True)
 class Diagonal:

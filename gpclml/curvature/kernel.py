@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gpclml.curvature._layers import LayerRecord, record_layers
 from gpclml.curvature._sample_gradients import Cotangents
+from gpclml.errors import UnsupportedError
 from gpclml.linalg import safe_cholesky
 
 __all__ = ["Kernel", "KernelCurvature"]
@@ -41,6 +42,16 @@ class KernelCurvature:
         eye = torch.eye(len(kernel), dtype=kernel.dtype, device=kernel.device)
         factor = safe_cholesky(torch.addcmul(eye, kernel, torch.as_tensor(scale).to(kernel)))
         return 2 * factor.diagonal().log().sum().to(kernel.dtype)
+
+    def __add__(self, other: KernelCurvature) -> KernelCurvature:
+        """Not supported: inner products between the points of both are not known.
+
+        Raises:
+            UnsupportedError: Always.
+        """
+        raise UnsupportedError(
+            "curvature", "a Kernel over several batches", "one batch", "Use Full for a sum."
+        )
 
 
 @dataclass(frozen=True)

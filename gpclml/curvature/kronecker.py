@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -13,23 +14,50 @@ from gpclml.curvature._layers import LayerRecord, record_layers
 from gpclml.curvature._sample_gradients import Cotangents
 from gpclml.errors import UnknownNameError
 
-__all__ = ["Kronecker", "KroneckerCurvature"]
+__all__ = ["Factors", "Kronecker", "KroneckerCurvature"]
 
-Factors = tuple[Tensor, ...]
+
+@dataclass(frozen=True)
+class Factors:
+    """Sums that make the block of a parameter.
+
+    Attributes:
+        gradients: Sum of g gᵀ, ``(out, out)``.
+        inputs: Sum of a aᵀ, ``(in, in)``; None for a bias.
+        count: Number of terms of the latter.
+    """
+
+    gradients: Tensor
+    inputs: Tensor | None = None
+    count: int = 1
+
+    def eigenvalues(self) -> Tensor:
+        """Of the block, ``(out,)`` or ``(out, in)``, float64."""
+        of_gradients = _eigenvalues(self.gradients)
+        if self.inputs is None:
+            return of_gradients
+        return of_gradients.unsqueeze(-1) * (_eigenvalues(self.inputs) / self.count)
+
+    def __add__(self, other: Factors) -> Factors:
+        inputs = None
+        if self.inputs is not None and other.inputs is not None:
+            inputs = self.inputs + other.inputs
+        return Factors(self.gradients + other.gradients, inputs, self.count + other.count)
 
 
 class KroneckerCurvature:
     r"""Blocks :math:`B \otimes A` of weights and B of biases.
 
     Args:
-        factors: Of each parameter by name: B and A of a weight, B of a bias.
+        factors: Of each parameter by name.
     """
 
     def __init__(self, factors: Mapping[str, Factors]) -> None:
         self.factors = dict(factors)
-        self._eigenvalues = {
-            name: [_eigenvalues(factor) for factor in parts] for name, parts in factors.items()
-        }
+
+    @cached_property
+    def _eigenvalues(self) -> dict[str, Tensor]:
+        return {name: one.eigenvalues() for name, one in self.factors.items()}
 
     def log_det_ratio(
         self, precisions: Mapping[str, Tensor], scale: Tensor | float = 1.0
@@ -43,12 +71,16 @@ class KroneckerCurvature:
         Returns:
             A number; differentiable in the precisions, the scale and the points.
         """
-        terms = []
-        for name, (first, *others) in self._eigenvalues.items():
-            values = first.unsqueeze(-1) * others[0] if others else first
-            terms.append((scale * values / precisions[name]).log1p().sum())
-        dtype = next(iter(self.factors.values()))[0].dtype
+        terms = [
+            (scale * values / precisions[name]).log1p().sum()
+            for name, values in self._eigenvalues.items()
+        ]
+        dtype = next(iter(self.factors.values())).gradients.dtype
         return torch.stack(terms).sum().to(dtype)
+
+    def __add__(self, other: KroneckerCurvature) -> KroneckerCurvature:
+        """The curvature at the points of both."""
+        return KroneckerCurvature({k: one + other.factors[k] for k, one in self.factors.items()})
 
 
 @dataclass(frozen=True)
@@ -94,8 +126,8 @@ class Kronecker:
             inputs, gradients = _rows(record, self.sharing)
             of_gradients = gradients.mT @ gradients
             for kind in record.trained:
-                of_inputs = (inputs.mT @ inputs / len(inputs),) if kind == "weight" else ()
-                factors[record.parameter(kind)] = (of_gradients, *of_inputs)
+                of_inputs = inputs.mT @ inputs if kind == "weight" else None
+                factors[record.parameter(kind)] = Factors(of_gradients, of_inputs, len(inputs))
         return KroneckerCurvature(factors)
 
 

@@ -1,6 +1,9 @@
 """Objectives ``mll(output, target)``: larger is better, nats per observed point."""
 
 from gpclml.mlls.conditional_marginal_log_likelihood import ConditionalMarginalLogLikelihood
-from gpclml.mlls.laplace_marginal_log_likelihood import LaplaceMarginalLogLikelihood
+from gpclml.mlls.laplace_marginal_log_likelihood import (
+    LaplaceEvidence,
+    LaplaceMarginalLogLikelihood,
+)
 
-__all__ = ["ConditionalMarginalLogLikelihood", "LaplaceMarginalLogLikelihood"]
+__all__ = ["ConditionalMarginalLogLikelihood", "LaplaceEvidence", "LaplaceMarginalLogLikelihood"]

@@ -22,14 +22,25 @@ _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
 class OutputLikelihood(Protocol):
-    """A density of targets given outputs, each point on its own."""
+    """A density of targets given outputs, each point on its own.
+
+    Its derivatives are those of a core without hyperparameters, times a scale.
+    """
 
     def log_density(self, outputs: Tensor, target: Tensor) -> Tensor:
         """Of each point, ``(N,)``."""
         ...
 
+    def core(self, outputs: Tensor, target: Tensor) -> Tensor:
+        """What depends on outputs in the log density, over the scale; ``(N,)``."""
+        ...
+
     def columns(self, outputs: Tensor, target: Tensor) -> Tensor:
-        """S with S Sᵀ the Hessian of the negative log density; column k as a row, ``(N, K, C)``."""
+        """S with S Sᵀ the negative core's Hessian; column k as a row, ``(N, K, C)``."""
+        ...
+
+    def scale(self) -> Tensor | float:
+        """What the core is multiplied by: the inverse noise of a Gaussian."""
         ...
 
 
@@ -57,11 +68,11 @@ def output_likelihood(likelihood: Likelihood) -> OutputLikelihood:
 
 
 def gradient_columns(likelihood: OutputLikelihood, outputs: Tensor, target: Tensor) -> Tensor:
-    """The gradient of each log density as its one column, ``(N, 1, C)``: the empirical Fisher."""
+    """The gradient of each core as its one column, ``(N, 1, C)``: the empirical Fisher."""
     graph = outputs.requires_grad
     with torch.enable_grad():
         at = outputs if graph else outputs.detach().requires_grad_()
-        total = likelihood.log_density(at, target).sum()
+        total = likelihood.core(at, target).sum()
         (gradient,) = torch.autograd.grad(total, at, create_graph=graph)
     return gradient.unsqueeze(1)
 
@@ -71,18 +82,36 @@ class _Gaussian:
         self._likelihood = likelihood
 
     def log_density(self, outputs: Tensor, target: Tensor) -> Tensor:
+        of_noise = 0.5 * self.scale().log() - _HALF_LOG_2PI
+        return self.scale() * self.core(outputs, target) + outputs.shape[-1] * of_noise
+
+    def core(self, outputs: Tensor, target: Tensor) -> Tensor:
         target = target.unsqueeze(-1) if target.ndim == 1 else target
         _check_shape(target, tuple(outputs.shape))
-        noise = self._likelihood.noise
-        error = (target - outputs).square().sum(-1)
-        return -0.5 * error / noise - outputs.shape[-1] * (0.5 * noise.log() + _HALF_LOG_2PI)
+        return -0.5 * (target - outputs).square().sum(-1)
 
     def columns(self, outputs: Tensor, target: Tensor) -> Tensor:
         eye = torch.eye(outputs.shape[-1], dtype=outputs.dtype, device=outputs.device)
-        return self._likelihood.noise.rsqrt() * eye.expand(len(outputs), *eye.shape)
+        return eye.expand(len(outputs), *eye.shape)
+
+    def scale(self) -> Tensor:
+        return 1 / self._likelihood.noise.squeeze(-1)
 
 
-class _Softmax:
+class _Unscaled:
+    """A density without hyperparameters is its own core."""
+
+    def core(self, outputs: Tensor, target: Tensor) -> Tensor:
+        return self.log_density(outputs, target)
+
+    def scale(self) -> float:
+        return 1.0
+
+    def log_density(self, outputs: Tensor, target: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class _Softmax(_Unscaled):
     def __init__(self, num_classes: int) -> None:
         self._num_classes = num_classes
 
@@ -105,7 +134,7 @@ class _Softmax:
         return p.sqrt().unsqueeze(-1) * (eye - p.unsqueeze(-2))
 
 
-class _Probit:
+class _Probit(_Unscaled):
     def log_density(self, outputs: Tensor, target: Tensor) -> Tensor:
         return torch.special.log_ndtr(self._margin(outputs, target))
 

@@ -15,10 +15,10 @@ from gpclml.errors import ArgumentError, UnknownNameError, UnsupportedError
 from gpclml.mlls._outputs import OutputLikelihood, gradient_columns, output_likelihood
 from gpclml.models.linearized_network import Linearization, LinearizedNetwork
 
-__all__ = ["LaplaceMarginalLogLikelihood"]
+__all__ = ["LaplaceEvidence", "LaplaceMarginalLogLikelihood"]
 
 _HESSIANS = ("ggn", "ef")
-_OUTPUTS = ("all", "single")
+_OUTPUTS = ("all", "column", "single")
 
 
 class _Structure(Protocol):
@@ -36,8 +36,9 @@ class LaplaceMarginalLogLikelihood(MarginalLogLikelihood):
     that; called on a batch B it is the stochastic estimate whose mean over the batches of a
     partition is a lower bound of it: the log likelihood and the log-determinant of the batch,
     each times N / |B| (Immer et al. 2023, Eqs. 11-14). With ``outputs="single"`` one output,
-    drawn at each call, stands for all C, its log-determinant C times; with a softmax
-    that is a bound in practice, not by proof.
+    drawn at each call, stands for all C, its log-determinant C times; with a softmax that is a
+    bound in practice, not by proof. One column of the root of the output Hessian,
+    ``outputs="column"``, costs as much and is one by proof, a looser one as a rule.
 
     The log-determinant is differentiable in prior precisions, the noise, the temperature and
     what the points depend on, such as parameters of augmentations; not in the weights, which are
@@ -50,7 +51,8 @@ class LaplaceMarginalLogLikelihood(MarginalLogLikelihood):
         num_data: Number N of points that the weights are trained on.
         curvature: A structure of :mod:`gpclml.curvature`; ``Kronecker()`` if None.
         hessian: ``"ggn"`` or ``"ef"``.
-        outputs: ``"all"`` or ``"single"``.
+        outputs: ``"all"``, ``"single"`` or ``"column"``; the empirical Fisher has one column
+            whatever this is.
         temperature: What the log likelihood is divided by, a number or a parameter.
         seed: Seed of the outputs that are drawn.
 
@@ -72,7 +74,7 @@ class LaplaceMarginalLogLikelihood(MarginalLogLikelihood):
         curvature: _Structure | None = None,
         *,
         hessian: Literal["ggn", "ef"] = "ggn",
-        outputs: Literal["all", "single"] = "all",
+        outputs: Literal["all", "single", "column"] = "all",
         temperature: float | Tensor = 1.0,
         seed: int = 0,
     ) -> None:
@@ -112,55 +114,110 @@ class LaplaceMarginalLogLikelihood(MarginalLogLikelihood):
             UnsupportedError, ModelModeError, NonFiniteError, NotPSDError: The network has no
                 such curvature, or it is not finite.
         """
+        return self.evidence_at(output, target)()
+
+    def evidence_at(self, output: Linearization, target: Tensor) -> LaplaceEvidence:
+        """The evidence at points as a function of hyperparameters alone, as cheap as they are.
+
+        Curvature and outputs are computed once; the value is differentiable in prior
+        precisions, noise and temperature, and once in what the points depend on. For many
+        gradients, call the model under ``torch.no_grad()``.
+
+        Args:
+            output: The model at points: all N, or a batch of them.
+            target: Their targets.
+
+        Returns:
+            What gives the value when called. Those of several batches may be added up: the sum
+            is of all their points, whose curvature is then that of all data.
+
+        Raises:
+            The same as :meth:`forward`.
+        """
         count = len(output.points)
         if count > self.num_data:
             mend = "Pass the number of all points that the weights are trained on."
             expected = f"at most num_data = {self.num_data}"
             raise ArgumentError("output", f"{count} points", expected, mend)
-        model = cast(LinearizedNetwork, self.model)
-        share = self.num_data / count
-        fit = self._likelihood().log_density(output.mean, target).sum() / self.temperature
-        penalty = model.prior.penalty(model.network)
-        ratio = self.log_det_ratio(output, target)
-        return (share * (fit - 0.5 * ratio) - 0.5 * penalty) / self.num_data
+        likelihood = output_likelihood(cast(Likelihood, self.likelihood))
+        likelihood.log_density(output.mean.detach(), target)  # its checks come first
+        copies, columns = self._columns(likelihood, target, output.mean.shape[-1])
+        network = cast(LinearizedNetwork, self.model).network
+        curvature = self.curvature.of(network, output.points, columns)
+        return LaplaceEvidence(self, output.mean, target, curvature, copies)
 
-    def log_det_ratio(self, output: Linearization, target: Tensor) -> Tensor:
-        r""":math:`\log |H + P_0| - \log |P_0|` of a batch, in nats.
-
-        Args:
-            output: The model at points.
-            target: Their targets.
-        """
-        model = cast(LinearizedNetwork, self.model)
-        num_outputs = output.mean.shape[-1]
+    def _columns(
+        self, likelihood: OutputLikelihood, target: Tensor, num_outputs: int
+    ) -> tuple[int, Cotangents]:
+        """How often a log-determinant counts, and the columns of output curvature in it."""
         if self.hessian == "ef":
-            copies, columns = 1, self._gradient_columns(target)
-        elif self.outputs == "all":
-            copies, columns = 1, self._columns(target)
-        else:
-            place = int(torch.randint(num_outputs, (), generator=self._generator))
-            copies, columns = num_outputs, self._columns_of_one(target, place)
-        curvature = self.curvature.of(model.network, output.points, columns)
-        return copies * curvature.log_det_ratio(model.prior.precisions())
+            return 1, lambda outputs: gradient_columns(likelihood, outputs, target)
+        if self.outputs == "all":
+            return 1, lambda outputs: likelihood.columns(outputs, target)
+        place = int(torch.randint(num_outputs, (), generator=self._generator))
+        if self.outputs == "column":
+            return num_outputs, lambda outputs: likelihood.columns(outputs, target)[:, [place]]
 
-    def _gradient_columns(self, target: Tensor) -> Cotangents:
-        likelihood = self._likelihood()
-        return lambda outputs: gradient_columns(likelihood, outputs, target) / self.temperature
-
-    def _columns(self, target: Tensor) -> Cotangents:
-        likelihood, root = self._likelihood(), torch.as_tensor(self.temperature).sqrt()
-        return lambda outputs: likelihood.columns(outputs, target) / root
-
-    def _columns_of_one(self, target: Tensor, place: int) -> Cotangents:
-        """The curvature of one output, whatever the others are: one column."""
-        columns = self._columns(target)
-
-        def of_one(outputs: Tensor) -> Tensor:
-            deviation = columns(outputs)[..., place].norm(dim=-1)
-            one = torch.nn.functional.one_hot(torch.tensor(place), outputs.shape[-1]).to(outputs)
+        def of_one_output(outputs: Tensor) -> Tensor:
+            deviation = likelihood.columns(outputs, target)[..., place].norm(dim=-1)
+            one = torch.nn.functional.one_hot(torch.tensor(place), num_outputs).to(outputs)
             return (deviation.unsqueeze(-1) * one).unsqueeze(1)
 
-        return of_one
+        return num_outputs, of_one_output
 
-    def _likelihood(self) -> OutputLikelihood:
-        return output_likelihood(cast(Likelihood, self.likelihood))
+
+class LaplaceEvidence:
+    """The evidence at points that curvature is known at, as a function of hyperparameters.
+
+    Made by :meth:`LaplaceMarginalLogLikelihood.evidence_at`.
+
+    Args:
+        mll: The objective.
+        mean: The network's outputs, ``(B, C)``.
+        target: Their targets.
+        curvature: What has the log-determinants.
+        copies: How often they count.
+    """
+
+    def __init__(
+        self,
+        mll: LaplaceMarginalLogLikelihood,
+        mean: Tensor,
+        target: Tensor,
+        curvature: Any,
+        copies: int = 1,
+    ) -> None:
+        self._mll, self._mean, self._target = mll, mean, target
+        self._curvature, self._copies = curvature, copies
+
+    def __call__(self) -> Tensor:
+        """Nats per point at the hyperparameters as they are; larger is better."""
+        mll, model = self._mll, cast(LinearizedNetwork, self._mll.model)
+        likelihood = output_likelihood(cast(Likelihood, mll.likelihood))
+        fit = likelihood.log_density(self._mean, self._target).sum() / mll.temperature
+        share = mll.num_data / len(self._mean)
+        ratio = self._copies * self.log_det_ratio()
+        penalty = model.prior.penalty(model.network)
+        return (share * (fit - 0.5 * ratio) - 0.5 * penalty) / mll.num_data
+
+    def log_det_ratio(self) -> Tensor:
+        r""":math:`\log |H + P_0| - \log |P_0|` of one copy, in nats."""
+        mll = self._mll
+        scale = output_likelihood(cast(Likelihood, mll.likelihood)).scale() / mll.temperature
+        model = cast(LinearizedNetwork, mll.model)
+        power = scale**2 if mll.hessian == "ef" else scale  # gradients enter squared
+        return self._curvature.log_det_ratio(model.prior.precisions(), power)
+
+    def __add__(self, other: LaplaceEvidence) -> LaplaceEvidence:
+        """At the points of both; of one output only where both have the same."""
+        if self._copies != 1:
+            raise UnsupportedError(
+                "outputs", repr(self._mll.outputs), "'all', to add batches up",
+                "Average the values of batches instead.",
+            )  # fmt: skip
+        return LaplaceEvidence(
+            self._mll,
+            torch.cat([self._mean, other._mean]),
+            torch.cat([self._target, other._target]),
+            self._curvature + other._curvature,
+        )

@@ -284,3 +284,24 @@ def test_unknown_names():
         BlockDiagonal("layers")
     with pytest.raises(UnknownNameError, match="Did you mean 'expand'"):
         Kronecker("expanded")
+
+
+SUMMABLE = {name: one for name, one in STRUCTURES.items() if name != "kernel"}
+
+
+@pytest.mark.parametrize("structure", SUMMABLE.values(), ids=SUMMABLE)
+@pytest.mark.parametrize("make", [mlp, cnn])
+def test_sums_over_batches(structure, make):
+    network, event = make()
+    x, delta = points(event), precisions(network)
+    whole = structure.of(network, x, softmax_columns).log_det_ratio(delta)
+    first, *rest = (structure.of(network, part, softmax_columns) for part in x.split([3, 2, 2]))
+    total = sum(rest, first)
+    torch.testing.assert_close(total.log_det_ratio(delta), whole)
+
+
+def test_a_kernel_is_of_one_batch():
+    network, event = mlp()
+    one = Kernel().of(network, points(event), softmax_columns)
+    with pytest.raises(UnsupportedError, match="Use Full"):
+        one + one
