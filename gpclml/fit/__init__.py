@@ -3,12 +3,15 @@
 from gpclml.fit.batch import batch_size, fit_batch
 from gpclml.fit.mll import FitResult, fit_mll
 from gpclml.fit.networks import StoppingResult, fit_networks
+from gpclml.fit.online import OnlineFit, fit_online
 
 __all__ = [
     "FitResult",
+    "OnlineFit",
     "StoppingResult",
     "batch_size",
     "fit_batch",
     "fit_mll",
     "fit_networks",
+    "fit_online",
 ]

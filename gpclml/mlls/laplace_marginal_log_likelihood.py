@@ -116,6 +116,27 @@ class LaplaceMarginalLogLikelihood(MarginalLogLikelihood):
         """
         return self.evidence_at(output, target)()
 
+    def log_joint(self, output: Linearization, target: Tensor) -> Tensor:
+        r"""What the weights are trained on: the evidence without its log-determinant.
+
+        :math:`\frac1N [\frac{N}{|B|} \log p(B \mid w) - \tfrac12 w^\top P_0 w]`.
+
+        Args:
+            output: The model at points: all N, or a batch of them.
+            target: Their targets.
+
+        Returns:
+            Nats per point; larger is better.
+        """
+        return self._log_joint(output.mean, target)
+
+    def _log_joint(self, mean: Tensor, target: Tensor) -> Tensor:
+        likelihood = output_likelihood(cast(Likelihood, self.likelihood))
+        fit = likelihood.log_density(mean, target).sum() / self.temperature
+        model = cast(LinearizedNetwork, self.model)
+        penalty = model.prior.penalty(model.network)
+        return fit / len(mean) - 0.5 * penalty / self.num_data
+
     def evidence_at(self, output: Linearization, target: Tensor) -> LaplaceEvidence:
         """The evidence at points as a function of hyperparameters alone, as cheap as they are.
 
@@ -192,13 +213,9 @@ class LaplaceEvidence:
 
     def __call__(self) -> Tensor:
         """Nats per point at the hyperparameters as they are; larger is better."""
-        mll, model = self._mll, cast(LinearizedNetwork, self._mll.model)
-        likelihood = output_likelihood(cast(Likelihood, mll.likelihood))
-        fit = likelihood.log_density(self._mean, self._target).sum() / mll.temperature
-        share = mll.num_data / len(self._mean)
         ratio = self._copies * self.log_det_ratio()
-        penalty = model.prior.penalty(model.network)
-        return (share * (fit - 0.5 * ratio) - 0.5 * penalty) / mll.num_data
+        log_joint = self._mll._log_joint(self._mean, self._target)
+        return log_joint - 0.5 * ratio / len(self._mean)
 
     def log_det_ratio(self) -> Tensor:
         r""":math:`\log |H + P_0| - \log |P_0|` of one copy, in nats."""
