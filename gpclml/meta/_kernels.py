@@ -17,9 +17,9 @@ from gpytorch.kernels import (
 from gpclml.errors import ArgumentError, UnknownNameError
 from gpclml.kernels import CosineSimilarityKernel, JointSpectralMixtureKernel
 
-__all__ = ["BATCH_NORM", "KERNELS", "make_kernel"]
+__all__ = ["BATCH_NORM", "KERNELS", "SUPPORT_NORM", "make_kernel"]
 
-BATCH_NORM = "batch-norm-cosine"
+BATCH_NORM, SUPPORT_NORM = "batch-norm-cosine", "support-norm-cosine"
 _MIXTURES = 4
 
 
@@ -51,6 +51,7 @@ _MAKERS: dict[str, Callable[[int], Kernel]] = {
     "matern": lambda features: _with_lengthscale(MaternKernel(2.5), features),
     "polynomial": lambda features: _scaled(PolynomialKernel(2), features**-2),
     "rbf": lambda features: _with_lengthscale(RBFKernel(), features),
+    SUPPORT_NORM: lambda features: _scaled(CosineSimilarityKernel()),
     "spectral-mixture": lambda features: JointSpectralMixtureKernel(_MIXTURES, features),
 }
 KERNELS = tuple(sorted(_MAKERS))

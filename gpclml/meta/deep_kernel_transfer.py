@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.distributions import Normal
 
 from gpclml.errors import ArgumentError, ShapeError
-from gpclml.meta._kernels import BATCH_NORM, make_kernel
+from gpclml.meta._kernels import BATCH_NORM, SUPPORT_NORM, make_kernel
 from gpclml.meta.episodes import Episodes
 from gpclml.networks import check_finite_output
 from gpclml.posterior import evaluating, exact_posterior
@@ -23,6 +23,7 @@ from gpclml.posterior import evaluating, exact_posterior
 __all__ = ["DeepKernelTransfer", "one_vs_rest"]
 
 _FIRST_NOISE = 0.1
+_LEAST_VARIANCE = 0.01  # added to that of support points, which may all have one value
 
 
 class DeepKernelTransfer(ExactGP):
@@ -45,7 +46,9 @@ class DeepKernelTransfer(ExactGP):
         kernel: A kernel on features, or one of ``"batch-norm-cosine"`` (of features
             standardized over the batch in training and by running statistics afterwards),
             ``"cosine"``, ``"linear"``, ``"matern"``, ``"polynomial"``, ``"rbf"``,
-            ``"spectral-mixture"``.
+            ``"spectral-mixture"``, ``"support-norm-cosine"`` (of features standardized by the
+            support points of each task, in training and afterwards alike, so that features
+            of another domain are centred too).
         num_features: Number q of features; needed for ``"batch-norm-cosine"`` and
             ``"spectral-mixture"``.
 
@@ -71,6 +74,7 @@ class DeepKernelTransfer(ExactGP):
         self.normalization = (
             torch.nn.BatchNorm1d(num_features) if kernel == BATCH_NORM else torch.nn.Identity()
         )
+        self.by_support = kernel == SUPPORT_NORM
         self.mean_module = ConstantMean()
         self.covar_module = make_kernel(kernel, num_features)
 
@@ -120,7 +124,7 @@ class DeepKernelTransfer(ExactGP):
         """
         x = torch.cat([episodes.support_x, episodes.query_x], dim=1)
         y = torch.cat([episodes.support_y, episodes.query_y], dim=1)
-        features = self.features(x)
+        features = self._standardized(self.features(x), episodes.num_support)
         targets = one_vs_rest(y, episodes.ways, features.dtype)
         self.set_train_data(features, targets, strict=False)
         return self(features), targets
@@ -138,13 +142,23 @@ class DeepKernelTransfer(ExactGP):
         Returns:
             Means and standard deviations, ``(tasks, ways, q)``; one way in regression.
         """
+        s = episodes.num_support
+        x = torch.cat([episodes.support_x, episodes.query_x], dim=1)
         with evaluating(self):
-            features = self.features(episodes.support_x)
+            features = self._standardized(self.features(x), s)
             targets = one_vs_rest(episodes.support_y, episodes.ways, features.dtype)
-            self.set_train_data(features, targets, strict=False)
-            latent = exact_posterior(self, self.features(episodes.query_x), marginal=True)
+            self.set_train_data(features[..., :s, :], targets, strict=False)
+            latent = exact_posterior(self, features[..., s:, :], marginal=True)
             noise = cast(GaussianLikelihood, self.likelihood).noise
             return Normal(latent.mean, (latent.variance + noise).sqrt())
+
+    def _standardized(self, features: Tensor, num_support: int) -> Tensor:
+        """Features, support points first, standardized by these where the kernel asks for it."""
+        if not self.by_support:
+            return features
+        support = features[..., :num_support, :]
+        variance = support.var(-2, unbiased=False, keepdim=True) + _LEAST_VARIANCE
+        return (features - support.mean(-2, keepdim=True)) * variance.rsqrt()
 
 
 def one_vs_rest(labels: Tensor, ways: int, dtype: torch.dtype) -> Tensor:

@@ -17,6 +17,7 @@ from gpclml.networks import MLP
 
 KERNELS = [
     "batch-norm-cosine", "cosine", "linear", "matern", "polynomial", "rbf", "spectral-mixture",
+    "support-norm-cosine",
 ]  # fmt: skip
 TASKS, WAYS, SHOTS, QUERIES = 3, 4, 2, 3
 
@@ -41,6 +42,20 @@ def regression(tasks=TASKS, seed=0):
 
 def transfer(kernel="rbf", dtype=torch.float64):
     return DeepKernelTransfer(MLP([5, 8, 6], torch.nn.Tanh), kernel, num_features=6).to(dtype)
+
+
+def features_of(model, data):
+    """Of all points, support first; standardized task by task where the kernel asks for it."""
+    features = model.features(torch.cat([data.support_x, data.query_x], 1))
+    if not model.by_support:
+        return features
+    standardized = []
+    for of_task in features[:, 0]:
+        support = of_task[: data.num_support]
+        mean = support.mean(0)
+        spread = ((support - mean).square().mean(0) + 0.01).sqrt()
+        standardized.append((of_task - mean) / spread)
+    return torch.stack(standardized).unsqueeze(1)
 
 
 class PlainGP(gpytorch.models.ExactGP):
@@ -71,7 +86,7 @@ def test_the_marginal_objective_is_that_of_a_loop_over_gpytorchs_own(kernel, dat
     model = transfer(kernel)
     mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(m=0))
     value = mll(*model.prior(data))
-    features = model.features(torch.cat([data.support_x, data.query_x], 1))
+    features = features_of(model, data)
     y = torch.cat([data.support_y, data.query_y], 1)
     targets = one_vs_rest(y, data.ways, torch.float64)
     expected = plain_marginal(model, features, targets)
@@ -116,7 +131,7 @@ def test_predictions_are_those_of_a_loop_and_leave_modes_alone(kernel):
     assert predictive.mean.shape == (TASKS, WAYS, WAYS * QUERIES)
     assert model.training
     model.eval()
-    support, query = model.features(data.support_x), model.features(data.query_x)
+    support, query = features_of(model, data).tensor_split([data.num_support], dim=-2)
     targets = one_vs_rest(data.support_y, WAYS, torch.float64)
     for task in range(TASKS):
         for way in range(WAYS):
