@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 from typing import TYPE_CHECKING
 
 from benchmarks._markdown import code, section, table
@@ -26,11 +27,12 @@ _METRICS = {
     "calibration_error": "expected calibration error",
     "train_seconds": "seconds of training",
 }
+_MAIN = ("accuracy", "mse")
 _KEYS = ["study", "shots", "kernel", "objective"]
 _ABOUT = (
-    "Mean over seeds ± its standard error; with one seed ± the 95% interval over test tasks. "
-    "`pixels` is the nearest neighbour in classification and a GP fitted to each task alone in "
-    "regression."
+    "Mean over seeds ± its standard error, and half the 95% interval over the test tasks of all "
+    "seeds. `pixels` is the nearest neighbour in classification and a GP fitted to each task alone "
+    "in regression."
 )
 _ABOUT_DIFFERENCES = (
     "CLML less LML, paired by seed: mean ± standard error. The CLML conditions on the support "
@@ -52,7 +54,7 @@ def make_report(path: str | os.PathLike[str], csv: str | os.PathLike[str] | None
     failed = load_failures(path)
     if done.empty:
         raise DataError(f"{path}: no finished cells. Run some first.")
-    about = _provenance(done, len(failed))
+    about = _provenance(done, len(failed), path)
     if csv is not None:
         write_rows(done, csv, about)
     done["objective"] = done["objective"].fillna("-")
@@ -68,20 +70,32 @@ def make_report(path: str | os.PathLike[str], csv: str | os.PathLike[str] | None
     return "\n\n".join(parts)
 
 
-def _provenance(done: pandas.DataFrame, failed: int) -> list[str]:
+def _provenance(done: pandas.DataFrame, failed: int, path: str | os.PathLike[str]) -> list[str]:
     versions = [f"{name} {' and '.join(sorted(set(done[f'_{name}'])))}" for name in _PACKAGES]
-    trained = done[done["kernel"] != BASELINE]
-    settings = [
-        f"{name} {', '.join(f'{value:g}' for value in sorted(set(trained[name].dropna())))}"
-        for name in ("steps", "tasks_per_step", "lr")
-    ]
-    tests = ", ".join(map(str, sorted(set(done["test_tasks"]))))
-    devices = ", ".join(sorted(set(done["device"])))
+    hours = done["_seconds"].sum() / 3600
     return [
-        f"{len(done)} cells done, {failed} failed; {done['seed'].nunique()} seeds",
-        f"{'; '.join(settings)}; {tests} test tasks; device {devices}",
-        ", ".join(versions),
+        _command(done, path),
+        f"{len(done)} cells done in {hours:.2f} h of computing, {failed} failed",
+        f"{', '.join(versions)}; code {', '.join(sorted(set(done['_code_version'])))}",
+        f"device {', '.join(sorted(set(done['device'])))}",
     ]
+
+
+def _command(done: pandas.DataFrame, path: str | os.PathLike[str]) -> str:
+    """A command that computes these cells, and more where they are no product of settings."""
+    trained = done[done["kernel"] != BASELINE]
+    options = {
+        "study": done["study"], "shots": done["shots"], "kernels": done["kernel"],
+        "objectives": trained["objective"], "seeds": [done["seed"].max() + 1],
+        "steps": trained["steps"], "tasks-per-step": trained["tasks_per_step"],
+        "lr": trained["lr"], "test-tasks": done["test_tasks"], "device": done["device"],
+    }  # fmt: skip
+    parts = [
+        f"--{name} {','.join(f'{v:g}' if isinstance(v, float) else str(v) for v in found)}"
+        for name, values in options.items()
+        if (found := sorted(set(values)))
+    ]
+    return f"python -m benchmarks.dkt run {' '.join(parts)} --results {shlex.quote(str(path))}"
 
 
 def _results(done: pandas.DataFrame) -> pandas.DataFrame:
@@ -89,24 +103,42 @@ def _results(done: pandas.DataFrame) -> pandas.DataFrame:
 
     rows = {}
     for key, group in done.groupby(_KEYS, sort=True):
-        rows[key] = {title: _mean(group, name) for name, title in _METRICS.items() if name in group}
+        cells = {}
+        for name, title in _METRICS.items():
+            if name not in group:
+                continue
+            cells[title] = _mean(group, name)
+            if name in _MAIN:
+                cells[f"95% over tasks ({name})"] = _interval(group, name)
+        rows[key] = cells
     frame = pandas.DataFrame.from_dict(rows, orient="index")
     frame.index = pandas.MultiIndex.from_tuples(list(rows), names=_KEYS)
-    return frame
+    return frame.dropna(axis="columns", how="all").fillna("-")
 
 
 def _mean(group: pandas.DataFrame, name: str) -> str:
+    """Over seeds, with its standard error where there are several."""
     values = _in_units(group[name].dropna(), name)
     if values.empty:
         return "-"
-    digits = 1 if name in ("accuracy", "train_seconds") else 3
     if name == "train_seconds":
         return f"{values.mean():.0f}"
+    digits = _digits(name)
     error = values.std() / math.sqrt(len(values))
-    if len(values) == 1 and name in ("accuracy", "mse"):
-        error = float(_in_units(group["interval"], name).iloc[0])
     shown = "" if error != error else f" ± {error:.{digits}f}"
     return f"{values.mean():.{digits}f}{shown}"
+
+
+def _interval(group: pandas.DataFrame, name: str) -> str:
+    """Half the 95% interval of the mean over the test tasks of all seeds together."""
+    halves = _in_units(group.loc[group[name].notna(), "interval"], name)
+    if halves.empty:
+        return "-"
+    return f"± {math.sqrt((halves**2).sum()) / len(halves):.{_digits(name)}f}"
+
+
+def _digits(name: str) -> int:
+    return 1 if name in ("accuracy", "train_seconds") else 3
 
 
 def _in_units(values: pandas.Series, name: str) -> pandas.Series:
@@ -128,7 +160,7 @@ def _differences(done: pandas.DataFrame) -> pandas.DataFrame:
         pairs = (both[0][name] - both[1][name]).dropna()
         for key, values in _in_units(pairs, name).groupby(level=keys):
             error = values.std() / math.sqrt(len(values))
-            digits = 1 if name == "accuracy" else 3
+            digits = _digits(name)
             text = f"{values.mean():+.{digits}f}"
             text += "" if error != error else f" ± {error:.{digits}f}"
             rows.setdefault(key, {})[_METRICS[name]] = text

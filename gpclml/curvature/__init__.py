@@ -5,7 +5,7 @@ A structure (:class:`Full`, :class:`BlockDiagonal`, :class:`Kronecker`, :class:`
 ``log_det_ratio(precisions, scale)``, as often as hyperparameters change.
 """
 
-from gpclml.curvature._sample_gradients import Cotangents
+from gpclml.curvature._sample_gradients import Cotangents, sample_gradients
 from gpclml.curvature.dense import BlockDiagonal, DenseCurvature, Full
 from gpclml.curvature.diagonal import Diagonal, DiagonalCurvature
 from gpclml.curvature.kernel import Kernel, KernelCurvature
@@ -24,4 +24,5 @@ __all__ = [
     "KernelCurvature",
     "Kronecker",
     "KroneckerCurvature",
+    "sample_gradients",
 ]

@@ -1,5 +1,6 @@
 """Mean functions, as GPyTorch means."""
 
+from gpclml.means.linearized import LinearizedMean
 from gpclml.means.network import NetworkMean
 
-__all__ = ["NetworkMean"]
+__all__ = ["LinearizedMean", "NetworkMean"]

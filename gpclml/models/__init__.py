@@ -1,8 +1,16 @@
 """Models: exact Gaussian processes and their parts."""
 
 from gpclml.models._networks import networks_of
+from gpclml.models.linearized_gp import LinearizedGP
 from gpclml.models.linearized_network import Linearization, LinearizedNetwork
 from gpclml.models.regression import GPRegression
 from gpclml.models.standardize import Standardizer
 
-__all__ = ["GPRegression", "Linearization", "LinearizedNetwork", "Standardizer", "networks_of"]
+__all__ = [
+    "GPRegression",
+    "Linearization",
+    "LinearizedGP",
+    "LinearizedNetwork",
+    "Standardizer",
+    "networks_of",
+]

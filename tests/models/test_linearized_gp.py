@@ -1,0 +1,135 @@
+"""The linearized network as a GP: its parts, and its evidence beside the Laplace evidence."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.mlls import ExactMarginalLogLikelihood
+
+import reference
+from gpclml.conditioning import LastPoints, LeaveOneOut
+from gpclml.curvature import Full, GaussianWeightPrior
+from gpclml.errors import ShapeError, UnsupportedError
+from gpclml.kernels import NeuralTangentKernel
+from gpclml.means import LinearizedMean
+from gpclml.mlls import ConditionalMarginalLogLikelihood, LaplaceMarginalLogLikelihood
+from gpclml.models import LinearizedGP, LinearizedNetwork
+from gpclml.networks import MLP
+
+N = 15
+
+
+def drawn(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+X, Y = drawn(N, 2, seed=1), drawn(N, seed=2)
+
+
+def parts(steps=0, noise=0.3):
+    """A network, a bit or fully trained, its prior and noise."""
+    network = MLP([2, 6, 1], torch.nn.Tanh).double()
+    prior = GaussianWeightPrior(network, "layer", 2.0)
+    with torch.no_grad():
+        prior.log_precision.add_(torch.tensor([0.0, 0.7]))
+    likelihood = GaussianLikelihood().double()
+    likelihood.noise = noise
+    model = LinearizedNetwork(network, prior)
+    mll = LaplaceMarginalLogLikelihood(likelihood, model, N, Full())
+    if steps:
+        optimizer = torch.optim.LBFGS(
+            network.parameters(), max_iter=steps, tolerance_grad=1e-12, tolerance_change=0.0,
+            line_search_fn="strong_wolfe",
+        )  # fmt: skip
+
+        def closure():
+            optimizer.zero_grad()
+            loss = -mll.log_joint(model(X), Y)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+    return model, likelihood, mll
+
+
+def jacobian(network, x):
+    rows = []
+    for output in network(x).squeeze(-1):
+        gradients = torch.autograd.grad(output, list(network.parameters()), retain_graph=True)
+        rows.append(torch.cat([g.flatten() for g in gradients]))
+    return torch.stack(rows)
+
+
+def weights(network):
+    return torch.cat([p.detach().flatten() for p in network.parameters()])
+
+
+def precisions(model):
+    values = model.prior.precisions()
+    sizes = [(values[name], p.numel()) for name, p in model.network.named_parameters()]
+    return torch.cat([value.expand(size) for value, size in sizes])
+
+
+def test_kernel_and_mean_of_the_jacobian():
+    model, _, _ = parts()
+    other = drawn(4, 2, seed=3)
+    J, J2 = jacobian(model.network, X), jacobian(model.network, other)
+    delta = precisions(model)
+    kernel, mean = NeuralTangentKernel(model.network, model.prior), LinearizedMean(model.network)
+    torch.testing.assert_close(kernel(X, other).to_dense(), J / delta @ J2.mT)
+    torch.testing.assert_close(kernel(X).to_dense(), J / delta @ J.mT)
+    torch.testing.assert_close(kernel(X, diag=True), (J / delta * J).sum(-1))
+    expected = model.network(X).squeeze(-1) - J @ weights(model.network)
+    torch.testing.assert_close(mean(X), expected.detach())
+
+
+@pytest.mark.parametrize("steps", [0, 5, 400])
+def test_the_gap_to_the_laplace_evidence(steps):
+    model, likelihood, laplace = parts(steps)
+    gp = LinearizedGP(X, Y, likelihood, model)
+    exact = float(ExactMarginalLogLikelihood(likelihood, gp)(gp(X), Y).detach()) * N
+    value = float(laplace(model(X), Y).detach()) * N
+    log_joint = laplace.log_joint(model(X), Y) * N
+    gradients = torch.autograd.grad(log_joint, list(model.network.parameters()))
+    g = torch.cat([one.flatten() for one in gradients])
+    J, delta = jacobian(model.network, X), precisions(model).detach()
+    H = J.mT @ J / likelihood.noise.detach() + torch.diag(delta)
+    gap = 0.5 * float(g @ torch.linalg.solve(H, g))
+    assert exact - value == pytest.approx(gap, abs=1e-8)
+    if steps == 400:  # the mode: equal in value and in the gradient of hyperparameters
+        assert gap < 1e-8
+        hyper = [model.prior.log_precision, likelihood.noise_covar.raw_noise]
+        with torch.no_grad():
+            output = model(X)
+        ours = torch.autograd.grad(laplace.evidence_at(output, Y)(), hyper)
+        mll = ExactMarginalLogLikelihood(likelihood, gp)
+        theirs = torch.autograd.grad(mll(gp(X), Y), hyper)
+        for one, two in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)
+
+
+def test_objectives_of_exact_gps_take_it():
+    model, likelihood, _ = parts(5)
+    gp = LinearizedGP(X, Y, likelihood, model)
+    J, delta = jacobian(model.network, X).detach(), precisions(model).detach()
+    K = J / delta @ J.mT + likelihood.noise.detach() * torch.eye(N)
+    residual = Y - (model.network(X).squeeze(-1) - J @ weights(model.network)).detach()
+    held_out = torch.arange(9, N)
+    expected = reference.conditional_log_density(K, residual, held_out) / len(held_out)
+    mll = ConditionalMarginalLogLikelihood(likelihood, gp, LastPoints(m=9))
+    torch.testing.assert_close(mll(gp(X), Y).detach(), expected)
+    singles = [reference.conditional_log_density(K, residual, torch.tensor([i])) for i in range(N)]
+    loo = ConditionalMarginalLogLikelihood(likelihood, gp, LeaveOneOut())
+    torch.testing.assert_close(loo(gp(X), Y).detach(), torch.stack(singles).mean())
+
+
+def test_what_it_does_not_take():
+    network = MLP([2, 3, 2]).double()
+    kernel = NeuralTangentKernel(network, GaussianWeightPrior(network))
+    with pytest.raises(ShapeError, match="2 outputs"):
+        kernel(X).to_dense()
+    with pytest.raises(UnsupportedError, match="no batch"):
+        kernel(drawn(3, N, 2)).to_dense()
+    with pytest.raises(UnsupportedError, match="last_dim_is_batch"):
+        kernel.forward(X, X, last_dim_is_batch=True)
