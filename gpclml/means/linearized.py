@@ -34,9 +34,9 @@ class LinearizedMean(Mean):
             Shape ``(n,)``.
         """
         weights = {k: p.detach() for k, p in self.network.named_parameters() if p.requires_grad}
-        value, slope = jvp(
+        both = jvp(
             lambda parameters: functional_call(self.network, parameters, (x,)),
             (weights,),
             (weights,),
         )
-        return (value - slope).squeeze(-1)
+        return (both[0] - both[1]).squeeze(-1)

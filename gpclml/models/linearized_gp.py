@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods import Likelihood
@@ -44,7 +44,7 @@ class LinearizedGP(ExactGP):
     def __init__(
         self, train_x: Tensor, train_y: Tensor, likelihood: Likelihood, network: LinearizedNetwork
     ) -> None:
-        super().__init__(train_x, train_y, likelihood)
+        super().__init__(train_x, train_y, cast(Any, likelihood))
         self.mean_module = LinearizedMean(network.network)
         self.covar_module = NeuralTangentKernel(network.network, network.prior)
 
