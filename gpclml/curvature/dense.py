@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from gpclml.curvature._draws import Draw, normal_draws
 from gpclml.curvature._parameters import layer_of
 from gpclml.curvature._sample_gradients import Cotangents, sample_gradients
 from gpclml.errors import UnknownNameError
@@ -23,17 +24,17 @@ _FORMS = ("smaller", "parameters", "samples")
 class _Block:
     """A block as its rows, ``(N K, p)``, or as the product of these, ``(p, p)``."""
 
-    names: tuple[str, ...]
-    sizes: tuple[int, ...]
+    shapes: Mapping[str, torch.Size]
     by_samples: bool
     matrix: Tensor
 
+    def _roots(self, precisions: Mapping[str, Tensor]) -> Tensor:
+        """Prior standard deviations, ``(p,)``."""
+        parts = [precisions[name].rsqrt().expand(n.numel()) for name, n in self.shapes.items()]
+        return torch.cat(parts)
+
     def log_det_ratio(self, precisions: Mapping[str, Tensor], scale: Tensor | float) -> Tensor:
-        roots = [
-            precisions[name].rsqrt().expand(size)
-            for name, size in zip(self.names, self.sizes, strict=True)
-        ]
-        root = torch.cat(roots)
+        root = self._roots(precisions)
         if self.by_samples:
             rows = self.matrix * root
             inner = rows @ rows.mT
@@ -42,6 +43,28 @@ class _Block:
         eye = torch.eye(len(inner), dtype=inner.dtype, device=inner.device)
         factor = safe_cholesky(torch.addcmul(eye, inner, torch.as_tensor(scale).to(inner)))
         return 2 * factor.diagonal().log().sum().to(inner.dtype)
+
+    def sample(
+        self, precisions: Mapping[str, Tensor], scale: float, count: int, draw: Draw
+    ) -> dict[str, Tensor]:
+        root = self._roots(precisions)
+        prior = draw(count, len(root))  # of standardized weights
+        if self.by_samples:  # a draw from the prior, moved by what noisy rows say of it
+            rows = scale**0.5 * self.matrix * root
+            eye = torch.eye(len(rows), dtype=rows.dtype, device=rows.device)
+            factor = safe_cholesky(rows @ rows.mT + eye).to(rows.dtype)
+            seen = prior @ rows.mT + draw(count, len(rows))
+            values = prior - torch.cholesky_solve(seen.mT, factor).mT @ rows
+        else:
+            inner = scale * self.matrix * root * root.unsqueeze(-1)
+            eye = torch.eye(len(inner), dtype=inner.dtype, device=inner.device)
+            factor = safe_cholesky(inner + eye).to(inner.dtype)
+            values = torch.linalg.solve_triangular(factor.mT, prior.mT, upper=True).mT
+        parts = (root * values).split([n.numel() for n in self.shapes.values()], dim=-1)
+        return {
+            name: part.reshape(count, *shape)
+            for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
+        }
 
     def plus(self, other: _Block) -> _Block:
         if self.by_samples and other.by_samples:
@@ -78,9 +101,9 @@ class DenseCurvature:
         flat = {name: rows.reshape(*rows.shape[:2], -1) for name, rows in gradients.items()}
         for names in map(tuple, blocks):
             rows = torch.cat([flat[name] for name in names], dim=-1).flatten(0, 1)
-            sizes = tuple(flat[name].shape[-1] for name in names)
+            shapes = {name: gradients[name].shape[2:] for name in names}
             by_samples = form == "samples" or (form == "smaller" and len(rows) < rows.shape[1])
-            made.append(_Block(names, sizes, by_samples, rows if by_samples else rows.mT @ rows))
+            made.append(_Block(shapes, by_samples, rows if by_samples else rows.mT @ rows))
         return cls(made)
 
     def log_det_ratio(
@@ -96,6 +119,31 @@ class DenseCurvature:
             A number; differentiable in the precisions, the scale and the points.
         """
         return torch.stack([one.log_det_ratio(precisions, scale) for one in self._blocks]).sum()
+
+    @torch.no_grad()
+    def sample(
+        self,
+        precisions: Mapping[str, Tensor],
+        scale: float = 1.0,
+        count: int = 1,
+        generator: torch.Generator | None = None,
+    ) -> dict[str, Tensor]:
+        r"""Draws from :math:`\mathcal N(0, (s H + P_0)^{-1})`: deviations of weights.
+
+        Args:
+            precisions: Prior precision of each parameter, by name.
+            scale: What H is multiplied by.
+            count: Number of draws.
+            generator: Source of the draws; seed 0 if None.
+
+        Returns:
+            ``(count, *shape)`` by name.
+        """
+        draw = normal_draws(generator, next(iter(precisions.values())))
+        draws: dict[str, Tensor] = {}
+        for block in self._blocks:
+            draws |= block.sample(precisions, float(scale), count, draw)
+        return draws
 
     def __add__(self, other: DenseCurvature) -> DenseCurvature:
         """The curvature at the points of both."""

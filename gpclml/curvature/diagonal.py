@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gpclml.curvature._draws import normal_draws
 from gpclml.curvature._sample_gradients import Cotangents, sample_gradients
 
 __all__ = ["Diagonal", "DiagonalCurvature"]
@@ -37,6 +38,28 @@ class DiagonalCurvature:
         """
         terms = [(scale * h / precisions[name]).log1p().sum() for name, h in self.diagonal.items()]
         return torch.stack(terms).sum()
+
+    @torch.no_grad()
+    def sample(
+        self,
+        precisions: Mapping[str, Tensor],
+        scale: float = 1.0,
+        count: int = 1,
+        generator: torch.Generator | None = None,
+    ) -> dict[str, Tensor]:
+        """Deviations of weights; see :meth:`DenseCurvature.sample`.
+
+        Args:
+            precisions: Prior precision of each parameter, by name.
+            scale: What h is multiplied by.
+            count: Number of draws.
+            generator: Source of the draws; seed 0 if None.
+        """
+        draw = normal_draws(generator, next(iter(precisions.values())))
+        return {
+            name: draw(count, *h.shape) * (float(scale) * h + precisions[name]).rsqrt()
+            for name, h in self.diagonal.items()
+        }
 
     def __add__(self, other: DiagonalCurvature) -> DiagonalCurvature:
         """The curvature at the points of both."""

@@ -43,6 +43,14 @@ class KernelCurvature:
         factor = safe_cholesky(torch.addcmul(eye, kernel, torch.as_tensor(scale).to(kernel)))
         return 2 * factor.diagonal().log().sum().to(kernel.dtype)
 
+    def sample(self, *args: object, **kwargs: object) -> dict[str, Tensor]:
+        """Not supported: inner products alone do not give weights.
+
+        Raises:
+            UnsupportedError: Always.
+        """
+        raise UnsupportedError("curvature", "a Kernel", "one with draws", "Use Full.")
+
     def __add__(self, other: KernelCurvature) -> KernelCurvature:
         """Not supported: inner products between the points of both are not known.
 

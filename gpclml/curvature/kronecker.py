@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from gpclml.curvature._draws import Draw, normal_draws
 from gpclml.curvature._layers import LayerRecord, record_layers
 from gpclml.curvature._sample_gradients import Cotangents
 from gpclml.errors import UnknownNameError
@@ -25,11 +26,13 @@ class Factors:
         gradients: Sum of g gᵀ, ``(out, out)``.
         inputs: Sum of a aᵀ, ``(in, in)``; None for a bias.
         count: Number of terms of the latter.
+        shape: Of the parameter.
     """
 
     gradients: Tensor
-    inputs: Tensor | None = None
-    count: int = 1
+    inputs: Tensor | None
+    count: int
+    shape: torch.Size
 
     def eigenvalues(self) -> Tensor:
         """Of the block, ``(out,)`` or ``(out, in)``, float64."""
@@ -38,11 +41,26 @@ class Factors:
             return of_gradients
         return of_gradients.unsqueeze(-1) * (_eigenvalues(self.inputs) / self.count)
 
+    def sample(self, precision: Tensor, scale: float, count: int, draw: Draw) -> Tensor:
+        """Draws with the covariance (s B ⊗ A + δ I)⁻¹, by eigenvectors; ``(count, out, in)``."""
+        values, vectors = torch.linalg.eigh(self.gradients.double())
+        values = values.clamp_min(0.0)
+        if self.inputs is None:
+            scaled = draw(count, len(values)) * (scale * values + precision).rsqrt().to(precision)
+            return scaled @ vectors.mT.to(precision)
+        of_inputs, directions = torch.linalg.eigh(self.inputs.double() / self.count)
+        products = values.unsqueeze(-1) * of_inputs.clamp_min(0.0)
+        deviation = (scale * products + precision).rsqrt().to(precision)
+        scaled = draw(count, *deviation.shape) * deviation
+        return vectors.to(precision) @ scaled @ directions.mT.to(precision)
+
     def __add__(self, other: Factors) -> Factors:
         inputs = None
         if self.inputs is not None and other.inputs is not None:
             inputs = self.inputs + other.inputs
-        return Factors(self.gradients + other.gradients, inputs, self.count + other.count)
+        return Factors(
+            self.gradients + other.gradients, inputs, self.count + other.count, self.shape
+        )
 
 
 class KroneckerCurvature:
@@ -77,6 +95,31 @@ class KroneckerCurvature:
         ]
         dtype = next(iter(self.factors.values())).gradients.dtype
         return torch.stack(terms).sum().to(dtype)
+
+    @torch.no_grad()
+    def sample(
+        self,
+        precisions: Mapping[str, Tensor],
+        scale: float = 1.0,
+        count: int = 1,
+        generator: torch.Generator | None = None,
+    ) -> dict[str, Tensor]:
+        """Deviations of weights; see :meth:`DenseCurvature.sample`.
+
+        Args:
+            precisions: Prior precision of each parameter, by name.
+            scale: What the curvature is multiplied by.
+            count: Number of draws.
+            generator: Source of the draws; seed 0 if None.
+
+        Returns:
+            ``(count, *shape)`` by name.
+        """
+        draw = normal_draws(generator, next(iter(precisions.values())))
+        return {
+            name: one.sample(precisions[name], float(scale), count, draw).reshape(count, *one.shape)
+            for name, one in self.factors.items()
+        }
 
     def __add__(self, other: KroneckerCurvature) -> KroneckerCurvature:
         """The curvature at the points of both."""
@@ -122,12 +165,14 @@ class Kronecker:
             K passes back and, a layer, the eigenvalues of an in x in and an out x out matrix.
         """
         factors: dict[str, Factors] = {}
+        shapes = {name: p.shape for name, p in module.named_parameters()}
         for record in record_layers(module, x, cotangents):
             inputs, gradients = _rows(record, self.sharing)
             of_gradients = gradients.mT @ gradients
             for kind in record.trained:
                 of_inputs = inputs.mT @ inputs if kind == "weight" else None
-                factors[record.parameter(kind)] = Factors(of_gradients, of_inputs, len(inputs))
+                name = record.parameter(kind)
+                factors[name] = Factors(of_gradients, of_inputs, len(inputs), shapes[name])
         return KroneckerCurvature(factors)
 
 

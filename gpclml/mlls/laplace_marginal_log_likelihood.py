@@ -12,8 +12,8 @@ from torch import Tensor
 
 from gpclml.curvature import Cotangents, Kronecker
 from gpclml.errors import ArgumentError, UnknownNameError, UnsupportedError
-from gpclml.mlls._outputs import OutputLikelihood, gradient_columns, output_likelihood
 from gpclml.models.linearized_network import Linearization, LinearizedNetwork
+from gpclml.output_likelihoods import OutputLikelihood, gradient_columns, output_likelihood
 
 __all__ = ["LaplaceEvidence", "LaplaceMarginalLogLikelihood"]
 
@@ -219,11 +219,44 @@ class LaplaceEvidence:
 
     def log_det_ratio(self) -> Tensor:
         r""":math:`\log |H + P_0| - \log |P_0|` of one copy, in nats."""
+        model = cast(LinearizedNetwork, self._mll.model)
+        return self._curvature.log_det_ratio(model.prior.precisions(), self._scale())
+
+    @torch.no_grad()
+    def sample_weights(
+        self, count: int, generator: torch.Generator | None = None
+    ) -> dict[str, Tensor]:
+        r"""Draws from the Laplace posterior :math:`\mathcal N(w_*, (H + P_0)^{-1})`.
+
+        Args:
+            count: Number of draws.
+            generator: Source of the draws; seed 0 if None.
+
+        Returns:
+            Weights by name, ``(count, *shape)``.
+
+        Raises:
+            ArgumentError: If ``count`` is below 1.
+            UnsupportedError: The curvature is of a batch or one output, or a ``Kernel``.
+        """
+        if count < 1:
+            raise ArgumentError("count", count, "at least 1")
+        if self._copies != 1 or len(self._mean) != self._mll.num_data:
+            raise UnsupportedError(
+                "evidence", f"one at {len(self._mean)} of {self._mll.num_data} points, outputs "
+                f"{self._mll.outputs!r}", "all points and outputs", "Add up those of all batches.",
+            )  # fmt: skip
+        model = cast(LinearizedNetwork, self._mll.model)
+        precisions = model.prior.precisions()
+        draws = self._curvature.sample(precisions, self._scale(), count, generator)
+        weights = dict(model.network.named_parameters())
+        return {name: weights[name] + away for name, away in draws.items()}
+
+    def _scale(self) -> Tensor | float:
+        """What the curvature is multiplied by: inverse noise and temperature."""
         mll = self._mll
         scale = output_likelihood(cast(Likelihood, mll.likelihood)).scale() / mll.temperature
-        model = cast(LinearizedNetwork, mll.model)
-        power = scale**2 if mll.hessian == "ef" else scale  # gradients enter squared
-        return self._curvature.log_det_ratio(model.prior.precisions(), power)
+        return scale**2 if mll.hessian == "ef" else scale  # gradients enter squared
 
     def __add__(self, other: LaplaceEvidence) -> LaplaceEvidence:
         """At the points of both; of one output only where both have the same."""

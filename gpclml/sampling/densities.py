@@ -1,0 +1,90 @@
+"""Densities of targets under a posterior that is known by draws of outputs."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from gpytorch.likelihoods import Likelihood
+from torch import Tensor
+
+from gpclml.errors import ShapeError
+from gpclml.output_likelihoods import output_likelihood
+
+__all__ = ["SampledDensity", "joint_log_density", "marginal_log_densities"]
+
+
+@dataclass(frozen=True)
+class SampledDensity:
+    """An estimate of a log density from draws.
+
+    Attributes:
+        value: Log of the mean over draws of the density, in nats.
+        standard_error: Of that, from the spread over draws (to first order); far too small
+            where few draws carry the mean.
+        effective_draws: How many draws of equal weight would do as well, 1 to their number.
+    """
+
+    value: float
+    standard_error: float
+    effective_draws: float
+
+
+def joint_log_density(likelihood: Likelihood, outputs: Tensor, target: Tensor) -> SampledDensity:
+    r"""The log density of all targets together.
+
+    .. math:: \log \frac1S \sum_s \prod_i p(y_i \mid w_s)
+
+    With draws from the posterior given some points and the targets of all others this is the
+    conditional log marginal likelihood of a network (Lotfi et al. 2022, Appendix B): it asks of
+    every draw to explain all targets at once, where the marginal form scores each alone.
+
+    Args:
+        likelihood: As :class:`gpclml.mlls.LaplaceMarginalLogLikelihood` takes them.
+        outputs: Of a network at draws of its weights, ``(S, N, C)``.
+        target: Targets, ``(N,)`` or ``(N, C)``.
+
+    Returns:
+        The estimate and its error.
+
+    Raises:
+        UnsupportedError: The likelihood is another one.
+        ShapeError, ArgumentError: Targets do not fit outputs or likelihood.
+    """
+    totals = _log_densities(likelihood, outputs, target).sum(-1)
+    weights = torch.softmax(totals, dim=0)
+    count = len(totals)
+    value = float(torch.logsumexp(totals, dim=0)) - math.log(count)
+    effective = 1 / float(weights.square().sum())
+    spread = float((count * weights).std()) if count > 1 else math.inf
+    return SampledDensity(value, spread / math.sqrt(count), effective)
+
+
+def marginal_log_densities(likelihood: Likelihood, outputs: Tensor, target: Tensor) -> Tensor:
+    r"""The log density of each target alone, :math:`\log \frac1S \sum_s p(y_i \mid w_s)`.
+
+    Args:
+        likelihood: As :class:`gpclml.mlls.LaplaceMarginalLogLikelihood` takes them.
+        outputs: Of a network at draws of its weights, ``(S, N, C)``.
+        target: Targets, ``(N,)`` or ``(N, C)``.
+
+    Returns:
+        Nats, ``(N,)``.
+
+    Raises:
+        UnsupportedError: The likelihood is another one.
+        ShapeError, ArgumentError: Targets do not fit outputs or likelihood.
+    """
+    densities = _log_densities(likelihood, outputs, target)
+    return torch.logsumexp(densities, dim=0) - math.log(len(densities))
+
+
+@torch.no_grad()
+def _log_densities(likelihood: Likelihood, outputs: Tensor, target: Tensor) -> Tensor:
+    """Of each draw and target, ``(S, N)``, in float64."""
+    if outputs.ndim != 3 or len(outputs) == 0:
+        raise ShapeError("outputs", tuple(outputs.shape), "(S, N, C), S draws at N points")
+    of_likelihood = output_likelihood(likelihood)
+    rows = [of_likelihood.log_density(one, target) for one in outputs]
+    return torch.stack(rows).double()
