@@ -85,6 +85,9 @@ def _log_densities(likelihood: Likelihood, outputs: Tensor, target: Tensor) -> T
     """Of each draw and target, ``(S, N)``, in float64."""
     if outputs.ndim != 3 or len(outputs) == 0:
         raise ShapeError("outputs", tuple(outputs.shape), "(S, N, C), S draws at N points")
-    of_likelihood = output_likelihood(likelihood)
-    rows = [of_likelihood.log_density(one, target) for one in outputs]
-    return torch.stack(rows).double()
+    count, n = outputs.shape[:2]
+    if len(target) != n:
+        raise ShapeError("target", tuple(target.shape), f"{n} targets, as the outputs have points")
+    every = target.repeat(count, *[1] * (target.ndim - 1))
+    densities = output_likelihood(likelihood).log_density(outputs.flatten(0, 1), every)
+    return densities.reshape(count, n).double()

@@ -49,9 +49,9 @@ def test_the_conditional_evidence_of_a_linear_model():
     model, mll, x, y = linear()
     weights = mll.evidence_at(model(x), y).sample_weights(20_000)
     other, target = 0.5 * drawn(3, 3, seed=3), drawn(3, seed=4)
-    outputs = sampled_outputs(model.network, weights, other)
+    outputs = sampled_outputs(model.network, weights, other, 5000)
     assert outputs.shape == (20_000, 3, 1)
-    torch.testing.assert_close(outputs, linearized_outputs(model.network, weights, other))
+    torch.testing.assert_close(outputs, linearized_outputs(model.network, weights, other, 5000))
     every = torch.cat([x, other])
     K = every @ every.mT / 2.0 + 0.3 * torch.eye(N + 3)
     held_out = torch.arange(N, N + 3)
@@ -126,6 +126,8 @@ def test_what_is_refused():
         kernel.evidence_at(model(x), y).sample_weights(1)
     with pytest.raises(ShapeError, match="outputs"):
         joint_log_density(gaussian(), drawn(3, 4), drawn(3))
+    with pytest.raises(ShapeError, match="3 targets"):
+        joint_log_density(gaussian(), drawn(2, 3, 1), drawn(4))
     with pytest.raises(ShapeError, match="weights"):
         sampled_outputs(model.network, {"weight": drawn(2, 3)}, x)
     with pytest.raises(ShapeError, match="draws of weight"):
