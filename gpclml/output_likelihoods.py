@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from typing import Protocol
 
 import torch
@@ -98,7 +99,7 @@ class _Gaussian:
         return 1 / self._likelihood.noise.squeeze(-1)
 
 
-class _Unscaled:
+class _Unscaled(ABC):
     """A density without hyperparameters is its own core."""
 
     def core(self, outputs: Tensor, target: Tensor) -> Tensor:
@@ -107,8 +108,8 @@ class _Unscaled:
     def scale(self) -> float:
         return 1.0
 
-    def log_density(self, outputs: Tensor, target: Tensor) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def log_density(self, outputs: Tensor, target: Tensor) -> Tensor: ...
 
 
 class _Softmax(_Unscaled):

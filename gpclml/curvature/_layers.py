@@ -41,7 +41,7 @@ class LayerRecord:
 
     def parameter(self, kind: str) -> str:
         """Name of its weight or bias in the network."""
-        return f"{self.name}.{kind}" if self.name else kind
+        return _full_name(self.name, kind)
 
 
 def record_layers(module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> list[LayerRecord]:
