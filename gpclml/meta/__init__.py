@@ -2,7 +2,7 @@
 
 from gpclml.meta._kernels import KERNELS
 from gpclml.meta.backbones import Conv3, Conv4, ConvBlocks
-from gpclml.meta.class_probabilities import class_probabilities, expected_calibration_error
+from gpclml.meta.class_probabilities import class_probabilities
 from gpclml.meta.deep_kernel_transfer import DeepKernelTransfer
 from gpclml.meta.episodes import Episodes, ImageTasks
 from gpclml.meta.evaluation import Tasks, TaskScores, evaluate_tasks
@@ -26,7 +26,6 @@ __all__ = [
     "Training",
     "class_probabilities",
     "evaluate_tasks",
-    "expected_calibration_error",
     "load_model",
     "train_on_tasks",
 ]

@@ -1,4 +1,4 @@
-"""Class probabilities from one Gaussian a class, and how well calibrated they are."""
+"""Class probabilities from one Gaussian a class."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal
 
-from gpclml.errors import ArgumentError, ShapeError
-
-__all__ = ["class_log_probabilities", "class_probabilities", "expected_calibration_error"]
+__all__ = ["class_log_probabilities", "class_probabilities"]
 
 _NODES = 48
 
@@ -53,35 +51,3 @@ def class_log_probabilities(predictive: Normal) -> Tensor:
     others = below.masked_fill(own, 0.0).sum(-2)
     log_terms = others + weights.log()
     return torch.log_softmax(log_terms.logsumexp(-1), dim=-1)
-
-
-def expected_calibration_error(probabilities: Tensor, labels: Tensor, bins: int = 15) -> float:
-    """How far confidence is from accuracy on average, between 0 and 1.
-
-    Predictions are put in bins of equal width by the probability of the likeliest class; the
-    absolute differences of mean probability and accuracy are averaged by the bins' shares of
-    the predictions (Guo et al. 2017, Eq. 5).
-
-    Args:
-        probabilities: ``(*batch, ways)``.
-        labels: True classes, ``(*batch,)``.
-        bins: Number of bins.
-
-    Raises:
-        ShapeError: If the two do not fit.
-        ArgumentError: If there is no prediction, or no bin.
-    """
-    if probabilities.shape[:-1] != labels.shape:
-        expected = f"{tuple(probabilities.shape[:-1])}, as the probabilities"
-        raise ShapeError("labels", tuple(labels.shape), expected)
-    if labels.numel() == 0:
-        raise ArgumentError("probabilities", "none", "at least one prediction")
-    if bins < 1:
-        raise ArgumentError("bins", bins, "at least 1")
-    confidence, guess = probabilities.detach().double().max(-1)
-    right = (guess == labels).double().flatten()
-    confidence = confidence.flatten()
-    place = (confidence * bins).long().clamp(0, bins - 1)
-    excess = torch.zeros(bins, dtype=torch.float64, device=place.device)
-    excess.index_add_(0, place, confidence - right)
-    return float(excess.abs().sum()) / labels.numel()

@@ -10,8 +10,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from gpclml.calibration import expected_calibration_error
 from gpclml.errors import ArgumentError
-from gpclml.meta.class_probabilities import class_log_probabilities, expected_calibration_error
+from gpclml.meta.class_probabilities import class_log_probabilities
 from gpclml.meta.deep_kernel_transfer import DeepKernelTransfer
 from gpclml.meta.episodes import Episodes
 

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import pytest
 import torch
 from torch.distributions import Normal
 
-from gpclml.errors import ArgumentError, ShapeError
-from gpclml.meta import class_probabilities, expected_calibration_error
+from gpclml.meta import class_probabilities
 
 
 def test_two_classes_are_the_probit_of_the_difference():
@@ -37,30 +35,3 @@ def test_sure_classes_and_equal_ones():
     torch.testing.assert_close(p, torch.tensor([[1.0, 0.0, 0.0]]))
     equal = class_probabilities(Normal(torch.zeros(4, 1), torch.ones(4, 1)))
     torch.testing.assert_close(equal, torch.full((1, 4), 0.25))
-
-
-def test_calibration_error():
-    p = torch.tensor([[0.9, 0.1], [0.9, 0.1], [0.35, 0.65], [0.35, 0.65]])
-    labels = torch.tensor([0, 1, 1, 1])
-    # Bin of .9: accuracy .5, gap .4; bin of .65: accuracy 1, gap .35; halves of the points.
-    assert expected_calibration_error(p, labels) == pytest.approx(0.375, abs=1e-6)
-    sure = torch.eye(3)
-    assert expected_calibration_error(sure, torch.arange(3)) == 0
-
-
-def test_calibrated_predictions_have_a_small_error():
-    generator = torch.Generator().manual_seed(0)
-    confidence = 0.5 + 0.5 * torch.rand(20_000, generator=generator)
-    right = torch.rand(20_000, generator=generator) < confidence
-    p = torch.stack([confidence, 1 - confidence], dim=-1)
-    assert expected_calibration_error(p, (~right).long()) < 0.015
-    assert expected_calibration_error(p, right.long()) > 0.4
-
-
-def test_bad_arguments():
-    with pytest.raises(ShapeError, match="labels"):
-        expected_calibration_error(torch.ones(3, 2), torch.zeros(2, dtype=torch.long))
-    with pytest.raises(ArgumentError, match="bins"):
-        expected_calibration_error(torch.ones(3, 2), torch.zeros(3, dtype=torch.long), bins=0)
-    with pytest.raises(ArgumentError, match="probabilities"):
-        expected_calibration_error(torch.ones(0, 2), torch.zeros(0, dtype=torch.long))
