@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +18,7 @@ from gpclml.curvature._parameters import (
 from gpclml.curvature._sample_gradients import Cotangents
 from gpclml.errors import UnsupportedError
 
-__all__ = ["LayerRecord", "record_layers"]
+__all__ = ["LayerRecord", "other_parameters", "record_layers"]
 
 _SUPPORTED = (torch.nn.Linear, torch.nn.Conv2d)
 
@@ -26,6 +26,8 @@ _SUPPORTED = (torch.nn.Linear, torch.nn.Conv2d)
 @dataclass(frozen=True)
 class LayerRecord:
     """A linear map that is applied at T places of each point (T = 1 in a plain layer).
+
+    Versions of a point that a network averages over are places of it.
 
     Attributes:
         name: Name of the layer.
@@ -44,13 +46,17 @@ class LayerRecord:
         return _full_name(self.name, kind)
 
 
-def record_layers(module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> list[LayerRecord]:
+def record_layers(
+    module: torch.nn.Module, x: Tensor, cotangents: Cotangents, *, only: bool = True
+) -> list[LayerRecord]:
     """The records of all layers with trained parameters, from one pass and K passes back.
 
     Args:
-        module: Maps ``(N, *event)`` to ``(N, C)``; trained parameters are of Linear or Conv2d.
+        module: Maps ``(N, *event)`` to ``(N, C)``.
         x: Points, ``(N, *event)``; where they require a gradient so do the records.
         cotangents: Maps outputs to columns of their curvature, ``(N, K, C)``.
+        only: Whether all trained parameters must be of Linear, or of Conv2d without groups that
+            is padded with zeros; those of others are passed over if not.
 
     Returns:
         One a layer, in the order of the network's parameters.
@@ -63,7 +69,9 @@ def record_layers(module: torch.nn.Module, x: Tensor, cotangents: Cotangents) ->
     """
     check_network(module)
     parameters = {name: p.requires_grad_() for name, p in fresh_parameters(module).items()}
-    layers = _trained_layers(module, parameters)
+    layers = _recordable(module, parameters)
+    if only:
+        _check_all_in(layers, module, parameters)
     seen: dict[str, tuple[Tensor, Tensor]] = {}
     handles = [layers[name].register_forward_hook(_recorder(name, seen)) for name in layers]
     try:
@@ -85,34 +93,48 @@ def record_layers(module: torch.nn.Module, x: Tensor, cotangents: Cotangents) ->
             outputs, [seen[name][1] for name in layers], columns[:, k],
             retain_graph=True, create_graph=graph,
         )
-        for k in range(columns.shape[1])
+        for k in range(columns.shape[1] if layers else 0)
     ]  # fmt: skip
     records = []
     for place, (name, layer) in enumerate(layers.items()):
         gradients = torch.stack([one[place] for one in back], dim=1)  # (N, K, *out)
         trained = tuple(k for k in ("weight", "bias") if _full_name(name, k) in parameters)
         inputs = seen[name][0] if graph else seen[name][0].detach()
-        records.append(LayerRecord(name, trained, *_places(layer, inputs, gradients)))
+        records.append(LayerRecord(name, trained, *_places(layer, inputs, gradients, len(x))))
     return records
 
 
-def _trained_layers(
-    module: torch.nn.Module, parameters: dict[str, Tensor]
-) -> dict[str, torch.nn.Module]:
+def other_parameters(module: torch.nn.Module) -> list[str]:
+    """Names of the trained parameters that are of no layer that can be recorded."""
+    parameters = fresh_parameters(module)
+    layers = _recordable(module, parameters)
+    return [name for name in parameters if layer_of(name) not in layers]
+
+
+def _check_all_in(
+    layers: dict[str, torch.nn.Module], module: torch.nn.Module, names: Iterable[str]
+) -> None:
+    for name in map(layer_of, names):
+        if name not in layers:
+            raise UnsupportedError(
+                "module",
+                f"{name or 'the module'} ({module.get_submodule(name)})",
+                "trained parameters of Linear and of Conv2d without groups, padded with zeros",
+                'Use Kronecker(others="diagonal"), Full, BlockDiagonal or Diagonal, or freeze its '
+                "parameters.",
+            )
+
+
+def _recordable(module: torch.nn.Module, names: Iterable[str]) -> dict[str, torch.nn.Module]:
+    """Linear layers and plain convolutions among the modules of these parameters."""
     layers = {}
-    for name, _ in itertools.groupby(parameters, layer_of):
+    for name in dict.fromkeys(map(layer_of, names)):
         layer = module.get_submodule(name)
         grouped = isinstance(layer, torch.nn.Conv2d) and (
             layer.groups != 1 or layer.padding_mode != "zeros"
         )
-        if not isinstance(layer, _SUPPORTED) or grouped:
-            raise UnsupportedError(
-                "module",
-                f"{name or 'the module'} ({layer})",
-                "trained parameters of Linear and of Conv2d without groups, padded with zeros",
-                "Use Full, BlockDiagonal or Diagonal, or freeze its parameters.",
-            )
-        layers[name] = layer
+        if isinstance(layer, _SUPPORTED) and not grouped:
+            layers[name] = layer
     return layers
 
 
@@ -133,15 +155,18 @@ def _recorder(name: str, seen: dict[str, tuple[Tensor, Tensor]]):
     return hook
 
 
-def _places(layer: torch.nn.Module, inputs: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
-    """Inputs ``(N, T, in)`` and gradients ``(N, K, T, out)``."""
+def _places(
+    layer: torch.nn.Module, inputs: Tensor, gradients: Tensor, num_points: int
+) -> tuple[Tensor, Tensor]:
+    """Inputs ``(N, T, in)`` and gradients ``(N, K, T, out)``, S versions of a point as places."""
     if isinstance(layer, torch.nn.Conv2d):
-        return _patches(layer, inputs), gradients.flatten(3).mT
-    n, k = gradients.shape[:2]
-    return (
-        inputs.reshape(n, -1, inputs.shape[-1]),
-        gradients.reshape(n, k, -1, gradients.shape[-1]),
-    )
+        inputs, gradients = _patches(layer, inputs), gradients.flatten(3).mT
+    else:
+        rows, columns = gradients.shape[:2]
+        inputs = inputs.reshape(rows, -1, inputs.shape[-1])
+        gradients = gradients.reshape(rows, columns, -1, gradients.shape[-1])
+    versions = gradients.unflatten(0, (num_points, -1)).transpose(1, 2).flatten(2, 3)
+    return inputs.reshape(num_points, -1, inputs.shape[-1]), versions
 
 
 def _patches(layer: torch.nn.Conv2d, inputs: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ Cotangents = Callable[[Tensor], Tensor]
 
 
 def sample_gradients(
-    module: torch.nn.Module, x: Tensor, cotangents: Cotangents
+    module: torch.nn.Module, x: Tensor, cotangents: Cotangents, names: Iterable[str] | None = None
 ) -> dict[str, Tensor]:
     r"""The rows :math:`J_n^\top v_{nk}` of each parameter.
 
@@ -25,6 +25,7 @@ def sample_gradients(
         module: Maps ``(N, *event)`` to ``(N, C)``, each point on its own.
         x: Points, ``(N, *event)``.
         cotangents: Makes the columns v of the output curvature.
+        names: Trained parameters whose gradients these are; all if None.
 
     Returns:
         Name of the parameter to ``(N, K, *shape)``; differentiable in ``x``.
@@ -37,10 +38,11 @@ def sample_gradients(
         N K P numbers in memory.
     """
     check_network(module)
-    parameters = fresh_parameters(module)
+    every = fresh_parameters(module)
+    parameters = every if names is None else {name: every[name] for name in names}
 
     def outputs(values: dict[str, Tensor], points: Tensor) -> Tensor:
-        return functional_call(module, values, (points,))
+        return functional_call(module, every | values, (points,))
 
     values_at_x = outputs(parameters, x)
     columns = cotangents(values_at_x)

@@ -24,6 +24,15 @@ class DiagonalCurvature:
     def __init__(self, diagonal: Mapping[str, Tensor]) -> None:
         self.diagonal = dict(diagonal)
 
+    @classmethod
+    def of_gradients(cls, gradients: Mapping[str, Tensor]) -> DiagonalCurvature:
+        """From the rows of each parameter.
+
+        Args:
+            gradients: ``(N, K, *shape)`` by name.
+        """
+        return cls({name: rows.square().sum((0, 1)) for name, rows in gradients.items()})
+
     def log_det_ratio(
         self, precisions: Mapping[str, Tensor], scale: Tensor | float = 1.0
     ) -> Tensor:
@@ -85,7 +94,4 @@ class Diagonal:
         Note:
             N K P numbers in memory.
         """
-        gradients = sample_gradients(module, x, cotangents)
-        return DiagonalCurvature(
-            {name: rows.square().sum((0, 1)) for name, rows in gradients.items()}
-        )
+        return DiagonalCurvature.of_gradients(sample_gradients(module, x, cotangents))

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpclml.curvature._layers import LayerRecord, record_layers
-from gpclml.curvature._sample_gradients import Cotangents
+from gpclml.curvature._layers import LayerRecord, other_parameters, record_layers
+from gpclml.curvature._sample_gradients import Cotangents, sample_gradients
 from gpclml.errors import UnsupportedError
 from gpclml.linalg import safe_cholesky
 
@@ -74,25 +74,30 @@ class Kernel:
         """The curvature at points.
 
         Args:
-            module: Maps ``(N, *event)`` to ``(N, C)``; trained parameters are of Linear or
-                Conv2d.
+            module: Maps ``(N, *event)`` to ``(N, C)``.
             x: Points, ``(N, *event)``.
             cotangents: Maps outputs to columns of their curvature, ``(N, K, C)``.
 
         Raises:
-            UnsupportedError: Another module has trained parameters; named.
+            UnsupportedError: A layer is applied twice or never; named.
             ArgumentError, ModelModeError, ShapeError, NonFiniteError: Something of these cannot
                 be used.
 
         Note:
             K passes back, (N K)² (in + out) a plain layer; a convolution takes the gradients of
-            its weight at single points.
+            its weight at single points, and so do parameters of other modules.
         """
         grams = {}
-        for record in record_layers(module, x, cotangents):
+        for record in record_layers(module, x, cotangents, only=False):
             for kind in record.trained:
                 rows = _weight_gram if kind == "weight" else _bias_gram
                 grams[record.parameter(kind)] = rows(record)
+        others = other_parameters(module)
+        if others:
+            gradients = sample_gradients(module, x, cotangents, others)
+            grams |= {
+                name: _gram(rows.reshape(*rows.shape[:2], -1)) for name, rows in gradients.items()
+            }
         return KernelCurvature(grams)
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from gpclml.curvature._draws import Draw, normal_draws
-from gpclml.curvature._layers import LayerRecord, record_layers
-from gpclml.curvature._sample_gradients import Cotangents
+from gpclml.curvature._layers import LayerRecord, other_parameters, record_layers
+from gpclml.curvature._sample_gradients import Cotangents, sample_gradients
+from gpclml.curvature.dense import DenseCurvature
+from gpclml.curvature.diagonal import DiagonalCurvature
 from gpclml.errors import UnknownNameError
 
 __all__ = ["Factors", "Kronecker", "KroneckerCurvature"]
@@ -68,10 +70,16 @@ class KroneckerCurvature:
 
     Args:
         factors: Of each parameter by name.
+        others: Curvature of the parameters that have none.
     """
 
-    def __init__(self, factors: Mapping[str, Factors]) -> None:
+    def __init__(
+        self,
+        factors: Mapping[str, Factors],
+        others: DiagonalCurvature | DenseCurvature | None = None,
+    ) -> None:
         self.factors = dict(factors)
+        self.others = others
 
     @cached_property
     def _eigenvalues(self) -> dict[str, Tensor]:
@@ -93,8 +101,9 @@ class KroneckerCurvature:
             (scale * values / precisions[name]).log1p().sum()
             for name, values in self._eigenvalues.items()
         ]
-        dtype = next(iter(self.factors.values())).gradients.dtype
-        return torch.stack(terms).sum().to(dtype)
+        if self.others is not None:
+            terms.append(self.others.log_det_ratio(precisions, scale).double())
+        return torch.stack(terms).sum().to(next(iter(precisions.values())).dtype)
 
     @torch.no_grad()
     def sample(
@@ -115,15 +124,23 @@ class KroneckerCurvature:
         Returns:
             ``(count, *shape)`` by name.
         """
-        draw = normal_draws(generator, next(iter(precisions.values())))
-        return {
+        source = torch.Generator().manual_seed(0) if generator is None else generator
+        draw = normal_draws(source, next(iter(precisions.values())))
+        draws = {
             name: one.sample(precisions[name], float(scale), count, draw).reshape(count, *one.shape)
             for name, one in self.factors.items()
         }
+        if self.others is not None:
+            draws |= self.others.sample(precisions, scale, count, source)
+        return draws
 
     def __add__(self, other: KroneckerCurvature) -> KroneckerCurvature:
         """The curvature at the points of both."""
-        return KroneckerCurvature({k: one + other.factors[k] for k, one in self.factors.items()})
+        factors = {name: one + other.factors[name] for name, one in self.factors.items()}
+        if self.others is None:
+            return KroneckerCurvature(factors)
+        both: Any = (self.others, other.others)
+        return KroneckerCurvature(factors, both[0] + both[1])
 
 
 @dataclass(frozen=True)
@@ -139,25 +156,30 @@ class Kronecker:
     Args:
         sharing: ``"expand"``: places are as points; ``"reduce"``: a is their mean and g their
             sum, which fits augmentations that are averaged.
+        others: What becomes of parameters of other modules than Linear and Conv2d: they are
+            ``"refuse"``-d, or have a ``"diagonal"`` or a ``"full"`` block of their own.
     """
 
     sharing: Literal["expand", "reduce"] = "expand"
+    others: Literal["refuse", "diagonal", "full"] = "refuse"
 
     def __post_init__(self) -> None:
         if self.sharing not in ("expand", "reduce"):
             raise UnknownNameError("sharing", self.sharing, ("expand", "reduce"))
+        if self.others not in ("refuse", "diagonal", "full"):
+            raise UnknownNameError("others", self.others, ("refuse", "diagonal", "full"))
 
     def of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> KroneckerCurvature:
         """The curvature at points.
 
         Args:
-            module: Maps ``(N, *event)`` to ``(N, C)``; trained parameters are of Linear or
-                Conv2d.
+            module: Maps ``(N, *event)`` to ``(N, C)``.
             x: Points, ``(N, *event)``.
             cotangents: Maps outputs to columns of their curvature, ``(N, K, C)``.
 
         Raises:
-            UnsupportedError: Another module has trained parameters; named.
+            UnsupportedError: Another module has trained parameters and they are refused, or a
+                layer is applied twice or never; named.
             ArgumentError, ModelModeError, ShapeError, NonFiniteError: Something of these cannot
                 be used.
 
@@ -166,14 +188,21 @@ class Kronecker:
         """
         factors: dict[str, Factors] = {}
         shapes = {name: p.shape for name, p in module.named_parameters()}
-        for record in record_layers(module, x, cotangents):
+        for record in record_layers(module, x, cotangents, only=self.others == "refuse"):
             inputs, gradients = _rows(record, self.sharing)
             of_gradients = gradients.mT @ gradients
             for kind in record.trained:
                 of_inputs = inputs.mT @ inputs if kind == "weight" else None
                 name = record.parameter(kind)
                 factors[name] = Factors(of_gradients, of_inputs, len(inputs), shapes[name])
-        return KroneckerCurvature(factors)
+        names = other_parameters(module)
+        if not names:
+            return KroneckerCurvature(factors)
+        gradients = sample_gradients(module, x, cotangents, names)
+        if self.others == "diagonal":
+            return KroneckerCurvature(factors, DiagonalCurvature.of_gradients(gradients))
+        others = DenseCurvature.of_gradients(gradients, [names], "parameters")
+        return KroneckerCurvature(factors, others)
 
 
 def _rows(record: LayerRecord, sharing: str) -> tuple[Tensor, Tensor]:

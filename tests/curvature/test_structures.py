@@ -6,91 +6,23 @@ import math
 
 import pytest
 import torch
+from network_cases import (
+    NETWORKS,
+    cnn,
+    dense,
+    layer,
+    mask,
+    mlp,
+    points,
+    precisions,
+    ratio,
+    sizes_of,
+    softmax_columns,
+)  # fmt: skip
 
 import reference
 from gpclml.curvature import BlockDiagonal, Diagonal, Full, Kernel, Kronecker
-from gpclml.errors import (
-    ArgumentError,
-    ModelModeError,
-    NonFiniteError,
-    ShapeError,
-    UnknownNameError,
-    UnsupportedError,
-)
-from gpclml.networks import MLP
-
-N = 7
-
-
-def generator(seed=0):
-    return torch.Generator().manual_seed(seed)
-
-
-def mlp():
-    return MLP([3, 4, 2], torch.nn.Tanh, generator=generator()).double(), (3,)
-
-
-def cnn(**options):
-    torch.manual_seed(0)
-    network = torch.nn.Sequential(
-        torch.nn.Conv2d(1, 2, 3, **options),
-        torch.nn.ReLU(inplace=True),
-        torch.nn.Conv2d(2, 3, 2, stride=2, bias=False),
-        torch.nn.Flatten(),
-        torch.nn.LazyLinear(2),
-    )
-    network(torch.zeros(1, 1, 6, 6))
-    return network.double(), (1, 6, 6)
-
-
-def padded():
-    return cnn(padding=1)
-
-
-def same():
-    return cnn(padding="same", dilation=2)
-
-
-NETWORKS = [mlp, cnn, padded, same]
-
-
-def points(event, n=N, seed=1):
-    return torch.randn(n, *event, generator=generator(seed), dtype=torch.float64)
-
-
-def softmax_columns(outputs):
-    """S with S Sᵀ the Hessian of the negative log-likelihood; column k as a row."""
-    p = outputs.softmax(-1)
-    eye = torch.eye(p.shape[-1], dtype=p.dtype)
-    return p.sqrt().unsqueeze(-1) * (eye - p.unsqueeze(-2))
-
-
-def precisions(network):
-    names = [name for name, _ in network.named_parameters()]
-    return {name: torch.tensor(0.3 + 0.4 * i).double() for i, name in enumerate(names)}
-
-
-def dense(network, x, columns=softmax_columns):
-    return reference.weight_curvature(network, x, columns(network(x)).detach())
-
-
-def ratio(H, delta, sizes, keep=None):
-    diagonal = torch.cat([delta[name].expand(size) for name, size in sizes.items()])
-    H = H if keep is None else H * keep
-    return torch.logdet(H + torch.diag(diagonal)) - diagonal.log().sum()
-
-
-def sizes_of(network):
-    return {name: p.numel() for name, p in network.named_parameters()}
-
-
-def mask(sizes, group):
-    places = [group(name) for name, size in sizes.items() for _ in range(size)]
-    return torch.tensor([[float(a == b) for b in places] for a in places]).double()
-
-
-def layer(name):
-    return name.rpartition(".")[0]
+from gpclml.errors import UnknownNameError, UnsupportedError
 
 
 @pytest.mark.parametrize("make", NETWORKS)
@@ -210,73 +142,6 @@ def test_float32_is_near_float64(structure):
     assert abs(float(single) - float(double)) < 1e-3
 
 
-class Twice(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(3, 3)
-
-    def forward(self, x):
-        return self.layer(self.layer(x))
-
-
-@pytest.mark.parametrize(
-    ("network", "error", "text"),
-    [
-        (torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.LayerNorm(2)), UnsupportedError, "1 "),
-        (Twice(), UnsupportedError, "layer, applied twice"),
-        (torch.nn.Identity(), ArgumentError, "without trainable parameters"),
-        (torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Dropout()), ModelModeError, "Dropout"),
-        (
-            torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2)),
-            ModelModeError,
-            "BatchNorm1d",
-        ),
-    ],
-)
-@pytest.mark.parametrize("structure", [Kronecker(), Kernel()])
-def test_networks_without_such_a_curvature(structure, network, error, text):
-    with pytest.raises(error, match=text):
-        structure.of(network, torch.zeros(4, 3), softmax_columns)
-
-
-def test_any_module_has_a_dense_curvature():
-    network = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.LayerNorm(2), ScaledTwice())
-    network = network.double()
-    x, delta = points((3,)), precisions(network)
-    value = Full().of(network, x, softmax_columns).log_det_ratio(delta)
-    torch.testing.assert_close(value, ratio(dense(network, x), delta, sizes_of(network)))
-
-
-class ScaledTwice(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.scale = torch.nn.Parameter(torch.ones(()))
-
-    def forward(self, x):
-        return self.scale * (self.scale * x).tanh()
-
-
-@pytest.mark.parametrize("structure", [Full(), Kernel(), Kronecker(), Diagonal()])
-def test_bad_cotangents(structure):
-    network, event = mlp()
-    x = points(event)
-    with pytest.raises(ShapeError, match="cotangents"):
-        structure.of(network, x, lambda f: f)
-    with pytest.raises(NonFiniteError, match="output curvature"):
-        structure.of(network, x, lambda f: f.unsqueeze(1) * torch.nan)
-    with pytest.raises(ShapeError, match="module"):
-        structure.of(Images(), x, softmax_columns)
-
-
-class Images(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(3, 4).double()
-
-    def forward(self, x):
-        return self.layer(x).unflatten(-1, (2, 2))
-
-
 def test_unknown_names():
     with pytest.raises(UnknownNameError, match="form"):
         Full("sample")
@@ -284,6 +149,8 @@ def test_unknown_names():
         BlockDiagonal("layers")
     with pytest.raises(UnknownNameError, match="Did you mean 'expand'"):
         Kronecker("expanded")
+    with pytest.raises(UnknownNameError, match="others"):
+        Kronecker(others="diag")
 
 
 SUMMABLE = {name: one for name, one in STRUCTURES.items() if name != "kernel"}

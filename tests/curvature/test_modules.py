@@ -1,0 +1,136 @@
+"""Which modules a network may be made of, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from network_cases import (
+    dense,
+    mlp,
+    points,
+    precisions,
+    ratio,
+    sizes_of,
+    softmax_columns,
+)  # fmt: skip
+
+from gpclml.curvature import Diagonal, Full, Kernel, Kronecker
+from gpclml.errors import (
+    ArgumentError,
+    ModelModeError,
+    NonFiniteError,
+    ShapeError,
+    UnsupportedError,
+)
+
+
+class Twice(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.layer(self.layer(x))
+
+
+@pytest.mark.parametrize(
+    ("network", "error", "text"),
+    [
+        (Twice(), UnsupportedError, "layer, applied twice"),
+        (torch.nn.Identity(), ArgumentError, "without trainable parameters"),
+        (torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Dropout()), ModelModeError, "Dropout"),
+        (
+            torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2)),
+            ModelModeError,
+            "BatchNorm1d",
+        ),
+    ],
+)
+@pytest.mark.parametrize("structure", [Kronecker(), Kernel()])
+def test_networks_without_such_a_curvature(structure, network, error, text):
+    with pytest.raises(error, match=text):
+        structure.of(network, torch.zeros(4, 3), softmax_columns)
+
+
+def other_modules():
+    network = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.LayerNorm(2), ScaledTwice())
+    return network.double()
+
+
+class ScaledTwice(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.full((), 1.3))
+
+    def forward(self, x):
+        return self.scale * (self.scale * x).tanh()
+
+
+@pytest.mark.parametrize("structure", [Full(), Kernel()])
+def test_any_module_has_an_exact_curvature(structure):
+    network = other_modules()
+    x, delta = points((3,)), precisions(network)
+    value = structure.of(network, x, softmax_columns).log_det_ratio(delta)
+    torch.testing.assert_close(value, ratio(dense(network, x), delta, sizes_of(network)))
+
+
+def test_kronecker_names_what_it_refuses():
+    with pytest.raises(UnsupportedError, match=r"1 \(LayerNorm"):
+        Kronecker().of(other_modules(), points((3,)), softmax_columns)
+    grouped = torch.nn.Sequential(torch.nn.Conv2d(2, 2, 2, groups=2), torch.nn.Flatten()).double()
+    with pytest.raises(UnsupportedError, match="groups"):
+        Kronecker().of(grouped, points((2, 2, 2)), softmax_columns)
+
+
+@pytest.mark.parametrize("others", ["diagonal", "full"])
+def test_kronecker_beside_other_modules(others):
+    network = other_modules()
+    x, delta = points((3,)), precisions(network)
+    curvature = Kronecker(others=others).of(network, x, softmax_columns)
+    H, sizes = dense(network, x), sizes_of(network)
+    linear = ["0.weight", "0.bias"]
+    alone = {name: curvature.factors[name].eigenvalues() for name in linear}
+    assert set(curvature.factors) == set(linear)
+    factors = sum((alone[name] / delta[name]).log1p().sum() for name in linear)
+    places = torch.tensor([name in linear for name, size in sizes.items() for _ in range(size)])
+    kept = torch.ones_like(H) if others == "full" else torch.eye(len(H)).double()
+    outside = ~places[:, None] & ~places
+    exact = ratio(H, delta, sizes, kept * outside)
+    torch.testing.assert_close(curvature.log_det_ratio(delta), factors + exact)
+    total = sum(
+        (Kronecker(others=others).of(network, part, softmax_columns) for part in x[3:].split(2)),
+        Kronecker(others=others).of(network, x[:3], softmax_columns),
+    )
+    torch.testing.assert_close(total.log_det_ratio(delta), curvature.log_det_ratio(delta))
+    draws = curvature.sample(delta, count=3000)
+    assert set(draws) == set(sizes)
+    scale = draws["2.scale"].flatten()
+    place = int(places.numel() - 1)
+    inverse = torch.linalg.inv(H * kept * outside + torch.diag(
+        torch.cat([delta[name].expand(size) for name, size in sizes.items()])
+    ))  # fmt: skip
+    assert float(scale.var()) == pytest.approx(float(inverse[place, place]), rel=0.12)
+    weights = draws["0.weight"].flatten(1)
+    together = torch.corrcoef(torch.cat([weights, scale.unsqueeze(-1)], 1).mT)[-1, :-1]
+    assert float(together.abs().max()) < 0.1  # independent blocks, independent draws
+
+
+@pytest.mark.parametrize("structure", [Full(), Kernel(), Kronecker(), Diagonal()])
+def test_bad_cotangents(structure):
+    network, event = mlp()
+    x = points(event)
+    with pytest.raises(ShapeError, match="cotangents"):
+        structure.of(network, x, lambda f: f)
+    with pytest.raises(NonFiniteError, match="output curvature"):
+        structure.of(network, x, lambda f: f.unsqueeze(1) * torch.nan)
+    with pytest.raises(ShapeError, match="module"):
+        structure.of(Images(), x, softmax_columns)
+
+
+class Images(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(3, 4).double()
+
+    def forward(self, x):
+        return self.layer(x).unflatten(-1, (2, 2))

@@ -1,0 +1,81 @@
+"""Small networks, points and dense curvature that tests share."""
+
+from __future__ import annotations
+
+import torch
+
+import reference
+from gpclml.networks import MLP
+
+N = 7
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def mlp():
+    return MLP([3, 4, 2], torch.nn.Tanh, generator=generator()).double(), (3,)
+
+
+def cnn(**options):
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(
+        torch.nn.Conv2d(1, 2, 3, **options),
+        torch.nn.ReLU(inplace=True),
+        torch.nn.Conv2d(2, 3, 2, stride=2, bias=False),
+        torch.nn.Flatten(),
+        torch.nn.LazyLinear(2),
+    )
+    network(torch.zeros(1, 1, 6, 6))
+    return network.double(), (1, 6, 6)
+
+
+def padded():
+    return cnn(padding=1)
+
+
+def same():
+    return cnn(padding="same", dilation=2)
+
+
+NETWORKS = [mlp, cnn, padded, same]
+
+
+def points(event, n=N, seed=1):
+    return torch.randn(n, *event, generator=generator(seed), dtype=torch.float64)
+
+
+def softmax_columns(outputs):
+    """S with S Sᵀ the Hessian of the negative log-likelihood; column k as a row."""
+    p = outputs.softmax(-1)
+    eye = torch.eye(p.shape[-1], dtype=p.dtype)
+    return p.sqrt().unsqueeze(-1) * (eye - p.unsqueeze(-2))
+
+
+def precisions(network):
+    names = [name for name, _ in network.named_parameters()]
+    return {name: torch.tensor(0.3 + 0.4 * i).double() for i, name in enumerate(names)}
+
+
+def dense(network, x, columns=softmax_columns):
+    return reference.weight_curvature(network, x, columns(network(x)).detach())
+
+
+def ratio(H, delta, sizes, keep=None):
+    diagonal = torch.cat([delta[name].expand(size) for name, size in sizes.items()])
+    H = H if keep is None else H * keep
+    return torch.logdet(H + torch.diag(diagonal)) - diagonal.log().sum()
+
+
+def sizes_of(network):
+    return {name: p.numel() for name, p in network.named_parameters()}
+
+
+def mask(sizes, group):
+    places = [group(name) for name, size in sizes.items() for _ in range(size)]
+    return torch.tensor([[float(a == b) for b in places] for a in places]).double()
+
+
+def layer(name):
+    return name.rpartition(".")[0]
