@@ -1,6 +1,7 @@
 """Fitting models: one, many at once, or networks as far as held-out data support."""
 
 from gpclml.fit.batch import batch_size, fit_batch
+from gpclml.fit.map import fit_map
 from gpclml.fit.mll import FitResult, fit_mll
 from gpclml.fit.networks import StoppingResult, fit_networks
 from gpclml.fit.online import OnlineFit, fit_online
@@ -11,6 +12,7 @@ __all__ = [
     "StoppingResult",
     "batch_size",
     "fit_batch",
+    "fit_map",
     "fit_mll",
     "fit_networks",
     "fit_online",

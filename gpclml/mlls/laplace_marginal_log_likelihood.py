@@ -116,6 +116,14 @@ class LaplaceMarginalLogLikelihood(MarginalLogLikelihood):
         """
         return self.evidence_at(output, target)()
 
+    def get_extra_state(self) -> Tensor:
+        """Where the source of drawn outputs is, so that a resumed training goes on."""
+        return self._generator.get_state()
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Puts the source of drawn outputs back."""
+        self._generator.set_state(state.cpu())
+
     def log_joint(self, output: Linearization, target: Tensor) -> Tensor:
         r"""What the weights are trained on: the evidence without its log-determinant.
 

@@ -20,7 +20,7 @@ class Linearization:
     """The linearized network at points.
 
     Attributes:
-        points: Where, ``(N, *event)``.
+        points: Where, ``(N, *event)``; what an augmentation made of them.
         mean: The network's outputs, ``(N, C)``.
     """
 
@@ -38,6 +38,9 @@ class LinearizedNetwork(GP):
     Args:
         network: Maps ``(N, *event)`` to ``(N, C)``, each point on its own.
         prior: Over its trainable parameters; a precision of one for each layer if None.
+        augmentation: Makes of points, ``(N, *event)``, what the network is given; for an
+            :class:`~gpclml.invariances.AveragedNetwork` S versions of each, ``(N, S, *event)``.
+            Its parameters are hyperparameters.
 
     Example:
         >>> model = LinearizedNetwork(network, GaussianWeightPrior(network, "layer"))
@@ -45,8 +48,14 @@ class LinearizedNetwork(GP):
         >>> loss = -mll(model(batch_x), batch_y)
     """
 
-    def __init__(self, network: torch.nn.Module, prior: GaussianWeightPrior | None = None) -> None:
+    def __init__(
+        self,
+        network: torch.nn.Module,
+        prior: GaussianWeightPrior | None = None,
+        augmentation: torch.nn.Module | None = None,
+    ) -> None:
         super().__init__()
+        self.augmentation = augmentation
         self.network = network
         self.prior = GaussianWeightPrior(network) if prior is None else prior
 
@@ -60,12 +69,13 @@ class LinearizedNetwork(GP):
             ShapeError: The network's outputs are not ``(N, C)``.
             NonFiniteError: They are not finite.
         """
-        mean = self.network(x)
+        points = x if self.augmentation is None else self.augmentation(x)
+        mean = self.network(points)
         if mean.ndim != 2 or len(mean) != len(x):
             expected = f"({len(x)}, C), a row for each point"
             raise ShapeError("network", f"outputs {tuple(mean.shape)}", expected)
         check_finite_output(mean)
-        return Linearization(x, mean)
+        return Linearization(points, mean)
 
     def __call__(self, x: Tensor) -> Linearization:  # pyright: ignore[reportIncompatibleMethodOverride]
         """See :meth:`forward`."""

@@ -1,0 +1,179 @@
+"""A training of weights and hyperparameters: its course, what was best, and both on disk."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpclml._checkpoint import read_checkpoint, write_checkpoint
+from gpclml.curvature import Kernel
+from gpclml.errors import ArgumentError, DataError
+from gpclml.fit._weight_training import WeightTraining, check_finite
+from gpclml.mlls import LaplaceMarginalLogLikelihood
+
+__all__ = ["OnlineFit", "OnlineRun"]
+
+_CHECKPOINT = "gpclml.OnlineFit"
+
+
+@dataclass
+class OnlineFit:
+    """What an online training has done.
+
+    Attributes:
+        objectives: Log joint density in nats per point at each epoch, the mean over its batches.
+        looks: Numbers of epochs after which hyperparameters were fitted.
+        evidences: The evidence there after that, nats per point.
+        best: Number of epochs of the largest; that of the last epoch if there was none.
+        seconds: Wall time, of all runs where it was resumed.
+    """
+
+    objectives: list[float] = field(default_factory=list)
+    looks: list[int] = field(default_factory=list)
+    evidences: list[float] = field(default_factory=list)
+    best: int = 0
+    seconds: float = 0.0
+
+
+class OnlineRun(WeightTraining):
+    """Optimizers and course of a training of weights and hyperparameters.
+
+    Args:
+        mll: The objective.
+        x: Points.
+        y: Their targets.
+        hyper_lr: Learning rate of the hyperparameters.
+        **options: Of :class:`WeightTraining`.
+    """
+
+    def __init__(
+        self, mll: LaplaceMarginalLogLikelihood, x: Tensor, y: Tensor, hyper_lr: float,
+        **options: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(mll, x, y, **options)
+        own = {id(p) for p in self.model.network.parameters()}
+        hyper = [p for p in mll.parameters() if id(p) not in own and p.requires_grad]
+        if not hyper:
+            raise ArgumentError("mll", "no trainable hyperparameter", "at least one")
+        self.of_hyperparameters = torch.optim.Adam(hyper, lr=hyper_lr)
+        self.hyperparameters = hyper
+        of_points = self.model.augmentation
+        self._through_points = of_points is not None and any(
+            p.requires_grad for p in of_points.parameters()
+        )
+        self.fit = OnlineFit()
+        self.best: dict[str, Any] | None = None
+
+    def train_weights(self, done: int) -> None:
+        """An epoch on the weights, after so many."""
+        self.fit.objectives.append(self.epoch(done))
+
+    def train_hyperparameters(self, steps: int) -> None:
+        """Steps on the hyperparameters and the evidence after them, in eval mode."""
+        network = self.model.network
+        modes = {module: module.training for module in network.modules()}
+        network.eval()
+        try:
+            evidence = self._evidence_of_all() if self._adds_up() else None
+            for _ in range(steps):
+                self.of_hyperparameters.zero_grad()
+                value = evidence() if evidence is not None else self._value_of_a_batch()
+                gradients = torch.autograd.grad(-value, self.hyperparameters, allow_unused=True)
+                for p, gradient in zip(self.hyperparameters, gradients, strict=True):
+                    p.grad = gradient
+                self.of_hyperparameters.step()
+            with torch.no_grad():
+                value = evidence() if evidence is not None else self._mean_over_batches()
+        finally:
+            for module, mode in modes.items():
+                module.training = mode
+        number = float(value)
+        check_finite("evidence", number, "Lower hyper_lr.")
+        if number > max(self.fit.evidences, default=-math.inf):
+            self.best, self.fit.best = self._state(), len(self.fit.objectives)
+        self.fit.looks.append(len(self.fit.objectives))
+        self.fit.evidences.append(number)
+
+    def _adds_up(self) -> bool:
+        """Whether the evidence of all data is known from curvature that is computed once."""
+        one_batch = self.batch_size >= len(self.x)
+        every_output = self.mll.hessian == "ef" or self.mll.outputs == "all"
+        same_points = self.model.augmentation is None
+        sums = one_batch or not isinstance(self.mll.curvature, Kernel)
+        return every_output and same_points and sums
+
+    def _evidence_of_all(self) -> Any:
+        total: Any = None
+        for x, y in self.batches():
+            part = self._evidence_of(x, y)
+            total = part if total is None else total + part
+        return total
+
+    def _evidence_of(self, x: Tensor, y: Tensor) -> Any:
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self._through_points):
+            output = self.model(x)
+        return self.mll.evidence_at(output, y)
+
+    def _value_of_a_batch(self) -> Tensor:
+        """Of a part drawn by its size, whose expectation is the mean over all."""
+        parts = self.parts()
+        sizes = torch.tensor([float(len(rows)) for rows in parts])
+        place = int(torch.multinomial(sizes, 1, generator=self.generator))
+        return self._evidence_of(*self.rows(parts[place]))()
+
+    def _mean_over_batches(self) -> Tensor:
+        values = [self._evidence_of(*self.rows(rows))() * len(rows) for rows in self.parts()]
+        return torch.stack(values).sum() / len(self.x)
+
+    def looks_since_best(self) -> int:
+        """Number of looks after the best."""
+        return len(self.fit.looks) - 1 - self.fit.looks.index(self.fit.best)
+
+    def keep_best(self) -> None:
+        """Puts back what was best; what there is without a look."""
+        if self.best is None:
+            self.fit.best = len(self.fit.objectives)
+        else:
+            self.mll.load_state_dict(self.best)
+
+    def write(self, path: str | Path | None) -> None:
+        """Saves the run, if there is a file to save it to."""
+        if path is None:
+            return
+        content = {
+            "state": self._state(),
+            "best": self.best,
+            "of_weights": self.of_weights.state_dict(),
+            "of_hyperparameters": self.of_hyperparameters.state_dict(),
+            "generator": self.generator.get_state(),
+            "fit": vars(self.fit),
+        }
+        write_checkpoint(path, _CHECKPOINT, content)
+
+    def read(self, path: str | Path) -> None:
+        """Goes on from a file; raises a DataError if it is of another model."""
+        content = read_checkpoint(path, _CHECKPOINT, self.x.device)
+        mine, theirs = (
+            {name: tuple(value.shape) for name, value in state.items()}
+            for state in (self.mll.state_dict(), content["state"])
+        )
+        if mine != theirs:
+            raise DataError(
+                f"checkpoint: {path} is of another model. Build the model as it was, or give "
+                "another file."
+            )
+        self.mll.load_state_dict(content["state"])
+        self.best = content["best"]
+        self.of_weights.load_state_dict(content["of_weights"])
+        self.of_hyperparameters.load_state_dict(content["of_hyperparameters"])
+        self.generator.set_state(content["generator"].cpu())
+        self.fit.__dict__.update(content["fit"])
+
+    def _state(self) -> dict[str, Any]:
+        return copy.deepcopy(self.mll.state_dict())

@@ -1,0 +1,134 @@
+"""Adam on the weights of a network, epoch by epoch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
+from gpclml.mlls import LaplaceMarginalLogLikelihood
+from gpclml.models import LinearizedNetwork
+from gpclml.partitions import class_partition, random_partition
+
+__all__ = ["WeightTraining", "check_finite", "check_training"]
+
+
+class WeightTraining:
+    """Objective, data in batches, and the optimizer of the weights.
+
+    Args:
+        mll: The objective, whose log joint density the weights climb.
+        x: Points.
+        y: Their targets.
+        batch_size: Points of a batch; all if None.
+        lr: Learning rate of the first epoch.
+        final_lr: That of the last, by half a cosine; the first throughout if None.
+        epochs: Number of epochs that the rate falls over.
+        seed: Seed of the order of the points.
+        by_class: Whether :meth:`parts` are of one class each.
+    """
+
+    def __init__(
+        self,
+        mll: LaplaceMarginalLogLikelihood,
+        x: Tensor,
+        y: Tensor,
+        *,
+        batch_size: int | None,
+        lr: float,
+        final_lr: float | None,
+        epochs: int,
+        seed: int,
+        by_class: bool = False,
+    ) -> None:
+        self.mll, self.x, self.y = mll, x, y
+        self.model = cast(LinearizedNetwork, mll.model)
+        self.batch_size = batch_size or len(x)
+        self.by_class = by_class
+        self.weights = [p for p in self.model.network.parameters() if p.requires_grad]
+        self.of_weights = torch.optim.Adam(self.weights, lr=lr)
+        self.generator = torch.Generator().manual_seed(seed)
+        self._rates = (lr, lr if final_lr is None else final_lr, epochs)
+
+    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """All data once, in a fresh order."""
+        return map(self.rows, random_partition(len(self.x), self.batch_size, self.generator))
+
+    def parts(self) -> list[Tensor]:
+        """Indices of the batches that an evidence is estimated from; all data once."""
+        if self.by_class:
+            return class_partition(self.y, self.batch_size, self.generator)
+        return random_partition(len(self.x), self.batch_size, self.generator)
+
+    def rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Points and targets of these indices."""
+        return self.x[rows.to(self.x.device)], self.y[rows.to(self.y.device)]
+
+    def epoch(self, done: int) -> float:
+        """Trains on all data once.
+
+        Args:
+            done: Number of epochs before.
+
+        Returns:
+            The log joint density in nats per point, the mean over batches before each step.
+
+        Raises:
+            NonFiniteError: It is not finite.
+        """
+        first, last, epochs = self._rates
+        along = min(done / max(epochs - 1, 1), 1.0)
+        self.of_weights.param_groups[0]["lr"] = last + (first - last) * (
+            0.5 + 0.5 * math.cos(math.pi * along)
+        )
+        values = []
+        for x, y in self.batches():
+            value = self.mll.log_joint(self.model(x), y)
+            gradients = torch.autograd.grad(-value, self.weights, allow_unused=True)
+            for p, gradient in zip(self.weights, gradients, strict=True):
+                p.grad = gradient
+            self.of_weights.step()
+            values.append(value.detach())
+        mean = float(torch.stack(values).mean())
+        check_finite("log joint density", mean, "Lower lr.")
+        return mean
+
+
+def check_training(
+    mll: LaplaceMarginalLogLikelihood, train_x: Tensor, train_y: Tensor, **numbers: float | None
+) -> None:
+    """Raises where data are not the objective's, a count is below 1 or a rate not positive.
+
+    Args:
+        mll: The objective.
+        train_x: Points.
+        train_y: Their targets.
+        **numbers: Counts; those with ``lr`` in their name are rates. None is not checked.
+
+    Raises:
+        ArgumentError: A number is out of range, or ``num_data`` is another.
+        ShapeError: Points and targets are not as many.
+    """
+    for name, number in numbers.items():
+        if number is None:
+            continue
+        if "lr" in name:
+            if not 0 < number < math.inf:
+                raise ArgumentError(name, number, "a positive number")
+        elif number < 1:
+            raise ArgumentError(name, number, "at least 1")
+    if len(train_x) != len(train_y):
+        raise ShapeError("train_y", f"{len(train_y)} targets", f"{len(train_x)}, as the points")
+    if mll.num_data != len(train_x):
+        expected = f"num_data = {mll.num_data}, as the objective has it"
+        raise ArgumentError("train_x", f"{len(train_x)} points", expected)
+
+
+def check_finite(what: str, value: float, mend: str) -> None:
+    """Raises a NonFiniteError for another number than a finite one."""
+    if not math.isfinite(value):
+        raise NonFiniteError(what, value, "a finite number", mend)

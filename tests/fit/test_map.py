@@ -1,0 +1,85 @@
+"""The mode of the weights, and partitions of an online training."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from gpytorch.likelihoods import GaussianLikelihood, SoftmaxLikelihood
+
+from gpclml.curvature import Full, GaussianWeightPrior, Kernel
+from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnknownNameError
+from gpclml.fit import fit_map, fit_online
+from gpclml.mlls import LaplaceMarginalLogLikelihood
+from gpclml.models import LinearizedNetwork
+from gpclml.networks import MLP
+
+N = 40
+
+
+def linear(delta=2.0, noise=0.3):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(N, 3, generator=generator, dtype=torch.float64)
+    y = x[:, 0] - x[:, 1] + 0.3 * torch.randn(N, generator=generator, dtype=torch.float64)
+    network = torch.nn.Linear(3, 1, bias=False).double()
+    likelihood = GaussianLikelihood().double()
+    likelihood.noise = noise
+    model = LinearizedNetwork(network, GaussianWeightPrior(network, "network", delta))
+    mll = LaplaceMarginalLogLikelihood(likelihood, model, N, Full())
+    mode = torch.linalg.solve(x.mT @ x / noise + delta * torch.eye(3), x.mT @ y / noise)
+    return mll, x, y, mode
+
+
+def test_the_mode_of_a_linear_model():
+    mll, x, y, mode = linear()
+    objectives = fit_map(mll, x, y, epochs=400, lr=0.05, final_lr=1e-4, progress=False)
+    assert len(objectives) == 400
+    assert objectives[-1] > objectives[0]
+    torch.testing.assert_close(mll.model.network.weight[0].detach(), mode, atol=1e-4, rtol=0)
+
+
+def test_batches_are_drawn_by_the_seed():
+    ends = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(0)
+        mll, x, y, _ = linear()
+        fit_map(mll, x, y, epochs=2, batch_size=7, seed=seed, lr=0.1, progress=False)
+        ends.append(mll.model.network.weight.detach().clone())
+    assert torch.equal(ends[0], ends[1])
+    assert not torch.equal(ends[0], ends[2])
+
+
+def test_bad_arguments():
+    mll, x, y, _ = linear()
+    for name in ("epochs", "batch_size", "lr", "final_lr"):
+        with pytest.raises(ArgumentError, match=name):
+            fit_map(mll, x, y, **{name: 0}, progress=False)
+    with pytest.raises(ShapeError, match="train_y"):
+        fit_map(mll, x, y[1:], progress=False)
+    with pytest.raises(ArgumentError, match="num_data"):
+        fit_map(mll, x[1:], y[1:], progress=False)
+    with pytest.raises(NonFiniteError, match="Lower lr"):
+        fit_map(mll, x, y, lr=1e200, epochs=5, progress=False)
+    with pytest.raises(ArgumentError, match="partition"):
+        fit_online(mll, x, y, partition="class", progress=False)
+    with pytest.raises(UnknownNameError, match="partition"):
+        fit_online(mll, x, y, partition="classes", progress=False)
+
+
+def test_estimates_over_batches_of_a_class():
+    generator = torch.Generator().manual_seed(0)
+    y = torch.arange(N) % 4
+    x = torch.nn.functional.one_hot(y, 4) + 0.4 * torch.randn(N, 4, generator=generator)
+
+    def evidence(partition):
+        torch.manual_seed(0)
+        network = MLP([4, 10, 4], torch.nn.Tanh)
+        likelihood = SoftmaxLikelihood(num_classes=4, mixing_weights=False)
+        model = LinearizedNetwork(network, GaussianWeightPrior(network, "layer", 0.1))
+        mll = LaplaceMarginalLogLikelihood(likelihood, model, N, Kernel())
+        fit = fit_online(
+            mll, x, y, epochs=30, batch_size=10, lr=0.02, hyper_lr=1e-9, burn_in=29,
+            hyper_steps=1, partition=partition, progress=False,
+        )  # fmt: skip
+        return fit.evidences[-1]
+
+    assert evidence("class") > evidence("random")  # a tighter lower bound
