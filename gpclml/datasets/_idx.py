@@ -92,19 +92,21 @@ def paired_images(images: Tensor, labels: Tensor, origin: str) -> tuple[Tensor, 
     """Images with a channel and labels as integers, of one length.
 
     Args:
-        images: ``(N, height, width)``.
+        images: ``(N, height, width)``, or with channels last.
         labels: ``(N,)``.
         origin: Where they come from, for errors.
 
     Raises:
         DataError: The two do not belong together.
     """
-    if images.ndim != 3 or labels.shape != images.shape[:1]:
+    if images.ndim not in (3, 4) or labels.shape != images.shape[:1]:
         raise DataError(
             f"{origin}: shapes {tuple(images.shape)} and {tuple(labels.shape)}, where "
-            "(N, height, width) and (N,) belong. Give the images and labels of one set."
+            "(N, height, width), or with channels, and (N,) belong. Give the images and labels of "
+            "one set."
         )
-    return images.unsqueeze(1).contiguous(), labels.long()
+    channels_first = images.unsqueeze(1) if images.ndim == 3 else images.movedim(-1, 1)
+    return channels_first.contiguous(), labels.long()
 
 
 def _unreadable(origin: object, error: Exception) -> DataError:

@@ -33,6 +33,9 @@ def load_images(
 ) -> LabelledImages:
     """Labelled images by name: read from the data folder, fetched first where missing.
 
+    - ``"cifar10-part"`` and ``"cifar10-part-test"``: 8000 training and 2000 test images of
+      CIFAR-10, 32 x 32 in colour, decoded from JPEG; the files have no public address and must
+      be there;
     - ``"cyrillic"``: 42 handwritten Cyrillic letters, 100 images each, 28 x 28; the file has
       no public address and must be there;
     - ``"digits"``: 1797 digits of 8 x 8 pixels, which ship with scikit-learn;
@@ -64,7 +67,7 @@ def load_images(
         return omniglot(paths, name, source, licence)
     if name == "emnist":
         return emnist(paths[0], name=name, source=source, licence=licence)
-    read = read_npz_images if name == "cyrillic" else read_idx_images
+    read = read_npz_images if files[0].file.endswith(".npz") else read_idx_images
     images, labels = read(*paths)
     classes = tuple(str(label) for label in labels.unique().tolist())
     return LabelledImages(name, images, labels, classes, (), source, licence)

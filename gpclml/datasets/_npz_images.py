@@ -22,7 +22,7 @@ def read_npz_images(path: str | os.PathLike[str]) -> tuple[Tensor, Tensor]:
         path: The file.
 
     Returns:
-        Images ``(N, 1, height, width)``, uint8, and labels ``(N,)``.
+        Images ``(N, channels, height, width)``, uint8, and labels ``(N,)``.
 
     Raises:
         DataError: The file is missing, damaged or lacks an array of that kind.

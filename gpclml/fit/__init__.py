@@ -1,6 +1,7 @@
 """Fitting models: one, many at once, or networks as far as held-out data support."""
 
 from gpclml.fit.batch import batch_size, fit_batch
+from gpclml.fit.hyperparameters import fit_hyperparameters
 from gpclml.fit.map import fit_map
 from gpclml.fit.mll import FitResult, fit_mll
 from gpclml.fit.networks import StoppingResult, fit_networks
@@ -12,6 +13,7 @@ __all__ = [
     "StoppingResult",
     "batch_size",
     "fit_batch",
+    "fit_hyperparameters",
     "fit_map",
     "fit_mll",
     "fit_networks",

@@ -148,6 +148,10 @@ def test_arrays_of_images(tmp_path):
     images, labels = numpy.zeros((3, 5, 4), numpy.uint8), numpy.array([0, 1, 1])
     pictures, classes = read_npz_images(npz(tmp_path / "a.npz", images=images, labels=labels))
     assert (pictures.shape, classes.tolist()) == ((3, 1, 5, 4), [0, 1, 1])
+    colour = images[..., None] + numpy.arange(3, dtype=numpy.uint8)
+    coloured, _ = read_npz_images(npz(tmp_path / "f.npz", images=colour, labels=labels))
+    assert coloured.shape == (3, 3, 5, 4)
+    assert torch.equal(coloured[:, 1], pictures[:, 0] + 1)
     with pytest.raises(DataError, match="no file of the arrays"):
         read_npz_images(npz(tmp_path / "b.npz", images=images))
     objects = numpy.array([{}, {}, {}], dtype=object)
@@ -187,15 +191,18 @@ def test_digits_need_no_file():
     assert data.labels.unique().tolist() == list(range(10))
 
 
+PARTS = ("cifar10-part", "cifar10-part-test")
+
+
 def test_names_and_the_registry():
-    names = "cyrillic digits emnist mnist mnist-test omniglot omniglot-background"
+    names = "cifar10-part cifar10-part-test cyrillic digits emnist mnist mnist-test omniglot omniglot-background"
     assert datasets.image_names() == (*names.split(), "omniglot-evaluation", "omniglot-small")
     with pytest.raises(UnknownNameError, match="Did you mean 'digits'"):
         datasets.load_images("digit")
     for files in image_files().values():
         for one in files:
             assert re.fullmatch("sha256:[0-9a-f]{64}|md5:[0-9a-f]{32}", one.checksum)
-            assert one.address.startswith("https://") or one.name == "cyrillic"
+            assert one.address.startswith("https://") or one.name in ("cyrillic", *PARTS)
 
 
 def test_parts_that_do_not_fit():
@@ -219,6 +226,10 @@ def test_the_real_characters(data_folder):
     digits = datasets.load_images("mnist-test", folder=data_folder, progress=False)
     assert digits.images.shape == (10_000, 1, 28, 28)
     assert digits.labels[:5].tolist() == [7, 2, 1, 0, 4]
+    for name, count in zip(PARTS, (800, 200), strict=True):
+        part = datasets.load_images(name, folder=data_folder, progress=False)
+        assert part.images.shape == (10 * count, 3, 32, 32)
+        assert torch.equal(part.labels.bincount(), torch.full((10,), count))
     letters = datasets.load_images("cyrillic", folder=data_folder, progress=False)
     assert letters.images.shape == (4200, 1, 28, 28)
     assert torch.equal(letters.labels.bincount(), torch.full((42,), 100))

@@ -8,7 +8,7 @@ from gpytorch.likelihoods import GaussianLikelihood, SoftmaxLikelihood
 
 from gpclml.curvature import Full, GaussianWeightPrior, Kernel
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnknownNameError
-from gpclml.fit import fit_map, fit_online
+from gpclml.fit import fit_hyperparameters, fit_map, fit_online
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
 from gpclml.networks import MLP
@@ -35,6 +35,21 @@ def test_the_mode_of_a_linear_model():
     assert len(objectives) == 400
     assert objectives[-1] > objectives[0]
     torch.testing.assert_close(mll.model.network.weight[0].detach(), mode, atol=1e-4, rtol=0)
+
+
+def test_hyperparameters_at_fixed_weights_reach_a_stationary_point():
+    mll, x, y, mode = linear()
+    with torch.no_grad():
+        mll.model.network.weight.copy_(mode)
+    before = float(mll(mll.model(x), y).detach())
+    after = fit_hyperparameters(mll, x, y, steps=300, batch_size=9)
+    assert torch.equal(mll.model.network.weight[0].detach(), mode)
+    value = mll(mll.model(x), y)
+    assert after == pytest.approx(float(value.detach()), abs=1e-9)
+    assert after > before
+    hyper = [mll.model.prior.log_precision, mll.likelihood.raw_noise]
+    for gradient in torch.autograd.grad(value, hyper):
+        assert float(gradient.abs().max()) < 1e-3
 
 
 def test_batches_are_drawn_by_the_seed():
