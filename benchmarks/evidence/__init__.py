@@ -1,0 +1,1 @@
+"""Evidence of networks: ``python -m benchmarks.evidence run STUDY | report``."""

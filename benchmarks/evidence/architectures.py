@@ -1,0 +1,140 @@
+"""Which score of a network says how it will generalize (Lotfi et al. 2022, Figures 5-7)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, cast
+
+import torch
+from gpytorch.likelihoods import Likelihood
+
+from benchmarks.evidence.data import Images, images
+from benchmarks.evidence.networks import network
+from benchmarks.evidence.training import (
+    CLASSES,
+    evidence_of_all,
+    objective,
+    outputs_at,
+    predictive_scores,
+    trained,
+)
+from gpclml.calibration import fit_temperature
+from gpclml.fit import fit_hyperparameters
+from gpclml.mlls import LaplaceMarginalLogLikelihood
+from gpclml.sampling import (
+    SampledConditional,
+    conditional_log_density,
+    conditional_split,
+    rescaled,
+    sampled_outputs,
+)
+
+__all__ = ["run_architecture"]
+
+_DRAWS = 30
+_AT_ONCE = 10
+
+
+def run_architecture(cell: Mapping[str, Any]) -> dict[str, float]:
+    """Scores of a network on its training points, and what it reaches on others.
+
+    The LML is of a network that is trained on all points. The CLML is of one that is trained on
+    80% of them: its Laplace posterior, scaled on 5%, explains the other 15% (Appendix B of the
+    paper).
+
+    Args:
+        cell: ``data``, ``architecture``, ``precision``, ``num_train``, ``epochs``, ``seed``,
+            ``device``.
+
+    Returns:
+        Per point, larger is better: ``lml``, ``lml_global`` and ``lml_layer`` (precisions
+        fitted to it, one or one a layer), ``clml`` (joint) and ``clml_marginal``,
+        ``validation`` (mean log density of the mode on the 15%); and of test points, by the mode
+        (``_map``), the average over the Laplace posterior (``_bma``) and both after temperature
+        scaling (``_tempered``), accuracy, log density and calibration error.
+    """
+    data = images(cell["data"], cell["num_train"], cell["seed"], cell["device"])
+    make = partial(network, cell["architecture"], *data.train_x.shape[1:3], CLASSES, cell["seed"])
+    part = _scores_of_a_part(make().to(cell["device"]), data, cell)
+    whole = trained(
+        make().to(cell["device"]), data.train_x, data.train_y, cell["precision"], cell["epochs"],
+        cell["seed"],
+    )  # fmt: skip
+    return {
+        **{name: value for name, value in part.items() if not name.startswith("_")},
+        **_evidences(whole, data, cell["precision"]),
+        **_test_scores(whole, data, part),
+        "parameters": float(sum(p.numel() for p in _network(whole).parameters())),
+    }
+
+
+def _network(mll: LaplaceMarginalLogLikelihood) -> torch.nn.Module:
+    return cast(torch.nn.Module, cast(Any, mll.model).network)
+
+
+def _scores_of_a_part(
+    start: torch.nn.Module, data: Images, cell: Mapping[str, Any]
+) -> dict[str, float]:
+    x, y = data.train_x, data.train_y
+    split = [rows.to(x.device) for rows in conditional_split(len(x), seed=cell["seed"])]
+    (seen, seen_y), scaling, held_out = ((x[rows], y[rows]) for rows in split)
+    mll = trained(start, seen, seen_y, cell["precision"], cell["epochs"], cell["seed"])
+    found = _conditional(mll, seen, seen_y, scaling, held_out)
+    at_held_out = outputs_at(start, held_out[0])
+    validation = predictive_scores(mll, at_held_out.unsqueeze(0), held_out[1], "held_out")
+    every = outputs_at(start, torch.cat([scaling[0], held_out[0]]))
+    return {
+        "clml": found.joint.value / found.num_held_out,
+        "clml_error": found.joint.standard_error / found.num_held_out,
+        "clml_draws": found.joint.effective_draws,
+        "clml_marginal": found.marginal,
+        "posterior_scale": found.scale,
+        "validation": validation["log_density_held_out"],
+        "_temperature": fit_temperature(every, torch.cat([scaling[1], held_out[1]])),
+    }
+
+
+def _conditional(
+    mll: LaplaceMarginalLogLikelihood, x: Any, y: Any, scaling: Any, held_out: Any
+) -> SampledConditional:
+    model = _network(mll)
+    weights = evidence_of_all(mll, x, y).sample_weights(_DRAWS)
+    return conditional_log_density(
+        cast(Likelihood, mll.likelihood), partial(sampled_outputs, model, at_once=_AT_ONCE),
+        weights, held_out, scaling=scaling, center=_mode(model),
+    )  # fmt: skip
+
+
+def _mode(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: p.detach() for name, p in model.named_parameters()}
+
+
+def _evidences(
+    mll: LaplaceMarginalLogLikelihood, data: Images, precision: float
+) -> dict[str, float]:
+    x, y = data.train_x, data.train_y
+    found = {"lml": float(evidence_of_all(mll, x, y)().detach())}
+    for by in ("network", "layer"):
+        fitted = objective(_network(mll), len(x), precision, by)
+        name = "lml_global" if by == "network" else "lml_layer"
+        found[name] = fit_hyperparameters(fitted, x, y, steps=100, batch_size=500)
+    return found
+
+
+def _test_scores(
+    mll: LaplaceMarginalLogLikelihood, data: Images, part: Mapping[str, float]
+) -> dict[str, float]:
+    model = _network(mll)
+    weights = evidence_of_all(mll, data.train_x, data.train_y).sample_weights(_DRAWS)
+    weights = rescaled(weights, part["posterior_scale"], _mode(model))
+    outputs = {
+        "map": outputs_at(model, data.test_x).unsqueeze(0),
+        "bma": sampled_outputs(model, weights, data.test_x, _AT_ONCE),
+    }
+    scores: dict[str, float] = {}
+    for label, at_test in outputs.items():
+        scores |= predictive_scores(mll, at_test, data.test_y, label)
+        tempered = at_test / part["_temperature"]
+        scores |= predictive_scores(mll, tempered, data.test_y, f"{label}_tempered")
+    return scores

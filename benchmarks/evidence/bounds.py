@@ -1,0 +1,104 @@
+"""How tight each estimate of the Laplace evidence is, and what it costs (Immer et al. 2023)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any, Literal, cast
+
+import torch
+
+from benchmarks.evidence.data import images
+from benchmarks.evidence.networks import network
+from benchmarks.evidence.training import CLASSES, objective, trained
+from gpclml.curvature import BlockDiagonal, Diagonal, Full, Kernel, Kronecker
+from gpclml.errors import UnknownNameError
+from gpclml.mlls import LaplaceMarginalLogLikelihood
+from gpclml.partitions import class_partition, random_partition
+
+__all__ = ["ESTIMATORS", "STRUCTURES", "run_estimator"]
+
+STRUCTURES = {
+    "full": Full(),
+    "block": BlockDiagonal("layer"),
+    "block-parameter": BlockDiagonal("parameter"),
+    "kronecker": Kronecker(others="diagonal"),
+    "kronecker-reduce": Kronecker("reduce", others="diagonal"),
+    "diagonal": Diagonal(),
+    "kernel": Kernel(),
+}
+"""The structures of the curvature by name."""
+
+ESTIMATORS = (
+    *((name, None, "random", "all") for name in STRUCTURES if name != "kernel"),
+    *(
+        ("kernel", size, partition, outputs)
+        for size in (10, 50, 150)
+        for partition in ("random", "class")
+        for outputs in ("all", "single", "column")
+    ),
+    *(
+        ("kronecker", size, "random", outputs)
+        for size in (50, 150)
+        for outputs in ("all", "single")
+    ),
+    ("block", 150, "random", "all"),
+    ("diagonal", 150, "random", "all"),
+)
+"""Structure, batch size (None: all points), partition and outputs of each estimate."""
+
+_MOST_BATCHES = 10
+
+
+def run_estimator(cell: Mapping[str, Any]) -> dict[str, float]:
+    """Estimates of the evidence of one trained network over the batches of a partition.
+
+    Args:
+        cell: ``data``, ``architecture``, ``precision``, ``num_train``, ``epochs``, ``seed``,
+            ``device``, ``structure``, ``hessian``, ``batch_size``, ``partition``, ``outputs``.
+
+    Returns:
+        In nats per point: ``evidence``, the mean over at most ten batches, and its
+        ``evidence_spread`` (standard deviation) over them; ``seconds_each`` of an estimate and
+        its gradient in the precisions of layers, the fastest of them.
+    """
+    if cell["structure"] not in STRUCTURES:
+        raise UnknownNameError("structure", cell["structure"], STRUCTURES)
+    data = images(cell["data"], cell["num_train"], cell["seed"], cell["device"])
+    x, y = data.train_x, data.train_y
+    start = network(cell["architecture"], *x.shape[1:3], CLASSES, cell["seed"])
+    start = start.to(cell["device"])
+    trained(start, x, y, cell["precision"], cell["epochs"], cell["seed"])
+    mll = objective(
+        start, len(x), cell["precision"], "layer", STRUCTURES[cell["structure"]],
+        hessian=cast(Literal["ggn", "ef"], cell["hessian"]),
+        outputs=cast(Literal["all", "single", "column"], cell["outputs"]), seed=cell["seed"],
+    )  # fmt: skip
+    generator = torch.Generator().manual_seed(cell["seed"])
+    size = cell["batch_size"] or len(x)
+    if cell["partition"] == "class":
+        batches = class_partition(y, size, generator)
+    else:
+        batches = random_partition(len(x), size, generator)
+    found = [_estimate(mll, x[rows], y[rows]) for rows in batches[:_MOST_BATCHES]]
+    values = torch.tensor([value for value, _ in found], dtype=torch.float64)
+    weights = torch.tensor([float(len(rows)) for rows in batches[:_MOST_BATCHES]]).double()
+    return {
+        "evidence": float((weights * values).sum() / weights.sum()),
+        "evidence_spread": float(values.std()) if len(values) > 1 else 0.0,
+        "seconds_each": min(seconds for _, seconds in found),
+        "parameters": float(sum(p.numel() for p in start.parameters())),
+    }
+
+
+def _estimate(
+    mll: LaplaceMarginalLogLikelihood, x: torch.Tensor, y: torch.Tensor
+) -> tuple[float, float]:
+    model = cast(Any, mll.model)
+    start = time.perf_counter()
+    with torch.no_grad():
+        output = model(x)
+    value = mll.evidence_at(output, y)()
+    torch.autograd.grad(value, model.prior.log_precision)
+    number = float(value.detach())  # waits for the device
+    return number, time.perf_counter() - start

@@ -1,0 +1,44 @@
+"""One cell of any study."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from benchmarks.evidence.architectures import run_architecture
+from benchmarks.evidence.bounds import run_estimator
+from benchmarks.evidence.invariance import run_invariance
+from benchmarks.evidence.online import run_regression, run_search
+from benchmarks.evidence.training_speed import run_size
+
+__all__ = ["SOURCES", "run_cell"]
+
+_FUNCTIONS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, float]]] = {
+    "architectures": run_architecture,
+    "bounds": run_estimator,
+    "invariance": run_invariance,
+    "online-regression": run_regression,
+    "online-search": run_search,
+    "training-speed": run_size,
+}
+
+SOURCES = tuple(
+    f"benchmarks.evidence.{name}"
+    for name in (
+        "architectures", "bounds", "data", "invariance", "networks", "online", "training",
+        "training_speed",
+    )
+)  # fmt: skip
+"""The modules beside this one that decide the results of :func:`run_cell`."""
+
+
+def run_cell(cell: Mapping[str, Any]) -> dict[str, float]:
+    """What a network reaches.
+
+    Args:
+        cell: Its configuration: ``study``, and what that study's function asks for.
+
+    Returns:
+        Scores by name; see the function of the study.
+    """
+    return _FUNCTIONS[cell["study"]](cell)

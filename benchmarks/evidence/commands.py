@@ -1,0 +1,113 @@
+"""The commands ``run`` and ``report``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks._commands import errors_as_text, listed, names, numbers
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    help="Laplace evidence, its bounds, and conditional evidence of networks.",
+)
+
+ResultsFile = Annotated[Path, typer.Option("--results", help="The SQLite file of results.")]
+
+
+@app.command()
+def run(
+    study: Annotated[
+        str,
+        typer.Argument(help="architectures, bounds, invariance, online or training-speed."),
+    ],
+    results: ResultsFile,
+    data: Annotated[
+        str | None, typer.Option(help="Images: digits (embedded), mnist-test, cifar10-part.")
+    ] = None,
+    architectures: Annotated[
+        str | None,
+        typer.Option(help="Networks, comma-separated, e.g. mlp-32x2,cnn-8x3,resnet-8x1."),
+    ] = None,
+    precisions: Annotated[
+        str | None, typer.Option(help="Prior precisions of weights, comma-separated.")
+    ] = None,
+    num_train: Annotated[int | None, typer.Option(min=1, help="Images to train on.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Passes over them.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds, 0, 1, ....")] = None,
+    jobs: Annotated[int, typer.Option(help="Worker processes; -1 for one a core.")] = 1,
+    backend: Annotated[
+        str, typer.Option(help="Where several workers are: loky (this machine), dask, ray.")
+    ] = "loky",
+    address: Annotated[
+        str | None,
+        typer.Option(help="Address of a running cluster; else one is started on this machine."),
+    ] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            help="The data folder, on every machine; else $GPCLML_DATA, else the user's cache."
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option(help="Where networks are trained: cpu, cuda.")] = "cpu",
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Compute failed cells again.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no summary.")] = False,
+) -> None:
+    """Compute the cells of a study that the results file lacks; options replace its settings.
+
+    - architectures: which score of a network says how it generalizes;
+    - bounds: tightness and cost of every estimate of the evidence; use --jobs 1 for its times;
+    - invariance: a rotation learned from turned images and from upright ones;
+    - online: precisions learned in training beside a grid of them, and UCI networks;
+    - training-speed: architectures against the number of points.
+
+    Each result is saved as it comes: after an interruption the same command goes on. Exit code 1
+    if cells failed, 2 if nothing could run.
+    """
+    from benchmarks._environment import variables
+    from benchmarks.evidence.cells import SOURCES, run_cell
+    from benchmarks.evidence.grid import make_grid
+    from benchmarks.runner import run_grid
+
+    environment = {} if folder is None else {"GPCLML_DATA": str(folder.absolute())}
+    with errors_as_text(), variables(environment):
+        cells = make_grid(
+            study, data=data, architectures=listed(architectures, names, "architectures"),
+            precisions=listed(precisions, numbers, "precisions", float), num_train=num_train,
+            epochs=epochs, seeds=seeds, device=device,
+        )  # fmt: skip
+        summary = run_grid(
+            cells, run_cell, results, jobs=jobs, backend=backend, address=address,
+            environment=environment, retry_failed=retry_failed, progress=not quiet,
+            sources=SOURCES,
+        )  # fmt: skip
+    if not quiet:
+        typer.echo(summary)
+    failed = summary.failed + summary.failed_before
+    if failed:
+        typer.echo(f"{failed} cells failed: the report lists them.", err=True)
+        raise typer.Exit(1)
+
+
+@app.command()
+def report(
+    results: ResultsFile,
+    csv: Annotated[
+        Path | None,
+        typer.Option(help="Also write all cells to this CSV file; compressed as .csv.gz."),
+    ] = None,
+) -> None:
+    """Print the report in Markdown: a table for each study in the file."""
+    from benchmarks.evidence.report import make_report
+
+    with errors_as_text():
+        typer.echo(make_report(results, csv))

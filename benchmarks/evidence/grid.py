@@ -1,0 +1,174 @@
+"""The cells of each study, checked before any of them is computed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
+
+from benchmarks._commands import check_device
+from benchmarks.evidence.bounds import ESTIMATORS
+from benchmarks.evidence.data import DATA, images
+from benchmarks.evidence.networks import ARCHITECTURES, network
+from benchmarks.evidence.training import CLASSES
+from benchmarks.evidence.training_speed import SIX
+from gpclml.datasets import load
+from gpclml.errors import ArgumentError, UnknownNameError
+
+__all__ = ["STUDIES", "Settings", "make_grid"]
+
+_UCI = ("boston", "concrete", "energy", "yacht")
+_SIZES = (25, 50, 100, 200, 400, 800)
+_PRECISIONS = (0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a study is run with.
+
+    Attributes:
+        data: Images, one of ``benchmarks.evidence.data.DATA``.
+        architectures: Names of networks.
+        precisions: Prior precisions; starts of those that are learned.
+        num_train: Images to train on.
+        epochs: Passes over them; steps of at most 100 images in ``training-speed``.
+        seeds: Number of seeds, 0, 1, ....
+        device: Where networks are trained.
+    """
+
+    data: str = "digits"
+    architectures: tuple[str, ...] = ARCHITECTURES
+    precisions: tuple[float, ...] = (1.0,)
+    num_train: int = 1000
+    epochs: int = 50
+    seeds: int = 3
+    device: str = "cpu"
+
+
+STUDIES: Mapping[str, Settings] = MappingProxyType(
+    {
+        "architectures": Settings(precisions=(100.0, 0.1, 0.001), seeds=1),
+        "bounds": Settings(architectures=("mlp-32x2", "cnn-8x2"), num_train=500, seeds=1),
+        "invariance": Settings("mnist-test", ("cnn-8x2",), epochs=20),
+        "online": Settings(architectures=("mlp-32x2", "cnn-8x2"), precisions=_PRECISIONS),
+        "training-speed": Settings(
+            architectures=SIX, precisions=(0.1,), num_train=max(_SIZES), epochs=500
+        ),
+    }
+)
+"""The studies with their usual settings, which end in under 30 minutes on two cores each."""
+
+
+def make_grid(study: str, **given: Any) -> list[dict[str, Any]]:
+    """The cells of a study.
+
+    Args:
+        study: One of :data:`STUDIES`.
+        **given: Settings that replace the study's own; None leaves them.
+
+    Raises:
+        UnknownNameError: No such study or data.
+        ArgumentError: A number is out of range, or a name is none of a network.
+        DataError: A file is missing.
+    """
+    if study not in STUDIES:
+        raise UnknownNameError("study", study, STUDIES)
+    chosen = {name: value for name, value in given.items() if value is not None}
+    settings = replace(STUDIES[study], **chosen)
+    _check(settings)
+    return list(_CELLS[study](settings))
+
+
+def _check(settings: Settings) -> None:
+    for name in ("num_train", "epochs", "seeds"):
+        number = getattr(settings, name)
+        if number < 1:
+            raise ArgumentError(name, number, "at least 1")
+    for precision in settings.precisions:
+        if not 0 < precision < float("inf"):
+            raise ArgumentError("precisions", precision, "positive numbers")
+    check_device(settings.device)
+    channels = images(settings.data, settings.num_train, 0).train_x.shape[1]
+    for name in settings.architectures:
+        network(name, channels, DATA[settings.data][2], CLASSES, 0)
+
+
+def _common(settings: Settings, study: str, seed: int) -> dict[str, Any]:
+    return {
+        "study": study, "data": settings.data, "num_train": settings.num_train,
+        "epochs": settings.epochs, "seed": seed, "device": settings.device,
+    }  # fmt: skip
+
+
+def _architectures(settings: Settings):
+    for seed, precision, name in itertools.product(
+        range(settings.seeds), settings.precisions, settings.architectures
+    ):
+        common = _common(settings, "architectures", seed)
+        yield common | {"architecture": name, "precision": precision}
+
+
+def _bounds(settings: Settings):
+    exact_fisher = [("ggn", one) for one in ESTIMATORS]
+    whole = [one for one in ESTIMATORS if one[1] is None and one[0] != "kronecker-reduce"]
+    empirical = [("ef", one) for one in whole]
+    for seed, precision, name, (hessian, estimator) in itertools.product(
+        range(settings.seeds), settings.precisions, settings.architectures,
+        exact_fisher + empirical,
+    ):  # fmt: skip
+        structure, size, partition, outputs = estimator
+        yield _common(settings, "bounds", seed) | {
+            "architecture": name, "precision": precision, "structure": structure,
+            "hessian": hessian, "batch_size": size, "partition": partition, "outputs": outputs,
+        }  # fmt: skip
+
+
+def _invariance(settings: Settings):
+    for seed, precision, name, turned, invariance in itertools.product(
+        range(settings.seeds), settings.precisions, settings.architectures, (0, 90),
+        ("learned", "none"),
+    ):  # fmt: skip
+        yield _common(settings, "invariance", seed) | {
+            "architecture": name, "precision": precision, "turned": turned,
+            "invariance": invariance,
+        }  # fmt: skip
+
+
+def _online(settings: Settings):
+    for data in _UCI:
+        load(data, progress=False)
+    regression = replace(settings, epochs=60 * settings.epochs)
+    for data, seed, (structure, hessian) in itertools.product(
+        _UCI, range(5), (("kronecker", "ggn"), ("full", "ggn"))
+    ):
+        yield _common(regression, "online-regression", seed) | {
+            "data": data, "num_train": None, "structure": structure, "hessian": hessian,
+            "precision": 1.0,
+        }  # fmt: skip
+    ways = [("grid", one) for one in settings.precisions] + [("network", 1.0), ("layer", 1.0)]
+    for seed, name, (by, precision) in itertools.product(
+        range(settings.seeds), settings.architectures, ways
+    ):
+        common = _common(settings, "online-search", seed)
+        yield common | {"architecture": name, "precision": precision, "by": by}
+
+
+def _training_speed(settings: Settings):
+    sizes: Sequence[int] = [n for n in _SIZES if n <= settings.num_train]
+    for seed, precision, name, n in itertools.product(
+        range(settings.seeds), settings.precisions, settings.architectures, sizes
+    ):
+        cell = _common(settings, "training-speed", seed)
+        steps = cell.pop("epochs")
+        yield cell | {
+            "architecture": name, "precision": precision, "num_train": n,
+            "num_pool": settings.num_train, "steps": steps,
+        }  # fmt: skip
+
+
+_CELLS = {
+    "architectures": _architectures, "bounds": _bounds, "invariance": _invariance,
+    "online": _online, "training-speed": _training_speed,
+}  # fmt: skip

@@ -1,0 +1,125 @@
+"""Precisions learned in training beside those of a grid (Immer et al. 2021)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal, cast
+
+import torch
+from gpytorch.likelihoods import GaussianLikelihood
+
+from benchmarks.evidence.bounds import STRUCTURES
+from benchmarks.evidence.data import images
+from benchmarks.evidence.networks import network
+from benchmarks.evidence.training import (
+    CLASSES,
+    evidence_of_all,
+    objective,
+    outputs_at,
+    predictive_scores,
+    trained,
+)
+from gpclml.curvature import GaussianWeightPrior
+from gpclml.datasets import load, split
+from gpclml.fit import fit_map, fit_online
+from gpclml.mlls import LaplaceMarginalLogLikelihood
+from gpclml.models import LinearizedNetwork, Standardizer
+from gpclml.networks import MLP
+from gpclml.sampling import linearized_outputs, marginal_log_densities
+
+__all__ = ["run_regression", "run_search"]
+
+_DRAWS, _WIDTH = 200, 50
+
+
+def run_regression(cell: Mapping[str, Any]) -> dict[str, float]:
+    """A network [D, 50, 1] on a UCI set, its precisions and noise learned online.
+
+    Args:
+        cell: ``data``, ``seed`` (of the 90/10 split and the start), ``structure``, ``hessian``,
+            ``epochs``, ``precision`` (the start; one a layer), ``device``.
+
+    Returns:
+        ``nll_map`` and ``nll_laplace`` of test points, in nats and original units, by the mode
+        and by the linearized posterior; ``rmse``, of the mode, original units; ``evidence``, nats
+        a training point in standardized units; ``noise`` (standard deviation, standardized).
+    """
+    data = load(cell["data"], progress=False)
+    rows = split(data, cell["seed"])
+    to = {"dtype": torch.get_default_dtype(), "device": cell["device"]}
+    of_x = Standardizer.fit(data.inputs[rows.train], dim=0)
+    of_y = Standardizer.fit(data.targets[rows.train], dim=0)
+    x = of_x.transform(data.inputs).to(**to)
+    y = of_y.transform(data.targets).to(**to)
+    (train_x, train_y), (test_x, test_y) = ((x[part], y[part]) for part in (rows.train, rows.test))
+    unit = float(of_y.scale)
+    generator = torch.Generator().manual_seed(cell["seed"])
+    start = MLP([x.shape[1], _WIDTH, 1], generator=generator).to(cell["device"])
+    likelihood = GaussianLikelihood().to(cell["device"])
+    likelihood.noise = 1.0
+    model = LinearizedNetwork(start, GaussianWeightPrior(start, "layer", cell["precision"]))
+    mll = LaplaceMarginalLogLikelihood(
+        likelihood, model, len(train_x), STRUCTURES[cell["structure"]],
+        hessian=cast(Literal["ggn", "ef"], cell["hessian"]),
+    )  # fmt: skip
+    fit = fit_online(
+        mll, train_x, train_y, epochs=cell["epochs"], lr=1e-2, final_lr=1e-4, burn_in=100,
+        every=50, hyper_steps=10, seed=cell["seed"], progress=False,
+    )  # fmt: skip
+    with torch.no_grad():
+        evidence = mll.evidence_at(model(train_x), train_y)
+    draws = linearized_outputs(start, evidence.sample_weights(_DRAWS), test_x)
+    at_mode = outputs_at(start, test_x).unsqueeze(0)
+    nlls = {
+        name: float(math.log(unit) - marginal_log_densities(likelihood, at, test_y).mean())
+        for name, at in (("nll_map", at_mode), ("nll_laplace", draws))
+    }
+    error = at_mode.flatten() - test_y
+    return {
+        **nlls,
+        "rmse": float(error.square().mean().sqrt()) * unit,
+        "evidence": max(fit.evidences),
+        "noise": float(likelihood.noise.detach().sqrt()),
+        "best_epoch": float(fit.best),
+    }
+
+
+def run_search(cell: Mapping[str, Any]) -> dict[str, float]:
+    """A classifier trained at one precision of a grid, or with precisions learned online.
+
+    Args:
+        cell: ``data``, ``architecture``, ``precision``, ``by`` (``"grid"``: it stays;
+            ``"network"`` or ``"layer"``: the start of what is learned), ``num_train``,
+            ``epochs``, ``seed``, ``device``.
+
+    Returns:
+        ``evidence`` in nats a point; accuracy, log density and calibration error of the mode at
+        test points.
+    """
+    data = images(cell["data"], cell["num_train"], cell["seed"], cell["device"])
+    start = network(cell["architecture"], *data.train_x.shape[1:3], CLASSES, cell["seed"])
+    start = start.to(cell["device"])
+    x, y = data.train_x, data.train_y
+    if cell["by"] == "grid":
+        mll = trained(start, x, y, cell["precision"], cell["epochs"], cell["seed"])
+    else:
+        mll = objective(start, len(x), cell["precision"], cell["by"])
+        fit_online(
+            mll, x, y, epochs=cell["epochs"], batch_size=100, lr=3e-3, burn_in=5, every=5,
+            hyper_steps=50, seed=cell["seed"], progress=False,
+        )  # fmt: skip
+        fit_map(
+            mll, x, y, epochs=cell["epochs"] // 2, batch_size=100, lr=1e-3, final_lr=3e-5,
+            seed=cell["seed"], progress=False,
+        )  # fmt: skip
+    start.eval()
+    evidence = evidence_of_all(mll, x, y)
+    outputs = outputs_at(start, data.test_x).unsqueeze(0)
+    precisions = cast(Any, mll.model).prior.log_precision.detach().exp()
+    return {
+        "evidence": float(evidence().detach()),
+        "precision_least": float(precisions.min()),
+        "precision_largest": float(precisions.max()),
+        **predictive_scores(mll, outputs, data.test_y, "map"),
+    }

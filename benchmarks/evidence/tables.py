@@ -1,0 +1,149 @@
+"""The tables of the report, each from the cells of one study."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from benchmarks.evidence.published import PUBLISHED_NLL
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = [
+    "architecture_rows",
+    "bound_rows",
+    "correlations",
+    "invariance_rows",
+    "regression_rows",
+    "search_rows",
+    "size_rows",
+    "speed_ranks",
+]
+
+_SCORES = ("lml", "lml_global", "lml_layer", "clml", "clml_marginal", "validation")
+_REACHED = (
+    "accuracy_map", "accuracy_bma", "log_density_map", "log_density_bma",
+    "log_density_map_tempered", "log_density_bma_tempered",
+)  # fmt: skip
+_GROUPS = {"all": ("mlp", "cnn", "resnet"), "mlp": ("mlp",), "cnn, resnet": ("cnn", "resnet")}
+
+
+def correlations(cells: pandas.DataFrame) -> pandas.DataFrame:
+    """Spearman's rho of scores with test results, by precision and family of networks."""
+    import pandas
+
+    rows = {}
+    family = cells["architecture"].str.partition("-")[0]
+    for precision, of_precision in cells.groupby("precision", sort=True):
+        for group, families in _GROUPS.items():
+            chosen = of_precision[family[of_precision.index].isin(families)]
+            means = chosen.groupby("architecture")[[*_SCORES, *_REACHED]].mean()
+            if len(means) < 3:
+                continue
+            rho = means.corr(method="spearman")
+            for score in _SCORES:
+                key = (f"{precision:g}", group, score)
+                rows[key] = {name: f"{rho.loc[score, name]:+.2f}" for name in _REACHED}
+    return _frame(pandas.DataFrame.from_dict(rows, orient="index"), ["precision", "of", "score"])
+
+
+def architecture_rows(cells: pandas.DataFrame) -> pandas.DataFrame:
+    """Scores and test results of each network and precision."""
+    names = [*_SCORES, "accuracy_map", "accuracy_bma", "log_density_map", "log_density_bma"]
+    keys = ["precision", "architecture", "parameters"]
+    means = cells.groupby(keys)[names].mean()
+    shown = means.map(lambda value: f"{value:.3f}")
+    for name in ("accuracy_map", "accuracy_bma"):
+        shown[name] = means[name].map(lambda value: f"{100 * value:.1f}")
+    return shown
+
+
+def bound_rows(cells: pandas.DataFrame) -> pandas.DataFrame:
+    """Every estimate by its time, with its gap to the full GGN."""
+    keys = ["architecture", "structure", "hessian", "batch_size", "partition", "outputs"]
+    cells = cells.copy()
+    cells["batch_size"] = cells["batch_size"].fillna(0).astype(int).replace(0, "all")
+    means = cells.groupby(keys)[["evidence", "evidence_spread", "seconds_each"]].mean()
+    full = means.xs(("full", "ggn", "all", "random", "all"), level=tuple(keys[1:]))["evidence"]
+    gap = full.reindex(means.index.get_level_values("architecture")).to_numpy() - means["evidence"]
+    shown = means.sort_values("seconds_each").sort_index(level="architecture", sort_remaining=False)
+    return shown.assign(gap=gap)[["seconds_each", "evidence", "gap", "evidence_spread"]].map(
+        lambda value: f"{value:.4f}"
+    )
+
+
+def invariance_rows(cells: pandas.DataFrame) -> pandas.DataFrame:
+    """Learned ranges and test results of turned and upright images."""
+    names = ("rotation", "evidence", "accuracy_map", "log_density_map")
+    return _with_errors(cells, ["architecture", "turned", "invariance"], names)
+
+
+def regression_rows(cells: pandas.DataFrame) -> pandas.DataFrame:
+    """Test errors of networks on UCI sets, beside the published ones."""
+    cells = cells.assign(method=cells["structure"] + ", " + cells["hessian"])
+    names = ("nll_map", "nll_laplace", "rmse", "evidence")
+    shown = _with_errors(cells, ["data", "method"], names)
+    for data, rows in PUBLISHED_NLL.items():
+        for method, (value, error) in rows.items():
+            if data in shown.index.get_level_values("data"):
+                shown.loc[(data, method), "published NLL"] = f"{value:.2f} ± {error:.2f}"
+    return shown.fillna("-").sort_index()
+
+
+def search_rows(cells: pandas.DataFrame) -> pandas.DataFrame:
+    """Evidence and test results at precisions of a grid and at learned ones."""
+    names = ("evidence", "accuracy_map", "log_density_map", "calibration_error_map")
+    return _with_errors(cells, ["data", "architecture", "by", "precision"], names)
+
+
+def size_rows(cells: pandas.DataFrame) -> pandas.DataFrame:
+    """Accuracy of each network by the number of points."""
+    means = cells.groupby(["architecture", "num_train"])["accuracy_map"].mean().unstack()
+    means.columns = [str(int(n)) for n in means.columns]
+    return means.map(lambda value: f"{100 * value:.1f}")
+
+
+def speed_ranks(cells: pandas.DataFrame) -> pandas.DataFrame:
+    """Training speed and evidence of each network beside what it reaches with all points."""
+    largest = cells["num_train"].max()
+    nats = (cells["next_log_density"] * cells["num_train"]).groupby(
+        [cells["architecture"], cells["seed"]]
+    )
+    last = cells[cells["num_train"] == largest].groupby("architecture")
+    frame = nats.sum().groupby(level=0).mean().to_frame("training speed")
+    frame["LML"] = last["lml"].mean()
+    frame["accuracy, %"] = 100 * last["accuracy_map"].mean()
+    frame["log density"] = last["log_density_map"].mean()
+    frame = frame.sort_values("log density", ascending=False)
+    return frame.map(lambda value: f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}")
+
+
+def _with_errors(
+    cells: pandas.DataFrame, keys: Sequence[str], names: Sequence[str]
+) -> pandas.DataFrame:
+    """Means over seeds with their standard errors."""
+    names = [name for name in names if name in cells]
+    groups = cells.groupby(list(keys))[names]
+    means, errors, counts = groups.mean(), groups.std(), groups.count()
+    shown = means.astype(object)
+    for name in names:
+        shown[name] = [
+            _text(mean, error / math.sqrt(max(count, 1)))
+            for mean, error, count in zip(means[name], errors[name], counts[name], strict=True)
+        ]
+    return shown
+
+
+def _text(mean: float, error: float) -> str:
+    if mean != mean:
+        return "-"
+    return f"{mean:.3f}" if error != error else f"{mean:.3f} ± {error:.3f}"
+
+
+def _frame(frame: pandas.DataFrame, names: list[str]) -> pandas.DataFrame:
+    import pandas
+
+    frame.index = pandas.MultiIndex.from_tuples(list(frame.index), names=names)
+    return frame

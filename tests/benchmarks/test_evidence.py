@@ -1,0 +1,144 @@
+"""The studies of networks: small runs of each, end to end, and what is refused."""
+
+from __future__ import annotations
+
+import math
+
+import pandas
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from benchmarks.evidence.cells import run_cell
+from benchmarks.evidence.commands import app
+from benchmarks.evidence.data import images, rotated
+from benchmarks.evidence.grid import STUDIES, make_grid
+from benchmarks.evidence.networks import ARCHITECTURES, network
+from benchmarks.evidence.report import make_report
+from gpclml.errors import ArgumentError, DataError, UnknownNameError
+
+SMALL = {"architectures": ("mlp-8x1", "cnn-4x1", "resnet-4x1"), "num_train": 120, "epochs": 2}
+
+
+def command(*arguments):
+    return CliRunner().invoke(app, [*map(str, arguments)])
+
+
+def test_networks_and_their_starts():
+    assert len(set(ARCHITECTURES)) >= 20
+    for name in ARCHITECTURES:
+        for channels, size in ((1, 8), (3, 32)):
+            one, again, other = (network(name, channels, size, 10, seed) for seed in (0, 0, 1))
+            x = torch.randn(2, channels, size, size)
+            assert one(x).shape == (2, 10)
+            assert torch.equal(one(x), again(x))
+            if not name.startswith("resnet"):  # whose last layer starts at zero
+                assert not torch.equal(one(x), other(x))
+
+
+def test_starts_leave_the_global_generator_alone():
+    torch.manual_seed(0)
+    expected = torch.rand(3)
+    torch.manual_seed(0)
+    network("cnn-4x2", 1, 8, 10, 5)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_images_are_parted_and_scaled():
+    data = images("digits", 1000, 0)
+    assert data.train_x.shape == (1000, 1, 8, 8)
+    assert len(data.test_y) == 797
+    assert float(data.train_x.mean()) == pytest.approx(0, abs=1e-5)
+    assert float(data.train_x.std()) == pytest.approx(1, abs=1e-5)
+    assert not torch.equal(data.train_y, images("digits", 1000, 1).train_y)
+
+
+def test_turned_images():
+    x = images("digits", 50, 0).train_x
+    assert torch.allclose(rotated(x, 0.0, 0), x, atol=1e-5)
+    turned = rotated(x, math.pi / 2, 0)
+    assert torch.equal(turned, rotated(x, math.pi / 2, 0))
+    assert float((turned - x).abs().mean()) > 0.1
+    assert float(turned.min()) >= float(x.min()) - 1e-5
+
+
+@pytest.mark.parametrize("study", ["architectures", "bounds", "training-speed"])
+def test_a_study_end_to_end(study, tmp_path):
+    results, rows = tmp_path / "a.sqlite", tmp_path / "a.csv.gz"
+    names = SMALL["architectures"] if study != "bounds" else ("mlp-8x1",)
+    ran = command(
+        "run", study, "--architectures", ",".join(names), "--num-train", 120, "--epochs", 2,
+        "--seeds", 1, "--precisions", 0.5, "--results", results, "--quiet",
+    )  # fmt: skip
+    assert ran.exit_code == 0, ran.output
+    report = command("report", "--results", results, "--csv", rows)
+    assert report.exit_code == 0, report.output
+    assert f"run {study} --architectures" in report.output
+    assert "--num-train 120 --epochs 2" in report.output
+    assert "0 failed" in report.output
+    assert "nan" not in report.output
+    assert len(pandas.read_csv(rows, comment="#")) == len(
+        make_grid(study, **(SMALL | {"architectures": names, "seeds": 1, "precisions": (0.5,)}))
+    )
+
+
+def test_bounds_are_below_the_full_evidence():
+    cells = make_grid("bounds", **(SMALL | {"architectures": ("mlp-8x1",)}))
+    keep = ("full", "block", "block-parameter", "diagonal")
+    whole = [cell for cell in cells if cell["batch_size"] is None and cell["hessian"] == "ggn"]
+    values = {cell["structure"]: run_cell(cell)["evidence"] for cell in whole}
+    ordered = [values[name] for name in keep]
+    assert ordered == sorted(ordered, reverse=True)
+    of_batches = [
+        cell
+        for cell in cells
+        if cell["structure"] == "kernel"
+        and cell["outputs"] != "single"
+        and cell["batch_size"] < 120
+    ]
+    for cell in of_batches:
+        assert run_cell(cell)["evidence"] < values["full"]
+
+
+def test_invariance_and_online_cells():
+    learned, plain = make_grid(
+        "invariance",
+        data="digits",
+        seeds=1,
+        **(SMALL | {"architectures": ("cnn-4x1",), "epochs": 5}),
+    )[:2]
+    scores = run_cell(learned)
+    assert 0 < scores["rotation"] < 90
+    assert set(run_cell(plain)) < set(scores)
+    online = make_grid("online", seeds=1, **(SMALL | {"architectures": ("mlp-8x1",), "epochs": 10}))
+    for by in ("grid", "layer"):
+        cell = next(cell for cell in online if cell.get("by") == by)
+        assert math.isfinite(run_cell(cell)["evidence"])
+
+
+@pytest.mark.data
+def test_networks_on_real_tables(data_folder, monkeypatch):
+    monkeypatch.setenv("GPCLML_DATA", str(data_folder))
+    cell = make_grid("online")[0] | {"epochs": 150, "data": "yacht"}
+    scores = run_cell(cell)
+    assert scores["rmse"] < 12  # the spread of the targets is 15
+    assert math.isfinite(scores["nll_laplace"])
+
+
+def test_bad_arguments(tmp_path):
+    with pytest.raises(UnknownNameError, match="Did you mean 'bounds'"):
+        make_grid("bound")
+    with pytest.raises(UnknownNameError, match="data"):
+        make_grid("bounds", data="digit")
+    for name, value in (("num_train", 5000), ("seeds", 0), ("precisions", (0.0,))):
+        with pytest.raises(ArgumentError, match=name):
+            make_grid("bounds", **{name: value})
+    for name in ("mlp", "mlp-0x1", "vit-3x3", "cnn-4x"):
+        with pytest.raises(ArgumentError, match="architecture"):
+            make_grid("bounds", architectures=(name,))
+    with pytest.raises(DataError, match="no "):
+        make_report(tmp_path / "none.sqlite")
+    ran = command("run", "bounds", "--num-train", 99999, "--results", tmp_path / "a.sqlite")
+    assert ran.exit_code == 2
+    assert "num_train" in ran.output
+    assert set(STUDIES) == {"architectures", "bounds", "invariance", "online", "training-speed"}
