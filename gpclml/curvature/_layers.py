@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -15,35 +14,14 @@ from gpclml.curvature._parameters import (
     fresh_parameters,
     layer_of,
 )
+from gpclml.curvature._records import LayerRecord
 from gpclml.curvature._sample_gradients import Cotangents
 from gpclml.errors import UnsupportedError
 
-__all__ = ["LayerRecord", "other_parameters", "record_layers"]
+__all__ = ["other_parameters", "record_layers"]
 
 _SUPPORTED = (torch.nn.Linear, torch.nn.Conv2d)
-
-
-@dataclass(frozen=True)
-class LayerRecord:
-    """A linear map that is applied at T places of each point (T = 1 in a plain layer).
-
-    Versions of a point that a network averages over are places of it.
-
-    Attributes:
-        name: Name of the layer.
-        trained: Which of its parameters are trained: ``"weight"``, ``"bias"``.
-        inputs: What it is applied to, ``(N, T, in)``; patches of a convolution.
-        gradients: Of the outputs there, for each column, ``(N, K, T, out)``.
-    """
-
-    name: str
-    trained: tuple[str, ...]
-    inputs: Tensor
-    gradients: Tensor
-
-    def parameter(self, kind: str) -> str:
-        """Name of its weight or bias in the network."""
-        return _full_name(self.name, kind)
+_KINDS = ("weight", "bias")
 
 
 def record_layers(
@@ -95,13 +73,16 @@ def record_layers(
         )
         for k in range(columns.shape[1] if layers else 0)
     ]  # fmt: skip
-    records = []
-    for place, (name, layer) in enumerate(layers.items()):
-        gradients = torch.stack([one[place] for one in back], dim=1)  # (N, K, *out)
-        trained = tuple(k for k in ("weight", "bias") if _full_name(name, k) in parameters)
-        inputs = seen[name][0] if graph else seen[name][0].detach()
-        records.append(LayerRecord(name, trained, *_places(layer, inputs, gradients, len(x))))
-    return records
+    return [
+        LayerRecord(
+            layer,
+            *(full if (full := _full_name(name, k)) in parameters else None for k in _KINDS),
+            num_points=len(x),
+            raw_inputs=seen[name][0] if graph else seen[name][0].detach(),
+            raw_gradients=[one[place] for one in back],
+        )
+        for place, (name, layer) in enumerate(layers.items())
+    ]
 
 
 def other_parameters(module: torch.nn.Module) -> list[str]:
@@ -153,32 +134,3 @@ def _recorder(name: str, seen: dict[str, tuple[Tensor, Tensor]]):
         return output.clone()  # what works in place afterwards leaves the record as it is
 
     return hook
-
-
-def _places(
-    layer: torch.nn.Module, inputs: Tensor, gradients: Tensor, num_points: int
-) -> tuple[Tensor, Tensor]:
-    """Inputs ``(N, T, in)`` and gradients ``(N, K, T, out)``, S versions of a point as places."""
-    if isinstance(layer, torch.nn.Conv2d):
-        inputs, gradients = _patches(layer, inputs), gradients.flatten(3).mT
-    else:
-        rows, columns = gradients.shape[:2]
-        inputs = inputs.reshape(rows, -1, inputs.shape[-1])
-        gradients = gradients.reshape(rows, columns, -1, gradients.shape[-1])
-    versions = gradients.unflatten(0, (num_points, -1)).transpose(1, 2).flatten(2, 3)
-    return inputs.reshape(num_points, -1, inputs.shape[-1]), versions
-
-
-def _patches(layer: torch.nn.Conv2d, inputs: Tensor) -> Tensor:
-    """What each place of a convolution's output is made of, ``(N, T, in)``."""
-    padding = layer.padding
-    if padding == "same":
-        reach = [d * (k - 1) for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
-        sides = [(one // 2, one - one // 2) for one in reach]
-        inputs = torch.nn.functional.pad(inputs, (*sides[1], *sides[0]))
-    if isinstance(padding, str):
-        padding = 0
-    unfolded = torch.nn.functional.unfold(
-        inputs, layer.kernel_size, layer.dilation, padding, layer.stride
-    )
-    return unfolded.mT

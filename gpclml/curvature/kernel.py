@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpclml.curvature._layers import LayerRecord, other_parameters, record_layers
+from gpclml.curvature._layers import other_parameters, record_layers
+from gpclml.curvature._records import LayerRecord
 from gpclml.curvature._sample_gradients import Cotangents, sample_gradients
 from gpclml.errors import UnsupportedError
 from gpclml.linalg import safe_cholesky
@@ -89,9 +90,10 @@ class Kernel:
         """
         grams = {}
         for record in record_layers(module, x, cotangents, only=False):
-            for kind in record.trained:
-                rows = _weight_gram if kind == "weight" else _bias_gram
-                grams[record.parameter(kind)] = rows(record)
+            if record.weight is not None:
+                grams[record.weight] = _weight_gram(record)
+            if record.bias is not None:
+                grams[record.bias] = _gram(record.summed_gradients())
         others = other_parameters(module)
         if others:
             gradients = sample_gradients(module, x, cotangents, others)
@@ -102,17 +104,12 @@ class Kernel:
 
 
 def _weight_gram(record: LayerRecord) -> Tensor:
-    k = record.gradients.shape[1]
-    if record.inputs.shape[1] > 1:
-        rows = torch.einsum("nkto,nti->nkoi", record.gradients, record.inputs).flatten(2)
-        return _gram(rows)
-    inputs = record.inputs.squeeze(1)
+    if not record.is_plain:
+        return _gram(record.weight_gradients())
+    gradients, inputs = record.summed_gradients(), record.mean_inputs()
+    k = gradients.shape[1]
     of_inputs = (inputs @ inputs.mT).repeat_interleave(k, 0).repeat_interleave(k, 1)
-    return of_inputs * _gram(record.gradients.squeeze(2))
-
-
-def _bias_gram(record: LayerRecord) -> Tensor:
-    return _gram(record.gradients.sum(2))
+    return of_inputs * _gram(gradients)
 
 
 def _gram(rows: Tensor) -> Tensor:

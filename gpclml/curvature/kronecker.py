@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gpclml.curvature._draws import Draw, normal_draws
-from gpclml.curvature._layers import LayerRecord, other_parameters, record_layers
+from gpclml.curvature._layers import other_parameters, record_layers
 from gpclml.curvature._sample_gradients import Cotangents, sample_gradients
 from gpclml.curvature.dense import DenseCurvature
 from gpclml.curvature.diagonal import DiagonalCurvature
@@ -188,13 +188,14 @@ class Kronecker:
         """
         factors: dict[str, Factors] = {}
         shapes = {name: p.shape for name, p in module.named_parameters()}
+        reduce = self.sharing == "reduce"
         for record in record_layers(module, x, cotangents, only=self.others == "refuse"):
-            inputs, gradients = _rows(record, self.sharing)
-            of_gradients = gradients.mT @ gradients
-            for kind in record.trained:
-                of_inputs = inputs.mT @ inputs if kind == "weight" else None
-                name = record.parameter(kind)
-                factors[name] = Factors(of_gradients, of_inputs, len(inputs), shapes[name])
+            of_gradients = record.gradient_product(reduce)
+            if record.weight is not None:
+                made = Factors(of_gradients, *record.input_product(reduce), shapes[record.weight])
+                factors[record.weight] = made
+            if record.bias is not None:
+                factors[record.bias] = Factors(of_gradients, None, 0, shapes[record.bias])
         names = other_parameters(module)
         if not names:
             return KroneckerCurvature(factors)
@@ -203,14 +204,6 @@ class Kronecker:
             return KroneckerCurvature(factors, DiagonalCurvature.of_gradients(gradients))
         others = DenseCurvature.of_gradients(gradients, [names], "parameters")
         return KroneckerCurvature(factors, others)
-
-
-def _rows(record: LayerRecord, sharing: str) -> tuple[Tensor, Tensor]:
-    """Inputs, a row each, and gradients."""
-    inputs, gradients = record.inputs, record.gradients
-    if sharing == "reduce":
-        return inputs.mean(1), gradients.sum(2).flatten(0, 1)
-    return inputs.flatten(0, 1), gradients.flatten(0, 2)
 
 
 def _eigenvalues(factor: Tensor) -> Tensor:

@@ -63,10 +63,6 @@ class OnlineRun(WeightTraining):
             raise ArgumentError("mll", "no trainable hyperparameter", "at least one")
         self.of_hyperparameters = torch.optim.Adam(hyper, lr=hyper_lr)
         self.hyperparameters = hyper
-        of_points = self.model.augmentation
-        self._through_points = of_points is not None and any(
-            p.requires_grad for p in of_points.parameters()
-        )
         self.fit = OnlineFit()
         self.best: dict[str, Any] | None = None
 
@@ -110,25 +106,20 @@ class OnlineRun(WeightTraining):
 
     def _evidence_of_all(self) -> Any:
         total: Any = None
-        for x, y in self.batches():
-            part = self._evidence_of(x, y)
+        for batch in self.batches():
+            part = self.mll.evidence_of(*batch)
             total = part if total is None else total + part
         return total
-
-    def _evidence_of(self, x: Tensor, y: Tensor) -> Any:
-        with torch.set_grad_enabled(torch.is_grad_enabled() and self._through_points):
-            output = self.model(x)
-        return self.mll.evidence_at(output, y)
 
     def _value_of_a_batch(self) -> Tensor:
         """Of a part drawn by its size, whose expectation is the mean over all."""
         parts = self.parts()
         sizes = torch.tensor([float(len(rows)) for rows in parts])
         place = int(torch.multinomial(sizes, 1, generator=self.generator))
-        return self._evidence_of(*self.rows(parts[place]))()
+        return self.mll.evidence_of(*self.rows(parts[place]))()
 
     def _mean_over_batches(self) -> Tensor:
-        values = [self._evidence_of(*self.rows(rows))() * len(rows) for rows in self.parts()]
+        values = [self.mll.evidence_of(*self.rows(rows))() * len(rows) for rows in self.parts()]
         return torch.stack(values).sum() / len(self.x)
 
     def looks_since_best(self) -> int:

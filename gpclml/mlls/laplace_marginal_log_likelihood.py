@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Literal, Protocol, cast
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from gpclml.curvature import Cotangents, Kronecker
 from gpclml.errors import ArgumentError, UnknownNameError, UnsupportedError
 from gpclml.models.linearized_network import Linearization, LinearizedNetwork
+from gpclml.networks import check_finite_output
 from gpclml.output_likelihoods import OutputLikelihood, gradient_columns, output_likelihood
 
 __all__ = ["LaplaceEvidence", "LaplaceMarginalLogLikelihood"]
@@ -149,8 +151,8 @@ class LaplaceMarginalLogLikelihood(MarginalLogLikelihood):
         """The evidence at points as a function of hyperparameters alone, as cheap as they are.
 
         Curvature and outputs are computed once; the value is differentiable in prior
-        precisions, noise and temperature, and once in what the points depend on. For many
-        gradients, call the model under ``torch.no_grad()``.
+        precisions, noise and temperature, and once in what the points depend on.
+        :meth:`evidence_of` is cheaper where the weights need no gradient.
 
         Args:
             output: The model at points: all N, or a batch of them.
@@ -163,36 +165,67 @@ class LaplaceMarginalLogLikelihood(MarginalLogLikelihood):
         Raises:
             The same as :meth:`forward`.
         """
-        count = len(output.points)
+        likelihood = output_likelihood(cast(Likelihood, self.likelihood))
+        likelihood.log_density(output.mean.detach(), target)  # its checks come first
+        return self._evidence(output.points, target, output.mean)
+
+    def evidence_of(self, x: Tensor, target: Tensor) -> LaplaceEvidence:
+        """The same as ``evidence_at(model(x), target)`` for hyperparameters alone, in one pass.
+
+        The outputs are those of the pass that the curvature is taken from: constants, but for
+        what the points depend on, so that no weight gets a gradient.
+
+        Args:
+            x: Points, ``(N, *event)``: all, or a batch of them.
+            target: Their targets.
+
+        Raises:
+            The same as :meth:`forward`.
+        """
+        return self._evidence(cast(LinearizedNetwork, self.model).points(x), target, None)
+
+    def _evidence(self, points: Tensor, target: Tensor, mean: Tensor | None) -> LaplaceEvidence:
+        count = len(points)
         if count > self.num_data:
             mend = "Pass the number of all points that the weights are trained on."
             expected = f"at most num_data = {self.num_data}"
             raise ArgumentError("output", f"{count} points", expected, mend)
         likelihood = output_likelihood(cast(Likelihood, self.likelihood))
-        likelihood.log_density(output.mean.detach(), target)  # its checks come first
-        copies, columns = self._columns(likelihood, target, output.mean.shape[-1])
         network = cast(LinearizedNetwork, self.model).network
-        curvature = self.curvature.of(network, output.points, columns)
-        return LaplaceEvidence(self, output.mean, target, curvature, copies)
+        columns = self._columns(likelihood, target)
+        seen: dict[str, Any] = {"mean": mean}
+
+        def cotangents(outputs: Tensor) -> Tensor:
+            if mean is None:
+                check_finite_output(outputs)
+                likelihood.log_density(outputs.detach(), target)  # its checks come first
+                seen["mean"] = outputs if points.requires_grad else outputs.detach()
+            seen["copies"], found = columns(outputs)
+            return found
+
+        curvature = self.curvature.of(network, points, cotangents)
+        return LaplaceEvidence(self, seen["mean"], target, curvature, seen["copies"])
 
     def _columns(
-        self, likelihood: OutputLikelihood, target: Tensor, num_outputs: int
-    ) -> tuple[int, Cotangents]:
-        """How often a log-determinant counts, and the columns of output curvature in it."""
+        self, likelihood: OutputLikelihood, target: Tensor
+    ) -> Callable[[Tensor], tuple[int, Tensor]]:
+        """Of outputs: how often a log-determinant counts, and the columns of curvature in it."""
         if self.hessian == "ef":
-            return 1, lambda outputs: gradient_columns(likelihood, outputs, target)
+            return lambda outputs: (1, gradient_columns(likelihood, outputs, target))
         if self.outputs == "all":
-            return 1, lambda outputs: likelihood.columns(outputs, target)
-        place = int(torch.randint(num_outputs, (), generator=self._generator))
-        if self.outputs == "column":
-            return num_outputs, lambda outputs: likelihood.columns(outputs, target)[:, [place]]
+            return lambda outputs: (1, likelihood.columns(outputs, target))
 
-        def of_one_output(outputs: Tensor) -> Tensor:
-            deviation = likelihood.columns(outputs, target)[..., place].norm(dim=-1)
-            one = torch.nn.functional.one_hot(torch.tensor(place), num_outputs).to(outputs)
-            return (deviation.unsqueeze(-1) * one).unsqueeze(1)
+        def of_one(outputs: Tensor) -> tuple[int, Tensor]:
+            count = outputs.shape[-1]
+            place = int(torch.randint(count, (), generator=self._generator))
+            columns = likelihood.columns(outputs, target)
+            if self.outputs == "column":
+                return count, columns[:, [place]]
+            deviation = columns[..., place].norm(dim=-1)
+            one = torch.nn.functional.one_hot(torch.tensor(place), count).to(outputs)
+            return count, (deviation.unsqueeze(-1) * one).unsqueeze(1)
 
-        return num_outputs, of_one_output
+        return of_one
 
 
 class LaplaceEvidence:

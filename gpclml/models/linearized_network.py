@@ -69,13 +69,21 @@ class LinearizedNetwork(GP):
             ShapeError: The network's outputs are not ``(N, C)``.
             NonFiniteError: They are not finite.
         """
-        points = x if self.augmentation is None else self.augmentation(x)
+        points = self.points(x)
         mean = self.network(points)
         if mean.ndim != 2 or len(mean) != len(x):
             expected = f"({len(x)}, C), a row for each point"
             raise ShapeError("network", f"outputs {tuple(mean.shape)}", expected)
         check_finite_output(mean)
         return Linearization(points, mean)
+
+    def points(self, x: Tensor) -> Tensor:
+        """What the network is given at points: themselves, or what the augmentation makes of them.
+
+        Args:
+            x: Points, ``(N, *event)``.
+        """
+        return x if self.augmentation is None else self.augmentation(x)
 
     def __call__(self, x: Tensor) -> Linearization:  # pyright: ignore[reportIncompatibleMethodOverride]
         """See :meth:`forward`."""

@@ -115,6 +115,35 @@ def test_kronecker_beside_other_modules(others):
     assert float(together.abs().max()) < 0.1  # independent blocks, independent draws
 
 
+class Places(torch.nn.Module):
+    """Layers that are applied at four places of each point, one of a single output."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = torch.nn.Linear(3, 2).double()
+        self.second = torch.nn.Linear(2, 1).double()
+
+    def forward(self, x):
+        return self.second(self.first(x).tanh()).squeeze(-1)[:, :2]
+
+
+def test_layers_at_several_places():
+    network = Places()
+    x, delta = points((4, 3)), precisions(network)
+    exact = ratio(dense(network, x), delta, sizes_of(network))
+    for structure in (Full(), Kernel()):
+        value = structure.of(network, x, softmax_columns).log_det_ratio(delta)
+        torch.testing.assert_close(value, exact)
+    factors = Kronecker().of(network, x, softmax_columns).factors
+    flat = x.flatten(0, 1)
+    torch.testing.assert_close(factors["first.weight"].inputs, flat.mT @ flat)
+    assert factors["first.weight"].count == 28
+    mean = x.mean(1)
+    reduced = Kronecker("reduce").of(network, x, softmax_columns).factors["first.weight"]
+    torch.testing.assert_close(reduced.inputs, mean.mT @ mean)
+
+
 @pytest.mark.parametrize("structure", [Full(), Kernel(), Kronecker(), Diagonal()])
 def test_bad_cotangents(structure):
     network, event = mlp()

@@ -1,0 +1,182 @@
+"""Command line: ``python -m benchmarks.speed.evidence``: the evidence of networks, by estimate."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import pandas as pd
+import torch
+import typer
+from gpytorch.likelihoods import SoftmaxLikelihood
+from torch import Tensor
+
+from benchmarks.speed.header import describe_run
+from benchmarks.speed.timing import interleaved_times, ratios
+from gpclml.curvature import GaussianWeightPrior, Kernel, Kronecker
+from gpclml.errors import UnknownNameError
+from gpclml.mlls import LaplaceMarginalLogLikelihood
+from gpclml.models import LinearizedNetwork
+from gpclml.networks import MLP
+
+__all__ = ["measure_evidence"]
+
+BASE = "kronecker, all points"
+_CLASSES, _BATCH = 10, 250
+
+
+def _mlp() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Flatten(), MLP([784, 1024, 512, _CLASSES]))
+
+
+def _cnn() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(1, 11, 3, padding=1), torch.nn.ReLU(), torch.nn.MaxPool2d(2),
+        torch.nn.Conv2d(11, 22, 3, padding=1), torch.nn.ReLU(), torch.nn.MaxPool2d(2),
+        torch.nn.Flatten(), torch.nn.Linear(22 * 49, _CLASSES),
+    )  # fmt: skip
+
+
+NETWORKS: dict[str, Callable[[], torch.nn.Module]] = {"mlp": _mlp, "cnn": _cnn}
+
+
+def measure_evidence(
+    name: str, points: int = 1000, rounds: int = 5, device: str = "cpu", others: bool = True
+) -> pd.DataFrame:
+    """Time of the evidence with its gradient in the precisions of all parameter tensors.
+
+    Images of 28 x 28 pixels, ten classes, a softmax, float32; curvature in batches of 250.
+
+    Args:
+        name: ``"mlp"``, 1.3 million parameters, or ``"cnn"``, 13 thousand.
+        points: Number of points.
+        rounds: Rounds in which each way is timed once.
+        device: Where the network is.
+        others: Whether to time laplace-torch's Kronecker evidence too, where it is installed.
+
+    Returns:
+        A row a method. ``milliseconds`` is the median, ``ratio`` the median over rounds of its
+        time over that of the Kronecker evidence of all points, ``low`` and ``high`` their
+        quartiles. ``150-1`` has 150 points and one output for all.
+
+    Raises:
+        UnknownNameError: No such network.
+    """
+    if name not in NETWORKS:
+        raise UnknownNameError("network", name, NETWORKS)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(points, 1, 28, 28, generator=generator).to(device)
+    y = torch.randint(_CLASSES, (points,), generator=generator).to(device)
+    network = NETWORKS[name]().to(device)
+    steps = {
+        BASE: _of_all(network, x, y),
+        "kronecker, 150-10": _of_a_batch(network, x, y, Kronecker(), "all"),
+        "kronecker, 150-1": _of_a_batch(network, x, y, Kronecker(), "single"),
+        "kernel, 150-1": _of_a_batch(network, x, y, Kernel(), "single"),
+    }
+    if others and importlib.util.find_spec("laplace") is not None:
+        steps |= _others(network, x, y)
+    times = interleaved_times(steps, rounds, device)
+    table = ratios(times, BASE).rename(columns={"median": "ratio"})
+    table.insert(0, "milliseconds", 1e3 * times.median())
+    table.insert(0, "points", points)
+    table.insert(0, "parameters", sum(p.numel() for p in network.parameters()))
+    table.insert(0, "network", name)
+    return table.rename_axis("method").reset_index()
+
+
+def _objective(network: torch.nn.Module, points: int, structure: Any, outputs: Any):
+    model = LinearizedNetwork(network, GaussianWeightPrior(network, "parameter"))
+    likelihood = SoftmaxLikelihood(num_classes=_CLASSES, mixing_weights=False)
+    return LaplaceMarginalLogLikelihood(likelihood, model, points, structure, outputs=outputs)
+
+
+def _of_all(network: torch.nn.Module, x: Tensor, y: Tensor) -> Callable[[], object]:
+    mll = _objective(network, len(x), Kronecker(), "all")
+    model: Any = mll.model
+
+    def step() -> None:
+        parts = []
+        for rows in torch.arange(len(x), device=x.device).split(_BATCH):
+            parts.append(mll.evidence_of(x[rows], y[rows]))
+        value = sum(parts[1:], parts[0])()
+        torch.autograd.grad(value, model.prior.log_precision)
+
+    return step
+
+
+def _of_a_batch(
+    network: torch.nn.Module, x: Tensor, y: Tensor, structure: Any, outputs: str
+) -> Callable[[], object]:
+    mll = _objective(network, len(x), structure, outputs)
+    model: Any = mll.model
+
+    def step() -> None:
+        value = mll.evidence_of(x[:150], y[:150])()
+        torch.autograd.grad(value, model.prior.log_precision)
+
+    return step
+
+
+def _others(network: torch.nn.Module, x: Tensor, y: Tensor) -> dict[str, Callable[[], object]]:
+    import copy
+
+    import laplace
+    from laplace.curvature import asdl, backpack, curvlinops
+    from torch.utils.data import DataLoader, TensorDataset
+
+    loader = DataLoader(TensorDataset(x, y), batch_size=_BATCH)
+    backends = {
+        "laplace-torch, Asdl": asdl.AsdlGGN,
+        "laplace-torch, Curvlinops": curvlinops.CurvlinopsGGN,
+        "laplace-torch, BackPACK": backpack.BackPackGGN,
+    }
+
+    def step_of(backend: Any) -> Callable[[], object]:
+        module = copy.deepcopy(network)  # a backend leaves hooks behind
+
+        def step() -> None:
+            fitted: Any = laplace.Laplace(
+                module, "classification", subset_of_weights="all", hessian_structure="kron",
+                backend=backend,
+            )  # fmt: skip
+            fitted.fit(loader)
+            count = len(list(module.parameters()))
+            log_precision = torch.zeros(count, device=x.device, requires_grad=True)
+            value = fitted.log_marginal_likelihood(log_precision.exp())
+            torch.autograd.grad(value, log_precision)
+
+        return step
+
+    return {name: step_of(backend) for name, backend in backends.items()}
+
+
+def main(
+    network: Annotated[
+        list[str], typer.Option(help="mlp (1.3 million parameters), cnn (13 thousand).")
+    ] = list(NETWORKS),  # noqa: B006
+    points: Annotated[list[int], typer.Option(help="Numbers of points; may be repeated.")] = [1000],  # noqa: B006
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds.")] = 5,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1")] = "cpu",
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    csv: Annotated[Path | None, typer.Option(help="Write the table there as well.")] = None,
+) -> None:
+    """Value and gradient of a network's evidence: all points, estimates, laplace-torch."""
+    torch.set_num_threads(threads)
+    about = describe_run("benchmarks.speed.evidence", device)
+    print(about, flush=True)
+    tables = []
+    for name in network:
+        for count in points:
+            table = measure_evidence(name, count, rounds, device)
+            print(f"\n{table.to_string(index=False, float_format='%.3f')}", flush=True)
+            tables.append(table)
+            if csv:  # after each size: a long run that is stopped keeps what it has
+                csv.write_text(f"{about}\n{pd.concat(tables).to_csv(index=False)}")
+
+
+if __name__ == "__main__":
+    typer.run(main)
