@@ -84,7 +84,7 @@ def _named_grids(rows: set[Row]) -> Iterator[tuple[str, set[Row]]]:
                 if whole:
                     some = "" if len(whole) == len(grid) else f" --datasets {_joined(whole)}"
                     count = "" if seeds == usual else f" --seeds {seeds}"
-                    kind = "" if dtype == _USUAL_DTYPE else f" --dtype {dtype}"
+                    kind = "" if dtype == products[0].dtype else f" --dtype {dtype}"
                     options = f"--grid {name}{some}{count}{kind} --device {device}"
                     yield options, set().union(*whole.values())
                     break

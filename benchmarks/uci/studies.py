@@ -64,7 +64,8 @@ STUDIES: Mapping[str, tuple[Product, ...]] = MappingProxyType(
     {
         "paper": (
             Product(
-                _PAPER, _UP_TO_700, kernels=("deep-bottleneck",), steps=(100,), held_out=_SHARES
+                _PAPER, _UP_TO_700, kernels=("deep-bottleneck",), steps=(100,), held_out=_SHARES,
+                dtype="float32",
             ),
         ),
         "baselines": (
@@ -96,6 +97,6 @@ STUDIES: Mapping[str, tuple[Product, ...]] = MappingProxyType(
     }
 )  # fmt: skip
 """Named grids, each a union of products: ``paper`` is that of Lotfi et al. (2022), Figures 9(a)
-and 24; ``baselines`` kernels without a network; ``deep`` the residual deep kernel beside the
-plain ARD GP; ``large`` the same from n = 1000; ``ablation`` what makes the difference between
-the objectives at n = 100."""
+and 24, in single precision as their code; ``baselines`` kernels without a network; ``deep`` the
+residual deep kernel beside the plain ARD GP; ``large`` the same from n = 1000; ``ablation`` what
+makes the difference between the objectives at n = 100."""

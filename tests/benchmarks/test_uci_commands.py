@@ -245,7 +245,8 @@ def test_commands_of_several_sweeps():
     assert "--dtype float32" in third
 
 
-def test_a_named_grid_in_single_precision():
-    products = named_products("paper", datasets=("boston",), seeds=1, dtype="float32")
+@pytest.mark.parametrize(("dtype", "option"), [("float32", ""), ("float64", " --dtype float64")])
+def test_a_named_grid_in_either_precision(dtype, option):
+    products = named_products("paper", datasets=("boston",), seeds=1, dtype=dtype)
     [command] = commands_of(pandas.DataFrame(make_grid(products, leave_out=True)), "a.sqlite")
-    assert "--grid paper --datasets boston --seeds 1 --dtype float32 --device cpu" in command
+    assert f"--grid paper --datasets boston --seeds 1{option} --device cpu" in command
