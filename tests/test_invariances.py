@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 from gpytorch.likelihoods import SoftmaxLikelihood
-from network_cases import cnn, dense, points, precisions, ratio, sizes_of, softmax_columns
 
 from gpclml.curvature import Full, GaussianWeightPrior, Kernel, Kronecker
 from gpclml.errors import ArgumentError, DataError, ShapeError, UnknownNameError
@@ -15,6 +14,7 @@ from gpclml.fit import fit_online
 from gpclml.invariances import AffineAugmentation, AveragedNetwork
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
+from network_cases import cnn, dense, points, precisions, ratio, sizes_of, softmax_columns
 
 
 def ramp(size=33):

@@ -59,19 +59,20 @@ class LayerRecord:
         return torch.stack(columns, dim=1)
 
     def input_product(self, reduce: bool) -> tuple[Tensor, int]:
-        r"""The sum of :math:`a a^\top` and the number of its terms.
+        r"""The sum of :math:`a a^\top`, float64, and the number of its terms.
 
         Args:
             reduce: Whether a is the mean over places; else each place is a term.
         """
+        # In float64, so that rounding does not fill the null space of many inputs.
         if reduce:
-            a = self.mean_inputs()
+            a = self.mean_inputs().double()
             return a.mT @ a, len(a)
-        a = self._inputs()
+        a = self._inputs().double()
         return _outer_products(a), a.shape[0] * a.shape[2]
 
     def gradient_product(self, reduce: bool) -> Tensor:
-        r"""The sum of :math:`g g^\top` over points and columns.
+        r"""The sum of :math:`g g^\top` over points and columns, float64.
 
         Args:
             reduce: Whether g is the sum over places; else each place is a term.
@@ -79,7 +80,7 @@ class LayerRecord:
         if not reduce:
             return torch.stack([_outer_products(g) for g in self._gradients()]).sum(0)
         rows = self.summed_gradients().flatten(0, 1)
-        return rows.mT @ rows
+        return (rows.mT @ rows).double()
 
     def _inputs(self) -> Tensor:
         """``(R, in, T)``, R points or versions of them."""
@@ -102,11 +103,15 @@ def _channels_first(values: Tensor) -> Tensor:
 
 
 def _outer_products(values: Tensor) -> Tensor:
-    """The sum over R and T of products of ``(R, channels, T)`` with itself."""
-    if values.shape[2] == 1:
-        rows = values.squeeze(2)
-        return rows.mT @ rows
-    return torch.bmm(values, values.mT).sum(0)
+    """The sum over R and T of products of ``(R, channels, T)`` with itself, float64.
+
+    Point by point, without a transposed copy, where that takes no more memory than the values.
+    """
+    _, channels, places = values.shape
+    if places > 1 and channels <= places:
+        return torch.bmm(values, values.mT).sum(0, dtype=torch.float64)
+    rows = values.mT.flatten(0, 1)
+    return (rows.mT @ rows).double()
 
 
 def _patches(layer: torch.nn.Conv2d, inputs: Tensor) -> Tensor:

@@ -4,15 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from network_cases import (
-    dense,
-    mlp,
-    points,
-    precisions,
-    ratio,
-    sizes_of,
-    softmax_columns,
-)  # fmt: skip
 
 from gpclml.curvature import Diagonal, Full, Kernel, Kronecker
 from gpclml.errors import (
@@ -22,6 +13,15 @@ from gpclml.errors import (
     ShapeError,
     UnsupportedError,
 )
+from network_cases import (
+    dense,
+    mlp,
+    points,
+    precisions,
+    ratio,
+    sizes_of,
+    softmax_columns,
+)  # fmt: skip
 
 
 class Twice(torch.nn.Module):

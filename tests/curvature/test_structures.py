@@ -6,6 +6,10 @@ import math
 
 import pytest
 import torch
+
+import reference
+from gpclml.curvature import BlockDiagonal, Diagonal, Full, Kernel, Kronecker
+from gpclml.errors import UnknownNameError, UnsupportedError
 from network_cases import (
     NETWORKS,
     cnn,
@@ -19,10 +23,6 @@ from network_cases import (
     sizes_of,
     softmax_columns,
 )  # fmt: skip
-
-import reference
-from gpclml.curvature import BlockDiagonal, Diagonal, Full, Kernel, Kronecker
-from gpclml.errors import UnknownNameError, UnsupportedError
 
 
 @pytest.mark.parametrize("make", NETWORKS)
@@ -151,6 +151,21 @@ def test_unknown_names():
         Kronecker("expanded")
     with pytest.raises(UnknownNameError, match="others"):
         Kronecker(others="diag")
+
+
+def test_rounding_does_not_fill_the_null_space_of_a_factor():
+    network = torch.nn.Linear(600, 2).double()
+    with torch.no_grad():
+        network.weight.mul_(0.1)
+    x = points((600,), n=50)
+    delta = {name: torch.tensor(0.1).double() for name, _ in network.named_parameters()}
+    double = Kronecker().of(network, x, softmax_columns).log_det_ratio(delta)
+    single = (
+        Kronecker()
+        .of(network.float(), x.float(), softmax_columns)
+        .log_det_ratio({name: value.float() for name, value in delta.items()})
+    )
+    assert abs(float(single) - float(double)) < 0.02
 
 
 SUMMABLE = {name: one for name, one in STRUCTURES.items() if name != "kernel"}
