@@ -9,18 +9,23 @@ import typer
 
 from benchmarks._commands import errors_as_text, listed, names, numbers
 from benchmarks._environment import variables
+from benchmarks._options import (
+    Address,
+    Backend,
+    CsvFile,
+    DataFolder,
+    Device,
+    Jobs,
+    Quiet,
+    ResultsFile,
+    RetryFailed,
+    end_run,
+    make_app,
+)
 
 __all__ = ["app"]
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    help="Deep Kernel Transfer on few-shot tasks under the LML and the CLML.",
-)
-
-ResultsFile = Annotated[Path, typer.Option("--results", help="The SQLite file of results.")]
+app = make_app("Deep Kernel Transfer on few-shot tasks under the LML and the CLML.")
 
 
 @app.command()
@@ -54,25 +59,13 @@ def run(
             "learn from the same tasks share one."
         ),
     ] = None,
-    jobs: Annotated[int, typer.Option(help="Worker processes; -1 for one a core.")] = 1,
-    backend: Annotated[
-        str, typer.Option(help="Where several workers are: loky (this machine), dask, ray.")
-    ] = "loky",
-    address: Annotated[
-        str | None,
-        typer.Option(help="Address of a running cluster; else one is started on this machine."),
-    ] = None,
-    folder: Annotated[
-        Path | None,
-        typer.Option(
-            help="The data folder, on every machine; else $GPCLML_DATA, else the user's cache."
-        ),
-    ] = None,
-    device: Annotated[str, typer.Option(help="Where models are trained: cpu, cuda.")] = "cpu",
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Compute failed cells again.")
-    ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no summary.")] = False,
+    jobs: Jobs = 1,
+    backend: Backend = "loky",
+    address: Address = None,
+    folder: DataFolder = None,
+    device: Device = "cpu",
+    retry_failed: RetryFailed = False,
+    quiet: Quiet = False,
 ) -> None:
     """Compute the cells that the results file lacks.
 
@@ -100,21 +93,13 @@ def run(
             environment=environment, retry_failed=retry_failed, progress=not quiet,
             sources=SOURCES,
         )  # fmt: skip
-    if not quiet:
-        typer.echo(summary)
-    failed = summary.failed + summary.failed_before
-    if failed:
-        typer.echo(f"{failed} cells failed: the report lists them.", err=True)
-        raise typer.Exit(1)
+    end_run(summary, quiet)
 
 
 @app.command()
 def report(
     results: ResultsFile,
-    csv: Annotated[
-        Path | None,
-        typer.Option(help="Also write all cells to this CSV file; compressed as .csv.gz."),
-    ] = None,
+    csv: CsvFile = None,
 ) -> None:
     """Print the report in Markdown: means over seeds, and the CLML less the LML by seed."""
     from benchmarks.dkt.report import make_report

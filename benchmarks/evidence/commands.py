@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from benchmarks._commands import errors_as_text, listed, names, numbers
+from benchmarks._options import (
+    Address,
+    Backend,
+    CsvFile,
+    DataFolder,
+    Device,
+    Jobs,
+    Quiet,
+    ResultsFile,
+    RetryFailed,
+    data_variables,
+    end_run,
+    make_app,
+)
 
 __all__ = ["app"]
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    help="Laplace evidence, its bounds, and conditional evidence of networks.",
-)
-
-ResultsFile = Annotated[Path, typer.Option("--results", help="The SQLite file of results.")]
+app = make_app("Laplace evidence, its bounds, and conditional evidence of networks.")
 
 
 @app.command()
@@ -42,25 +47,13 @@ def run(
     num_train: Annotated[int | None, typer.Option(min=1, help="Images to train on.")] = None,
     epochs: Annotated[int | None, typer.Option(min=1, help="Passes over them.")] = None,
     seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds, 0, 1, ....")] = None,
-    jobs: Annotated[int, typer.Option(help="Worker processes; -1 for one a core.")] = 1,
-    backend: Annotated[
-        str, typer.Option(help="Where several workers are: loky (this machine), dask, ray.")
-    ] = "loky",
-    address: Annotated[
-        str | None,
-        typer.Option(help="Address of a running cluster; else one is started on this machine."),
-    ] = None,
-    folder: Annotated[
-        Path | None,
-        typer.Option(
-            help="The data folder, on every machine; else $GPCLML_DATA, else the user's cache."
-        ),
-    ] = None,
-    device: Annotated[str, typer.Option(help="Where networks are trained: cpu, cuda.")] = "cpu",
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Compute failed cells again.")
-    ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no summary.")] = False,
+    jobs: Jobs = 1,
+    backend: Backend = "loky",
+    address: Address = None,
+    folder: DataFolder = None,
+    device: Device = "cpu",
+    retry_failed: RetryFailed = False,
+    quiet: Quiet = False,
 ) -> None:
     """Compute the cells of a study that the results file lacks; options replace its settings.
 
@@ -78,7 +71,7 @@ def run(
     from benchmarks.evidence.grid import make_grid
     from benchmarks.runner import run_grid
 
-    environment = {} if folder is None else {"GPCLML_DATA": str(folder.absolute())}
+    environment = data_variables(folder)
     with errors_as_text(), variables(environment):
         cells = make_grid(
             study, data=data, architectures=listed(architectures, names, "architectures"),
@@ -90,21 +83,13 @@ def run(
             environment=environment, retry_failed=retry_failed, progress=not quiet,
             sources=SOURCES,
         )  # fmt: skip
-    if not quiet:
-        typer.echo(summary)
-    failed = summary.failed + summary.failed_before
-    if failed:
-        typer.echo(f"{failed} cells failed: the report lists them.", err=True)
-        raise typer.Exit(1)
+    end_run(summary, quiet)
 
 
 @app.command()
 def report(
     results: ResultsFile,
-    csv: Annotated[
-        Path | None,
-        typer.Option(help="Also write all cells to this CSV file; compressed as .csv.gz."),
-    ] = None,
+    csv: CsvFile = None,
 ) -> None:
     """Print the report in Markdown: a table for each study in the file."""
     from benchmarks.evidence.report import make_report

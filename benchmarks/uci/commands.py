@@ -8,6 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from benchmarks._commands import errors_as_text, listed, names, numbers
+from benchmarks._options import (
+    Address,
+    Backend,
+    CsvFile,
+    DataFolder,
+    Device,
+    Jobs,
+    Quiet,
+    ResultsFile,
+    RetryFailed,
+    data_variables,
+    end_run,
+    make_app,
+)
 from gpclml.errors import ArgumentError
 
 if TYPE_CHECKING:
@@ -15,15 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(
-    add_completion=False,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    help="Gaussian process regression on UCI data sets under several objectives.",
-)
-
-ResultsFile = Annotated[Path, typer.Option("--results", help="The SQLite file of results.")]
+app = make_app("Gaussian process regression on UCI data sets under several objectives.")
 
 
 @app.command()
@@ -82,25 +88,13 @@ def run(
     dtype: Annotated[
         str | None, typer.Option(help="Type of all numbers: float64 or float32; float64.")
     ] = None,
-    jobs: Annotated[int, typer.Option(help="Worker processes; -1 for one a core.")] = 1,
-    backend: Annotated[
-        str, typer.Option(help="Where several workers are: loky (this machine), dask, ray.")
-    ] = "loky",
-    address: Annotated[
-        str | None,
-        typer.Option(help="Address of a running cluster; else one is started on this machine."),
-    ] = None,
-    device: Annotated[str, typer.Option(help="Where models are trained: cpu, cuda.")] = "cpu",
-    folder: Annotated[
-        Path | None,
-        typer.Option(
-            help="The data folder, on every machine; else $GPCLML_DATA, else the user's cache."
-        ),
-    ] = None,
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Compute failed cells again.")
-    ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress, no summary.")] = False,
+    jobs: Jobs = 1,
+    backend: Backend = "loky",
+    address: Address = None,
+    device: Device = "cpu",
+    folder: DataFolder = None,
+    retry_failed: RetryFailed = False,
+    quiet: Quiet = False,
 ) -> None:
     """Compute the cells that the results file lacks.
 
@@ -135,28 +129,20 @@ def run(
         for name, sizes in left_out_sizes(products, cells).items():
             if not quiet:
                 typer.echo(f"Left out, too few rows: {name} n = {sizes}", err=True)
-        environment = {} if folder is None else {"GPCLML_DATA": str(folder.absolute())}
+        environment = data_variables(folder)
         summary = run_grid(
             cells, run_cell, results, jobs=jobs, backend=backend, address=address,
             environment=environment, retry_failed=retry_failed, progress=not quiet,
             sources=(*SOURCES, "benchmarks.uci.batches"),
             batches=Batches(run_cells, batch_label, most_in_batch),
         )  # fmt: skip
-    if not quiet:
-        typer.echo(summary)
-    failed = summary.failed + summary.failed_before
-    if failed:
-        typer.echo(f"{failed} cells failed: the report lists them.", err=True)
-        raise typer.Exit(1)
+    end_run(summary, quiet)
 
 
 @app.command()
 def report(
     results: ResultsFile,
-    csv: Annotated[
-        Path | None,
-        typer.Option(help="Also write all cells to this CSV file; compressed as .csv.gz."),
-    ] = None,
+    csv: CsvFile = None,
     figure: Annotated[
         Path | None, typer.Option(help="Also draw RMSE and NLL against n in this PNG file.")
     ] = None,
