@@ -10,11 +10,13 @@ from gpclml.curvature.dense import BlockDiagonal, DenseCurvature, Full
 from gpclml.curvature.diagonal import Diagonal, DiagonalCurvature
 from gpclml.curvature.kernel import Kernel, KernelCurvature
 from gpclml.curvature.kronecker import Kronecker, KroneckerCurvature
+from gpclml.curvature.structure import Curvature, Structure
 from gpclml.curvature.weight_prior import GaussianWeightPrior
 
 __all__ = [
     "BlockDiagonal",
     "Cotangents",
+    "Curvature",
     "DenseCurvature",
     "Diagonal",
     "DiagonalCurvature",
@@ -24,5 +26,6 @@ __all__ = [
     "KernelCurvature",
     "Kronecker",
     "KroneckerCurvature",
+    "Structure",
     "sample_gradients",
 ]

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from gpclml.curvature._draws import Draw, normal_draws
 from gpclml.curvature._parameters import layer_of
 from gpclml.curvature._sample_gradients import Cotangents, sample_gradients
+from gpclml.curvature.structure import Curvature, Structure
 from gpclml.errors import UnknownNameError
 from gpclml.linalg import safe_cholesky
 
@@ -79,7 +81,7 @@ class _Block:
         return replace(self, by_samples=False, matrix=mine + theirs)
 
 
-class DenseCurvature:
+class DenseCurvature(Curvature):
     r"""Blocks of :math:`H = \sum_{nk} (J_n^\top v_{nk}) (J_n^\top v_{nk})^\top`."""
 
     def __init__(self, blocks: Sequence[_Block]) -> None:
@@ -106,57 +108,42 @@ class DenseCurvature:
             made.append(_Block(shapes, by_samples, rows if by_samples else rows.mT @ rows))
         return cls(made)
 
+    @override
     def log_det_ratio(
         self, precisions: Mapping[str, Tensor], scale: Tensor | float = 1.0
     ) -> Tensor:
-        r""":math:`\log |s H + P_0| - \log |P_0|`, the sum over blocks, in nats.
-
-        Args:
-            precisions: Prior precision of each parameter, by name.
-            scale: What H is multiplied by.
-
-        Returns:
-            A number; differentiable in the precisions, the scale and the points.
-        """
         return torch.stack([one.log_det_ratio(precisions, scale) for one in self._blocks]).sum()
 
+    @override
     @torch.no_grad()
     def sample(
         self,
         precisions: Mapping[str, Tensor],
-        scale: float = 1.0,
+        scale: Tensor | float = 1.0,
         count: int = 1,
         generator: torch.Generator | None = None,
     ) -> dict[str, Tensor]:
-        r"""Draws from :math:`\mathcal N(0, (s H + P_0)^{-1})`: deviations of weights.
-
-        Args:
-            precisions: Prior precision of each parameter, by name.
-            scale: What H is multiplied by.
-            count: Number of draws.
-            generator: Source of the draws; seed 0 if None.
-
-        Returns:
-            ``(count, *shape)`` by name.
-        """
         draw = normal_draws(generator, next(iter(precisions.values())))
         draws: dict[str, Tensor] = {}
         for block in self._blocks:
             draws |= block.sample(precisions, float(scale), count, draw)
         return draws
 
-    def __add__(self, other: DenseCurvature) -> DenseCurvature:
-        """The curvature at the points of both."""
+    @override
+    def __add__(self, other: Self) -> Self:
         pairs = zip(self._blocks, other._blocks, strict=True)
-        return DenseCurvature([one.plus(two) for one, two in pairs])
+        return type(self)([one.plus(two) for one, two in pairs])
 
 
 @dataclass(frozen=True)
-class Full:
+class Full(Structure):
     """The curvature of all parameters together.
 
     Args:
         form: ``"parameters"``, a P x P matrix; ``"samples"``, N K x N K; or the ``"smaller"``.
+
+    Note:
+        The smaller of P and N K, cubed; N K P numbers in memory.
     """
 
     form: Literal["smaller", "parameters", "samples"] = "smaller"
@@ -164,27 +151,14 @@ class Full:
     def __post_init__(self) -> None:
         _check_form(self.form)
 
+    @override
     def of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> DenseCurvature:
-        """The curvature at points.
-
-        Args:
-            module: Maps ``(N, *event)`` to ``(N, C)``.
-            x: Points, ``(N, *event)``.
-            cotangents: Maps outputs to columns of their curvature, ``(N, K, C)``.
-
-        Raises:
-            ArgumentError, ModelModeError, ShapeError, NonFiniteError: Something of these cannot
-                be used.
-
-        Note:
-            The smaller of P and N K, cubed; N K P numbers in memory.
-        """
         gradients = sample_gradients(module, x, cotangents)
         return DenseCurvature.of_gradients(gradients, [gradients], self.form)
 
 
 @dataclass(frozen=True)
-class BlockDiagonal:
+class BlockDiagonal(Structure):
     """The curvature of each layer, or each parameter tensor, without what couples them.
 
     Its log-determinant is at least that of the full curvature (Fischer's inequality; Immer et
@@ -203,14 +177,8 @@ class BlockDiagonal:
         if self.by not in ("layer", "parameter"):
             raise UnknownNameError("by", self.by, ("layer", "parameter"))
 
+    @override
     def of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> DenseCurvature:
-        """The curvature at points; see :meth:`Full.of`.
-
-        Args:
-            module: Maps ``(N, *event)`` to ``(N, C)``.
-            x: Points, ``(N, *event)``.
-            cotangents: Maps outputs to columns of their curvature, ``(N, K, C)``.
-        """
         gradients = sample_gradients(module, x, cotangents)
         blocks: dict[str, list[str]] = {}
         for name in gradients:

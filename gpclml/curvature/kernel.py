@@ -4,21 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from gpclml.curvature._layers import other_parameters, record_layers
 from gpclml.curvature._records import LayerRecord
 from gpclml.curvature._sample_gradients import Cotangents, sample_gradients
+from gpclml.curvature.structure import Curvature, Structure
 from gpclml.errors import UnsupportedError
 from gpclml.linalg import safe_cholesky
 
 __all__ = ["Kernel", "KernelCurvature"]
 
 
-class KernelCurvature:
+class KernelCurvature(Curvature):
     r"""Inner products :math:`v_{nk}^\top J_n J_m^\top v_{ml}`, a matrix for each parameter.
+
+    Its log-determinant, :math:`\log |I + s V^\top J P_0^{-1} J^\top V|`, is that of the full
+    curvature; it gives no weights and no sums.
 
     Args:
         grams: ``(N K, N K)`` by name.
@@ -27,67 +33,40 @@ class KernelCurvature:
     def __init__(self, grams: Mapping[str, Tensor]) -> None:
         self.grams = dict(grams)
 
+    @override
     def log_det_ratio(
         self, precisions: Mapping[str, Tensor], scale: Tensor | float = 1.0
     ) -> Tensor:
-        r""":math:`\log |I + s V^\top J P_0^{-1} J^\top V|`, in nats: that of the full curvature.
-
-        Args:
-            precisions: Prior precision of each parameter, by name.
-            scale: What the curvature is multiplied by.
-
-        Returns:
-            A number; differentiable in the precisions, the scale and the points.
-        """
         kernel = torch.stack([gram / precisions[name] for name, gram in self.grams.items()]).sum(0)
         eye = torch.eye(len(kernel), dtype=kernel.dtype, device=kernel.device)
         factor = safe_cholesky(torch.addcmul(eye, kernel, torch.as_tensor(scale).to(kernel)))
         return 2 * factor.diagonal().log().sum().to(kernel.dtype)
 
+    @override
     def sample(self, *args: object, **kwargs: object) -> dict[str, Tensor]:
-        """Not supported: inner products alone do not give weights.
-
-        Raises:
-            UnsupportedError: Always.
-        """
         raise UnsupportedError("curvature", "a Kernel", "one with draws", "Use Full.")
 
-    def __add__(self, other: KernelCurvature) -> KernelCurvature:
-        """Not supported: inner products between the points of both are not known.
-
-        Raises:
-            UnsupportedError: Always.
-        """
+    @override
+    def __add__(self, other: Self) -> Self:
         raise UnsupportedError(
             "curvature", "a Kernel over several batches", "one batch", "Use Full for a sum."
         )
 
 
 @dataclass(frozen=True)
-class Kernel:
+class Kernel(Structure):
     """The full curvature from inner products of layers, without gradients of single points.
 
     The way to a stochastic estimate of the evidence of a large network: few points, few
-    outputs (Immer et al. 2023, Section 4).
+    outputs (Immer et al. 2023, Section 4). Layers that are applied twice or never are refused.
+
+    Note:
+        K passes back, (N K)² (in + out) a plain layer; a convolution takes the gradients of its
+        weight at single points, and so do parameters of other modules.
     """
 
+    @override
     def of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> KernelCurvature:
-        """The curvature at points.
-
-        Args:
-            module: Maps ``(N, *event)`` to ``(N, C)``.
-            x: Points, ``(N, *event)``.
-            cotangents: Maps outputs to columns of their curvature, ``(N, K, C)``.
-
-        Raises:
-            UnsupportedError: A layer is applied twice or never; named.
-            ArgumentError, ModelModeError, ShapeError, NonFiniteError: Something of these cannot
-                be used.
-
-        Note:
-            K passes back, (N K)² (in + out) a plain layer; a convolution takes the gradients of
-            its weight at single points, and so do parameters of other modules.
-        """
         grams = {}
         for record in record_layers(module, x, cotangents, only=False):
             if record.weight is not None:

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from gpclml.curvature._draws import Draw, normal_draws
 from gpclml.curvature._layers import other_parameters, record_layers
 from gpclml.curvature._sample_gradients import Cotangents, sample_gradients
 from gpclml.curvature.dense import DenseCurvature
 from gpclml.curvature.diagonal import DiagonalCurvature
+from gpclml.curvature.structure import Curvature, Structure
 from gpclml.errors import UnknownNameError
 
 __all__ = ["Factors", "Kronecker", "KroneckerCurvature"]
@@ -65,7 +67,7 @@ class Factors:
         )
 
 
-class KroneckerCurvature:
+class KroneckerCurvature(Curvature):
     r"""Blocks :math:`B \otimes A` of weights and B of biases.
 
     Args:
@@ -85,18 +87,10 @@ class KroneckerCurvature:
     def _eigenvalues(self) -> dict[str, Tensor]:
         return {name: one.eigenvalues() for name, one in self.factors.items()}
 
+    @override
     def log_det_ratio(
         self, precisions: Mapping[str, Tensor], scale: Tensor | float = 1.0
     ) -> Tensor:
-        r""":math:`\sum \log(1 + s \beta_i \alpha_j / \delta)` over eigenvalues, in nats.
-
-        Args:
-            precisions: Prior precision of each parameter, by name.
-            scale: What the curvature is multiplied by.
-
-        Returns:
-            A number; differentiable in the precisions, the scale and the points.
-        """
         terms = [
             (scale * values / precisions[name]).log1p().sum()
             for name, values in self._eigenvalues.items()
@@ -105,25 +99,15 @@ class KroneckerCurvature:
             terms.append(self.others.log_det_ratio(precisions, scale).double())
         return torch.stack(terms).sum().to(next(iter(precisions.values())).dtype)
 
+    @override
     @torch.no_grad()
     def sample(
         self,
         precisions: Mapping[str, Tensor],
-        scale: float = 1.0,
+        scale: Tensor | float = 1.0,
         count: int = 1,
         generator: torch.Generator | None = None,
     ) -> dict[str, Tensor]:
-        """Deviations of weights; see :meth:`DenseCurvature.sample`.
-
-        Args:
-            precisions: Prior precision of each parameter, by name.
-            scale: What the curvature is multiplied by.
-            count: Number of draws.
-            generator: Source of the draws; seed 0 if None.
-
-        Returns:
-            ``(count, *shape)`` by name.
-        """
         source = torch.Generator().manual_seed(0) if generator is None else generator
         draw = normal_draws(source, next(iter(precisions.values())))
         draws = {
@@ -134,17 +118,17 @@ class KroneckerCurvature:
             draws |= self.others.sample(precisions, scale, count, source)
         return draws
 
-    def __add__(self, other: KroneckerCurvature) -> KroneckerCurvature:
-        """The curvature at the points of both."""
+    @override
+    def __add__(self, other: Self) -> Self:
         factors = {name: one + other.factors[name] for name, one in self.factors.items()}
         if self.others is None:
-            return KroneckerCurvature(factors)
+            return type(self)(factors)
         both: Any = (self.others, other.others)
-        return KroneckerCurvature(factors, both[0] + both[1])
+        return type(self)(factors, both[0] + both[1])
 
 
 @dataclass(frozen=True)
-class Kronecker:
+class Kronecker(Structure):
     r"""Independent inputs and gradients of a layer: :math:`H \approx B \otimes A`.
 
     :math:`A` is the mean over points of :math:`a a^\top`, :math:`B` the sum over points and
@@ -157,7 +141,11 @@ class Kronecker:
         sharing: ``"expand"``: places are as points; ``"reduce"``: a is their mean and g their
             sum, which fits augmentations that are averaged.
         others: What becomes of parameters of other modules than Linear and Conv2d: they are
-            ``"refuse"``-d, or have a ``"diagonal"`` or a ``"full"`` block of their own.
+            ``"refuse"``-d, or have a ``"diagonal"`` or a ``"full"`` block of their own. Layers
+            that are applied twice or never are refused.
+
+    Note:
+        K passes back and, a layer, the eigenvalues of an in x in and an out x out matrix.
     """
 
     sharing: Literal["expand", "reduce"] = "expand"
@@ -169,23 +157,8 @@ class Kronecker:
         if self.others not in ("refuse", "diagonal", "full"):
             raise UnknownNameError("others", self.others, ("refuse", "diagonal", "full"))
 
+    @override
     def of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> KroneckerCurvature:
-        """The curvature at points.
-
-        Args:
-            module: Maps ``(N, *event)`` to ``(N, C)``.
-            x: Points, ``(N, *event)``.
-            cotangents: Maps outputs to columns of their curvature, ``(N, K, C)``.
-
-        Raises:
-            UnsupportedError: Another module has trained parameters and they are refused, or a
-                layer is applied twice or never; named.
-            ArgumentError, ModelModeError, ShapeError, NonFiniteError: Something of these cannot
-                be used.
-
-        Note:
-            K passes back and, a layer, the eigenvalues of an in x in and an out x out matrix.
-        """
         factors: dict[str, Factors] = {}
         shapes = {name: p.shape for name, p in module.named_parameters()}
         reduce = self.sharing == "reduce"

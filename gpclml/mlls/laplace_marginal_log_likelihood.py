@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, cast
 
 import torch
 from gpytorch.likelihoods import Likelihood
 from gpytorch.mlls import MarginalLogLikelihood
 from torch import Tensor
 
-from gpclml.curvature import Cotangents, Kronecker
+from gpclml.curvature import Curvature, Kronecker, Structure
 from gpclml.errors import ArgumentError, UnknownNameError, UnsupportedError
 from gpclml.models.linearized_network import Linearization, LinearizedNetwork
 from gpclml.networks import check_finite_output
@@ -21,10 +21,6 @@ __all__ = ["LaplaceEvidence", "LaplaceMarginalLogLikelihood"]
 
 _HESSIANS = ("ggn", "ef")
 _OUTPUTS = ("all", "column", "single")
-
-
-class _Structure(Protocol):
-    def of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> Any: ...
 
 
 class LaplaceMarginalLogLikelihood(MarginalLogLikelihood):
@@ -73,7 +69,7 @@ class LaplaceMarginalLogLikelihood(MarginalLogLikelihood):
         likelihood: Likelihood,
         model: LinearizedNetwork,
         num_data: int,
-        curvature: _Structure | None = None,
+        curvature: Structure | None = None,
         *,
         hessian: Literal["ggn", "ef"] = "ggn",
         outputs: Literal["all", "single", "column"] = "all",
@@ -246,7 +242,7 @@ class LaplaceEvidence:
         mll: LaplaceMarginalLogLikelihood,
         mean: Tensor,
         target: Tensor,
-        curvature: Any,
+        curvature: Curvature,
         copies: int = 1,
     ) -> None:
         self._mll, self._mean, self._target = mll, mean, target
