@@ -17,7 +17,7 @@ from torch import Tensor
 
 from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
 
-__all__ = ["OutputLikelihood", "gradient_columns", "output_likelihood"]
+__all__ = ["OutputLikelihood", "gradient_columns", "output_column", "output_likelihood"]
 
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
@@ -76,6 +76,18 @@ def gradient_columns(likelihood: OutputLikelihood, outputs: Tensor, target: Tens
         total = likelihood.core(at, target).sum()
         (gradient,) = torch.autograd.grad(total, at, create_graph=graph)
     return gradient.unsqueeze(1)
+
+
+def output_column(columns: Tensor, place: int) -> Tensor:
+    """What curves in one output alone, as one column, ``(N, 1, C)``.
+
+    Args:
+        columns: Of all the curvature, ``(N, K, C)``.
+        place: Number of the output.
+    """
+    one = torch.zeros_like(columns[:, :1])
+    one[..., place] = columns[..., place].norm(dim=-1, keepdim=True)
+    return one
 
 
 class _Gaussian:

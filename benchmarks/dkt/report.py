@@ -8,6 +8,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from benchmarks._markdown import code, section, table
+from benchmarks._provenance import describe_cells
 from benchmarks._rows import write_rows
 from benchmarks.dkt.cells import BASELINE
 from benchmarks.dkt.studies import STUDIES
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["make_report"]
 
-_PACKAGES = ("gpclml", "torch", "gpytorch", "botorch", "python")
 _METRICS = {
     "accuracy": "accuracy, %",
     "mse": "squared error",
@@ -54,7 +54,7 @@ def make_report(path: str | os.PathLike[str], csv: str | os.PathLike[str] | None
     failed = load_failures(path)
     if done.empty:
         raise DataError(f"{path}: no finished cells. Run some first.")
-    about = _provenance(done, len(failed), path)
+    about = [_command(done, path), *describe_cells(done, len(failed))]
     if csv is not None:
         write_rows(done, csv, about)
     done["objective"] = done["objective"].fillna("-")
@@ -68,17 +68,6 @@ def make_report(path: str | os.PathLike[str], csv: str | os.PathLike[str] | None
         shown = failed[[*_KEYS, "seed", "error_type"]].set_index("study")
         parts.append(section("Failed cells", table(shown)))
     return "\n\n".join(parts)
-
-
-def _provenance(done: pandas.DataFrame, failed: int, path: str | os.PathLike[str]) -> list[str]:
-    versions = [f"{name} {' and '.join(sorted(set(done[f'_{name}'])))}" for name in _PACKAGES]
-    hours = done["_seconds"].sum() / 3600
-    return [
-        _command(done, path),
-        f"{len(done)} cells done in {hours:.2f} h of computing, {failed} failed",
-        f"{', '.join(versions)}; code {', '.join(sorted(set(done['_code_version'])))}",
-        f"device {', '.join(sorted(set(done['device'])))}",
-    ]
 
 
 def _command(done: pandas.DataFrame, path: str | os.PathLike[str]) -> str:

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from benchmarks._markdown import code, section, table
+from benchmarks._provenance import describe_cells
 from benchmarks._rows import write_rows
 from benchmarks.evidence.grid import STUDIES
 from benchmarks.evidence.tables import (
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["make_report"]
 
-_PACKAGES = ("gpclml", "torch", "gpytorch", "botorch", "python")
 _Table = Callable[["pandas.DataFrame"], "pandas.DataFrame"]
 
 _SECTIONS: Mapping[str, tuple[tuple[str, str, _Table], ...]] = {
@@ -103,7 +103,7 @@ def make_report(path: str | os.PathLike[str], csv: str | os.PathLike[str] | None
     failed = load_failures(path)
     if done.empty:
         raise DataError(f"{path}: no finished cells. Run some first.")
-    about = _provenance(done, len(failed))
+    about = [*_commands(done), *describe_cells(done, len(failed))]
     if csv is not None:
         write_rows(done, csv, about)
     parts = ["# Evidence of networks", code(about)]
@@ -118,17 +118,9 @@ def make_report(path: str | os.PathLike[str], csv: str | os.PathLike[str] | None
     return "\n\n".join(parts)
 
 
-def _provenance(done: pandas.DataFrame, failed: int) -> list[str]:
-    studies = sorted(set(done["study"].str.replace(r"online-.*", "online", regex=True)))
-    versions = [f"{name} {' and '.join(sorted(set(done[f'_{name}'])))}" for name in _PACKAGES]
-    commands = [_command(name, done) for name in studies]
-    hours = done["_seconds"].sum() / 3600
-    return [
-        *commands,
-        f"{len(done)} cells done in {hours:.2f} h of computing, {failed} failed",
-        f"{', '.join(versions)}; code {', '.join(sorted(set(done['_code_version'])))}",
-        f"device {', '.join(sorted(set(done['device'])))}",
-    ]
+def _commands(done: pandas.DataFrame) -> list[str]:
+    studies = done["study"].str.replace(r"online-.*", "online", regex=True)
+    return [_command(name, done) for name in sorted(set(studies))]
 
 
 def _command(study: str, done: pandas.DataFrame) -> str:

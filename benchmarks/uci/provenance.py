@@ -1,4 +1,4 @@
-"""Where a table comes from: the commands, versions and devices behind its cells."""
+"""Where a table comes from: the commands that compute its cells."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpclml import datasets
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["CONFIGURATION", "commands_of", "describe"]
+__all__ = ["CONFIGURATION", "commands_of"]
 
 CONFIGURATION = (
     "dataset", "n", "seed", "objective", "kernel", "mean", "optimizer", "steps", "lr",
@@ -25,7 +25,6 @@ CONFIGURATION = (
 """The settings of a cell."""
 
 PROGRAM = "python -m benchmarks.uci run"
-PACKAGES = ("gpclml", "torch", "gpytorch", "botorch", "python")
 _LISTS = {"datasets": "dataset", "n": "n", "objectives": "objective", "kernel": "kernel"}
 _SETTINGS = ("mean", "steps", "lr", "held_out", "trace", "dtype", "device")
 _USUAL_DTYPE = Product(()).dtype
@@ -52,24 +51,6 @@ def commands_of(cells: pandas.DataFrame, results_path: str) -> list[str]:
     rest = cells.iloc[[place for row, place in places.items() if row not in covered]]
     commands += _products(rest) if len(rest) else []
     return [f"{PROGRAM} {options} --results {shlex.quote(results_path)}" for options in commands]
-
-
-def describe(done: pandas.DataFrame, num_failed: int) -> list[str]:
-    """Lines that say how many cells there are and what computed them.
-
-    Args:
-        done: Finished cells, loaded with their provenance.
-        num_failed: Number of failed cells.
-    """
-    versions = [f"{name} {_listed(done[f'_{name}'])}" for name in PACKAGES]
-    hours = done["_seconds"].sum() / 3600
-    wall = done["_finished_at"].max() - (done["_finished_at"] - done["_seconds"]).min()
-    return [
-        f"{len(done)} cells done in {hours:.2f} h of computing, {num_failed} failed; "
-        f"{wall / 3600:.2f} h from the first start to the last end",
-        f"{', '.join(versions)}; code {_listed(done['_code_version'])}",
-        f"device {_listed(done['device'])}, {_listed(done['dtype'])}",
-    ]
 
 
 def _named_grids(rows: set[Row]) -> Iterator[tuple[str, set[Row]]]:
@@ -160,7 +141,3 @@ def _plain(value: Any) -> Any:
 
 def _joined(values: Iterable[Any]) -> str:
     return ",".join(map(str, sorted(set(values))))
-
-
-def _listed(values: Iterable[Any]) -> str:
-    return " and ".join(map(str, sorted(set(values))))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from benchmarks._markdown import code, section, table
+from benchmarks._provenance import describe_cells
 from benchmarks._rows import write_rows
 from benchmarks.results import load_failures, load_results
 from benchmarks.uci.comparisons import (
@@ -16,7 +17,7 @@ from benchmarks.uci.comparisons import (
     steps_table,
     turning_table,
 )
-from benchmarks.uci.provenance import CONFIGURATION, commands_of, describe
+from benchmarks.uci.provenance import CONFIGURATION, commands_of
 from benchmarks.uci.statistics import label_kernels, label_objectives
 from benchmarks.uci.tables import (
     METRICS,
@@ -141,7 +142,7 @@ def _about(results: Results) -> list[str]:
     import pandas
 
     every = pandas.concat([part for part in (results.done, results.failed) if not part.empty])
-    return [*commands_of(every, results.path), *describe(results.done, len(results.failed))]
+    return [*commands_of(every, results.path), *describe_cells(results.done, len(results.failed))]
 
 
 def _verdicts(done: pandas.DataFrame) -> Iterator[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, Literal, cast
 
 import torch
@@ -15,7 +14,12 @@ from gpclml.curvature import Curvature, Kronecker, Structure
 from gpclml.errors import ArgumentError, UnknownNameError, UnsupportedError
 from gpclml.models.linearized_network import Linearization, LinearizedNetwork
 from gpclml.networks import check_finite_output
-from gpclml.output_likelihoods import OutputLikelihood, gradient_columns, output_likelihood
+from gpclml.output_likelihoods import (
+    OutputLikelihood,
+    gradient_columns,
+    output_column,
+    output_likelihood,
+)
 
 __all__ = ["LaplaceEvidence", "LaplaceMarginalLogLikelihood"]
 
@@ -188,7 +192,6 @@ class LaplaceMarginalLogLikelihood(MarginalLogLikelihood):
             raise ArgumentError("output", f"{count} points", expected, mend)
         likelihood = output_likelihood(cast(Likelihood, self.likelihood))
         network = cast(LinearizedNetwork, self.model).network
-        columns = self._columns(likelihood, target)
         seen: dict[str, Any] = {"mean": mean}
 
         def cotangents(outputs: Tensor) -> Tensor:
@@ -196,32 +199,25 @@ class LaplaceMarginalLogLikelihood(MarginalLogLikelihood):
                 check_finite_output(outputs)
                 likelihood.log_density(outputs.detach(), target)  # its checks come first
                 seen["mean"] = outputs if points.requires_grad else outputs.detach()
-            seen["copies"], found = columns(outputs)
-            return found
+            seen["copies"], columns = self._columns(likelihood, outputs, target)
+            return columns
 
         curvature = self.curvature.of(network, points, cotangents)
         return LaplaceEvidence(self, seen["mean"], target, curvature, seen["copies"])
 
     def _columns(
-        self, likelihood: OutputLikelihood, target: Tensor
-    ) -> Callable[[Tensor], tuple[int, Tensor]]:
-        """Of outputs: how often a log-determinant counts, and the columns of curvature in it."""
+        self, likelihood: OutputLikelihood, outputs: Tensor, target: Tensor
+    ) -> tuple[int, Tensor]:
+        """How often the log-determinant counts, and the columns of output curvature in it."""
         if self.hessian == "ef":
-            return lambda outputs: (1, gradient_columns(likelihood, outputs, target))
+            return 1, gradient_columns(likelihood, outputs, target)
+        columns = likelihood.columns(outputs, target)
         if self.outputs == "all":
-            return lambda outputs: (1, likelihood.columns(outputs, target))
-
-        def of_one(outputs: Tensor) -> tuple[int, Tensor]:
-            count = outputs.shape[-1]
-            place = int(torch.randint(count, (), generator=self._generator))
-            columns = likelihood.columns(outputs, target)
-            if self.outputs == "column":
-                return count, columns[:, [place]]
-            deviation = columns[..., place].norm(dim=-1)
-            one = torch.nn.functional.one_hot(torch.tensor(place), count).to(outputs)
-            return count, (deviation.unsqueeze(-1) * one).unsqueeze(1)
-
-        return of_one
+            return 1, columns
+        count = outputs.shape[-1]
+        place = int(torch.randint(count, (), generator=self._generator))
+        one = columns[:, [place]] if self.outputs == "column" else output_column(columns, place)
+        return count, one
 
 
 class LaplaceEvidence:
