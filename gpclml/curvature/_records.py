@@ -8,6 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gpclml.linalg import symmetric_product
+
 __all__ = ["LayerRecord"]
 
 
@@ -67,7 +69,7 @@ class LayerRecord:
         # In float64, so that rounding does not fill the null space of many inputs.
         if reduce:
             a = self.mean_inputs().double()
-            return a.mT @ a, len(a)
+            return symmetric_product(a.mT, a.mT), len(a)
         a = self._inputs().double()
         return _outer_products(a), a.shape[0] * a.shape[2]
 
@@ -80,7 +82,7 @@ class LayerRecord:
         if not reduce:
             return torch.stack([_outer_products(g) for g in self._gradients()]).sum(0)
         rows = self.summed_gradients().flatten(0, 1)
-        return (rows.mT @ rows).double()
+        return symmetric_product(rows.mT, rows.mT).double()
 
     def _inputs(self) -> Tensor:
         """``(R, in, T)``, R points or versions of them."""
@@ -111,18 +113,29 @@ def _outer_products(values: Tensor) -> Tensor:
     if places > 1 and channels <= places:
         return torch.bmm(values, values.mT).sum(0, dtype=torch.float64)
     rows = values.mT.flatten(0, 1)
-    return (rows.mT @ rows).double()
+    return symmetric_product(rows.mT, rows.mT).double()
 
 
 def _patches(layer: torch.nn.Conv2d, inputs: Tensor) -> Tensor:
     """What each place of a convolution's output is made of, ``(R, in, T)``."""
-    padding = layer.padding
-    if padding == "same":
+    padded = torch.nn.functional.pad(inputs, _padding(layer))
+    if layer.dilation != (1, 1):
+        return torch.nn.functional.unfold(
+            padded, layer.kernel_size, layer.dilation, stride=layer.stride
+        )
+    # One copy of views: several times faster on a CPU than torch's unfold.
+    (height, width), (down, right) = layer.kernel_size, layer.stride
+    views = padded.unfold(2, height, down).unfold(3, width, right)
+    return views.permute(0, 1, 4, 5, 2, 3).flatten(1, 3).flatten(2)
+
+
+def _padding(layer: torch.nn.Conv2d) -> tuple[int, int, int, int]:
+    """Left, right, above, below."""
+    if layer.padding == "same":
         reach = [d * (k - 1) for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
-        sides = [(one // 2, one - one // 2) for one in reach]
-        inputs = torch.nn.functional.pad(inputs, (*sides[1], *sides[0]))
-    if isinstance(padding, str):
-        padding = 0
-    return torch.nn.functional.unfold(
-        inputs, layer.kernel_size, layer.dilation, padding, layer.stride
-    )
+        (above, below), (left, right) = ((one // 2, one - one // 2) for one in reach)
+        return left, right, above, below
+    if isinstance(layer.padding, str):  # "valid"
+        return 0, 0, 0, 0
+    above, left = layer.padding
+    return left, left, above, above

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import torch
 from torch import Tensor
@@ -24,68 +24,84 @@ __all__ = ["Factors", "Kronecker", "KroneckerCurvature"]
 
 @dataclass(frozen=True)
 class Factors:
-    """Sums that make the block of a parameter.
+    r"""Sums that make the blocks of a layer: :math:`B \otimes A` of its weight, B of its bias.
 
     Attributes:
-        gradients: Sum of g gᵀ, ``(out, out)``.
-        inputs: Sum of a aᵀ, ``(in, in)``; None for a bias.
-        count: Number of terms of the latter.
-        shape: Of the parameter.
+        weight: Name of its weight; None if that is not trained.
+        bias: Name of its bias; None if that is not trained, or there is none.
+        gradients: B, the sum of g gᵀ, ``(out, out)``.
+        inputs: A times the number of its terms, the sum of a aᵀ, ``(in, in)``; None without a
+            weight.
+        count: Number of the latter's terms.
+        shape: Of the weight.
     """
 
+    weight: str | None
+    bias: str | None
     gradients: Tensor
     inputs: Tensor | None
     count: int
     shape: torch.Size
 
-    def eigenvalues(self) -> Tensor:
-        """Of the block, ``(out,)`` or ``(out, in)``, float64."""
+    def eigenvalues(self) -> dict[str, Tensor]:
+        """Of each block by the parameter's name, ``(out, in)`` and ``(out,)``, float64."""
         of_gradients = _eigenvalues(self.gradients)
-        if self.inputs is None:
-            return of_gradients
-        return of_gradients.unsqueeze(-1) * (_eigenvalues(self.inputs) / self.count)
+        found = {} if self.bias is None else {self.bias: of_gradients}
+        if self.weight is not None and self.inputs is not None:
+            of_inputs = _eigenvalues(self.inputs) / self.count
+            found[self.weight] = of_gradients.unsqueeze(-1) * of_inputs
+        return found
 
-    def sample(self, precision: Tensor, scale: float, count: int, draw: Draw) -> Tensor:
-        """Draws with the covariance (s B ⊗ A + δ I)⁻¹, by eigenvectors; ``(count, out, in)``."""
-        values, vectors = torch.linalg.eigh(self.gradients.double())
+    def sample(
+        self, precisions: Mapping[str, Tensor], scale: float, count: int, draw: Draw
+    ) -> dict[str, Tensor]:
+        """Draws with the covariance (s B ⊗ A + δ I)⁻¹ of each block, by eigenvectors."""
+        like = next(iter(precisions.values()))
+        values, vectors = (part.to(like) for part in torch.linalg.eigh(self.gradients.double()))
         values = values.clamp_min(0.0)
-        if self.inputs is None:
-            scaled = draw(count, len(values)) * (scale * values + precision).rsqrt().to(precision)
-            return scaled @ vectors.mT.to(precision)
-        of_inputs, directions = torch.linalg.eigh(self.inputs.double() / self.count)
-        products = values.unsqueeze(-1) * of_inputs.clamp_min(0.0)
-        deviation = (scale * products + precision).rsqrt().to(precision)
-        scaled = draw(count, *deviation.shape) * deviation
-        return vectors.to(precision) @ scaled @ directions.mT.to(precision)
+        draws = {}
+        if self.weight is not None and self.inputs is not None:
+            of_inputs, directions = torch.linalg.eigh(self.inputs.double() / self.count)
+            products = values.unsqueeze(-1) * of_inputs.to(like).clamp_min(0.0)
+            deviation = (scale * products + precisions[self.weight]).rsqrt()
+            scaled = draw(count, *deviation.shape) * deviation
+            made = vectors @ scaled @ directions.mT.to(like)
+            draws[self.weight] = made.reshape(count, *self.shape)
+        if self.bias is not None:
+            deviation = (scale * values + precisions[self.bias]).rsqrt()
+            draws[self.bias] = draw(count, len(values)) * deviation @ vectors.mT
+        return draws
 
     def __add__(self, other: Factors) -> Factors:
         inputs = None
         if self.inputs is not None and other.inputs is not None:
             inputs = self.inputs + other.inputs
-        return Factors(
-            self.gradients + other.gradients, inputs, self.count + other.count, self.shape
-        )
+        gradients, count = self.gradients + other.gradients, self.count + other.count
+        return replace(self, gradients=gradients, inputs=inputs, count=count)
 
 
 class KroneckerCurvature(Curvature):
     r"""Blocks :math:`B \otimes A` of weights and B of biases.
 
     Args:
-        factors: Of each parameter by name.
+        factors: Of each layer.
         others: Curvature of the parameters that have none.
     """
 
     def __init__(
         self,
-        factors: Mapping[str, Factors],
+        factors: Sequence[Factors],
         others: DiagonalCurvature | DenseCurvature | None = None,
     ) -> None:
-        self.factors = dict(factors)
+        self.factors = tuple(factors)
         self.others = others
 
     @cached_property
     def _eigenvalues(self) -> dict[str, Tensor]:
-        return {name: one.eigenvalues() for name, one in self.factors.items()}
+        found: dict[str, Tensor] = {}
+        for one in self.factors:
+            found |= one.eigenvalues()
+        return found
 
     @override
     def log_det_ratio(
@@ -110,17 +126,16 @@ class KroneckerCurvature(Curvature):
     ) -> dict[str, Tensor]:
         source = torch.Generator().manual_seed(0) if generator is None else generator
         draw = normal_draws(source, next(iter(precisions.values())))
-        draws = {
-            name: one.sample(precisions[name], float(scale), count, draw).reshape(count, *one.shape)
-            for name, one in self.factors.items()
-        }
+        draws: dict[str, Tensor] = {}
+        for one in self.factors:
+            draws |= one.sample(precisions, float(scale), count, draw)
         if self.others is not None:
             draws |= self.others.sample(precisions, scale, count, source)
         return draws
 
     @override
     def __add__(self, other: Self) -> Self:
-        factors = {name: one + other.factors[name] for name, one in self.factors.items()}
+        factors = [one + two for one, two in zip(self.factors, other.factors, strict=True)]
         if self.others is None:
             return type(self)(factors)
         both: Any = (self.others, other.others)
@@ -159,16 +174,13 @@ class Kronecker(Structure):
 
     @override
     def of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> KroneckerCurvature:
-        factors: dict[str, Factors] = {}
-        shapes = {name: p.shape for name, p in module.named_parameters()}
         reduce = self.sharing == "reduce"
+        factors = []
         for record in record_layers(module, x, cotangents, only=self.others == "refuse"):
-            of_gradients = record.gradient_product(reduce)
-            if record.weight is not None:
-                made = Factors(of_gradients, *record.input_product(reduce), shapes[record.weight])
-                factors[record.weight] = made
-            if record.bias is not None:
-                factors[record.bias] = Factors(of_gradients, None, 0, shapes[record.bias])
+            inputs, count = (None, 0) if record.weight is None else record.input_product(reduce)
+            shape = cast(Tensor, record.layer.weight).shape
+            gradients = record.gradient_product(reduce)
+            factors.append(Factors(record.weight, record.bias, gradients, inputs, count, shape))
         names = other_parameters(module)
         if not names:
             return KroneckerCurvature(factors)

@@ -1,5 +1,6 @@
 """Gaussian log densities with closed-form gradients: tensors in, tensors out."""
 
+from gpclml.linalg._products import symmetric_product
 from gpclml.linalg.block import block_conditional_log_densities
 from gpclml.linalg.cholesky import DOUBLE_UP_TO, factorization_dtype, safe_cholesky
 from gpclml.linalg.leave_one_out import leave_one_out_moments
@@ -15,6 +16,7 @@ __all__ = [
     "permute",
     "safe_cholesky",
     "sequential_log_densities",
+    "symmetric_product",
     "take",
     "take_rows",
 ]

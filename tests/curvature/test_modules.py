@@ -89,8 +89,9 @@ def test_kronecker_beside_other_modules(others):
     curvature = Kronecker(others=others).of(network, x, softmax_columns)
     H, sizes = dense(network, x), sizes_of(network)
     linear = ["0.weight", "0.bias"]
-    alone = {name: curvature.factors[name].eigenvalues() for name in linear}
-    assert set(curvature.factors) == set(linear)
+    (layer,) = curvature.factors
+    alone = layer.eigenvalues()
+    assert set(alone) == set(linear)
     factors = sum((alone[name] / delta[name]).log1p().sum() for name in linear)
     places = torch.tensor([name in linear for name, size in sizes.items() for _ in range(size)])
     kept = torch.ones_like(H) if others == "full" else torch.eye(len(H)).double()
@@ -135,12 +136,12 @@ def test_layers_at_several_places():
     for structure in (Full(), Kernel()):
         value = structure.of(network, x, softmax_columns).log_det_ratio(delta)
         torch.testing.assert_close(value, exact)
-    factors = Kronecker().of(network, x, softmax_columns).factors
+    first, second = Kronecker().of(network, x, softmax_columns).factors
     flat = x.flatten(0, 1)
-    torch.testing.assert_close(factors["first.weight"].inputs, flat.mT @ flat)
-    assert factors["first.weight"].count == 28
+    torch.testing.assert_close(first.inputs, flat.mT @ flat)
+    assert (first.weight, second.bias, first.count) == ("first.weight", "second.bias", 28)
     mean = x.mean(1)
-    reduced = Kronecker("reduce").of(network, x, softmax_columns).factors["first.weight"]
+    reduced = Kronecker("reduce").of(network, x, softmax_columns).factors[0]
     torch.testing.assert_close(reduced.inputs, mean.mT @ mean)
 
 
