@@ -4,8 +4,6 @@ from gpclml.sampling.conditional import (
     SampledConditional,
     conditional_log_density,
     conditional_split,
-    rescaled,
-    stacked_weights,
 )
 from gpclml.sampling.densities import (
     SampledDensity,
@@ -14,6 +12,7 @@ from gpclml.sampling.densities import (
 )
 from gpclml.sampling.predictions import linearized_outputs, sampled_outputs
 from gpclml.sampling.sgld import sample_sgld
+from gpclml.sampling.weights import rescaled, stacked_weights
 
 __all__ = [
     "SampledConditional",

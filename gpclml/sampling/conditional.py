@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 
-from gpclml.errors import ArgumentError, ShapeError
+from gpclml.errors import ArgumentError
 from gpclml.sampling.densities import (
     SampledDensity,
     joint_log_density,
     marginal_log_densities,
 )
+from gpclml.sampling.weights import rescaled
 
 __all__ = [
     "SCALES",
     "SampledConditional",
     "conditional_log_density",
     "conditional_split",
-    "rescaled",
-    "stacked_weights",
 ]
 
 SCALES = (1e-4, 1e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
@@ -99,55 +98,6 @@ def conditional_log_density(
     outputs = outputs_of(weights, x)
     marginal = float(marginal_log_densities(likelihood, outputs, y).mean())
     return SampledConditional(joint_log_density(likelihood, outputs, y), marginal, scale, len(y))
-
-
-def rescaled(
-    weights: Mapping[str, Tensor], scale: float, center: Mapping[str, Tensor] | None = None
-) -> dict[str, Tensor]:
-    """Draws whose covariance is multiplied by a number.
-
-    Args:
-        weights: Draws by name, ``(S, *shape)``.
-        scale: The number.
-        center: What they are scaled around, by name; their mean if None.
-
-    Returns:
-        As many draws.
-    """
-    made = {}
-    for name, draws in weights.items():
-        middle = draws.mean(0) if center is None else center[name]
-        made[name] = middle + scale**0.5 * (draws - middle)
-    return made
-
-
-def stacked_weights(networks: Iterable[torch.nn.Module]) -> dict[str, Tensor]:
-    """The weights of an ensemble of networks of one build, as draws.
-
-    Networks that were trained from different starts explore modes where a Laplace posterior
-    explores one (Lakshminarayanan et al. 2017).
-
-    Args:
-        networks: The S members.
-
-    Returns:
-        Trained parameters by name, ``(S, *shape)``.
-
-    Raises:
-        ArgumentError: There is none.
-        ShapeError: They are not of one build.
-    """
-    members = [
-        {name: p.detach() for name, p in network.named_parameters() if p.requires_grad}
-        for network in networks
-    ]
-    if not members:
-        raise ArgumentError("networks", "none", "at least one")
-    shapes = [{name: tuple(p.shape) for name, p in member.items()} for member in members]
-    for other in shapes[1:]:
-        if other != shapes[0]:
-            raise ShapeError("networks", other, f"{shapes[0]}, as the first")
-    return {name: torch.stack([member[name] for member in members]) for name in members[0]}
 
 
 def conditional_split(
