@@ -199,23 +199,26 @@ class LaplaceMarginalLogLikelihood(MarginalLogLikelihood):
                 check_finite_output(outputs)
                 likelihood.log_density(outputs.detach(), target)  # its checks come first
                 seen["mean"] = outputs if points.requires_grad else outputs.detach()
-            seen["copies"], columns = self._columns(likelihood, outputs, target)
+            one_output = self.hessian == "ggn" and self.outputs != "all"
+            if one_output and "place" not in seen:  # a structure that asks twice gets the same
+                drawn = torch.randint(outputs.shape[-1], (), generator=self._generator)
+                seen["place"] = int(drawn)
+            seen["copies"], columns = self._columns(likelihood, outputs, target, seen.get("place"))
             return columns
 
         curvature = self.curvature.of(network, points, cotangents)
         return LaplaceEvidence(self, seen["mean"], target, curvature, seen["copies"])
 
     def _columns(
-        self, likelihood: OutputLikelihood, outputs: Tensor, target: Tensor
+        self, likelihood: OutputLikelihood, outputs: Tensor, target: Tensor, place: int | None
     ) -> tuple[int, Tensor]:
         """How often the log-determinant counts, and the columns of output curvature in it."""
         if self.hessian == "ef":
             return 1, gradient_columns(likelihood, outputs, target)
         columns = likelihood.columns(outputs, target)
-        if self.outputs == "all":
+        if place is None:
             return 1, columns
         count = outputs.shape[-1]
-        place = int(torch.randint(count, (), generator=self._generator))
         one = columns[:, [place]] if self.outputs == "column" else output_column(columns, place)
         return count, one
 

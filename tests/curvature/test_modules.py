@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from gpytorch.likelihoods import SoftmaxLikelihood
 
 from gpclml.curvature import Diagonal, Full, Kernel, Kronecker
 from gpclml.errors import (
@@ -13,6 +14,8 @@ from gpclml.errors import (
     ShapeError,
     UnsupportedError,
 )
+from gpclml.mlls import LaplaceMarginalLogLikelihood
+from gpclml.models import LinearizedNetwork
 from network_cases import (
     dense,
     mlp,
@@ -72,6 +75,20 @@ def test_any_module_has_an_exact_curvature(structure):
     x, delta = points((3,)), precisions(network)
     value = structure.of(network, x, softmax_columns).log_det_ratio(delta)
     torch.testing.assert_close(value, ratio(dense(network, x), delta, sizes_of(network)))
+
+
+@pytest.mark.parametrize("outputs", ["single", "column"])
+def test_one_drawn_output_is_that_of_all_modules(outputs):
+    x, y = points((3,)), torch.arange(7) % 2
+    for seed in range(6):
+        values, network = [], other_modules()
+        for structure in (Full(), Kernel()):
+            likelihood = SoftmaxLikelihood(num_classes=2, mixing_weights=False)
+            mll = LaplaceMarginalLogLikelihood(
+                likelihood, LinearizedNetwork(network), 7, structure, outputs=outputs, seed=seed
+            )
+            values.append(mll.evidence_of(x, y).log_det_ratio())
+        torch.testing.assert_close(*values)
 
 
 def test_kronecker_names_what_it_refuses():
