@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from gpclml.errors import ArgumentError, DataError
 
-__all__ = ["check_device", "errors_as_text", "listed", "names", "numbers"]
+__all__ = [
+    "check_device",
+    "errors_as_text",
+    "listed",
+    "names",
+    "numbers",
+    "refuse_options",
+]
 
 
 @contextlib.contextmanager
@@ -61,6 +68,22 @@ def numbers(text: str, argument: str, kind: type[int] | type[float]) -> tuple:
         what, such = ("whole numbers", "100,200") if kind is int else ("numbers", "0.1,0.5")
         expected = f"{what} separated by commas"
         raise ArgumentError(argument, repr(text), expected, f"Write e.g. {such}.") from None
+
+
+def refuse_options(command: str, given: Mapping[str, object]) -> None:
+    """Raises where options are given to what takes none.
+
+    Args:
+        command: What takes none.
+        given: Options by name; None for those that are not given.
+
+    Raises:
+        ArgumentError: One is given.
+    """
+    for name, value in given.items():
+        if value is not None:
+            mend = f"Leave out --{name.replace('_', '-')}."
+            raise ArgumentError(name, value, f"nothing: {command} has its own", mend)
 
 
 def check_device(device: str) -> None:

@@ -70,19 +70,20 @@ def data_variables(folder: Path | None) -> dict[str, str]:
     return {} if folder is None else {"GPCLML_DATA": str(folder.absolute())}
 
 
-def end_run(summary: GridSummary, quiet: bool) -> None:
+def end_run(*summaries: GridSummary, quiet: bool) -> None:
     """Says what a run computed.
 
     Args:
-        summary: Of the run.
+        *summaries: Of its sweeps.
         quiet: Whether only failures are told.
 
     Raises:
         typer.Exit: With code 1, if cells failed.
     """
     if not quiet:
-        typer.echo(summary)
-    failed = summary.failed + summary.failed_before
+        for summary in summaries:
+            typer.echo(summary)
+    failed = sum(summary.failed + summary.failed_before for summary in summaries)
     if failed:
         typer.echo(f"{failed} cells failed: the report lists them.", err=True)
         raise typer.Exit(1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
@@ -10,20 +9,28 @@ from typing import Any, cast
 import torch
 from gpytorch import settings
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from gpytorch.likelihoods.noise_models import HomoskedasticNoise
 from gpytorch.models import ExactGP
+from linear_operator.operators import (
+    AddedDiagLinearOperator,
+    LinearOperator,
+    LowRankRootLinearOperator,
+)
 from torch import Tensor
 
 from gpclml._finite import all_finite
 from gpclml.conditioning import Conditioning
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnsupportedError
-from gpclml.linalg import take
+from gpclml.linalg import LowRankPlusDiagonal, take
+from gpclml.missing import MISSING_TERM, missing_targets, without_missing
 
-__all__ = ["MISSING_TERM", "Observations", "observations", "training_observations"]
-
-MISSING_TERM = -0.5 * math.log(2 * math.pi)
-"""What a missing target adds to a log density: it enters as a standard normal at its mean."""
+__all__ = [
+    "Observations",
+    "observations",
+    "training_observations",
+]
 
 
 @dataclass(frozen=True)
@@ -31,8 +38,9 @@ class Observations:
     """Targets and their prior Gaussian, N = n t numbers a batch member.
 
     Attributes:
-        covariance: Covariance of the observations, ``(*batch, N, N)``; a missing target has
-            variance one and no correlation, so it changes no other density.
+        covariance: Covariance of the observations, ``(*batch, N, N)``, as its parts where it is
+            of low rank plus noise; a missing target has variance one and no correlation, so it
+            changes no other density.
         residual: Targets minus prior mean, ``(*batch, N)``; zero where missing.
         missing: Which targets are missing, ``(*batch, N)``; None where none is.
         num_rows: Number n of data rows.
@@ -41,7 +49,7 @@ class Observations:
         params: What the likelihood saw beside the distribution.
     """
 
-    covariance: Tensor
+    covariance: Tensor | LowRankPlusDiagonal
     residual: Tensor
     missing: Tensor | None
     num_rows: int
@@ -169,19 +177,19 @@ def observations(
             f"(*batch, {', '.join(map(str, event))}), as the model's output",
             "Pass the targets of the very inputs that the model was called on.",
         )
-    missing = _missing(target)
+    missing = missing_targets(target)
     if _is_homoskedastic(likelihood, function_dist):
         output, covariance = function_dist, _with_noise(likelihood, function_dist)
     else:
         output = cast(MultivariateNormal, likelihood(function_dist, *params, **kwargs))
-        covariance = output.lazy_covariance_matrix.to_dense()
+        covariance = _noisy_covariance(output)
     interleaved = getattr(output, "_interleaved", True)
     residual = target - output.mean
     if isinstance(output, MultitaskMultivariateNormal):
         residual = _flatten(residual, interleaved)
         missing = None if missing is None else _flatten(missing, interleaved)
     if missing is not None:
-        covariance, residual = _take_out(covariance, residual, missing)
+        covariance, residual = without_missing(covariance, residual, missing)
     return Observations(
         covariance,
         residual,
@@ -234,41 +242,37 @@ def _is_homoskedastic(likelihood: Likelihood, function_dist: MultivariateNormal)
     )
 
 
-def _with_noise(likelihood: Likelihood, function_dist: MultivariateNormal) -> Tensor:
+def _with_noise(
+    likelihood: Likelihood, function_dist: MultivariateNormal
+) -> Tensor | LowRankPlusDiagonal:
     """What the likelihood's marginal has for covariance, without the operators around it."""
-    covariance = function_dist.lazy_covariance_matrix.to_dense()
-    noise = cast(GaussianLikelihood, likelihood).noise.unsqueeze(-1)  # (*batch, 1, 1)
+    latent = _evaluated(function_dist.lazy_covariance_matrix)
+    noise = cast(GaussianLikelihood, likelihood).noise  # (*batch, 1)
+    if isinstance(latent, LowRankRootLinearOperator):
+        features = latent.root.to_dense()
+        return LowRankPlusDiagonal(features, noise.expand(*noise.shape[:-1], features.shape[-2]))
+    covariance = latent.to_dense()
+    noise = noise.unsqueeze(-1)
     one = torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device)
     return torch.addcmul(covariance, noise, one)
 
 
-def _missing(target: Tensor) -> Tensor | None:
-    policy = settings.observation_nan_policy.value()
-    if policy == "fill":
-        raise UnsupportedError(
-            "observation_nan_policy", "'fill'", "'ignore' or 'mask'", "Use 'mask'."
-        )
-    if all_finite(target):
-        return None
-    finite = torch.isfinite(target)
-    missing = torch.isnan(target)
-    if policy == "mask" and bool((finite | missing).all()):
-        return missing
-    raise NonFiniteError(
-        "target",
-        f"{int((~finite).sum())} non-finite of {target.numel()} values "
-        f"(shape {tuple(target.shape)})",
-        "finite targets",
-        "Mark missing targets as NaN under "
-        "gpytorch.settings.observation_nan_policy('mask'), or remove those rows.",
-    )
+def _noisy_covariance(output: MultivariateNormal) -> Tensor | LowRankPlusDiagonal:
+    covariance = output.lazy_covariance_matrix
+    if isinstance(covariance, AddedDiagLinearOperator) and type(output) is MultivariateNormal:
+        latent = _evaluated(cast(LinearOperator, covariance._linear_op))
+        if isinstance(latent, LowRankRootLinearOperator):
+            noise = covariance._diag_tensor.diagonal(dim1=-1, dim2=-2)
+            return LowRankPlusDiagonal(latent.root.to_dense(), noise)
+    return covariance.to_dense()
+
+
+def _evaluated(covariance: LinearOperator) -> LinearOperator:
+    """The covariance as the operator that the kernel returns."""
+    if isinstance(covariance, LazyEvaluatedKernelTensor):
+        return cast(LinearOperator, covariance.evaluate_kernel())
+    return covariance
 
 
 def _flatten(values: Tensor, interleaved: bool) -> Tensor:
     return (values if interleaved else values.mT).flatten(-2)
-
-
-def _take_out(covariance: Tensor, residual: Tensor, missing: Tensor) -> tuple[Tensor, Tensor]:
-    gone = missing.unsqueeze(-1) | missing.unsqueeze(-2)
-    covariance = covariance.masked_fill(gone, 0.0) + torch.diag_embed(missing.to(covariance))
-    return covariance, residual.masked_fill(missing, 0.0)

@@ -11,14 +11,21 @@ from __future__ import annotations
 import torch
 from gpytorch.models import ExactGP
 from torch import Tensor
+from torch.distributions import Normal
 
 from gpclml.conditioning import Conditioning, LastPoints, LeaveOneOut
 from gpclml.errors import ArgumentError
-from gpclml.linalg import block_conditional_log_densities, sequential_log_densities
+from gpclml.linalg import (
+    LowRankPlusDiagonal,
+    block_conditional_log_densities,
+    sequential_log_densities,
+    sequential_predictions,
+)
 from gpclml.linalg import conditional_log_density as _conditional_log_density
-from gpclml.observations import MISSING_TERM, Observations, training_observations
+from gpclml.observations import Observations, training_observations
+from gpclml.orderings import as_orders
 from gpclml.predictive import marginal_predictive, predictive_observations
-from gpclml.units import Units, log_target_scale
+from gpclml.units import Units, log_target_scale, term_offset
 
 __all__ = [
     "conditional_log_marginal_likelihood",
@@ -87,7 +94,7 @@ def conditional_log_marginal_likelihood(
     else:
         values = block_conditional_log_densities(data.covariance, data.residual, blocks)
     # A missing target has its own, constant term; so has the change of units.
-    offset = _term_offset(model, data, units)
+    offset = term_offset(model, data, units)
     offsets = [offset[..., group.to(offset.device)].sum(-1) for group in blocks]
     return values - torch.cat(offsets, dim=-1)
 
@@ -117,32 +124,32 @@ def learning_curve(
 
     Raises:
         ArgumentError: If orderings are not permutations, or the model is a multitask one.
+        ShapeError: If orderings are not ``(k, n)``.
 
     Note:
-        n³/3 floating-point operations and one n x n matrix at a time for each ordering.
+        n³/3 floating-point operations and one n x n matrix at a time for each ordering; about
+        4 n R² for a linear model of R features, all orderings at once.
     """
     data = training_observations(model)
     if data.num_tasks > 1:
         raise ArgumentError(
             "model", f"{data.num_tasks} targets a row", "one", "Use a long-format model."
         )
-    if isinstance(orderings, int):
-        if orderings < 1:
-            raise ArgumentError("orderings", orderings, "at least 1")
-        generator = torch.Generator().manual_seed(seed)
-        orders = [torch.randperm(data.num_rows, generator=generator) for _ in range(orderings)]
-    else:
-        if orderings.ndim != 2:
-            raise ArgumentError("orderings", f"shape {tuple(orderings.shape)}", "(k, n)")
-        orders = list(orderings)
-    offset = _term_offset(model, data, units)
+    generator = torch.Generator().manual_seed(seed)
+    orders = as_orders(orderings, data.num_rows, generator)
+    offset = term_offset(model, data, units)
     if data.missing is not None:
         offset = offset.masked_fill(data.missing, float("nan"))
-    curves = []
-    for order in orders:
-        terms = sequential_log_densities(data.covariance, data.residual, order)
-        curves.append(terms - offset[..., order.to(offset.device)])
-    return torch.stack(curves, dim=-2)
+    return _curves(data, orders) - offset[..., orders.to(offset.device)]
+
+
+def _curves(data: Observations, orders: Tensor) -> Tensor:
+    """Log densities of points given those before them, ``(*batch, k, n)``."""
+    if isinstance(data.covariance, LowRankPlusDiagonal) and data.residual.ndim == 1:
+        errors, variances = sequential_predictions(data.covariance, data.residual, orders)
+        return Normal(torch.zeros_like(errors), variances.sqrt()).log_prob(errors)
+    terms = [sequential_log_densities(data.covariance, data.residual, order) for order in orders]
+    return torch.stack(terms, dim=-2)
 
 
 @torch.no_grad()
@@ -196,7 +203,7 @@ def joint_log_predictive(
     """
     data, held_out = predictive_observations(model, x, y, noise)
     value = _conditional_log_density(data.covariance, data.residual, held_out)
-    return value - _term_offset(model, data, units)[..., held_out.to(value.device)].sum(-1)
+    return value - term_offset(model, data, units)[..., held_out.to(value.device)].sum(-1)
 
 
 @torch.no_grad()
@@ -231,14 +238,3 @@ def marginal_log_predictive(
     """
     normal, target = marginal_predictive(model, x, y, noise)
     return normal.log_prob(target) - log_target_scale(model, units)
-
-
-def _term_offset(model: ExactGP, data: Observations, units: Units) -> Tensor:
-    """What each target's term is too large by, ``(*batch, N)``."""
-    scale = log_target_scale(model, units, multitask=data.num_tasks > 1)
-    event = (data.num_rows, data.num_tasks)[: 1 + (data.num_tasks > 1)]
-    scale = torch.as_tensor(scale).to(data.residual)
-    offset = data.flatten(scale.expand(*data.residual.shape[:-1], *event))
-    if data.missing is None:
-        return offset
-    return offset.masked_fill(data.missing, MISSING_TERM)

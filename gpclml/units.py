@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 from gpytorch.models import ExactGP
 from torch import Tensor
 
 from gpclml.errors import ArgumentError, UnsupportedError
+from gpclml.missing import MISSING_TERM
+from gpclml.observations import Observations
 
-__all__ = ["Units", "log_target_scale", "to_training_units"]
+__all__ = ["Units", "log_target_scale", "term_offset", "to_training_units", "units_of_targets"]
 
 Units = Literal["training", "original"]
 
@@ -66,6 +69,53 @@ def log_target_scale(model: ExactGP, units: Units, multitask: bool = False) -> T
         return standardizer.scale.log()
     transform = _affine_outcome_transform(model)
     return 0.0 if transform is None else _aligned(transform.stdvs, multitask).log()
+
+
+def term_offset(model: ExactGP, data: Observations, units: Units) -> Tensor:
+    """What the log density of each target is too large by, in nats.
+
+    The change of units, or the constant that a missing target enters with.
+
+    Args:
+        model: As for :func:`to_training_units`.
+        data: The model's targets.
+        units: Units that the density is asked in.
+
+    Returns:
+        ``(*batch, N)``.
+
+    Raises:
+        ArgumentError, UnsupportedError: As for :func:`log_target_scale`.
+    """
+    scale = log_target_scale(model, units, multitask=data.num_tasks > 1)
+    event = (data.num_rows, data.num_tasks)[: 1 + (data.num_tasks > 1)]
+    scale = torch.as_tensor(scale).to(data.residual)
+    offset = data.flatten(scale.expand(*data.residual.shape[:-1], *event))
+    if data.missing is None:
+        return offset
+    return offset.masked_fill(data.missing, MISSING_TERM)
+
+
+def units_of_targets(model: ExactGP, units: Units) -> tuple[Tensor, Tensor]:
+    """What takes targets in training units to these: scale times target plus shift.
+
+    Args:
+        model: As for :func:`to_training_units`, of one output and no batch.
+        units: Those asked for.
+
+    Returns:
+        Scale and shift, numbers in float64 on the CPU.
+
+    Raises:
+        ArgumentError, UnsupportedError: As for :func:`log_target_scale`.
+    """
+    targets = model.train_targets
+    assert isinstance(targets, Tensor)
+    scale = torch.as_tensor(log_target_scale(model, units)).exp().to("cpu", torch.float64)
+    if units == "training":
+        return scale.reshape(()), torch.zeros((), dtype=torch.float64)
+    zero = to_training_units(model, targets.detach().new_zeros(1)).to("cpu", torch.float64)
+    return scale.reshape(()), -(zero * scale).reshape(())
 
 
 def _affine_outcome_transform(model: ExactGP):

@@ -93,7 +93,7 @@ def run(
             environment=environment, retry_failed=retry_failed, progress=not quiet,
             sources=SOURCES,
         )  # fmt: skip
-    end_run(summary, quiet)
+    end_run(summary, quiet=quiet)
 
 
 @app.command()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from benchmarks._commands import errors_as_text, listed, names, numbers
+from benchmarks._commands import errors_as_text, listed, names, numbers, refuse_options
 from benchmarks._options import (
     Address,
     Backend,
@@ -31,7 +33,10 @@ app = make_app("Laplace evidence, its bounds, and conditional evidence of networ
 def run(
     study: Annotated[
         str,
-        typer.Argument(help="architectures, bounds, invariance, online or training-speed."),
+        typer.Argument(
+            help="architectures, bounds, invariance, online, training-speed; an experiment of "
+            "the ledger; or ledger for all of those."
+        ),
     ],
     results: ResultsFile,
     data: Annotated[
@@ -61,38 +66,60 @@ def run(
     - bounds: tightness and cost of every estimate of the evidence; use --jobs 1 for its times;
     - invariance: a rotation learned from turned images and from upright ones;
     - online: precisions learned in training beside a grid of them, and UCI networks;
-    - training-speed: architectures against the number of points.
+    - training-speed: architectures against the number of points;
+    - ledger, or the name of one of its experiments: claims of papers, one after the other; they
+      take no options but those of any run.
 
     Each result is saved as it comes: after an interruption the same command goes on. Exit code 1
     if cells failed, 2 if nothing could run.
     """
     from benchmarks._environment import variables
     from benchmarks.evidence.cells import SOURCES, run_cell
-    from benchmarks.evidence.grid import make_grid
+    from benchmarks.evidence.grid import STUDIES, make_grid
+    from benchmarks.evidence.ledger.experiments import chosen_experiments
     from benchmarks.runner import run_grid
 
     environment = data_variables(folder)
+    sweep = partial(
+        run_grid, results_path=results, jobs=jobs, backend=backend, address=address,
+        environment=environment, retry_failed=retry_failed, progress=not quiet,
+    )  # fmt: skip
+    given = {
+        "data": data, "architectures": listed(architectures, names, "architectures"),
+        "precisions": listed(precisions, numbers, "precisions", float), "num_train": num_train,
+        "epochs": epochs, "seeds": seeds,
+    }  # fmt: skip
     with errors_as_text(), variables(environment):
-        cells = make_grid(
-            study, data=data, architectures=listed(architectures, names, "architectures"),
-            precisions=listed(precisions, numbers, "precisions", float), num_train=num_train,
-            epochs=epochs, seeds=seeds, device=device,
-        )  # fmt: skip
-        summary = run_grid(
-            cells, run_cell, results, jobs=jobs, backend=backend, address=address,
-            environment=environment, retry_failed=retry_failed, progress=not quiet,
-            sources=SOURCES,
-        )  # fmt: skip
-    end_run(summary, quiet)
+        if study in STUDIES:
+            cells = make_grid(study, **given, device=device)
+            summaries = [sweep(cells, run_cell, sources=SOURCES)]
+        else:
+            refuse_options(study, given)
+            summaries = [
+                sweep(one.cells(), one.run, sources=one.modules)
+                for one in chosen_experiments(study, STUDIES)
+            ]
+    end_run(*summaries, quiet=quiet)
 
 
 @app.command()
 def report(
     results: ResultsFile,
     csv: CsvFile = None,
+    page: Annotated[
+        Path, typer.Option(help="The page of the ledger; its pictures go beside it.")
+    ] = Path("benchmarks/evidence/RESULTS.md"),
 ) -> None:
-    """Print the report in Markdown: a table for each study in the file."""
-    from benchmarks.evidence.report import make_report
+    """Print the report: tables of studies in Markdown; of the ledger its claims.
+
+    Where the file has experiments of the ledger their page is written, with a picture each.
+    """
+    from benchmarks.evidence.ledger.page import ledger_cells, write_page
+    from benchmarks.evidence.report import make_report, study_cells
 
     with errors_as_text():
-        typer.echo(make_report(results, csv))
+        has_ledger = bool(ledger_cells(results))
+        if has_ledger:
+            typer.echo(write_page(results, page))
+        if not has_ledger or len(study_cells(results)):
+            typer.echo(make_report(results, csv))

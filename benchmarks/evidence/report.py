@@ -27,7 +27,7 @@ from gpclml.errors import DataError
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["make_report"]
+__all__ = ["make_report", "study_cells"]
 
 _Table = Callable[["pandas.DataFrame"], "pandas.DataFrame"]
 
@@ -89,6 +89,19 @@ _SECTIONS: Mapping[str, tuple[tuple[str, str, _Table], ...]] = {
 }
 
 
+def study_cells(path: str | os.PathLike[str]) -> pandas.DataFrame:
+    """The finished cells of studies.
+
+    Args:
+        path: The SQLite file.
+
+    Raises:
+        DataError: There is no such file.
+    """
+    done = load_results(path, provenance=True)
+    return done[done["study"].notna()] if "study" in done else done[:0]
+
+
 def make_report(path: str | os.PathLike[str], csv: str | os.PathLike[str] | None = None) -> str:
     """The report of a results file, in Markdown.
 
@@ -99,8 +112,9 @@ def make_report(path: str | os.PathLike[str], csv: str | os.PathLike[str] | None
     Raises:
         DataError: There is no such file, no finished cell in it, or the CSV cannot be written.
     """
-    done = load_results(path, provenance=True)
+    done = study_cells(path)
     failed = load_failures(path)
+    failed = failed[failed["study"].notna()] if "study" in failed else failed[:0]
     if done.empty:
         raise DataError(f"{path}: no finished cells. Run some first.")
     about = [*_commands(done), *describe_cells(done, len(failed))]

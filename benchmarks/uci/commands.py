@@ -136,7 +136,7 @@ def run(
             sources=(*SOURCES, "benchmarks.uci.batches"),
             batches=Batches(run_cells, batch_label, most_in_batch),
         )  # fmt: skip
-    end_run(summary, quiet)
+    end_run(summary, quiet=quiet)
 
 
 @app.command()

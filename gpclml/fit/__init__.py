@@ -2,6 +2,7 @@
 
 from gpclml.fit.batch import batch_size, fit_batch
 from gpclml.fit.hyperparameters import fit_hyperparameters
+from gpclml.fit.linear_bound import LinearBoundFit, fit_linear_bound
 from gpclml.fit.map import fit_map
 from gpclml.fit.mll import FitResult, fit_mll
 from gpclml.fit.networks import StoppingResult, fit_networks
@@ -9,11 +10,13 @@ from gpclml.fit.online import OnlineFit, fit_online
 
 __all__ = [
     "FitResult",
+    "LinearBoundFit",
     "OnlineFit",
     "StoppingResult",
     "batch_size",
     "fit_batch",
     "fit_hyperparameters",
+    "fit_linear_bound",
     "fit_map",
     "fit_mll",
     "fit_networks",

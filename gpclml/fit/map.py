@@ -48,7 +48,7 @@ def fit_map(
 
     Example:
         >>> fit_map(mll, train_x, train_y, epochs=50, batch_size=128, final_lr=1e-5)
-        >>> evidence = float(mll(model(train_x), train_y))
+        >>> evidence = mll(model(train_x), train_y).item()
     """
     check_training(
         mll, train_x, train_y, epochs=epochs, batch_size=batch_size, lr=lr, final_lr=final_lr

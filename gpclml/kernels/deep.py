@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from gpytorch.kernels import Kernel
 from linear_operator import LinearOperator
@@ -90,7 +92,7 @@ class DeepKernel(Kernel):
         x2: Tensor,
         diag: bool = False,
         last_dim_is_batch: bool = False,
-        **params,
+        **params: Any,
     ) -> Tensor | LinearOperator:
         """The base kernel between the features of two sets of points.
 

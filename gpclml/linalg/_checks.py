@@ -8,28 +8,39 @@ from torch import Tensor
 
 from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
 
-__all__ = ["check_gaussian", "check_indices", "check_member_indices", "refuse_double_backward"]
+__all__ = [
+    "check_gaussian",
+    "check_indices",
+    "check_member_indices",
+    "check_residual",
+    "refuse_double_backward",
+]
 
 
 def check_gaussian(covariance: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
     """Both, expanded to one batch shape."""
-    square = covariance.ndim >= 2 and covariance.shape[-1] == covariance.shape[-2]
-    if not square or covariance.shape[-1] == 0:
-        raise ShapeError("covariance", tuple(covariance.shape), "(*batch, n, n) with n >= 1")
-    n = covariance.shape[-1]
-    if residual.ndim < 1 or residual.shape[-1] != n:
-        raise ShapeError("residual", tuple(residual.shape), f"(*batch, {n}), as the covariance")
+    batch = check_residual(covariance.shape, residual)
+    n = residual.shape[-1]
     if covariance.shape[:-2] == residual.shape[:-1]:
         return covariance, residual
+    return covariance.expand(*batch, n, n), residual.expand(*batch, n)
+
+
+def check_residual(covariance: torch.Size, residual: Tensor) -> tuple[int, ...]:
+    """The batch shape of a covariance of that shape and a residual together."""
+    if len(covariance) < 2 or covariance[-1] != covariance[-2] or covariance[-1] == 0:
+        raise ShapeError("covariance", tuple(covariance), "(*batch, n, n) with n >= 1")
+    n = covariance[-1]
+    if residual.ndim < 1 or residual.shape[-1] != n:
+        raise ShapeError("residual", tuple(residual.shape), f"(*batch, {n}), as the covariance")
     try:
-        batch = numpy.broadcast_shapes(covariance.shape[:-2], residual.shape[:-1])
+        return numpy.broadcast_shapes(covariance[:-2], residual.shape[:-1])
     except ValueError as error:
         raise ShapeError(
             "residual",
             f"batch shape {tuple(residual.shape[:-1])}",
-            f"one that broadcasts with the covariance's {tuple(covariance.shape[:-2])}",
+            f"one that broadcasts with the covariance's {tuple(covariance[:-2])}",
         ) from error
-    return covariance.expand(*batch, n, n), residual.expand(*batch, n)
 
 
 def check_indices(argument: str, indices: Tensor, n: int, count: int | None = None) -> Tensor:

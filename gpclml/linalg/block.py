@@ -18,10 +18,11 @@ import torch
 from torch import Tensor
 
 from gpclml.errors import ArgumentError
-from gpclml.linalg._checks import check_gaussian, check_indices, refuse_double_backward
+from gpclml.linalg._checks import check_indices, check_residual, refuse_double_backward
 from gpclml.linalg._products import symmetric_product
 from gpclml.linalg._sharing import Sharing
 from gpclml.linalg.cholesky import safe_cholesky
+from gpclml.linalg.low_rank import LowRankPlusDiagonal
 
 __all__ = ["block_conditional_log_densities"]
 
@@ -29,7 +30,7 @@ _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
 def block_conditional_log_densities(
-    covariance: Tensor,  # shape: (*batch, n, n)
+    covariance: Tensor | LowRankPlusDiagonal,  # shape: (*batch, n, n)
     residual: Tensor,  # shape: (*batch, n)
     blocks: Sequence[Tensor],  # shapes: (k_1, b_1), (k_2, b_2), ...
     factor_dtype: torch.dtype | None = None,
@@ -45,7 +46,8 @@ def block_conditional_log_densities(
     none, share its factor and inverse.
 
     Args:
-        covariance: Covariances of the observations, noise included, ``(*batch, n, n)``.
+        covariance: Covariances of the observations, noise included, ``(*batch, n, n)``; one of
+            low rank costs n R², and is differentiated step by step.
         residual: Observations minus their prior mean, ``(*batch, n)``; batches broadcast.
         blocks: Indices of the held-out blocks, blocks of one size stacked: ``k_i`` blocks of
             ``b_i`` points each, ``(k_i, b_i)``. Blocks may overlap.
@@ -65,10 +67,13 @@ def block_conditional_log_densities(
         About n³ floating-point operations for the values; the gradient adds about 1.2 n³ for
         disjoint blocks that cover the data, and 3.2 n³ for overlapping ones however many.
     """
-    _, residual = check_gaussian(covariance, residual)
+    batch = check_residual(covariance.shape, residual)
+    residual = residual.expand(*batch, residual.shape[-1])
     _check_blocks(blocks, residual.shape[-1])
     disjoint = _are_disjoint(blocks)
     blocks = [group.to(covariance.device) for group in blocks]
+    if isinstance(covariance, LowRankPlusDiagonal):
+        return covariance.block_log_densities(residual, blocks)
     sharing = Sharing(covariance.shape[:-2], residual.shape[:-1])
     values = _BlockConditionalLogDensities.apply(
         sharing.covariances(covariance),

@@ -9,15 +9,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gpclml.linalg._checks import check_gaussian, check_indices
+from gpclml.linalg._checks import check_gaussian, check_indices, check_residual
 from gpclml.linalg.cholesky import safe_cholesky
+from gpclml.linalg.low_rank import LowRankPlusDiagonal
 from gpclml.linalg.permutations import order_with_last, permute, take
 
 __all__ = ["leave_one_out_moments"]
 
 
 def leave_one_out_moments(
-    covariance: Tensor,  # shape: (*batch, n, n)
+    covariance: Tensor | LowRankPlusDiagonal,  # shape: (*batch, n, n)
     residual: Tensor,  # shape: (*batch, n)
     held_out: Tensor,  # shape: (b,)
     factor_dtype: torch.dtype | None = None,
@@ -45,11 +46,15 @@ def leave_one_out_moments(
         NotPSDError: If the covariance is not positive definite even with jitter.
 
     Note:
-        (n³ + b³)/3 floating-point operations.
+        (n³ + b³)/3 floating-point operations; n R² where the covariance has R features and a
+        diagonal.
     """
-    covariance, residual = check_gaussian(covariance, residual)
     n, b = residual.shape[-1], held_out.shape[-1]
     held_out = check_indices("held_out", held_out, n).to(covariance.device)
+    if isinstance(covariance, LowRankPlusDiagonal):
+        check_residual(covariance.shape, residual)
+        return _under_low_rank(covariance, residual, held_out)
+    covariance, residual = check_gaussian(covariance, residual)
     order = order_with_last(held_out, n)
     if order is None:
         order = held_out if b == n else torch.arange(n, device=held_out.device)
@@ -63,3 +68,16 @@ def leave_one_out_moments(
     error = (inverse.mT @ z[..., -b:, :]).squeeze(-1) * variance
     mean = residual[..., -b:] - error.to(residual.dtype)
     return mean, variance.to(residual.dtype)
+
+
+def _under_low_rank(
+    covariance: LowRankPlusDiagonal, residual: Tensor, held_out: Tensor
+) -> tuple[Tensor, Tensor]:
+    """From one posterior of the weights, out of which each point is taken."""
+    features, noise = covariance.features.double(), covariance.noise.double()
+    factor, mean = covariance.posterior(residual)
+    alpha = (residual.double() - (features @ mean.unsqueeze(-1)).squeeze(-1)) / noise
+    under = torch.linalg.solve_triangular(factor, features.mT, upper=False)
+    variance = 1 / (1 / noise - under.square().sum(-2) / noise.square())
+    left_out = residual.double() - alpha * variance
+    return left_out[..., held_out].to(residual), variance[..., held_out].to(residual)

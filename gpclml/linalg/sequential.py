@@ -17,10 +17,12 @@ from gpclml.linalg._checks import (
     check_gaussian,
     check_indices,
     check_member_indices,
+    check_residual,
     refuse_double_backward,
 )
 from gpclml.linalg._sharing import Sharing
 from gpclml.linalg.cholesky import safe_cholesky
+from gpclml.linalg.low_rank import LowRankPlusDiagonal
 from gpclml.linalg.permutations import order_with_last, permute, take_rows
 
 __all__ = ["conditional_log_density", "sequential_log_densities"]
@@ -31,7 +33,7 @@ _SOLVE_UP_TO = 0.3
 
 
 def conditional_log_density(
-    covariance: Tensor,  # shape: (*batch, n, n)
+    covariance: Tensor | LowRankPlusDiagonal,  # shape: (*batch, n, n)
     residual: Tensor,  # shape: (*batch, n)
     held_out: Tensor,  # shape: (b,) or (*batch, b)
     factor_dtype: torch.dtype | None = None,
@@ -53,7 +55,8 @@ def conditional_log_density(
     factor, and their vectors enter its gradient side by side.
 
     Args:
-        covariance: Covariances of the observations, noise included, ``(*batch, n, n)``.
+        covariance: Covariances of the observations, noise included, ``(*batch, n, n)``; one of
+            low rank costs n R², and is differentiated step by step.
         residual: Observations minus their prior mean, ``(*batch, n)``; batches broadcast.
         held_out: Indices of the b points that are scored, ``1 <= b <= n``: ``(b,)``, or
             ``(*batch, b)`` for points of its own in each batch member.
@@ -72,13 +75,17 @@ def conditional_log_density(
         n³/3 + 3 n² b floating-point operations for value and gradient (b <= 0.3 n; at most
         5/3 n³ beyond); three n x n arrays at the peak.
     """
-    expanded, residual = check_gaussian(covariance, residual)
+    batch = check_residual(covariance.shape, residual)
     n = residual.shape[-1]
     if held_out.ndim == 1:
         check_indices("held_out", held_out, n)
     else:
-        check_member_indices("held_out", held_out, residual.shape[:-1], n)
-        covariance = expanded  # in an order of its own for each residual
+        check_member_indices("held_out", held_out, torch.Size(batch), n)
+    if isinstance(covariance, LowRankPlusDiagonal):
+        return covariance.conditional_log_density(residual, held_out.to(covariance.device))
+    residual = residual.expand(*batch, n)
+    if held_out.ndim > 1:  # in an order of its own for each residual
+        covariance = covariance.expand(*batch, n, n)
     order = order_with_last(held_out.cpu(), n)
     if order is not None:
         order = order.to(covariance.device)
@@ -95,7 +102,7 @@ def conditional_log_density(
 
 
 def sequential_log_densities(
-    covariance: Tensor,  # shape: (*batch, n, n)
+    covariance: Tensor | LowRankPlusDiagonal,  # shape: (*batch, n, n)
     residual: Tensor,  # shape: (*batch, n)
     order: Tensor | None = None,  # shape: (n,)
     factor_dtype: torch.dtype | None = None,
@@ -128,6 +135,8 @@ def sequential_log_densities(
     Note:
         n³/3 floating-point operations for the values, about 6 n³ with a gradient.
     """
+    if isinstance(covariance, LowRankPlusDiagonal):
+        covariance = covariance.to_dense()
     covariance, residual = check_gaussian(covariance, residual)
     n = residual.shape[-1]
     if order is not None:

@@ -5,5 +5,11 @@ from gpclml.mlls.laplace_marginal_log_likelihood import (
     LaplaceEvidence,
     LaplaceMarginalLogLikelihood,
 )
+from gpclml.mlls.linear_evidence_lower_bound import LinearEvidenceLowerBound
 
-__all__ = ["ConditionalMarginalLogLikelihood", "LaplaceEvidence", "LaplaceMarginalLogLikelihood"]
+__all__ = [
+    "ConditionalMarginalLogLikelihood",
+    "LaplaceEvidence",
+    "LaplaceMarginalLogLikelihood",
+    "LinearEvidenceLowerBound",
+]

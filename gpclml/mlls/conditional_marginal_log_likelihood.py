@@ -13,9 +13,10 @@ from gpytorch.models import ExactGP
 from torch import Tensor
 
 from gpclml.conditioning import Conditioning, KFold, RandomHoldout
-from gpclml.errors import ModelModeError, NonFiniteError, UnsupportedError
+from gpclml.errors import NonFiniteError, UnsupportedError
 from gpclml.mlls._held_out import held_out_density
 from gpclml.mlls._terms import prior_and_added_loss
+from gpclml.mlls._train_mode import check_train_mode
 from gpclml.observations import Observations, observations, training_observations
 
 __all__ = ["ConditionalMarginalLogLikelihood"]
@@ -106,7 +107,7 @@ class ConditionalMarginalLogLikelihood(ExactMarginalLogLikelihood):
                 finite.
             NotPSDError: If a covariance is not positive definite even with jitter.
         """
-        _check_train_mode(self.model)
+        check_train_mode(self.model)
         data = observations(self.likelihood, function_dist, target, *params, **kwargs)
         return self.objective_at(data, self.draw_held_out(data))
 
@@ -123,7 +124,7 @@ class ConditionalMarginalLogLikelihood(ExactMarginalLogLikelihood):
             The loss, ``(*batch,)``.
         """
         model = cast(ExactGP, self.model)
-        _check_train_mode(model)
+        check_train_mode(model)
         data = training_observations(model, self.likelihood, **kwargs)
         conditioning = self.conditioning or KFold(10)
         generator = torch.Generator().manual_seed(self.seed)
@@ -154,17 +155,6 @@ class ConditionalMarginalLogLikelihood(ExactMarginalLogLikelihood):
         value = held_out_density(data, blocks, self.factor_dtype)
         terms = prior_and_added_loss(self.model, value.shape, data.params)
         return value + terms / data.num_observed()
-
-
-def _check_train_mode(model: torch.nn.Module) -> None:
-    if not model.training:
-        raise ModelModeError(
-            "model",
-            "a model in eval mode, whose output is its posterior",
-            "a model in train mode",
-            "Call model.train() before the objective; for scores of a fitted model use "
-            "gpclml.scores.",
-        )
 
 
 def _check_parts(likelihood: Likelihood, model: ExactGP) -> None:

@@ -163,7 +163,8 @@ class LaplaceMarginalLogLikelihood(MarginalLogLikelihood):
             is of all their points, whose curvature is then that of all data.
 
         Raises:
-            The same as :meth:`forward`.
+            ArgumentError, ShapeError, UnsupportedError, NonFiniteError, NotPSDError:
+                As :meth:`forward`.
         """
         likelihood = output_likelihood(cast(Likelihood, self.likelihood))
         likelihood.log_density(output.mean.detach(), target)  # its checks come first
@@ -180,7 +181,8 @@ class LaplaceMarginalLogLikelihood(MarginalLogLikelihood):
             target: Their targets.
 
         Raises:
-            The same as :meth:`forward`.
+            ArgumentError, ShapeError, UnsupportedError, NonFiniteError, NotPSDError:
+                As :meth:`forward`.
         """
         return self._evidence(cast(LinearizedNetwork, self.model).points(x), target, None)
 

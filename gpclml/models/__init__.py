@@ -1,12 +1,14 @@
-"""Models: exact Gaussian processes and their parts."""
+"""Models: exact Gaussian processes, linear models and networks."""
 
 from gpclml.models._networks import networks_of
+from gpclml.models.bayesian_linear_model import BayesianLinearModel
 from gpclml.models.linearized_gp import LinearizedGP
 from gpclml.models.linearized_network import Linearization, LinearizedNetwork
 from gpclml.models.regression import GPRegression
 from gpclml.models.standardize import Standardizer
 
 __all__ = [
+    "BayesianLinearModel",
     "GPRegression",
     "Linearization",
     "LinearizedGP",

@@ -1,5 +1,12 @@
-"""Weights drawn from a posterior, and what they predict."""
+"""Draws of weights, what they predict, and evidences estimated from draws."""
 
+from gpclml.sampling.annealed import (
+    AnnealedEvidence,
+    EvidenceBound,
+    annealed_importance_sampling,
+    reverse_annealed_importance_sampling,
+)
+from gpclml.sampling.bidirectional import BidirectionalEvidence, bidirectional_evidence
 from gpclml.sampling.conditional import (
     SampledConditional,
     conditional_log_density,
@@ -8,22 +15,35 @@ from gpclml.sampling.conditional import (
 from gpclml.sampling.densities import (
     SampledDensity,
     joint_log_density,
+    log_mean,
     marginal_log_densities,
 )
 from gpclml.sampling.predictions import linearized_outputs, sampled_outputs
 from gpclml.sampling.sgld import sample_sgld
+from gpclml.sampling.simple_monte_carlo import importance_sampling, simple_monte_carlo
+from gpclml.sampling.temperatures import power_schedule
 from gpclml.sampling.weights import rescaled, stacked_weights
 
 __all__ = [
+    "AnnealedEvidence",
+    "BidirectionalEvidence",
+    "EvidenceBound",
     "SampledConditional",
     "SampledDensity",
+    "annealed_importance_sampling",
+    "bidirectional_evidence",
     "conditional_log_density",
     "conditional_split",
+    "importance_sampling",
     "joint_log_density",
     "linearized_outputs",
+    "log_mean",
     "marginal_log_densities",
+    "power_schedule",
     "rescaled",
+    "reverse_annealed_importance_sampling",
     "sample_sgld",
     "sampled_outputs",
+    "simple_monte_carlo",
     "stacked_weights",
 ]

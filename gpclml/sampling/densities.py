@@ -9,10 +9,10 @@ import torch
 from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 
-from gpclml.errors import ShapeError
+from gpclml.errors import NonFiniteError, ShapeError
 from gpclml.output_likelihoods import output_likelihood
 
-__all__ = ["SampledDensity", "joint_log_density", "marginal_log_densities"]
+__all__ = ["SampledDensity", "joint_log_density", "log_mean", "marginal_log_densities"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,38 @@ class SampledDensity:
     value: float
     standard_error: float
     effective_draws: float
+
+
+def log_mean(log_values: Tensor) -> SampledDensity:
+    r"""The log of a mean over draws of what is given by its logs, in nats.
+
+    .. math:: \log \frac1S \sum_s e^{\ell_s}
+
+    Its error is that of the mean over the mean, from the spread of the terms; S effective draws
+    are :math:`(\sum_s u_s)^2 / \sum_s u_s^2` with :math:`u_s = e^{\ell_s}`.
+
+    Args:
+        log_values: Logs :math:`\ell_s`, ``(S,)``; minus infinity for a term of zero.
+
+    Returns:
+        The estimate, its standard error (infinite for one draw) and the effective draws.
+
+    Raises:
+        ShapeError: They are none, or not one number a draw.
+        NonFiniteError: One is NaN or plus infinity, or all are minus infinity.
+    """
+    if log_values.ndim != 1 or len(log_values) == 0:
+        raise ShapeError("log_values", tuple(log_values.shape), "(S,), one for each of S draws")
+    log_values = log_values.double()
+    count = len(log_values)
+    value = float(torch.logsumexp(log_values, dim=0)) - math.log(count)
+    if not math.isfinite(value):
+        expected = "no NaN, none plus infinity, not all minus infinity"
+        raise NonFiniteError("log_values", f"a log mean of {value}", expected)
+    weights = torch.softmax(log_values, dim=0)
+    effective = 1 / float(weights.square().sum())
+    spread = float((count * weights).std()) if count > 1 else math.inf
+    return SampledDensity(value, spread / math.sqrt(count), effective)
 
 
 def joint_log_density(likelihood: Likelihood, outputs: Tensor, target: Tensor) -> SampledDensity:
@@ -51,14 +83,9 @@ def joint_log_density(likelihood: Likelihood, outputs: Tensor, target: Tensor) -
     Raises:
         UnsupportedError: The likelihood is another one.
         ShapeError, ArgumentError: Targets do not fit outputs or likelihood.
+        NonFiniteError: As :func:`log_mean`.
     """
-    totals = _log_densities(likelihood, outputs, target).sum(-1)
-    weights = torch.softmax(totals, dim=0)
-    count = len(totals)
-    value = float(torch.logsumexp(totals, dim=0)) - math.log(count)
-    effective = 1 / float(weights.square().sum())
-    spread = float((count * weights).std()) if count > 1 else math.inf
-    return SampledDensity(value, spread / math.sqrt(count), effective)
+    return log_mean(_log_densities(likelihood, outputs, target).sum(-1))
 
 
 def marginal_log_densities(likelihood: Likelihood, outputs: Tensor, target: Tensor) -> Tensor:

@@ -1,0 +1,84 @@
+"""What a paper claims, what came out here, and how the two compare."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from benchmarks.evidence.ledger.differences import mean_and_error
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+
+__all__ = ["Claim", "Experiment", "Verdict", "graded", "with_error"]
+
+Verdict = Literal["reproduced", "partly", "not"]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim and what became of it.
+
+    Attributes:
+        source: Paper and figure.
+        statement: What it says, in one sentence.
+        published: Its figure.
+        ours: What came out, with its error.
+        verdict: Whether that is what the paper says.
+        remark: What a reader should know beside it.
+    """
+
+    source: str
+    statement: str
+    published: str
+    ours: str
+    verdict: Verdict
+    remark: str = ""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """An experiment of the ledger.
+
+    Attributes:
+        name: As the command takes it.
+        title: Of its section.
+        cells: Gives the configurations; each names the experiment.
+        run: Computes one of them; importable.
+        claims: Reads the claims off all finished cells.
+        draw: Draws them in the manner of the paper.
+        size: Of the picture, in inches.
+        modules: Dotted names of modules beside that of ``run`` that decide its results.
+    """
+
+    name: str
+    title: str
+    cells: Callable[[], Sequence[Mapping[str, Any]]]
+    run: Callable[[Mapping[str, Any]], dict[str, Any]]
+    claims: Callable[[pandas.DataFrame], Sequence[Claim]]
+    draw: Callable[[pandas.DataFrame, Figure], None]
+    size: tuple[float, float] = (8.0, 3.2)
+    modules: tuple[str, ...] = ()
+
+
+def graded(*holds: bool) -> Verdict:
+    """Whether all parts of a claim hold, some or none."""
+    if all(holds):
+        return "reproduced"
+    return "partly" if any(holds) else "not"
+
+
+def with_error(values: Sequence[float], digits: int = 3) -> str:
+    """Mean and standard error of values, as text.
+
+    Args:
+        values: At least one; of a single one there is no error.
+        digits: After the point.
+    """
+    mean, error = mean_and_error(values)
+    if math.isinf(error):
+        return f"{mean:.{digits}f}"
+    return f"{mean:.{digits}f} ± {error:.{digits}f}"

@@ -1,0 +1,213 @@
+"""A uniform prior that is too wide: the evidence and its Laplace approximation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.evidence.ledger.claims import Claim, Experiment, graded, with_error
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+    from torch import Tensor
+
+__all__ = ["EXPERIMENT", "laplace_evidence", "true_evidence"]
+
+_TRUE_WEIGHT = -1.0
+_WIDTHS = (0.05, 1e8)
+_BEYOND = 100.0  # widths from here on hold more than thirty of the modes
+_POINTS = 20001
+_SOURCE = "Lotfi et al. 2022, Figure 3"
+
+
+def _cells() -> list[dict[str, Any]]:
+    common = {"experiment": "laplace-toy", "points": 50, "widths": 120, "draws": 100000}
+    return [common | {"seed": seed} for seed in range(20)]
+
+
+def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
+    r"""The evidence of :math:`x_i \sim N(\sin w, 1)`, :math:`w \sim U[-\alpha, \alpha]`.
+
+    The posterior has modes at w, at :math:`\pi - w` and a period further: the wider the prior the
+    more of them it holds. The data are drawn with w = -1.
+
+    Args:
+        cell: ``seed`` of the data, number of ``points``, of ``widths`` between .05 and 1e8 and of
+            ``draws`` of the prior for simple Monte Carlo.
+
+    Returns:
+        Over ``width``: ``lml`` by quadrature, ``laplace`` (NaN where the prior ends short of the
+        mode nearest to zero) and ``sampled``, by simple Monte Carlo; in nats. ``mode``, that mode.
+    """
+    import torch
+
+    generator = torch.Generator().manual_seed(cell["seed"])
+    noise = torch.randn(cell["points"], dtype=torch.float64, generator=generator)
+    data = math.sin(_TRUE_WEIGHT) + noise
+    low, high = map(math.log10, _WIDTHS)
+    widths = torch.logspace(low, high, cell["widths"], dtype=torch.float64).tolist()
+    return {
+        "width": widths,
+        "lml": [true_evidence(data, width) for width in widths],
+        "laplace": [laplace_evidence(data, width) for width in widths],
+        "sampled": [_sampled(data, width, cell["draws"], generator) for width in widths],
+        "mode": _mode(data),
+    }
+
+
+def true_evidence(data: Tensor, width: float) -> float:
+    r"""The log evidence under :math:`U[-\alpha, \alpha]`, in nats.
+
+    By the trapezoidal rule over one period, which counts as often as it fits into the prior, and
+    over what is left.
+
+    Args:
+        data: ``(n,)``.
+        width: :math:`\alpha`.
+    """
+    import torch
+
+    periods = math.floor(width / math.pi)
+    rest = width - periods * math.pi  # on either side of the whole periods, together one 2 rest
+    parts = [_log_integral(data, math.pi * periods, math.pi * periods + rest)]
+    parts.append(_log_integral(data, -math.pi * periods - rest, -math.pi * periods))
+    if periods:
+        parts.append(_log_integral(data, -math.pi, math.pi) + math.log(periods))
+    return float(torch.logsumexp(torch.stack(parts), dim=0)) - math.log(2 * width)
+
+
+def laplace_evidence(data: Tensor, width: float) -> float:
+    r"""The Laplace approximation at the mode nearest to zero, in nats.
+
+    .. math:: \log p(\mathcal D \mid \hat w) - \log 2 \alpha + \tfrac12 \log 2 \pi / h
+
+    with h the second derivative of the negative log likelihood.
+
+    Args:
+        data: ``(n,)``.
+        width: :math:`\alpha`.
+
+    Returns:
+        NaN if the mode is outside the prior.
+    """
+    import torch
+
+    mode, mean = _mode(data), float(data.mean())
+    if width < abs(mode):
+        return math.nan
+    curvature = len(data) * (math.cos(mode) ** 2 + (mean - math.sin(mode)) * math.sin(mode))
+    peak = float(_log_likelihood(data, torch.tensor([mode], dtype=torch.float64)))
+    return peak - math.log(2 * width) + 0.5 * math.log(2 * math.pi / curvature)
+
+
+def _mode(data: Tensor) -> float:
+    """The likeliest weight nearest to zero."""
+    return math.asin(min(max(float(data.mean()), -1.0), 1.0))
+
+
+def _log_likelihood(data: Tensor, weights: Tensor) -> Tensor:
+    """Of all data at each weight, ``(S,)``; the data enter by mean and spread."""
+    n, mean = len(data), data.mean()
+    spread = (data - mean).square().sum()
+    squares = spread + n * (mean - weights.sin()).square()
+    return -0.5 * (squares + n * math.log(2 * math.pi))
+
+
+def _log_integral(data: Tensor, low: float, high: float) -> Tensor:
+    """Log of the integral of the likelihood between two weights."""
+    import torch
+
+    weights = torch.linspace(low, high, _POINTS, dtype=torch.float64)
+    values = _log_likelihood(data, weights)
+    values[[0, -1]] -= math.log(2)
+    return torch.logsumexp(values, dim=0) + math.log(max(high - low, 1e-300) / (_POINTS - 1))
+
+
+def _sampled(data: Tensor, width: float, draws: int, generator: Any) -> float:
+    import torch
+
+    from gpclml.sampling import simple_monte_carlo
+
+    uniform = torch.rand(draws, 1, dtype=torch.float64, generator=generator)
+    prior = width * (2 * uniform - 1)
+    return float(simple_monte_carlo(lambda w: _log_likelihood(data, w.squeeze(-1)), prior).value)
+
+
+def _claims(cells: pandas.DataFrame) -> list[Claim]:
+    return [_flattens(cells), _falls(cells)]
+
+
+def _flattens(cells: pandas.DataFrame) -> Claim:
+    slopes = [_slope(row["width"], row["lml"], _BEYOND) for _, row in cells.iterrows()]
+    spreads = [_spread(row["width"], row["lml"], _BEYOND) for _, row in cells.iterrows()]
+    sampled = [
+        abs(a - b)
+        for _, row in cells.iterrows()
+        for width, a, b in zip(row["width"], row["lml"], row["sampled"], strict=True)
+        if width > _BEYOND
+    ]
+    return Claim(
+        _SOURCE,
+        "Once the prior holds the modes, the evidence no longer depends on its width.",
+        "flat beyond the mode",
+        f"slope in log width beyond {_BEYOND:g}: {max(map(abs, slopes)):.1e} nats at most; "
+        f"largest minus least {with_error(spreads)} nats",
+        graded(max(map(abs, slopes)) < 0.01),
+        f"Simple Monte Carlo over draws of the prior agrees within {max(sampled):.3f} nats.",
+    )
+
+
+def _falls(cells: pandas.DataFrame) -> Claim:
+    slopes = [_slope(row["width"], row["laplace"], abs(row["mode"])) for _, row in cells.iterrows()]
+    short = [row["lml"][-1] - row["laplace"][-1] for _, row in cells.iterrows()]
+    curved = sum(abs(mode) > math.pi / 2 - 1e-6 for mode in cells["mode"])
+    return Claim(
+        _SOURCE,
+        "The Laplace evidence, of one mode, falls without end: slope -1 in the log of the width.",
+        "slope -1",
+        f"slope {min(slopes):.6f} to {max(slopes):.6f}; at width {_WIDTHS[1]:g} it is "
+        f"{with_error(short, 1)} nats too low",
+        graded(max(abs(one + 1) for one in slopes) < 1e-6),
+        f"On {curved} of {len(cells)} data sets the mean is beyond -1 and the two modes are one."
+        if curved
+        else "",
+    )
+
+
+def _slope(widths: Sequence[float], values: Sequence[float], beyond: float) -> float:
+    """Slope in the natural logarithm of the width, by least squares."""
+    import numpy as np
+
+    pairs = [pair for pair in zip(widths, values, strict=True) if pair[0] >= beyond]
+    x, y = np.array(pairs).T
+    return float(np.polyfit(np.log(x), y, 1)[0])
+
+
+def _spread(widths: Sequence[float], values: Sequence[float], beyond: float) -> float:
+    some = [value for width, value in zip(widths, values, strict=True) if width >= beyond]
+    return max(some) - min(some)
+
+
+def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
+    import torch
+
+    row = cells.sort_values("seed").iloc[0]
+    curves, posterior = figure.subplots(1, 2)
+    curves.semilogx(row["width"], row["lml"], label="evidence")
+    curves.semilogx(row["width"], row["laplace"], label="Laplace")
+    curves.axvline(abs(row["mode"]), color="gray", linewidth=0.8, label="mode")
+    curves.set(xlabel="half-width of the prior", ylabel="LML, nats")
+    curves.legend()
+    weights = torch.linspace(-10, 10, 1001, dtype=torch.float64)
+    mean = math.sin(row["mode"])
+    likelihood = (-0.5 * 50 * (mean - weights.sin()).square()).exp()
+    posterior.plot(weights, likelihood)
+    posterior.set(xlabel="w", ylabel="likelihood, largest = 1")
+
+
+EXPERIMENT = Experiment(
+    "laplace-toy", "A prior too wide: the Laplace evidence falls, the evidence does not", _cells,
+    run_cell, _claims, _draw,
+)  # fmt: skip

@@ -1,0 +1,170 @@
+"""The evidence as a sum over points: its first terms decide it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.evidence.ledger.claims import Claim, Experiment, graded, with_error
+from benchmarks.evidence.ledger.differences import differs
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+    from torch import Tensor
+
+    from gpclml.models import BayesianLinearModel
+
+__all__ = ["EXPERIMENT"]
+
+_MODELS = {
+    "true": "the prior of the data", "vague": "a vague prior", "small": "three frequencies",
+}  # fmt: skip
+_FREQUENCIES, _SMALL = 9, 3
+_NOISE = 0.5
+_VAGUE = 1e4
+_SOURCE = "Lotfi et al. 2022, Sections 4.3 to 4.5 and Figure 4"
+
+
+def _cells() -> list[dict[str, Any]]:
+    common = {"experiment": "learning-curves", "points": 2000, "orders": 100}
+    return [common | {"seed": seed} for seed in range(20)]
+
+
+def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
+    """Learning curves of three Fourier models of the same data.
+
+    The data are a sum of sines and cosines of nine frequencies, weights drawn with deviation
+    1 / d² at frequency d, at uniform points in [0, 10] with noise of deviation .5. The models: that
+    prior; a vague one, of variance 1e4 for every weight; and a small model, of three frequencies
+    and prior variance one.
+
+    Args:
+        cell: ``seed`` of the data, number of ``points`` and of ``orders``.
+
+    Returns:
+        For each model M: ``M``, the means over orders of log p(y_i | y_<i), in nats, and
+        ``M_rmse`` of its prediction from all points to the function at even points.
+    """
+    import torch
+
+    from gpclml.scores import learning_curve
+
+    x, y, even, function = _data(cell["seed"], cell["points"])
+    result: dict[str, Any] = {}
+    for name in _MODELS:
+        model = _model(name, x, y)
+        result[name] = learning_curve(model, cell["orders"]).mean(0).tolist()
+        with torch.no_grad():
+            error = model.predict(even, marginal=True).mean - function
+        result[f"{name}_rmse"] = float(error.square().mean().sqrt())
+    return result
+
+
+def _data(seed: int, points: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    import torch
+
+    from gpclml.features import FourierFeatures
+
+    generator = torch.Generator().manual_seed(seed)
+    features = FourierFeatures(_FREQUENCIES)
+    deviations = _true_variance().sqrt()
+    weights = deviations * torch.randn(len(deviations), dtype=torch.float64, generator=generator)
+    x = 10 * torch.rand(points, dtype=torch.float64, generator=generator)
+    noise = _NOISE * torch.randn(points, dtype=torch.float64, generator=generator)
+    even = torch.linspace(0, 10, 1000, dtype=torch.float64)
+    y = features(x.unsqueeze(-1)) @ weights + noise
+    return x, y, even, features(even.unsqueeze(-1)) @ weights
+
+
+def _true_variance() -> Tensor:
+    import torch
+
+    d = torch.arange(1, _FREQUENCIES + 1, dtype=torch.float64)
+    return (1 / d**4).repeat(2)
+
+
+def _model(name: str, x: Tensor, y: Tensor) -> BayesianLinearModel:
+    from gpclml.features import FourierFeatures
+    from gpclml.models import BayesianLinearModel
+
+    variance = {"true": _true_variance(), "vague": _VAGUE, "small": 1.0}[name]
+    features = FourierFeatures(_SMALL if name == "small" else _FREQUENCIES)
+    return BayesianLinearModel(x, y, features, prior_variance=variance, noise=_NOISE**2)
+
+
+def _claims(cells: pandas.DataFrame) -> list[Claim]:
+    return [_first_terms(cells), _reversed(cells)]
+
+
+def _first_terms(cells: pandas.DataFrame) -> Claim:
+    lml, early, late = (_gains(cells, "true", "vague", part) for part in ("all", "first", "last"))
+    share = [a / b for a, b in zip(early, lml, strict=True)]
+    last = len(cells["true"].iloc[0]) // 10
+    return Claim(
+        _SOURCE,
+        "What a vague prior loses in evidence it loses on the first points; later terms, which "
+        "matter for predictions, hardly differ.",
+        "the LML of a vague prior is far lower, its predictions are the same",
+        f"true minus vague prior: LML {with_error(lml, 1)} nats, of which the first tenth of the "
+        f"points has {with_error([100 * one for one in share], 1)} %, and the last tenth "
+        f"{with_error(late, 3)} nats ({last} points); RMSE of the vague prior larger by "
+        f"{with_error(_ratio(cells, 'vague', 'true'), 1)} %",
+        graded(
+            differs(lml, 1), min(share) > 0.9, max(abs(one) for one in late) < 0.01 * min(lml)
+        ),
+    )  # fmt: skip
+
+
+def _reversed(cells: pandas.DataFrame) -> Claim:
+    lml, late = (_gains(cells, "vague", "small", part) for part in ("all", "last"))
+    rmse = (cells["vague_rmse"] - cells["small_rmse"]).tolist()
+    wrong = sum(a < 0 < b for a, b in zip(lml, late, strict=True))
+    n = len(cells["true"].iloc[0])
+    return Claim(
+        _SOURCE,
+        "The LML can prefer a worse model because of its first terms, whatever the later ones say.",
+        "at n = 100 for Fourier models",
+        f"with {n} points, vague prior minus too small a model: LML {with_error(lml, 1)} nats, "
+        f"last tenth of the terms {with_error(late, 2)} nats, RMSE {with_error(rmse)}; so on "
+        f"{wrong} of {len(cells)} data sets",
+        graded(differs(lml, -1), differs(late, 1), differs(rmse, -1)),
+    )
+
+
+def _ratio(cells: pandas.DataFrame, first: str, second: str) -> list[float]:
+    """By how much an error is larger than another, in per cent."""
+    return (100 * (cells[f"{first}_rmse"] / cells[f"{second}_rmse"] - 1)).tolist()
+
+
+def _gains(cells: pandas.DataFrame, first: str, second: str, part: str) -> list[float]:
+    """Sum of the differences of terms, over all points, the first or the last tenth."""
+    tenth = len(cells[first].iloc[0]) // 10
+    span = {"all": slice(None), "first": slice(tenth), "last": slice(-tenth, None)}[part]
+    return [
+        sum(one[span]) - sum(other[span])
+        for one, other in zip(cells[first], cells[second], strict=True)
+    ]
+
+
+def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
+    import numpy as np
+
+    terms, sums = figure.subplots(1, 2)
+    means = {name: np.array(cells[name].tolist()).mean(0) for name in _MODELS}
+    n = np.arange(1, len(means["true"]) + 1)
+    for name, label in _MODELS.items():
+        terms.semilogx(n, means[name], label=label)
+    terms.set(xlabel="points seen", ylabel="log p(y | seen), nats")
+    terms.legend()
+    for name in ("vague", "small"):
+        color = f"C{list(_MODELS).index(name)}"
+        lost = (means[name] - means["true"]).cumsum()
+        sums.semilogx(n, lost, color=color, label=_MODELS[name])
+    sums.axhline(0, color="gray", linewidth=0.8)
+    sums.set(xlabel="n", ylabel="LML minus that of the true prior")
+
+
+EXPERIMENT = Experiment(
+    "learning-curves", "The first points decide the evidence", _cells, run_cell, _claims, _draw
+)

@@ -1,0 +1,139 @@
+"""The ledger as one Markdown page with a picture an experiment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks._figures import new_figure, save_figure
+from benchmarks._markdown import code, section, table
+from benchmarks._provenance import describe_cells
+from benchmarks.evidence.ledger.claims import Claim, Experiment
+from benchmarks.evidence.ledger.experiments import EXPERIMENTS
+from benchmarks.results import load_failures, load_results
+from gpclml.errors import DataError
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["claim_lines", "ledger_cells", "write_page"]
+
+_FOLDER = "figures"
+_INTRODUCTION = (
+    "Claims of papers on the evidence of models, each tried by a named experiment: "
+    "*reproduced*, *partly* or *not*. Errors are standard errors over seeds."
+)
+
+
+def ledger_cells(path: str | os.PathLike[str]) -> dict[str, pandas.DataFrame]:
+    """Finished cells of experiments by name, in the order of the page.
+
+    Args:
+        path: The SQLite file.
+
+    Raises:
+        DataError: There is no such file.
+    """
+    done = load_results(path, provenance=True)
+    if "experiment" not in done:
+        return {}
+    found = {name: done[done["experiment"] == name] for name in EXPERIMENTS}
+    return {
+        name: cells.dropna(axis="columns", how="all").reset_index(drop=True)
+        for name, cells in found.items()
+        if len(cells)
+    }
+
+
+def claim_lines(experiment: Experiment, cells: pandas.DataFrame) -> str:
+    """The claims of one experiment as text for a terminal."""
+    lines = [f"{experiment.name}: {experiment.title}"]
+    for claim in experiment.claims(cells):
+        lines += [
+            f"  {claim.source}: {claim.statement}",
+            f"    published: {claim.published}",
+            f"    here:      {claim.ours}",
+            f"    {claim.verdict}" + (f" ({claim.remark})" if claim.remark else ""),
+        ]
+    return "\n".join(lines)
+
+
+def write_page(path: str | os.PathLike[str], page: str | os.PathLike[str]) -> str:
+    """Writes the page, and the pictures into a folder ``figures`` beside it.
+
+    Args:
+        path: The SQLite file.
+        page: The Markdown file, replaced if it is there.
+
+    Returns:
+        The claims as text.
+
+    Raises:
+        DataError: There is no finished experiment in the file, or the page cannot be written.
+    """
+    found = ledger_cells(path)
+    if not found:
+        raise DataError(f"{path}: no finished experiments. Run some first.")
+    page = Path(page)
+    folder = page.parent / _FOLDER
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be made ({error}). Name another page.") from error
+    claims = {name: EXPERIMENTS[name].claims(cells) for name, cells in found.items()}
+    parts = ["# Claims and what became of them", _INTRODUCTION, code(_about(path, found))]
+    parts.append(_summary(claims))
+    for name, cells in found.items():
+        picture = f"{_FOLDER}/{name}.png"
+        _draw(EXPERIMENTS[name], cells, page.parent / picture)
+        parts.append(_section(EXPERIMENTS[name], claims[name], picture))
+    try:
+        page.write_text("\n\n".join(parts) + "\n")
+    except OSError as error:
+        raise DataError(f"{page}: cannot be written ({error}). Name another page.") from error
+    return "\n\n".join(claim_lines(EXPERIMENTS[name], cells) for name, cells in found.items())
+
+
+def _about(path: str | os.PathLike[str], found: dict[str, pandas.DataFrame]) -> list[str]:
+    import pandas
+
+    every = pandas.concat([cells.assign(device="cpu") for cells in found.values()])
+    failures = load_failures(path)
+    failed = len(failures["experiment"].dropna()) if "experiment" in failures else 0
+    names = "ledger" if set(found) == set(EXPERIMENTS) else " and ".join(found)
+    return [f"python -m benchmarks.evidence run {names}", *describe_cells(every, failed)]
+
+
+def _summary(claims: dict[str, Sequence[Claim]]) -> str:
+    import pandas
+
+    rows = [
+        {"experiment": f"[{name}](#{name})", "claim": one.statement, "verdict": one.verdict}
+        for name, several in claims.items()
+        for one in several
+    ]
+    return table(pandas.DataFrame(rows).set_index(["experiment", "claim"]))
+
+
+def _section(experiment: Experiment, claims: Sequence[Claim], picture: str) -> str:
+    import pandas
+
+    rows = [
+        {
+            "source": one.source, "claim": one.statement, "published": one.published,
+            "here": one.ours, "verdict": one.verdict,
+        }
+        for one in claims
+    ]  # fmt: skip
+    frame = pandas.DataFrame(rows).set_index(["source", "claim"])
+    remarks = [one.remark for one in claims if one.remark]
+    image = f"![{experiment.title}]({picture})"
+    return section(experiment.name, f"**{experiment.title}.**", table(frame), *remarks, image)
+
+
+def _draw(experiment: Experiment, cells: pandas.DataFrame, path: Path) -> None:
+    figure = new_figure(*experiment.size, layout="constrained")
+    experiment.draw(cells, figure)
+    save_figure(figure, path)

@@ -1,0 +1,280 @@
+"""Networks trained side by side: sums of training losses, and weights of their combination."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.evidence.ledger.claims import Claim, Experiment, graded, with_error
+from benchmarks.evidence.ledger.differences import differs
+from benchmarks.evidence.ledger.linear_problems import image_source
+from benchmarks.evidence.ledger.ranks import rank_correlation
+
+if TYPE_CHECKING:
+    import pandas
+    import torch
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from torch import Tensor
+
+    from gpclml.training_speed import SumOfTrainingLosses
+
+__all__ = ["EXPERIMENT"]
+
+_ARCHITECTURES = (
+    "mlp-32x1", "mlp-128x1", "mlp-512x1", "mlp-128x3", "cnn-4x1", "cnn-8x2", "cnn-16x2",
+    "resnet-8x1",
+)  # fmt: skip
+_SETTINGS = {"digits": (6, 500, 40), "mnist-test": (3, 1000, 20)}  # seeds, points, epochs
+_BATCH = 50
+_SOURCE = "Lyle et al. 2020, Section 4.2 and Figure 4"
+
+
+def _cells() -> list[dict[str, Any]]:
+    return [
+        {
+            "experiment": "training-speed-networks", "data": data, "seed": seed,
+            "architectures": list(_ARCHITECTURES), "num_train": num_train, "epochs": epochs,
+            "lr": 3e-3, "weights_lr": 1e-2,
+        }
+        for data in sorted({"digits", image_source()})
+        for seeds, num_train, epochs in [_SETTINGS[data]]
+        for seed in range(seeds)
+    ]  # fmt: skip
+
+
+def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
+    """Networks trained on the same batches, and a linear combination of their outputs.
+
+    Each network is trained by Adam on its own cross-entropy. The weights of the combination, 1 / M
+    at first, are trained by plain gradient descent on the cross-entropy of the combined logits:
+    on the same batches while the networks train, or on as many batches after they are trained.
+
+    Args:
+        cell: ``data``, ``seed``, ``architectures``, ``num_train`` points, ``epochs`` in batches
+            of 50, learning rates ``lr`` of the networks and ``weights_lr`` of the weights.
+
+    Returns:
+        Lists over architectures: ``sum``, the sum of the losses of all batches before the step
+        on each; ``final``, the mean loss of the last epoch; ``accuracy`` and ``log_density``
+        at test points, nats a point; weights ``concurrent`` and ``after``; and ``curves``, the
+        mean loss of each epoch.
+    """
+    import torch
+
+    from benchmarks.evidence.data import images
+    from benchmarks.evidence.networks import network
+    from benchmarks.evidence.training import CLASSES
+
+    data = images(cell["data"], cell["num_train"], cell["seed"])
+    networks = [
+        network(name, *data.train_x.shape[1:3], CLASSES, cell["seed"])
+        for name in cell["architectures"]
+    ]
+    speeds, concurrent = _train(networks, data.train_x, data.train_y, cell)
+    with torch.no_grad():
+        outputs = torch.stack([one(data.train_x) for one in networks], -1)
+        test = torch.stack([one(data.test_x) for one in networks]).log_softmax(-1)
+    after = _weights_after(outputs, data.train_y, cell)
+    found = test.gather(-1, data.test_y.expand(len(test), -1).unsqueeze(-1)).squeeze(-1)
+    return {
+        "sum": [one.sum() for one in speeds],
+        "final": [one.epoch_means()[-1] for one in speeds],
+        "accuracy": (test.argmax(-1) == data.test_y).double().mean(-1).tolist(),
+        "log_density": found.mean(-1).tolist(),
+        "concurrent": concurrent.tolist(),
+        "after": after.tolist(),
+        "curves": [one.epoch_means() for one in speeds],
+    }
+
+
+def _train(
+    networks: Sequence[torch.nn.Module], x: Tensor, y: Tensor, cell: Mapping[str, Any]
+) -> tuple[list[SumOfTrainingLosses], Tensor]:
+    """Trains the networks in place: what they lost on the way, and the weights."""
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    from gpclml.training_speed import SumOfTrainingLosses
+
+    speeds = [SumOfTrainingLosses() for _ in networks]
+    optimizers = [torch.optim.Adam(one.parameters(), lr=cell["lr"]) for one in networks]
+    weights = torch.full((len(networks),), 1 / len(networks))
+    for epoch in _epochs(len(y), cell):
+        for rows in epoch:
+            outputs = []
+            for one, speed, optimizer in zip(networks, speeds, optimizers, strict=True):
+                optimizer.zero_grad()
+                outputs.append(one(x[rows]))
+                loss = cross_entropy(outputs[-1], y[rows])
+                speed.update(loss, len(rows))
+                loss.backward()
+                optimizer.step()
+            at_batch = torch.stack(outputs, -1).detach()
+            weights = _weights_step(weights, at_batch, y[rows], cell["weights_lr"])
+        for speed in speeds:
+            speed.end_epoch()
+    return speeds, weights
+
+
+def _weights_after(outputs: Tensor, y: Tensor, cell: Mapping[str, Any]) -> Tensor:
+    """Weights trained on outputs ``(N, C, M)`` of trained networks."""
+    import torch
+
+    weights = torch.full(outputs.shape[-1:], 1 / outputs.shape[-1])
+    for epoch in _epochs(len(y), cell):
+        for rows in epoch:
+            weights = _weights_step(weights, outputs[rows], y[rows], cell["weights_lr"])
+    return weights
+
+
+def _weights_step(weights: Tensor, outputs: Tensor, y: Tensor, lr: float) -> Tensor:
+    """One step on the cross-entropy of the combination of outputs ``(B, C, M)``."""
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    weights = weights.requires_grad_()
+    (gradient,) = torch.autograd.grad(cross_entropy(outputs @ weights, y), weights)
+    return weights.detach() - lr * gradient
+
+
+def _epochs(num_points: int, cell: Mapping[str, Any]) -> Iterator[tuple[Tensor, ...]]:
+    import torch
+
+    generator = torch.Generator().manual_seed(100 + cell["seed"])
+    for _ in range(cell["epochs"]):
+        yield torch.randperm(num_points, generator=generator).split(_BATCH)
+
+
+def _claims(cells: pandas.DataFrame) -> list[Claim]:
+    parts = {str(data): some for data, some in cells.groupby("data")}
+    return [_generalization(parts), _final_loss(parts), _weights(parts), _trained_after(parts)]
+
+
+def _against(cells: pandas.DataFrame, score: str, other: str) -> list[float]:
+    """Rank correlation over architectures, a seed each; of losses the negative."""
+    signs = [-1.0 if name in ("sum", "final") else 1.0 for name in (score, other)]
+    return [
+        rank_correlation([signs[0] * one for one in first], [signs[1] * one for one in second])
+        for first, second in zip(cells[score], cells[other], strict=True)
+    ]
+
+
+def _generalization(parts: Mapping[str, pandas.DataFrame]) -> Claim:
+    ranks = {
+        (data, test): _against(cells, "sum", test)
+        for data, cells in parts.items()
+        for test in ("accuracy", "log_density")
+    }
+    return Claim(
+        _SOURCE,
+        "Architectures with a lower sum of training losses predict better.",
+        "sum of training losses and test performance are correlated",
+        "rank correlation of minus the sum with test accuracy and log density: "
+        + "; ".join(
+            f"{data} {with_error(ranks[data, 'accuracy'], 2)} and "
+            f"{with_error(ranks[data, 'log_density'], 2)}"
+            for data in parts
+        ),
+        graded(*(differs(values, 1) for values in ranks.values())),
+        f"{len(_ARCHITECTURES)} small networks: " + ", ".join(_ARCHITECTURES) + ".",
+    )
+
+
+def _final_loss(parts: Mapping[str, pandas.DataFrame]) -> Claim:
+    found, holds = [], []
+    for data, cells in parts.items():
+        for test in ("accuracy", "log_density"):
+            final = _against(cells, "final", test)
+            both = zip(_against(cells, "sum", test), final, strict=True)
+            gain = [a - b for a, b in both]
+            found.append(
+                f"{data}, test {test.replace('_', ' ')}: {with_error(final, 2)}, gain by the sum "
+                f"{with_error(gain, 2)}"
+            )
+            holds.append(differs(gain, 1))
+    return Claim(
+        _SOURCE,
+        "The training loss at the end says less than the sum.",
+        "the sum is the better predictor",
+        "rank correlation of minus the loss of the last epoch with " + "; ".join(found),
+        graded(*holds),
+    )
+
+
+def _weights(parts: Mapping[str, pandas.DataFrame]) -> Claim:
+    ranks = {data: _against(cells, "sum", "concurrent") for data, cells in parts.items()}
+    return Claim(
+        _SOURCE,
+        "In a combination trained along with its networks, those with a lower sum of training "
+        "losses get larger weights.",
+        "weights and sums are correlated",
+        "rank correlation of minus the sum with the weight: "
+        + "; ".join(
+            f"{data} {with_error(values, 2)} (of test accuracy with the weight "
+            f"{with_error(_against(parts[data], 'accuracy', 'concurrent'), 2)})"
+            for data, values in ranks.items()
+        ),
+        graded(*(differs(values, 1) for values in ranks.values())),
+    )
+
+
+def _trained_after(parts: Mapping[str, pandas.DataFrame]) -> Claim:
+    found, holds = [], []
+    for data, cells in parts.items():
+        after = _against(cells, "sum", "after")
+        both = zip(_against(cells, "sum", "concurrent"), after, strict=True)
+        gain = [a - b for a, b in both]
+        found.append(
+            f"{data} {with_error(after, 2)}, gain by concurrent training {with_error(gain, 2)} "
+            f"(with minus the final loss {with_error(_against(cells, 'final', 'after'), 2)})"
+        )
+        holds.append(differs(gain, 1))
+    return Claim(
+        _SOURCE,
+        "Weights trained after the networks follow the sum of training losses less.",
+        "of linear models: weights after training prefer those that fit best",
+        "rank correlation of minus the sum with the weight: " + "; ".join(found),
+        graded(*holds),
+        "The paper shows it for linear models; for networks it is our reading.",
+    )
+
+
+def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
+    names = list(cells["data"].unique())
+    for place, row in enumerate(figure.subplots(len(names), 3, squeeze=False)):
+        some = cells[cells["data"] == names[place]]
+        _scatter(row[0], some, "accuracy", f"test accuracy ({names[place]})")
+        _scatter(row[1], some, "concurrent", "weight, concurrent")
+        _draw_curves(row[2], some)
+    figure.axes[0].legend(fontsize=6)
+
+
+def _scatter(axes: Axes, cells: pandas.DataFrame, score: str, label: str) -> None:
+    for place, name in enumerate(cells["architectures"].iloc[0]):
+        axes.plot(
+            [values[place] for values in cells["sum"]],
+            [values[place] for values in cells[score]],
+            ".", color=f"C{place}", label=name,
+        )  # fmt: skip
+    axes.set(xlabel="sum of training losses, nats", ylabel=label, xscale="log")
+
+
+def _draw_curves(axes: Axes, cells: pandas.DataFrame) -> None:
+    import numpy as np
+
+    curves = np.array(cells["curves"].tolist()).mean(0)
+    for place, curve in enumerate(curves):
+        axes.semilogy(range(1, len(curve) + 1), curve, color=f"C{place}")
+    axes.set(xlabel="epoch", ylabel="training loss, nats a point")
+
+
+EXPERIMENT = Experiment(
+    "training-speed-networks", "Networks: sums of training losses and weights of a combination",
+    _cells, run_cell, _claims, _draw, size=(11.0, 5.6),
+    modules=(
+        "benchmarks.evidence.data", "benchmarks.evidence.networks", "benchmarks.evidence.training",
+        "benchmarks.evidence.ledger.linear_problems",
+    ),
+)  # fmt: skip
+"""Lyle et al. (2020), Section 4.2 and Figure 4."""

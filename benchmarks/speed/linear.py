@@ -1,0 +1,173 @@
+"""Command line: ``python -m benchmarks.speed.linear``: learning curves, and memory of bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import gpytorch
+import pandas as pd
+import torch
+import typer
+from gpytorch.models import ExactGP
+from torch import Tensor
+
+from benchmarks.speed.header import describe_run
+from benchmarks.speed.linear_memory import FAMILIES, bound_memory
+from benchmarks.speed.timing import interleaved_times
+from gpclml.errors import UnknownNameError
+from gpclml.features import FourierFeatures
+from gpclml.models import BayesianLinearModel, GPRegression
+from gpclml.scores import learning_curve
+
+__all__ = ["measure_curves", "measure_memory"]
+
+_NOISE = 0.1
+
+
+def _data(n: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    x = 10 * torch.rand(n, 1, generator=generator, dtype=torch.float64)
+    noise = _NOISE**0.5 * torch.randn(n, generator=generator, dtype=torch.float64)
+    return x, x.squeeze(-1).sin() + noise
+
+
+def _linear(n: int) -> ExactGP:
+    x, y = _data(n)
+    return BayesianLinearModel(x, y, FourierFeatures(9), noise=_NOISE)
+
+
+def _dense(n: int) -> ExactGP:
+    x, y = _data(n)
+    return GPRegression(x, y, kernel="rbf", mean="zero", standardize=False)
+
+
+MODELS: dict[str, Callable[[int], ExactGP]] = {"18 features": _linear, "RBF kernel": _dense}
+
+
+def measure_curves(name: str, n: int, orderings: int, rounds: int) -> pd.DataFrame:
+    """Learning curves of all orderings in one call, and of one by refitting each prefix.
+
+    A refit is the least there is to do: with features the precision of the weights of i points
+    is summed and factored, with a kernel the covariance of i points; then point i + 1 is
+    predicted. Its ratio is that of one ordering times their number.
+
+    Args:
+        name: ``"18 features"`` or ``"RBF kernel"``.
+        n: Number of points.
+        orderings: Number of orderings of the one call.
+        rounds: Rounds in which each is timed once.
+
+    Returns:
+        One row: medians in seconds, and ``ratio`` with its quartiles over rounds.
+
+    Raises:
+        UnknownNameError: No such model.
+    """
+    if name not in MODELS:
+        raise UnknownNameError("model", name, MODELS)
+    model = MODELS[name](n)
+    refit = _refits_of_weights(model) if name == "18 features" else _refits_of_kernel(model)
+    steps = {"call": lambda: learning_curve(model, orderings), "refits": refit}
+    with torch.no_grad():
+        times = interleaved_times(steps, rounds)
+    ratio = orderings * times["refits"] / times["call"]
+    row = {
+        "model": name, "n": n, "orderings": orderings, "one call, s": times["call"].median(),
+        "refits of one, s": times["refits"].median(), "ratio": ratio.median(),
+        "low": ratio.quantile(0.25), "high": ratio.quantile(0.75),
+    }  # fmt: skip
+    return pd.DataFrame([row])
+
+
+def _refits_of_weights(model: ExactGP) -> Callable[[], Tensor]:
+    assert isinstance(model, BayesianLinearModel)
+    phi, y = model.features(model.train_inputs[0]).detach(), model.train_targets
+    noise, prior = model.noise.item(), model.prior_variance.detach()
+
+    def refits() -> Tensor:
+        terms = []
+        for i in range(len(y)):
+            L = torch.linalg.cholesky(phi[:i].mT @ phi[:i] / noise + torch.diag(1 / prior))
+            right = torch.stack([phi[:i].mT @ y[:i] / noise, phi[i]], -1)
+            mean, v = torch.cholesky_solve(right, L).unbind(-1)
+            normal = torch.distributions.Normal(phi[i] @ mean, (noise + phi[i] @ v).sqrt())
+            terms.append(normal.log_prob(y[i]))
+        return torch.stack(terms)
+
+    return refits
+
+
+def _refits_of_kernel(model: ExactGP) -> Callable[[], Tensor]:
+    x, y = model.train_inputs[0], model.train_targets
+    with torch.no_grad(), gpytorch.settings.fast_computations(False, False, False):
+        K = model.likelihood(model.forward(x)).covariance_matrix
+
+    def refits() -> Tensor:
+        terms = [torch.distributions.Normal(0.0, K[0, 0].sqrt()).log_prob(y[0])]
+        for i in range(1, len(y)):
+            L = torch.linalg.cholesky(K[:i, :i])
+            right = torch.stack([y[:i], K[:i, i]], -1)
+            z, v = torch.linalg.solve_triangular(L, right, upper=False).unbind(-1)
+            normal = torch.distributions.Normal(v @ z, (K[i, i] - v @ v).sqrt())
+            terms.append(normal.log_prob(y[i]))
+        return torch.stack(terms)
+
+    return refits
+
+
+def measure_memory(num_features: int, num_data: int) -> pd.DataFrame:
+    """Peak memory of the bound of every family, each in a process of its own.
+
+    Args:
+        num_features: R.
+        num_data: n.
+
+    Returns:
+        A row a family and type, ``value`` and ``with gradient`` in GiB.
+    """
+    rows = []
+    for family in FAMILIES:
+        for dtype in (torch.float32, torch.float64):
+            value, both = (
+                bound_memory(family, num_features, num_data, dtype, gradient) / 2**30
+                for gradient in (False, True)
+            )
+            kind = str(dtype).removeprefix("torch.")
+            rows.append(
+                {
+                    "family": family, "dtype": kind, "R": num_features, "n": num_data,
+                    "value": value, "with gradient": both,
+                }
+            )  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def main(
+    n: Annotated[int, typer.Option(min=2, help="Points of the learning curves.")] = 2000,
+    orderings: Annotated[int, typer.Option(min=1, help="Orderings of one call.")] = 100,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of the learning curves.")] = 3,
+    features: Annotated[int, typer.Option(min=1, help="Features of the bounds.")] = 100_000,
+    points: Annotated[int, typer.Option(min=1, help="Points of the bounds.")] = 1000,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    csv: Annotated[
+        Path | None, typer.Option(help="Write the learning curves' table there as well.")
+    ] = None,
+) -> None:
+    """Learning curves in one call against refits, and peak memory of lower bounds."""
+    torch.set_num_threads(threads)
+    about = describe_run("benchmarks.speed.linear", "cpu")
+    print(about, flush=True)
+    tables = []
+    for name in MODELS:
+        tables.append(measure_curves(name, n, orderings, rounds))
+        print(f"\n{tables[-1].to_string(index=False, float_format='%.3f')}", flush=True)
+        if csv:
+            csv.write_text(f"{about}\n{pd.concat(tables).to_csv(index=False)}")
+    memory = measure_memory(features, points)
+    print(f"\n{memory.to_string(index=False, float_format='%.2f')}")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,56 @@
+"""Whether arrays fit into memory, asked before they are made."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+from gpclml.errors import ArgumentError
+
+__all__ = ["available_memory", "check_memory"]
+
+_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def available_memory(device: torch.device) -> int:
+    """Bytes that the device has, less what is not free of them on a GPU.
+
+    Args:
+        device: A CPU's is what the machine, or the container, has in all: what is free changes
+            from one moment to the next, and caches count against it.
+    """
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for name in _LIMITS:
+        path = Path(name)
+        if path.is_file() and (limit := path.read_text().strip()).isdigit():
+            total = min(total, int(limit))
+    return total
+
+
+def check_memory(
+    argument: str, got: object, numbers: int, dtype: torch.dtype, device: torch.device, mend: str
+) -> None:
+    """Refuses what cannot fit.
+
+    Args:
+        argument: Name of the argument that decides the size, as the caller writes it.
+        got: Its value.
+        numbers: How many numbers are needed at a time.
+        dtype: Their type.
+        device: Where.
+        mend: What to do about it.
+
+    Raises:
+        ArgumentError: They need more than the device has; the message gives both figures.
+    """
+    needed, there = numbers * dtype.itemsize, available_memory(device)
+    if needed > there:
+        gib = 2**30
+        raise ArgumentError(
+            argument, f"{got}, which needs {needed / gib:.1f} GiB",
+            f"at most {there / gib:.1f} GiB, what the {device.type} has", mend,
+        )  # fmt: skip

@@ -1,0 +1,217 @@
+"""The evidence lower bound of a linear model, in closed form, as a GPyTorch objective."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.likelihoods import Likelihood
+from gpytorch.mlls import MarginalLogLikelihood
+from torch import Tensor
+
+from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
+from gpclml.gaussians import (
+    DiagonalFamily,
+    GaussianFamily,
+    TrainableGaussian,
+    WeightDistribution,
+    expected_square,
+    gaussian_kl,
+)
+from gpclml.missing import missing_targets
+from gpclml.mlls._terms import prior_and_added_loss
+from gpclml.mlls._train_mode import check_train_mode
+from gpclml.models.bayesian_linear_model import BayesianLinearModel
+
+__all__ = ["LinearData", "LinearEvidenceLowerBound"]
+
+
+@dataclass(frozen=True)
+class LinearData:
+    """What a linear model knows of its observed points.
+
+    Attributes:
+        features: ``(n, R)``.
+        residual: Targets less the prior mean, ``(n,)``.
+        prior_variance: Of the weights, ``(R,)``.
+        noise: The noise variance, a number.
+    """
+
+    features: Tensor
+    residual: Tensor
+    prior_variance: Tensor
+    noise: Tensor
+
+    def best(self, family: GaussianFamily, temperature: float) -> WeightDistribution:
+        """The member of a family with the largest tempered bound; without a gradient."""
+        with torch.no_grad():
+            noise = (temperature * self.noise).expand(len(self.residual))
+            # Detached as well: a distribution may keep what it is made from.
+            given = (self.features.detach(), self.residual, self.prior_variance.detach(), noise)
+            return family.best(*given)
+
+    def expected_square(self, q: WeightDistribution) -> Tensor:
+        r"""Sum over points of :math:`E_q (r_i - w^\top \phi_i)^2`."""
+        return expected_square(q, self.features, self.residual)
+
+    def expected_log_likelihood(self, q: WeightDistribution) -> Tensor:
+        r""":math:`E_q \log p(y \mid w)`, in nats."""
+        n = len(self.residual)
+        logs = n * (2 * math.pi * self.noise).log()
+        return -0.5 * (logs + self.expected_square(q) / self.noise)
+
+
+class LinearEvidenceLowerBound(MarginalLogLikelihood):
+    r"""A lower bound of a linear model's log evidence, in nats per point.
+
+    .. math:: \frac1n \Big[ E_q \log p(y \mid w) - T \, KL(q \| p) \Big]
+        + \frac1n \log p(\theta), \qquad q = N(\mu, \Sigma)
+
+    in closed form, for :math:`\Sigma` diagonal, of low rank plus :math:`\varepsilon I`, or full
+    (Harvey and Hughes 2026, Sections 2 and 3, Appendix C). By default q is the best member of the
+    family at each call, so that this is a function of the hyperparameters alone; its gradient at
+    that q is the whole gradient. With the full family and T = 1 it is the log evidence. A
+    :class:`~gpclml.gaussians.TrainableGaussian` in its place is trained with the hyperparameters,
+    by any optimizer.
+
+    T other than one tempers the posterior: below one it is narrower than the data support. The
+    value is then no bound of the evidence; :meth:`at_temperature` gives that of the same q.
+
+    Args:
+        likelihood: The model's own, ``model.likelihood``.
+        model: A linear model in train mode.
+        family: Form of the covariance; diagonal if None.
+        temperature: T, a positive number.
+        posterior: A distribution with parameters; its family is taken.
+
+    Raises:
+        UnsupportedError: The model is no linear one, or the likelihood not its own.
+        ArgumentError: The temperature is not positive, or both a family and a posterior come.
+
+    Note:
+        n² R + n³ operations for the best q, n R for the bound, and no R x R array but for
+        a full trainable q or a low rank with fewer features than points.
+
+    Example:
+        >>> mll = LinearEvidenceLowerBound(model.likelihood, model, LowRankFamily(rank=2))
+        >>> loss = -mll(model(train_x), train_y)
+    """
+
+    def __init__(
+        self,
+        likelihood: Likelihood,
+        model: BayesianLinearModel,
+        family: GaussianFamily | None = None,
+        *,
+        temperature: float = 1.0,
+        posterior: TrainableGaussian | None = None,
+    ) -> None:
+        if not isinstance(model, BayesianLinearModel):
+            mend = "Weights of other models have no such bound: use BayesianLinearModel."
+            raise UnsupportedError("model", type(model).__name__, "BayesianLinearModel", mend)
+        if likelihood is not model.likelihood:
+            raise UnsupportedError("likelihood", type(likelihood).__name__, "model.likelihood")
+        if not 0 < temperature < math.inf:
+            raise ArgumentError("temperature", temperature, "a positive number")
+        if family is not None and posterior is not None:
+            raise ArgumentError("family", family, "none beside a posterior, which has its own")
+        super().__init__(likelihood, model)
+        self.temperature = temperature
+        self.posterior = posterior
+        self.family = posterior.family if posterior is not None else family or DiagonalFamily()
+
+    @property
+    def linear_model(self) -> BayesianLinearModel:
+        """The model."""
+        return cast(BayesianLinearModel, self.model)
+
+    def forward(
+        self, function_dist: MultivariateNormal, target: Tensor, *params: Any, **kwargs: Any
+    ) -> Tensor:
+        """The bound, at the best q or the trainable one.
+
+        Args:
+            function_dist: The model's prior at its training inputs, ``model(train_x)``.
+            target: Training targets, ``(n,)``; NaN is left out under
+                ``observation_nan_policy("mask")``.
+            *params: The points, if they are not the model's own training inputs.
+            **kwargs: Not used.
+
+        Returns:
+            Nats per observed point, a number; larger is better.
+
+        Raises:
+            ModelModeError: The model is in eval mode.
+            ShapeError: Target and points are not as many.
+            NonFiniteError: A target is not finite.
+            ArgumentError: A variance is not positive, or memory does not hold what the family
+                asks for.
+        """
+        data = self.data_at(function_dist, target, *params)
+        q = self.weights_at(data)
+        return self._value(data, q, self.temperature, params)
+
+    def at_temperature(
+        self,
+        temperature: float,
+        function_dist: MultivariateNormal,
+        target: Tensor,
+        *params: Any,
+    ) -> Tensor:
+        """The bound at another temperature of the q that is used at the objective's own.
+
+        Args:
+            temperature: 1.0 for the bound of the evidence.
+            function_dist: As for :meth:`forward`.
+            target: As for :meth:`forward`.
+            *params: As for :meth:`forward`.
+
+        Returns:
+            Nats per observed point, a number.
+        """
+        data = self.data_at(function_dist, target, *params)
+        return self._value(data, self.weights_at(data), temperature, params)
+
+    def data_at(
+        self, function_dist: MultivariateNormal, target: Tensor, *params: Any
+    ) -> LinearData:
+        """Features, residuals and variances of the observed points.
+
+        Args:
+            function_dist: As for :meth:`forward`.
+            target: As for :meth:`forward`.
+            *params: As for :meth:`forward`.
+        """
+        check_train_mode(cast(torch.nn.Module, self.model))
+        model = self.linear_model
+        points = params[0] if params else cast(tuple[Tensor, ...], model.train_inputs)[0]
+        if target.shape != function_dist.event_shape or len(points) != len(target):
+            expected = f"({len(points)},), a target for each point of the model's output"
+            raise ShapeError("target", tuple(target.shape), expected)
+        residual = target - function_dist.mean
+        phi = model.covar_module.features_of(points)
+        missing = missing_targets(target)
+        if missing is not None:
+            phi, residual = phi[~missing], residual[~missing]
+        return LinearData(phi, residual, model.prior_variance, model.noise.squeeze())
+
+    def weights_at(self, data: LinearData) -> WeightDistribution:
+        """The distribution of the weights that the bound is of.
+
+        Args:
+            data: Of the points.
+        """
+        if self.posterior is not None:
+            return self.posterior()
+        return data.best(self.family, self.temperature)
+
+    def _value(
+        self, data: LinearData, q: WeightDistribution, temperature: float, params: tuple
+    ) -> Tensor:
+        kl = gaussian_kl(q, data.prior_variance)
+        bound = data.expected_log_likelihood(q) - temperature * kl
+        terms = prior_and_added_loss(self.linear_model, bound.shape, params)
+        return (bound + terms) / len(data.residual)

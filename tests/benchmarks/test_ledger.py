@@ -1,0 +1,85 @@
+"""Every experiment of the ledger end to end, at a small size; claims, verdicts and the page."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas
+import pytest
+
+from benchmarks._figures import new_figure, save_figure
+from benchmarks.evidence.ledger.claims import graded, with_error
+from benchmarks.evidence.ledger.differences import differs, mean_and_error
+from benchmarks.evidence.ledger.experiments import EXPERIMENTS, chosen_experiments
+from gpclml.errors import UnknownNameError
+
+SMALL = {
+    "density": {},
+    "fourier": {"orders": 20, "curves": 4, "points": 320},
+    "rational-quadratic": {"alphas": 8, "orders": 20},
+    "lengthscale-bias": {"sizes": (5, 10, 20), "lengthscales": 12, "orders": 5},
+    "mlp-mean": {"steps": 5, "orders": 10},
+    "laplace-toy": {"widths": 24, "draws": 2000},
+    "learning-curves": {"points": 300, "orders": 4},
+    "training-speed-linear": {"num_points": 12, "repeats": 3, "steps": 5},
+    "model-combination": {"num_points": 10, "passes": 1},
+    "training-speed-ntk": {"data": "digits", "num_train": 20, "num_test": 20, "orders": 2},
+    "training-speed-networks": {
+        "data": "digits", "num_train": 100, "epochs": 2, "architectures": ["mlp-32x1", "cnn-4x1"],
+    },
+    "elbo-families": {"steps": 3},
+    "elbo-tempering": {"steps": 3},
+    "pac-bayes": {"data_sets": 20, "orders": 2},
+}  # fmt: skip
+
+
+def some_cells(name: str) -> list[dict]:
+    """One cell of each kind (all but the seed alike), and another seed of the first."""
+    every = [dict(cell) for cell in EXPERIMENTS[name].cells()]
+    kinds = {str({k: v for k, v in cell.items() if k != "seed"}): cell for cell in every[::-1]}
+    small = [cell | SMALL[name] for cell in kinds.values()]
+    again = [cell | SMALL[name] for cell in every if cell not in kinds.values()]
+    return small + again[:1]
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_an_experiment_end_to_end(name, tmp_path):
+    experiment = EXPERIMENTS[name]
+    assert all(cell["experiment"] == name for cell in experiment.cells())
+    chosen = some_cells(name)
+    rows = [cell | experiment.run(cell) for cell in chosen]
+    np.testing.assert_equal(rows[0], chosen[0] | experiment.run(chosen[0]))  # the seed is all
+    claims = experiment.claims(pandas.DataFrame(rows))
+    assert claims
+    assert all("nan" not in claim.ours for claim in claims)
+    assert all(claim.source and claim.statement and claim.published for claim in claims)
+    figure = new_figure(*experiment.size, layout="constrained")
+    experiment.draw(pandas.DataFrame(rows), figure)
+    save_figure(figure, tmp_path / "a.png")
+    assert all(axes.get_xlabel() or axes.get_ylabel() for axes in figure.axes)
+
+
+def test_every_experiment_is_tried():
+    assert set(SMALL) == set(EXPERIMENTS)
+    assert chosen_experiments("ledger") == list(EXPERIMENTS.values())
+    with pytest.raises(UnknownNameError, match="Did you mean 'fourier'"):
+        chosen_experiments("fouriers")
+
+
+def test_grades():
+    assert graded(True, True) == "reproduced"
+    assert graded(True, False) == "partly"
+    assert graded(False, False) == "not"
+
+
+def test_differences():
+    mean, error = mean_and_error([1.0, 2.0, 4.0])
+    assert mean == pytest.approx(7 / 3)
+    assert error == pytest.approx(np.std([1, 2, 4], ddof=1) / math.sqrt(3))
+    assert with_error([1.0, 2.0, 4.0], 2) == "2.33 ± 0.88"
+    assert with_error([1.0], 2) == "1.00"
+    assert differs([1.0, 1.1, 0.9], 1)
+    assert not differs([1.0, 1.1, 0.9], -1)
+    assert not differs([1.0, -1.0, 0.5], 1)
+    assert not differs([1.0], 1)

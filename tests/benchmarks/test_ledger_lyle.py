@@ -1,0 +1,70 @@
+"""Problems of Lyle et al. (2020): the models, their evidence, and the bound by training speed."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import reference
+from benchmarks.evidence.ledger import training_speed_linear, training_speed_networks
+from benchmarks.evidence.ledger.linear_problems import PROBLEMS, linear_models
+from benchmarks.evidence.ledger.ranks import best_place, rank_correlation
+from gpclml.errors import UnknownNameError
+
+
+@pytest.mark.parametrize("problem", PROBLEMS)
+def test_models_of_a_problem_share_their_targets(problem):
+    models = linear_models(problem, seed=1, num_points=14)
+    targets = [model.train_targets for model in models.values()]
+    assert all(torch.equal(targets[0], other) for other in targets)
+    again = linear_models(problem, seed=1, num_points=14)
+    other = linear_models(problem, seed=2, num_points=14)
+    for setting, model in models.items():
+        assert torch.equal(model.train_inputs[0], again[setting].train_inputs[0])
+    assert not torch.equal(targets[0], next(iter(other.values())).train_targets) or (
+        problem == "frequency"  # two classes
+    )
+
+
+def test_features_are_prefixes_with_the_informative_first():
+    models = linear_models("features", seed=0, num_points=4000)
+    widest = models[30].train_inputs[0]
+    y = models[30].train_targets
+    correlation = torch.corrcoef(torch.cat([widest, y.unsqueeze(-1)], -1).T)[-1, :-1]
+    assert correlation[:15].min() > 0.6 > 0.1 > correlation[15:].abs().max()
+    assert torch.equal(models[10].train_inputs[0], widest[:, :10])
+    assert models[10].prior_variance[0].item() == pytest.approx(0.01)
+    with pytest.raises(UnknownNameError, match="problem"):
+        linear_models("feature", 0, 4)
+
+
+def test_the_gap_of_the_expected_sum_is_the_sum_of_divergences():
+    cell = training_speed_linear.EXPERIMENT.cells()[0] | {
+        "num_points": 12, "repeats": 2, "steps": 3,
+    }  # fmt: skip
+    row = training_speed_linear.run_cell(cell)
+    models = linear_models(cell["problem"], cell["seed"], 12)
+    for place, model in enumerate(models.values()):
+        x, y = model.train_inputs[0], model.train_targets
+        K = x @ torch.diag(model.prior_variance) @ x.mT + model.noise * torch.eye(12).double()
+        exact = reference.log_density(K.detach(), y).item()
+        assert row["lml"][place] == pytest.approx(exact, abs=1e-8)
+        assert row["expected"][place] + row["kl"][place] == pytest.approx(exact, abs=1e-7)
+
+
+def test_weights_of_a_combination_follow_a_better_model():
+    generator = torch.Generator().manual_seed(0)
+    y = torch.randint(3, (60,), generator=generator)
+    right = torch.nn.functional.one_hot(y, 3).float() * 4
+    wrong = torch.randn(60, 3, generator=generator)
+    cell = {"epochs": 5, "seed": 0, "weights_lr": 0.1}
+    weights = training_speed_networks._weights_after(torch.stack([right, wrong], -1), y, cell)
+    assert weights[0] > 0.6 > 0.5 > weights[1]
+
+
+def test_ranks():
+    assert rank_correlation([1.0, 2.0, 3.0], [10.0, 20.0, 15.0]) == pytest.approx(0.5)
+    assert best_place([1.0, 3.0, 3.0]) == 1
+    assert math.isclose(rank_correlation([1.0, 2.0], [2.0, 1.0]), -1)

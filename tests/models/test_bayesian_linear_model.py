@@ -1,0 +1,406 @@
+"""Bayesian linear models against dense GPs, GPyTorch's posterior and published figures."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import pickle
+
+import gpytorch
+import numpy as np
+import pytest
+import torch
+from botorch.fit import fit_gpytorch_mll
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from linear_operator import to_linear_operator
+
+import reference
+from gpclml.conditioning import LastPoints, RandomOrderings
+from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
+from gpclml.features import FourierFeatures, PolynomialFeatures, RandomFourierFeatures
+from gpclml.fit import fit_mll
+from gpclml.gaussians import DualGaussian, FullFamily, FullGaussian
+from gpclml.mlls import ConditionalMarginalLogLikelihood, LinearEvidenceLowerBound
+from gpclml.models import BayesianLinearModel
+from gpclml.posterior import evaluating, exact_posterior
+from gpclml.scores import (
+    conditional_log_marginal_likelihood,
+    joint_log_predictive,
+    learning_curve,
+    leave_one_out,
+    log_marginal_likelihood,
+    marginal_log_predictive,
+)
+
+
+def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+X, Y, NEW = numbers(15, 2), numbers(15, seed=1), numbers(6, 2, seed=2)
+DEGREES = [1, 6]  # three features, and 28: fewer and more than points
+
+
+def make(degree: int = 1, own_variances: bool = True, mean=None, y=Y, **options):
+    features = PolynomialFeatures(degree)
+    count = features(X[:1]).shape[-1]
+    variance = 0.2 + torch.rand(count, generator=torch.Generator().manual_seed(3))
+    return BayesianLinearModel(
+        X, y, features, prior_variance=variance.double() if own_variances else 0.6,
+        noise=0.05, mean=mean, **options,
+    )  # fmt: skip
+
+
+def constant_mean(value: float = 0.7):
+    mean = gpytorch.means.ConstantMean()
+    mean.constant.data.fill_(value)
+    return mean
+
+
+# --- Published figures ---
+
+
+@pytest.fixture(scope="module")
+def fourier(data_folder):
+    folder = data_folder.parent / "reference" / "data"
+    if not folder.is_dir():
+        pytest.skip("no folder of reference arrays beside GPCLML_DATA")
+    arrays = np.load(folder / "fourier_all500_regenerated.npz", allow_pickle=False)
+    return torch.tensor(arrays["x"]), torch.tensor(arrays["y"])
+
+
+FOURIER = [  # degree, decaying prior, LML, CLML in data order, its mean over orders, standard error
+    pytest.param(3, False, 53.803669, 0.304081, 10.858, 0.025, id="M3"),
+    pytest.param(9, False, 28.918961, 7.138589, 13.114, 0.016, id="M9"),
+    pytest.param(9, True, 54.233923, 7.136201, 13.138, 0.016, id="M9c"),
+]
+
+
+def fourier_model(data, n: int, degree: int, decaying: bool = False) -> BayesianLinearModel:
+    d = torch.arange(1, degree + 1, dtype=torch.float64).repeat(2)
+    variance = 1 / d**2 if decaying else 1.0
+    x, y = data[0][:n], data[1][:n]
+    return BayesianLinearModel(x, y, FourierFeatures(degree), prior_variance=variance, noise=0.01)
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(("degree", "decaying", "lml", "clml", "mean", "error"), FOURIER)
+def test_fourier_models(fourier, degree, decaying, lml, clml, mean, error):
+    model = fourier_model(fourier, 100, degree, decaying)
+    assert log_marginal_likelihood(model).item() == pytest.approx(lml, abs=2e-6)
+    (in_order,) = conditional_log_marginal_likelihood(model, LastPoints(m=85))
+    assert in_order.item() == pytest.approx(clml, abs=2e-6)
+    values = conditional_log_marginal_likelihood(model, RandomOrderings(k=4000, m=85, seed=0))
+    own_error = values.std().item() / math.sqrt(len(values))
+    assert abs(values.mean().item() - mean) < 4 * math.hypot(error, own_error)
+    curve = learning_curve(model, torch.arange(100).unsqueeze(0))[0]
+    assert curve.sum().item() == pytest.approx(lml, abs=2e-6)
+    assert curve[85:].sum().item() == pytest.approx(clml, abs=2e-6)
+
+
+@pytest.mark.data
+def test_the_larger_fourier_model_overtakes_near_297_points(fourier):
+    generator = torch.Generator().manual_seed(0)
+    orders = torch.stack([torch.randperm(500, generator=generator) for _ in range(200)])
+    small, large = (learning_curve(fourier_model(fourier, 500, d), orders) for d in (3, 9))
+    by_order = (large - small).cumsum(-1)
+    mean, error = by_order.mean(0), by_order.std(0) / math.sqrt(len(orders))
+    assert mean[199] < -4 * error[199]
+    assert abs(mean[296]) < 4 * error[296]
+    assert mean[399] > 4 * error[399]
+    assert abs(int(mean.argmin()) - 55) < 12
+
+
+def test_density_estimation():
+    draws = torch.tensor(np.random.RandomState(2).randn(1000) + 1)
+    train, test = draws[:40], draws[40:]
+    x = torch.zeros(40, 1, dtype=torch.float64)
+
+    def model(variance):
+        return BayesianLinearModel(
+            x, train, PolynomialFeatures(0), prior_variance=variance, noise=1.0
+        )
+
+    assert log_marginal_likelihood(model(1.0)).item() == pytest.approx(-60.350350, abs=1e-6)
+    predicted = model(1.0).predict(x[:1])
+    assert predicted.mean.item() == pytest.approx(0.771763826, abs=1e-9)
+    assert predicted.variance.item() == pytest.approx(1.024390244, abs=1e-9)
+    variances = [0.1 * 1.2**i for i in range(51)]  # 0.1 to 900
+    lml = [log_marginal_likelihood(model(v)).item() for v in variances]
+    best = int(np.argmax(lml))
+    assert variances[best] == pytest.approx(0.6, rel=0.1)
+    assert (np.diff(lml[best:]) < 0).all()
+    new = torch.zeros(len(test), 1, dtype=torch.float64)
+    predictive = [marginal_log_predictive(model(v), new, test).sum().item() for v in variances]
+    assert (np.diff(predictive) > 0).all()
+
+
+# --- The same model by other roads ---
+
+
+@pytest.mark.parametrize("noise", [False, True])
+@pytest.mark.parametrize("mean", [None, 0.7])
+@pytest.mark.parametrize("own_variances", [False, True])
+@pytest.mark.parametrize("degree", DEGREES)
+def test_predictions_are_those_of_the_gp(degree, own_variances, mean, noise):
+    model = make(degree, own_variances, None if mean is None else constant_mean(mean))
+    joint = model.predict(NEW, observation_noise=noise)
+    marginal = model.predict(NEW, observation_noise=noise, marginal=True)
+    torch.testing.assert_close(joint.mean, marginal.mean)
+    torch.testing.assert_close(joint.covariance_matrix.diagonal(), marginal.variance)
+    extra = model.noise.item() * noise * torch.eye(6)
+    with evaluating(model):
+        exact = exact_posterior(model, NEW, marginal=False)
+        of_gpytorch = model(NEW)
+        for other in (exact, of_gpytorch):
+            torch.testing.assert_close(joint.mean, other.mean, rtol=1e-7, atol=1e-8)
+            torch.testing.assert_close(
+                joint.covariance_matrix, other.covariance_matrix + extra, rtol=1e-6, atol=1e-8
+            )
+    assert model.training
+
+
+@pytest.mark.parametrize("degree", DEGREES)
+def test_weight_posterior_is_that_of_the_textbook(degree):
+    model = make(degree, mean=constant_mean())
+    posterior, phi = model.weight_posterior(), model.features(X)
+    assert isinstance(posterior, FullGaussian if degree == 1 else DualGaussian)
+    precision = phi.mT @ phi / model.noise + torch.diag(1 / model.prior_variance)
+    mean = torch.linalg.solve(precision, phi.mT @ (Y - model.mean_module(X)) / model.noise)
+    torch.testing.assert_close(posterior.mean, mean, rtol=1e-8, atol=1e-9)
+    variance = torch.linalg.inv(precision).diagonal()
+    torch.testing.assert_close(posterior.variance(), variance, rtol=1e-8, atol=1e-9)
+
+
+def test_further_points_update_the_posterior():
+    more = BayesianLinearModel(torch.cat([X, NEW]), torch.cat([Y, Y[:6]]), noise=0.05)
+    first = BayesianLinearModel(X, Y, noise=0.05)
+    updated = first.weight_posterior().updated(first.features(NEW), Y[:6], first.noise)
+    expected = more.weight_posterior()
+    torch.testing.assert_close(updated.mean, expected.mean)
+    torch.testing.assert_close(updated.variance(), expected.variance())
+
+
+class DenseGP(gpytorch.models.ExactGP):
+    """The GP of a linear model with its covariance as a plain matrix."""
+
+    def __init__(self, model: BayesianLinearModel):
+        super().__init__(model.train_inputs[0], model.train_targets, model.likelihood)
+        self.model = [model]  # not a submodule twice
+
+    def forward(self, x):
+        (model,) = self.model
+        phi = model.covar_module.features_of(x)
+        covariance = phi @ torch.diag(model.prior_variance) @ phi.mT
+        return MultivariateNormal(model.mean_module(x), to_linear_operator(covariance))
+
+
+@pytest.mark.parametrize("missing", [False, True])
+@pytest.mark.parametrize("degree", DEGREES)
+def test_scores_are_those_of_a_dense_gp(degree, missing):
+    y = Y.clone()
+    if missing:
+        y[[0, 7]] = torch.nan
+    model = make(degree, mean=constant_mean(), y=y)
+    policy = gpytorch.settings.observation_nan_policy("mask")
+    with policy if missing else contextlib.nullcontext():
+        results = [
+            [
+                log_marginal_likelihood(one),
+                learning_curve(one, orderings=4),
+                leave_one_out(one),
+                conditional_log_marginal_likelihood(one, RandomOrderings(5, 9)),
+                conditional_log_marginal_likelihood(one, LastPoints(10)),
+                joint_log_predictive(one, NEW, Y[:6]),
+                marginal_log_predictive(one, NEW, Y[:6]),
+            ]
+            for one in (model, DenseGP(model))
+        ]
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-8, equal_nan=True)
+    curves = results[0][1]
+    total = curves.nansum(-1) if missing else curves.sum(-1)
+    torch.testing.assert_close(total, results[0][0].expand(4))
+
+
+@pytest.mark.parametrize("degree", DEGREES)
+def test_missing_targets_are_points_not_seen(degree):
+    y = Y.clone()
+    y[[3, 9, 14]] = torch.nan
+    seen = ~torch.isnan(y)
+    model = make(degree, y=y)
+    features = PolynomialFeatures(degree)
+    less = BayesianLinearModel(
+        X[seen], Y[seen], features, prior_variance=model.prior_variance.detach(), noise=0.05
+    )
+    torch.testing.assert_close(model.weight_posterior().mean, less.weight_posterior().mean)
+    one, other = model.predict(NEW), less.predict(NEW)
+    torch.testing.assert_close(one.mean, other.mean)
+    torch.testing.assert_close(one.covariance_matrix, other.covariance_matrix)
+
+
+@pytest.mark.parametrize("degree", DEGREES)
+def test_gradients_of_the_evidence_are_those_of_brute_force(degree):
+    model = make(degree, mean=constant_mean())
+    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(0))
+    parameters = list(model.parameters())
+    assert len(parameters) == 3
+    value = 15 * mll(model(X), Y)
+    phi = model.features(X)
+    K = phi @ torch.diag(model.prior_variance) @ phi.mT + model.noise * torch.eye(15)
+    expected = reference.log_density(K, Y - model.mean_module(X))
+    torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-9)
+    for one, other in zip(
+        reference.gradients(value, *parameters),
+        reference.gradients(expected, *parameters),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-8)
+
+
+# --- Training ---
+
+
+def wide_data():
+    x = torch.linspace(-1, 1, 40, dtype=torch.float64).unsqueeze(-1)
+    y = 2.0 * numbers(1, seed=4) + 1.5 * x.squeeze(-1) - x.squeeze(-1) ** 3
+    return x, y + 0.1 * numbers(40, seed=5)
+
+
+OBJECTIVES = {
+    "gpytorch": ExactMarginalLogLikelihood,
+    "lml": lambda likelihood, model: ConditionalMarginalLogLikelihood(
+        likelihood, model, LastPoints(0)
+    ),
+    "clml": ConditionalMarginalLogLikelihood,
+    "elbo": lambda likelihood, model: LinearEvidenceLowerBound(likelihood, model, FullFamily()),
+}
+
+
+@pytest.mark.parametrize("road", ["botorch", "lbfgs", "adam"])
+@pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES.keys())
+def test_training_finds_prior_variance_and_noise(objective, road):
+    x, y = wide_data()
+    model = BayesianLinearModel(x, y, PolynomialFeatures(3))
+    before = log_marginal_likelihood(model).item()
+    mll = objective(model.likelihood, model)
+    if road == "botorch":
+        fit_gpytorch_mll(mll)
+    else:
+        fit_mll(mll, road, steps=150 if road == "adam" else None, lr=0.1, progress=False)
+    assert log_marginal_likelihood(model).item() > before + 20
+    assert model.noise.sqrt().item() == pytest.approx(0.1, rel=0.35)
+    assert model.prior_variance[0].item() > 0.1
+
+
+def test_the_full_bound_trains_to_the_evidence():
+    x, y = wide_data()
+    found = []
+    for objective in ("lml", "elbo"):
+        model = BayesianLinearModel(x, y, PolynomialFeatures(3))
+        fit_gpytorch_mll(OBJECTIVES[objective](model.likelihood, model))
+        found.append([model.noise.item(), model.prior_variance[0].item()])
+    np.testing.assert_allclose(*found, rtol=2e-3)
+
+
+# --- Copies, types, devices ---
+
+
+@pytest.mark.parametrize("degree", DEGREES)
+def test_copies_predict_alike(degree):
+    model = make(degree, mean=constant_mean())
+    expected = model.predict(NEW).mean
+    fresh = make(degree, mean=constant_mean(0.0))
+    with torch.no_grad():
+        for parameter in fresh.parameters():
+            parameter.add_(0.3)
+    assert not torch.allclose(fresh.predict(NEW).mean, expected)
+    fresh.load_state_dict(model.state_dict())
+    for one in (fresh, copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(one.predict(NEW).mean, expected)
+
+
+@pytest.mark.parametrize("n", [12, 60])
+def test_float32_is_close_to_float64(n):
+    x, y = numbers(n, 2), numbers(n, seed=1)
+    results = []
+    for dtype in (torch.float64, torch.float32):
+        features = RandomFourierFeatures(2, 30, seed=2)
+        model = BayesianLinearModel(x.to(dtype), y.to(dtype), features, noise=0.05)
+        assert all(p.dtype == dtype for p in model.parameters())
+        predicted = model.predict(NEW.to(dtype))
+        mll = LinearEvidenceLowerBound(model.likelihood, model, FullFamily())
+        answers = (
+            predicted.mean,
+            predicted.covariance_matrix,
+            log_marginal_likelihood(model),
+            learning_curve(model, 2),
+            model.weight_posterior().sample(2),
+            mll(model(x.to(dtype)), y.to(dtype)),
+        )
+        assert all(answer.dtype == dtype for answer in answers)
+        results.append([answer.detach().double() for answer in answers])
+    for double, single in zip(*results, strict=True):
+        torch.testing.assert_close(single, double, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("degree", DEGREES)
+def test_devices(degree, device):
+    features = PolynomialFeatures(degree)
+    model = BayesianLinearModel(X.to(device), Y.to(device), features, noise=0.05)
+    on_cpu = BayesianLinearModel(X, Y, features, noise=0.05)
+    predicted = model.predict(NEW.to(device))
+    assert predicted.mean.device.type == device.type
+    expected = on_cpu.predict(NEW)
+    torch.testing.assert_close(predicted.mean.cpu(), expected.mean)
+    torch.testing.assert_close(predicted.covariance_matrix.cpu(), expected.covariance_matrix)
+    for score in (log_marginal_likelihood, learning_curve, leave_one_out):
+        torch.testing.assert_close(score(model).cpu(), score(on_cpu))
+    draws = [one.weight_posterior().sample(3, seed=1).cpu() for one in (model, on_cpu)]
+    torch.testing.assert_close(*draws, rtol=1e-6, atol=1e-7)
+
+
+def test_inputs_of_one_column_and_default_features():
+    model = BayesianLinearModel(X[:, 0], Y)
+    assert model.num_features == 1
+    assert model.prior_variance.tolist() == pytest.approx([1.0])
+    assert model.noise.item() == pytest.approx(1.0)
+    torch.testing.assert_close(model.features(X[:, 0]), X[:, :1])
+    torch.testing.assert_close(model.predict(NEW[:, 0]).mean, model.predict(NEW[:, :1]).mean)
+
+
+def test_predictions_have_gradients():
+    model = make(1)
+    model.predict(NEW).mean.sum().backward()
+    assert float(model.covar_module.raw_prior_variance.grad.abs().min()) > 0
+
+
+def test_bad_arguments():
+    for build, error, match in (
+        (lambda: BayesianLinearModel(X, Y[:5]), ShapeError, r"train_y: got \(5,\)"),
+        (
+            lambda: BayesianLinearModel(X.expand(2, 15, 2), Y.expand(2, 15)),
+            ArgumentError,
+            "train_x",
+        ),
+        (lambda: BayesianLinearModel(X * torch.nan, Y), NonFiniteError, "train_x"),
+        (lambda: BayesianLinearModel(X, Y / 0), NonFiniteError, "train_y"),
+        (lambda: BayesianLinearModel(X, Y * torch.nan), ArgumentError, "observed"),
+        (lambda: BayesianLinearModel(X, Y, noise=0.0), ArgumentError, r"noise: got 0\.0"),
+        (lambda: BayesianLinearModel(X, Y, noise=math.nan), ArgumentError, "noise: got nan"),
+        (lambda: BayesianLinearModel(X, Y, prior_variance=-1.0), ArgumentError, "as low as -1"),
+        (
+            lambda: BayesianLinearModel(X, Y, prior_variance=torch.ones(3)),
+            ShapeError,
+            "prior_variance: got 3 numbers, expected one number, or 2",
+        ),
+        (lambda: BayesianLinearModel(X, Y, lambda x: x[:, 0]), ShapeError, "features: got"),
+        (lambda: make().predict(NEW[:, :1]), ShapeError, "x: got"),
+        (lambda: make().predict(NEW * torch.nan), NonFiniteError, "x: got"),
+        (lambda: make().features(NEW.float()), ArgumentError, "x: got"),
+    ):
+        with pytest.raises(error, match=match):
+            build()
