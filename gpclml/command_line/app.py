@@ -1,0 +1,180 @@
+"""The commands and their options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from gpclml.command_line.errors import errors_as_text
+
+if TYPE_CHECKING:
+    from gpclml.command_line.options import TableOptions
+
+__all__ = ["app", "main"]
+
+_HELP = (
+    "Gaussian processes of a table: compare models, fit one, predict with it. Tables are CSV (any "
+    "of the separators comma, semicolon, tab, bar) or Parquet."
+)
+
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
+    rich_markup_mode=None, help=_HELP,
+)  # fmt: skip
+
+Table = Annotated[Path, typer.Argument(help="The table: a CSV or Parquet file.")]
+Target = Annotated[str, typer.Option(help="The column to predict.")]
+Objective = Annotated[
+    str,
+    typer.Option(
+        help="What fits maximize: lml (log marginal likelihood: the first choice for a table), "
+        "clml (conditional: ten folds), loo (leave-one-out)."
+    ),
+]
+Rows = Annotated[
+    int, typer.Option(help="Rows to train on, at most; random ones where there are more.")
+]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of rows, starts and networks.")]
+Steps = Annotated[
+    int | None,
+    typer.Option(help="Most steps of a fit. If not given 200, for sm 50, for deep 300."),
+]
+Restarts = Annotated[int, typer.Option(help="Further fits from other starts, not of deep.")]
+Drop = Annotated[list[str] | None, typer.Option(help="A column to leave out; may be repeated.")]
+Categories = Annotated[
+    list[str] | None,
+    typer.Option(help="A column whose values are categories, also if numbers; may be repeated."),
+]
+Missing = Annotated[
+    list[str] | None,
+    typer.Option(help="A text that stands for a missing value, such as ?; may be repeated."),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress and no notes.")]
+
+
+@app.command()
+def compare(
+    data: Table,
+    target: Target,
+    models: Annotated[
+        str | None,
+        typer.Option(
+            help="Models, comma-separated: linear, rbf, rq, matern, sm (spectral mixture), deep. "
+            "If not given those that the size of the table allows."
+        ),
+    ] = None,
+    objective: Objective = "lml",
+    out: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("report"),
+    rows: Rows = 4000,
+    seed: Seed = 0,
+    steps: Steps = None,
+    restarts: Restarts = 0,
+    drop: Drop = None,
+    categories: Categories = None,
+    missing: Missing = None,
+    quiet: Quiet = False,
+) -> None:
+    """Which model of the table to trust, and whether the criteria agree.
+
+    Sets a random fifth of the rows apart to test on (1000 at most), fits each model on the others,
+    prints LML, CLML, LOO and the test scores, and writes a page, the fitted models and a Python
+    file that rebuilds the first. After Ctrl-C the same command goes on from the fitted models.
+    """
+    from gpclml.command_line.comparing import compare_table
+    from gpclml.command_line.options import CompareOptions
+    from gpclml.report import Recipe
+
+    with errors_as_text():
+        options = CompareOptions(
+            table=_table_options(data, target, rows, seed, drop, categories, missing),
+            models=None if models is None else _model_names(models),
+            recipe=Recipe("rbf", objective, seed, steps, restarts),
+            out=out,
+        )
+        compare_table(options, quiet)
+
+
+@app.command()
+def fit(
+    data: Table,
+    target: Target,
+    model: Annotated[str, typer.Option(help="linear, rbf, rq, matern, sm or deep.")] = "rbf",
+    objective: Objective = "lml",
+    out: Annotated[Path, typer.Option(help="Folder of the model.")] = Path("model"),
+    rows: Rows = 4000,
+    seed: Seed = 0,
+    steps: Steps = None,
+    restarts: Restarts = 0,
+    drop: Drop = None,
+    categories: Categories = None,
+    missing: Missing = None,
+    quiet: Quiet = False,
+) -> None:
+    """Fit one model on all rows of a table, and save it."""
+    from gpclml.command_line.fitting import fit_table
+    from gpclml.command_line.options import FitOptions
+    from gpclml.report import Recipe
+
+    with errors_as_text():
+        options = FitOptions(
+            table=_table_options(data, target, rows, seed, drop, categories, missing),
+            recipe=Recipe(model, objective, seed, steps, restarts),
+            out=out,
+        )
+        fit_table(options, quiet)
+
+
+@app.command()
+def predict(
+    model: Annotated[Path, typer.Argument(help="Folder of a model that fit wrote.")],
+    data: Table,
+    out: Annotated[Path, typer.Option(help="CSV file to write.")] = Path("predictions.csv"),
+    quiet: Quiet = False,
+) -> None:
+    """Predict the rows of a table: mean, standard deviation and 90 % interval of each."""
+    from gpclml.command_line.predicting import predict_table
+
+    with errors_as_text():
+        predict_table(model, data, out, quiet)
+
+
+def main() -> None:
+    """The command ``gpclml``."""
+    app(prog_name="gpclml")
+
+
+def _version(value: bool) -> None:
+    if value:
+        from gpclml import __version__
+
+        typer.echo(f"gpclml {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Tell the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def _table_options(
+    data: Path, target: str, rows: int, seed: int, *lists: list[str] | None
+) -> TableOptions:
+    from gpclml.command_line.options import TableOptions
+
+    drop, categories, missing = (tuple(dict.fromkeys(values or ())) for values in lists)
+    return TableOptions(data, target, rows, seed, drop, categories, missing)
+
+
+def _model_names(text: str) -> tuple[str, ...]:
+    from gpclml.errors import ArgumentError
+
+    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    if not names:
+        raise ArgumentError("models", repr(text), "names separated by commas")
+    return names

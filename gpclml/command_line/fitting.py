@@ -1,0 +1,59 @@
+"""The command ``fit``: one model of all rows of a table."""
+
+from __future__ import annotations
+
+import typer
+
+from gpclml.command_line.chosen_by_size import check_size
+from gpclml.command_line.errors import INTERRUPTED
+from gpclml.command_line.fit_recipe import fit_recipe
+from gpclml.command_line.folders import discard, open_work_folder
+from gpclml.command_line.options import FitOptions
+from gpclml.command_line.saved_models import MODEL_RECORD, SavedModel, save_model
+from gpclml.command_line.table_data import read_table_data
+from gpclml.command_line.threads import threads_for
+from gpclml.scores import leave_one_out, log_marginal_likelihood
+
+__all__ = ["fit_table"]
+
+
+def fit_table(options: FitOptions, quiet: bool = False) -> SavedModel:
+    """Fits a model of a table and saves it with the encoding of the table.
+
+    Args:
+        options: What to fit, and how.
+        quiet: Whether nothing is told but the result.
+
+    Returns:
+        The model, as it was saved.
+
+    Raises:
+        ArgumentError, DataError: Something is given wrong; nothing has been written.
+        FitError: The model could not be fitted.
+        typer.Exit: On Ctrl-C, with code 130; nothing is kept.
+    """
+    data = read_table_data(options.table, tests=False)
+    check_size((options.recipe.model,), *data.train[0].shape)
+    for note in () if quiet else data.notes:
+        typer.echo(note, err=True)
+    part = open_work_folder(options.out, MODEL_RECORD)
+    try:
+        with threads_for(len(data.train[1])):
+            saved = fit_recipe(options.recipe, data, progress=not quiet)
+        save_model(options.out, saved)
+    except BaseException as error:
+        discard(part)
+        if isinstance(error, KeyboardInterrupt):
+            typer.echo("\nInterrupted; nothing is kept.", err=True)
+            raise typer.Exit(INTERRUPTED) from None
+        raise
+    count = len(data.train[1])
+    lml = float(log_marginal_likelihood(saved.model, units="original"))
+    loo = float(leave_one_out(saved.model, units="original").sum())
+    if saved.fitted.note:
+        typer.echo(saved.fitted.note, err=True)
+    typer.echo(
+        f"{options.recipe.model} of {count} rows: LML {lml:.1f}, LOO {loo:.1f} nats; "
+        f"{saved.fitted.seconds:.1f} seconds\nModel: {options.out}"
+    )
+    return saved

@@ -1,0 +1,128 @@
+"""The folder of a report: page, figures of all kinds as data, models, and the Python file."""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from gpclml.command_line.folders import write_record, write_text
+from gpclml.command_line.options import CompareOptions, FitOptions
+from gpclml.command_line.saved_models import SavedModel
+from gpclml.command_line.table_data import TableData
+from gpclml.command_line.warned import warned
+from gpclml.compare import score_models
+from gpclml.report import (
+    PredictionScores,
+    Report,
+    package_versions,
+    page_of,
+    predicted,
+    prediction_scores,
+    script_of,
+)
+
+__all__ = ["REPORT_RECORD", "make_report", "write_report"]
+
+REPORT_RECORD = "report.json"
+"""The file by which the folder of a report is known."""
+
+_FORMAT, _VERSION = "gpclml.Report", 1
+
+
+def make_report(
+    options: CompareOptions,
+    data: TableData,
+    saved: Mapping[str, SavedModel],
+    notes: tuple[str, ...],
+    progress: bool,
+) -> Report:
+    """Scores fitted models on the training rows and on the test rows.
+
+    Args:
+        options: What was compared, and how.
+        data: The table.
+        saved: The models.
+        notes: Sentences on them, beside those on the table.
+        progress: Whether to show progress bars on standard error.
+    """
+    models = {name: one.model for name, one in saved.items()}
+    x, y = data.test
+    with warned() as said:
+        comparison = score_models(models, seed=options.table.seed, progress=progress)
+        predictions = {
+            name: prediction_scores(y, *predicted(models[name], x)) for name in comparison.models
+        }
+    chosen = replace(options.recipe, model=next(iter(comparison.models)))
+    return Report(
+        data=options.table.data,
+        sha256=data.sha256,
+        comparison=comparison,
+        predictions=predictions,
+        fitted={name: saved[name].fitted for name in comparison.models},
+        encoding=data.encoding,
+        notes=(*data.notes, *notes, *said),
+        command=options.command,
+        fit_command=FitOptions(options.table, chosen, Path("model")).command,
+        folder=os.getcwd(),
+        versions=package_versions(),
+        made=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
+    )
+
+
+def write_report(folder: Path, report: Report, options: CompareOptions) -> None:
+    """Writes the page, what it says as data, the encoding, and the Python file.
+
+    Args:
+        folder: Where to; its models are there.
+        report: What to write.
+        options: What was compared, and how.
+    """
+    recipe = report.fitted[report.chosen].recipe
+    script = script_of(
+        recipe, report.data.absolute(), options.table.rows, options.table.seed,
+        report.versions["gpclml"],
+    )  # fmt: skip
+    write_text(folder / "index.html", page_of(report))
+    write_text(folder / "model.py", script)
+    report.encoding.save(folder / "table.json")
+    write_record(folder / REPORT_RECORD, _record(report))
+
+
+def _record(report: Report) -> dict[str, Any]:
+    table = report.comparison.table
+    return {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "command": report.command,
+        "data": str(report.data),
+        "sha256": report.sha256,
+        "chosen": report.chosen,
+        "models": {
+            str(name): {**_numbers(line.to_dict()), **_test_scores(report.predictions[str(name)])}
+            for name, line in table.iterrows()
+        },
+        "fitted": {name: asdict(one) for name, one in report.fitted.items()},
+        "sentences": list(report.comparison.sentences),
+        "notes": list(report.notes),
+        "packages": dict(report.versions),
+        "made": report.made,
+    }
+
+
+def _numbers(line: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of the table; NaN, which JSON has not, as null."""
+    return {
+        str(key): list(value) if isinstance(value, tuple) else None if value != value else value
+        for key, value in line.items()
+    }
+
+
+def _test_scores(scores: PredictionScores) -> dict[str, float]:
+    return {
+        f"test_{name}": getattr(scores, name)
+        for name in ("rmse", "rmse_se", "nll", "nll_se", "coverage", "coverage_se")
+    }

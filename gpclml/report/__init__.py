@@ -1,0 +1,30 @@
+"""What a comparison of models of a table leaves behind: a page, and a file that rebuilds one."""
+
+from gpclml.report.chosen_models import ChosenModel, best_on_test, chosen_models
+from gpclml.report.headline import answer, headline
+from gpclml.report.page import FittedModel, Report, page_of
+from gpclml.report.predictions import PredictionScores, predicted, prediction_scores
+from gpclml.report.recipes import MODELS, OBJECTIVES, Recipe
+from gpclml.report.script import script_of
+from gpclml.report.text import report_text
+from gpclml.report.versions import package_versions
+
+__all__ = [
+    "MODELS",
+    "OBJECTIVES",
+    "ChosenModel",
+    "FittedModel",
+    "PredictionScores",
+    "Recipe",
+    "Report",
+    "answer",
+    "best_on_test",
+    "chosen_models",
+    "headline",
+    "package_versions",
+    "page_of",
+    "predicted",
+    "prediction_scores",
+    "report_text",
+    "script_of",
+]

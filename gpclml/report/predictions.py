@@ -1,0 +1,107 @@
+"""How well predictions of rows that a model has not seen turn out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.distributions import Normal
+
+from gpclml.errors import ShapeError
+from gpclml.models import GPRegression
+
+__all__ = ["PREDICTED_SHARE", "PredictionScores", "half_width", "predicted", "prediction_scores"]
+
+PREDICTED_SHARE = 0.9
+"""Share of new observations that a predicted interval is to hold."""
+
+_NUMBERS_AT_ONCE = 4_000_000  # in the covariance of training rows and new ones
+
+
+@dataclass(frozen=True, eq=False)
+class PredictionScores:
+    """Scores of predictions, in the units of the target, with standard errors over rows.
+
+    Attributes:
+        rmse: Root mean squared error.
+        rmse_se: Its error, by the delta method.
+        nll: Mean negative log density of the targets, nats a row.
+        nll_se: Its error.
+        coverage: Share of targets in the central intervals that are to hold nine tenths.
+        coverage_se: Its error.
+        log_densities: Of the targets, ``(t,)``.
+    """
+
+    rmse: float
+    rmse_se: float
+    nll: float
+    nll_se: float
+    coverage: float
+    coverage_se: float
+    log_densities: Tensor
+
+
+@torch.no_grad()
+def predicted(model: GPRegression, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Means and standard deviations of new observations, each ``(t,)``.
+
+    Args:
+        model: The model.
+        x: Inputs in original units, ``(t, d)``.
+
+    Note:
+        A factorization, n³/3 operations, for each 4,000,000 / n rows, which bounds the memory.
+    """
+    targets = model.train_targets
+    assert isinstance(targets, Tensor)
+    at_once = max(1, _NUMBERS_AT_ONCE // len(targets))
+    parts = [part for part in x.split(at_once) if len(part)]
+    normals = [model.predict(part, marginal=True) for part in parts]
+    empty = x.new_zeros(0)
+    means = torch.cat([empty, *(normal.mean for normal in normals)])
+    return means, torch.cat([empty, *(normal.stddev for normal in normals)])
+
+
+def prediction_scores(targets: Tensor, mean: Tensor, deviation: Tensor) -> PredictionScores:
+    """Scores of Gaussian predictions.
+
+    Args:
+        targets: What was observed, ``(t,)``.
+        mean: What was predicted, ``(t,)``.
+        deviation: Standard deviations of the predictions, noise included, ``(t,)``.
+
+    Raises:
+        ShapeError: The shapes are others.
+    """
+    if (
+        targets.ndim != 1
+        or len(targets) == 0
+        or not (targets.shape == mean.shape == deviation.shape)
+    ):
+        got = f"{tuple(targets.shape)}, {tuple(mean.shape)} and {tuple(deviation.shape)}"
+        raise ShapeError("targets, mean, deviation", got, "(t,), all of them")
+    squares = (targets - mean).square()
+    densities = Normal(mean, deviation).log_prob(targets)
+    inside = ((targets - mean).abs() <= half_width(deviation)).to(mean)
+    rmse = math.sqrt(float(squares.mean()))
+    return PredictionScores(
+        rmse=rmse,
+        rmse_se=_error_of_mean(squares) / (2 * rmse) if rmse else 0.0,
+        nll=-float(densities.mean()),
+        nll_se=_error_of_mean(densities),
+        coverage=float(inside.mean()),
+        coverage_se=_error_of_mean(inside),
+        log_densities=densities,
+    )
+
+
+def half_width(deviation: Tensor) -> Tensor:
+    """Half the width of the central interval that is to hold nine tenths of observations."""
+    quantile = torch.special.ndtri(torch.tensor(0.5 + PREDICTED_SHARE / 2, dtype=torch.float64))
+    return deviation * float(quantile)
+
+
+def _error_of_mean(values: Tensor) -> float:
+    return float(values.std()) / math.sqrt(len(values)) if len(values) > 1 else math.nan

@@ -1,0 +1,114 @@
+"""The page of a report: whole in itself, and safe whatever the table says."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from html.parser import HTMLParser
+
+import pytest
+from PIL import Image
+
+VOID = {"meta", "img", "br", "hr", "link", "input"}
+ODD = '<b>sex & "gender"</b>'
+
+
+class Page(HTMLParser):
+    """Tags with their attributes, and the text between them."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.open, self.texts = [], [], []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if "style" not in self.open:
+            self.texts.append(data)
+
+
+@pytest.fixture(scope="module")
+def html(report):
+    return (report[0] / "index.html").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def page(html):
+    return Page(html)
+
+
+@pytest.fixture(scope="module")
+def record(report):
+    return json.loads((report[0] / "report.json").read_text(encoding="utf-8"))
+
+
+def test_it_is_well_formed_and_asks_for_nothing(page, html):
+    assert not page.open
+    names = {tag for tag, _ in page.tags}
+    assert not names & {"script", "link", "iframe", "object", "base", "form", "a"}
+    addresses = [
+        value for _, attributes in page.tags for name, value in attributes.items()
+        if name in ("src", "href", "srcset", "action", "data")
+    ]  # fmt: skip
+    assert len(addresses) == 4
+    assert all(address.startswith("data:image/png;base64,") for address in addresses)
+    style = html[html.index("<style>") : html.index("</style>")]
+    assert "url(" not in style
+    assert "@import" not in style
+    assert "http" not in html.split("data:image")[0]
+
+
+def test_figures_are_images_with_a_sentence_each(page):
+    images = [attributes for tag, attributes in page.tags if tag == "img"]
+    for attributes in images:
+        content = base64.b64decode(attributes["src"].partition(",")[2])
+        with Image.open(io.BytesIO(content)) as image:
+            assert image.format == "PNG"
+            assert image.width >= 1000
+        assert len(attributes["alt"]) > 60
+    assert len({attributes["src"] for attributes in images}) == 4
+
+
+def test_names_of_the_table_are_text(page, html):
+    assert ODD not in html
+    assert "<i>f</i>" not in html
+    assert "b" not in {tag for tag, _ in page.tags}
+    assert ODD in page.texts
+    assert any("levels: <i>f</i>, m" in text for text in page.texts)
+    assert any("a <table> & more.csv has 130 rows." in text for text in page.texts)
+
+
+def test_it_has_the_answer_the_table_and_how_it_was_made(page, record):
+    text = " ".join(" ".join(page.texts).split())
+    for name, scores in record["models"].items():
+        assert name in page.texts
+        assert f"{scores['lml']:.1f}".replace("-", "\N{MINUS SIGN}") in page.texts
+    for sentence in (*record["sentences"], *record["notes"]):
+        assert " ".join(sentence.split()) in text
+    assert record["command"] in text
+    assert record["sha256"] in text
+    for name, version in record["packages"].items():
+        assert f"{name} {version}" in text
+    assert "left out: the same value in all rows" in text  # clinic
+    assert "left out: 103 different texts, more than 20" in text  # patient
+    assert "test RMSE" in text
+    assert "gpclml fit" in text
+    assert f"--model {record['chosen']}" in text
+
+
+def test_it_reads_well_on_any_screen(page, html):
+    metas = [attributes for tag, attributes in page.tags if tag == "meta"]
+    assert {"name": "viewport", "content": "width=device-width, initial-scale=1"} in metas
+    assert "prefers-color-scheme: dark" in html
+    scrolled = [attributes for _, attributes in page.tags if attributes.get("class") == "scroll"]
+    assert len(scrolled) == sum(tag == "table" for tag, _ in page.tags)
+    assert html.count("<h1>") == 1
