@@ -1,0 +1,119 @@
+"""The surrogates by name, and how they are fitted as points come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from gpytorch.kernels import AdditiveKernel
+from torch import Tensor
+
+from benchmarks.uci.objectives import make_objective
+from gpclml.fit import fit_mll
+from gpclml.kernels import DeepKernel
+
+__all__ = ["SURROGATES", "feature_share", "fitted", "has_network"]
+
+SURROGATES = ("deep", "single-task")
+"""``"single-task"`` is BoTorch's ``SingleTaskGP``, ``"deep"`` is ``DeepKernelGP``."""
+
+_FEATURE_SHARE = 0.1  # of the deep surrogate's variance at the start: its network is in use
+_ANEW, _FURTHER = 50, 15  # most iterations of the line search
+_LR = 0.01
+
+
+def has_network(surrogate: str) -> bool:
+    """Whether a surrogate has a network, which is trained by Adam.
+
+    Args:
+        surrogate: One of :data:`SURROGATES`.
+    """
+    return surrogate == "deep"
+
+
+def fitted(
+    surrogate: str,
+    objective: str,
+    x: Tensor,
+    y: Tensor,
+    *,
+    steps: int | None,
+    seed: int,
+    before: torch.nn.Module | None = None,
+    anew: bool = True,
+) -> torch.nn.Module:
+    """A surrogate fitted to points.
+
+    What ``SingleTaskGP`` has is fitted by L-BFGS, held-out points fixed: by at most 50 iterations
+    from its start, or 15 from the fit before. In between, what the deep kernel adds is trained by
+    Adam at a rate of 0.01, held-out points drawn afresh at each step; it always goes on from the
+    fit before, Adam's state apart.
+
+    Args:
+        surrogate: One of :data:`SURROGATES`.
+        objective: As for :func:`benchmarks.uci.objectives.make_objective`.
+        x: Points in the unit cube. Shape ``(n, d)``.
+        y: Values. Shape ``(n, 1)``.
+        steps: Number of Adam steps; not used without a network.
+        seed: Seed of the network and of held-out points.
+        before: The model of the fit before; None at the first one.
+        anew: Whether what ``SingleTaskGP`` has is fitted from its start.
+
+    Returns:
+        The model, in eval mode.
+    """
+    model = _make(surrogate, x, y, seed)
+    mll = make_objective(objective, model, seed=seed)
+    names = [name for name, _ in model.named_parameters()]
+    added = [name for name in names if name.startswith(_added_by_features(model))]
+    if before is not None:
+        _take_over(model, before, added if anew else names)
+    frozen = [f"model.{name}" for name in added]
+    if anew:
+        fit_mll(mll, "lbfgs", steps=_ANEW, freeze=frozen, progress=False)
+    if added:
+        others = [name for name, _ in mll.named_parameters() if name not in frozen]
+        fit_mll(mll, "adam", steps=steps, lr=_LR, freeze=others, progress=False)
+    if added or not anew:
+        fit_mll(mll, "lbfgs", steps=_FURTHER, freeze=frozen, progress=False)
+    return model
+
+
+@torch.no_grad()
+def feature_share(model: torch.nn.Module) -> float:
+    """The part of a surrogate's prior variance that is on its network's features, 0 to 1.
+
+    Args:
+        model: A surrogate.
+    """
+    for module in model.modules():
+        if isinstance(module, AdditiveKernel):
+            weight = float(module.kernels[1].outputscale)
+            return weight / (1 + weight)
+    return 0.0
+
+
+def _make(surrogate: str, x: Tensor, y: Tensor, seed: int) -> torch.nn.Module:
+    from botorch.models import SingleTaskGP
+
+    from gpclml.botorch import DeepKernelGP
+
+    if has_network(surrogate):
+        return DeepKernelGP(x, y, input_transform=None, feature_share=_FEATURE_SHARE, seed=seed)
+    return SingleTaskGP(x, y)
+
+
+def _added_by_features(model: torch.nn.Module) -> tuple[str, ...]:
+    """Prefixes of the parameters that a deep kernel has beside those of ``SingleTaskGP``."""
+    return tuple(
+        f"{name}.{part}"
+        for name, module in model.named_modules()
+        if isinstance(module, DeepKernel)
+        for part in ("feature_extractor", "base_kernel.kernels.1")
+    )
+
+
+@torch.no_grad()
+def _take_over(model: torch.nn.Module, before: torch.nn.Module, names: Iterable[str]) -> None:
+    for name in names:
+        model.get_parameter(name).copy_(before.get_parameter(name))
