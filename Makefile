@@ -6,7 +6,7 @@ JOBS ?= 2
 TEST_WORKERS ?= 2
 RESULTS ?= demo.sqlite
 
-.PHONY: demo test lint types clean
+.PHONY: demo test lint types docs clean
 
 demo: $(VENV)/demo.stamp
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.uci run --datasets diabetes --n 100 --seeds 5 \
@@ -24,6 +24,10 @@ lint: $(VENV)/test.stamp
 types: $(VENV)/test.stamp
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
+# The site, into site/: warnings are errors.
+docs: $(VENV)/docs.stamp
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
@@ -38,5 +42,10 @@ $(VENV)/test.stamp: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
 	touch $@ $(VENV)/demo.stamp
 
+$(VENV)/docs.stamp: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m pip install -q -c constraints.txt torch
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[docs]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) demo.sqlite demo.png
+	rm -rf $(VENV) site demo.sqlite demo.png

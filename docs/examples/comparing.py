@@ -1,0 +1,21 @@
+from gpytorch.kernels import LinearKernel
+from gpytorch.mlls import ExactMarginalLogLikelihood
+
+from gpclml.compare import plot_compare, score_models
+from gpclml.datasets import load
+from gpclml.fit import fit_mll
+from gpclml.models import GPRegression
+
+data = load("diabetes")
+x, y = data.inputs[:200], data.targets[:200]
+models = {}
+for name, kernel in {"linear": LinearKernel(), "rbf": "rbf", "matern": "matern"}.items():
+    models[name] = GPRegression(x, y, kernel=kernel)
+    fit_mll(ExactMarginalLogLikelihood(models[name].likelihood, models[name]), progress=False)
+
+comparison = score_models(models, seed=0)
+columns = ["lml", "clml", "loo", "difference", "difference_se", "p_worse", "weight"]
+print(comparison.table[columns].round(2).to_string())
+for sentence in comparison.sentences:
+    print("-", sentence)
+plot_compare(comparison).savefig("comparison.png", dpi=150)

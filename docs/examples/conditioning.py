@@ -1,0 +1,20 @@
+from gpclml.conditioning import RandomHoldout, RandomOrderings
+from gpclml.datasets import load
+from gpclml.mlls import ConditionalMarginalLogLikelihood
+from gpclml.models import GPRegression
+from gpclml.scores import conditional_log_marginal_likelihood
+
+data = load("diabetes")
+x, y = data.inputs[:100], data.targets[:100]
+model = GPRegression(x, y)
+
+
+def three_values(conditioning):
+    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, conditioning)
+    return [round(mll(model(x), model.train_targets).item(), 3) for _ in range(3)]
+
+
+print("redrawn, values that differ:", len(set(three_values(RandomHoldout(0.1)))))
+print("with a seed:", three_values(RandomHoldout(0.1, seed=0)))
+clml = conditional_log_marginal_likelihood(model, RandomOrderings(k=200, m=90, seed=0))
+print(f"CLML of 10 points given 90: {clml.mean():.2f} nats, {clml.std():.2f} over orders")

@@ -1,0 +1,15 @@
+from gpclml.conditioning import KFold, LastPoints, LeaveOneOut, RandomHoldout
+from gpclml.datasets import load
+from gpclml.fit import fit_mll
+from gpclml.mlls import ConditionalMarginalLogLikelihood
+from gpclml.models import GPRegression
+
+data = load("diabetes")
+x, y = data.inputs[:150], data.targets[:150]
+model = GPRegression(x, y, kernel="rbf")
+fit_mll(ConditionalMarginalLogLikelihood(model.likelihood, model), progress=False)
+model.train()
+for conditioning in (LastPoints(m=0), KFold(10, seed=0), LeaveOneOut(), RandomHoldout(0.1, seed=0)):
+    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, conditioning)
+    value = mll(model(x), model.train_targets).item()
+    print(f"{type(conditioning).__name__:13} {value:.3f} nats a held-out point")

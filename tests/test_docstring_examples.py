@@ -1,0 +1,162 @@
+"""Examples in docstrings run, and give what they show."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib
+import pkgutil
+from types import ModuleType
+
+import botorch
+import gpytorch
+import pytest
+import torch
+from botorch.fit import fit_gpytorch_mll
+
+import gpclml
+from gpclml.botorch import DeepKernelGP
+from gpclml.compare import compare, plot_compare, score_models
+from gpclml.curvature import GaussianWeightPrior
+from gpclml.meta import ImageTasks
+from gpclml.mlls import LaplaceMarginalLogLikelihood
+from gpclml.models import BayesianLinearModel, GPRegression, LinearizedNetwork
+from gpclml.networks import MLP
+from gpclml.scores import learning_curve, log_marginal_likelihood
+
+PACKAGES = [
+    "bounds", "compare", "conditioning", "curvature", "features", "fit", "gaussians",
+    "invariances", "kernels", "means", "meta", "mlls", "models", "networks", "sampling", "scores",
+    "training_speed",
+]  # fmt: skip
+
+
+def public_names() -> dict:
+    names: dict = {"torch": torch, "gpytorch": gpytorch, "botorch": botorch}
+    for package in PACKAGES:
+        module = importlib.import_module(f"gpclml.{package}")
+        names |= {name: getattr(module, name) for name in module.__all__}
+    return names
+
+
+def regression() -> dict:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(100, 3, generator=generator, dtype=torch.float64)
+    y = x.sum(-1).sin()
+    model = GPRegression(x, y)
+    return {
+        "x": x, "y": y, "train_x": x, "train_y": model.train_targets, "x_new": x[:3],
+        "model": model, "likelihood": model.likelihood,
+    }  # fmt: skip
+
+
+def linear() -> dict:
+    names = regression()
+    model = BayesianLinearModel(names["x"], names["y"])
+    return names | {"model": model, "likelihood": model.likelihood}
+
+
+def of_one_column() -> dict:
+    return {"x": torch.linspace(0, 1, 40), "y": torch.linspace(0, 1, 40).sin()}
+
+
+def of_a_network() -> dict:
+    names = {name: part.float() for name, part in regression().items() if name in ("x", "y")}
+    network = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+    likelihood = gpytorch.likelihoods.GaussianLikelihood()
+    model = LinearizedNetwork(network, GaussianWeightPrior(network))
+    return names | {
+        "network": network, "likelihood": likelihood, "model": model,
+        "train_x": names["x"], "train_y": names["y"], "batch_x": names["x"][:9],
+        "batch_y": names["y"][:9],
+        "mll": LaplaceMarginalLogLikelihood(likelihood, model, num_data=100),
+    }  # fmt: skip
+
+
+def of_images() -> dict:
+    return {
+        "images": torch.randint(256, (120, 1, 28, 28), dtype=torch.uint8),
+        "labels": torch.arange(120) % 6,
+    }
+
+
+def few_shot() -> dict:
+    images = of_images()
+    tasks = ImageTasks(images["images"], images["labels"], ways=5, shots=1, queries=2)
+    return {"episodes": tasks.draw(range(2))}
+
+
+def comparison() -> dict:
+    names = regression()
+    return {
+        "rbf": names["model"], "deep": GPRegression(names["x"], names["y"], kernel="rq"),
+        "compare": compare, "score_models": score_models, "plot_compare": plot_compare,
+    }  # fmt: skip
+
+
+def training() -> dict:
+    names = of_a_network()
+    return names | {
+        "loader": [(names["x"], names["y"])],
+        "criterion": lambda output, target: (output.squeeze(-1) - target).square().mean(),
+    }
+
+
+def of_botorch() -> dict:
+    x = torch.rand(10, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    names = {"train_X": x, "train_Y": x.sum(-1, keepdim=True), "X": x[:3]}
+    return names | {"DeepKernelGP": DeepKernelGP, "fit_gpytorch_mll": fit_gpytorch_mll}
+
+
+SETUPS = {
+    "gpclml.botorch.deep_kernel_gp": of_botorch,
+    "gpclml.compare.ranking": comparison,
+    "gpclml.curvature.weight_prior": of_a_network,
+    "gpclml.fit.map": of_a_network,
+    "gpclml.gaussians.trainable": linear,
+    "gpclml.invariances": of_a_network,
+    "gpclml.kernels.neural_tangent": of_a_network,
+    "gpclml.meta.deep_kernel_transfer": few_shot,
+    "gpclml.meta.episodes": of_images,
+    "gpclml.mlls.laplace_marginal_log_likelihood": of_a_network,
+    "gpclml.mlls.linear_evidence_lower_bound": linear,
+    "gpclml.models.bayesian_linear_model": of_one_column,
+    "gpclml.models.linearized_gp": of_a_network,
+    "gpclml.models.linearized_network": of_a_network,
+    "gpclml.training_speed.losses": training,
+}
+
+
+def modules() -> list[ModuleType]:
+    found = pkgutil.walk_packages(gpclml.__path__, "gpclml.")
+    names = [one.name for one in found if not one.name.endswith("__main__")]
+    return [importlib.import_module(name) for name in names]
+
+
+EXAMPLES = [
+    test
+    for module in modules()
+    for test in doctest.DocTestFinder(exclude_empty=True).find(module)
+    if test.examples
+]
+
+
+@pytest.mark.parametrize("test", EXAMPLES, ids=lambda test: test.name)
+def test_an_example_runs(test, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    module = test.globs["__name__"]
+    names = public_names() | {
+        "MLP": MLP, "log_marginal_likelihood": log_marginal_likelihood,
+        "learning_curve": learning_curve,
+    } | SETUPS.get(module, regression)()  # fmt: skip
+    for example in test.examples:
+        tree = ast.parse(example.source)
+        if isinstance(tree.body[0], ast.Expr) and example.want:
+            assert repr(eval(example.source.strip(), names)) == example.want.strip()
+        else:
+            exec(example.source, names)
+
+
+def test_there_are_examples():
+    assert len(EXAMPLES) > 20
