@@ -29,7 +29,8 @@ _SHRINK = 0.37  # its lengthscales at the start, relative to the ARD GP's
 _NO_VARIANCE = 1e-12
 _LEAST_NOISE = 0.3  # of the ARD GP's: the likelihood makes too much of near duplicates
 _APART, _NOTHING = 6.0, -4.0  # logarithms of scales: one value from the next, or no difference
-_LARGEST = 7.0  # of the logarithm of a scale, for the sake of rounding
+_LARGEST = 7.0  # of the logarithm of a scale
+_ROUNDING = 1e-3  # of squared distances, which are differences of squared scaled inputs
 
 
 class _Parts(NamedTuple):
@@ -99,11 +100,16 @@ def start_second_part(model: GPRegression, rows: Tensor) -> None:
     mll.load_state_dict(max(trials, key=lambda fit: fit.lml).state)
     _fit(mll, parts.features, _STEPS)
     with torch.no_grad():
-        parts.features.log_scale.clamp_(-_LARGEST, _LARGEST)
+        parts.features.log_scale.clamp_(-_LARGEST, _largest(parts.features.log_scale.dtype))
         for ours, fitted in zip(model.parameters(), trial.parameters(), strict=True):
             ours.copy_(fitted)
         if isinstance(model.likelihood, GaussianLikelihood):  # its bound was the trial's
             model.likelihood.noise = cast(GaussianLikelihood, trial.likelihood).noise
+
+
+def _largest(dtype: torch.dtype) -> float:
+    """The largest logarithm of a scale at which the kernel is definite beside its noise."""
+    return min(_LARGEST, 0.5 * math.log(_ROUNDING / torch.finfo(dtype).eps))
 
 
 def _state(mll: ConditionalMarginalLogLikelihood) -> dict[str, Tensor]:
@@ -124,7 +130,8 @@ def _best_indicator(mll: ConditionalMarginalLogLikelihood, features: SkipFeature
     """Scales at which the second part tells the values of one column apart, and no others."""
     mll.train()
     d = features.log_scale.numel()
-    starts = torch.full((d, d), _NOTHING).fill_diagonal_(_APART).to(features.log_scale)
+    apart = min(_APART, _largest(features.log_scale.dtype))
+    starts = torch.full((d, d), _NOTHING).fill_diagonal_(apart).to(features.log_scale)
     values = [-math.inf] * d
     for column, start in enumerate(starts):
         features.log_scale.copy_(start)
