@@ -10,8 +10,10 @@ from linear_operator.utils.errors import NanError
 __all__ = [
     "ArgumentError",
     "DataError",
+    "LostWorkerError",
     "ModelModeError",
     "NonFiniteError",
+    "NotConvergedError",
     "ShapeError",
     "UnknownNameError",
     "UnsupportedError",
@@ -56,6 +58,10 @@ class UnsupportedError(ArgumentError, TypeError):
     """A model, distribution or operation that the callee does not handle."""
 
 
+class NotConvergedError(ArgumentError, RuntimeError):
+    """An iterative solver did not reach its tolerance."""
+
+
 class ModelModeError(ArgumentError, RuntimeError):
     """A model is in eval mode where train mode is needed, or the reverse."""
 
@@ -78,6 +84,19 @@ class UnknownNameError(ArgumentError):
 
 class DataError(OSError):
     """A data file is missing, corrupt or cannot be fetched."""
+
+
+class LostWorkerError(RuntimeError):
+    """Another of several processes that work together ended, or keeps the others waiting.
+
+    Args:
+        message: Who is lost, as far as is known, and what to do about it.
+        ranks: Ranks of the lost processes among all; empty where they are not known.
+    """
+
+    def __init__(self, message: str, ranks: Iterable[int] = ()) -> None:
+        super().__init__(message)
+        self.ranks = tuple(ranks)
 
 
 def _restore(cls: type[ArgumentError], args: tuple, state: dict) -> ArgumentError:

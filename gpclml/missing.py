@@ -1,4 +1,4 @@
-"""Missing targets: which they are, and what remains of a Gaussian without them."""
+"""Missing targets: which they are, and what each adds to a log density."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from torch import Tensor
 
 from gpclml._finite import all_finite
 from gpclml.errors import NonFiniteError, UnsupportedError
-from gpclml.linalg import LowRankPlusDiagonal
 
-__all__ = ["MISSING_TERM", "missing_targets", "without_missing"]
+__all__ = ["MISSING_TERM", "missing_targets"]
 
 MISSING_TERM = -0.5 * math.log(2 * math.pi)
 """What a missing target adds to a log density: it enters as a standard normal at its mean."""
@@ -47,20 +46,3 @@ def missing_targets(target: Tensor) -> Tensor | None:
         "Mark missing targets as NaN under "
         "gpytorch.settings.observation_nan_policy('mask'), or remove those rows.",
     )
-
-
-def without_missing(
-    covariance: Tensor | LowRankPlusDiagonal, residual: Tensor, missing: Tensor
-) -> tuple[Tensor | LowRankPlusDiagonal, Tensor]:
-    """Both with missing targets as independent standard normals at their means.
-
-    Args:
-        covariance: ``(*batch, n, n)``.
-        residual: ``(*batch, n)``.
-        missing: Of the residual's shape.
-    """
-    if isinstance(covariance, LowRankPlusDiagonal):
-        return covariance.masked(missing), residual.masked_fill(missing, 0.0)
-    gone = missing.unsqueeze(-1) | missing.unsqueeze(-2)
-    covariance = covariance.masked_fill(gone, 0.0) + torch.diag_embed(missing.to(covariance))
-    return covariance, residual.masked_fill(missing, 0.0)

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, cast
 
 import torch
 from gpytorch import settings
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
-from gpytorch.lazy import LazyEvaluatedKernelTensor
-from gpytorch.likelihoods import GaussianLikelihood, Likelihood
-from gpytorch.likelihoods.noise_models import HomoskedasticNoise
+from gpytorch.likelihoods import Likelihood
 from gpytorch.models import ExactGP
-from linear_operator.operators import (
-    AddedDiagLinearOperator,
-    LinearOperator,
-    LowRankRootLinearOperator,
-)
 from torch import Tensor
 
 from gpclml._finite import all_finite
-from gpclml.conditioning import Conditioning
+from gpclml.conditioning import Conditioning, Split
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnsupportedError
 from gpclml.linalg import LowRankPlusDiagonal, take
-from gpclml.missing import MISSING_TERM, missing_targets, without_missing
+from gpclml.missing import MISSING_TERM, missing_targets
+from gpclml.observed_covariance import ObservedCovariance, observed_covariance
 
 __all__ = [
     "Observations",
@@ -38,9 +33,7 @@ class Observations:
     """Targets and their prior Gaussian, N = n t numbers a batch member.
 
     Attributes:
-        covariance: Covariance of the observations, ``(*batch, N, N)``, as its parts where it is
-            of low rank plus noise; a missing target has variance one and no correlation, so it
-            changes no other density.
+        lazy_covariance: Covariance of the observations, ``(*batch, N, N)``, not yet evaluated.
         residual: Targets minus prior mean, ``(*batch, N)``; zero where missing.
         missing: Which targets are missing, ``(*batch, N)``; None where none is.
         num_rows: Number n of data rows.
@@ -49,7 +42,7 @@ class Observations:
         params: What the likelihood saw beside the distribution.
     """
 
-    covariance: Tensor | LowRankPlusDiagonal
+    lazy_covariance: ObservedCovariance
     residual: Tensor
     missing: Tensor | None
     num_rows: int
@@ -57,12 +50,42 @@ class Observations:
     interleaved: bool = True
     params: tuple[Any, ...] = ()
 
-    def held_out(
-        self, conditioning: Conditioning, generator: torch.Generator | None
-    ) -> list[Tensor]:
-        """Blocks of flat target indices, ``(k_i, b_i t)``: a held-out row takes all its tasks."""
-        rows = conditioning.held_out(self.num_rows, generator, self._observed_rows())
-        return [self.flat_indices(group) for group in rows]
+    @cached_property
+    def covariance(self) -> Tensor | LowRankPlusDiagonal:
+        """The covariance, evaluated: as its parts where it is of low rank plus noise."""
+        return self.lazy_covariance.evaluate()
+
+    def split(self, conditioning: Conditioning, generator: torch.Generator | None) -> Split:
+        """A split in flat target indices, ``(k_i, b_i t)``: a held-out row takes all its tasks."""
+        rows = conditioning.split(self.num_rows, generator, self._observed_rows())
+        given = rows.conditioned_on
+        return Split(
+            [self.flat_indices(group) for group in rows.held_out],
+            None if given is None else self.flat_indices(given.unsqueeze(0)).squeeze(0),
+        )
+
+    def at(self, split: Split) -> tuple[Observations, list[Tensor]]:
+        """Only the targets that take part in a split, and its blocks among those.
+
+        Args:
+            split: In flat target indices.
+
+        Returns:
+            These observations and blocks themselves, where every target takes part.
+        """
+        if split.conditioned_on is None:
+            return self, split.held_out
+        blocks = [group.flatten() for group in split.held_out]
+        rows = torch.cat([*blocks, split.conditioned_on])
+        place = torch.full((self.residual.shape[-1],), -1).scatter(0, rows, torch.arange(len(rows)))
+        rows = rows.to(self.residual.device)
+        part = replace(
+            self,
+            lazy_covariance=self.lazy_covariance.at(rows),
+            residual=self.residual[..., rows],
+            missing=None if self.missing is None else self.missing[..., rows],
+        )
+        return part, [place[group] for group in split.held_out]
 
     def flat_indices(self, rows: Tensor) -> Tensor:
         """Indices of all targets of the rows, ``(k, b)`` to ``(k, b t)``."""
@@ -85,7 +108,7 @@ class Observations:
         """One member of a batch, or a run of consecutive members, along the first dimension."""
         return replace(
             self,
-            covariance=self.covariance[index],
+            lazy_covariance=ObservedCovariance.of(self.covariance[index]),
             residual=self.residual[index],
             missing=None if self.missing is None else self.missing[index],
         )
@@ -157,7 +180,7 @@ def observations(
         **kwargs: Passed on to the likelihood.
 
     Returns:
-        Covariance and residuals, flattened over tasks.
+        Covariance, not yet evaluated, and residuals, flattened over tasks.
 
     Raises:
         UnsupportedError: If the distribution is not Gaussian, or under the "fill" policy.
@@ -178,18 +201,15 @@ def observations(
             "Pass the targets of the very inputs that the model was called on.",
         )
     missing = missing_targets(target)
-    if _is_homoskedastic(likelihood, function_dist):
-        output, covariance = function_dist, _with_noise(likelihood, function_dist)
-    else:
-        output = cast(MultivariateNormal, likelihood(function_dist, *params, **kwargs))
-        covariance = _noisy_covariance(output)
+    output, covariance = observed_covariance(likelihood, function_dist, *params, **kwargs)
     interleaved = getattr(output, "_interleaved", True)
     residual = target - output.mean
     if isinstance(output, MultitaskMultivariateNormal):
         residual = _flatten(residual, interleaved)
         missing = None if missing is None else _flatten(missing, interleaved)
     if missing is not None:
-        covariance, residual = without_missing(covariance, residual, missing)
+        covariance = replace(covariance, missing=missing)
+        residual = residual.masked_fill(missing, 0.0)
     return Observations(
         covariance,
         residual,
@@ -231,47 +251,6 @@ def training_observations(
         prior = model(*inputs)
     likelihood = cast(Likelihood, likelihood or model.likelihood)
     return observations(likelihood, prior, cast(Tensor, model.train_targets), *params, **kwargs)
-
-
-def _is_homoskedastic(likelihood: Likelihood, function_dist: MultivariateNormal) -> bool:
-    """Whether this is a Gaussian with one noise for all observations, and nothing besides."""
-    return (
-        type(likelihood) is GaussianLikelihood
-        and type(likelihood.noise_covar) is HomoskedasticNoise
-        and type(function_dist) is MultivariateNormal
-    )
-
-
-def _with_noise(
-    likelihood: Likelihood, function_dist: MultivariateNormal
-) -> Tensor | LowRankPlusDiagonal:
-    """What the likelihood's marginal has for covariance, without the operators around it."""
-    latent = _evaluated(function_dist.lazy_covariance_matrix)
-    noise = cast(GaussianLikelihood, likelihood).noise  # (*batch, 1)
-    if isinstance(latent, LowRankRootLinearOperator):
-        features = latent.root.to_dense()
-        return LowRankPlusDiagonal(features, noise.expand(*noise.shape[:-1], features.shape[-2]))
-    covariance = latent.to_dense()
-    noise = noise.unsqueeze(-1)
-    one = torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device)
-    return torch.addcmul(covariance, noise, one)
-
-
-def _noisy_covariance(output: MultivariateNormal) -> Tensor | LowRankPlusDiagonal:
-    covariance = output.lazy_covariance_matrix
-    if isinstance(covariance, AddedDiagLinearOperator) and type(output) is MultivariateNormal:
-        latent = _evaluated(cast(LinearOperator, covariance._linear_op))
-        if isinstance(latent, LowRankRootLinearOperator):
-            noise = covariance._diag_tensor.diagonal(dim1=-1, dim2=-2)
-            return LowRankPlusDiagonal(latent.root.to_dense(), noise)
-    return covariance.to_dense()
-
-
-def _evaluated(covariance: LinearOperator) -> LinearOperator:
-    """The covariance as the operator that the kernel returns."""
-    if isinstance(covariance, LazyEvaluatedKernelTensor):
-        return cast(LinearOperator, covariance.evaluate_kernel())
-    return covariance
 
 
 def _flatten(values: Tensor, interleaved: bool) -> Tensor:

@@ -15,9 +15,9 @@ from torch.distributions import Normal
 
 from gpclml.conditioning import Conditioning, LastPoints, LeaveOneOut
 from gpclml.errors import ArgumentError
+from gpclml.held_out_densities import held_out_densities
 from gpclml.linalg import (
     LowRankPlusDiagonal,
-    block_conditional_log_densities,
     sequential_log_densities,
     sequential_predictions,
 )
@@ -25,6 +25,7 @@ from gpclml.linalg import conditional_log_density as _conditional_log_density
 from gpclml.observations import Observations, training_observations
 from gpclml.orderings import as_orders
 from gpclml.predictive import marginal_predictive, predictive_observations
+from gpclml.solvers import Solver, check_solver
 from gpclml.units import Units, log_target_scale, term_offset
 
 __all__ = [
@@ -61,6 +62,7 @@ def conditional_log_marginal_likelihood(
     *,
     units: Units = "training",
     seed: int = 0,
+    solver: Solver = "auto",
 ) -> Tensor:
     r"""The joint log density of each held-out block given all other points, in nats.
 
@@ -75,6 +77,7 @@ def conditional_log_marginal_likelihood(
         conditioning: Which points are held out.
         units: Units of the targets; see the module.
         seed: Seed of the draw, where the strategy has none.
+        solver: See :class:`~gpclml.mlls.ConditionalMarginalLogLikelihood`.
 
     Returns:
         One value a block, ``(*batch, k)``; blocks of one size come together.
@@ -87,15 +90,12 @@ def conditional_log_marginal_likelihood(
         >>> conditional_log_marginal_likelihood(model, orderings).mean(-1)
     """
     data = training_observations(model)
-    blocks = data.held_out(conditioning, torch.Generator().manual_seed(seed))
-    if len(blocks) == 1 and len(blocks[0]) == 1:
-        values = _conditional_log_density(data.covariance, data.residual, blocks[0][0])
-        values = values.unsqueeze(-1)
-    else:
-        values = block_conditional_log_densities(data.covariance, data.residual, blocks)
+    split = data.split(conditioning, torch.Generator().manual_seed(seed))
+    part, blocks = data.at(split)
+    values, _ = held_out_densities(part, blocks, check_solver(solver))
     # A missing target has its own, constant term; so has the change of units.
     offset = term_offset(model, data, units)
-    offsets = [offset[..., group.to(offset.device)].sum(-1) for group in blocks]
+    offsets = [offset[..., group.to(offset.device)].sum(-1) for group in split.held_out]
     return values - torch.cat(offsets, dim=-1)
 
 

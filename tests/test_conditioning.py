@@ -134,6 +134,8 @@ def test_fraction_out_of_range(fraction):
         (lambda: HeldOut([5]).held_out(5), "index 5"),
         (lambda: LastPoints(5).held_out(5), "m: got 5"),
         (lambda: RandomOrderings(1, 5).held_out(5), "m: got 5"),
+        (lambda: RandomHoldout(condition_on=0), "condition_on"),
+        (lambda: RandomHoldout(0.2, condition_on=9).split(10), "condition_on: got 9"),
         (lambda: KFold().held_out(0), "num_data"),
     ],
 )
@@ -145,3 +147,15 @@ def test_bad_arguments_are_named(make, match):
 def test_representation_names_the_arguments():
     assert repr(KFold(5, seed=3)) == "KFold(seed=3, folds=5)"
     assert repr(LeaveOneOut()) == "LeaveOneOut()"
+
+
+@given(n=st.integers(2, 60), fraction=st.floats(0.01, 0.5), seed=st.integers(0, 99), data=st.data())
+def test_a_conditioning_subset_is_drawn_among_the_others(n, fraction, seed, data):
+    whole = RandomHoldout(fraction).split(n, generator(seed))
+    assert whole.conditioned_on is None
+    b = whole.held_out[0].numel()
+    m = data.draw(st.integers(1, n - b))
+    split = RandomHoldout(fraction, condition_on=m).split(n, generator(seed))
+    assert torch.equal(split.held_out[0], whole.held_out[0])
+    assert split.conditioned_on.unique().numel() == m
+    assert not torch.isin(split.conditioned_on, split.held_out[0]).any()

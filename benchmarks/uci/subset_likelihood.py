@@ -73,7 +73,7 @@ class SubsetMarginalLogLikelihood(ExactMarginalLogLikelihood):
         return -self._objective(data, torch.Generator().manual_seed(self.seed))
 
     def _objective(self, data: Observations, generator: torch.Generator) -> Tensor:
-        [block] = data.held_out(self.drawing, generator)
+        [block] = data.split(self.drawing, generator).held_out
         rows = block.squeeze(0).to(data.residual.device)
         covariance, residual = permute(data.covariance, rows), take(data.residual, rows)
         density = conditional_log_density(covariance, residual, torch.arange(len(rows)))

@@ -10,11 +10,12 @@ from gpytorch.models import ExactGP
 from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 
+from gpclml.conditioning import Split
 from gpclml.errors import NonFiniteError, UnsupportedError
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.mlls._members import member_objectives
 from gpclml.models._stack import ModelStack
-from gpclml.observations import training_observations
+from gpclml.observations import Observations, training_observations
 
 __all__ = ["Batch"]
 
@@ -99,9 +100,18 @@ class Batch:
         data = training_observations(self._stack.model)
         for row, place in enumerate(self.active):
             if place not in self._blocks:
-                self._blocks[place] = self._mlls[place].draw_held_out(data.member(row))
+                self._blocks[place] = self._blocks_of(place, data.member(row))
         blocks = [self._blocks[place] for place in self.active]
         return member_objectives(self._members(), self._stack.model, data, blocks)
+
+    def _blocks_of(self, place: int, data: Observations) -> list[Tensor]:
+        split = self._mlls[place].draw_split(data)
+        if split.conditioned_on is not None:
+            raise UnsupportedError(
+                "mlls", "held-out points conditioned on some of the others", "on all others",
+                "Fit such models one by one with fit_mll.",
+            )  # fmt: skip
+        return split.held_out
 
     def _non_finite(self) -> Faults:
         bad = ~torch.isfinite(self._values)
@@ -121,8 +131,8 @@ class Batch:
                 with torch.no_grad():
                     data = training_observations(cast(ExactGP, mll.model))
                     if place not in self._blocks:
-                        self._blocks[place] = mll.draw_held_out(data)
-                    mll.objective_at(data, self._blocks[place])
+                        self._blocks[place] = self._blocks_of(place, data)
+                    mll.objective_at(data, Split(self._blocks[place]))
             except (NanError, NotPSDError) as error:
                 faults[row] = error
         return faults
@@ -150,7 +160,7 @@ class Batch:
         for place, mll in enumerate(self._mlls):
             try:
                 with torch.no_grad():
-                    training_observations(cast(ExactGP, mll.model))
+                    _ = training_observations(cast(ExactGP, mll.model)).covariance
                 usable.append(place)
             except (NanError, NotPSDError) as error:
                 self.messages[place] = str(error)

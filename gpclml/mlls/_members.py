@@ -35,7 +35,7 @@ def member_objectives(
         mlls: The objectives of the members.
         stack: Their models stacked, ``batch_shape`` ``(k,)``.
         data: The Gaussian of the stack's observations.
-        blocks: Held-out blocks of each member, as its ``draw_held_out`` gives them.
+        blocks: Held-out blocks of each member, as its ``draw_split`` gives them.
 
     Returns:
         Nats per observed held-out target, ``(k,)``.
@@ -47,7 +47,8 @@ def member_objectives(
         part = slice(places[0], places[-1] + 1)
         rows = data if len(places) == len(mlls) else data.member(part)
         joined = _joined([blocks[place] for place in places])
-        values.append(held_out_density(rows, joined, cast(torch.dtype | None, key[0])))
+        dtype = cast(torch.dtype | None, key[0])
+        values.append(held_out_density(rows, joined, "cholesky", dtype)[0])
     value = torch.cat(values)
     terms = prior_and_added_loss(stack, value.shape, data.params)
     return value + terms / data.num_observed()

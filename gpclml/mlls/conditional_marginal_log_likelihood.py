@@ -12,12 +12,14 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models import ExactGP
 from torch import Tensor
 
-from gpclml.conditioning import Conditioning, KFold, RandomHoldout
+from gpclml.conditioning import Conditioning, KFold, RandomHoldout, Split
 from gpclml.errors import NonFiniteError, UnsupportedError
+from gpclml.linalg import IterativeReport
 from gpclml.mlls._held_out import held_out_density
 from gpclml.mlls._terms import prior_and_added_loss
 from gpclml.mlls._train_mode import check_train_mode
 from gpclml.observations import Observations, observations, training_observations
+from gpclml.solvers import Solver, check_solver
 
 __all__ = ["ConditionalMarginalLogLikelihood"]
 
@@ -53,6 +55,13 @@ class ConditionalMarginalLogLikelihood(ExactMarginalLogLikelihood):
         factor_dtype: Type to factor covariances in; see
             :func:`gpclml.linalg.cholesky.factorization_dtype`.
         seed: Seed of all draws of held-out points.
+        solver: "cholesky", exact; "cg" or :class:`~gpclml.linalg.ConjugateGradients`, memory for n
+            times the size of a block, with a tolerance that is checked; "auto", Cholesky where it
+            fits into memory, else conjugate gradients with a warning.
+
+    Attributes:
+        last_solve: How well conjugate gradients solved for each block of the last call, a
+            :class:`~gpclml.linalg.IterativeReport` each; empty after Cholesky.
 
     Raises:
         UnsupportedError: If the model is not an exact GP or the likelihood not Gaussian.
@@ -77,9 +86,12 @@ class ConditionalMarginalLogLikelihood(ExactMarginalLogLikelihood):
         *,
         factor_dtype: torch.dtype | None = None,
         seed: int = 0,
+        solver: Solver = "auto",
     ) -> None:
         _check_parts(likelihood, model)
         super().__init__(likelihood, model)
+        self.solver: Solver = check_solver(solver)
+        self.last_solve: tuple[IterativeReport, ...] = ()
         self.conditioning = conditioning
         self.factor_dtype = factor_dtype
         self.seed = seed
@@ -106,10 +118,12 @@ class ConditionalMarginalLogLikelihood(ExactMarginalLogLikelihood):
             NonFiniteError: If targets (outside the mask policy), mean or covariance are not
                 finite.
             NotPSDError: If a covariance is not positive definite even with jitter.
+            NotConvergedError: If conjugate gradients do not reach their tolerance.
+            ArgumentError: If more points are asked for than there are, or more memory.
         """
         check_train_mode(self.model)
         data = observations(self.likelihood, function_dist, target, *params, **kwargs)
-        return self.objective_at(data, self.draw_held_out(data))
+        return self.objective_at(data, self.draw_split(data))
 
     def compute_custom_loss(self, **kwargs: Any) -> Tensor:
         """The negative objective on the model's own data with held-out points that stay fixed.
@@ -128,31 +142,34 @@ class ConditionalMarginalLogLikelihood(ExactMarginalLogLikelihood):
         data = training_observations(model, self.likelihood, **kwargs)
         conditioning = self.conditioning or KFold(10)
         generator = torch.Generator().manual_seed(self.seed)
-        return -self.objective_at(data, data.held_out(conditioning, generator))
+        return -self.objective_at(data, data.split(conditioning, generator))
 
-    def draw_held_out(self, data: Observations) -> list[Tensor]:
-        """The held-out blocks of the next call, drawn afresh unless the strategy is seeded.
+    def draw_split(self, data: Observations) -> Split:
+        """The held-out blocks of the next call and what they are conditioned on.
+
+        They are drawn afresh unless the strategy is seeded.
 
         Args:
             data: The Gaussian of the observations, which says what is observed.
 
         Returns:
-            Flat target indices on the CPU, ``(k_i, b_i)`` a block size.
+            Flat target indices on the CPU.
         """
         conditioning = self.conditioning or RandomHoldout(0.1)
-        return data.held_out(conditioning, self._generator)
+        return data.split(conditioning, self._generator)
 
-    def objective_at(self, data: Observations, blocks: list[Tensor]) -> Tensor:
+    def objective_at(self, data: Observations, split: Split) -> Tensor:
         """The objective at given held-out points.
 
         Args:
             data: The Gaussian of the model's observations.
-            blocks: Flat target indices, ``(k_i, b_i)`` a block size.
+            split: Flat target indices.
 
         Returns:
             Nats per observed held-out target, ``(*batch,)``.
         """
-        value = held_out_density(data, blocks, self.factor_dtype)
+        part, blocks = data.at(split)
+        value, self.last_solve = held_out_density(part, blocks, self.solver, self.factor_dtype)
         terms = prior_and_added_loss(self.model, value.shape, data.params)
         return value + terms / data.num_observed()
 

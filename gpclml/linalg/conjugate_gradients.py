@@ -1,0 +1,181 @@
+"""Preconditioned conjugate gradients that check what they return."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from linear_operator import settings
+from linear_operator.utils.linear_cg import linear_cg
+from linear_operator.utils.warnings import NumericalWarning
+from torch import Tensor
+
+from gpclml.errors import ArgumentError, NotConvergedError
+
+__all__ = ["ConjugateGradients", "NotConvergedWarning", "Solution"]
+
+Multiply = Callable[[Tensor], Tensor]
+
+
+class NotConvergedWarning(UserWarning):
+    """An iterative solver did not reach its tolerance."""
+
+
+@dataclass(frozen=True)
+class Solution:
+    """What came of a solve.
+
+    Attributes:
+        values: Solutions of all columns, ``(*batch, n, k)``.
+        iterations: Products with the matrix of any number of columns.
+    """
+
+    values: Tensor
+    iterations: int
+
+
+@dataclass(frozen=True)
+class ConjugateGradients:
+    """How systems with a covariance are solved.
+
+    Attributes:
+        tolerance: Largest norm of a column's residual, as a share of the norm of its right-hand
+            side. The conditional density has an error of second order in it.
+        max_iterations: Most products with the covariance, at least 2.
+        preconditioner_rank: Columns of the pivoted Cholesky factor that preconditions; 0 for none.
+        on_failure: "error" or "warn": what happens where the tolerance is not reached.
+        kept_bytes: What the evaluated covariance may occupy, kept from one iteration to the next; a
+            larger one is evaluated anew in each iteration, in chunks of rows. A quarter of the
+            device's memory if None.
+
+    Raises:
+        ArgumentError: A value is out of its range.
+    """
+
+    tolerance: float = 1e-3
+    max_iterations: int = 1000
+    preconditioner_rank: int = 300
+    on_failure: Literal["error", "warn"] = "error"
+    kept_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.tolerance < 1:
+            raise ArgumentError("tolerance", self.tolerance, "a number in (0, 1)")
+        if self.max_iterations < 2:
+            raise ArgumentError("max_iterations", self.max_iterations, "at least 2")
+        if self.preconditioner_rank < 0:
+            raise ArgumentError("preconditioner_rank", self.preconditioner_rank, "at least 0")
+        if self.on_failure not in ("error", "warn"):
+            raise ArgumentError("on_failure", repr(self.on_failure), "'error' or 'warn'")
+        if self.kept_bytes is not None and self.kept_bytes < 0:
+            raise ArgumentError("kept_bytes", self.kept_bytes, "at least 0, or None")
+
+    @torch.no_grad()
+    def solve(
+        self, multiply: Multiply, right: Tensor, precondition: Multiply | None = None
+    ) -> Solution:
+        """Solves for all columns together, those that are done leaving.
+
+        Conjugate gradients stop at a mean residual that they follow by recursion; here they start
+        again from the residual as it is, for the columns above the tolerance, until none is.
+        Nothing is raised where one remains: see :meth:`check`.
+
+        Args:
+            multiply: Multiplies ``(*batch, n, k)`` by the matrix.
+            right: Right-hand sides, ``(*batch, n, k)``.
+            precondition: Multiplies by something like its inverse.
+        """
+        values, residual = torch.zeros_like(right), right.clone()
+        norms = column_norms(right).clamp_min(torch.finfo(right.dtype).tiny)
+        counted = _Counted(multiply)
+        last = float("inf")
+        while counted.products < self.max_iterations - 1:  # one to see what was reached
+            relative = column_norms(residual) / norms
+            open_columns = (relative > self.tolerance).nonzero().flatten()
+            worst = float(relative.max())
+            if open_columns.numel() == 0 or not worst < last:  # done, or at the limit of rounding
+                break
+            last = worst
+            start = residual[..., open_columns]
+            goal = self.tolerance * float((norms / column_norms(residual))[open_columns].min())
+            most = self.max_iterations - counted.products - 1
+            step = _conjugate_gradients(counted, start, goal, most, precondition)
+            values[..., open_columns] += step
+            residual[..., open_columns] = start - counted(step)
+        return Solution(values, counted.products)
+
+    def check(self, residual: float, iterations: int) -> None:
+        """Says that the tolerance was not reached, in the way that ``on_failure`` asks for.
+
+        Args:
+            residual: The largest relative one, as found afterwards.
+            iterations: How many there were.
+
+        Raises:
+            NotConvergedError: The tolerance was not reached and ``on_failure`` is "error".
+        """
+        if residual <= self.tolerance:
+            return
+        error = NotConvergedError(
+            "tolerance",
+            f"a relative residual of {residual:.2g} after {iterations} iterations",
+            f"at most {self.tolerance:g}",
+            "Raise preconditioner_rank or max_iterations, compute in float64, or use "
+            "solver='cholesky' where memory allows.",
+        )
+        if self.on_failure == "error":
+            raise error
+        warnings.warn(str(error), NotConvergedWarning, stacklevel=2)
+
+
+def column_norms(vectors: Tensor) -> Tensor:
+    """The largest norm over a batch of each column of ``(*batch, n, k)``, ``(k,)``."""
+    return vectors.norm(dim=-2).reshape(-1, vectors.shape[-1]).amax(0)
+
+
+class _Counted:
+    """A product that counts how often it is taken, and knows that of nothing."""
+
+    def __init__(self, multiply: Multiply) -> None:
+        self._multiply = multiply
+        self.products = 0
+
+    def __call__(self, vectors: Tensor) -> Tensor:
+        self.products += 1
+        return self._multiply(vectors)
+
+    def after_the_first(self) -> Multiply:
+        """The same, where the first product is with zeros."""
+        calls = 0
+
+        def product(vectors: Tensor) -> Tensor:
+            nonlocal calls
+            calls += 1
+            return torch.zeros_like(vectors) if calls == 1 else self(vectors)
+
+        return product
+
+
+def _conjugate_gradients(
+    multiply: _Counted,
+    right: Tensor,
+    tolerance: float,
+    max_iterations: int,
+    precondition: Multiply | None,
+) -> Tensor:
+    """linear_operator's, independent of its settings, and silent: residuals are checked here."""
+    with warnings.catch_warnings(), settings.terminate_cg_by_size(False):
+        warnings.simplefilter("ignore", NumericalWarning)
+        return linear_cg(
+            multiply.after_the_first(),
+            right,
+            tolerance=tolerance,
+            eps=torch.finfo(right.dtype).tiny,
+            stop_updating_after=tolerance / 10,
+            max_iter=max_iterations,
+            max_tridiag_iter=1,
+            preconditioner=precondition,
+        )

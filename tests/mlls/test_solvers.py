@@ -1,0 +1,253 @@
+from __future__ import annotations
+
+import gpytorch
+import pytest
+import torch
+
+import gpclml._memory
+import gpclml.solvers
+from gpclml.conditioning import HeldOut, KFold, LastPoints, RandomHoldout
+from gpclml.errors import ArgumentError, NotConvergedError, UnknownNameError, UnsupportedError
+from gpclml.fit import fit_batch
+from gpclml.linalg import ConjugateGradients
+from gpclml.mlls import ConditionalMarginalLogLikelihood
+from gpclml.models import GPRegression
+from gpclml.scores import conditional_log_marginal_likelihood
+from gpclml.solvers import SolverWarning
+
+TIGHT = ConjugateGradients(tolerance=1e-9, preconditioner_rank=20)
+
+
+class Model(gpytorch.models.ExactGP):
+    def __init__(self, x, y, likelihood, kernel):
+        super().__init__(x, y, likelihood)
+        self.mean_module = gpytorch.means.ConstantMean()
+        self.covar_module = kernel
+
+    def forward(self, x):
+        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def data(n=60, d=2):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(n, d, generator=generator, dtype=torch.float64)
+    y = torch.sin(5 * x.sum(-1)) + 0.3 * torch.randn(n, generator=generator, dtype=torch.float64)
+    return x, y
+
+
+def interpolated():
+    base = gpytorch.kernels.RBFKernel()
+    return gpytorch.kernels.ScaleKernel(
+        gpytorch.kernels.GridInterpolationKernel(
+            base, grid_size=30, num_dims=2, grid_bounds=[(-0.1, 1.1)] * 2
+        )
+    )
+
+
+KERNELS = {
+    "rbf": lambda: gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel(ard_num_dims=2)),
+    "sum": lambda: gpytorch.kernels.RBFKernel() + gpytorch.kernels.MaternKernel(nu=1.5),
+    "linear": lambda: gpytorch.kernels.LinearKernel(),
+    "interpolated": interpolated,
+    "columns": lambda: gpytorch.kernels.RBFKernel(active_dims=[1]),
+}
+
+
+def objective(solver, kernel="rbf", conditioning=None, likelihood=None, xy=None):
+    x, y = xy or data()
+    torch.manual_seed(0)
+    likelihood = (likelihood or gpytorch.likelihoods.GaussianLikelihood)().double()
+    model = Model(x, y, likelihood, KERNELS[kernel]()).double()
+    conditioning = conditioning or RandomHoldout(0.15)
+    return ConditionalMarginalLogLikelihood(likelihood, model, conditioning, solver=solver)
+
+
+def value_and_gradient(mll):
+    model = mll.model
+    value = mll(model(*model.train_inputs), model.train_targets)
+    value.sum().backward()
+    gradients = [p.grad.flatten() for p in mll.parameters() if p.grad is not None]
+    return value.detach(), torch.cat(gradients)
+
+
+def assert_same(one, other, tolerance=1e-6):
+    for got, wanted in zip(value_and_gradient(one), value_and_gradient(other), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=tolerance, atol=tolerance)
+
+
+# torch warns of the sparse matrices that linear_operator interpolates with
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_conjugate_gradients_give_what_cholesky_gives(kernel):
+    iterative = objective(TIGHT, kernel)
+    assert_same(iterative, objective("cholesky", kernel))
+    [report] = iterative.last_solve
+    assert report.residual <= 1e-9
+    assert report.error_bound < 1e-6
+
+
+@pytest.mark.parametrize(
+    "conditioning", [KFold(4), LastPoints(40), HeldOut([1, 2], [7, 30, 8])], ids=repr
+)
+def test_every_strategy_is_served(conditioning):
+    iterative = objective(TIGHT, conditioning=conditioning)
+    assert_same(iterative, objective("cholesky", conditioning=conditioning))
+    assert len(iterative.last_solve) == sum(
+        len(group) for group in conditioning.held_out(60, torch.Generator())
+    )
+
+
+def test_noise_that_differs_between_points():
+    def fixed():
+        noise = torch.linspace(0.05, 0.4, 60, dtype=torch.float64)
+        return gpytorch.likelihoods.FixedNoiseGaussianLikelihood(noise)
+
+    assert_same(objective(TIGHT, likelihood=fixed), objective("cholesky", likelihood=fixed))
+
+
+def test_missing_targets():
+    x, y = data()
+    y[[3, 17, 40]] = torch.nan
+    with gpytorch.settings.observation_nan_policy("mask"):
+        assert_same(objective(TIGHT, xy=(x, y)), objective("cholesky", xy=(x, y)))
+
+
+def test_several_tasks():
+    x, y = data(20)
+    y = torch.stack([y, 2 * y + 1], dim=-1)
+
+    class Tasks(gpytorch.models.ExactGP):
+        def __init__(self, likelihood):
+            super().__init__(x, y, likelihood)
+            self.mean_module = gpytorch.means.MultitaskMean(gpytorch.means.ZeroMean(), 2)
+            self.covar_module = gpytorch.kernels.MultitaskKernel(gpytorch.kernels.RBFKernel(), 2)
+
+        def forward(self, x):
+            return gpytorch.distributions.MultitaskMultivariateNormal(
+                self.mean_module(x), self.covar_module(x)
+            )
+
+    objectives = []
+    for solver in (TIGHT, "cholesky"):
+        torch.manual_seed(1)
+        likelihood = gpytorch.likelihoods.MultitaskGaussianLikelihood(2).double()
+        model = Tasks(likelihood).double()
+        objectives.append(ConditionalMarginalLogLikelihood(likelihood, model, solver=solver))
+    assert_same(*objectives)
+
+
+def test_a_deep_kernel_trains_through_the_solver():
+    x, y = data()
+    found = []
+    for solver in (TIGHT, "cholesky"):
+        torch.manual_seed(0)
+        model = GPRegression(x, y, kernel="deep-bottleneck")
+        mll = ConditionalMarginalLogLikelihood(model.likelihood, model, solver=solver)
+        found.append(mll)
+    assert_same(*found, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("solver", ["cholesky", TIGHT])
+@pytest.mark.parametrize("missing", [False, True])
+def test_a_conditioning_subset_is_the_objective_of_its_points(solver, missing):
+    x, y = data()
+    if missing:
+        y[[2, 9]] = torch.nan
+    with gpytorch.settings.observation_nan_policy("mask"):
+        mll = objective(solver, conditioning=RandomHoldout(0.1, seed=4, condition_on=25), xy=(x, y))
+        split = mll.conditioning.split(60, observed=~y.isnan())
+        rows = torch.cat([split.conditioned_on, split.held_out[0][0]])
+        assert len(rows) == 31
+        assert len(rows.unique()) == len(rows)
+        alone = objective("cholesky", conditioning=LastPoints(25), xy=(x[rows], y[rows]))
+        assert_same(mll, alone)
+
+
+def test_redrawn_subsets_estimate_the_mean_given_so_many_points():
+    draws = 400
+    mll = objective("cholesky", conditioning=RandomHoldout(1 / 60, condition_on=20))
+    with torch.no_grad():
+        model = mll.model
+        values = torch.stack(
+            [mll(model(*model.train_inputs), model.train_targets) for _ in range(draws)]
+        )
+        other = objective("cholesky", conditioning=RandomHoldout(1 / 60, condition_on=20))
+        other._generator.manual_seed(99)
+        again = torch.stack(
+            [other(other.model(*model.train_inputs), model.train_targets) for _ in range(draws)]
+        )
+    error = (values.var() / draws + again.var() / draws).sqrt()
+    assert (values.mean() - again.mean()).abs() < 4 * error
+    assert values.unique().numel() > draws / 2
+
+
+def test_only_the_points_that_take_part_are_evaluated():
+    sizes = []
+
+    class Watched(gpytorch.kernels.RBFKernel):
+        def forward(self, x1, x2, **kwargs):
+            sizes.append((x1.shape[-2], x2.shape[-2]))
+            return super().forward(x1, x2, **kwargs)
+
+    x, y = data(500)
+    likelihood = gpytorch.likelihoods.GaussianLikelihood().double()
+    model = Model(x, y, likelihood, Watched()).double()
+    conditioning = RandomHoldout(0.01, condition_on=30)
+    mll = ConditionalMarginalLogLikelihood(likelihood, model, conditioning)
+    value_and_gradient(mll)
+    assert set(sizes) == {(35, 35)}
+
+
+def test_more_points_than_there_are_to_condition_on():
+    with pytest.raises(ArgumentError, match="condition_on: got 55, expected at most 54"):
+        value_and_gradient(objective("auto", conditioning=RandomHoldout(0.1, condition_on=55)))
+
+
+def test_too_little_memory_is_said_before_anything_is_allocated(monkeypatch):
+    monkeypatch.setattr(gpclml._memory, "available_memory", lambda device: 150_000)
+    monkeypatch.setattr(gpclml.solvers, "available_memory", lambda device: 150_000)
+    with pytest.raises(ArgumentError, match=r"'cholesky' at n = 60, which needs .* GiB"):
+        value_and_gradient(objective("cholesky"))
+    with pytest.warns(SolverWarning, match="n = 60: Cholesky factors need"):
+        found = value_and_gradient(objective("auto"))
+    torch.testing.assert_close(
+        found[0], value_and_gradient(objective(TIGHT))[0], rtol=1e-4, atol=1e-4
+    )
+    value_and_gradient(objective("auto", kernel="linear"))  # exact by its parts
+    with pytest.raises(ArgumentError, match="a block of 48 held-out points"):
+        value_and_gradient(objective("cg", conditioning=RandomHoldout(0.8)))
+
+
+def test_what_is_not_reached_is_never_silent():
+    few = ConjugateGradients(max_iterations=3, preconditioner_rank=0, tolerance=1e-6)
+    with pytest.raises(NotConvergedError, match="preconditioner_rank"):
+        value_and_gradient(objective(few))
+
+
+def test_an_unknown_solver():
+    with pytest.raises(UnknownNameError, match="solver: got 'choleski'"):
+        objective("choleski")
+
+
+def test_a_batch_of_fits_refuses_subsets():
+    mlls = []
+    for seed in range(2):
+        x, y = data()
+        torch.manual_seed(seed)
+        model = GPRegression(x, y)
+        conditioning = RandomHoldout(0.1, condition_on=20)
+        mlls.append(ConditionalMarginalLogLikelihood(model.likelihood, model, conditioning))
+    with pytest.raises(UnsupportedError, match="fit_mll"):
+        fit_batch(mlls, steps=2)
+
+
+def test_a_score_by_conjugate_gradients():
+    x, y = data()
+    model = GPRegression(x, y)
+    conditioning = RandomHoldout(0.2, seed=1)
+    by_cg = conditional_log_marginal_likelihood(model, conditioning, solver=TIGHT)
+    by_cholesky = conditional_log_marginal_likelihood(model, conditioning)
+    torch.testing.assert_close(by_cg, by_cholesky, rtol=1e-8, atol=1e-8)
+    subset = RandomHoldout(0.2, seed=1, condition_on=10)
+    fewer = conditional_log_marginal_likelihood(model, subset)
+    assert not torch.isclose(fewer, by_cholesky)
