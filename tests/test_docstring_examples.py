@@ -25,9 +25,9 @@ from gpclml.networks import MLP
 from gpclml.scores import learning_curve, log_marginal_likelihood
 
 PACKAGES = [
-    "bounds", "compare", "conditioning", "curvature", "features", "fit", "gaussians",
-    "invariances", "kernels", "means", "meta", "mlls", "models", "networks", "sampling", "scores",
-    "training_speed",
+    "bounds", "compare", "conditioning", "curvature", "distributed", "features", "fit",
+    "gaussians", "invariances", "kernels", "means", "meta", "mlls", "models", "networks",
+    "sampling", "scores", "training_speed",
 ]  # fmt: skip
 
 

@@ -1,0 +1,11 @@
+"""Steps whose held-out blocks are shared out among processes, their gradients averaged.
+
+Each process holds the data and the model, scores a block of its own and steps with the mean of all
+gradients: what one process does that averages the objective over the same blocks. Processes
+are those of ``torch.distributed``, as ``torchrun`` starts them; without it there is one.
+"""
+
+from gpclml.distributed.averaging import average_gradients, broadcast_parameters
+from gpclml.distributed.conditioning import DistributedConditioning
+
+__all__ = ["DistributedConditioning", "average_gradients", "broadcast_parameters"]

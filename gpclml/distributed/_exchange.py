@@ -1,0 +1,186 @@
+"""Sums and broadcasts among processes that end in time: with a result or with a typed error.
+
+``torch.distributed.monitored_barrier`` names processes that hang but not those that ended, and
+only in the process of rank 0; the roll call takes its place.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gpclml.distributed._processes import Processes
+from gpclml.errors import ArgumentError, LostWorkerError, ShapeError
+
+__all__ = ["Exchange"]
+
+_TAG = 6743  # Messages of the roll call are told from others by it.
+
+
+class Exchange:
+    """One exchange, which all processes of a group take part in.
+
+    Args:
+        processes: Who takes part.
+        seconds: How long the exchange may take from now on.
+        call: What is exchanged, in words; the same in all processes.
+        parameters: Whose values or gradients are exchanged.
+
+    Raises:
+        ArgumentError: If ``seconds`` is not positive.
+    """
+
+    def __init__(
+        self, processes: Processes, seconds: float, call: str, parameters: Sequence[Tensor]
+    ) -> None:
+        if not seconds > 0:
+            raise ArgumentError("timeout", seconds, "a positive number of seconds")
+        self._processes = processes
+        self._seconds = seconds
+        self._end = time.monotonic() + seconds
+        self._call = call
+        self._parameters = parameters
+
+    def sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The sum over processes of each tensor, bitwise the same in all; new tensors."""
+        return self._collect(
+            tensors, lambda flat: dist.all_reduce(flat, group=self._group, async_op=True)
+        )
+
+    def broadcast(self, tensors: Sequence[Tensor], source: int) -> list[Tensor]:
+        """The tensors of the process of that rank in the group; new tensors."""
+        return self._collect(
+            tensors,
+            lambda flat: dist.broadcast(flat, group=self._group, group_src=source, async_op=True),
+        )
+
+    @property
+    def _group(self) -> dist.ProcessGroup | None:
+        return self._processes.group
+
+    def _collect(
+        self, tensors: Sequence[Tensor], collective: Callable[[Tensor], dist.Work | None]
+    ) -> list[Tensor]:
+        device = self._device(tensors[0].device)
+        self._check_alike(tensors, device)
+        results = list(tensors)
+        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+            places = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
+            parts = [tensors[i].detach().reshape(-1).to(device) for i in places]
+            flat = torch.cat(parts)
+            try:
+                self._wait(collective(flat))
+            except RuntimeError as error:
+                self._lost([], error)
+            for i, part in zip(places, flat.split([part.numel() for part in parts]), strict=True):
+                results[i] = part.view(tensors[i].shape).to(tensors[i].device)
+        return results
+
+    def _device(self, own: torch.device) -> torch.device:
+        """Where tensors are sent from, of those where the group can send."""
+        backends = self._processes.backends
+        if backends.get(own.type, "gloo") != "gloo":
+            return own
+        # Gloo copies to the host by itself.
+        return torch.device("cpu" if "cpu" in backends else next(iter(backends)))
+
+    def _check_alike(self, tensors: Sequence[Tensor], device: torch.device) -> None:
+        """One row of numbers from each process: that all are there, and with the same tensors."""
+        kinds = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
+        digest = hashlib.sha256(repr((self._call, device.type, kinds)).encode()).digest()
+        row = [
+            len(self._parameters),
+            sum(parameter.numel() for parameter in self._parameters),
+            int.from_bytes(digest[:7], "big"),
+        ]
+        named = self._processes.backends.get("cpu") == "gloo"
+        try:
+            rows, lost = self._roll_call(row) if named else (self._gather(row, device), [])
+        except RuntimeError as error:
+            self._lost([], error)
+        if lost:
+            self._lost(lost)
+        if any(other != row for other in rows):
+            ranks = self._processes.global_ranks(range(len(rows)))
+            told = "; ".join(
+                f"rank {rank}: {count} of {entries} entries"
+                for rank, (count, entries, _) in zip(ranks, rows, strict=True)
+            )
+            raise ShapeError(
+                "parameters",
+                f"processes that disagree in {self._call} ({told})",
+                "the same call, value, number, order, shapes and dtypes in every process",
+                "Build the model alike in every process.",
+            )
+
+    def _gather(self, row: list[int], device: torch.device) -> list[list[int]]:
+        own = torch.tensor(row, device=device)
+        rows = [torch.empty_like(own) for _ in range(self._processes.size)]
+        self._wait(dist.all_gather(rows, own, group=self._group, async_op=True))
+        return [other.tolist() for other in rows]
+
+    def _roll_call(self, row: list[int]) -> tuple[list[list[int]], list[int]]:
+        """All rows, and the ranks of those that gave none.
+
+        Rows go to rank 0 one by one, so that an error tells whose it is, and back as a table.
+        """
+        table = torch.zeros(self._processes.size, 1 + len(row), dtype=torch.long)
+        table[self._processes.rank] = torch.tensor([1, *row])
+        if self._processes.rank:
+            self._wait(self._send(table[self._processes.rank].clone(), 0))
+            self._wait(self._receive(table, 0))
+        else:
+            self._hear_and_tell(table)
+        return table[:, 1:].tolist(), (table[:, 0] == 0).nonzero().flatten().tolist()
+
+    def _hear_and_tell(self, table: Tensor) -> None:
+        """Rank 0's part of the roll call: enters the others' rows, zero for those lost."""
+        works = {}
+        inbox = table.clone()
+        for rank in range(1, len(table)):
+            with suppress(RuntimeError):
+                works[rank] = self._receive(inbox[rank], rank)
+        # Gloo closes all connections where it waits in vain, but messages that came stay.
+        for rank, work in works.items():
+            with suppress(RuntimeError):
+                self._wait(work)
+                table[rank] = inbox[rank]
+        heard = table[:, 0] == 1
+        for rank in heard.nonzero().flatten().tolist()[1:]:
+            try:
+                self._wait(self._send(table, rank))
+            except RuntimeError:
+                if heard.all():
+                    table[rank] = 0
+
+    def _send(self, row: Tensor, rank: int) -> dist.Work | None:
+        return dist.isend(row, group=self._group, group_dst=rank, tag=_TAG)
+
+    def _receive(self, row: Tensor, rank: int) -> dist.Work | None:
+        return dist.irecv(row, group=self._group, group_src=rank, tag=_TAG)
+
+    def _wait(self, work: dist.Work | None) -> None:
+        assert work is not None  # None only outside the group
+        # Zero would stand for the group's own timeout.
+        work.wait(timedelta(seconds=max(self._end - time.monotonic(), 1e-3)))
+
+    def _lost(self, ranks: list[int], cause: RuntimeError | None = None) -> NoReturn:
+        own = self._processes
+        if not ranks and own.size == 2:
+            ranks = [1 - own.rank]
+        named = own.global_ranks(ranks)
+        who = f"rank {', '.join(map(str, named))}" if named else "one that is not known here"
+        raise LostWorkerError(
+            f"{self._call}: of {own.size} processes, {who} ended or did not come within "
+            f"{self._seconds:g} s. Parameters and gradients are as before the call; start all "
+            "processes anew, from a checkpoint.",
+            named,
+        ) from cause
