@@ -30,10 +30,12 @@ class Solution:
 
     Attributes:
         values: Solutions of all columns, ``(*batch, n, k)``.
+        unsolved: Right-hand sides less the matrix times these, ``(*batch, n, k)``.
         iterations: Products with the matrix of any number of columns.
     """
 
     values: Tensor
+    unsolved: Tensor
     iterations: int
 
 
@@ -43,7 +45,11 @@ class ConjugateGradients:
 
     Attributes:
         tolerance: Largest norm of a column's residual, as a share of the norm of its right-hand
-            side. The conditional density has an error of second order in it.
+            side.
+        max_error: Largest bound of the error of a conditional density, in nats per held-out point:
+            where the residuals do not say that it is so small, solving goes on. None: residuals
+            alone count. A density has an error of second order in the residuals, its gradient one
+            of first order.
         max_iterations: Most products with the covariance, at least 2.
         preconditioner_rank: Columns of the pivoted Cholesky factor that preconditions; 0 for none.
         on_failure: "error" or "warn": what happens where the tolerance is not reached.
@@ -56,6 +62,7 @@ class ConjugateGradients:
     """
 
     tolerance: float = 1e-3
+    max_error: float | None = 1e-3
     max_iterations: int = 1000
     preconditioner_rank: int = 300
     on_failure: Literal["error", "warn"] = "error"
@@ -64,6 +71,8 @@ class ConjugateGradients:
     def __post_init__(self) -> None:
         if not 0 < self.tolerance < 1:
             raise ArgumentError("tolerance", self.tolerance, "a number in (0, 1)")
+        if self.max_error is not None and not self.max_error > 0:
+            raise ArgumentError("max_error", self.max_error, "a positive number of nats, or None")
         if self.max_iterations < 2:
             raise ArgumentError("max_iterations", self.max_iterations, "at least 2")
         if self.preconditioner_rank < 0:
@@ -75,7 +84,12 @@ class ConjugateGradients:
 
     @torch.no_grad()
     def solve(
-        self, multiply: Multiply, right: Tensor, precondition: Multiply | None = None
+        self,
+        multiply: Multiply,
+        right: Tensor,
+        precondition: Multiply | None = None,
+        start: Solution | None = None,
+        tolerance: float | None = None,
     ) -> Solution:
         """Solves for all columns together, those that are done leaving.
 
@@ -87,45 +101,54 @@ class ConjugateGradients:
             multiply: Multiplies ``(*batch, n, k)`` by the matrix.
             right: Right-hand sides, ``(*batch, n, k)``.
             precondition: Multiplies by something like its inverse.
+            start: Where to go on from, which is changed in place; its iterations count.
+            tolerance: Another than that of the settings.
         """
-        values, residual = torch.zeros_like(right), right.clone()
+        tolerance = tolerance or self.tolerance
+        start = start or Solution(torch.zeros_like(right), right.clone(), 0)
+        values, residual = start.values, start.unsolved
         norms = column_norms(right).clamp_min(torch.finfo(right.dtype).tiny)
-        counted = _Counted(multiply)
+        counted = _Counted(multiply, start.iterations)
         last = float("inf")
         while counted.products < self.max_iterations - 1:  # one to see what was reached
             relative = column_norms(residual) / norms
-            open_columns = (relative > self.tolerance).nonzero().flatten()
+            open_columns = (relative > tolerance).nonzero().flatten()
             worst = float(relative.max())
             if open_columns.numel() == 0 or not worst < last:  # done, or at the limit of rounding
                 break
             last = worst
-            start = residual[..., open_columns]
-            goal = self.tolerance * float((norms / column_norms(residual))[open_columns].min())
+            left = residual[..., open_columns]
+            goal = tolerance * float((norms / column_norms(residual))[open_columns].min())
             most = self.max_iterations - counted.products - 1
-            step = _conjugate_gradients(counted, start, goal, most, precondition)
+            step = _conjugate_gradients(counted, left, goal, most, precondition)
             values[..., open_columns] += step
-            residual[..., open_columns] = start - counted(step)
-        return Solution(values, counted.products)
+            residual[..., open_columns] = left - counted(step)
+        return Solution(values, residual, counted.products)
 
-    def check(self, residual: float, iterations: int) -> None:
-        """Says that the tolerance was not reached, in the way that ``on_failure`` asks for.
+    def check(self, residual: float, iterations: int, error_bound: float | None = None) -> None:
+        """Says what was not reached, in the way that ``on_failure`` asks for.
 
         Args:
             residual: The largest relative one, as found afterwards.
             iterations: How many there were.
+            error_bound: Of a density, in nats per held-out point; None where there is none.
 
         Raises:
-            NotConvergedError: The tolerance was not reached and ``on_failure`` is "error".
+            NotConvergedError: Something was not reached and ``on_failure`` is "error".
         """
-        if residual <= self.tolerance:
-            return
-        error = NotConvergedError(
-            "tolerance",
-            f"a relative residual of {residual:.2g} after {iterations} iterations",
-            f"at most {self.tolerance:g}",
+        mend = (
             "Raise preconditioner_rank or max_iterations, compute in float64, or use "
-            "solver='cholesky' where memory allows.",
+            "solver='cholesky' where memory allows."
         )
+        after = f"after {iterations} iterations"
+        if residual > self.tolerance:
+            got = f"a relative residual of {residual:.2g} {after}"
+            error = NotConvergedError("tolerance", got, f"at most {self.tolerance:g}", mend)
+        elif self.max_error is not None and (error_bound or 0.0) > self.max_error:
+            got = f"an error of up to {error_bound:.2g} nats per held-out point {after}"
+            error = NotConvergedError("max_error", got, f"at most {self.max_error:g}", mend)
+        else:
+            return
         if self.on_failure == "error":
             raise error
         warnings.warn(str(error), NotConvergedWarning, stacklevel=2)
@@ -139,9 +162,9 @@ def column_norms(vectors: Tensor) -> Tensor:
 class _Counted:
     """A product that counts how often it is taken, and knows that of nothing."""
 
-    def __init__(self, multiply: Multiply) -> None:
+    def __init__(self, multiply: Multiply, products: int) -> None:
         self._multiply = multiply
-        self.products = 0
+        self.products = products
 
     def __call__(self, vectors: Tensor) -> Tensor:
         self.products += 1

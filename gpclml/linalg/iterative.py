@@ -25,11 +25,14 @@ from torch import Tensor
 from gpclml.errors import ArgumentError
 from gpclml.linalg._checks import check_indices, check_residual
 from gpclml.linalg.cholesky import safe_cholesky
-from gpclml.linalg.conjugate_gradients import ConjugateGradients, column_norms
+from gpclml.linalg.conjugate_gradients import ConjugateGradients, Solution, column_norms
 from gpclml.linalg.covariance_products import NoisyCovariance
 from gpclml.linalg.preconditioner import woodbury_preconditioner
 
 __all__ = ["IterativeReport", "iterative_conditional_log_density"]
+
+_MARGIN = 0.7  # of the error bound, for residuals that are computed anew
+_TIGHTEST = 0.01  # of the residuals, at once: bounds may be far above errors
 
 
 @dataclass(frozen=True)
@@ -40,14 +43,13 @@ class IterativeReport:
         iterations: Products with the covariance.
         residual: Largest relative residual of a column, computed afterwards.
         error_bound: Upper bound of the error of the log density in nats per held-out point, the
-            largest of a batch; from the residuals and the least noise, which no eigenvalue of the
-            covariance is below, in exact arithmetic. Infinite where the residuals are too large to
-            say, or the noise is not independent.
+            largest of a batch, in exact arithmetic. Infinite where the residuals are too large to
+            say; None where the noise is not independent.
     """
 
     iterations: int
     residual: float
-    error_bound: float
+    error_bound: float | None
 
 
 def iterative_conditional_log_density(
@@ -89,7 +91,8 @@ def iterative_conditional_log_density(
             "Hold out fewer points, or use solver='cholesky' for the log marginal likelihood.",
         )  # fmt: skip
     residual = residual.expand(*batch, n)
-    directions, norms, iterations = _solve(covariance, residual.detach(), held_out, solver)
+    solve = _Solve(covariance, residual.detach(), held_out, solver)
+    directions = solve.directions()
     product = covariance.matmul(directions)
     left = directions[..., :b].double()
     spread = left.mT @ product[..., :b].double()
@@ -100,61 +103,109 @@ def iterative_conditional_log_density(
     log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     value = -0.5 * z.square().sum(-1) - log_det - 0.5 * b * math.log(2 * math.pi)
     with torch.no_grad():
-        unsolved = torch.cat([product[..., :b], rest.unsqueeze(-1)], -1)
-        unsolved.masked_fill_(_is_held_out(held_out, n).unsqueeze(-1), 0.0)
-        worst = float((column_norms(unsolved) / norms).max())
-        bound = _error_bound(covariance, unsolved.double(), factor, z)
-    solver.check(worst, iterations)
-    return value.to(residual.dtype), IterativeReport(iterations, worst, bound)
+        unsolved = torch.cat([-product[..., :b], rest.unsqueeze(-1)], -1)
+        report = solve.report(unsolved.masked_fill_(solve.gone, 0.0), factor, z)
+    solver.check(report.residual, report.iterations, report.error_bound)
+    return value.to(residual.dtype), report
 
 
-def _is_held_out(held_out: Tensor, n: int) -> Tensor:
-    mask = torch.zeros(n, dtype=torch.bool, device=held_out.device)
-    mask[held_out] = True
-    return mask
+class _Solve:
+    """The systems of one block and how well they are solved."""
 
+    @torch.no_grad()
+    def __init__(
+        self,
+        covariance: NoisyCovariance,
+        residual: Tensor,
+        held_out: Tensor,
+        solver: ConjugateGradients,
+    ) -> None:
+        n, b = residual.shape[-1], held_out.shape[-1]
+        self._covariance, self._solver, self._held_out = covariance, solver, held_out
+        is_held_out = torch.zeros(n, dtype=torch.bool, device=held_out.device)
+        is_held_out[held_out] = True
+        self.gone = is_held_out.unsqueeze(-1)
+        one = torch.zeros(n, b, dtype=covariance.dtype, device=covariance.device)
+        one[held_out, torch.arange(b, device=held_out.device)] = 1
+        self._one = one.expand(*residual.shape[:-1], n, b)
+        right = torch.cat([covariance.fixed_matmul(self._one), residual.unsqueeze(-1)], dim=-1)
+        self._of_held_out = right[..., held_out, :].double()
+        self._right = right.masked_fill_(self.gone, 0.0)
+        self._norms = column_norms(right).clamp_min(torch.finfo(right.dtype).tiny)
+        rank = solver.preconditioner_rank
+        self._precondition = woodbury_preconditioner(covariance, ~is_held_out, rank)
+        self._iterations = 0
 
-@torch.no_grad()
-def _solve(
-    covariance: NoisyCovariance, residual: Tensor, held_out: Tensor, solver: ConjugateGradients
-) -> tuple[Tensor, Tensor, int]:
-    """T and the solved residual side by side, norms of the right-hand sides, the iterations."""
-    n, b = residual.shape[-1], held_out.shape[-1]
-    gone = _is_held_out(held_out, n)
-    one = torch.zeros(n, b, dtype=covariance.dtype, device=covariance.device)
-    one[held_out, torch.arange(b, device=held_out.device)] = 1
-    one = one.expand(*residual.shape[:-1], n, b)
-    right = torch.cat([covariance.fixed_matmul(one), residual.unsqueeze(-1)], dim=-1)
-    right.masked_fill_(gone.unsqueeze(-1), 0.0)
-    solution = solver.solve(
-        lambda vectors: covariance.fixed_matmul(vectors).masked_fill_(gone.unsqueeze(-1), 0.0),
-        right,
-        woodbury_preconditioner(covariance, ~gone, solver.preconditioner_rank),
-    )
-    directions = solution.values
-    directions[..., :b] = one - directions[..., :b]
-    norms = column_norms(right).clamp_min(torch.finfo(right.dtype).tiny)
-    return directions, norms, solution.iterations
+    @torch.no_grad()
+    def directions(self) -> Tensor:
+        """T and the solved residual side by side, ``(*batch, n, b + 1)``."""
+        solver = self._solver
+        goal = math.inf if solver.max_error is None else _MARGIN * solver.max_error
+        solution = solver.solve(self._multiply, self._right, self._precondition)
+        bound, last = self._bound_of(solution) or 0.0, math.inf
+        while bound > goal and solution.iterations < solver.max_iterations - 1:
+            if last <= bound < math.inf:  # at the limit of rounding
+                break
+            worst = float((column_norms(solution.unsolved) / self._norms).max())
+            tighter = worst * max(_TIGHTEST, (goal / bound) ** 0.5)
+            solution = solver.solve(
+                self._multiply, self._right, self._precondition, solution, tighter
+            )
+            bound, last = self._bound_of(solution) or 0.0, bound
+        self._iterations = solution.iterations
+        directions = solution.values.neg()
+        b = self._one.shape[-1]
+        directions[..., :b] += self._one
+        directions[..., b].neg_()
+        return directions
 
+    def report(self, unsolved: Tensor, factor: Tensor, z: Tensor) -> IterativeReport:
+        """How well they are solved, by residuals computed anew."""
+        worst = float((column_norms(unsolved) / self._norms).max())
+        return IterativeReport(self._iterations, worst, self._error_bound(unsolved, factor, z))
 
-def _error_bound(covariance: NoisyCovariance, unsolved: Tensor, factor: Tensor, z: Tensor) -> float:
-    r"""What the residuals R of V and :math:`\rho` of a can do to the density at most.
+    def _multiply(self, vectors: Tensor) -> Tensor:
+        return self._covariance.fixed_matmul(vectors).masked_fill_(self.gone, 0.0)
 
-    With :math:`C = S^{-1/2} R^\top R S^{-\top/2} / \sigma^2` and :math:`c = tr\, C < 1`, the
-    log-determinant is off by at most c / (1 - c), and e by a vector of length at most
-    :math:`\sqrt{c}\, |\rho| / \sigma` in the metric of S.
-    """
-    if covariance.noise is None:
-        return math.inf
-    noise = covariance.noise.double()
-    if covariance.missing is not None:
-        noise = torch.where(covariance.missing, 1.0, noise)
-    deviation = noise.amin(-1).sqrt()
-    b = z.shape[-1]
-    white = torch.linalg.solve_triangular(factor, unsolved[..., :b].mT, upper=False)
-    c = white.square().sum((-2, -1)) / deviation.square()
-    along = (white.mT @ z.unsqueeze(-1)).squeeze(-1).norm(dim=-1) / deviation
-    shift = c.sqrt() * unsolved[..., b].norm(dim=-1) / deviation
-    bound = c / (1 - c) + shift * (2 * z.norm(dim=-1) + shift)
-    bound = 0.5 * (bound + (along + c.sqrt() * shift).square() / (1 - c)) / b
-    return float(torch.where(c < 1, bound, math.inf).max())
+    def _bound_of(self, solution: Solution) -> float | None:
+        """The bound at a solution, whose S and e need no further product with the covariance."""
+        b = self._held_out.shape[-1]
+        values, unsolved = solution.values.double(), solution.unsolved.double()
+        V, R, right = values[..., :b], unsolved[..., :b], self._right.double()
+        spread = self._of_held_out[..., :b] - right[..., :b].mT @ V - V.mT @ R
+        factor, info = torch.linalg.cholesky_ex(0.5 * (spread + spread.mT))
+        if bool(info.any()):
+            return math.inf
+        error = self._of_held_out[..., b:] - right[..., :b].mT @ values[..., b:]
+        error = error - V.mT @ unsolved[..., b:]
+        z = torch.linalg.solve_triangular(factor, error, upper=False).squeeze(-1)
+        return self._error_bound(solution.unsolved, factor, z)
+
+    def _error_bound(self, unsolved: Tensor, factor: Tensor, z: Tensor) -> float | None:
+        r"""What the residuals R of V and :math:`\rho` of a can do to the density at most.
+
+        The preconditioner's :math:`M = L L^\top + D` is below K, so :math:`R^\top K^{-1} R` is
+        below :math:`R^\top M^{-1} R` (Artemev, Burt and van der Wilk 2021). With
+        :math:`C = S^{-1/2} R^\top M^{-1} R S^{-\top/2}` and :math:`c = tr\, C < 1`, the
+        log-determinant is off by at most c / (1 - c), and e by a vector of length at most
+        :math:`\sqrt{c\, \rho^\top M^{-1} \rho}` in the metric of S.
+        """
+        noise = self._covariance.noise
+        if noise is None:
+            return None
+        if self._covariance.missing is not None:
+            noise = torch.where(self._covariance.missing, 1.0, noise)
+        b = z.shape[-1]
+        if self._precondition is None:
+            solved = unsolved / noise.unsqueeze(-1)
+        else:
+            solved = self._precondition(unsolved)
+        gram = unsolved.double().mT @ solved.double()
+        right = torch.linalg.solve_triangular(factor, gram[..., :b, :b], upper=False)
+        C = torch.linalg.solve_triangular(factor, right.mT, upper=False)
+        c = C.diagonal(dim1=-2, dim2=-1).sum(-1).clamp_min(0.0)
+        along = (z * (C @ z.unsqueeze(-1)).squeeze(-1)).sum(-1).clamp_min(0.0).sqrt()
+        shift = (c * gram[..., b, b].clamp_min(0.0)).sqrt()
+        bound = c / (1 - c) + shift * (2 * z.norm(dim=-1) + shift)
+        bound = 0.5 * (bound + (along + c.sqrt() * shift).square() / (1 - c)) / b
+        return float(torch.where(c < 1, bound, math.inf).max())

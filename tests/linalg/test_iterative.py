@@ -117,7 +117,7 @@ def test_the_error_bound_holds(noise, tolerance):
     n, b = 120, 15
     x, r, held_out = points(n), reference.random_residual(n), held_out_of(n, b)
     lengthscale, noise = torch.tensor(0.3, dtype=torch.float64), torch.tensor(noise).double()
-    solver = ConjugateGradients(tolerance=tolerance, preconditioner_rank=15)
+    solver = ConjugateGradients(tolerance=tolerance, preconditioner_rank=15, max_error=None)
     value, report = iterative_conditional_log_density(
         by_rows(x, lengthscale, noise), r, held_out, solver
     )
@@ -125,6 +125,12 @@ def test_the_error_bound_holds(noise, tolerance):
     assert abs(float(value - exact)) / b <= report.error_bound + 1e-10
     if tolerance <= 1e-5:
         assert report.error_bound < 1e-2
+    demanding = ConjugateGradients(tolerance=tolerance, preconditioner_rank=15, max_error=1e-6)
+    value, report = iterative_conditional_log_density(
+        by_rows(x, lengthscale, noise), r, held_out, demanding
+    )
+    assert report.error_bound <= 1e-6
+    assert abs(float(value - exact)) / b <= 1e-6
 
 
 def test_the_error_is_of_second_order_in_the_residuals():
@@ -135,7 +141,7 @@ def test_the_error_is_of_second_order_in_the_residuals():
     covariance = by_rows(x, lengthscale, noise)
     logs = []
     for tolerance in (1e-2, 1e-4):
-        solver = ConjugateGradients(tolerance=tolerance, preconditioner_rank=0)
+        solver = ConjugateGradients(tolerance, preconditioner_rank=0, max_error=None)
         value, report = iterative_conditional_log_density(covariance, r, held_out, solver)
         logs.append((math.log(report.residual), math.log(abs(float(value - exact)))))
     slope = (logs[0][1] - logs[1][1]) / (logs[0][0] - logs[1][0])
@@ -211,6 +217,9 @@ def test_what_is_not_reached_is_an_error_or_a_warning():
         )
     assert report.residual > 1e-3
     assert report.iterations == 3
+    beyond_rounding = ConjugateGradients(max_error=1e-40, preconditioner_rank=20)
+    with pytest.raises(NotConvergedError, match="max_error: got an error of up to"):
+        iterative_conditional_log_density(covariance, r, held_out, beyond_rounding)
     # float32 cannot solve this system to 1e-7: it says so, and does not go on for ever
     single = by_rows(x.float(), torch.tensor(0.3), torch.tensor(1e-3))
     with pytest.raises(NotConvergedError, match="float64"):
@@ -246,6 +255,7 @@ def test_a_residual_of_another_size_is_refused():
     ("values", "message"),
     [
         ({"tolerance": 0.0}, "tolerance"),
+        ({"max_error": 0.0}, "max_error"),
         ({"max_iterations": 1}, "max_iterations"),
         ({"preconditioner_rank": -1}, "preconditioner_rank"),
         ({"on_failure": "ignore"}, "on_failure"),
