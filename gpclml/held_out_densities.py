@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gpclml._memory import available_memory
 from gpclml.errors import UnsupportedError
 from gpclml.linalg import (
     ConjugateGradients,
@@ -69,10 +68,7 @@ def _by_conjugate_gradients(
             "conditioning", "held-out points of its own in each batch member",
             "the same in all, for conjugate gradients", "Use solver='cholesky'.",
         )  # fmt: skip
-    room = solver.kept_bytes
-    if room is None:
-        room = available_memory(data.residual.device) // 4
-    covariance = data.lazy_covariance.products(room)
+    covariance = data.lazy_covariance.products(solver.room(data.residual.device))
     done = [
         iterative_conditional_log_density(covariance, data.residual, block, solver)
         for group in blocks

@@ -11,7 +11,9 @@ from gpclml.linalg.covariance_products import (
     OperatorProducts,
     RowProducts,
 )
+from gpclml.linalg.covariance_solver import CovarianceSolver
 from gpclml.linalg.iterative import IterativeReport, iterative_conditional_log_density
+from gpclml.linalg.iterative_conditioning import IterativeConditioning
 from gpclml.linalg.leave_one_out import leave_one_out_moments
 from gpclml.linalg.low_rank import LowRankPlusDiagonal
 from gpclml.linalg.permutations import permute, take, take_rows
@@ -22,6 +24,8 @@ __all__ = [
     "DOUBLE_UP_TO",
     "ConjugateGradients",
     "CovarianceProducts",
+    "CovarianceSolver",
+    "IterativeConditioning",
     "IterativeReport",
     "LowRankPlusDiagonal",
     "NoisyCovariance",

@@ -13,7 +13,9 @@ from linear_operator.utils.linear_cg import linear_cg
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
-from gpclml.errors import ArgumentError, NotConvergedError
+from gpclml._finite import all_finite
+from gpclml._memory import available_memory
+from gpclml.errors import ArgumentError, NonFiniteError, NotConvergedError
 
 __all__ = ["ConjugateGradients", "NotConvergedWarning", "Solution"]
 
@@ -82,6 +84,10 @@ class ConjugateGradients:
         if self.kept_bytes is not None and self.kept_bytes < 0:
             raise ArgumentError("kept_bytes", self.kept_bytes, "at least 0, or None")
 
+    def room(self, device: torch.device) -> int:
+        """What the evaluated covariance may occupy on a device, in bytes."""
+        return available_memory(device) // 4 if self.kept_bytes is None else self.kept_bytes
+
     @torch.no_grad()
     def solve(
         self,
@@ -103,11 +109,20 @@ class ConjugateGradients:
             precondition: Multiplies by something like its inverse.
             start: Where to go on from, which is changed in place; its iterations count.
             tolerance: Another than that of the settings.
+
+        Raises:
+            NonFiniteError: A right-hand side is not finite.
         """
         tolerance = tolerance or self.tolerance
         start = start or Solution(torch.zeros_like(right), right.clone(), 0)
         values, residual = start.values, start.unsolved
         norms = column_norms(right).clamp_min(torch.finfo(right.dtype).tiny)
+        if not all_finite(right):
+            bad = int((~torch.isfinite(right)).sum())
+            got = f"{bad} non-finite of {right.numel()} right-hand sides"
+            raise NonFiniteError(
+                "covariance", got, "finite values", "Look at the kernel's parameters."
+            )
         counted = _Counted(multiply, start.iterations)
         last = float("inf")
         while counted.products < self.max_iterations - 1:  # one to see what was reached

@@ -20,11 +20,14 @@ from torch import Tensor
 
 from gpclml._checkpoint import read_checkpoint, write_checkpoint
 from gpclml.errors import ArgumentError
+from gpclml.iterative_posterior import IterativePosterior
 from gpclml.models._checks import checked_points, checked_training_data
 from gpclml.models._parts import PartOptions, make_kernel, make_mean
 from gpclml.models._warm_start import fit_with_networks_frozen
 from gpclml.models.standardize import Standardizer
 from gpclml.posterior import evaluating, exact_posterior
+from gpclml.posterior_solver import choose_posterior_solver
+from gpclml.solvers import Solver
 
 __all__ = ["GPRegression"]
 
@@ -173,19 +176,31 @@ class GPRegression(ExactGP):
         return -value
 
     def predict(
-        self, x: Tensor, observation_noise: bool = True, marginal: bool = False
+        self,
+        x: Tensor,
+        observation_noise: bool = True,
+        marginal: bool = False,
+        solver: Solver = "auto",
     ) -> MultivariateNormal:
         """The posterior at x in original units.
 
         Exact by a dense factorization whatever GPyTorch's settings; missing targets are left
         out. Evaluated with the model in eval mode, after which every module is back in the
         mode it was in, so that it may be called in the middle of training. Gradients flow to
-        ``x`` and the parameters: use ``torch.no_grad()`` where they are not wanted.
+        ``x`` and the parameters: use ``torch.no_grad()`` where they are not wanted, which also
+        halves the memory.
+
+        Where the factorization does not fit into memory, by conjugate gradients, to a tolerance
+        that is checked, without gradients, and anew in each call. An
+        :class:`~gpclml.iterative_posterior.IterativePosterior` of the model keeps its solve from
+        call to call and says how exact it is.
 
         Args:
             x: Points in original units. Shape ``(*batch, m, d)``, or ``(m,)`` for one column.
             observation_noise: Predict observations, not the noise-free function.
             marginal: Give a diagonal covariance: O(m) memory in place of O(m^2).
+            solver: "cholesky", "cg" or :class:`~gpclml.linalg.ConjugateGradients`; "auto" takes
+                Cholesky where it fits, else conjugate gradients with a warning.
 
         Returns:
             A normal with mean ``(*batch, m)`` and covariance ``(*batch, m, m)``.
@@ -193,10 +208,23 @@ class GPRegression(ExactGP):
         Raises:
             ShapeError: The columns or the batch do not match the training inputs.
             NonFiniteError: x is not finite.
-            ArgumentError: Another dtype or device than the training inputs.
+            ArgumentError: Another dtype or device than the training inputs, or memory does not
+                suffice; with the figures.
+            UnknownNameError: The solver is not known.
+            UnsupportedError: x asks for a gradient of conjugate gradients.
+            NotConvergedError: Conjugate gradients do not reach their tolerance.
+
+        Warns:
+            SolverWarning: "auto" takes conjugate gradients.
         """
         assert self.train_inputs is not None
-        x = checked_points(x, self.train_inputs[0])
+        train_x, train_y = self.train_inputs[0], self.train_targets
+        assert isinstance(train_y, Tensor)
+        x = checked_points(x, train_x)
+        chosen = choose_posterior_solver(solver, train_x, train_y, x, marginal)
+        if chosen is not None:
+            posterior = IterativePosterior(self, chosen)
+            return posterior.predict(x, observation_noise, marginal).distribution
         with evaluating(self):
             posterior = exact_posterior(self, x, marginal)
             if observation_noise:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import reference
-from gpclml.errors import ArgumentError, NotConvergedError, ShapeError
+from gpclml.errors import ArgumentError, NonFiniteError, NotConvergedError, ShapeError
 from gpclml.linalg import (
     ConjugateGradients,
     NoisyCovariance,
@@ -248,6 +248,14 @@ def test_a_residual_of_another_size_is_refused():
     with pytest.raises(ShapeError, match="residual"):
         iterative_conditional_log_density(
             covariance, reference.random_residual(9), torch.tensor([0])
+        )
+
+
+def test_a_covariance_that_is_not_finite_is_said_to_be():
+    covariance = by_rows(points(10), torch.tensor(torch.nan).double(), torch.tensor(0.1).double())
+    with pytest.raises(NonFiniteError, match="covariance"):
+        iterative_conditional_log_density(
+            covariance, reference.random_residual(10), torch.tensor([0])
         )
 
 

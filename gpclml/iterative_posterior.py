@@ -1,0 +1,307 @@
+"""The posterior of a GP given all its points, by solves in bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.likelihoods import Likelihood
+from gpytorch.models import ExactGP
+from linear_operator import to_linear_operator
+from linear_operator.operators import DiagLinearOperator, LinearOperator
+from torch import Tensor
+
+from gpclml import _memory
+from gpclml.errors import ArgumentError, UnsupportedError
+from gpclml.joint_prior import JointPrior, new_points, reading
+from gpclml.linalg import ConjugateGradients, NoisyCovariance, RowProducts, safe_cholesky
+from gpclml.linalg.iterative_conditioning import IterativeConditioning
+from gpclml.model_state import ModelState
+from gpclml.observations import Observations, training_observations
+from gpclml.posterior_solver import VECTORS_AT_PEAK, num_points_at_once, refuse_gradient
+from gpclml.units import Units, log_target_scale, to_training_units
+
+__all__ = ["IterativePosterior", "IterativePrediction", "SolveReport"]
+
+
+@dataclass(frozen=True)
+class SolveReport:
+    """How well the training targets were solved for.
+
+    Attributes:
+        iterations: Products with the covariance.
+        residual: Norm of what was left unsolved, as a share of the right-hand side's.
+        mean_error: Upper bound of the error of :meth:`IterativePosterior.mean`, in prior standard
+            deviations of the function at the point; in exact arithmetic. Infinite where noise is
+            not independent.
+    """
+
+    iterations: int
+    residual: float
+    mean_error: float
+
+
+@dataclass(frozen=True)
+class IterativePrediction:
+    """A posterior at points, and how exact it is.
+
+    Attributes:
+        distribution: Mean ``(*batch, m)`` and covariance ``(*batch, m, m)``.
+        mean_error: Upper bound of the distance of the mean from the exact one, ``(*batch, m)``, in
+            the units of the targets.
+        variance_excess: Upper bound of what a variance is above the exact one, ``(*batch, m)``, in
+            those units squared; it is never below. Both bounds are in exact arithmetic.
+        residual: Largest norm of a residual as a share of that of its right-hand side.
+        iterations: Products with the covariance, of up to as many vectors as points at once.
+    """
+
+    distribution: MultivariateNormal
+    mean_error: Tensor
+    variance_excess: Tensor
+    residual: float
+    iterations: int
+
+
+class IterativePosterior:
+    r"""The posterior of an exact GP by conjugate gradients, given all its observed targets.
+
+    One solve at the start is kept with its preconditioner and serves every mean. A variance takes a
+    solve of its own, many together; its error and that of the mean beside it are of second order in
+    the residuals: see :mod:`gpclml.linalg.iterative_conditioning`. The covariance of the
+    observations is evaluated once where it fits into ``solver.kept_bytes``, else in each iteration.
+
+    Missing targets (NaN) are left out, in each batch member on its own. The model is read in eval
+    mode, after which every module is as it was. It is to stay as it is: where a parameter or the
+    data have changed since, every method raises. Nothing is differentiable.
+
+    Args:
+        model: An exact GP with training data, of one task.
+        solver: Tolerance and the rest; ``ConjugateGradients()`` if None. Every residual has to
+            reach the tolerance; that of the training targets a tenth of it, if rounding permits.
+            Its ``max_error`` is of densities and does not count.
+        units: "original" units of the targets, where the model standardizes them, or "training".
+        points_at_once: New points that are solved for together: memory for 16 arrays of n times
+            that. If None as many as make one of 2²³ numbers, or fewer that fit into memory.
+
+    Attributes:
+        report: How well the training targets were solved for.
+
+    Raises:
+        ArgumentError: The model has no training data, or memory does not suffice; with the figures.
+        UnsupportedError: It is no exact GP, or of several tasks.
+        NonFiniteError: A target is infinite, or the covariance not finite.
+        NotConvergedError: The tolerance is not reached, unless the solver only warns.
+
+    Note:
+        For the solve 2 n² floating-point operations an iteration and one reading of the covariance,
+        or its evaluation where it is not kept; n k² and k rows of it for the preconditioner of rank
+        k. Memory for 3 n k numbers, what is kept of the covariance, and a chunk of its rows.
+
+    Example:
+        >>> from gpclml.iterative_posterior import IterativePosterior
+        >>> posterior = IterativePosterior(model)
+        >>> posterior.report.mean_error
+        >>> posterior.mean(x_new), posterior.variance(x_new)
+    """
+
+    def __init__(
+        self,
+        model: ExactGP,
+        solver: ConjugateGradients | None = None,
+        *,
+        units: Units = "original",
+        points_at_once: int | None = None,
+    ) -> None:
+        if not isinstance(model, ExactGP):
+            raise UnsupportedError("model", type(model).__name__, "a gpytorch.models.ExactGP")
+        if points_at_once is not None and points_at_once < 1:
+            raise ArgumentError("points_at_once", points_at_once, "at least 1, or None")
+        self._model, self._points_at_once = model, points_at_once
+        solver = solver or ConjugateGradients()
+        with reading(model):
+            data = training_observations(model)
+            if data.num_tasks > 1:
+                raise UnsupportedError(
+                    "model", f"one of {data.num_tasks} tasks", "one of a single task",
+                    "Use the model's own posterior, by a dense factorization.",
+                )  # fmt: skip
+            self._scale, self._shift = _affine(model, units, data.residual)
+            covariance, self._held = _products(data, solver)
+            given = self._given = IterativeConditioning(covariance, data.residual, solver)
+            self._state = ModelState(model)  # in eval mode BoTorch's hold transformed inputs
+        self.report = SolveReport(given.iterations, given.residual, float(given.error.max()))
+
+    def mean(self, x: Tensor) -> Tensor:
+        """The posterior mean, from the solve at the start.
+
+        Args:
+            x: Points as the model takes them, ``(*batch, m, d)``, or ``(m,)`` for one column.
+
+        Returns:
+            ``(*batch, m)``; off by at most ``report.mean_error`` prior standard deviations of the
+            function at the point, in first order. The mean of :meth:`predict` is closer.
+
+        Raises:
+            ShapeError, NonFiniteError: The points do not fit the training inputs.
+            ArgumentError: Another dtype or device, or a model that has changed.
+            UnsupportedError: x asks for a gradient.
+
+        Note:
+            n m numbers of the kernel, and 2 n m floating-point operations; memory for the kernel of
+            the n and the points at once.
+        """
+        with self._at(x) as (_, prior, chunks):
+            weights = self._given.weights
+            shifts = [cast(Tensor, prior.cross(rows) @ weights).squeeze(-1) for rows in chunks]
+            mean = prior.mean + torch.cat(shifts, dim=-1)
+            return (mean * self._scale + self._shift).to(mean)
+
+    def variance(self, x: Tensor, observation_noise: bool = False) -> Tensor:
+        """The posterior variances, ``(*batch, m)``, as :meth:`predict` has them.
+
+        Args:
+            x: Points as the model takes them, ``(*batch, m, d)``, or ``(m,)`` for one column.
+            observation_noise: Of observations, not of the noise-free function.
+        """
+        return self.predict(x, observation_noise, marginal=True).distribution.variance
+
+    def covariance(self, x: Tensor, observation_noise: bool = False) -> Tensor:
+        """The posterior covariance, ``(*batch, m, m)``, as :meth:`predict` has it.
+
+        Args:
+            x: Points as the model takes them, ``(*batch, m, d)``, or ``(m,)`` for one column.
+            observation_noise: Of observations, not of the noise-free function.
+        """
+        return self.predict(x, observation_noise).distribution.covariance_matrix
+
+    def sample(
+        self,
+        x: Tensor,
+        num_samples: int = 1,
+        generator: torch.Generator | None = None,
+        observation_noise: bool = False,
+    ) -> Tensor:
+        """Joint draws from the normal that :meth:`predict` gives, and so as exact as that.
+
+        Args:
+            x: Points as the model takes them, ``(*batch, m, d)``, or ``(m,)`` for one column.
+            num_samples: Number S.
+            generator: On the CPU, so that a seed means the same draws on every device; PyTorch's
+                own if None.
+            observation_noise: Of observations, not of the noise-free function.
+
+        Returns:
+            ``(S, *batch, m)``.
+
+        Raises:
+            ArgumentError: Fewer than one draw, or as for :meth:`predict`.
+            NotPSDError: The covariance is not positive definite even with jitter.
+
+        Note:
+            As :meth:`predict`, and m³/3 + m² S floating-point operations.
+        """
+        if num_samples < 1:
+            raise ArgumentError("num_samples", num_samples, "at least 1")
+        posterior = self.predict(x, observation_noise).distribution
+        mean, factor = posterior.mean, safe_cholesky(posterior.covariance_matrix)
+        normal = torch.randn(*mean.shape, num_samples, generator=generator, dtype=torch.float64).to(
+            mean
+        )
+        return mean + (factor.to(mean) @ normal).movedim(-1, 0)
+
+    def predict(
+        self, x: Tensor, observation_noise: bool = True, marginal: bool = False
+    ) -> IterativePrediction:
+        """The posterior at points, and what it is off by at most.
+
+        Args:
+            x: Points as the model takes them, ``(*batch, m, d)``, or ``(m,)`` for one column.
+            observation_noise: Predict observations, not the noise-free function.
+            marginal: Give a diagonal covariance.
+
+        Raises:
+            ShapeError, NonFiniteError: The points do not fit the training inputs.
+            ArgumentError: Another dtype or device, a model that has changed, or more points
+                together than memory holds; with the figures.
+            UnsupportedError: x asks for a gradient.
+            NotConvergedError: The tolerance is not reached, unless the solver only warns.
+
+        Note:
+            2 n² m floating-point operations an iteration, beside the evaluation of the covariance
+            where it is not kept, and 4 n m² for the joint covariance; memory for 16 arrays of n
+            times the points at once, and for the joint covariance 3 n m + 4 m² numbers more.
+        """
+        with self._at(x, joint=not marginal) as (x, prior, chunks):
+            blocks = [
+                self._given.given(prior.cross(rows).to_dense().mT.contiguous(), keep=not marginal)
+                for rows in chunks
+            ]
+            mean = (prior.mean + torch.cat([block.shift for block in blocks], dim=-1)).to(x)
+            if marginal:
+                known = torch.cat([block.reduction for block in blocks], dim=-1)
+                own = torch.cat([prior.variance(rows) for rows in chunks], dim=-1)
+                spread: LinearOperator = DiagLinearOperator((own - known).clamp_min(0.0).to(x))
+            else:
+                spread = to_linear_operator(prior.conditional_covariance(chunks, blocks).to(x))
+            posterior = MultivariateNormal(mean, spread)
+            if observation_noise:
+                likelihood = cast(Likelihood, self._model.likelihood)
+                posterior = cast(MultivariateNormal, likelihood(posterior, [x]))
+            errors = torch.cat([block.errors for block in blocks], dim=-1) * self._scale
+            return IterativePrediction(
+                self._in_units(posterior, marginal),
+                (errors * self._given.error).to(x),
+                errors.square().to(x),
+                max(block.residual for block in blocks),
+                sum(block.iterations for block in blocks),
+            )
+
+    @contextmanager
+    def _at(
+        self, x: Tensor, joint: bool = False
+    ) -> Iterator[tuple[Tensor, JointPrior, list[slice]]]:
+        """The points as the kernel takes them, their prior, and chunks of them."""
+        refuse_gradient(x)
+        with reading(self._model):
+            self._state.check()
+            x = new_points(self._model, x)
+            prior = JointPrior.of(self._model, x)
+            batch, m = prior.batch_shape.numel(), x.shape[-2]
+            size = batch * prior.num_train
+            step = num_points_at_once(x, size, batch, joint, self._held, self._points_at_once)
+            yield x, prior, [slice(i, min(i + step, m)) for i in range(0, m, step)]
+            self._state.check()  # the points may have moved the grid of an interpolated kernel
+
+    def _in_units(self, posterior: MultivariateNormal, marginal: bool) -> MultivariateNormal:
+        mean = (posterior.mean * self._scale + self._shift).to(posterior.mean)
+        scale = self._scale.to(mean)
+        if marginal:
+            variance = posterior.lazy_covariance_matrix.diagonal(dim1=-1, dim2=-2)
+            return MultivariateNormal(mean, DiagLinearOperator(variance * scale.square()))
+        dense = posterior.covariance_matrix * scale.unsqueeze(-1).square()
+        return MultivariateNormal(mean, to_linear_operator(dense))
+
+
+def _products(data: Observations, solver: ConjugateGradients) -> tuple[NoisyCovariance, int]:
+    """The covariance by its products, and how many numbers it and its preconditioner will hold."""
+    covariance = data.lazy_covariance.products(solver.room(data.residual.device))
+    latent, size, n = covariance.latent, data.residual.numel(), data.residual.shape[-1]
+    keeps = isinstance(latent, RowProducts) and latent.keeps
+    held = 3 * size * min(solver.preconditioner_rank, n) + keeps * latent.shape.numel()
+    _memory.check_memory(
+        "model", f"{n} training points", held + VECTORS_AT_PEAK * size, covariance.dtype,
+        covariance.device, "Lower the solver's kept_bytes or preconditioner_rank.",
+    )  # fmt: skip
+    return covariance, held
+
+
+def _affine(model: ExactGP, units: Units, like: Tensor) -> tuple[Tensor, Tensor]:
+    """What takes targets in training units to these, float64, broadcasting to ``(*batch, m)``."""
+    scale = torch.as_tensor(log_target_scale(model, units), device=like.device).double().exp()
+    if units == "training":
+        return scale, torch.zeros_like(scale)
+    return scale, -to_training_units(model, like.new_zeros(1)) * scale
