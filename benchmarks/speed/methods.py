@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import gpytorch
 import torch
 from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
+from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
 from gpclml.conditioning import (
@@ -21,8 +24,19 @@ from gpclml.conditioning import (
 )
 from gpclml.errors import UnknownNameError
 from gpclml.mlls import ConditionalMarginalLogLikelihood
+from gpclml.solvers import Solver
 
-__all__ = ["BASE", "LOO_BASE", "METHODS", "ExactRBF", "Problem", "gradient_step", "sampled_data"]
+__all__ = [
+    "BASE",
+    "LOO_BASE",
+    "METHODS",
+    "SCALE_METHODS",
+    "ExactRBF",
+    "Problem",
+    "gpytorch_defaults",
+    "gradient_step",
+    "sampled_data",
+]
 
 NUM_FEATURES = 8
 NOISE = 0.1
@@ -113,9 +127,37 @@ def _gpytorch(mll_class: type, problem: Problem) -> Objective:
     return objective
 
 
-def _conditional(conditioning: Callable[[int], Conditioning], problem: Problem) -> Objective:
+@contextmanager
+def gpytorch_defaults() -> Iterator[None]:
+    """GPyTorch's own settings, which importing BoTorch changes: Cholesky up to n = 800.
+
+    Beyond, conjugate gradients to a residual of 1 and a log-determinant by Lanczos quadrature at
+    ten random vectors, which are drawn from torch's global generator.
+    """
+    with (
+        gpytorch.settings.max_cholesky_size(800),
+        gpytorch.settings.fast_computations(True, True, True),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore", NumericalWarning)  # of what is measured here
+        yield
+
+
+def _gpytorch_by_default(problem: Problem) -> Objective:
+    mll = ExactMarginalLogLikelihood(problem.model.likelihood, problem.model)
+
+    def objective() -> Tensor:
+        with gpytorch_defaults():
+            return mll(problem.model(problem.x), problem.y)
+
+    return objective
+
+
+def _conditional(
+    conditioning: Callable[[int], Conditioning], problem: Problem, solver: Solver = "cholesky"
+) -> Objective:
     mll = ConditionalMarginalLogLikelihood(
-        problem.model.likelihood, problem.model, conditioning(problem.n)
+        problem.model.likelihood, problem.model, conditioning(problem.n), solver=solver
     )
     return lambda: mll(problem.model(problem.x), problem.y)
 
@@ -161,11 +203,25 @@ METHODS: dict[str, Callable[[Problem], Objective]] = {
 """What makes the objective of each method on a problem, by name."""
 
 
+def _block_of_256(n: int, condition_on: int | None = None) -> Conditioning:
+    return RandomHoldout(min(256 / n, 0.5), condition_on=condition_on)
+
+
+SCALE_METHODS: dict[str, Callable[[Problem], Objective]] = {
+    BASE: METHODS[BASE],
+    "gpytorch LML, its default": _gpytorch_by_default,
+    "CLML of 256, Cholesky": partial(_conditional, _block_of_256),
+    "CLML of 256, cg": partial(_conditional, _block_of_256, solver="cg"),
+    "CLML of 256 given 4000": partial(_conditional, partial(_block_of_256, condition_on=4000)),
+}
+"""The same for methods that are compared at large n."""
+
+
 def gradient_step(method: str, problem: Problem) -> Callable[[], Tensor]:
     """One training step without the update: kernel, value and gradient of all parameters.
 
     Args:
-        method: A name in ``METHODS``.
+        method: A name in ``METHODS`` or ``SCALE_METHODS``.
         problem: Whose parameters receive the gradient.
 
     Returns:
@@ -174,9 +230,10 @@ def gradient_step(method: str, problem: Problem) -> Callable[[], Tensor]:
     Raises:
         UnknownNameError: If there is no such method.
     """
-    if method not in METHODS:
-        raise UnknownNameError("method", method, METHODS)
-    objective = METHODS[method](problem)
+    known = METHODS | SCALE_METHODS
+    if method not in known:
+        raise UnknownNameError("method", method, known)
+    objective = known[method](problem)
 
     def step() -> Tensor:
         problem.model.zero_grad()

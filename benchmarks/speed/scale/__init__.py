@@ -1,0 +1,1 @@
+"""Beyond one Cholesky factor: accuracy, cost and use of what scales."""
