@@ -2,10 +2,10 @@ import torch
 
 from gpclml.conditioning import RandomHoldout
 from gpclml.fit import fit_mll
-from gpclml.iterative_posterior import IterativePosterior
 from gpclml.linalg import ConjugateGradients
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
+from gpclml.posterior import IterativePosterior
 
 generator = torch.Generator().manual_seed(0)
 x = torch.rand(3000, 4, generator=generator, dtype=torch.float64)
@@ -15,10 +15,11 @@ model = GPRegression(x[:2900], y[:2900])
 # A step sees 600 points, drawn afresh: its cost does not grow with the data.
 some = RandomHoldout(100 / 2900, condition_on=500)
 mll = ConditionalMarginalLogLikelihood(model.likelihood, model, some)
-fit_mll(mll, "adam", steps=80, progress=False)
+fit_mll(mll, "adam", steps=80, lr=0.1, progress=False)
 
 # 58 points given all others, without a matrix of n x n.
 solver = ConjugateGradients(tolerance=1e-3)
+model.train()  # a fit ends in eval mode
 every = RandomHoldout(0.02, seed=0)
 mll = ConditionalMarginalLogLikelihood(model.likelihood, model, every, solver=solver)
 value = mll(model(*model.train_inputs), model.train_targets)
@@ -29,5 +30,7 @@ print(f"{value.item():.2f} nats per point; exact to a thousandth: {report.error_
 # Predictions given all points.
 posterior = IterativePosterior(model, solver)
 error = (posterior.mean(x[2900:]) - y[2900:]).square().mean().sqrt()
-print(f"RMSE {error:.2f}, mean of the standard deviations "
-      f"{posterior.variance(x[2900:], observation_noise=True).sqrt().mean():.2f}")
+print(
+    f"RMSE {error:.2f}, mean of the standard deviations "
+    f"{posterior.variance(x[2900:], observation_noise=True).sqrt().mean():.2f}"
+)

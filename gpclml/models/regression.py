@@ -20,13 +20,12 @@ from torch import Tensor
 
 from gpclml._checkpoint import read_checkpoint, write_checkpoint
 from gpclml.errors import ArgumentError
-from gpclml.iterative_posterior import IterativePosterior
 from gpclml.models._checks import checked_points, checked_training_data
 from gpclml.models._parts import PartOptions, make_kernel, make_mean
 from gpclml.models._warm_start import fit_with_networks_frozen
 from gpclml.models.standardize import Standardizer
-from gpclml.posterior import evaluating, exact_posterior
-from gpclml.posterior_solver import choose_posterior_solver
+from gpclml.posterior import IterativePosterior, evaluating, exact_posterior
+from gpclml.posterior.solver import choose_posterior_solver
 from gpclml.solvers import Solver
 
 __all__ = ["GPRegression"]
@@ -192,7 +191,7 @@ class GPRegression(ExactGP):
 
         Where the factorization does not fit into memory, by conjugate gradients, to a tolerance
         that is checked, without gradients, and anew in each call. An
-        :class:`~gpclml.iterative_posterior.IterativePosterior` of the model keeps its solve from
+        :class:`~gpclml.posterior.IterativePosterior` of the model keeps its solve from
         call to call and says how exact it is.
 
         Args:

@@ -48,6 +48,7 @@ def accuracy(
     n: Annotated[list[int], typer.Option(help="Points; may be repeated.")] = _ACCURACY_SIZES,
     noise: Annotated[list[float], typer.Option(help="Noise variance; may be repeated.")] = _NOISES,
     block: Annotated[int, typer.Option(min=1, help="Held-out points.")] = 128,
+    rank: Annotated[int, typer.Option(min=0, help="Of the preconditioner.")] = 300,
     threads: Threads = 2,
     csv: Csv = None,
 ) -> None:
@@ -60,7 +61,7 @@ def accuracy(
         for name in data:
             for variance in noise:
                 for fitted in (False, True):
-                    row = errors_of_solvers(name, size, variance, fitted, block=block)
+                    row = errors_of_solvers(name, size, variance, fitted, block=block, rank=rank)
                     table.add(pd.DataFrame([row]))
 
 

@@ -18,9 +18,9 @@ from benchmarks.speed.methods import ExactRBF
 from benchmarks.speed.resident_memory import highest_resident
 from gpclml.conditioning import RandomHoldout
 from gpclml.datasets import load
-from gpclml.iterative_posterior import IterativePosterior
 from gpclml.linalg import ConjugateGradients
 from gpclml.mlls import ConditionalMarginalLogLikelihood
+from gpclml.posterior import IterativePosterior
 
 __all__ = ["Data", "compare_training", "full_evaluation", "load_split"]
 

@@ -31,12 +31,11 @@ from gpclml.errors import (
     ShapeError,
     UnsupportedError,
 )
-from gpclml.iterative_posterior import IterativePosterior
 from gpclml.kernels import DeepKernel
 from gpclml.linalg import ConjugateGradients, NotConvergedWarning
 from gpclml.models import GPRegression
 from gpclml.networks import MLP
-from gpclml.posterior import evaluating, exact_posterior
+from gpclml.posterior import IterativePosterior, evaluating, exact_posterior
 
 # linear_operator's own, of the sparse matrices of interpolated kernels.
 pytestmark = [
@@ -169,7 +168,7 @@ def test_chunks_of_points_do_not_matter(points_at_once, monkeypatch):
     torch.testing.assert_close(parts.mean(x), whole.mean(x))
     torch.testing.assert_close(parts.variance(x), whole.variance(x))
     torch.testing.assert_close(parts.covariance(x), whole.covariance(x))
-    monkeypatch.setattr("gpclml.posterior_solver._NUMBERS_AT_ONCE", 3 * N)
+    monkeypatch.setattr("gpclml.posterior.solver._NUMBERS_AT_ONCE", 3 * N)
     torch.testing.assert_close(whole.covariance(x), parts.covariance(x))
 
 

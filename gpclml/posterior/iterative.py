@@ -17,12 +17,12 @@ from torch import Tensor
 
 from gpclml import _memory
 from gpclml.errors import ArgumentError, UnsupportedError
-from gpclml.joint_prior import JointPrior, new_points, reading
 from gpclml.linalg import ConjugateGradients, NoisyCovariance, RowProducts, safe_cholesky
 from gpclml.linalg.iterative_conditioning import IterativeConditioning
-from gpclml.model_state import ModelState
 from gpclml.observations import Observations, training_observations
-from gpclml.posterior_solver import VECTORS_AT_PEAK, num_points_at_once, refuse_gradient
+from gpclml.posterior.joint_prior import JointPrior, new_points, reading
+from gpclml.posterior.model_state import ModelState
+from gpclml.posterior.solver import VECTORS_AT_PEAK, num_points_at_once, refuse_gradient
 from gpclml.units import Units, log_target_scale, to_training_units
 
 __all__ = ["IterativePosterior", "IterativePrediction", "SolveReport"]
@@ -102,7 +102,7 @@ class IterativePosterior:
         k. Memory for 3 n k numbers, what is kept of the covariance, and a chunk of its rows.
 
     Example:
-        >>> from gpclml.iterative_posterior import IterativePosterior
+        >>> from gpclml.posterior import IterativePosterior
         >>> posterior = IterativePosterior(model)
         >>> posterior.report.mean_error
         >>> posterior.mean(x_new), posterior.variance(x_new)

@@ -17,7 +17,7 @@ from torch import Tensor
 from gpclml._finite import all_finite
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
 from gpclml.linalg.iterative_conditioning import ConditionedBlock
-from gpclml.posterior import evaluating
+from gpclml.posterior.dense import evaluating
 
 __all__ = ["JointPrior", "new_points", "reading"]
 

@@ -1,0 +1,12 @@
+"""Posteriors of exact GPs given the targets that are there, dense or by conjugate gradients."""
+
+from gpclml.posterior.dense import evaluating, exact_posterior
+from gpclml.posterior.iterative import IterativePosterior, IterativePrediction, SolveReport
+
+__all__ = [
+    "IterativePosterior",
+    "IterativePrediction",
+    "SolveReport",
+    "evaluating",
+    "exact_posterior",
+]
