@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -34,7 +36,7 @@ Objective = Annotated[
     ),
 ]
 Rows = Annotated[
-    int, typer.Option(help="Rows to train on, at most; random ones where there are more.")
+    int, typer.Option(min=20, help="Rows to train on, at most; random ones where there are more.")
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of rows, starts and networks.")]
 Steps = Annotated[
@@ -82,11 +84,11 @@ def compare(
     prints LML, CLML, LOO and the test scores, and writes a page, the fitted models and a Python
     file that rebuilds the first. After Ctrl-C the same command goes on from the fitted models.
     """
-    from gpclml.command_line.comparing import compare_table
-    from gpclml.command_line.options import CompareOptions
-    from gpclml.report import Recipe
-
     with errors_as_text():
+        from gpclml.command_line.comparing import compare_table
+        from gpclml.command_line.options import CompareOptions
+        from gpclml.report import Recipe
+
         options = CompareOptions(
             table=_table_options(data, target, rows, seed, drop, categories, missing),
             models=None if models is None else _model_names(models),
@@ -113,11 +115,11 @@ def fit(
     quiet: Quiet = False,
 ) -> None:
     """Fit one model on all rows of a table, and save it."""
-    from gpclml.command_line.fitting import fit_table
-    from gpclml.command_line.options import FitOptions
-    from gpclml.report import Recipe
-
     with errors_as_text():
+        from gpclml.command_line.fitting import fit_table
+        from gpclml.command_line.options import FitOptions
+        from gpclml.report import Recipe
+
         options = FitOptions(
             table=_table_options(data, target, rows, seed, drop, categories, missing),
             recipe=Recipe(model, objective, seed, steps, restarts),
@@ -134,14 +136,17 @@ def predict(
     quiet: Quiet = False,
 ) -> None:
     """Predict the rows of a table: mean, standard deviation and 90 % interval of each."""
-    from gpclml.command_line.predicting import predict_table
-
     with errors_as_text():
+        from gpclml.command_line.predicting import predict_table
+
         predict_table(model, data, out, quiet)
 
 
 def main() -> None:
     """The command ``gpclml``."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # ± and − are not in every code page
     app(prog_name="gpclml")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +13,7 @@ from gpclml.command_line.errors import INTERRUPTED, FitError
 from gpclml.command_line.fit_recipe import fit_recipe, made_from
 from gpclml.command_line.folders import discard, open_work_folder, publish
 from gpclml.command_line.options import CompareOptions
+from gpclml.command_line.progress import shows_progress
 from gpclml.command_line.report_folder import REPORT_RECORD, make_report, write_report
 from gpclml.command_line.saved_models import (
     MODEL_RECORD,
@@ -44,7 +44,7 @@ def compare_table(options: CompareOptions, quiet: bool = False) -> Report:
     Raises:
         ArgumentError, DataError: Something is given wrong; nothing has been written.
         FitError: No model could be fitted.
-        typer.Exit: On Ctrl-C, with code 130.
+        typer.Exit: On Ctrl-C, with code 130, where fitted models are kept.
     """
     data = read_table_data(options.table, tests=True)
     recipes, notes = _recipes(options, data)
@@ -54,14 +54,15 @@ def compare_table(options: CompareOptions, quiet: bool = False) -> Report:
     try:
         with threads_for(len(data.train[1])):
             saved, failures = _fit_all(recipes, data, part / "models", quiet)
-            report = make_report(options, data, saved, (*notes, *failures), progress=not quiet)
+            report = make_report(options, data, saved, (*notes, *failures), shows_progress(quiet))
         write_report(part, report, options)
-    except KeyboardInterrupt:
-        _tell_what_is_kept(part)
-        raise typer.Exit(INTERRUPTED) from None
-    except Exception:
-        if not _kept(part):
+    except BaseException as error:
+        kept = _kept(part)
+        if not kept:
             discard(part)
+        elif isinstance(error, KeyboardInterrupt):
+            _tell_what_is_kept(part, kept)
+            raise typer.Exit(INTERRUPTED) from None
         raise
     publish(part, options.out)
     typer.echo(report_text(report))
@@ -92,7 +93,7 @@ def _fit_all(
             doing = "kept from before" if known else "fitting"
             typer.echo(f"{name} ({number} of {len(recipes)}): {doing}", err=True)
         try:
-            saved[name] = known or fit_recipe(recipe, data, progress=not quiet)
+            saved[name] = known or fit_recipe(recipe, data, shows_progress(quiet))
         except FitError as error:
             failures.append(str(error))
             typer.echo(failures[-1], err=True)
@@ -115,7 +116,7 @@ def _kept_from_before(
         if known:
             found[other.name] = known
         else:
-            shutil.rmtree(other)
+            discard(other)
     return found
 
 
@@ -125,12 +126,7 @@ def _kept(part: Path) -> list[str]:
     return sorted(folder.name for folder in folders if folder.suffix != ".part")
 
 
-def _tell_what_is_kept(part: Path) -> None:
-    kept = _kept(part)
-    if not kept:
-        discard(part)
-        typer.echo("\nInterrupted before a model was fitted; nothing is kept.", err=True)
-        return
+def _tell_what_is_kept(part: Path, kept: list[str]) -> None:
     typer.echo(
         f"\nInterrupted. Fitted models are kept in {part}: {', '.join(kept)}. The same command "
         f"goes on from there; with --models {','.join(kept)} it compares these alone.",

@@ -20,7 +20,7 @@ def errors_as_text() -> Iterator[None]:
     """Within the block an error that names its mend is printed alone, on standard error.
 
     Raises:
-        typer.Exit: With code 2 for what is given wrong, 1 for what fails on the way.
+        typer.Exit: With code 2 for what is given wrong, 1 for what fails on the way, 130 on Ctrl-C.
     """
     import typer
 
@@ -31,6 +31,9 @@ def errors_as_text() -> Iterator[None]:
 
     try:
         yield
+    except KeyboardInterrupt:
+        typer.echo("\nInterrupted; nothing was written.", err=True)
+        raise typer.Exit(INTERRUPTED) from None
     except (ArgumentError, DataError) as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(BAD_INPUT) from None

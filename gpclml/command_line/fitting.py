@@ -5,10 +5,10 @@ from __future__ import annotations
 import typer
 
 from gpclml.command_line.chosen_by_size import check_size
-from gpclml.command_line.errors import INTERRUPTED
 from gpclml.command_line.fit_recipe import fit_recipe
 from gpclml.command_line.folders import discard, open_work_folder
 from gpclml.command_line.options import FitOptions
+from gpclml.command_line.progress import shows_progress
 from gpclml.command_line.saved_models import MODEL_RECORD, SavedModel, save_model
 from gpclml.command_line.table_data import read_table_data
 from gpclml.command_line.threads import threads_for
@@ -29,8 +29,7 @@ def fit_table(options: FitOptions, quiet: bool = False) -> SavedModel:
 
     Raises:
         ArgumentError, DataError: Something is given wrong; nothing has been written.
-        FitError: The model could not be fitted.
-        typer.Exit: On Ctrl-C, with code 130; nothing is kept.
+        FitError: The model could not be fitted; nothing has been written, nor is it on Ctrl-C.
     """
     data = read_table_data(options.table, tests=False)
     check_size((options.recipe.model,), *data.train[0].shape)
@@ -39,13 +38,10 @@ def fit_table(options: FitOptions, quiet: bool = False) -> SavedModel:
     part = open_work_folder(options.out, MODEL_RECORD)
     try:
         with threads_for(len(data.train[1])):
-            saved = fit_recipe(options.recipe, data, progress=not quiet)
+            saved = fit_recipe(options.recipe, data, progress=shows_progress(quiet))
         save_model(options.out, saved)
-    except BaseException as error:
+    except BaseException:
         discard(part)
-        if isinstance(error, KeyboardInterrupt):
-            typer.echo("\nInterrupted; nothing is kept.", err=True)
-            raise typer.Exit(INTERRUPTED) from None
         raise
     count = len(data.train[1])
     lml = float(log_marginal_likelihood(saved.model, units="original"))

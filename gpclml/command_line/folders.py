@@ -76,9 +76,9 @@ def publish(part: Path, out: Path) -> None:
         os.rename(out, old)
         try:
             os.rename(part, out)
-        except OSError:
-            os.rename(old, out)
-            raise
+        finally:
+            if not out.exists():
+                os.rename(old, out)
 
 
 def discard(part: Path) -> None:
@@ -120,6 +120,7 @@ def write_text(path: Path, text: str) -> None:
         path: The file; replaced if it is there.
         text: What it is to hold.
     """
+    path = path.resolve()  # what a link names, not the link
     part = path.with_name(f"{path.name}.part")
     try:
         part.write_text(text, encoding="utf-8")
@@ -136,15 +137,23 @@ def check_output_file(path: Path, *others: Path) -> None:
         *others: Files that it must not be.
 
     Raises:
-        DataError: It is a folder or one of the others, or its folder is not there or not writable.
+        DataError: It is a folder, a device or one of the others, or it cannot be written.
     """
+    folder = path.absolute().parent
     if path.is_dir():
         raise DataError(f"--out: {path} is a folder. Name a file.")
-    if not path.absolute().parent.is_dir():
-        raise DataError(f"--out: there is no folder {path.absolute().parent}. Make it first.")
+    if path.exists() and not path.is_file():
+        raise DataError(f"--out: {path} is no plain file. Name one.")
+    if not folder.is_dir():
+        raise DataError(f"--out: there is no folder {folder}. Make it first.")
     if any(other.exists() and path.exists() and path.samefile(other) for other in others):
-        raise DataError(f"--out: {path} is the table that is read. Name another file.")
-    if not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+        raise DataError(f"--out: {path} is a file that is read. Name another.")
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+        writable = os.access(path, os.W_OK) or not path.exists()
+    except OSError:  # permissions do not tell all, nor bind every user
+        writable = False
+    if not writable:
         raise DataError(f"--out: cannot write {path}. Name a file elsewhere.")
 
 

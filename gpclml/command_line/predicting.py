@@ -10,6 +10,7 @@ import typer
 from torch import Tensor
 
 from gpclml.command_line.folders import check_output_file, write_text
+from gpclml.command_line.progress import shows_progress
 from gpclml.command_line.saved_models import SavedModel, load_model
 from gpclml.errors import ArgumentError
 from gpclml.report import predicted, prediction_scores
@@ -44,10 +45,10 @@ def predict_table(folder: Path, data: Path, out: Path, quiet: bool = False) -> p
     import pandas
 
     saved = load_model(folder)
-    check_output_file(out, data)
+    check_output_file(out, data, *folder.iterdir())
     table = read_table(data, saved.encoding.missing)
     encoded = saved.encoding.encode(table)
-    mean, deviation = predicted(saved.model, encoded.inputs)
+    mean, deviation = predicted(saved.model, encoded.inputs, shows_progress(quiet))
     half = half_width(deviation)
     columns = {
         "mean": mean, "standard_deviation": deviation, "lower_90": mean - half,

@@ -13,6 +13,7 @@ from gpclml.command_line.folders import write_record, write_text
 from gpclml.command_line.options import CompareOptions, FitOptions
 from gpclml.command_line.saved_models import SavedModel
 from gpclml.command_line.table_data import TableData
+from gpclml.command_line.threads import one_thread_serves
 from gpclml.command_line.warned import warned
 from gpclml.compare import score_models
 from gpclml.report import (
@@ -54,7 +55,8 @@ def make_report(
     with warned() as said:
         comparison = score_models(models, seed=options.table.seed, progress=progress)
         predictions = {
-            name: prediction_scores(y, *predicted(models[name], x)) for name in comparison.models
+            name: prediction_scores(y, *predicted(models[name], x, progress))
+            for name in comparison.models
         }
     chosen = replace(options.recipe, model=next(iter(comparison.models)))
     return Report(
@@ -84,7 +86,7 @@ def write_report(folder: Path, report: Report, options: CompareOptions) -> None:
     recipe = report.fitted[report.chosen].recipe
     script = script_of(
         recipe, report.data.absolute(), options.table.rows, options.table.seed,
-        report.versions["gpclml"],
+        report.versions["gpclml"], one_thread_serves(len(report.comparison.targets)),
     )  # fmt: skip
     write_text(folder / "index.html", page_of(report))
     write_text(folder / "model.py", script)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gpclml.command_line.folders import open_work_folder, publish, read_record, write_record
-from gpclml.errors import DataError
+from gpclml.errors import ArgumentError, DataError
 from gpclml.models import GPRegression
 from gpclml.report import FittedModel, Recipe, package_versions
 from gpclml.report.recipes import kernel_object
@@ -85,12 +85,18 @@ def load_model(folder: Path) -> SavedModel:
         raise DataError(f"{folder} holds no model. {mend}")
     if record.get("version") != _VERSION:
         raise DataError(f"{folder} was written by another release. Fit the model again.")
-    recipe = Recipe(**record["recipe"])
+    try:
+        recipe = Recipe(**record["recipe"])
+        fitted = FittedModel(recipe, record["seconds"], record["note"])
+        made_from = record["made_from"]
+    except (KeyError, TypeError, ArgumentError) as error:
+        damaged = f"{folder / MODEL_RECORD} is damaged ({error})"
+        raise DataError(f"{damaged}. Fit the model again.") from error
     return SavedModel(
         model=GPRegression.load(folder / "model.pt", kernel=kernel_object(recipe.model)),
         encoding=TableEncoding.load(folder / "table.json"),
-        fitted=FittedModel(recipe, record["seconds"], record["note"]),
-        made_from=record["made_from"],
+        fitted=fitted,
+        made_from=made_from,
     )
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from gpclml.command_line.options import TableOptions
 from gpclml.command_line.table_notes import notes_on_columns, notes_on_rows
 from gpclml.datasets import Split
-from gpclml.errors import ArgumentError
+from gpclml.errors import ArgumentError, DataError
 from gpclml.tables import (
     TableEncoding,
     check_columns,
@@ -75,7 +75,16 @@ def read_table_data(options: TableOptions, tests: bool) -> TableData:
         DataError: The file is no table.
         ArgumentError: A column cannot be used, or there are too few rows.
     """
+    if not options.data.is_file() and options.data.exists() and not options.data.is_dir():
+        # It is read again: for its hash, and by the Python file of a report.
+        raise DataError(f"{options.data} is no plain file. Save the table to a file first.")
     table = read_table(options.data, options.missing)
+    if len(table.columns) < 2:
+        name = table.columns[0]
+        raise DataError(
+            f"{options.data} has one column only, {name!r}. Give a table of a target and inputs, "
+            "their names and values separated by comma, semicolon, tab or bar."
+        )
     targets = read_targets(table, options.target)
     check_columns(table, options.target, drop=options.drop, categories=options.categories)
     if tests:

@@ -44,21 +44,25 @@ class PredictionScores:
 
 
 @torch.no_grad()
-def predicted(model: GPRegression, x: Tensor) -> tuple[Tensor, Tensor]:
+def predicted(model: GPRegression, x: Tensor, progress: bool = False) -> tuple[Tensor, Tensor]:
     """Means and standard deviations of new observations, each ``(t,)``.
 
     Args:
         model: The model.
         x: Inputs in original units, ``(t, d)``.
+        progress: Whether to show a progress bar on standard error.
 
     Note:
         A factorization, n³/3 operations, for each 4,000,000 / n rows, which bounds the memory.
     """
+    from tqdm import tqdm
+
     targets = model.train_targets
     assert isinstance(targets, Tensor)
     at_once = max(1, _NUMBERS_AT_ONCE // len(targets))
     parts = [part for part in x.split(at_once) if len(part)]
-    normals = [model.predict(part, marginal=True) for part in parts]
+    told = tqdm(parts, desc="predict", disable=not progress or len(parts) == 1)
+    normals = [model.predict(part, marginal=True) for part in told]
     empty = x.new_zeros(0)
     means = torch.cat([empty, *(normal.mean for normal in normals)])
     return means, torch.cat([empty, *(normal.stddev for normal in normals)])

@@ -21,7 +21,9 @@ _IMPORTS = {
 }
 
 
-def script_of(recipe: Recipe, data: Path, most_rows: int, split_seed: int, version: str) -> str:
+def script_of(
+    recipe: Recipe, data: Path, most_rows: int, split_seed: int, version: str, one_thread: bool
+) -> str:
     """The text of the file.
 
     It reads the table and ``table.json`` beside itself, takes the same rows, encodes and fits
@@ -33,6 +35,8 @@ def script_of(recipe: Recipe, data: Path, most_rows: int, split_seed: int, versi
         most_rows: Rows to train on, at most.
         split_seed: Of the rows.
         version: Of gpclml.
+        one_thread: Whether the model was fitted on one thread; so is this one then, which rounds
+            alike.
     """
     body = [
         "HERE = Path(__file__).resolve().parent",
@@ -44,6 +48,7 @@ def script_of(recipe: Recipe, data: Path, most_rows: int, split_seed: int, versi
         "x, y = encoding.tensors(table.iloc[rows.train])",
         "test_x, test_y = encoding.tensors(table.iloc[rows.test])",
         "",
+        *(["torch.set_num_threads(1)  # as in the report: rounds alike"] if one_thread else []),
         *recipe.lines(),
         "",
         "print(f\"lml {log_marginal_likelihood(model, units='original'):.4f}\")",
@@ -60,7 +65,7 @@ def _head(recipe: Recipe, version: str) -> list[str]:
     return [
         f'"""Rebuilds the model {recipe.model!r} of the report beside it (gpclml {version}).',
         "",
-        "Run it with the path of the table; it prints the scores that the report has.",
+        "Run it, with the path of the table if that has moved: it prints the report's scores.",
         '"""',
         "",
     ]

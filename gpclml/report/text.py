@@ -28,4 +28,5 @@ def report_text(report: Report) -> str:
     ]
     said = headline(report.comparison, report.encoding.target)
     told = answer(report.comparison, report.predictions)
-    return "\n".join([*table, "", said, told, *report.comparison.sentences])
+    text = "\n".join([*table, "", said, told, *report.comparison.sentences])
+    return text.replace("\N{MINUS SIGN}", "-")  # not in every code page

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import re
 import warnings
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["parse_separated_text"]
 
 _SEPARATORS = (",", ";", "\t", "|")
+_OF_NO_TEXT = re.compile(rb"[\0-\x08\x0e-\x19\x1c-\x1f]")
 _DECIMAL_COMMA = r"\s*[+-]?\d+,\d+(?:[eE][+-]?\d+)?\s*"
 
 
@@ -35,8 +38,6 @@ def parse_separated_text(path: Path, missing: list[str]) -> pandas.DataFrame:
         raise DataError(
             f"{path} is empty. Give a file with a line of column names and a line a row."
         )
-    if "\0" in text:
-        raise DataError(f"{path} is no text file. Save the table as CSV.")
     if text.lstrip()[0] in "<{[":
         raise DataError(f"{path} is no table (it looks like HTML or JSON). Save the table as CSV.")
     separator = _separator(text)
@@ -52,13 +53,13 @@ def _text(path: Path) -> str:
         content = path.read_bytes()
         if path.suffix.lower() == ".gz":
             content = gzip.decompress(content)
-    except (OSError, EOFError) as error:
-        raise DataError(f"{path} cannot be read: {error}.") from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} cannot be read: {error}. Save it again.") from error
+    if _OF_NO_TEXT.search(content):
+        raise DataError(f"{path} is no text file. Save the table as CSV, in UTF-8.")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        if b"\0" in content[:1000]:
-            raise DataError(f"{path} is no text file. Save the table as CSV.") from error
         raise DataError(
             f"{path} is not in UTF-8 (byte {error.start} is 0x{content[error.start]:02x}). Save it "
             "as 'CSV UTF-8'."

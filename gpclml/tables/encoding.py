@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpclml.errors import DataError, UnknownNameError
+from gpclml.errors import ArgumentError, DataError, UnknownNameError
 from gpclml.tables.columns import CategoryColumn, NumberColumn
 from gpclml.tables.kinds import column_of, numbers_of
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["EncodedRows", "TableEncoding"]
 
 _FORMAT, _VERSION = "gpclml.TableEncoding", 1
+_MOST_TOLD = 20  # names of columns
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,13 +87,12 @@ class TableEncoding:
             table: Rows with the columns of this encoding; others are not looked at.
 
         Raises:
-            UnknownNameError: A column is not there.
-            ArgumentError: A column of numbers has other values, or infinite ones.
+            ArgumentError: A column is not there, or one of numbers has other values, or infinite
+                ones.
         """
+        _check_there(self.columns, table)
         parts, missing, unknown = [np.empty((len(table), 0))], {}, {}
         for column in self.columns:
-            if column.name not in table.columns:
-                raise UnknownNameError("columns", column.name, map(str, table.columns))
             values = column_of(table, column.name)
             part = column.encode(values)
             lost = int(np.isnan(part).any(1).sum())
@@ -182,6 +182,21 @@ def _column(part: Mapping[str, Any]) -> NumberColumn | CategoryColumn:
     if part["as"] == "number":
         return NumberColumn(part["name"], part["kind"], part["fill"])
     return CategoryColumn(part["name"], tuple(part["levels"]), part["has_missing"])
+
+
+def _check_there(
+    columns: tuple[NumberColumn | CategoryColumn, ...], table: pandas.DataFrame
+) -> None:
+    lacking = [column.name for column in columns if column.name not in table.columns]
+    if lacking:
+        there = ", ".join(map(repr, table.columns[:_MOST_TOLD]))
+        more = ", ..." if len(table.columns) > _MOST_TOLD else ""
+        raise ArgumentError(
+            "table",
+            f"no column {', '.join(map(repr, lacking[:_MOST_TOLD]))}",
+            "all columns that are inputs of the model",
+            f"Add or rename columns; there are {there}{more}.",
+        )
 
 
 def _values(count: int) -> str:

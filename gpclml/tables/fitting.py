@@ -77,8 +77,9 @@ def fit_encoding(
             left_out[name] = "the same value in all rows that have all values"
     if not kinds:
         reasons = "; ".join(f"{name!r}: {reason}" for name, reason in left_out.items())
-        expected = "at least one column to predict from"
-        raise ArgumentError("table", f"no usable column ({reasons or 'none'})", expected)
+        got = f"no usable column ({reasons or 'there is none beside the target'})"
+        mend = "Put one of them right, or add another."
+        raise ArgumentError("table", got, "at least one column to predict from", mend)
     return TableEncoding(
         target=target,
         columns=tuple(_fitted(column_of(table, name), kind, fills) for name, kind in kinds.items()),

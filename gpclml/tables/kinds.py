@@ -20,9 +20,10 @@ Kind = Literal["number", "boolean", "date", "category", "empty", "other"]
 _ISO_DATE = r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?:Z|[+-]\d{2}:?\d{2})?)?"
 _MICROSECONDS_OF_A_DAY = 86_400_000_000
 _BOOLEANS = {"true": 1.0, "false": 0.0, "1": 1.0, "0": 0.0, "1.0": 1.0, "0.0": 0.0}
-_MEND = (
-    "Leave those cells empty, list them under --missing, or name the column under --drop or "
-    "--categories."
+_MEND = "Leave those cells empty, or put right what they say."
+_MEND_OF_MIXED = (
+    "Leave those cells empty or list them under --missing; an input may also be named under --drop "
+    "or --categories."
 )
 
 
@@ -130,7 +131,8 @@ def _kind_of_texts(values: pandas.Series) -> Kind:
     if texts.str.fullmatch(_ISO_DATE).all():
         return "date"
     if numeric.any():
-        _check_all(values, numeric, f"numbers alone, as the {int(numeric.sum())} others are")
+        expected = f"numbers alone, as the {int(numeric.sum())} others are"
+        _check_all(values, numeric, expected, _MEND_OF_MIXED)
     return "category"
 
 
@@ -146,12 +148,14 @@ def _to_numeric(column: pandas.Series) -> pandas.Series:
     return cast("pandas.Series", pandas.to_numeric(texts, errors="coerce"))
 
 
-def _check_all(column: pandas.Series, fine: NDArray[np.bool_], expected: str) -> None:
+def _check_all(
+    column: pandas.Series, fine: NDArray[np.bool_], expected: str, mend: str = _MEND
+) -> None:
     if not fine.all():
         bad = cast("pandas.Series", column[~fine])
         shown = ", ".join(f"{value!r} (row {_row(row)})" for row, value in bad.head(3).items())
         count = f"{len(bad)} of {len(column)} values such as {shown}"
-        raise ArgumentError(f"column {column.name!r}", count, expected, _MEND)
+        raise ArgumentError(f"column {column.name!r}", count, expected, mend)
 
 
 def _check_finite(column: pandas.Series, numbers: NDArray[np.float64]) -> None:

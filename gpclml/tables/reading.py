@@ -35,37 +35,40 @@ def read_table(path: str | os.PathLike[str], missing: Sequence[str] = ()) -> pan
         Columns by name, rows numbered from 0.
 
     Raises:
-        DataError: The file is missing, no table, has no column names, or a name twice.
+        DataError: The file is missing, no table, has no column names, a name twice, or no rows.
 
     Note:
-        Parquet needs the package ``pyarrow``.
+        Parquet needs the package ``pyarrow``: ``pip install 'gpclml[parquet]'``.
     """
     path = Path(path)
     if path.is_dir():
         raise DataError(f"{path} is a folder. Give a CSV or Parquet file.")
     if not path.exists():
-        raise DataError(f"There is no file {path}. {_nearest(path)}".rstrip())
+        raise DataError(f"There is no file {path}. {_nearest(path)}")
     if path.suffix.lower() in _PARQUET:
         table = _read_parquet(path)
     else:
         table = parse_separated_text(path, list(missing))
     table.columns = [str(name).strip() for name in table.columns]
     _check_names(path, list(table.columns))
+    if table.empty:
+        raise DataError(f"{path} has column names and no rows. Give a table with rows.")
     return table
 
 
 def _read_parquet(path: Path) -> pandas.DataFrame:
-    import pandas
-
     try:
-        table = pandas.read_parquet(path)
+        from pyarrow.parquet import ParquetFile
     except ImportError as error:
         raise DataError(
-            f"{path}: reading Parquet needs a package that is not installed. Install it by "
-            "'pip install pyarrow', or save the table as CSV."
+            f"{path}: reading Parquet needs the package pyarrow. Install it by pip install "
+            "'gpclml[parquet]', or save the table as CSV."
         ) from error
+    try:
+        with ParquetFile(path) as file:  # pandas.read_parquet fails where a name is there twice
+            table = file.read().to_pandas()
     except Exception as error:  # pyarrow raises many kinds for damaged files
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        reason = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
         raise DataError(f"{path} cannot be read as Parquet: {reason}. Write it again.") from error
     named = table.index.name is not None
     return table.reset_index(drop=not named)
@@ -89,5 +92,5 @@ def _nearest(path: Path) -> str:
         names = [entry.name for entry in path.parent.iterdir() if entry.is_file()]
     except OSError:
         return f"There is no folder {path.parent} either."
-    nearest = difflib.get_close_matches(path.name, names, n=1)
-    return f"Did you mean {path.parent / nearest[0]}?" if nearest else ""
+    nearest = difflib.get_close_matches(path.name, names, n=1, cutoff=0.75)
+    return f"Did you mean {path.parent / nearest[0]}?" if nearest else "Check its name."

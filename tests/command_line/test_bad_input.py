@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pandas
 import pytest
@@ -26,9 +28,6 @@ TABLES = {
     "no such target": (
         made().replace("price", "prise"), "Did you mean 'prise'?",
     ),
-    "headers twice": (
-        made().replace("price,x", "price,price"), "'price' is there 2 times (columns 1 and 2)",
-    ),
     "10 rows": (
         "\n".join([HEAD, *LINES[:10]]), "got 10 rows with a value, of 10, expected at least 25",
     ),
@@ -36,14 +35,14 @@ TABLES = {
         made(size=[1, 2, "unknown", 4] * 10),
         "column 'size': got 10 of 40 values such as 'unknown' (row 3)",
     ),
+    "mixed target": (
+        made(price=[1, 2, "unknown", 4] * 10), "column 'price': got 10 of 40 values",
+    ),
     "no column left": (
         made(x=1), "no usable column ('x': the same value in all rows)",
     ),
-    "no table": (
-        "<html><body>Not found</body></html>", "data.csv is no table (it looks like HTML or JSON)",
-    ),
-    "empty": (
-        "", "data.csv is empty",
+    "one column": (
+        "It was the best of times\n" * 30, "data.csv has one column only",
     ),
     "mostly missing": (
         made(z=[1, 2] + [None] * 38, price=[1, 2, 3] + [None] * 37), "got 3 rows with a value",
@@ -71,12 +70,25 @@ def test_tables(gpclml, tmp_path, command, name):
     check_refused(result, message, tmp_path, "data.csv")
 
 
+@pytest.mark.parametrize("command", ["compare", "fit"])
+def test_files_that_are_no_table(gpclml, tmp_path, command, no_tables):
+    data, out = tmp_path / "data.csv", tmp_path / "out"
+    words = command, data, "--target", "price", "--out", out
+    check_refused(gpclml(*words), f"There is no file {data}", tmp_path)
+    for content, message in no_tables.values():
+        data.mkdir() if content is None else data.write_bytes(content)
+        check_refused(gpclml(*words), message, tmp_path, "data.csv")
+        data.rmdir() if content is None else data.unlink()
+    os.mkfifo(data)  # can be read only once
+    check_refused(gpclml(*words), "data.csv is no plain file", tmp_path, "data.csv")
+
+
 OPTIONS = {
     "model": (["--models", "rbf,rfb"], "Did you mean 'rbf'?"),
     "no model": (["--models", ","], "names separated by commas"),
     "objective": (["--objective", "cmll"], "Did you mean"),
     "steps": (["--steps", "0"], "steps: got 0"),
-    "rows": (["--rows", "10"], "most_rows: got 10"),
+    "rows": (["--rows", "10"], "'--rows'"),
     "drop": (["--drop", "y"], "drop: got 'y'"),
     "categories": (["--categories", "price"], "not the target"),
 }
@@ -116,6 +128,7 @@ def test_folders_that_cannot_be_written(gpclml, tmp_path):
             (tmp_path / "busy", "busy.part is there and was not written by this command"),
             (data, f"{data} is there and was not written"),
             (tmp_path / "absent" / "report", f"there is no folder {tmp_path / 'absent'}"),
+            (data / "report", f"there is no folder {data}. Make it first."),
             ("/proc/report", "cannot write in /proc"),
             ("/", "cannot be a new folder"),
         ):

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from gpclml.command_line.saved_models import load_model
+from gpclml.command_line.threads import threads_for
 from gpclml.compare import score_models
 from gpclml.report import Recipe, predicted, prediction_scores
 from gpclml.tables import fit_encoding, read_table, read_targets, split_rows
@@ -30,6 +31,7 @@ def test_it_prints_the_table_and_what_it_says(report, record):
     assert lines[0].split()[:4] == ["model", "LML", "CLML", "LOO"]
     assert lines[1].startswith(record["chosen"])
     assert f"Report: {folder / 'index.html'}" in lines
+    assert "\N{MINUS SIGN}" not in result.stdout
     for sentence in record["sentences"]:
         assert sentence in result.stdout
     assert "On 26 test rows, which chose nothing" in result.stdout
@@ -41,7 +43,7 @@ def test_it_tells_what_was_done_to_rows_and_columns(report, record):
     assert "Left out: 1 row without progression." in told
     assert "Missing values are filled" in told
     assert "rbf (2 of 2): fitting" in told
-    assert "fit:" in told  # a progress bar
+    assert "\r" not in told  # bars are for terminals
     assert all(note in told for note in record["notes"])
 
 
@@ -109,16 +111,40 @@ def test_the_command_on_record_gives_the_same_report_until_another_is_finished(
     assert [path.name for path in tmp_path.iterdir()] == ["report"]
 
 
-def test_the_python_file_rebuilds_the_chosen_model(report, record, capsys, monkeypatch):
+def test_the_python_file_rebuilds_the_chosen_model(report, record, capsys, monkeypatch, tmp_path):
     script = report[0] / "model.py"
     assert len(script.read_text().splitlines()) < 60
     monkeypatch.setattr(sys, "argv", [str(script)])
-    runpy.run_path(str(script), run_name="__main__")
+    monkeypatch.chdir(tmp_path)
+    with threads_for(0):  # the file sets them
+        names = runpy.run_path(str(script), run_name="__main__")
+    saved = load_model(report[0] / "models" / record["chosen"]).model
+    torch.testing.assert_close(names["model"].state_dict(), saved.state_dict())
+    again, before = (predicted(model, names["test_x"]) for model in (names["model"], saved))
+    torch.testing.assert_close(again, before)
     printed = dict(line.split() for line in capsys.readouterr().out.splitlines())
     chosen = record["models"][record["chosen"]]
     assert printed.keys() == {"lml", "loo", "test_rmse", "test_nll", "test_coverage"}
     for name, value in printed.items():
         assert float(value) == pytest.approx(chosen[name], rel=1e-4)
+
+
+def test_bars_are_on_a_terminal_and_not_in_what_is_piped(csv, tmp_path):
+    pty, termios = pytest.importorskip("pty"), pytest.importorskip("termios")
+    terminal, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 80))
+    words = [sys.executable, "-m", "gpclml", "fit", csv, "--target", "progression", "--steps", "2"]
+    done = subprocess.run(
+        [*words, "--out", tmp_path / "Ω"], stdout=subprocess.PIPE, stderr=theirs, check=True,
+        env={**os.environ, "PYTHONIOENCODING": "cp1252"},  # has no Ω
+    )  # fmt: skip
+    os.close(theirs)
+    told = os.read(terminal, 100_000).decode("cp1252")
+    os.close(terminal)
+    assert "fit: 100%" in told
+    first, second = done.stdout.decode("cp1252").splitlines()
+    assert first.startswith("rbf of ")
+    assert second == f"Model: {tmp_path / '?'}"
 
 
 def test_help_needs_no_torch():

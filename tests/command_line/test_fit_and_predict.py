@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 
 import numpy as np
 import pandas
@@ -81,23 +83,35 @@ def test_what_cannot_be_predicted(csv, gpclml, tmp_path, fitted, report):
     folder, _ = fitted("linear")
     out = tmp_path / "out.csv"
     (tmp_path / "short.csv").write_text("bmi\n1\n2\n")
+    (tmp_path / "rowless.csv").write_text(csv.read_text().partition("\n")[0] + "\n")
+    os.mkfifo(tmp_path / "pipe")
     (tmp_path / "texts.csv").write_text(csv.read_text().replace("\n", "\nunknown", 1))
     (tmp_path / "empty").mkdir()
     damaged = tmp_path / "damaged"
     damaged.mkdir()
     for name in ("model.json", "table.json"):
         (damaged / name).write_bytes((folder / name).read_bytes())
+    unlike = tmp_path / "unlike"
+    shutil.copytree(folder, unlike)
+    (unlike / "model.json").write_text('{"format": "gpclml.TableModel", "version": 1}')
     for words, message in (
         ((tmp_path / "absent", csv), "There is no folder"),
+        ((csv, csv), "There is no folder"),
         ((tmp_path / "empty", csv), "holds no model. Give one that 'gpclml fit' wrote."),
         ((report[0], csv), "It is a report: give one of its models"),
         ((damaged, csv), "there is no file"),
+        ((unlike, csv), "model.json is damaged ('recipe'). Fit the model again."),
         ((folder, tmp_path / "absent.csv"), "There is no file"),
-        ((folder, tmp_path / "short.csv"), "columns: got 'bp'"),
-        ((folder, tmp_path / "texts.csv"), "column 'bmi'"),
-        ((folder, csv, "--out", csv), "is the table that is read"),
+        ((folder, tmp_path / "short.csv"), "no column 'bp', 's5', "),
+        ((folder, tmp_path / "rowless.csv"), "rowless.csv has column names and no rows"),
+        ((folder, tmp_path / "texts.csv"), "column 'bmi': got 1 of 130 values such as 'unknown"),
+        ((folder, csv, "--out", csv), "is a file that is read"),
+        ((folder, csv, "--out", folder / "model.pt"), "is a file that is read"),
         ((folder, csv, "--out", tmp_path), "is a folder"),
+        ((folder, csv, "--out", tmp_path / "pipe"), "pipe is no plain file"),
+        ((folder, csv, "--out", csv / "out.csv"), f"there is no folder {csv}"),
         ((folder, csv, "--out", tmp_path / "absent" / "out.csv"), "there is no folder"),
+        ((folder, csv, "--out", "/proc/out.csv"), "cannot write /proc/out.csv"),
     ):
         before = sorted(tmp_path.rglob("*"))
         default = () if "--out" in words else ("--out", out)
@@ -108,9 +122,36 @@ def test_what_cannot_be_predicted(csv, gpclml, tmp_path, fitted, report):
         assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_files_that_are_no_table_are_not_predicted(gpclml, tmp_path, fitted, no_tables):
+    folder, _ = fitted("linear")
+    data = tmp_path / "data.csv"
+    for content, message in no_tables.values():
+        data.mkdir() if content is None else data.write_bytes(content)
+        before = sorted(tmp_path.rglob("*"))
+        result = gpclml("predict", folder, data, "--out", tmp_path / "out.csv")
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert result.stderr.startswith("Error: ")
+        assert message in result.stderr
+        assert sorted(tmp_path.rglob("*")) == before
+        data.rmdir() if content is None else data.unlink()
+
+
+def test_parquet_is_predicted_as_csv_is(csv, gpclml, tmp_path, fitted):
+    folder, _ = fitted("linear")
+    pandas.read_csv(csv).to_parquet(tmp_path / "data.parquet")
+    written = []
+    for data in (csv, tmp_path / "data.parquet"):
+        assert gpclml("predict", folder, data, "--out", tmp_path / "out.csv").exit_code == 0
+        written.append((tmp_path / "out.csv").read_text())
+    assert written[0] == written[1]
+
+
 def test_predictions_are_replaced(csv, gpclml, tmp_path, fitted):
     folder, _ = fitted("linear")
     out = tmp_path / "out.csv"
     out.write_text("old")
-    assert gpclml("predict", folder, csv, "--out", out, "--quiet").stderr == ""
+    (tmp_path / "link.csv").symlink_to(out)
+    link = tmp_path / "link.csv"
+    assert gpclml("predict", folder, csv, "--out", link, "--quiet").stderr == ""
     assert len(pandas.read_csv(out)) == 130
+    assert link.is_symlink()

@@ -103,9 +103,10 @@ def test_names_and_numbers_are_checked():
         Recipe("rbf", restarts=-1)
 
 
+@pytest.mark.parametrize("one_thread", [True, False])
 @pytest.mark.parametrize("model", MODELS)
-def test_scripts_are_short_and_import_what_they_use(tmp_path, model):
-    text = script_of(Recipe(model), tmp_path / "a 'b' \"c\".csv", 4000, 0, "0.1.0")
+def test_scripts_are_short_and_import_what_they_use(tmp_path, model, one_thread):
+    text = script_of(Recipe(model), tmp_path / "a 'b' \"c\".csv", 4000, 0, "0.1.0", one_thread)
     lines = text.splitlines()
     assert len(lines) < 60
     assert max(map(len, lines)) <= 100 + len(str(tmp_path))
@@ -114,3 +115,5 @@ def test_scripts_are_short_and_import_what_they_use(tmp_path, model):
     body = text[text.index("HERE =") :]
     assert all(f"{name}(" in body or f"{name}." in body for names in imported for name in names)
     assert code.co_consts[0].startswith(f"Rebuilds the model '{model}'")
+    assert ("\ntorch.set_num_threads(1)" in text) == one_thread
+    assert ("\nimport torch\n" in text) == ("\ntorch." in text or " torch." in text)

@@ -161,7 +161,7 @@ def test_names_that_are_not_there():
         fit_encoding(table, "y", drop=["y"])
     with pytest.raises(ArgumentError, match=r"no usable column .*'x': as asked"):
         fit_encoding(table, "y", drop=["x"])
-    with pytest.raises(UnknownNameError, match="columns: got 'x'"):
+    with pytest.raises(ArgumentError, match=r"no column 'x', .*there are 'y'\."):
         fit_encoding(table, "y").encode(table[["y"]])
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import gzip
 import re
+import sys
 
 import numpy as np
 import pandas
+import pyarrow.parquet
 import pytest
 
 from gpclml.errors import DataError
 from gpclml.tables import read_table
+from gpclml.tables.kinds import kind_of
 
 
 @pytest.fixture
@@ -58,7 +61,6 @@ def test_rows_keep_all_digits_of_their_numbers(write):
 
 
 def test_parquet(tmp_path):
-    pytest.importorskip("pyarrow")
     table = pandas.DataFrame({"a": [1.5, 2.5], 3: ["x", None]}).rename_axis("day")
     table.columns = table.columns.map(str)
     table.to_parquet(tmp_path / "data.parquet")
@@ -67,9 +69,40 @@ def test_parquet(tmp_path):
     assert read["a"].tolist() == [1.5, 2.5]
 
 
+def test_parquet_keeps_kinds_and_missing_values(tmp_path):
+    days = pandas.date_range("2024-01-01", periods=3)
+    table = pandas.DataFrame(
+        {"yes": [True, False, None], "day": days, "town": ["a", None, "b"], "whole": [1, 2, 3]}
+    )
+    table.convert_dtypes().to_parquet(tmp_path / "data.pq")
+    table.to_csv(tmp_path / "data.csv", index=False)
+    frames = [read_table(tmp_path / name) for name in ("data.pq", "data.csv")]
+    for name in table.columns:
+        kinds = {kind_of(frame[name]) for frame in frames}
+        assert len(kinds) == 1, name
+        missing = [frame[name].isna().tolist() for frame in frames]
+        assert missing[0] == missing[1] == table[name].isna().tolist()
+
+
+def test_parquet_with_a_name_twice(tmp_path):
+    twice = pyarrow.table([pyarrow.array([1, 2]), pyarrow.array([3, 4])], names=["a", "a"])
+    pyarrow.parquet.write_table(twice, tmp_path / "data.parquet")
+    with pytest.raises(DataError, match=re.escape("'a' is there 2 times (columns 1 and 2)")):
+        read_table(tmp_path / "data.parquet")
+
+
+def test_parquet_without_its_package(write, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(DataError, match=r"data\.parquet.*pip install 'gpclml\[parquet\]'"):
+        read_table(write(b"PAR1", "data.parquet"))
+
+
 BAD = {
     "empty": (b" \n", "is empty"),
+    "no rows": (b"a,b\n", "has column names and no rows"),
     "binary": (b"PK\x03\x04\0\0\xff", "no text file"),
+    "no zeros": (bytes(range(255, 0, -1)), "no text file"),
+    "utf-16": ("a,b\n1,2\n".encode("utf-16"), "no text file. Save the table as CSV, in UTF-8"),
     "zeros": (b"a,b\n1,\x002\n", "no text file"),
     "html": (b"<!doctype html><p>", "HTML or JSON"),
     "json": (b'[{"a": 1}]', "HTML or JSON"),
@@ -96,6 +129,8 @@ def test_files_that_are_not_there(tmp_path, write):
     write("a\n1\n", "prices.csv")
     with pytest.raises(DataError, match=r"Did you mean .*prices\.csv"):
         read_table(tmp_path / "price.csv")
+    with pytest.raises(DataError, match=r"There is no file .*houses\.csv\. Check its name"):
+        read_table(tmp_path / "houses.csv")
     with pytest.raises(DataError, match="is a folder"):
         read_table(tmp_path)
     with pytest.raises(DataError, match=r"no folder .*absent"):
@@ -103,7 +138,11 @@ def test_files_that_are_not_there(tmp_path, write):
 
 
 def test_damaged_files(write):
-    with pytest.raises(DataError, match="cannot be read"):
-        read_table(write(b"no gzip", "data.csv.gz"))
-    with pytest.raises(DataError, match=r"Parquet.*(Write it again|pip install pyarrow)"):
-        read_table(write(b"no parquet", "data.parquet"))
+    zipped = bytearray(gzip.compress(b"a,b\n1,2\n" * 100))
+    zipped[12:20] = b"\xff" * 8
+    for content in (b"no gzip", gzip.compress(b"a,b\n1,2\n")[:-9], bytes(zipped)):
+        with pytest.raises(DataError, match=r"data\.csv\.gz cannot be read.*Save it again"):
+            read_table(write(content, "data.csv.gz"))
+    for content in (b"", b"no parquet"):
+        with pytest.raises(DataError, match=r"data\.parquet.*as Parquet: .*[^.]\. Write it again"):
+            read_table(write(content, "data.parquet"))
