@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import html
+import re
 from typing import Any
 
 import latex2mathml.converter
 
 __all__ = ["on_config"]
+
+# An operator's name, unless a bracket follows: browsers set no space after it.
+_OPERATOR = re.compile(r"<mi>(?:log|exp|det)</mi>(?!<mo)")
 
 
 def on_config(config: Any) -> Any:
@@ -29,6 +33,7 @@ def _inline(source: str, *args: Any, **kwargs: Any) -> str:
 
 def _mathml(source: str, display: str) -> str:
     try:
-        return latex2mathml.converter.convert(source, display=display)
+        drawn = latex2mathml.converter.convert(source, display=display)
+        return _OPERATOR.sub(r'\g<0><mspace width="0.17em"/>', drawn)
     except Exception as error:
         raise ValueError(f"this formula cannot be drawn: {html.escape(source)}") from error

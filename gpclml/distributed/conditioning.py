@@ -44,12 +44,11 @@ class DistributedConditioning(Conditioning):
         Costs the drawing of ``num_replicas`` splits.
 
     Example:
-        >>> halves = [
-        ...     DistributedConditioning(RandomHoldout(0.2, seed=0), num_replicas=2, rank=rank)
-        ...     for rank in range(2)
-        ... ]
-        >>> [half.held_out(10) for half in halves]
-        [[tensor([[4, 1]])], [tensor([[3, 9]])]]
+        >>> draws = RandomHoldout(0.2, seed=0)
+        >>> first = DistributedConditioning(draws, num_replicas=2, rank=0)
+        >>> second = DistributedConditioning(draws, num_replicas=2, rank=1)
+        >>> first.held_out(10), second.held_out(10)
+        ([tensor([[4, 1]])], [tensor([[3, 9]])])
     """
 
     def __init__(

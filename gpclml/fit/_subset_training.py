@@ -69,14 +69,20 @@ class SubsetTraining:
             except (NanError, NotPSDError) as error:
                 raise StoppedError(error, nothing_done=False) from error
 
-    def train(self, steps: int) -> None:
+    def train(self, steps: int, progress: bool = False) -> None:
         """Takes that many steps, each on a fresh subset of the rows.
+
+        Args:
+            steps: How many.
+            progress: Whether to show a progress bar.
 
         Raises:
             StoppedError: Value or gradient is not finite, or a covariance not definite.
         """
+        from tqdm import tqdm
+
         self.mll.train()
-        for _ in range(steps):
+        for _ in tqdm(range(steps), desc="all rows", disable=not progress):
             self.optimizer.zero_grad()
             with self._conditioned_on(self._subset(_SUBSET)):
                 try:

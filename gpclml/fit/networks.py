@@ -112,7 +112,7 @@ def fit_networks(
     message = ""
     if chosen:
         rows = _observed(model)
-        message = _train_on_all(mll, rows, looks[chosen - 1], looks[-1], lr, seed)
+        message = _train_on_all(mll, rows, looks[chosen - 1], looks[-1], lr, seed, progress)
         chosen = 0 if message else chosen
     if chosen == 0 and has_second_part(model):
         drop_second_part(model)
@@ -169,14 +169,20 @@ def _folds(model: GPRegression, count: int, seed: int) -> list[tuple[Tensor, Ten
 
 
 def _train_on_all(
-    mll: MarginalLogLikelihood, rows: Tensor, steps: int, course: int, lr: float, seed: int
+    mll: MarginalLogLikelihood,
+    rows: Tensor,
+    steps: int,
+    course: int,
+    lr: float,
+    seed: int,
+    progress: bool,
 ) -> str:
     """Why it failed, with the parameters back where they were; empty if it did not."""
     before = copy.deepcopy(mll.state_dict())
     training = SubsetTraining(mll, rows, course, lr, seed)
     try:
         training.start()
-        training.train(steps)
+        training.train(steps, progress)
     except StoppedError as error:
         mll.load_state_dict(before)
         return str(error)

@@ -71,7 +71,7 @@ class IterativePosterior:
 
     One solve at the start is kept with its preconditioner and serves every mean. A variance takes a
     solve of its own, many together; its error and that of the mean beside it are of second order in
-    the residuals: see :mod:`gpclml.linalg.iterative_conditioning`. The covariance of the
+    the residuals: see :class:`~gpclml.linalg.IterativeConditioning`. The covariance of the
     observations is evaluated once where it fits into ``solver.kept_bytes``, else in each iteration.
 
     Missing targets (NaN) are left out, in each batch member on its own. The model is read in eval

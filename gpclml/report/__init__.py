@@ -1,8 +1,9 @@
 """What a comparison of models of a table leaves behind: a page, and a file that rebuilds one."""
 
 from gpclml.report.chosen_models import ChosenModel, best_on_test, chosen_models
+from gpclml.report.fitted_model import FittedModel
 from gpclml.report.headline import answer, headline
-from gpclml.report.page import FittedModel, Report, page_of
+from gpclml.report.page import Report, page_of
 from gpclml.report.predictions import PredictionScores, predicted, prediction_scores
 from gpclml.report.recipes import MODELS, OBJECTIVES, Recipe
 from gpclml.report.script import script_of

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from gpclml.compare import Comparison
 from gpclml.compare._words import plus_minus
 from gpclml.report.chosen_models import chosen_models, is_clear
+from gpclml.report.fitted_model import FittedModel
 from gpclml.report.headline import percent
 from gpclml.report.predictions import PREDICTED_SHARE, PredictionScores
 from gpclml.tables import CategoryColumn, NumberColumn, TableEncoding
-
-if TYPE_CHECKING:
-    from gpclml.report.page import FittedModel
 
 __all__ = ["MODEL_COLUMNS", "choice_rows", "column_rows", "left_out_rows", "model_rows"]
 

@@ -16,27 +16,13 @@ from gpclml.report._page_tables import (
     model_rows,
 )
 from gpclml.report.figures import page_figures
+from gpclml.report.fitted_model import FittedModel
 from gpclml.report.headline import answer, headline
 from gpclml.report.predictions import PredictionScores
-from gpclml.report.recipes import DESCRIPTIONS, Recipe
+from gpclml.report.recipes import DESCRIPTIONS
 from gpclml.tables import TableEncoding
 
-__all__ = ["FittedModel", "Report", "page_of"]
-
-
-@dataclass(frozen=True)
-class FittedModel:
-    """How a model of a report was fitted.
-
-    Attributes:
-        recipe: What it was fitted by.
-        seconds: Wall time of the fit.
-        note: A sentence on the fit, or empty.
-    """
-
-    recipe: Recipe
-    seconds: float
-    note: str = ""
+__all__ = ["Report", "page_of"]
 
 
 @dataclass(frozen=True, eq=False)
