@@ -119,7 +119,9 @@ class ObservedCovariance:
         if isinstance(self.latent, LazyEvaluatedKernelTensor) and not self.has_structure():
             kernel = self.latent
             latent = RowProducts(
-                lambda start, stop: cast(LinearOperator, kernel[..., start:stop, :]).to_dense(),
+                lambda start, stop, columns: cast(
+                    LinearOperator, kernel[..., start:stop, :columns]
+                ).to_dense(),
                 kernel.diagonal(dim1=-1, dim2=-2), kernel.shape, kept_bytes,
                 self._targets_a_point(),
             )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from linear_operator import settings
@@ -16,6 +16,9 @@ from torch import Tensor
 from gpclml._finite import all_finite
 from gpclml._memory import available_memory
 from gpclml.errors import ArgumentError, NonFiniteError, NotConvergedError
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 __all__ = ["ConjugateGradients", "NotConvergedWarning", "Solution"]
 
@@ -55,9 +58,11 @@ class ConjugateGradients:
         max_iterations: Most products with the covariance, at least 2.
         preconditioner_rank: Columns of the pivoted Cholesky factor that preconditions; 0 for none.
         on_failure: "error" or "warn": what happens where the tolerance is not reached.
-        kept_bytes: What the evaluated covariance may occupy, kept from one iteration to the next; a
-            larger one is evaluated anew in each iteration, in chunks of rows. A quarter of the
-            device's memory if None.
+        kept_bytes: What the evaluated half of the covariance may occupy, kept from one iteration to
+            the next; a larger one is evaluated anew in each iteration, in chunks of rows. A quarter
+            of the device's memory if None.
+        progress: Show the products with the covariance as they are taken, and the largest residual
+            whenever it is looked at.
 
     Raises:
         ArgumentError: A value is out of its range.
@@ -69,6 +74,7 @@ class ConjugateGradients:
     preconditioner_rank: int = 300
     on_failure: Literal["error", "warn"] = "error"
     kept_bytes: int | None = None
+    progress: bool = False
 
     def __post_init__(self) -> None:
         if not 0 < self.tolerance < 1:
@@ -123,22 +129,32 @@ class ConjugateGradients:
             raise NonFiniteError(
                 "covariance", got, "finite values", "Look at the kernel's parameters."
             )
-        counted = _Counted(multiply, start.iterations)
         last = float("inf")
-        while counted.products < self.max_iterations - 1:  # one to see what was reached
-            relative = column_norms(residual) / norms
-            open_columns = (relative > tolerance).nonzero().flatten()
-            worst = float(relative.max())
-            if open_columns.numel() == 0 or not worst < last:  # done, or at the limit of rounding
-                break
-            last = worst
-            left = residual[..., open_columns]
-            goal = tolerance * float((norms / column_norms(residual))[open_columns].min())
-            most = self.max_iterations - counted.products - 1
-            step = _conjugate_gradients(counted, left, goal, most, precondition)
-            values[..., open_columns] += step
-            residual[..., open_columns] = left - counted(step)
+        with self._bar(start.iterations) as bar:
+            counted = _Counted(multiply, start.iterations, bar)
+            while counted.products < self.max_iterations - 1:  # one to see what was reached
+                relative = column_norms(residual) / norms
+                open_columns = (relative > tolerance).nonzero().flatten()
+                worst = float(relative.max())
+                bar.set_postfix_str(f"residual {worst:.1e} of {tolerance:.1e}")
+                if open_columns.numel() == 0 or not worst < last:  # done, or as far as it goes
+                    break
+                last = worst
+                left = residual[..., open_columns]
+                goal = tolerance * float((norms / column_norms(residual))[open_columns].min())
+                most = self.max_iterations - counted.products - 1
+                step = _conjugate_gradients(counted, left, goal, most, precondition)
+                values[..., open_columns] += step
+                residual[..., open_columns] = left - counted(step)
         return Solution(values, residual, counted.products)
+
+    def _bar(self, done: int) -> tqdm:
+        from tqdm import tqdm
+
+        return tqdm(
+            desc="products", initial=done, total=self.max_iterations, leave=False,
+            disable=not self.progress,
+        )  # fmt: skip
 
     def check(self, residual: float, iterations: int, error_bound: float | None = None) -> None:
         """Says what was not reached, in the way that ``on_failure`` asks for.
@@ -177,13 +193,15 @@ def column_norms(vectors: Tensor) -> Tensor:
 class _Counted:
     """A product that counts how often it is taken, and knows that of nothing."""
 
-    def __init__(self, multiply: Multiply, products: int) -> None:
-        self._multiply = multiply
+    def __init__(self, multiply: Multiply, products: int, bar: tqdm) -> None:
+        self._multiply, self._bar = multiply, bar
         self.products = products
 
     def __call__(self, vectors: Tensor) -> Tensor:
+        product = self._multiply(vectors)
         self.products += 1
-        return self._multiply(vectors)
+        self._bar.update()
+        return product
 
     def after_the_first(self) -> Multiply:
         """The same, where the first product is with zeros."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import cast
 
@@ -51,22 +51,26 @@ class CovarianceProducts(ABC):
 class RowProducts(CovarianceProducts):
     """A covariance whose rows are evaluated in chunks.
 
-    Products for the solver keep the evaluated rows where they fit into ``kept_bytes``, and evaluate
-    them anew each time otherwise. Differentiable products evaluate each chunk once more in the
-    backward pass, so that they too hold one chunk at a time.
+    Products for the solver take what is on and below the diagonal for both halves, keep it where it
+    fits into ``kept_bytes``, and evaluate it anew each time otherwise. Differentiable products
+    evaluate whole rows, and each chunk once more in the backward pass, so that they too hold one
+    chunk at a time.
 
     Args:
-        rows: From the bounds i, j of a range to the rows between them, ``(*batch, j - i, n)``,
-            differentiable.
+        rows: From i, j and k to the first k columns of the rows i to j, ``(*batch, j - i, k)``,
+            differentiable; of a symmetric matrix.
         diagonal: The variances, ``(*batch, n)``.
         shape: ``(*batch, n, n)``.
-        kept_bytes: What evaluated rows may occupy.
-        multiple: Ranges that ``rows`` is asked for begin and end at multiples of this number.
+        kept_bytes: What the evaluated half may occupy.
+        multiple: All that ``rows`` is asked for are multiples of this number.
+
+    Attributes:
+        kept_numbers: How many are kept from one product for the solver to the next.
     """
 
     def __init__(
         self,
-        rows: Callable[[int, int], Tensor],
+        rows: Callable[[int, int, int], Tensor],
         diagonal: Tensor,
         shape: torch.Size,
         kept_bytes: int,
@@ -78,13 +82,9 @@ class RowProducts(CovarianceProducts):
         most = max(1, _NUMBERS_AT_ONCE // shape[:-1].numel())
         step = max(multiple, most // multiple * multiple)
         self._chunks = [(start, min(start + step, n)) for start in range(0, n, step)]
-        self._keeps = shape.numel() * self.dtype.itemsize <= kept_bytes
-        self._kept: Tensor | None = None
-
-    @property
-    def keeps(self) -> bool:
-        """Whether products for the solver keep the evaluated covariance."""
-        return self._keeps
+        half = shape[:-2].numel() * sum((stop - start) * stop for start, stop in self._chunks)
+        self.kept_numbers = half if half * self.dtype.itemsize <= kept_bytes else 0
+        self._kept: list[Tensor] = []
 
     def matmul(self, right: Tensor) -> Tensor:
         """The product, a chunk at a time in the forward and the backward pass."""
@@ -99,33 +99,39 @@ class RowProducts(CovarianceProducts):
 
     @torch.no_grad()
     def fixed_matmul(self, right: Tensor) -> Tensor:
-        """The product by the kept covariance, or a chunk at a time."""
-        if self._keeps:
-            return self._evaluated() @ right
-        products = [self._chunk_product(start, stop, right) for start, stop in self._chunks]
-        return torch.cat(products, dim=-2)
+        """The product by the kept half, or a chunk at a time."""
+        batch = torch.broadcast_shapes(self.shape[:-2], right.shape[:-2])
+        product = right.new_zeros(*batch, *right.shape[-2:])
+        for (start, stop), rows in zip(self._chunks, self._lower_rows(), strict=True):
+            product[..., start:stop, :] += rows @ right[..., :stop, :]
+            product[..., :start, :] += rows[..., :start].mT @ right[..., start:stop, :]
+        return product
 
     @torch.no_grad()
     def row(self, index: int) -> Tensor:
-        """One row, of the kept covariance or evaluated."""
-        if self._kept is not None:
-            return self._kept[..., index, :]
+        """One row, evaluated."""
         start = index // self._multiple * self._multiple
-        return self._rows(start, start + self._multiple)[..., index - start, :]
+        rows = self._rows(start, start + self._multiple, self.shape[-1])
+        return rows[..., index - start, :]
 
     def diagonal(self) -> Tensor:
         """The variances, ``(*batch, n)``."""
         return self._diagonal
 
     def _chunk_product(self, start: int, stop: int, right: Tensor) -> Tensor:
-        return self._rows(start, stop) @ right
+        return self._rows(start, stop, self.shape[-1]) @ right
 
-    def _evaluated(self) -> Tensor:
-        if self._kept is None:
-            self._kept = torch.empty(self.shape, dtype=self.dtype, device=self.device)
-            for start, stop in self._chunks:
-                self._kept[..., start:stop, :] = self._rows(start, stop)
-        return self._kept
+    def _lower_rows(self) -> Iterator[Tensor]:
+        """Each chunk's rows up to the diagonal."""
+        if len(self._kept) == len(self._chunks):
+            yield from self._kept
+            return
+        self._kept.clear()  # of a product that was interrupted
+        for start, stop in self._chunks:
+            rows = self._rows(start, stop, stop)
+            if self.kept_numbers:
+                self._kept.append(rows)
+            yield rows
 
 
 class OperatorProducts(CovarianceProducts):

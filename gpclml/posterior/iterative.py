@@ -290,8 +290,8 @@ def _products(data: Observations, solver: ConjugateGradients) -> tuple[NoisyCova
     """The covariance by its products, and how many numbers it and its preconditioner will hold."""
     covariance = data.lazy_covariance.products(solver.room(data.residual.device))
     latent, size, n = covariance.latent, data.residual.numel(), data.residual.shape[-1]
-    keeps = isinstance(latent, RowProducts) and latent.keeps
-    held = 3 * size * min(solver.preconditioner_rank, n) + keeps * latent.shape.numel()
+    kept = latent.kept_numbers if isinstance(latent, RowProducts) else 0
+    held = 3 * size * min(solver.preconditioner_rank, n) + kept
     _memory.check_memory(
         "model", f"{n} training points", held + VECTORS_AT_PEAK * size, covariance.dtype,
         covariance.device, "Lower the solver's kept_bytes or preconditioner_rank.",

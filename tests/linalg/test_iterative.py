@@ -33,8 +33,8 @@ def held_out_of(n, b, seed=3):
 def by_rows(x, lengthscale, noise, kept_bytes=0, missing=None):
     """An RBF covariance by its rows, ``noise`` one variance or one a point."""
 
-    def rows(start, stop):
-        difference = (x[..., start:stop, None, :] - x[..., None, :, :]) / lengthscale
+    def rows(start, stop, columns):
+        difference = (x[..., start:stop, None, :] - x[..., None, :columns, :]) / lengthscale
         return torch.exp(-0.5 * difference.square().sum(-1))
 
     n = x.shape[-2]

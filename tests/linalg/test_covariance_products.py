@@ -1,0 +1,90 @@
+"""Products with a covariance that is evaluated in chunks of rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpclml.linalg import RowProducts
+
+STATE = "gpclml.linalg.covariance_products._NUMBERS_AT_ONCE"
+
+
+class Rows:
+    """A symmetric matrix, given by its rows, that remembers what was asked for."""
+
+    def __init__(self, batch, n, seed=0):
+        generator = torch.Generator().manual_seed(seed)
+        root = torch.randn(*batch, n, n, generator=generator, dtype=torch.float64)
+        self.matrix = root @ root.mT
+        self.asked = []
+
+    def __call__(self, start, stop, columns):
+        self.asked.append((start, stop, columns))
+        return self.matrix[..., start:stop, :columns]
+
+    def products(self, kept_bytes=0, multiple=1):
+        diagonal = self.matrix.diagonal(dim1=-2, dim2=-1)
+        return RowProducts(self, diagonal, self.matrix.shape, kept_bytes, multiple)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    n=st.integers(1, 12),
+    k=st.integers(1, 4),
+    batch=st.sampled_from([(), (2,), (3, 1)]),
+    of_right=st.sampled_from([(), (2,), (3, 2)]),
+    chunk=st.integers(1, 60),
+    multiple=st.integers(1, 3),
+    kept=st.booleans(),
+)
+def test_products_are_those_of_the_matrix(n, k, batch, of_right, chunk, multiple, kept):
+    rows = Rows(batch, n * multiple)
+    right = torch.randn(*of_right, n * multiple, k, dtype=torch.float64)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(STATE, chunk)
+        try:
+            expected = rows.matrix @ right
+        except RuntimeError:
+            return  # batches that do not broadcast
+        products = rows.products(10**9 if kept else 0, multiple)
+        for _ in range(2):
+            torch.testing.assert_close(products.fixed_matmul(right), expected)
+        torch.testing.assert_close(products.matmul(right), expected)
+        torch.testing.assert_close(products.row(n - 1), rows.matrix[..., n - 1, :])
+    assert all(bound % multiple == 0 for asked in rows.asked for bound in asked)
+
+
+def test_half_is_evaluated_and_half_is_kept(monkeypatch):
+    monkeypatch.setattr(STATE, 8 * 64)
+    rows, right = Rows((), 64), torch.ones(64, 1, dtype=torch.float64)
+    products = rows.products(8 * 64 * 36)
+    assert products.kept_numbers == 64 * 36  # 8 chunks: 1 + 2 + ... + 8 squares of 8 by 8
+    products.fixed_matmul(right)
+    assert sum((stop - start) * columns for start, stop, columns in rows.asked) == 64 * 36
+    products.fixed_matmul(right)
+    assert len(rows.asked) == 8
+    anew = rows.products(8 * 64 * 36 - 1)
+    assert anew.kept_numbers == 0
+    rows.asked.clear()
+    for count in (8, 16):
+        anew.fixed_matmul(right)
+        assert len(rows.asked) == count
+
+
+def test_a_product_that_was_interrupted_is_taken_anew(monkeypatch):
+    monkeypatch.setattr(STATE, 8 * 16)
+    rows, right = Rows((), 16), torch.ones(16, 1, dtype=torch.float64)
+
+    def interrupted(start, stop, columns):
+        if start == 8 and len(rows.asked) == 1:
+            rows.asked.append(None)
+            raise KeyboardInterrupt
+        return rows(start, stop, columns)
+
+    products = RowProducts(interrupted, rows.matrix.diagonal(), rows.matrix.shape, 10**9)
+    with pytest.raises(KeyboardInterrupt):
+        products.fixed_matmul(right)
+    torch.testing.assert_close(products.fixed_matmul(right), rows.matrix @ right)
