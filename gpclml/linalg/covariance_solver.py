@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpclml.linalg.conjugate_gradients import ConjugateGradients, column_norms
+from gpclml.linalg.conjugate_gradients import ConjugateGradients, Solution, column_norms
 from gpclml.linalg.covariance_products import NoisyCovariance
 from gpclml.linalg.preconditioner import woodbury_preconditioner
 
@@ -53,10 +53,39 @@ class CovarianceSolver:
 
     def __init__(self, covariance: NoisyCovariance, settings: ConjugateGradients) -> None:
         self.covariance, self.settings = covariance, settings
-        every = torch.ones(covariance.shape[-1], dtype=torch.bool, device=covariance.device)
-        self._precondition = woodbury_preconditioner(
-            covariance, every, settings.preconditioner_rank
+        self._precondition = woodbury_preconditioner(covariance, settings.preconditioner_rank)
+
+    def solution(
+        self, right: Tensor, tolerance: float | None = None, start: Solution | None = None
+    ) -> Solution:
+        """Solves for all columns together; what was reached is for the caller to look at.
+
+        Args:
+            right: B, ``(*batch, n, k)``; zero where observations are missing.
+            tolerance: Of relative residuals; the settings' if None.
+            start: Where to go on from, which is changed in place.
+        """
+        return self.settings.solve(
+            self.covariance.fixed_matmul, right, self._precondition, start, tolerance
         )
+
+    @torch.no_grad()
+    def bounding_inverse(self, vectors: Tensor) -> Tensor | None:
+        r"""The product with :math:`(L L^\top + D)^{-1} \succeq K^{-1}`, or with :math:`D^{-1}`.
+
+        Args:
+            vectors: ``(*batch, n, k)``; zero where observations are missing.
+
+        Returns:
+            The same shape; None where the noise is not independent.
+        """
+        noise, missing = self.covariance.noise, self.covariance.missing
+        if noise is None:
+            return None
+        if self._precondition is not None:
+            return self._precondition(vectors)
+        noise = noise if missing is None else torch.where(missing, 1.0, noise)
+        return vectors / noise.unsqueeze(-1)
 
     @torch.no_grad()
     def solve(self, right: Tensor, tolerance: float | None = None) -> Solved:
@@ -75,9 +104,7 @@ class CovarianceSolver:
             2 n² k floating-point operations an iteration, beside the evaluation of the covariance
             where it is not kept; memory for about twelve arrays n x k.
         """
-        solution = self.settings.solve(
-            self.covariance.fixed_matmul, right, self._precondition, tolerance=tolerance
-        )
+        solution = self.solution(right, tolerance)
         norms = column_norms(right).clamp_min(torch.finfo(right.dtype).tiny)
         residual = float((column_norms(solution.unsolved) / norms).max())
         self.settings.check(residual, solution.iterations)

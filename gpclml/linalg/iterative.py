@@ -17,7 +17,7 @@ are read off it.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from gpclml.linalg._checks import check_indices, check_residual
 from gpclml.linalg.cholesky import safe_cholesky
 from gpclml.linalg.conjugate_gradients import ConjugateGradients, Solution, column_norms
 from gpclml.linalg.covariance_products import NoisyCovariance
-from gpclml.linalg.preconditioner import woodbury_preconditioner
+from gpclml.linalg.covariance_solver import CovarianceSolver
 
 __all__ = ["IterativeReport", "iterative_conditional_log_density"]
 
@@ -121,10 +121,10 @@ class _Solve:
         solver: ConjugateGradients,
     ) -> None:
         n, b = residual.shape[-1], held_out.shape[-1]
-        self._covariance, self._solver, self._held_out = covariance, solver, held_out
-        is_held_out = torch.zeros(n, dtype=torch.bool, device=held_out.device)
-        is_held_out[held_out] = True
-        self.gone = is_held_out.unsqueeze(-1)
+        self._settings, self._held_out = solver, held_out
+        gone = torch.zeros(n, dtype=torch.bool, device=held_out.device)
+        gone[held_out] = True
+        self.gone = gone.unsqueeze(-1)
         one = torch.zeros(n, b, dtype=covariance.dtype, device=covariance.device)
         one[held_out, torch.arange(b, device=held_out.device)] = 1
         self._one = one.expand(*residual.shape[:-1], n, b)
@@ -132,25 +132,23 @@ class _Solve:
         self._of_held_out = right[..., held_out, :].double()
         self._right = right.masked_fill_(self.gone, 0.0)
         self._norms = column_norms(right).clamp_min(torch.finfo(right.dtype).tiny)
-        rank = solver.preconditioner_rank
-        self._precondition = woodbury_preconditioner(covariance, ~is_held_out, rank)
+        missing = gone if covariance.missing is None else gone | covariance.missing
+        self._solver = CovarianceSolver(replace(covariance, missing=missing), solver)
         self._iterations = 0
 
     @torch.no_grad()
     def directions(self) -> Tensor:
         """T and the solved residual side by side, ``(*batch, n, b + 1)``."""
-        solver = self._solver
+        solver = self._settings
         goal = math.inf if solver.max_error is None else _MARGIN * solver.max_error
-        solution = solver.solve(self._multiply, self._right, self._precondition)
+        solution = self._solver.solution(self._right)
         bound, last = self._bound_of(solution) or 0.0, math.inf
         while bound > goal and solution.iterations < solver.max_iterations - 1:
             if last <= bound < math.inf:  # at the limit of rounding
                 break
             worst = float((column_norms(solution.unsolved) / self._norms).max())
             tighter = worst * max(_TIGHTEST, (goal / bound) ** 0.5)
-            solution = solver.solve(
-                self._multiply, self._right, self._precondition, solution, tighter
-            )
+            solution = self._solver.solution(self._right, tighter, solution)
             bound, last = self._bound_of(solution) or 0.0, bound
         self._iterations = solution.iterations
         directions = solution.values.neg()
@@ -163,9 +161,6 @@ class _Solve:
         """How well they are solved, by residuals computed anew."""
         worst = float((column_norms(unsolved) / self._norms).max())
         return IterativeReport(self._iterations, worst, self._error_bound(unsolved, factor, z))
-
-    def _multiply(self, vectors: Tensor) -> Tensor:
-        return self._covariance.fixed_matmul(vectors).masked_fill_(self.gone, 0.0)
 
     def _bound_of(self, solution: Solution) -> float | None:
         """The bound at a solution, whose S and e need no further product with the covariance."""
@@ -190,16 +185,9 @@ class _Solve:
         log-determinant is off by at most c / (1 - c), and e by a vector of length at most
         :math:`\sqrt{c\, \rho^\top M^{-1} \rho}` in the metric of S.
         """
-        noise = self._covariance.noise
-        if noise is None:
+        b, solved = z.shape[-1], self._solver.bounding_inverse(unsolved)
+        if solved is None:
             return None
-        if self._covariance.missing is not None:
-            noise = torch.where(self._covariance.missing, 1.0, noise)
-        b = z.shape[-1]
-        if self._precondition is None:
-            solved = unsolved / noise.unsqueeze(-1)
-        else:
-            solved = self._precondition(unsolved)
         gram = unsolved.double().mT @ solved.double()
         right = torch.linalg.solve_triangular(factor, gram[..., :b, :b], upper=False)
         C = torch.linalg.solve_triangular(factor, right.mT, upper=False)

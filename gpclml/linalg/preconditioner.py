@@ -57,15 +57,12 @@ def pivoted_cholesky(covariance: CovarianceProducts, rank: int) -> Tensor:
 
 @torch.no_grad()
 def woodbury_preconditioner(
-    covariance: NoisyCovariance,
-    kept: Tensor,  # shape: (n,)
-    rank: int,
+    covariance: NoisyCovariance, rank: int
 ) -> Callable[[Tensor], Tensor] | None:
-    """What multiplies by the inverse of the approximation at the points conditioned on.
+    """What multiplies by the inverse of the approximation.
 
     Args:
-        covariance: Of all points, ``(*batch, n, n)``.
-        kept: Which are conditioned on, ``(n,)``; vectors are zero at the others.
+        covariance: Of the observations, ``(*batch, n, n)``.
         rank: Of the approximation.
 
     Returns:
@@ -74,10 +71,10 @@ def woodbury_preconditioner(
     if rank == 0 or covariance.noise is None or not bool((covariance.noise > 0).all()):
         return None
     noise = covariance.noise.detach().unsqueeze(-1)
-    alike = kept if covariance.missing is None else kept & ~covariance.missing
-    features = pivoted_cholesky(covariance.latent, rank) * alike.unsqueeze(-1)
+    features = pivoted_cholesky(covariance.latent, rank)
     if covariance.missing is not None:
-        noise = torch.where(covariance.missing.unsqueeze(-1), 1.0, noise)
+        missing = covariance.missing.unsqueeze(-1)
+        features, noise = torch.where(missing, 0.0, features), torch.where(missing, 1.0, noise)
     scaled = features / noise
     one = torch.eye(features.shape[-1], dtype=features.dtype, device=features.device)
     factor = safe_cholesky((one + features.mT @ scaled).double())
