@@ -9,26 +9,40 @@ import torch
 
 from gpclml.errors import ArgumentError
 
-__all__ = ["available_memory", "check_memory"]
+__all__ = ["available_memory", "check_memory", "fits"]
 
+_FEW = 2**28
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
 def available_memory(device: torch.device) -> int:
-    """Bytes that the device has, less what is not free of them on a GPU.
+    """Bytes that the device has, less what is taken of them on a GPU.
+
+    What PyTorch keeps of a GPU's memory for its next tensors is not taken.
 
     Args:
         device: A CPU's is what the machine, or the container, has in all: what is free changes
             from one moment to the next, and caches count against it.
     """
     if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + cached
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for name in _LIMITS:
         path = Path(name)
         if path.is_file() and (limit := path.read_text().strip()).isdigit():
             total = min(total, int(limit))
     return total
+
+
+def fits(needed: int, device: torch.device) -> bool:
+    """Whether that many bytes fit; on a GPU nobody is asked about a few.
+
+    Args:
+        needed: Bytes.
+        device: Where.
+    """
+    return (device.type == "cuda" and needed <= _FEW) or needed <= available_memory(device)
 
 
 def check_memory(
@@ -47,8 +61,9 @@ def check_memory(
     Raises:
         ArgumentError: They need more than the device has; the message gives both figures.
     """
-    needed, there = numbers * dtype.itemsize, available_memory(device)
-    if needed > there:
+    needed = numbers * dtype.itemsize
+    if not fits(needed, device):
+        there = available_memory(device)
         gib = 2**30
         raise ArgumentError(
             argument, f"{got}, which needs {needed / gib:.1f} GiB",

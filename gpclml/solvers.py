@@ -8,12 +8,19 @@ from typing import Literal
 
 from torch import Tensor
 
-from gpclml._memory import available_memory, check_memory
+from gpclml import _memory
 from gpclml.errors import UnknownNameError
 from gpclml.linalg import ConjugateGradients
 from gpclml.observations import Observations
 
-__all__ = ["Solver", "SolverWarning", "check_solver", "choose_solver", "dense_bytes"]
+__all__ = [
+    "Solver",
+    "SolverWarning",
+    "check_solver",
+    "choose_solver",
+    "iterative_settings",
+    "takes_cholesky",
+]
 
 Solver = Literal["auto", "cholesky", "cg"] | ConjugateGradients
 """A name, or the settings of conjugate gradients."""
@@ -40,13 +47,56 @@ def check_solver(solver: Solver) -> Solver:
     return solver
 
 
-def dense_bytes(data: Observations) -> int:
-    """About what a step by Cholesky needs at its peak, value and gradient, in bytes.
+def takes_cholesky(solver: Solver, numbers: int, like: Tensor, size: str, mend: str) -> bool:
+    """Whether a dense factorization is taken: if asked for, or by "auto" where it fits.
 
     Args:
-        data: The Gaussian of the observations.
+        solver: What was asked for.
+        numbers: How many numbers it needs at its peak.
+        like: Of their type and device.
+        size: The sizes that decide.
+        mend: What to do where it was asked for and does not fit.
+
+    Raises:
+        ArgumentError: If it was asked for and needs more memory than the device has; with both
+            figures.
     """
-    return _MATRICES * data.lazy_covariance.shape.numel() * data.residual.dtype.itemsize
+    if isinstance(solver, ConjugateGradients) or solver == "cg":
+        return False
+    if solver == "cholesky":
+        got = f"'cholesky' at {size}"
+        _memory.check_memory("solver", got, numbers, like.dtype, like.device, mend)
+        return True
+    return _memory.fits(numbers * like.dtype.itemsize, like.device)
+
+
+def iterative_settings(
+    solver: Solver, numbers: int, like: Tensor, size: str, loss: str = ""
+) -> ConjugateGradients:
+    """The settings of conjugate gradients, where no dense factorization is taken.
+
+    Args:
+        solver: As for :func:`takes_cholesky`.
+        numbers: The same.
+        like: The same.
+        size: The same.
+        loss: What is given up beside exactness.
+
+    Warns:
+        SolverWarning: If "auto" takes them.
+    """
+    settings = solver if isinstance(solver, ConjugateGradients) else ConjugateGradients()
+    if solver == "auto":
+        there = _memory.available_memory(like.device)
+        warnings.warn(
+            f"{size}: a Cholesky factor needs {numbers * like.dtype.itemsize / 2**30:.1f} GiB, the "
+            f"{like.device.type} has {there / 2**30:.1f}, so conjugate gradients are used, with "
+            f"relative residuals of at most {settings.tolerance:g}{loss}. Pass solver='cg', or "
+            "ConjugateGradients(...), to choose them.",
+            SolverWarning,
+            stacklevel=4,
+        )
+    return settings
 
 
 def choose_solver(
@@ -69,30 +119,17 @@ def choose_solver(
     Warns:
         SolverWarning: If "auto" takes conjugate gradients.
     """
-    device, dtype = data.residual.device, data.residual.dtype
-    if solver in ("auto", "cholesky"):
-        needed, there = dense_bytes(data), available_memory(device)
-        if needed <= there or data.lazy_covariance.is_low_rank():
-            return None
-        n = data.residual.shape[-1]
-        if solver == "cholesky":
-            check_memory(
-                "solver", f"'cholesky' at n = {n}", needed // dtype.itemsize, dtype, device,
-                "Use solver='cg', or condition on fewer points: "
-                "RandomHoldout(fraction, condition_on=m).",
-            )  # fmt: skip
-        warnings.warn(
-            f"n = {n}: Cholesky factors need {needed / 2**30:.1f} GiB, the {device.type} has "
-            f"{there / 2**30:.1f}, so conjugate gradients are used, with relative residuals of at "
-            f"most {ConjugateGradients().tolerance:g}. Pass solver='cg', or "
-            "ConjugateGradients(...), to choose them.",
-            SolverWarning,
-            stacklevel=3,
-        )
+    like, size = data.residual, f"n = {data.residual.shape[-1]}"
+    numbers = _MATRICES * data.lazy_covariance.shape.numel()
+    if solver in ("auto", "cholesky") and not _memory.fits(numbers * like.itemsize, like.device):
+        numbers *= not data.lazy_covariance.is_low_rank()
+    mend = "Use solver='cg', or condition on fewer points: RandomHoldout(fraction, condition_on=m)."
+    if takes_cholesky(solver, numbers, like, size, mend):
+        return None
     largest = max(group.shape[-1] for group in blocks)
-    numbers = data.residual.numel() * _VECTORS * (largest + 1)
-    check_memory(
-        "conditioning", f"a block of {largest} held-out points", numbers, dtype, device,
+    _memory.check_memory(
+        "conditioning", f"a block of {largest} held-out points",
+        like.numel() * _VECTORS * (largest + 1), like.dtype, like.device,
         "Hold out a smaller share of the points.",
     )  # fmt: skip
-    return solver if isinstance(solver, ConjugateGradients) else ConjugateGradients()
+    return iterative_settings(solver, numbers, like, size)

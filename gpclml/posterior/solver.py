@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 from torch import Tensor
 
 from gpclml import _memory
 from gpclml.errors import UnsupportedError
 from gpclml.linalg import ConjugateGradients
-from gpclml.solvers import Solver, SolverWarning, check_solver
+from gpclml.solvers import Solver, check_solver, iterative_settings, takes_cholesky
 
 __all__ = [
     "VECTORS_AT_PEAK",
@@ -57,28 +55,12 @@ def choose_posterior_solver(
     matrices = _WITH_GRADIENT if torch.is_grad_enabled() else _MATRICES
     matrices += _WITH_MISSING * bool(train_y.isnan().any())
     numbers = batch * (matrices * n * n + (not marginal) * (n + 3 * m) * m)
-    needed, there = numbers * x.dtype.itemsize, _memory.available_memory(x.device)
-    if needed <= there and chosen in ("auto", "cholesky"):
+    size, mend = f"n = {n}, m = {m}", "Use solver='cg', torch.no_grad(), or fewer points."
+    if takes_cholesky(chosen, numbers, x, size, mend):
         return None
-    if chosen == "cholesky":
-        _memory.check_memory(
-            "solver", f"'cholesky' at n = {n}, m = {m}", numbers, x.dtype, x.device,
-            "Use solver='cg', torch.no_grad(), or fewer points.",
-        )  # fmt: skip
     refuse_gradient(x)
     num_points_at_once(x, batch * n, batch, not marginal)
-    if isinstance(chosen, ConjugateGradients):
-        return chosen
-    if chosen == "auto":
-        warnings.warn(
-            f"n = {n}, m = {m}: a dense posterior needs {needed / 2**30:.1f} GiB, the "
-            f"{x.device.type} has {there / 2**30:.1f}, so conjugate gradients are used, with "
-            f"relative residuals of at most {ConjugateGradients().tolerance:g} and without a "
-            "gradient. Pass solver='cg', or ConjugateGradients(...), to choose them.",
-            SolverWarning,
-            stacklevel=3,
-        )
-    return ConjugateGradients()
+    return iterative_settings(chosen, numbers, x, size, " and without a gradient")
 
 
 def num_points_at_once(
