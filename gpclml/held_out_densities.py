@@ -26,6 +26,8 @@ def held_out_densities(
     blocks: Sequence[Tensor],
     solver: Solver = "auto",
     factor_dtype: torch.dtype | None = None,
+    *,
+    checked: bool = True,
 ) -> tuple[Tensor, tuple[IterativeReport, ...]]:
     """The log density of each block given all points outside it, in nats.
 
@@ -38,6 +40,8 @@ def held_out_densities(
             block of its own in each batch member.
         solver: See :func:`gpclml.solvers.choose_solver`.
         factor_dtype: See :func:`gpclml.linalg.cholesky.factorization_dtype`.
+        checked: See :func:`gpclml.linalg.cholesky.safe_cholesky`; values are NaN where a
+            factorization failed that was not looked at.
 
     Returns:
         The densities, ``(*batch, k)``, blocks of one size together; and how well each was solved
@@ -54,9 +58,13 @@ def held_out_densities(
         return _by_conjugate_gradients(data, blocks, chosen)
     if len(blocks) == 1 and blocks[0].shape[-2] == 1:
         held_out = blocks[0].squeeze(-2)
-        value = conditional_log_density(data.covariance, data.residual, held_out, factor_dtype)
+        value = conditional_log_density(
+            data.covariance, data.residual, held_out, factor_dtype, checked=checked
+        )
         return value.unsqueeze(-1), ()
-    values = block_conditional_log_densities(data.covariance, data.residual, blocks, factor_dtype)
+    values = block_conditional_log_densities(
+        data.covariance, data.residual, blocks, factor_dtype, checked=checked
+    )
     return values, ()
 
 

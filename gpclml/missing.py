@@ -17,11 +17,13 @@ MISSING_TERM = -0.5 * math.log(2 * math.pi)
 """What a missing target adds to a log density: it enters as a standard normal at its mean."""
 
 
-def missing_targets(target: Tensor) -> Tensor | None:
+def missing_targets(target: Tensor, checked: bool = True) -> Tensor | None:
     """Which targets are missing under GPyTorch's policy, same shape; None where none is.
 
     Args:
         target: Any shape; NaN is missing under ``observation_nan_policy("mask")``.
+        checked: Look at the targets under the "ignore" policy too, which on a GPU waits for all
+            that is queued.
 
     Raises:
         UnsupportedError: Under the "fill" policy.
@@ -32,7 +34,7 @@ def missing_targets(target: Tensor) -> Tensor | None:
         raise UnsupportedError(
             "observation_nan_policy", "'fill'", "'ignore' or 'mask'", "Use 'mask'."
         )
-    if all_finite(target):
+    if (policy == "ignore" and not checked) or all_finite(target):
         return None
     finite = torch.isfinite(target)
     missing = torch.isnan(target)

@@ -10,11 +10,14 @@ from typing import Any, cast
 import torch
 from gpytorch import settings
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.kernels import Kernel
+from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.likelihoods import Likelihood
 from gpytorch.models import ExactGP
 from torch import Tensor
 
 from gpclml._finite import all_finite
+from gpclml._placement import check_module_device, check_module_placement, check_placement
 from gpclml.conditioning import Conditioning, Split
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnsupportedError
 from gpclml.linalg import LowRankPlusDiagonal, take
@@ -78,7 +81,7 @@ class Observations:
         blocks = [group.flatten() for group in split.held_out]
         rows = torch.cat([*blocks, split.conditioned_on])
         place = torch.full((self.residual.shape[-1],), -1).scatter(0, rows, torch.arange(len(rows)))
-        rows = rows.to(self.residual.device)
+        rows = rows.to(self.residual.device, non_blocking=True)
         part = replace(
             self,
             lazy_covariance=self.lazy_covariance.at(rows),
@@ -123,6 +126,24 @@ class Observations:
             return self.residual.shape[-1]
         return (~self.missing).sum(-1)
 
+    def check_density(self, value: Tensor) -> None:
+        """Refuses a log density that is not finite, where no covariance was at fault.
+
+        Args:
+            value: Any shape.
+
+        Raises:
+            NonFiniteError: It is not; the message says how many residuals are not.
+        """
+        if not all_finite(value):
+            bad = int((~torch.isfinite(self.residual)).sum())
+            raise NonFiniteError(
+                "targets less prior mean",
+                f"{bad} non-finite of {self.residual.numel()}",
+                "finite values",
+                "Look for NaN or huge values in the targets and in the parameters of the mean.",
+            )
+
     def per_held_out_target(self, value: Tensor, blocks: Sequence[Tensor]) -> Tensor:
         """The summed log density of the blocks, divided by the observed targets in them.
 
@@ -136,21 +157,12 @@ class Observations:
 
         Raises:
             ArgumentError: If a batch member has no observed target in any block.
-            NonFiniteError: If a log density is not finite, which only a mean can cause here.
         """
-        if not all_finite(value):
-            bad = int((~torch.isfinite(self.residual)).sum())
-            raise NonFiniteError(
-                "prior mean",
-                f"{bad} non-finite of {self.residual.numel()} residuals",
-                "finite values",
-                "Look for NaN or huge values in the parameters of the mean.",
-            )
         count = sum(block.shape[-2:].numel() for block in blocks)
         if self.missing is None:
             return value / count
-        device = self.missing.device
-        held_out = torch.cat([block.flatten(-2) for block in blocks], dim=-1).to(device)
+        held_out = torch.cat([block.flatten(-2) for block in blocks], dim=-1)
+        held_out = held_out.to(self.missing.device, non_blocking=True)
         missing = take(self.missing, held_out).sum(-1)
         if bool((missing == count).any()):
             raise ArgumentError(
@@ -167,6 +179,7 @@ def observations(
     function_dist: MultivariateNormal,
     target: Tensor,
     *params: Any,
+    checked: bool = True,
     **kwargs: Any,
 ) -> Observations:
     """The prior Gaussian of the observations and their residuals.
@@ -177,6 +190,7 @@ def observations(
         target: Observations, ``(*batch, n)`` or ``(*batch, n, t)``; NaN is missing under
             ``observation_nan_policy("mask")``.
         *params: Passed on to the likelihood.
+        checked: Refuse targets that are not finite here; else they make the density NaN.
         **kwargs: Passed on to the likelihood.
 
     Returns:
@@ -186,7 +200,7 @@ def observations(
         UnsupportedError: If the distribution is not Gaussian, or under the "fill" policy.
         ShapeError: If the target does not fit the distribution.
         NonFiniteError: If targets are not finite, outside the mask policy.
-        ArgumentError: If all targets are missing.
+        ArgumentError: If all targets are missing; if dtypes or devices are mixed.
     """
     if not isinstance(function_dist, MultivariateNormal):
         raise UnsupportedError(
@@ -200,7 +214,8 @@ def observations(
             f"(*batch, {', '.join(map(str, event))}), as the model's output",
             "Pass the targets of the very inputs that the model was called on.",
         )
-    missing = missing_targets(target)
+    _check_placement(likelihood, function_dist, target)
+    missing = missing_targets(target, checked)
     output, covariance = observed_covariance(likelihood, function_dist, *params, **kwargs)
     interleaved = getattr(output, "_interleaved", True)
     residual = target - output.mean
@@ -251,6 +266,17 @@ def training_observations(
         prior = model(*inputs)
     likelihood = cast(Likelihood, likelihood or model.likelihood)
     return observations(likelihood, prior, cast(Tensor, model.train_targets), *params, **kwargs)
+
+
+def _check_placement(
+    likelihood: Likelihood, function_dist: MultivariateNormal, target: Tensor
+) -> None:
+    mean = function_dist.mean
+    check_placement("target", target, mean)
+    check_module_placement("likelihood", likelihood, mean)
+    covariance = function_dist.lazy_covariance_matrix
+    if isinstance(covariance, LazyEvaluatedKernelTensor):
+        check_module_device("kernel", cast(Kernel, covariance.kernel), mean)
 
 
 def _flatten(values: Tensor, interleaved: bool) -> Tensor:

@@ -34,6 +34,8 @@ def block_conditional_log_densities(
     residual: Tensor,  # shape: (*batch, n)
     blocks: Sequence[Tensor],  # shapes: (k_1, b_1), (k_2, b_2), ...
     factor_dtype: torch.dtype | None = None,
+    *,
+    checked: bool = True,
 ) -> Tensor:
     r"""The joint log density of each block given all points outside it, in nats.
 
@@ -52,6 +54,8 @@ def block_conditional_log_densities(
         blocks: Indices of the held-out blocks, blocks of one size stacked: ``k_i`` blocks of
             ``b_i`` points each, ``(k_i, b_i)``. Blocks may overlap.
         factor_dtype: See :func:`gpclml.linalg.cholesky.factorization_dtype`.
+        checked: See :func:`gpclml.linalg.cholesky.safe_cholesky`; values are NaN where a
+            factorization failed that was not looked at.
 
     Returns:
         One log density a block in the order given, ``(*batch, k_1 + k_2 + ...)``, in the type
@@ -71,7 +75,7 @@ def block_conditional_log_densities(
     residual = residual.expand(*batch, residual.shape[-1])
     _check_blocks(blocks, residual.shape[-1])
     disjoint = _are_disjoint(blocks)
-    blocks = [group.to(covariance.device) for group in blocks]
+    blocks = [group.to(covariance.device, non_blocking=True) for group in blocks]
     if isinstance(covariance, LowRankPlusDiagonal):
         return covariance.block_log_densities(residual, blocks)
     sharing = Sharing(covariance.shape[:-2], residual.shape[:-1])
@@ -79,6 +83,7 @@ def block_conditional_log_densities(
         sharing.covariances(covariance),
         sharing.residuals(residual),
         factor_dtype,
+        checked,
         disjoint,
         *blocks,
     )
@@ -108,12 +113,12 @@ class _BlockConditionalLogDensities(torch.autograd.Function):
     """Residuals are ``(*batch, r, n)``, r to a covariance; values ``(*batch, r, k_1 + ...)``."""
 
     @staticmethod
-    def forward(ctx, covariance, residuals, factor_dtype, disjoint, *blocks):
-        L = safe_cholesky(covariance, factor_dtype)
+    def forward(ctx, covariance, residuals, factor_dtype, checked, disjoint, *blocks):
+        L = safe_cholesky(covariance, factor_dtype, checked=checked)
         alpha = torch.cholesky_solve(residuals.mT.to(L.dtype), L)  # (*batch, n, r)
         Q = torch.cholesky_inverse(L)
         values, factors, sources = zip(
-            *[_densities_of_group(Q, alpha, group) for group in blocks], strict=True
+            *[_densities_of_group(Q, alpha, group, checked) for group in blocks], strict=True
         )
         ctx.save_for_backward(Q, alpha, *blocks, *factors, *sources)
         ctx.dtype, ctx.disjoint = covariance.dtype, disjoint
@@ -139,10 +144,12 @@ class _BlockConditionalLogDensities(torch.autograd.Function):
         left = torch.cat([u, alpha], dim=-1)
         right = 0.5 * torch.cat([alpha, u], dim=-1)
         gradient.add_(left @ right.mT)
-        return gradient.to(ctx.dtype), -u.mT.to(ctx.dtype), None, None, *[None] * count
+        return gradient.to(ctx.dtype), -u.mT.to(ctx.dtype), None, None, None, *[None] * count
 
 
-def _densities_of_group(Q: Tensor, alpha: Tensor, group: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _densities_of_group(
+    Q: Tensor, alpha: Tensor, group: Tensor, checked: bool
+) -> tuple[Tensor, Tensor, Tensor]:
     """Log densities (*batch, k, r), factors of Q_BB (*batch, k, b, b), and s (*batch, k, b, r)."""
     # The blocks are small: float64 costs little and keeps their determinants accurate.
     if group.shape[-1] == 1:
@@ -150,7 +157,7 @@ def _densities_of_group(Q: Tensor, alpha: Tensor, group: Tensor) -> tuple[Tensor
     else:
         Q_BB = Q[..., group.unsqueeze(-1), group.unsqueeze(-2)].double()
     alpha_B = alpha[..., group, :].double()
-    L_Q = safe_cholesky(Q_BB)
+    L_Q = safe_cholesky(Q_BB, checked=checked)
     s = torch.cholesky_solve(alpha_B, L_Q)
     quadratic = (alpha_B * s).sum(-2)
     half_log_det = L_Q.diagonal(dim1=-2, dim2=-1).log().sum(-1, keepdim=True)

@@ -56,6 +56,8 @@ def factorization_dtype(
 def safe_cholesky(
     covariance: Tensor,  # shape: (*batch, n, n)
     factor_dtype: torch.dtype | None = None,
+    *,
+    checked: bool = True,
 ) -> Tensor:
     r"""The lower Cholesky factor :math:`L`, :math:`K = L L^\top`, jittered only if needed.
 
@@ -68,6 +70,8 @@ def safe_cholesky(
     Args:
         covariance: Symmetric matrices, ``(*batch, n, n)``; only the lower triangle counts.
         factor_dtype: See :func:`factorization_dtype`.
+        checked: Look at once whether the first attempt succeeded, which on a GPU waits for all
+            that is queued. If not, one that failed has NaN on its diagonal and is not repeated.
 
     Returns:
         Lower-triangular factors, ``(*batch, n, n)``, in the type they were computed in.
@@ -79,6 +83,10 @@ def safe_cholesky(
     """
     matrix = covariance.to(factorization_dtype(covariance, factor_dtype))
     factor, info = torch.linalg.cholesky_ex(matrix)
+    if not checked:
+        failed = (info != 0).unsqueeze(-1)
+        factor.diagonal(dim1=-2, dim2=-1).masked_fill_(failed, torch.nan)
+        return factor
     # A NaN can pass a factorization on a GPU without an error code; the diagonal shows it.
     if not bool(info.any()) and all_finite(factor.diagonal(dim1=-2, dim2=-1)):
         return factor

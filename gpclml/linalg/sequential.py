@@ -37,6 +37,8 @@ def conditional_log_density(
     residual: Tensor,  # shape: (*batch, n)
     held_out: Tensor,  # shape: (b,) or (*batch, b)
     factor_dtype: torch.dtype | None = None,
+    *,
+    checked: bool = True,
 ) -> Tensor:
     r"""The joint log density of the held-out points given all others, in nats.
 
@@ -61,6 +63,8 @@ def conditional_log_density(
         held_out: Indices of the b points that are scored, ``1 <= b <= n``: ``(b,)``, or
             ``(*batch, b)`` for points of its own in each batch member.
         factor_dtype: See :func:`gpclml.linalg.cholesky.factorization_dtype`.
+        checked: See :func:`gpclml.linalg.cholesky.safe_cholesky`; the value is NaN where a
+            factorization failed that was not looked at.
 
     Returns:
         One log density a batch member, ``(*batch,)``, in the type of ``covariance``.
@@ -88,7 +92,7 @@ def conditional_log_density(
         covariance = covariance.expand(*batch, n, n)
     order = order_with_last(held_out.cpu(), n)
     if order is not None:
-        order = order.to(covariance.device)
+        order = order.to(covariance.device, non_blocking=True)
     sharing = Sharing(covariance.shape[:-2], residual.shape[:-1])
     value = _ConditionalLogDensity.apply(
         sharing.covariances(covariance),
@@ -96,6 +100,7 @@ def conditional_log_density(
         order,
         held_out.shape[-1],
         factor_dtype,
+        checked,
     )
     assert isinstance(value, Tensor)
     return sharing.values(value)
@@ -146,13 +151,19 @@ def sequential_log_densities(
     return terms
 
 
-def _factor(covariance: Tensor, residuals: Tensor, order: Tensor | None, factor_dtype):
+def _factor(
+    covariance: Tensor,
+    residuals: Tensor,
+    order: Tensor | None,
+    factor_dtype: torch.dtype | None,
+    checked: bool = True,
+) -> tuple[Tensor, Tensor]:
     """The factor, and z of residuals ``(*batch, k, n)`` as columns, ``(*batch, n, k)``."""
     columns = residuals.mT
     if order is not None:
         covariance = permute(covariance, order)
         columns = take_rows(columns, order)
-    L = safe_cholesky(covariance, factor_dtype)
+    L = safe_cholesky(covariance, factor_dtype, checked=checked)
     return L, torch.linalg.solve_triangular(L, columns.to(L.dtype), upper=False)
 
 
@@ -163,8 +174,8 @@ def _terms(L: Tensor, z: Tensor) -> Tensor:
 
 class _ConditionalLogDensity(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, covariance, residuals, order, num_held_out, factor_dtype):
-        L, z = _factor(covariance, residuals, order, factor_dtype)
+    def forward(ctx, covariance, residuals, order, num_held_out, factor_dtype, checked):
+        L, z = _factor(covariance, residuals, order, factor_dtype, checked)
         ctx.save_for_backward(L, z, order)
         ctx.num_held_out, ctx.dtype = num_held_out, covariance.dtype
         return _terms(L, z)[..., -num_held_out:, :].sum(-2).to(covariance.dtype)
@@ -178,7 +189,7 @@ class _ConditionalLogDensity(torch.autograd.Function):
         of_covariance = _gradient_by_solve if few else _gradient_by_inverse
         gradient, u = of_covariance(L, z, order, ctx.num_held_out, grad)
         of_residuals = -(grad * u).mT
-        return gradient.to(ctx.dtype), of_residuals.to(ctx.dtype), None, None, None
+        return gradient.to(ctx.dtype), of_residuals.to(ctx.dtype), None, None, None, None
 
 
 def _rows_in_data_order(values: Tensor, order: Tensor | None) -> Tensor:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gpclml._finite import all_finite
+from gpclml._host_reads import reads_are_free
 from gpclml.held_out_densities import held_out_densities
 from gpclml.linalg import IterativeReport
 from gpclml.observations import Observations
@@ -23,6 +25,9 @@ def held_out_density(
 ) -> tuple[Tensor, tuple[IterativeReport, ...]]:
     """The mean over held-out targets of the blocks' log densities given all others.
 
+    A GPU is looked at once, at the end, by the density. Where that is not finite, it is computed
+    again with every step looked at: with jitter, or an error that says what was wrong.
+
     Args:
         data: The Gaussian of the observations.
         blocks: As :func:`~gpclml.held_out_densities.held_out_densities` takes them.
@@ -31,6 +36,17 @@ def held_out_density(
 
     Returns:
         Nats per observed held-out target, ``(*batch,)``; and how well each block was solved for.
+
+    Raises:
+        NonFiniteError: If a density is not finite.
     """
-    values, reports = held_out_densities(data, blocks, solver, factor_dtype)
-    return data.per_held_out_target(values.sum(-1), blocks), reports
+    checked = reads_are_free(data.residual.device)
+    values, reports = held_out_densities(data, blocks, solver, factor_dtype, checked=checked)
+    value = values.sum(-1)
+    if not all_finite(value):
+        if not checked:
+            del values, value  # what they hold for the gradient
+            values, reports = held_out_densities(data, blocks, solver, factor_dtype)
+            value = values.sum(-1)
+        data.check_density(value)
+    return data.per_held_out_target(value, blocks), reports

@@ -12,6 +12,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models import ExactGP
 from torch import Tensor
 
+from gpclml._host_reads import reads_are_free
 from gpclml.conditioning import Conditioning, KFold, RandomHoldout, Split
 from gpclml.errors import NonFiniteError, UnsupportedError
 from gpclml.linalg import IterativeReport
@@ -122,7 +123,10 @@ class ConditionalMarginalLogLikelihood(ExactMarginalLogLikelihood):
             ArgumentError: If more points are asked for than there are, or more memory.
         """
         check_train_mode(self.model)
-        data = observations(self.likelihood, function_dist, target, *params, **kwargs)
+        checked = reads_are_free(target.device)
+        data = observations(
+            self.likelihood, function_dist, target, *params, checked=checked, **kwargs
+        )
         return self.objective_at(data, self.draw_split(data))
 
     def compute_custom_loss(self, **kwargs: Any) -> Tensor:

@@ -238,9 +238,9 @@ def test_a_shared_covariance_is_factored_once(monkeypatch):
 
     shapes = []
 
-    def counted(covariance, factor_dtype=None):
+    def counted(covariance, factor_dtype=None, **options):
         shapes.append(covariance.shape)
-        return safe_cholesky(covariance, factor_dtype)
+        return safe_cholesky(covariance, factor_dtype, **options)
 
     monkeypatch.setattr(sequential, "safe_cholesky", counted)
     K, r = reference.random_covariance(7, (4, 1)), reference.random_residual(7, (4, 5))

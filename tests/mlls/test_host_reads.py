@@ -1,0 +1,183 @@
+"""Steps that a GPU is looked at once for: what they read, and what they do where something fails.
+
+On a CPU reads are free and taken at once; these tests have the objective believe that they are not.
+"""
+
+from __future__ import annotations
+
+import gpytorch
+import pytest
+import torch
+from linear_operator.utils.errors import NotPSDError
+from linear_operator.utils.warnings import NumericalWarning
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import gpclml.mlls._held_out
+import gpclml.mlls.conditional_marginal_log_likelihood
+from gpclml.conditioning import KFold, LastPoints, LeaveOneOut, RandomHoldout
+from gpclml.errors import NonFiniteError
+from gpclml.linalg import block_conditional_log_densities, conditional_log_density, safe_cholesky
+from gpclml.mlls import ConditionalMarginalLogLikelihood
+
+N = 40
+READING = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "is_nonzero")
+CONDITIONINGS = [
+    RandomHoldout(0.2, seed=0), LastPoints(m=0), LeaveOneOut(), KFold(4, seed=0),
+    RandomHoldout(0.2, seed=0, condition_on=20),
+]  # fmt: skip
+
+
+class Reads(TorchDispatchMode):
+    """Operations that need a value of a floating-point tensor on the host."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        if name in READING and args[0].dtype.is_floating_point:
+            self.seen.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+class Model(gpytorch.models.ExactGP):
+    def __init__(self, x, y, likelihood):
+        super().__init__(x, y, likelihood)
+        self.mean_module = gpytorch.means.ConstantMean()
+        self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel())
+
+    def forward(self, x):
+        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def objective(conditioning=None, n=N, dtype=torch.float64):
+    x = torch.rand(n, 2, dtype=dtype)
+    y = torch.sin(4 * x.sum(-1)) + 0.1 * torch.randn(n, dtype=dtype)
+    likelihood = gpytorch.likelihoods.GaussianLikelihood()
+    model = Model(x, y, likelihood).to(dtype).train()
+    return ConditionalMarginalLogLikelihood(likelihood, model, conditioning)
+
+
+def step(mll, target=None):
+    mll.zero_grad()
+    model = mll.model
+    value = mll(model(*model.train_inputs), model.train_targets if target is None else target)
+    value.backward()
+    return value.detach(), [parameter.grad.clone() for parameter in mll.parameters()]
+
+
+def make_reads_costly(monkeypatch):
+    for module in (gpclml.mlls._held_out, gpclml.mlls.conditional_marginal_log_likelihood):
+        monkeypatch.setattr(module, "reads_are_free", lambda device: False)
+
+
+@pytest.fixture
+def costly_reads(monkeypatch):
+    make_reads_costly(monkeypatch)
+
+
+@pytest.mark.parametrize("conditioning", CONDITIONINGS, ids=repr)
+def test_a_step_is_looked_at_once(conditioning, costly_reads):
+    mll = objective(conditioning)
+    with gpytorch.settings.debug(False), Reads() as reads:  # else the model compares its inputs
+        step(mll)
+    ours = [name for name in reads.seen if name != "equal"]  # kernels compare theirs
+    assert ours == ["_local_scalar_dense"]
+
+
+@pytest.mark.parametrize("conditioning", CONDITIONINGS, ids=repr)
+def test_value_and_gradient_are_the_same_bit_for_bit(conditioning, monkeypatch):
+    mll = objective(conditioning)
+    at_once = step(mll)
+    make_reads_costly(monkeypatch)
+    at_the_end = step(mll)
+    assert torch.equal(at_once[0], at_the_end[0])
+    assert all(map(torch.equal, at_once[1], at_the_end[1]))
+
+
+@pytest.mark.parametrize("conditioning", CONDITIONINGS[:4], ids=repr)
+def test_a_failed_factor_is_jittered_all_the_same(conditioning, monkeypatch):
+    mll = objective(conditioning)
+    x = mll.model.train_inputs[0]
+    mll.model.set_train_data(x[: N // 2].repeat(2, 1), strict=False)
+    mll.likelihood.noise_covar.register_constraint(
+        "raw_noise", gpytorch.constraints.GreaterThan(0.0)
+    )
+    mll.likelihood.noise = 1e-18
+    with pytest.warns(NumericalWarning):
+        at_once = step(mll)
+    make_reads_costly(monkeypatch)
+    with pytest.warns(NumericalWarning):
+        at_the_end = step(mll)
+    assert torch.equal(at_once[0], at_the_end[0])
+    assert all(map(torch.equal, at_once[1], at_the_end[1]))
+
+
+def test_single_precision_that_fails_is_repeated_in_double(costly_reads):
+    mll = objective(n=600, dtype=torch.float32)
+    mll.conditioning = RandomHoldout(0.2, seed=0)
+    mll.likelihood.noise_covar.register_constraint(
+        "raw_noise", gpytorch.constraints.GreaterThan(0.0)
+    )
+    mll.likelihood.noise = 3e-6
+    mll.model.covar_module.base_kernel.lengthscale = 3.0
+    covariance = mll.likelihood(mll.model(*mll.model.train_inputs)).covariance_matrix
+    assert torch.linalg.cholesky_ex(covariance).info > 0
+    found, _ = step(mll)
+    mll.factor_dtype = torch.float64
+    torch.testing.assert_close(found, step(mll)[0])
+
+
+def test_what_is_not_finite_is_named(costly_reads):
+    mll = objective()
+    target = mll.model.train_targets.clone()
+    target[3] = torch.nan
+    with pytest.raises(NonFiniteError, match=r"targets less prior mean: got 1 non-finite of 40"):
+        step(mll, target)
+    with gpytorch.settings.observation_nan_policy("mask"):
+        assert torch.isfinite(step(mll, target)[0])
+    mll.model.covar_module.base_kernel.raw_lengthscale.data.fill_(torch.nan)
+    with pytest.raises(NonFiniteError, match=r"covariance.*\(40, 40\)"):
+        step(mll)
+
+
+def test_unchecked_factors_carry_nan_where_they_failed():
+    good, bad = torch.eye(3, dtype=torch.float64), -torch.eye(3, dtype=torch.float64)
+    covariance, residual = torch.stack([good, bad, 2 * good]), torch.ones(3, 3, dtype=torch.float64)
+    assert safe_cholesky(covariance, checked=False).isnan().any(-1).any(-1).tolist() == [
+        False, True, False,
+    ]  # fmt: skip
+    one = conditional_log_density(covariance, residual, torch.tensor([1]), checked=False)
+    many = block_conditional_log_densities(
+        covariance, residual, [torch.arange(3)[:, None]], checked=False
+    )
+    assert one.isnan().tolist() == [False, True, False]
+    assert many.isnan().any(-1).tolist() == [False, True, False]
+    with pytest.warns(NumericalWarning), pytest.raises(NotPSDError):
+        safe_cholesky(covariance)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_densities_and_gradients_wait_for_nothing_on_a_gpu(dtype):
+    root = torch.randn(600, 600, dtype=dtype, device="cuda")
+    covariance = (root @ root.mT / 600 + torch.eye(600, device="cuda")).requires_grad_()
+    residual = torch.randn(600, dtype=dtype, device="cuda", requires_grad=True)
+    everything = torch.randperm(600)
+
+    def values():
+        one = conditional_log_density(covariance, residual, everything[:60], checked=False)
+        many = block_conditional_log_densities(
+            covariance, residual, [everything.reshape(10, 60)], checked=False
+        )
+        return one + many.sum()
+
+    values().backward()  # libraries are loaded
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        values().backward()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.isfinite(covariance.grad).all()
