@@ -32,7 +32,8 @@ def describe_run(program: str, device: str) -> str:
 
 def _device_name(device: str) -> str:
     if torch.device(device).type == "cuda":
-        return torch.cuda.get_device_name(device)
+        name, precision = torch.cuda.get_device_name(device), torch.get_float32_matmul_precision()
+        return f"{name}, precision of float32 products: {precision} (TF32 if high)"
     cpu = Path("/proc/cpuinfo")
     lines = cpu.read_text().splitlines() if cpu.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]

@@ -26,6 +26,7 @@ def interleaved_times(
     steps: Mapping[str, Callable[[], object]],
     rounds: int,
     device: str | torch.device = "cpu",
+    warm_up: bool = True,
 ) -> pd.DataFrame:
     """Wall time of every step in every round, in seconds.
 
@@ -36,6 +37,7 @@ def interleaved_times(
         steps: What to run, by name.
         rounds: Number of rounds that are kept, at least 1.
         device: Waited for before the clock is read, where it is a GPU.
+        warm_up: Whether there is that first round.
 
     Returns:
         A row a round, a column a step.
@@ -46,7 +48,7 @@ def interleaved_times(
     if rounds < 1:
         raise ArgumentError("rounds", rounds, "an integer of at least 1")
     names = list(steps)
-    for name in names:
+    for name in names if warm_up else []:
         _seconds(steps[name], device)
     rows = []
     for turn in range(rounds):

@@ -21,7 +21,7 @@ Threads = Annotated[int, typer.Option(min=1, help="CPU threads.")]
 _SETS = ["kin8nm", "power", "protein"]
 _NOISES = [1e-1, 1e-2, 1e-3]
 _ACCURACY_SIZES = [2000, 8000]
-_COST_SIZES = [500, 1000, 2000, 4000, 8000, 16000]
+_COST_SIZES = [500, 1000, 2000, 4000, 8000, 16000, 32000, 50000]
 
 
 class _Table:

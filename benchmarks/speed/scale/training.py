@@ -27,7 +27,10 @@ __all__ = ["Data", "compare_training", "full_evaluation", "load_split"]
 FEW = 2000
 CONDITION_ON, BLOCK = 4000, 256
 _LR = 0.1
-_RANK = 1000
+_RANK = 2000
+_PREDICTING = ConjugateGradients(
+    tolerance=1e-2, preconditioner_rank=_RANK, kept_bytes=2**32, on_failure="warn", progress=True
+)
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,7 @@ def full_evaluation(data: Data, block: int = BLOCK, seed: int = 0) -> pd.DataFra
     double = Data(*(part.double() for part in (data.x, data.y, data.test_x, data.test_y)))
     model = _start(double)
     n = len(data.y)
-    solver = ConjugateGradients(preconditioner_rank=_RANK, on_failure="warn")
+    solver = ConjugateGradients(preconditioner_rank=_RANK, on_failure="warn", progress=True)
     mll = ConditionalMarginalLogLikelihood(
         model.likelihood, model, RandomHoldout(block / n, seed=seed), solver=solver
     )
@@ -177,8 +180,8 @@ def _train(
 
 def _scored(model: ExactRBF, given: Data) -> tuple[dict[str, float], Tensor]:
     model.set_train_data(given.x, given.y, strict=False)
-    solver = ConjugateGradients(preconditioner_rank=_RANK, kept_bytes=2**31, on_failure="warn")
-    found = IterativePosterior(model, solver, units="training").predict(given.test_x, marginal=True)
+    posterior = IterativePosterior(model, _PREDICTING, units="training")
+    found = posterior.predict(given.test_x, marginal=True)
     normal = Normal(found.distribution.mean, found.distribution.variance.sqrt())
     density = normal.log_prob(given.test_y).double()
     error = (normal.mean - given.test_y).square().mean().sqrt()
