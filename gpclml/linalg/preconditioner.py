@@ -2,7 +2,9 @@ r"""A preconditioner of low rank plus a diagonal, from a pivoted Cholesky factor
 
 With :math:`K_f \approx L L^\top` and noise D, :math:`(L L^\top + D)^{-1}` by Woodbury's identity:
 the k largest parts of the kernel are solved exactly, and conjugate gradients are left with the rest
-(Harbrecht, Peters and Schneider 2012; Gardner et al. 2018, Section 4.1).
+(Harbrecht, Peters and Schneider 2012; Gardner et al. 2018, Section 4.1). The identity takes the
+difference of what nearly agrees where the noise is small beside the kernel: in single precision the
+result is not positive definite there, so it is formed in double precision whatever comes.
 """
 
 from __future__ import annotations
@@ -70,17 +72,19 @@ def woodbury_preconditioner(
     """
     if rank == 0 or covariance.noise is None or not bool((covariance.noise > 0).all()):
         return None
-    noise = covariance.noise.detach().unsqueeze(-1)
-    features = pivoted_cholesky(covariance.latent, rank)
+    noise = covariance.noise.detach().double().unsqueeze(-1)
+    features = pivoted_cholesky(covariance.latent, rank).double()
     if covariance.missing is not None:
         missing = covariance.missing.unsqueeze(-1)
         features, noise = torch.where(missing, 0.0, features), torch.where(missing, 1.0, noise)
-    scaled = features / noise
+    deviation = noise.sqrt()
+    features = features / deviation
     one = torch.eye(features.shape[-1], dtype=features.dtype, device=features.device)
-    factor = safe_cholesky((one + features.mT @ scaled).double())
-    inverse = torch.cholesky_inverse(factor).to(features.dtype)
+    inverse = torch.cholesky_inverse(safe_cholesky(one + features.mT @ features))
 
     def precondition(right: Tensor) -> Tensor:
-        return right / noise - scaled @ (inverse @ (scaled.mT @ right))
+        scaled = right.double() / deviation
+        solved = scaled - features @ (inverse @ (features.mT @ scaled))
+        return (solved / deviation).to(right.dtype)
 
     return precondition

@@ -99,7 +99,8 @@ class IterativePosterior:
     Note:
         For the solve 2 n² floating-point operations an iteration and one reading of the covariance,
         or its evaluation where it is not kept; n k² and k rows of it for the preconditioner of rank
-        k. Memory for 3 n k numbers, what is kept of the covariance, and a chunk of its rows.
+        k. Memory for 3 n k numbers in double precision, what is kept of the covariance, and a chunk
+        of its rows.
 
     Example:
         >>> from gpclml.posterior import IterativePosterior
@@ -291,7 +292,8 @@ def _products(data: Observations, solver: ConjugateGradients) -> tuple[NoisyCova
     covariance = data.lazy_covariance.products(solver.room(data.residual.device))
     latent, size, n = covariance.latent, data.residual.numel(), data.residual.shape[-1]
     kept = latent.kept_numbers if isinstance(latent, RowProducts) else 0
-    held = 3 * size * min(solver.preconditioner_rank, n) + kept
+    rank = min(solver.preconditioner_rank, n)
+    held = 3 * size * rank * torch.float64.itemsize // covariance.dtype.itemsize + kept
     _memory.check_memory(
         "model", f"{n} training points", held + VECTORS_AT_PEAK * size, covariance.dtype,
         covariance.device, "Lower the solver's kept_bytes or preconditioner_rank.",

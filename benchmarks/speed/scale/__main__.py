@@ -104,7 +104,7 @@ def constants(
 @app.command()
 def training(
     data: Annotated[str, typer.Option(help="A UCI set.")] = "kin40k",
-    num_test: Annotated[int, typer.Option(min=2, help="Test points.")] = 500,
+    num_test: Annotated[int, typer.Option(min=2, help="Test points.")] = 200,
     steps: Annotated[int, typer.Option(min=1, help="Steps on redrawn subsets.")] = 100,
     evaluated: Annotated[int, typer.Option(min=300, help="Points of the full evaluation.")] = 20000,
     seed: Annotated[int, typer.Option(min=0, help="Of split and draws.")] = 0,

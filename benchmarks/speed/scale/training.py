@@ -29,7 +29,7 @@ CONDITION_ON, BLOCK = 4000, 256
 _LR = 0.1
 _RANK = 2000
 _PREDICTING = ConjugateGradients(
-    tolerance=1e-2, preconditioner_rank=_RANK, kept_bytes=2**32, on_failure="warn", progress=True
+    tolerance=2e-2, preconditioner_rank=_RANK, kept_bytes=2**32, on_failure="warn", progress=True
 )
 
 
