@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -96,12 +97,12 @@ class ObservedCovariance:
 
     def has_structure(self) -> bool:
         """Whether the kernel, evaluated, is anything but a dense matrix; found at two points."""
-        if not isinstance(self.latent, LazyEvaluatedKernelTensor):
+        if not self._kernels():
             return not _is_dense(self.latent)
         few = min(2 * self._targets_a_point(), self.latent.shape[-1])
-        probe = cast(LazyEvaluatedKernelTensor, self.latent[..., :few, :few])
+        probe = cast(LinearOperator, self.latent[..., :few, :few])
         with torch.no_grad():
-            return not _is_dense(_evaluated(probe))
+            return not _is_dense(probe)
 
     def is_low_rank(self) -> bool:
         """Whether it is of low rank plus independent noise, and so has exact algebra of its own."""
@@ -116,7 +117,7 @@ class ObservedCovariance:
             kept_bytes: What the evaluated covariance may occupy.
         """
         latent: CovarianceProducts
-        if isinstance(self.latent, LazyEvaluatedKernelTensor) and not self.has_structure():
+        if self._kernels() and not self.has_structure():
             kernel = self.latent
             latent = RowProducts(
                 lambda start, stop, columns: cast(
@@ -130,8 +131,11 @@ class ObservedCovariance:
         return NoisyCovariance(latent, self.noise, self.missing)
 
     def _targets_a_point(self) -> int:
-        kernel = cast(LazyEvaluatedKernelTensor, self.latent)
-        return kernel.shape[-1] // kernel.x1.shape[-2]
+        return max(kernel.shape[-1] // kernel.x1.shape[-2] for kernel in self._kernels())
+
+    def _kernels(self) -> list[LazyEvaluatedKernelTensor]:
+        """Kernels that are yet to be evaluated: one, or the terms of a sum that a model made."""
+        return [part for part in _terms(self.latent) if isinstance(part, LazyEvaluatedKernelTensor)]
 
 
 def observed_covariance(
@@ -181,8 +185,19 @@ def _evaluated(covariance: LinearOperator) -> LinearOperator:
     return covariance
 
 
+def _terms(operator: LinearOperator) -> Iterator[LinearOperator]:
+    """What sums and multiples are made of."""
+    if isinstance(operator, ConstantMulLinearOperator | SumLinearOperator):
+        for part in operator._args:
+            if isinstance(part, LinearOperator):
+                yield from _terms(part)
+    else:
+        yield operator
+
+
 def _is_dense(operator: LinearOperator) -> bool:
-    """Whether it is a matrix, or one made of matrices entry by entry."""
+    """Whether it, evaluated, is a matrix, or one made of matrices entry by entry."""
+    operator = _evaluated(operator)
     if isinstance(operator, ConstantMulLinearOperator | SumLinearOperator | MulLinearOperator):
         return all(_is_dense(part) for part in operator._args if isinstance(part, LinearOperator))
     return isinstance(operator, DenseLinearOperator)

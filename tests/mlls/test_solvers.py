@@ -9,9 +9,10 @@ import gpclml.solvers
 from gpclml.conditioning import HeldOut, KFold, LastPoints, RandomHoldout
 from gpclml.errors import ArgumentError, NotConvergedError, UnknownNameError, UnsupportedError
 from gpclml.fit import fit_batch
-from gpclml.linalg import ConjugateGradients
+from gpclml.linalg import ConjugateGradients, OperatorProducts
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
+from gpclml.observed_covariance import ObservedCovariance
 from gpclml.scores import conditional_log_marginal_likelihood
 from gpclml.solvers import SolverWarning
 
@@ -95,6 +96,64 @@ def test_every_strategy_is_served(conditioning):
     assert len(iterative.last_solve) == sum(
         len(group) for group in conditioning.held_out(60, torch.Generator())
     )
+
+
+@pytest.mark.parametrize("weight", [1.0, 0.5])
+def test_a_sum_that_the_model_makes_is_never_formed_whole(weight, monkeypatch):
+    monkeypatch.setattr("gpclml.linalg.covariance_products._NUMBERS_AT_ONCE", 60 * 7)
+    kernels = gpytorch.kernels.RBFKernel(), gpytorch.kernels.MaternKernel(nu=1.5)
+
+    class Sum(Model):
+        def forward(self, x):
+            first, second = self.covar_module.kernels
+            covariance = first(x) + weight * second(x)
+            return gpytorch.distributions.MultivariateNormal(self.mean_module(x), covariance)
+
+    sizes = []
+
+    def counted(self, x1, x2, diag=False, **options):
+        if not diag:
+            sizes.append((x1.shape[-2], x2.shape[-2]))
+        return matern(self, x1, x2, diag=diag, **options)
+
+    matern = gpytorch.kernels.MaternKernel.forward
+    x, y = data()
+    found = []
+    for solver in (TIGHT, "cholesky"):
+        likelihood = gpytorch.likelihoods.GaussianLikelihood().double()
+        model = Sum(x, y, likelihood, sum(kernels[1:], kernels[0])).double()
+        conditioning = RandomHoldout(0.15, seed=0)
+        mll = ConditionalMarginalLogLikelihood(likelihood, model, conditioning, solver=solver)
+        mll.zero_grad()
+        with monkeypatch.context() as patch:
+            patch.setattr(gpytorch.kernels.MaternKernel, "forward", counted)
+            found.append(value_and_gradient(mll))
+        assert ((60, 60) in sizes) == (solver == "cholesky")
+    for got, wanted in zip(*found, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-6)
+
+
+def keops():
+    return gpytorch.kernels.ScaleKernel(gpytorch.kernels.keops.RBFKernel(ard_num_dims=2))
+
+
+# without KeOps its kernels fall back to matrices, and say so
+@pytest.mark.filterwarnings("ignore:KeOps is not installed")
+def test_keops_kernels_multiply_by_themselves(monkeypatch):
+    monkeypatch.setitem(KERNELS, "keops", keops)
+    iterative = objective(TIGHT, "keops")
+    model = iterative.model
+    covariance = model(*model.train_inputs).lazy_covariance_matrix
+    assert isinstance(ObservedCovariance(covariance).products(0).latent, OperatorProducts)
+    assert_same(iterative, objective("cholesky", "rbf"))
+
+
+def test_keops_at_sizes_where_it_reduces(monkeypatch):
+    pytest.importorskip("pykeops", reason="KeOps is not installed")
+    monkeypatch.setitem(KERNELS, "keops", keops)
+    xy = data(n=900)  # below 800 GPyTorch takes matrices
+    settings = ConjugateGradients(tolerance=1e-8, preconditioner_rank=50)
+    assert_same(objective(settings, "keops", xy=xy), objective(settings, "rbf", xy=xy), 1e-5)
 
 
 def test_noise_that_differs_between_points():
