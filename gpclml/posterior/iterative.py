@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import cast
 
 import torch
@@ -22,48 +21,11 @@ from gpclml.linalg.iterative_conditioning import IterativeConditioning
 from gpclml.observations import Observations, training_observations
 from gpclml.posterior.joint_prior import JointPrior, new_points, reading
 from gpclml.posterior.model_state import ModelState
+from gpclml.posterior.reports import IterativePrediction, SolveReport
 from gpclml.posterior.solver import VECTORS_AT_PEAK, num_points_at_once, refuse_gradient
 from gpclml.units import Units, log_target_scale, to_training_units
 
-__all__ = ["IterativePosterior", "IterativePrediction", "SolveReport"]
-
-
-@dataclass(frozen=True)
-class SolveReport:
-    """How well the training targets were solved for.
-
-    Attributes:
-        iterations: Products with the covariance.
-        residual: Norm of what was left unsolved, as a share of the right-hand side's.
-        mean_error: Upper bound of the error of :meth:`IterativePosterior.mean`, in prior standard
-            deviations of the function at the point; in exact arithmetic. Infinite where noise is
-            not independent.
-    """
-
-    iterations: int
-    residual: float
-    mean_error: float
-
-
-@dataclass(frozen=True)
-class IterativePrediction:
-    """A posterior at points, and how exact it is.
-
-    Attributes:
-        distribution: Mean ``(*batch, m)`` and covariance ``(*batch, m, m)``.
-        mean_error: Upper bound of the distance of the mean from the exact one, ``(*batch, m)``, in
-            the units of the targets.
-        variance_excess: Upper bound of what a variance is above the exact one, ``(*batch, m)``, in
-            those units squared; it is never below. Both bounds are in exact arithmetic.
-        residual: Largest norm of a residual as a share of that of its right-hand side.
-        iterations: Products with the covariance, of up to as many vectors as points at once.
-    """
-
-    distribution: MultivariateNormal
-    mean_error: Tensor
-    variance_excess: Tensor
-    residual: float
-    iterations: int
+__all__ = ["IterativePosterior"]
 
 
 class IterativePosterior:
