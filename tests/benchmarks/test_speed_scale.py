@@ -13,8 +13,10 @@ from benchmarks.speed.scale import cost
 from benchmarks.speed.scale.accuracy import errors_of_solvers
 from benchmarks.speed.scale.constants import machine_constants
 from benchmarks.speed.scale.cost import cost_of_steps, methods_that_fit, slopes
+from benchmarks.speed.scale.data import Data
+from benchmarks.speed.scale.evaluation import full_evaluation
 from benchmarks.speed.scale.figure import draw_costs
-from benchmarks.speed.scale.training import Data, compare_training, full_evaluation
+from benchmarks.speed.scale.training import compare_training
 from gpclml.errors import DataError
 
 
@@ -66,8 +68,7 @@ def test_trainings_are_compared_on_the_same_points(data, monkeypatch):
     monkeypatch.setattr("benchmarks.speed.scale.training.FEW", 60)
     monkeypatch.setattr("benchmarks.speed.scale.training.CONDITION_ON", 100)
     monkeypatch.setattr("benchmarks.speed.scale.training.BLOCK", 20)
-    monkeypatch.setattr("benchmarks.speed.scale.training._RANK", 50)
-    table = compare_training(data, steps=20)
+    table = pd.concat(compare_training(data, steps=20), ignore_index=True)
     assert table["given"].tolist() == [600, 600, 60, 600, 60]
     assert table["less than redrawn"][0] == 0
     assert (table["NLL"] < 1.0).all()
@@ -77,7 +78,7 @@ def test_trainings_are_compared_on_the_same_points(data, monkeypatch):
 
 
 def test_a_full_evaluation_says_how_good_it_is(data, monkeypatch):
-    monkeypatch.setattr("benchmarks.speed.scale.training._RANK", 50)
+    monkeypatch.setattr("benchmarks.speed.scale.evaluation._RANK", 50)
     row = full_evaluation(data, block=30).iloc[0]
     assert row["residual"] <= 1e-3
     assert row["error bound"] <= 1e-3

@@ -106,19 +106,36 @@ def training(
     data: Annotated[str, typer.Option(help="A UCI set.")] = "kin40k",
     num_test: Annotated[int, typer.Option(min=2, help="Test points.")] = 200,
     steps: Annotated[int, typer.Option(min=1, help="Steps on redrawn subsets.")] = 100,
-    evaluated: Annotated[int, typer.Option(min=300, help="Points of the full evaluation.")] = 20000,
     seed: Annotated[int, typer.Option(min=0, help="Of split and draws.")] = 0,
     threads: Threads = 2,
     csv: Csv = None,
 ) -> None:
-    """Redrawn subsets of all points against a few fixed ones; one full iterative evaluation."""
-    from benchmarks.speed.scale.training import compare_training, full_evaluation, load_split
+    """Training on redrawn subsets of all points against training on a few fixed ones."""
+    from benchmarks.speed.scale.data import load_split
+    from benchmarks.speed.scale.training import compare_training
 
     torch.set_num_threads(threads)
     table = _Table("benchmarks.speed.scale", "cpu", csv)
-    table.add(compare_training(load_split(data, num_test, seed), steps, seed))
-    few = load_split(data, num_test, seed, evaluated)
-    print(full_evaluation(few, seed=seed).to_string(index=False), flush=True)
+    for row in compare_training(load_split(data, num_test, seed), steps, seed):
+        table.add(row)
+
+
+@app.command()
+def evaluation(
+    data: Annotated[str, typer.Option(help="A UCI set.")] = "kin40k",
+    n: Annotated[int, typer.Option(min=300, help="Points.")] = 20000,
+    block: Annotated[int, typer.Option(min=1, help="Held-out points.")] = 256,
+    seed: Annotated[int, typer.Option(min=0, help="Of points and block.")] = 0,
+    threads: Threads = 2,
+    csv: Csv = None,
+) -> None:
+    """One value and gradient given all other points, by conjugate gradients in float64."""
+    from benchmarks.speed.scale.data import load_split
+    from benchmarks.speed.scale.evaluation import full_evaluation
+
+    torch.set_num_threads(threads)
+    table = _Table("benchmarks.speed.scale", "cpu", csv)
+    table.add(full_evaluation(load_split(data, 2, seed, n), block, seed))
 
 
 @app.command()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import gpytorch
 import pandas as pd
@@ -16,13 +15,13 @@ from tqdm.auto import tqdm
 
 from benchmarks.speed.methods import ExactRBF
 from benchmarks.speed.resident_memory import highest_resident
+from benchmarks.speed.scale.data import Data, starting_model
 from gpclml.conditioning import RandomHoldout
-from gpclml.datasets import load
 from gpclml.linalg import ConjugateGradients
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.posterior import IterativePosterior
 
-__all__ = ["Data", "compare_training", "full_evaluation", "load_split"]
+__all__ = ["compare_training"]
 
 FEW = 2000
 CONDITION_ON, BLOCK = 4000, 256
@@ -33,35 +32,7 @@ _PREDICTING = ConjugateGradients(
 )
 
 
-@dataclass(frozen=True)
-class Data:
-    """Standardized by the training points."""
-
-    x: Tensor
-    y: Tensor
-    test_x: Tensor
-    test_y: Tensor
-
-
-def load_split(dataset: str, num_test: int, seed: int, num_train: int | None = None) -> Data:
-    """Random test points of a set; all others, or some, to train on. In single precision.
-
-    Args:
-        dataset: A UCI set.
-        num_test: Test points.
-        seed: Of the split.
-        num_train: Training points; all others if None.
-    """
-    data = load(dataset)
-    order = torch.randperm(len(data.inputs), generator=torch.Generator().manual_seed(seed))
-    test, train = order[:num_test], order[num_test:][:num_train]
-    x, y = data.inputs.double(), data.targets.double()
-    location, scale = x[train].mean(0), x[train].std(0).clamp_min(1e-12)
-    x, y = (x - location) / scale, (y - y[train].mean()) / y[train].std()
-    return Data(*(part.float() for part in (x[train], y[train], x[test], y[test])))
-
-
-def compare_training(data: Data, steps: int = 100, seed: int = 0) -> pd.DataFrame:
+def compare_training(data: Data, steps: int = 100, seed: int = 0) -> Iterator[pd.DataFrame]:
     """Test densities after training on redrawn subsets, and on fixed points for as long.
 
     All start alike and take steps of Adam: on the CLML of 256 points given 4000, both redrawn among
@@ -74,11 +45,11 @@ def compare_training(data: Data, steps: int = 100, seed: int = 0) -> pd.DataFram
         steps: Of the training on redrawn subsets.
         seed: Of the draws.
 
-    Returns:
-        A row a training and number of points conditioned on: ``steps``, ``seconds``, test ``NLL``
-        with its standard error, ``less than redrawn``: the mean of paired differences of log
-        densities, and its standard error, ``RMSE``; ``error bound`` of the means, in standard
-        deviations of the prior; ``GiB``, the peak of this process so far.
+    Yields:
+        A row a training and number of points conditioned on, as it is done: ``steps``,
+        ``seconds``, test ``NLL`` with its standard error, ``less than redrawn``: the mean of
+        paired differences of log densities, and its standard error, ``RMSE``; ``error bound`` of
+        the means, in standard deviations of the prior; ``GiB``, the peak of this process so far.
     """
     few = Data(data.x[:FEW], data.y[:FEW], data.test_x, data.test_y)
     redrawn = RandomHoldout(BLOCK / len(data.y), condition_on=CONDITION_ON)
@@ -90,59 +61,18 @@ def compare_training(data: Data, steps: int = 100, seed: int = 0) -> pd.DataFram
         f"CLML of fixed {FEW}": lambda m: _clml(m, RandomHoldout(0.1), seed),
     }.items():
         trained[name] = _train(few, objective, _timed(seconds))
-    rows, densities = [], {}
+    first = None
     for name, (model, spent, taken) in trained.items():
         for given in [data] if model.train_targets.numel() > FEW else [data, few]:
             row, density = _scored(model, given)
-            densities[name, len(given.y)] = density
-            first = next(iter(densities.values()))
+            first = density if first is None else first
             difference = density - first
-            rows.append({
+            yield pd.DataFrame([{
                 "trained on": name, "given": len(given.y), "steps": taken, "seconds": spent, **row,
                 "less than redrawn": -float(difference.mean()),
                 "its error": float(difference.std() / len(difference) ** 0.5),
                 "GiB": highest_resident() / 2**30,
-            })  # fmt: skip
-            print(pd.DataFrame(rows[-1:]).to_string(index=False), flush=True)
-    return pd.DataFrame(rows)
-
-
-def full_evaluation(data: Data, block: int = BLOCK, seed: int = 0) -> pd.DataFrame:
-    """One value and gradient of the CLML of a block given all other points, in double precision.
-
-    Args:
-        data: Training points; hyperparameters are those that training starts from.
-        block: Held-out points.
-        seed: Of the block.
-
-    Returns:
-        One row: nats per held-out point, residual, bound of the error, iterations, seconds, peak.
-    """
-    double = Data(*(part.double() for part in (data.x, data.y, data.test_x, data.test_y)))
-    model = _start(double)
-    n = len(data.y)
-    solver = ConjugateGradients(preconditioner_rank=_RANK, on_failure="warn", progress=True)
-    mll = ConditionalMarginalLogLikelihood(
-        model.likelihood, model, RandomHoldout(block / n, seed=seed), solver=solver
-    )
-    start = time.perf_counter()
-    value = mll(model(*model.train_inputs), model.train_targets)
-    value.backward()
-    [report] = mll.last_solve
-    return pd.DataFrame([{
-        "n": n, "block": block, "nats per point": float(value.detach()),
-        "residual": report.residual, "error bound": report.error_bound,
-        "iterations": report.iterations, "seconds": time.perf_counter() - start,
-        "GiB": highest_resident() / 2**30,
-    }])  # fmt: skip
-
-
-def _start(data: Data) -> ExactRBF:
-    model = ExactRBF(data.x, data.y).to(data.x)
-    model.covar_module.base_kernel.lengthscale = data.x.shape[-1] ** 0.5
-    model.covar_module.outputscale = 1.0
-    model.likelihood.noise = 0.1
-    return model.train()
+            }])  # fmt: skip
 
 
 def _clml(model: ExactRBF, conditioning: RandomHoldout, seed: int) -> MarginalLogLikelihood:
@@ -165,7 +95,7 @@ def _timed(seconds: float) -> Iterator[int]:
 def _train(
     data: Data, objective: Callable[[ExactRBF], MarginalLogLikelihood], turns: Iterator[int]
 ) -> tuple[ExactRBF, float, int]:
-    model = _start(data)
+    model = starting_model(data)
     mll = objective(model)
     optimizer = torch.optim.Adam(model.parameters(), lr=_LR)
     start, taken = time.perf_counter(), 0
