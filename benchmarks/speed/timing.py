@@ -14,7 +14,7 @@ import torch
 
 from gpclml.errors import ArgumentError, UnknownNameError
 
-__all__ = ["interleaved_times", "ratios", "rounds_for"]
+__all__ = ["interleaved_times", "ratios", "rounds_for", "wait_for"]
 
 
 def rounds_for(n: int) -> int:
@@ -59,14 +59,19 @@ def interleaved_times(
 
 
 def _seconds(step: Callable[[], object], device: str | torch.device) -> float:
-    _wait_for(device)
+    wait_for(device)
     start = time.perf_counter()
     step()
-    _wait_for(device)
+    wait_for(device)
     return time.perf_counter() - start
 
 
-def _wait_for(device: str | torch.device) -> None:
+def wait_for(device: str | torch.device) -> None:
+    """Until all that is queued on a GPU is done.
+
+    Args:
+        device: Of any type.
+    """
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
 

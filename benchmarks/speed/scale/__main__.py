@@ -17,6 +17,7 @@ app = typer.Typer(
 )  # fmt: skip
 
 Csv = Annotated[Path | None, typer.Option(help="Write the table there as well.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:1")]
 Threads = Annotated[int, typer.Option(min=1, help="CPU threads.")]
 _SETS = ["kin8nm", "power", "protein"]
 _NOISES = [1e-1, 1e-2, 1e-3]
@@ -49,6 +50,7 @@ def accuracy(
     noise: Annotated[list[float], typer.Option(help="Noise variance; may be repeated.")] = _NOISES,
     block: Annotated[int, typer.Option(min=1, help="Held-out points.")] = 128,
     rank: Annotated[int, typer.Option(min=0, help="Of the preconditioner.")] = 300,
+    device: Device = "cpu",
     threads: Threads = 2,
     csv: Csv = None,
 ) -> None:
@@ -56,12 +58,14 @@ def accuracy(
     from benchmarks.speed.scale.accuracy import errors_of_solvers
 
     torch.set_num_threads(threads)
-    table = _Table("benchmarks.speed.scale", "cpu", csv)
+    table = _Table("benchmarks.speed.scale", device, csv)
     for size in n:
         for name in data:
             for variance in noise:
                 for fitted in (False, True):
-                    row = errors_of_solvers(name, size, variance, fitted, block=block, rank=rank)
+                    row = errors_of_solvers(
+                        name, size, variance, fitted, block=block, rank=rank, device=device
+                    )
                     table.add(pd.DataFrame([row]))
 
 
@@ -69,7 +73,7 @@ def accuracy(
 def cost(
     n: Annotated[list[int], typer.Option(help="Points; may be repeated.")] = _COST_SIZES,
     dtype: Annotated[str, typer.Option(help="float32 or float64.")] = "float32",
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1")] = "cpu",
+    device: Device = "cpu",
     rounds: Annotated[int, typer.Option(min=1, help="Rounds a size.")] = 3,
     memory: Annotated[bool, typer.Option(help="Measure peak memory too.")] = True,
     threads: Threads = 2,
@@ -88,7 +92,7 @@ def cost(
 def constants(
     n: Annotated[int, typer.Option(min=2, help="Rows.")] = 4000,
     columns: Annotated[int, typer.Option(min=1, help="Of the tall product.")] = 257,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1")] = "cpu",
+    device: Device = "cpu",
     threads: Threads = 2,
     csv: Csv = None,
 ) -> None:

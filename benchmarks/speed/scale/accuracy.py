@@ -12,6 +12,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from torch import Tensor
 
 from benchmarks.speed.methods import ExactRBF, gpytorch_defaults
+from benchmarks.speed.timing import wait_for
 from gpclml.conditioning import RandomHoldout
 from gpclml.datasets import load
 from gpclml.fit import fit_mll
@@ -34,6 +35,7 @@ def errors_of_solvers(
     rank: int = 300,
     tolerance: float = 1e-3,
     seed: int = 0,
+    device: str = "cpu",
 ) -> dict[str, object]:
     """Errors of value and gradient at random points of a set, all in float64.
 
@@ -48,6 +50,7 @@ def errors_of_solvers(
         rank: Of the preconditioner.
         tolerance: Of conjugate gradients.
         seed: Of the points, the block and GPyTorch's random vectors.
+        device: Where to compute.
 
     Returns:
         ``value error``: in nats per held-out point; ``gradient error``: length of the difference of
@@ -55,7 +58,7 @@ def errors_of_solvers(
         from residuals; seconds; and ``LML gradient error``: of GPyTorch's default path against its
         Cholesky path.
     """
-    x, y = _points(dataset, n, seed)
+    x, y = (part.to(device) for part in _points(dataset, n, seed))
     model = _model(x, y, noise, fitted)
     seconds, found = {}, {}
     solvers = {
@@ -93,7 +96,7 @@ def _points(dataset: str, n: int, seed: int) -> tuple[Tensor, Tensor]:
 
 def _model(x: Tensor, y: Tensor, noise: float, fitted: bool) -> ExactRBF:
     def made(inputs: Tensor, targets: Tensor) -> ExactRBF:
-        model = ExactRBF(inputs, targets).double()
+        model = ExactRBF(inputs, targets).to(inputs)
         model.likelihood.noise_covar.register_constraint(
             "raw_noise", gpytorch.constraints.GreaterThan(1e-6)
         )
@@ -117,9 +120,12 @@ def _model(x: Tensor, y: Tensor, noise: float, fitted: bool) -> ExactRBF:
 def _evaluated(mll: MarginalLogLikelihood) -> tuple[tuple[float, Tensor], float]:
     model = cast(ExactRBF, mll.model)
     model.zero_grad()
+    device = model.train_targets.device
+    wait_for(device)
     start = time.perf_counter()
     value = mll(model(*model.train_inputs), model.train_targets)
     value.backward()
+    wait_for(device)
     seconds = time.perf_counter() - start
     gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
     return (float(value.detach()), gradient.clone()), seconds
