@@ -116,10 +116,11 @@ class CovarianceSolver:
         if noise is None:
             shape = unsolved.mT.shape[:-1]
             return torch.full(shape, torch.inf, dtype=torch.float64, device=unsolved.device)
-        plain = (unsolved.square() / noise.unsqueeze(-1)).sum(-2, dtype=torch.float64)
+        unsolved = unsolved.double()
+        plain = (unsolved.square() / noise.unsqueeze(-1)).sum(-2)
         plain = torch.where(plain.isnan(), torch.inf, plain)  # nil unsolved where noise is nil
         if self._precondition is None:
             return plain.sqrt()
-        bound = (unsolved * self._precondition(unsolved)).sum(-2, dtype=torch.float64)
+        bound = (unsolved * self._precondition(unsolved)).sum(-2)
         least = _ROUNDING * torch.finfo(unsolved.dtype).eps * plain
         return torch.minimum(bound.clamp_min(0.0) + least, plain).sqrt()

@@ -185,10 +185,11 @@ class _Solve:
         log-determinant is off by at most c / (1 - c), and e by a vector of length at most
         :math:`\sqrt{c\, \rho^\top M^{-1} \rho}` in the metric of S.
         """
-        b, solved = z.shape[-1], self._solver.bounding_inverse(unsolved)
+        b, unsolved = z.shape[-1], unsolved.double()
+        solved = self._solver.bounding_inverse(unsolved)
         if solved is None:
             return None
-        gram = unsolved.double().mT @ solved.double()
+        gram = unsolved.mT @ solved
         right = torch.linalg.solve_triangular(factor, gram[..., :b, :b], upper=False)
         C = torch.linalg.solve_triangular(factor, right.mT, upper=False)
         c = C.diagonal(dim1=-2, dim2=-1).sum(-1).clamp_min(0.0)
