@@ -118,17 +118,17 @@ class ObservedCovariance:
         """
         latent: CovarianceProducts
         if self._kernels() and not self.has_structure():
-            kernel = self.latent
             latent = RowProducts(
-                lambda start, stop, columns: cast(
-                    LinearOperator, kernel[..., start:stop, :columns]
-                ).to_dense(),
-                kernel.diagonal(dim1=-1, dim2=-2), kernel.shape, kept_bytes,
+                self._rows, self.latent.diagonal(dim1=-1, dim2=-2), self.latent.shape, kept_bytes,
                 self._targets_a_point(),
             )  # fmt: skip
         else:
             latent = OperatorProducts(_evaluated(self.latent))
         return NoisyCovariance(latent, self.noise, self.missing)
+
+    def _rows(self, start: int, stop: int, columns: int) -> Tensor:
+        kernel = cast(LinearOperator, _in_this_grad_mode(self.latent)[..., start:stop, :columns])
+        return kernel.to_dense()
 
     def _targets_a_point(self) -> int:
         return max(kernel.shape[-1] // kernel.x1.shape[-2] for kernel in self._kernels())
@@ -193,6 +193,22 @@ def _terms(operator: LinearOperator) -> Iterator[LinearOperator]:
                 yield from _terms(part)
     else:
         yield operator
+
+
+def _in_this_grad_mode(operator: LinearOperator) -> LinearOperator:
+    """The same kernels; GPyTorch evaluates each in the grad mode in which it was made."""
+    if isinstance(operator, LazyEvaluatedKernelTensor):
+        return LazyEvaluatedKernelTensor(
+            operator.x1, operator.x2, kernel=operator.kernel,
+            last_dim_is_batch=operator.last_dim_is_batch, **operator.params,
+        )  # fmt: skip
+    if isinstance(operator, ConstantMulLinearOperator | SumLinearOperator):
+        parts = [
+            _in_this_grad_mode(part) if isinstance(part, LinearOperator) else part
+            for part in operator._args
+        ]
+        return type(operator)(*parts, **operator._kwargs)
+    return operator
 
 
 def _is_dense(operator: LinearOperator) -> bool:

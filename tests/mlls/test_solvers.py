@@ -98,6 +98,16 @@ def test_every_strategy_is_served(conditioning):
     )
 
 
+def test_what_is_kept_of_a_covariance_has_no_graph():
+    mll = objective("cg")
+    covariance = mll.model(*mll.model.train_inputs).lazy_covariance_matrix
+    latent = ObservedCovariance(covariance).products(10**9).latent
+    latent.fixed_matmul(torch.ones(60, 1, dtype=torch.float64))
+    assert latent._kept
+    assert not any(rows.requires_grad for rows in latent._kept)
+    assert latent.matmul(torch.ones(60, 1, dtype=torch.float64)).requires_grad
+
+
 @pytest.mark.parametrize("weight", [1.0, 0.5])
 def test_a_sum_that_the_model_makes_is_never_formed_whole(weight, monkeypatch):
     monkeypatch.setattr("gpclml.linalg.covariance_products._NUMBERS_AT_ONCE", 60 * 7)
