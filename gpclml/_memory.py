@@ -11,7 +11,7 @@ from gpclml.errors import ArgumentError
 
 __all__ = ["available_memory", "check_memory", "fits"]
 
-_FEW = 2**28
+_FEW = 2**28  # bytes that a GPU is not asked about
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 

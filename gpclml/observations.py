@@ -17,7 +17,7 @@ from gpytorch.models import ExactGP
 from torch import Tensor
 
 from gpclml._finite import all_finite
-from gpclml._placement import check_module_device, check_module_placement, check_placement
+from gpclml._placement import check_placement
 from gpclml.conditioning import Conditioning, Split
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnsupportedError
 from gpclml.linalg import LowRankPlusDiagonal, take
@@ -273,10 +273,13 @@ def _check_placement(
 ) -> None:
     mean = function_dist.mean
     check_placement("target", target, mean)
-    check_module_placement("likelihood", likelihood, mean)
+    for name, parameter in likelihood.named_parameters():
+        check_placement(f"likelihood.{name}", parameter, mean)
     covariance = function_dist.lazy_covariance_matrix
     if isinstance(covariance, LazyEvaluatedKernelTensor):
-        check_module_device("kernel", cast(Kernel, covariance.kernel), mean)
+        for name, parameter in cast(Kernel, covariance.kernel).named_parameters():
+            if parameter.device != mean.device:  # networks in it may be of another type
+                check_placement(f"kernel.{name}", parameter, mean)
 
 
 def _flatten(values: Tensor, interleaved: bool) -> Tensor:

@@ -121,8 +121,12 @@ def choose_solver(
     """
     like, size = data.residual, f"n = {data.residual.shape[-1]}"
     numbers = _MATRICES * data.lazy_covariance.shape.numel()
-    if solver in ("auto", "cholesky") and not _memory.fits(numbers * like.itemsize, like.device):
-        numbers *= not data.lazy_covariance.is_low_rank()
+    if (
+        solver in ("auto", "cholesky")
+        and not _memory.fits(numbers * like.itemsize, like.device)
+        and data.lazy_covariance.is_low_rank()
+    ):
+        return None
     mend = "Use solver='cg', or condition on fewer points: RandomHoldout(fraction, condition_on=m)."
     if takes_cholesky(solver, numbers, like, size, mend):
         return None
