@@ -78,6 +78,15 @@ class DeepKernelTransfer(ExactGP):
         self.mean_module = ConstantMean()
         self.covar_module = make_kernel(kernel, num_features)
 
+    def network_parameters(self) -> list[torch.nn.Parameter]:
+        """Parameters of all layers that make features: the backbone and what normalizes after it.
+
+        The other parameters, of kernel, mean and noise, are hyperparameters of the GP on
+        features, which train at a lower rate.
+        """
+        layers = torch.nn.ModuleList([self.backbone, self.normalization])
+        return list(layers.parameters())
+
     def features(self, x: Tensor) -> Tensor:
         """Features of the points of all tasks in one pass.
 

@@ -71,7 +71,8 @@ def train_on_tasks(
         tasks: Where tasks come from.
         steps: Number of steps.
         tasks_per_step: Tasks in the one batched GP of a step.
-        lr: Learning rate of Adam; of kernel, mean and noise a tenth of it.
+        lr: Learning rate of Adam for the network, which includes a batch normalization of its
+            features; of kernel, mean and noise a tenth of it.
         validation: Where validation tasks come from; None looks at none and keeps the end.
         validation_tasks: Number of validation tasks.
         look_every: Steps between looks at them.
@@ -143,13 +144,11 @@ class _Run:
 
     def __init__(self, model: DeepKernelTransfer, mll: MarginalLogLikelihood, lr: float) -> None:
         self.model, self.mll = model, mll
-        inside = {id(p) for p in model.backbone.parameters()}
+        network = model.network_parameters()
+        inside = {id(p) for p in network}
         others = [p for p in mll.parameters() if id(p) not in inside]
         self.optimizer = torch.optim.Adam(
-            [
-                {"params": list(model.backbone.parameters()), "lr": lr},
-                {"params": others, "lr": 0.1 * lr},
-            ]
+            [{"params": network, "lr": lr}, {"params": others, "lr": 0.1 * lr}]
         )
         self.training = Training()
         self.best = _state(model)

@@ -8,6 +8,7 @@ import torch
 from gpclml.conditioning import LastPoints
 from gpclml.errors import ArgumentError, DataError, NonFiniteError
 from gpclml.meta import (
+    KERNELS,
     DeepKernelTransfer,
     ImageTasks,
     PeriodicTasks,
@@ -42,6 +43,32 @@ def transfer(width=10, kernel="rbf", seed=0):
 
 def objective(model, m=4):
     return ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(m=m))
+
+
+# Of kernel, mean and noise: the scale, the constant, the noise, and what a kernel adds.
+HYPERPARAMETERS = {
+    "batch-norm-cosine": 3, "cosine": 3, "linear": 3, "matern": 4, "polynomial": 4, "rbf": 4,
+    "spectral-mixture": 5, "support-norm-cosine": 3,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_every_layer_that_makes_features_trains_at_the_full_rate(kernel):
+    """The first step of Adam moves a parameter by its learning rate, as far as rounding allows."""
+    model = transfer(kernel=kernel)
+    mll = objective(model)
+    before = {name: value.detach().clone() for name, value in mll.named_parameters()}
+    train_on_tasks(model, mll, tasks(), steps=1, lr=1e-3, progress=False)
+    moved = {
+        name: float((value.detach() - before[name]).abs().max())
+        for name, value in mll.named_parameters()
+    }
+    fast = [name for name, by in moved.items() if by > 5e-4]
+    slow = [name for name, by in moved.items() if 0 < by < 1.1e-4]
+    layers = 3 if kernel == "batch-norm-cosine" else 2  # a weight and a bias each
+    assert len(fast) == 2 * layers
+    assert all(name.startswith(("model.backbone.", "model.normalization.")) for name in fast)
+    assert len(slow) == HYPERPARAMETERS[kernel]
 
 
 @pytest.mark.parametrize("m", [0, 4], ids=["lml", "clml"])
