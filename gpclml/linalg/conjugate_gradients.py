@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from gpclml.errors import ArgumentError, NonFiniteError, NotConvergedError
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-__all__ = ["ConjugateGradients", "NotConvergedWarning", "Solution"]
+__all__ = ["ConjugateGradients", "NotConvergedWarning", "Solution", "check_finite", "column_norms"]
 
 Multiply = Callable[[Tensor], Tensor]
 
@@ -81,13 +82,13 @@ class ConjugateGradients:
             raise ArgumentError("tolerance", self.tolerance, "a number in (0, 1)")
         if self.max_error is not None and not self.max_error > 0:
             raise ArgumentError("max_error", self.max_error, "a positive number of nats, or None")
-        if self.max_iterations < 2:
+        if not self.max_iterations >= 2:
             raise ArgumentError("max_iterations", self.max_iterations, "at least 2")
-        if self.preconditioner_rank < 0:
+        if not self.preconditioner_rank >= 0:
             raise ArgumentError("preconditioner_rank", self.preconditioner_rank, "at least 0")
         if self.on_failure not in ("error", "warn"):
             raise ArgumentError("on_failure", repr(self.on_failure), "'error' or 'warn'")
-        if self.kept_bytes is not None and self.kept_bytes < 0:
+        if self.kept_bytes is not None and not self.kept_bytes >= 0:
             raise ArgumentError("kept_bytes", self.kept_bytes, "at least 0, or None")
 
     def room(self, device: torch.device) -> int:
@@ -117,23 +118,20 @@ class ConjugateGradients:
             tolerance: Another than that of the settings.
 
         Raises:
-            NonFiniteError: A right-hand side is not finite.
+            NonFiniteError: A right-hand side or a product with the matrix is not finite; at the
+                first such product.
         """
         tolerance = tolerance or self.tolerance
         start = start or Solution(torch.zeros_like(right), right.clone(), 0)
         values, residual = start.values, start.unsolved
         norms = column_norms(right).clamp_min(torch.finfo(right.dtype).tiny)
-        if not all_finite(right):
-            bad = int((~torch.isfinite(right)).sum())
-            got = f"{bad} non-finite of {right.numel()} right-hand sides"
-            raise NonFiniteError(
-                "covariance", got, "finite values", "Look at the kernel's parameters."
-            )
+        check_finite(right, "right-hand sides, covariances or residuals")
         last = float("inf")
         with self._bar(start.iterations) as bar:
             counted = _Counted(multiply, start.iterations, bar)
             while counted.products < self.max_iterations - 1:  # one to see what was reached
                 relative = column_norms(residual) / norms
+                check_finite(relative, "relative residuals")
                 open_columns = (relative > tolerance).nonzero().flatten()
                 worst = float(relative.max())
                 bar.set_postfix_str(f"residual {worst:.1e} of {tolerance:.1e}")
@@ -143,7 +141,10 @@ class ConjugateGradients:
                 left = residual[..., open_columns]
                 goal = tolerance * float((norms / column_norms(residual))[open_columns].min())
                 most = self.max_iterations - counted.products - 1
-                step = _conjugate_gradients(counted, left, goal, most, precondition)
+                try:
+                    step = _conjugate_gradients(counted, left, goal, most, precondition)
+                except _DivergedError:
+                    break
                 values[..., open_columns] += step
                 residual[..., open_columns] = left - counted(step)
         return Solution(values, residual, counted.products)
@@ -165,17 +166,21 @@ class ConjugateGradients:
             error_bound: Of a density, in nats per held-out point; None where there is none.
 
         Raises:
+            NonFiniteError: A number is NaN, whatever ``on_failure`` is.
             NotConvergedError: Something was not reached and ``on_failure`` is "error".
         """
+        bound = error_bound or 0.0
+        if math.isnan(residual) or math.isnan(bound):
+            raise _non_finite(f"a relative residual of {residual} and an error bound of {bound}")
         mend = (
             "Raise preconditioner_rank or max_iterations, compute in float64, or use "
             "solver='cholesky' where memory allows."
         )
         after = f"after {iterations} iterations"
-        if residual > self.tolerance:
+        if not residual <= self.tolerance:
             got = f"a relative residual of {residual:.2g} {after}"
             error = NotConvergedError("tolerance", got, f"at most {self.tolerance:g}", mend)
-        elif self.max_error is not None and (error_bound or 0.0) > self.max_error:
+        elif self.max_error is not None and not bound <= self.max_error:
             got = f"an error of up to {error_bound:.2g} nats per held-out point {after}"
             error = NotConvergedError("max_error", got, f"at most {self.max_error:g}", mend)
         else:
@@ -190,6 +195,33 @@ def column_norms(vectors: Tensor) -> Tensor:
     return vectors.norm(dim=-2).reshape(-1, vectors.shape[-1]).amax(0)
 
 
+def check_finite(values: Tensor, what: str) -> None:
+    """Refuses numbers that come of a covariance and are NaN or infinite.
+
+    Args:
+        values: Any shape.
+        what: What they are, for the message.
+
+    Raises:
+        NonFiniteError: Some are; with how many.
+    """
+    if not all_finite(values):
+        bad = int((~torch.isfinite(values)).sum())
+        raise _non_finite(f"{bad} non-finite of {values.numel()} {what}")
+
+
+def _non_finite(got: str) -> NonFiniteError:
+    return NonFiniteError(
+        "covariance", got, "finite values",
+        "Check the inputs for NaN, and the hyperparameters of kernel and likelihood for values "
+        "that are NaN or too large for the floating-point type.",
+    )  # fmt: skip
+
+
+class _DivergedError(Exception):
+    """The vectors of conjugate gradients overflowed: they reach no more than was reached before."""
+
+
 class _Counted:
     """A product that counts how often it is taken, and knows that of nothing."""
 
@@ -201,6 +233,10 @@ class _Counted:
         product = self._multiply(vectors)
         self.products += 1
         self._bar.update()
+        if not all_finite(product):
+            if not all_finite(vectors):
+                raise _DivergedError
+            check_finite(product, "numbers of its product with vectors")
         return product
 
     def after_the_first(self) -> Multiply:

@@ -14,7 +14,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpclml.linalg.conjugate_gradients import ConjugateGradients, Solution, column_norms
+from gpclml.linalg.conjugate_gradients import (
+    ConjugateGradients,
+    Solution,
+    check_finite,
+    column_norms,
+)
 from gpclml.linalg.covariance_products import NoisyCovariance
 from gpclml.linalg.preconditioner import woodbury_preconditioner
 
@@ -49,10 +54,14 @@ class CovarianceSolver:
     Args:
         covariance: K, ``(*batch, n, n)``.
         settings: Tolerance, iterations, preconditioner, and what happens on failure.
+
+    Raises:
+        NonFiniteError: A variance is not finite; before any row of the covariance is evaluated.
     """
 
     def __init__(self, covariance: NoisyCovariance, settings: ConjugateGradients) -> None:
         self.covariance, self.settings = covariance, settings
+        check_finite(covariance.latent.diagonal(), "variances")
         self._precondition = woodbury_preconditioner(covariance, settings.preconditioner_rank)
 
     def solution(
@@ -97,6 +106,7 @@ class CovarianceSolver:
                 settings', which is sought too if None.
 
         Raises:
+            NonFiniteError: The covariance is not finite.
             NotConvergedError: A residual is above the tolerance demanded, unless the settings only
                 warn.
 

@@ -73,6 +73,7 @@ def iterative_conditional_log_density(
     Raises:
         ArgumentError: If the indices are unusable, or no point is conditioned on.
         ShapeError: If the shapes do not fit one another.
+        NonFiniteError: If the covariance, a residual or the density is not finite.
         NotConvergedError: If the tolerance is not reached, unless the solver only warns.
         NotPSDError: If the conditional covariance is not positive definite even with jitter.
 

@@ -84,6 +84,7 @@ class IterativeConditioning:
         iterations: Products with the covariance.
 
     Raises:
+        NonFiniteError: The covariance or a residual is not finite.
         NotConvergedError: The tolerance is not reached, unless the settings only warn.
 
     Note:
@@ -108,6 +109,7 @@ class IterativeConditioning:
             keep: Keep the vectors, for the joint covariance.
 
         Raises:
+            NonFiniteError: The covariance with these values is not finite.
             NotConvergedError: The tolerance is not reached, unless the settings only warn.
 
         Note:

@@ -17,6 +17,7 @@ from torch import Tensor
 from gpclml import _memory
 from gpclml.errors import ArgumentError, UnsupportedError
 from gpclml.linalg import ConjugateGradients, NoisyCovariance, RowProducts, safe_cholesky
+from gpclml.linalg.conjugate_gradients import check_finite
 from gpclml.linalg.iterative_conditioning import IterativeConditioning
 from gpclml.observations import Observations, training_observations
 from gpclml.posterior.joint_prior import JointPrior, new_points, reading
@@ -109,7 +110,8 @@ class IterativePosterior:
             function at the point, in first order. The mean of :meth:`predict` is closer.
 
         Raises:
-            ShapeError, NonFiniteError: The points do not fit the training inputs.
+            ShapeError: The points do not fit the training inputs.
+            NonFiniteError: A point is not finite, or the kernel is not at one.
             ArgumentError: Another dtype or device, or a model that has changed.
             UnsupportedError: x asks for a gradient.
 
@@ -121,6 +123,7 @@ class IterativePosterior:
             weights = self._given.weights
             shifts = [cast(Tensor, prior.cross(rows) @ weights).squeeze(-1) for rows in chunks]
             mean = prior.mean + torch.cat(shifts, dim=-1)
+            check_finite(mean, "means of new points")
             return (mean * self._scale + self._shift).to(mean)
 
     def variance(self, x: Tensor, observation_noise: bool = False) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -86,7 +87,7 @@ def conditional_log_density(
     """
     scale = 1.0
     if scaling is not None:
-        if not scales or min(scales) <= 0:
+        if not scales or not all(0 < scale < math.inf for scale in scales):
             raise ArgumentError("scales", list(scales), "positive numbers")
         scores = []
         for one in scales:
@@ -116,7 +117,7 @@ def conditional_split(
     Raises:
         ArgumentError: The shares are not positive or do not add up to one, or one gets no point.
     """
-    if not shares or min(shares) <= 0 or abs(sum(shares) - 1) > 1e-9:
+    if not shares or not all(share > 0 for share in shares) or not abs(sum(shares) - 1) <= 1e-9:
         raise ArgumentError("shares", list(shares), "positive numbers that add up to one")
     sizes = [round(share * num_data) for share in shares[:-1]]
     sizes.append(num_data - sum(sizes))

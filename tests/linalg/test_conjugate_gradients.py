@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from gpclml.errors import ArgumentError, NonFiniteError, NotConvergedError
 from gpclml.linalg import (
     ConjugateGradients,
     CovarianceSolver,
@@ -77,3 +78,48 @@ def test_single_precision_solves_at_a_small_noise():
         products[dtype] = solver.solve(right.to(dtype)).iterations
     # It starts again from the residual as it is. Were the preconditioner single too, it took many.
     assert products[torch.float32] <= 3 * products[torch.float64]
+
+
+@pytest.mark.parametrize("on_failure", ["error", "warn"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_matrix_that_is_not_finite_ends_the_solve_at_the_first_product(value, dtype, on_failure):
+    matrix, right = (part.to(dtype) for part in system())
+    matrix[3, 7] = matrix[7, 3] = value
+    products = 0
+
+    def multiply(vectors):
+        nonlocal products
+        products += 1
+        return matrix @ vectors
+
+    with pytest.raises(NonFiniteError, match=r"covariance: got .* non-finite of .* product"):
+        ConjugateGradients(on_failure=on_failure).solve(multiply, right)
+    assert products == 1
+
+
+def test_vectors_that_overflow_leave_what_was_reached_before():
+    matrix, right = (part.float() for part in system())
+    settings = ConjugateGradients()
+    solved = settings.solve(matrix.matmul, right, precondition=lambda vectors: 1e38 * vectors)
+    assert torch.equal(solved.unsolved, right)
+    assert torch.equal(solved.values, torch.zeros_like(right))
+    with pytest.raises(NotConvergedError, match="relative residual of 1 "):
+        settings.check(1.0, solved.iterations)
+
+
+@pytest.mark.parametrize("on_failure", ["error", "warn"])
+def test_what_is_no_number_reaches_no_tolerance(on_failure):
+    settings = ConjugateGradients(on_failure=on_failure)
+    with pytest.raises(NonFiniteError, match="residual of nan"):
+        settings.check(torch.nan, 5)
+    with pytest.raises(NonFiniteError, match="error bound of nan"):
+        settings.check(1e-9, 5, torch.nan)
+    settings.check(1e-9, 5)
+    settings.check(1e-9, 5, 1e-9)
+
+
+def test_settings_that_are_no_numbers_are_refused():
+    for name in ("tolerance", "max_error", "max_iterations", "preconditioner_rank", "kept_bytes"):
+        with pytest.raises(ArgumentError, match=f"{name}: got nan"):
+            ConjugateGradients(**{name: torch.nan})

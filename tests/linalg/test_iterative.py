@@ -259,6 +259,38 @@ def test_a_covariance_that_is_not_finite_is_said_to_be():
         )
 
 
+@pytest.mark.parametrize("rank", [0, 5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("where", ["scale", "noise", "one entry", "residual"])
+def test_what_is_not_finite_is_an_error_whatever_happens_on_failure(where, value, dtype, rank):
+    x, r, held_out = points(30, dtype=dtype), reference.random_residual(30).to(dtype), [4, 9]
+    scale, noise = torch.tensor(1.0, dtype=dtype), torch.full((30,), 0.1, dtype=dtype)
+    evaluated = 0
+
+    def rows(start, stop, columns):
+        nonlocal evaluated
+        evaluated += 1
+        part = scale * torch.exp(-(x[start:stop, None] - x[:columns]).square().sum(-1))
+        if where == "one entry" and stop - start > 1:  # seen by products alone
+            part[20, 3] = value
+        return part
+
+    if where == "scale":
+        scale = scale * value
+    if where == "noise":
+        noise[7] = value
+    if where == "residual":
+        r[7] = value
+    latent = RowProducts(rows, scale.expand(30), torch.Size((30, 30)), 0)
+    solver = ConjugateGradients(preconditioner_rank=rank, on_failure="warn")
+    with pytest.raises(NonFiniteError, match="finite"):
+        iterative_conditional_log_density(
+            NoisyCovariance(latent, noise), r, torch.tensor(held_out), solver
+        )
+    assert evaluated <= 2 + rank  # not one for each of a thousand iterations
+
+
 @pytest.mark.parametrize(
     ("values", "message"),
     [

@@ -437,6 +437,31 @@ def test_bad_models():
         IterativePosterior(infinite)
 
 
+@pytest.mark.parametrize("rank", [0, 20])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("parameter", ["outputscale", "noise", "constant"])
+def test_hyperparameters_that_are_not_finite_are_an_error(parameter, value, dtype, rank):
+    model = plain(dtype=dtype)
+    named = {
+        "outputscale": model.covar_module.raw_outputscale,
+        "noise": model.likelihood.noise_covar.raw_noise,
+        "constant": model.mean_module.constant,
+    }
+    named[parameter].data.fill_(value)
+    solver = ConjugateGradients(preconditioner_rank=rank, on_failure="warn")
+    with pytest.raises(NonFiniteError, match="finite"):
+        IterativePosterior(model, solver)
+
+
+def test_a_kernel_that_overflows_at_new_points_is_an_error():
+    model = plain(PolynomialKernel(power=4), dtype=torch.float32, noise=1.0)
+    posterior = IterativePosterior(model, LOOSE)
+    for predict in (posterior.mean, posterior.variance, posterior.covariance):
+        with pytest.raises(NonFiniteError, match="covariance"):
+            predict(torch.full((3, D), 1e12))
+
+
 def test_several_tasks_are_refused():
     class Multitask(ExactGP):
         def __init__(self, x, y, likelihood):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import pytest
 import torch
@@ -103,15 +104,16 @@ def test_splits():
     assert sorted(torch.cat(parts).tolist()) == list(range(1000))
     assert torch.equal(parts[0], conditional_split(1000)[0])
     assert not torch.equal(parts[0], conditional_split(1000, seed=1)[0])
-    with pytest.raises(ArgumentError, match="add up to one"):
-        conditional_split(10, (0.5, 0.4))
+    for shares in ((0.5, 0.4), (0.5, math.nan, 0.5), (math.inf, 0.5)):
+        with pytest.raises(ArgumentError, match="add up to one"):
+            conditional_split(10, shares)
     with pytest.raises(ArgumentError, match="each share"):
         conditional_split(5)
 
 
 def test_bad_scales():
     likelihood, outputs_of, weights, _, scaling, held_out, _ = linear()
-    for scales in ((), (0.0, 1.0)):
+    for scales in ((), (0.0, 1.0), (1.0, math.nan), (math.inf,)):
         with pytest.raises(ArgumentError, match="scales"):
             conditional_log_density(
                 likelihood, outputs_of, weights, held_out, scaling=scaling, scales=scales
