@@ -18,7 +18,7 @@ from gpclml.errors import NonFiniteError, UnsupportedError
 from gpclml.linalg import IterativeReport
 from gpclml.mlls._held_out import held_out_density
 from gpclml.mlls._terms import prior_and_added_loss
-from gpclml.mlls._train_mode import check_train_mode
+from gpclml.mlls._train_mode import check_targets, check_train_mode
 from gpclml.observations import Observations, observations, training_observations
 from gpclml.solvers import Solver, check_solver
 
@@ -120,9 +120,11 @@ class ConditionalMarginalLogLikelihood(ExactMarginalLogLikelihood):
                 finite.
             NotPSDError: If a covariance is not positive definite even with jitter.
             NotConvergedError: If conjugate gradients do not reach their tolerance.
-            ArgumentError: If more points are asked for than there are, or more memory.
+            ArgumentError: If more points are asked for than there are, or more memory; if the
+                model standardizes its targets and these are not standardized.
         """
         check_train_mode(self.model)
+        check_targets(self.model, target)
         checked = reads_are_free(target.device)
         data = observations(
             self.likelihood, function_dist, target, *params, checked=checked, **kwargs

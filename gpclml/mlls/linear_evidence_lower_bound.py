@@ -23,7 +23,7 @@ from gpclml.gaussians import (
 )
 from gpclml.missing import missing_targets
 from gpclml.mlls._terms import prior_and_added_loss
-from gpclml.mlls._train_mode import check_train_mode
+from gpclml.mlls._train_mode import check_targets, check_train_mode
 from gpclml.models.bayesian_linear_model import BayesianLinearModel
 
 __all__ = ["LinearData", "LinearEvidenceLowerBound"]
@@ -187,6 +187,7 @@ class LinearEvidenceLowerBound(MarginalLogLikelihood):
         """
         check_train_mode(cast(torch.nn.Module, self.model))
         model = self.linear_model
+        check_targets(model, target)
         points = params[0] if params else cast(tuple[Tensor, ...], model.train_inputs)[0]
         if target.shape != function_dist.event_shape or len(points) != len(target):
             expected = f"({len(points)},), a target for each point of the model's output"

@@ -19,6 +19,7 @@ from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
 from gpclml._checkpoint import read_checkpoint, write_checkpoint
+from gpclml._host_reads import reads_are_free
 from gpclml.errors import ArgumentError
 from gpclml.models._checks import checked_points, checked_training_data
 from gpclml.models._parts import PartOptions, make_kernel, make_mean
@@ -41,7 +42,8 @@ class GPRegression(ExactGP):
     ``train_targets`` are in standardized units, and so are an objective's value, the
     likelihood's noise and what ``model(x)`` gives in eval mode. :meth:`predict` gives
     original units. A density in original units is the standardized one with
-    ``log(model.target_scale)`` subtracted for each observed point.
+    ``log(model.target_scale)`` subtracted for each observed point. In a loop of one's own the
+    targets are ``model.train_targets``; this package's objectives refuse the original ones.
 
     Kernels by name, each inside a ``ScaleKernel`` unless said otherwise:
 
@@ -123,6 +125,7 @@ class GPRegression(ExactGP):
         super().__init__(train_x, targets, likelihood.to(train_x))
         self.input_standardizer = input_standardizer
         self.target_standardizer = target_standardizer
+        self._targets_checked = False
 
         generator = torch.Generator().manual_seed(seed)
         options = PartOptions(ard, hidden, num_features, num_mixtures)
@@ -158,6 +161,37 @@ class GPRegression(ExactGP):
         mean = self.mean_module(inputs)
         assert isinstance(mean, Tensor)
         return MultivariateNormal(mean, self.covar_module(inputs))
+
+    def check_targets(self, target: Tensor) -> None:
+        """Refuses the targets in original units in place of ``train_targets``.
+
+        An objective asks before it takes the density of targets under ``model(train_x)``, which
+        is in standardized units. Other targets of the same points are taken as they are. The values
+        are compared where they are not ``train_targets`` themselves; on a device that first does
+        all that is queued, only until some have passed.
+
+        Args:
+            target: Shape ``(*batch, n)``.
+
+        Raises:
+            ArgumentError: They are the targets that the model was made with, and it has
+                standardized these.
+        """
+        own = self.train_targets
+        assert isinstance(own, Tensor)
+        placed = (target.shape, target.dtype, target.device) == (own.shape, own.dtype, own.device)
+        if target is own or not placed:  # what is placed elsewhere is refused by the objective
+            return
+        if self._targets_checked and not reads_are_free(own.device):
+            return
+        if _are_original(target, own, self.target_standardizer):
+            raise ArgumentError(
+                "target",
+                "the targets in original units",
+                "model.train_targets, which are standardized as the model's output is",
+                "Pass model.train_targets, or make the model with standardize=False.",
+            )
+        self._targets_checked = True
 
     def compute_custom_loss(self, mll: MarginalLogLikelihood, **kwargs: Any) -> Tensor:
         """The loss BoTorch minimizes under an objective that brings none of its own.
@@ -311,3 +345,16 @@ class GPRegression(ExactGP):
     def __getstate__(self) -> dict[str, Any]:
         # Caches of predictions hold autograd graphs, which cannot be pickled.
         return {**self.__dict__, "prediction_strategy": None}
+
+
+def _are_original(target: Tensor, standardized: Tensor, units: Standardizer) -> bool:
+    """Whether they are the standardized targets in original units, and not these themselves."""
+    target, standardized = target.detach(), standardized.detach()
+    original = units.inverse(standardized)
+    rounding = 64 * torch.finfo(standardized.dtype).eps
+    size = original.nan_to_num().abs().amax() + units.offset.abs().amax()
+    tolerance = rounding * float(size)
+    alike = torch.allclose(target, original, 0.0, tolerance, equal_nan=True)
+    return alike and not torch.allclose(
+        standardized, original, 0.0, max(tolerance, rounding), equal_nan=True
+    )

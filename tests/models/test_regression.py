@@ -12,6 +12,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.utils.warnings import GPInputWarning
 from sklearn.datasets import load_diabetes
 
+from gpclml.conditioning import LastPoints
 from gpclml.errors import (
     ArgumentError,
     DataError,
@@ -20,6 +21,7 @@ from gpclml.errors import (
     UnknownNameError,
 )
 from gpclml.kernels import DeepKernel
+from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression, networks_of
 from gpclml.networks import MLP, reset_network
 
@@ -150,6 +152,59 @@ def test_target_scale_turns_densities_into_original_units(train):
     covariance = prior.covariance_matrix * y.var()
     original = torch.distributions.MultivariateNormal(y.mean() + 0 * y, covariance).log_prob(y)
     torch.testing.assert_close(density, original)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_an_objective_refuses_targets_in_original_units(train, dtype):
+    x, y = (part.to(dtype) for part in train)
+    model = GPRegression(x, y, kernel="rbf")
+    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(m=0))
+    for original in (y, y.clone(), y.unsqueeze(-1).squeeze(-1)):
+        with pytest.raises(ArgumentError, match=r"Pass model\.train_targets"):
+            mll(model(x), original)
+    value = mll(model(x), model.train_targets)
+    assert torch.equal(mll(model(x), model.train_targets.clone()), value)
+    other = model.train_targets + 0.1 * torch.randn_like(y)  # as in a bootstrap of the noise
+    assert not torch.equal(mll(model(x), other), value)
+    missing = y.clone()
+    missing[3] = torch.nan
+    model = GPRegression(x, missing, kernel="rbf")
+    mll = ConditionalMarginalLogLikelihood(model.likelihood, model)
+    with gpytorch.settings.observation_nan_policy("mask"):
+        with pytest.raises(ArgumentError, match="original units"):
+            mll(model(x), missing)
+        mll(model(x), model.train_targets)
+
+
+def test_targets_that_are_standardized_already_are_taken(train):
+    x, y = train
+    y = (y - y.mean()) / y.std()
+    for model, target in [
+        (GPRegression(x, y), y),
+        (GPRegression(x, 5 * y, standardize=False), 5 * y),
+    ]:
+        mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(m=0))
+        torch.testing.assert_close(
+            mll(model(x), target), mll(model(x), model.train_targets), rtol=1e-9, atol=1e-12
+        )
+
+
+def test_where_reads_wait_targets_are_compared_until_some_have_passed(train, monkeypatch):
+    x, y = train
+    model = GPRegression(x, y)
+    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(m=0))
+    monkeypatch.setattr("gpclml.models.regression.reads_are_free", lambda device: False)
+    compared = []
+    before = torch.allclose
+    monkeypatch.setattr(torch, "allclose", lambda *a, **k: compared.append(a) or before(*a, **k))
+    with pytest.raises(ArgumentError, match="original units"):
+        mll(model(x), y)
+    compared.clear()
+    mll(model(x), model.train_targets)
+    assert not compared
+    for _ in range(3):
+        mll(model(x), model.train_targets.clone())
+    assert len(compared) == 1
 
 
 def test_without_standardization(train, new_x):
