@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from gpclml._resumable_draws import ResumableDraws
 from gpclml.errors import ArgumentError, ShapeError, UnknownNameError
 
 __all__ = ["AffineAugmentation", "AveragedNetwork"]
@@ -22,7 +23,7 @@ _GENERATORS = {
 }
 
 
-class AffineAugmentation(torch.nn.Module):
+class AffineAugmentation(ResumableDraws):
     r"""Affine transformations drawn from a box whose sides are parameters.
 
     .. math:: A = \exp\Big(\sum_i u_i \eta_i G_i\Big), \qquad u_i \sim \mathcal U[-1, 1]
@@ -36,7 +37,8 @@ class AffineAugmentation(torch.nn.Module):
             half an image), ``"rotation"`` (radians), ``"scale"``, ``"stretch"`` and ``"shear"``
             (logarithms).
         samples: Number S of versions of each image.
-        seed: Seed of the transformations; each call draws new ones.
+        seed: Seed of the transformations; each call draws new ones, and where the draws are is
+            part of ``state_dict()``.
 
     Raises:
         UnknownNameError: No such transformation.
@@ -64,7 +66,7 @@ class AffineAugmentation(torch.nn.Module):
         self.log_ranges = torch.nn.Parameter(start)
         generators = torch.tensor([_GENERATORS[name] for name in ranges], dtype=start.dtype)
         self.register_buffer("generators", generators, persistent=False)
-        self._source = torch.Generator().manual_seed(seed)
+        self._generator = torch.Generator().manual_seed(seed)
 
     def ranges(self) -> dict[str, float]:
         """The ranges by name, as they are."""
@@ -85,7 +87,10 @@ class AffineAugmentation(torch.nn.Module):
         if x.ndim != 4:
             raise ShapeError("x", tuple(x.shape), "(N, channels, height, width)")
         count = len(x) * self.samples
-        u = 2 * torch.rand(count, len(self.names), generator=self._source, dtype=torch.float64) - 1
+        u = (
+            2 * torch.rand(count, len(self.names), generator=self._generator, dtype=torch.float64)
+            - 1
+        )
         steps = u.to(x) * self.log_ranges.exp().to(x)
         generators = self.get_buffer("generators").to(x)
         affine = torch.linalg.matrix_exp(torch.einsum("ni,ijk->njk", steps, generators))[:, :2]
@@ -93,14 +98,6 @@ class AffineAugmentation(torch.nn.Module):
         grid = torch.nn.functional.affine_grid(affine, list(images.shape), align_corners=False)
         made = torch.nn.functional.grid_sample(images, grid, align_corners=False)
         return made.unflatten(0, (len(x), self.samples))
-
-    def get_extra_state(self) -> Tensor:
-        """Where the source of the transformations is, so that a resumed training goes on."""
-        return self._source.get_state()
-
-    def set_extra_state(self, state: Tensor) -> None:
-        """Puts the source of the transformations back."""
-        self._source.set_state(state.cpu())
 
 
 class AveragedNetwork(torch.nn.Module):

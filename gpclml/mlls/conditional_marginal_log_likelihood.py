@@ -13,6 +13,7 @@ from gpytorch.models import ExactGP
 from torch import Tensor
 
 from gpclml._host_reads import reads_are_free
+from gpclml._resumable_draws import ResumableDraws
 from gpclml.conditioning import Conditioning, KFold, RandomHoldout, Split
 from gpclml.errors import NonFiniteError, UnsupportedError
 from gpclml.linalg import IterativeReport
@@ -25,7 +26,7 @@ from gpclml.solvers import Solver, check_solver
 __all__ = ["ConditionalMarginalLogLikelihood"]
 
 
-class ConditionalMarginalLogLikelihood(ExactMarginalLogLikelihood):
+class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihood):
     r"""The log density of held-out training points given the others, in nats per point.
 
     .. math:: \frac{1}{|B|} \sum_B \log p(y_B \mid y_{-B}, X)
@@ -55,7 +56,8 @@ class ConditionalMarginalLogLikelihood(ExactMarginalLogLikelihood):
         conditioning: Which points are held out; see above for the default.
         factor_dtype: Type to factor covariances in; see
             :func:`gpclml.linalg.cholesky.factorization_dtype`.
-        seed: Seed of all draws of held-out points.
+        seed: Seed of all draws of held-out points; where the draws are is part of
+            ``state_dict()``, so that a training that is resumed from one goes on exactly.
         solver: "cholesky", exact; "cg" or :class:`~gpclml.linalg.ConjugateGradients`, memory for n
             times the size of a block, with a tolerance that is checked; "auto", Cholesky where it
             fits into memory, else conjugate gradients with a warning.

@@ -10,6 +10,7 @@ from gpytorch.likelihoods import Likelihood
 from gpytorch.mlls import MarginalLogLikelihood
 from torch import Tensor
 
+from gpclml._resumable_draws import ResumableDraws
 from gpclml.curvature import Curvature, Kronecker, Structure
 from gpclml.errors import ArgumentError, UnknownNameError, UnsupportedError
 from gpclml.models.linearized_network import Linearization, LinearizedNetwork
@@ -27,7 +28,7 @@ _HESSIANS = ("ggn", "ef")
 _OUTPUTS = ("all", "column", "single")
 
 
-class LaplaceMarginalLogLikelihood(MarginalLogLikelihood):
+class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
     r"""The Laplace approximation of a network's log evidence, in nats per point.
 
     .. math:: \frac1N \Big[ \log p(\mathcal D \mid w_*) - \tfrac12 w_*^\top P_0 w_*
@@ -56,7 +57,7 @@ class LaplaceMarginalLogLikelihood(MarginalLogLikelihood):
         outputs: ``"all"``, ``"single"`` or ``"column"``; the empirical Fisher has one column
             whatever this is.
         temperature: What the log likelihood is divided by, a number or a parameter.
-        seed: Seed of the outputs that are drawn.
+        seed: Seed of the outputs that are drawn; where the draws are is part of ``state_dict()``.
 
     Raises:
         UnsupportedError: The likelihood is another one, or the model no LinearizedNetwork.
@@ -117,14 +118,6 @@ class LaplaceMarginalLogLikelihood(MarginalLogLikelihood):
                 such curvature, or it is not finite.
         """
         return self.evidence_at(output, target)()
-
-    def get_extra_state(self) -> Tensor:
-        """Where the source of drawn outputs is, so that a resumed training goes on."""
-        return self._generator.get_state()
-
-    def set_extra_state(self, state: Tensor) -> None:
-        """Puts the source of drawn outputs back."""
-        self._generator.set_state(state.cpu())
 
     def log_joint(self, output: Linearization, target: Tensor) -> Tensor:
         r"""What the weights are trained on: the evidence without its log-determinant.

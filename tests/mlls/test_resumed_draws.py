@@ -1,0 +1,141 @@
+"""An objective that is loaded from a state_dict draws on from where it was saved."""
+
+from __future__ import annotations
+
+import gpytorch
+import pytest
+import torch
+from gpytorch.likelihoods import GaussianLikelihood
+
+from gpclml.conditioning import RandomHoldout, RandomOrderings
+from gpclml.curvature import Full
+from gpclml.errors import ArgumentError
+from gpclml.invariances import AffineAugmentation
+from gpclml.mlls import ConditionalMarginalLogLikelihood, LaplaceMarginalLogLikelihood
+from gpclml.models import GPRegression, LinearizedNetwork
+from gpclml.networks import MLP
+
+N = 30
+
+
+def data(outputs=1):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(N, 2, generator=generator, dtype=torch.float64)
+    noise = torch.randn(N, outputs, generator=generator, dtype=torch.float64)
+    return x, (torch.sin(4 * x[:, :1]) + 0.3 * noise).squeeze(-1)
+
+
+def conditional(conditioning=None):
+    model = GPRegression(*data()).double()
+    return ConditionalMarginalLogLikelihood(model.likelihood, model, conditioning).double()
+
+
+def of_orderings():
+    return conditional(RandomOrderings(3, m=10))
+
+
+def of_a_subset():
+    return conditional(RandomHoldout(0.2, condition_on=8))
+
+
+def of_two_models():
+    model = gpytorch.models.IndependentModelList(conditional().model, conditional().model)
+    likelihood = gpytorch.likelihoods.LikelihoodList(*(one.likelihood for one in model.models))
+    return gpytorch.mlls.SumMarginalLogLikelihood(
+        likelihood, model, mll_cls=ConditionalMarginalLogLikelihood
+    )
+
+
+def laplace():
+    network = MLP([2, 5, 3], generator=torch.Generator().manual_seed(0)).double()
+    model = LinearizedNetwork(network)
+    likelihood = GaussianLikelihood().double()
+    return LaplaceMarginalLogLikelihood(likelihood, model, N, Full(), outputs="single")
+
+
+def value(mll):
+    mll.train()
+    if isinstance(mll, LaplaceMarginalLogLikelihood):
+        x, y = data(outputs=3)
+        return mll(mll.model(x), y)
+    inputs = mll.model.train_inputs
+    return mll(mll.model(*inputs), mll.model.train_targets)
+
+
+OBJECTIVES = [conditional, of_orderings, of_a_subset, of_two_models, laplace]
+
+
+def a_training(mll, steps, optimizer_state=None):
+    """Values of so many Adam steps."""
+    optimizer = torch.optim.Adam([p for p in mll.parameters() if p.requires_grad], lr=0.05)
+    if optimizer_state is not None:
+        optimizer.load_state_dict(optimizer_state)
+    history = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        objective = value(mll)
+        (-objective).backward()
+        optimizer.step()
+        history.append(objective.detach())
+    return history, optimizer.state_dict()
+
+
+@pytest.mark.parametrize("make", OBJECTIVES)
+def test_a_resumed_loop_is_an_uninterrupted_one_bit_for_bit(make, tmp_path):
+    whole = make()
+    expected, _ = a_training(whole, 9)
+    assert len({float(one) for one in expected}) == 9
+    first = make()
+    history, optimizer = a_training(first, 4)
+    torch.save({"mll": first.state_dict(), "optimizer": optimizer}, tmp_path / "loop.pt")
+    value(first)  # what happens to it afterwards does not reach what was saved
+    saved = torch.load(tmp_path / "loop.pt", weights_only=True)
+    resumed = make()
+    resumed.load_state_dict(saved["mll"])
+    history += a_training(resumed, 5, saved["optimizer"])[0]
+    assert all(torch.equal(one, other) for one, other in zip(history, expected, strict=True))
+    for name, parameter in resumed.named_parameters():
+        assert torch.equal(parameter, whole.get_parameter(name)), name
+
+
+@pytest.mark.parametrize("make", OBJECTIVES)
+def test_a_state_without_draws_loads_and_leaves_them_where_they_are(make):
+    whole, loaded = make(), make()
+    for mll in (whole, loaded):
+        value(mll)
+    with torch.no_grad():
+        for parameter in whole.parameters():
+            parameter.add_(0.1)
+    state = whole.state_dict()
+    draws = [name for name in state if name.endswith("_extra_state")]
+    assert len(draws) == (2 if make is of_two_models else 1)
+    loaded.load_state_dict({name: entry for name, entry in state.items() if name not in draws})
+    assert torch.equal(value(loaded), value(whole))
+
+
+def test_the_state_of_gpytorchs_objective_loads():
+    model = GPRegression(*data()).double()
+    model.likelihood.noise = 0.37
+    gpytorchs = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
+    mll = conditional()
+    mll.load_state_dict(gpytorchs.state_dict())
+    assert float(mll.likelihood.noise.detach()) == pytest.approx(0.37)
+    assert torch.equal(value(mll), value(ConditionalMarginalLogLikelihood(model.likelihood, model)))
+
+
+def test_transformations_go_on_and_start_without_a_state():
+    images = torch.rand(2, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    first, other = (AffineAugmentation({"rotation": 0.5}, 2, seed=seed) for seed in (1, 2))
+    first(images)
+    other.load_state_dict(first.state_dict())
+    assert torch.equal(first(images), other(images))
+    state = {"log_ranges": first.log_ranges.detach()}
+    other.load_state_dict(state)
+    assert torch.equal(first(images), other(images))
+
+
+@pytest.mark.parametrize("bad", [torch.zeros(3), torch.zeros(3, dtype=torch.uint8), None, "seed"])
+def test_what_is_no_state_of_a_generator_is_refused(bad):
+    mll = conditional()
+    with pytest.raises(ArgumentError, match=r"state of a torch\.Generator"):
+        mll.load_state_dict(mll.state_dict() | {"_extra_state": bad})
