@@ -44,7 +44,7 @@ class AffineAugmentation(ResumableDraws):
         UnknownNameError: No such transformation.
         ArgumentError: A range is not positive, there is none, or S is below 1.
 
-    Example:
+    Examples:
         >>> augmentation = AffineAugmentation({"rotation": 0.1}, samples=8)
         >>> model = LinearizedNetwork(AveragedNetwork(network), augmentation=augmentation)
     """

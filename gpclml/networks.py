@@ -37,7 +37,7 @@ class MLP(torch.nn.Sequential):
     Raises:
         ArgumentError: Fewer than two sizes, or a size that is not a positive integer.
 
-    Example:
+    Examples:
         >>> network = MLP([3, 50, 50, 2], generator=torch.Generator().manual_seed(1))
         >>> network(torch.randn(10, 3)).shape
         torch.Size([10, 2])

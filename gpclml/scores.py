@@ -85,7 +85,7 @@ def conditional_log_marginal_likelihood(
     Note:
         One factorization; with several blocks, one inverse.
 
-    Example:
+    Examples:
         >>> orderings = RandomOrderings(k=100, m=90)
         >>> conditional_log_marginal_likelihood(model, orderings).mean(-1)
     """

@@ -6,6 +6,7 @@ import ast
 import doctest
 import importlib
 import pkgutil
+import re
 from types import ModuleType
 
 import botorch
@@ -160,3 +161,12 @@ def test_an_example_runs(test, monkeypatch, tmp_path):
 
 def test_there_are_examples():
     assert len(EXAMPLES) > 20
+
+
+@pytest.mark.parametrize("test", EXAMPLES, ids=lambda test: test.name)
+def test_an_example_is_in_a_section_that_the_documentation_renders_as_code(test):
+    """Of Google's sections only "Examples:" is code; anything else makes quotations of prompts."""
+    lines = [line.strip() for line in test.docstring.splitlines()]
+    before = lines[: next(i for i, line in enumerate(lines) if line.startswith(">>>"))]
+    headings = [line for line in before if re.fullmatch(r"[A-Z][a-z]+:", line)]
+    assert headings[-1] == "Examples:", "Name the section 'Examples:'."

@@ -71,7 +71,7 @@ class DeepKernelGP(SingleTaskGP):
         BotorchTensorDimensionError: Shapes that do not fit.
         InputDataError: NaN values, or different dtypes.
 
-    Example:
+    Examples:
         >>> model = DeepKernelGP(train_X, train_Y)
         >>> mll = ConditionalMarginalLogLikelihood(model.likelihood, model)
         >>> fit_gpytorch_mll(mll)

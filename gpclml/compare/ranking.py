@@ -178,7 +178,7 @@ def compare(
         (n - m)³/3 for each ordering, with a few n x n matrices at a time; by default about half a
         minute for n = 5000 on two cores. A linear model of R features costs n R² in place of n³.
 
-    Example:
+    Examples:
         >>> compare({"rbf": rbf, "deep": deep})
         >>> comparison = score_models({"rbf": rbf, "deep": deep}, m=85)
         >>> print(comparison)

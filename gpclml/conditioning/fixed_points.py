@@ -57,7 +57,7 @@ class HeldOut(Conditioning):
         ArgumentError: If there is no block, one is empty, or indices are negative, repeated,
             shared by blocks, or, once the data are seen, beyond them.
 
-    Example:
+    Examples:
         >>> HeldOut([0, 1, 2]).held_out(5)
         [tensor([[0, 1, 2]])]
     """

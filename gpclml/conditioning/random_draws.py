@@ -30,7 +30,7 @@ class RandomHoldout(Conditioning):
         ArgumentError: If ``fraction`` is outside (0, 1], ``condition_on`` is below 1, or, once
             the data are seen, fewer points than that are not held out.
 
-    Example:
+    Examples:
         >>> RandomHoldout(0.2, seed=0, condition_on=3).split(10)
         Split(held_out=[tensor([[4, 1]])], conditioned_on=tensor([5, 0, 6]))
     """

@@ -31,7 +31,7 @@ class GaussianWeightPrior(torch.nn.Module):
         UnknownNameError: No such grouping.
         ArgumentError: The precision is not positive, or no parameter is trainable.
 
-    Example:
+    Examples:
         >>> prior = GaussianWeightPrior(network, by="layer", precision=10.0)
         >>> prior.precisions()["0.weight"]
     """

@@ -57,7 +57,7 @@ def average_gradients(
         that hangs is named in the process of rank 0. NCCL alone names none: initialize with
         ``"cpu:gloo,cuda:nccl"`` on GPUs.
 
-    Example:
+    Examples:
         >>> conditioning = DistributedConditioning(RandomHoldout(0.1))
         >>> mll = ConditionalMarginalLogLikelihood(likelihood, model, conditioning, seed=0)
         >>> broadcast_parameters(mll)

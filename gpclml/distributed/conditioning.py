@@ -43,7 +43,7 @@ class DistributedConditioning(Conditioning):
     Note:
         Costs the drawing of ``num_replicas`` splits.
 
-    Example:
+    Examples:
         >>> draws = RandomHoldout(0.2, seed=0)
         >>> first = DistributedConditioning(draws, num_replicas=2, rank=0)
         >>> second = DistributedConditioning(draws, num_replicas=2, rank=1)

@@ -77,7 +77,7 @@ class RandomFourierFeatures(gpytorch.Module):
             without bias.
         ShapeError: Weight and bias are not of these shapes.
 
-    Example:
+    Examples:
         >>> features = RandomFourierFeatures(num_inputs=3, num_features=500)
         >>> model = BayesianLinearModel(x, y, features)
     """

@@ -46,7 +46,7 @@ def fit_map(
         ShapeError: Points and targets are not as many.
         NonFiniteError: A log joint density is not finite.
 
-    Example:
+    Examples:
         >>> fit_map(mll, train_x, train_y, epochs=50, batch_size=128, final_lr=1e-5)
         >>> evidence = mll(model(train_x), train_y).item()
     """

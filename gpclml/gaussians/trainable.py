@@ -35,7 +35,7 @@ class TrainableGaussian(torch.nn.Module):
         UnsupportedError: Another family.
         ArgumentError: A rank above R.
 
-    Example:
+    Examples:
         >>> q = TrainableGaussian(DiagonalFamily(), model.prior_variance)
         >>> mll = LinearEvidenceLowerBound(model.likelihood, model, posterior=q)
     """

@@ -17,7 +17,7 @@ class CosineSimilarityKernel(Kernel):
     It has no parameters; wrap it in a ``ScaleKernel`` for a variance. Its rank is at most the
     number of columns. The zero vector has covariance zero with everything, itself included.
 
-    Example:
+    Examples:
         >>> kernel = gpytorch.kernels.ScaleKernel(CosineSimilarityKernel())
     """
 

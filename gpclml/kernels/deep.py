@@ -44,7 +44,7 @@ class DeepKernel(Kernel):
         UnsupportedError: The base kernel models derivatives, which it would take with
             respect to the features, not the inputs.
 
-    Example:
+    Examples:
         >>> base = gpytorch.kernels.RBFKernel(ard_num_dims=3 + 2)
         >>> network = MLP([3, 50, 50, 2], output_scale=1e-3)
         >>> kernel = gpytorch.kernels.ScaleKernel(DeepKernel(network, base))

@@ -38,7 +38,7 @@ class FeatureKernel(Kernel):
     Raises:
         ArgumentError: A prior variance is not positive.
 
-    Example:
+    Examples:
         >>> kernel = FeatureKernel(PolynomialFeatures(3))
     """
 

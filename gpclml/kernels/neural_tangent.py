@@ -25,7 +25,7 @@ class NeuralTangentKernel(Kernel):
         network: Maps ``(N, *event)`` to ``(N, 1)``, each point on its own.
         prior: Over its trainable parameters.
 
-    Example:
+    Examples:
         >>> kernel = NeuralTangentKernel(network, GaussianWeightPrior(network))
     """
 

@@ -31,7 +31,7 @@ class SkipFeatures(torch.nn.Module):
     Raises:
         ArgumentError: Fewer than two sizes, or a size that is not a positive integer.
 
-    Example:
+    Examples:
         >>> SkipFeatures([3, 50, 50, 2])(torch.randn(10, 3)).shape
         torch.Size([10, 5])
     """

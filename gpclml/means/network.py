@@ -20,7 +20,7 @@ class NetworkMean(Mean):
     Args:
         network: Maps ``(*batch, n, d)`` to ``(*batch, n, 1)``.
 
-    Example:
+    Examples:
         >>> mean = NetworkMean(MLP([3, 50, 50, 1]))
         >>> mean(torch.randn(10, 3)).shape
         torch.Size([10])

@@ -24,7 +24,7 @@ class ConvBlocks(torch.nn.Module):
         width: Channels of each block.
         generator: Source of the start; seed 0 if None.
 
-    Example:
+    Examples:
         >>> ConvBlocks(2)(torch.rand(10, 1, 8, 8)).shape
         torch.Size([10, 256])
     """
@@ -67,7 +67,7 @@ class Conv4(ConvBlocks):
         width: Channels of each block.
         generator: Source of the start; seed 0 if None.
 
-    Example:
+    Examples:
         >>> Conv4()(torch.rand(10, 1, 28, 28)).shape
         torch.Size([10, 64])
     """
@@ -88,7 +88,7 @@ class Conv3(torch.nn.Module):
         width: Channels of each layer.
         generator: Source of the start; seed 0 if None.
 
-    Example:
+    Examples:
         >>> Conv3()(torch.rand(10, 3, 100, 100)).shape
         torch.Size([10, 2916])
     """

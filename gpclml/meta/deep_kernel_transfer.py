@@ -56,7 +56,7 @@ class DeepKernelTransfer(ExactGP):
         UnknownNameError: No such kernel.
         ArgumentError: ``num_features`` is missing or below 1.
 
-    Example:
+    Examples:
         >>> model = DeepKernelTransfer(Conv4(), "cosine", num_features=64)
         >>> mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(m=5))
         >>> loss = -mll(*model.prior(episodes)).mean()

@@ -122,7 +122,7 @@ class ImageTasks(NumberedTasks):
         ArgumentError: A number is below 1, there are fewer classes than ways, or a class has
             too few images.
 
-    Example:
+    Examples:
         >>> tasks = ImageTasks(images, labels, ways=5, shots=1, queries=16)
         >>> tasks.draw(range(8)).support_x.shape
         torch.Size([8, 5, 1, 28, 28])

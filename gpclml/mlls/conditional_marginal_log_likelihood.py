@@ -75,7 +75,7 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
         and leave-one-out; a gradient of the log marginal likelihood is about n³. Batch shapes
         carry through. Second derivatives are refused.
 
-    Example:
+    Examples:
         >>> mll = ConditionalMarginalLogLikelihood(likelihood, model)
         >>> loss = -mll(model(train_x), train_y)
         >>> loss.backward()

@@ -64,7 +64,7 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
         UnknownNameError: No such Hessian or outputs.
         ArgumentError: ``num_data`` is below 1 or the temperature not positive.
 
-    Example:
+    Examples:
         >>> mll = LaplaceMarginalLogLikelihood(likelihood, model, num_data=len(x))
         >>> loss = -mll(model(x), y)
     """

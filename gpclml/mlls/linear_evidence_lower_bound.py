@@ -95,7 +95,7 @@ class LinearEvidenceLowerBound(MarginalLogLikelihood):
         n² R + n³ operations for the best q, n R for the bound, and no R x R array but for
         a full trainable q or a low rank with fewer features than points.
 
-    Example:
+    Examples:
         >>> mll = LinearEvidenceLowerBound(model.likelihood, model, LowRankFamily(rank=2))
         >>> loss = -mll(model(train_x), train_y)
     """

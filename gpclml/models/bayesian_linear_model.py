@@ -48,7 +48,7 @@ class BayesianLinearModel(ExactGP):
         NonFiniteError: An input is not finite, or a target infinite.
         ArgumentError: A variance is not positive, or a dtype cannot be factored.
 
-    Example:
+    Examples:
         >>> model = BayesianLinearModel(x, y, FourierFeatures(9), noise=0.01)
         >>> log_marginal_likelihood(model), learning_curve(model, orderings=100)
         >>> model.weight_posterior().mean

@@ -35,7 +35,7 @@ class LinearizedGP(ExactGP):
         likelihood: A Gaussian likelihood.
         network: The network, of one output, and its prior.
 
-    Example:
+    Examples:
         >>> gp = LinearizedGP(train_x, train_y, likelihood, LinearizedNetwork(network))
         >>> mll = ConditionalMarginalLogLikelihood(likelihood, gp)
         >>> value = mll(gp(train_x), train_y)

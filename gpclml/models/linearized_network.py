@@ -42,7 +42,7 @@ class LinearizedNetwork(GP):
             :class:`~gpclml.invariances.AveragedNetwork` S versions of each, ``(N, S, *event)``.
             Its parameters are hyperparameters.
 
-    Example:
+    Examples:
         >>> model = LinearizedNetwork(network, GaussianWeightPrior(network, "layer"))
         >>> mll = LaplaceMarginalLogLikelihood(likelihood, model, num_data=len(train_x))
         >>> loss = -mll(model(batch_x), batch_y)

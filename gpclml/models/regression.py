@@ -85,7 +85,7 @@ class GPRegression(ExactGP):
         ArgumentError: A dtype that cannot be factorized, or no observed target.
         UnknownNameError: A kernel or mean name that is not known.
 
-    Example:
+    Examples:
         >>> model = GPRegression(x, y, kernel="deep")
         >>> mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
         >>> botorch.fit.fit_gpytorch_mll(mll)

@@ -65,7 +65,7 @@ class IterativePosterior:
         k. Memory for 3 n k numbers in double precision, what is kept of the covariance, and a chunk
         of its rows.
 
-    Example:
+    Examples:
         >>> from gpclml.posterior import IterativePosterior
         >>> posterior = IterativePosterior(model)
         >>> posterior.report.mean_error

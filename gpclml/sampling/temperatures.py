@@ -31,7 +31,7 @@ def power_schedule(count: int, power: float = 4.0) -> Tensor:
     Raises:
         ArgumentError: A number is out of range.
 
-    Example:
+    Examples:
         >>> power_schedule(4, power=2.0)
         tensor([0.0000, 0.0625, 0.2500, 0.5625, 1.0000], dtype=torch.float64)
     """

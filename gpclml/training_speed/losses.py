@@ -24,7 +24,7 @@ class SumOfTrainingLosses:
     Losses that are tensors stay where they are, unread, until the end of the epoch or a question:
     an accelerator is not waited for at each step.
 
-    Example:
+    Examples:
         >>> speed = SumOfTrainingLosses()
         >>> for x, y in loader:
         ...     loss = criterion(network(x), y)
