@@ -1,14 +1,47 @@
-"""Shared fixtures."""
+"""Shared fixtures, and what keeps every test to this machine, its own files and no clock."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
+
+from loopback_only import sitecustomize as guard
+
+REAL_DATA = os.environ.get("GPCLML_DATA")
+
+# Deadlines and the check of slow inputs read the clock; fixed examples fail everywhere or nowhere.
+hypothesis.settings.register_profile(
+    "gpclml",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.load_profile("gpclml")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _this_machine_alone(tmp_path_factory):
+    """Processes that tests start refuse sockets too, and find no data of the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.path.dirname(guard.__file__), prepend=os.pathsep)
+        patch.setenv("GPCLML_DATA", str(tmp_path_factory.mktemp("no-data")))
+        patch.setenv("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+        yield
+
+
+@pytest.fixture(autouse=True)
+def refusals():
+    """What the guard refused; a test fails that leaves some, also where its code hid the error."""
+    guard.refusals.clear()
+    yield guard.refusals
+    assert not guard.refusals, f"the test tried to leave this machine: {guard.refusals}"
 
 
 @pytest.fixture(autouse=True)
@@ -19,11 +52,16 @@ def _seed_torch():
 
 @pytest.fixture(scope="session")
 def data_folder() -> Path:
-    """The folder of real data named by GPCLML_DATA."""
-    folder = os.environ.get("GPCLML_DATA")
-    if not folder or not Path(folder).is_dir():
-        pytest.skip("GPCLML_DATA is not set to a folder of data")
-    return Path(folder)
+    """The folder of real data named by GPCLML_DATA; what asks for it is marked ``data``."""
+    if not REAL_DATA or not Path(REAL_DATA).is_dir():
+        pytest.skip("needs real data: name their folder by GPCLML_DATA")
+    return Path(REAL_DATA).absolute()
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if "data_folder" in item.fixturenames and not item.get_closest_marker("data"):
+            raise pytest.UsageError(f"{item.nodeid} reads real data: mark it `data`")
 
 
 @pytest.fixture(

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import io
 import struct
 import zipfile
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
 
 import numpy
+import pytest
 from PIL import Image
 
+from gpclml.datasets import _load_images
 from gpclml.datasets.head_poses import PITCHES, YAWS
+from gpclml.datasets.image_sources import ImageFile, image_files
 
 
 def idx(array):
@@ -32,6 +39,31 @@ def archive(path, entries):
         for name, body in entries.items():
             file.writestr(name, body)
     return path
+
+
+def characters(path, alphabets, count=2):
+    """An archive of Omniglot's layout: characters of alphabets, 20 drawings each."""
+    entries = {
+        f"{path.stem}/{alphabet}/character{c:02d}/{c:04d}_{k:02d}.png": drawing(
+            (5 * c + k) % 20, 28
+        )
+        for alphabet in alphabets
+        for c in range(1, count + 1)
+        for k in range(1, 21)
+    }
+    return archive(path, entries)
+
+
+def register(patch: pytest.MonkeyPatch, folder: Path, names: Iterable[str]) -> None:
+    """Files in a data folder become those of the registry, until the patch is undone."""
+
+    def found(one: ImageFile) -> ImageFile:
+        body = (folder / one.folder / one.file).read_bytes()
+        checksum = f"sha256:{hashlib.sha256(body).hexdigest()}"
+        return replace(one, checksum=checksum, bytes=len(body))
+
+    made = {name: tuple(found(one) for one in image_files()[name]) for name in names}
+    patch.setattr(_load_images, "image_files", lambda: image_files() | made)
 
 
 def emnist_archive(path, part="test", split="byclass", images=None, labels=(0, 61)):

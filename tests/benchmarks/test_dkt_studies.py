@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
+import gzip
 
 import numpy
 import pytest
-from image_files import archive, drawing, emnist_archive, head_pose_folder
+from image_files import characters, emnist_archive, head_pose_folder, idx, register
 
 from benchmarks.dkt.cells import run_cell
 from benchmarks.dkt.grid import make_grid
 from benchmarks.dkt.studies import study_named
-from gpclml.datasets import _load_images
-from gpclml.datasets.image_sources import ImageFile
+
+CHARACTERS = ["omniglot-part", "omniglot-part-to-cyrillic", "omniglot-part-to-mnist", "rotation"]
 
 
-@pytest.mark.data
-@pytest.mark.parametrize(
-    "name", ["omniglot-part", "omniglot-part-to-cyrillic", "omniglot-part-to-mnist", "rotation"]
-)
-def test_studies_of_characters(name, data_folder, monkeypatch):
-    monkeypatch.setenv("GPCLML_DATA", str(data_folder))
+def check_study_of_characters(name):
     study = study_named(name)
     sources = study.sources(study.shots[-1], 0)
     for tasks in (sources.train, sources.validation, sources.test):
@@ -31,42 +26,40 @@ def test_studies_of_characters(name, data_folder, monkeypatch):
         assert sources.test.draw([0]).num_support == 25
 
 
-def characters(path, alphabets):
-    return archive(
-        path,
-        {
-            f"{path.stem}/{alphabet}/character{c:02d}/{c:04d}_{k:02d}.png": drawing(5 * c + k, 28)
-            for alphabet in alphabets for c in (1, 2) for k in range(1, 21)
-        },
-    )  # fmt: skip
+@pytest.mark.data
+@pytest.mark.parametrize("name", CHARACTERS)
+def test_studies_of_characters(name, data_folder, monkeypatch):
+    monkeypatch.setenv("GPCLML_DATA", str(data_folder))
+    check_study_of_characters(name)
 
 
 @pytest.fixture
 def made_files(tmp_path, monkeypatch):
-    """Archives of few characters in place of the original ones, under the data folder."""
-    for folder in ("omniglot", "emnist"):
+    """Few characters in place of the original ones, under the data folder."""
+    for folder in ("omniglot", "emnist", "mnist"):
         (tmp_path / folder).mkdir()
-    evaluation = ("Tibetan", "Kannada", "Atlantean")
+    omniglot = tmp_path / "omniglot"
     background = ("Armenian", "Bengali", "Early_Aramaic", "Hebrew", "Greek", "Korean", "Latin")
+    characters(omniglot / "images_background.zip", background)
+    characters(omniglot / "images_evaluation.zip", ("Tibetan", "Kannada", "Atlantean"))
+    characters(omniglot / "images_background_small1.zip", ("Greek", "Latin"), count=5)
+    characters(omniglot / "images_background_small2.zip", ("Sanskrit", "Tagalog"), count=3)
     labels = numpy.repeat(numpy.arange(62), 20)
-    images = numpy.zeros((len(labels), 28, 28))
-    paths = {
-        "omniglot-background": characters(tmp_path / "omniglot" / "b.zip", background),
-        "omniglot-evaluation": characters(tmp_path / "omniglot" / "e.zip", evaluation),
-        "emnist": emnist_archive(tmp_path / "emnist" / "gzip.zip", images=images, labels=labels),
-    }  # fmt: skip
-    registry = {
-        name: (
-            ImageFile(
-                name, path.parent.name, path.name, "", "made",
-                f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}", path.stat().st_size, "",
-            ),
-        )
-        for name, path in paths.items()
-    }  # fmt: skip
-    registry["omniglot"] = registry["omniglot-background"] + registry["omniglot-evaluation"]
-    monkeypatch.setattr(_load_images, "image_files", lambda: registry)
+    images = numpy.zeros((len(labels), 28, 28), numpy.uint8)
+    emnist_archive(tmp_path / "emnist" / "gzip.zip", images=images, labels=labels)
+    few = labels < 10
+    for file, body in (("images-idx3", images[few]), ("labels-idx1", labels[few])):
+        (tmp_path / "mnist" / f"t10k-{file}-ubyte.gz").write_bytes(gzip.compress(idx(body)))
+    numpy.savez(tmp_path / "cyrillic42.npz", images=images[few], labels=labels[few])
+    names = "cyrillic emnist mnist-test omniglot omniglot-small"
+    register(monkeypatch, tmp_path, [*names.split(), "omniglot-background", "omniglot-evaluation"])
     monkeypatch.setenv("GPCLML_DATA", str(tmp_path))
+
+
+@pytest.mark.usefixtures("made_files")
+@pytest.mark.parametrize("name", CHARACTERS)
+def test_studies_of_made_characters(name):
+    check_study_of_characters(name)
 
 
 @pytest.mark.usefixtures("made_files")

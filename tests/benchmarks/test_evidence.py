@@ -7,6 +7,7 @@ import math
 import pandas
 import pytest
 import torch
+from table_files import register, smooth_rows, write_table
 from typer.testing import CliRunner
 
 from benchmarks.evidence.cells import run_cell
@@ -15,8 +16,10 @@ from benchmarks.evidence.data import images, rotated
 from benchmarks.evidence.grid import STUDIES, make_grid
 from benchmarks.evidence.networks import ARCHITECTURES, network
 from benchmarks.evidence.report import make_report
+from gpclml.datasets import uci_source
 from gpclml.errors import ArgumentError, DataError, UnknownNameError
 
+ONLINE_TABLES = ("boston", "concrete", "energy", "yacht")
 SMALL = {"architectures": ("mlp-8x1", "cnn-4x1", "resnet-4x1"), "num_train": 120, "epochs": 2}
 
 
@@ -100,7 +103,18 @@ def test_bounds_are_below_the_full_evidence():
         assert run_cell(cell)["evidence"] < values["full"]
 
 
-def test_invariance_and_online_cells():
+def write_tables(folder, monkeypatch, names, num_data):
+    """Made tables in place of the data sets of these names."""
+    monkeypatch.setenv("GPCLML_DATA", str(folder))
+    sizes = {name: uci_source(name).num_features for name in names}
+    register(
+        monkeypatch,
+        [write_table(folder, name, smooth_rows(num_data, d)) for name, d in sizes.items()],
+    )
+
+
+def test_invariance_and_online_cells(tmp_path, monkeypatch):
+    write_tables(tmp_path, monkeypatch, ONLINE_TABLES, 40)
     learned, plain = make_grid(
         "invariance",
         data="digits",
@@ -114,6 +128,14 @@ def test_invariance_and_online_cells():
     for by in ("grid", "layer"):
         cell = next(cell for cell in online if cell.get("by") == by)
         assert math.isfinite(run_cell(cell)["evidence"])
+
+
+def test_networks_on_made_tables(tmp_path, monkeypatch):
+    write_tables(tmp_path, monkeypatch, ONLINE_TABLES, 120)
+    cell = make_grid("online")[0] | {"epochs": 150, "data": "yacht"}
+    scores = run_cell(cell)
+    assert scores["rmse"] < 2  # the spread of the targets is 4
+    assert math.isfinite(scores["nll_laplace"])
 
 
 @pytest.mark.data

@@ -8,6 +8,7 @@ import matplotlib
 import pandas
 import pytest
 import torch
+from table_files import register, smooth_rows, write_table
 from typer.testing import CliRunner
 
 from benchmarks.results import load_results
@@ -129,6 +130,14 @@ def test_a_figure_of_some(path, tmp_path):
     assert "figure_objectives: got 'cmll'" in unknown.stderr
 
 
+@pytest.fixture
+def _boston(tmp_path, monkeypatch):
+    """A made table of as many rows."""
+    monkeypatch.setenv("GPCLML_DATA", str(tmp_path))
+    register(monkeypatch, [write_table(tmp_path, "boston", smooth_rows(506, 13))])
+
+
+@pytest.mark.usefixtures("_boston")
 def test_a_named_grid(tmp_path):
     line = "run --grid paper --datasets boston --n 20 --seeds 1 --objectives lml --steps 3"
     assert invoke(line, "--results", tmp_path / "a.sqlite").exit_code == 0
@@ -136,6 +145,7 @@ def test_a_named_grid(tmp_path):
     assert (cell["dataset"], cell["n"], cell["kernel"]) == ("boston", 20, "deep-bottleneck")
 
 
+@pytest.mark.usefixtures("_boston")
 @pytest.mark.parametrize(
     ("line", "text"),
     [
@@ -245,6 +255,7 @@ def test_commands_of_several_sweeps():
     assert "--dtype float32" in third
 
 
+@pytest.mark.usefixtures("_boston")
 @pytest.mark.parametrize(("dtype", "option"), [("float32", ""), ("float64", " --dtype float64")])
 def test_a_named_grid_in_either_precision(dtype, option):
     products = named_products("paper", datasets=("boston",), seeds=1, dtype=dtype)

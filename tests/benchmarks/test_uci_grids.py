@@ -1,12 +1,28 @@
 """The named grids: what is in them, and what is left out."""
 
+import numpy
 import pytest
+from table_files import register, write_table
 
 from benchmarks.uci.grid import left_out_sizes, make_grid, named_products
 from benchmarks.uci.studies import STUDIES
+from gpclml.datasets import uci_sources
 from gpclml.errors import ArgumentError, UnknownNameError
 
 PAPER = ("boston", "concrete", "energy", "power", "wine-red", "wine-white")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _tables_of_the_registered_sizes(tmp_path_factory):
+    """A grid asks of a data set only how many rows it has: these have one column of zeros."""
+    folder = tmp_path_factory.mktemp("tables")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GPCLML_DATA", str(folder))
+        sizes = {name: source.num_data for name, source in uci_sources().items()}
+        register(
+            patch, [write_table(folder, name, numpy.zeros((n, 2))) for name, n in sizes.items()]
+        )
+        yield
 
 
 def cells_of(name, **changes):

@@ -8,7 +8,7 @@ import re
 import numpy
 import pytest
 import torch
-from image_files import archive, drawing, emnist_archive, idx
+from image_files import archive, characters, drawing, emnist_archive, idx, register
 
 from gpclml import datasets
 from gpclml.datasets._idx import read_idx, read_idx_images
@@ -216,6 +216,34 @@ def test_parts_that_do_not_fit():
         datasets.LabelledImages("a", images, labels, ("x",), ("g", "h"))
     with pytest.raises(UnknownNameError, match="groups"):
         datasets.LabelledImages("a", images, labels, ("x",), ("g",)).of_groups(["h"])
+
+
+def test_small_files_in_the_registered_places(tmp_path, monkeypatch):
+    for folder in ("omniglot", "mnist", "cifar10"):
+        (tmp_path / folder).mkdir()
+    small = tmp_path / "omniglot" / "images_background_small"
+    characters(small.with_name(f"{small.name}1.zip"), ("Greek", "Latin"))
+    characters(small.with_name(f"{small.name}2.zip"), ("Latin", "Tagalog"))
+    labels = numpy.arange(20) % 10
+    images = numpy.arange(20 * 28 * 28).reshape(20, 28, 28).astype(numpy.uint8)
+    for file, body in (("images-idx3", images), ("labels-idx1", labels)):
+        (tmp_path / "mnist" / f"t10k-{file}-ubyte.gz").write_bytes(gzip.compress(idx(body)))
+    npz(tmp_path / "cyrillic42.npz", images=images, labels=labels)
+    colours = numpy.stack([images[:, :, :]] * 3, axis=-1)
+    for file in ("train8000", "test2000"):
+        npz(tmp_path / "cifar10" / f"{file}.npz", images=colours, labels=labels)
+    register(monkeypatch, tmp_path, ["omniglot-small", "mnist-test", "cyrillic", *PARTS])
+
+    data = datasets.load_images("omniglot-small", folder=tmp_path, progress=False)
+    assert data.images.shape == (120, 1, 28, 28)
+    assert torch.equal(data.labels.bincount(), torch.full((6,), 20))
+    assert data.groups == ("Greek", "Latin", "Tagalog")
+    for name in ("mnist-test", "cyrillic", *PARTS):
+        data = datasets.load_images(name, folder=tmp_path, progress=False)
+        channels = 3 if name in PARTS else 1
+        assert data.images.shape == (20, channels, 28, 28)
+        assert torch.equal(data.images[:, -1], torch.tensor(images))
+        assert data.labels.tolist() == labels.tolist()
 
 
 @pytest.mark.data

@@ -10,10 +10,12 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pooch  # here, so that its log stream is not one that a test captures and closes
 import pytest
+from table_files import register
 
 from gpclml import datasets
 from gpclml.datasets.sources import UciSource
@@ -74,12 +76,9 @@ def _direct_and_quiet(monkeypatch):
 def small(monkeypatch) -> tuple[UciSource, bytes]:
     """The registry's yacht entry standing for a small table made here, and that table."""
     body = b"".join(b"%d 0.5 1 2 3 4 %d.25\n" % (k, k) for k in range(308))
-    sources = dict(datasets.uci_sources())
-    fields = {**vars(YACHT), "sha256": sha256(body), "bytes": len(body)}
-    sources["yacht"] = UciSource(**fields)
-    for module in ("_load", "sources"):
-        monkeypatch.setattr(f"gpclml.datasets.{module}.uci_sources", lambda: sources)
-    return sources["yacht"], body
+    source = replace(YACHT, sha256=sha256(body), bytes=len(body))
+    register(monkeypatch, [source])
+    return source, body
 
 
 def test_whole_file_is_fetched_once_and_then_read(tmp_path, small, capsys):
@@ -185,12 +184,14 @@ def test_interrupted_download_keeps_nothing(tmp_path, small):
         sending(body[:2000], claimed=len(body))(handler)
         handler.wfile.flush()
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-        caught.wait(10)
+        caught.wait()
 
     with serving(interrupt_midway) as address:
-        with pytest.raises(KeyboardInterrupt):
-            datasets.fetch("yacht", folder=tmp_path, address=address)
-        caught.set()
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                datasets.fetch("yacht", folder=tmp_path, address=address)
+        finally:
+            caught.set()
     assert files_in(tmp_path) == []
 
 

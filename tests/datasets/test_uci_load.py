@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from table_files import register, smooth_rows, write_table
 
 from gpclml import datasets
 from gpclml.errors import DataError, ShapeError, UnknownNameError
@@ -33,6 +34,39 @@ def test_shapes_must_belong_together():
         datasets.RegressionData("x", torch.zeros(3), torch.zeros(3))
     with pytest.raises(ShapeError, match=r"targets: got \(3, 1\)"):
         datasets.RegressionData("x", torch.zeros(3, 2), torch.zeros(3, 1))
+
+
+@pytest.mark.parametrize("name", sorted(datasets.uci_sources()))
+def test_a_small_table_in_the_layout_of_each_set(tmp_path, monkeypatch, name):
+    rows = smooth_rows(12, datasets.uci_source(name).num_features)
+    rows[:, 1] = 0.5  # a constant column is kept
+    register(monkeypatch, [write_table(tmp_path, name, rows)])
+    data = datasets.load(name, folder=tmp_path)
+    assert data.name == name
+    assert data.inputs.dtype == data.targets.dtype == torch.float64
+    expected = torch.tensor(rows)
+    torch.testing.assert_close(data.inputs, expected[:, :-1], rtol=1e-7, atol=1e-7)
+    torch.testing.assert_close(data.targets, expected[:, -1], rtol=1e-7, atol=1e-7)
+    constant = (data.inputs == data.inputs[0]).all(dim=0)
+    assert constant.nonzero().flatten().tolist() == [1]
+
+
+def test_environment_names_made_data(tmp_path, monkeypatch):
+    register(monkeypatch, [write_table(tmp_path, "yacht", smooth_rows(12, 6))])
+    monkeypatch.setenv("GPCLML_DATA", str(tmp_path))
+    assert datasets.fetch("yacht") == tmp_path / "uci" / "yacht.txt"
+
+
+def test_one_changed_byte_of_a_made_table_is_found(tmp_path, monkeypatch):
+    source = write_table(tmp_path, "yacht", smooth_rows(12, 6))
+    register(monkeypatch, [source])
+    path = tmp_path / "uci" / "yacht.txt"
+    body = bytearray(path.read_bytes())
+    body[100] ^= 1
+    path.write_bytes(body)
+    with pytest.raises(DataError, match=source.sha256):
+        datasets.load("yacht", folder=tmp_path)
+    assert not path.exists()
 
 
 @pytest.mark.data

@@ -1,0 +1,143 @@
+"""Tests reach this machine alone: what the guard refuses, and what still works."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+ELSEWHERE = "192.0.2.1"  # an address for documentation, that no machine has
+HERE = Path(__file__).parent
+pytest_plugins = ["pytester"]
+
+
+def udp():
+    return socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+
+
+def connect(family, address):
+    with socket.socket(family, socket.SOCK_STREAM) as one:
+        one.settimeout(1)
+        one.connect(address)
+
+
+def bind(address):
+    with socket.socket() as one:
+        one.bind(address)
+
+
+def send():
+    with udp() as one:
+        one.sendto(b"hello", (ELSEWHERE, 9))
+
+
+@pytest.mark.parametrize(
+    "leave",
+    [
+        lambda: connect(socket.AF_INET, (ELSEWHERE, 80)),
+        lambda: connect(socket.AF_INET6, ("2001:db8::1", 80)),
+        lambda: socket.create_connection((ELSEWHERE, 80), timeout=1),
+        lambda: socket.create_connection(("example.org", 80), timeout=1),
+        send,
+        lambda: bind(("", 0)),
+        lambda: bind(("0.0.0.0", 0)),
+        lambda: socket.getaddrinfo("example.org", 80),
+        lambda: socket.gethostbyname("example.org"),
+        lambda: socket.gethostbyaddr(ELSEWHERE),
+        lambda: socket.getnameinfo((ELSEWHERE, 80), 0),
+    ],
+)
+def test_what_leaves_this_machine_is_refused(leave, refusals):
+    with pytest.raises(RuntimeError, match="tests reach this machine alone"):
+        leave()
+    assert len(refusals) == 1
+    refusals.clear()
+
+
+def test_a_thread_is_refused_too(refusals):
+    errors = []
+
+    def leave():
+        try:
+            socket.getaddrinfo("example.org", 80)
+        except RuntimeError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=leave)
+    thread.start()
+    thread.join()
+    assert len(errors) == len(refusals) == 1
+    refusals.clear()
+
+
+def test_loopback_works():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        for host in ("127.0.0.1", "localhost"):
+            with socket.create_connection((host, port)) as client:
+                accepted, _ = server.accept()
+                with accepted:
+                    accepted.sendall(b"hello")
+                assert client.recv(5) == b"hello"
+    one, other = socket.socketpair()
+    with one, other:
+        one.sendall(b"hello")
+        assert other.recv(5) == b"hello"
+
+
+@pytest.mark.skipif(not hasattr(socket, "AF_UNIX"), reason="this system has no Unix sockets")
+def test_unix_sockets_work(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # their names are short
+    with socket.socket(socket.AF_UNIX) as server, socket.socket(socket.AF_UNIX) as client:
+        server.bind("a")
+        server.listen()
+        client.connect("a")
+
+
+@pytest.mark.parametrize(
+    ("code", "refused"),
+    [
+        (f"import socket; socket.create_connection(('{ELSEWHERE}', 80), 1)", True),
+        ("import socket; socket.getaddrinfo('example.org', 80)", True),
+        ("import socket; socket.create_server(('127.0.0.1', 0)).close()", False),
+    ],
+)
+def test_a_process_started_by_a_test_is_refused_too(code, refused):
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert process.returncode == int(refused), process.stderr
+    assert ("NetworkRefusedError" in process.stderr) == refused
+
+
+HIDDEN = """
+import contextlib, socket
+
+def test_hidden():
+    with contextlib.suppress(Exception):
+        socket.getaddrinfo("example.org", 80)
+"""
+
+
+@pytest.fixture
+def suite(pytester):
+    """A folder of tests with the fixtures of this one."""
+    pytester.makeconftest((HERE / "conftest.py").read_text())
+    return pytester
+
+
+def test_a_test_that_hides_the_error_fails(suite, refusals):
+    suite.makepyfile(HIDDEN)
+    result = suite.inline_run("-p", "no:cacheprovider")
+    assert [len(reports) for reports in result.listoutcomes()] == [1, 0, 1]
+    assert "the test tried to leave this machine" in str(result.getfailures()[0].longrepr)
+    refusals.clear()
+
+
+def test_real_data_are_read_by_marked_tests_alone(suite):
+    suite.makepyfile("def test_unmarked(data_folder): pass")
+    result = suite.runpytest_inprocess("-p", "no:cacheprovider")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines("*test_unmarked reads real data: mark it `data`")
