@@ -133,18 +133,24 @@ class OnlineRun(WeightTraining):
         else:
             self.mll.load_state_dict(self.best)
 
-    def write(self, path: str | Path | None) -> None:
-        """Saves the run, if there is a file to save it to."""
-        if path is None:
-            return
-        content = {
+    def content(self) -> dict[str, Any]:
+        """All that decides how the training goes on, the objective's draws included; a copy."""
+        course = {
+            name: list(entry) if isinstance(entry, list) else entry
+            for name, entry in vars(self.fit).items()
+        }
+        return {
             "state": self._state(),
             "best": self.best,
-            "of_weights": self.of_weights.state_dict(),
-            "of_hyperparameters": self.of_hyperparameters.state_dict(),
+            "of_weights": copy.deepcopy(self.of_weights.state_dict()),
+            "of_hyperparameters": copy.deepcopy(self.of_hyperparameters.state_dict()),
             "generator": self.generator.get_state(),
-            "fit": vars(self.fit),
+            "fit": course,
         }
+
+    @staticmethod
+    def write(path: str | Path, content: dict[str, Any]) -> None:
+        """Saves what :meth:`content` returned."""
         write_checkpoint(path, _CHECKPOINT, content)
 
     def read(self, path: str | Path) -> None:

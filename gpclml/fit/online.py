@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -45,6 +45,10 @@ def fit_online(
     time, over all data in batches; ``Kernel``, estimates from one output and an augmentation take
     a fresh batch a step. What was best by the evidence is kept, weights and hyperparameters
     together.
+
+    With a checkpoint the training is saved after every look and, as of the last whole epoch, at
+    an interrupt. It goes on from there bit for bit as if it had not stopped; only layers that draw
+    from PyTorch's global source, such as dropout, draw anew.
 
     Args:
         mll: The objective; ``num_data`` is the number of training points. Trained in place.
@@ -96,21 +100,28 @@ def fit_online(
     fit = run.fit
     start = time.perf_counter() - fit.seconds
     done = len(fit.objectives)
+    if patience is not None and fit.looks and run.looks_since_best() >= patience:
+        epochs = done  # it had ended
+    whole: dict[str, Any] = {}
     with tqdm(total=epochs, initial=done, desc="epochs", disable=not progress) as bar:
         try:
             for epoch in range(done + 1, epochs + 1):
+                whole = run.content() if checkpoint is not None else {}
                 run.train_weights(epoch - 1)
                 bar.update()
                 if epoch > burn_in and (epoch - burn_in - 1) % every == 0:
                     run.train_hyperparameters(hyper_steps)
                     bar.set_postfix(evidence=f"{fit.evidences[-1]:.4f}", refresh=False)
                     fit.seconds = time.perf_counter() - start
-                    run.write(checkpoint)
+                    if checkpoint is not None:
+                        run.write(checkpoint, run.content())
                     if patience is not None and run.looks_since_best() >= patience:
                         break
         except KeyboardInterrupt:
-            fit.seconds = time.perf_counter() - start
-            run.write(checkpoint)
+            # What an epoch or a look has begun is left out: it is done again, as it was.
+            if checkpoint is not None and whole:
+                whole["fit"]["seconds"] = time.perf_counter() - start
+                run.write(checkpoint, whole)
             raise
     run.keep_best()
     fit.seconds = time.perf_counter() - start

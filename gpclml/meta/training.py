@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,11 +64,14 @@ def train_on_tasks(
 
     Step ``s`` sees tasks ``s k`` to ``(s + 1) k - 1`` of the source, k tasks a step: with the
     same sources and objective a training repeats itself. With a checkpoint it is saved at
-    every look and at an interrupt, and goes on from there.
+    every look and, as of the last whole step, at an interrupt. It goes on from there bit for bit
+    as if it had not stopped, redrawn hold-outs included; only layers that draw from PyTorch's
+    global source, such as dropout, draw anew.
 
     Args:
         model: Trained in place; left in eval mode, as it was at its best look.
-        mll: An objective of the model, which decides what of a task is conditioned on.
+        mll: An objective of the model, which decides what of a task is conditioned on. Its state
+            is saved too, so that its draws go on.
         tasks: Where tasks come from.
         steps: Number of steps.
         tasks_per_step: Tasks in the one batched GP of a step.
@@ -83,11 +87,15 @@ def train_on_tasks(
         The course of the training.
 
     Raises:
-        ArgumentError: A number is out of range.
+        ArgumentError: A number is out of range, or the objective is of another model.
         NonFiniteError: Objective or gradient is not finite, or features are not; the model is
             then as after the last step.
         NotPSDError: A covariance is not positive definite even with jitter.
-        DataError: The checkpoint cannot be written or read, or is of another architecture.
+        DataError: The checkpoint cannot be written or read, or is of another architecture,
+            objective or release whose training cannot go on here.
+
+    Note:
+        A checkpoint costs a copy of the parameters and of Adam's moments a step.
     """
     check_counts(
         steps=steps, tasks_per_step=tasks_per_step, look_every=look_every,
@@ -95,6 +103,8 @@ def train_on_tasks(
     )  # fmt: skip
     if not 0 < lr < math.inf:
         raise ArgumentError("lr", lr, "a positive number")
+    if all(module is not model for module in mll.modules()):
+        raise ArgumentError("mll", f"a {type(mll).__name__} of another model", "one of the model")
     run = _Run(model, mll, lr)
     if checkpoint is not None and Path(checkpoint).exists():
         run.read(checkpoint)
@@ -102,19 +112,24 @@ def train_on_tasks(
     from tqdm import tqdm
 
     done = len(run.training.objectives)
+    whole: dict[str, Any] = {}
     with tqdm(total=steps, initial=done, desc="steps", disable=not progress) as bar:
         try:
             for step in range(done, steps):
+                whole = run.content() if checkpoint is not None else {}
                 run.step(tasks, range(step * tasks_per_step, (step + 1) * tasks_per_step))
                 bar.update()
                 if (step + 1) % look_every == 0 or step + 1 == steps:
                     run.look(validation, validation_tasks)
                     bar.set_postfix(best=run.training.best, refresh=False)
                     run.training.seconds = time.perf_counter() - start
-                    run.write(checkpoint)
+                    if checkpoint is not None:
+                        write_checkpoint(checkpoint, _CHECKPOINT, run.content())
         except KeyboardInterrupt:
-            run.training.seconds = time.perf_counter() - start
-            run.write(checkpoint)
+            # What a step or a look has begun is left out: it is done again, as it was.
+            if checkpoint is not None and whole:
+                whole["training"]["seconds"] = time.perf_counter() - start
+                write_checkpoint(checkpoint, _CHECKPOINT, whole)
             raise
     run.keep_best()
     return run.training
@@ -185,31 +200,48 @@ class _Run:
         self.model.load_state_dict(self.best)
         self.model.eval()
 
-    def write(self, path: str | Path | None) -> None:
-        if path is None:
-            return
-        content = {
-            "model": _state(self.model),
-            "best": self.best,
-            "optimizer": self.optimizer.state_dict(),
-            "training": vars(self.training),
+    def content(self) -> dict[str, Any]:
+        """All that decides how the training goes on; a copy."""
+        course = {
+            name: list(entry) if isinstance(entry, list) else entry
+            for name, entry in vars(self.training).items()
         }
-        write_checkpoint(path, _CHECKPOINT, content)
+        return {
+            "objective": _state(self.mll),
+            "best": self.best,
+            "optimizer": copy.deepcopy(self.optimizer.state_dict()),
+            "training": course,
+        }
 
     def read(self, path: str | Path) -> None:
         content = read_checkpoint(path, _CHECKPOINT, next(self.model.parameters()).device)
-        _load(self.model, content["model"], path)
+        if "objective" in content:
+            _load(self.mll, content["objective"], path)
+        else:  # earlier releases kept the model alone
+            _load(self.model, content["model"], path)
+            warnings.warn(
+                f"{path} was written by an earlier release, without the state of the objective. "
+                "Held-out points that are drawn at random are drawn from the seed on again.",
+                stacklevel=3,
+            )
         self.best = content["best"]
-        self.optimizer.load_state_dict(content["optimizer"])
+        try:
+            self.optimizer.load_state_dict(content["optimizer"])
+        except ValueError as error:
+            raise DataError(
+                f"checkpoint: {path} was trained with other groups of learning rates, as batch "
+                "normalization of features was in earlier releases, and cannot be gone on with. "
+                "Give another file to train anew, or use what it has by load_model."
+            ) from error
         self.training = Training(**content["training"])
 
 
-def _state(model: DeepKernelTransfer) -> dict[str, Any]:
-    return copy.deepcopy(model.state_dict())
+def _state(module: torch.nn.Module) -> dict[str, Any]:
+    return copy.deepcopy(module.state_dict())
 
 
-def _load(model: DeepKernelTransfer, state: Mapping[str, Any], path: str | Path) -> None:
-    own = model.state_dict()
+def _load(module: torch.nn.Module, state: Mapping[str, Any], path: str | Path) -> None:
+    own = module.state_dict()
     unlike = sorted(own.keys() ^ state.keys()) or [
         f"{name}: {tuple(state[name].shape)} stored, {tuple(value.shape)} here"
         for name, value in own.items()
@@ -217,7 +249,8 @@ def _load(model: DeepKernelTransfer, state: Mapping[str, Any], path: str | Path)
     ]
     if unlike:
         raise DataError(
-            f"path: {path} is a checkpoint of another architecture ({', '.join(unlike[:3])}). "
-            "Build the model as it was when it was trained, or give another file."
+            f"path: {path} is a checkpoint of another architecture or objective "
+            f"({', '.join(unlike[:3])}). Build model and objective as they were when they were "
+            "trained, or give another file."
         )
-    model.load_state_dict(state)
+    module.load_state_dict(state)

@@ -82,6 +82,51 @@ def test_repeated_and_resumed_trainings(tmp_path):
     assert all(torch.equal(v, resumed.state_dict()[k]) for k, v in once.state_dict().items())
 
 
+def interrupted_after(steps, monkeypatch):
+    """Adam, that of weights and that of hyperparameters, until the user gives up."""
+    step, calls = torch.optim.Adam.step, []
+
+    def counted(self, *args, **kwargs):
+        step(self, *args, **kwargs)
+        calls.append(None)
+        if len(calls) == steps:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch.optim.Adam, "step", counted)
+
+
+@pytest.mark.parametrize("outputs", ["all", "column"])
+@pytest.mark.parametrize("steps", [1, 8, 14, 16])  # the first; in an epoch; in a look; after it
+def test_an_interrupted_training_ends_as_a_whole_one(tmp_path, monkeypatch, steps, outputs):
+    data = waves()
+    options = {
+        "batch_size": 20, "burn_in": 3, "every": 2, "hyper_steps": 3, "epochs": 9,
+    }  # fmt: skip
+    whole = regression(outputs=outputs)
+    expected = fit(whole, data, **options)
+    path = tmp_path / "a.pt"
+    with monkeypatch.context() as patch:
+        interrupted_after(steps, patch)
+        with pytest.raises(KeyboardInterrupt):
+            fit(regression(outputs=outputs), data, checkpoint=path, **options)
+    resumed = regression(outputs=outputs)
+    result = fit(resumed, data, checkpoint=path, **options)
+    assert result.objectives == expected.objectives
+    assert (result.looks, result.evidences) == (expected.looks, expected.evidences)
+    for name, stored in whole.state_dict().items():
+        assert torch.equal(stored, resumed.state_dict()[name]), name
+
+
+def test_what_ended_by_patience_stays_ended(tmp_path):
+    data, path = waves(), tmp_path / "a.pt"
+    options = {"lr": 0.5, "burn_in": 0, "every": 1, "patience": 2, "hyper_steps": 1}
+    whole = fit(regression(), data, checkpoint=path, **options)
+    assert len(whole.objectives) < 60
+    resumed = regression()
+    again = fit(resumed, data, checkpoint=path, **options)
+    assert again.objectives == whole.objectives
+
+
 @pytest.mark.parametrize(
     ("structure", "outputs"), [(Kernel(), "all"), (Kernel(), "single"), (Kronecker(), "column")]
 )

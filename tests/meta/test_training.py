@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gpclml.conditioning import LastPoints
+from gpclml.conditioning import LastPoints, RandomHoldout
 from gpclml.errors import ArgumentError, DataError, NonFiniteError
 from gpclml.meta import (
     KERNELS,
@@ -43,6 +43,11 @@ def transfer(width=10, kernel="rbf", seed=0):
 
 def objective(model, m=4):
     return ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(m=m))
+
+
+def redrawn(model):
+    """An objective that holds out other points at each step."""
+    return ConditionalMarginalLogLikelihood(model.likelihood, model, RandomHoldout(0.3))
 
 
 # Of kernel, mean and noise: the scale, the constant, the noise, and what a kernel adds.
@@ -115,38 +120,100 @@ def test_the_best_look_is_kept():
 
 
 class Interrupted:
-    """Tasks during which the user gives up."""
+    """Tasks during which the user gives up, when one is asked for so many times."""
 
-    def __init__(self, source, at):
-        self.source, self.at = source, at
+    def __init__(self, source, at, times=1):
+        self.source, self.at, self.left = source, at, times
 
     def draw(self, indices):
         if self.at in indices:
+            self.left -= 1
+        if self.left == 0:
             raise KeyboardInterrupt
         return self.source.draw(indices)
 
 
+def interrupt_forward(model):
+    calls = []
+
+    def hook(*_):
+        calls.append(None)
+        if model.training and len(calls) >= 6:
+            raise KeyboardInterrupt
+
+    model.backbone.register_forward_hook(hook)
+
+
+def interrupt_adam(monkeypatch):
+    step, calls = torch.optim.Adam.step, []
+
+    def once_interrupted(self, *args, **kwargs):
+        step(self, *args, **kwargs)
+        calls.append(None)
+        if len(calls) == 5:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch.optim.Adam, "step", once_interrupted)
+
+
+@pytest.mark.parametrize("make", [objective, redrawn], ids=["fixed", "redrawn"])
 @pytest.mark.parametrize("kernel", ["rbf", "batch-norm-cosine"])
-def test_an_interrupted_training_ends_as_a_whole_one(tmp_path, kernel):
+@pytest.mark.parametrize("place", ["tasks", "forward", "optimizer", "look"])
+def test_an_interrupted_training_ends_as_a_whole_one(tmp_path, monkeypatch, kernel, make, place):
     options = {"steps": 8, "tasks_per_step": 2, "look_every": 3, "progress": False}
     options |= {"validation": tasks(seed=1), "validation_tasks": 5}
     whole = transfer(kernel=kernel)
-    expected = train_on_tasks(whole, objective(whole), tasks(), **options)
+    expected = train_on_tasks(whole, make(whole), tasks(), **options)
     path = tmp_path / "model.pt"
     first = transfer(kernel=kernel)
-    with pytest.raises(KeyboardInterrupt):
-        train_on_tasks(
-            first, objective(first), Interrupted(tasks(), 10), checkpoint=path, **options
-        )
+    source = Interrupted(tasks(), 10) if place == "tasks" else tasks()
+    broken = dict(options)
+    if place == "look":
+        broken["validation"] = Interrupted(tasks(seed=1), 0, times=2)
+    if place == "forward":
+        interrupt_forward(first)
+    with monkeypatch.context() as patch:
+        if place == "optimizer":
+            interrupt_adam(patch)
+        with pytest.raises(KeyboardInterrupt):
+            train_on_tasks(first, make(first), source, checkpoint=path, **broken)
     again = transfer(kernel=kernel, seed=5)
-    resumed = train_on_tasks(again, objective(again), tasks(), checkpoint=path, **options)
+    resumed = train_on_tasks(again, make(again), tasks(), checkpoint=path, **options)
     assert resumed.objectives == expected.objectives
     assert (resumed.looks, resumed.scores) == (expected.looks, expected.scores)
-    for one, other in zip(again.parameters(), whole.parameters(), strict=True):
-        assert torch.equal(one, other)
+    for name, stored in whole.state_dict().items():
+        assert torch.equal(stored, again.state_dict()[name]), name
     loaded = load_model(transfer(kernel=kernel, seed=7), path)
     episodes = tasks(seed=2).draw([0])
     assert torch.equal(loaded.predict(episodes).mean, whole.predict(episodes).mean)
+
+
+def test_a_checkpoint_of_an_earlier_release_goes_on_with_a_warning(tmp_path):
+    path = tmp_path / "model.pt"
+    options = {"tasks_per_step": 2, "look_every": 2, "progress": False, "checkpoint": path}
+    first = transfer()
+    train_on_tasks(first, objective(first), tasks(), steps=2, **options)
+    content = torch.load(path, weights_only=True)
+    content["model"] = {
+        name.removeprefix("model."): entry
+        for name, entry in content.pop("objective").items()
+        if name.startswith("model.")
+    }
+    torch.save(content, path)
+    again, whole = transfer(seed=5), transfer()
+    with pytest.warns(UserWarning, match="without the state of the objective"):
+        resumed = train_on_tasks(again, objective(again), tasks(), steps=4, **options)
+    del options["checkpoint"]
+    expected = train_on_tasks(whole, objective(whole), tasks(), steps=4, **options)
+    assert resumed.objectives == expected.objectives  # its hold-outs are not drawn at random
+    groups = content["optimizer"]["param_groups"]
+    groups[1]["params"].append(groups[0]["params"].pop())
+    torch.save(content, path)
+    with (
+        pytest.warns(UserWarning, match="earlier release"),
+        pytest.raises(DataError, match="groups of learning rates"),
+    ):
+        train_on_tasks(again, objective(again), tasks(), steps=5, checkpoint=path, progress=False)
 
 
 def test_checkpoints_of_another_architecture_or_kind(tmp_path):
@@ -180,5 +247,7 @@ def test_bad_arguments():
             train_on_tasks(model, objective(model), tasks(), **({"steps": 1} | {name: 0}))
     with pytest.raises(ArgumentError, match="lr"):
         train_on_tasks(model, objective(model), tasks(), steps=1, lr=0.0)
+    with pytest.raises(ArgumentError, match="of another model"):
+        train_on_tasks(model, objective(transfer()), tasks(), steps=1)
     with pytest.raises(ArgumentError, match="count"):
         evaluate_tasks(model, tasks(), 0)
