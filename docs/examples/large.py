@@ -32,5 +32,5 @@ posterior = IterativePosterior(model, solver)
 error = (posterior.mean(x[2900:]) - y[2900:]).square().mean().sqrt()
 print(
     f"RMSE {error:.2f}, mean of the standard deviations "
-    f"{posterior.variance(x[2900:], observation_noise=True).sqrt().mean():.2f}"
+    f"{posterior.variance(x[2900:]).sqrt().mean():.2f}"
 )

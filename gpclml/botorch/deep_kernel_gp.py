@@ -37,12 +37,15 @@ class DeepKernelGP(SingleTaskGP):
       al. 2016), without priors on its hyperparameters.
 
     Everything else is ``SingleTaskGP``'s: noise, mean, outcome transform, posteriors,
-    conditioning, fantasies. Outputs are independent, and so are the members of a batch: each has
-    hyperparameters *and networks of its own*, from one start, so that it is what a model of its
-    data alone would be and BoTorch may fit each by itself. For a network shared by the outputs,
-    or one of your own, give ``SingleTaskGP`` a :class:`~gpclml.kernels.DeepKernel` as
-    ``covar_module`` and fit it with :func:`gpclml.fit.fit_mll`. Such a network must see points
-    one by one: batch normalization and dropout make conditioning and fantasies wrong.
+    conditioning, fantasies. So ``model.posterior`` leaves out the noise of observations by default,
+    as BoTorch has it; everything else in gpclml includes it by default.
+
+    Outputs are independent, and so are the members of a batch: each has hyperparameters *and
+    networks of its own*, from one start, so that it is what a model of its data alone would be and
+    BoTorch may fit each by itself. For a network shared by the outputs, or one of your own, give
+    ``SingleTaskGP`` a :class:`~gpclml.kernels.DeepKernel` as ``covar_module`` and fit it with
+    :func:`gpclml.fit.fit_mll`. Such a network must see points one by one: batch normalization and
+    dropout make conditioning and fantasies wrong.
 
     ``fit_gpytorch_mll`` fits everything by L-BFGS, under any objective. From the default share it
     mostly stays the ``SingleTaskGP``; from a larger one, e.g. 0.3, it uses its features, which

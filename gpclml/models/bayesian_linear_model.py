@@ -160,7 +160,8 @@ class BayesianLinearModel(ExactGP):
 
         Args:
             x: ``(m, d)``, or ``(m,)`` for one column.
-            observation_noise: Predict observations, not the noise-free function.
+            observation_noise: Predict new observations, the default as everywhere in gpclml, or
+                the noise-free function.
             marginal: Give a diagonal covariance: O(m) memory in place of O(m²).
 
         Returns:

@@ -230,7 +230,8 @@ class GPRegression(ExactGP):
 
         Args:
             x: Points in original units. Shape ``(*batch, m, d)``, or ``(m,)`` for one column.
-            observation_noise: Predict observations, not the noise-free function.
+            observation_noise: Predict new observations, the default as everywhere in gpclml, or
+                the noise-free function.
             marginal: Give a diagonal covariance: O(m) memory in place of O(m^2).
             solver: "cholesky", "cg" or :class:`~gpclml.linalg.ConjugateGradients`; "auto" takes
                 Cholesky where it fits, else conjugate gradients with a warning.

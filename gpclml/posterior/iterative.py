@@ -37,6 +37,10 @@ class IterativePosterior:
     the residuals: see :class:`~gpclml.linalg.IterativeConditioning`. The covariance of the
     observations is evaluated once where it fits into ``solver.kept_bytes``, else in each iteration.
 
+    Variances, covariances and draws include the noise of new observations unless
+    ``observation_noise=False``, as everywhere in gpclml; the mean is the same for both. BoTorch's
+    ``model.posterior`` leaves it out by default.
+
     Missing targets (NaN) are left out, in each batch member on its own. The model is read in eval
     mode, after which every module is as it was. It is to stay as it is: where a parameter or the
     data have changed since, every method raises. Nothing is differentiable.
@@ -126,21 +130,21 @@ class IterativePosterior:
             check_finite(mean, "means of new points")
             return (mean * self._scale + self._shift).to(mean)
 
-    def variance(self, x: Tensor, observation_noise: bool = False) -> Tensor:
+    def variance(self, x: Tensor, observation_noise: bool = True) -> Tensor:
         """The posterior variances, ``(*batch, m)``, as :meth:`predict` has them.
 
         Args:
             x: Points as the model takes them, ``(*batch, m, d)``, or ``(m,)`` for one column.
-            observation_noise: Of observations, not of the noise-free function.
+            observation_noise: Of new observations, the default, or of the noise-free function.
         """
         return self.predict(x, observation_noise, marginal=True).distribution.variance
 
-    def covariance(self, x: Tensor, observation_noise: bool = False) -> Tensor:
+    def covariance(self, x: Tensor, observation_noise: bool = True) -> Tensor:
         """The posterior covariance, ``(*batch, m, m)``, as :meth:`predict` has it.
 
         Args:
             x: Points as the model takes them, ``(*batch, m, d)``, or ``(m,)`` for one column.
-            observation_noise: Of observations, not of the noise-free function.
+            observation_noise: Of new observations, the default, or of the noise-free function.
         """
         return self.predict(x, observation_noise).distribution.covariance_matrix
 
@@ -149,7 +153,7 @@ class IterativePosterior:
         x: Tensor,
         num_samples: int = 1,
         generator: torch.Generator | None = None,
-        observation_noise: bool = False,
+        observation_noise: bool = True,
     ) -> Tensor:
         """Joint draws from the normal that :meth:`predict` gives, and so as exact as that.
 
@@ -158,7 +162,7 @@ class IterativePosterior:
             num_samples: Number S.
             generator: On the CPU, so that a seed means the same draws on every device; PyTorch's
                 own if None.
-            observation_noise: Of observations, not of the noise-free function.
+            observation_noise: Of new observations, the default, or of the noise-free function.
 
         Returns:
             ``(S, *batch, m)``.
@@ -186,7 +190,7 @@ class IterativePosterior:
 
         Args:
             x: Points as the model takes them, ``(*batch, m, d)``, or ``(m,)`` for one column.
-            observation_noise: Predict observations, not the noise-free function.
+            observation_noise: Predict new observations, the default, or the noise-free function.
             marginal: Give a diagonal covariance.
 
         Raises:
