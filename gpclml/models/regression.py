@@ -214,6 +214,7 @@ class GPRegression(ExactGP):
         observation_noise: bool = True,
         marginal: bool = False,
         solver: Solver = "auto",
+        progress: bool = False,
     ) -> MultivariateNormal:
         """The posterior at x in original units.
 
@@ -235,6 +236,8 @@ class GPRegression(ExactGP):
             marginal: Give a diagonal covariance: O(m) memory in place of O(m^2).
             solver: "cholesky", "cg" or :class:`~gpclml.linalg.ConjugateGradients`; "auto" takes
                 Cholesky where it fits, else conjugate gradients with a warning.
+            progress: Show a bar on standard error while the variances of many points are computed
+                from a Cholesky factor; conjugate gradients have a setting of their own.
 
         Returns:
             A normal with mean ``(*batch, m)`` and covariance ``(*batch, m, m)``.
@@ -260,7 +263,7 @@ class GPRegression(ExactGP):
             posterior = IterativePosterior(self, chosen)
             return posterior.predict(x, observation_noise, marginal).distribution
         with evaluating(self):
-            posterior = exact_posterior(self, x, marginal)
+            posterior = exact_posterior(self, x, marginal, progress)
             if observation_noise:
                 posterior = self.likelihood(posterior, [x])
             assert isinstance(posterior, MultivariateNormal)

@@ -20,7 +20,9 @@ __all__ = ["evaluating", "exact_posterior"]
 _CHUNK = 4096  # points whose covariance with the training points is held at a time
 
 
-def exact_posterior(model: ExactGP, x: Tensor, marginal: bool) -> MultivariateNormal:
+def exact_posterior(
+    model: ExactGP, x: Tensor, marginal: bool, progress: bool = False
+) -> MultivariateNormal:
     r"""The latent posterior at x by one dense factorization.
 
     With :math:`L L^\top = K_{XX} + \Sigma`, :math:`V = L^{-1} K_{X*}` and
@@ -35,6 +37,8 @@ def exact_posterior(model: ExactGP, x: Tensor, marginal: bool) -> MultivariateNo
         model: A model in eval mode, with training data.
         x: Points. Shape ``(*batch, m, d)``.
         marginal: Give the variances only.
+        progress: Show a bar of the points on standard error, where variances of more than one chunk
+            of them are asked for.
 
     Returns:
         Mean ``(*batch, m)`` and covariance ``(*batch, m, m)``, diagonal with ``marginal``.
@@ -82,7 +86,13 @@ def exact_posterior(model: ExactGP, x: Tensor, marginal: bool) -> MultivariateNo
             )
             return MultivariateNormal(mean[..., n:] + shift, spread)
         shifts, variances = [], []
-        for first in range(n, points.shape[-2], _CHUNK):
+        from tqdm import trange
+
+        firsts = trange(
+            n, points.shape[-2], _CHUNK, desc="predict", unit=f" chunks of {_CHUNK} points",
+            leave=False, disable=not progress or points.shape[-2] - n <= _CHUNK,
+        )  # fmt: skip
+        for first in firsts:
             rows = slice(first, min(first + _CHUNK, points.shape[-2]))
             V = cross(rows)
             shifts.append((V * whitened).sum(-2))

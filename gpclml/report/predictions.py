@@ -17,8 +17,6 @@ __all__ = ["PREDICTED_SHARE", "PredictionScores", "half_width", "predicted", "pr
 PREDICTED_SHARE = 0.9
 """Share of new observations that a predicted interval is to hold."""
 
-_NUMBERS_AT_ONCE = 4_000_000  # in the covariance of training rows and new ones
-
 
 @dataclass(frozen=True, eq=False)
 class PredictionScores:
@@ -53,19 +51,13 @@ def predicted(model: GPRegression, x: Tensor, progress: bool = False) -> tuple[T
         progress: Whether to show a progress bar on standard error.
 
     Note:
-        A factorization, n³/3 operations, for each 4,000,000 / n rows, which bounds the memory.
+        One factorization, n³/3 operations, whatever t, and n² t for the rows; memory for n² numbers
+        and a chunk of rows.
     """
-    from tqdm import tqdm
-
-    targets = model.train_targets
-    assert isinstance(targets, Tensor)
-    at_once = max(1, _NUMBERS_AT_ONCE // len(targets))
-    parts = [part for part in x.split(at_once) if len(part)]
-    told = tqdm(parts, desc="predict", disable=not progress or len(parts) == 1)
-    normals = [model.predict(part, marginal=True) for part in told]
-    empty = x.new_zeros(0)
-    means = torch.cat([empty, *(normal.mean for normal in normals)])
-    return means, torch.cat([empty, *(normal.stddev for normal in normals)])
+    if len(x) == 0:
+        return x.new_zeros(0), x.new_zeros(0)
+    normal = model.predict(x, marginal=True, progress=progress)
+    return normal.mean, normal.stddev
 
 
 def prediction_scores(targets: Tensor, mean: Tensor, deviation: Tensor) -> PredictionScores:

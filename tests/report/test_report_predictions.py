@@ -12,7 +12,9 @@ from scipy.stats import norm
 
 from gpclml.compare import score_models
 from gpclml.errors import ShapeError
+from gpclml.linalg import safe_cholesky
 from gpclml.models import GPRegression
+from gpclml.posterior import dense
 from gpclml.report import answer, best_on_test, chosen_models, headline, prediction_scores
 from gpclml.report import predicted as predictions_of
 
@@ -53,6 +55,28 @@ def test_the_error_of_the_rmse_is_that_of_repeated_draws():
     assert covered == pytest.approx(0.9, abs=0.004)
 
 
+def test_many_rows_are_predicted_from_one_factorization(monkeypatch, capsys):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(400, 2, generator=generator, dtype=torch.float64)
+    new = torch.rand(25_000, 2, generator=generator, dtype=torch.float64)
+    model = GPRegression(x, x.sum(-1).sin())
+    factored = []
+
+    def counted(matrix, *options):
+        factored.append(tuple(matrix.shape))
+        return safe_cholesky(matrix, *options)
+
+    monkeypatch.setattr(dense, "safe_cholesky", counted)
+    mean, deviation = predictions_of(model, new)
+    assert factored == [(400, 400)]
+    assert capsys.readouterr().err == ""
+    last = model.predict(new[-7:])
+    torch.testing.assert_close(mean[-7:], last.mean.detach())
+    torch.testing.assert_close(deviation[-7:], last.stddev.detach())
+    predictions_of(model, new, True)
+    assert "predict" in capsys.readouterr().err
+
+
 def test_shapes_must_agree():
     one = torch.zeros(3)
     for shapes in ((one, one, one[:2]), (one, one[:2], one), (one[:0], one[:0], one[:0])):
@@ -64,7 +88,7 @@ def test_predictions_in_parts_are_those_of_one_call(data, monkeypatch):
     x, y = data
     model = GPRegression(x, y)
     mean, deviation = predictions_of(model, x)
-    monkeypatch.setattr("gpclml.report.predictions._NUMBERS_AT_ONCE", 7 * len(y))
+    monkeypatch.setattr(dense, "_CHUNK", 7)
     parts = predictions_of(model, x)
     torch.testing.assert_close((mean, deviation), parts)
     normal = model.predict(x)
