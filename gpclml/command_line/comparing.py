@@ -9,7 +9,7 @@ from pathlib import Path
 import typer
 
 from gpclml.command_line.chosen_by_size import check_size, default_models
-from gpclml.command_line.errors import INTERRUPTED, FitError
+from gpclml.command_line.errors import INTERRUPTED, FitError, error_text
 from gpclml.command_line.fit_recipe import fit_recipe, made_from
 from gpclml.command_line.folders import discard, open_work_folder, publish
 from gpclml.command_line.options import CompareOptions
@@ -95,7 +95,7 @@ def _fit_all(
         try:
             saved[name] = known or fit_recipe(recipe, data, shows_progress(quiet))
         except FitError as error:
-            failures.append(str(error))
+            failures.append(error_text(error))
             typer.echo(failures[-1], err=True)
             continue
         if known is None:

@@ -5,41 +5,67 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-__all__ = ["BAD_INPUT", "FAILED", "INTERRUPTED", "FitError", "errors_as_text"]
+__all__ = [
+    "BAD_INPUT",
+    "FAILED",
+    "INTERRUPTED",
+    "NOT_COMPUTED",
+    "FitError",
+    "error_text",
+    "errors_as_text",
+]
 
-FAILED, BAD_INPUT, INTERRUPTED = 1, 2, 130
-"""Exit codes: something failed on the way, nothing could start, Ctrl-C."""
+FAILED, BAD_INPUT, NOT_COMPUTED, INTERRUPTED = 1, 2, 3, 130
+"""Exit codes: a file, the memory or the system failed; something is given wrong; a computation
+failed, such as a covariance that is not positive definite; Ctrl-C."""
 
 
 class FitError(RuntimeError):
-    """A model could not be fitted."""
+    """A model could not be fitted, or none could be scored."""
 
 
 @contextlib.contextmanager
 def errors_as_text() -> Iterator[None]:
-    """Within the block an error that names its mend is printed alone, on standard error.
+    """Within the block an expected error is printed alone, with its notes, on standard error.
 
     Raises:
-        typer.Exit: With code 2 for what is given wrong, 1 for what fails on the way, 130 on Ctrl-C.
+        typer.Exit: With code 2 for what is given wrong, 3 for a computation that fails, 1 for a
+            file or the memory, 130 on Ctrl-C.
     """
     import typer
 
     # Imports torch, for which a command's help need not wait.
     from linear_operator.utils.errors import NanError, NotPSDError
+    from torch.linalg import LinAlgError
 
-    from gpclml.errors import ArgumentError, DataError
+    from gpclml.errors import ArgumentError, DataError, NotConvergedError
 
     try:
         yield
     except KeyboardInterrupt:
         typer.echo("\nInterrupted; nothing was written.", err=True)
         raise typer.Exit(INTERRUPTED) from None
-    except (ArgumentError, DataError) as error:
-        typer.echo(f"Error: {error}", err=True)
-        raise typer.Exit(BAD_INPUT) from None
     except BrokenPipeError:  # who reads the output has read enough: typer ends quietly
         raise
-    except (FitError, NanError, NotPSDError, OSError, MemoryError) as error:
-        notes = " ".join(getattr(error, "__notes__", ()))
-        typer.echo(f"Error: {str(error) or type(error).__name__} {notes}".rstrip(), err=True)
+    # First what a computation ends with: some of these are errors of an argument as well.
+    except (FitError, NanError, NotPSDError, NotConvergedError, LinAlgError) as error:
+        typer.echo(f"Error: {error_text(error)}", err=True)
+        raise typer.Exit(NOT_COMPUTED) from None
+    except (ArgumentError, DataError) as error:
+        typer.echo(f"Error: {error_text(error)}", err=True)
+        raise typer.Exit(BAD_INPUT) from None
+    except (OSError, MemoryError) as error:
+        typer.echo(f"Error: {error_text(error)}", err=True)
         raise typer.Exit(FAILED) from None
+
+
+def error_text(error: BaseException) -> str:
+    """What an error says, with its notes and those of the error that caused it, in one line.
+
+    Args:
+        error: Any; its type stands for what says nothing.
+    """
+    parts = [str(error) or type(error).__name__]
+    for one in (error, error.__cause__):
+        parts += getattr(one, "__notes__", ())
+    return " ".join(dict.fromkeys(parts))

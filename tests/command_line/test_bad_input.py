@@ -7,6 +7,12 @@ import os
 import numpy as np
 import pandas
 import pytest
+import torch
+import typer
+from linear_operator.utils.errors import NanError, NotPSDError
+
+from gpclml.command_line.errors import FitError, error_text, errors_as_text
+from gpclml.errors import ArgumentError, DataError, NonFiniteError, NotConvergedError
 
 
 def made(**columns):
@@ -152,11 +158,45 @@ def test_what_cannot_be_fitted_is_told(gpclml, tmp_path):
     data.write_text(made(x=1.5e308 * np.random.default_rng(0).uniform(-1, 1, 40)))
     words = "--target", "price", "--out", tmp_path / "out"
     result = gpclml("compare", data, *words, "--models", "rbf,linear")
-    assert result.exit_code == 1
+    assert result.exit_code == 3
     assert "rbf could not be fitted: covariance: got" in result.stderr
     assert "Error: no model could be fitted" in result.stderr
     result = gpclml("fit", data, *words, "--model", "rbf")
-    assert result.exit_code == 1
+    assert result.exit_code == 3
     assert "Error: rbf could not be fitted" in result.stderr
     assert "Traceback" not in result.output
     assert [path.name for path in tmp_path.iterdir()] == ["data.csv"]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (NonFiniteError("covariance", "2 non-finite of 9 entries", "finite entries"), 3),
+        (NotConvergedError("tolerance", "a relative residual of 0.1", "at most 0.001"), 3),
+        (NotPSDError("covariance of shape (9, 9)"), 3),
+        (NanError("a matrix with NaN"), 3),
+        (torch.linalg.LinAlgError("singular"), 3),
+        (FitError("no model could be fitted."), 3),
+        (ArgumentError("rows", 3, "at least 20"), 2),
+        (DataError("data.csv is empty"), 2),
+        (OSError("disk full"), 1),
+        (MemoryError(), 1),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_the_exit_code_says_what_kind_of_error_it_is_and_notes_are_kept(error, code, capsys):
+    error.add_note("This happened in the scores of models['rbf'].")
+    with pytest.raises(typer.Exit) as ended, errors_as_text():
+        raise error
+    assert ended.value.exit_code == code
+    said = capsys.readouterr().err
+    assert said.startswith(f"Error: {str(error) or 'MemoryError'}")
+    assert said.count("in the scores of models['rbf'].") == 1
+
+
+def test_the_notes_of_a_cause_are_told_too():
+    cause = NotPSDError("not positive definite")
+    cause.add_note("Member 3 of the batch.")
+    error = FitError("rbf could not be fitted: not positive definite")
+    error.__cause__ = cause
+    assert error_text(error) == f"{error} Member 3 of the batch."
