@@ -126,7 +126,7 @@ def _local_cluster(jobs: int) -> Any:
 
     return LocalCluster(
         n_workers=(os.cpu_count() or 1) if jobs < 0 else jobs, threads_per_worker=1,
-        processes=True, dashboard_address=":0", memory_limit=None,
+        processes=True, dashboard_address="127.0.0.1:0", memory_limit=None,
     )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated
 
@@ -117,19 +117,26 @@ def _refits_of_kernel(model: ExactGP) -> Callable[[], Tensor]:
     return refits
 
 
-def measure_memory(num_features: int, num_data: int) -> pd.DataFrame:
-    """Peak memory of the bound of every family, each in a process of its own.
+def measure_memory(
+    num_features: int,
+    num_data: int,
+    families: Iterable[str] = tuple(FAMILIES),
+    dtypes: Iterable[torch.dtype] = (torch.float32, torch.float64),
+) -> pd.DataFrame:
+    """Peak memory of the bound of families, each in a process of its own.
 
     Args:
         num_features: R.
         num_data: n.
+        families: Names of families.
+        dtypes: Types of numbers.
 
     Returns:
         A row a family and type, ``value`` and ``with gradient`` in GiB.
     """
     rows = []
-    for family in FAMILIES:
-        for dtype in (torch.float32, torch.float64):
+    for family in families:
+        for dtype in dtypes:
             value, both = (
                 bound_memory(family, num_features, num_data, dtype, gradient) / 2**30
                 for gradient in (False, True)

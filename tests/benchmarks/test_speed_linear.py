@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.speed import linear
+from benchmarks.speed import linear, linear_memory
 from benchmarks.speed.linear import MODELS, measure_curves, measure_memory
-from benchmarks.speed.linear_memory import bound_memory
 from gpclml.errors import UnknownNameError
 from gpclml.scores import learning_curve
 
@@ -29,9 +28,17 @@ def test_a_row_for_each_model():
         measure_curves("18", 20, 3, 2)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("family", linear_memory.FAMILIES)
+def test_a_bound_of_every_family_is_there_to_measure(family, dtype):
+    linear_memory._bound(family, 30, 20, dtype, True)
+
+
 def test_memory_of_a_bound():
-    table = measure_memory(3000, 40).set_index(["family", "dtype"])
+    table = measure_memory(3000, 40, ["diagonal"], [torch.float64])
+    assert len(table) == 1
+    table = table.set_index(["family", "dtype"])
     features = 40 * 3000 * 8 / 2**30
     assert features < table.loc[("diagonal", "float64"), "value"] < 60 * features
     with pytest.raises(UnknownNameError, match="family"):
-        bound_memory("wide", 10, 5, torch.float64, False)
+        linear_memory.bound_memory("wide", 10, 5, torch.float64, False)
