@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from gpclml.curvature._layers import other_parameters, record_layers
+from gpclml.curvature._layers import record_layers
 from gpclml.curvature._records import LayerRecord
 from gpclml.curvature._sample_gradients import Cotangents, sample_gradients
 from gpclml.curvature.structure import Curvature, Structure
@@ -58,22 +58,23 @@ class Kernel(Structure):
     """The full curvature from inner products of layers, without gradients of single points.
 
     The way to a stochastic estimate of the evidence of a large network: few points, few
-    outputs (Immer et al. 2023, Section 4). Layers that are applied twice or never are refused.
+    outputs (Immer et al. 2023, Section 4). Exact for every network.
 
     Note:
         K passes back, (N K)² (in + out) a plain layer; a convolution takes the gradients of its
-        weight at single points, and so do parameters of other modules.
+        weight at single points, N K times its size. So do parameters of other modules, and those
+        of layers that :class:`Kronecker` refuses, such as tied or normed ones.
     """
 
     @override
     def of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> KernelCurvature:
         grams = {}
-        for record in record_layers(module, x, cotangents, only=False):
+        records, others = record_layers(module, x, cotangents, only=False)
+        for record in records:
             if record.weight is not None:
                 grams[record.weight] = _weight_gram(record)
             if record.bias is not None:
                 grams[record.bias] = _gram(record.summed_gradients())
-        others = other_parameters(module)
         if others:
             gradients = sample_gradients(module, x, cotangents, others)
             grams |= {

@@ -12,12 +12,12 @@ from torch import Tensor
 from typing_extensions import override
 
 from gpclml.curvature._draws import Draw, normal_draws
-from gpclml.curvature._layers import other_parameters, record_layers
+from gpclml.curvature._layers import record_layers
 from gpclml.curvature._sample_gradients import Cotangents, sample_gradients
 from gpclml.curvature.dense import DenseCurvature
 from gpclml.curvature.diagonal import DiagonalCurvature
 from gpclml.curvature.structure import Curvature, Structure
-from gpclml.errors import UnknownNameError
+from gpclml.errors import UnknownNameError, UnsupportedError
 
 __all__ = ["Factors", "Kronecker", "KroneckerCurvature"]
 
@@ -135,6 +135,10 @@ class KroneckerCurvature(Curvature):
 
     @override
     def __add__(self, other: Self) -> Self:
+        mine, theirs = ([(one.weight, one.bias) for one in part.factors] for part in (self, other))
+        if mine != theirs:
+            got = f"Kronecker factors of {theirs}"
+            raise UnsupportedError("curvature", got, f"factors of {mine}", "Use Full for a sum.")
         factors = [one + two for one, two in zip(self.factors, other.factors, strict=True)]
         if self.others is None:
             return type(self)(factors)
@@ -155,9 +159,11 @@ class Kronecker(Structure):
     Args:
         sharing: ``"expand"``: places are as points; ``"reduce"``: a is their mean and g their
             sum, which fits augmentations that are averaged.
-        others: What becomes of parameters of other modules than Linear and Conv2d: they are
-            ``"refuse"``-d, or have a ``"diagonal"`` or a ``"full"`` block of their own. Layers
-            that are applied twice or never are refused.
+        others: What becomes of parameters of other modules than Linear and Conv2d, and of layers
+            whose input and output do not say all about their parameters: subclasses (LoRA), layers
+            that are pruned, parametrized (weight and spectral norm) or have hooks, weights that
+            are tied, used by a function too, or applied twice. They are ``"refuse"``-d by name,
+            or have an exact ``"diagonal"`` or ``"full"`` block of their own.
 
     Note:
         K passes back and, a layer, the eigenvalues of an in x in and an out x out matrix.
@@ -176,12 +182,12 @@ class Kronecker(Structure):
     def of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> KroneckerCurvature:
         reduce = self.sharing == "reduce"
         factors = []
-        for record in record_layers(module, x, cotangents, only=self.others == "refuse"):
+        records, names = record_layers(module, x, cotangents, only=self.others == "refuse")
+        for record in records:
             inputs, count = (None, 0) if record.weight is None else record.input_product(reduce)
             shape = cast(Tensor, record.layer.weight).shape
             gradients = record.gradient_product(reduce)
             factors.append(Factors(record.weight, record.bias, gradients, inputs, count, shape))
-        names = other_parameters(module)
         if not names:
             return KroneckerCurvature(factors)
         gradients = sample_gradients(module, x, cotangents, names)

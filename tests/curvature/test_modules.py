@@ -27,19 +27,9 @@ from network_cases import (
 )  # fmt: skip
 
 
-class Twice(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(3, 3)
-
-    def forward(self, x):
-        return self.layer(self.layer(x))
-
-
 @pytest.mark.parametrize(
     ("network", "error", "text"),
     [
-        (Twice(), UnsupportedError, "layer, applied twice"),
         (torch.nn.Identity(), ArgumentError, "without trainable parameters"),
         (torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Dropout()), ModelModeError, "Dropout"),
         (
