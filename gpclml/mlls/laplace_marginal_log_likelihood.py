@@ -152,8 +152,9 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
             target: Their targets.
 
         Returns:
-            What gives the value when called. Those of several batches may be added up: the sum
-            is of all their points, whose curvature is then that of all data.
+            What gives the value when called. Those of several batches may be added up, as by
+            ``sum(parts)``: the sum is of all their points, whose curvature is then that of all
+            data.
 
         Raises:
             ArgumentError, ShapeError, UnsupportedError, NonFiniteError, NotPSDError:
@@ -290,11 +291,25 @@ class LaplaceEvidence:
         return scale**2 if mll.hessian == "ef" else scale  # gradients enter squared
 
     def __add__(self, other: LaplaceEvidence) -> LaplaceEvidence:
-        """At the points of both; of one output only where both have the same."""
+        """At the points of both.
+
+        Raises:
+            UnsupportedError: They are of one drawn output each, or the curvature has no sums.
+            ArgumentError: The other is of another objective, or they are of more than N points.
+        """
+        if not isinstance(other, LaplaceEvidence):
+            return NotImplemented
+        self._check_alike(other)
         if self._copies != 1:
             raise UnsupportedError(
                 "outputs", repr(self._mll.outputs), "'all', to add batches up",
                 "Average the values of batches instead.",
+            )  # fmt: skip
+        count, all_points = len(self._mean) + len(other._mean), self._mll.num_data
+        if count > all_points:
+            raise ArgumentError(
+                "other", f"{count} points together", f"at most num_data = {all_points}",
+                "Add up each batch of a partition once.",
             )  # fmt: skip
         return LaplaceEvidence(
             self._mll,
@@ -302,3 +317,35 @@ class LaplaceEvidence:
             torch.cat([self._target, other._target]),
             self._curvature + other._curvature,
         )
+
+    def __radd__(self, other: object) -> LaplaceEvidence:
+        """What lets ``sum(parts)`` begin, with 0."""
+        return self if isinstance(other, int) and other == 0 else NotImplemented
+
+    def _check_alike(self, other: LaplaceEvidence) -> None:
+        """Raises an ArgumentError where two are of objectives with different parts."""
+        for name, mine, theirs in zip(_PARTS, _parts(self._mll), _parts(other._mll), strict=True):
+            if mine is theirs or (isinstance(mine, _COMPARED) and mine == theirs):
+                continue
+            shown = f": {theirs!r}" if isinstance(mine, _COMPARED) else ""
+            expected = f"the same, {mine!r}" if shown else "the same"
+            raise ArgumentError(
+                "other", f"an evidence of another {name}{shown}", expected,
+                "Add up batches of one objective.",
+            )  # fmt: skip
+
+
+_PARTS = (
+    "network", "prior", "augmentation", "likelihood", "temperature", "num_data", "curvature",
+    "hessian", "outputs",
+)  # fmt: skip
+_COMPARED = (int, float, str, Structure)  # by value; all else by identity
+
+
+def _parts(mll: LaplaceMarginalLogLikelihood) -> tuple[Any, ...]:
+    """What decides the evidence at points, in the order of their names."""
+    model = cast(LinearizedNetwork, mll.model)
+    return (
+        model.network, model.prior, model.augmentation, mll.likelihood, mll.temperature,
+        mll.num_data, mll.curvature, mll.hessian, mll.outputs,
+    )  # fmt: skip

@@ -247,6 +247,67 @@ def test_hyperparameters_move_on_one_curvature(case, hessian):
     torch.testing.assert_close(sum(rest, first)(), evidence())
 
 
+@pytest.mark.parametrize("structure", [Full("parameters"), Diagonal(), Kronecker()])
+def test_the_sum_of_parts_is_the_evidence_of_all(structure):
+    mll, x, target = objective("gaussian", structure)
+    batches = list(zip(x.split(5), target.split(5), strict=True))
+    total = sum(mll.evidence_of(*batch) for batch in batches)
+    first, *rest = (mll.evidence_of(*batch) for batch in batches)
+    assert torch.equal(total(), sum(rest, first)())
+    if not isinstance(structure, Kronecker):  # whose factors are those of all points at once
+        torch.testing.assert_close(total(), mll.evidence_of(x, target)())
+    torch.testing.assert_close(
+        total.sample_weights(2)["0.weight"], sum(rest, first).sample_weights(2)["0.weight"]
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda mll: {"num_data": 30}, "another num_data: 30, expected the same, 12"),
+        (lambda mll: {"temperature": 2.0}, r"another temperature: 2\.0, expected the same, 1\.0"),
+        (lambda mll: {"hessian": "ef"}, "another hessian: 'ef', expected the same, 'ggn'"),
+        (lambda mll: {"curvature": Diagonal()}, r"another curvature: Diagonal\(\)"),
+        (lambda mll: {"likelihood": gaussian()}, "another likelihood, expected the same"),
+        (
+            lambda mll: {"model": LinearizedNetwork(mll.model.network)},
+            "another prior, expected the same",
+        ),
+        (
+            lambda mll: {"model": LinearizedNetwork(network(1))},
+            "another network, expected the same",
+        ),
+        (lambda mll: {"outputs": "column"}, "another outputs: 'column', expected the same, 'all'"),
+    ],
+)
+def test_parts_of_different_objectives_are_not_added_up(change, text):
+    mll, x, target = objective("gaussian")
+    given = {
+        "likelihood": mll.likelihood, "model": mll.model, "num_data": N, "curvature": Full(),
+    }  # fmt: skip
+    alike = LaplaceMarginalLogLikelihood(**given)
+    other = LaplaceMarginalLogLikelihood(**given | change(mll))
+    one, same, unlike = (
+        each.evidence_of(x[rows], target[rows])
+        for each, rows in ((mll, slice(0, 5)), (alike, slice(5, N)), (other, slice(5, N)))
+    )
+    torch.testing.assert_close((one + same)(), mll.evidence_of(x, target)())
+    with pytest.raises(ArgumentError, match=text):
+        one + unlike
+
+
+def test_more_points_than_there_are_and_other_things_are_not_added_up():
+    mll, x, target = objective("gaussian")
+    all_of_them = mll.evidence_of(x, target)
+    with pytest.raises(ArgumentError, match="15 points together, expected at most num_data = 12"):
+        all_of_them + mll.evidence_of(x[:3], target[:3])
+    for other in (1, 0.5, None):
+        with pytest.raises(TypeError):
+            other + all_of_them
+        with pytest.raises(TypeError):
+            all_of_them + other
+
+
 def test_batches_of_single_outputs_are_not_added_up():
     mll, x, target = objective("softmax", outputs="single")
     evidence = mll.evidence_at(mll.model(x), target)
