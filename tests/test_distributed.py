@@ -7,6 +7,7 @@ import datetime
 import multiprocessing
 import os
 import pickle
+import threading
 import time
 import traceback
 
@@ -34,7 +35,11 @@ STEPS = 3
 # --- processes
 
 
-def run(function, world, folder, *args, hanging=None, limit=60):
+LONG = 600.0
+"""Seconds that a busy machine is given; what only a hang would take."""
+
+
+def run(function, world, folder, *args, hanging=None, limit=LONG / 2):
     """What ``function(rank, *args)`` returns in each process; None of those that do not end."""
     context = multiprocessing.get_context("forkserver")
     # Optimizers import the last one when first made, which takes seconds.
@@ -68,7 +73,7 @@ def _child(function, rank, world, folder, args):
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world,
-        timeout=datetime.timedelta(seconds=30),
+        timeout=datetime.timedelta(seconds=LONG),
     )  # fmt: skip
     try:
         result = function(rank, *args)
@@ -154,7 +159,7 @@ def train(rank, strategy):
         optimizer.zero_grad()
         value = evaluate(mll)
         (-value).backward()
-        value = average_gradients(mll.parameters(), value, timeout=20)
+        value = average_gradients(mll.parameters(), value, timeout=LONG)
         record.append((value.item(), gradients(mll)))
         optimizer.step()
     return record, parameters(mll), mll.conditioning.rank, value.requires_grad
@@ -176,7 +181,7 @@ def average_unlike_tensors(rank):
     if rank == 1:
         one_alone.grad = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
     value = torch.tensor([rank, 3.0], dtype=torch.float32, requires_grad=True)
-    mean = average_gradients(iter(tensors), value, timeout=20)
+    mean = average_gradients(iter(tensors), value, timeout=LONG)
     same = buffer is both.grad
     return [None if t.grad is None else t.grad.tolist() for t in tensors], mean.tolist(), same
 
@@ -193,15 +198,17 @@ def disagree(rank):
     other = torch.nn.Linear(2, 3)
     value = torch.zeros(())
     calls = {
-        "shape": lambda t: average_gradients(t, timeout=20),
-        "number": lambda t: average_gradients(t * (1 + rank), timeout=20),
-        "dtype": lambda t: average_gradients([*t, leaf(dtype=kinds[rank])], timeout=20),
-        "value": lambda t: average_gradients(t, [None, value][rank], timeout=20),
+        "shape": lambda t: average_gradients(t, timeout=LONG),
+        "number": lambda t: average_gradients(t * (1 + rank), timeout=LONG),
+        "dtype": lambda t: average_gradients([*t, leaf(dtype=kinds[rank])], timeout=LONG),
+        "value": lambda t: average_gradients(t, [None, value][rank], timeout=LONG),
         "call": lambda t: (
-            average_gradients(t, timeout=20) if rank else broadcast_parameters(module, timeout=20)
+            average_gradients(t, timeout=LONG)
+            if rank
+            else broadcast_parameters(module, timeout=LONG)
         ),
-        "module": lambda t: broadcast_parameters([module, other][rank], timeout=20),
-        "source": lambda t: broadcast_parameters(module, source=rank, timeout=20),
+        "module": lambda t: broadcast_parameters([module, other][rank], timeout=LONG),
+        "source": lambda t: broadcast_parameters(module, source=rank, timeout=LONG),
     }
     kinds = [torch.float32, torch.float64]
     told = {}
@@ -213,7 +220,7 @@ def disagree(rank):
         kept = (tensor.grad == rank + 1).all() and torch.equal(module.weight, weight)
         told[name] = (str(errors[0]) if errors else None, bool(kept))
     tensor = leaf(2)
-    average_gradients([tensor], timeout=20)
+    average_gradients([tensor], timeout=LONG)
     return told, tensor.grad.tolist()
 
 
@@ -224,13 +231,13 @@ def subgroups(rank):
     conditioning = DistributedConditioning(KFold(3), group=own)
     tensor = torch.zeros((), requires_grad=True)
     tensor.grad = torch.tensor(float(rank))
-    average_gradients([tensor], group=own, timeout=20)
+    average_gradients([tensor], group=own, timeout=LONG)
     module = torch.nn.Linear(1, 1)
     with torch.no_grad():
         module.bias.fill_(float(rank))
-    broadcast_parameters(module, source=0 if rank == 1 else 1, group=own, timeout=20)
+    broadcast_parameters(module, source=0 if rank == 1 else 1, group=own, timeout=LONG)
     with caught(ArgumentError) as errors:
-        average_gradients([tensor], group=pair, timeout=20)
+        average_gradients([tensor], group=pair, timeout=LONG)
     place = (conditioning.rank, conditioning.num_replicas)
     return place, float(tensor.grad), float(module.bias), bool(errors)
 
@@ -245,13 +252,13 @@ def lose(rank, lost, how, timeout):
         (-value).backward()
         if rank == lost and step == STEPS - 1:
             if how == "hangs":
-                time.sleep(60)
+                threading.Event().wait()
             os._exit(3)
         before = gradients(mll), parameters(mll)
         start = time.monotonic()
         with caught(LostWorkerError) as errors:
             # Only the last step is in a hurry: processes start at times of their own.
-            seconds = timeout if step == STEPS - 1 else 30
+            seconds = timeout if step == STEPS - 1 else LONG
             average_gradients(mll.parameters(), value, timeout=seconds)
         if errors:
             after = gradients(mll), parameters(mll)
@@ -330,32 +337,31 @@ def test_groups_of_some_processes(tmp_path):
 
 @pytest.mark.parametrize(("world", "lost"), [(2, 1), (2, 0), (3, 1)])
 def test_a_worker_that_dies_is_named_at_once(tmp_path, world, lost):
-    results = run(lose, world, tmp_path, lost, "dies", 20.0)
+    # Who waited for the timeout would still run when ``run`` gives up.
+    results = run(lose, world, tmp_path, lost, "dies", LONG)
     assert results[lost] is None
-    for error, seconds, kept, step in results[:lost] + results[lost + 1 :]:
+    for error, _, kept, step in results[:lost] + results[lost + 1 :]:
         assert error.ranks == (lost,)
         assert f"rank {lost} " in str(error)
-        assert seconds < 10
         assert kept
         assert step == STEPS - 1
 
 
 def test_a_worker_that_hangs_is_lost_after_the_timeout(tmp_path):
-    results = run(lose, 3, tmp_path, 2, "hangs", 2.0, hanging=2)
+    results = run(lose, 3, tmp_path, 2, "hangs", 5.0, hanging=2)
     assert results[0][0].ranks == (2,)
+    assert results[0][1] > 4.5
     assert results[1][0].ranks == ()
-    for _, seconds, kept, step in results[:2]:
+    for _, _, kept, step in results[:2]:
         assert step == STEPS - 1
-        assert 1.5 < seconds < 15
         assert kept
 
 
 def test_a_worker_that_dies_without_a_roll_call(tmp_path):
-    results = run(without_roll_call, 3, tmp_path, lose, 1, "dies", 20.0)
-    for error, seconds, kept, _ in results[::2]:
+    results = run(without_roll_call, 3, tmp_path, lose, 1, "dies", LONG)
+    for error, _, kept, _ in results[::2]:
         assert error.ranks == ()
         assert "not known" in str(error)
-        assert seconds < 10
         assert kept
 
 

@@ -12,8 +12,7 @@ import torch
 
 
 def cholesky_cell(cell: dict) -> dict:
-    """Log-determinants of seeded covariances, some 70 ms; on no machine below 50 ms."""
-    time.sleep(0.05)
+    """Log-determinants of seeded covariances."""
     generator = torch.Generator().manual_seed(cell["seed"])
     values = []
     for _ in range(2):
@@ -31,8 +30,29 @@ def cholesky_grid(count: int) -> list[dict]:
     return [{"seed": seed, "num_data": 400, "noise": 0.1} for seed in range(count)]
 
 
+def gated_cell(cell: dict) -> dict:
+    """As ``cholesky_cell``, as soon as the number in a file is above the seed."""
+    while cell["seed"] >= int(Path(cell["gate"]).read_text()):
+        time.sleep(0.01)
+    return cholesky_cell(cell)
+
+
+def gated_grid(gate: Path, count: int) -> list[dict]:
+    return [cell | {"gate": str(gate)} for cell in cholesky_grid(count)]
+
+
+def shared_cell(cell: dict) -> dict:
+    """As ``counted_cell``; ends when two processes have begun one."""
+    folder = Path(cell["log"] + ".processes")
+    folder.mkdir(exist_ok=True)
+    (folder / str(os.getpid())).touch()
+    while len(list(folder.iterdir())) < 2:
+        time.sleep(0.01)
+    return counted_cell(cell)
+
+
 def counted_cell(cell: dict) -> dict:
-    """As ``cholesky_cell``, and leaves a line for each time it is computed."""
+    """Takes a while, and leaves a line for each time it is computed."""
     with open(cell["log"], "a") as log:
         log.write(f"{cell['seed']}\n")
     time.sleep(0.1)
@@ -78,11 +98,14 @@ def returned_cell(cell: dict) -> object:
 
 def lethal_cell(cell: dict) -> dict:
     """As ``cholesky_cell``; the cells named lethal take their worker down, once or always."""
-    marker = Path(cell["folder"]) / f"{cell['seed']}"
+    folder, own = Path(cell["folder"]), str(os.getpid())
+    marker = folder / f"{cell['seed']}"
     first = not marker.exists()
+    (folder / f"by-{own}").touch()
     marker.touch()
     if cell["lethal"] == "always" or (cell["lethal"] == "once" and first):
-        time.sleep(0.2)  # its neighbours are under way
+        while {path.name for path in folder.glob("by-*")} == {f"by-{own}"}:
+            time.sleep(0.01)  # until another worker is under way
         os.kill(os.getpid(), signal.SIGKILL)
     return cholesky_cell({"seed": cell["seed"], "num_data": 400, "noise": 0.1})
 
@@ -96,6 +119,14 @@ def lethal_grid(folder: Path, count: int, lethal: int, when: str = "once") -> li
 
 def cholesky_batch(cells: list[dict]) -> list[dict]:
     return [cholesky_cell(cell) for cell in cells]
+
+
+def gated_batch(cells: list[dict]) -> list[dict]:
+    return [gated_cell(cell) for cell in cells]
+
+
+def shared_batch(cells: list[dict]) -> list[dict]:
+    return [shared_cell(cell) for cell in cells]
 
 
 def counted_batch(cells: list[dict]) -> list[dict]:

@@ -72,6 +72,7 @@ def test_no_rows_make_an_empty_table(path):
 
 
 def test_provenance_is_there_on_request(path):
+    before = time.time()
     with store(path) as results:
         results.record(done("a"), '{"seed":1}')
     row = load_results(path, provenance=True).iloc[0]
@@ -79,7 +80,7 @@ def test_provenance_is_there_on_request(path):
     assert row["_function"] == "module:cell"
     assert row["_code_version"] == "v1"
     assert row["_torch"] == "1.0"
-    assert abs(row["_finished_at"] - time.time()) < 60
+    assert before <= row["_finished_at"] <= time.time()
 
 
 def test_versions_of_the_code_are_not_mixed(path):
@@ -207,7 +208,7 @@ def test_heartbeats_go_on(path, monkeypatch):
     monkeypatch.setattr(_claims, "LEASE_SECONDS", 0.5)
     with store(path):
         first = execute(path, "SELECT heartbeat FROM runners")[0][0]
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 600
         while execute(path, "SELECT heartbeat FROM runners")[0][0] == first:
             assert time.monotonic() < deadline
             time.sleep(0.05)
