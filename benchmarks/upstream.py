@@ -1,0 +1,110 @@
+"""GPyTorch's own tests with our log marginal likelihood in the place of its objective.
+
+``python -m benchmarks.upstream`` fetches the source distribution of the installed GPyTorch, takes
+the tests that use ``ExactMarginalLogLikelihood`` and runs them twice: as they are, and with
+:class:`MarginalLogLikelihood` under every name that GPyTorch's objective has. None of these tests
+is part of this project. A network, or pip's cache, is needed.
+
+The same file is the pytest plugin that puts the objective in place (``-p benchmarks.upstream``).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import gpytorch
+import typer
+
+from benchmarks._version import package_versions
+from gpclml.conditioning import LastPoints
+from gpclml.mlls import ConditionalMarginalLogLikelihood
+
+_OBJECTIVE = gpytorch.mlls.ExactMarginalLogLikelihood
+_NAME = _OBJECTIVE.__name__
+_SWAPPED = "GPCLML_UPSTREAM_SWAPPED"
+
+
+class MarginalLogLikelihood(ConditionalMarginalLogLikelihood):
+    """The log marginal likelihood with the constructor of GPyTorch's objective."""
+
+    def __init__(self, likelihood: Any, model: Any) -> None:
+        super().__init__(likelihood, model, LastPoints(m=0))
+
+
+def pytest_configure(config: Any) -> None:
+    """Puts our objective in the place of GPyTorch's, before any test is imported."""
+    if os.environ.get(_SWAPPED) != "1":
+        return
+    for module in (gpytorch, gpytorch.mlls):
+        setattr(module, _NAME, MarginalLogLikelihood)
+    gpytorch.mlls.SumMarginalLogLikelihood.__init__.__defaults__ = (MarginalLogLikelihood,)
+
+
+def fetch_tests(folder: Path) -> list[Path]:
+    """The tests of the installed GPyTorch that use its exact objective.
+
+    Args:
+        folder: Where to unpack GPyTorch's tests; nothing is written outside it.
+
+    Returns:
+        The test files, below ``folder``.
+    """
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+    source = f"gpytorch=={gpytorch.__version__}"
+    where = ["--no-deps", "--no-binary", ":all:", "--dest", str(folder)]
+    subprocess.run([*pip, *where, source], check=True)
+    [archive] = folder.glob("gpytorch-*.tar.gz")
+    with tarfile.open(archive) as tar:
+        # The package itself stays behind: the installed one is to be tested.
+        members = [m for m in tar.getmembers() if m.name.split("/")[1:2] == ["test"]]
+        tar.extractall(folder, members, filter="data")
+    pattern = re.compile(r"\b(Exact|Sum)MarginalLogLikelihood\b")
+    tests = folder.glob("gpytorch-*/test/**/test_*.py")
+    return sorted(test for test in tests if pattern.search(test.read_text()))
+
+
+def run_tests(tests: list[Path], swapped: bool, options: list[str]) -> int:
+    """Runs the tests in a process of their own.
+
+    Args:
+        tests: Files of one source distribution.
+        swapped: Whether our objective takes the place of GPyTorch's.
+        options: Further options of pytest.
+
+    Returns:
+        The exit status of pytest.
+    """
+    root = next(parent for parent in tests[0].parents if (parent / "test").is_dir())
+    here = str(Path(__file__).parents[1])
+    path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
+    environment = {**os.environ, "PYTHONPATH": path, _SWAPPED: str(int(swapped))}
+    command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    plugin = ["-p", "benchmarks.upstream", f"--rootdir={root}", *options]
+    return subprocess.run([*command, *plugin, *map(str, tests)], cwd=root, env=environment).returncode
+
+
+def main(
+    keyword: Annotated[str, typer.Option("-k", help="Only tests that pytest's -k selects.")] = "",
+) -> None:
+    """GPyTorch's own tests of its exact objective, with it and with ours in its place."""
+    versions = ", ".join(f"{name} {version}" for name, version in package_versions().items())
+    print(f"# python -m benchmarks.upstream\n# {versions}", flush=True)
+    options = ["-k", keyword] if keyword else []
+    with tempfile.TemporaryDirectory() as folder:
+        tests = fetch_tests(Path(folder))
+        print(f"\n{len(tests)} files, GPyTorch's objective:", flush=True)
+        before = run_tests(tests, False, options)
+        print(f"\n{len(tests)} files, ours in its place:", flush=True)
+        after = run_tests(tests, True, options)
+    raise typer.Exit(after if before == 0 else before)
+
+
+if __name__ == "__main__":
+    typer.run(main)
