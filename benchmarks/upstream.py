@@ -34,17 +34,29 @@ _SWAPPED = "GPCLML_UPSTREAM_SWAPPED"
 class MarginalLogLikelihood(ConditionalMarginalLogLikelihood):
     """The log marginal likelihood with the constructor of GPyTorch's objective."""
 
+    calls = 0
+
     def __init__(self, likelihood: Any, model: Any) -> None:
         super().__init__(likelihood, model, LastPoints(m=0))
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Counts the evaluations."""
+        MarginalLogLikelihood.calls += 1
+        return super().forward(*args, **kwargs)
 
 
 def pytest_configure(config: Any) -> None:
     """Puts our objective in the place of GPyTorch's, before any test is imported."""
     if os.environ.get(_SWAPPED) != "1":
         return
-    for module in (gpytorch, gpytorch.mlls):
+    for module in (gpytorch, gpytorch.mlls, gpytorch.mlls.exact_marginal_log_likelihood):
         setattr(module, _NAME, MarginalLogLikelihood)
     gpytorch.mlls.SumMarginalLogLikelihood.__init__.__defaults__ = (MarginalLogLikelihood,)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Says how often our objective was evaluated, so that a swap that failed is seen."""
+    terminalreporter.write_line(f"our objective: {MarginalLogLikelihood.calls} evaluations")
 
 
 def fetch_tests(folder: Path) -> list[Path]:
@@ -85,9 +97,21 @@ def run_tests(tests: list[Path], swapped: bool, options: list[str]) -> int:
     here = str(Path(__file__).parents[1])
     path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path, _SWAPPED: str(int(swapped))}
-    command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:warnings",
+    ]
     plugin = ["-p", "benchmarks.upstream", f"--rootdir={root}", *options]
-    return subprocess.run([*command, *plugin, *map(str, tests)], cwd=root, env=environment).returncode
+    return subprocess.run(
+        [*command, *plugin, *map(str, tests)], cwd=root, env=environment
+    ).returncode
 
 
 def main(

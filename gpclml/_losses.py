@@ -7,10 +7,13 @@ from typing import Any, cast
 
 import gpytorch
 import torch
+from gpytorch.likelihoods import Likelihood
 from gpytorch.mlls import MarginalLogLikelihood, SumMarginalLogLikelihood
 from torch import Tensor
 
-__all__ = ["fixed_loss", "fresh_loss", "has_shared_parameters"]
+from gpclml.observations import likelihood_parameters
+
+__all__ = ["fixed_loss", "fresh_loss", "has_shared_parameters", "training_loss"]
 
 
 def fresh_loss(mll: MarginalLogLikelihood) -> Tensor:
@@ -26,11 +29,22 @@ def fresh_loss(mll: MarginalLogLikelihood) -> Tensor:
     if isinstance(mll, SumMarginalLogLikelihood):
         members = cast(Any, mll.mlls)
         return torch.stack([fresh_loss(member) for member in members]).mean()
+    return training_loss(mll).sum()
+
+
+def training_loss(mll: MarginalLogLikelihood, **kwargs: Any) -> Tensor:
+    """The negative objective on the model's own training data, as a training loop calls it.
+
+    Args:
+        mll: Any objective of one model.
+        **kwargs: Passed on to the objective.
+
+    Returns:
+        The loss, ``(*batch,)``.
+    """
     model = cast(Any, mll.model)
-    inputs = tuple(model.train_inputs)
-    transform = getattr(model, "transform_inputs", None)
-    params = () if transform is None else tuple(transform(X=x) for x in inputs)
-    return -cast(Tensor, mll(model(*inputs), model.train_targets, *params)).sum()
+    params = likelihood_parameters(model, cast(Likelihood, mll.likelihood))
+    return -cast(Tensor, mll(model(*model.train_inputs), model.train_targets, *params, **kwargs))
 
 
 def fixed_loss(mll: MarginalLogLikelihood) -> Tensor:

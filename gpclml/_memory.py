@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
+from functools import cache
 from pathlib import Path
 
+import psutil
 import torch
 
 from gpclml.errors import ArgumentError
@@ -27,7 +28,13 @@ def available_memory(device: torch.device) -> int:
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + cached
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return _memory_of_the_machine()
+
+
+@cache
+def _memory_of_the_machine() -> int:
+    """What the machine or its container has in all, which is asked once: it stays the same."""
+    total = psutil.virtual_memory().total
     for name in _LIMITS:
         path = Path(name)
         if path.is_file() and (limit := path.read_text().strip()).isdigit():

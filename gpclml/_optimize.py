@@ -12,6 +12,7 @@ from gpytorch.mlls import MarginalLogLikelihood, SumMarginalLogLikelihood
 from linear_operator.utils.errors import NanError, NotPSDError
 
 from gpclml._losses import fixed_loss, fresh_loss, has_shared_parameters
+from gpclml._upstream_settings import load_botorch
 from gpclml.errors import NonFiniteError
 
 __all__ = ["StoppedError", "line_search", "stochastic"]
@@ -38,6 +39,7 @@ def line_search(mll: MarginalLogLikelihood, steps: int | None, record: Record) -
     Raises:
         StoppedError: If the start cannot be evaluated.
     """
+    load_botorch()
     from botorch.exceptions.warnings import OptimizationWarning
     from botorch.models.gpytorch import BatchedMultiOutputGPyTorchModel
     from botorch.optim.fit import fit_gpytorch_mll_scipy
@@ -101,6 +103,7 @@ def stochastic(
         StoppedError: If value or gradient stops being finite; the parameters are then those of
             the last step at which they were.
     """
+    load_botorch()
     from botorch.optim.fit import fit_gpytorch_mll_torch
 
     parameters = _trainable(mll)

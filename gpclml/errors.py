@@ -54,8 +54,11 @@ class NonFiniteError(ArgumentError, NanError):
     """
 
 
-class UnsupportedError(ArgumentError, TypeError):
-    """A model, distribution or operation that the callee does not handle."""
+class UnsupportedError(ArgumentError, TypeError, RuntimeError):
+    """A model, distribution or operation that the callee does not handle.
+
+    It is a ``TypeError`` as Python's own are, and a ``RuntimeError`` as GPyTorch's are.
+    """
 
 
 class NotConvergedError(ArgumentError, RuntimeError):

@@ -12,7 +12,7 @@ from gpytorch import settings
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from gpytorch.kernels import Kernel
 from gpytorch.lazy import LazyEvaluatedKernelTensor
-from gpytorch.likelihoods import Likelihood
+from gpytorch.likelihoods import HadamardGaussianLikelihood, Likelihood
 from gpytorch.models import ExactGP
 from torch import Tensor
 
@@ -26,6 +26,7 @@ from gpclml.observed_covariance import ObservedCovariance, observed_covariance
 
 __all__ = [
     "Observations",
+    "likelihood_parameters",
     "observations",
     "training_observations",
 ]
@@ -144,34 +145,41 @@ class Observations:
                 "Look for NaN or huge values in the targets and in the parameters of the mean.",
             )
 
-    def per_held_out_target(self, value: Tensor, blocks: Sequence[Tensor]) -> Tensor:
+    def per_held_out_target(
+        self, value: Tensor, blocks: Sequence[Tensor], *, redrawn: bool = False
+    ) -> Tensor:
         """The summed log density of the blocks, divided by the observed targets in them.
 
         Args:
             value: The log density, ``(*batch,)``.
             blocks: Flat target indices, ``(k_i, b_i)``, or ``(*batch, 1, b)`` for one block of
                 its own in each batch member.
+            redrawn: Whether the next call has other blocks. A batch member that has no observed
+                target in these then scores 0, without a gradient, for this call.
 
         Returns:
             Nats per observed held-out target, ``(*batch,)``.
 
         Raises:
-            ArgumentError: If a batch member has no observed target in any block.
+            ArgumentError: If a batch member has no observed target in any block, and the
+                blocks stay the same; if it has none at all.
         """
         count = sum(block.shape[-2:].numel() for block in blocks)
         if self.missing is None:
             return value / count
         held_out = torch.cat([block.flatten(-2) for block in blocks], dim=-1)
         held_out = held_out.to(self.missing.device, non_blocking=True)
-        missing = take(self.missing, held_out).sum(-1)
-        if bool((missing == count).any()):
+        # As a floating-point count: an integer one times a number is rounded to single precision.
+        missing = take(self.missing, held_out).sum(-1, dtype=value.dtype)
+        nothing_to_score = self.missing.all(-1) if redrawn else missing == count
+        if bool(nothing_to_score.any()):
             raise ArgumentError(
                 "conditioning",
                 "held-out points whose targets are all missing in a batch member",
                 "at least one observed held-out target in each",
                 "Hold out more points, or drop batch members without targets.",
             )
-        return (value - MISSING_TERM * missing) / (count - missing)
+        return (value - MISSING_TERM * missing) / (count - missing).clamp_min(1)
 
 
 def observations(
@@ -256,16 +264,51 @@ def training_observations(
         raise ArgumentError(
             "model", "a model without training data", "one with training data", "Set them first."
         )
-    inputs = params = tuple(model.train_inputs)
+    likelihood = cast(Likelihood, likelihood or model.likelihood)
+    params = likelihood_parameters(model, likelihood)
+    with settings.prior_mode(not model.training):
+        prior = model(*model.train_inputs)
+    return observations(likelihood, prior, cast(Tensor, model.train_targets), *params, **kwargs)
+
+
+def likelihood_parameters(model: ExactGP, likelihood: Likelihood) -> tuple[Tensor, ...]:
+    """What a likelihood is given of a model's training inputs, beside the model's output.
+
+    These are the inputs, transformed where a BoTorch model transforms them. A
+    ``HadamardGaussianLikelihood`` takes the task indices i alone of a model that GPyTorch's
+    users call as ``model(x, i)``.
+
+    Args:
+        model: An exact GP with training data.
+        likelihood: That is to be called.
+
+    Returns:
+        The tensors to pass after the distribution.
+
+    Raises:
+        ArgumentError: If a Hadamard likelihood needs task indices, and not exactly one input
+            of the model can be these.
+    """
+    inputs = cast(tuple[Tensor, ...], tuple(model.train_inputs or ()))
     transform = getattr(model, "transform_inputs", None)
     if transform is not None and model.training:
         # BoTorch's models transform inputs inside (in eval mode they hold them transformed);
         # the likelihood is to see what the kernel sees.
-        params = tuple(transform(X=x) for x in inputs)
-    with settings.prior_mode(not model.training):
-        prior = model(*inputs)
-    likelihood = cast(Likelihood, likelihood or model.likelihood)
-    return observations(likelihood, prior, cast(Tensor, model.train_targets), *params, **kwargs)
+        inputs = tuple(transform(X=x) for x in inputs)
+    takes_tasks = isinstance(likelihood, HadamardGaussianLikelihood)
+    if not takes_tasks or likelihood.task_feature_index is not None:
+        return inputs
+    tasks = [x for x in inputs if x.shape[-1] == 1 and not x.is_floating_point()]
+    if len(tasks) != 1:
+        kinds = ", ".join(f"{x.dtype} of shape {tuple(x.shape)}" for x in inputs)
+        raise ArgumentError(
+            "model.train_inputs",
+            kinds,
+            "one integer tensor of shape (n, 1), the task indices of HadamardGaussianLikelihood",
+            "Pass the task indices as an integer input, or make the likelihood with "
+            "task_feature_index=..., the column of the inputs that holds them.",
+        )
+    return tuple(tasks)
 
 
 def _check_placement(

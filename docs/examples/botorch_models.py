@@ -3,10 +3,9 @@ from botorch.acquisition import LogExpectedImprovement
 from botorch.fit import fit_gpytorch_mll
 from botorch.models import ModelListGP, SingleTaskGP
 from botorch.optim import optimize_acqf
-from gpytorch.mlls import SumMarginalLogLikelihood
 
 from gpclml.botorch import DeepKernelGP
-from gpclml.mlls import ConditionalMarginalLogLikelihood
+from gpclml.mlls import ConditionalMarginalLogLikelihood, SumMarginalLogLikelihood
 
 torch.manual_seed(0)
 x = torch.rand(20, 2, dtype=torch.float64)
@@ -20,10 +19,7 @@ candidate, _ = optimize_acqf(acquisition, bounds, q=1, num_restarts=4, raw_sampl
 print("next point:", [round(value, 1) for value in candidate.squeeze(0).tolist()])
 
 several = ModelListGP(SingleTaskGP(x, y), SingleTaskGP(x, -y))
-mll = SumMarginalLogLikelihood(
-    several.likelihood, several, mll_cls=ConditionalMarginalLogLikelihood
-)
-fit_gpytorch_mll(mll)
+fit_gpytorch_mll(SumMarginalLogLikelihood(several.likelihood, several))
 print("outputs:", several.num_outputs)
 
 deep = DeepKernelGP(x, y, feature_share=0.3)

@@ -35,6 +35,8 @@ class RandomHoldout(Conditioning):
         Split(held_out=[tensor([[4, 1]])], conditioned_on=tensor([5, 0, 6]))
     """
 
+    _is_random = True
+
     def __init__(
         self,
         fraction: float = 0.1,
@@ -85,6 +87,8 @@ class KFold(Conditioning):
         ArgumentError: If ``folds`` is below 2.
     """
 
+    _is_random = True
+
     def __init__(self, folds: int = 10, seed: int | None = None) -> None:
         super().__init__(seed)
         self.folds = integer("folds", folds, 2)
@@ -106,6 +110,8 @@ class RandomOrderings(Conditioning):
     Raises:
         ArgumentError: If ``k`` or ``m`` is out of range.
     """
+
+    _is_random = True
 
     def __init__(self, k: int, m: int, seed: int | None = None) -> None:
         super().__init__(seed)

@@ -37,8 +37,15 @@ class Conditioning(ABC):
             draw afresh from the generator of the caller.
     """
 
+    _is_random = False
+
     def __init__(self, seed: int | None = None) -> None:
         self.seed = None if seed is None else integer("seed", seed, 0)
+
+    @property
+    def redraws(self) -> bool:
+        """Whether each call holds out other points: a random strategy without a seed."""
+        return self._is_random and self.seed is None
 
     def held_out(
         self,

@@ -75,6 +75,11 @@ class DistributedConditioning(Conditioning):
         if self.rank >= self.num_replicas:
             raise ArgumentError("rank", rank, f"below the number of replicas, {num_replicas}")
 
+    @property
+    def redraws(self) -> bool:
+        """Whether the strategy that draws for all processes holds out other points each call."""
+        return self.conditioning.redraws
+
     def _blocks(self, rows: Tensor, num_data: int, generator: torch.Generator | None):
         return self._split(rows, num_data, generator).held_out
 

@@ -10,6 +10,7 @@ from gpytorch.models import ExactGP
 from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 
+from gpclml._upstream_settings import load_botorch
 from gpclml.conditioning import Split
 from gpclml.errors import NonFiniteError, UnsupportedError
 from gpclml.mlls import ConditionalMarginalLogLikelihood
@@ -191,6 +192,7 @@ def _limits(
     mll: ConditionalMarginalLogLikelihood, parameters: Sequence[Tensor]
 ) -> list[tuple[Tensor, Tensor] | None]:
     """Bounds of constraints without a transform, to which a lone fit keeps as well."""
+    load_botorch()
     from botorch.optim.utils import get_parameters_and_bounds
 
     named, bounds = get_parameters_and_bounds(mll)

@@ -6,10 +6,12 @@ from gpclml.mlls.laplace_marginal_log_likelihood import (
     LaplaceMarginalLogLikelihood,
 )
 from gpclml.mlls.linear_evidence_lower_bound import LinearEvidenceLowerBound
+from gpclml.mlls.sum_marginal_log_likelihood import SumMarginalLogLikelihood
 
 __all__ = [
     "ConditionalMarginalLogLikelihood",
     "LaplaceEvidence",
     "LaplaceMarginalLogLikelihood",
     "LinearEvidenceLowerBound",
+    "SumMarginalLogLikelihood",
 ]

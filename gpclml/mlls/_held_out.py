@@ -22,6 +22,8 @@ def held_out_density(
     blocks: Sequence[Tensor],
     solver: Solver = "cholesky",
     factor_dtype: torch.dtype | None = None,
+    *,
+    redrawn: bool = False,
 ) -> tuple[Tensor, tuple[IterativeReport, ...]]:
     """The mean over held-out targets of the blocks' log densities given all others.
 
@@ -33,6 +35,7 @@ def held_out_density(
         blocks: As :func:`~gpclml.held_out_densities.held_out_densities` takes them.
         solver: The same.
         factor_dtype: The same.
+        redrawn: As :meth:`~gpclml.observations.Observations.per_held_out_target` takes it.
 
     Returns:
         Nats per observed held-out target, ``(*batch,)``; and how well each block was solved for.
@@ -49,4 +52,4 @@ def held_out_density(
             values, reports = held_out_densities(data, blocks, solver, factor_dtype)
             value = values.sum(-1)
         data.check_density(value)
-    return data.per_held_out_target(value, blocks), reports
+    return data.per_held_out_target(value, blocks, redrawn=redrawn), reports

@@ -8,6 +8,7 @@ import gpytorch
 import torch
 from gpytorch.likelihoods.noise_models import _HomoskedasticNoiseBase
 from gpytorch.models import GP
+from gpytorch.priors import Prior
 from torch import Tensor
 
 __all__ = ["prior_and_added_loss"]
@@ -22,7 +23,8 @@ def prior_and_added_loss(
 
     A prior belongs to the batch members its module is for: everything beyond the module's own
     batch shape is summed, so a kernel shared by a batch counts its whole prior in every
-    member, whatever its number of ARD dimensions.
+    member, whatever its number of ARD dimensions. A prior with a batch shape of its own gives
+    each member its own density of a parameter that the batch shares, as in GPyTorch.
 
     Args:
         model: The model whose ``named_priors`` and ``added_loss_terms`` count. Priors of a
@@ -40,8 +42,12 @@ def prior_and_added_loss(
         total = total + added_loss.loss(*params)
     for _, module, prior, closure, _ in model.named_priors():
         value = closure(module)
-        own = _own_batch_shape(module, value, batch_shape)
-        total = total + _sum_beyond(prior.log_prob(value), own, batch_shape)
+        log_prob = prior.log_prob(value)
+        if _is_batched(prior, log_prob, value):
+            own = log_prob.shape[: len(batch_shape)]
+        else:
+            own = _own_batch_shape(module, value, batch_shape)
+        total = total + _sum_beyond(log_prob, own, batch_shape)
     return total
 
 
@@ -52,6 +58,11 @@ def _has_terms(model: GP) -> bool:
         for module in model.modules()
         if isinstance(module, gpytorch.Module)
     )
+
+
+def _is_batched(prior: Prior, log_prob: Tensor, value: Tensor) -> bool:
+    """Whether the prior's own batch shape made more densities than the value has parameters."""
+    return log_prob.numel() > value.shape[: max(0, value.ndim - len(prior.event_shape))].numel()
 
 
 def _own_batch_shape(module: torch.nn.Module, value: Tensor, batch_shape: torch.Size) -> torch.Size:

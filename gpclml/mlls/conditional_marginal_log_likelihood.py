@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gpclml._host_reads import reads_are_free
 from gpclml._resumable_draws import ResumableDraws
-from gpclml.conditioning import Conditioning, KFold, RandomHoldout, Split
+from gpclml.conditioning import Conditioning, KFold, LastPoints, RandomHoldout, Split
 from gpclml.errors import NonFiniteError, UnsupportedError
 from gpclml.linalg import IterativeReport
 from gpclml.mlls._held_out import held_out_density
@@ -46,13 +46,19 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
 
     Missing (NaN) targets are left out under
     ``gpytorch.settings.observation_nan_policy("mask")``, each batch member on its own: they
-    are neither scored nor conditioned on nor counted.
+    are neither scored nor conditioned on nor counted. The rows held out are the same in all
+    members; a member in which all targets of a redrawn block are missing scores 0 in that call.
+
+    Of a model in eval mode the output is a posterior. The objective is then the joint density of
+    the targets under it, per target, with the priors' share, whatever the conditioning: what
+    ``gpytorch.mlls.ExactMarginalLogLikelihood`` gives there, so that validation steps need no
+    change.
 
     Args:
         likelihood: A Gaussian likelihood of GPyTorch: homoskedastic, fixed noise, multitask.
         model: An exact GP in train mode: of GPyTorch, or BoTorch's SingleTaskGP, MultiTaskGP,
-            KroneckerMultiTaskGP. For a ModelListGP, pass this class as ``mll_cls`` to
-            ``gpytorch.mlls.SumMarginalLogLikelihood``.
+            KroneckerMultiTaskGP. For a ModelListGP use
+            :class:`~gpclml.mlls.SumMarginalLogLikelihood`.
         conditioning: Which points are held out; see above for the default.
         factor_dtype: Type to factor covariances in; see
             :func:`gpclml.linalg.cholesky.factorization_dtype`.
@@ -106,9 +112,10 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
         """The objective on freshly drawn held-out points.
 
         Args:
-            function_dist: The model's prior at its training inputs, event shape ``(n,)`` or,
+            function_dist: The model's output at its training inputs, event shape ``(n,)`` or,
                 for a ``MultitaskMultivariateNormal``, ``(n, t)``; held-out indices are rows.
-            target: Training targets, ``(*batch, n)`` or ``(*batch, n, t)``.
+                In eval mode its output at any inputs.
+            target: Targets of these inputs, ``(*batch, n)`` or ``(*batch, n, t)``.
             *params: Passed on to likelihood and added losses.
             **kwargs: Passed on to the likelihood.
 
@@ -116,7 +123,6 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
             Nats per observed held-out target, ``(*batch,)``; larger is better.
 
         Raises:
-            ModelModeError: If the model is in eval mode (its output is then a posterior).
             ShapeError: If the target does not fit the distribution.
             NonFiniteError: If targets (outside the mask policy), mean or covariance are not
                 finite.
@@ -125,13 +131,17 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
             ArgumentError: If more points are asked for than there are, or more memory; if the
                 model standardizes its targets and these are not standardized.
         """
-        check_train_mode(self.model)
-        check_targets(self.model, target)
+        if self.model.training:
+            check_targets(self.model, target)
         checked = reads_are_free(target.device)
         data = observations(
             self.likelihood, function_dist, target, *params, checked=checked, **kwargs
         )
-        return self.objective_at(data, self.draw_split(data))
+        if not self.model.training:
+            every = LastPoints(m=0)
+            return self.objective_at(data, data.split(every, None))
+        redrawn = self._drawing.redraws
+        return self.objective_at(data, self.draw_split(data), redrawn=redrawn)
 
     def compute_custom_loss(self, **kwargs: Any) -> Tensor:
         """The negative objective on the model's own data with held-out points that stay fixed.
@@ -163,21 +173,29 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
         Returns:
             Flat target indices on the CPU.
         """
-        conditioning = self.conditioning or RandomHoldout(0.1)
-        return data.split(conditioning, self._generator)
+        return data.split(self._drawing, self._generator)
 
-    def objective_at(self, data: Observations, split: Split) -> Tensor:
+    @property
+    def _drawing(self) -> Conditioning:
+        """The strategy of a call of the objective."""
+        return self.conditioning or RandomHoldout(0.1)
+
+    def objective_at(self, data: Observations, split: Split, *, redrawn: bool = False) -> Tensor:
         """The objective at given held-out points.
 
         Args:
             data: The Gaussian of the model's observations.
             split: Flat target indices.
+            redrawn: Whether the next call has other points: a batch member without an observed
+                target among these then scores 0.
 
         Returns:
             Nats per observed held-out target, ``(*batch,)``.
         """
         part, blocks = data.at(split)
-        value, self.last_solve = held_out_density(part, blocks, self.solver, self.factor_dtype)
+        value, self.last_solve = held_out_density(
+            part, blocks, self.solver, self.factor_dtype, redrawn=redrawn
+        )
         terms = prior_and_added_loss(self.model, value.shape, data.params)
         return value + terms / data.num_observed()
 
@@ -188,9 +206,8 @@ def _check_parts(likelihood: Likelihood, model: ExactGP) -> None:
             "model",
             type(model).__name__,
             "an exact GP (gpytorch.models.ExactGP or a subclass)",
-            "For a ModelListGP use gpytorch.mlls.SumMarginalLogLikelihood(likelihood, model, "
-            "mll_cls=ConditionalMarginalLogLikelihood); approximate GPs have no exact "
-            "conditional density.",
+            "For a ModelListGP use gpclml.mlls.SumMarginalLogLikelihood(likelihood, model); "
+            "approximate GPs have no exact conditional density.",
         )
     if not isinstance(likelihood, _GaussianLikelihoodBase):
         raise UnsupportedError(

@@ -1,0 +1,73 @@
+"""The mean of the objectives of several models, as one objective."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import gpytorch
+import torch
+from gpytorch.likelihoods import Likelihood
+from gpytorch.mlls import MarginalLogLikelihood
+from gpytorch.models import GP
+from torch import Tensor
+
+from gpclml._losses import training_loss
+from gpclml.mlls.conditional_marginal_log_likelihood import ConditionalMarginalLogLikelihood
+
+__all__ = ["SumMarginalLogLikelihood"]
+
+
+class SumMarginalLogLikelihood(gpytorch.mlls.SumMarginalLogLikelihood):
+    """GPyTorch's ``SumMarginalLogLikelihood``, with held-out points that stay fixed on request.
+
+    The value is the mean of the objectives of independent models: of BoTorch's ``ModelListGP`` or
+    GPyTorch's ``IndependentModelList``. In GPyTorch's class an objective of this package redraws
+    its held-out points at every call, also where BoTorch optimizes the sum itself
+    (``get_loss_closure``, ``fit_gpytorch_mll_scipy``, ``fit_gpytorch_mll_torch``), and a line
+    search on a function that changes ends after a few steps, without an error. This one has
+    :meth:`compute_custom_loss`, which BoTorch asks for instead.
+
+    Args:
+        likelihood: The likelihood of the list of models.
+        model: The list of models, with ``models`` and ``likelihood``.
+        mll_cls: Makes the objective of each model from its likelihood and the model: a class, or a
+            function such as ``functools.partial(ConditionalMarginalLogLikelihood,
+            conditioning=LeaveOneOut())``.
+
+    Attributes:
+        mlls: The objectives of the models.
+
+    Examples:
+        >>> models = ModelListGP(SingleTaskGP(x, y), SingleTaskGP(x, -y))
+        >>> mll = SumMarginalLogLikelihood(models.likelihood, models)
+        >>> fit_gpytorch_mll(mll)
+    """
+
+    def __init__(
+        self,
+        likelihood: Likelihood,
+        model: GP,
+        mll_cls: Callable[[Any, Any], MarginalLogLikelihood] = ConditionalMarginalLogLikelihood,
+    ) -> None:
+        super().__init__(likelihood, model, mll_cls)
+
+    def compute_custom_loss(self, **kwargs: Any) -> Tensor:
+        """The mean negative objective of the models on their own data, with fixed held-out points.
+
+        Args:
+            **kwargs: Passed on to the objectives.
+
+        Returns:
+            The loss, ``(*batch,)``.
+
+        Raises:
+            ModelModeError: If a model is in eval mode.
+        """
+        losses = [_fixed_loss(member, **kwargs) for member in cast(Any, self.mlls)]
+        return torch.stack(losses).mean(0)
+
+
+def _fixed_loss(mll: Any, **kwargs: Any) -> Tensor:
+    custom: Callable[..., Tensor] | None = getattr(mll, "compute_custom_loss", None)
+    return training_loss(mll, **kwargs) if custom is None else custom(**kwargs)

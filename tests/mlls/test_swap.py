@@ -1,0 +1,371 @@
+"""Our objective in the place of GPyTorch's: what its and BoTorch's users do with it works."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import partial
+
+import gpytorch
+import psutil
+import pytest
+import torch
+from botorch.fit import fit_gpytorch_mll
+from botorch.models import ModelListGP, SingleTaskGP
+from botorch.models.robust_relevance_pursuit_model import RobustRelevancePursuitSingleTaskGP
+from botorch.optim.closures import get_loss_closure
+from botorch.optim.fit import fit_gpytorch_mll_scipy
+from gpytorch.likelihoods import HadamardGaussianLikelihood
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from gpytorch.priors import GammaPrior, NormalPrior
+
+import gpclml._memory
+from gpclml.conditioning import HeldOut, KFold, LastPoints, RandomHoldout, RandomOrderings
+from gpclml.distributed import DistributedConditioning
+from gpclml.errors import ArgumentError, ModelModeError, UnsupportedError
+from gpclml.fit import fit_mll
+from gpclml.mlls import ConditionalMarginalLogLikelihood, SumMarginalLogLikelihood
+
+MASK = partial(gpytorch.settings.observation_nan_policy, "mask")
+
+
+class Model(gpytorch.models.ExactGP):
+    def __init__(self, x, y, likelihood, batch=(), kernel=None, mean=None):
+        super().__init__(x, y, likelihood)
+        batch = torch.Size(batch)
+        self.mean_module = mean or gpytorch.means.ConstantMean(batch_shape=batch)
+        self.covar_module = kernel or gpytorch.kernels.ScaleKernel(
+            gpytorch.kernels.RBFKernel(batch_shape=batch), batch_shape=batch
+        )
+
+    def forward(self, x):
+        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def data(n=20, batch=(), seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.rand(*batch, n, 2, generator=generator, dtype=torch.float64)
+    noise = torch.randn(*batch, n, generator=generator, dtype=torch.float64)
+    return x, torch.sin(4 * x.sum(-1)) + 0.2 * noise
+
+
+def objective(x, y, conditioning=None, likelihood=None, **options):
+    batch = y.shape[:-1]
+    likelihood = likelihood or gpytorch.likelihoods.GaussianLikelihood(batch_shape=batch)
+    model = Model(x, y, likelihood, batch, **options).double().train()
+    return ConditionalMarginalLogLikelihood(likelihood, model, conditioning)
+
+
+def step(mll, *params):
+    mll.zero_grad()
+    value = mll(mll.model(*mll.model.train_inputs), mll.model.train_targets, *params)
+    value.sum().backward()
+    return value.detach()
+
+
+# ---------------------------------------------------------------- missing targets of batches
+
+REDRAWN = [None, KFold(4), RandomOrderings(2, m=12), RandomHoldout(0.1, condition_on=8)]
+
+
+@pytest.mark.parametrize("conditioning", REDRAWN, ids=repr)
+@pytest.mark.parametrize("batch", [2, 5])
+def test_every_step_on_a_batch_with_missing_targets_has_a_value(batch, conditioning):
+    x, y = data(batch=(batch,))
+    y[torch.rand(y.shape, generator=torch.Generator().manual_seed(1)) < 0.3] = torch.nan
+    with MASK():
+        mll = objective(x, y, conditioning)
+        for _ in range(60):
+            value = step(mll)
+            assert value.shape == (batch,)
+            assert value.isfinite().all()
+            assert all(p.grad.isfinite().all() for p in mll.parameters())
+
+
+def test_a_member_without_held_out_targets_scores_nothing_in_that_call():
+    x, y = data(batch=(2,))
+    y[0, :10] = torch.nan
+    with MASK():
+        mll = objective(x, y, RandomHoldout(0.05))  # one row
+        lone = objective(x[1], y[1])
+        for parameter, own in zip(mll.model.parameters(), lone.model.parameters(), strict=True):
+            own.data.copy_(parameter.data[1].reshape(own.shape))
+        nothing = 0
+        for _ in range(20):
+            state = mll._generator.get_state()
+            [[row]] = RandomHoldout(0.05).held_out(20, mll._generator)[0].tolist()
+            mll._generator.set_state(state)
+            value = step(mll)
+            lone.conditioning = HeldOut([row])
+            torch.testing.assert_close(value[1], step(lone))
+            if row < 10:
+                nothing += 1
+                assert value[0] == 0
+                assert all((p.grad[0] == 0).all() for p in mll.model.parameters())
+        assert 0 < nothing < 20
+
+
+def test_fixed_points_without_targets_in_a_member_are_still_refused():
+    x, y = data(batch=(2,))
+    y[0, :10] = torch.nan
+    with MASK():
+        for conditioning in (HeldOut([3, 4]), RandomHoldout(0.05, seed=1)):
+            rows = conditioning.held_out(20)[0]
+            y[0, rows] = torch.nan
+            mll = objective(x, y, conditioning)
+            with pytest.raises(ArgumentError, match="all missing in a batch member"):
+                step(mll)
+
+
+def test_which_strategies_redraw():
+    random = [RandomHoldout(), KFold(), RandomOrderings(2, 1), RandomHoldout(condition_on=2)]
+    assert all(strategy.redraws for strategy in random)
+    fixed = [RandomHoldout(seed=0), KFold(seed=1), LastPoints(2), HeldOut([1])]
+    assert not any(strategy.redraws for strategy in fixed)
+    for strategy in (KFold(), KFold(seed=0)):
+        both = DistributedConditioning(strategy, num_replicas=2, rank=0)
+        assert both.redraws == strategy.redraws
+
+
+# ---------------------------------------------------------------- several models
+
+
+def two_models(n=25):
+    x, y = data(n)
+    first, second = SingleTaskGP(x, y.unsqueeze(-1)), SingleTaskGP(x[:15], y[:15, None].cos())
+    return ModelListGP(first, second)
+
+
+def test_the_loss_of_a_sum_stays_the_same():
+    models = two_models()
+    mll = SumMarginalLogLikelihood(models.likelihood, models)
+    assert isinstance(mll, gpytorch.mlls.SumMarginalLogLikelihood)
+    closure = get_loss_closure(mll)
+    assert closure() == closure()
+    expected = torch.stack([member.compute_custom_loss() for member in mll.mlls]).mean()
+    assert closure() == expected
+
+
+def test_a_line_search_on_a_sum_reaches_the_optimum_of_its_members():
+    together, alone = two_models(), two_models()
+    mll = SumMarginalLogLikelihood(together.likelihood, together)
+    fit_gpytorch_mll_scipy(mll)
+    parts = SumMarginalLogLikelihood(alone.likelihood, alone)
+    for member in parts.mlls:
+        fit_gpytorch_mll_scipy(member)
+    mll.train(), parts.train()
+    got, wanted = mll.compute_custom_loss(), parts.compute_custom_loss()
+    torch.testing.assert_close(got, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_sum_of_gpytorchs_objectives_is_theirs():
+    models = two_models()
+    ours = SumMarginalLogLikelihood(models.likelihood, models, ExactMarginalLogLikelihood)
+    theirs = gpytorch.mlls.SumMarginalLogLikelihood(models.likelihood, models)
+    torch.testing.assert_close(get_loss_closure(ours)(), get_loss_closure(theirs)())
+
+
+# ---------------------------------------------------------------- priors of a batch
+
+SHARED = {
+    "noise": lambda prior: {
+        "likelihood": gpytorch.likelihoods.GaussianLikelihood(noise_prior=prior())
+    },
+    "constant": lambda prior: {"mean": gpytorch.means.ConstantMean(constant_prior=prior())},
+    "outputscale": lambda prior: {
+        "kernel": gpytorch.kernels.ScaleKernel(
+            gpytorch.kernels.RBFKernel(), outputscale_prior=prior()
+        )
+    },
+    "lengthscale": lambda prior: {
+        "kernel": gpytorch.kernels.RBFKernel(lengthscale_prior=prior((2, 1, 1)))
+    },
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_a_batched_prior_of_a_shared_parameter_counts_once_a_member(name):
+    def prior(shape=(2,)):
+        location = torch.tensor([0.2, 1.5], dtype=torch.float64).reshape(shape)
+        return NormalPrior(location, torch.ones(shape, dtype=torch.float64))
+
+    x, y = data(batch=(2,))
+    mll = objective(x, y, LastPoints(0), **SHARED[name](prior))
+    theirs = ExactMarginalLogLikelihood(mll.likelihood, mll.model)
+    value = step(mll)
+    gradients = [p.grad.clone() for p in mll.parameters()]
+    torch.testing.assert_close(value, step(theirs), rtol=1e-8, atol=1e-8)
+    for got, wanted in zip(gradients, theirs.parameters(), strict=True):
+        torch.testing.assert_close(got, wanted.grad, rtol=1e-6, atol=1e-7)
+
+
+# ---------------------------------------------------------------- eval mode
+
+
+@pytest.mark.parametrize("batch", [(), (3,)])
+@pytest.mark.parametrize("conditioning", [None, KFold(4), LastPoints(3)], ids=repr)
+def test_a_validation_step_in_eval_mode_is_gpytorchs(batch, conditioning):
+    x, y = data(batch=batch)
+    new_x, new_y = data(7, batch, seed=1)
+    prior = GammaPrior(1.1, 0.5)
+    likelihood = gpytorch.likelihoods.GaussianLikelihood(prior, batch_shape=torch.Size(batch))
+    mll = objective(x, y, conditioning, likelihood)
+    theirs = ExactMarginalLogLikelihood(mll.likelihood, mll.model)
+    mll.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(
+            mll(mll.model(new_x), new_y), theirs(mll.model(new_x), new_y), rtol=1e-8, atol=1e-8
+        )
+
+
+@pytest.mark.filterwarnings("ignore::Warning")  # BoTorch's own, of a search that evaluates in eval
+def test_botorchs_relevance_pursuit_finds_the_outlier():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(10, 1, generator=generator, dtype=torch.float64)
+    y = torch.sin(6 * x)
+    y[3] += 3
+    model = RobustRelevancePursuitSingleTaskGP(x, y)
+    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(0))
+    fit_gpytorch_mll(mll, numbers_of_outliers=[0, 1])
+    assert model.likelihood.noise_covar.support == [3]
+
+
+def test_a_fixed_loss_needs_train_mode():
+    mll = objective(*data()).eval()
+    with pytest.raises(ModelModeError, match=r"model\.train\(\)"):
+        mll.compute_custom_loss()
+
+
+def test_errors_of_the_constructor_are_runtime_errors_as_gpytorchs():
+    x, y = data()
+    mll = objective(x, y)
+    bernoulli = gpytorch.likelihoods.BernoulliLikelihood()
+    for kind in (ExactMarginalLogLikelihood, ConditionalMarginalLogLikelihood):
+        with pytest.raises(RuntimeError):
+            kind(bernoulli, mll.model)
+    with pytest.raises(UnsupportedError, match="Gaussian likelihood"):
+        ConditionalMarginalLogLikelihood(bernoulli, mll.model)
+
+
+# ---------------------------------------------------------------- Hadamard multitask models
+
+
+class Hadamard(gpytorch.models.ExactGP):
+    def __init__(self, inputs, y, likelihood):
+        super().__init__(inputs, y, likelihood)
+        self.mean_module = gpytorch.means.ConstantMean()
+        self.covar_module = gpytorch.kernels.RBFKernel()
+        self.task_covar_module = gpytorch.kernels.IndexKernel(num_tasks=2, rank=1)
+
+    def forward(self, x, i):
+        covariance = self.covar_module(x) * self.task_covar_module(i)
+        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), covariance)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+@pytest.mark.parametrize("d", [1, 2])
+def test_the_fixed_loss_of_a_hadamard_model_is_the_objective(d):
+    x, y = data()
+    x, i = x[:, :d], torch.arange(20).remainder(2).unsqueeze(-1)
+    likelihood = HadamardGaussianLikelihood(num_tasks=2)
+    likelihood.noise = torch.tensor([0.1, 0.7])
+    model = Hadamard((x, i), y, likelihood).double().train()
+    mll = ConditionalMarginalLogLikelihood(likelihood, model, KFold(4, seed=0))
+    torch.testing.assert_close(-mll.compute_custom_loss(), mll(model(x, i), y, i))
+    for optimizer in ("lbfgs", "adam"):
+        before = -mll.train().compute_custom_loss().item()
+        result = fit_mll(mll, optimizer, steps=5, progress=False)
+        assert result.objective > before
+
+
+def test_task_indices_that_cannot_be_told_are_asked_for():
+    x, y = data()
+    i = torch.arange(20).remainder(2).unsqueeze(-1)
+    for inputs in ((x, i.double()), (i, i)):
+        likelihood = HadamardGaussianLikelihood(num_tasks=2)
+        model = Hadamard(inputs, y, likelihood).double().train()
+        mll = ConditionalMarginalLogLikelihood(likelihood, model)
+        with pytest.raises(ArgumentError, match="task_feature_index"):
+            mll.compute_custom_loss()
+
+
+# ---------------------------------------------------------------- what the guide says
+
+
+def test_missing_targets_count_in_gpytorchs_denominator_only():
+    x, y = data(40)
+    y[:10] = torch.nan
+    with MASK():
+        mll = objective(x, y, LastPoints(0))
+        theirs = ExactMarginalLogLikelihood(mll.likelihood, mll.model)
+        torch.testing.assert_close(step(mll), step(theirs) * 40 / 30)
+
+
+def test_botorch_does_not_pass_a_data_loader_on():
+    # The guide says so; if BoTorch changes it, the guide and compute_custom_loss are to follow.
+    mll = objective(*data())
+    assert get_loss_closure(mll, data_loader=[]) == mll.compute_custom_loss
+
+
+def test_function_transforms_are_refused_by_torch():
+    # The guide says so.
+    mll = objective(*data())
+
+    def loss(parameters):
+        arguments = (mll.model.train_inputs[0],)
+        output = torch.func.functional_call(mll.model, parameters, arguments)
+        return mll(output, mll.model.train_targets)
+
+    with pytest.raises(RuntimeError, match="setup_context"):
+        torch.func.grad(loss)(dict(mll.model.named_parameters()))
+
+
+# ---------------------------------------------------------------- the process around a fit
+
+FIT = """
+import gpytorch, linear_operator, torch
+from gpclml.fit import fit_batch, fit_mll
+from gpclml.mlls import ConditionalMarginalLogLikelihood
+from gpclml.models import GPRegression
+def settings():
+    kinds = [v for m in (gpytorch.settings, linear_operator.settings) for v in vars(m).values()]
+    names = ("_state", "_default", "_global_value", "_global_float_value", "_global_double_value")
+    kinds = [k for k in kinds if isinstance(k, type)]
+    return {(k.__name__, n): getattr(k, n, None) for k in kinds for n in names}
+def objective():
+    x = torch.linspace(0, 1, 12).unsqueeze(-1)
+    model = GPRegression(x, x.squeeze(-1).sin())
+    return ConditionalMarginalLogLikelihood(model.likelihood, model)
+before = settings()
+CALL
+import sys
+assert "botorch" in sys.modules
+assert settings() == before, [k for k, v in settings().items() if before[k] != v]
+"""
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "fit_mll(objective(), steps=2, progress=False)",
+        "fit_mll(objective(), 'adam', steps=2, progress=False)",
+        "fit_batch([objective(), objective()], steps=2, progress=False)",
+    ],
+)
+def test_a_fit_leaves_gpytorchs_settings_as_they_are(call):
+    subprocess.run([sys.executable, "-c", FIT.replace("CALL", call)], check=True)
+
+
+def test_memory_is_asked_for_once(monkeypatch):
+    asked = []
+    memory = psutil.virtual_memory()
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: asked.append(1) or memory)
+    gpclml._memory._memory_of_the_machine.cache_clear()
+    fit_mll(objective(*data()), "adam", steps=5, progress=False)
+    assert len(asked) == 1
+
+
+def test_memory_is_known_where_posix_calls_are_not(monkeypatch):
+    monkeypatch.delattr("os.sysconf")
+    gpclml._memory._memory_of_the_machine.cache_clear()
+    assert gpclml._memory.available_memory(torch.device("cpu")) > 2**26
