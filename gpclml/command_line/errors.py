@@ -32,14 +32,14 @@ def errors_as_text() -> Iterator[None]:
         typer.Exit: With code 2 for what is given wrong, 3 for a computation that fails, 1 for a
             file or the memory, 130 on Ctrl-C.
     """
+    # A command's help need not wait for torch.
+    import torch
     import typer
-
-    # Imports torch, for which a command's help need not wait.
     from linear_operator.utils.errors import NanError, NotPSDError
-    from torch.linalg import LinAlgError
 
     from gpclml.errors import ArgumentError, DataError, NotConvergedError
 
+    singular = torch.linalg.LinAlgError  # pyright: ignore[reportPrivateImportUsage]
     try:
         yield
     except KeyboardInterrupt:
@@ -48,7 +48,7 @@ def errors_as_text() -> Iterator[None]:
     except BrokenPipeError:  # who reads the output has read enough: typer ends quietly
         raise
     # First what a computation ends with: some of these are errors of an argument as well.
-    except (FitError, NanError, NotPSDError, NotConvergedError, LinAlgError) as error:
+    except (FitError, NanError, NotPSDError, NotConvergedError, singular) as error:
         typer.echo(f"Error: {error_text(error)}", err=True)
         raise typer.Exit(NOT_COMPUTED) from None
     except (ArgumentError, DataError) as error:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import typer
+from torch import Tensor
 
 from gpclml.command_line.chosen_by_size import check_size
+from gpclml.command_line.errors import error_text
 from gpclml.command_line.fit_recipe import fit_recipe
 from gpclml.command_line.folders import discard, open_work_folder
 from gpclml.command_line.options import FitOptions
@@ -44,12 +48,19 @@ def fit_table(options: FitOptions, quiet: bool = False) -> SavedModel:
         discard(part)
         raise
     count = len(data.train[1])
-    lml = float(log_marginal_likelihood(saved.model, units="original"))
-    loo = float(leave_one_out(saved.model, units="original").sum())
     if saved.fitted.note:
         typer.echo(saved.fitted.note, err=True)
-    typer.echo(
-        f"{options.recipe.model} of {count} rows: LML {lml:.1f}, LOO {loo:.1f} nats; "
-        f"{saved.fitted.seconds:.1f} seconds\nModel: {options.out}"
-    )
+    lml = _score("LML", log_marginal_likelihood, saved)
+    loo = _score("LOO", leave_one_out, saved)
+    seconds = f"{saved.fitted.seconds:.1f} seconds"
+    typer.echo(f"{options.recipe.model} of {count} rows: {lml}, {loo}; {seconds}")
+    typer.echo(f"Model: {options.out}")
     return saved
+
+
+def _score(name: str, score: Callable[..., Tensor], saved: SavedModel) -> str:
+    """A score in words; the model is saved, and stays so, where it cannot be computed."""
+    try:
+        return f"{name} {float(score(saved.model, units='original').sum()):.1f} nats"
+    except Exception as error:
+        return f"no {name} ({error_text(error)})"

@@ -9,6 +9,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from gpytorch.models import ExactGP
+from torch import Tensor
+
+from gpclml.command_line.errors import FitError, error_text
 from gpclml.command_line.folders import write_record, write_text
 from gpclml.command_line.options import CompareOptions, FitOptions
 from gpclml.command_line.saved_models import SavedModel
@@ -16,6 +20,7 @@ from gpclml.command_line.table_data import TableData
 from gpclml.command_line.threads import one_thread_serves
 from gpclml.command_line.warned import warned
 from gpclml.compare import score_models
+from gpclml.models import GPRegression
 from gpclml.report import (
     PredictionScores,
     Report,
@@ -49,15 +54,16 @@ def make_report(
         saved: The models.
         notes: Sentences on them, beside those on the table.
         progress: Whether to show progress bars on standard error.
+
+    Raises:
+        NonFiniteError, NotPSDError: No model can be scored.
+        FitError: No model can predict the test rows.
     """
     models = {name: one.model for name, one in saved.items()}
     x, y = data.test
     with warned() as said:
         comparison = score_models(models, seed=options.table.seed, progress=progress)
-        predictions = {
-            name: prediction_scores(y, *predicted(models[name], x, progress))
-            for name in comparison.models
-        }
+        predictions, failures = _predictions(comparison.models, x, y, progress)
     chosen = replace(options.recipe, model=next(iter(comparison.models)))
     return Report(
         data=options.table.data,
@@ -66,13 +72,31 @@ def make_report(
         predictions=predictions,
         fitted={name: saved[name].fitted for name in comparison.models},
         encoding=data.encoding,
-        notes=(*data.notes, *notes, *said),
+        notes=(*data.notes, *notes, *failures, *said),
         command=options.command,
         fit_command=FitOptions(options.table, chosen, Path("model")).command,
         folder=os.getcwd(),
         versions=package_versions(),
         made=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
     )
+
+
+def _predictions(
+    models: Mapping[str, ExactGP], x: Tensor, y: Tensor, progress: bool
+) -> tuple[dict[str, PredictionScores], list[str]]:
+    """Scores on the test rows, and sentences on the models that could not predict them."""
+    found: dict[str, PredictionScores] = {}
+    failures = []
+    for name, model in models.items():
+        try:
+            assert isinstance(model, GPRegression)
+            found[name] = prediction_scores(y, *predicted(model, x, progress))
+        except Exception as error:
+            found[name] = PredictionScores.missing(len(y))
+            failures.append(f"{name} could not predict the test rows: {error_text(error)}")
+    if len(failures) == len(models):
+        raise FitError(" ".join(failures))
+    return found, failures
 
 
 def write_report(folder: Path, report: Report, options: CompareOptions) -> None:
@@ -116,15 +140,13 @@ def _record(report: Report) -> dict[str, Any]:
 
 
 def _numbers(line: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of the table; NaN, which JSON has not, as null."""
+    """Values by name; NaN, which JSON has not, as null."""
     return {
         str(key): list(value) if isinstance(value, tuple) else None if value != value else value
         for key, value in line.items()
     }
 
 
-def _test_scores(scores: PredictionScores) -> dict[str, float]:
-    return {
-        f"test_{name}": getattr(scores, name)
-        for name in ("rmse", "rmse_se", "nll", "nll_se", "coverage", "coverage_se")
-    }
+def _test_scores(scores: PredictionScores) -> dict[str, Any]:
+    names = "rmse", "rmse_se", "nll", "nll_se", "coverage", "coverage_se"
+    return _numbers({f"test_{name}": getattr(scores, name) for name in names})

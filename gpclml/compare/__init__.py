@@ -1,5 +1,6 @@
 """Which of several models to trust on their data, and whether the criteria agree."""
 
+from gpclml.compare._criteria import CRITERIA
 from gpclml.compare.calibration_plot import plot_calibration
 from gpclml.compare.comparison import Comparison
 from gpclml.compare.criteria_plot import plot_compare
@@ -12,6 +13,7 @@ from gpclml.compare.ranking import compare, score_models
 from gpclml.compare.stacking import stacking_weights
 
 __all__ = [
+    "CRITERIA",
     "Comparison",
     "ComparisonWarning",
     "ModelScores",

@@ -15,7 +15,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["as_comparison", "colour", "figure_and_axes", "legend_below", "set_scale_of_nats"]
+__all__ = [
+    "as_comparison",
+    "colour",
+    "figure_and_axes",
+    "legend_below",
+    "say_nothing_drawn",
+    "set_scale_of_nats",
+]
 
 # Inches. Letters of 10 points are legible on a page 390 pixels wide, and not large on a wide one.
 _WIDTH = 5.6
@@ -70,8 +77,18 @@ def set_scale_of_nats(axes: Axes, which: Literal["x", "y"], largest: float) -> N
         set_scale("symlog", linthresh=_NEAR)
 
 
+def say_nothing_drawn(axes: Axes, missing: str) -> None:
+    """A text in the middle of axes in which nothing is drawn."""
+    axes.text(
+        0.5, 0.5, f"{missing} could not be computed", transform=axes.transAxes, ha="center",
+        va="center", color="dimgray",
+    )  # fmt: skip
+
+
 def legend_below(axes: Axes, handles: Sequence[Any], labels: Sequence[str]) -> None:
-    """A legend under the label of the lower axis, where it hides nothing."""
+    """A legend under the label of the lower axis, where it hides nothing; none for no labels."""
+    if not labels:
+        return
     axes.legend(
         handles, labels, loc="upper center", bbox_to_anchor=(0.5, -0.2), frameon=False,
         fontsize="small", ncols=min(len(labels), 3),

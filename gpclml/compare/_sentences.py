@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from gpclml.compare._criteria import CRITERIA, Criterion, Scores, difference_in, favourites
+from gpclml.compare._criteria import (
+    CRITERIA,
+    Criterion,
+    Scores,
+    difference_in,
+    favourites,
+    scored_in,
+    value_of,
+)
 from gpclml.compare._words import joined, plus_minus
 from gpclml.compare.differences import ROUNDING
 from gpclml.compare.findings import ComparisonWarning
@@ -23,30 +32,42 @@ def sentences(
     """Ranking, agreement, weights, then the texts of the warnings."""
     if len(scores) == 1:
         return tuple(warning.text for warning in warnings)
-    said = [*_ranking(scores, rank_by), _agreement(scores, warnings), _mixture(scores, weights)]
+    said = [*_ranking(scores, rank_by), *_agreement(scores, warnings), *_mixture(scores, weights)]
     return (*said, *(warning.text for warning in warnings))
 
 
 def _ranking(scores: Scores, rank_by: Criterion) -> Iterator[str]:
-    first, second = list(scores)[:2]
+    first, *others = scored_in(rank_by, scores)
+    if not others:
+        yield f"{first} is the only model whose {rank_by.upper()} could be computed."
+        return
+    second = others[0]
     lead = difference_in(rank_by, scores[first], scores[second])
     yield f"{rank_by.upper()} ranks {first} first, {plus_minus(lead)} ahead of {second}."
     in_loo = difference_in("loo", scores[second], scores[first])
+    if math.isnan(in_loo.value):
+        return
     yield (
         f"The probability that {second} predicts worse than {first} is {in_loo.p_worse:.3f}, from "
         "paired differences in LOO."
     )
 
 
-def _agreement(scores: Scores, warnings: Sequence[ComparisonWarning]) -> str:
+def _agreement(scores: Scores, warnings: Sequence[ComparisonWarning]) -> Iterator[str]:
     best = favourites(scores)
     if len(set(best.values())) == 1:
-        alike = [name for name in scores if _score_the_same(scores, name, best["loo"])]
+        alike = [
+            name for name in scores if _score_the_same(scores, name, next(iter(best.values())))
+        ]
+        names = joined([criterion.upper() for criterion in best])
         if len(alike) == len(scores):
-            return "LML, CLML and LOO are the same for all models."
-        return f"LML, CLML and LOO all prefer {joined(alike)}."
+            yield f"{names} are the same for all models."
+        elif len(best) > 1:
+            every = "all" if len(best) == len(CRITERIA) else "both"
+            yield f"{names} {every} prefer {joined(alike)}."
+        return
     by_model = {
-        name: joined([criterion.upper() for criterion in CRITERIA if best[criterion] == name])
+        name: joined([criterion.upper() for criterion in best if best[criterion] == name])
         for name in dict.fromkeys(best.values())
     }
     parts = [
@@ -54,17 +75,24 @@ def _agreement(scores: Scores, warnings: Sequence[ComparisonWarning]) -> str:
         for name, criteria in by_model.items()
     ]
     clear = any(warning.name == "criteria-disagree" for warning in warnings)
-    return f"{'; '.join(parts)}{'' if clear else ', none of them clearly'}."
+    yield f"{'; '.join(parts)}{'' if clear else ', none of them clearly'}."
 
 
-def _mixture(scores: Scores, weights: Mapping[str, float]) -> str:
+def _mixture(scores: Scores, weights: Mapping[str, float]) -> Iterator[str]:
+    if len(scored_in("loo", scores)) < 2:
+        return
     shares = {name: weights[name] for name in scores if weights[name] >= _SMALLEST_WEIGHT}
     if len(shares) == 1:
-        return f"Stacking gives {next(iter(shares))} all weight: no mixture predicts better."
+        yield f"Stacking gives {next(iter(shares))} all weight: no mixture predicts better."
+        return
     parts = [f"{weight:.2f} of {name}" for name, weight in shares.items()]
-    return f"The mixture that predicts best in LOO is {joined(parts)}."
+    yield f"The mixture that predicts best in LOO is {joined(parts)}."
 
 
 def _score_the_same(scores: Scores, name: str, other: str) -> bool:
-    differences = [difference_in(one, scores[name], scores[other]) for one in CRITERIA]
+    differences = [
+        difference_in(one, scores[name], scores[other])
+        for one in CRITERIA
+        if not math.isnan(value_of(one, scores[other]))
+    ]
     return all(abs(difference.value) < ROUNDING for difference in differences)

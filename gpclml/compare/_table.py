@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from gpclml.compare._criteria import Criterion, Scores, difference_in, value_of
-from gpclml.compare.findings import ComparisonWarning
+from gpclml.compare._criteria import Criterion, Scores, difference_in, scored_in, value_of
+from gpclml.compare.findings import ComparisonWarning, failures_in_words
 from gpclml.compare.stacking import stacking_weights
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def make_table(
     import pandas
 
     first = next(iter(scores.values()))
-    weights = stacking_weights(torch.stack([model.loo for model in scores.values()]))
+    weights = _weights(scores)
     rows = []
     for rank, (name, model) in enumerate(scores.items()):
         difference = difference_in(rank_by, model, first)
@@ -42,16 +42,26 @@ def make_table(
                 "difference": difference.value,
                 "difference_se": difference.standard_error,
                 "p_worse": in_loo.p_worse if rank else math.nan,
-                "weight": float(weights[rank]),
+                "weight": weights.get(name, math.nan),
                 "warnings": tuple(one.name for one in warnings if name in one.models),
+                "failure": "; ".join(failures_in_words(model)),
             }
         )
     return pandas.DataFrame(rows, index=pandas.Index(list(scores), name="model"))
 
 
+def _weights(scores: Scores) -> dict[str, float]:
+    """Stacking weights of the models that have LOO."""
+    names = scored_in("loo", scores)
+    if not names:
+        return {}
+    weights = stacking_weights(torch.stack([scores[name].loo for name in names]))
+    return dict(zip(names, weights.tolist(), strict=True))
+
+
 def for_display(table: pandas.DataFrame) -> pandas.DataFrame:
-    """The table with numbers as short texts."""
-    shown = table.copy()
+    """The table with numbers as short texts; why a score is missing is said below it."""
+    shown = table.drop(columns="failure")
     for column in shown.columns:
         if column == "warnings":
             shown[column] = [", ".join(names) for names in table[column]]

@@ -27,9 +27,9 @@ def plus_minus(difference: PairedDifference) -> str:
     return f"{difference.value:.{decimals}f} ± {error:.{decimals}f} nats"
 
 
-def joined(parts: Sequence[str]) -> str:
-    """Parts as a list in a sentence."""
-    return " and ".join(part for part in (", ".join(parts[:-1]), parts[-1]) if part)
+def joined(parts: Sequence[str], last: str = "and") -> str:
+    """Parts as a list in a sentence, with a word before the last."""
+    return f" {last} ".join(part for part in (", ".join(parts[:-1]), parts[-1]) if part)
 
 
 def _decimals(value: float) -> int:

@@ -10,7 +10,14 @@ import torch
 from gpytorch.models import ExactGP
 from torch import Tensor
 
-from gpclml.compare._figures import as_comparison, colour, figure_and_axes, legend_below
+from gpclml.compare._criteria import scored_in
+from gpclml.compare._figures import (
+    as_comparison,
+    colour,
+    figure_and_axes,
+    legend_below,
+    say_nothing_drawn,
+)
 from gpclml.compare.comparison import Comparison
 from gpclml.compare.model_scores import ModelScores
 
@@ -32,7 +39,7 @@ def plot_calibration(
 ) -> Figure:
     r"""Two panels: the places of targets in their predictions, and how many are in intervals.
 
-    Predictions are from all other points. Above a histogram of
+    Predictions are from all other points; a model without LOO is left out. Above a histogram of
     :math:`\Phi((y_i - \mu_{-i}) / \sigma_{-i})`, flat where predictions are calibrated, high at
     both ends where they are too sure, in the middle where they are not sure enough. Below the
     share of targets in the central interval of each nominal share, less that share: below zero a
@@ -61,7 +68,10 @@ def plot_calibration(
     above.axhspan(low, high, color="gray", alpha=0.2, lw=0)
     low, high = (binom.ppf(q, count, nominal) / count - nominal for q in _TAILS)
     below.fill_between(nominal, low, high, color="gray", alpha=0.2, lw=0)
+    scored = scored_in("loo", compared.scores)
     for place, (name, scores) in enumerate(compared.scores.items()):
+        if name not in scored:
+            continue
         places = _places(scores, compared.targets).numpy()
         heights, edges = np.histogram(places, bins=_BINS, range=(0, 1), density=True)
         above.stairs(heights, edges, color=colour(place), baseline=None, linewidth=1.5)
@@ -75,6 +85,8 @@ def plot_calibration(
     )
     below.set_title("coverage of central intervals", loc="left", fontsize="medium")
     below.set(xlabel="nominal share", ylabel="observed less nominal", xlim=(0, 1))
+    if not scored:
+        say_nothing_drawn(above, "LOO")
     legend_below(below, *below.get_legend_handles_labels())
     return figure
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from gpytorch.models import ExactGP
 from torch import Tensor
 
-from gpclml.compare._criteria import Criterion, Scores
+from gpclml.compare._criteria import Criterion, Scores, favourites
 from gpclml.compare._sentences import sentences
 from gpclml.compare._table import for_display
 from gpclml.compare.findings import ComparisonWarning
@@ -55,6 +55,11 @@ class Comparison:
         """What the comparison says: ranking, agreement, weights, then a sentence a warning."""
         weights = dict(zip(self.table.index, self.table["weight"], strict=True))
         return sentences(self.scores, self.rank_by, weights, self.warnings)
+
+    @property
+    def favourites(self) -> Mapping[Criterion, str]:
+        """The best model by each criterion that some model has; of equal ones the first-ranked."""
+        return favourites(self.scores)
 
     @property
     def pointwise(self) -> pandas.DataFrame:

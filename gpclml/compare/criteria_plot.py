@@ -8,8 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from gpytorch.models import ExactGP
 
-from gpclml.compare._criteria import CRITERIA, Criterion, difference_in, value_of
-from gpclml.compare._figures import as_comparison, colour, figure_and_axes, set_scale_of_nats
+from gpclml.compare._criteria import CRITERIA, Criterion, difference_in, scored_in, value_of
+from gpclml.compare._figures import (
+    as_comparison,
+    colour,
+    figure_and_axes,
+    say_nothing_drawn,
+    set_scale_of_nats,
+)
 from gpclml.compare.comparison import Comparison
 
 if TYPE_CHECKING:
@@ -36,7 +42,8 @@ def plot_compare(
     Errors are those of paired differences: over points for LOO, over orderings for the CLML. The
     best model by a criterion is filled. A model to the right of the line is preferred by that
     criterion to the one that ranks first: then the criteria disagree. Where a model is more than
-    100 nats off, the scale is logarithmic beyond 10 nats.
+    100 nats off, the scale is logarithmic beyond 10 nats. A model whose criterion could not be
+    computed has no dot; if that is the first, the line is the next one's.
 
     Args:
         comparison: What :func:`score_models` gives, or models, which it is then called with.
@@ -59,21 +66,33 @@ def plot_compare(
 
 
 def _draw(axes: Axes, compared: Comparison, criterion: Criterion) -> None:
-    first, reference = next(iter(compared.scores.items()))
-    differences = [difference_in(criterion, one, reference) for one in compared.scores.values()]
-    best = max(one.value for one in differences)
-    for place, one in enumerate(differences):
+    scored = scored_in(criterion, compared.scores)
+    axes.set_title(_title(compared, criterion), loc="left", fontsize="medium")
+    axes.set_yticks(range(len(compared.scores)), list(compared.scores))
+    axes.set_ylim(len(compared.scores) - 0.5, -0.5)
+    if not scored:
+        say_nothing_drawn(axes, criterion.upper())
+        return
+    reference = compared.scores[scored[0]]
+    differences = {
+        place: difference_in(criterion, one, reference)
+        for place, (name, one) in enumerate(compared.scores.items())
+        if name in scored
+    }
+    best = max(one.value for one in differences.values())
+    for place, one in differences.items():
         error = 0.0 if math.isnan(one.standard_error) else one.standard_error
         axes.errorbar(
             one.value, place, xerr=error, fmt="o", color=colour(place), capsize=3,
             markerfacecolor=colour(place) if one.value == best else "white",
         )  # fmt: skip
     axes.axvline(0, color="gray", linewidth=0.8, zorder=0)
-    axes.set_yticks(range(len(differences)), list(compared.scores))
-    axes.set_ylim(len(differences) - 0.5, -0.5)
     axes.margins(x=0.08)
-    set_scale_of_nats(axes, "x", max(abs(one.value) for one in differences))
-    given = f", given {compared.m} of {len(compared.targets)}" if criterion == "clml" else ""
-    axes.set_title(f"{_LABELS[criterion]}{given}", loc="left", fontsize="medium")
+    set_scale_of_nats(axes, "x", max(abs(one.value) for one in differences.values()))
     value = f"{value_of(criterion, reference):.1f}".replace("-", "\N{MINUS SIGN}")
-    axes.set_xlabel(f"nats from the {value} of {first}")
+    axes.set_xlabel(f"nats from the {value} of {scored[0]}")
+
+
+def _title(compared: Comparison, criterion: Criterion) -> str:
+    given = f", given {compared.m} of {len(compared.targets)}" if criterion == "clml" else ""
+    return f"{_LABELS[criterion]}{given}"

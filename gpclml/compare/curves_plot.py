@@ -13,6 +13,7 @@ from gpclml.compare._figures import (
     colour,
     figure_and_axes,
     legend_below,
+    say_nothing_drawn,
     set_scale_of_nats,
 )
 from gpclml.compare.comparison import Comparison
@@ -40,7 +41,8 @@ def plot_learning_curves(
     logarithmic scale. Below the sum of what a model gains on the first-ranked, whose last value is
     the difference in LML; of a single model its own sum. From the dotted line on, at m, the CLML
     counts. Bands are two standard errors of the mean over orderings. A model far worse than the
-    first is cut off above; below the scale is then logarithmic beyond 10 nats.
+    first is cut off above; below the scale is then logarithmic beyond 10 nats. A model whose curves
+    could not be computed is left out.
 
     Args:
         comparison: What :func:`score_models` gives, or models, which it is then called with.
@@ -55,8 +57,16 @@ def plot_learning_curves(
         ArgumentError: If there are other than two axes, or options beside a comparison.
     """
     compared = as_comparison(comparison, options)
-    curves = {name: scores.curves.numpy() for name, scores in compared.scores.items()}
+    places = {name: place for place, name in enumerate(compared.scores)}
+    curves = {
+        name: scores.curves.numpy()
+        for name, scores in compared.scores.items()
+        if not bool(scores.curves.isnan().any())
+    }
     figure, (above, below) = figure_and_axes(axes, (2, 1), 5.6, sharex=True)
+    if not curves:
+        say_nothing_drawn(above, "learning curves")
+        return figure
     count = len(compared.targets)
     edges = _windows(count)
     middles = np.sqrt(edges[:-1] * np.maximum(edges[1:] - 1, 1))
@@ -64,11 +74,11 @@ def plot_learning_curves(
     base = first if len(curves) > 1 else 0.0
     largest = max(abs(float((terms - base).sum(1).mean())) for terms in curves.values())
     set_scale_of_nats(below, "y", largest)
-    for place, (name, terms) in enumerate(curves.items()):
+    for name, terms in curves.items():
         means = np.add.reduceat(terms, edges[:-1] - 1, axis=1) / np.diff(edges)
-        _line(above, middles, means, place, name)
+        _line(above, middles, means, places[name], name)
         if terms is not base:
-            _line(below, np.arange(1, count + 1), (terms - base).cumsum(1), place, name)
+            _line(below, np.arange(1, count + 1), (terms - base).cumsum(1), places[name], name)
     above.set(ylabel="nats a point", ylim=_limits(list(curves.values()), edges))
     above.set_title("log density of the next point", loc="left", fontsize="medium")
     what = f"log evidence less that of {next(iter(curves))}" if len(curves) > 1 else "log evidence"

@@ -9,11 +9,19 @@ from itertools import combinations
 from statistics import NormalDist, median
 from typing import Literal
 
-from gpclml.compare._criteria import CRITERIA, Criterion, Scores, difference_in, favourites
+from gpclml.compare._criteria import (
+    Criterion,
+    Scores,
+    difference_in,
+    favourites,
+    scored_in,
+    value_of,
+)
 from gpclml.compare._words import joined, nats, plus_minus
 from gpclml.compare.differences import PairedDifference
+from gpclml.compare.model_scores import ModelScores
 
-__all__ = ["ComparisonWarning", "WarningName", "find_warnings"]
+__all__ = ["ComparisonWarning", "WarningName", "failures_in_words", "find_warnings"]
 
 WarningName = Literal[
     "criteria-disagree",
@@ -21,6 +29,7 @@ WarningName = Literal[
     "first-terms",
     "ill-conditioned",
     "many-models",
+    "not-scored",
     "prior-sensitive",
     "small-difference",
 ]
@@ -56,14 +65,35 @@ def find_warnings(scores: Scores) -> tuple[ComparisonWarning, ...]:
     Args:
         scores: Of the models, the first-ranked first.
     """
-    rules = _disagreement, _first_terms, _prior, _conditioning, _few, _small, _many
+    rules = _not_scored, _disagreement, _first_terms, _prior, _conditioning, _few, _small, _many
     return tuple(warning for rule in rules for warning in rule(scores))
+
+
+def failures_in_words(scores: ModelScores) -> list[str]:
+    """What could not be computed of a model, and why: a text for each reason.
+
+    Args:
+        scores: Of the model.
+    """
+    reasons = dict.fromkeys(scores.failures.values())
+    parts = {
+        reason: [part for part, why in scores.failures.items() if why == reason]
+        for reason in reasons
+    }
+    return [f"no {joined(names, 'or')} ({reason.rstrip('.')})" for reason, names in parts.items()]
+
+
+def _not_scored(scores: Scores) -> Iterator[ComparisonWarning]:
+    for name, model in scores.items():
+        if model.failures:
+            text = f"{name} has {'; '.join(failures_in_words(model))}."
+            yield ComparisonWarning("not-scored", (name,), text)
 
 
 def _disagreement(scores: Scores) -> Iterator[ComparisonWarning]:
     best = favourites(scores)
     clauses: dict[str, None] = {}
-    for first, second in combinations(CRITERIA, 2):
+    for first, second in combinations(best, 2):
         a, b = best[first], best[second]
         if a == b:
             continue
@@ -85,7 +115,9 @@ def _is_clear(criterion: Criterion, lead: PairedDifference) -> bool:
 
 
 def _first_terms(scores: Scores) -> Iterator[ComparisonWarning]:
-    best = favourites(scores)["lml"]
+    best = favourites(scores).get("lml")
+    if best is None:
+        return
     count = scores[best].curves.shape[-1]
     first = max(1, round(_FIRST_SHARE * count))
     found = {}
@@ -126,7 +158,7 @@ def _conditioning(scores: Scores) -> Iterator[ComparisonWarning]:
     found = {
         name: f"{model.condition_number:.1e} ({name})"
         for name, model in scores.items()
-        if not model.rounding < _LARGEST_ROUNDING
+        if model.rounding >= _LARGEST_ROUNDING
     }
     if found:
         text = (
@@ -164,16 +196,17 @@ def _small(scores: Scores) -> Iterator[ComparisonWarning]:
 
 def _many(scores: Scores) -> Iterator[ComparisonWarning]:
     """As in McLatchie and Vehtari (2024): is the best better than the best of noise would be?"""
-    if len(scores) <= _MANY_MODELS:
+    names = scored_in("loo", scores)
+    if len(names) <= _MANY_MODELS:
         return
-    totals = sorted(float(model.loo.sum()) for model in scores.values())
+    totals = sorted(value_of("loo", scores[name]) for name in names)
     middle = median(totals)
     upper = [total - middle for total in totals if total >= middle]
     spread = math.sqrt(sum(value**2 for value in upper) / len(upper))
     expected = spread * NormalDist().inv_cdf(1 - 1 / (2 * (len(totals) - 1)))
     if upper[-1] <= expected:
         text = (
-            f"The best of {len(scores)} models is {nats(upper[-1])} above the median in LOO, no "
+            f"The best of {len(names)} models is {nats(upper[-1])} above the median in LOO, no "
             f"more than the best of as many equal ones would be by chance ({nats(expected)})."
         )
-        yield ComparisonWarning("many-models", tuple(scores), text)
+        yield ComparisonWarning("many-models", tuple(names), text)

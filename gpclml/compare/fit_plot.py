@@ -11,7 +11,8 @@ from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from gpytorch.models import ExactGP
 
 from gpclml.compare._checks import units_of_targets
-from gpclml.compare._figures import as_comparison, colour, figure_and_axes
+from gpclml.compare._criteria import scored_in
+from gpclml.compare._figures import as_comparison, colour, figure_and_axes, say_nothing_drawn
 from gpclml.compare.comparison import Comparison
 from gpclml.predictive import marginal_predictive
 from gpclml.units import Units
@@ -37,7 +38,8 @@ def plot_fit(
     """A panel a model: its predictions and the targets.
 
     With one input the mean and two deviations of observations over the input, given all targets.
-    Otherwise targets against their predictions from all other points, with two deviations.
+    Otherwise targets against their predictions from all other points, with two deviations. The
+    panel of a model without LOO says so.
 
     Args:
         comparison: What :func:`score_models` gives, or models, which it is then called with.
@@ -95,6 +97,10 @@ def _one_input(model: ExactGP) -> torch.Tensor | None:
 def _draw_function(
     axes: Axes, compared: Comparison, name: str, x: torch.Tensor, place: int
 ) -> None:
+    axes.set_title(name, loc="left", fontsize="medium")
+    if name not in scored_in("loo", compared.scores):
+        say_nothing_drawn(axes, "predictions")
+        return
     model = compared.models[name]
     low, high = float(x.min()), float(x.max())
     room = _ROOM * (high - low)
@@ -108,7 +114,6 @@ def _draw_function(
     axes.plot(at, mean, color=colour(place))
     points = x.squeeze(-1).cpu()[compared.rows]
     axes.plot(points.numpy(), compared.targets.numpy(), "k.", markersize=4, alpha=0.7)
-    axes.set_title(name, loc="left", fontsize="medium")
     axes.set_ylabel("target")
 
 
@@ -127,6 +132,10 @@ def _predictions(
 
 
 def _draw_left_out(axes: Axes, compared: Comparison, name: str, place: int) -> None:
+    axes.set_title(name, loc="left", fontsize="medium")
+    if name not in scored_in("loo", compared.scores):
+        say_nothing_drawn(axes, "predictions")
+        return
     scores, targets = compared.scores[name], compared.targets.numpy()
     mean, deviation = scores.loo_mean.numpy(), scores.loo_variance.sqrt().numpy()
     axes.errorbar(
@@ -135,4 +144,3 @@ def _draw_left_out(axes: Axes, compared: Comparison, name: str, place: int) -> N
     )  # fmt: skip
     ends = [min(targets.min(), mean.min()), max(targets.max(), mean.max())]
     axes.plot(ends, ends, color="black", linewidth=0.8)
-    axes.set_title(name, loc="left", fontsize="medium")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from gpytorch.models import ExactGP
@@ -49,6 +50,8 @@ class ModelScores:
         condition_number: Of the covariance of the observations, in the 1-norm; for a model of
             fewer features than points the ratio of its extreme eigenvalues.
         rounding: The condition number times the rounding of the covariance's type.
+        failures: Why a part is NaN, by its name: "LML", "CLML", "LOO", "learning curves", "wider
+            prior", "condition number". Empty where all could be computed.
     """
 
     lml: float
@@ -61,6 +64,7 @@ class ModelScores:
     wider_loo: Tensor
     condition_number: float
     rounding: float
+    failures: Mapping[str, str] = field(default_factory=dict)
 
 
 @torch.no_grad()
@@ -72,8 +76,10 @@ def score_model(
     m: int,
     num_curves: int,
     units: Units,
-) -> ModelScores:
+) -> tuple[ModelScores, Mapping[str, Exception]]:
     """Scores a model on its training data; its parameters, mode and caches stay as they are.
+
+    A part that fails is NaN and takes no other along; an interrupt ends everything.
 
     Args:
         name: Of the model, for errors.
@@ -84,40 +90,122 @@ def score_model(
         num_curves: Number of orders whose learning curves are computed.
         units: Of the targets.
 
+    Returns:
+        The scores, and the errors of the parts that failed, by the names of the parts.
+
     Raises:
         ShapeError: If the model's covariance has a batch.
-        NonFiniteError: If a score is not finite.
     """
     rows = (~targets.isnan()).nonzero().squeeze(-1)
     count = len(rows)
     scale, _ = units_of_targets(model, units)
-    covariance, residual = observed_gaussian(model, rows)
-    if len(covariance.shape) != 2 or residual.ndim != 1:
-        got = f"a covariance of shape {tuple(covariance.shape)}"
-        raise ShapeError(f"models[{name!r}]", got, "(n, n), one output and no batch")
+    parts = _Parts(name)
+    given = parts.covariance(lambda: observed_gaussian(model, rows))
+    covariance, residual = given or (scale.new_empty(0, 0), scale.new_empty(0))
     place = torch.full((len(targets),), -1)
     place[rows] = torch.arange(count)
     tails = place[orders[:, m:count]]
-    loo, error, variance = _leave_one_out(covariance, residual, scale)
-    if not all_finite(loo):
-        got, mend = "densities that are not finite", "Its covariance is singular: add noise."
-        raise NonFiniteError(f"models[{name!r}]", got, "finite ones", mend)
-    wider, _ = observed_gaussian(model, rows, WIDER)
-    condition = condition_number(covariance)
-    curves = learning_curve(model, orders[:num_curves], units=units)[:, :count]
     log_scale = float(scale.log())
-    return ModelScores(
-        lml=log_density(covariance, residual) - count * log_scale,
-        clml=_tail_densities(covariance, residual, tails) - (count - m) * log_scale,
-        loo=loo,
+
+    def lml() -> tuple[Tensor, ...]:
+        return (_number(log_density(covariance, residual)) - count * log_scale,)
+
+    def clml() -> tuple[Tensor, ...]:
+        return (_tail_densities(covariance, residual, tails) - (count - m) * log_scale,)
+
+    def loo() -> tuple[Tensor, ...]:
+        return _leave_one_out(covariance, residual, scale)
+
+    def curves() -> tuple[Tensor, ...]:
+        terms = learning_curve(model, orders[:num_curves], units=units)
+        return (_plain(terms[:, :count]),)
+
+    def wider() -> tuple[Tensor, ...]:
+        wide, _ = observed_gaussian(model, rows, WIDER)
+        total = _number(log_density(wide, residual)) - count * log_scale
+        return total, _leave_one_out(wide, residual, scale)[0]
+
+    def condition() -> tuple[Tensor, ...]:
+        return (_number(condition_number(covariance)),)
+
+    (total,) = parts("LML", lml, ())
+    (conditional,) = parts("CLML", clml, (len(orders),))
+    left_out_densities, error, variance = parts("LOO", loo, (count,), (count,), (count,))
+    (terms,) = parts("learning curves", curves, (num_curves, count))
+    wider_total, wider_left_out = parts("wider prior", wider, (), (count,))
+    (number,) = parts("condition number", condition, (), finite=False)
+    scores = ModelScores(
+        lml=float(total),
+        clml=conditional,
+        loo=left_out_densities,
         loo_mean=targets[rows] - scale * error,
         loo_variance=scale.square() * variance,
-        curves=_plain(curves),
-        wider_lml=log_density(wider, residual) - count * log_scale,
-        wider_loo=_leave_one_out(wider, residual, scale)[0],
-        condition_number=condition,
-        rounding=condition * torch.finfo(covariance.dtype).eps,
+        curves=terms,
+        wider_lml=float(wider_total),
+        wider_loo=wider_left_out,
+        condition_number=float(number),
+        rounding=float(number) * torch.finfo(covariance.dtype).eps,
+        failures={part: _said(error) for part, error in parts.errors.items()},
     )
+    return scores, parts.errors
+
+
+class _Parts:
+    """Parts of a model's scores, each computed whatever becomes of the others."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.errors: dict[str, Exception] = {}
+        self._of_covariance: Exception | None = None
+
+    def covariance(
+        self, compute: Callable[[], tuple[Covariance, Tensor]]
+    ) -> tuple[Covariance, Tensor] | None:
+        """What all parts are computed from; without it each of them fails."""
+        try:
+            covariance, residual = compute()
+        except Warning:
+            raise
+        except Exception as error:
+            self._of_covariance = error
+            return None
+        if len(covariance.shape) != 2 or residual.ndim != 1:
+            got = f"a covariance of shape {tuple(covariance.shape)}"
+            expected = "(n, n), one output and no batch"
+            raise ShapeError(f"models[{self.name!r}]", got, expected)
+        return covariance, residual
+
+    def __call__(
+        self,
+        part: str,
+        compute: Callable[[], tuple[Tensor, ...]],
+        *shapes: tuple[int, ...],
+        finite: bool = True,
+    ) -> tuple[Tensor, ...]:
+        """What is computed, or NaN of these shapes and an error in ``errors``."""
+        nothing = tuple(torch.full(shape, torch.nan, dtype=torch.float64) for shape in shapes)
+        if self._of_covariance is not None:
+            self.errors[part] = self._of_covariance
+            return nothing
+        try:
+            values = compute()
+            if finite and not all(all_finite(value) for value in values):
+                raise NonFiniteError(
+                    f"models[{self.name!r}]", f"{part}: values that are not finite",
+                    "finite ones", "Its covariance is singular: add noise.",
+                )  # fmt: skip
+            return values
+        except Warning:  # the caller has made errors of warnings
+            raise
+        except Exception as error:
+            self.errors[part] = error
+            return nothing
+
+
+def _said(error: Exception) -> str:
+    """An error with its notes, in one line."""
+    notes = getattr(error, "__notes__", ())
+    return " ".join(" ".join([str(error) or type(error).__name__, *notes]).split())
 
 
 def _leave_one_out(
@@ -139,6 +227,10 @@ def _tail_densities(covariance: Covariance, residual: Tensor, tails: Tensor) -> 
     parts = tails.split(at_once)
     values = [block_conditional_log_densities(covariance, residual, [part]) for part in parts]
     return _plain(torch.cat(values))
+
+
+def _number(value: float) -> Tensor:
+    return torch.tensor(value, dtype=torch.float64)
 
 
 def _plain(values: Tensor) -> Tensor:

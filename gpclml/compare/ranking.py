@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from gpclml.compare._orders import checked_m, number_of_curves, shared_orders
 from gpclml.compare._table import make_table
 from gpclml.compare.comparison import Comparison
 from gpclml.compare.findings import find_warnings
-from gpclml.compare.model_scores import score_model
+from gpclml.compare.model_scores import ModelScores, score_model
 from gpclml.errors import UnknownNameError
 from gpclml.units import Units
 
@@ -52,7 +53,8 @@ def score_models(
         this package take it.
 
     Raises:
-        ArgumentError, ShapeError, UnsupportedError: As :func:`compare`.
+        ArgumentError, ShapeError, UnsupportedError, NonFiniteError, NotPSDError: As
+            :func:`compare`.
     """
     from tqdm import tqdm
 
@@ -64,14 +66,21 @@ def score_models(
     m = checked_m(m, len(rows))
     orders = shared_orders(orderings, targets, m, seed)
     num_curves = number_of_curves(curves, len(orders), len(rows))
-    scores = {}
+    scores: dict[str, ModelScores] = {}
+    error: Exception | None = None
     for name, model in tqdm(checked.items(), desc="models", disable=not progress):
-        try:
-            scores[name] = score_model(name, model, targets, orders, m, num_curves, units)
-        except Exception as error:
+        scores[name], errors = score_model(name, model, targets, orders, m, num_curves, units)
+        if error is None and rank_by.upper() in errors:
+            error = errors[rank_by.upper()]
             error.add_note(f"This happened in the scores of models[{name!r}].")
-            raise
-    ranked = sorted(scores, key=lambda name: (-value_of(rank_by, scores[name]), name))
+    values = {name: value_of(rank_by, one) for name, one in scores.items()}
+    if error is not None and all(map(math.isnan, values.values())):
+        raise error
+    order = {
+        name: (True, 0.0, name) if math.isnan(value) else (False, -value, name)
+        for name, value in values.items()
+    }
+    ranked = sorted(order, key=order.__getitem__)
     scores = {name: scores[name] for name in ranked}
     warnings = find_warnings(scores)
     return Comparison(
@@ -114,7 +123,12 @@ def compare(
     - ``p_worse``: the probability that the model predicts worse than the first row, from the paired
       differences of LOO in a normal approximation, whatever ranks; NaN in the first row;
     - ``weight``: the stacking weight; see :func:`stacking_weights`;
-    - ``warnings``: names of what calls for care, a tuple.
+    - ``warnings``: names of what calls for care, a tuple;
+    - ``failure``: what could not be computed, and why; empty where all could.
+
+    What cannot be computed of a model, e.g. as a covariance is not positive definite, is NaN in its
+    row, and the other models and criteria are as they are. A model without the criterion that ranks
+    is in a last row; only where no model has it an error is raised.
 
     LOO ranks by default: each point is predicted from as many others as the model will have in use,
     and its terms, one a point, are what errors of differences, ``p_worse`` and the weights are made
@@ -138,6 +152,7 @@ def compare(
     - ``"small-difference"``: LOO differs from that of the first row by less than 4 nats: the two
       predict alike and ``p_worse`` is not well calibrated (Sivula et al. 2025; this limit and the
       one before are those of R's ``loo_compare``);
+    - ``"not-scored"``: a score or a diagnostic could not be computed;
     - ``"many-models"``: of more than 11 models the best is no further above the median than the
       best of as many equal ones would be (McLatchie and Vehtari 2024).
 
@@ -169,8 +184,8 @@ def compare(
         ShapeError: If a model has another number of points, several outputs or a batch.
         UnsupportedError: If a model is no exact GP, or its targets are not transformed by a
             standardization.
-        NonFiniteError: If a score is not finite; a note names the model, as on every error of
-            its covariance.
+        NonFiniteError, NotPSDError: If no model has the criterion that ranks; the error is that of
+            the first, which a note names.
         UnknownNameError: If ``rank_by`` is no criterion.
 
     Note:

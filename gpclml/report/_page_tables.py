@@ -46,10 +46,12 @@ def model_rows(
                     ("", "")
                     if line["rank"] == 0
                     else (_nats(line["difference"]), _nats(line["difference_se"])),
-                    (f"{line['weight']:.2f}", ""),
+                    (_text(line["weight"], ".2f"), ""),
                     _with_error(scores.rmse, scores.rmse_se),
                     _with_error(scores.nll, scores.nll_se),
-                    (percent(scores.coverage), percent(scores.coverage_se)),
+                    ("", "")
+                    if scores.is_missing
+                    else (percent(scores.coverage), percent(scores.coverage_se)),
                     (f"{fitted[name].seconds:.1f}", ""),
                 ],
             )
@@ -65,10 +67,12 @@ def choice_rows(
     for choice in chosen_models(comparison, predictions):
         scores = predictions[choice.model]
         best = "the same"
-        if not choice.agrees:
+        if scores.is_missing:
+            best = f"{choice.best}; this one could not predict it"
+        elif not choice.agrees:
             clearly = "clearly" if is_clear(choice.lead) else "not clearly"
             best = f"{choice.best}, by {plus_minus(choice.lead)}, {clearly}"
-        shown = choice.model, f"{scores.rmse:.4g}", _minus(f"{scores.nll:.3f}"), best
+        shown = choice.model, _text(scores.rmse, ".4g"), _text(scores.nll, ".3f"), best
         rows.append((choice.criterion.upper(), [(text, "") for text in shown]))
     return rows
 
@@ -96,13 +100,18 @@ def _how(column: NumberColumn | CategoryColumn) -> str:
 
 
 def _nats(value: float) -> str:
-    return "" if math.isnan(value) else _minus(f"{value:.1f}")
+    return _text(value, ".1f")
+
+
+def _text(value: float, form: str) -> str:
+    """A number; nothing where there is none."""
+    return "" if math.isnan(value) else _minus(f"{value:{form}}")
 
 
 def _with_error(value: float, error: float) -> tuple[str, str]:
     """A value to two digits of its error."""
     if not error > 0:
-        return _minus(f"{value:.4g}"), ""
+        return _text(value, ".4g"), ""
     decimals = max(0, 1 - math.floor(math.log10(error)))
     return _minus(f"{value:.{decimals}f}"), f"{error:.{decimals}f}"
 

@@ -12,12 +12,9 @@ __all__ = [
     "ChosenModel",
     "best_on_test",
     "chosen_models",
-    "favourites",
     "is_clear",
     "lead_of_best",
 ]
-
-CRITERIA = ("lml", "clml", "loo")
 
 _CLEAR = 2.0  # standard errors
 
@@ -48,9 +45,10 @@ def best_on_test(predictions: Mapping[str, PredictionScores]) -> str:
     """The model of the highest log density of the test part; of equal ones the first.
 
     Args:
-        predictions: Scores by model.
+        predictions: Scores by model, at least one of them not missing.
     """
-    return min(predictions, key=lambda name: predictions[name].nll)
+    there = [name for name, scores in predictions.items() if not scores.is_missing]
+    return min(there, key=lambda name: predictions[name].nll)
 
 
 def lead_of_best(predictions: Mapping[str, PredictionScores], model: str) -> PairedDifference:
@@ -69,19 +67,6 @@ def is_clear(lead: PairedDifference) -> bool:
     return lead.value > _CLEAR * lead.standard_error
 
 
-def favourites(comparison: Comparison) -> dict[str, str]:
-    """The best model by LML, CLML and LOO; of equal ones the first-ranked.
-
-    Args:
-        comparison: Of the models.
-    """
-    table = comparison.table.to_dict("index")
-    return {
-        criterion: max(map(str, table), key=lambda name: table[name][criterion])
-        for criterion in CRITERIA
-    }
-
-
 def chosen_models(
     comparison: Comparison, predictions: Mapping[str, PredictionScores]
 ) -> tuple[ChosenModel, ...]:
@@ -94,5 +79,5 @@ def chosen_models(
     best = best_on_test(predictions)
     return tuple(
         ChosenModel(criterion, model, best, lead_of_best(predictions, model))
-        for criterion, model in favourites(comparison).items()
+        for criterion, model in comparison.favourites.items()
     )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpclml.compare import Comparison
+from gpclml.compare import CRITERIA, Comparison
 from gpclml.compare._words import joined, plus_minus
-from gpclml.report.chosen_models import best_on_test, favourites, is_clear, lead_of_best
+from gpclml.report.chosen_models import best_on_test, is_clear, lead_of_best
 from gpclml.report.predictions import PREDICTED_SHARE, PredictionScores
 
 __all__ = ["answer", "headline", "percent"]
@@ -22,14 +22,19 @@ def headline(comparison: Comparison, target: str) -> str:
     first = str(comparison.table.index[0])
     if len(comparison.table) == 1:
         return f"{first} is the only model of {target} here: there is nothing to compare."
-    choices = favourites(comparison)
+    if len(comparison.table[comparison.rank_by].dropna()) == 1:
+        return f"{first} is the only model of {target} here that could be scored."
+    choices = comparison.favourites
     warned = {warning.name: warning for warning in comparison.warnings}
     if len(set(choices.values())) == 1:
         close = warned["small-difference"].models if "small-difference" in warned else ()
         also = ""
         if close:
             also = f"; {joined(close)} predict{'s' if len(close) == 1 else ''} about as well"
-        return f"{first} ranks first for {target}, and all three criteria agree{also}."
+        agree = "all three criteria agree"
+        if len(choices) < len(CRITERIA):
+            agree = f"so say {joined([criterion.upper() for criterion in choices])}"
+        return f"{first} ranks first for {target}, and {agree}{also}."
     others = [
         f"{criterion.upper()} prefers {model}"
         for criterion, model in choices.items()
@@ -49,12 +54,14 @@ def answer(comparison: Comparison, predictions: Mapping[str, PredictionScores]) 
     """
     first = str(comparison.table.index[0])
     scores = predictions[first]
+    if scores.is_missing:
+        return f"{first} could not predict the test rows; they prefer {best_on_test(predictions)}."
     said = (
         f"On {len(scores.log_densities)} test rows, which chose nothing, {first} is off by "
         f"{scores.rmse:.4g} (root mean square), and {percent(scores.coverage)} of them are in its "
         f"{percent(PREDICTED_SHARE)} intervals."
     )
-    if len(predictions) == 1:
+    if sum(not one.is_missing for one in predictions.values()) == 1:
         return said
     best = best_on_test(predictions)
     if best == first:

@@ -40,6 +40,22 @@ class PredictionScores:
     coverage_se: float
     log_densities: Tensor
 
+    @staticmethod
+    def missing(count: int) -> PredictionScores:
+        """NaN throughout, for a model that cannot predict these rows.
+
+        Args:
+            count: How many rows there are.
+        """
+        nan = math.nan
+        densities = torch.full((count,), nan, dtype=torch.float64)
+        return PredictionScores(nan, nan, nan, nan, nan, nan, densities)
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether there are no predictions."""
+        return math.isnan(self.nll)
+
 
 @torch.no_grad()
 def predicted(model: GPRegression, x: Tensor, progress: bool = False) -> tuple[Tensor, Tensor]:

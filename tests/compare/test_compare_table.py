@@ -13,7 +13,7 @@ from gpclml.models import GPRegression
 
 COLUMNS = [
     "rank", "lml", "clml", "clml_se", "loo", "loo_se", "difference", "difference_se", "p_worse",
-    "weight", "warnings",
+    "weight", "warnings", "failure",
 ]  # fmt: skip
 
 

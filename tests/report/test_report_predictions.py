@@ -127,9 +127,8 @@ def test_all_choose_the_good_model_and_it_is_said(compared):
 
 def test_a_disagreement_is_said(compared):
     comparison, scores = compared
-    table = comparison.table.copy()
-    table.loc["bad", "lml"] = 1e6
-    unclear = replace(comparison, table=table, warnings=())
+    bad = replace(comparison.scores["bad"], lml=1e6)
+    unclear = replace(comparison, scores={**comparison.scores, "bad": bad}, warnings=())
     assert headline(unclear, "price") == (
         "good ranks first for price; LML prefers bad, but not clearly."
     )
