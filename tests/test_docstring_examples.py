@@ -14,6 +14,7 @@ import gpytorch
 import pytest
 import torch
 from botorch.fit import fit_gpytorch_mll
+from botorch.models import ModelListGP, SingleTaskGP
 
 import gpclml
 from gpclml.botorch import DeepKernelGP
@@ -106,7 +107,11 @@ def training() -> dict:
 def of_botorch() -> dict:
     x = torch.rand(10, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     names = {"train_X": x, "train_Y": x.sum(-1, keepdim=True), "X": x[:3]}
-    return names | {"DeepKernelGP": DeepKernelGP, "fit_gpytorch_mll": fit_gpytorch_mll}
+    names |= {"x": names["train_X"], "y": names["train_Y"]}
+    return names | {
+        "DeepKernelGP": DeepKernelGP, "ModelListGP": ModelListGP, "SingleTaskGP": SingleTaskGP,
+        "fit_gpytorch_mll": fit_gpytorch_mll,
+    }  # fmt: skip
 
 
 SETUPS = {
@@ -121,6 +126,7 @@ SETUPS = {
     "gpclml.meta.episodes": of_images,
     "gpclml.mlls.laplace_marginal_log_likelihood": of_a_network,
     "gpclml.mlls.linear_evidence_lower_bound": linear,
+    "gpclml.mlls.sum_marginal_log_likelihood": of_botorch,
     "gpclml.models.bayesian_linear_model": of_one_column,
     "gpclml.models.linearized_gp": of_a_network,
     "gpclml.models.linearized_network": of_a_network,
