@@ -1,11 +1,12 @@
-"""GPyTorch's own tests with our log marginal likelihood in the place of its objective.
+"""GPyTorch's own tests with our objectives in the place of its exact ones.
 
 ``python -m benchmarks.upstream`` fetches the source distribution of the installed GPyTorch, takes
-the tests that use ``ExactMarginalLogLikelihood`` and runs them twice: as they are, and with
-:class:`MarginalLogLikelihood` under every name that GPyTorch's objective has. None of these tests
-is part of this project. A network, or pip's cache, is needed.
+the tests that use ``ExactMarginalLogLikelihood`` or ``LeaveOneOutPseudoLikelihood`` and runs them
+twice: as they are, and with the conditional log marginal likelihood under these names, held out
+as ``LastPoints(m=0)`` and ``LeaveOneOut()`` say. None of the tests is part of this project. A
+network, or pip's cache, is needed.
 
-The same file is the pytest plugin that puts the objective in place (``-p benchmarks.upstream``).
+The same file is the pytest plugin that puts the objectives in place (``-p benchmarks.upstream``).
 """
 
 from __future__ import annotations
@@ -23,44 +24,52 @@ import gpytorch
 import typer
 
 from benchmarks._version import package_versions
-from gpclml.conditioning import LastPoints
+from gpclml.conditioning import LastPoints, LeaveOneOut
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 
-_OBJECTIVE = gpytorch.mlls.ExactMarginalLogLikelihood
-_NAME = _OBJECTIVE.__name__
 _SWAPPED = "GPCLML_UPSTREAM_SWAPPED"
 
 
-class MarginalLogLikelihood(ConditionalMarginalLogLikelihood):
-    """The log marginal likelihood with the constructor of GPyTorch's objective."""
-
+class _Counted(ConditionalMarginalLogLikelihood):
     calls = 0
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Counts the evaluations."""
+        _Counted.calls += 1
+        return super().forward(*args, **kwargs)
+
+
+class MarginalLogLikelihood(_Counted):
+    """The log marginal likelihood with the constructor of GPyTorch's objective."""
 
     def __init__(self, likelihood: Any, model: Any) -> None:
         super().__init__(likelihood, model, LastPoints(m=0))
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Counts the evaluations."""
-        MarginalLogLikelihood.calls += 1
-        return super().forward(*args, **kwargs)
+
+class LeaveOneOutLikelihood(_Counted):
+    """The leave-one-out objective with the constructor of GPyTorch's."""
+
+    def __init__(self, likelihood: Any, model: Any) -> None:
+        super().__init__(likelihood, model, LeaveOneOut())
 
 
 def pytest_configure(config: Any) -> None:
-    """Puts our objective in the place of GPyTorch's, before any test is imported."""
+    """Puts our objectives in the place of GPyTorch's, before any test is imported."""
     if os.environ.get(_SWAPPED) != "1":
         return
     for module in (gpytorch, gpytorch.mlls, gpytorch.mlls.exact_marginal_log_likelihood):
-        setattr(module, _NAME, MarginalLogLikelihood)
+        module.ExactMarginalLogLikelihood = MarginalLogLikelihood
+    gpytorch.mlls.LeaveOneOutPseudoLikelihood = LeaveOneOutLikelihood
     gpytorch.mlls.SumMarginalLogLikelihood.__init__.__defaults__ = (MarginalLogLikelihood,)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Says how often our objective was evaluated, so that a swap that failed is seen."""
-    terminalreporter.write_line(f"our objective: {MarginalLogLikelihood.calls} evaluations")
+    """Says how often ours were evaluated, so that a swap that failed is seen."""
+    terminalreporter.write_line(f"our objectives: {_Counted.calls} evaluations")
 
 
 def fetch_tests(folder: Path) -> list[Path]:
-    """The tests of the installed GPyTorch that use its exact objective.
+    """The tests of the installed GPyTorch that use its exact objectives.
 
     Args:
         folder: Where to unpack GPyTorch's tests; nothing is written outside it.
@@ -77,7 +86,7 @@ def fetch_tests(folder: Path) -> list[Path]:
         # The package itself stays behind: the installed one is to be tested.
         members = [m for m in tar.getmembers() if m.name.split("/")[1:2] == ["test"]]
         tar.extractall(folder, members, filter="data")
-    pattern = re.compile(r"\b(Exact|Sum)MarginalLogLikelihood\b")
+    pattern = re.compile(r"\b((Exact|Sum)MarginalLogLikelihood|LeaveOneOutPseudoLikelihood)\b")
     tests = folder.glob("gpytorch-*/test/**/test_*.py")
     return sorted(test for test in tests if pattern.search(test.read_text()))
 
@@ -87,7 +96,7 @@ def run_tests(tests: list[Path], swapped: bool, options: list[str]) -> int:
 
     Args:
         tests: Files of one source distribution.
-        swapped: Whether our objective takes the place of GPyTorch's.
+        swapped: Whether our objectives take the place of GPyTorch's.
         options: Further options of pytest.
 
     Returns:
@@ -117,15 +126,15 @@ def run_tests(tests: list[Path], swapped: bool, options: list[str]) -> int:
 def main(
     keyword: Annotated[str, typer.Option("-k", help="Only tests that pytest's -k selects.")] = "",
 ) -> None:
-    """GPyTorch's own tests of its exact objective, with it and with ours in its place."""
+    """GPyTorch's own tests of its exact objectives, with these and with ours in their place."""
     versions = ", ".join(f"{name} {version}" for name, version in package_versions().items())
     print(f"# python -m benchmarks.upstream\n# {versions}", flush=True)
     options = ["-k", keyword] if keyword else []
     with tempfile.TemporaryDirectory() as folder:
         tests = fetch_tests(Path(folder))
-        print(f"\n{len(tests)} files, GPyTorch's objective:", flush=True)
+        print(f"\n{len(tests)} files, GPyTorch's objectives:", flush=True)
         before = run_tests(tests, False, options)
-        print(f"\n{len(tests)} files, ours in its place:", flush=True)
+        print(f"\n{len(tests)} files, ours in their place:", flush=True)
         after = run_tests(tests, True, options)
     raise typer.Exit(after if before == 0 else before)
 

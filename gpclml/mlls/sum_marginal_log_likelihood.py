@@ -50,7 +50,7 @@ class SumMarginalLogLikelihood(gpytorch.mlls.SumMarginalLogLikelihood):
         model: GP,
         mll_cls: Callable[[Any, Any], MarginalLogLikelihood] = ConditionalMarginalLogLikelihood,
     ) -> None:
-        super().__init__(likelihood, model, mll_cls)
+        super().__init__(likelihood, model, cast(Any, mll_cls))
 
     def compute_custom_loss(self, **kwargs: Any) -> Tensor:
         """The mean negative objective of the models on their own data, with fixed held-out points.
