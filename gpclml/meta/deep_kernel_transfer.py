@@ -44,11 +44,12 @@ class DeepKernelTransfer(ExactGP):
     Args:
         backbone: Maps inputs ``(n, *event)`` to features ``(n, q)``.
         kernel: A kernel on features, or one of ``"batch-norm-cosine"`` (of features
-            standardized over the batch in training and by running statistics afterwards),
+            standardized over the batch in training and by running statistics afterwards; the
+            normalization is a layer of the network and trains with it),
             ``"cosine"``, ``"linear"``, ``"matern"``, ``"polynomial"``, ``"rbf"``,
             ``"spectral-mixture"``, ``"support-norm-cosine"`` (of features standardized by the
-            support points of each task, in training and afterwards alike, so that features
-            of another domain are centred too).
+            support points of each task, in training and afterwards alike; no better than
+            ``"cosine"`` on the characters it was tried on).
         num_features: Number q of features; needed for ``"batch-norm-cosine"`` and
             ``"spectral-mixture"``.
 
