@@ -7,10 +7,12 @@ import math
 import numpy as np
 import pandas
 import pytest
+import torch
 
 from benchmarks._figures import new_figure, save_figure
 from benchmarks.evidence.ledger.claims import graded, with_error
 from benchmarks.evidence.ledger.differences import differs, mean_and_error
+from benchmarks.evidence.ledger.elbo_problem import learned_bound
 from benchmarks.evidence.ledger.experiments import EXPERIMENTS, chosen_experiments
 from gpclml.errors import UnknownNameError
 
@@ -83,3 +85,42 @@ def test_differences():
     assert not differs([1.0, 1.1, 0.9], -1)
     assert not differs([1.0, -1.0, 0.5], 1)
     assert not differs([1.0], 1)
+
+
+def test_what_a_restricted_posterior_predicts():
+    found = learned_bound("diagonal", 0, 3, [0.1], temperature=0.5)
+    model, mll = found.model, found.objective
+    with torch.no_grad():
+        data = mll.data_at(model(*model.train_inputs), model.train_targets)
+        q, phi = mll.weights_at(data), model.features(found.test_x)
+        variance = phi.square() @ q.variance() + model.noise
+        error = found.test_y - phi @ q.mean
+        density = -0.5 * (error.square() / variance + (2 * math.pi * variance).log())
+    scores = found.scores_of_q()
+    assert scores["q_test"] == pytest.approx(float(density.mean()))
+    assert scores["q_rmse"] == pytest.approx(float(error.square().mean().sqrt()))
+    assert abs(scores["q_test"] - found.scores()["test"]) > 0.01  # the exact posterior's
+
+
+@pytest.mark.parametrize(
+    ("noise", "rmse", "verdict"),
+    [
+        ((0.4, 0.2, 0.12), (0.48, 0.44, 0.43), "reproduced"),
+        ((0.4, 0.3, 0.25), (0.48, 0.44, 0.43), "partly"),
+        ((0.4, 0.5, 0.6), (0.48, 0.5, 0.6), "not"),
+    ],
+)
+def test_the_verdict_on_tempering_is_of_q_and_its_noise(noise, rmse, verdict):
+    cells = pandas.DataFrame({
+        "family": "diagonal", "temperature": [1.0, 0.25, 0.0625], "noise": noise, "q_rmse": rmse,
+        "q_test": [-0.7, -0.8, -2.7], "elbo": -20.0, "lml": -15.0,
+    })  # fmt: skip
+    caption, digits = EXPERIMENTS["elbo-tempering"].claims(cells)
+    assert (caption.verdict, digits.verdict) == (verdict, "not")
+    assert "prevent" in caption.statement
+
+
+def test_a_cold_posterior_finds_the_noise():
+    found = learned_bound("diagonal", 0, 1000, [0.1], temperature=1 / 16)
+    assert found.scores()["noise"] == pytest.approx(0.123, abs=5e-4)
+    assert found.scores_of_q()["q_rmse"] == pytest.approx(0.434, abs=5e-4)

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["NUM_DATA", "LearnedBound", "learned_bound"]
+__all__ = ["NOISE", "NUM_DATA", "LearnedBound", "learned_bound"]
 
 NUM_DATA = 20
+NOISE = 0.1
 _NUM_FEATURES, _NUM_TEST, _EPSILON = 1024, 500, 1e-6
 
 
@@ -21,6 +22,7 @@ class LearnedBound:
         model: The linear model.
         bound: Its bound at the temperature it was learned at, in nats in all.
         bound_at_one: That at temperature one, of the same q.
+        objective: The objective that it was learned under, which has q.
         test_x: Points of the same distribution.
         test_y: Their targets.
     """
@@ -28,6 +30,7 @@ class LearnedBound:
     model: Any
     bound: float
     bound_at_one: float
+    objective: Any
     test_x: Any
     test_y: Any
 
@@ -65,6 +68,26 @@ class LearnedBound:
                 "loo": float(leave_one_out(model).sum()),
                 "test": float(test),
                 "rmse": float((predicted.mean - self.test_y).square().mean().sqrt()),
+            }
+
+    def scores_of_q(self) -> dict[str, float]:
+        """What the restricted posterior q itself, not the exact one, predicts at test points.
+
+        Returns:
+            ``q_test`` log density, nats a point, and ``q_rmse``, both with the learned noise.
+        """
+        import torch
+
+        model, x = self.model, self.test_x
+        with torch.no_grad():
+            data = self.objective.data_at(model(*model.train_inputs), model.train_targets)
+            q, phi = self.objective.weights_at(data), model.features(x)
+            mean = model.mean_module(x) + phi @ q.mean
+            variance = q.predictive_variance(phi) + model.noise
+            density = torch.distributions.Normal(mean, variance.sqrt()).log_prob(self.test_y)
+            return {
+                "q_test": float(density.mean()),
+                "q_rmse": float((mean - self.test_y).square().mean().sqrt()),
             }
 
 
@@ -116,7 +139,8 @@ def learned_bound(
         )
         with torch.no_grad():
             at_one = float(mll.at_temperature(1.0, model(x), y))
-        runs.append(LearnedBound(model, NUM_DATA * fit.bound, NUM_DATA * at_one, test_x, test_y))
+        bounds = (NUM_DATA * fit.bound, NUM_DATA * at_one)
+        runs.append(LearnedBound(model, *bounds, mll, test_x, test_y))
     return max(runs, key=lambda run: run.bound)
 
 
@@ -125,5 +149,5 @@ def _sine(random: Any, count: int) -> tuple[Any, Any]:
     import torch
 
     x = random.randn(count)
-    y = np.sin(3 * x) + 0.1 * random.randn(count)
+    y = np.sin(3 * x) + NOISE * random.randn(count)
     return torch.tensor(x).unsqueeze(-1), torch.tensor(y)
