@@ -11,6 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.py"))
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+SLOW = {"botorch_models", "few_shot"}
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
@@ -19,7 +20,13 @@ def snippets(page: Path) -> list[str]:
     return [code for code in BLOCK.findall(page.read_text()) if "--8<--" not in code]
 
 
-@pytest.mark.parametrize("script", EXAMPLES, ids=lambda script: script.stem)
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(one, marks=[pytest.mark.slow] * (one.stem in SLOW), id=one.stem)
+        for one in EXAMPLES
+    ],
+)
 def test_an_example_prints_what_its_page_shows(script, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(script), run_name="__main__")

@@ -249,6 +249,7 @@ def mean_model(data, mean: str, seed: int) -> GPRegression:
     return model
 
 
+@pytest.mark.slow
 def test_a_network_mean_overfits_under_either_objective():
     rows = []
     for seed in range(4):

@@ -37,6 +37,7 @@ print((faults(13) - faults(3)) / 10)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="settings of glibc's malloc")
 def test_gradient_steps_no_longer_fault_pages_in():
     def faults(how):

@@ -92,6 +92,7 @@ DASK = pytest.param(
 KILLS = [(1, "group"), (2, "driver"), (1, "group"), (2, "group"), (1, "driver")]
 
 
+@pytest.mark.slow
 def test_five_times_killed_a_sweep_gives_the_undisturbed_table(tmp_path):
     path, moments = tmp_path / "killed.sqlite", random.Random(SEED)
     gate = tmp_path / "gate"

@@ -96,7 +96,7 @@ MODELS = [
     batched,
     batched_two_outputs,
     multi_task,
-    kronecker,
+    pytest.param(kronecker, marks=pytest.mark.slow),
     plain,
     regression,
 ]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-import os
 import signal
-import threading
-import time
 from dataclasses import replace
 
 import pytest
+from gpytorch.kernels import SpectralMixtureKernel
 
 from gpclml.command_line.fit_recipe import made_from
 from gpclml.command_line.options import TableOptions
@@ -19,31 +18,20 @@ from gpclml.report import Recipe
 
 
 @pytest.fixture
-def interrupt_when():
-    """Sends this process Ctrl-C as soon as a file is there, as a terminal does."""
-    stop = threading.Event()
-    threads = []
-    # Workers of pytest-xdist ignore Ctrl-C.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+def interrupt_when(interruptible, monkeypatch):
+    """Ctrl-C comes as soon as a file is there and a spectral mixture was evaluated ten times."""
 
     def watch(path):
-        def wait():
-            while not stop.is_set():
-                if path.exists():
-                    time.sleep(0.2)  # well into the next fit
-                    if not stop.is_set():
-                        os.kill(os.getpid(), signal.SIGINT)
-                    return
-                time.sleep(0.01)
+        forward, evaluations = SpectralMixtureKernel.forward, itertools.count(1)
 
-        threads.append(threading.Thread(target=wait, daemon=True))
-        threads[-1].start()
+        def evaluate(*args, **kwargs):
+            if path.exists() and next(evaluations) == 10:  # well into the fit
+                signal.raise_signal(signal.SIGINT)
+            return forward(*args, **kwargs)
 
-    yield watch
-    stop.set()
-    for thread in threads:
-        thread.join()
-    signal.signal(signal.SIGINT, before)
+        monkeypatch.setattr(SpectralMixtureKernel, "forward", evaluate)
+
+    return watch
 
 
 @pytest.fixture

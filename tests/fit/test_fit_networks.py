@@ -103,13 +103,21 @@ def test_another_model_stays_as_it_was_where_they_do_not():
         assert torch.equal(value, state[name])
 
 
-def test_the_same_seed_gives_the_same_result():
-    results = [
-        fit_networks(objective(*step_data(n=40)), steps=8, seed=2, progress=False) for _ in range(2)
-    ]
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, marks=pytest.mark.slow, id="deep kernel"),
+        pytest.param({"kernel": "rbf", "mean": "mlp", "hidden": [5]}, id="mean"),
+    ],
+)
+def test_the_same_seed_gives_the_same_result(options):
+    def fitted(seed):
+        mll = objective(*step_data(n=40), **options)
+        return fit_networks(mll, steps=8, seed=seed, progress=False)
+
+    results = [fitted(2), fitted(2)]
     assert results[0].gains == results[1].gains
-    other = fit_networks(objective(*step_data(n=40)), steps=8, seed=3, progress=False)
-    assert other.gains != results[0].gains
+    assert fitted(3).gains != results[0].gains
 
 
 def test_few_steps_and_float32():
