@@ -4,9 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 TEST_WORKERS ?= 2
+TESTS ?= not slow and not data
 RESULTS ?= demo.sqlite
+# Errors alone are printed: no warning about links of the user's, no notice of a newer pip.
+INSTALL := pip install -qq --disable-pip-version-check
 
-.PHONY: demo test lint types docs clean
+.PHONY: demo test lint types pytest docs clean
 
 demo: $(VENV)/demo.stamp
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.uci run --datasets diabetes --n 100 --seeds 5 \
@@ -14,8 +17,11 @@ demo: $(VENV)/demo.stamp
 	  --results $(RESULTS) --jobs $(JOBS)
 	$(BIN)/python -m benchmarks.uci report --results $(RESULTS) --figure demo.png
 
-test: $(VENV)/test.stamp lint types
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile
+# TESTS='not data' has the slow tests too; TESTS=data those on real data, named by GPCLML_DATA.
+test: lint types pytest
+
+pytest: $(VENV)/test.stamp
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal -m "$(TESTS)"
 
 lint: $(VENV)/test.stamp
 	$(BIN)/ruff check .
@@ -33,18 +39,18 @@ $(BIN)/python:
 
 # torch first and pinned, so that nothing else chooses its build.
 $(VENV)/demo.stamp: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install -q -c constraints.txt torch
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[bench]'
+	$(BIN)/python -m $(INSTALL) -c constraints.txt torch
+	$(BIN)/python -m $(INSTALL) -c constraints.txt -e '.[bench]'
 	touch $@
 
 $(VENV)/test.stamp: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install -q -c constraints.txt torch
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m $(INSTALL) -c constraints.txt torch
+	$(BIN)/python -m $(INSTALL) -c constraints.txt -e '.[dev]'
 	touch $@ $(VENV)/demo.stamp
 
 $(VENV)/docs.stamp: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install -q -c constraints.txt torch
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[docs]'
+	$(BIN)/python -m $(INSTALL) -c constraints.txt torch
+	$(BIN)/python -m $(INSTALL) -c constraints.txt -e '.[docs]'
 	touch $@
 
 clean:
