@@ -21,7 +21,7 @@ demo: $(VENV)/demo.stamp
 test: lint types pytest
 
 pytest: $(VENV)/test.stamp
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal -m "$(TESTS)"
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal -m "$(TESTS)"
 
 lint: $(VENV)/test.stamp
 	$(BIN)/ruff check .

@@ -8,6 +8,9 @@ import sys
 import threading
 from pathlib import Path
 
+# Before torch reads it: matrices are small here, and pytest-xdist has a process for each core.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import hypothesis
 import pytest
 import torch
