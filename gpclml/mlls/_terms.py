@@ -62,7 +62,9 @@ def _has_terms(model: GP) -> bool:
 
 def _is_batched(prior: Prior, log_prob: Tensor, value: Tensor) -> bool:
     """Whether the prior's own batch shape made more densities than the value has parameters."""
-    return log_prob.numel() > value.shape[: max(0, value.ndim - len(prior.event_shape))].numel()
+    # Priors of matrices, GPyTorch's LKJCovariancePrior, need not say what an event is.
+    event = getattr(prior, "event_shape", value.shape[-2:])
+    return log_prob.numel() > value.shape[: max(0, value.ndim - len(event))].numel()
 
 
 def _own_batch_shape(module: torch.nn.Module, value: Tensor, batch_shape: torch.Size) -> torch.Size:
