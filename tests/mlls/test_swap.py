@@ -18,12 +18,14 @@ from botorch.optim.fit import fit_gpytorch_mll_scipy
 from gpytorch.likelihoods import HadamardGaussianLikelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.priors import GammaPrior, NormalPrior
+from linear_operator.operators import InterpolatedLinearOperator
 
 import gpclml._memory
 from gpclml.conditioning import HeldOut, KFold, LastPoints, RandomHoldout, RandomOrderings
 from gpclml.distributed import DistributedConditioning
 from gpclml.errors import ArgumentError, ModelModeError, UnsupportedError
 from gpclml.fit import fit_mll
+from gpclml.linalg import ConjugateGradients
 from gpclml.mlls import ConditionalMarginalLogLikelihood, SumMarginalLogLikelihood
 
 MASK = partial(gpytorch.settings.observation_nan_policy, "mask")
@@ -299,6 +301,31 @@ def test_missing_targets_count_in_gpytorchs_denominator_only():
         mll = objective(x, y, LastPoints(0))
         theirs = ExactMarginalLogLikelihood(mll.likelihood, mll.model)
         torch.testing.assert_close(step(mll), step(theirs) * 40 / 30)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+def test_conjugate_gradients_keep_the_structure_of_interpolation(monkeypatch):
+    x, y = data(60)
+    kernel = gpytorch.kernels.GridInterpolationKernel(
+        gpytorch.kernels.RBFKernel(), grid_size=20, num_dims=2, grid_bounds=[(-0.1, 1.1)] * 2
+    )
+    held_out = HeldOut(range(4))
+    dense = objective(x, y, held_out, kernel=gpytorch.kernels.ScaleKernel(kernel))
+    settings = ConjugateGradients(tolerance=1e-9, preconditioner_rank=20)
+    iterative = ConditionalMarginalLogLikelihood(
+        dense.likelihood, dense.model, held_out, solver=settings
+    )
+    expected = step(dense)
+    whole = InterpolatedLinearOperator.to_dense
+
+    def refuse_whole(operator):
+        assert min(operator.shape[-2:]) < 60
+        return whole(operator)
+
+    monkeypatch.setattr(InterpolatedLinearOperator, "to_dense", refuse_whole)
+    torch.testing.assert_close(step(iterative), expected, rtol=1e-6, atol=1e-6)
+    with pytest.raises(AssertionError):
+        step(dense)  # what the guide says of "auto"
 
 
 def test_botorch_does_not_pass_a_data_loader_on():
