@@ -112,7 +112,7 @@ def _jittered_cholesky(matrix: Tensor) -> Tensor:
     if matrix.ndim > 2:  # each member on its own, with jitter to its own scale
         members = [safe_cholesky(member, matrix.dtype) for member in matrix.flatten(0, -3)]
         return torch.stack(members).reshape(matrix.shape)
-    scale = float(matrix.diagonal(dim1=-2, dim2=-1).mean(-1).abs())
+    scale = float(matrix.detach().diagonal(dim1=-2, dim2=-1).mean(-1).abs())
     try:
         return psd_safe_cholesky(
             matrix, jitter=_FIRST_JITTER * (scale or 1.0), max_tries=_JITTER_TRIES

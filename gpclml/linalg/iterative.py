@@ -149,7 +149,10 @@ class _Solve:
                 break
             worst = float((column_norms(solution.unsolved) / self._norms).max())
             tighter = worst * max(_TIGHTEST, (goal / bound) ** 0.5)
+            before = solution.iterations
             solution = self._solver.solution(self._right, tighter, solution)
+            if solution.iterations == before:  # no column can be improved: the bound stays
+                break
             bound, last = self._bound_of(solution) or 0.0, bound
         self._iterations = solution.iterations
         directions = solution.values.neg()

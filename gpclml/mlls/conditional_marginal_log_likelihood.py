@@ -73,7 +73,8 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
             :class:`~gpclml.linalg.IterativeReport` each; empty after Cholesky.
 
     Raises:
-        UnsupportedError: If the model is not an exact GP or the likelihood not Gaussian.
+        UnsupportedError: If the model is not an exact GP, the likelihood not Gaussian or the
+            conditioning no strategy.
         NonFiniteError: If the model's training inputs hold NaN or infinite values.
 
     Note:
@@ -98,6 +99,13 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
         solver: Solver = "auto",
     ) -> None:
         _check_parts(likelihood, model)
+        if not isinstance(conditioning, Conditioning | None):
+            raise UnsupportedError(
+                "conditioning",
+                repr(conditioning),
+                "a strategy of gpclml.conditioning, or None",
+                "The log marginal likelihood is LastPoints(m=0).",
+            )
         super().__init__(likelihood, model)
         self.solver: Solver = check_solver(solver)
         self.last_solve: tuple[IterativeReport, ...] = ()
@@ -158,7 +166,7 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
         model = cast(ExactGP, self.model)
         check_train_mode(model)
         data = training_observations(model, self.likelihood, **kwargs)
-        conditioning = self.conditioning or KFold(10)
+        conditioning = KFold(10) if self.conditioning is None else self.conditioning
         generator = torch.Generator().manual_seed(self.seed)
         return -self.objective_at(data, data.split(conditioning, generator))
 
@@ -178,7 +186,7 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
     @property
     def _drawing(self) -> Conditioning:
         """The strategy of a call of the objective."""
-        return self.conditioning or RandomHoldout(0.1)
+        return RandomHoldout(0.1) if self.conditioning is None else self.conditioning
 
     def objective_at(self, data: Observations, split: Split, *, redrawn: bool = False) -> Tensor:
         """The objective at given held-out points.

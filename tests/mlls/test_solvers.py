@@ -3,6 +3,7 @@ from __future__ import annotations
 import gpytorch
 import pytest
 import torch
+from linear_operator.utils.errors import NotPSDError
 
 import gpclml._memory
 import gpclml.solvers
@@ -319,3 +320,26 @@ def test_a_score_by_conjugate_gradients():
     subset = RandomHoldout(0.2, seed=1, condition_on=10)
     fewer = conditional_log_marginal_likelihood(model, subset)
     assert not torch.isclose(fewer, by_cholesky)
+
+
+@pytest.mark.filterwarnings("ignore::linear_operator.utils.warnings.NumericalWarning")
+def test_a_block_that_cannot_be_solved_for_ends_with_an_error(monkeypatch):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.rand(50, 2, generator=generator).repeat(4, 1)
+    y = 100 * torch.randn(200, generator=generator)
+    likelihood = gpytorch.likelihoods.GaussianLikelihood()
+    model = Model(x, y, likelihood, gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel()))
+    likelihood.noise, model.covar_module.outputscale = 1e-4, 2e4
+    solves, solve = [], ConjugateGradients.solve
+
+    def counted(*args):
+        solves.append(1)
+        assert len(solves) < 100, "it goes on for ever"
+        return solve(*args)
+
+    monkeypatch.setattr(ConjugateGradients, "solve", counted)
+    mll = ConditionalMarginalLogLikelihood(
+        likelihood, model.train(), HeldOut(range(5)), solver=ConjugateGradients(max_iterations=50)
+    )
+    with pytest.raises((NotConvergedError, NotPSDError)):
+        mll(model(x), y)

@@ -249,6 +249,12 @@ def test_errors_of_the_constructor_are_runtime_errors_as_gpytorchs():
         ConditionalMarginalLogLikelihood(bernoulli, mll.model)
 
 
+@pytest.mark.parametrize("conditioning", [0, "loo", RandomHoldout])
+def test_what_is_no_strategy_is_refused(conditioning):
+    with pytest.raises(UnsupportedError, match="conditioning"):
+        objective(*data(), conditioning)
+
+
 # ---------------------------------------------------------------- Hadamard multitask models
 
 
