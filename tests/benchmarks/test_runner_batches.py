@@ -125,6 +125,7 @@ def test_the_cells_of_a_failed_batch_are_computed_alone(path, log, jobs, functio
     assert load_results(path)["square"].tolist() == [seed**2 for seed in range(6)]
 
 
+@pytest.mark.slow
 def test_the_cells_of_a_batch_that_crashes_are_computed_alone(path, log):
     grid, batches = counted_grid(log, 6), by(grid_cells.crashing_batch, 3)
     with pytest.warns(RuntimeWarning, match="computed cell by cell"):

@@ -83,11 +83,15 @@ def group_lives(group):
 
 SEED = 3
 BATCHES = [{}, {"batch": "gated_batch"}]
+BATCHED = pytest.param({"jobs": 2, "batch": "counted_batch"}, marks=pytest.mark.slow)
 DASK = pytest.param(
     {"jobs": 2, "backend": "dask"},
-    marks=pytest.mark.skipif(
-        importlib.util.find_spec("distributed") is None, reason="needs distributed"
-    ),
+    marks=[
+        pytest.mark.slow,
+        pytest.mark.skipif(
+            importlib.util.find_spec("distributed") is None, reason="needs distributed"
+        ),
+    ],
 )
 KILLS = [(1, "group"), (2, "driver"), (1, "group"), (2, "group"), (1, "driver")]
 
@@ -125,7 +129,9 @@ def test_five_times_killed_a_sweep_gives_the_undisturbed_table(tmp_path):
     )
 
 
-@pytest.mark.parametrize("options", [{}, {"batch": "shared_batch"}])
+@pytest.mark.parametrize(
+    "options", [{}, pytest.param({"batch": "shared_batch"}, marks=pytest.mark.slow)]
+)
 def test_two_runners_on_one_file_share_the_cells(tmp_path, options):
     path, log = tmp_path / "shared.sqlite", tmp_path / "log"
     grid = [{"seed": seed, "log": str(log), "quiet": False} for seed in range(30)]
@@ -148,9 +154,7 @@ def test_two_runners_on_one_file_share_the_cells(tmp_path, options):
     assert sorted(table["process"].value_counts()) == sorted(computed)
 
 
-@pytest.mark.parametrize(
-    "options", [{"jobs": 1}, {"jobs": 2}, {"jobs": 2, "batch": "counted_batch"}, DASK]
-)
+@pytest.mark.parametrize("options", [{"jobs": 1}, {"jobs": 2}, BATCHED, DASK])
 @pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_saves_what_ended_and_releases_claims(tmp_path, options):
     path, log = tmp_path / "stopped.sqlite", tmp_path / "log"

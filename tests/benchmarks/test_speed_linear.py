@@ -34,6 +34,7 @@ def test_a_bound_of_every_family_is_there_to_measure(family, dtype):
     linear_memory._bound(family, 30, 20, dtype, True)
 
 
+@pytest.mark.slow
 def test_memory_of_a_bound():
     table = measure_memory(3000, 40, ["diagonal"], [torch.float64])
     assert len(table) == 1

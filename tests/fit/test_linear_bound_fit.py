@@ -35,11 +35,16 @@ def sine(family, *, temperature=1.0, num_features=1024, seed=0):
     ("family", "lr", "noise", "lengthscale", "amplitude", "elbo", "lml"),
     [
         (DiagonalFamily(), 0.01, 0.3949, 0.3278, 0.3071, -15.7618, -13.0351),
-        (LowRankFamily(1, 1e-6), 0.1, 5.539e-4, 0.0204, 0.5563, -6443.5416, -15.1993),
-        (FullFamily(), 0.1, 0.1340, 0.6738, 1.0797, -2.2153, -2.2153),
+        pytest.param(
+            LowRankFamily(1, 1e-6), 0.1, 5.539e-4, 0.0204, 0.5563, -6443.5416, -15.1993,
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            FullFamily(), 0.1, 0.1340, 0.6738, 1.0797, -2.2153, -2.2153, marks=pytest.mark.slow
+        ),
     ],
     ids=["diagonal", "rank-1", "full"],
-)
+)  # fmt: skip
 def test_published_figures(family, lr, noise, lengthscale, amplitude, elbo, lml):
     mll = sine(family)
     fit = fit_linear_bound(mll, steps=1000, lr=lr, progress=False)

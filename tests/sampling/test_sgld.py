@@ -34,7 +34,7 @@ def draws(**options):
     return weights["weight"].squeeze(1)
 
 
-@pytest.mark.parametrize("batch_size", [None, 25])
+@pytest.mark.parametrize("batch_size", [None, pytest.param(25, marks=pytest.mark.slow)])
 def test_the_posterior_of_a_linear_model(batch_size):
     _, x, y = linear()
     precision = x.mT @ x / NOISE + DELTA * torch.eye(2)
