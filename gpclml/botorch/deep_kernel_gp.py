@@ -108,7 +108,7 @@ class DeepKernelGP(SingleTaskGP):
             input_transform,
         )  # fmt: skip
         base = cast(Kernel, self.covar_module)
-        options = PartOptions(True, hidden, num_features, num_mixtures=1)
+        options = PartOptions(False, True, hidden, num_features, num_mixtures=1)
         whole = self._named_kernel(kernel, options, seed)
         deep = cast(DeepKernel, whole.base_kernel)
         if self._aug_batch_shape:

@@ -30,12 +30,12 @@ def fit_recipe(recipe: Recipe, data: TableData, progress: bool) -> SavedModel:
     start = time.perf_counter()
     with warned() as said:
         try:
-            model, note = recipe.fit(*data.train, progress=progress)
+            fit = recipe.fit(*data.train, progress=progress)
         except (NanError, NotPSDError) as error:
             raise FitError(f"{recipe.model} could not be fitted: {error}") from error
-    told = " ".join(filter(None, (note, *said)))
-    fitted = FittedModel(recipe, time.perf_counter() - start, told)
-    return SavedModel(model, data.encoding, fitted, made_from(recipe, data))
+    told = " ".join(filter(None, (fit.note, *said)))
+    fitted = FittedModel(recipe, time.perf_counter() - start, told, fit.problem)
+    return SavedModel(fit.model, data.encoding, fitted, made_from(recipe, data))
 
 
 def made_from(recipe: Recipe, data: TableData) -> dict[str, object]:

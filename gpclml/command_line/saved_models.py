@@ -58,6 +58,7 @@ def save_model(folder: Path, saved: SavedModel) -> None:
         "recipe": asdict(saved.fitted.recipe),
         "seconds": saved.fitted.seconds,
         "note": saved.fitted.note,
+        "problem": saved.fitted.problem,
         "made_from": dict(saved.made_from),
         "packages": package_versions(),
     }
@@ -87,7 +88,7 @@ def load_model(folder: Path) -> SavedModel:
         raise DataError(f"{folder} was written by another release. Fit the model again.")
     try:
         recipe = Recipe(**record["recipe"])
-        fitted = FittedModel(recipe, record["seconds"], record["note"])
+        fitted = FittedModel(recipe, record["seconds"], record["note"], record["problem"])
         made_from = record["made_from"]
     except (KeyError, TypeError, ArgumentError) as error:
         damaged = f"{folder / MODEL_RECORD} is damaged ({error})"

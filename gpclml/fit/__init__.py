@@ -4,12 +4,13 @@ from gpclml.fit.batch import batch_size, fit_batch
 from gpclml.fit.hyperparameters import fit_hyperparameters
 from gpclml.fit.linear_bound import LinearBoundFit, fit_linear_bound
 from gpclml.fit.map import fit_map
-from gpclml.fit.mll import FitResult, fit_mll
+from gpclml.fit.mll import FitResult, FitWarning, fit_mll
 from gpclml.fit.networks import StoppingResult, fit_networks
 from gpclml.fit.online import OnlineFit, fit_online
 
 __all__ = [
     "FitResult",
+    "FitWarning",
     "LinearBoundFit",
     "OnlineFit",
     "StoppingResult",

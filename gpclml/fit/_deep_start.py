@@ -16,7 +16,7 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 
 from gpclml.conditioning import LastPoints
-from gpclml.fit.mll import fit_mll
+from gpclml.fit.mll import FitWarning, fit_mll
 from gpclml.kernels import DeepKernel, SkipFeatures
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
@@ -121,8 +121,9 @@ def _fit(mll: ConditionalMarginalLogLikelihood, features: SkipFeatures, steps: i
     kept = {id(p) for p in features.parameters()} - {id(features.log_scale)}
     freeze = [name for name, p in mll.named_parameters() if id(p) in kept]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # its best point so far will do
-        return fit_mll(mll, "lbfgs", steps=steps, freeze=freeze, progress=False).objective
+        warnings.simplefilter("ignore", FitWarning)  # its best point so far will do
+        fit = fit_mll(mll, "lbfgs", steps=steps, freeze=freeze, retries=0, progress=False)
+    return fit.objective
 
 
 @torch.no_grad()

@@ -13,6 +13,7 @@ from gpytorch.models import ExactGP
 from linear_operator.utils.errors import NanError, NotPSDError
 
 from gpclml._losses import fixed_loss
+from gpclml._searches import FitWarning
 from gpclml.errors import ArgumentError, UnsupportedError
 from gpclml.fit._batch_steps import Batch
 from gpclml.fit._options import STEPS, check_step_options, frozen, optimizer_factory
@@ -72,7 +73,7 @@ def fit_batch(
     :func:`batch_size` says for how many.
 
     A model whose objective or gradient can no longer be used keeps its last good parameters
-    and leaves the batch, with a ``RuntimeWarning``; the others go on as if it had never been.
+    and leaves the batch, with a :class:`FitWarning`; the others go on as if it had never been.
 
     Args:
         mlls: Objectives of distinct models, each with its model's own likelihood.
@@ -90,7 +91,8 @@ def fit_batch(
 
     Raises:
         ArgumentError: If there is no objective, one comes twice, or an option is out of range.
-        UnsupportedError: If the models cannot be stacked, or as a stack are not the same models.
+        UnsupportedError: If the models cannot be stacked, or as a stack are not the same models;
+            if an objective asks for conjugate gradients, as members hold out points of their own.
         UnknownNameError: If a name to freeze matches no parameter.
 
     Note:
@@ -110,20 +112,22 @@ def fit_batch(
             stack.enter_context(frozen(mll, freeze))
         batch = Batch(mlls, lambda parameters: factory(parameters, lr=lr))
         _take_steps(batch, steps or STEPS, progress)
-    for place, message in batch.messages.items():
-        warnings.warn(
-            f"The fit stopped after {len(batch.histories[place])} steps and keeps its best "
-            f"parameters so far: {message}",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+    stopped = {
+        place: f"The fit stopped after {len(batch.histories[place])} steps and keeps its best "
+        f"parameters so far: {message}"
+        for place, message in batch.messages.items()
+    }
+    for message in stopped.values():
+        warnings.warn(message, FitWarning, stacklevel=2)
     objectives = [_objective(mll, batch.messages.get(i)) for i, mll in enumerate(mlls)]
     seconds = (time.perf_counter() - start) / len(mlls)
     results = []
     for place, mll in enumerate(mlls):
         mll.eval()
-        message, history = batch.messages.get(place, ""), batch.histories[place]
-        results.append(FitResult(objectives[place], history, [objectives[place]], seconds, message))
+        message, value = stopped.get(place, ""), objectives[place]
+        problem = "stopped" if message else ""
+        history = batch.histories[place]
+        results.append(FitResult(value, history, [value], seconds, message, problem))
     return results
 
 
@@ -161,6 +165,12 @@ def _check_members(mlls: Sequence[ConditionalMarginalLogLikelihood]) -> None:
         if not isinstance(mll, ConditionalMarginalLogLikelihood):
             expected = "ConditionalMarginalLogLikelihood (LastPoints(m=0) is the LML)"
             raise UnsupportedError("mlls", type(mll).__name__, expected, "Use fit_mll.")
+        if mll.solver not in ("auto", "cholesky"):
+            mend = (
+                "Fit such models one by one with fit_mll; conjugate gradients are for large ones."
+            )
+            got, expected = f"solver={mll.solver!r}", "'cholesky', or 'auto' where that fits"
+            raise UnsupportedError("mlls", got, expected, mend)
         if mll.likelihood is not cast(ExactGP, mll.model).likelihood:
             mend = "Pass model.likelihood to the objective."
             raise UnsupportedError("mlls", "a likelihood not its model's", "its model's", mend)

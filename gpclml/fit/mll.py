@@ -20,13 +20,14 @@ from gpytorch.mlls import MarginalLogLikelihood
 from linear_operator.utils.errors import NanError, NotPSDError
 
 from gpclml._losses import fixed_loss
-from gpclml._optimize import OptimizerFactory, StoppedError, line_search, stochastic
+from gpclml._optimize import OptimizerFactory, StoppedError, stochastic
+from gpclml._searches import FitWarning, Problem, search
 from gpclml.errors import ArgumentError
 from gpclml.fit._options import STEPS, check_step_options, frozen, optimizer_factory
 from gpclml.models import networks_of
 from gpclml.networks import reset_network
 
-__all__ = ["FitResult", "fit_mll"]
+__all__ = ["FitResult", "FitWarning", "fit_mll"]
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,12 @@ class FitResult:
         history: The objective at each step of the attempt that was kept.
         attempts: The objective that each attempt reached; NaN for one that failed.
         seconds: Wall time of all attempts.
-        message: Why the kept attempt ended before its last step; empty if it did not.
+        message: What is wrong with the kept attempt, and what to do; empty if nothing is.
+        problem: The same in a word: "limit" if its steps were spent before it converged, "stopped"
+            if it met values it could not use, "abnormal" if a line search ended before an
+            optimum, "constant" if points predicted from all others get all the same prediction,
+            "bound" if a parameter is at a bound and predictions are worse than the mean.
+        starts: Starts that the line searches of the kept attempt were taken from.
     """
 
     objective: float
@@ -47,13 +53,29 @@ class FitResult:
     attempts: list[float]
     seconds: float
     message: str = ""
+    problem: Problem = ""
+    starts: int = 1
+
+    @property
+    def converged(self) -> bool:
+        """Whether nothing is known to be wrong with it."""
+        return not self.problem
 
 
 @dataclass
 class _Attempt:
     history: list[float] = field(default_factory=list)
     message: str = ""
+    problem: Problem = ""
+    starts: int = 1
     objective: float = float("nan")
+
+    def stopped(self, error: Exception) -> None:
+        self.problem = "stopped"
+        self.message = (
+            f"The fit stopped after {len(self.history)} steps and keeps its best parameters so "
+            f"far: {error}"
+        )
 
 
 def fit_mll(
@@ -63,6 +85,7 @@ def fit_mll(
     steps: int | None = None,
     lr: float = 0.01,
     restarts: int = 0,
+    retries: int = 2,
     freeze: Iterable[str] = (),
     seed: int = 0,
     progress: bool = True,
@@ -71,17 +94,24 @@ def fit_mll(
 
     A stochastic optimizer sees the objective itself, which redraws its held-out points at each
     step; L-BFGS sees a fixed function (BoTorch's ``fit_gpytorch_mll_scipy``, resumed from its best
-    point where it met one it could not evaluate). If a torch optimizer meets a value, gradient
-    or covariance that it cannot use, its last good parameters are kept and the result says so.
+    point where it met one it could not evaluate) and ends where twenty steps have gained less than
+    a hundredth of a nat in all. If a torch optimizer meets a value, gradient or covariance that it
+    cannot use, its last good parameters are kept and the result says so.
+
+    A line search may fail in silence: it ends before an optimum, where the model predicts the same
+    everywhere, or at a bound. Then others are taken from less noise with shorter and with longer
+    lengthscales, and the best end is kept. What is still wrong is in the result, and a
+    :class:`FitWarning` says it.
 
     Args:
         mll: Any GPyTorch or gpclml objective of a model with training data.
         optimizer: ``"lbfgs"``, ``"adam"``, or a ``torch.optim`` class.
-        steps: Most steps; 300 for a torch optimizer and BoTorch's own limit for L-BFGS if
-            None.
+        steps: Most steps; if None 300 for a torch optimizer, and for L-BFGS SciPy's limit of
+            15000, which ends no fit.
         lr: Learning rate of a torch optimizer.
         restarts: Further attempts, each from redrawn networks and perturbed hyperparameters
             (drawn from their priors where they have one); the best objective is kept.
+        retries: Most further starts of a line search that failed, in the first attempt.
         freeze: Names or name prefixes of parameters that stay as they are, as in
             ``mll.named_parameters()``.
         seed: Seed of the restarts.
@@ -91,17 +121,24 @@ def fit_mll(
         The history and outcome. The objective and its model are left in eval mode.
 
     Raises:
-        ArgumentError: If ``optimizer``, ``steps``, ``lr`` or ``restarts`` is out of range.
+        ArgumentError: If ``optimizer``, ``steps``, ``lr``, ``restarts`` or ``retries`` is out of
+            range.
         UnknownNameError: If a name to freeze matches no parameter.
         NonFiniteError, NotPSDError: If not even the start can be evaluated.
 
+    Warns:
+        FitWarning: If the fit that is kept was stopped or failed.
+
     Note:
-        One value and gradient of the objective a step.
+        One value and gradient of the objective a step. After a line search one leave-one-out
+        prediction, which costs less than a step; after one that failed three values of the
+        objective and the further searches.
     """
     factory = optimizer_factory(optimizer)
     check_step_options(steps, lr)
-    if restarts < 0:
-        raise ArgumentError("restarts", restarts, "0 or more")
+    for name, count in (("restarts", restarts), ("retries", retries)):
+        if count < 0:
+            raise ArgumentError(name, count, "0 or more")
     start = time.perf_counter()
     generator = torch.Generator().manual_seed(seed)
     initial = copy.deepcopy(mll.state_dict())
@@ -115,7 +152,8 @@ def fit_mll(
                     mll.load_state_dict(initial)
                     _redraw(mll, generator)
                 mll.train()
-                attempt = _attempt(mll, factory, steps, lr, progress, must_start=index == 0)
+                tries = 0 if index else retries
+                attempt = _attempt(mll, factory, steps, lr, tries, progress, must_start=index == 0)
                 attempts.append(attempt.objective)
                 if best is None or _is_better(attempt.objective, best.objective):
                     best, best_state = attempt, copy.deepcopy(mll.state_dict())
@@ -125,8 +163,12 @@ def fit_mll(
                 mll.load_state_dict(best_state)
     mll.eval()
     assert best is not None
-    seconds = time.perf_counter() - start
-    return FitResult(best.objective, best.history, attempts, seconds, best.message)
+    if best.problem not in ("", "limit"):
+        warnings.warn(best.message, FitWarning, stacklevel=2)
+    return FitResult(
+        best.objective, best.history, attempts, time.perf_counter() - start,
+        best.message, best.problem, best.starts,
+    )  # fmt: skip
 
 
 def _is_better(objective: float, best: float) -> bool:
@@ -139,6 +181,7 @@ def _attempt(
     factory: OptimizerFactory | None,
     steps: int | None,
     lr: float,
+    retries: int,
     progress: bool,
     must_start: bool,
 ) -> _Attempt:
@@ -155,25 +198,22 @@ def _attempt(
 
         try:
             if factory is None:
-                attempt.message = line_search(mll, steps, record)
+                found = search(mll, steps, record, retries)
+                attempt.problem, attempt.message = found.problem, found.message
+                attempt.starts, attempt.history = found.starts, found.history
             else:
                 stochastic(mll, factory, steps or STEPS, lr, record)
         except StoppedError as stopped:
             if stopped.nothing_done and must_start:
                 raise stopped.error from None
-            attempt.message = str(stopped.error)
-            warnings.warn(
-                f"The fit stopped after {len(attempt.history)} steps and keeps its best "
-                f"parameters so far: {stopped.error}",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+            attempt.stopped(stopped.error)
     mll.train()
     with torch.no_grad():
         try:
             attempt.objective = -float(fixed_loss(mll))
         except (NanError, NotPSDError) as error:
-            attempt.message = attempt.message or str(error)
+            if not attempt.problem:
+                attempt.stopped(error)
     return attempt
 
 

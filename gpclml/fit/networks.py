@@ -75,9 +75,10 @@ def fit_networks(
     part in the hyperparameters. The look is chosen whose mean gain over the model as it was
     exceeds 1.5 standard errors the most, among those with no larger a squared error; training
     on all data goes as far. Where there is none the model stays as it was; ``"deep"`` becomes
-    the ARD GP alone, its second part without variance. Training is given up as soon as a gain
-    is a standard error below none (two at the start, from which steps may still gain) or steps
-    no longer raise it.
+    the ARD GP alone, its second part without variance: with its warm start just the GP that
+    :func:`~gpclml.fit.fit_mll` makes of the kernel ``"rbf"`` under the LML. Training is given up
+    as soon as a gain is a standard error below none (two at the start, from which steps may still
+    gain) or steps no longer raise it.
 
     Args:
         mll: An objective of a :class:`~gpclml.models.GPRegression` with a network in its

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from gpytorch.constraints import GreaterThan
 from gpytorch.kernels import (
     Kernel,
     MaternKernel,
@@ -27,6 +29,10 @@ __all__ = ["KERNELS", "MEANS", "PartOptions", "make_kernel", "make_mean"]
 _STATIONARY: dict[str, type[Kernel]] = {"matern": MaternKernel, "rbf": RBFKernel, "rq": RQKernel}
 # Near zero, so that the deep kernel starts as its base kernel; at zero it has no gradient.
 _FEATURE_START = 1e-3
+# Below it, in deviations of a column, squared distances are rounding; values of a column that it
+# tells apart are uncorrelated already.
+_LEAST_LENGTHSCALE = 1e-3
+_SHAPE_START = 3.0  # of the rational quadratic: near the RBF, which it becomes as its shape grows
 _RESIDUAL_START = 1e-4  # of the residual's variance to that of the ARD part
 KERNELS = ("deep", "deep-bottleneck", "matern", "rbf", "rq", "spectral_mixture")
 MEANS = ("constant", "mlp", "zero")
@@ -36,6 +42,7 @@ MEANS = ("constant", "mlp", "zero")
 class PartOptions:
     """What named kernels and means are made with; the fields are GPRegression's arguments."""
 
+    standardize: bool
     ard: bool
     hidden: Sequence[int]
     num_features: int
@@ -69,12 +76,26 @@ def make_kernel(
     def stationary(cls: type[Kernel], columns: int) -> Kernel:
         return cls(ard_num_dims=columns if options.ard else None, batch_shape=batch_shape)
 
+    def of_inputs(cls: type[Kernel], active_dims: tuple[int, ...] | None = None) -> Kernel:
+        """Distances grow with the root of the number of columns, and so do lengthscales."""
+        made = cls(
+            ard_num_dims=d if options.ard else None,
+            batch_shape=batch_shape,
+            active_dims=active_dims,
+            lengthscale_constraint=GreaterThan(_LEAST_LENGTHSCALE) if options.standardize else None,
+        )
+        if options.standardize:
+            made.lengthscale = math.sqrt(d)
+            if isinstance(made, RQKernel):
+                made.alpha = _SHAPE_START
+        return made
+
     if kernel in _STATIONARY:
-        return scaled(stationary(_STATIONARY[kernel], d))
+        return scaled(of_inputs(_STATIONARY[kernel]))
     if kernel == "deep":
         features = SkipFeatures([d, *options.hidden, q], _FEATURE_START, generator=generator)
         inputs, outputs = range(d), range(d, 2 * d + q)  # of what the sum sees
-        base = RBFKernel(d if options.ard else None, batch_shape, active_dims=tuple(inputs))
+        base = of_inputs(RBFKernel, tuple(inputs))
         rational = RQKernel(batch_shape=batch_shape, active_dims=tuple(outputs))
         residual = ScaleKernel(rational, batch_shape=batch_shape)
         residual.outputscale = _RESIDUAL_START

@@ -1,4 +1,4 @@
-"""A short fit of everything but the networks, residual features held at zero."""
+"""The start of the kernel ``"deep"``: as the fitted ARD GP."""
 
 from __future__ import annotations
 
@@ -9,58 +9,63 @@ from typing import cast
 
 import gpytorch
 import torch
-from gpytorch.kernels import AdditiveKernel
+from gpytorch.kernels import AdditiveKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models import ExactGP
 from torch import Tensor
 
-from gpclml._optimize import StoppedError, line_search
+from gpclml._optimize import StoppedError
+from gpclml._searches import FitWarning, search
 from gpclml.kernels import DeepKernel
 from gpclml.linalg import conditional_log_density
 from gpclml.models._networks import networks_of
 from gpclml.observations import training_observations
 
-__all__ = ["fit_with_networks_frozen"]
+__all__ = ["start_as_ard_gp"]
+
+_RETRIES = 2  # as many as fit_mll takes
 
 
-def fit_with_networks_frozen(model: ExactGP) -> None:
-    """Fits lengthscales, scales, noise and mean by L-BFGS on the LML, networks left alone.
+def start_as_ard_gp(model: ExactGP, plain: ExactGP) -> None:
+    """Fits another model by L-BFGS on the LML, and starts the ARD part of this one there.
 
-    The features of residual deep kernels count as zero meanwhile, so that the fit is the base
-    kernel's on the inputs and no lengthscale adapts to an untrained network. Missing (NaN)
-    targets are left out. A line search that stops early (usual in float32) keeps its best
-    point; a start that cannot be evaluated is kept, with a ``RuntimeWarning``. Costs O(n^3) an
+    It is the line search of :func:`gpclml.fit.fit_mll` on the same objective, so that the ARD part
+    is the GP that fits alone, bit for bit. Networks of the mean stay as they are. Missing (NaN)
+    targets are left out. A search that stops early (usual in float32) keeps its best point; a
+    start that cannot be evaluated is kept, with a :class:`~gpclml.fit.FitWarning`. Costs O(n^3) an
     iteration.
 
     Args:
-        model: Changed in place; left in train mode.
+        model: One whose kernel is a scaled sum of an ARD kernel and of others, in a
+            :class:`~gpclml.kernels.DeepKernel`; changed in place, left in train mode.
+        plain: The same with the scaled ARD kernel alone, at its start; it is fitted.
     """
-    model.train()
-    assert isinstance(model.train_targets, torch.Tensor)
-    missing = bool(torch.isnan(model.train_targets).any())
-    failure = ""
-    deep = [kernel for kernel in model.modules() if isinstance(kernel, DeepKernel)]
+    plain.train()
+    assert isinstance(plain.train_targets, torch.Tensor)
+    missing = bool(torch.isnan(plain.train_targets).any())
     with (
-        _frozen(networks_of(model)),
-        _silenced(deep),
-        _without_parts_on_features(deep),
+        _frozen(networks_of(plain)),
         torch.enable_grad(),
         gpytorch.settings.observation_nan_policy("mask" if missing else "ignore"),
     ):
         try:
-            line_search(
-                _LogMarginalLikelihood(model.likelihood, model), None, lambda _, result: None
-            )
+            mll = _LogMarginalLikelihood(plain.likelihood, plain)
+            search(mll, None, lambda _, result: None, _RETRIES)
         except StoppedError as error:
-            failure = str(error)
-    model.zero_grad(set_to_none=True)
-    if failure:
-        warnings.warn(
-            f"The warm start failed and its start is kept ({failure}). Use float64, look for "
-            "duplicated rows, or pass warm_start=False.",
-            RuntimeWarning,
-            stacklevel=3,
-        )
+            warnings.warn(
+                f"The warm start failed and its start is kept ({error}). Use float64, look for "
+                "duplicated rows, or pass warm_start=False.",
+                FitWarning,
+                stacklevel=3,
+            )
+    whole, fitted = cast(ScaleKernel, model.covar_module), cast(ScaleKernel, plain.covar_module)
+    both = cast(AdditiveKernel, cast(DeepKernel, whole.base_kernel).base_kernel)
+    with torch.no_grad():
+        whole.raw_outputscale.copy_(fitted.raw_outputscale)
+    both.kernels[0].load_state_dict(fitted.base_kernel.state_dict(), strict=False)
+    cast(torch.nn.Module, model.mean_module).load_state_dict(plain.mean_module.state_dict())
+    cast(torch.nn.Module, model.likelihood).load_state_dict(plain.likelihood.state_dict())
+    model.train()
 
 
 class _LogMarginalLikelihood(ExactMarginalLogLikelihood):
@@ -71,24 +76,6 @@ class _LogMarginalLikelihood(ExactMarginalLogLikelihood):
         everything = torch.arange(data.residual.shape[-1])
         value = conditional_log_density(data.covariance, data.residual, everything)
         return -value / data.num_observed()
-
-
-@contextmanager
-def _without_parts_on_features(kernels: list[DeepKernel]) -> Iterator[None]:
-    """Within the block a sum inside a residual deep kernel is its first kernel alone."""
-    sums = [
-        kernel.base_kernel
-        for kernel in kernels
-        if kernel.residual and isinstance(kernel.base_kernel, AdditiveKernel)
-    ]
-    parts = [kernel.kernels for kernel in sums]
-    try:
-        for kernel in sums:
-            kernel.kernels = kernel.kernels[:1]
-        yield
-    finally:
-        for kernel, all_parts in zip(sums, parts, strict=True):
-            kernel.kernels = all_parts
 
 
 @contextmanager
@@ -103,22 +90,3 @@ def _frozen(networks: list[torch.nn.Module]) -> Iterator[None]:
     finally:
         for parameter, flag in zip(parameters, trained, strict=True):
             parameter.requires_grad_(flag)
-
-
-@contextmanager
-def _silenced(kernels: list[DeepKernel]) -> Iterator[None]:
-    """Within the block the features of residual deep kernels are zero."""
-    hooks = [
-        kernel.feature_extractor.register_forward_hook(_zeros)
-        for kernel in kernels
-        if kernel.residual
-    ]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def _zeros(network: torch.nn.Module, arguments: tuple, output: torch.Tensor) -> torch.Tensor:
-    return torch.zeros_like(output)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -23,7 +24,7 @@ from gpclml._host_reads import reads_are_free
 from gpclml.errors import ArgumentError
 from gpclml.models._checks import checked_points, checked_training_data
 from gpclml.models._parts import PartOptions, make_kernel, make_mean
-from gpclml.models._warm_start import fit_with_networks_frozen
+from gpclml.models._warm_start import start_as_ard_gp
 from gpclml.models.standardize import Standardizer
 from gpclml.posterior import IterativePosterior, evaluating, exact_posterior
 from gpclml.posterior.solver import choose_posterior_solver
@@ -54,6 +55,10 @@ class GPRegression(ExactGP):
       ``warm_start`` the first part is fitted under the log marginal likelihood, so that it
       starts as the fitted ARD GP; train it by :func:`gpclml.fit.fit_networks`;
     - ``"deep-bottleneck"``: RBF on the features alone (Wilson et al. 2016).
+
+    Lengthscales of standardized inputs start at the root of the number of columns, as distances
+    between points grow with it, and stay above 0.001; without standardization they start where
+    GPyTorch has them.
 
     Means by name: ``"constant"``, ``"zero"``, ``"mlp"`` (a network of standardized inputs).
 
@@ -128,7 +133,7 @@ class GPRegression(ExactGP):
         self._targets_checked = False
 
         generator = torch.Generator().manual_seed(seed)
-        options = PartOptions(ard, hidden, num_features, num_mixtures)
+        options = PartOptions(standardize, ard, hidden, num_features, num_mixtures)
         inputs = input_standardizer.transform(train_x)
         self.covar_module = make_kernel(kernel, inputs, targets, options, generator)
         self.mean_module = make_mean(mean, inputs, options, generator)
@@ -144,7 +149,7 @@ class GPRegression(ExactGP):
             "seed": int(seed),
         }
         if warm_start and kernel == "deep":
-            fit_with_networks_frozen(self)
+            start_as_ard_gp(self, self.with_kernel("rbf"))
 
     @property
     def target_scale(self) -> Tensor:
@@ -276,6 +281,30 @@ class GPRegression(ExactGP):
                 dense = posterior.covariance_matrix * units.scale.unsqueeze(-1).square()
                 covariance = to_linear_operator(dense)
             return MultivariateNormal(mean, covariance)
+
+    def with_kernel(self, kernel: str | Kernel) -> GPRegression:
+        """A model of the same data in the same units, made anew with another kernel.
+
+        Args:
+            kernel: A name, or a GPyTorch kernel.
+
+        Returns:
+            The model, at its start. A mean or likelihood that was given as an object is copied as
+            it is now.
+        """
+        assert self.train_inputs is not None
+        config = dict(self._config, kernel=kernel)
+        config["mean"] = config["mean"] or copy.deepcopy(self.mean_module)
+        default = config["likelihood"] is not None
+        config["likelihood"] = None if default else copy.deepcopy(self.likelihood)
+        targets = self.train_targets
+        assert isinstance(targets, Tensor)
+        original = self.target_standardizer.inverse(targets)
+        model = type(self)(self.train_inputs[0], original, **config)
+        for name in ("input_standardizer", "target_standardizer"):
+            model.get_submodule(name).load_state_dict(self.get_submodule(name).state_dict())
+        model.set_train_data(targets=targets, strict=False)  # these, not the same up to rounding
+        return model
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes the model and its training data to one file.

@@ -17,8 +17,10 @@ class FittedModel:
         recipe: What it was fitted by.
         seconds: Wall time of the fit.
         note: A sentence on the fit, or empty.
+        problem: What is wrong with the fit, or empty.
     """
 
     recipe: Recipe
     seconds: float
     note: str = ""
+    problem: str = ""

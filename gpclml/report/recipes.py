@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from gpytorch.kernels import Kernel
@@ -13,12 +14,12 @@ from torch import Tensor
 from gpclml.conditioning import Conditioning, KFold, LastPoints, LeaveOneOut
 from gpclml.errors import ArgumentError, UnknownNameError
 from gpclml.features import IdentityFeatures
-from gpclml.fit import StoppingResult, fit_mll, fit_networks
+from gpclml.fit import FitWarning, StoppingResult, fit_mll, fit_networks
 from gpclml.kernels import FeatureKernel, initialize_spectral_mixture
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
 
-__all__ = ["DESCRIPTIONS", "MODELS", "OBJECTIVES", "Recipe", "kernel_object"]
+__all__ = ["DESCRIPTIONS", "MODELS", "OBJECTIVES", "Recipe", "RecipeFit", "kernel_object"]
 
 DESCRIPTIONS = {
     "linear": "a linear function of the inputs",
@@ -39,8 +40,7 @@ OBJECTIVES = ("lml", "clml", "loo")
 _NAMED_KERNELS = {
     "rbf": "rbf", "rq": "rq", "matern": "matern", "sm": "spectral_mixture", "deep": "deep",
 }  # fmt: skip
-_STEPS = {"sm": 50, "deep": 300}
-_OTHER_STEPS = 200
+_STEPS = {"sm": 50, "deep": 300}  # of the others as many as they take
 _CONDITIONING: dict[str, tuple[Callable[..., Conditioning], dict[str, int]]] = {
     "lml": (LastPoints, {"m": 0}),
     "clml": (KFold, {"folds": 10}),
@@ -48,12 +48,27 @@ _CONDITIONING: dict[str, tuple[Callable[..., Conditioning], dict[str, int]]] = {
 }
 
 
+class RecipeFit(NamedTuple):
+    """What a recipe made.
+
+    Attributes:
+        model: The fitted model.
+        note: Sentences on the fit, empty where there is nothing to say.
+        problem: Those of them that say what is wrong with it.
+    """
+
+    model: GPRegression
+    note: str
+    problem: str
+
+
 @dataclass(frozen=True)
 class Recipe:
     """A model of a table and its fit.
 
     - ``"linear"``: a Bayesian linear model of the standardized inputs and a constant;
-    - ``"rbf"``, ``"rq"``, ``"matern"``: a GP with that kernel, a lengthscale an input;
+    - ``"rbf"``, ``"rq"``, ``"matern"``: a GP with that kernel, a lengthscale an input; ``"rq"``
+      starts from the fit of ``"rbf"``, which it contains and else may end far below;
     - ``"sm"``: a GP with a spectral mixture of four components, started as on a grid;
     - ``"deep"``: RBF and, beside it, a kernel of learned features where held-out folds support
       it, trained by :func:`gpclml.fit.fit_networks`.
@@ -65,7 +80,7 @@ class Recipe:
         model: Name of the model.
         objective: What is maximized: ``"lml"``, ``"clml"``, ``"loo"``.
         seed: Of networks, starts and folds.
-        steps: Most steps; if None 200, for ``"sm"`` 50, for ``"deep"`` 300.
+        steps: Most steps; if None as many as it takes, for ``"sm"`` 50, for ``"deep"`` 300.
         restarts: Further fits from other starts, of which the best is kept; not of ``"deep"``.
 
     Raises:
@@ -89,13 +104,8 @@ class Recipe:
         if self.restarts < 0:
             raise ArgumentError("restarts", self.restarts, "0 or more")
 
-    @property
-    def most_steps(self) -> int:
-        """The steps, where none are given those of the model."""
-        return self.steps or _STEPS.get(self.model, _OTHER_STEPS)
-
-    def fit(self, x: Tensor, y: Tensor, progress: bool = True) -> tuple[GPRegression, str]:
-        """The fitted model, and a sentence on the fit, empty where there is nothing to say.
+    def fit(self, x: Tensor, y: Tensor, progress: bool = True) -> RecipeFit:
+        """The fitted model, and what there is to say of the fit.
 
         Args:
             x: Inputs, ``(n, d)``.
@@ -106,18 +116,27 @@ class Recipe:
             NonFiniteError, NotPSDError: The start cannot be evaluated.
         """
         model = GPRegression(x, y, seed=self.seed, **self._parts())
-        if self.model == "sm":
-            _start_on_grid(model, x, self.seed)
         make, options = _CONDITIONING[self.objective]
         conditioning = None if self._redraws() else make(**options)
-        mll = ConditionalMarginalLogLikelihood(model.likelihood, model, conditioning)
-        if self.model == "deep":
-            result = fit_networks(mll, steps=self.most_steps, seed=self.seed, progress=progress)
-            return model, _said_of_networks(result)
-        fitted = fit_mll(
-            mll, steps=self.most_steps, restarts=self.restarts, seed=self.seed, progress=progress
-        )
-        return model, _said_of_line_search(fitted.message, len(fitted.history))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FitWarning)  # the problem is in what is returned
+            if self.model == "sm":
+                _start_on_grid(model, x, self.seed)
+            elif self.model == "rq":
+                rbf = model.with_kernel("rbf")
+                mll = ConditionalMarginalLogLikelihood(rbf.likelihood, rbf, conditioning)
+                fit_mll(mll, steps=self._most_steps(), progress=progress)
+                model.load_state_dict(rbf.state_dict(), strict=False)
+            mll = ConditionalMarginalLogLikelihood(model.likelihood, model, conditioning)
+            if self.model == "deep":
+                steps = self.steps or _STEPS["deep"]
+                result = fit_networks(mll, steps=steps, seed=self.seed, progress=progress)
+                return RecipeFit(model, _said_of_networks(result), result.message)
+            problem = fit_mll(
+                mll, steps=self._most_steps(), restarts=self.restarts, seed=self.seed,
+                progress=progress,
+            ).message  # fmt: skip
+        return RecipeFit(model, problem, problem)
 
     def lines(self) -> list[str]:
         """The same as lines of Python, from ``x`` and ``y`` to ``model``."""
@@ -128,15 +147,16 @@ class Recipe:
             parts = 'kernel=FeatureKernel(IdentityFeatures(intercept=True)), mean="zero"'
         else:
             parts = f'kernel="{_NAMED_KERNELS[self.model]}"'
+        steps = "" if self._most_steps() is None else f"steps={self._most_steps()}, "
         if self.model == "deep":
-            fit = f"fit_networks(mll, steps={self.most_steps}, seed={self.seed})"
+            fit = f"fit_networks(mll, steps={self.steps or _STEPS['deep']}, seed={self.seed})"
         else:
-            restarts = f"restarts={self.restarts}, seed={self.seed}"
-            fit = f"fit_mll(mll, steps={self.most_steps}, {restarts})"
+            fit = f"fit_mll(mll, {steps}restarts={self.restarts}, seed={self.seed})"
         return [
             f"model = GPRegression(x, y, {parts}, seed={self.seed})",
-            *(_start_lines(self.seed) if self.model == "sm" else ()),
             f"conditioning = {conditioning}",
+            *(_grid_lines(self.seed) if self.model == "sm" else ()),
+            *(_rbf_lines(steps.rstrip(", ")) if self.model == "rq" else ()),
             "mll = ConditionalMarginalLogLikelihood(model.likelihood, model, conditioning)",
             fit,
         ]
@@ -146,6 +166,9 @@ class Recipe:
         if kernel is not None:
             return {"kernel": kernel, "mean": "zero"}
         return {"kernel": _NAMED_KERNELS[self.model]}
+
+    def _most_steps(self) -> int | None:
+        return self.steps or _STEPS.get(self.model)
 
     def _redraws(self) -> bool:
         return self.model == "deep" and self.objective == "clml"
@@ -168,7 +191,16 @@ def _start_on_grid(model: GPRegression, x: Tensor, seed: int) -> None:
     initialize_spectral_mixture(cast(Kernel, model.covar_module), inputs, targets, start, "grid")
 
 
-def _start_lines(seed: int) -> list[str]:
+def _rbf_lines(steps: str) -> list[str]:
+    return [
+        'rbf = model.with_kernel("rbf")  # rq contains it, and starts from its fit',
+        "mll = ConditionalMarginalLogLikelihood(rbf.likelihood, rbf, conditioning)",
+        f"fit_mll(mll{', ' if steps else ''}{steps})",
+        "model.load_state_dict(rbf.state_dict(), strict=False)",
+    ]
+
+
+def _grid_lines(seed: int) -> list[str]:
     return [
         f"start = torch.Generator().manual_seed({seed})",
         "inputs = model.input_standardizer.transform(x)",
@@ -177,19 +209,11 @@ def _start_lines(seed: int) -> list[str]:
     ]
 
 
-def _said_of_line_search(message: str, steps: int) -> str:
-    if not message:
-        return ""
-    if "LIMIT" in message:
-        return f"The fit was stopped after {steps} steps, before it converged."
-    return f"The fit ended after {steps} steps: {message.rstrip('.')}."
-
-
 def _said_of_networks(result: StoppingResult) -> str:
     if result.message:
         return f"Training on all rows failed, so it is the ARD GP: {result.message}"
     if result.chosen == 0:
-        return "Held-out folds support no learned features: it is the RBF GP."
+        return "Held-out folds support no learned features: it is the RBF GP, fitted by LML."
     gain, error = result.gains[result.chosen], result.standard_errors[result.chosen]
     steps = result.steps[result.chosen]
     trained = f"trained for {steps} steps" if steps else "as line searches fit it"

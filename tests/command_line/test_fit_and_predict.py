@@ -35,7 +35,7 @@ def test_predictions_are_those_in_memory(csv, gpclml, tmp_path, fitted, name):
     table = read_table(csv)
     encoding = fit_encoding(table.dropna(subset="progression"), "progression", drop=drop[1::2])
     x, y = encoding.tensors(table)
-    model, _ = Recipe(name, steps=5).fit(x, y, progress=False)
+    model, *_ = Recipe(name, steps=5).fit(x, y, progress=False)
 
     out = tmp_path / "predictions.csv"
     result = gpclml("predict", folder, csv, "--out", out)

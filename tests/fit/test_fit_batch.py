@@ -13,6 +13,7 @@ from gpclml.conditioning import HeldOut, KFold, LastPoints, LeaveOneOut, RandomH
 from gpclml.errors import ArgumentError, UnknownNameError, UnsupportedError
 from gpclml.fit import batch_size, fit_batch, fit_mll
 from gpclml.kernels import DeepKernel
+from gpclml.linalg import ConjugateGradients
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
 
@@ -241,6 +242,17 @@ def test_an_interrupt_keeps_what_was_reached():
 def test_models_of_another_build_are_refused(others, match):
     with pytest.raises(UnsupportedError, match=match):
         fit_batch([objective(0), objective(1, **others)], progress=False)
+
+
+@pytest.mark.parametrize("solver", ["cg", ConjugateGradients(tolerance=1e-3)], ids=["cg", "own"])
+def test_an_objective_by_conjugate_gradients_is_refused_not_trained_by_cholesky(solver):
+    mlls = [objective(seed) for seed in range(3)]
+    mlls[1].solver = solver
+    before = copy.deepcopy(mlls[1].state_dict())
+    with pytest.raises(UnsupportedError, match=r"solver=.*fit_mll"):
+        fit_batch(mlls, steps=2, progress=False)
+    for name, value in mlls[1].state_dict().items():
+        assert torch.equal(value, before[name]) or not isinstance(value, torch.Tensor)
 
 
 def test_a_model_that_cannot_take_a_batch_is_refused():

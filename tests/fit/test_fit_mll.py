@@ -170,7 +170,7 @@ def test_model_lists_and_batches_of_botorch():
 def test_a_diverging_fit_keeps_its_last_good_parameters():
     mll = objective(conditioning=RandomHoldout(0.2))
     with pytest.warns(RuntimeWarning, match="keeps its best parameters"):
-        result = fit_mll(mll, torch.optim.SGD, steps=50, lr=1e300, progress=False)
+        result = fit_mll(mll, torch.optim.SGD, steps=50, lr=1e308, progress=False)
     assert result.message
     assert all(torch.isfinite(parameter).all() for parameter in mll.parameters())
 
@@ -202,3 +202,30 @@ def test_progress_is_shown_on_request(capsys):
 def test_bad_options(options, match):
     with pytest.raises(ArgumentError, match=match):
         fit_mll(objective(), progress=False, **options)
+
+
+def smooth_data(n=60, d=12, seed=0):
+    """A function of all inputs that any start of far too short a lengthscale misses."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, d, generator=generator, dtype=torch.float64)
+    noise = torch.randn(n, generator=generator, dtype=torch.float64)
+    return x, torch.sin(x.mean(-1) * 3) + 0.05 * noise
+
+
+class Isotropic(gpytorch.models.ExactGP):
+    """A user's own model, which starts where GPyTorch has it."""
+
+    def __init__(self, x, y, likelihood, start):
+        super().__init__(x, y, likelihood)
+        self.mean_module = gpytorch.means.ConstantMean()
+        self.covar_module = gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel())
+        self.covar_module.base_kernel.lengthscale = start
+
+    def forward(self, x):
+        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def isotropic(x, y, start=0.2, objective=ExactMarginalLogLikelihood):
+    likelihood = gpytorch.likelihoods.GaussianLikelihood().double()
+    model = Isotropic(x, (y - y.mean()) / y.std(), likelihood, start).double()
+    return objective(likelihood, model)

@@ -49,7 +49,7 @@ def test_lines_do_what_the_function_does(data, recipe):
     x, y = data
     if recipe.model == "deep":
         x, y = x[:24], y[:24]
-    model, note = recipe.fit(x, y, progress=False)
+    model, note, _ = recipe.fit(x, y, progress=False)
     names = {**NAMES, "x": x, "y": y}
     exec("\n".join(recipe.lines()), names)
     same = names["model"].state_dict()
@@ -60,13 +60,13 @@ def test_lines_do_what_the_function_does(data, recipe):
     assert ("Held-out folds support" in note) == (recipe.model == "deep")
     if recipe.model == "deep" or recipe.objective != "lml":
         return
-    start, _ = replace(recipe, steps=1, restarts=0).fit(x, y, progress=False)
+    start, *_ = replace(recipe, steps=1, restarts=0).fit(x, y, progress=False)
     assert log_marginal_likelihood(model) > log_marginal_likelihood(start)
 
 
 def test_the_linear_model_is_ridge_regression(data):
     x, y = data
-    model, _ = Recipe("linear").fit(x, y, progress=False)
+    model, *_ = Recipe("linear").fit(x, y, progress=False)
     phi = torch.cat([torch.ones(60, 1).to(x), model.input_standardizer.transform(x)], dim=1)
     ratio = model.likelihood.noise / model.covar_module.prior_variance
     target = model.train_targets
@@ -81,15 +81,16 @@ def test_the_spectral_mixture_starts_where_scattered_points_can_train_it():
     x = 10 * torch.rand(60, 1, generator=generator, dtype=torch.float64)
     noise = torch.randn(60, generator=generator, dtype=torch.float64)
     y = torch.sin(2 * x[:, 0]) * x[:, 0] + 0.3 * noise
-    model, _ = Recipe("sm", seed=1).fit(x, y, progress=False)
+    model, *_ = Recipe("sm", seed=1).fit(x, y, progress=False)
     between = torch.linspace(0.5, 9.5, 100, dtype=torch.float64)
     errors = predicted(model, between[:, None])[0] - torch.sin(2 * between) * between
     assert errors.square().mean().sqrt() < 1  # the function's deviation is 4
 
 
 def test_steps_that_are_not_enough_are_told(data):
-    _, note = Recipe("rbf", steps=2).fit(*data, progress=False)
-    assert note == "The fit was stopped after 2 steps, before it converged."
+    fitted = Recipe("rbf", steps=2).fit(*data, progress=False)
+    assert fitted.note == fitted.problem
+    assert fitted.note.startswith("The fit was stopped after 2 steps, before it converged.")
 
 
 def test_names_and_numbers_are_checked():

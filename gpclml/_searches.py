@@ -1,0 +1,253 @@
+"""Line searches that start again, from elsewhere, where one failed."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast
+
+import torch
+from gpytorch.constraints import Interval
+from gpytorch.kernels import Kernel
+from gpytorch.mlls import MarginalLogLikelihood, SumMarginalLogLikelihood
+from gpytorch.models import ExactGP
+from linear_operator.utils.errors import NanError, NotPSDError
+from linear_operator.utils.warnings import NumericalWarning
+from torch import Tensor
+from torch.distributions import Normal
+
+from gpclml._losses import fixed_loss
+from gpclml._optimize import LineSearchEnd, Record, StoppedError, line_search
+from gpclml.linalg import leave_one_out_moments
+from gpclml.observations import training_observations
+
+__all__ = ["FitWarning", "Problem", "Search", "search"]
+
+Problem = Literal["", "limit", "stopped", "abnormal", "constant", "bound"]
+"""What is wrong with a fit; empty if nothing is."""
+
+_FAILED = ("abnormal", "constant", "bound")
+_LEAST_SHARE = 1e-3  # of the predictive variance that predictions must vary by
+# Of the start lengthscales: far shorter ones tell all points apart, where nothing can be learned.
+_SHORTER, _LONGER = (0.25,), (8.0, 64.0)
+_LESS_NOISE = 0.1  # of the start noise: what it takes for noise it need not explain
+_MOST_POINTS = 10_000  # beyond which predictions are not looked at
+
+
+class FitWarning(RuntimeWarning):
+    """A fit failed, or ended where it is of little use."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """What line searches came to.
+
+    Attributes:
+        problem: What is wrong with the end that was kept.
+        message: A sentence on it.
+        starts: How many starts were tried.
+        history: The objective at each step of the search that was kept; of a sum those of its
+            members, one after the other.
+    """
+
+    problem: Problem
+    message: str
+    starts: int
+    history: list[float]
+
+
+def search(mll: MarginalLogLikelihood, steps: int | None, record: Record, retries: int) -> Search:
+    """Line searches of an objective, each member of a sum on its own, in place.
+
+    One is taken from where the model is. Where it failed, others are taken from less noise with
+    shorter and with longer lengthscales, the higher objective first, until one does not fail; the
+    end of the highest objective is kept. It failed where
+
+    - it ended though the slope says that better points are near ("abnormal");
+    - points predicted from all others get all the same prediction ("constant");
+    - a parameter is at a bound, and points predicted from all others have a lower density than
+      under one Gaussian for all ("bound").
+
+    Args:
+        mll: Any objective, in train mode.
+        steps: Most iterations of each search; see :func:`~gpclml._optimize.line_search`.
+        record: Called at each iteration.
+        retries: Most further starts.
+
+    Raises:
+        StoppedError: If the start cannot be evaluated.
+
+    Note:
+        Beside the line search one leave-one-out prediction, n³ operations. The choice of other
+        starts evaluates the objective three times.
+    """
+    if isinstance(mll, SumMarginalLogLikelihood):
+        members = cast(Any, mll.mlls)
+        found = [search(member, steps, record, retries) for member in members]
+        worst = next((one for one in found if one.problem in _FAILED), None)
+        worst = worst or next((one for one in found if one.problem), found[0])
+        starts = sum(one.starts for one in found) - len(found) + 1
+        return replace(worst, starts=starts, history=[v for one in found for v in one.history])
+    initial = copy.deepcopy(mll.state_dict())
+    history: list[float] = []
+    end = line_search(mll, steps, _into(history, record))
+    problem, starts = _problem(mll, end), 1
+    if problem in _FAILED and retries:
+        value, state = _objective(mll), copy.deepcopy(mll.state_dict())
+        try:
+            for start in _other_starts(mll, initial)[:retries]:
+                mll.load_state_dict(start)
+                starts += 1
+                values: list[float] = []
+                try:
+                    other = line_search(mll, steps, _into(values, record))
+                except StoppedError:
+                    continue
+                reached = _objective(mll)
+                if reached > value or math.isnan(value):
+                    value, state = reached, copy.deepcopy(mll.state_dict())
+                    end, problem, history = other, _problem(mll, other), values
+                    if problem not in _FAILED:
+                        break
+        finally:
+            mll.load_state_dict(state)
+    return Search(problem, _sentence(problem, end, starts, len(history)), starts, history)
+
+
+def _into(history: list[float], record: Record) -> Record:
+    def both(parameters: Any, result: Any) -> None:
+        history.append(-float(result.fval))
+        record(parameters, result)
+
+    return both
+
+
+def _problem(mll: MarginalLogLikelihood, end: LineSearchEnd) -> Problem:
+    of_predictions = _problem_of_predictions(mll, bool(end.at_bounds))
+    if of_predictions:
+        return of_predictions
+    return "" if end.reason == "converged" else end.reason
+
+
+@torch.no_grad()
+def _problem_of_predictions(
+    mll: MarginalLogLikelihood, at_bound: bool
+) -> Literal["", "constant", "bound"]:
+    """What is wrong with predictions of points from all others, in any member of a batch."""
+    model = mll.model
+    if not isinstance(model, ExactGP) or model.train_inputs is None:
+        return ""
+    targets = cast(Tensor, model.train_targets)
+    solved = bool(getattr(mll, "last_solve", ()))  # where no Cholesky factor fitted
+    if solved or targets.shape[-1] > _MOST_POINTS:
+        return ""
+    try:
+        data = training_observations(model, mll.likelihood)
+        every = torch.arange(data.residual.shape[-1])
+        mean, variance = leave_one_out_moments(data.covariance, data.residual, every)
+    except (RuntimeError, TypeError, ValueError):
+        return ""  # a fit is not lost to a model whose predictions cannot be had so
+    error = data.residual - mean
+    observed = torch.ones_like(error) if data.missing is None else (~data.missing).to(error)
+    values = data.flatten(targets).nan_to_num()
+    of_targets = _spread(values, observed)
+    of_predictions = _spread(values - error, observed)
+    constant = of_predictions < _LEAST_SHARE * _mean(variance, observed)
+    varied = of_targets > 0
+    if bool((constant & varied).any()):
+        return "constant"
+    density = _mean(Normal(0.0, variance.clamp_min(0.0).sqrt(), False).log_prob(error), observed)
+    of_one = -0.5 * (of_targets.log() + math.log(2 * math.pi) + 1)
+    return "bound" if at_bound and bool(((density < of_one) & varied).any()) else ""
+
+
+def _mean(values: Tensor, observed: Tensor) -> Tensor:
+    return (values * observed).sum(-1) / observed.sum(-1)
+
+
+def _spread(values: Tensor, observed: Tensor) -> Tensor:
+    return _mean((values - _mean(values, observed).unsqueeze(-1)).square(), observed)
+
+
+@torch.no_grad()
+def _objective(mll: MarginalLogLikelihood) -> float:
+    """NaN where it cannot be evaluated."""
+    try:
+        return -float(fixed_loss(mll))
+    except (NanError, NotPSDError):
+        return math.nan
+
+
+def _other_starts(
+    mll: MarginalLogLikelihood, initial: Mapping[str, Any]
+) -> list[Mapping[str, Any]]:
+    """A start of shorter lengthscales and one of longer, of the higher objective first."""
+    kernels = [
+        module
+        for module in mll.model.modules()
+        if isinstance(module, Kernel) and module.has_lengthscale
+        and cast(Tensor, module.raw_lengthscale).requires_grad
+    ]  # fmt: skip
+    found: list[tuple[float, Mapping[str, Any]]] = []
+    for factors in (_SHORTER, _LONGER) if kernels else ((1.0,),):
+        tried = []
+        for factor in factors:
+            mll.load_state_dict(initial)
+            _rescale(mll, kernels, factor)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", NumericalWarning)  # it may be given up at once
+                value = _objective(mll)
+            if math.isfinite(value):
+                tried.append((value, copy.deepcopy(mll.state_dict())))
+        found += [max(tried, key=_first)] if tried else []
+    return [state for _, state in sorted(found, key=_first, reverse=True)]
+
+
+def _first(pair: tuple[float, Mapping[str, Any]]) -> float:
+    return pair[0]
+
+
+@torch.no_grad()
+def _rescale(mll: MarginalLogLikelihood, kernels: list[Kernel], factor: float) -> None:
+    for kernel in kernels:
+        constraint = cast(Interval, kernel.raw_lengthscale_constraint)
+        kernel.lengthscale = _within(constraint, factor * cast(Tensor, kernel.lengthscale))
+    for module in cast(torch.nn.Module, mll.likelihood).modules():
+        raw = module._parameters.get("raw_noise")
+        if raw is not None and raw.requires_grad:
+            constraint = cast(Interval, module.raw_noise_constraint)
+            value = constraint.transform(raw)
+            raw.copy_(constraint.inverse_transform(_within(constraint, _LESS_NOISE * value)))
+
+
+def _within(constraint: Interval, values: Tensor) -> Tensor:
+    """Values moved to where the bounds leave room to move."""
+    lower, upper = cast(Tensor, constraint.lower_bound), cast(Tensor, constraint.upper_bound)
+    return torch.minimum(torch.maximum(values, 1.5 * lower), upper / 1.5)
+
+
+def _sentence(problem: Problem, end: LineSearchEnd, starts: int, steps: int) -> str:
+    others = "Another start" if starts == 2 else f"{starts - 1} other starts"
+    tried = "" if starts == 1 else f" {others} ended no better."
+    mend = "Look at the units of the inputs, set other start lengthscales, or pass restarts."
+    if problem == "constant":
+        return (
+            "The fit explains nothing: its predictions are the same everywhere, and what targets "
+            f"differ by is taken for noise.{tried} If there is something to find: {mend}"
+        )
+    if problem == "bound":
+        return (
+            f"The fit ended at a bound of {', '.join(end.at_bounds)}, where it predicts worse than "
+            f"the mean and deviation of the targets.{tried} {mend}"
+        )
+    if problem == "abnormal":
+        return (
+            f"The fit ended after {steps} steps, before an optimum ({end.message}).{tried} Use "
+            "float64, look for near duplicates among the inputs, or pass restarts."
+        )
+    if problem == "limit":
+        return f"The fit was stopped after {steps} steps, before it converged. Give it more steps."
+    return ""
