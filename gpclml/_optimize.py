@@ -105,7 +105,8 @@ def _line_search_from_best(
     watch = _Watch(record, _LEAST_GAIN / _num_points(mll))
     with closure.stopping():
         closure()  # BoTorch takes an error for a step too far: the start must raise
-        for resumes in range(_RESUMES + 1):
+        resumes = 0
+        while True:
             failures, lowest = closure.failures, closure.lowest
             options = {} if steps is None else {"maxiter": steps - watch.steps}
             try:
@@ -120,11 +121,11 @@ def _line_search_from_best(
             # what it remembers of the curvature.
             closure.restore()
             spent = result.status.name == "STOPPED" or watch.steps == steps
-            if spent or (resumes and closure.lowest == lowest):
+            if spent or resumes == _RESUMES or (resumes and closure.lowest == lowest):
                 return result
             if closure.failures == failures and _end(mll, result, bounds).reason == "converged":
                 return result
-    return result
+            resumes += 1
 
 
 def _end(mll: MarginalLogLikelihood, result: Any, bounds: Bounds) -> LineSearchEnd:

@@ -24,7 +24,7 @@ from gpclml._optimize import LineSearchEnd, Record, StoppedError, line_search
 from gpclml.linalg import leave_one_out_moments
 from gpclml.observations import training_observations
 
-__all__ = ["FitWarning", "Problem", "Search", "search"]
+__all__ = ["FitWarning", "Problem", "Search", "are_constant", "search"]
 
 Problem = Literal["", "limit", "stopped", "abnormal", "constant", "bound"]
 """What is wrong with a fit; empty if nothing is."""
@@ -155,13 +155,23 @@ def _problem_of_predictions(
     values = data.flatten(targets).nan_to_num()
     of_targets = _spread(values, observed)
     of_predictions = _spread(values - error, observed)
-    constant = of_predictions < _LEAST_SHARE * _mean(variance, observed)
+    constant = are_constant(of_predictions, _mean(variance, observed))
     varied = of_targets > 0
     if bool((constant & varied).any()):
         return "constant"
     density = _mean(Normal(0.0, variance.clamp_min(0.0).sqrt(), False).log_prob(error), observed)
     of_one = -0.5 * (of_targets.log() + math.log(2 * math.pi) + 1)
     return "bound" if at_bound and bool(((density < of_one) & varied).any()) else ""
+
+
+def are_constant(spread: Tensor, variance: Tensor) -> Tensor:
+    """Whether predictions are the same everywhere, for what they are used for.
+
+    Args:
+        spread: Variance of the predictive means of points from all others.
+        variance: The mean of their predictive variances, noise included.
+    """
+    return spread < _LEAST_SHARE * variance
 
 
 def _mean(values: Tensor, observed: Tensor) -> Tensor:

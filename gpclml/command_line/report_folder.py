@@ -62,7 +62,10 @@ def make_report(
     models = {name: one.model for name, one in saved.items()}
     x, y = data.test
     with warned() as said:
-        comparison = score_models(models, seed=options.table.seed, progress=progress)
+        problems = {name: one.fitted.problem for name, one in saved.items()}
+        comparison = score_models(
+            models, seed=options.table.seed, problems=problems, progress=progress
+        )
         predictions, failures = _predictions(comparison.models, x, y, progress)
     chosen = replace(options.recipe, model=next(iter(comparison.models)))
     return Report(

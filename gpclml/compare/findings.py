@@ -24,12 +24,15 @@ from gpclml.compare.model_scores import ModelScores
 __all__ = ["ComparisonWarning", "WarningName", "failures_in_words", "find_warnings"]
 
 WarningName = Literal[
+    "below-contained",
     "criteria-disagree",
     "few-points",
     "first-terms",
+    "fit-failed",
     "ill-conditioned",
     "many-models",
     "not-scored",
+    "predicts-mean",
     "prior-sensitive",
     "small-difference",
 ]

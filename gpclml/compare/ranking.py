@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gpclml.compare._checks import checked_models, common_targets
 from gpclml.compare._criteria import CRITERIA, Criterion, value_of
+from gpclml.compare._fits import fit_warnings
 from gpclml.compare._orders import checked_m, number_of_curves, shared_orders
 from gpclml.compare._table import make_table
 from gpclml.compare.comparison import Comparison
@@ -34,6 +35,7 @@ def score_models(
     rank_by: Criterion = "loo",
     units: Units = "original",
     seed: int = 0,
+    problems: Mapping[str, str] | None = None,
     progress: bool = False,
 ) -> Comparison:
     """Compares models as :func:`compare` does, and keeps all that the table was made of.
@@ -46,6 +48,7 @@ def score_models(
         rank_by: See there.
         units: See there.
         seed: See there.
+        problems: See there.
         progress: See there.
 
     Returns:
@@ -82,7 +85,8 @@ def score_models(
     }
     ranked = sorted(order, key=order.__getitem__)
     scores = {name: scores[name] for name in ranked}
-    warnings = find_warnings(scores)
+    of_fits = fit_warnings(scores, checked, problems or {})
+    warnings = (*of_fits, *find_warnings(scores))
     return Comparison(
         table=make_table(scores, rank_by, warnings),
         scores=scores,
@@ -106,6 +110,7 @@ def compare(
     rank_by: Criterion = "loo",
     units: Units = "original",
     seed: int = 0,
+    problems: Mapping[str, str] | None = None,
     progress: bool = False,
 ) -> pandas.DataFrame:
     r"""Which of several models to trust on their data, and whether the criteria agree.
@@ -137,6 +142,11 @@ def compare(
 
     What calls for care has these names:
 
+    - ``"fit-failed"``: as ``problems`` says;
+    - ``"predicts-mean"``: predictions of points from all others vary by less than a thousandth of
+      the predictive variance;
+    - ``"below-contained"``: a GP with a rational quadratic kernel is below one with an RBF kernel,
+      which it contains, by half a nat of LML, and in LOO: its fit ended early;
     - ``"criteria-disagree"``: two criteria prefer different models, each clearly: by one nat of
       LML, two standard errors of CLML, one of LOO;
     - ``"first-terms"``: a third or more of what the model's LML is below the best comes from the
@@ -172,6 +182,8 @@ def compare(
         units: ``"original"``, in which models that standardize differently compare, or
             ``"training"``, which all models must then have in common.
         seed: Seed of the orderings.
+        problems: What is wrong with fits, by name of the model, as ``FitResult.message`` says it;
+            empty where nothing is.
         progress: Whether to show a progress bar.
 
     Returns:
@@ -201,7 +213,7 @@ def compare(
     """
     comparison = score_models(
         models, m=m, orderings=orderings, curves=curves, rank_by=rank_by, units=units, seed=seed,
-        progress=progress,
+        problems=problems, progress=progress,
     )  # fmt: skip
     first = next(iter(comparison.scores.values()))
     table = comparison.table

@@ -85,9 +85,9 @@ def make_kernel(
             lengthscale_constraint=GreaterThan(_LEAST_LENGTHSCALE) if options.standardize else None,
         )
         if options.standardize:
-            made.lengthscale = math.sqrt(d)
+            made.initialize(lengthscale=math.sqrt(d))
             if isinstance(made, RQKernel):
-                made.alpha = _SHAPE_START
+                made.initialize(alpha=_SHAPE_START)
         return made
 
     if kernel in _STATIONARY:

@@ -13,6 +13,7 @@ from gpytorch.kernels import AdditiveKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models import ExactGP
 from torch import Tensor
+from torch.nn import Module
 
 from gpclml._optimize import StoppedError
 from gpclml._searches import FitWarning, search
@@ -60,11 +61,15 @@ def start_as_ard_gp(model: ExactGP, plain: ExactGP) -> None:
             )
     whole, fitted = cast(ScaleKernel, model.covar_module), cast(ScaleKernel, plain.covar_module)
     both = cast(AdditiveKernel, cast(DeepKernel, whole.base_kernel).base_kernel)
+    pairs = [
+        (both.kernels[0], fitted.base_kernel),
+        (model.mean_module, plain.mean_module),
+        (model.likelihood, plain.likelihood),
+    ]
+    for part, other in cast(list[tuple[Module, Module]], pairs):
+        part.load_state_dict(other.state_dict(), strict=part is not both.kernels[0])
     with torch.no_grad():
-        whole.raw_outputscale.copy_(fitted.raw_outputscale)
-    both.kernels[0].load_state_dict(fitted.base_kernel.state_dict(), strict=False)
-    cast(torch.nn.Module, model.mean_module).load_state_dict(plain.mean_module.state_dict())
-    cast(torch.nn.Module, model.likelihood).load_state_dict(plain.likelihood.state_dict())
+        whole.raw_outputscale.copy_(cast(Tensor, fitted.raw_outputscale))
     model.train()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from gpclml.compare import Comparison
 from gpclml.compare._words import plus_minus
@@ -32,13 +32,16 @@ def model_rows(
     predictions: Mapping[str, PredictionScores],
     fitted: Mapping[str, FittedModel],
 ) -> list[tuple[str, Row]]:
-    """A row a model, the first-ranked first: criteria, test scores, seconds."""
+    """A row a model, the first-ranked first: criteria, test scores, seconds.
+
+    A model whose fit failed is marked beside its name.
+    """
     rows = []
     for name, line in comparison.table.to_dict("index").items():
         name, scores = str(name), predictions[str(name)]
         rows.append(
             (
-                name,
+                _marked(name, line["warnings"]),
                 [
                     (_nats(line["lml"]), ""),
                     (_nats(line["clml"]), _nats(line["clml_se"])),
@@ -97,6 +100,18 @@ def _how(column: NumberColumn | CategoryColumn) -> str:
     if column.fill is None:
         return what
     return f"{what}, {column.fill:.6g} where missing, and an input that says where"
+
+
+_MARKS = {
+    "fit-failed": "fit failed",
+    "below-contained": "fit failed",
+    "predicts-mean": "predicts the mean",
+}
+
+
+def _marked(name: str, warnings: Iterable[str]) -> str:
+    marks = dict.fromkeys(_MARKS[warning] for warning in warnings if warning in _MARKS)
+    return f"{name} ({', '.join(marks)})" if marks else name
 
 
 def _nats(value: float) -> str:

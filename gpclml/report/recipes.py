@@ -54,7 +54,7 @@ class RecipeFit(NamedTuple):
     Attributes:
         model: The fitted model.
         note: Sentences on the fit, empty where there is nothing to say.
-        problem: Those of them that say what is wrong with it.
+        problem: The same where the fit failed, not where its steps were spent; else empty.
     """
 
     model: GPRegression
@@ -132,11 +132,12 @@ class Recipe:
                 steps = self.steps or _STEPS["deep"]
                 result = fit_networks(mll, steps=steps, seed=self.seed, progress=progress)
                 return RecipeFit(model, _said_of_networks(result), result.message)
-            problem = fit_mll(
+            fitted = fit_mll(
                 mll, steps=self._most_steps(), restarts=self.restarts, seed=self.seed,
                 progress=progress,
-            ).message  # fmt: skip
-        return RecipeFit(model, problem, problem)
+            )  # fmt: skip
+        failed = fitted.problem not in ("", "limit")  # a limit is what was asked for
+        return RecipeFit(model, fitted.message, fitted.message if failed else "")
 
     def lines(self) -> list[str]:
         """The same as lines of Python, from ``x`` and ``y`` to ``model``."""

@@ -7,6 +7,7 @@ import torch
 
 from gpclml.compare import compare, score_models
 from gpclml.compare.findings import find_warnings
+from gpclml.errors import UnknownNameError
 from gpclml.features import PolynomialFeatures
 from gpclml.models import BayesianLinearModel, GPRegression
 
@@ -156,3 +157,38 @@ def test_equal_models_in_words(data):
         "With n = 25, fewer than 100 points, standard errors over points are mostly too small; the "
         "true ones may be twice as large.",
     )
+
+
+def test_what_is_wrong_with_a_fit_marks_its_row(models):
+    problem = "The fit ended before an optimum."
+    comparison = score_models(models, problems={"bad": problem, "good": ""})
+    assert warning_of(comparison, "fit-failed").models == ("bad",)
+    assert "fit-failed" in comparison.table.loc["bad", "warnings"]
+    assert "fit-failed" not in comparison.table.loc["good", "warnings"]
+    assert f"bad: {problem}" in comparison.sentences
+    with pytest.raises(UnknownNameError, match="Did you mean 'good'"):
+        score_models(models, problems={"god": problem})
+
+
+def test_a_model_that_predicts_the_mean_is_marked(models):
+    models["bad"].covar_module.base_kernel.lengthscale = 0.002
+    comparison = score_models(models)
+    assert warning_of(comparison, "predicts-mean").models == ("bad",)
+    assert "predicts-mean" in compare(models).loc["bad", "warnings"]
+
+
+def test_a_rational_quadratic_below_the_rbf_that_it_contains_is_marked(models, data):
+    rq = GPRegression(*data(), kernel="rq")
+    rq.load_state_dict(models["good"].state_dict(), strict=False)
+    models["rq"] = rq
+    rq.covar_module.base_kernel.alpha = 1e6
+    assert "below-contained" not in names_of(score_models(models))
+    rq.likelihood.noise = 3.0
+    comparison = score_models(models)
+    warning = warning_of(comparison, "below-contained")
+    assert warning.models == ("rq",)
+    below = comparison.table.loc["good", "lml"] - comparison.table.loc["rq", "lml"]
+    assert f"rq is {below:.1f} nats below good in LML" in warning.text
+    # One with other parts contains nothing of it.
+    models["good"] = GPRegression(*data(), mean="zero")
+    assert "below-contained" not in names_of(score_models(models))

@@ -7,10 +7,11 @@ import pytest
 import torch
 from botorch.models import ModelListGP, SingleTaskGP
 from gpytorch.mlls import ExactMarginalLogLikelihood, SumMarginalLogLikelihood
+from linear_operator.utils.errors import NanError
 
 from gpclml.conditioning import LastPoints, RandomHoldout
 from gpclml.errors import ArgumentError, NonFiniteError, UnknownNameError
-from gpclml.fit import fit_mll
+from gpclml.fit import FitWarning, fit_mll
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
 
@@ -197,6 +198,7 @@ def test_progress_is_shown_on_request(capsys):
         ({"steps": 0}, "steps"),
         ({"lr": -1.0}, "lr"),
         ({"restarts": -1}, "restarts"),
+        ({"retries": -1}, "retries"),
     ],
 )
 def test_bad_options(options, match):
@@ -229,3 +231,125 @@ def isotropic(x, y, start=0.2, objective=ExactMarginalLogLikelihood):
     likelihood = gpytorch.likelihoods.GaussianLikelihood().double()
     model = Isotropic(x, (y - y.mean()) / y.std(), likelihood, start).double()
     return objective(likelihood, model)
+
+
+def test_a_fit_that_returns_the_mean_starts_again():
+    x, y = smooth_data()
+    alone = isotropic(x, y)
+    with pytest.warns(FitWarning, match="explains nothing"):
+        lost = fit_mll(alone, retries=0, progress=False)
+    assert lost.problem == "constant"
+    assert not lost.converged
+    assert lost.starts == 1
+    assert "set other start lengthscales" in lost.message
+    mll = isotropic(x, y)
+    found = fit_mll(mll, progress=False)
+    assert found.converged
+    assert found.message == ""
+    assert found.starts == 2
+    assert found.objective > lost.objective + 0.9
+    assert found.history[-1] == pytest.approx(found.objective, abs=1e-9)
+    prediction = mll.model(x + 1e-6).mean
+    assert torch.corrcoef(torch.stack([prediction, y]))[0, 1] > 0.98
+    again = fit_mll(isotropic(x, y), progress=False)
+    assert again.history == found.history
+    # From a start that does well there is one search.
+    assert fit_mll(isotropic(x, y, start=3.0), progress=False).starts == 1
+
+
+def test_where_there_is_nothing_to_find_the_other_starts_end_no_better():
+    generator = torch.Generator().manual_seed(2)
+    x = torch.rand(40, 3, generator=generator, dtype=torch.float64)
+    mll = isotropic(x, torch.randn(40, generator=generator, dtype=torch.float64))
+    with pytest.warns(FitWarning, match="other starts ended no better"):
+        result = fit_mll(mll, progress=False)
+    assert result.problem == "constant"
+    assert result.starts == 3
+    assert result.objective == max(result.history)
+
+
+def test_each_member_of_a_sum_starts_again_by_itself():
+    x, y = smooth_data()
+    lost, well = isotropic(x, y).model, isotropic(x, y, start=3.0).model
+    models = gpytorch.models.IndependentModelList(lost, well)
+    likelihoods = gpytorch.likelihoods.LikelihoodList(lost.likelihood, well.likelihood)
+    result = fit_mll(SumMarginalLogLikelihood(likelihoods, models), progress=False)
+    assert result.converged
+    assert result.starts == 2
+    for model in (lost, well):
+        assert torch.corrcoef(torch.stack([model(x + 1e-6).mean, y]))[0, 1] > 0.98
+
+
+def test_the_limit_of_steps_holds_over_resumed_searches():
+    class Failing(ConditionalMarginalLogLikelihood):
+        """Every seventh point cannot be evaluated."""
+
+        def compute_custom_loss(self, **kwargs):
+            self.asked = getattr(self, "asked", 0) + 1
+            if self.asked % 7 == 0:
+                raise NanError("no value here")
+            return super().compute_custom_loss(**kwargs)
+
+    mll = objective(conditioning=LastPoints(0))
+    result = fit_mll(Failing(mll.likelihood, mll.model), steps=9, progress=False)
+    assert 0 < len(result.history) <= 9
+
+
+def test_a_limit_of_steps_that_ended_a_fit_is_in_the_result():
+    result = fit_mll(objective(conditioning=LastPoints(0)), steps=3, progress=False)
+    assert result.problem == "limit"
+    assert result.message.startswith("The fit was stopped after 3 steps, before it converged.")
+    full = fit_mll(objective(conditioning=LastPoints(0)), progress=False)
+    assert full.converged
+    assert full.objective > result.objective
+
+
+def test_a_step_too_far_does_not_leave_the_noise_where_its_gradient_is_nothing():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(40, 2, generator=generator, dtype=torch.float64)
+    model = GPRegression(x, torch.sin(3 * x.sum(-1)))  # without noise
+    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(0))
+    assert fit_mll(mll, progress=False).converged
+    noise = model.likelihood.noise.item()
+    assert 1.009e-4 < noise < 1.2e-4  # the constraint's bound is 1e-4
+    raw = model.likelihood.noise_covar.raw_noise
+    mll.train()
+    (gradient,) = torch.autograd.grad(mll.compute_custom_loss(), raw)
+    assert gradient > 0
+
+
+def test_a_fit_ends_where_twenty_steps_gain_next_to_nothing():
+    x, y = smooth_data(40, 4)
+    model = GPRegression(x, y, kernel="rq")
+    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(0))
+    result = fit_mll(mll, progress=False)
+    history = torch.tensor(result.history)
+    gains = 40 * (history[20:] - history[:-20])
+    assert (gains[:-1] >= 0.01).all()
+
+
+@pytest.mark.data
+def test_categories_as_inputs_do_not_end_a_fit_early(data_folder):
+    """Energy with each of few values as an input: 0.36 is scikit-learn's error."""
+    table = torch.tensor(
+        [
+            [float(value) for value in line.split()]
+            for line in (data_folder / "uci" / "energy.txt").read_text().splitlines()
+            if line.strip()
+        ],
+        dtype=torch.float64,
+    )
+    columns = []
+    for column in table[:, :-1].T:
+        values = column.unique()
+        few = 2 < len(values) <= 8
+        columns += [(column == value).double() for value in values] if few else [column]
+    x, y = torch.stack(columns, -1), table[:, -1]
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
+    rows, rest = order[:300], order[300:]
+    model = GPRegression(x[rows], y[rows], kernel="matern")
+    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(0))
+    assert fit_mll(mll, progress=False).converged
+    with torch.no_grad():
+        error = model.predict(x[rest], marginal=True).mean - y[rest]
+    assert error.square().mean().sqrt() < 0.7

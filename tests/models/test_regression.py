@@ -245,9 +245,7 @@ def test_warm_start_is_the_fit_of_the_ard_gp(train, new_x):
     cold = GPRegression(*train, kernel="deep", warm_start=False)
     warm = GPRegression(*train, kernel="deep")
     ard = GPRegression(*train, kernel="rbf")
-    fit_mll(
-        ConditionalMarginalLogLikelihood(ard.likelihood, ard, LastPoints(m=0)), progress=False
-    )
+    fit_mll(ConditionalMarginalLogLikelihood(ard.likelihood, ard, LastPoints(m=0)), progress=False)
     ard.train()
     assert lml(warm) > lml(cold) + 0.1
     assert torch.equal(warm.likelihood.noise, ard.likelihood.noise)
@@ -389,6 +387,19 @@ def test_given_parts_are_used_in_the_data_dtype(train, new_x):
     latent = model.predict(new_x, observation_noise=False)
     model.eval()
     torch.testing.assert_close(latent.variance, model(new_x).variance * model.target_scale**2)
+
+
+@pytest.mark.parametrize("ard", [True, False])
+@pytest.mark.parametrize("kernel", ["rbf", "rq", "matern"])
+def test_lengthscales_start_at_the_root_of_the_number_of_columns(kernel, ard, train):
+    x, y = train
+    for d in (1, 4, 10):
+        base = GPRegression(x[:, :d], y, kernel=kernel, ard=ard).covar_module.base_kernel
+        expected = torch.full((1, d if ard else 1), d**0.5, dtype=torch.float64)
+        torch.testing.assert_close(base.lengthscale.detach(), expected, rtol=1e-6, atol=0)
+    plain = GPRegression(x, y, kernel=kernel, ard=ard, standardize=False)
+    start = plain.covar_module.base_kernel.lengthscale.detach()
+    torch.testing.assert_close(start, torch.full_like(start, 2.0).log())  # GPyTorch's
 
 
 def test_ard_is_a_choice(train):

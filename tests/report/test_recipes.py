@@ -87,9 +87,32 @@ def test_the_spectral_mixture_starts_where_scattered_points_can_train_it():
     assert errors.square().mean().sqrt() < 1  # the function's deviation is 4
 
 
+def curved_data(d, n, seed):
+    """A function of two numbers that d inputs are nearly functions of."""
+    generator = torch.Generator().manual_seed(seed)
+    z = torch.rand(n, 2, generator=generator, dtype=torch.float64)
+    weights = torch.randn(2, d, generator=generator, dtype=torch.float64)
+    noise = 0.01 * torch.randn(n, d, generator=generator, dtype=torch.float64)
+    return torch.tanh(z @ weights) + noise, torch.sin(5 * z[:, 0]) * z[:, 1]
+
+
+@pytest.mark.parametrize(("d", "n", "seed"), [(8, 40, 3), (8, 60, 0)])
+def test_the_rational_quadratic_does_not_end_below_the_rbf_that_it_contains(d, n, seed):
+    x, y = curved_data(d, n, seed)
+    rbf, rq = (Recipe(name).fit(x, y, progress=False).model for name in ("rbf", "rq"))
+    assert log_marginal_likelihood(rq) > log_marginal_likelihood(rbf) - 0.1
+
+
+def test_no_limit_of_steps_ends_a_fit_unless_it_is_asked_for():
+    x, y = curved_data(16, 40, 3)
+    for name in ("rbf", "rq"):
+        assert "steps" not in "".join(Recipe(name).lines())
+        assert Recipe(name).fit(x, y, progress=False).note == ""
+
+
 def test_steps_that_are_not_enough_are_told(data):
     fitted = Recipe("rbf", steps=2).fit(*data, progress=False)
-    assert fitted.note == fitted.problem
+    assert fitted.problem == ""
     assert fitted.note.startswith("The fit was stopped after 2 steps, before it converged.")
 
 
