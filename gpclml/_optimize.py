@@ -21,7 +21,7 @@ from gpclml.errors import NonFiniteError
 __all__ = ["LineSearchEnd", "StoppedError", "line_search", "stochastic"]
 
 _RESUMES = 3  # from the best point, without what the search remembers of the curvature
-_WINDOW, _LEAST_GAIN = 20, 0.01  # a search ends where so many steps gain less, nats in all
+_WINDOW, _LEAST_GAIN = 20, 0.002  # a search ends where so many steps gain less, nats in all
 _LEAST_SLOPE = 0.1  # nats by a unit of a parameter, below which there is nothing left to gain
 _MARGIN = 0.01  # of a bound: no value comes closer to it than by this share
 
@@ -49,7 +49,7 @@ class LineSearchEnd:
 def line_search(mll: MarginalLogLikelihood, steps: int | None, record: Record) -> LineSearchEnd:
     """Minimizes the fixed loss by L-BFGS-B, in place.
 
-    It ends where twenty steps have gained less than a hundredth of a nat in all. Steps that lead
+    It ends where twenty steps have gained less than 0.002 nats in all. Steps that lead
     where a covariance cannot be factored count as too long. A parameter whose constraint has a
     positive lower bound, as the noise has, stays a hundredth of the bound above it: nearer to it
     the transform is flat, and a step that went too far could not be taken back.

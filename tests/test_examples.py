@@ -33,7 +33,8 @@ def test_an_example_prints_what_its_page_shows(script, capsys, monkeypatch, tmp_
     printed, shown = capsys.readouterr().out, script.with_suffix(".txt").read_text()
     assert NUMBER.sub("#", printed).split() == NUMBER.sub("#", shown).split()
     for now, then in zip(NUMBER.findall(printed), NUMBER.findall(shown), strict=True):
-        assert float(now) == pytest.approx(float(then), rel=0.05, abs=0.02)
+        # Fits end within 0.002 nats of LML or so; other scores may then differ by the root of it.
+        assert float(now) == pytest.approx(float(then), rel=0.05, abs=0.05)
 
 
 def test_every_example_is_on_a_page():

@@ -95,8 +95,8 @@ def fit_mll(
     A stochastic optimizer sees the objective itself, which redraws its held-out points at each
     step; L-BFGS sees a fixed function (BoTorch's ``fit_gpytorch_mll_scipy``, resumed from its best
     point where it met one it could not evaluate) and ends where twenty steps have gained less than
-    a hundredth of a nat in all. If a torch optimizer meets a value, gradient or covariance that it
-    cannot use, its last good parameters are kept and the result says so.
+    0.002 nats in all. If a torch optimizer meets a value, gradient or covariance that it cannot
+    use, its last good parameters are kept and the result says so.
 
     A line search may fail in silence: it ends before an optimum, where the model predicts the same
     everywhere, or at a bound. Then others are taken from less noise with shorter and with longer

@@ -82,7 +82,8 @@ def make_kernel(
             ard_num_dims=d if options.ard else None,
             batch_shape=batch_shape,
             active_dims=active_dims,
-            lengthscale_constraint=GreaterThan(_LEAST_LENGTHSCALE) if options.standardize else None,
+            # Of one class in both cases, so that one's parameters can be loaded into the other.
+            lengthscale_constraint=GreaterThan(_LEAST_LENGTHSCALE if options.standardize else 0.0),
         )
         if options.standardize:
             made.initialize(lengthscale=math.sqrt(d))

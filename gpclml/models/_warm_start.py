@@ -69,7 +69,7 @@ def start_as_ard_gp(model: ExactGP, plain: ExactGP) -> None:
     for part, other in cast(list[tuple[Module, Module]], pairs):
         part.load_state_dict(other.state_dict(), strict=part is not both.kernels[0])
     with torch.no_grad():
-        whole.raw_outputscale.copy_(cast(Tensor, fitted.raw_outputscale))
+        cast(Tensor, whole.raw_outputscale).copy_(cast(Tensor, fitted.raw_outputscale))
     model.train()
 
 

@@ -325,7 +325,8 @@ def test_a_fit_ends_where_twenty_steps_gain_next_to_nothing():
     result = fit_mll(mll, progress=False)
     history = torch.tensor(result.history)
     gains = 40 * (history[20:] - history[:-20])
-    assert (gains[:-1] >= 0.01).all()
+    assert len(gains) > 1
+    assert (gains[:-1] >= 0.002).all()
 
 
 @pytest.mark.data
