@@ -42,7 +42,9 @@ Rows = Annotated[
 Seed = Annotated[int, typer.Option(min=0, help="Seed of rows, starts and networks.")]
 Steps = Annotated[
     int | None,
-    typer.Option(help="Most steps of a fit. If not given 200, for sm 50, for deep 300."),
+    typer.Option(
+        help="Most steps of a fit. If not given as many as it takes, for sm 50, for deep 300."
+    ),
 ]
 Restarts = Annotated[int, typer.Option(help="Further fits from other starts, not of deep.")]
 Drop = Annotated[list[str] | None, typer.Option(help="A column to leave out; may be repeated.")]
