@@ -11,6 +11,14 @@ from pathlib import Path
 import torch
 
 
+def wait_for(condition, seconds=600):
+    """Waits for a condition; the limit is for what would wait for ever."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 def cholesky_cell(cell: dict) -> dict:
     """Log-determinants of seeded covariances."""
     generator = torch.Generator().manual_seed(cell["seed"])
@@ -32,8 +40,7 @@ def cholesky_grid(count: int) -> list[dict]:
 
 def gated_cell(cell: dict) -> dict:
     """As ``cholesky_cell``, as soon as the number in a file is above the seed."""
-    while cell["seed"] >= int(Path(cell["gate"]).read_text()):
-        time.sleep(0.01)
+    wait_for(lambda: cell["seed"] < int(Path(cell["gate"]).read_text()))
     return cholesky_cell(cell)
 
 
@@ -46,8 +53,7 @@ def shared_cell(cell: dict) -> dict:
     folder = Path(cell["log"] + ".processes")
     folder.mkdir(exist_ok=True)
     (folder / str(os.getpid())).touch()
-    while len(list(folder.iterdir())) < 2:
-        time.sleep(0.01)
+    wait_for(lambda: len(list(folder.iterdir())) == 2)
     return counted_cell(cell)
 
 
@@ -98,14 +104,9 @@ def returned_cell(cell: dict) -> object:
 
 def lethal_cell(cell: dict) -> dict:
     """As ``cholesky_cell``; the cells named lethal take their worker down, once or always."""
-    folder, own = Path(cell["folder"]), str(os.getpid())
-    marker = folder / f"{cell['seed']}"
+    marker = Path(cell["folder"]) / f"{cell['seed']}"
     first = not marker.exists()
-    (folder / f"by-{own}").touch()
     marker.touch()
-    if cell["lethal"] == "once" and first:
-        while {path.name for path in folder.glob("by-*")} == {f"by-{own}"}:
-            time.sleep(0.01)  # until another worker is under way
     if cell["lethal"] == "always" or (cell["lethal"] == "once" and first):
         os.kill(os.getpid(), signal.SIGKILL)
     return cholesky_cell({"seed": cell["seed"], "num_data": 400, "noise": 0.1})

@@ -7,7 +7,6 @@ import os
 import socket
 import sqlite3
 import threading
-import time
 
 import grid_cells
 import pandas
@@ -110,8 +109,7 @@ def test_a_lost_scheduler_ends_the_run_with_its_results_saved(path, tmp_path):
     with local_cluster(1) as cluster:
 
         def close():
-            while not log.exists() or len(log.read_text().split()) < 4:
-                time.sleep(0.01)
+            grid_cells.wait_for(lambda: log.exists() and len(log.read_text().split()) >= 4)
             cluster.close()
 
         thread = threading.Thread(target=close)

@@ -11,12 +11,12 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import grid_cells
 import pandas
 import pytest
+from grid_cells import wait_for
 
 from benchmarks.results import load_results
 from benchmarks.runner import run_grid
@@ -61,14 +61,6 @@ def rows(path, table="results"):
             return connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
     except sqlite3.OperationalError:
         return 0
-
-
-def wait_for(condition, seconds=600):
-    """Waits for a condition; the limit is for what would wait for ever."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def group_lives(group):
@@ -141,7 +133,7 @@ def test_two_runners_on_one_file_share_the_cells(tmp_path, options):
     ):
         for process in (one, other):
             start(process)
-        outputs = [process.communicate() for process in (one, other)]
+        outputs = [process.communicate(timeout=600) for process in (one, other)]
         assert one.returncode == other.returncode == 0, outputs
     computed = [json.loads(output)["computed"] for output, _ in outputs]
     assert sum(computed) == len(grid)
@@ -163,7 +155,7 @@ def test_ctrl_c_saves_what_ended_and_releases_claims(tmp_path, options):
         start(process)
         wait_for(lambda: rows(path) > 2)
         os.killpg(process.pid, signal.SIGINT)
-        _, message = process.communicate()
+        _, message = process.communicate(timeout=600)
     saved = rows(path)
     assert process.returncode != 0
     assert f"{saved} of 1000 cells are saved in {path}" in message
