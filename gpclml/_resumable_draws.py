@@ -1,4 +1,4 @@
-"""Modules whose ``state_dict`` holds where their source of random draws is."""
+"""Modules whose ``state_dict`` holds the state of their random generator."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class ResumableDraws(torch.nn.Module):
     _generator: torch.Generator
 
     def get_extra_state(self) -> Tensor:
-        """Where the source of random draws is, so that a resumed training goes on."""
+        """The state of the generator, so that a resumed training draws the same numbers."""
         return self._generator.get_state()
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Puts the source of random draws back.
+        """Restores the state of the generator.
 
         Args:
             state: What :meth:`get_extra_state` returned.

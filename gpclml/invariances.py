@@ -37,8 +37,8 @@ class AffineAugmentation(ResumableDraws):
             half an image), ``"rotation"`` (radians), ``"scale"``, ``"stretch"`` and ``"shear"``
             (logarithms).
         samples: Number S of versions of each image.
-        seed: Seed of the transformations; each call draws new ones, and where the draws are is
-            part of ``state_dict()``.
+        seed: Seed of the transformations; each call draws new ones. The state of the generator
+            is part of ``state_dict()``.
 
     Raises:
         UnknownNameError: No such transformation.

@@ -56,14 +56,14 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
 
     Args:
         likelihood: A Gaussian likelihood of GPyTorch: homoskedastic, fixed noise, multitask.
-        model: An exact GP in train mode: of GPyTorch, or BoTorch's SingleTaskGP, MultiTaskGP,
+        model: An exact GP: of GPyTorch, or BoTorch's SingleTaskGP, MultiTaskGP,
             KroneckerMultiTaskGP. For a ModelListGP use
             :class:`~gpclml.mlls.SumMarginalLogLikelihood`.
         conditioning: Which points are held out; see above for the default.
         factor_dtype: Type to factor covariances in; see
             :func:`gpclml.linalg.cholesky.factorization_dtype`.
-        seed: Seed of all draws of held-out points; where the draws are is part of
-            ``state_dict()``, so that a training that is resumed from one goes on exactly.
+        seed: Seed of all draws of held-out points. The state of the generator is part of
+            ``state_dict()``, so that a resumed training draws the same points.
         solver: "cholesky", exact; "cg" or :class:`~gpclml.linalg.ConjugateGradients`, memory for n
             times the size of a block, with a tolerance that is checked; "auto", Cholesky where it
             fits into memory, else conjugate gradients with a warning.

@@ -57,7 +57,8 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
         outputs: ``"all"``, ``"single"`` or ``"column"``; the empirical Fisher has one column
             whatever this is.
         temperature: What the log likelihood is divided by, a number or a parameter.
-        seed: Seed of the outputs that are drawn; where the draws are is part of ``state_dict()``.
+        seed: Seed of the outputs that are drawn. The state of the generator is part of
+            ``state_dict()``.
 
     Raises:
         UnsupportedError: The likelihood is another one, or the model no LinearizedNetwork.
