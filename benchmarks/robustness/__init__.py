@@ -1,4 +1,4 @@
-"""Objectives on hard random problems in float32: ``python -m benchmarks.robustness``."""
+"""Hard problems and wrong arguments: ``python -m benchmarks.robustness``."""
 
 from benchmarks.robustness.methods import METHODS
 from benchmarks.robustness.problems import HardProblem, draw_problem

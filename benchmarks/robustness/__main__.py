@@ -1,4 +1,4 @@
-"""Command line: ``python -m benchmarks.robustness --problems 500``."""
+"""Command line: ``python -m benchmarks.robustness COMMAND``."""
 
 from __future__ import annotations
 
@@ -12,8 +12,16 @@ import typer
 from benchmarks._version import package_versions
 from benchmarks.robustness.study import run, summarize
 
+app = typer.Typer(add_completion=False, no_args_is_help=True)
 
-def main(
+
+@app.callback()
+def robustness() -> None:
+    """What objectives, solvers and arguments do where they are hard."""
+
+
+@app.command("objectives")
+def objectives(
     problems: Annotated[int, typer.Option(min=1, help="Number of problems.")] = 500,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the problems.")] = 0,
     csv: Annotated[
@@ -21,9 +29,8 @@ def main(
     ] = None,
 ) -> None:
     """Failures and float32 errors of objectives on hard random problems."""
-    versions = ", ".join(f"{name} {version}" for name, version in package_versions().items())
-    header = f"# python -m benchmarks.robustness {' '.join(sys.argv[1:])}".rstrip()
-    print(f"{header}\n# {versions}\n", flush=True)
+    header = _header()
+    print(f"{header}\n", flush=True)
     results = run(problems, seed)
     table = summarize(results)
     counts = table.loc[:, :"jittered64"]
@@ -34,7 +41,14 @@ def main(
     print(errors.to_string(index=False, float_format="%.1e"))
     _print_errors(results)
     if csv:
-        csv.write_text(f"{header}\n# {versions}\n{results.to_csv(index=False)}")
+        csv.write_text(f"{header}\n{results.to_csv(index=False)}")
+
+
+def _header() -> str:
+    """The command and the versions, as comments above what it prints."""
+    versions = ", ".join(f"{name} {version}" for name, version in package_versions().items())
+    command = f"python -m benchmarks.robustness {' '.join(sys.argv[1:])}".rstrip()
+    return f"# {command}\n# {versions}"
 
 
 def _print_errors(results: pd.DataFrame) -> None:
@@ -47,4 +61,4 @@ def _print_errors(results: pd.DataFrame) -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app(prog_name="python -m benchmarks.robustness")

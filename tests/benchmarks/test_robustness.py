@@ -5,11 +5,10 @@ from __future__ import annotations
 import pandas as pd
 import pytest
 import torch
-from typer import Typer
 from typer.testing import CliRunner
 
 from benchmarks.robustness import METHODS, draw_problem, run, summarize
-from benchmarks.robustness.__main__ import main
+from benchmarks.robustness.__main__ import app
 from benchmarks.robustness.methods import OURS, evaluate
 from gpclml.errors import ArgumentError
 
@@ -115,10 +114,9 @@ def test_no_problem_is_an_error():
 
 
 def test_command_prints_table_and_writes_rows(tmp_path):
-    app = Typer()
-    app.command()(main)
     file = tmp_path / "robustness.csv"
-    result = CliRunner().invoke(app, ["--problems", "2", "--seed", "5", "--csv", str(file)])
+    command = ["objectives", "--problems", "2", "--seed", "5", "--csv", str(file)]
+    result = CliRunner().invoke(app, command)
     assert result.exit_code == 0, result.output
     assert "nonfinite_gradient" in result.output
     assert len(pd.read_csv(file, comment="#")) == 2 * len(METHODS)
