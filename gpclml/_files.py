@@ -1,0 +1,96 @@
+"""Files that are written whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import BinaryIO
+
+__all__ = ["sync_folder", "temporary_name", "write_atomically"]
+
+_LONGEST = 150  # bytes of a file's own name in that of its temporary: file systems allow 255
+
+
+def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], object]) -> None:
+    """Writes a file whole or not at all, also where the process is killed or the power fails.
+
+    It is written beside its place, under a name that no other file has, brought to the disk, and
+    then renamed. Where anything fails before the renaming, Ctrl-C included, the temporary file is
+    removed and what was there stays as it was. Only a process that is killed leaves a temporary
+    file behind, named like the file with 32 hexadecimal digits and ``.part`` after it. The mode is
+    that of the file that is replaced, else what the user's umask makes of it. A link is replaced,
+    not followed.
+
+    Args:
+        path: The file; replaced if it is there.
+        write: Writes the content to the open file that it is given; what it raises is passed on.
+
+    Raises:
+        OSError: The file cannot be written.
+
+    Example:
+        ```python
+        write_atomically("notes.txt", lambda file: file.write(b"text"))
+        ```
+    """
+    path = Path(path)
+    temporary = temporary_name(path)
+    try:
+        with open(temporary, "xb") as file:  # "x" follows no link, and the mode is by the umask
+            write(file)
+            _keep_mode(path, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def temporary_name(path: Path) -> Path:
+    """A name beside a file that no other file has.
+
+    Args:
+        path: The file.
+    """
+    name = os.fsencode(path.name)[:_LONGEST].decode(errors="ignore")
+    return path.with_name(f"{name}.{secrets.token_hex(16)}.part")
+
+
+def sync_folder(folder: Path) -> None:
+    """Brings the names in a folder to the disk, where the system can do so.
+
+    Args:
+        folder: The folder.
+
+    Raises:
+        OSError: The disk fails.
+    """
+    if os.name != "posix":  # elsewhere folders cannot be opened
+        return
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except PermissionError:  # of a folder that may be written and not listed
+        return
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system without it
+            raise
+    finally:
+        os.close(handle)
+
+
+def _keep_mode(path: Path, file: BinaryIO) -> None:
+    """Gives a new file the permissions of the plain file that it is to replace, if there is one."""
+    try:
+        status = os.lstat(path)
+    except FileNotFoundError:
+        return
+    if stat.S_ISREG(status.st_mode) and hasattr(os, "fchmod"):
+        os.fchmod(file.fileno(), stat.S_IMODE(status.st_mode) & 0o777)
