@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from botorch.models import SingleTaskGP
 from botorch.models.transforms import Normalize
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
+from botorch.posteriors import GPyTorchPosterior, TransformedPosterior
 from botorch.utils.types import DEFAULT, _DefaultType
+from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import AdditiveKernel, Kernel, ScaleKernel
 from gpytorch.likelihoods import Likelihood
 from gpytorch.means import Mean
@@ -20,6 +22,7 @@ from gpclml.botorch._networks import NetworkBatch
 from gpclml.errors import ArgumentError, UnknownNameError
 from gpclml.kernels import DeepKernel
 from gpclml.models._parts import PartOptions, make_kernel
+from gpclml.posterior import PosteriorNormal
 
 __all__ = ["DeepKernelGP"]
 
@@ -117,6 +120,24 @@ class DeepKernelGP(SingleTaskGP):
             _put_beside(base, whole, feature_share)
         self.covar_module = whole
         self._subset_batch_dict = self._places_of_outputs()
+
+    def posterior(self, *args: Any, **kwargs: Any) -> GPyTorchPosterior | TransformedPosterior:
+        """As ``SingleTaskGP.posterior``, without GPyTorch's absolute floor of variances.
+
+        So that deviations of a single output do not depend on its units: BoTorch standardizes
+        outcomes and applies the floor after it has taken their predictions back.
+
+        Args:
+            *args: As for ``SingleTaskGP.posterior``.
+            **kwargs: The same.
+        """
+        posterior = super().posterior(*args, **kwargs)
+        if type(posterior) is not GPyTorchPosterior:
+            return posterior
+        normal = posterior.distribution
+        if type(normal) is not MultivariateNormal:
+            return posterior
+        return GPyTorchPosterior(PosteriorNormal(normal.mean, normal.lazy_covariance_matrix))
 
     def _named_kernel(self, name: str, options: PartOptions, seed: int) -> ScaleKernel:
         with torch.no_grad():

@@ -12,7 +12,6 @@ from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import Mean, ZeroMean
 from gpytorch.mlls import MarginalLogLikelihood
 from gpytorch.models import ExactGP
-from linear_operator import to_linear_operator
 from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
@@ -21,6 +20,7 @@ from gpclml.features import IdentityFeatures
 from gpclml.gaussians import DualGaussian, FullGaussian, linear_posterior
 from gpclml.kernels import FeatureKernel
 from gpclml.models._checks import checked_points, checked_training_data
+from gpclml.posterior import PosteriorNormal
 
 __all__ = ["BayesianLinearModel"]
 
@@ -155,7 +155,7 @@ class BayesianLinearModel(ExactGP):
 
     def predict(
         self, x: Tensor, observation_noise: bool = True, marginal: bool = False
-    ) -> MultivariateNormal:
+    ) -> PosteriorNormal:
         """The posterior predictive at points, from the posterior of the weights.
 
         Args:
@@ -176,9 +176,9 @@ class BayesianLinearModel(ExactGP):
         noise = self.noise.expand(len(x)) * float(observation_noise)
         if marginal:
             variance = posterior.predictive_variance(phi).clamp_min(0.0) + noise
-            return MultivariateNormal(mean, DiagLinearOperator(variance))
+            return PosteriorNormal(mean, DiagLinearOperator(variance))
         covariance = posterior.predictive_covariance(phi) + torch.diag_embed(noise)
-        return MultivariateNormal(mean, to_linear_operator(covariance))
+        return PosteriorNormal(mean, covariance)
 
     def _training_data(self) -> tuple[Tensor, Tensor]:
         assert self.train_inputs is not None

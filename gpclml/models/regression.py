@@ -15,8 +15,6 @@ from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.means import Mean
 from gpytorch.mlls import MarginalLogLikelihood
 from gpytorch.models import ExactGP
-from linear_operator import to_linear_operator
-from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
 from gpclml._checkpoint import read_checkpoint, write_checkpoint
@@ -26,7 +24,7 @@ from gpclml.models._checks import checked_points, checked_training_data
 from gpclml.models._parts import PartOptions, make_kernel, make_mean
 from gpclml.models._warm_start import start_as_ard_gp
 from gpclml.models.standardize import Standardizer
-from gpclml.posterior import IterativePosterior, evaluating, exact_posterior
+from gpclml.posterior import IterativePosterior, PosteriorNormal, evaluating, exact_posterior
 from gpclml.posterior.solver import choose_posterior_solver
 from gpclml.solvers import Solver
 
@@ -87,7 +85,8 @@ class GPRegression(ExactGP):
     Raises:
         ShapeError: Inputs and targets do not match, or hold no points.
         NonFiniteError: An input is not finite, or a target infinite.
-        ArgumentError: A dtype that cannot be factorized, or no observed target.
+        ArgumentError: A dtype that cannot be factorized, no observed target, or a spread whose
+            square the dtype cannot hold (targets near 1e20 in float32, 1e155 in float64).
         UnknownNameError: A kernel or mean name that is not known.
 
     Examples:
@@ -118,6 +117,8 @@ class GPRegression(ExactGP):
         train_x, train_y = checked_training_data(train_x, train_y)
         make = Standardizer.fit if standardize else Standardizer.identity
         input_standardizer, target_standardizer = make(train_x, dim=-2), make(train_y, dim=-1)
+        input_standardizer.check_representable("train_x", power=1)
+        target_standardizer.check_representable("train_y", power=2)
         targets = target_standardizer.transform(train_y)
         batch_shape = train_x.shape[:-2]
         default_likelihood = likelihood is None
@@ -220,7 +221,7 @@ class GPRegression(ExactGP):
         marginal: bool = False,
         solver: Solver = "auto",
         progress: bool = False,
-    ) -> MultivariateNormal:
+    ) -> PosteriorNormal:
         """The posterior at x in original units.
 
         Exact by a dense factorization whatever GPyTorch's settings; missing targets are left
@@ -245,7 +246,8 @@ class GPRegression(ExactGP):
                 from a Cholesky factor; conjugate gradients have a setting of their own.
 
         Returns:
-            A normal with mean ``(*batch, m)`` and covariance ``(*batch, m, m)``.
+            A normal with mean ``(*batch, m)`` and covariance ``(*batch, m, m)``, without GPyTorch's
+            absolute floor of variances: in other units its numbers are the same, scaled.
 
         Raises:
             ShapeError: The columns or the batch do not match the training inputs.
@@ -271,16 +273,9 @@ class GPRegression(ExactGP):
             posterior = exact_posterior(self, x, marginal, progress)
             if observation_noise:
                 posterior = self.likelihood(posterior, [x])
-            assert isinstance(posterior, MultivariateNormal)
+            assert isinstance(posterior, PosteriorNormal)
             units = self.target_standardizer
-            mean = units.inverse(posterior.mean)
-            if marginal:
-                variance = posterior.lazy_covariance_matrix.diagonal(dim1=-1, dim2=-2)
-                covariance = DiagLinearOperator(units.inverse_variance(variance))
-            else:
-                dense = posterior.covariance_matrix * units.scale.unsqueeze(-1).square()
-                covariance = to_linear_operator(dense)
-            return MultivariateNormal(mean, covariance)
+            return posterior.in_units(units.scale, units.offset, marginal)
 
     def with_kernel(self, kernel: str | Kernel) -> GPRegression:
         """A model of the same data in the same units, made anew with another kernel.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gpclml.errors import ArgumentError
+
 __all__ = ["Standardizer"]
 
 
@@ -46,16 +48,45 @@ class Standardizer(torch.nn.Module):
         data = values.detach().to(torch.float64)
         observed = ~torch.isnan(data)
         count = observed.sum(dim, keepdim=True)
-        mean = torch.where(observed, data, 0.0).sum(dim, keepdim=True) / count.clamp_min(1)
+        data = torch.where(observed, data, 0.0)
+        # In units of about the largest value, then of the largest deviation, so that neither sums
+        # nor squares overflow or vanish. A power of two rounds nothing.
+        unit = data.abs().amax(dim, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+        unit = unit.log2().floor().exp2()
+        data = data / unit
+        mean = data.sum(dim, keepdim=True) / count.clamp_min(1)
         deviation = torch.where(observed, data - mean, 0.0)
         largest = deviation.abs().amax(dim, keepdim=True)
-        magnitude = torch.where(observed, data, 0.0).abs().amax(dim, keepdim=True)
+        magnitude = data.abs().amax(dim, keepdim=True)
         constant = largest <= 100 * torch.finfo(values.dtype).eps * magnitude
-        # Relative to the largest deviation, so that squares neither overflow nor vanish.
         relative = deviation / torch.where(constant, 1.0, largest)
         scale = largest * (relative.square().sum(dim, keepdim=True) / (count - 1)).sqrt()
-        scale = torch.where(constant, 1.0, scale)
-        return cls(mean.to(values.dtype), scale.to(values.dtype))
+        scale = torch.where(constant, 1.0, scale * unit)
+        return cls((mean * unit).to(values.dtype), scale.to(values.dtype))
+
+    def check_representable(self, argument: str, power: int) -> None:
+        """Refuses a scale so large or small that the type cannot hold what is computed with it.
+
+        Args:
+            argument: Name of the data, as the caller writes it.
+            power: Of the scale that has to be a number of the type: 2 for variances.
+
+        Raises:
+            ArgumentError: It is; with the bounds, which leave four digits for the numbers of a
+                model.
+        """
+        info = torch.finfo(self.scale.dtype)
+        least, most = 1e4 * info.tiny ** (1 / power), 1e-4 * info.max ** (1 / power)
+        bad = (self.scale < least) | (self.scale > most)
+        if bad.any():
+            raise ArgumentError(
+                argument,
+                f"a standard deviation of {float(self.scale[bad][0]):.3g}",
+                f"one between {least:.1g} and {most:.1g}, which {self.scale.dtype} can square"
+                if power == 2
+                else f"one between {least:.1g} and {most:.1g}",
+                "Measure it in another unit.",
+            )
 
     @classmethod
     def identity(cls, values: Tensor, dim: int) -> Standardizer:

@@ -2,11 +2,13 @@
 
 from gpclml.posterior.dense import evaluating, exact_posterior
 from gpclml.posterior.iterative import IterativePosterior
+from gpclml.posterior.normal import PosteriorNormal
 from gpclml.posterior.reports import IterativePrediction, SolveReport
 
 __all__ = [
     "IterativePosterior",
     "IterativePrediction",
+    "PosteriorNormal",
     "SolveReport",
     "evaluating",
     "exact_posterior",

@@ -9,11 +9,11 @@ import gpytorch
 import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.models import ExactGP
-from linear_operator import to_linear_operator
-from linear_operator.operators import DiagLinearOperator, LinearOperator
+from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
 from gpclml.linalg import safe_cholesky
+from gpclml.posterior.normal import PosteriorNormal, above_rounding
 
 __all__ = ["evaluating", "exact_posterior"]
 
@@ -22,7 +22,7 @@ _CHUNK = 4096  # points whose covariance with the training points is held at a t
 
 def exact_posterior(
     model: ExactGP, x: Tensor, marginal: bool, progress: bool = False
-) -> MultivariateNormal:
+) -> PosteriorNormal:
     r"""The latent posterior at x by one dense factorization.
 
     With :math:`L L^\top = K_{XX} + \Sigma`, :math:`V = L^{-1} K_{X*}` and
@@ -30,7 +30,8 @@ def exact_posterior(
     :math:`K_{**} - V^\top V` (Rasmussen and Williams 2006, Algorithm 2.1).
 
     GPyTorch's own prediction counts a NaN target as observed in the covariance; here its row
-    is replaced by the identity's and so drops out, in each batch element on its own.
+    is replaced by the identity's and so drops out, in each batch element on its own. A variance is
+    at least the rounding of the prior's, which a difference near a training point may fall below.
     O(n^3 + n^2 m) operations; O(n^2 + n m) memory, with ``marginal`` O(n^2 + m) and a chunk.
 
     Args:
@@ -81,10 +82,13 @@ def exact_posterior(
             tests = slice(n, None)
             V = cross(tests)
             shift = (V.mT @ whitened).squeeze(-1)
-            spread: LinearOperator = to_linear_operator(
-                covariance[..., tests, tests].to_dense() - V.mT @ V
+            prior_spread = covariance[..., tests, tests].to_dense()
+            spread = prior_spread - V.mT @ V
+            variance = spread.diagonal(dim1=-1, dim2=-2)
+            raised = above_rounding(variance, prior_spread.diagonal(dim1=-1, dim2=-2))
+            return PosteriorNormal(
+                mean[..., n:] + shift, spread + torch.diag_embed(raised - variance)
             )
-            return MultivariateNormal(mean[..., n:] + shift, spread)
         shifts, variances = [], []
         from tqdm import trange
 
@@ -97,11 +101,10 @@ def exact_posterior(
             V = cross(rows)
             shifts.append((V * whitened).sum(-2))
             prior_variance = covariance[..., rows, rows].diagonal(dim1=-1, dim2=-2)
-            variances.append(prior_variance - V.square().sum(-2))
-        # Rounding may leave a tiny negative variance next to a training point.
-        variance = torch.cat(variances, dim=-1).clamp_min(0.0)
+            variances.append(above_rounding(prior_variance - V.square().sum(-2), prior_variance))
+        variance = torch.cat(variances, dim=-1)
         mean = mean[..., n:] + torch.cat(shifts, dim=-1)
-        return MultivariateNormal(mean, DiagLinearOperator(variance.expand_as(mean)))
+        return PosteriorNormal(mean, DiagLinearOperator(variance.expand_as(mean)))
 
 
 def _solve(factor: Tensor, right: Tensor) -> Tensor:

@@ -7,11 +7,9 @@ from contextlib import contextmanager
 from typing import cast
 
 import torch
-from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods import Likelihood
 from gpytorch.models import ExactGP
-from linear_operator import to_linear_operator
-from linear_operator.operators import DiagLinearOperator, LinearOperator
+from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
 from gpclml import _memory
@@ -22,6 +20,7 @@ from gpclml.linalg.iterative_conditioning import IterativeConditioning
 from gpclml.observations import Observations, training_observations
 from gpclml.posterior.joint_prior import JointPrior, new_points, reading
 from gpclml.posterior.model_state import ModelState
+from gpclml.posterior.normal import PosteriorNormal, above_rounding
 from gpclml.posterior.reports import IterativePrediction, SolveReport
 from gpclml.posterior.solver import VECTORS_AT_PEAK, num_points_at_once, refuse_gradient
 from gpclml.units import Units, log_target_scale, to_training_units
@@ -214,16 +213,17 @@ class IterativePosterior:
             if marginal:
                 known = torch.cat([block.reduction for block in blocks], dim=-1)
                 own = torch.cat([prior.variance(rows) for rows in chunks], dim=-1)
-                spread: LinearOperator = DiagLinearOperator((own - known).clamp_min(0.0).to(x))
+                variance = above_rounding((own - known).to(x), own)
+                posterior = PosteriorNormal(mean, DiagLinearOperator(variance))
             else:
-                spread = to_linear_operator(prior.conditional_covariance(chunks, blocks).to(x))
-            posterior = MultivariateNormal(mean, spread)
+                spread = prior.conditional_covariance(chunks, blocks)
+                posterior = PosteriorNormal(mean, spread.to(x))
             if observation_noise:
                 likelihood = cast(Likelihood, self._model.likelihood)
-                posterior = cast(MultivariateNormal, likelihood(posterior, [x]))
+                posterior = cast(PosteriorNormal, likelihood(posterior, [x]))
             errors = torch.cat([block.errors for block in blocks], dim=-1) * self._scale
             return IterativePrediction(
-                self._in_units(posterior, marginal),
+                posterior.in_units(self._scale, self._shift, marginal),
                 (errors * self._given.error).to(x),
                 errors.square().to(x),
                 max(block.residual for block in blocks),
@@ -245,15 +245,6 @@ class IterativePosterior:
             step = num_points_at_once(x, size, batch, joint, self._held, self._points_at_once)
             yield x, prior, [slice(i, min(i + step, m)) for i in range(0, m, step)]
             self._state.check()  # the points may have moved the grid of an interpolated kernel
-
-    def _in_units(self, posterior: MultivariateNormal, marginal: bool) -> MultivariateNormal:
-        mean = (posterior.mean * self._scale + self._shift).to(posterior.mean)
-        scale = self._scale.to(mean)
-        if marginal:
-            variance = posterior.lazy_covariance_matrix.diagonal(dim1=-1, dim2=-2)
-            return MultivariateNormal(mean, DiagLinearOperator(variance * scale.square()))
-        dense = posterior.covariance_matrix * scale.unsqueeze(-1).square()
-        return MultivariateNormal(mean, to_linear_operator(dense))
 
 
 def _products(data: Observations, solver: ConjugateGradients) -> tuple[NoisyCovariance, int]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpytorch.distributions import MultivariateNormal
 from torch import Tensor
+
+from gpclml.posterior.normal import PosteriorNormal
 
 __all__ = ["IterativePrediction", "SolveReport"]
 
@@ -41,7 +42,7 @@ class IterativePrediction:
         iterations: Products with the covariance, of up to as many vectors as points at once.
     """
 
-    distribution: MultivariateNormal
+    distribution: PosteriorNormal
     mean_error: Tensor
     variance_excess: Tensor
     residual: float

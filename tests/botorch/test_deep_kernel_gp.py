@@ -237,3 +237,18 @@ def test_what_is_refused():
 def test_gpclml_itself_does_not_import_botorch():
     code = "import sys, gpclml, gpclml.models; assert 'botorch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("scale", [1e-7, 1e-6, 1e6, 1e12])
+def test_deviations_do_not_depend_on_the_units_of_the_outcome(scale):
+    x, y = data()
+    new = points(5, 2)
+    expected, found = (
+        moved(DeepKernelGP(x, y * size, feature_share=0.4)).posterior(new) for size in (1.0, scale)
+    )
+    base = torch.ones(3, 5, dtype=torch.float64)
+    draws = [one.rsample_from_base_samples(torch.Size([3]), base) for one in (expected, found)]
+    deviations = [one.variance.sqrt() for one in (expected, found)]
+    torch.testing.assert_close(found.mean / scale, expected.mean, rtol=1e-6, atol=0)
+    torch.testing.assert_close(deviations[1] / scale, deviations[0], rtol=1e-6, atol=0)
+    torch.testing.assert_close(draws[1] / scale, draws[0], rtol=1e-5, atol=1e-6)
