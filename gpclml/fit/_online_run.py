@@ -11,15 +11,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpclml._checkpoint import read_checkpoint, write_checkpoint
+from gpclml._checkpoint import (
+    check_fingerprint,
+    load_optimizer_state,
+    read_checkpoint,
+    restored,
+    warn_of_no_fingerprint,
+)
+from gpclml._digests import digest, module_classes
 from gpclml.curvature import Kernel
 from gpclml.errors import ArgumentError, DataError
 from gpclml.fit._weight_training import WeightTraining, check_finite
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 
-__all__ = ["OnlineFit", "OnlineRun"]
+__all__ = ["CHECKPOINT", "OnlineFit", "OnlineRun"]
 
-_CHECKPOINT = "gpclml.OnlineFit"
+CHECKPOINT = "gpclml.OnlineFit"
+_REQUIRED = {
+    "state": dict, "best": (dict, type(None)), "of_weights": dict, "of_hyperparameters": dict,
+    "generator": Tensor, "fit": dict,
+}  # fmt: skip
 
 
 @dataclass
@@ -133,6 +144,22 @@ class OnlineRun(WeightTraining):
         else:
             self.mll.load_state_dict(self.best)
 
+    def fingerprint(self, **settings: Any) -> dict[str, Any]:
+        """What decides the course: digests of data and objective, and settings as they are.
+
+        Args:
+            **settings: Those of the training.
+        """
+        mll = self.mll
+        return {
+            "train_x": digest(self.x),
+            "train_y": digest(self.y),
+            "objective": digest(
+                [module_classes(mll), mll.num_data, mll.hessian, mll.outputs, mll.curvature]
+            ),
+            **settings,
+        }
+
     def content(self) -> dict[str, Any]:
         """All that decides how the training goes on, the objective's draws included; a copy."""
         course = {
@@ -148,29 +175,44 @@ class OnlineRun(WeightTraining):
             "fit": course,
         }
 
-    @staticmethod
-    def write(path: str | Path, content: dict[str, Any]) -> None:
-        """Saves what :meth:`content` returned."""
-        write_checkpoint(path, _CHECKPOINT, content)
+    def read(self, path: str | Path, fingerprint: dict[str, Any]) -> None:
+        """Goes on from a file.
 
-    def read(self, path: str | Path) -> None:
-        """Goes on from a file; raises a DataError if it is of another model."""
-        content = read_checkpoint(path, _CHECKPOINT, self.x.device)
-        mine, theirs = (
-            {name: tuple(value.shape) for name, value in state.items()}
-            for state in (self.mll.state_dict(), content["state"])
+        Args:
+            path: The file.
+            fingerprint: What decides this training.
+
+        Raises:
+            DataError: It is of another model or training, or damaged; nothing is changed then.
+        """
+        content = read_checkpoint(path, CHECKPOINT, self.x.device, _REQUIRED)
+        mine, *theirs = (
+            {name: getattr(value, "shape", None) for name, value in state.items()}
+            for state in (self.mll.state_dict(), content["state"], content["best"])
+            if state is not None
         )
-        if mine != theirs:
+        if any(mine != state for state in theirs):
             raise DataError(
                 f"checkpoint: {path} is of another model. Build the model as it was, or give "
                 "another file."
             )
+        if "fingerprint" in content:
+            check_fingerprint(path, content["fingerprint"], fingerprint)
+        else:
+            warn_of_no_fingerprint(path)
+        try:
+            fit = restored(self.fit, content["fit"])
+            load_optimizer_state(self.of_weights, content["of_weights"])
+            load_optimizer_state(self.of_hyperparameters, content["of_hyperparameters"])
+            self.generator.set_state(content["generator"].cpu())
+        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            raise DataError(
+                f"checkpoint: {path} does not hold a training that can go on ({error}). Give "
+                "another file to start anew."
+            ) from error
         self.mll.load_state_dict(content["state"])
         self.best = content["best"]
-        self.of_weights.load_state_dict(content["of_weights"])
-        self.of_hyperparameters.load_state_dict(content["of_hyperparameters"])
-        self.generator.set_state(content["generator"].cpu())
-        self.fit.__dict__.update(content["fit"])
+        self.fit.__dict__.update(fit)
 
     def _state(self) -> dict[str, Any]:
         return copy.deepcopy(self.mll.state_dict())

@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from gpclml._checkpoint import write_checkpoint
 from gpclml.errors import ArgumentError, UnknownNameError
-from gpclml.fit._online_run import OnlineFit, OnlineRun
+from gpclml.fit._online_run import CHECKPOINT, OnlineFit, OnlineRun
 from gpclml.fit._weight_training import check_training
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 
@@ -48,7 +49,9 @@ def fit_online(
 
     With a checkpoint the training is saved after every look and, as of the last whole epoch, at
     an interrupt. It goes on from there bit for bit as if it had not stopped; only layers that draw
-    from PyTorch's global source, such as dropout, draw anew.
+    from PyTorch's global source, such as dropout, draw anew. A training with other data, seed,
+    rates or the like does not go on from it; ``patience`` may differ, and ``epochs`` where there
+    is no ``final_lr``.
 
     Args:
         mll: The objective; ``num_data`` is the number of training points. Trained in place.
@@ -77,7 +80,11 @@ def fit_online(
         ShapeError: Points and targets are not as many.
         NonFiniteError: A log joint density or an evidence is not finite.
         UnsupportedError, ModelModeError, NotPSDError: As the objective.
-        DataError: The checkpoint cannot be written or read, or is of another model.
+        DataError: The checkpoint cannot be written or read, is damaged, or is of another model or
+            training; says in what they differ.
+
+    Warns:
+        UserWarning: The checkpoint is of an earlier release, which did not store what decided it.
     """
     check_training(
         mll, train_x, train_y, epochs=epochs, batch_size=batch_size, hyper_steps=hyper_steps,
@@ -93,8 +100,20 @@ def fit_online(
         mll, train_x, train_y, hyper_lr, batch_size=batch_size, lr=lr, final_lr=final_lr,
         epochs=epochs, seed=seed, by_class=partition == "class",
     )  # fmt: skip
-    if checkpoint is not None and Path(checkpoint).exists():
-        run.read(checkpoint)
+    decided_by: dict[str, Any] = {}
+    if checkpoint is not None:
+        decided_by = run.fingerprint(
+            batch_size=batch_size, lr=lr, final_lr=final_lr, hyper_lr=hyper_lr,
+            hyper_steps=hyper_steps, burn_in=burn_in, every=every, partition=partition, seed=seed,
+        )  # fmt: skip
+        if final_lr is not None:  # the rate of an epoch depends on how many there are
+            decided_by["epochs"] = epochs
+        if Path(checkpoint).exists():
+            run.read(checkpoint, decided_by)
+
+    def save(path: str | Path, content: dict[str, Any]) -> None:
+        write_checkpoint(path, CHECKPOINT, {**content, "fingerprint": decided_by})
+
     from tqdm import tqdm
 
     fit = run.fit
@@ -114,14 +133,14 @@ def fit_online(
                     bar.set_postfix(evidence=f"{fit.evidences[-1]:.4f}", refresh=False)
                     fit.seconds = time.perf_counter() - start
                     if checkpoint is not None:
-                        run.write(checkpoint, run.content())
+                        save(checkpoint, run.content())
                     if patience is not None and run.looks_since_best() >= patience:
                         break
         except KeyboardInterrupt:
             # What an epoch or a look has begun is left out: it is done again, as it was.
             if checkpoint is not None and whole:
                 whole["fit"]["seconds"] = time.perf_counter() - start
-                run.write(checkpoint, whole)
+                save(checkpoint, whole)
             raise
     run.keep_best()
     fit.seconds = time.perf_counter() - start

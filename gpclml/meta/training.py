@@ -15,7 +15,15 @@ import torch
 from gpytorch.mlls import MarginalLogLikelihood
 from torch import Tensor
 
-from gpclml._checkpoint import read_checkpoint, write_checkpoint
+from gpclml._checkpoint import (
+    check_fingerprint,
+    load_optimizer_state,
+    read_checkpoint,
+    restored,
+    warn_of_no_fingerprint,
+    write_checkpoint,
+)
+from gpclml._digests import digest, module_classes
 from gpclml.errors import ArgumentError, DataError, NonFiniteError
 from gpclml.meta.deep_kernel_transfer import DeepKernelTransfer
 from gpclml.meta.episodes import check_counts
@@ -24,6 +32,7 @@ from gpclml.meta.evaluation import Tasks, evaluate_tasks
 __all__ = ["Training", "load_model", "train_on_tasks"]
 
 _CHECKPOINT = "gpclml.DeepKernelTransfer"
+_REQUIRED = {"best": dict, "optimizer": dict, "training": dict}
 
 
 @dataclass
@@ -66,7 +75,8 @@ def train_on_tasks(
     same sources and objective a training repeats itself. With a checkpoint it is saved at
     every look and, as of the last whole step, at an interrupt. It goes on from there bit for bit
     as if it had not stopped, redrawn hold-outs included; only layers that draw from PyTorch's
-    global source, such as dropout, draw anew.
+    global source, such as dropout, draw anew. A training on other tasks, which are told by the
+    first, or with other settings does not go on from it; ``steps`` may differ.
 
     Args:
         model: Trained in place; left in eval mode, as it was at its best look.
@@ -91,8 +101,8 @@ def train_on_tasks(
         NonFiniteError: Objective or gradient is not finite, or features are not; the model is
             then as after the last step.
         NotPSDError: A covariance is not positive definite even with jitter.
-        DataError: The checkpoint cannot be written or read, or is of another architecture,
-            objective or release whose training cannot go on here.
+        DataError: The checkpoint cannot be written or read, is damaged, or is of another
+            architecture, objective, training, or release whose training cannot go on here.
 
     Note:
         A checkpoint costs a copy of the parameters and of Adam's moments a step.
@@ -106,8 +116,23 @@ def train_on_tasks(
     if all(module is not model for module in mll.modules()):
         raise ArgumentError("mll", f"a {type(mll).__name__} of another model", "one of the model")
     run = _Run(model, mll, lr)
-    if checkpoint is not None and Path(checkpoint).exists():
-        run.read(checkpoint)
+    decided_by: dict[str, Any] = {}
+    if checkpoint is not None:
+        decided_by = {
+            "tasks": _first_task(tasks),
+            "validation": None if validation is None else _first_task(validation),
+            "objective": digest([module_classes(mll), getattr(mll, "conditioning", None)]),
+            "tasks_per_step": tasks_per_step,
+            "lr": lr,
+            "validation_tasks": validation_tasks,
+            "look_every": look_every,
+        }
+        if Path(checkpoint).exists():
+            run.read(checkpoint, decided_by)
+
+    def save(path: str | Path, content: dict[str, Any]) -> None:
+        write_checkpoint(path, _CHECKPOINT, {**content, "fingerprint": decided_by})
+
     start = time.perf_counter() - run.training.seconds
     from tqdm import tqdm
 
@@ -124,12 +149,12 @@ def train_on_tasks(
                     bar.set_postfix(best=run.training.best, refresh=False)
                     run.training.seconds = time.perf_counter() - start
                     if checkpoint is not None:
-                        write_checkpoint(checkpoint, _CHECKPOINT, run.content())
+                        save(checkpoint, run.content())
         except KeyboardInterrupt:
             # What a step or a look has begun is left out: it is done again, as it was.
             if checkpoint is not None and whole:
                 whole["training"]["seconds"] = time.perf_counter() - start
-                write_checkpoint(checkpoint, _CHECKPOINT, whole)
+                save(checkpoint, whole)
             raise
     run.keep_best()
     return run.training
@@ -149,8 +174,9 @@ def load_model(model: DeepKernelTransfer, path: str | Path) -> DeepKernelTransfe
         DataError: There is no such file, it is damaged, or of another architecture.
     """
     device = next(model.parameters()).device
-    content = read_checkpoint(path, _CHECKPOINT, device)
-    _load(model, content["best"], path)
+    content = read_checkpoint(path, _CHECKPOINT, device, {"best": dict})
+    _check(model, content["best"], path)
+    model.load_state_dict(content["best"])
     return model.eval()
 
 
@@ -213,39 +239,59 @@ class _Run:
             "training": course,
         }
 
-    def read(self, path: str | Path) -> None:
-        content = read_checkpoint(path, _CHECKPOINT, next(self.model.parameters()).device)
-        if "objective" in content:
-            _load(self.mll, content["objective"], path)
-        else:  # earlier releases kept the model alone
-            _load(self.model, content["model"], path)
+    def read(self, path: str | Path, decided_by: dict[str, Any]) -> None:
+        device = next(self.model.parameters()).device
+        content = read_checkpoint(path, _CHECKPOINT, device, _REQUIRED)
+        if "fingerprint" in content:
+            check_fingerprint(path, content["fingerprint"], decided_by)
+        else:
+            warn_of_no_fingerprint(path)
+        if isinstance(content.get("objective"), dict):
+            module, state = self.mll, content["objective"]
+        elif isinstance(content.get("model"), dict):  # earlier releases kept the model alone
+            module, state = self.model, content["model"]
             warnings.warn(
                 f"{path} was written by an earlier release, without the state of the objective. "
                 "Held-out points that are drawn at random are drawn from the seed on again.",
                 stacklevel=3,
             )
-        self.best = content["best"]
+        else:
+            raise DataError(
+                f"checkpoint: {path} lacks the state of the objective. Restore a copy of it, or "
+                "give another file to train anew."
+            )
+        _check(module, state, path)
+        _check(self.model, content["best"], path)
         try:
-            self.optimizer.load_state_dict(content["optimizer"])
-        except ValueError as error:
+            training = Training(**restored(self.training, content["training"]))
+            load_optimizer_state(self.optimizer, content["optimizer"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(
                 f"checkpoint: {path} was trained with other groups of learning rates, as batch "
-                "normalization of features was in earlier releases, and cannot be gone on with. "
-                "Give another file to train anew, or use what it has by load_model."
+                "normalization of features was in earlier releases, or is not complete, and cannot "
+                f"be gone on with ({error}). Give another file to train anew, or use what it has "
+                "by load_model."
             ) from error
-        self.training = Training(**content["training"])
+        module.load_state_dict(state)
+        self.best, self.training = content["best"], training
+
+
+def _first_task(tasks: Tasks) -> str:
+    """A digest of the first task, which says of what data, sizes and seed all of them are."""
+    first = tasks.draw([0])
+    return digest([first.support_x, first.support_y, first.query_x, first.query_y, first.ways])
 
 
 def _state(module: torch.nn.Module) -> dict[str, Any]:
     return copy.deepcopy(module.state_dict())
 
 
-def _load(module: torch.nn.Module, state: Mapping[str, Any], path: str | Path) -> None:
+def _check(module: torch.nn.Module, state: Mapping[str, Any], path: str | Path) -> None:
     own = module.state_dict()
     unlike = sorted(own.keys() ^ state.keys()) or [
-        f"{name}: {tuple(state[name].shape)} stored, {tuple(value.shape)} here"
+        f"{name}: {tuple(getattr(state[name], 'shape', ()))} stored, {tuple(value.shape)} here"
         for name, value in own.items()
-        if isinstance(value, Tensor) and state[name].shape != value.shape
+        if isinstance(value, Tensor) and getattr(state[name], "shape", None) != value.shape
     ]
     if unlike:
         raise DataError(
@@ -253,4 +299,3 @@ def _load(module: torch.nn.Module, state: Mapping[str, Any], path: str | Path) -
             f"({', '.join(unlike[:3])}). Build model and objective as they were when they were "
             "trained, or give another file."
         )
-    module.load_state_dict(state)

@@ -1,13 +1,40 @@
-"""Checks of training data and of points to predict at."""
+"""Checks of training data, of points to predict at, and of stored models."""
 
 from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
+from gpclml.errors import ArgumentError, DataError, NonFiniteError, ShapeError
 
-__all__ = ["checked_points", "checked_training_data"]
+__all__ = ["check_stored", "checked_points", "checked_training_data"]
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and value > 0
+
+
+def _is_name(value: object) -> bool:
+    return value is None or isinstance(value, str)
+
+
+_CONFIG: dict[str, Callable[[Any], bool]] = {
+    "kernel": _is_name,
+    "mean": _is_name,
+    "likelihood": _is_name,
+    "standardize": lambda value: isinstance(value, bool),
+    "ard": lambda value: isinstance(value, bool),
+    "num_features": _is_size,
+    "hidden": lambda value: isinstance(value, list) and all(map(_is_size, value)),
+    "num_mixtures": _is_size,
+    "seed": lambda value: isinstance(value, int),
+}
+_UNITS = ("target_standardizer.scale", "target_standardizer.offset")
 
 
 def checked_training_data(train_x: Tensor, train_y: Tensor) -> tuple[Tensor, Tensor]:
@@ -74,3 +101,44 @@ def _check_finite(argument: str, value: Tensor, mend: str) -> None:
     if not finite.all():
         got = f"{int((~finite).sum())} non-finite values (shape {tuple(value.shape)}, "
         raise NonFiniteError(argument, got + f"dtype {value.dtype})", "finite values", mend)
+
+
+def check_stored(
+    path: str | os.PathLike, config: dict[str, Any], state: dict[str, Any], train_x: Tensor
+) -> None:
+    """Raises where a stored ``GPRegression`` is not complete, or larger than its own state.
+
+    Args:
+        path: Where it is stored, for the message.
+        config: Arguments of the model.
+        state: Its ``state_dict``.
+        train_x: Its inputs.
+
+    Raises:
+        DataError: With what is missing, or the two sizes.
+    """
+    unlike = [
+        name for name, fits in _CONFIG.items() if name not in config or not fits(config[name])
+    ]
+    unlike += [name for name in _UNITS if not isinstance(state.get(name), Tensor)]
+    unlike += ["train_x"] if train_x.ndim < 2 else []
+    if unlike:
+        raise DataError(
+            f"path: {path} lacks {', '.join(unlike)}, or has something else in their place. "
+            "Restore a copy of it, or save the model again."
+        )
+    # Networks and mixtures are made before their state is loaded, in whatever size is asked for.
+    d, widths = train_x.shape[-1], [train_x.shape[-1], *config["hidden"]]
+    asked = 0
+    if config["kernel"] in ("deep", "deep-bottleneck"):
+        asked += sum(a * b for a, b in pairwise([*widths, config["num_features"]]))
+    if config["kernel"] == "spectral_mixture":
+        asked += d * config["num_mixtures"]
+    if config["mean"] == "mlp":
+        asked += sum(a * b for a, b in pairwise([*widths, 1]))
+    stored = sum(entry.numel() for entry in state.values() if isinstance(entry, Tensor))
+    if asked > stored:
+        raise DataError(
+            f"path: {path} describes a model of at least {asked} parameters and holds {stored}. "
+            "Save the model again."
+        )

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from gpclml._checkpoint import read_checkpoint, write_checkpoint
 from gpclml._host_reads import reads_are_free
-from gpclml.errors import ArgumentError
-from gpclml.models._checks import checked_points, checked_training_data
+from gpclml.errors import ArgumentError, DataError
+from gpclml.models._checks import check_stored, checked_points, checked_training_data
 from gpclml.models._parts import PartOptions, make_kernel, make_mean
 from gpclml.models._warm_start import start_as_ard_gp
 from gpclml.models.standardize import Standardizer
@@ -31,6 +31,7 @@ from gpclml.solvers import Solver
 __all__ = ["GPRegression"]
 
 _CHECKPOINT = "gpclml.GPRegression"
+_REQUIRED = {"config": dict, "state_dict": dict, "train_x": Tensor, "train_targets": Tensor}
 
 
 class GPRegression(ExactGP):
@@ -344,9 +345,9 @@ class GPRegression(ExactGP):
             DataError: The file is missing, damaged or no such checkpoint.
             ArgumentError: An object that the model was made with is missing or does not fit.
         """
-        content = read_checkpoint(path, _CHECKPOINT, map_location)
-        config = dict(content["config"])
-        state = content["state_dict"]
+        content = read_checkpoint(path, _CHECKPOINT, map_location, _REQUIRED)
+        config, state = dict(content["config"]), content["state_dict"]
+        check_stored(path, config, state, content["train_x"])
         given = {"kernel": kernel, "mean": mean, "likelihood": likelihood}
         for name, value in given.items():
             if value is None and config[name] is None:
@@ -362,6 +363,12 @@ class GPRegression(ExactGP):
         try:
             model.load_state_dict(state)
         except RuntimeError as error:
+            if all(value is None for value in given.values()):
+                raise DataError(
+                    f"path: {path} holds the state of another model than it describes "
+                    f"({str(error).splitlines()[-1].strip()}). Restore a copy of it, or save the "
+                    "model again."
+                ) from error
             mend = "Pass objects of the same classes and sizes as when the model was made."
             got = str(error).splitlines()[-1].strip()
             raise ArgumentError("kernel, mean or likelihood", got, "the saved state", mend) from (
