@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from gpclml.datasets._folder import VARIABLE, data_folder
 from gpclml.datasets.sources import uci_source
@@ -144,7 +144,6 @@ def _downloader(source: FileSource, path: Path, progress: bool) -> Callable[...,
             _download(address, output_file, source, progress)
         # requests' errors are OSErrors; a malformed reply or address can be a ValueError.
         except (OSError, ValueError) as error:
-            _close_reply(error)
             what = f"the download from {address} failed ({error})"
             raise _error(path, what, source, _partial(output_file, source), mend) from error
         if _checksum(output_file, source) != source.checksum:
@@ -158,23 +157,54 @@ def _download(address: str, output_file: str, source: FileSource, progress: bool
     import pooch
     from tqdm import tqdm
 
+    replies: list[Any] = []
+
+    def check_claimed(reply: Any, *args: object, **kwargs: object) -> None:
+        replies.append(reply)
+        claimed = reply.headers.get("Content-Length", "0")
+        if reply.ok and claimed.isdecimal() and int(claimed) > source.bytes:
+            raise _too_large(source)
+
     # Uncompressed in transit, so that Content-Length counts the file's own bytes.
-    headers = {"Accept-Encoding": "identity"}
-    if not progress:
-        pooch.HTTPDownloader(headers=headers)(address, output_file, None)
-        return
-    # A bar of our own is closed whatever happens; pooch's is left open by an error.
-    with tqdm(desc=source.file, total=source.bytes, unit="B", unit_scale=True) as bar:
-        # pooch takes any such object; its parameter has a bool for default and no annotation.
-        shown: Any = bar
-        pooch.HTTPDownloader(progressbar=shown, headers=headers)(address, output_file, None)
+    options: Any = {
+        "headers": {"Accept-Encoding": "identity"},
+        "hooks": {"response": check_claimed},
+    }
+    try:
+        with open(output_file, "wb") as file:
+            limited: Any = _Limited(file, source)  # pooch writes to it and flushes it
+            if not progress:
+                pooch.HTTPDownloader(**options)(address, limited, None)
+                return
+            # A bar of our own is closed whatever happens; pooch's is left open by an error.
+            with tqdm(desc=source.file, total=source.bytes, unit="B", unit_scale=True) as bar:
+                # pooch takes any such object; its parameter has a bool for default and no type.
+                shown: Any = bar
+                pooch.HTTPDownloader(progressbar=shown, **options)(address, limited, None)
+    finally:
+        for reply in replies:  # pooch leaves that of a failed download open
+            reply.close()
 
 
-def _close_reply(error: Exception) -> None:
-    """Closes the connection of a reply that pooch refused by its status and left open."""
-    reply = getattr(error, "response", None)
-    if reply is not None:
-        reply.close()
+class _Limited:
+    """A file that takes no more bytes than the registered file has."""
+
+    def __init__(self, file: BinaryIO, source: FileSource) -> None:
+        self._file, self._source, self._room = file, source, source.bytes
+
+    def write(self, data: bytes) -> int:
+        self._file.write(data[: self._room])
+        self._room -= len(data)
+        if self._room < 0:
+            raise _too_large(self._source)
+        return len(data)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def _too_large(source: FileSource) -> OSError:
+    return OSError(f"more than the registered {source.bytes} bytes, and so it was stopped")
 
 
 def _partial(path: str, source: FileSource) -> str:

@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -172,6 +172,42 @@ def test_no_network(tmp_path):
 def test_address_that_is_none_of_http(tmp_path):
     with pytest.raises(DataError, match=r"yacht\.txt"):
         datasets.fetch("yacht", folder=tmp_path, address="not an address")
+    assert files_in(tmp_path) == []
+
+
+def sending_for_ever(sent, claimed):
+    """A reply without end, which counts what it could send."""
+
+    def reply(handler):
+        handler.send_response(200)
+        if claimed:
+            handler.send_header("Content-Length", str(claimed))
+        handler.end_headers()
+        with suppress(ConnectionError):
+            while True:
+                handler.wfile.write(bytes(1 << 16))
+                sent.append(1 << 16)
+
+    return reply
+
+
+@pytest.mark.parametrize("claimed", [None, "as registered", 1 << 40])
+@pytest.mark.parametrize("progress", [True, False])
+def test_a_download_ends_at_the_registered_size(tmp_path, small, progress, claimed):
+    source, _ = small
+    sent: list[int] = []
+    # A reader trusts a claimed length itself: what is beyond it is left unread.
+    reply = sending_for_ever(sent, source.bytes if claimed == "as registered" else claimed)
+    with serving(reply) as address, pytest.raises(DataError, match=r"yacht\.txt") as caught:
+        datasets.fetch("yacht", folder=tmp_path, address=address, progress=progress)
+    message = str(caught.value)
+    if claimed == "as registered":
+        assert "is corrupt or another version" in message
+    else:
+        assert f"more than the registered {source.bytes} bytes" in message
+    came = f"({source.bytes} bytes)" if claimed != 1 << 40 else "nothing (0 bytes)"
+    assert f"{came}. Nothing was kept" in message
+    assert sum(sent) < 1 << 26  # what the buffers of the system hold, at most
     assert files_in(tmp_path) == []
 
 
