@@ -1,21 +1,27 @@
-"""One SQLite file: opening it, its schema, and transactions with errors that name it."""
+"""One SQLite file: opening it, its schema, and transactions with errors that name it.
+
+SQLite notices a damaged structure and not a damaged entry. So each row of results has a digest, and
+both are checked when a file is opened.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from gpclml._files import sync_folder, temporary_name
 from gpclml.errors import ArgumentError, DataError
 
 __all__ = ["Database"]
 
 BUSY_SECONDS = 60.0
 APPLICATION_ID = 0x67706C6D  # marks the file as ours
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # the first had no digests
 
 SCHEMA = """
 CREATE TABLE results (
@@ -36,7 +42,8 @@ CREATE TABLE results (
     gpclml TEXT NOT NULL,
     torch TEXT NOT NULL,
     gpytorch TEXT NOT NULL,
-    botorch TEXT NOT NULL
+    botorch TEXT NOT NULL,
+    digest TEXT NOT NULL DEFAULT ''
 );
 CREATE TABLE runners (
     run TEXT PRIMARY KEY,
@@ -47,10 +54,19 @@ CREATE TABLE runners (
 );
 CREATE TABLE claims (key TEXT PRIMARY KEY, run TEXT NOT NULL);
 """
+DIGESTED = (
+    "key, status, function, code_version, configuration, metrics, error_type, error_message, "
+    "traceback, attempts, seconds, finished_at, host, python, gpclml, torch, gpytorch, botorch"
+)
+DAMAGED = (
+    "It is damaged or was cut short: restore a copy, or remove it and repeat the run, which "
+    "computes all cells again."
+)
 
 MENDS = {
     "SQLITE_NOTADB": "It is no SQLite file: name another results file.",
-    "SQLITE_CORRUPT": "It is damaged: restore a copy, or name another results file.",
+    "SQLITE_CORRUPT": DAMAGED,
+    "SQLITE_ERROR": DAMAGED,  # tables or columns that are not there
     "SQLITE_READONLY": "Make the file and its folder writable, or name another results file.",
     "SQLITE_CANTOPEN": "Make the file and its folder writable, or name another results file.",
     "SQLITE_FULL": "Free some disk space; what was saved before is safe.",
@@ -78,13 +94,14 @@ class Database:
         self.path = Path(path)
         self._lock = threading.RLock()
         _check_path(self.path, create)
+        if create and not self.path.exists():
+            with self._errors_named():
+                self._make()
+        if not self.path.stat().st_size:
+            raise DataError(f"{self.path}: the file is empty. {DAMAGED}")
         # Read-write even for reading: only so is a transaction cut off by a kill undone.
-        address = f"{self.path.absolute().as_uri()}?mode={'rwc' if create else 'rw'}"
         with self._errors_named():
-            self._connection = sqlite3.connect(
-                address, uri=True, timeout=BUSY_SECONDS, isolation_level=None,
-                check_same_thread=False,
-            )  # fmt: skip
+            self._connection = self._connect(self.path, "rw")
         try:
             self._prepare(create)
         except BaseException:
@@ -114,20 +131,67 @@ class Database:
         with self._lock, self._errors_named():
             return self._connection.execute(query, parameters).fetchall()
 
+    def seal(self, connection: sqlite3.Connection, keys: Iterable[str]) -> None:
+        """Gives rows of results the digest of their entries, in the transaction that wrote them.
+
+        Args:
+            connection: That of the transaction.
+            keys: Keys of the rows.
+        """
+        for key in keys:
+            query = f"SELECT {DIGESTED} FROM results WHERE key = ?"
+            row = connection.execute(query, (key,)).fetchone()
+            connection.execute(
+                "UPDATE results SET digest = ? WHERE key = ?", (_row_digest(row), key)
+            )
+
+    def _connect(self, path: Path, mode: str) -> sqlite3.Connection:
+        return sqlite3.connect(
+            f"{path.absolute().as_uri()}?mode={mode}", uri=True, timeout=BUSY_SECONDS,
+            isolation_level=None, check_same_thread=False,
+        )  # fmt: skip
+
+    def _make(self) -> None:
+        """Makes the file with its tables at once, so that none without them is ever ours."""
+        part = temporary_name(self.path)
+        try:
+            with contextlib.closing(self._connect(part, "rwc")) as connection:
+                connection.executescript(
+                    f"PRAGMA synchronous = EXTRA; BEGIN; {SCHEMA}"
+                    f"PRAGMA application_id = {APPLICATION_ID};"
+                    f"PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
+                )
+            with contextlib.suppress(FileExistsError):  # of two runners one makes the file
+                try:
+                    os.link(part, self.path)
+                except FileExistsError:
+                    raise
+                except OSError:  # a file system without links
+                    with open(self.path, "xb") as file:
+                        file.write(part.read_bytes())
+            sync_folder(self.path.absolute().parent)
+        except OSError as error:
+            raise DataError(f"{self.path}: {error}. {MENDS['SQLITE_CANTOPEN']}") from error
+        finally:
+            part.unlink(missing_ok=True)
+
     def _prepare(self, create: bool) -> None:
         with self._errors_named():
             self._connection.execute("PRAGMA synchronous = EXTRA")
-        if not create:
-            return self._check_schema()
-        with self.transaction() as connection:  # two runners may make the file at once
-            if not self.read("SELECT name FROM sqlite_master"):
-                for statement in SCHEMA.split(";"):
-                    connection.execute(statement)
-                connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-                connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-            self._check_schema()
+        version = self._check_schema()
+        self._check_whole(version)
+        if create and version < SCHEMA_VERSION:
+            with self.transaction() as connection:  # two runners may do so at once
+                if self._check_schema() < SCHEMA_VERSION:
+                    connection.execute(
+                        "ALTER TABLE results ADD COLUMN digest TEXT NOT NULL DEFAULT ''"
+                    )
+                    keys = connection.execute("SELECT key FROM results").fetchall()
+                    self.seal(connection, (key for (key,) in keys))
+                    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
 
-    def _check_schema(self) -> None:
+    def _check_schema(self) -> int:
+        """The layout of the file, if it is one that this code reads."""
         application = self.read("PRAGMA application_id")[0][0]
         version = self.read("PRAGMA user_version")[0][0]
         if application != APPLICATION_ID:
@@ -135,10 +199,25 @@ class Database:
                 f"{self.path}: an SQLite file, but not one of benchmark results. "
                 "Name another results file."
             )
-        if version != SCHEMA_VERSION:
+        if version not in range(1, SCHEMA_VERSION + 1):
             raise DataError(
-                f"{self.path}: results in layout {version}, this code reads {SCHEMA_VERSION}. "
+                f"{self.path}: results in layout {version}, this code reads 1 to {SCHEMA_VERSION}. "
                 "Use the code that wrote it, or name another results file."
+            )
+        return version
+
+    def _check_whole(self, version: int) -> None:
+        """Raises where pages or indices do not fit together, or a row not to its digest."""
+        problems, unlike = [line for (line,) in self.read("PRAGMA integrity_check(3)")], []
+        if version > 1 and problems == ["ok"]:
+            rows = self.read(f"SELECT {DIGESTED}, digest FROM results")
+            unlike = [row[0] for row in rows if _row_digest(row[:-1]) != row[-1]]
+        if problems != ["ok"]:
+            raise DataError(f"{self.path}: {'; '.join(problems)[:300]}. {DAMAGED}")
+        if unlike:
+            first = ", ".join(map(repr, unlike[:3]))
+            raise DataError(
+                f"{self.path}: {len(unlike)} rows are not as they were written ({first}). {DAMAGED}"
             )
 
     @contextlib.contextmanager
@@ -146,9 +225,16 @@ class Database:
         try:
             yield
         except sqlite3.Error as error:
-            name = getattr(error, "sqlite_errorname", "")
+            # Python's own, of a text that is none, has no name.
+            name = getattr(error, "sqlite_errorname", "SQLITE_ERROR")
             mend = next((text for code, text in MENDS.items() if name.startswith(code)), "")
             raise DataError(f"{self.path}: {error}. {mend}".rstrip()) from error
+        except UnicodeDecodeError as error:  # of SQLite's own message about a damaged name
+            raise DataError(f"{self.path}: {error}. {DAMAGED}") from error
+
+
+def _row_digest(row: tuple) -> str:
+    return hashlib.sha256(repr(row).encode(errors="backslashreplace")).hexdigest()
 
 
 def _check_path(path: Path, create: bool) -> None:

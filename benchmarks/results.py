@@ -134,11 +134,13 @@ class ResultsStore:
         names, marks = ", ".join(row), ", ".join("?" * len(row))
         changes = ", ".join(f"{name} = excluded.{name}" for name in row if name != "attempts")
         with self._database.transaction() as connection:
-            connection.execute(
+            written = connection.execute(
                 f"INSERT INTO results ({names}) VALUES ({marks}) ON CONFLICT (key) DO UPDATE "
                 f"SET {changes}, attempts = attempts + 1 WHERE status = 'failed'",
                 tuple(row.values()),
             )
+            if written.rowcount:
+                self._database.seal(connection, [outcome.key])
             connection.execute(
                 "DELETE FROM claims WHERE key = ? AND run = ?", (outcome.key, self._runner.run)
             )

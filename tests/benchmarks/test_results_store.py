@@ -1,5 +1,7 @@
 import math
 import os
+import random
+import re
 import sqlite3
 import struct
 import subprocess
@@ -12,6 +14,7 @@ from grid_cells import wait_for
 
 from benchmarks import _claims
 from benchmarks._cells import Outcome
+from benchmarks._database import DIGESTED, Database
 from benchmarks._process import Process, _start_of
 from benchmarks.results import Claim, ResultsStore, load_failures, load_results
 from gpclml.errors import ArgumentError, DataError
@@ -231,6 +234,125 @@ def test_a_transaction_cut_off_by_a_kill_is_undone(path):
     subprocess.run([sys.executable, "-c", CUT_OFF, str(path)])
     assert path.read_bytes() != before
     assert load_results(path)["rmse"].tolist() == [1.0] * 3
+
+
+def _filled(path):
+    """A file of forty rows of both kinds, with pages that hold parts of long rows; its rows."""
+    with store(path) as results:
+        for index in range(40):
+            metrics = f'{{"rmse":{index}.5,"curve":[{"0.125," * 30 * (index % 5)}1.0]}}'
+            outcome = failed(str(index), "x" * 99 * index) if index % 3 else done(index, metrics)
+            results.record(outcome, f'{{"seed":{index}}}')
+    return _rows(path)
+
+
+def _rows(path):
+    database = Database(path, create=False)
+    try:
+        return database.read(f"SELECT {DIGESTED} FROM results ORDER BY key")
+    finally:
+        database.close()
+
+
+def _damages(path, changed, expected):
+    """Of these contents of the file, how many are refused, and which give other rows."""
+    told, silent = [], []
+    for index, content in enumerate(changed):
+        path.write_bytes(content)
+        try:
+            if _rows(path) != expected:
+                silent.append(index)
+        except DataError as error:
+            told.append(str(error))
+    assert all(str(path) in message for message in told)
+    what_to_do = re.compile("restore a copy|[Nn]ame another results file")
+    assert [message for message in told if not what_to_do.search(message)] == []
+    return len(told), silent
+
+
+def test_no_flipped_bit_of_a_result_goes_unseen(path):
+    expected = _filled(path)
+    raw = path.read_bytes()
+    changed = []
+    for bit in random.Random(0).sample(range(8 * len(raw)), 1000):
+        content = bytearray(raw)
+        content[bit // 8] ^= 1 << bit % 8
+        changed.append(bytes(content))
+    refused, silent = _damages(path, changed, expected)
+    assert silent == []
+    assert refused > 300  # others are in bytes that hold nothing, or a runner's
+
+
+def test_files_cut_short_anywhere_are_refused(path):
+    expected = _filled(path)
+    raw = path.read_bytes()
+    lengths = {0, 1, 16, 100, 4096, 8192, len(raw) - 4096, len(raw) - 1}
+    lengths |= set(random.Random(1).sample(range(len(raw)), 150))
+    refused, silent = _damages(path, [raw[:length] for length in lengths], expected)
+    assert (refused, silent) == (len(lengths), [])
+    for content in [raw[:0], raw[:5000]]:  # a runner does not start anew in them either
+        path.write_bytes(content)
+        with pytest.raises(DataError, match="remove it and repeat the run"):
+            store(path)
+        assert path.read_bytes() == content
+
+
+def test_overwritten_parts_are_refused(path):
+    expected = _filled(path)
+    raw = path.read_bytes()
+    noise = random.Random(2)
+    changed = []
+    for _ in range(100):
+        start, length = noise.randrange(len(raw)), noise.choice([8, 100, 512, 4096])
+        changed.append(raw[:start] + noise.randbytes(length) + raw[start + length :])
+        changed.append(raw[:start] + bytes(length) + raw[start + length :])
+    assert _damages(path, changed, expected)[1] == []
+
+
+def _as_layout_1(path):
+    execute(path, "ALTER TABLE results DROP COLUMN digest")
+    execute(path, "PRAGMA user_version = 1")
+
+
+def test_files_of_the_first_layout_are_read_and_get_digests_when_written(path):
+    expected = _filled(path)
+    _as_layout_1(path)
+    assert _rows(path) == expected
+    assert execute(path, "PRAGMA user_version") == [(1,)]
+    with store(path) as results:
+        assert results.claim("0") is Claim.DONE
+        results.record(done("new"), '{"seed":99}')
+    assert execute(path, "PRAGMA user_version") == [(2,)]
+    assert len(_rows(path)) == len(expected) + 1
+    execute(path, "UPDATE results SET metrics = replace(metrics, '0.5', '9.5') WHERE key = '0'")
+    with pytest.raises(DataError, match=r"1 rows are not as they were written \('0'\)"):
+        load_results(path)
+
+
+def test_two_runners_that_make_a_file_at_once(path, monkeypatch):
+    link = os.link
+
+    def late(source, target):
+        monkeypatch.undo()
+        with store(path) as first:
+            first.record(done("a"), '{"seed":1}')
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", late)
+    with store(path) as second:
+        assert second.claim("a") is Claim.DONE
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+
+
+def test_a_file_is_made_where_there_are_no_links(path, monkeypatch):
+    def refuse(source, target):
+        raise PermissionError
+
+    monkeypatch.setattr(os, "link", refuse)
+    with store(path) as results:
+        results.record(done("a"), '{"seed":1}')
+    assert len(load_results(path)) == 1
+    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
 
 
 def _text(path):
