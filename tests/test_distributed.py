@@ -2,146 +2,43 @@
 
 from __future__ import annotations
 
-import contextlib
-import datetime
-import multiprocessing
 import os
 import pickle
 import threading
-import time
-import traceback
 
 import pytest
 import torch
 import torch.distributed as dist
+from distributed_processes import (
+    LONG,
+    STEPS,
+    assert_close,
+    caught,
+    evaluate,
+    gradients,
+    in_one_process,
+    objective,
+    parameters,
+    run,
+    without_roll_call,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpclml.conditioning import HeldOut, KFold, LastPoints, LeaveOneOut, RandomHoldout
-from gpclml.distributed import DistributedConditioning, average_gradients, broadcast_parameters
-from gpclml.distributed._processes import Processes
+from gpclml.distributed import (
+    DistributedConditioning,
+    SharedTraining,
+    average_gradients,
+    broadcast_parameters,
+)
 from gpclml.errors import ArgumentError, LostWorkerError, ShapeError
-from gpclml.mlls import ConditionalMarginalLogLikelihood
-from gpclml.models import GPRegression
 
 STRATEGIES = {
     "all others": lambda: RandomHoldout(0.2),
     "a subset": lambda: RandomHoldout(0.2, condition_on=10),
     "seeded": lambda: RandomHoldout(0.2, seed=5),
 }
-STEPS = 3
-
-
-# --- processes
-
-
-LONG = 600.0
-"""Seconds that a busy machine is given; what only a hang would take."""
-
-
-def run(function, world, folder, *args, hanging=None, limit=LONG / 2):
-    """What ``function(rank, *args)`` returns in each process; None of those that do not end."""
-    context = multiprocessing.get_context("forkserver")
-    # Optimizers import the last one when first made, which takes seconds.
-    context.set_forkserver_preload(["gpclml.distributed", "gpclml.models", "torch._dynamo"])
-    children = [
-        context.Process(target=_child, args=(function, rank, world, str(folder), args))
-        for rank in range(world)
-    ]
-    for child in children:
-        child.start()
-    try:
-        end = time.monotonic() + limit
-        for rank, child in enumerate(children):
-            if rank == hanging:
-                continue
-            child.join(max(0, end - time.monotonic()))
-            assert child.exitcode is not None, f"still running after {limit} s"
-    finally:
-        for child in children:
-            child.kill()
-            child.join()
-    results = []
-    for rank in range(world):
-        file = folder / f"result-{rank}"
-        results.append(pickle.loads(file.read_bytes()) if file.exists() else None)
-        assert not isinstance(results[-1], str), results[-1]
-    return results
-
-
-def _child(function, rank, world, folder, args):
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world,
-        timeout=datetime.timedelta(seconds=LONG),
-    )  # fmt: skip
-    try:
-        result = function(rank, *args)
-    except Exception:
-        result = traceback.format_exc()
-    with open(f"{folder}/part-{rank}", "wb") as file:
-        pickle.dump(result, file)
-    os.replace(f"{folder}/part-{rank}", f"{folder}/result-{rank}")
-    dist.destroy_process_group()
-
-
-def without_roll_call(rank, function, *args):
-    """As with NCCL, whose processes cannot send rows to rank 0 one by one."""
-    Processes.backends = property(lambda self: {"cpu": "another"})
-    return function(rank, *args)
-
-
-@contextlib.contextmanager
-def caught(*kinds):
-    """The error raised inside, as a list of one."""
-    errors = []
-    try:
-        yield errors
-    except kinds as error:
-        errors.append(error)
-
-
-# --- models
-
-
-def objective(conditioning, seed=0):
-    generator = torch.Generator().manual_seed(1)
-    x = torch.rand(30, 2, generator=generator, dtype=torch.float64)
-    y = x.sum(-1).sin() + 0.1 * torch.randn(30, generator=generator, dtype=torch.float64)
-    model = GPRegression(x, y)
-    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, conditioning, seed=seed)
-    return mll.train()
-
-
-def evaluate(mll):
-    return mll(mll.model(*mll.model.train_inputs), mll.model.train_targets)
-
-
-def gradients(mll):
-    return [parameter.grad.numpy().copy() for parameter in mll.parameters()]
-
-
-def parameters(mll):
-    return [parameter.detach().numpy().copy() for parameter in mll.parameters()]
-
-
-def in_one_process(strategy, world):
-    """Values, gradients and last parameters of steps on the mean over all ranks' draws."""
-    first, *others = [
-        objective(DistributedConditioning(strategy(), num_replicas=world, rank=rank))
-        for rank in range(world)
-    ]
-    for mll in others:
-        mll.model, mll.likelihood = first.model, first.likelihood
-    optimizer = torch.optim.Adam(first.parameters(), lr=0.1)
-    record = []
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        value = sum(evaluate(mll) for mll in [first, *others]) / world
-        (-value).backward()
-        record.append((value.item(), gradients(first)))
-        optimizer.step()
-    return record, parameters(first)
 
 
 # --- what runs in a process
@@ -274,13 +171,6 @@ def lose(rank, lost, how, timeout):
 # --- tests
 
 
-def assert_close(found, expected):
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(
-            torch.as_tensor(one), torch.as_tensor(other), rtol=1e-12, atol=1e-12
-        )
-
-
 def test_two_processes_train_as_one_does_on_the_same_blocks(tmp_path):
     results = run(train_with_each, 2, tmp_path)
     for name, strategy in STRATEGIES.items():
@@ -374,6 +264,7 @@ def test_in_one_process_nothing_changes():
     assert mean.item() == value.item()
     assert not mean.requires_grad
     assert average_gradients(mll.parameters()) is None
+    assert SharedTraining(mll).average_gradients(value).item() == value.item()
     broadcast_parameters(mll)
     assert_close(gradients(mll) + parameters(mll), before[0] + before[1])
 
@@ -384,6 +275,7 @@ def test_processes_of_a_launcher_without_a_group_are_refused(monkeypatch):
         lambda: DistributedConditioning(KFold(3)),
         lambda: average_gradients([torch.zeros(1, requires_grad=True)]),
         lambda: broadcast_parameters(torch.nn.Linear(1, 1)),
+        lambda: SharedTraining(objective(KFold(3, seed=0))),
     ]
     for call in calls:
         with pytest.raises(ArgumentError, match=r"WORLD_SIZE.*init_process_group"):
@@ -447,6 +339,8 @@ def test_a_strategy_that_draws_nothing_is_for_one_process(fixed):
         (lambda: average_gradients([torch.zeros(1).requires_grad_()], timeout=0), "timeout: got 0"),
         (lambda: broadcast_parameters(torch.nn.Linear(1, 1), timeout=-1), "timeout: got -1"),
         (lambda: broadcast_parameters(torch.nn.Linear(1, 1), source=1), "source: got 1"),
+        (lambda: SharedTraining(torch.nn.Linear(1, 1)), r"data: got None.*data=\(train_x"),
+        (lambda: SharedTraining(objective(KFold(3)), every=0), "every: got 0"),
     ],
 )
 def test_bad_arguments_are_named(make, match):

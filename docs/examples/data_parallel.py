@@ -1,7 +1,7 @@
 import torch
 
 from gpclml.conditioning import RandomHoldout
-from gpclml.distributed import DistributedConditioning, average_gradients, broadcast_parameters
+from gpclml.distributed import DistributedConditioning, SharedTraining
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
 
@@ -13,13 +13,13 @@ y = (6 * x).sin().sum(-1) + 0.3 * torch.randn(500, generator=generator)
 model = GPRegression(x, y)
 conditioning = DistributedConditioning(RandomHoldout(0.1))
 mll = ConditionalMarginalLogLikelihood(model.likelihood, model, conditioning, seed=0)
-broadcast_parameters(mll)
 optimizer = torch.optim.Adam(mll.parameters(), lr=0.1)
+training = SharedTraining(mll, optimizer)  # one start for all, and a check that all do the same
 for step in range(60):
     optimizer.zero_grad()
     objective = mll(model(*model.train_inputs), model.train_targets)
     (-objective).backward()
-    objective = average_gradients(mll.parameters(), objective)
+    objective = training.average_gradients(objective)
     optimizer.step()
     if conditioning.rank == 0 and step % 20 == 19:
         print(f"step {step + 1}: {objective:.2f} nats per point")

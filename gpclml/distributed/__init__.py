@@ -7,5 +7,11 @@ are those of ``torch.distributed``, as ``torchrun`` starts them; without it ther
 
 from gpclml.distributed.averaging import average_gradients, broadcast_parameters
 from gpclml.distributed.conditioning import DistributedConditioning
+from gpclml.distributed.shared_training import SharedTraining
 
-__all__ = ["DistributedConditioning", "average_gradients", "broadcast_parameters"]
+__all__ = [
+    "DistributedConditioning",
+    "SharedTraining",
+    "average_gradients",
+    "broadcast_parameters",
+]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import NoReturn
@@ -20,7 +20,18 @@ from torch import Tensor
 from gpclml.distributed._processes import Processes
 from gpclml.errors import ArgumentError, LostWorkerError, ShapeError
 
-__all__ = ["Exchange"]
+__all__ = ["AGREED", "Exchange"]
+
+AGREED = {
+    "step": "Make the shared training in every process, and take the same steps with it.",
+    "targets": "Load the same data, and split them by the same seed, in every process.",
+    "order": "Give every process the same inputs, and the rows in the same order.",
+    "conditioning": "Give every objective the same strategy and seed; DistributedConditioning has "
+    "each process take a draw of its own.",
+    "parameters": "Change parameters in all processes alike, by optimizers with the same settings.",
+    "settings": "Build model, objective and optimizer alike in every process.",
+}
+"""What processes must agree in, and what to do where they do not."""
 
 _TAG = 6743  # Messages of the roll call are told from others by it.
 
@@ -33,13 +44,20 @@ class Exchange:
         seconds: How long the exchange may take from now on.
         call: What is exchanged, in words; the same in all processes.
         parameters: Whose values or gradients are exchanged.
+        agreed: Digests by the names in ``AGREED``, positive and below 2^56, that are compared
+            with the others'.
 
     Raises:
         ArgumentError: If ``seconds`` is not positive.
     """
 
     def __init__(
-        self, processes: Processes, seconds: float, call: str, parameters: Sequence[Tensor]
+        self,
+        processes: Processes,
+        seconds: float,
+        call: str,
+        parameters: Sequence[Tensor],
+        agreed: Mapping[str, int] | None = None,
     ) -> None:
         if not seconds > 0:
             raise ArgumentError("timeout", seconds, "a positive number of seconds")
@@ -48,6 +66,7 @@ class Exchange:
         self._end = time.monotonic() + seconds
         self._call = call
         self._parameters = parameters
+        self._agreed = agreed or {}
 
     def sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The sum over processes of each tensor, bitwise the same in all; new tensors."""
@@ -100,6 +119,8 @@ class Exchange:
             len(self._parameters),
             sum(parameter.numel() for parameter in self._parameters),
             int.from_bytes(digest[:7], "big"),
+            # As many numbers in every call: whoever has none to compare must not be misread.
+            *(self._agreed.get(name, 0) for name in AGREED),
         ]
         named = self._processes.backends.get("cpu") == "gloo"
         try:
@@ -108,11 +129,11 @@ class Exchange:
             self._lost([], error)
         if lost:
             self._lost(lost)
-        if any(other != row for other in rows):
+        if any(other[:3] != row[:3] for other in rows):
             ranks = self._processes.global_ranks(range(len(rows)))
             told = "; ".join(
                 f"rank {rank}: {count} of {entries} entries"
-                for rank, (count, entries, _) in zip(ranks, rows, strict=True)
+                for rank, (count, entries, *_) in zip(ranks, rows, strict=True)
             )
             raise ShapeError(
                 "parameters",
@@ -120,6 +141,32 @@ class Exchange:
                 "the same call, value, number, order, shapes and dtypes in every process",
                 "Build the model alike in every process.",
             )
+        self._check_agreed([other[3:] for other in rows])
+
+    def _check_agreed(self, rows: list[list[int]]) -> None:
+        """Raises, in every process, where digests differ; names the ranks unlike the first."""
+        unlike = {
+            name: [rank for rank, row in enumerate(rows) if row[place] != rows[0][place]]
+            for place, name in enumerate(AGREED)
+        }
+        if unlike["targets"]:
+            unlike["order"] = []  # whose digest has the targets in it
+        unlike = {name: ranks for name, ranks in unlike.items() if ranks}
+        if unlike.get("step"):
+            unlike = {"step": unlike["step"]}
+        if not unlike:
+            return
+        told = []
+        for name, ranks in unlike.items():
+            named = ", ".join(map(str, self._processes.global_ranks(ranks)))
+            told.append(f"other {name} in rank {named}")
+        [first] = self._processes.global_ranks([0])
+        raise ArgumentError(
+            ", ".join(unlike),
+            f"{' and '.join(told)} than in rank {first}",
+            "the same in every process",
+            " ".join(AGREED[name] for name in unlike),
+        )
 
     def _gather(self, row: list[int], device: torch.device) -> list[list[int]]:
         own = torch.tensor(row, device=device)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from gpclml.distributed._exchange import Exchange
-from gpclml.distributed._processes import processes
+from gpclml.distributed._processes import Processes, processes
 from gpclml.errors import ArgumentError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["average_gradients", "broadcast_parameters"]
+__all__ = ["average_gradients", "averaged", "broadcast_parameters"]
 
 TIMEOUT = 300.0
 
@@ -69,12 +69,30 @@ def average_gradients(
         ...     objective = average_gradients(mll.parameters(), objective)
         ...     optimizer.step()
     """
+    return averaged(parameters, value, processes(group), timeout)
+
+
+def averaged(
+    parameters: Iterable[Tensor],
+    value: Tensor | None,
+    own: Processes,
+    timeout: float,
+    agreed: Mapping[str, int] | None = None,
+) -> Tensor | None:
+    """What :func:`average_gradients` does.
+
+    Args:
+        parameters: The parameters.
+        value: The objective of this process.
+        own: Who takes part.
+        timeout: Seconds to wait for the others.
+        agreed: Numbers by name that must be the same in every process, as :class:`Exchange`.
+    """
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if not trained:
         raise ArgumentError("parameters", "none that requires a gradient", "at least one")
     values = [] if value is None else [value.detach()]
-    own = processes(group)
-    exchange = Exchange(own, timeout, "average_gradients", trained)
+    exchange = Exchange(own, timeout, "average_gradients", trained, agreed)
     if own.size > 1:
         # Whether a gradient is there at all, as numbers that travel with the gradients.
         given = torch.tensor([p.grad is not None for p in trained]).to(trained[0])
