@@ -112,7 +112,7 @@ def report(
 def examples(
     figure: Annotated[Path, typer.Option(help="The PNG file to draw.")],
     study: Annotated[str, typer.Option(help="Studies of images, comma-separated.")],
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the tasks.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**64 - 1, help="Seed of the tasks.")] = 0,
 ) -> None:
     """Draw a test task of each study: the images to learn from and some to predict."""
     from benchmarks.dkt.examples import draw_examples

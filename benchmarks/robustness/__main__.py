@@ -23,7 +23,7 @@ def robustness() -> None:
 @app.command("objectives")
 def objectives(
     problems: Annotated[int, typer.Option(min=1, help="Number of problems.")] = 500,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the problems.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**40, help="Seed of the problems.")] = 0,
     csv: Annotated[
         Path | None, typer.Option(help="Write a row a problem and method there.")
     ] = None,

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import sys
+import traceback
+import warnings
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gpclml.command_line.errors import errors_as_text
+from gpclml.command_line.terminal import tell
 
 if TYPE_CHECKING:
     from gpclml.command_line.options import TableOptions
@@ -27,6 +31,11 @@ app = typer.Typer(
     rich_markup_mode=None, help=_HELP,
 )  # fmt: skip
 
+_OF_OUT = (
+    "Replaced are files that this command wrote there, if they have not been changed since; all "
+    "others stay."
+)
+
 Table = Annotated[Path, typer.Argument(help="The table: a CSV or Parquet file.")]
 Target = Annotated[str, typer.Option(help="The column to predict.")]
 Objective = Annotated[
@@ -39,7 +48,7 @@ Objective = Annotated[
 Rows = Annotated[
     int, typer.Option(min=20, help="Rows to train on, at most; random ones where there are more.")
 ]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of rows, starts and networks.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**64 - 1, help="Seed of rows, starts and networks.")]
 Steps = Annotated[
     int | None,
     typer.Option(
@@ -71,7 +80,7 @@ def compare(
         ),
     ] = None,
     objective: Objective = "lml",
-    out: Annotated[Path, typer.Option(help="Folder of the report.")] = Path("report"),
+    out: Annotated[Path, typer.Option(help="Folder of the report. " + _OF_OUT)] = Path("report"),
     rows: Rows = 4000,
     seed: Seed = 0,
     steps: Steps = None,
@@ -107,7 +116,7 @@ def fit(
     target: Target,
     model: Annotated[str, typer.Option(help="linear, rbf, rq, matern, sm or deep.")] = "rbf",
     objective: Objective = "lml",
-    out: Annotated[Path, typer.Option(help="Folder of the model.")] = Path("model"),
+    out: Annotated[Path, typer.Option(help="Folder of the model. " + _OF_OUT)] = Path("model"),
     rows: Rows = 4000,
     seed: Seed = 0,
     steps: Steps = None,
@@ -135,7 +144,13 @@ def fit(
 def predict(
     model: Annotated[Path, typer.Argument(help="Folder of a model that fit wrote.")],
     data: Table,
-    out: Annotated[Path, typer.Option(help="CSV file to write.")] = Path("predictions.csv"),
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="CSV file to write, replaced if it is there; if not given predictions.csv, "
+            "replaced only if predictions are in it."
+        ),
+    ] = None,
     quiet: Quiet = False,
 ) -> None:
     """Predict the rows of a table: mean, standard deviation and 90 % interval of each."""
@@ -150,7 +165,21 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # ± and − are not in every code page
-    app(prog_name="gpclml")
+    warnings.showwarning = _show_warning
+    try:
+        sys.exit(app(prog_name="gpclml", standalone_mode=False))
+    except Exception as error:
+        shown = io.StringIO()
+        if hasattr(error, "show"):  # of Click, of which newer typer has a copy: words misplaced
+            error.show(file=shown)  # pyright: ignore[reportAttributeAccessIssue]
+        else:
+            traceback.print_exception(error, file=shown)
+        tell(*shown.getvalue().rstrip("\n").split("\n"))
+        sys.exit(getattr(error, "exit_code", 1))
+
+
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    tell(f"Warning: {message}")
 
 
 def _version(value: bool) -> None:
@@ -173,9 +202,14 @@ def _options(
 def _table_options(
     data: Path, target: str, rows: int, seed: int, *lists: list[str] | None
 ) -> TableOptions:
-    from gpclml.command_line.options import TableOptions
+    from gpclml.command_line.options import TableOptions, check_encodable
 
     drop, categories, missing = (tuple(dict.fromkeys(values or ())) for values in lists)
+    for option, texts in (
+        ("--target", (target,)), ("--drop", drop), ("--categories", categories),
+        ("--missing", missing),
+    ):  # fmt: skip
+        check_encodable(option, *texts)
     return TableOptions(data, target, rows, seed, drop, categories, missing)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,17 +12,19 @@ import typer
 from gpclml.command_line.chosen_by_size import check_size, default_models
 from gpclml.command_line.errors import INTERRUPTED, FitError, error_text
 from gpclml.command_line.fit_recipe import fit_recipe, made_from
-from gpclml.command_line.folders import discard, open_work_folder, publish
-from gpclml.command_line.options import CompareOptions
+from gpclml.command_line.folders import WorkFolder, open_work_folder
+from gpclml.command_line.options import CompareOptions, check_encodable
 from gpclml.command_line.progress import shows_progress
-from gpclml.command_line.report_folder import REPORT_RECORD, make_report, write_report
+from gpclml.command_line.records import REPORT
+from gpclml.command_line.report_folder import REPORT_FILES, add_report, make_report
 from gpclml.command_line.saved_models import (
-    MODEL_RECORD,
     SavedModel,
+    add_named_model,
     load_model_made_from,
-    save_model,
+    names_of_model,
 )
 from gpclml.command_line.table_data import TableData, read_table_data
+from gpclml.command_line.terminal import give, tell
 from gpclml.command_line.threads import threads_for
 from gpclml.report import Recipe, Report, report_text
 
@@ -46,27 +49,30 @@ def compare_table(options: CompareOptions, quiet: bool = False) -> Report:
         FitError: No model could be fitted.
         typer.Exit: On Ctrl-C, with code 130, where fitted models are kept.
     """
+    check_encodable("data", str(options.table.data.absolute()))  # the page and the Python file say
+    check_encodable("--out", str(options.out))  # where the table is, and what was typed where
+    check_encodable("the current folder", os.getcwd())
     data = read_table_data(options.table, tests=True)
     recipes, notes = _recipes(options, data)
     for note in () if quiet else (*data.notes, *notes):
-        typer.echo(note, err=True)
-    part = open_work_folder(options.out, REPORT_RECORD)
-    try:
-        with threads_for(len(data.train[1])):
-            saved, failures = _fit_all(recipes, data, part / "models", quiet)
-            report = make_report(options, data, saved, (*notes, *failures), shows_progress(quiet))
-        write_report(part, report, options)
-    except BaseException as error:
-        kept = _kept(part)
-        if not kept:
-            discard(part)
-        elif isinstance(error, KeyboardInterrupt):
-            _tell_what_is_kept(part, kept)
-            raise typer.Exit(INTERRUPTED) from None
-        raise
-    publish(part, options.out)
-    typer.echo(report_text(report))
-    typer.echo(f"\nReport: {options.out / 'index.html'}")
+        tell(note)
+    names = [*REPORT_FILES, *(file for name in recipes for file in names_of_model(name))]
+    with open_work_folder(options.out, REPORT, names) as work:
+        try:
+            with threads_for(len(data.train[1])):
+                saved, failures = _fit_all(recipes, data, work, quiet)
+                said = (*notes, *failures)
+                report = make_report(options, data, saved, said, shows_progress(quiet))
+            work.publish(add_report(work, report, options))
+        except BaseException as error:
+            kept = _kept(recipes, work)
+            if not kept:
+                work.discard()
+            elif isinstance(error, KeyboardInterrupt):
+                _tell_what_is_kept(work.path, kept)
+                raise typer.Exit(INTERRUPTED) from None
+            raise
+    give(*report_text(report).split("\n"), "", f"Report: {options.out / 'index.html'}")
     return report
 
 
@@ -80,55 +86,53 @@ def _recipes(options: CompareOptions, data: TableData) -> tuple[dict[str, Recipe
 
 
 def _fit_all(
-    recipes: Mapping[str, Recipe], data: TableData, folder: Path, quiet: bool
+    recipes: Mapping[str, Recipe], data: TableData, work: WorkFolder, quiet: bool
 ) -> tuple[dict[str, SavedModel], list[str]]:
     """Models that could be fitted, and sentences on those that could not."""
-    folder.mkdir(exist_ok=True)
-    before = _kept_from_before(recipes, data, folder)
+    before = _kept_from_before(recipes, data, work)
     saved: dict[str, SavedModel] = {}
     failures: list[str] = []
     for number, (name, recipe) in enumerate(recipes.items(), start=1):
         known = before.get(name)
         if not quiet:
             doing = "kept from before" if known else "fitting"
-            typer.echo(f"{name} ({number} of {len(recipes)}): {doing}", err=True)
+            tell(f"{name} ({number} of {len(recipes)}): {doing}")
         try:
             saved[name] = known or fit_recipe(recipe, data, shows_progress(quiet))
         except FitError as error:
             failures.append(error_text(error))
-            typer.echo(failures[-1], err=True)
+            tell(failures[-1])
             continue
         if known is None:
-            save_model(folder / name, saved[name])
+            add_named_model(work, name, saved[name])
     if not saved:
         raise FitError("no model could be fitted. Look for columns of extreme values.")
     return saved, failures
 
 
 def _kept_from_before(
-    recipes: Mapping[str, Recipe], data: TableData, folder: Path
+    recipes: Mapping[str, Recipe], data: TableData, work: WorkFolder
 ) -> dict[str, SavedModel]:
-    """Models that these recipes would make of this data; all else in the folder is removed."""
-    found: dict[str, SavedModel] = {}
-    for other in folder.iterdir():
-        recipe = recipes.get(other.name)
-        known = recipe and load_model_made_from(other, made_from(recipe, data))
-        if known:
-            found[other.name] = known
-        else:
-            discard(other)
-    return found
+    """Models that these recipes would make of this data; all else that was written is removed."""
+    found = {
+        name: load_model_made_from(work.path / "models" / name, made_from(recipe, data))
+        for name, recipe in recipes.items()
+        if set(names_of_model(name)) <= work.files.keys()
+    }
+    known = {name: saved for name, saved in found.items() if saved is not None}
+    kept = {file for name in known for file in names_of_model(name)}
+    work.remove(work.files.keys() - kept)
+    return known
 
 
-def _kept(part: Path) -> list[str]:
+def _kept(recipes: Mapping[str, Recipe], work: WorkFolder) -> list[str]:
     """Names of the models in a work folder."""
-    folders = (record.parent for record in part.glob(f"models/*/{MODEL_RECORD}"))
-    return sorted(folder.name for folder in folders if folder.suffix != ".part")
+    return sorted(name for name in recipes if set(names_of_model(name)) <= work.files.keys())
 
 
 def _tell_what_is_kept(part: Path, kept: list[str]) -> None:
-    typer.echo(
-        f"\nInterrupted. Fitted models are kept in {part}: {', '.join(kept)}. The same command "
+    tell(
+        "",
+        f"Interrupted. Fitted models are kept in {part}: {', '.join(kept)}. The same command "
         f"goes on from there; with --models {','.join(kept)} it compares these alone.",
-        err=True,
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from gpclml.command_line.terminal import tell
+
 __all__ = [
     "BAD_INPUT",
     "FAILED",
@@ -43,19 +45,19 @@ def errors_as_text() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        typer.echo("\nInterrupted; nothing was written.", err=True)
+        tell("", "Interrupted; nothing was written.")
         raise typer.Exit(INTERRUPTED) from None
     except BrokenPipeError:  # who reads the output has read enough: typer ends quietly
         raise
     # First what a computation ends with: some of these are errors of an argument as well.
     except (FitError, NanError, NotPSDError, NotConvergedError, singular) as error:
-        typer.echo(f"Error: {error_text(error)}", err=True)
+        tell(f"Error: {error_text(error)}")
         raise typer.Exit(NOT_COMPUTED) from None
     except (ArgumentError, DataError) as error:
-        typer.echo(f"Error: {error_text(error)}", err=True)
+        tell(f"Error: {error_text(error)}")
         raise typer.Exit(BAD_INPUT) from None
     except (OSError, MemoryError) as error:
-        typer.echo(f"Error: {error_text(error)}", err=True)
+        tell(f"Error: {error_text(error)}")
         raise typer.Exit(FAILED) from None
 
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import typer
 from torch import Tensor
 
 from gpclml.command_line.chosen_by_size import check_size
 from gpclml.command_line.errors import error_text
 from gpclml.command_line.fit_recipe import fit_recipe
-from gpclml.command_line.folders import discard, open_work_folder
+from gpclml.command_line.folders import open_work_folder
 from gpclml.command_line.options import FitOptions
 from gpclml.command_line.progress import shows_progress
-from gpclml.command_line.saved_models import MODEL_RECORD, SavedModel, save_model
+from gpclml.command_line.records import MODEL
+from gpclml.command_line.saved_models import MODEL_FILES, SavedModel, add_model, record_of
 from gpclml.command_line.table_data import read_table_data
+from gpclml.command_line.terminal import give, tell
 from gpclml.command_line.threads import threads_for
 from gpclml.scores import leave_one_out, log_marginal_likelihood
 
@@ -38,23 +39,24 @@ def fit_table(options: FitOptions, quiet: bool = False) -> SavedModel:
     data = read_table_data(options.table, tests=False)
     check_size((options.recipe.model,), *data.train[0].shape)
     for note in () if quiet else data.notes:
-        typer.echo(note, err=True)
-    part = open_work_folder(options.out, MODEL_RECORD)
-    try:
-        with threads_for(len(data.train[1])):
-            saved = fit_recipe(options.recipe, data, progress=shows_progress(quiet))
-        save_model(options.out, saved)
-    except BaseException:
-        discard(part)
-        raise
+        tell(note)
+    with open_work_folder(options.out, MODEL, MODEL_FILES) as work:
+        try:
+            with threads_for(len(data.train[1])):
+                saved = fit_recipe(options.recipe, data, progress=shows_progress(quiet))
+            add_model(work, saved)
+            work.publish(record_of(saved))
+        except BaseException:
+            work.discard()
+            raise
     count = len(data.train[1])
     if saved.fitted.note:
-        typer.echo(saved.fitted.note, err=True)
+        tell(saved.fitted.note)
     lml = _score("LML", log_marginal_likelihood, saved)
     loo = _score("LOO", leave_one_out, saved)
     seconds = f"{saved.fitted.seconds:.1f} seconds"
-    typer.echo(f"{options.recipe.model} of {count} rows: {lml}, {loo}; {seconds}")
-    typer.echo(f"Model: {options.out}")
+    give(f"{options.recipe.model} of {count} rows: {lml}, {loo}; {seconds}")
+    give(f"Model: {options.out}")
     return saved
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpclml._printable import printable
+from gpclml.errors import ArgumentError
 from gpclml.report.recipes import Recipe
 
-__all__ = ["CompareOptions", "FitOptions", "TableOptions"]
+__all__ = ["CompareOptions", "FitOptions", "TableOptions", "check_encodable"]
 
 
 @dataclass(frozen=True)
@@ -88,6 +91,25 @@ class CompareOptions:
         if self.models is not None:
             words += ["--models", ",".join(self.models)]
         return shlex.join([*words, *_words_of_fit(self.recipe), "--out", str(self.out)])
+
+
+def check_encodable(what: str, *texts: str) -> None:
+    """Raises where a text holds bytes that are not UTF-8, which no file can be written with.
+
+    Args:
+        what: Name of the option, or what else it is.
+        *texts: What it is given.
+
+    Raises:
+        ArgumentError: One of them does.
+    """
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            shown = f"'{printable(text)}'"
+            mend = "Rename it." if os.path.lexists(text) else ""
+            raise ArgumentError(what, shown, "a text that is valid UTF-8", mend) from None
 
 
 def _words_of_fit(recipe: Recipe) -> list[str]:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import math
+import os
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import typer
 from torch import Tensor
 
-from gpclml.command_line.folders import check_output_file, write_text
+from gpclml._files import write_atomically
 from gpclml.command_line.progress import shows_progress
 from gpclml.command_line.saved_models import SavedModel, load_model
-from gpclml.errors import ArgumentError
+from gpclml.command_line.terminal import tell
+from gpclml.errors import ArgumentError, DataError
 from gpclml.report import predicted, prediction_scores
 from gpclml.report.headline import percent
 from gpclml.report.predictions import half_width
@@ -23,8 +26,12 @@ if TYPE_CHECKING:
 
 __all__ = ["predict_table"]
 
+_COLUMNS = "mean", "standard_deviation", "lower_90", "upper_90"
 
-def predict_table(folder: Path, data: Path, out: Path, quiet: bool = False) -> pandas.DataFrame:
+
+def predict_table(
+    folder: Path, data: Path, out: Path | None = None, quiet: bool = False
+) -> pandas.DataFrame:
     """Predicts the rows of a table and writes them as CSV.
 
     A line a row, in the order of the table: mean, standard deviation of a new observation, and the
@@ -33,7 +40,8 @@ def predict_table(folder: Path, data: Path, out: Path, quiet: bool = False) -> p
     Args:
         folder: Of the model.
         data: The table.
-        out: The file to write.
+        out: The file to write, replaced if it is there. None: ``predictions.csv`` in the current
+            folder, replaced only if it has the columns of predictions.
         quiet: Whether nothing is told.
 
     Returns:
@@ -44,27 +52,59 @@ def predict_table(folder: Path, data: Path, out: Path, quiet: bool = False) -> p
     """
     import pandas
 
+    if out is None:
+        out = Path("predictions.csv")
+        _check_predictions(out)
     saved = load_model(folder)
-    check_output_file(out, data, *folder.iterdir())
+    _check_output(out, data, *folder.iterdir())
     table = read_table(data, saved.encoding.missing)
     encoded = saved.encoding.encode(table)
     mean, deviation = predicted(saved.model, encoded.inputs, shows_progress(quiet))
     half = half_width(deviation)
-    columns = {
-        "mean": mean, "standard_deviation": deviation, "lower_90": mean - half,
-        "upper_90": mean + half,
-    }  # fmt: skip
+    columns = dict(zip(_COLUMNS, (mean, deviation, mean - half, mean + half), strict=True))
     rows = encoded.rows.numpy()
     result = pandas.DataFrame(
         {name: _spread(values, rows, len(table)) for name, values in columns.items()}
     )
-    write_text(out, result.to_csv(index=False))
+    text = result.to_csv(index=False).encode()
+    write_atomically(out.resolve(), lambda file: file.write(text))  # what a link names
     if not quiet:
         for note in encoded.notes:
-            typer.echo(note, err=True)
-        typer.echo(f"{len(rows)} of {len(table)} rows predicted: {out}", err=True)
+            tell(note)
+        tell(f"{len(rows)} of {len(table)} rows predicted: {out}")
         _tell_scores(saved, table, rows, mean, deviation)
     return result
+
+
+def _check_predictions(path: Path) -> None:
+    """Raises where a file is there that nobody named and that holds no predictions."""
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        first = file.readline(1000)
+    if first.strip() != ",".join(_COLUMNS).encode():
+        said = f"{path} is there and holds no predictions of gpclml"
+        raise DataError(f"--out: {said}. Name a file by --out; a file that is named is replaced.")
+
+
+def _check_output(path: Path, *others: Path) -> None:
+    """Raises where the predictions cannot be written, or would replace a file that is read."""
+    folder = path.absolute().parent
+    if path.is_dir():
+        raise DataError(f"--out: {path} is a folder. Name a file.")
+    if path.exists() and not path.is_file():
+        raise DataError(f"--out: {path} is no plain file. Name one.")
+    if not folder.is_dir():
+        raise DataError(f"--out: there is no folder {folder}. Make it first.")
+    if any(other.exists() and path.exists() and path.samefile(other) for other in others):
+        raise DataError(f"--out: {path} is a file that is read. Name another.")
+    try:
+        tempfile.TemporaryFile(dir=path.resolve().parent).close()
+        writable = os.access(path, os.W_OK) or not path.exists()
+    except OSError:  # permissions do not tell all, nor bind every user
+        writable = False
+    if not writable:
+        raise DataError(f"--out: cannot write {path}. Name a file elsewhere.")
 
 
 def _spread(values: Tensor, rows: np.ndarray, count: int) -> np.ndarray:
@@ -88,8 +128,10 @@ def _tell_scores(
     known = ~targets.isnan()
     if bool(known.any()):
         scores = prediction_scores(targets[known], mean[known], deviation[known])
-        typer.echo(
+        if not math.isfinite(scores.rmse) or not math.isfinite(scores.nll):
+            tell(f"No scores: values of {target} are too far from the predictions to be squared.")
+            return
+        tell(
             f"The table has {target} in {int(known.sum())} of these rows: RMSE {scores.rmse:.4g}, "
-            f"NLL {scores.nll:.3f}, {percent(scores.coverage)} in the 90 % intervals.",
-            err=True,
+            f"NLL {scores.nll:.3f}, {percent(scores.coverage)} in the 90 % intervals."
         )

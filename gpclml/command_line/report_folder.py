@@ -13,7 +13,7 @@ from gpytorch.models import ExactGP
 from torch import Tensor
 
 from gpclml.command_line.errors import FitError, error_text
-from gpclml.command_line.folders import write_record, write_text
+from gpclml.command_line.folders import WorkFolder
 from gpclml.command_line.options import CompareOptions, FitOptions
 from gpclml.command_line.saved_models import SavedModel
 from gpclml.command_line.table_data import TableData
@@ -31,12 +31,10 @@ from gpclml.report import (
     script_of,
 )
 
-__all__ = ["REPORT_RECORD", "make_report", "write_report"]
+__all__ = ["REPORT_FILES", "add_report", "make_report"]
 
-REPORT_RECORD = "report.json"
-"""The file by which the folder of a report is known."""
-
-_FORMAT, _VERSION = "gpclml.Report", 1
+REPORT_FILES = ("index.html", "model.py", "table.json")
+"""The files of a report, beside its record and its models."""
 
 
 def make_report(
@@ -102,30 +100,31 @@ def _predictions(
     return found, failures
 
 
-def write_report(folder: Path, report: Report, options: CompareOptions) -> None:
-    """Writes the page, what it says as data, the encoding, and the Python file.
+def add_report(work: WorkFolder, report: Report, options: CompareOptions) -> dict[str, Any]:
+    """Writes the page, the encoding, and the Python file.
 
     Args:
-        folder: Where to; its models are there.
+        work: Where to; its models are there.
         report: What to write.
         options: What was compared, and how.
+
+    Returns:
+        What the page says as data: what the record of the folder is to say.
     """
     recipe = report.fitted[report.chosen].recipe
     script = script_of(
         recipe, report.data.absolute(), options.table.rows, options.table.seed,
         report.versions["gpclml"], one_thread_serves(len(report.comparison.targets)),
     )  # fmt: skip
-    write_text(folder / "index.html", page_of(report))
-    write_text(folder / "model.py", script)
-    report.encoding.save(folder / "table.json")
-    write_record(folder / REPORT_RECORD, _record(report))
+    work.add_text("index.html", page_of(report))
+    work.add_text("model.py", script)
+    work.add({"table.json": report.encoding.save})
+    return _record(report)
 
 
 def _record(report: Report) -> dict[str, Any]:
     table = report.comparison.table
     return {
-        "format": _FORMAT,
-        "version": _VERSION,
         "command": report.command,
         "data": str(report.data),
         "sha256": report.sha256,

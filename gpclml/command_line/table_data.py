@@ -99,6 +99,10 @@ def read_table_data(options: TableOptions, tests: bool) -> TableData:
     )  # fmt: skip
     train, test = (encoding.tensors(table.iloc[part.numpy()]) for part in (rows.train, rows.test))
     _check_enough(train, test, tests, options.target)
+    x, y = (torch.cat(parts) for parts in zip(train, test, strict=True))
+    _check_sizes(y, f"target {options.target!r}", power=2)
+    for name, values in zip(encoding.inputs, x.T, strict=True):
+        _check_sizes(values, f"column {name!r}", power=1)
     incomplete = len(rows.train) - len(train[1]), len(rows.test) - len(test[1])
     notes = (
         *notes_on_rows(options, targets, rows, incomplete),
@@ -126,3 +130,23 @@ def _check_enough(
         got = f"the same value {float(y[0]):g} in all rows to train on"
         mend = "Name another column, or another --seed."
         raise ArgumentError(f"target {target!r}", got, "a column that varies", mend)
+
+
+def _check_sizes(values: Tensor, column: str, power: int) -> None:
+    """Raises where values are so large, or so close together, that no model can be computed.
+
+    Args:
+        values: Of the column.
+        column: What it is to be called.
+        power: Which of their powers has to be a number: the second of targets, for variances.
+    """
+    limit = 10.0 ** (300 / power)
+    largest = float(values.abs().max())
+    spread = float((values / largest).std()) * largest if largest else 0.0
+    mend = "Multiply or divide the column by a power of ten."
+    if largest > limit:
+        got, expected = f"a value of size {largest:.3g}", f"sizes of at most {limit:g}"
+        raise ArgumentError(column, got, expected, mend)
+    if 0 < spread < 1 / limit:
+        got, expected = f"a standard deviation of {spread:.3g}", f"at least {1 / limit:g}"
+        raise ArgumentError(column, got, expected, mend)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpclml._printable import printable
 from gpclml.report._page_tables import MODEL_COLUMNS, model_rows
 from gpclml.report.headline import answer, headline
 from gpclml.report.page import Report
@@ -26,7 +27,7 @@ def report_text(report: Report) -> str:
         )
         for line in lines
     ]
-    said = headline(report.comparison, report.encoding.target)
+    said = headline(report.comparison, printable(report.encoding.target))
     told = answer(report.comparison, report.predictions)
     text = "\n".join([*table, "", said, told, *report.comparison.sentences])
     return text.replace("\N{MINUS SIGN}", "-")  # not in every code page

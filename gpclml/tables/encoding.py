@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gpclml._files import write_atomically
 from gpclml.errors import ArgumentError, DataError, UnknownNameError
 from gpclml.tables.columns import CategoryColumn, NumberColumn
 from gpclml.tables.kinds import column_of, numbers_of
@@ -146,9 +147,10 @@ class TableEncoding:
         """Writes the encoding to a JSON file.
 
         Args:
-            path: The file; replaced if it is there.
+            path: The file; replaced if it is there, whole or not at all.
         """
-        Path(path).write_text(self.to_json(), encoding="utf-8")
+        content = self.to_json().encode()
+        write_atomically(path, lambda file: file.write(content))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> TableEncoding:

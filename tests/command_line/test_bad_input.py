@@ -13,6 +13,7 @@ from linear_operator.utils.errors import NanError, NotPSDError
 
 from gpclml.command_line.errors import FitError, error_text, errors_as_text
 from gpclml.errors import ArgumentError, DataError, NonFiniteError, NotConvergedError
+from gpclml.report import Recipe
 
 
 def made(**columns):
@@ -152,14 +153,30 @@ def test_an_empty_folder_is_filled(gpclml, tmp_path):
     assert (tmp_path / "out" / "model.pt").is_file()
 
 
-def test_what_cannot_be_fitted_is_told(gpclml, tmp_path):
-    """Inputs whose spread overflows have no covariance."""
+@pytest.mark.parametrize("command", ["compare", "fit"])
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [(1e308, "a value of size 9"), (1e-306, "a standard deviation of")],
+)
+def test_inputs_that_cannot_be_measured(gpclml, tmp_path, command, size, message):
     data = tmp_path / "data.csv"
-    data.write_text(made(x=1.5e308 * np.random.default_rng(0).uniform(-1, 1, 40)))
+    data.write_text(made(x=size * np.random.default_rng(0).uniform(-1, 1, 40)))
+    words = "--target", "price", "--out", tmp_path / "out", "--quiet"
+    check_refused(gpclml(command, data, *words), "column 'x': got", tmp_path, "data.csv")
+    assert message in gpclml(command, data, *words).stderr
+
+
+def test_what_cannot_be_fitted_is_told(gpclml, tmp_path, monkeypatch):
+    def fail(recipe, x, y, progress=True):
+        raise NotPSDError(f"the covariance of {len(y)} points is not positive definite")
+
+    monkeypatch.setattr(Recipe, "fit", fail)
+    data = tmp_path / "data.csv"
+    data.write_text(made())
     words = "--target", "price", "--out", tmp_path / "out"
     result = gpclml("compare", data, *words, "--models", "rbf,linear")
     assert result.exit_code == 3
-    assert "rbf could not be fitted: covariance: got" in result.stderr
+    assert "rbf could not be fitted: the covariance of" in result.stderr
     assert "Error: no model could be fitted" in result.stderr
     result = gpclml("fit", data, *words, "--model", "rbf")
     assert result.exit_code == 3

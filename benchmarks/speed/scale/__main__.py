@@ -110,7 +110,7 @@ def training(
     data: Annotated[str, typer.Option(help="A UCI set.")] = "kin40k",
     num_test: Annotated[int, typer.Option(min=2, help="Test points.")] = 200,
     steps: Annotated[int, typer.Option(min=1, help="Steps on redrawn subsets.")] = 100,
-    seed: Annotated[int, typer.Option(min=0, help="Of split and draws.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**64 - 1, help="Of split and draws.")] = 0,
     threads: Threads = 2,
     csv: Csv = None,
 ) -> None:
@@ -129,7 +129,7 @@ def evaluation(
     data: Annotated[str, typer.Option(help="A UCI set.")] = "kin40k",
     n: Annotated[int, typer.Option(min=300, help="Points.")] = 20000,
     block: Annotated[int, typer.Option(min=1, help="Held-out points.")] = 256,
-    seed: Annotated[int, typer.Option(min=0, help="Of points and block.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**64 - 1, help="Of points and block.")] = 0,
     threads: Threads = 2,
     csv: Csv = None,
 ) -> None:
