@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
@@ -21,7 +22,8 @@ from gpclml.errors import ArgumentError
 __all__ = ["DaskPool", "dask_pool"]
 
 CONNECT_SECONDS = 5.0
-WORKER_SECONDS = 30.0
+WORKER_SECONDS = 50.0  # without any worker, at the start or in a run, until that is an error
+POLL_SECONDS = 0.02
 START = "dask worker ADDRESS --nworkers -1 --nthreads 1"
 
 
@@ -68,7 +70,8 @@ class DaskPool:
         """Computes tasks; one whose worker died is computed again by another.
 
         Raises:
-            ArgumentError: If the cluster is lost, or a new worker has other code.
+            ArgumentError: If the cluster is lost, has had no worker for ``WORKER_SECONDS``, or a
+                new worker has other code.
         """
         from distributed import as_completed
 
@@ -84,11 +87,28 @@ class DaskPool:
                 answers.add(future)
 
         fill()
-        for future, answer in answers:
-            task, answer = running.pop(future), self._judged(future, answer)
-            del future  # the scheduler forgets the answer: a lost worker costs no other task
-            yield task, answer
-            fill()
+        workers_seen = time.monotonic()
+        while running:
+            ended = answers.next_batch(block=False)
+            if not ended:  # tasks without a worker would be waited for without end
+                time.sleep(POLL_SECONDS)
+                if time.monotonic() - workers_seen > WORKER_SECONDS / 10:
+                    workers_seen = self._checked_workers(workers_seen)
+            while ended:
+                future, answer = ended.pop()
+                task, answer = running.pop(future), self._judged(future, answer)
+                del future  # the scheduler forgets the answer: a lost worker costs no other task
+                yield task, answer
+                fill()
+                workers_seen = time.monotonic()
+
+    def _checked_workers(self, seen: float) -> float:
+        """When there was a worker last; raises where that is too long ago."""
+        if self._workers():
+            return time.monotonic()
+        if time.monotonic() - seen > WORKER_SECONDS:
+            raise _no_workers(self._address, "What ended is saved: repeat the call then.")
+        return seen
 
     def _workers(self) -> dict[str, int]:
         """Number of threads by worker; one each, also of those that joined later."""
@@ -157,8 +177,7 @@ def _check_workers(client: Any, address: str, code: Code) -> None:
         client.wait_for_workers(1, timeout=WORKER_SECONDS)
     threads = client.nthreads()
     if not threads:
-        mend = f"Start some: {START}."
-        raise ArgumentError("address", f"{address} without workers", "at least one", mend)
+        raise _no_workers(address)
     _check_threads(threads, address)
     try:
         answers = client.run(code.check, on_error="return")
@@ -167,6 +186,15 @@ def _check_workers(client: Any, address: str, code: Code) -> None:
     for worker, answer in answers.items():
         if isinstance(answer, BaseException):
             raise unusable_worker(worker, answer)
+
+
+def _no_workers(address: str, more: str = "") -> ArgumentError:
+    return ArgumentError(
+        "address",
+        f"{address} without workers for {WORKER_SECONDS:g} s",
+        "at least one",
+        f"Start some: {START}. {more}".rstrip(),
+    )
 
 
 def _check_threads(threads: dict[str, int], address: str) -> None:

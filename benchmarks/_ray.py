@@ -10,6 +10,7 @@ import contextlib
 import os
 import socket
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any
@@ -21,6 +22,7 @@ from gpclml.errors import ArgumentError
 __all__ = ["RayPool", "ray_pool"]
 
 CONNECT_SECONDS = 5.0
+WORKER_SECONDS = 50.0  # without any core, at the start or in a run, until that is an error
 RETRIES = 3
 
 
@@ -69,10 +71,12 @@ class RayPool:
         """Checks a worker; every other checks itself when it gets a task.
 
         Raises:
-            ArgumentError: If it has other code.
+            ArgumentError: If it has other code, or there is no core to start one on.
         """
         try:
-            self._ray.get(self._call.remote(code.check))
+            checked = self._call.remote(code.check)
+            self._first_of([checked])
+            self._ray.get(checked)
         except self._ray.exceptions.RayError as error:
             raise unusable_worker("on Ray", getattr(error, "cause", None) or error) from error
 
@@ -80,23 +84,45 @@ class RayPool:
         """Computes tasks; one whose worker died is computed again.
 
         Raises:
-            ArgumentError: If the cluster is lost, or a worker has other code.
+            ArgumentError: If the cluster is lost, has had no core for ``WORKER_SECONDS``, or a
+                worker has other code.
         """
         tasks = iter(tasks)
         running: dict[Any, Task] = {}
 
         def fill() -> None:
-            places = max(1, int(self._ray.cluster_resources().get("CPU", 0)))
+            places = max(1, self._cores())
             for task in islice(tasks, max(0, places - len(running))):
                 running[self._call.remote(work, task)] = task
 
         fill()
         while running:
-            [ended], _ = self._ray.wait(list(running))
+            ended = self._first_of(list(running))
             task, answer = running.pop(ended), self._answer(ended)
             del ended
             yield task, answer
             fill()
+
+    def _cores(self) -> int:
+        return int(self._ray.cluster_resources().get("CPU", 0))
+
+    def _first_of(self, calls: list[Any]) -> Any:
+        """The first that ends; raises where there has been no core for too long to do so."""
+        seen = time.monotonic()
+        while True:
+            ended, _ = self._ray.wait(calls, timeout=WORKER_SECONDS / 10)
+            if ended:
+                return ended[0]
+            if self._cores():  # they compute, or are busy with another's tasks
+                seen = time.monotonic()
+            elif time.monotonic() - seen > WORKER_SECONDS:
+                raise ArgumentError(
+                    "address",
+                    f"a Ray cluster without cores for {WORKER_SECONDS:g} s",
+                    "at least one",
+                    "Start some: ray start --address HEAD. What ended is saved: repeat the call "
+                    "then.",
+                )
 
     def _answer(self, ended: Any) -> Any:
         errors = self._ray.exceptions

@@ -122,6 +122,24 @@ def test_a_lost_scheduler_ends_the_run_with_its_results_saved(path, tmp_path):
         assert connection.execute("SELECT count(*) FROM claims").fetchone() == (0,)
 
 
+def test_a_run_whose_workers_are_gone_ends_with_its_results_saved(path, tmp_path, monkeypatch):
+    log = tmp_path / "log"
+    grid = [{"seed": seed, "log": str(log), "quiet": True} for seed in range(1000)]
+    with local_cluster(1) as cluster:
+
+        def leave():
+            grid_cells.wait_for(lambda: log.exists() and len(log.read_text().split()) >= 4)
+            monkeypatch.setattr(_dask, "WORKER_SECONDS", 0.5)
+            cluster.scale(0)
+
+        thread = threading.Thread(target=leave)
+        thread.start()
+        with pytest.raises(ArgumentError, match=r"without workers for 0\.5 s.*dask worker.*saved"):
+            run(grid, grid_cells.counted_cell, path, cluster)
+        thread.join()
+    assert 2 < len(load_results(path)) < 1000
+
+
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:1", "silent", "nonsense", "pigeon://a:1"])
 def test_unreachable_schedulers_are_refused(path, monkeypatch, address):
     monkeypatch.setattr(_dask, "CONNECT_SECONDS", 0.2)
