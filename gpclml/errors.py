@@ -61,8 +61,12 @@ class UnsupportedError(ArgumentError, TypeError, RuntimeError):
     """
 
 
-class NotConvergedError(ArgumentError, RuntimeError):
-    """An iterative solver did not reach its tolerance."""
+class NotConvergedError(ArgumentError, NanError):
+    """An iterative solver did not reach its tolerance.
+
+    It is also a ``linear_operator`` ``NanError`` and so a ``RuntimeError``: a line search steps
+    back from hyperparameters whose covariance cannot be solved with, and goes on.
+    """
 
 
 class ModelModeError(ArgumentError, RuntimeError):

@@ -10,6 +10,13 @@ import pandas as pd
 import typer
 
 from benchmarks._version import package_versions
+from benchmarks.robustness.singular_study import (
+    run_accuracy,
+    run_singular,
+    summarize_accuracy,
+    summarize_singular,
+)
+from benchmarks.robustness.solver_study import run_solver, summarize_solver
 from benchmarks.robustness.study import run, summarize
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
@@ -40,6 +47,56 @@ def objectives(
     print("\nRelative errors of float32 against float64; own: on the same float32 kernel.\n")
     print(errors.to_string(index=False, float_format="%.1e"))
     _print_errors(results)
+    if csv:
+        csv.write_text(f"{header}\n{results.to_csv(index=False)}")
+
+
+_Seed = Annotated[int, typer.Option(min=0, help="Seed of the problems.")]
+_Csv = Annotated[Path | None, typer.Option(help="Write a row a problem there.")]
+
+
+@app.command("solver")
+def solver(
+    problems: Annotated[int, typer.Option(min=1, help="Number of systems.")] = 1000,
+    most: Annotated[int, typer.Option(min=20, help="Largest number of points.")] = 1500,
+    seed: _Seed = 0,
+    csv: _Csv = None,
+) -> None:
+    """Whether conjugate gradients end, and whether their error bounds are true."""
+    from tqdm import tqdm
+
+    rows = tqdm(run_solver(problems, seed, most), total=problems, desc="systems")
+    results = pd.DataFrame(rows)
+    table = summarize_solver(results).T
+    _report(results, table.to_string(header=False), csv)
+
+
+@app.command("singular")
+def singular(
+    problems: Annotated[int, typer.Option(min=1, help="Number of problems.")] = 300,
+    seed: _Seed = 0,
+    csv: _Csv = None,
+) -> None:
+    """What is said of covariances that are singular in float32."""
+    results = run_singular(problems, seed)
+    _report(results, summarize_singular(results).to_string(index=False), csv)
+
+
+@app.command("accuracy")
+def accuracy(
+    problems: Annotated[int, typer.Option(min=1, help="Number of problems.")] = 200,
+    seed: _Seed = 0,
+    csv: _Csv = None,
+) -> None:
+    """Value and gradient of the log marginal likelihood against extended precision."""
+    results = run_accuracy(problems, seed)
+    table = summarize_accuracy(results).to_string(index=False, float_format="%.2e")
+    _report(results, table, csv)
+
+
+def _report(results: pd.DataFrame, table: str, csv: Path | None) -> None:
+    header = _header()
+    print(f"{header}\n\n{table}")
     if csv:
         csv.write_text(f"{header}\n{results.to_csv(index=False)}")
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
-from linear_operator.utils.cholesky import psd_safe_cholesky
 from linear_operator.utils.errors import NotPSDError
+from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
-from gpclml._finite import all_finite
 from gpclml.errors import ArgumentError, NonFiniteError
 
 __all__ = ["DOUBLE_UP_TO", "factorization_dtype", "safe_cholesky"]
@@ -15,8 +16,7 @@ __all__ = ["DOUBLE_UP_TO", "factorization_dtype", "safe_cholesky"]
 DOUBLE_UP_TO = 512
 """Largest n at which a float32 covariance is factored in float64 without being asked."""
 
-_FIRST_JITTER = 1e-8  # of the mean diagonal, in float64
-_JITTER_TRIES = 6
+_ROUNDINGS = 2  # epsilons of a variance that a squared pivot has to be above
 
 
 def factorization_dtype(
@@ -61,11 +61,13 @@ def safe_cholesky(
 ) -> Tensor:
     r"""The lower Cholesky factor :math:`L`, :math:`K = L L^\top`, jittered only if needed.
 
-    The first attempt takes the matrix as it is. If it fails, float32 is repeated in
-    float64, and then ``linear_operator``'s ``psd_safe_cholesky`` adds jitter of
-    :math:`10^{-8}, 10^{-7}, \ldots, 10^{-3}` times its mean diagonal to each failing batch
-    member, with a ``NumericalWarning`` each time: a jittered density is that of a
-    slightly noisier model.
+    The first attempt takes the matrix as it is. It fails where the matrix is not positive definite
+    or singular to the rounding of the type in which it came: where a squared pivot, the variance of
+    a point given those before it, is below two epsilons of that type times its variance. If it
+    fails, float32 is repeated in float64, which cannot restore what the entries have lost, and then
+    each failing batch member gets jitter of :math:`10^{-8}, 10^{-7}, \ldots, 10^{-3}` times its
+    mean diagonal, from :math:`10^{-6}` on where it came in float32, with a ``NumericalWarning``: a
+    jittered density is that of a slightly noisier model.
 
     Args:
         covariance: Symmetric matrices, ``(*batch, n, n)``; only the lower triangle counts.
@@ -82,18 +84,44 @@ def safe_cholesky(
             ``fit_gpytorch_mll`` retries on this error.
     """
     matrix = covariance.to(factorization_dtype(covariance, factor_dtype))
-    factor, info = torch.linalg.cholesky_ex(matrix)
+    epsilon = torch.finfo(covariance.dtype).eps
+    factor, sound = _factor(matrix, epsilon)
     if not checked:
-        failed = (info != 0).unsqueeze(-1)
-        factor.diagonal(dim1=-2, dim2=-1).masked_fill_(failed, torch.nan)
+        factor.diagonal(dim1=-2, dim2=-1).masked_fill_(~sound.unsqueeze(-1), torch.nan)
         return factor
-    # A NaN can pass a factorization on a GPU without an error code; the diagonal shows it.
-    if not bool(info.any()) and all_finite(factor.diagonal(dim1=-2, dim2=-1)):
+    if bool(sound.all()):
         return factor
     _check_finite(covariance)
     if matrix.dtype == torch.float32:
-        return safe_cholesky(covariance, torch.float64)
-    return _jittered_cholesky(matrix)
+        matrix = matrix.double()
+        factor, sound = _factor(matrix, epsilon)
+    if bool(sound.all()):
+        return factor
+    # Each member on its own, with jitter to its own scale.
+    factors = [
+        one if good else _jittered(member, epsilon)
+        for one, good, member in zip(
+            _members(factor), sound.flatten().tolist(), _members(matrix), strict=True
+        )
+    ]
+    return torch.stack(factors).reshape(matrix.shape)
+
+
+def _members(matrices: Tensor) -> Tensor:
+    return matrices.reshape(-1, *matrices.shape[-2:])
+
+
+def _factor(matrix: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """The factor, and whether all its pivots are above rounding, ``(*batch,)``.
+
+    Roundings of the entries that a pivot is the difference of are of the order of the epsilon of
+    the type in which they came times the variance.
+    """
+    factor, info = torch.linalg.cholesky_ex(matrix)
+    pivots = factor.detach().diagonal(dim1=-2, dim2=-1).square()
+    least = matrix.detach().diagonal(dim1=-2, dim2=-1) * (_ROUNDINGS * epsilon)
+    # A NaN can pass a factorization on a GPU without an error code; it is not above anything.
+    return factor, (info == 0) & (pivots > least).all(-1)
 
 
 def _check_finite(covariance: Tensor) -> None:
@@ -108,18 +136,24 @@ def _check_finite(covariance: Tensor) -> None:
         )
 
 
-def _jittered_cholesky(matrix: Tensor) -> Tensor:
-    if matrix.ndim > 2:  # each member on its own, with jitter to its own scale
-        members = [safe_cholesky(member, matrix.dtype) for member in matrix.flatten(0, -3)]
-        return torch.stack(members).reshape(matrix.shape)
-    scale = float(matrix.detach().diagonal(dim1=-2, dim2=-1).mean(-1).abs())
-    try:
-        return psd_safe_cholesky(
-            matrix, jitter=_FIRST_JITTER * (scale or 1.0), max_tries=_JITTER_TRIES
-        )
-    except NotPSDError as error:
-        raise NotPSDError(
-            f"covariance of shape {tuple(matrix.shape)}, factored in {matrix.dtype}, with mean "
-            f"diagonal {scale:.3g}: {error} Raise the noise floor of the likelihood, or look for "
-            "hyperparameters that degenerated."
-        ) from error
+def _jittered(matrix: Tensor, epsilon: float) -> Tensor:
+    """The factor with the first jitter that lifts all pivots above rounding."""
+    scale = float(matrix.detach().diagonal().mean().abs()) or 1.0
+    share = 1e-8 if epsilon < 1e-8 else 1e-6
+    while share < 2e-3:
+        jitter = torch.full_like(matrix[..., 0].detach(), share * scale)
+        factor, sound = _factor(matrix + torch.diag(jitter), epsilon)
+        if bool(sound):
+            warnings.warn(
+                f"A covariance of shape {tuple(matrix.shape)} is singular to rounding: jitter of "
+                f"{share * scale:.1e} was added to its diagonal, of mean {scale:.3g}.",
+                NumericalWarning,
+                stacklevel=2,
+            )
+            return factor
+        share *= 10
+    raise NotPSDError(
+        f"covariance of shape {tuple(matrix.shape)}, factored in {matrix.dtype}, with mean "
+        f"diagonal {scale:.3g}: not positive definite even with jitter of 1e-3 of that. Raise the "
+        "noise floor of the likelihood, or look for hyperparameters that degenerated."
+    )

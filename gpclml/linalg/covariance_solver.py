@@ -2,9 +2,16 @@ r"""Solves with one covariance, again and again, each with a bound of what it le
 
 The errors of what is made of a solve of :math:`K V = B` are made of the norms
 :math:`(R_j^\top K^{-1} R_j)^{1/2}` of the columns of its residual :math:`R = B - K V`. With noise D
-and a pivoted Cholesky factor L of the kernel, :math:`L L^\top + D \preceq K`, so that it is at most
-:math:`(R_j^\top (L L^\top + D)^{-1} R_j)^{1/2}` (Artemev, Burt and van der Wilk 2021): one
-application of the preconditioner. Without one it is at most :math:`(R_j^\top D^{-1} R_j)^{1/2}`.
+and a pivoted Cholesky factor L of the kernel, :math:`L L^\top + D' \preceq K`, where D' is D less
+what roundings of the entries of K may take from its eigenvalues. So the norm is at most
+:math:`(R_j^\top (L L^\top + D')^{-1} R_j)^{1/2}` (Artemev, Burt and van der Wilk 2021), and the
+square of that is the least of
+
+.. math:: (R_j - L w)^\top D'^{-1} (R_j - L w) + w^\top w
+
+over w. Any w gives an upper bound, and a sum of squares does not cancel, as Woodbury's identity
+does. Without a preconditioner w is zero. R itself is known to the rounding of a product with K, for
+which every bound has an allowance; where D' is not positive it is infinite.
 """
 
 from __future__ import annotations
@@ -21,11 +28,30 @@ from gpclml.linalg.conjugate_gradients import (
     column_norms,
 )
 from gpclml.linalg.covariance_products import NoisyCovariance
-from gpclml.linalg.preconditioner import woodbury_preconditioner
+from gpclml.linalg.preconditioner import LowRankPreconditioner, indefiniteness
 
-__all__ = ["CovarianceSolver", "Solved"]
+__all__ = ["CovarianceSolver", "ResidualBound", "Solved"]
 
-_ROUNDING = 10  # units of it that a bound allows for the cancellation within it
+_ROUNDING = 10  # units of double precision for the differences within a bound
+
+
+@dataclass(frozen=True)
+class ResidualBound:
+    r"""What bounds the residuals R of solves in the metric of :math:`K^{-1}`.
+
+    Attributes:
+        root: X with :math:`R^\top K^{-1} R \preceq X^\top X`, ``(*batch, m, k)``, float64.
+        slack: By how much the norm of each column may be above that of X, as R is known to rounding
+            only, ``(*batch, k)``, float64; infinite where nothing bounds it.
+    """
+
+    root: Tensor
+    slack: Tensor
+
+    @property
+    def errors(self) -> Tensor:
+        """Upper bounds of the norms of the columns, ``(*batch, k)``."""
+        return self.root.norm(dim=-2) + self.slack
 
 
 @dataclass(frozen=True)
@@ -35,8 +61,8 @@ class Solved:
     Attributes:
         values: V, ``(*batch, n, k)``.
         unsolved: :math:`R = B - K V`, ``(*batch, n, k)``.
-        errors: Upper bounds of :math:`(R_j^\top K^{-1} R_j)^{1/2}`, in exact arithmetic,
-            ``(*batch, k)``, float64; infinite where the noise is not independent.
+        errors: Upper bounds of :math:`(R_j^\top K^{-1} R_j)^{1/2}`, ``(*batch, k)``, float64;
+            infinite where the noise is not independent or lost in the rounding of K.
         residual: Largest norm of a column of R, as a share of that of B.
         iterations: Products with the covariance.
     """
@@ -62,7 +88,23 @@ class CovarianceSolver:
     def __init__(self, covariance: NoisyCovariance, settings: ConjugateGradients) -> None:
         self.covariance, self.settings = covariance, settings
         check_finite(covariance.latent.diagonal(), "variances")
-        self._precondition = woodbury_preconditioner(covariance, settings.preconditioner_rank)
+        self._precondition = LowRankPreconditioner.of(covariance, settings.preconditioner_rank)
+        largest = covariance.latent.diagonal().double().amax(-1, keepdim=True)
+        self.rounding = torch.finfo(covariance.dtype).eps * largest
+        self._left = self._noise_left()
+
+    def _noise_left(self) -> Tensor | None:
+        """D', ``(*batch, n, 1)``: one where observations are missing, None without noise."""
+        noise, missing = self.covariance.noise, self.covariance.missing
+        if noise is None:
+            return None
+        left = (noise.detach().double() - indefiniteness(self.covariance.latent)).unsqueeze(-1)
+        return left if missing is None else torch.where(missing.unsqueeze(-1), 1.0, left)
+
+    @property
+    def bounds_errors(self) -> bool:
+        """Whether the noise is above what roundings may take from it, so that bounds are finite."""
+        return self._left is not None and bool((self._left > 0).all())
 
     def solution(
         self, right: Tensor, tolerance: float | None = None, start: Solution | None = None
@@ -79,24 +121,32 @@ class CovarianceSolver:
         )
 
     @torch.no_grad()
-    def bounding_inverse(self, vectors: Tensor) -> Tensor | None:
-        r"""The product with :math:`(L L^\top + D)^{-1} \succeq K^{-1}`, or with :math:`D^{-1}`.
+    def bound(self, unsolved: Tensor, values: Tensor) -> ResidualBound | None:
+        r"""What bounds the residuals of solves.
 
         Args:
-            vectors: ``(*batch, n, k)``; zero where observations are missing.
+            unsolved: R, ``(*batch, n, k)``; zero where observations are missing.
+            values: V, ``(*batch, n, k)``, with whose norm the roundings of R grow.
 
         Returns:
-            The same shape; None where the noise is not independent.
+            The bound; None where the noise is not independent.
         """
-        noise, missing = self.covariance.noise, self.covariance.missing
-        if noise is None:
+        if self._left is None:
             return None
+        bounded = self._left > 0
+        left = torch.where(bounded, self._left, 1.0)
+        deviation = left.sqrt()
+        root = unsolved.double() / deviation
+        # Of each entry of the product with V, independent of one another.
+        slack = self.rounding * (1 / left).sum(-2).sqrt() * values.norm(dim=-2, dtype=torch.float64)
         if self._precondition is not None:
-            return self._precondition(vectors)
-        noise = noise if missing is None else torch.where(missing, 1.0, noise)
-        return vectors / noise.unsqueeze(-1)
+            weights = self._precondition.weights(unsolved)
+            explained = self._precondition.features @ weights / deviation
+            double = _ROUNDING * torch.finfo(torch.float64).eps
+            slack = slack + double * (root.norm(dim=-2) + explained.norm(dim=-2))
+            root = torch.cat([root - explained, weights], dim=-2)
+        return ResidualBound(root, torch.where(bounded.all(-2), slack, torch.inf))
 
-    @torch.no_grad()
     def solve(self, right: Tensor, tolerance: float | None = None) -> Solved:
         """Solves for all columns together.
 
@@ -118,19 +168,9 @@ class CovarianceSolver:
         norms = column_norms(right).clamp_min(torch.finfo(right.dtype).tiny)
         residual = float((column_norms(solution.unsolved) / norms).max())
         self.settings.check(residual, solution.iterations)
-        errors = self._errors(solution.unsolved)
+        bound = self.bound(solution.unsolved, solution.values)
+        if bound is None:
+            errors = torch.full_like(right[..., 0, :], torch.inf, dtype=torch.float64)
+        else:
+            errors = bound.errors
         return Solved(solution.values, solution.unsolved, errors, residual, solution.iterations)
-
-    def _errors(self, unsolved: Tensor) -> Tensor:
-        noise = self.covariance.noise
-        if noise is None:
-            shape = unsolved.mT.shape[:-1]
-            return torch.full(shape, torch.inf, dtype=torch.float64, device=unsolved.device)
-        unsolved = unsolved.double()
-        plain = (unsolved.square() / noise.unsqueeze(-1)).sum(-2)
-        plain = torch.where(plain.isnan(), torch.inf, plain)  # nil unsolved where noise is nil
-        if self._precondition is None:
-            return plain.sqrt()
-        bound = (unsolved * self._precondition(unsolved)).sum(-2)
-        least = _ROUNDING * torch.finfo(unsolved.dtype).eps * plain
-        return torch.minimum(bound.clamp_min(0.0) + least, plain).sqrt()

@@ -22,12 +22,17 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gpclml.errors import ArgumentError
+from gpclml.errors import ArgumentError, NotConvergedError
 from gpclml.linalg._checks import check_indices, check_residual
 from gpclml.linalg.cholesky import safe_cholesky
-from gpclml.linalg.conjugate_gradients import ConjugateGradients, Solution, column_norms
+from gpclml.linalg.conjugate_gradients import (
+    ConjugateGradients,
+    Solution,
+    check_finite,
+    column_norms,
+)
 from gpclml.linalg.covariance_products import NoisyCovariance
-from gpclml.linalg.covariance_solver import CovarianceSolver
+from gpclml.linalg.covariance_solver import CovarianceSolver, ResidualBound
 
 __all__ = ["IterativeReport", "iterative_conditional_log_density"]
 
@@ -43,8 +48,10 @@ class IterativeReport:
         iterations: Products with the covariance.
         residual: Largest relative residual of a column, computed afterwards.
         error_bound: Upper bound of the error of the log density in nats per held-out point, the
-            largest of a batch, in exact arithmetic. Infinite where the residuals are too large to
-            say; None where the noise is not independent.
+            largest of a batch, for the covariance as its kernel evaluates it; with an allowance
+            for the rounding of products. Infinite where the residuals are too large to say, or
+            the noise is lost in the rounding of the covariance; None where the noise is not
+            independent.
     """
 
     iterations: int
@@ -99,13 +106,14 @@ def iterative_conditional_log_density(
     spread = left.mT @ product[..., :b].double()
     rest = residual - product[..., b]
     error = (left.mT @ rest.double().unsqueeze(-1)).squeeze(-1)
-    factor = safe_cholesky(0.5 * (spread + spread.mT))
+    factor, definite = solve.factor(0.5 * (spread + spread.mT))
     z = torch.linalg.solve_triangular(factor, error.unsqueeze(-1), upper=False).squeeze(-1)
     log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     value = -0.5 * z.square().sum(-1) - log_det - 0.5 * b * math.log(2 * math.pi)
     with torch.no_grad():
         unsolved = torch.cat([-product[..., :b], rest.unsqueeze(-1)], -1)
-        report = solve.report(unsolved.masked_fill_(solve.gone, 0.0), factor, z)
+        unsolved = unsolved.masked_fill_(solve.gone, 0.0)
+        report = solve.report(unsolved, directions, factor, z, definite)
     solver.check(report.residual, report.iterations, report.error_bound)
     return value.to(residual.dtype), report
 
@@ -143,9 +151,11 @@ class _Solve:
         solver = self._settings
         goal = math.inf if solver.max_error is None else _MARGIN * solver.max_error
         solution = self._solver.solution(self._right)
-        bound, last = self._bound_of(solution) or 0.0, math.inf
-        while bound > goal and solution.iterations < solver.max_iterations - 1:
-            if last <= bound < math.inf:  # at the limit of rounding
+        bound, floor = self._bound_of(solution)
+        most = solver.max_iterations - 1
+        while self._solver.bounds_errors and solution.iterations < most:
+            goal = max(goal, 2 * floor)  # what rounding leaves cannot be solved away
+            if bound <= goal:
                 break
             worst = float((column_norms(solution.unsolved) / self._norms).max())
             tighter = worst * max(_TIGHTEST, (goal / bound) ** 0.5)
@@ -153,7 +163,9 @@ class _Solve:
             solution = self._solver.solution(self._right, tighter, solution)
             if solution.iterations == before:  # no column can be improved: the bound stays
                 break
-            bound, last = self._bound_of(solution) or 0.0, bound
+            last, (bound, floor) = bound, self._bound_of(solution)
+            if last <= bound < math.inf:  # at the limit of rounding
+                break
         self._iterations = solution.iterations
         directions = solution.values.neg()
         b = self._one.shape[-1]
@@ -161,44 +173,120 @@ class _Solve:
         directions[..., b].neg_()
         return directions
 
-    def report(self, unsolved: Tensor, factor: Tensor, z: Tensor) -> IterativeReport:
+    def factor(self, spread: Tensor) -> tuple[Tensor, bool]:
+        """The Cholesky factor of S, and whether S is positive definite as it came.
+
+        It is in exact arithmetic, whatever the solves left: what is not is lost in rounding.
+        """
+        factor, info = torch.linalg.cholesky_ex(spread)
+        definite = not bool(info.any())
+        if definite:
+            return factor, True
+        check_finite(spread, "conditional covariances")
+        if self._settings.on_failure == "error":
+            raise NotConvergedError(
+                "solver",
+                f"a conditional covariance of {len(self._held_out)} held-out points that is not "
+                f"positive definite after {self._iterations} iterations in "
+                f"{self._right.dtype}",
+                "one that is",
+                "Compute in float64, raise the noise floor of the likelihood, or use "
+                "solver='cholesky' where memory allows.",
+            )
+        return safe_cholesky(spread), False
+
+    def report(
+        self, unsolved: Tensor, directions: Tensor, factor: Tensor, z: Tensor, definite: bool
+    ) -> IterativeReport:
         """How well they are solved, by residuals computed anew."""
         worst = float((column_norms(unsolved) / self._norms).max())
-        return IterativeReport(self._iterations, worst, self._error_bound(unsolved, factor, z))
+        values = directions.clone()
+        values[..., : self._one.shape[-1]] -= self._one
+        bound = self._solver.bound(unsolved, values)
+        if bound is None:
+            return IterativeReport(self._iterations, worst, None)
+        error, _ = _density_error(bound, values, factor, z, self._solver.rounding)
+        # A jittered covariance has another density.
+        return IterativeReport(self._iterations, worst, error if definite else math.inf)
 
-    def _bound_of(self, solution: Solution) -> float | None:
-        """The bound at a solution, whose S and e need no further product with the covariance."""
+    def _bound_of(self, solution: Solution) -> tuple[float, float]:
+        """The bound at a solution, and what of it no further solve takes away.
+
+        S and e need no further product with the covariance. Zero where nothing bounds the error.
+        """
+        bound = self._solver.bound(solution.unsolved, solution.values)
+        if bound is None:
+            return 0.0, 0.0
         b = self._held_out.shape[-1]
         values, unsolved = solution.values.double(), solution.unsolved.double()
         V, R, right = values[..., :b], unsolved[..., :b], self._right.double()
         spread = self._of_held_out[..., :b] - right[..., :b].mT @ V - V.mT @ R
         factor, info = torch.linalg.cholesky_ex(0.5 * (spread + spread.mT))
         if bool(info.any()):
-            return math.inf
+            return math.inf, 0.0
         error = self._of_held_out[..., b:] - right[..., :b].mT @ values[..., b:]
         error = error - V.mT @ unsolved[..., b:]
         z = torch.linalg.solve_triangular(factor, error, upper=False).squeeze(-1)
-        return self._error_bound(solution.unsolved, factor, z)
+        return _density_error(bound, solution.values, factor, z, self._solver.rounding)
 
-    def _error_bound(self, unsolved: Tensor, factor: Tensor, z: Tensor) -> float | None:
-        r"""What the residuals R of V and :math:`\rho` of a can do to the density at most.
 
-        The preconditioner's :math:`M = L L^\top + D` is below K, so :math:`R^\top K^{-1} R` is
-        below :math:`R^\top M^{-1} R` (Artemev, Burt and van der Wilk 2021). With
-        :math:`C = S^{-1/2} R^\top M^{-1} R S^{-\top/2}` and :math:`c = tr\, C < 1`, the
-        log-determinant is off by at most c / (1 - c), and e by a vector of length at most
-        :math:`\sqrt{c\, \rho^\top M^{-1} \rho}` in the metric of S.
-        """
-        b, unsolved = z.shape[-1], unsolved.double()
-        solved = self._solver.bounding_inverse(unsolved)
-        if solved is None:
-            return None
-        gram = unsolved.mT @ solved
-        right = torch.linalg.solve_triangular(factor, gram[..., :b, :b], upper=False)
-        C = torch.linalg.solve_triangular(factor, right.mT, upper=False)
-        c = C.diagonal(dim1=-2, dim2=-1).sum(-1).clamp_min(0.0)
-        along = (z * (C @ z.unsqueeze(-1)).squeeze(-1)).sum(-1).clamp_min(0.0).sqrt()
-        shift = (c * gram[..., b, b].clamp_min(0.0)).sqrt()
-        bound = c / (1 - c) + shift * (2 * z.norm(dim=-1) + shift)
-        bound = 0.5 * (bound + (along + c.sqrt() * shift).square() / (1 - c)) / b
-        return float(torch.where(c < 1, bound, math.inf).max())
+def _density_error(
+    bound: ResidualBound, values: Tensor, factor: Tensor, z: Tensor, rounding: Tensor
+) -> tuple[float, float]:
+    r"""What the residuals R of V and :math:`\rho` of a, and rounding, may do to the density.
+
+    With :math:`G \succeq R^\top K^{-1} R`, :math:`C = S^{-1/2} G S^{-\top/2}` and
+    :math:`c = tr\, C < 1`, the log-determinant is off by at most c / (1 - c), and e by a vector of
+    length at most :math:`\sqrt{c\, \rho^\top K^{-1} \rho}` in the metric of S. A product of K with
+    a vector v is allowed a rounding of :math:`\epsilon \max_i K_{ii} |v|` along any direction, with
+    :math:`\epsilon` twice the unit roundoff of the working type; S and e are such products.
+
+    Args:
+        bound: Of R and rho, ``(*batch, m, b + 1)``.
+        values: V and a, ``(*batch, n, b + 1)``.
+        factor: The Cholesky factor of S, ``(*batch, b, b)``.
+        z: :math:`S^{-1/2} e`, ``(*batch, b)``.
+        rounding: :math:`\epsilon \max_i K_{ii}`, ``(*batch, 1)``.
+
+    Returns:
+        Nats per held-out point, the largest of a batch; and the same where R and rho are zero.
+    """
+    b, rounding = z.shape[-1], rounding.squeeze(-1)
+    inverse = torch.linalg.inv(factor)  # S^(-1/2), b x b
+    at_z = (inverse.mT @ z.unsqueeze(-1)).squeeze(-1)
+    V, length = values[..., :b].double(), values[..., b].double().norm(dim=-1)
+    squares = V.mT @ V + torch.eye(b, dtype=V.dtype, device=V.device)
+    of_spread, of_form = rounding * _trace(inverse, squares), rounding * _form(at_z, squares)
+    of_shift = rounding * length * _trace(inverse, squares).sqrt()
+    of_product = rounding * length * _form(at_z, squares).sqrt()
+    slack = bound.slack[..., :b]
+    root_c = (inverse * slack.unsqueeze(-2)).norm(dim=(-2, -1))
+    along = (at_z.abs() * slack).sum(-1)
+
+    def error(root_c: Tensor, along: Tensor, rho: Tensor) -> float:
+        c, shift = root_c.square(), root_c * rho
+        first = shift * z.norm(dim=-1) + of_product
+        total = c / (1 - c) + (of_spread + of_form) / (1 - of_spread) + 2 * first
+        shift = shift + of_shift
+        total = total + shift.square() + (along + root_c * shift).square() / (1 - c)
+        return float(torch.where((c < 1) & (of_spread < 1), 0.5 * total / b, math.inf).max())
+
+    gram = bound.root[..., :b].mT @ bound.root[..., :b]
+    return (
+        error(
+            root_c + _trace(inverse, gram).sqrt(),
+            along + _form(at_z, gram).sqrt(),
+            bound.errors[..., b],
+        ),
+        error(root_c, along, bound.slack[..., b]),
+    )
+
+
+def _trace(inverse: Tensor, gram: Tensor) -> Tensor:
+    """tr(S^(-1/2) G S^(-T/2)), ``(*batch,)``, at least zero."""
+    return ((inverse @ gram) * inverse).sum((-2, -1)).clamp_min(0.0)
+
+
+def _form(vector: Tensor, gram: Tensor) -> Tensor:
+    """The quadratic form of a vector, ``(*batch,)``, at least zero."""
+    return ((gram @ vector.unsqueeze(-1)).squeeze(-1) * vector).sum(-1).clamp_min(0.0)

@@ -36,7 +36,9 @@ class ConditionedBlock:
         shift: What the mean gains, ``(*batch, k)``, float64.
         reduction: What variances lose, ``(*batch, k)``, float64.
         errors: Upper bounds of the roots of what a variance is too large by, ``(*batch, k)``,
-            float64; in exact arithmetic.
+            float64.
+        shift_rounding: What rounding may do to the shift, ``(*batch, k)``, float64.
+        reduction_rounding: And to the reduction.
         residual: Largest norm of a column's residual as a share of that of its right-hand side.
         iterations: Products with the covariance.
         vectors: k, V and R, ``(*batch, n, k)`` each, if they were to be kept.
@@ -45,6 +47,8 @@ class ConditionedBlock:
     shift: Tensor
     reduction: Tensor
     errors: Tensor
+    shift_rounding: Tensor
+    reduction_rounding: Tensor
     residual: float
     iterations: int
     vectors: tuple[Tensor, Tensor, Tensor] | None
@@ -120,11 +124,18 @@ class IterativeConditioning:
             cross = torch.where(self._missing.unsqueeze(-1), 0.0, cross)
         solved: Solved = self._solver.solve(cross)
         V, R = solved.values, solved.unsolved
+        rounding, length = self._solver.rounding, V.norm(dim=-2, dtype=torch.float64)
+        weight = self.weights.norm(dim=-2, dtype=torch.float64)
         return ConditionedBlock(
-            _dots(cross, self.weights) + _dots(V, self._unsolved),
-            _dots(cross, V) + _dots(V, R),
-            solved.errors, solved.residual, solved.iterations, (cross, V, R) if keep else None,
-        )  # fmt: skip
+            shift=_dots(cross, self.weights) + _dots(V, self._unsolved),
+            reduction=_dots(cross, V) + _dots(V, R),
+            errors=solved.errors,
+            shift_rounding=rounding * weight * (1 + length),
+            reduction_rounding=rounding * (1 + length.square()),
+            residual=solved.residual,
+            iterations=solved.iterations,
+            vectors=(cross, V, R) if keep else None,
+        )
 
 
 def _dots(left: Tensor, right: Tensor) -> Tensor:

@@ -221,11 +221,13 @@ class IterativePosterior:
             if observation_noise:
                 likelihood = cast(Likelihood, self._model.likelihood)
                 posterior = cast(PosteriorNormal, likelihood(posterior, [x]))
-            errors = torch.cat([block.errors for block in blocks], dim=-1) * self._scale
+            errors = torch.cat([block.errors for block in blocks], dim=-1)
+            of_mean = torch.cat([block.shift_rounding for block in blocks], dim=-1)
+            of_variance = torch.cat([block.reduction_rounding for block in blocks], dim=-1)
             return IterativePrediction(
                 posterior.in_units(self._scale, self._shift, marginal),
-                (errors * self._given.error).to(x),
-                errors.square().to(x),
+                ((errors * self._given.error + of_mean) * self._scale).to(x),
+                ((errors.square() + of_variance) * self._scale.square()).to(x),
                 max(block.residual for block in blocks),
                 sum(block.iterations for block in blocks),
             )

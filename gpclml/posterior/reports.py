@@ -19,8 +19,8 @@ class SolveReport:
         iterations: Products with the covariance.
         residual: Norm of what was left unsolved, as a share of the right-hand side's.
         mean_error: Upper bound of the error of :meth:`IterativePosterior.mean`, in prior standard
-            deviations of the function at the point; in exact arithmetic. Infinite where noise is
-            not independent.
+            deviations of the function at the point. Infinite where noise is not independent, or
+            lost in the rounding of the covariance.
     """
 
     iterations: int
@@ -37,7 +37,8 @@ class IterativePrediction:
         mean_error: Upper bound of the distance of the mean from the exact one, ``(*batch, m)``, in
             the units of the targets.
         variance_excess: Upper bound of what a variance is above the exact one, ``(*batch, m)``, in
-            those units squared; it is never below. Both bounds are in exact arithmetic.
+            those units squared; it is below by rounding only. Both bounds are for the covariance as
+            its kernel evaluates it, with an allowance for the rounding of products.
         residual: Largest norm of a residual as a share of that of its right-hand side.
         iterations: Products with the covariance, of up to as many vectors as points at once.
     """

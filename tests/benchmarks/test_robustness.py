@@ -9,7 +9,15 @@ from typer.testing import CliRunner
 
 from benchmarks.robustness import METHODS, draw_problem, run, summarize
 from benchmarks.robustness.__main__ import app
+from benchmarks.robustness.extended import is_extended
 from benchmarks.robustness.methods import OURS, evaluate
+from benchmarks.robustness.singular_study import (
+    run_accuracy,
+    run_singular,
+    summarize_accuracy,
+    summarize_singular,
+)
+from benchmarks.robustness.solver_study import run_solver, summarize_solver
 from gpclml.errors import ArgumentError
 
 
@@ -120,3 +128,46 @@ def test_command_prints_table_and_writes_rows(tmp_path):
     assert result.exit_code == 0, result.output
     assert "nonfinite_gradient" in result.output
     assert len(pd.read_csv(file, comment="#")) == 2 * len(METHODS)
+
+
+def test_bounds_of_conjugate_gradients_are_true_and_solves_end():
+    # Before bounds allowed for rounding, a third of these were above theirs, by up to 1e14 of it.
+    results = pd.DataFrame(run_solver(40, seed=0, most=150))
+    table = summarize_solver(results).set_index("dtype")
+    assert (table["untrue"] == 0).all(), results[results["excess"] > 20].to_string()
+    assert table.loc["float32", "bounded"] >= 0.4 * table.loc["float32", "systems"]
+    assert table.loc["float64", "bounded"] >= 0.9 * table.loc["float64", "systems"]
+    assert (table["error_max"] <= 1e-3 + 20 * results["rounding"].max()).all()
+    assert set(results["raised"]) <= {"", "NotConvergedError"}
+    # A bound is of use where it is near the error: most solves of float64 pass at 1e-3 nats.
+    assert table.loc["float64", "raised"] <= 0.2 * table.loc["float64", "systems"]
+
+
+def test_singular_covariances_are_never_silent():
+    results = run_singular(30, seed=0)
+    table = summarize_singular(results).set_index("method").loc[list(OURS)]
+    assert (table["tenfold"] == 0).all()
+    assert (table["warned"] > 0).all()
+    assert table["failed_alone"].dropna().sum() == 0
+
+
+def test_values_and_gradients_are_as_exact_as_gpytorchs():
+    if not is_extended():
+        pytest.skip("longdouble is float64 here")
+    table = summarize_accuracy(run_accuracy(12, seed=0)).set_index(["dtype", "method"])
+    for dtype, most in (("float32", 1e-4), ("float64", 1e-12)):
+        ours, theirs = table.loc[(dtype, "gpclml")], table.loc[(dtype, "gpytorch")]
+        for error in ("value_error_median", "gradient_error_median"):
+            assert ours[error] < most
+            assert ours[error] < 3 * theirs[error]
+
+
+@pytest.mark.parametrize(
+    "command", [["solver", "--most", "40"], ["singular"], ["accuracy"]], ids=lambda words: words[0]
+)
+def test_studies_from_the_command_line(command, tmp_path):
+    csv = tmp_path / "rows.csv"
+    outcome = CliRunner().invoke(app, [*command, "--problems", "3", "--csv", str(csv)])
+    assert outcome.exit_code == 0, outcome.output
+    assert "# python " in outcome.output
+    assert len(pd.read_csv(csv, comment="#")) >= 3

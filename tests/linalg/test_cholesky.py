@@ -47,8 +47,41 @@ def test_jitter_goes_to_the_failing_member_only_and_scales_with_it():
 
 def test_an_indefinite_matrix_raises_the_error_botorch_retries_on():
     K = torch.diag(torch.tensor([1.0, -1.0], dtype=torch.float64))
-    with pytest.warns(NumericalWarning), pytest.raises(NotPSDError, match=r"shape \(2, 2\)"):
+    with pytest.raises(NotPSDError, match=r"shape \(2, 2\)"):
         safe_cholesky(K)
+
+
+def singular_in_single_precision(seed):
+    """Ten points and one of them twice, with a noise that float32 loses beside the kernel.
+
+    The last pivot is rounding: zero, or one or two spacings of the variance, which then pass for
+    the variance of the second copy given the first.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(10, 3, generator=generator, dtype=torch.float64)
+    x = torch.cat([x, x[:1]])
+    rounding = 6e-8 * torch.randn(11, 11, generator=generator, dtype=torch.float64).tril(-1)
+    K = 1e5 * torch.exp(-0.5 * torch.cdist(x, x).square()) * (1 + rounding + rounding.mT)
+    return K.float() + 1e-4 * torch.eye(11)
+
+
+@pytest.mark.parametrize("seed", range(16))
+def test_a_matrix_that_is_singular_to_its_own_rounding_is_not_factored_in_silence(seed):
+    K = singular_in_single_precision(seed)
+    with pytest.warns(NumericalWarning, match="singular to rounding: jitter of"):
+        L = safe_cholesky(K)
+    assert (L.diagonal().square() > 2 * torch.finfo(K.dtype).eps * K.diagonal()).all()
+    torch.testing.assert_close(L @ L.mT, K.double(), rtol=0, atol=1e-5 * 1e5)
+    assert safe_cholesky(K, checked=False).diagonal().isnan().all()
+
+
+def test_jitter_of_a_singular_member_leaves_the_others_as_they_are():
+    good = reference.random_covariance(11).float()
+    bad = singular_in_single_precision(0)
+    with pytest.warns(NumericalWarning, match="jitter"):
+        L = safe_cholesky(torch.stack([good, bad]).unsqueeze(1))
+    assert L.shape == (2, 1, 11, 11)
+    torch.testing.assert_close(L[0, 0] @ L[0, 0].mT, good.double(), rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

@@ -1,12 +1,20 @@
 """The errors of moments are what the residuals of any solve say, however it came about."""
 
 import math
+import warnings
 
+import numpy as np
 import pytest
 import torch
 from linear_operator import to_linear_operator
 
-from gpclml.linalg import ConjugateGradients, NoisyCovariance, OperatorProducts
+from benchmarks.robustness.extended import cholesky, extended, forward
+from gpclml.linalg import (
+    ConjugateGradients,
+    NoisyCovariance,
+    NotConvergedWarning,
+    OperatorProducts,
+)
 from gpclml.linalg.conjugate_gradients import Solution
 from gpclml.linalg.covariance_solver import CovarianceSolver
 from gpclml.linalg.iterative_conditioning import IterativeConditioning
@@ -63,3 +71,39 @@ def test_without_independent_noise_nothing_bounds_the_error():
     silent = NoisyCovariance(covariance.latent, torch.zeros(N, dtype=torch.float64))
     rough = CovarianceSolver(silent, Rough(0.99))
     assert rough.solve(cross).errors.isinf().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("ratio", [1e2, 1e4, 1e6, 1e8])
+@pytest.mark.parametrize("seed", range(3))
+def test_the_bounds_allow_for_rounding(dtype, ratio, seed):
+    # With copies among the points, and noise down to what rounding takes from the kernel.
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(60, 2, generator=generator)
+    x = torch.cat([x, x[:20], x[:20] + 0.01 * torch.randn(20, 2, generator=generator)])
+    x = x.to(dtype)
+    kernel = ratio * torch.exp(-0.5 * (x[:, None] - x).square().sum(-1))
+    latent, cross = kernel[:80, :80], kernel[:80, 80:]
+    residual = ratio**0.5 * (2 * x[:80]).sin().sum(-1)
+    covariance = NoisyCovariance(
+        OperatorProducts(to_linear_operator(latent)), torch.ones(80, dtype=dtype)
+    )
+    solver = ConjugateGradients(on_failure="warn")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NotConvergedWarning)
+        given = IterativeConditioning(covariance, residual, solver)
+        block = given.given(cross)
+    factor = cholesky(extended(latent) + np.eye(80))
+    if factor is None:  # the noise is lost, and no bound is claimed
+        assert block.errors.isinf().all()
+        return
+    z = forward(factor, extended(torch.cat([cross, residual[:, None]], -1)))
+    shift, reduction = z[:, :-1].T @ z[:, -1], (z[:, :-1] ** 2).sum(0)
+    epsilon = torch.finfo(dtype).eps
+    excess = (block.reduction - torch.from_numpy(reduction.astype(float))).abs()
+    assert (excess <= block.errors.square() + block.reduction_rounding + 20 * epsilon * ratio).all()
+    error = (block.shift - torch.from_numpy(shift.astype(float))).abs()
+    rounding = 20 * epsilon * float(abs(shift).max())
+    assert (error <= block.errors * given.error + block.shift_rounding + rounding).all()
+    if dtype == torch.float64:  # and they are of use
+        assert (block.errors.square() + block.reduction_rounding < 1e-3 * ratio).all()
