@@ -310,6 +310,7 @@ class GPRegression(ExactGP):
 
         Raises:
             DataError: The file cannot be written.
+            UnsupportedError: A part given as an object has a state that could not be read back.
         """
         assert self.train_inputs is not None
         content = {
