@@ -84,26 +84,20 @@ def safe_cholesky(
             ``fit_gpytorch_mll`` retries on this error.
     """
     matrix = covariance.to(factorization_dtype(covariance, factor_dtype))
-    epsilon = torch.finfo(covariance.dtype).eps
-    factor, sound = _factor(matrix, epsilon)
+    least = _ROUNDINGS * torch.finfo(covariance.dtype).eps
+    factor, left = _factor(matrix)
     if not checked:
-        factor.diagonal(dim1=-2, dim2=-1).masked_fill_(~sound.unsqueeze(-1), torch.nan)
+        factor.diagonal(dim1=-2, dim2=-1).masked_fill_(~(left > least).unsqueeze(-1), torch.nan)
         return factor
-    if bool(sound.all()):
+    if left.amin().item() > least:
         return factor
     _check_finite(covariance)
     if matrix.dtype == torch.float32:
         matrix = matrix.double()
-        factor, sound = _factor(matrix, epsilon)
-    if bool(sound.all()):
-        return factor
+        factor, left = _factor(matrix)
     # Each member on its own, with jitter to its own scale.
-    factors = [
-        one if good else _jittered(member, epsilon)
-        for one, good, member in zip(
-            _members(factor), sound.flatten().tolist(), _members(matrix), strict=True
-        )
-    ]
+    members = zip(_members(factor), left.flatten().tolist(), _members(matrix), strict=True)
+    factors = [one if share > least else _jittered(member, least) for one, share, member in members]
     return torch.stack(factors).reshape(matrix.shape)
 
 
@@ -111,17 +105,16 @@ def _members(matrices: Tensor) -> Tensor:
     return matrices.reshape(-1, *matrices.shape[-2:])
 
 
-def _factor(matrix: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """The factor, and whether all its pivots are above rounding, ``(*batch,)``.
+def _factor(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """The factor, and its least squared pivot as a share of its variance, ``(*batch,)``.
 
     Roundings of the entries that a pivot is the difference of are of the order of the epsilon of
-    the type in which they came times the variance.
+    the type in which they came times the variance. Where a factorization failed the share is
+    negative, or NaN where it did so on a GPU without an error code.
     """
     factor, info = torch.linalg.cholesky_ex(matrix)
     pivots = factor.detach().diagonal(dim1=-2, dim2=-1).square()
-    least = matrix.detach().diagonal(dim1=-2, dim2=-1) * (_ROUNDINGS * epsilon)
-    # A NaN can pass a factorization on a GPU without an error code; it is not above anything.
-    return factor, (info == 0) & (pivots > least).all(-1)
+    return factor, (pivots / matrix.detach().diagonal(dim1=-2, dim2=-1)).amin(-1) - info
 
 
 def _check_finite(covariance: Tensor) -> None:
@@ -136,14 +129,14 @@ def _check_finite(covariance: Tensor) -> None:
         )
 
 
-def _jittered(matrix: Tensor, epsilon: float) -> Tensor:
+def _jittered(matrix: Tensor, least: float) -> Tensor:
     """The factor with the first jitter that lifts all pivots above rounding."""
     scale = float(matrix.detach().diagonal().mean().abs()) or 1.0
-    share = 1e-8 if epsilon < 1e-8 else 1e-6
+    share = 1e-8 if least < 1e-8 else 1e-6
     while share < 2e-3:
         jitter = torch.full_like(matrix[..., 0].detach(), share * scale)
-        factor, sound = _factor(matrix + torch.diag(jitter), epsilon)
-        if bool(sound):
+        factor, left = _factor(matrix + torch.diag(jitter))
+        if left.item() > least:
             warnings.warn(
                 f"A covariance of shape {tuple(matrix.shape)} is singular to rounding: jitter of "
                 f"{share * scale:.1e} was added to its diagonal, of mean {scale:.3g}.",
