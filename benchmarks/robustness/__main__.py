@@ -51,7 +51,7 @@ def objectives(
         csv.write_text(f"{header}\n{results.to_csv(index=False)}")
 
 
-_Seed = Annotated[int, typer.Option(min=0, help="Seed of the problems.")]
+_Seed = Annotated[int, typer.Option(min=0, max=2**40, help="Seed of the problems.")]
 _Csv = Annotated[Path | None, typer.Option(help="Write a row a problem there.")]
 
 

@@ -34,7 +34,7 @@ from gpclml.errors import DataError
 
 __all__ = ["WorkFolder", "finish_interrupted", "open_work_folder"]
 
-_UNFINISHED = {"unfinished": True}
+_BEGUN, _FINISHED = {"work": "begun"}, {"work": "finished"}  # of folders that are not in place yet
 _MEND = "Move it elsewhere, or name another folder."
 
 
@@ -61,12 +61,13 @@ def open_work_folder(out: Path, kind: FolderKind, names: Collection[str]) -> Ite
         raise _cannot_write(out, error) from error
     with only_run(out):
         _finish(out, kind)
-        own = {folder: _own_files(folder, kind) for folder in (out, _work_path(out))}
+        own = {out: _own_files(out, kind), _work_path(out): _own_files(_work_path(out), kind, True)}
         for folder, files in own.items():
             _check_places(folder, {*names, *files}, {name: {files[name]} for name in files})
         try:
             work = WorkFolder(out, kind, own[_work_path(out)])
             _sweep(work.path, [kind.record, *names, *work.files])
+            _sweep(out, [kind.record])
         except OSError as error:
             raise _cannot_write(out, error) from error
         yield work
@@ -90,7 +91,7 @@ class WorkFolder:
         self.files = dict(files)
         self._out, self._kind = out, kind
         self.path.mkdir(exist_ok=True)
-        self._write_record(_UNFINISHED)
+        self._write_record(_BEGUN)
 
     def add(self, writers: Mapping[str, Callable[[Path], object]]) -> None:
         """Writes files, each whole or not at all.
@@ -112,7 +113,7 @@ class WorkFolder:
                 _sync_file(written[name])
             # Noted before they have their names: no file is there that is not known to be ours.
             self.files |= {name: sha256_of(path) for name, path in written.items()}
-            self._write_record(_UNFINISHED)
+            self._write_record(_BEGUN)
             for name, path in written.items():
                 os.replace(path, self.path / name)
         except BaseException:
@@ -148,7 +149,7 @@ class WorkFolder:
     def discard(self) -> None:
         """Removes the work folder, but nothing in it that the command did not write."""
         record = read_record(self.path / self._kind.record)
-        if record is None or not record.get("unfinished"):
+        if record is None or record.get("work") != "begun":
             return  # finished: it is what counts
         self.remove(list(self.files))
         (self.path / self._kind.record).unlink()
@@ -166,15 +167,14 @@ class WorkFolder:
         own = _own_files(self._out, self._kind)
         accepted = {name: {checksum} for name, checksum in own.items()}
         _check_places(self._out, {*own, *self.files}, accepted)
-        self._write_record(content)
+        self._write_record({**_FINISHED, **content})
         try:
             _finish(self._out, self._kind)
         except KeyboardInterrupt:  # too late: all is written, and takes a moment to be in place
             _finish(self._out, self._kind)
 
     def _write_record(self, content: Mapping[str, Any]) -> None:
-        text = record_text(self._kind, content, self.files).encode()
-        write_atomically(self.path / self._kind.record, lambda file: file.write(text))
+        _write(self.path / self._kind.record, record_text(self._kind, content, self.files))
 
 
 def finish_interrupted(folder: Path) -> None:
@@ -188,7 +188,7 @@ def finish_interrupted(folder: Path) -> None:
     """
     folder = folder.absolute()
     for out, kind in ((folder, MODEL), (folder.parent.parent, REPORT)):
-        if _finished_record(_work_path(out), kind) is None:
+        if not any(_finished_record(one, kind) for one in (out, _work_path(out))):
             continue
         out = _place_of(out)
         try:
@@ -201,16 +201,22 @@ def finish_interrupted(folder: Path) -> None:
 
 
 def _finish(out: Path, kind: FolderKind) -> None:
-    """Puts a finished work folder in its place, if there is one; may be done again at any point."""
+    """Puts a finished work folder in its place, if there is one; may be done again at any point.
+
+    A finished work folder says so in its record, and a folder in its place does not, so that none
+    is taken for the other, whatever they are called.
+    """
     part = _work_path(out)
     new = _finished_record(part, kind)
     if new is None:
+        _settle(out, out, kind)
         return
     files = files_of(part / kind.record, kind, new)
     if not os.path.lexists(out) and _has_only(part, {*files, kind.record}):
         _check_complete(part, part, files)
         os.rename(part, out)
         sync_folder(out.parent)
+        _settle(out, out, kind)
         return
     old = _own_files(out, kind)
     accepted = {name: {old.get(name), files.get(name)} for name in {*old, *files}}
@@ -218,8 +224,7 @@ def _finish(out: Path, kind: FolderKind) -> None:
     _check_complete(part, out, files)
     out.mkdir(exist_ok=True)
     if not os.path.lexists(out / kind.record):  # an empty folder becomes one of this kind
-        text = record_text(kind, _UNFINISHED, {}).encode()
-        write_atomically(out / kind.record, lambda file: file.write(text))
+        _write(out / kind.record, record_text(kind, _BEGUN, {}))
     for name in files:
         if os.path.lexists(part / name):
             _make_folders(out, name)
@@ -230,18 +235,28 @@ def _finish(out: Path, kind: FolderKind) -> None:
     _remove_empty(part, files)
     for folder in {(out / name).parent for name in files}:
         sync_folder(folder)
-    os.replace(part / kind.record, out / kind.record)
-    sync_folder(out)
-    _sweep(out, [kind.record])
+    _settle(part, out, kind)
+    (part / kind.record).unlink()
     _remove_folder(part)
 
 
-def _finished_record(part: Path, kind: FolderKind) -> dict[str, Any] | None:
-    """The record of a work folder that is finished."""
-    if part.is_symlink() or (part / kind.record).is_symlink():
+def _settle(folder: Path, out: Path, kind: FolderKind) -> None:
+    """Writes what a finished record in a folder says, if it is one, as the record of ``out``."""
+    record = _finished_record(folder, kind)
+    if record is None:
+        return
+    files = files_of(folder / kind.record, kind, record)
+    del record["work"]
+    _write(out / kind.record, record_text(kind, record, files))
+    _sweep(out, [kind.record])
+
+
+def _finished_record(folder: Path, kind: FolderKind) -> dict[str, Any] | None:
+    """The record of a folder that is finished, and not in its place as far as the record says."""
+    if folder.is_symlink() or (folder / kind.record).is_symlink():
         return None
-    record = read_record(part / kind.record)
-    if record is None or not kind.is_record(record) or record.get("unfinished"):
+    record = read_record(folder / kind.record)
+    if record is None or not kind.is_record(record) or record.get("work") != "finished":
         return None
     return record
 
@@ -262,8 +277,8 @@ def _work_path(out: Path) -> Path:
     return out.with_name(f"{out.name}.part") if out.name else out / ".part"
 
 
-def _own_files(folder: Path, kind: FolderKind) -> dict[str, str]:
-    """SHA-256 of the files in a folder that the command wrote, by name.
+def _own_files(folder: Path, kind: FolderKind, work: bool = False) -> dict[str, str]:
+    """SHA-256 of the files in a folder, or in a work folder, that the command wrote, by name.
 
     Raises:
         DataError: The folder is not one that the command wrote, nor empty.
@@ -276,8 +291,10 @@ def _own_files(folder: Path, kind: FolderKind) -> dict[str, str]:
     path = folder / kind.record
     record = read_record(path) if _is_file(path) else None
     if record is not None and kind.is_record(record):
-        return files_of(path, kind, record)
-    if stat.S_ISDIR(status.st_mode):
+        if not work or "work" in record:
+            return files_of(path, kind, record)
+        why = f"its {kind.record} is of a folder in its place"  # whose name happens to end so
+    elif stat.S_ISDIR(status.st_mode):
         if all(_is_temporary(entry, [kind.record]) for entry in folder.iterdir()):
             return {}
         link = f"its {kind.record} is a link" if path.is_symlink() else ""
@@ -366,6 +383,10 @@ def _remove_empty(folder: Path, names: Iterable[str]) -> None:
 def _remove_folder(folder: Path) -> None:
     with contextlib.suppress(OSError):
         os.rmdir(folder)
+
+
+def _write(path: Path, text: str) -> None:
+    write_atomically(path, lambda file: file.write(text.encode()))
 
 
 def _sync_file(path: Path) -> None:

@@ -120,7 +120,7 @@ def load_model(folder: Path) -> SavedModel:
         raise DataError(f"There is no folder {folder}. Give one that 'gpclml fit' wrote.")
     path = folder / MODEL.record
     record = read_record(path)
-    if record is None or not MODEL.is_record(record) or record.get("unfinished"):
+    if record is None or not MODEL.is_record(record) or record.get("work") == "begun":
         mend = "Give one that 'gpclml fit' wrote."
         if (folder / "models").is_dir():
             names = sorted(entry.name for entry in (folder / "models").iterdir())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pandas as pd
 import pytest
 import torch
@@ -171,3 +173,20 @@ def test_studies_from_the_command_line(command, tmp_path):
     assert outcome.exit_code == 0, outcome.output
     assert "# python " in outcome.output
     assert len(pd.read_csv(csv, comment="#")) >= 3
+
+
+@pytest.mark.parametrize(
+    ("commands", "line"),
+    [
+        ("benchmarks.robustness.__main__", "objectives --problems 1"),
+        ("benchmarks.robustness.__main__", "solver --problems 1"),
+        ("benchmarks.dkt.commands", "examples"),
+        ("benchmarks.speed.scale.__main__", "training"),
+        ("benchmarks.speed.scale.__main__", "evaluation"),
+    ],
+)
+def test_a_seed_that_no_generator_takes_is_refused_first(commands, line):
+    app = importlib.import_module(commands).app
+    result = CliRunner().invoke(app, [*line.split(), "--seed", str(2**64)])
+    assert result.exit_code == 2, result.output
+    assert "'--seed'" in result.output
