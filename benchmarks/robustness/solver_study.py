@@ -132,7 +132,7 @@ def run_solver(systems: int = 1000, seed: int = 0, most: int = 1500) -> Iterator
 
     Yields:
         A row a system: ``index``, ``dtype``, ``n``, ``b``, ``ratio`` (outputscale over noise),
-        ``seconds``, ``iterations``, ``raised`` (type of what is raised with
+        ``seconds`` (of a core), ``iterations``, ``raised`` (type of what is raised with
         ``on_failure="error"``; empty where nothing is). Of the same system with
         ``on_failure="warn"``, per held-out point: ``value``, ``reference`` (NaN where the
         covariance is not positive definite), ``error``, ``bound``, ``rounding``, and ``excess``,
@@ -164,12 +164,12 @@ def _describe(system: HardSystem) -> dict:
 def _outcome(system: HardSystem) -> dict:
     covariance, latent = system.covariance()
     residual, b = system.y.to(system.dtype), len(system.held_out)
-    began, raised = time.perf_counter(), ""
+    began, raised = time.process_time(), ""
     try:
         iterative_conditional_log_density(covariance, residual, system.held_out)
     except (ArgumentError, NotPSDError) as error:
         raised = type(error).__name__
-    found: dict = {"seconds": time.perf_counter() - began, "raised": raised}
+    found: dict = {"seconds": time.process_time() - began, "raised": raised}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -241,7 +241,7 @@ def summarize_solver(results: pd.DataFrame) -> pd.DataFrame:
     Returns:
         ``systems``; ``raised``: how many end in an error by default; ``bounded``: with a finite
         bound; ``untrue``: errors above their bound by more than 20 roundings;
-        ``most_roundings``; ``slowest``: seconds; ``error_median``, ``bound_median`` and
+        ``most_roundings``; ``slowest``: seconds of a core; ``error_median``, ``bound_median`` and
         ``error_max`` of those that raise nothing.
     """
     rows = []
