@@ -147,8 +147,8 @@ def predict(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="CSV file to write, replaced if it is there; if not given predictions.csv, "
-            "replaced only if predictions are in it."
+            help="CSV file to write, replaced only if it holds predictions; predictions.csv if "
+            "not given."
         ),
     ] = None,
     quiet: Quiet = False,

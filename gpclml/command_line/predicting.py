@@ -40,8 +40,8 @@ def predict_table(
     Args:
         folder: Of the model.
         data: The table.
-        out: The file to write, replaced if it is there. None: ``predictions.csv`` in the current
-            folder, replaced only if it has the columns of predictions.
+        out: The file to write, replaced only if it has the columns of predictions;
+            ``predictions.csv`` in the current folder if None.
         quiet: Whether nothing is told.
 
     Returns:
@@ -52,9 +52,7 @@ def predict_table(
     """
     import pandas
 
-    if out is None:
-        out = Path("predictions.csv")
-        _check_predictions(out)
+    out = Path("predictions.csv") if out is None else out
     saved = load_model(folder)
     _check_output(out, data, *folder.iterdir())
     table = read_table(data, saved.encoding.missing)
@@ -67,7 +65,7 @@ def predict_table(
         {name: _spread(values, rows, len(table)) for name, values in columns.items()}
     )
     text = result.to_csv(index=False).encode()
-    write_atomically(out.resolve(), lambda file: file.write(text))  # what a link names
+    write_atomically(out, lambda file: file.write(text))
     if not quiet:
         for note in encoded.notes:
             tell(note)
@@ -76,20 +74,11 @@ def predict_table(
     return result
 
 
-def _check_predictions(path: Path) -> None:
-    """Raises where a file is there that nobody named and that holds no predictions."""
-    if not path.is_file():
-        return
-    with path.open("rb") as file:
-        first = file.readline(1000)
-    if first.strip() != ",".join(_COLUMNS).encode():
-        said = f"{path} is there and holds no predictions of gpclml"
-        raise DataError(f"--out: {said}. Name a file by --out; a file that is named is replaced.")
-
-
 def _check_output(path: Path, *others: Path) -> None:
-    """Raises where the predictions cannot be written, or would replace a file that is read."""
+    """Raises where predictions cannot be written, or would replace anything but predictions."""
     folder = path.absolute().parent
+    if path.is_symlink():
+        raise DataError(f"--out: {path} is a link. Name the file itself.")
     if path.is_dir():
         raise DataError(f"--out: {path} is a folder. Name a file.")
     if path.exists() and not path.is_file():
@@ -99,12 +88,20 @@ def _check_output(path: Path, *others: Path) -> None:
     if any(other.exists() and path.exists() and path.samefile(other) for other in others):
         raise DataError(f"--out: {path} is a file that is read. Name another.")
     try:
-        tempfile.TemporaryFile(dir=path.resolve().parent).close()
+        tempfile.TemporaryFile(dir=folder).close()
         writable = os.access(path, os.W_OK) or not path.exists()
     except OSError:  # permissions do not tell all, nor bind every user
         writable = False
     if not writable:
         raise DataError(f"--out: cannot write {path}. Name a file elsewhere.")
+    if path.exists() and not _holds_predictions(path):
+        said = f"{path} is there and holds no predictions of gpclml"
+        raise DataError(f"--out: {said}. Name another file, or remove it first.")
+
+
+def _holds_predictions(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.readline(1000).strip() == ",".join(_COLUMNS).encode()
 
 
 def _spread(values: Tensor, rows: np.ndarray, count: int) -> np.ndarray:

@@ -270,20 +270,23 @@ def test_files_have_the_modes_of_the_umask(gpclml, words, csv, tmp_path, mask, m
     assert stat.S_IMODE((tmp_path / "m").stat().st_mode) == mode | (mode & 0o444) >> 2
 
 
-def test_predictions_replace_what_is_named_and_no_other_file(
-    gpclml, csv, model, tmp_path, monkeypatch
+@pytest.mark.parametrize("named", [False, True])
+def test_predictions_replace_predictions_and_no_other_file(
+    gpclml, csv, model, tmp_path, monkeypatch, named
 ):
     monkeypatch.chdir(tmp_path)
     mine = tmp_path / "predictions.csv"
     mine.write_text("id,mean\n1,2\n")
     (tmp_path / "predictions.csv.part").write_text("mine")
-    result = gpclml("predict", model, csv)
+    out = ["--out", mine] if named else []
+    result = gpclml("predict", model, csv, *out)
     assert result.exit_code == 2
     assert "predictions.csv is there and holds no predictions of gpclml" in result.stderr
     assert mine.read_text() == "id,mean\n1,2\n"
-    assert gpclml("predict", model, csv, "--out", mine).exit_code == 0
+    mine.unlink()
+    assert gpclml("predict", model, csv, *out).exit_code == 0
     written = mine.read_bytes()
-    assert gpclml("predict", model, csv).exit_code == 0
+    assert gpclml("predict", model, csv, *out).exit_code == 0
     assert mine.read_bytes() == written
     assert (tmp_path / "predictions.csv.part").read_text() == "mine"
 

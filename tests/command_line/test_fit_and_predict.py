@@ -146,12 +146,15 @@ def test_parquet_is_predicted_as_csv_is(csv, gpclml, tmp_path, fitted):
     assert written[0] == written[1]
 
 
-def test_predictions_are_replaced(csv, gpclml, tmp_path, fitted):
+def test_predictions_are_replaced_and_links_refused(csv, gpclml, tmp_path, fitted):
     folder, _ = fitted("linear")
     out = tmp_path / "out.csv"
-    out.write_text("old")
+    out.write_text("mean,standard_deviation,lower_90,upper_90\n")
     (tmp_path / "link.csv").symlink_to(out)
     link = tmp_path / "link.csv"
-    assert gpclml("predict", folder, csv, "--out", link, "--quiet").stderr == ""
+    refused = gpclml("predict", folder, csv, "--out", link)
+    assert refused.exit_code == 2
+    assert "is a link" in refused.stderr
+    assert gpclml("predict", folder, csv, "--out", out, "--quiet").stderr == ""
     assert len(pandas.read_csv(out)) == 130
     assert link.is_symlink()
