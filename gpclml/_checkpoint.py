@@ -21,6 +21,7 @@ from typing import Any, BinaryIO, cast
 import torch
 from torch import Tensor
 
+from gpclml._arguments import callers_level
 from gpclml._files import write_atomically
 from gpclml.errors import DataError, UnsupportedError
 
@@ -195,7 +196,7 @@ def warn_of_no_fingerprint(path: str | os.PathLike) -> None:
     warnings.warn(
         f"{path} was written by an earlier release, which did not store what it was trained on. "
         "Make sure that data and settings are the same.",
-        stacklevel=4,
+        stacklevel=callers_level(),
     )
 
 

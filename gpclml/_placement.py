@@ -9,13 +9,16 @@ from gpclml.errors import ArgumentError
 __all__ = ["check_placement"]
 
 
-def check_placement(argument: str, value: Tensor, like: Tensor) -> None:
+def check_placement(
+    argument: str, value: Tensor, like: Tensor, name: str = "the model's output"
+) -> None:
     """Refuses a tensor of another type or on another device.
 
     Args:
         argument: Its name, as the caller writes it.
         value: The tensor.
         like: One that is as it should be.
+        name: What that one is.
 
     Raises:
         ArgumentError: It is not so; with both.
@@ -23,4 +26,4 @@ def check_placement(argument: str, value: Tensor, like: Tensor) -> None:
     if value.dtype != like.dtype or value.device != like.device:
         got, expected = f"{value.dtype} on {value.device}", f"{like.dtype} on {like.device}"
         mend = "Move data, model and likelihood to one dtype and device with .to(...)."
-        raise ArgumentError(argument, got, f"{expected}, as the model's output", mend)
+        raise ArgumentError(argument, got, f"{expected}, as {name}", mend)

@@ -21,10 +21,10 @@ def printable(text: str) -> str:
     Args:
         text: Any.
 
-    Example:
+    Examples:
         >>> from gpclml._printable import printable
-        >>> print(printable("price\x1b[31m\n"))
-        price\x1b[31m\n
+        >>> printable("price\x1b[31m\n")
+        'price\\x1b[31m\\n'
     """
     return _UNSAFE.sub(_escaped, text)
 

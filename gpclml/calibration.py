@@ -7,13 +7,16 @@ import math
 import torch
 from torch import Tensor
 
-from gpclml.errors import ArgumentError, ShapeError
+from gpclml._arguments import checked
+from gpclml._finite import all_finite
+from gpclml.errors import ArgumentError, NonFiniteError
 
 __all__ = ["expected_calibration_error", "fit_temperature", "out_of_distribution_auroc"]
 
 _LARGEST_LOG = math.log(1e3)
 
 
+@checked(probabilities="(*points, ways)", labels="integer (*points)")
 def expected_calibration_error(probabilities: Tensor, labels: Tensor, bins: int = 15) -> float:
     """How far confidence is from accuracy on average, between 0 and 1.
 
@@ -27,16 +30,14 @@ def expected_calibration_error(probabilities: Tensor, labels: Tensor, bins: int 
         bins: Number of bins.
 
     Raises:
-        ShapeError: If the two do not fit.
-        ArgumentError: If there is no prediction, or no bin.
+        ShapeError: If the two do not fit, or there is no prediction.
+        ArgumentError: If there is no bin, or a label that is no class.
+        NonFiniteError: If a probability is NaN or infinite.
     """
-    if probabilities.shape[:-1] != labels.shape:
-        expected = f"{tuple(probabilities.shape[:-1])}, as the probabilities"
-        raise ShapeError("labels", tuple(labels.shape), expected)
-    if labels.numel() == 0:
-        raise ArgumentError("probabilities", "none", "at least one prediction")
     if bins < 1:
         raise ArgumentError("bins", bins, "at least 1")
+    _check_classes(labels, probabilities.shape[-1])
+    _check_finite("probabilities", probabilities)
     confidence, guess = probabilities.detach().double().max(-1)
     right = (guess == labels).double().flatten()
     confidence = confidence.flatten()
@@ -46,6 +47,7 @@ def expected_calibration_error(probabilities: Tensor, labels: Tensor, bins: int 
     return float(excess.abs().sum()) / labels.numel()
 
 
+@checked(outputs="(N, C) | (S, N, C)", labels="integer (N,)")
 def fit_temperature(outputs: Tensor, labels: Tensor) -> float:
     r"""The temperature T of the largest log likelihood of labels (Guo et al. 2017, Section 4.2).
 
@@ -61,20 +63,17 @@ def fit_temperature(outputs: Tensor, labels: Tensor) -> float:
         T, between .001 and 1000; to be divided by.
 
     Raises:
-        ShapeError: Outputs and labels do not fit.
-        ArgumentError: There is no label.
+        ShapeError: Outputs and labels do not fit, or there is none.
+        ArgumentError: A label is no class.
+        NonFiniteError: An output is NaN or infinite.
     """
     from scipy.optimize import minimize_scalar
 
     logits = outputs.detach().double()
     logits = logits.unsqueeze(0) if logits.ndim == 2 else logits
-    if logits.ndim != 3 or logits.shape[1:2] != labels.shape:
-        expected = "(N, C) or (S, N, C) outputs and (N,) labels"
-        got = f"{tuple(outputs.shape)} and {tuple(labels.shape)}"
-        raise ShapeError("outputs", got, expected)
-    if labels.numel() == 0:
-        raise ArgumentError("labels", "none", "at least one")
-    index = labels.expand(len(logits), -1).unsqueeze(-1)
+    _check_classes(labels, logits.shape[-1])
+    _check_finite("outputs", logits)
+    index = labels.long().expand(len(logits), -1).unsqueeze(-1)
 
     def loss(log_temperature: float) -> float:
         of_draws = torch.log_softmax(logits / math.exp(log_temperature), dim=-1)
@@ -85,6 +84,7 @@ def fit_temperature(outputs: Tensor, labels: Tensor) -> float:
     return math.exp(found.x)  # pyright: ignore[reportAttributeAccessIssue]
 
 
+@checked(inside="(N, C)", outside="(M, C)")
 def out_of_distribution_auroc(inside: Tensor, outside: Tensor) -> float:
     """How well confidence tells points of the classes from others, 0.5 by chance.
 
@@ -97,13 +97,26 @@ def out_of_distribution_auroc(inside: Tensor, outside: Tensor) -> float:
         outside: Probabilities of other points, ``(M, C)``.
 
     Raises:
-        ArgumentError: Either has no point.
+        ShapeError: Either has no point, or they are of other classes.
+        NonFiniteError: A probability is NaN or infinite.
     """
     from sklearn.metrics import roc_auc_score
 
     for name, probabilities in (("inside", inside), ("outside", outside)):
-        if len(probabilities) == 0:
-            raise ArgumentError(name, "no point", "at least one")
+        _check_finite(name, probabilities)
     confidence = torch.cat([inside, outside]).detach().double().max(-1).values.cpu()
     of_inside = torch.cat([torch.ones(len(inside)), torch.zeros(len(outside))])
     return float(roc_auc_score(of_inside.numpy(), confidence.numpy()))
+
+
+def _check_classes(labels: Tensor, ways: int) -> None:
+    least, most = int(labels.min()), int(labels.max())
+    if least < 0 or most >= ways:
+        got = f"classes from {least} to {most}"
+        raise ArgumentError("labels", got, f"integers from 0 to {ways - 1}")
+
+
+def _check_finite(name: str, values: Tensor) -> None:
+    if not all_finite(values):
+        count = int((~values.isfinite()).sum())
+        raise NonFiniteError(name, f"{count} NaN or infinite values", "finite ones")

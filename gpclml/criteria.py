@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml._finite import all_finite
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnsupportedError
 
@@ -52,6 +53,7 @@ class PredictiveCriterion:
     scale: Scale
 
 
+@checked(log_likelihood="(*batch)")
 def aic(log_likelihood: Tensor | float, num_parameters: int, *, scale: Scale = "log") -> Tensor:
     r"""Akaike's criterion, :math:`\log p(y \mid \hat w) - k`, in nats (Akaike 1974).
 
@@ -71,6 +73,7 @@ def aic(log_likelihood: Tensor | float, num_parameters: int, *, scale: Scale = "
     return _factor(scale) * (_finite(log_likelihood) - num_parameters)
 
 
+@checked(log_likelihood="(*batch)")
 def bic(
     log_likelihood: Tensor | float, num_parameters: int, num_data: int, *, scale: Scale = "log"
 ) -> Tensor:
@@ -97,6 +100,7 @@ def bic(
     return _factor(scale) * (_finite(log_likelihood) - penalty)
 
 
+@checked(log_likelihoods="float (S, N)")
 def waic(log_likelihoods: Tensor, *, scale: Scale = "log") -> PredictiveCriterion:
     r"""The widely applicable criterion: the fit less the variance of log-likelihoods.
 
@@ -129,6 +133,7 @@ def waic(log_likelihoods: Tensor, *, scale: Scale = "log") -> PredictiveCriterio
 
 
 @torch.no_grad()
+@checked(log_likelihoods="float (S, N)")
 def psis_loo(log_likelihoods: Tensor, *, scale: Scale = "log") -> PredictiveCriterion:
     r"""The log density of each point given all others, by importance weights made smooth.
 
@@ -225,8 +230,6 @@ def _check_count(name: str, number: int, least: int) -> None:
 
 def _check_draws(log_likelihoods: Tensor, fewest: int) -> None:
     got = tuple(log_likelihoods.shape)
-    if log_likelihoods.ndim != 2 or got[1] == 0:
-        raise ShapeError("log_likelihoods", got, "(S, N), S draws of N points")
     if got[0] < fewest:
         raise ShapeError("log_likelihoods", got, f"(S, N), S at least {fewest}", "Draw more.")
     _finite(log_likelihoods, "log_likelihoods")

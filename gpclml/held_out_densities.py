@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.errors import UnsupportedError
 from gpclml.linalg import (
     ConjugateGradients,
@@ -21,6 +22,7 @@ from gpclml.solvers import Solver, choose_solver
 __all__ = ["held_out_densities"]
 
 
+@checked(late=True, blocks="index (k, b) | (*batch, k, b)")
 def held_out_densities(
     data: Observations,
     blocks: Sequence[Tensor],

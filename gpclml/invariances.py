@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml._resumable_draws import ResumableDraws
 from gpclml.errors import ArgumentError, ShapeError, UnknownNameError
 
@@ -49,6 +50,7 @@ class AffineAugmentation(ResumableDraws):
         >>> model = LinearizedNetwork(AveragedNetwork(network), augmentation=augmentation)
     """
 
+    @checked
     def __init__(self, ranges: Mapping[str, float], samples: int = 8, seed: int = 0) -> None:
         super().__init__()
         if not ranges:
@@ -72,6 +74,7 @@ class AffineAugmentation(ResumableDraws):
         """The ranges by name, as they are."""
         return dict(zip(self.names, self.log_ranges.detach().exp().tolist(), strict=True))
 
+    @checked(late=True, x="float (N, channels, height, width)")
     def forward(self, x: Tensor) -> Tensor:
         """Versions of images, with zeros where they come from outside.
 
@@ -112,6 +115,7 @@ class AveragedNetwork(torch.nn.Module):
         network: Maps ``(N, *event)`` to ``(N, C)``.
     """
 
+    @checked
     def __init__(self, network: torch.nn.Module) -> None:
         super().__init__()
         self.network = network

@@ -8,6 +8,7 @@ import torch
 from gpytorch import settings
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml._finite import all_finite
 from gpclml.errors import NonFiniteError, UnsupportedError
 
@@ -17,6 +18,7 @@ MISSING_TERM = -0.5 * math.log(2 * math.pi)
 """What a missing target adds to a log density: it enters as a standard normal at its mean."""
 
 
+@checked(late=True, target="(*batch)")
 def missing_targets(target: Tensor, checked: bool = True) -> Tensor | None:
     """Which targets are missing under GPyTorch's policy, same shape; None where none is.
 

@@ -10,6 +10,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml._finite import all_finite
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
 
@@ -43,6 +44,7 @@ class MLP(torch.nn.Sequential):
         torch.Size([10, 2])
     """
 
+    @checked
     def __init__(
         self,
         sizes: Sequence[int],
@@ -102,10 +104,16 @@ class StackedNetwork(torch.nn.Module):
     Args:
         networks: The networks; their parameters are copied. Their forward pass must be one
             that ``torch.func.vmap`` can batch.
+
+    Raises:
+        ArgumentError: There is none.
     """
 
+    @checked
     def __init__(self, networks: Sequence[torch.nn.Module]) -> None:
         super().__init__()
+        if len(networks) == 0:
+            raise ArgumentError("networks", "none", "at least one network")
         parameters, buffers = torch.func.stack_module_state(list(networks))
         # In a tuple it is no submodule: it lends its code only, never its parameters.
         self._build = (copy.deepcopy(networks[0]),)
@@ -142,6 +150,7 @@ class StackedNetwork(torch.nn.Module):
         return torch.func.functional_call(self._build[0], (parameters, buffers), (x,))
 
 
+@checked
 def reset_network(network: torch.nn.Module, generator: torch.Generator) -> None:
     """Draws a network's start anew, in place, and leaves the global RNG as it was.
 
@@ -171,6 +180,7 @@ def _reset(module: torch.nn.Module, generator: torch.Generator) -> None:
         reset()
 
 
+@checked(late=True, passes_on="x", x="float (*batch, n, d)")
 def apply_network(network: torch.nn.Module, x: Tensor) -> Tensor:
     """The network's output at each point, checked for shape and for non-finite values.
 
@@ -194,6 +204,7 @@ def apply_network(network: torch.nn.Module, x: Tensor) -> Tensor:
     return output
 
 
+@checked(late=True, output="(*batch)")
 def check_finite_output(output: Tensor) -> None:
     """Raises where a network gave NaN or infinite values.
 

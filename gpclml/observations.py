@@ -16,6 +16,7 @@ from gpytorch.likelihoods import HadamardGaussianLikelihood, Likelihood
 from gpytorch.models import ExactGP
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml._finite import all_finite
 from gpclml._placement import check_placement
 from gpclml.conditioning import Conditioning, Split
@@ -182,6 +183,7 @@ class Observations:
         return (value - MISSING_TERM * missing) / (count - missing).clamp_min(1)
 
 
+@checked(late=True)
 def observations(
     likelihood: Likelihood,
     function_dist: MultivariateNormal,
@@ -244,6 +246,7 @@ def observations(
     )
 
 
+@checked(late=True)
 def training_observations(
     model: ExactGP, likelihood: Likelihood | None = None, **kwargs: Any
 ) -> Observations:
@@ -264,13 +267,14 @@ def training_observations(
         raise ArgumentError(
             "model", "a model without training data", "one with training data", "Set them first."
         )
-    likelihood = cast(Likelihood, likelihood or model.likelihood)
+    likelihood = cast(Likelihood, model.likelihood if likelihood is None else likelihood)
     params = likelihood_parameters(model, likelihood)
     with settings.prior_mode(not model.training):
         prior = model(*model.train_inputs)
     return observations(likelihood, prior, cast(Tensor, model.train_targets), *params, **kwargs)
 
 
+@checked(late=True)
 def likelihood_parameters(model: ExactGP, likelihood: Likelihood) -> tuple[Tensor, ...]:
     """What a likelihood is given of a model's training inputs, beside the model's output.
 

@@ -23,6 +23,7 @@ from linear_operator.operators import (
 )
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.linalg import (
     CovarianceProducts,
     LowRankPlusDiagonal,
@@ -138,6 +139,7 @@ class ObservedCovariance:
         return [part for part in _terms(self.latent) if isinstance(part, LazyEvaluatedKernelTensor)]
 
 
+@checked(late=True)
 def observed_covariance(
     likelihood: Likelihood, prior: MultivariateNormal, *params: Any, **kwargs: Any
 ) -> tuple[MultivariateNormal, ObservedCovariance]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.errors import ArgumentError, ShapeError
 
 __all__ = ["as_orders"]
 
 
+@checked(orderings="integer (k, n)")
 def as_orders(orderings: int | Tensor, n: int, generator: torch.Generator) -> Tensor:
     """Orders of n points, ``(k, n)``: random ones if a number is given.
 

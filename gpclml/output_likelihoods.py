@@ -15,7 +15,10 @@ from gpytorch.likelihoods import (
 )
 from torch import Tensor
 
-from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
+from gpclml._arguments import checked
+from gpclml._finite import all_finite
+from gpclml._host_reads import reads_are_free
+from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnsupportedError
 
 __all__ = ["OutputLikelihood", "gradient_columns", "output_column", "output_likelihood"]
 
@@ -45,6 +48,7 @@ class OutputLikelihood(Protocol):
         ...
 
 
+@checked
 def output_likelihood(likelihood: Likelihood) -> OutputLikelihood:
     """What a GPyTorch likelihood is for a network.
 
@@ -68,6 +72,7 @@ def output_likelihood(likelihood: Likelihood) -> OutputLikelihood:
     )
 
 
+@checked(late=True, outputs="float (N, C)", target="(N,) | (N, C)")
 def gradient_columns(likelihood: OutputLikelihood, outputs: Tensor, target: Tensor) -> Tensor:
     """The gradient of each core as its one column, ``(N, 1, C)``: the empirical Fisher."""
     graph = outputs.requires_grad
@@ -78,6 +83,7 @@ def gradient_columns(likelihood: OutputLikelihood, outputs: Tensor, target: Tens
     return gradient.unsqueeze(1)
 
 
+@checked(late=True, columns="float (N, K, C)")
 def output_column(columns: Tensor, place: int) -> Tensor:
     """What curves in one output alone, as one column, ``(N, 1, C)``.
 
@@ -85,6 +91,8 @@ def output_column(columns: Tensor, place: int) -> Tensor:
         columns: Of all the curvature, ``(N, K, C)``.
         place: Number of the output.
     """
+    if not 0 <= place < columns.shape[-1]:
+        raise ArgumentError("place", place, f"an output from 0 to {columns.shape[-1] - 1}")
     one = torch.zeros_like(columns[:, :1])
     one[..., place] = columns[..., place].norm(dim=-1, keepdim=True)
     return one
@@ -101,6 +109,14 @@ class _Gaussian:
     def core(self, outputs: Tensor, target: Tensor) -> Tensor:
         target = target.unsqueeze(-1) if target.ndim == 1 else target
         _check_shape(target, tuple(outputs.shape))
+        if target.dtype == torch.bool or target.is_complex():
+            raise ArgumentError("target", f"{target.dtype}", "real numbers")
+        # On an accelerator looking at them would wait for it at each step.
+        if reads_are_free(target.device) and not all_finite(target):
+            count = int((~target.isfinite()).sum())
+            mend = "A network needs every target: leave points without one out."
+            got = f"{count} NaN or infinite values"
+            raise NonFiniteError("target", got, "finite numbers", mend)
         return -0.5 * (target - outputs).square().sum(-1)
 
     def columns(self, outputs: Tensor, target: Tensor) -> Tensor:
@@ -133,11 +149,11 @@ class _Softmax(_Unscaled):
         if outputs.shape[-1] != self._num_classes:
             expected = f"{self._num_classes}, as the likelihood's num_classes"
             raise ShapeError("network", f"{outputs.shape[-1]} outputs", expected)
-        if target.is_floating_point() or int(target.min()) < 0 or (
-            int(target.max()) >= self._num_classes
-        ):  # fmt: skip
+        expected = f"integers from 0 to {self._num_classes - 1}"
+        if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
+            raise ArgumentError("target", target.dtype, expected)
+        if int(target.min()) < 0 or int(target.max()) >= self._num_classes:
             got = f"{target.dtype} from {target.min().item()} to {target.max().item()}"
-            expected = f"integers from 0 to {self._num_classes - 1}"
             raise ArgumentError("target", got, expected)
         return -torch.nn.functional.cross_entropy(outputs, target, reduction="none")
 

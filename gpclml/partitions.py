@@ -5,11 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gpclml.errors import ArgumentError, ShapeError
+from gpclml._arguments import checked
+from gpclml.errors import ArgumentError
 
 __all__ = ["class_partition", "random_partition"]
 
 
+@checked
 def random_partition(
     num_data: int, batch_size: int, generator: torch.Generator | None = None
 ) -> list[Tensor]:
@@ -32,6 +34,7 @@ def random_partition(
     return list(torch.randperm(num_data, generator=generator).split(batch_size))
 
 
+@checked(labels="integer (N,)")
 def class_partition(
     labels: Tensor, batch_size: int | None = None, generator: torch.Generator | None = None
 ) -> list[Tensor]:
@@ -53,8 +56,6 @@ def class_partition(
         ShapeError: The labels are no vector, or empty.
         ArgumentError: The batch size is below 1.
     """
-    if labels.ndim != 1 or len(labels) == 0:
-        raise ShapeError("labels", tuple(labels.shape), "(N,), a class for each point")
     if batch_size is not None and batch_size < 1:
         raise ArgumentError("batch_size", batch_size, "at least 1, or None")
     batches = []

@@ -11,7 +11,9 @@ from gpytorch.models import ExactGP
 from torch import Tensor
 from torch.distributions import Normal
 
-from gpclml.errors import ArgumentError, ShapeError
+from gpclml._arguments import checked
+from gpclml._finite import all_finite
+from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
 from gpclml.observations import Observations, observations
 from gpclml.posterior import evaluating, exact_posterior
 from gpclml.units import to_training_units
@@ -19,6 +21,7 @@ from gpclml.units import to_training_units
 __all__ = ["marginal_predictive", "predictive_observations"]
 
 
+@checked(x="float (*batch, t, d)")
 def predictive_observations(
     model: ExactGP, x: Tensor, y: Tensor, noise: Tensor | None = None
 ) -> tuple[Observations, Tensor]:
@@ -58,6 +61,7 @@ def predictive_observations(
     return data, data.flat_indices(new.unsqueeze(0))[0]
 
 
+@checked(x="float (*batch, t, d)", y="float (*batch, t)", noise="float (*batch, t)")
 def marginal_predictive(
     model: ExactGP, x: Tensor, y: Tensor, noise: Tensor | None = None
 ) -> tuple[Normal, Tensor]:
@@ -82,7 +86,11 @@ def marginal_predictive(
         arguments = {"noise": noise} if _takes_noise(likelihood, noise) else {}
         latent = exact_posterior(model, x, marginal=True)
         predictive = cast(MultivariateNormal, likelihood(latent, x, **arguments))
-        normal = Normal(predictive.mean, predictive.variance.sqrt())
+        mean, deviation = predictive.mean, predictive.variance.sqrt()
+        if not all_finite(mean) or not all_finite(deviation):
+            mend = "Look at the magnitudes of x and of the training inputs."
+            raise NonFiniteError("predictions at x", "NaN or infinite values", "finite ones", mend)
+        normal = Normal(mean, deviation)
         return normal, to_training_units(model, y)
 
 
@@ -95,6 +103,8 @@ def _training_data_and(model: ExactGP, x: Tensor) -> tuple[Tensor, Tensor, Tenso
     x = x if transform is None else transform(X=x)
     if x.ndim < 2 or x.shape[-1] != train_x.shape[-1]:
         raise ShapeError("x", tuple(x.shape), f"(*batch, t, {train_x.shape[-1]}), as trained on")
+    if not all_finite(x):
+        raise NonFiniteError("x", f"{int((~x.isfinite()).sum())} non-finite values", "finite ones")
     return train_x, train_y, x
 
 

@@ -13,8 +13,10 @@ from gpytorch.models import ExactGP
 from torch import Tensor
 from torch.distributions import Normal
 
+from gpclml._arguments import checked
+from gpclml._finite import all_finite
 from gpclml.conditioning import Conditioning, LastPoints, LeaveOneOut
-from gpclml.errors import ArgumentError
+from gpclml.errors import ArgumentError, NonFiniteError
 from gpclml.held_out_densities import held_out_densities
 from gpclml.linalg import (
     LowRankPlusDiagonal,
@@ -39,6 +41,7 @@ __all__ = [
 
 
 @torch.no_grad()
+@checked
 def log_marginal_likelihood(model: ExactGP, *, units: Units = "training") -> Tensor:
     """The log density of all training targets under the prior, in nats.
 
@@ -56,6 +59,7 @@ def log_marginal_likelihood(model: ExactGP, *, units: Units = "training") -> Ten
 
 
 @torch.no_grad()
+@checked
 def conditional_log_marginal_likelihood(
     model: ExactGP,
     conditioning: Conditioning,
@@ -100,6 +104,7 @@ def conditional_log_marginal_likelihood(
 
 
 @torch.no_grad()
+@checked(orderings="integer (k, n)")
 def learning_curve(
     model: ExactGP,
     orderings: int | Tensor = 1,
@@ -153,6 +158,7 @@ def _curves(data: Observations, orders: Tensor) -> Tensor:
 
 
 @torch.no_grad()
+@checked
 def leave_one_out(model: ExactGP, *, units: Units = "training") -> Tensor:
     """The log density of each training point given all others, in nats.
 
@@ -173,6 +179,7 @@ def leave_one_out(model: ExactGP, *, units: Units = "training") -> Tensor:
 
 
 @torch.no_grad()
+@checked(x="float (*batch, t, d)")
 def joint_log_predictive(
     model: ExactGP,
     x: Tensor,
@@ -207,6 +214,7 @@ def joint_log_predictive(
 
 
 @torch.no_grad()
+@checked(x="float (*batch, t, d)", y="float (*batch, t)", noise="float (*batch, t)")
 def marginal_log_predictive(
     model: ExactGP,
     x: Tensor,
@@ -231,10 +239,14 @@ def marginal_log_predictive(
 
     Raises:
         ShapeError: If ``y`` does not fit ``x``.
+        NonFiniteError: If x or ``y`` is not finite.
         ArgumentError: As for :func:`joint_log_predictive`.
 
     Note:
         About n³/3 + 3 n² t floating-point operations and no t x t matrix.
     """
     normal, target = marginal_predictive(model, x, y, noise)
+    if not all_finite(y):
+        count = int((~y.isfinite()).sum())
+        raise NonFiniteError("y", f"{count} NaN or infinite values", "finite ones")
     return normal.log_prob(target) - log_target_scale(model, units)

@@ -9,6 +9,7 @@ from typing import Literal
 from torch import Tensor
 
 from gpclml import _memory
+from gpclml._arguments import callers_level, checked
 from gpclml.errors import UnknownNameError
 from gpclml.linalg import ConjugateGradients
 from gpclml.observations import Observations
@@ -35,6 +36,7 @@ class SolverWarning(UserWarning):
     """``solver="auto"`` took conjugate gradients."""
 
 
+@checked(late=True)
 def check_solver(solver: Solver) -> Solver:
     """The solver as it came.
 
@@ -94,11 +96,12 @@ def iterative_settings(
             f"relative residuals of at most {settings.tolerance:g}{loss}. Pass solver='cg', or "
             "ConjugateGradients(...), to choose them.",
             SolverWarning,
-            stacklevel=4,
+            stacklevel=callers_level(),
         )
     return settings
 
 
+@checked(late=True)
 def choose_solver(
     solver: Solver, data: Observations, blocks: Sequence[Tensor]
 ) -> ConjugateGradients | None:

@@ -8,6 +8,7 @@ import torch
 from gpytorch.models import ExactGP
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.errors import ArgumentError, UnsupportedError
 from gpclml.missing import MISSING_TERM
 from gpclml.observations import Observations
@@ -17,6 +18,7 @@ __all__ = ["Units", "log_target_scale", "term_offset", "to_training_units", "uni
 Units = Literal["training", "original"]
 
 
+@checked(target="float (*batch, n)")
 def to_training_units(model: ExactGP, target: Tensor, multitask: bool = False) -> Tensor:
     """Targets in original units, transformed as the model transformed its training targets.
 
@@ -42,6 +44,7 @@ def to_training_units(model: ExactGP, target: Tensor, multitask: bool = False) -
     return (target - offset) / scale
 
 
+@checked
 def log_target_scale(model: ExactGP, units: Units, multitask: bool = False) -> Tensor | float:
     """Logarithm of the original units in one training unit.
 
@@ -71,6 +74,7 @@ def log_target_scale(model: ExactGP, units: Units, multitask: bool = False) -> T
     return 0.0 if transform is None else _aligned(transform.stdvs, multitask).log()
 
 
+@checked
 def term_offset(model: ExactGP, data: Observations, units: Units) -> Tensor:
     """What the log density of each target is too large by, in nats.
 
@@ -96,6 +100,7 @@ def term_offset(model: ExactGP, data: Observations, units: Units) -> Tensor:
     return offset.masked_fill(data.missing, MISSING_TERM)
 
 
+@checked
 def units_of_targets(model: ExactGP, units: Units) -> tuple[Tensor, Tensor]:
     """What takes targets in training units to these: scale times target plus shift.
 

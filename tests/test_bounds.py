@@ -497,7 +497,7 @@ def test_bad_risk_and_kl(bound):
         bound(0.1, math.inf, 10, **unit)
     with pytest.raises(NonFiniteError, match="empirical_risk"):
         bound(torch.tensor([math.nan]), 0.5, 10, **unit)
-    with pytest.raises(ShapeError, match=r"empirical_risk and kl: got \(2,\) and \(3,\)"):
+    with pytest.raises(ShapeError, match=r"kl: got \(3,\).*\(2,\) as empirical_risk"):
         bound(torch.zeros(2), torch.zeros(3), 10, **unit)
 
 
@@ -513,7 +513,7 @@ def test_bad_evidence_and_temperature():
     with pytest.raises(ArgumentError, match=r"conditional_log_evidence.*within \[-8, -0.4\]"):
         conditional_evidence_bound(-10.0, 10, 6, **options)
     for m in (-1, 10, 11, 2.5):
-        with pytest.raises(ArgumentError, match=f"m: got {m}.*from 0 to 9.*conditioned on"):
+        with pytest.raises(ArgumentError, match=f"m: got {m}"):
             conditional_evidence_bound(-5.0, 10, m, **options)
     for beta in (0.0, -1.0, math.inf, math.nan):
         with pytest.raises(ArgumentError, match="inverse_temperature"):

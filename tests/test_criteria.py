@@ -261,7 +261,7 @@ def test_bad_draws(criterion):
     with pytest.raises(ShapeError, match=rf"log_likelihoods: got \(1, 3\).*at least {fewest}"):
         criterion(torch.zeros(1, 3))
     for shape in ((30,), (30, 2, 2), (30, 0)):
-        with pytest.raises(ShapeError, match=r"log_likelihoods.*\(S, N\), S draws of N points"):
+        with pytest.raises(ShapeError, match=r"log_likelihoods.*\(S, N\)"):
             criterion(torch.zeros(shape))
     values = torch.randn(30, 2)
     with pytest.raises(ArgumentError, match="scale: got 'nats', expected 'log' or 'deviance'"):

@@ -170,7 +170,7 @@ def test_bad_arguments():
         (lambda: PrefixFeatures(4)(x), r"x: got \(7, 3\)"),
         (
             lambda: RandomFourierFeatures(1, 2, weight=torch.ones(1, 2), bias=torch.ones(2)),
-            r"weight, bias: got \(1, 2\) and \(2,\)",
+            r"bias: got \(2,\), expected \(R,\) with R = 1 as weight",
         ),
         (
             lambda: setattr(RandomFourierFeatures(2, 4), "lengthscale", torch.ones(2)),

@@ -43,4 +43,4 @@ def test_bad_arguments():
     with pytest.raises(ArgumentError, match="batch_size"):
         class_partition(torch.arange(3), 0)
     with pytest.raises(ShapeError, match="labels"):
-        class_partition(torch.zeros(3, 2))
+        class_partition(torch.zeros(3, 2, dtype=torch.long))

@@ -51,6 +51,30 @@ def objectives(
         csv.write_text(f"{header}\n{results.to_csv(index=False)}")
 
 
+@app.command("fuzz")
+def fuzz(
+    calls: Annotated[int, typer.Option(min=1, help="Number of calls.")] = 15_000,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the calls.")] = 0,
+    limit: Annotated[float, typer.Option(min=1.0, help="Seconds that a call may take.")] = 60.0,
+    csv: Annotated[Path | None, typer.Option(help="Write a row a call there.")] = None,
+) -> None:
+    """Public functions and classes called with wrong arguments: what is raised."""
+    from benchmarks.robustness.fuzz import by_kind, raw_errors
+    from benchmarks.robustness.fuzz import run as run_calls
+
+    header = _header()
+    print(f"{header}\n", flush=True)
+    results = run_calls(calls, seed, limit)
+    print("Calls by the kind of what is wrong, and what came of them.\n")
+    print(by_kind(results).to_string())
+    table = raw_errors(results)
+    if len(table):
+        print("\nErrors that do not say what is wrong, by callable.\n")
+        print(table.to_string(index=False))
+    if csv:
+        csv.write_text(f"{header}\n{results.to_csv(index=False)}")
+
+
 _Seed = Annotated[int, typer.Option(min=0, max=2**40, help="Seed of the problems.")]
 _Csv = Annotated[Path | None, typer.Option(help="Write a row a problem there.")]
 

@@ -18,8 +18,9 @@ from gpytorch.likelihoods import Likelihood
 from gpytorch.means import Mean
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.botorch._networks import NetworkBatch
-from gpclml.errors import ArgumentError, UnknownNameError
+from gpclml.errors import ArgumentError, ShapeError, UnknownNameError
 from gpclml.kernels import DeepKernel
 from gpclml.models._parts import PartOptions, make_kernel
 from gpclml.posterior import PosteriorNormal
@@ -84,6 +85,7 @@ class DeepKernelGP(SingleTaskGP):
         >>> model.posterior(X).mean
     """
 
+    @checked
     def __init__(
         self,
         train_X: Tensor,
@@ -102,6 +104,10 @@ class DeepKernelGP(SingleTaskGP):
     ) -> None:
         if kernel not in _KERNELS:
             raise UnknownNameError("kernel", kernel, _KERNELS)
+        if train_X.ndim < 2 or 0 in train_X.shape:
+            raise ShapeError(
+                "train_X", tuple(train_X.shape), "(*batch, n, d), nothing of size zero"
+            )
         if not 0 < feature_share < 1:
             raise ArgumentError("feature_share", feature_share, "a number between 0 and 1")
         if isinstance(input_transform, _DefaultType):

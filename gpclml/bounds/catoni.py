@@ -8,6 +8,7 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.bounds._risk_bound import (
     ANY_POSTERIOR,
     RiskBound,
@@ -21,6 +22,7 @@ from gpclml.errors import ArgumentError
 __all__ = ["catoni_bound", "conditional_evidence_bound", "evidence_bound"]
 
 
+@checked(empirical_risk="(*batch)", kl="(*batch)")
 def catoni_bound(
     empirical_risk: Tensor | float,
     kl: Tensor | float,
@@ -79,6 +81,7 @@ def catoni_bound(
     return setting.bound(value, "units of the loss", terms, ANY_POSTERIOR)
 
 
+@checked(log_evidence="(*batch)")
 def evidence_bound(
     log_evidence: Tensor | float,
     num_data: int,
@@ -121,6 +124,7 @@ def evidence_bound(
     return _by_evidence("log_evidence", log_evidence, setting, "prior chosen without the data")
 
 
+@checked(conditional_log_evidence="(*batch)")
 def conditional_evidence_bound(
     conditional_log_evidence: Tensor | float,
     num_data: int,

@@ -6,11 +6,13 @@ import math
 
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.bounds._risk_bound import ANY_POSTERIOR, RiskBound, Setting, risk_and_kl
 
 __all__ = ["mcallester_bound"]
 
 
+@checked(empirical_risk="(*batch)", kl="(*batch)")
 def mcallester_bound(
     empirical_risk: Tensor | float,
     kl: Tensor | float,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gpclml.errors import ShapeError
+from gpclml._arguments import checked
 
 __all__ = ["ROUNDING", "PairedDifference", "paired_difference"]
 
@@ -41,6 +41,7 @@ class PairedDifference:
         return 0.5 * math.erfc(self.value / self.standard_error / math.sqrt(2))
 
 
+@checked(terms="float (n,)", reference="float (n,)")
 def paired_difference(terms: Tensor, reference: Tensor) -> PairedDifference:
     r"""The sum of n paired differences and its error, :math:`\sqrt n` times their deviation.
 
@@ -53,9 +54,6 @@ def paired_difference(terms: Tensor, reference: Tensor) -> PairedDifference:
     Raises:
         ShapeError: If the shapes are others.
     """
-    if terms.ndim != 1 or terms.shape != reference.shape or len(terms) == 0:
-        got = f"{tuple(terms.shape)} and {tuple(reference.shape)}"
-        raise ShapeError("terms, reference", got, "(n,) both")
     difference = terms - reference
     count = len(difference)
     spread = float(difference.std()) if count > 1 else math.nan

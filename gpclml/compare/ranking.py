@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from gpytorch.models import ExactGP
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.compare._checks import checked_models, common_targets
 from gpclml.compare._criteria import CRITERIA, Criterion, value_of
 from gpclml.compare._fits import fit_warnings
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["compare", "score_models"]
 
 
+@checked(orderings="integer (k, n)")
 def score_models(
     models: Mapping[str, ExactGP],
     *,
@@ -101,6 +103,7 @@ def score_models(
     )
 
 
+@checked(orderings="integer (k, n)")
 def compare(
     models: Mapping[str, ExactGP],
     *,

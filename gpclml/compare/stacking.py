@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml._finite import all_finite
-from gpclml.errors import NonFiniteError, ShapeError
+from gpclml.errors import NonFiniteError
 
 __all__ = ["stacking_weights"]
 
@@ -15,6 +16,7 @@ _MOST_STEPS = 1000
 _ROUNDING = 1e-10  # of a weight
 
 
+@checked(log_densities="float (M, n)")
 def stacking_weights(log_densities: Tensor) -> Tensor:
     r"""The mixture of models that would have predicted each point best given the others.
 
@@ -41,8 +43,6 @@ def stacking_weights(log_densities: Tensor) -> Tensor:
     from scipy.optimize import minimize
 
     got = tuple(log_densities.shape)
-    if log_densities.ndim != 2 or 0 in got:
-        raise ShapeError("log_densities", got, "(M, n), M models of n points")
     if not all_finite(log_densities):
         raise NonFiniteError("log_densities", f"NaN or infinite values, shape {got}", "finite nats")
     logs = log_densities.detach().to("cpu", torch.float64)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.conditioning._checks import check_below, integer, stack_by_size
 from gpclml.conditioning.strategy import Conditioning
 from gpclml.errors import ArgumentError
@@ -37,6 +38,7 @@ class LastPoints(Conditioning):
         ArgumentError: If ``m`` is negative, or, once the data are seen, not below their number.
     """
 
+    @checked
     def __init__(self, m: int) -> None:
         super().__init__()
         self.m = integer("m", m, 0)
@@ -62,6 +64,7 @@ class HeldOut(Conditioning):
         [tensor([[0, 1, 2]])]
     """
 
+    @checked
     def __init__(self, *blocks: Indices) -> None:
         super().__init__()
         if not blocks:
@@ -93,7 +96,7 @@ def _row_indices(block: Indices) -> Tensor:
     indices = torch.as_tensor(block).cpu()
     if indices.ndim != 1 or indices.numel() == 0:
         raise ArgumentError("blocks", f"indices of shape {tuple(indices.shape)}", expected)
-    if indices.is_floating_point() or indices.dtype == torch.bool:
+    if indices.is_floating_point() or indices.is_complex() or indices.dtype == torch.bool:
         raise ArgumentError("blocks", f"indices of {indices.dtype}", expected)
     if int(indices.min()) < 0:
         raise ArgumentError("blocks", f"index {int(indices.min())}", expected)

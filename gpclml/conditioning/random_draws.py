@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from gpclml._arguments import checked
 from gpclml.conditioning._checks import check_below, integer, stack_by_size
 from gpclml.conditioning.strategy import Conditioning, Split
 from gpclml.errors import ArgumentError
@@ -37,6 +38,7 @@ class RandomHoldout(Conditioning):
 
     _is_random = True
 
+    @checked
     def __init__(
         self,
         fraction: float = 0.1,
@@ -89,6 +91,7 @@ class KFold(Conditioning):
 
     _is_random = True
 
+    @checked
     def __init__(self, folds: int = 10, seed: int | None = None) -> None:
         super().__init__(seed)
         self.folds = integer("folds", folds, 2)
@@ -113,6 +116,7 @@ class RandomOrderings(Conditioning):
 
     _is_random = True
 
+    @checked
     def __init__(self, k: int, m: int, seed: int | None = None) -> None:
         super().__init__(seed)
         self.k = integer("k", k, 1)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.conditioning._checks import integer
 from gpclml.errors import ArgumentError
 
@@ -61,6 +62,7 @@ class Conditioning(ABC):
         """
         return self.split(num_data, generator, observed).held_out
 
+    @checked(late=True, observed="boolean (n,)")
     def split(
         self,
         num_data: int,

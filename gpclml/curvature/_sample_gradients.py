@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, vjp, vmap
 
+from gpclml._arguments import checked
 from gpclml.curvature._parameters import check_cotangents, check_network, fresh_parameters
 
 __all__ = ["Cotangents", "sample_gradients"]
@@ -16,6 +17,7 @@ Cotangents = Callable[[Tensor], Tensor]
 """Maps outputs ``(N, C)`` to columns of their curvature, ``(N, K, C)``."""
 
 
+@checked(late=True, passes_on="x", x="(N, *event)")
 def sample_gradients(
     module: torch.nn.Module, x: Tensor, cotangents: Cotangents, names: Iterable[str] | None = None
 ) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from gpclml._arguments import checked
 from gpclml.curvature._draws import Draw, normal_draws
 from gpclml.curvature._parameters import layer_of
 from gpclml.curvature._sample_gradients import Cotangents, sample_gradients
@@ -84,6 +85,7 @@ class _Block:
 class DenseCurvature(Curvature):
     r"""Blocks of :math:`H = \sum_{nk} (J_n^\top v_{nk}) (J_n^\top v_{nk})^\top`."""
 
+    @checked(late=True)
     def __init__(self, blocks: Sequence[_Block]) -> None:
         self._blocks = tuple(blocks)
 
@@ -135,6 +137,7 @@ class DenseCurvature(Curvature):
         return type(self)([one.plus(two) for one, two in pairs])
 
 
+@checked
 @dataclass(frozen=True)
 class Full(Structure):
     """The curvature of all parameters together.
@@ -157,6 +160,7 @@ class Full(Structure):
         return DenseCurvature.of_gradients(gradients, [gradients], self.form)
 
 
+@checked
 @dataclass(frozen=True)
 class BlockDiagonal(Structure):
     """The curvature of each layer, or each parameter tensor, without what couples them.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from gpclml._arguments import checked
 from gpclml.curvature._draws import normal_draws
 from gpclml.curvature._sample_gradients import Cotangents, sample_gradients
 from gpclml.curvature.structure import Curvature, Structure
@@ -24,6 +25,7 @@ class DiagonalCurvature(Curvature):
         diagonal: Of each parameter, in its shape, by name.
     """
 
+    @checked(late=True)
     def __init__(self, diagonal: Mapping[str, Tensor]) -> None:
         self.diagonal = dict(diagonal)
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from gpclml._arguments import checked
 from gpclml.curvature._layers import record_layers
 from gpclml.curvature._records import LayerRecord
 from gpclml.curvature._sample_gradients import Cotangents, sample_gradients
@@ -30,6 +31,7 @@ class KernelCurvature(Curvature):
         grams: ``(N K, N K)`` by name.
     """
 
+    @checked(late=True)
     def __init__(self, grams: Mapping[str, Tensor]) -> None:
         self.grams = dict(grams)
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from gpclml._arguments import checked
 from gpclml.curvature._draws import Draw, normal_draws
 from gpclml.curvature._layers import record_layers
 from gpclml.curvature._sample_gradients import Cotangents, sample_gradients
@@ -88,6 +89,7 @@ class KroneckerCurvature(Curvature):
         others: Curvature of the parameters that have none.
     """
 
+    @checked(late=True)
     def __init__(
         self,
         factors: Sequence[Factors],
@@ -146,6 +148,7 @@ class KroneckerCurvature(Curvature):
         return type(self)(factors, both[0] + both[1])
 
 
+@checked
 @dataclass(frozen=True)
 class Kronecker(Structure):
     r"""Independent inputs and gradients of a layer: :math:`H \approx B \otimes A`.

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.curvature._parameters import layer_of
 from gpclml.errors import ArgumentError, UnknownNameError
 
@@ -36,6 +37,7 @@ class GaussianWeightPrior(torch.nn.Module):
         >>> prior.precisions()["0.weight"]
     """
 
+    @checked
     def __init__(
         self,
         network: torch.nn.Module,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from gpclml._arguments import checked
 from gpclml.datasets._embedded import EMBEDDED
 from gpclml.datasets._fetch import fetch
 from gpclml.datasets._table import read_table
@@ -17,6 +18,7 @@ def names() -> tuple[str, ...]:
     return tuple(sorted({*uci_sources(), *EMBEDDED}))
 
 
+@checked
 def load(
     name: str, *, folder: str | os.PathLike[str] | None = None, progress: bool = True
 ) -> RegressionData:

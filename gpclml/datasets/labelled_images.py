@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.errors import ShapeError, UnknownNameError
 
 __all__ = ["LabelledImages"]
 
 
+@checked
 @dataclass(frozen=True)
 class LabelledImages:
     """Images of classes that may come in groups, such as the characters of alphabets.

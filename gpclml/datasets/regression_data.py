@@ -6,11 +6,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.errors import ShapeError
 
 __all__ = ["RegressionData"]
 
 
+@checked
 @dataclass(frozen=True, eq=False)
 class RegressionData:
     """A regression data set: inputs and targets in their original units, float64, on the CPU.

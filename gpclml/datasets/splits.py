@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
+from gpclml._arguments import checked
 from gpclml.datasets.regression_data import RegressionData
 from gpclml.errors import ArgumentError, ShapeError
 
@@ -26,6 +27,7 @@ class Split:
     test: Tensor
 
 
+@checked
 def split(
     data_or_n: RegressionData | int, seed: int | Generator, test_fraction: float = 0.1
 ) -> Split:
@@ -54,6 +56,7 @@ def split(
     return Split(train=order[num_test:], test=order[:num_test])
 
 
+@checked(train="integer (N,)")
 def subset(train: Tensor, n: int, seed: int | Generator) -> Tensor:
     """Random rows out of the training rows, without replacement: a small training set.
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.distributed._exchange import Exchange
 from gpclml.distributed._processes import Processes, processes
 from gpclml.errors import ArgumentError
@@ -20,6 +21,7 @@ __all__ = ["average_gradients", "averaged", "broadcast_parameters"]
 TIMEOUT = 300.0
 
 
+@checked
 def average_gradients(
     parameters: Iterable[Tensor],
     value: Tensor | None = None,
@@ -109,6 +111,7 @@ def averaged(
     return values[0] if values else None
 
 
+@checked
 def broadcast_parameters(
     module: torch.nn.Module,
     source: int = 0,

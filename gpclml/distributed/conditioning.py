@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.conditioning import Conditioning, Split
 from gpclml.conditioning._checks import integer
 from gpclml.distributed._processes import processes
@@ -51,6 +52,7 @@ class DistributedConditioning(Conditioning):
         ([tensor([[4, 1]])], [tensor([[3, 9]])])
     """
 
+    @checked
     def __init__(
         self,
         conditioning: Conditioning,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml._digests import digest
 from gpclml._resumable_draws import ResumableDraws
 from gpclml.distributed._exchange import AGREED
@@ -77,6 +78,7 @@ class SharedTraining:
         ...     optimizer.step()
     """
 
+    @checked
     def __init__(
         self,
         mll: torch.nn.Module,

@@ -10,6 +10,7 @@ import torch
 from gpytorch.constraints import Positive
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.errors import ArgumentError, ShapeError
 from gpclml.features._cosines import scaled_cosines
 
@@ -29,12 +30,14 @@ class FourierFeatures(torch.nn.Module):
         ArgumentError: D is below one.
     """
 
+    @checked
     def __init__(self, num_frequencies: int) -> None:
         super().__init__()
         if num_frequencies < 1:
             raise ArgumentError("num_frequencies", num_frequencies, "at least 1")
         self.num_frequencies = num_frequencies
 
+    @checked(late=True, x="float (*batch, n, 1)")
     def forward(self, x: Tensor) -> Tensor:
         """Features of points.
 
@@ -85,6 +88,7 @@ class RandomFourierFeatures(gpytorch.Module):
     weight: Tensor
     bias: Tensor
 
+    @checked(weight="float (R, d)", bias="float (R,)")
     def __init__(
         self,
         num_inputs: int,
@@ -155,6 +159,7 @@ class RandomFourierFeatures(gpytorch.Module):
         constraint = getattr(self, f"raw_{name}_constraint")
         self.initialize(**{f"raw_{name}": constraint.inverse_transform(wanted.expand_as(raw))})
 
+    @checked(late=True, x="float (*batch, n, d)")
     def forward(self, x: Tensor) -> Tensor:
         """Features of points.
 

@@ -7,6 +7,7 @@ from itertools import combinations_with_replacement
 import torch
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.errors import ArgumentError, ShapeError
 
 __all__ = ["IdentityFeatures", "PolynomialFeatures", "PrefixFeatures"]
@@ -19,6 +20,7 @@ class IdentityFeatures(torch.nn.Module):
         intercept: Put a column of ones first.
     """
 
+    @checked
     def __init__(self, intercept: bool = False) -> None:
         super().__init__()
         self.intercept = intercept
@@ -42,12 +44,14 @@ class PolynomialFeatures(torch.nn.Module):
         ArgumentError: The degree is negative.
     """
 
+    @checked
     def __init__(self, degree: int) -> None:
         super().__init__()
         if degree < 0:
             raise ArgumentError("degree", degree, "at least 0")
         self.degree = degree
 
+    @checked(late=True, x="float (*batch, n, d)")
     def forward(self, x: Tensor) -> Tensor:
         """Features of points, ``(*batch, n, d)`` to ``(*batch, n, R)``."""
         columns = [torch.ones_like(x[..., 0])]
@@ -67,12 +71,14 @@ class PrefixFeatures(torch.nn.Module):
         ArgumentError: The number is below one.
     """
 
+    @checked
     def __init__(self, num_features: int) -> None:
         super().__init__()
         if num_features < 1:
             raise ArgumentError("num_features", num_features, "at least 1")
         self.num_features = num_features
 
+    @checked(late=True, x="float (*batch, n, d)")
     def forward(self, x: Tensor) -> Tensor:
         """Features of points, ``(*batch, n, d)`` to ``(*batch, n, num_features)``.
 

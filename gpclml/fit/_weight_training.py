@@ -9,6 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from gpclml._finite import all_finite
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
@@ -112,6 +113,7 @@ def check_training(
     Raises:
         ArgumentError: A number is out of range, or ``num_data`` is another.
         ShapeError: Points and targets are not as many.
+        NonFiniteError: An input or a target is NaN or infinite.
     """
     for name, number in numbers.items():
         if number is None:
@@ -123,6 +125,11 @@ def check_training(
             raise ArgumentError(name, number, "at least 1")
     if len(train_x) != len(train_y):
         raise ShapeError("train_y", f"{len(train_y)} targets", f"{len(train_x)}, as the points")
+    for name, values in (("train_x", train_x), ("train_y", train_y)):
+        if not all_finite(values):
+            count = int((~values.isfinite()).sum())
+            mend = "A network needs them all: leave out the points without."
+            raise NonFiniteError(name, f"{count} NaN or infinite values", "finite ones", mend)
     if mll.num_data != len(train_x):
         expected = f"num_data = {mll.num_data}, as the objective has it"
         raise ArgumentError("train_x", f"{len(train_x)} points", expected)

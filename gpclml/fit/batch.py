@@ -12,6 +12,7 @@ import torch
 from gpytorch.models import ExactGP
 from linear_operator.utils.errors import NanError, NotPSDError
 
+from gpclml._arguments import callers_level, checked
 from gpclml._losses import fixed_loss
 from gpclml._searches import FitWarning
 from gpclml.errors import ArgumentError, UnsupportedError
@@ -29,6 +30,7 @@ _GPU_ENTRIES = 10**8  # of one covariance (k, n, n); a step holds some twenty ar
 _MOST_ON_GPU = 256
 
 
+@checked
 def batch_size(
     num_data: int, device: torch.device | str = "cpu", keeps_memory: bool = False
 ) -> int:
@@ -46,16 +48,21 @@ def batch_size(
             and their pages cleared anew at every step.
 
     Raises:
-        ArgumentError: If ``num_data`` is below 1.
+        ArgumentError: If ``num_data`` is below 1, or there is no such kind of device.
     """
     if num_data < 1:
         raise ArgumentError("num_data", num_data, "at least 1")
-    if torch.device(device).type != "cpu":
+    try:
+        kind = torch.device(device).type
+    except RuntimeError as error:
+        raise ArgumentError("device", repr(device), "a device, such as 'cpu' or 'cuda'") from error
+    if kind != "cpu":
         return max(1, min(_MOST_ON_GPU, _GPU_ENTRIES // num_data**2))
     table = _ON_CPU_KEEPING_MEMORY if keeps_memory else _ON_CPU
     return next((size for most, size in table if num_data <= most), 1)
 
 
+@checked
 def fit_batch(
     mlls: Sequence[ConditionalMarginalLogLikelihood],
     optimizer: str | type[torch.optim.Optimizer] = "adam",
@@ -118,7 +125,7 @@ def fit_batch(
         for place, message in batch.messages.items()
     }
     for message in stopped.values():
-        warnings.warn(message, FitWarning, stacklevel=2)
+        warnings.warn(message, FitWarning, stacklevel=callers_level())
     objectives = [_objective(mll, batch.messages.get(i)) for i, mll in enumerate(mlls)]
     seconds = (time.perf_counter() - start) / len(mlls)
     results = []

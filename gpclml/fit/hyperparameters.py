@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.fit._online_run import OnlineRun
 from gpclml.fit._weight_training import check_training
 from gpclml.mlls import LaplaceMarginalLogLikelihood
@@ -11,6 +12,7 @@ from gpclml.mlls import LaplaceMarginalLogLikelihood
 __all__ = ["fit_hyperparameters"]
 
 
+@checked(train_x="(N, *event)", train_y="(N, *outputs)")
 def fit_hyperparameters(
     mll: LaplaceMarginalLogLikelihood,
     train_x: Tensor,

@@ -9,6 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.errors import ArgumentError, NonFiniteError, UnsupportedError
 from gpclml.gaussians import gaussian_kl
 from gpclml.mlls import LinearEvidenceLowerBound
@@ -29,6 +30,7 @@ class LinearBoundFit:
     bounds: list[float] = field(default_factory=list)
 
 
+@checked
 def fit_linear_bound(
     mll: LinearEvidenceLowerBound,
     *,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.fit._weight_training import WeightTraining, check_training
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 
 __all__ = ["fit_map"]
 
 
+@checked(train_x="(N, *event)", train_y="(N, *outputs)")
 def fit_map(
     mll: LaplaceMarginalLogLikelihood,
     train_x: Tensor,

@@ -19,6 +19,7 @@ import torch
 from gpytorch.mlls import MarginalLogLikelihood
 from linear_operator.utils.errors import NanError, NotPSDError
 
+from gpclml._arguments import callers_level, checked
 from gpclml._losses import fixed_loss
 from gpclml._optimize import OptimizerFactory, StoppedError, stochastic
 from gpclml._searches import FitWarning, Problem, search
@@ -78,6 +79,7 @@ class _Attempt:
         )
 
 
+@checked
 def fit_mll(
     mll: MarginalLogLikelihood,
     optimizer: str | OptimizerFactory = "lbfgs",
@@ -164,7 +166,7 @@ def fit_mll(
     mll.eval()
     assert best is not None
     if best.problem not in ("", "limit"):
-        warnings.warn(best.message, FitWarning, stacklevel=2)
+        warnings.warn(best.message, FitWarning, stacklevel=callers_level())
     return FitResult(
         best.objective, best.history, attempts, time.perf_counter() - start,
         best.message, best.problem, best.starts,

@@ -12,6 +12,7 @@ import torch
 from gpytorch.mlls import MarginalLogLikelihood
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml._optimize import StoppedError
 from gpclml.conditioning import KFold
 from gpclml.errors import ArgumentError, UnsupportedError
@@ -54,6 +55,7 @@ class StoppingResult:
     message: str = ""
 
 
+@checked
 def fit_networks(
     mll: MarginalLogLikelihood,
     *,

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml._checkpoint import write_checkpoint
 from gpclml.errors import ArgumentError, UnknownNameError
 from gpclml.fit._online_run import CHECKPOINT, OnlineFit, OnlineRun
@@ -19,6 +20,7 @@ __all__ = ["OnlineFit", "fit_online"]
 _PARTITIONS = ("random", "class")
 
 
+@checked(train_x="(N, *event)", train_y="(N, *outputs)")
 def fit_online(
     mll: LaplaceMarginalLogLikelihood,
     train_x: Tensor,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.errors import ShapeError
 from gpclml.gaussians._products import row_square_sums
 from gpclml.gaussians.distribution import WeightDistribution, check_positive
@@ -14,6 +15,7 @@ from gpclml.gaussians.distribution import WeightDistribution, check_positive
 __all__ = ["DiagonalGaussian"]
 
 
+@checked(mean="float (R,)", variances="float (R,)")
 @dataclass(frozen=True)
 class DiagonalGaussian(WeightDistribution):
     """Independent weights.

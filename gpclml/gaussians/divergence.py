@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.errors import ShapeError
 from gpclml.gaussians.diagonal import DiagonalGaussian
 from gpclml.gaussians.distribution import WeightDistribution
@@ -12,6 +13,7 @@ from gpclml.gaussians.distribution import WeightDistribution
 __all__ = ["gaussian_kl"]
 
 
+@checked(late=True, p="float (R,)")
 def gaussian_kl(q: WeightDistribution, p: WeightDistribution | Tensor) -> Tensor:
     r"""The Kullback-Leibler divergence of q from p, in nats.
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gpclml._arguments import checked
+from gpclml.errors import ShapeError
 from gpclml.gaussians._products import column_square_sums, row_square_sums
 from gpclml.gaussians.distribution import WeightDistribution
 from gpclml.gaussians.dual import DualGaussian
@@ -13,6 +15,7 @@ from gpclml.linalg import refuse_double_backward
 __all__ = ["expected_square"]
 
 
+@checked(late=True, features="float (n, R)", residual="float (n,)")
 def expected_square(q: WeightDistribution, features: Tensor, residual: Tensor) -> Tensor:
     r"""The sum over points of :math:`E_q (r_i - w^\top \phi_i)^2`.
 
@@ -26,10 +29,19 @@ def expected_square(q: WeightDistribution, features: Tensor, residual: Tensor) -
     Returns:
         A number, differentiable in all of them once.
 
+    Raises:
+        ShapeError: The shapes do not fit each other.
+
     Note:
         n R k operations for a covariance of rank k and a diagonal; the gradient is one array of
         the features' size.
     """
+    if features.shape[-1:] != q.mean.shape:
+        expected = f"(n, {len(q.mean)}), a column a weight"
+        raise ShapeError("features", tuple(features.shape), expected)
+    if residual.shape != features.shape[:1]:
+        expected = f"({len(features)},), one a row of features"
+        raise ShapeError("residual", tuple(residual.shape), expected)
     if isinstance(q, DualGaussian):
         errors = residual - features @ q.mean
         return (errors.square() + q.predictive_variance(features)).sum()

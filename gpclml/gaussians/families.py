@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml._memory import check_memory
 from gpclml.errors import ArgumentError
 from gpclml.gaussians._products import column_square_sums
@@ -72,6 +73,7 @@ class FullFamily(GaussianFamily):
         return linear_posterior(features, residual, prior_variance, noise)
 
 
+@checked
 @dataclass(frozen=True)
 class LowRankFamily(GaussianFamily):
     r"""Covariance :math:`V V^\top + \varepsilon I` with V of some columns.

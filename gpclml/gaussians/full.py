@@ -7,12 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.errors import ShapeError
 from gpclml.gaussians.distribution import WeightDistribution, check_positive
 
 __all__ = ["FullGaussian"]
 
 
+@checked(mean="float (R,)", root="float (R, R)")
 @dataclass(frozen=True)
 class FullGaussian(WeightDistribution):
     r"""Any covariance, by a square root :math:`\Sigma = A A^\top`.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.errors import ArgumentError, ShapeError
 from gpclml.gaussians._products import row_square_sums
 from gpclml.gaussians.distribution import WeightDistribution
@@ -15,6 +16,7 @@ from gpclml.linalg import safe_cholesky
 __all__ = ["LowRankGaussian"]
 
 
+@checked(mean="float (R,)", factor="float (R, k)")
 @dataclass(frozen=True)
 class LowRankGaussian(WeightDistribution):
     r"""Covariance :math:`V V^\top + \varepsilon I`.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml._memory import check_memory
 from gpclml.gaussians._products import scaled_product
 from gpclml.gaussians.distribution import check_positive
@@ -15,6 +16,12 @@ from gpclml.linalg import LowRankPlusDiagonal, safe_cholesky
 __all__ = ["linear_posterior"]
 
 
+@checked(
+    features="float (n, R)",
+    residual="float (n,)",
+    prior_variance="float (R,)",
+    noise="float (n,)",
+)
 def linear_posterior(
     features: Tensor, residual: Tensor, prior_variance: Tensor, noise: Tensor
 ) -> FullGaussian | DualGaussian:

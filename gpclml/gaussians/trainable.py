@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.errors import ArgumentError, UnsupportedError
 from gpclml.gaussians.diagonal import DiagonalGaussian
 from gpclml.gaussians.distribution import WeightDistribution
@@ -40,6 +41,7 @@ class TrainableGaussian(torch.nn.Module):
         >>> mll = LinearEvidenceLowerBound(model.likelihood, model, posterior=q)
     """
 
+    @checked(prior_variance="float (R,)")
     def __init__(self, family: GaussianFamily, prior_variance: Tensor, seed: int = 0) -> None:
         super().__init__()
         self.family = family

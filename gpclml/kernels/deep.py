@@ -9,6 +9,7 @@ from gpytorch.kernels import Kernel
 from linear_operator import LinearOperator
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.errors import UnsupportedError
 from gpclml.networks import apply_network
 
@@ -50,6 +51,7 @@ class DeepKernel(Kernel):
         >>> kernel = gpytorch.kernels.ScaleKernel(DeepKernel(network, base))
     """
 
+    @checked
     def __init__(
         self,
         feature_extractor: torch.nn.Module,
@@ -86,6 +88,7 @@ class DeepKernel(Kernel):
         output = apply_network(self.feature_extractor, x)
         return torch.cat([x, output], dim=-1) if self.residual else output
 
+    @checked(late=True, x1="float (*batch, n, d)", x2="float (*batch, m, d)")
     def forward(
         self,
         x1: Tensor,

@@ -16,6 +16,7 @@ from linear_operator.operators import (
 )
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
 
 __all__ = ["FeatureKernel"]
@@ -44,6 +45,7 @@ class FeatureKernel(Kernel):
 
     has_lengthscale = False
 
+    @checked(prior_variance="float () | (R,)")
     def __init__(
         self, features: Callable[[Tensor], Tensor], prior_variance: float | Tensor = 1.0
     ) -> None:

@@ -9,6 +9,7 @@ from gpytorch.constraints import Positive
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.errors import ArgumentError, UnsupportedError
 
 __all__ = ["JointSpectralMixtureKernel"]
@@ -48,6 +49,7 @@ class JointSpectralMixtureKernel(Kernel):
     raw_mixture_weights_constraint: Positive
     raw_mixture_scales_constraint: Positive
 
+    @checked
     def __init__(
         self, num_mixtures: int, ard_num_dims: int, generator: torch.Generator | None = None
     ) -> None:

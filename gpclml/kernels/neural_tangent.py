@@ -6,6 +6,7 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.curvature import GaussianWeightPrior, sample_gradients
 from gpclml.errors import ShapeError, UnsupportedError
 
@@ -29,6 +30,7 @@ class NeuralTangentKernel(Kernel):
         >>> kernel = NeuralTangentKernel(network, GaussianWeightPrior(network))
     """
 
+    @checked
     def __init__(self, network: torch.nn.Module, prior: GaussianWeightPrior) -> None:
         super().__init__()
         self.network = network

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gpclml._arguments import checked
+from gpclml.errors import ArgumentError
 from gpclml.networks import MLP
 
 __all__ = ["SkipFeatures"]
@@ -29,13 +31,15 @@ class SkipFeatures(torch.nn.Module):
         generator: Source of the start; seed 0 if None.
 
     Raises:
-        ArgumentError: Fewer than two sizes, or a size that is not a positive integer.
+        ArgumentError: Fewer than two sizes, a size that is not a positive integer, or a start
+            that is not positive.
 
     Examples:
         >>> SkipFeatures([3, 50, 50, 2])(torch.randn(10, 3)).shape
         torch.Size([10, 5])
     """
 
+    @checked
     def __init__(
         self,
         sizes: Sequence[int],
@@ -44,6 +48,8 @@ class SkipFeatures(torch.nn.Module):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
+        if not 0 < start < math.inf:
+            raise ArgumentError("start", start, "a positive number")
         self.start = start
         self.network = MLP(sizes, activation, output_scale=start, generator=generator)
         self.sizes = self.network.sizes

@@ -15,6 +15,7 @@ from gpytorch.kernels import (
 )
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.errors import ArgumentError, ShapeError, UnknownNameError
 from gpclml.kernels.deep import DeepKernel
 
@@ -22,6 +23,7 @@ __all__ = ["initialize_spectral_mixture"]
 
 
 @torch.no_grad()
+@checked(train_x="float (n,) | (*batch, n, d)", train_y="float (*batch, n)")
 def initialize_spectral_mixture(
     kernel: Kernel,
     train_x: Tensor,

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from gpclml._arguments import checked
+
 __all__ = ["symmetric_product"]
 
 _PANEL = 256
 
 
+@checked(late=True, left="float (*batch, n, k)", right="float (*batch, n, k)")
 def symmetric_product(
     left: Tensor,  # shape: (*batch, n, k)
     right: Tensor,  # shape: (*batch, n, k)

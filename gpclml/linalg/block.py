@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.errors import ArgumentError
 from gpclml.linalg._checks import check_indices, check_residual, refuse_double_backward
 from gpclml.linalg._products import symmetric_product
@@ -29,6 +30,7 @@ __all__ = ["block_conditional_log_densities"]
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
+@checked(late=True, covariance="float (*batch, n, n)", residual="float (*batch, n)")
 def block_conditional_log_densities(
     covariance: Tensor | LowRankPlusDiagonal,  # shape: (*batch, n, n)
     residual: Tensor,  # shape: (*batch, n)

@@ -9,6 +9,7 @@ from linear_operator.utils.errors import NotPSDError
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
+from gpclml._arguments import callers_level, checked
 from gpclml.errors import ArgumentError, NonFiniteError
 
 __all__ = ["DOUBLE_UP_TO", "factorization_dtype", "safe_cholesky"]
@@ -19,6 +20,7 @@ DOUBLE_UP_TO = 512
 _ROUNDINGS = 2  # epsilons of a variance that a squared pivot has to be above
 
 
+@checked(late=True, covariance="float (*batch, n, n)")
 def factorization_dtype(
     covariance: Tensor,  # shape: (*batch, n, n)
     factor_dtype: torch.dtype | None = None,
@@ -53,6 +55,7 @@ def factorization_dtype(
     return torch.float64 if small or covariance.dtype == torch.float64 else torch.float32
 
 
+@checked(late=True, covariance="float (*batch, n, n)")
 def safe_cholesky(
     covariance: Tensor,  # shape: (*batch, n, n)
     factor_dtype: torch.dtype | None = None,
@@ -141,7 +144,7 @@ def _jittered(matrix: Tensor, least: float) -> Tensor:
                 f"A covariance of shape {tuple(matrix.shape)} is singular to rounding: jitter of "
                 f"{share * scale:.1e} was added to its diagonal, of mean {scale:.3g}.",
                 NumericalWarning,
-                stacklevel=2,
+                stacklevel=callers_level(),
             )
             return factor
         share *= 10

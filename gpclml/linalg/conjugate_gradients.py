@@ -14,6 +14,7 @@ from linear_operator.utils.linear_cg import linear_cg
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml._finite import all_finite
 from gpclml._memory import available_memory
 from gpclml.errors import ArgumentError, NonFiniteError, NotConvergedError
@@ -45,6 +46,7 @@ class Solution:
     iterations: int
 
 
+@checked
 @dataclass(frozen=True)
 class ConjugateGradients:
     """How systems with a covariance are solved.

@@ -12,6 +12,8 @@ from linear_operator.operators import LinearOperator
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from gpclml._arguments import checked
+
 __all__ = ["CovarianceProducts", "NoisyCovariance", "OperatorProducts", "RowProducts"]
 
 _NUMBERS_AT_ONCE = 2**24
@@ -68,6 +70,7 @@ class RowProducts(CovarianceProducts):
         kept_numbers: How many are kept from one product for the solver to the next.
     """
 
+    @checked(late=True, diagonal="float (*batch, n)")
     def __init__(
         self,
         rows: Callable[[int, int, int], Tensor],
@@ -141,6 +144,7 @@ class OperatorProducts(CovarianceProducts):
         operator: Multiplies, and differentiates its products, as it knows best.
     """
 
+    @checked(late=True)
     def __init__(self, operator: LinearOperator) -> None:
         self.shape = operator.shape
         self.dtype = cast(torch.dtype, operator.dtype)

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.linalg.conjugate_gradients import (
     ConjugateGradients,
     Solution,
@@ -85,6 +86,7 @@ class CovarianceSolver:
         NonFiniteError: A variance is not finite; before any row of the covariance is evaluated.
     """
 
+    @checked
     def __init__(self, covariance: NoisyCovariance, settings: ConjugateGradients) -> None:
         self.covariance, self.settings = covariance, settings
         check_finite(covariance.latent.diagonal(), "variances")

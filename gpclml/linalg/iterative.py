@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.errors import ArgumentError, NotConvergedError
 from gpclml.linalg._checks import check_indices, check_residual
 from gpclml.linalg.cholesky import safe_cholesky
@@ -59,6 +60,7 @@ class IterativeReport:
     error_bound: float | None
 
 
+@checked(residual="float (*batch, n)", held_out="index (b,)")
 def iterative_conditional_log_density(
     covariance: NoisyCovariance,
     residual: Tensor,  # shape: (*batch, n)

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gpclml._arguments import checked
+from gpclml.errors import ShapeError
 from gpclml.linalg.conjugate_gradients import ConjugateGradients
 from gpclml.linalg.covariance_products import NoisyCovariance
 from gpclml.linalg.covariance_solver import CovarianceSolver, Solved
@@ -95,9 +97,13 @@ class IterativeConditioning:
         2 n² floating-point operations an iteration, beside the evaluation of the covariance.
     """
 
+    @checked(residual="float (*batch, n)")
     def __init__(
         self, covariance: NoisyCovariance, residual: Tensor, settings: ConjugateGradients
     ) -> None:
+        if residual.shape[-1] != covariance.shape[-1]:
+            expected = f"(*batch, {covariance.shape[-1]}), as the covariance"
+            raise ShapeError("residual", tuple(residual.shape), expected)
         self._solver = CovarianceSolver(covariance, settings)
         self._missing = covariance.missing
         solved = self._solver.solve(residual.unsqueeze(-1), tolerance=settings.tolerance / 10)

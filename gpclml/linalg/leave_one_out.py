@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.linalg._checks import check_gaussian, check_indices, check_residual
 from gpclml.linalg.cholesky import safe_cholesky
 from gpclml.linalg.low_rank import LowRankPlusDiagonal
@@ -17,6 +18,12 @@ from gpclml.linalg.permutations import order_with_last, permute, take
 __all__ = ["leave_one_out_moments"]
 
 
+@checked(
+    late=True,
+    covariance="float (*batch, n, n)",
+    residual="float (*batch, n)",
+    held_out="index (b,)",
+)
 def leave_one_out_moments(
     covariance: Tensor | LowRankPlusDiagonal,  # shape: (*batch, n, n)
     residual: Tensor,  # shape: (*batch, n)

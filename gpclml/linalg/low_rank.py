@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.errors import ShapeError
 from gpclml.linalg.cholesky import safe_cholesky
 from gpclml.linalg.permutations import take, take_rows
@@ -25,6 +26,7 @@ _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 _NUMBERS_AT_ONCE = 2**25  # in the largest array of a loop over orders or blocks
 
 
+@checked(late=True, features="float (*batch, n, R)", noise="float (*batch, n)")
 @dataclass(frozen=True)
 class LowRankPlusDiagonal:
     r"""The covariance :math:`\Phi \Phi^\top + D` of observations, as its parts.

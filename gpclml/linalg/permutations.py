@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gpclml._arguments import checked
+
 __all__ = ["order_with_last", "permute", "take", "take_rows"]
 
 
@@ -27,6 +29,7 @@ def order_with_last(
     return torch.cat([rest, held_out], dim=-1)
 
 
+@checked(late=True, values="(*members, n)", order="index (b,) | (*members, b)")
 def take(
     values: Tensor,  # shape: (*batch, n)
     order: Tensor,  # shape: (b,) or (*batch, b)
@@ -35,6 +38,7 @@ def take(
     return values.index_select(-1, order) if order.ndim == 1 else values.gather(-1, order)
 
 
+@checked(late=True, values="(*members, n, k)", order="index (b,) | (*members, b)")
 def take_rows(
     values: Tensor,  # shape: (*batch, n, c)
     order: Tensor,  # shape: (b,) or (*batch, b)
@@ -49,6 +53,7 @@ def take_rows(
     return rows.reshape(*order.shape, values.shape[-1])
 
 
+@checked(late=True, matrix="(*members, n, n)", order="index (b,) | (*members, b)")
 def permute(
     matrix: Tensor,  # shape: (*batch, n, n)
     order: Tensor,  # shape: (b,) or (*batch, b)

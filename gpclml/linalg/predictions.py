@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.errors import ShapeError
 from gpclml.linalg._checks import check_indices, check_residual
 from gpclml.linalg.cholesky import safe_cholesky
@@ -15,6 +16,7 @@ __all__ = ["sequential_predictions"]
 
 
 @torch.no_grad()
+@checked(covariance="float (n, n)", residual="float (n,)", orders="integer (k, n)")
 def sequential_predictions(
     covariance: Tensor | LowRankPlusDiagonal,  # shape: (n, n)
     residual: Tensor,  # shape: (n,)

@@ -13,6 +13,7 @@ import math
 import torch
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.linalg._checks import (
     check_gaussian,
     check_indices,
@@ -32,6 +33,12 @@ _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 _SOLVE_UP_TO = 0.3
 
 
+@checked(
+    late=True,
+    covariance="float (*batch, n, n)",
+    residual="float (*batch, n)",
+    held_out="index (b,) | (*batch, b)",
+)
 def conditional_log_density(
     covariance: Tensor | LowRankPlusDiagonal,  # shape: (*batch, n, n)
     residual: Tensor,  # shape: (*batch, n)
@@ -106,6 +113,9 @@ def conditional_log_density(
     return sharing.values(value)
 
 
+@checked(
+    late=True, covariance="float (*batch, n, n)", residual="float (*batch, n)", order="index (n,)"
+)
 def sequential_log_densities(
     covariance: Tensor | LowRankPlusDiagonal,  # shape: (*batch, n, n)
     residual: Tensor,  # shape: (*batch, n)

@@ -7,6 +7,8 @@ from gpytorch.means import Mean
 from torch import Tensor
 from torch.func import functional_call, jvp
 
+from gpclml._arguments import checked
+
 __all__ = ["LinearizedMean"]
 
 
@@ -20,6 +22,7 @@ class LinearizedMean(Mean):
         network: Maps ``(N, *event)`` to ``(N, 1)``.
     """
 
+    @checked
     def __init__(self, network: torch.nn.Module) -> None:
         super().__init__()
         self.network = network

@@ -6,6 +6,7 @@ import torch
 from gpytorch.means import Mean
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.errors import ShapeError
 from gpclml.networks import apply_network
 
@@ -26,10 +27,12 @@ class NetworkMean(Mean):
         torch.Size([10])
     """
 
+    @checked
     def __init__(self, network: torch.nn.Module) -> None:
         super().__init__()
         self.network = network
 
+    @checked(late=True, passes_on="x", x="float (*batch, n, d)")
     def forward(self, x: Tensor) -> Tensor:
         """The mean at each point.
 

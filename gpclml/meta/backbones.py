@@ -7,6 +7,7 @@ import itertools
 import torch
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.errors import ArgumentError
 from gpclml.networks import reset_network
 
@@ -29,6 +30,7 @@ class ConvBlocks(torch.nn.Module):
         torch.Size([10, 256])
     """
 
+    @checked
     def __init__(
         self,
         blocks: int,
@@ -72,6 +74,7 @@ class Conv4(ConvBlocks):
         torch.Size([10, 64])
     """
 
+    @checked
     def __init__(
         self, channels: int = 1, width: int = 64, generator: torch.Generator | None = None
     ) -> None:
@@ -93,6 +96,7 @@ class Conv3(torch.nn.Module):
         torch.Size([10, 2916])
     """
 
+    @checked
     def __init__(
         self, channels: int = 3, width: int = 36, generator: torch.Generator | None = None
     ) -> None:

@@ -7,11 +7,14 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal
 
+from gpclml._arguments import checked
+
 __all__ = ["class_log_probabilities", "class_probabilities"]
 
 _NODES = 48
 
 
+@checked
 def class_probabilities(predictive: Normal) -> Tensor:
     r"""The probability that the target of a class is the largest of all.
 

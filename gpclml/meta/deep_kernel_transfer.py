@@ -14,6 +14,7 @@ from gpytorch.settings import lazily_evaluate_kernels
 from torch import Tensor
 from torch.distributions import Normal
 
+from gpclml._arguments import checked
 from gpclml.errors import ArgumentError, ShapeError
 from gpclml.meta._kernels import BATCH_NORM, SUPPORT_NORM, make_kernel
 from gpclml.meta.episodes import Episodes
@@ -63,6 +64,7 @@ class DeepKernelTransfer(ExactGP):
         >>> loss = -mll(*model.prior(episodes)).mean()
     """
 
+    @checked
     def __init__(
         self, backbone: torch.nn.Module, kernel: str | Kernel = "cosine", num_features: int = 64
     ) -> None:
@@ -140,6 +142,7 @@ class DeepKernelTransfer(ExactGP):
         return self(features), targets
 
     @torch.no_grad()
+    @checked
     def predict(self, episodes: Episodes) -> Normal:
         """The predictive marginals at the query points given the support points, with noise.
 

@@ -10,6 +10,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.errors import ArgumentError, ShapeError
 
 __all__ = [
@@ -128,6 +129,7 @@ class ImageTasks(NumberedTasks):
         torch.Size([8, 5, 1, 28, 28])
     """
 
+    @checked(images="(N, channels, height, width)", labels="integer (N,)")
     def __init__(
         self,
         images: Tensor,
@@ -139,9 +141,6 @@ class ImageTasks(NumberedTasks):
         rotations: bool = False,
         seed: int = 0,
     ) -> None:
-        if images.ndim != 4 or labels.shape != images.shape[:1]:
-            got = f"shapes {tuple(images.shape)} and {tuple(labels.shape)}"
-            raise ShapeError("images and labels", got, "(N, channels, height, width) and (N,)")
         check_counts(ways=ways, shots=shots, queries=queries)
         if rotations and images.shape[-1] != images.shape[-2]:
             got = f"images of shape {tuple(images.shape[1:])}"

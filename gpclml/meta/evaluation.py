@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.calibration import expected_calibration_error
 from gpclml.errors import ArgumentError
 from gpclml.meta.class_probabilities import class_log_probabilities
@@ -64,6 +65,7 @@ class TaskScores:
         return 1.96 * float(scores.std()) / math.sqrt(len(scores))
 
 
+@checked
 def evaluate_tasks(model: DeepKernelTransfer, tasks: Tasks, count: int) -> TaskScores:
     """Scores predictions of the first tasks of a source; the model's mode stays as it is.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.errors import ArgumentError, ShapeError
 from gpclml.meta.episodes import (
     Episodes,
@@ -43,6 +44,7 @@ class HeadPoseTasks(NumberedTasks):
         ArgumentError: A number is out of range.
     """
 
+    @checked(images="(people, 7, 19, channels, height, width)")
     def __init__(
         self,
         images: Tensor,

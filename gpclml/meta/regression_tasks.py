@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.errors import ArgumentError, ShapeError
 from gpclml.meta.episodes import (
     Episodes,
@@ -38,6 +39,7 @@ class PeriodicTasks(NumberedTasks):
         ArgumentError: A number is out of range.
     """
 
+    @checked
     def __init__(
         self,
         support: int = 5,
@@ -85,6 +87,7 @@ class RotationTasks(NumberedTasks):
         ArgumentError: A number is out of range.
     """
 
+    @checked(images="(N, channels, height, width)")
     def __init__(
         self, images: Tensor, support: int = 10, queries: int = 20, *, seed: int = 0
     ) -> None:

@@ -15,6 +15,7 @@ import torch
 from gpytorch.mlls import MarginalLogLikelihood
 from torch import Tensor
 
+from gpclml._arguments import callers_level, checked
 from gpclml._checkpoint import (
     check_fingerprint,
     load_optimizer_state,
@@ -55,6 +56,7 @@ class Training:
     seconds: float = 0.0
 
 
+@checked
 def train_on_tasks(
     model: DeepKernelTransfer,
     mll: MarginalLogLikelihood,
@@ -160,6 +162,7 @@ def train_on_tasks(
     return run.training
 
 
+@checked
 def load_model(model: DeepKernelTransfer, path: str | Path) -> DeepKernelTransfer:
     """Gives a model the best parameters of a checkpoint.
 
@@ -253,7 +256,7 @@ class _Run:
             warnings.warn(
                 f"{path} was written by an earlier release, without the state of the objective. "
                 "Held-out points that are drawn at random are drawn from the seed on again.",
-                stacklevel=3,
+                stacklevel=callers_level(),
             )
         else:
             raise DataError(

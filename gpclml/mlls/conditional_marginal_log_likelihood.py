@@ -12,6 +12,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models import ExactGP
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml._host_reads import reads_are_free
 from gpclml._resumable_draws import ResumableDraws
 from gpclml.conditioning import Conditioning, KFold, LastPoints, RandomHoldout, Split
@@ -88,6 +89,7 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
         >>> loss.backward()
     """
 
+    @checked
     def __init__(
         self,
         likelihood: Likelihood,
@@ -114,6 +116,7 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
         self.seed = seed
         self._generator = torch.Generator().manual_seed(seed)
 
+    @checked(late=True)
     def forward(
         self, function_dist: MultivariateNormal, target: Tensor, *params: Any, **kwargs: Any
     ) -> Tensor:

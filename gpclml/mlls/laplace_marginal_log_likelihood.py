@@ -10,6 +10,7 @@ from gpytorch.likelihoods import Likelihood
 from gpytorch.mlls import MarginalLogLikelihood
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml._resumable_draws import ResumableDraws
 from gpclml.curvature import Curvature, Kronecker, Structure
 from gpclml.errors import ArgumentError, UnknownNameError, UnsupportedError
@@ -70,6 +71,7 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
         >>> loss = -mll(model(x), y)
     """
 
+    @checked
     def __init__(
         self,
         likelihood: Likelihood,
@@ -101,6 +103,7 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
         self.temperature = temperature
         self._generator = torch.Generator().manual_seed(seed)
 
+    @checked(late=True)
     def forward(self, output: Linearization, target: Tensor, **kwargs: Any) -> Tensor:
         """The evidence, or its stochastic bound.
 
@@ -120,6 +123,7 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
         """
         return self.evidence_at(output, target)()
 
+    @checked(late=True)
     def log_joint(self, output: Linearization, target: Tensor) -> Tensor:
         r"""What the weights are trained on: the evidence without its log-determinant.
 
@@ -233,6 +237,7 @@ class LaplaceEvidence:
         copies: How often they count.
     """
 
+    @checked(late=True, mean="float (B, C)")
     def __init__(
         self,
         mll: LaplaceMarginalLogLikelihood,

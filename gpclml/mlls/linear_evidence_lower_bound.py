@@ -12,6 +12,7 @@ from gpytorch.likelihoods import Likelihood
 from gpytorch.mlls import MarginalLogLikelihood
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
 from gpclml.gaussians import (
     DiagonalFamily,
@@ -100,6 +101,7 @@ class LinearEvidenceLowerBound(MarginalLogLikelihood):
         >>> loss = -mll(model(train_x), train_y)
     """
 
+    @checked
     def __init__(
         self,
         likelihood: Likelihood,

@@ -12,6 +12,7 @@ from gpytorch.mlls import MarginalLogLikelihood
 from gpytorch.models import GP
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml._losses import training_loss
 from gpclml.mlls.conditional_marginal_log_likelihood import ConditionalMarginalLogLikelihood
 
@@ -44,6 +45,7 @@ class SumMarginalLogLikelihood(gpytorch.mlls.SumMarginalLogLikelihood):
         >>> fit_gpytorch_mll(mll)
     """
 
+    @checked
     def __init__(
         self,
         likelihood: Likelihood,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import torch
 
+from gpclml._arguments import checked
 from gpclml.kernels import DeepKernel
 from gpclml.means import NetworkMean
 
 __all__ = ["networks_of"]
 
 
+@checked
 def networks_of(model: torch.nn.Module) -> list[torch.nn.Module]:
     """The networks of a model's deep kernels and network means, each once.
 

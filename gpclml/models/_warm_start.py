@@ -15,6 +15,7 @@ from gpytorch.models import ExactGP
 from torch import Tensor
 from torch.nn import Module
 
+from gpclml._arguments import callers_level
 from gpclml._optimize import StoppedError
 from gpclml._searches import FitWarning, search
 from gpclml.kernels import DeepKernel
@@ -57,7 +58,7 @@ def start_as_ard_gp(model: ExactGP, plain: ExactGP) -> None:
                 f"The warm start failed and its start is kept ({error}). Use float64, look for "
                 "duplicated rows, or pass warm_start=False.",
                 FitWarning,
-                stacklevel=3,
+                stacklevel=callers_level(),
             )
     whole, fitted = cast(ScaleKernel, model.covar_module), cast(ScaleKernel, plain.covar_module)
     both = cast(AdditiveKernel, cast(DeepKernel, whole.base_kernel).base_kernel)

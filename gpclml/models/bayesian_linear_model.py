@@ -15,6 +15,7 @@ from gpytorch.models import ExactGP
 from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.errors import ArgumentError
 from gpclml.features import IdentityFeatures
 from gpclml.gaussians import DualGaussian, FullGaussian, linear_posterior
@@ -57,6 +58,7 @@ class BayesianLinearModel(ExactGP):
     likelihood: GaussianLikelihood
     covar_module: FeatureKernel
 
+    @checked(prior_variance="float () | (R,)")
     def __init__(
         self,
         train_x: Tensor,
@@ -77,9 +79,9 @@ class BayesianLinearModel(ExactGP):
         likelihood.noise = torch.as_tensor(noise, dtype=train_x.dtype, device=train_x.device)
         super().__init__(train_x, train_y, likelihood)
         variance = torch.as_tensor(prior_variance, dtype=train_x.dtype, device=train_x.device)
-        kernel = FeatureKernel(features or IdentityFeatures(), variance)
+        kernel = FeatureKernel(IdentityFeatures() if features is None else features, variance)
         self.covar_module = kernel.to(train_x)
-        self.mean_module = (mean or ZeroMean()).to(train_x)
+        self.mean_module = (ZeroMean() if mean is None else mean).to(train_x)
         with torch.no_grad():
             self.num_features = kernel.features_of(train_x[:1]).shape[-1]
 
@@ -153,6 +155,7 @@ class BayesianLinearModel(ExactGP):
             self.covar_module.features_of(x), residual, self.prior_variance, noise
         )
 
+    @checked
     def predict(
         self, x: Tensor, observation_noise: bool = True, marginal: bool = False
     ) -> PosteriorNormal:

@@ -9,6 +9,7 @@ from gpytorch.likelihoods import Likelihood
 from gpytorch.models import ExactGP
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.kernels import NeuralTangentKernel
 from gpclml.means import LinearizedMean
 from gpclml.models.linearized_network import LinearizedNetwork
@@ -41,6 +42,7 @@ class LinearizedGP(ExactGP):
         >>> value = mll(gp(train_x), train_y)
     """
 
+    @checked(train_x="float (N, *event)", train_y="float (N,)")
     def __init__(
         self, train_x: Tensor, train_y: Tensor, likelihood: Likelihood, network: LinearizedNetwork
     ) -> None:

@@ -8,6 +8,7 @@ import torch
 from gpytorch.models import GP
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.curvature import GaussianWeightPrior
 from gpclml.errors import ShapeError
 from gpclml.networks import check_finite_output
@@ -48,6 +49,7 @@ class LinearizedNetwork(GP):
         >>> loss = -mll(model(batch_x), batch_y)
     """
 
+    @checked
     def __init__(
         self,
         network: torch.nn.Module,
@@ -59,6 +61,7 @@ class LinearizedNetwork(GP):
         self.network = network
         self.prior = GaussianWeightPrior(network) if prior is None else prior
 
+    @checked(late=True, passes_on="x", x="(N, *event)")
     def forward(self, x: Tensor) -> Linearization:  # pyright: ignore[reportIncompatibleMethodOverride]
         """The network's outputs at points, which the curvature is to be taken at.
 

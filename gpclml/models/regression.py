@@ -17,6 +17,7 @@ from gpytorch.mlls import MarginalLogLikelihood
 from gpytorch.models import ExactGP
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml._checkpoint import read_checkpoint, write_checkpoint
 from gpclml._host_reads import reads_are_free
 from gpclml.errors import ArgumentError, DataError
@@ -99,6 +100,7 @@ class GPRegression(ExactGP):
 
     likelihood: _GaussianLikelihoodBase
 
+    @checked
     def __init__(
         self,
         train_x: Tensor,
@@ -169,6 +171,7 @@ class GPRegression(ExactGP):
         assert isinstance(mean, Tensor)
         return MultivariateNormal(mean, self.covar_module(inputs))
 
+    @checked(late=True)
     def check_targets(self, target: Tensor) -> None:
         """Refuses the targets in original units in place of ``train_targets``.
 
@@ -215,6 +218,7 @@ class GPRegression(ExactGP):
         assert isinstance(value, Tensor)
         return -value
 
+    @checked
     def predict(
         self,
         x: Tensor,
@@ -278,6 +282,7 @@ class GPRegression(ExactGP):
             units = self.target_standardizer
             return posterior.in_units(units.scale, units.offset, marginal)
 
+    @checked
     def with_kernel(self, kernel: str | Kernel) -> GPRegression:
         """A model of the same data in the same units, made anew with another kernel.
 
@@ -290,7 +295,8 @@ class GPRegression(ExactGP):
         """
         assert self.train_inputs is not None
         config = dict(self._config, kernel=kernel)
-        config["mean"] = config["mean"] or copy.deepcopy(self.mean_module)
+        if config["mean"] is None:
+            config["mean"] = copy.deepcopy(self.mean_module)
         default = config["likelihood"] is not None
         config["likelihood"] = None if default else copy.deepcopy(self.likelihood)
         targets = self.train_targets
@@ -322,6 +328,7 @@ class GPRegression(ExactGP):
         write_checkpoint(path, _CHECKPOINT, content)
 
     @classmethod
+    @checked
     def load(
         cls,
         path: str | os.PathLike,
@@ -354,8 +361,8 @@ class GPRegression(ExactGP):
             if value is None and config[name] is None:
                 mend = f"Call load(path, {name}=...) with one built as when the model was made."
                 raise ArgumentError(name, None, f"the {name} object the model was made with", mend)
-        config["kernel"] = config["kernel"] or kernel
-        config["mean"] = config["mean"] or mean
+        for name, value in (("kernel", kernel), ("mean", mean)):
+            config[name] = value if config[name] is None else config[name]
         config["likelihood"] = likelihood
         targets = content["train_targets"]
         original = targets * state["target_standardizer.scale"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.errors import ArgumentError
 
 __all__ = ["Standardizer"]
@@ -20,17 +21,24 @@ class Standardizer(torch.nn.Module):
     Args:
         offset: What is subtracted; broadcasts against the values.
         scale: What the difference is divided by; broadcasts against the values.
+
+    Raises:
+        ArgumentError: A scale is not positive.
     """
 
     offset: Tensor
     scale: Tensor
 
+    @checked(late=True, offset="float (*batch)", scale="float (*batch)")
     def __init__(self, offset: Tensor, scale: Tensor) -> None:
         super().__init__()
+        if not bool((scale > 0).all()):
+            raise ArgumentError("scale", "a scale that is not positive", "positive numbers")
         self.register_buffer("offset", offset)
         self.register_buffer("scale", scale)
 
     @classmethod
+    @checked(values="float (*batch, n)")
     def fit(cls, values: Tensor, dim: int) -> Standardizer:
         """The standardizer to mean 0 and sample standard deviation 1 along a dimension.
 
@@ -45,6 +53,8 @@ class Standardizer(torch.nn.Module):
         Returns:
             A standardizer whose offset and scale have size 1 along ``dim``.
         """
+        if not -values.ndim <= dim < values.ndim:
+            raise ArgumentError("dim", dim, f"a dimension of values, {tuple(values.shape)}")
         data = values.detach().to(torch.float64)
         observed = ~torch.isnan(data)
         count = observed.sum(dim, keepdim=True)
@@ -76,7 +86,8 @@ class Standardizer(torch.nn.Module):
                 model.
         """
         info = torch.finfo(self.scale.dtype)
-        least, most = 1e4 * info.tiny ** (1 / power), 1e-4 * info.max ** (1 / power)
+        least = 1e4 * info.tiny ** (1 / power)
+        most = info.max / 4 if power == 1 else 1e-4 * info.max ** (1 / power)
         bad = (self.scale < least) | (self.scale > most)
         if bad.any():
             raise ArgumentError(
@@ -102,6 +113,7 @@ class Standardizer(torch.nn.Module):
         like = values.detach().narrow(dim, 0, 1)
         return cls(torch.zeros_like(like), torch.ones_like(like))
 
+    @checked(late=True, passes_on="values", values="float (*batch)")
     def transform(self, values: Tensor) -> Tensor:
         """Values in standardized units."""
         return (values - self.offset) / self.scale

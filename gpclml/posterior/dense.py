@@ -12,6 +12,7 @@ from gpytorch.models import ExactGP
 from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.linalg import safe_cholesky
 from gpclml.posterior.normal import PosteriorNormal, above_rounding
 
@@ -20,6 +21,7 @@ __all__ = ["evaluating", "exact_posterior"]
 _CHUNK = 4096  # points whose covariance with the training points is held at a time
 
 
+@checked(passes_on="x", x="float (*batch, m, d)")
 def exact_posterior(
     model: ExactGP, x: Tensor, marginal: bool, progress: bool = False
 ) -> PosteriorNormal:

@@ -13,6 +13,7 @@ from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
 from gpclml import _memory
+from gpclml._arguments import checked
 from gpclml.errors import ArgumentError, UnsupportedError
 from gpclml.linalg import ConjugateGradients, NoisyCovariance, RowProducts, safe_cholesky
 from gpclml.linalg.conjugate_gradients import check_finite
@@ -75,6 +76,7 @@ class IterativePosterior:
         >>> posterior.mean(x_new), posterior.variance(x_new)
     """
 
+    @checked
     def __init__(
         self,
         model: ExactGP,
@@ -102,6 +104,7 @@ class IterativePosterior:
             self._state = ModelState(model)  # in eval mode BoTorch's hold transformed inputs
         self.report = SolveReport(given.iterations, given.residual, float(given.error.max()))
 
+    @checked
     def mean(self, x: Tensor) -> Tensor:
         """The posterior mean, from the solve at the start.
 
@@ -147,6 +150,7 @@ class IterativePosterior:
         """
         return self.predict(x, observation_noise).distribution.covariance_matrix
 
+    @checked
     def sample(
         self,
         x: Tensor,

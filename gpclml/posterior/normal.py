@@ -10,6 +10,8 @@ from linear_operator import to_linear_operator
 from linear_operator.operators import DiagLinearOperator, LinearOperator
 from torch import Tensor
 
+from gpclml._arguments import checked
+
 __all__ = ["PosteriorNormal", "above_rounding"]
 
 _ONE_DRAW = torch.Size()
@@ -34,10 +36,13 @@ class PosteriorNormal(MultivariateNormal):
         validate_args: As for GPyTorch's.
 
     Examples:
-        >>> normal = PosteriorNormal(mean, covariance)
-        >>> normal.stddev, normal.confidence_region(), normal.log_prob(y)
+        >>> from gpclml.posterior import PosteriorNormal
+        >>> normal = PosteriorNormal(torch.zeros(2), 1e-20 * torch.eye(2))
+        >>> normal.stddev
+        tensor([1.0000e-10, 1.0000e-10])
     """
 
+    @checked(mean="float (*batch, n?)", covariance_matrix="float (*batch, n?, n?)")
     def __init__(
         self, mean: Tensor, covariance_matrix: Tensor | LinearOperator, validate_args: bool = False
     ) -> None:

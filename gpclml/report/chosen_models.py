@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gpclml._arguments import checked
 from gpclml.compare import Comparison, PairedDifference, paired_difference
+from gpclml.errors import ArgumentError
 from gpclml.report.predictions import PredictionScores
 
 __all__ = [
@@ -41,13 +43,19 @@ class ChosenModel:
         return self.model == self.best
 
 
+@checked
 def best_on_test(predictions: Mapping[str, PredictionScores]) -> str:
     """The model of the highest log density of the test part; of equal ones the first.
 
     Args:
         predictions: Scores by model, at least one of them not missing.
+
+    Raises:
+        ArgumentError: All are missing.
     """
     there = [name for name, scores in predictions.items() if not scores.is_missing]
+    if not there:
+        raise ArgumentError("predictions", "none", "scores of at least one model")
     return min(there, key=lambda name: predictions[name].nll)
 
 

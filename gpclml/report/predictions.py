@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal
 
-from gpclml.errors import ShapeError
+from gpclml._arguments import checked
+from gpclml._finite import all_finite
+from gpclml.errors import ArgumentError, NonFiniteError
 from gpclml.models import GPRegression
 
 __all__ = ["PREDICTED_SHARE", "PredictionScores", "half_width", "predicted", "prediction_scores"]
@@ -58,6 +60,7 @@ class PredictionScores:
 
 
 @torch.no_grad()
+@checked(x="float (t?, d)")
 def predicted(model: GPRegression, x: Tensor, progress: bool = False) -> tuple[Tensor, Tensor]:
     """Means and standard deviations of new observations, each ``(t,)``.
 
@@ -76,6 +79,7 @@ def predicted(model: GPRegression, x: Tensor, progress: bool = False) -> tuple[T
     return normal.mean, normal.stddev
 
 
+@checked(targets="float (t,)", mean="float (t,)", deviation="float (t,)")
 def prediction_scores(targets: Tensor, mean: Tensor, deviation: Tensor) -> PredictionScores:
     """Scores of Gaussian predictions.
 
@@ -86,14 +90,14 @@ def prediction_scores(targets: Tensor, mean: Tensor, deviation: Tensor) -> Predi
 
     Raises:
         ShapeError: The shapes are others.
+        NonFiniteError: A number is not finite.
+        ArgumentError: A deviation is not positive.
     """
-    if (
-        targets.ndim != 1
-        or len(targets) == 0
-        or not (targets.shape == mean.shape == deviation.shape)
-    ):
-        got = f"{tuple(targets.shape)}, {tuple(mean.shape)} and {tuple(deviation.shape)}"
-        raise ShapeError("targets, mean, deviation", got, "(t,), all of them")
+    for name, values in (("targets", targets), ("mean", mean), ("deviation", deviation)):
+        if not all_finite(values):
+            raise NonFiniteError(name, "NaN or infinite values", "finite ones")
+    if not bool((deviation > 0).all()):
+        raise ArgumentError("deviation", "a deviation of zero or less", "positive numbers")
     squares = (targets - mean).square()
     densities = Normal(mean, deviation).log_prob(targets)
     inside = ((targets - mean).abs() <= half_width(deviation)).to(mean)

@@ -11,6 +11,7 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.conditioning import Conditioning, KFold, LastPoints, LeaveOneOut
 from gpclml.errors import ArgumentError, UnknownNameError
 from gpclml.features import IdentityFeatures
@@ -62,6 +63,7 @@ class RecipeFit(NamedTuple):
     problem: str
 
 
+@checked
 @dataclass(frozen=True)
 class Recipe:
     """A model of a table and its fit.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from gpclml._arguments import checked
 from gpclml.report.recipes import Recipe
 
 __all__ = ["script_of"]
@@ -21,6 +22,7 @@ _IMPORTS = {
 }
 
 
+@checked
 def script_of(
     recipe: Recipe, data: Path, most_rows: int, split_seed: int, version: str, one_thread: bool
 ) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.sampling._annealing import Annealing, annealing
 from gpclml.sampling._log_values import LogDensity, drawn_parameters
 from gpclml.sampling.densities import SampledDensity, log_mean
@@ -56,6 +57,12 @@ class AnnealedEvidence:
     step_sizes: Tensor
 
 
+@checked(
+    prior_draws="float (S, P)",
+    temperatures="float (T,)",
+    step_size="float () | (U,)",
+    scale="float (P,)",
+)
 def annealed_importance_sampling(
     log_prior: LogDensity,
     log_likelihood: LogDensity,
@@ -123,6 +130,12 @@ def annealed_importance_sampling(
     return annealed_evidence(path, "prior_draws", draws, step_size)
 
 
+@checked(
+    posterior_draws="float (S, P)",
+    temperatures="float (T,)",
+    step_size="float () | (U,)",
+    scale="float (P,)",
+)
 def reverse_annealed_importance_sampling(
     log_prior: LogDensity,
     log_likelihood: LogDensity,

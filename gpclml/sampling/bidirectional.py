@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.errors import ShapeError
 from gpclml.sampling._annealing import annealing
 from gpclml.sampling._log_values import LogDensity, drawn_parameters
@@ -57,6 +58,13 @@ class BidirectionalEvidence:
         return low <= value <= self.upper.value + errors * self.upper.standard_error
 
 
+@checked(
+    prior_draws="float (S, P)",
+    posterior_draws="float (V, P)",
+    temperatures="float (T,)",
+    step_size="float () | (U,)",
+    scale="float (P,)",
+)
 def bidirectional_evidence(
     log_prior: LogDensity,
     log_likelihood: LogDensity,

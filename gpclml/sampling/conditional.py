@@ -10,6 +10,7 @@ import torch
 from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.errors import ArgumentError
 from gpclml.sampling.densities import (
     SampledDensity,
@@ -48,6 +49,7 @@ class SampledConditional:
     num_held_out: int
 
 
+@checked
 def conditional_log_density(
     likelihood: Likelihood,
     outputs_of: OutputsOf,
@@ -101,6 +103,7 @@ def conditional_log_density(
     return SampledConditional(joint_log_density(likelihood, outputs, y), marginal, scale, len(y))
 
 
+@checked
 def conditional_split(
     num_data: int, shares: Sequence[float] = (0.8, 0.05, 0.15), seed: int = 0
 ) -> list[Tensor]:

@@ -9,7 +9,8 @@ import torch
 from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 
-from gpclml.errors import NonFiniteError, ShapeError
+from gpclml._arguments import checked
+from gpclml.errors import NonFiniteError
 from gpclml.output_likelihoods import output_likelihood
 
 __all__ = ["SampledDensity", "joint_log_density", "log_mean", "marginal_log_densities"]
@@ -31,6 +32,7 @@ class SampledDensity:
     effective_draws: float
 
 
+@checked(log_values="float (S,)")
 def log_mean(log_values: Tensor) -> SampledDensity:
     r"""The log of a mean over draws of what is given by its logs, in nats.
 
@@ -49,8 +51,6 @@ def log_mean(log_values: Tensor) -> SampledDensity:
         ShapeError: They are none, or not one number a draw.
         NonFiniteError: One is NaN or plus infinity, or all are minus infinity.
     """
-    if log_values.ndim != 1 or len(log_values) == 0:
-        raise ShapeError("log_values", tuple(log_values.shape), "(S,), one for each of S draws")
     log_values = log_values.double()
     count = len(log_values)
     value = float(torch.logsumexp(log_values, dim=0)) - math.log(count)
@@ -63,6 +63,7 @@ def log_mean(log_values: Tensor) -> SampledDensity:
     return SampledDensity(value, spread / math.sqrt(count), effective)
 
 
+@checked(outputs="float (S, N, C)", target="(N,) | (N, C)")
 def joint_log_density(likelihood: Likelihood, outputs: Tensor, target: Tensor) -> SampledDensity:
     r"""The log density of all targets together.
 
@@ -88,6 +89,7 @@ def joint_log_density(likelihood: Likelihood, outputs: Tensor, target: Tensor) -
     return log_mean(_log_densities(likelihood, outputs, target).sum(-1))
 
 
+@checked(outputs="float (S, N, C)", target="(N,) | (N, C)")
 def marginal_log_densities(likelihood: Likelihood, outputs: Tensor, target: Tensor) -> Tensor:
     r"""The log density of each target alone, :math:`\log \frac1S \sum_s p(y_i \mid w_s)`.
 
@@ -110,11 +112,7 @@ def marginal_log_densities(likelihood: Likelihood, outputs: Tensor, target: Tens
 @torch.no_grad()
 def _log_densities(likelihood: Likelihood, outputs: Tensor, target: Tensor) -> Tensor:
     """Of each draw and target, ``(S, N)``, in float64."""
-    if outputs.ndim != 3 or len(outputs) == 0:
-        raise ShapeError("outputs", tuple(outputs.shape), "(S, N, C), S draws at N points")
     count, n = outputs.shape[:2]
-    if len(target) != n:
-        raise ShapeError("target", tuple(target.shape), f"{n} targets, as the outputs have points")
     every = target.repeat(count, *[1] * (target.ndim - 1))
     densities = output_likelihood(likelihood).log_density(outputs.flatten(0, 1), every)
     return densities.reshape(count, n).double()

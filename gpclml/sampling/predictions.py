@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, jvp, vmap
 
+from gpclml._arguments import checked
 from gpclml.errors import ShapeError
 
 __all__ = ["linearized_outputs", "sampled_outputs"]
@@ -16,6 +17,7 @@ Weights = Mapping[str, Tensor]
 
 
 @torch.no_grad()
+@checked(passes_on="x", x="(N, *event)")
 def sampled_outputs(
     network: torch.nn.Module, weights: Weights, x: Tensor, at_once: int = 20
 ) -> Tensor:
@@ -43,6 +45,7 @@ def sampled_outputs(
 
 
 @torch.no_grad()
+@checked(passes_on="x", x="(N, *event)")
 def linearized_outputs(
     network: torch.nn.Module, weights: Weights, x: Tensor, at_once: int = 20
 ) -> Tensor:

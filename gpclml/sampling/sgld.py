@@ -8,6 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
@@ -16,6 +17,7 @@ from gpclml.partitions import random_partition
 __all__ = ["sample_sgld"]
 
 
+@checked(train_x="(N, *event)", train_y="(N, *outputs)")
 def sample_sgld(
     mll: LaplaceMarginalLogLikelihood,
     train_x: Tensor,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.sampling._log_values import LogDensity, drawn_parameters, log_values
 from gpclml.sampling.densities import SampledDensity, log_mean
 
@@ -12,6 +13,7 @@ __all__ = ["importance_sampling", "simple_monte_carlo"]
 
 
 @torch.no_grad()
+@checked(prior_draws="float (S, P)")
 def simple_monte_carlo(log_likelihood: LogDensity, prior_draws: Tensor) -> SampledDensity:
     r"""The log evidence as the log mean likelihood over draws of the prior, in nats.
 
@@ -44,6 +46,7 @@ def simple_monte_carlo(log_likelihood: LogDensity, prior_draws: Tensor) -> Sampl
 
 
 @torch.no_grad()
+@checked(draws="float (S, P)")
 def importance_sampling(
     log_joint: LogDensity, draws: Tensor, log_proposal: LogDensity
 ) -> SampledDensity:

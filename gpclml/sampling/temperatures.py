@@ -9,11 +9,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.errors import ArgumentError
 
 __all__ = ["checked_schedule", "power_schedule"]
 
 
+@checked
 def power_schedule(count: int, power: float = 4.0) -> Tensor:
     r"""Inverse temperatures that are dense near the prior, :math:`\beta_t = (t / T)^c`.
 

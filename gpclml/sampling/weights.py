@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
+from gpclml._arguments import checked
+from gpclml._placement import check_placement
 from gpclml.errors import ArgumentError, ShapeError
 
 __all__ = ["rescaled", "stacked_weights"]
 
 
+@checked
 def rescaled(
     weights: Mapping[str, Tensor], scale: float, center: Mapping[str, Tensor] | None = None
 ) -> dict[str, Tensor]:
@@ -24,14 +28,31 @@ def rescaled(
 
     Returns:
         As many draws.
+
+    Raises:
+        ArgumentError: The scale is negative, or the center has other names.
+        ShapeError: A center is not of the shape of a draw.
     """
+    if not 0 <= scale < math.inf:
+        raise ArgumentError("scale", scale, "a number of at least 0")
+    if center is not None and center.keys() != weights.keys():
+        expected = f"{', '.join(weights)}, as the draws"
+        raise ArgumentError("center", ", ".join(center) or "nothing", expected)
     made = {}
     for name, draws in weights.items():
+        if not draws.is_floating_point() or draws.ndim == 0 or len(draws) == 0:
+            got = f"{draws.dtype} of shape {tuple(draws.shape)}"
+            raise ShapeError(f"weights[{name!r}]", got, "real numbers (S, *shape)")
         middle = draws.mean(0) if center is None else center[name]
+        check_placement(f"center[{name!r}]", middle, draws, "the draws")
+        if middle.shape != draws.shape[1:]:
+            expected = f"{tuple(draws.shape[1:])}, as each draw"
+            raise ShapeError(f"center[{name!r}]", tuple(middle.shape), expected)
         made[name] = middle + scale**0.5 * (draws - middle)
     return made
 
 
+@checked
 def stacked_weights(networks: Iterable[torch.nn.Module]) -> dict[str, Tensor]:
     """The weights of an ensemble of networks of one build, as draws.
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from gpclml._arguments import checked
 from gpclml.errors import ArgumentError, UnknownNameError
 from gpclml.tables.columns import CategoryColumn, NumberColumn
 from gpclml.tables.encoding import TableEncoding
@@ -26,6 +27,7 @@ FEW_MISSING = 0.05
 _OTHER_DATE = r"\d{1,4}[./-]\d{1,2}[./-]\d{1,4}(?:[T ].*)?"
 
 
+@checked
 def fit_encoding(
     table: pandas.DataFrame,
     target: str,
@@ -91,6 +93,7 @@ def fit_encoding(
     )
 
 
+@checked
 def check_columns(
     table: pandas.DataFrame,
     target: str,

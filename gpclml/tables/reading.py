@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpclml._arguments import checked
 from gpclml.errors import DataError
 from gpclml.tables._separated_text import parse_separated_text
 
@@ -19,6 +20,7 @@ __all__ = ["read_table"]
 _PARQUET = (".parquet", ".pq")
 
 
+@checked
 def read_table(path: str | os.PathLike[str], missing: Sequence[str] = ()) -> pandas.DataFrame:
     """A table from a Parquet file (.parquet, .pq) or from separated text (any other name).
 

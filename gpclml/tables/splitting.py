@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.datasets import Split, split, subset
 from gpclml.errors import ArgumentError
 
@@ -15,11 +16,13 @@ MOST_ROWS = 4000
 _SHARE, _MOST_TESTED = 0.2, 1000
 
 
+@checked
 def num_test_rows(count: int) -> int:
     """How many of so many rows are to test on: a fifth, and 1000 at most."""
     return min(round(_SHARE * count), _MOST_TESTED)
 
 
+@checked(targets="float (n,)")
 def split_rows(targets: Tensor, seed: int = 0, most_rows: int = MOST_ROWS) -> Split:
     """A random split of the rows that have a target.
 
@@ -35,17 +38,20 @@ def split_rows(targets: Tensor, seed: int = 0, most_rows: int = MOST_ROWS) -> Sp
         Row numbers, each part in ascending order.
 
     Raises:
-        ArgumentError: ``most_rows`` is below 20.
+        ArgumentError: ``most_rows`` is below 20, or every target is missing.
     """
     if most_rows < 20:
         raise ArgumentError("most_rows", most_rows, "at least 20")
     observed = (~targets.isnan()).nonzero()[:, 0]
     count = len(observed)
+    if count == 0:
+        raise ArgumentError("targets", "none that is not missing", "at least one")
     tested = max(num_test_rows(count), count - most_rows)
     parts = split(count, seed, tested / count)
     return Split(train=observed[parts.train.sort().values], test=observed[parts.test.sort().values])
 
 
+@checked(targets="float (n,)")
 def subset_rows(targets: Tensor, seed: int = 0, most_rows: int = MOST_ROWS) -> Tensor:
     """All rows that have a target, or random ones of them where they are more than ``most_rows``.
 

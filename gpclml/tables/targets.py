@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.errors import ArgumentError, UnknownNameError
 from gpclml.tables.kinds import column_of, kind_of, numbers_of
 
@@ -20,6 +21,7 @@ LEAST_ROWS = 25
 """Rows with a target below which models are not compared: 20 to train on, 5 to test on."""
 
 
+@checked
 def read_targets(table: pandas.DataFrame, target: str) -> Tensor:
     """The targets of all rows, NaN where missing, in float64.
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gpclml._finite import all_finite
-from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
+from gpclml.errors import ArgumentError, NonFiniteError
 
 __all__ = ["Whitened", "descend", "whiten"]
 
@@ -54,11 +54,7 @@ def whiten(
         NonFiniteError: If features or targets are not finite.
         ArgumentError: If a variance is not a positive number.
     """
-    if features.ndim != 2 or 0 in features.shape:
-        raise ShapeError("features", tuple(features.shape), "(N, R) with N, R >= 1")
     n, num_weights = features.shape
-    if target.shape != (n,):
-        raise ShapeError("target", tuple(target.shape), f"({n},), one for each row of features")
     for argument, values in (("features", features), ("target", target)):
         if not all_finite(values):
             bad = f"{int((~torch.isfinite(values)).sum())} non-finite of {values.numel()} values"
@@ -67,7 +63,11 @@ def whiten(
     noise = _variances("noise", noise, n, features)
     roots = noise.sqrt()
     matrix = features * deviations / roots.unsqueeze(-1)
-    largest = 1 + float(torch.linalg.matrix_norm(matrix, ord=2)) ** 2
+    norm = float(torch.linalg.matrix_norm(matrix, ord=2))
+    if not norm < torch.finfo(matrix.dtype).max ** 0.5:
+        mend = "Measure the features in another unit."
+        raise ArgumentError("features", f"a norm of {norm:.3g} over the noise", "its square", mend)
+    largest = 1 + norm**2
     return Whitened(matrix, target.to(features) / roots, deviations, noise, largest)
 
 
@@ -125,9 +125,6 @@ def descend(
 
 def _variances(argument: str, values: Tensor | float, size: int, like: Tensor) -> Tensor:
     values = torch.as_tensor(values, dtype=like.dtype, device=like.device)
-    if values.ndim > 1 or values.numel() not in (1, size):
-        expected = f"one number or ({size},)"
-        raise ShapeError(argument, tuple(values.shape), expected)
     if not bool((torch.isfinite(values) & (values > 0)).all()):
         raise ArgumentError(argument, f"as little as {float(values.min()):.3g}", "positive numbers")
     return values.expand(size)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml._finite import all_finite
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
 from gpclml.training_speed._checks import check_count
@@ -44,6 +45,7 @@ class Combination:
     course: Tensor
 
 
+@checked
 def optimal_combination(predictions: ModelPredictions) -> Tensor:
     r"""The weights of least expected squared error, ``(M,)``.
 
@@ -68,6 +70,7 @@ def optimal_combination(predictions: ModelPredictions) -> Tensor:
     return torch.linalg.pinv(rows) @ right
 
 
+@checked(start="float (M,)")
 def expected_combination(
     predictions: ModelPredictions,
     *,
@@ -105,6 +108,7 @@ def expected_combination(
     return _combination(course, rate)
 
 
+@checked(start="float (M,)")
 def sampled_combination(
     predictions: ModelPredictions,
     *,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.linalg import LowRankPlusDiagonal
 from gpclml.training_speed._checks import check_count
 from gpclml.training_speed._descend import Whitened, descend, whiten
@@ -16,6 +17,12 @@ __all__ = ["training_speed_by_descent"]
 
 
 @torch.no_grad()
+@checked(
+    features="float (N, R)",
+    target="float (N,)",
+    prior_variance="float () | (R,)",
+    noise="float () | (N,)",
+)
 def training_speed_by_descent(
     features: Tensor,
     target: Tensor,

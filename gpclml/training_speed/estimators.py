@@ -16,6 +16,7 @@ from gpytorch.likelihoods import Likelihood
 from gpytorch.models import ExactGP
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.observations import Observations
 from gpclml.orderings import as_orders
 from gpclml.training_speed._checks import check_count
@@ -38,6 +39,7 @@ __all__ = ["posterior_divergences", "training_speed"]
 
 
 @torch.no_grad()
+@checked(orderings="integer (k, n)")
 def training_speed(
     model: ExactGP,
     num_samples: int = 10,
@@ -107,6 +109,7 @@ def training_speed(
 
 
 @torch.no_grad()
+@checked(orderings="integer (k, n)")
 def posterior_divergences(model: ExactGP, orderings: int | Tensor = 1, *, seed: int = 0) -> Tensor:
     r"""How much each point moves the posterior, KL(p(θ | D_<i) || p(θ | D_<=i)), in nats.
 

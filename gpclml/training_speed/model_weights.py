@@ -7,11 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
 
 __all__ = ["model_weights"]
 
 
+@checked(log_evidences="(M,)", prior="(M,)")
 def model_weights(
     log_evidences: Tensor | Sequence[float], prior: Tensor | Sequence[float] | None = None
 ) -> Tensor:

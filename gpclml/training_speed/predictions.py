@@ -11,7 +11,8 @@ from gpytorch.likelihoods import Likelihood
 from gpytorch.models import ExactGP
 from torch import Tensor
 
-from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnknownNameError
+from gpclml._arguments import checked
+from gpclml.errors import ArgumentError, NonFiniteError, UnknownNameError
 from gpclml.linalg import leave_one_out_moments
 from gpclml.observations import Observations
 from gpclml.training_speed._prefixes import noise_variances, predict_prefixes, single_target_data
@@ -22,6 +23,7 @@ Scheme = Literal["prior", "posterior", "concurrent"]
 """Where parameters are drawn: before the data, after it, or along it."""
 
 
+@checked(means="float (n, M)", variances="float (n, M)", target="float (n,)")
 @dataclass(frozen=True)
 class ModelPredictions:
     """Gaussian predictions of the function at n points by M models, and the targets.
@@ -42,14 +44,6 @@ class ModelPredictions:
     target: Tensor
 
     def __post_init__(self) -> None:
-        if self.means.ndim != 2 or 0 in self.means.shape:
-            raise ShapeError("means", tuple(self.means.shape), "(n, M) with n, M >= 1")
-        if self.variances.shape != self.means.shape:
-            expected = f"{tuple(self.means.shape)}, as the means"
-            raise ShapeError("variances", tuple(self.variances.shape), expected)
-        if self.target.shape != self.means.shape[:1]:
-            expected = f"({len(self.means)},), one for each row of the means"
-            raise ShapeError("target", tuple(self.target.shape), expected)
         for name in ("means", "variances", "target"):
             values = getattr(self, name)
             if not bool(torch.isfinite(values).all()):
@@ -59,6 +53,7 @@ class ModelPredictions:
 
 
 @torch.no_grad()
+@checked(order="integer (n,)")
 def model_predictions(
     models: Sequence[ExactGP], scheme: Scheme, order: Tensor | None = None
 ) -> ModelPredictions:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gpclml._arguments import checked
 from gpclml.training_speed._checks import check_count
 from gpclml.training_speed._descend import descend, whiten
 
@@ -32,6 +33,12 @@ class DescentDraws:
 
 
 @torch.no_grad()
+@checked(
+    features="float (N, R)",
+    target="float (N,)",
+    prior_variance="float () | (R,)",
+    noise="float () | (N,)",
+)
 def sample_then_optimize(
     features: Tensor,
     target: Tensor,

@@ -41,7 +41,7 @@ def test_what_are_no_models(data):
         compare([GPRegression(x, y)])
     with pytest.raises(UnsupportedError, match=r"models\['a'\]: got Linear"):
         compare({"a": torch.nn.Linear(1, 1)})
-    with pytest.raises(ArgumentError, match="a name of type int"):
+    with pytest.raises(ArgumentError, match="models, a name in it: got"):
         compare({1: GPRegression(x, y)})
 
 

@@ -68,4 +68,4 @@ def test_subset_refuses(n):
 
 def test_subset_takes_row_numbers_only():
     with pytest.raises(ShapeError, match="train"):
-        subset(torch.zeros(5, 2), 1, seed=0)
+        subset(torch.zeros(5, 2, dtype=torch.long), 1, seed=0)

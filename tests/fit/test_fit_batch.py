@@ -288,7 +288,7 @@ def test_bad_arguments():
         fit_batch([mll], steps=0)
     with pytest.raises(UnknownNameError, match="freeze"):
         fit_batch([mll], freeze=["no_such"], progress=False)
-    with pytest.raises(UnsupportedError, match="ExactMarginalLogLikelihood"):
+    with pytest.raises(UnsupportedError, match="ConditionalMarginalLogLikelihood"):
         fit_batch([gpytorch.mlls.ExactMarginalLogLikelihood(mll.likelihood, mll.model)])
     other = gpytorch.likelihoods.GaussianLikelihood()
     with pytest.raises(UnsupportedError, match="likelihood"):

@@ -336,7 +336,7 @@ def test_bad_arguments():
     q = FullGaussian(mean, torch.eye(3))
     shapes = [
         (lambda: DiagonalGaussian(mean, torch.ones(2)), r"variances: got \(2,\)"),
-        (lambda: DiagonalGaussian(torch.zeros(1, 3), torch.ones(1, 3)), "variances: got"),
+        (lambda: DiagonalGaussian(torch.zeros(1, 3), torch.ones(1, 3)), r"mean: got \(1, 3\)"),
         (lambda: LowRankGaussian(mean, torch.ones(2, 1), 0.1), r"factor: got \(2, 1\)"),
         (lambda: LowRankGaussian(mean, torch.ones(3), 0.1), r"factor: got \(3,\)"),
         (lambda: FullGaussian(mean, torch.eye(2)), r"root: got \(2, 2\)"),

@@ -107,9 +107,9 @@ def test_bad_arguments():
             sequential_predictions(form, residual, orders[0])
         with pytest.raises(ArgumentError, match="repeated"):
             sequential_predictions(form, residual, torch.zeros(2, 6, dtype=torch.long))
-        with pytest.raises(ArgumentError, match="5 indices"):
+        with pytest.raises(ArgumentError, match="orders: got"):
             sequential_predictions(form, residual, orders[:, :5])
-        with pytest.raises(ShapeError, match=r"residual: got \(5,\)"):
+        with pytest.raises(ShapeError, match=r"(residual|orders): got"):
             sequential_predictions(form, residual[:5], orders)
         with pytest.raises(ShapeError, match=r"residual: got \(2, 6\)"):
             sequential_predictions(form, residual.expand(2, 6), orders)
@@ -117,5 +117,5 @@ def test_bad_arguments():
         covariance.to_dense().expand(2, 6, 6),
         LowRankPlusDiagonal(covariance.features.expand(2, 6, 2), covariance.noise),
     ):
-        with pytest.raises(ShapeError, match="no batch"):
+        with pytest.raises(ShapeError, match=r"no batch|expected \(n, n\)"):
             sequential_predictions(form, residual, orders)

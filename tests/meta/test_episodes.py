@@ -87,9 +87,9 @@ def test_bad_arguments():
         ImageTasks(x, y, shots=3, queries=3)
     with pytest.raises(ArgumentError, match="shots: got 0"):
         ImageTasks(x, y, shots=0)
-    with pytest.raises(ShapeError, match="images and labels"):
+    with pytest.raises(ShapeError, match="labels: got"):
         ImageTasks(x[:3], y)
-    with pytest.raises(ShapeError, match="images and labels"):
+    with pytest.raises(ShapeError, match="images: got"):
         ImageTasks(x[:, 0], y)
     with pytest.raises(ShapeError, match="square"):
         ImageTasks(x[..., :2], y, rotations=True)

@@ -382,5 +382,5 @@ def test_other_likelihoods_and_models():
     mixed = SoftmaxLikelihood(num_classes=3, num_features=3)
     with pytest.raises(UnsupportedError, match="mixing_weights=False"):
         LaplaceMarginalLogLikelihood(mixed, model, N)
-    with pytest.raises(UnsupportedError, match="a LinearizedNetwork"):
+    with pytest.raises(UnsupportedError, match="expected LinearizedNetwork"):
         LaplaceMarginalLogLikelihood(softmax(), network(), N)

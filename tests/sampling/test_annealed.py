@@ -248,7 +248,7 @@ def test_progress_is_shown(capsys):
         (ArgumentError, "step_size: got 0", {"step_size": 0.0}),
         (ArgumentError, "step_size: got nan", {"step_size": math.nan}),
         (ShapeError, r"step_size: got \(3,\).*\(59,\)", {"step_size": [0.1, 0.1, 0.1]}),
-        (ShapeError, r"scale: got \(3,\), expected \(2,\)", {"scale": torch.ones(3)}),
+        (ShapeError, r"scale: got \(3,\), expected \(P,\) with P = 2", {"scale": torch.ones(3)}),
         (ArgumentError, "scale: got .*positive", {"scale": torch.tensor([1.0, 0.0])}),
         (ArgumentError, "prior_draws: got 1 draw.*step_size", {"draws": 1}),
         (ShapeError, r"prior_draws: got \(0, 2\)", {"draws": 0}),
@@ -295,5 +295,5 @@ def test_draws_that_are_refused():
         reverse_annealed_importance_sampling(*densities, drawn(4), **QUICK)
     with pytest.raises(NonFiniteError, match="posterior_draws: got 8 of 8"):
         reverse_annealed_importance_sampling(*densities, drawn(4, 2) * math.inf, **QUICK)
-    with pytest.raises(ShapeError, match=r"posterior_draws: got \(4, 3\), expected 2 parameters"):
+    with pytest.raises(ShapeError, match=r"posterior_draws: got \(4, 3\), .* with P = 2"):
         bidirectional_evidence(*densities, drawn(4, 2), drawn(4, 3), **QUICK)

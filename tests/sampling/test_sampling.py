@@ -126,7 +126,7 @@ def test_what_is_refused():
         kernel.evidence_at(model(x), y).sample_weights(1)
     with pytest.raises(ShapeError, match="outputs"):
         joint_log_density(gaussian(), drawn(3, 4), drawn(3))
-    with pytest.raises(ShapeError, match="3 targets"):
+    with pytest.raises(ShapeError, match="N = 3 as outputs has it"):
         joint_log_density(gaussian(), drawn(2, 3, 1), drawn(4))
     with pytest.raises(ShapeError, match="weights"):
         sampled_outputs(model.network, {"weight": drawn(2, 3)}, x)

@@ -108,7 +108,7 @@ def test_what_is_refused():
         simple_monte_carlo(model.log_likelihood, draws[:0])
     with pytest.raises(ShapeError, match=r"prior_draws: got \(4,\).*\(S, P\)"):
         simple_monte_carlo(model.log_likelihood, draws[:, 0])
-    with pytest.raises(ArgumentError, match=r"prior_draws: got torch.int64"):
+    with pytest.raises(ArgumentError, match=r"prior_draws: got a tensor of torch.int64"):
         simple_monte_carlo(model.log_likelihood, draws.long())
     with pytest.raises(NonFiniteError, match=r"draws: got 1 of 8"):
         importance_sampling(

@@ -292,7 +292,7 @@ class _SharedNoise(torch.nn.Module):
         ({"repeats": 1.5}, ArgumentError, "repeats: got 1.5, expected an integer"),
         ({"orderings": 0}, ArgumentError, "orderings: got 0"),
         ({"orderings": torch.arange(N)}, ShapeError, r"orderings: got \(12,\)"),
-        ({"orderings": torch.arange(N - 1)[None]}, ArgumentError, "orders: got 11 indices"),
+        ({"orderings": torch.arange(N - 1)[None]}, ArgumentError, "orders: got"),
         ({"orderings": torch.zeros(1, N, dtype=torch.long)}, ArgumentError, "orders: got repeated"),
         ({"units": "metres"}, ArgumentError, "units"),
     ],

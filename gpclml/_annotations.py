@@ -1,0 +1,184 @@
+"""Whether a value is what an annotation says, and what the annotation says in words."""
+
+from __future__ import annotations
+
+import inspect
+import numbers
+import operator
+import os
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+
+import numpy
+import torch
+from torch import Tensor
+
+__all__ = ["FEW", "describe", "first_unlike", "fits"]
+
+FEW = 1000
+"""Elements of a sequence that are looked at."""
+
+
+def fits(value: object, hint: Any) -> bool:
+    """Whether a value is what an annotation says, as far as that is seen at once.
+
+    Args:
+        value: Anything.
+        hint: A class, ``None``, a union, ``Literal``, or a generic of ``collections.abc``.
+    """
+    if hint is Any:
+        return True
+    check = _CHECKS.get(hint) if isinstance(hint, type) else None
+    if check is not None:
+        return check(value)
+    if hint is None or hint is type(None):
+        return value is None
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        return any(fits(value, one) for one in get_args(hint))
+    if origin is Literal:
+        return isinstance(value, tuple({type(one) for one in get_args(hint)}))
+    if origin is not None:
+        return _fits_generic(value, origin, get_args(hint))
+    if hint is Callable:
+        return callable(value)
+    if not inspect.isclass(hint):
+        return True
+    if getattr(hint, "_is_protocol", False):
+        return all(hasattr(value, name) for name in vars(hint) if not name.startswith("_"))
+    return isinstance(value, hint)
+
+
+def _fits_generic(value: object, origin: Any, arguments: tuple) -> bool:
+    if origin in (Callable, type):
+        return callable(value)
+    if origin is os.PathLike:
+        return isinstance(value, os.PathLike)
+    if not inspect.isclass(origin):
+        return True
+    if issubclass(origin, Mapping):
+        if not isinstance(value, Mapping):
+            return False
+        keys, values = (*arguments, Any, Any)[:2]
+        few = list(value.items())[:FEW]
+        return all(fits(key, keys) and fits(one, values) for key, one in few)
+    if origin is Sequence and not isinstance(value, Tensor | numpy.ndarray | list | tuple | range):
+        if isinstance(value, str):
+            return not arguments or arguments[0] in (str, Any)
+        indexed = hasattr(value, "__len__") and hasattr(value, "__getitem__")
+        return indexed and not isinstance(value, Mapping | bytes) and not inspect.isclass(value)
+    if origin in (Iterable, Sequence) and isinstance(value, list | tuple | dict | set):
+        return not arguments or all(fits(one, arguments[0]) for one in list(value)[:FEW])
+    if origin is Iterable:
+        if isinstance(value, Tensor) and arguments:
+            return arguments[0] in (int, float, Tensor, Any)
+        if isinstance(value, str):
+            return not arguments or arguments[0] in (str, Any)
+        return isinstance(value, Iterable) and not isinstance(value, bytes)
+    if origin is tuple and isinstance(value, tuple | list):
+        if len(arguments) == 2 and arguments[1] is Ellipsis:
+            return all(fits(one, arguments[0]) for one in value[:FEW])
+        return len(value) == len(arguments) and all(map(fits, value, arguments))
+    if origin is Sequence:  # an array, or a range
+        there = not isinstance(value, Tensor) or not value.is_meta
+        return there and (not arguments or arguments[0] in (int, float, Any))
+    return isinstance(value, origin)
+
+
+def first_unlike(name: str, value: Any, hint: Any) -> tuple[str, Any, Any]:
+    """The first element that is not what an annotation says, or all if it is no such collection.
+
+    Args:
+        name: Of the value.
+        value: That does not fit.
+        hint: The annotation.
+
+    Returns:
+        Name, value and annotation of that element.
+    """
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        for one in arguments:
+            found = first_unlike(name, value, one)
+            if found[0] != name:
+                return found
+    elif inspect.isclass(origin) and issubclass(origin, Mapping) and isinstance(value, Mapping):
+        for key, one in list(value.items())[:FEW]:
+            if not fits(key, arguments[0]):
+                return f"{name}, a name in it", key, arguments[0]
+            if not fits(one, arguments[1]):
+                return f"{name}[{key!r}]", one, arguments[1]
+    elif origin in (Sequence, Iterable) and isinstance(value, list | tuple) and arguments:
+        for place, one in enumerate(value[:FEW]):
+            if not fits(one, arguments[0]):
+                return f"{name}[{place}]", one, arguments[0]
+    return name, value, hint
+
+
+def _is_integer(value: Any) -> bool:
+    if isinstance(value, numbers.Integral):
+        return True
+    try:
+        operator.index(value)
+    except (TypeError, ValueError, RuntimeError):
+        return False
+    return True
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, numbers.Real):
+        return True
+    if isinstance(value, Tensor):
+        return value.numel() == 1 and not value.is_complex() and not value.is_meta
+    return isinstance(value, numpy.ndarray) and value.ndim == 0 and value.dtype.kind in "fiu"
+
+
+def _is_truth(value: Any) -> bool:
+    return isinstance(value, bool | numpy.bool_) or (isinstance(value, int) and value in (0, 1))
+
+
+_CHECKS: dict[type, Callable[[Any], bool]] = {
+    Tensor: lambda value: isinstance(value, Tensor) and not value.is_meta,
+    int: _is_integer,
+    float: _is_number,
+    bool: _is_truth,
+    object: lambda value: True,
+}
+_WORDS = {
+    int: "an integer",
+    float: "a number",
+    bool: "True or False",
+    str: "text",
+    Tensor: "a tensor",
+    type(None): "None",
+    torch.nn.Module: "a module",
+}
+
+
+def describe(hint: Any) -> str:
+    """What an annotation says, in words.
+
+    Args:
+        hint: As for :func:`fits`.
+    """
+    if hint is None:
+        return "None"
+    if isinstance(hint, type) and hint in _WORDS:
+        return _WORDS[hint]
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        parts = [describe(one) for one in arguments]
+        return f"{', '.join(parts[:-1])} or {parts[-1]}"
+    if origin is Literal:
+        return " or ".join(map(repr, arguments))
+    if origin is Callable or hint is Callable:
+        return "a function"
+    if origin is not None:
+        inner = [describe(one) for one in arguments if one is not Ellipsis]
+        inner = [one for one in inner if one]
+        name = getattr(origin, "__name__", str(origin)).lower()
+        return f"a {name} of {', '.join(inner)}" if inner else f"a {name}"
+    if isinstance(hint, TypeVar) or hint is Any:
+        return "anything"
+    return getattr(hint, "__name__", str(hint))
