@@ -53,7 +53,7 @@ class PredictiveCriterion:
     scale: Scale
 
 
-@checked(log_likelihood="(*batch)")
+@checked(log_likelihood="float (*batch)")
 def aic(log_likelihood: Tensor | float, num_parameters: int, *, scale: Scale = "log") -> Tensor:
     r"""Akaike's criterion, :math:`\log p(y \mid \hat w) - k`, in nats (Akaike 1974).
 
@@ -73,7 +73,7 @@ def aic(log_likelihood: Tensor | float, num_parameters: int, *, scale: Scale = "
     return _factor(scale) * (_finite(log_likelihood) - num_parameters)
 
 
-@checked(log_likelihood="(*batch)")
+@checked(log_likelihood="float (*batch)")
 def bic(
     log_likelihood: Tensor | float, num_parameters: int, num_data: int, *, scale: Scale = "log"
 ) -> Tensor:

@@ -106,7 +106,7 @@ class StackedNetwork(torch.nn.Module):
             that ``torch.func.vmap`` can batch.
 
     Raises:
-        ArgumentError: There is none.
+        ArgumentError: There is none, or they are of several classes.
     """
 
     @checked
@@ -114,6 +114,10 @@ class StackedNetwork(torch.nn.Module):
         super().__init__()
         if len(networks) == 0:
             raise ArgumentError("networks", "none", "at least one network")
+        unlike = [type(one).__name__ for one in networks if type(one) is not type(networks[0])]
+        if unlike:
+            expected = f"{type(networks[0]).__name__}, as the first"
+            raise ArgumentError("networks", unlike[0], expected)
         parameters, buffers = torch.func.stack_module_state(list(networks))
         # In a tuple it is no submodule: it lends its code only, never its parameters.
         self._build = (copy.deepcopy(networks[0]),)

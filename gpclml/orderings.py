@@ -11,7 +11,7 @@ from gpclml.errors import ArgumentError, ShapeError
 __all__ = ["as_orders"]
 
 
-@checked(orderings="integer (k, n)")
+@checked(orderings="index (k, n)")
 def as_orders(orderings: int | Tensor, n: int, generator: torch.Generator) -> Tensor:
     """Orders of n points, ``(k, n)``: random ones if a number is given.
 

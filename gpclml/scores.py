@@ -104,7 +104,7 @@ def conditional_log_marginal_likelihood(
 
 
 @torch.no_grad()
-@checked(orderings="integer (k, n)")
+@checked(orderings="index (k, n)")
 def learning_curve(
     model: ExactGP,
     orderings: int | Tensor = 1,

@@ -10,7 +10,7 @@ from gpclml.calibration import (
     fit_temperature,
     out_of_distribution_auroc,
 )
-from gpclml.errors import ArgumentError, ShapeError
+from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
 
 
 def drawn_labels(logits, generator):
@@ -78,3 +78,21 @@ def test_bad_arguments():
         fit_temperature(torch.zeros(0, 2), torch.zeros(0, dtype=torch.long))
     with pytest.raises(ArgumentError, match="outside"):
         out_of_distribution_auroc(torch.ones(3, 2), torch.ones(0, 2))
+
+
+def test_outputs_that_are_not_finite_and_labels_that_are_no_classes_are_refused():
+    outputs, labels = torch.randn(6, 3), torch.arange(6) % 3
+    for bad in (torch.nan, torch.inf):
+        spoiled = outputs.clone()
+        spoiled[2, 1] = bad
+        with pytest.raises(NonFiniteError, match="outputs: got 1 NaN or infinite"):
+            fit_temperature(spoiled, labels)
+        with pytest.raises(NonFiniteError, match="probabilities: got 1"):
+            expected_calibration_error(spoiled, labels)
+        with pytest.raises(NonFiniteError, match="inside: got 1"):
+            out_of_distribution_auroc(spoiled, outputs)
+    for classes in (labels + 1, labels - 1):
+        with pytest.raises(ArgumentError, match=r"labels: got classes from .* 0 to 2"):
+            fit_temperature(outputs, classes)
+        with pytest.raises(ArgumentError, match="labels: got classes from"):
+            expected_calibration_error(outputs, classes)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["compare", "score_models"]
 
 
-@checked(orderings="integer (k, n)")
+@checked(orderings="index (k, n)")
 def score_models(
     models: Mapping[str, ExactGP],
     *,
@@ -103,7 +103,7 @@ def score_models(
     )
 
 
-@checked(orderings="integer (k, n)")
+@checked(orderings="index (k, n)")
 def compare(
     models: Mapping[str, ExactGP],
     *,

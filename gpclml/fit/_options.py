@@ -9,7 +9,7 @@ import torch
 from gpytorch.mlls import MarginalLogLikelihood
 
 from gpclml._optimize import OptimizerFactory
-from gpclml.errors import ArgumentError, UnknownNameError
+from gpclml.errors import ArgumentError, UnknownNameError, UnsupportedError
 
 __all__ = ["STEPS", "check_step_options", "frozen", "optimizer_factory"]
 
@@ -38,6 +38,8 @@ def frozen(mll: MarginalLogLikelihood, names: Iterable[str]) -> Iterator[None]:
 
 def optimizer_factory(optimizer: str | OptimizerFactory) -> OptimizerFactory | None:
     """The factory; None for the line search."""
+    if isinstance(optimizer, type) and not issubclass(optimizer, torch.optim.Optimizer):
+        raise UnsupportedError("optimizer", optimizer.__name__, "a class of torch.optim")
     if callable(optimizer):
         return optimizer
     factories = {"lbfgs": None, "adam": torch.optim.Adam}

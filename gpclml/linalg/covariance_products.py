@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from gpclml._arguments import checked
+from gpclml.errors import ArgumentError
 
 __all__ = ["CovarianceProducts", "NoisyCovariance", "OperatorProducts", "RowProducts"]
 
@@ -79,6 +80,8 @@ class RowProducts(CovarianceProducts):
         kept_bytes: int,
         multiple: int = 1,
     ) -> None:
+        if multiple < 1:
+            raise ArgumentError("multiple", multiple, "at least 1")
         self.shape, self.dtype, self.device = shape, diagonal.dtype, diagonal.device
         self._rows, self._diagonal, self._multiple = rows, diagonal.detach(), multiple
         n = shape[-1]

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from gpclml._arguments import checked
-from gpclml.errors import ShapeError
+from gpclml.errors import ArgumentError, ShapeError
 from gpclml.linalg.conjugate_gradients import ConjugateGradients
 from gpclml.linalg.covariance_products import NoisyCovariance
 from gpclml.linalg.covariance_solver import CovarianceSolver, Solved
@@ -104,6 +104,9 @@ class IterativeConditioning:
         if residual.shape[-1] != covariance.shape[-1]:
             expected = f"(*batch, {covariance.shape[-1]}), as the covariance"
             raise ShapeError("residual", tuple(residual.shape), expected)
+        if residual.dtype != covariance.dtype:
+            expected = f"{covariance.dtype}, as the covariance"
+            raise ArgumentError("residual", residual.dtype, expected)
         self._solver = CovarianceSolver(covariance, settings)
         self._missing = covariance.missing
         solved = self._solver.solve(residual.unsqueeze(-1), tolerance=settings.tolerance / 10)

@@ -39,7 +39,7 @@ __all__ = ["posterior_divergences", "training_speed"]
 
 
 @torch.no_grad()
-@checked(orderings="integer (k, n)")
+@checked(orderings="index (k, n)")
 def training_speed(
     model: ExactGP,
     num_samples: int = 10,
@@ -109,7 +109,7 @@ def training_speed(
 
 
 @torch.no_grad()
-@checked(orderings="integer (k, n)")
+@checked(orderings="index (k, n)")
 def posterior_divergences(model: ExactGP, orderings: int | Tensor = 1, *, seed: int = 0) -> Tensor:
     r"""How much each point moves the posterior, KL(p(θ | D_<i) || p(θ | D_<=i)), in nats.
 

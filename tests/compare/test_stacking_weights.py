@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpclml.compare import stacking_weights
-from gpclml.errors import NonFiniteError, ShapeError
+from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
 
 
 def drawn(models, points, seed=0, spread=1.0):
@@ -77,3 +77,9 @@ def test_bad_input():
         stacking_weights(torch.zeros(2, 0))
     with pytest.raises(NonFiniteError, match="log_densities"):
         stacking_weights(torch.tensor([[0.0, float("nan")]]))
+
+
+def test_integers_are_refused():
+    """Weights in their type would all be zero."""
+    with pytest.raises(ArgumentError, match=r"log_densities: got a tensor of torch.int64"):
+        stacking_weights(torch.tensor([[-1, -2, -1], [-2, -1, -2]]))

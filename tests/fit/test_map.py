@@ -98,3 +98,19 @@ def test_estimates_over_batches_of_a_class():
         return fit.evidences[-1]
 
     assert evidence("class") > evidence("random")  # a tighter lower bound
+
+
+@pytest.mark.parametrize("fit", [fit_map, fit_hyperparameters, fit_online])
+def test_data_that_are_not_finite_are_refused_before_anything_is_trained(fit):
+    network = MLP([2, 1], dtype=torch.float64)
+    mll = LaplaceMarginalLogLikelihood(
+        GaussianLikelihood().double(), LinearizedNetwork(network), 5, Full()
+    )
+    before = [p.clone() for p in mll.parameters()]
+    x, y = torch.ones(5, 2, dtype=torch.float64), torch.ones(5, dtype=torch.float64)
+    spoiled_x, spoiled_y = x.clone(), y.clone()
+    spoiled_x[1, 0], spoiled_y[3] = torch.inf, torch.nan
+    for data, name in (((spoiled_x, y), "train_x"), ((x, spoiled_y), "train_y")):
+        with pytest.raises(NonFiniteError, match=f"{name}: got 1 NaN or infinite"):
+            fit(mll, *data)
+    assert all(torch.equal(one, other) for one, other in zip(mll.parameters(), before, strict=True))

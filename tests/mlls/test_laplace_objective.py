@@ -11,7 +11,13 @@ from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood, Softma
 
 import reference
 from gpclml.curvature import BlockDiagonal, Diagonal, Full, GaussianWeightPrior, Kernel, Kronecker
-from gpclml.errors import ArgumentError, ShapeError, UnknownNameError, UnsupportedError
+from gpclml.errors import (
+    ArgumentError,
+    NonFiniteError,
+    ShapeError,
+    UnknownNameError,
+    UnsupportedError,
+)
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
 from gpclml.networks import MLP
@@ -384,3 +390,19 @@ def test_other_likelihoods_and_models():
         LaplaceMarginalLogLikelihood(mixed, model, N)
     with pytest.raises(UnsupportedError, match="expected LinearizedNetwork"):
         LaplaceMarginalLogLikelihood(softmax(), network(), N)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_targets_that_are_not_finite_are_refused(bad):
+    model = LinearizedNetwork(network(1))
+    mll = LaplaceMarginalLogLikelihood(gaussian(), model, 6, Full())
+    x, target = drawn(6, 2), drawn(6, seed=1)
+    target[2] = bad
+    for value in (lambda: mll(model(x), target), lambda: mll.log_joint(model(x), target)):
+        with pytest.raises(NonFiniteError, match=r"target: got 1 NaN or infinite.*leave points"):
+            value()
+    likelihood, model = softmax(), LinearizedNetwork(network())
+    mll = LaplaceMarginalLogLikelihood(likelihood, model, 6, Full())
+    for classes in (target, target > 0, torch.tensor([0, 1, 2, 3, 0, 1])):
+        with pytest.raises(ArgumentError, match=r"target: got .*integers from 0 to 2"):
+            mll(model(x), classes)

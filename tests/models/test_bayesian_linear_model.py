@@ -401,3 +401,11 @@ def test_bad_arguments():
     ):
         with pytest.raises(error, match=match):
             build()
+
+
+def test_an_empty_module_of_features_is_no_default():
+    """A ``Sequential`` without layers is false in Python, and is the identity."""
+    x, y = torch.ones(5, 2, dtype=torch.float64), torch.arange(5, dtype=torch.float64)
+    features = torch.nn.Sequential()
+    model = BayesianLinearModel(x, y, features)
+    assert any(module is features for module in model.modules())

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from gpclml.errors import ArgumentError
 from gpclml.models import Standardizer
 
 
@@ -73,3 +74,9 @@ def test_buffers_are_saved_and_not_trained():
     standardizer = Standardizer.fit(torch.randn(6, 2), -2)
     assert set(standardizer.state_dict()) == {"offset", "scale"}
     assert list(standardizer.parameters()) == []
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, torch.nan])
+def test_a_scale_that_is_not_positive_is_refused(scale):
+    with pytest.raises(ArgumentError, match="scale: got a scale that is not positive"):
+        Standardizer(torch.zeros(1, 2), torch.tensor([[1.0, scale]]))
