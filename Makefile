@@ -54,4 +54,4 @@ $(VENV)/docs.stamp: pyproject.toml constraints.txt | $(BIN)/python
 	touch $@
 
 clean:
-	rm -rf $(VENV) site demo.sqlite demo.png
+	rm -rf $(VENV) site demo.sqlite .demo.sqlite.lock demo.png

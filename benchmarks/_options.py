@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from benchmarks._sweep import GridSummary
+    from benchmarks.runner import GridSummary
 
 __all__ = [
     "Address",
@@ -31,9 +31,7 @@ CsvFile = Annotated[
     typer.Option(help="Also write all cells to this CSV file; compressed as .csv.gz."),
 ]
 Jobs = Annotated[int, typer.Option(help="Worker processes; -1 for one a core.")]
-Backend = Annotated[
-    str, typer.Option(help="Where several workers are: loky (this machine), dask, ray.")
-]
+Backend = Annotated[str, typer.Option(help="Where several workers are: loky (this machine), dask.")]
 Address = Annotated[
     str | None,
     typer.Option(help="Address of a running cluster; else one is started on this machine."),

@@ -23,7 +23,7 @@ from typing import Annotated, Any
 import gpytorch
 import typer
 
-from benchmarks._version import package_versions
+from benchmarks.runner import package_versions
 from gpclml.conditioning import LastPoints, LeaveOneOut
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 

@@ -22,7 +22,7 @@ from benchmarks.bo.tables import (
     median_rows,
     second_rows,
 )
-from benchmarks.results import load_failures, load_results
+from benchmarks.runner import load_failures, load_results
 from gpclml.errors import DataError
 
 if TYPE_CHECKING:

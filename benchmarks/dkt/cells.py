@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks._cells import cell_key
-from benchmarks._version import code_version
 from benchmarks.dkt.baselines import nearest_neighbour_accuracy, plain_gp_scores
 from benchmarks.dkt.sources import Sources
 from benchmarks.dkt.studies import Study, study_named
+from benchmarks.runner import cell_key, code_version
 from gpclml.conditioning import LastPoints
 from gpclml.meta import DeepKernelTransfer, TaskScores, evaluate_tasks, train_on_tasks
 from gpclml.mlls import ConditionalMarginalLogLikelihood

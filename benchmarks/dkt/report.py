@@ -12,7 +12,7 @@ from benchmarks._provenance import describe_cells
 from benchmarks._rows import write_rows
 from benchmarks.dkt.cells import BASELINE
 from benchmarks.dkt.studies import STUDIES
-from benchmarks.results import load_failures, load_results
+from benchmarks.runner import load_failures, load_results
 from gpclml.errors import DataError
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from benchmarks.evidence.tables import (
     size_rows,
     speed_ranks,
 )
-from benchmarks.results import load_failures, load_results
+from benchmarks.runner import load_failures, load_results
 from gpclml.errors import DataError
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from typing import Annotated
 import pandas as pd
 import typer
 
-from benchmarks._version import package_versions
 from benchmarks.robustness.singular_study import (
     run_accuracy,
     run_singular,
@@ -18,6 +17,7 @@ from benchmarks.robustness.singular_study import (
 )
 from benchmarks.robustness.solver_study import run_solver, summarize_solver
 from benchmarks.robustness.study import run, summarize
+from benchmarks.runner import package_versions
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks._version import package_versions
+from benchmarks.runner import package_versions
 
 __all__ = ["describe_run"]
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from benchmarks._markdown import code, section, table
 from benchmarks._provenance import describe_cells
 from benchmarks._rows import write_rows
-from benchmarks.results import load_failures, load_results
+from benchmarks.runner import load_failures, load_results
 from benchmarks.uci.comparisons import (
     published_table,
     seconds_table,

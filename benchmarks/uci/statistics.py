@@ -34,7 +34,7 @@ def label_kernels(cells: pandas.DataFrame) -> pandas.Series:
     """The kernel of each cell, with the settings that differ within that kernel.
 
     Args:
-        cells: Cells as ``benchmarks.results.load_results`` gives them.
+        cells: Cells as ``benchmarks.runner.load_results`` gives them.
     """
     return _labels(cells, "kernel", SETTINGS)
 
@@ -43,7 +43,7 @@ def label_objectives(cells: pandas.DataFrame) -> pandas.Series:
     """The objective of each cell, with its held-out share where that differs.
 
     Args:
-        cells: Cells as ``benchmarks.results.load_results`` gives them.
+        cells: Cells as ``benchmarks.runner.load_results`` gives them.
     """
     return _labels(cells, "objective", ("held_out",))
 

@@ -16,7 +16,7 @@ from benchmarks.bo.grid import make_grid
 from benchmarks.bo.problems import FUNCTIONS, initial_points, make_problem
 from benchmarks.bo.surrogates import feature_share, fitted
 from benchmarks.bo.tables import LEAST_REGRET, labelled
-from benchmarks.results import load_results
+from benchmarks.runner import load_results
 from gpclml.errors import ArgumentError, UnknownNameError
 
 SWEEP = "run --functions branin --objectives lml,clml --seeds 2 --iterations 1 --steps 2"

@@ -5,7 +5,7 @@ import sys
 import grid_cells
 import pytest
 
-from benchmarks._version import code_version, function_name, package_versions
+from benchmarks.runner.code import code_version, function_name, package_versions
 from gpclml.errors import ArgumentError
 
 
@@ -45,7 +45,8 @@ def version(*sources, name="cell"):
 )
 def test_only_named_sources_count(package, sources, file, changes):
     before = version(*sources)
-    (package / file).write_text((package / file).read_text() + "\n# edited\n")
+    more = "3,4\n" if file.endswith(".csv") else "C = 1\n"
+    (package / file).write_text((package / file).read_text() + more)
     assert (version(*sources) != before) == changes
 
 
@@ -75,6 +76,54 @@ def test_library_counts(package, monkeypatch, tmp_path):
     finally:
         sys.modules["gpclml"] = library
     assert version() == before
+
+
+DOCUMENTED = '''"""A module."""
+
+
+def cell(
+    c,  # a configuration
+):
+    """Says what it does."""
+    return {}
+
+
+class Kept:
+    """Has a docstring."""
+
+    A = 1
+    """So has an attribute."""
+'''
+PLAIN = "def cell(c):\n  return {}\n\nclass Kept:\n  A = 1\n"
+
+
+def test_docstrings_comments_and_layout_do_not_count(package):
+    (package / "cells.py").write_text(DOCUMENTED)
+    before = version()
+    (package / "cells.py").write_text(PLAIN)
+    assert version() == before
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("{}", "{'a': 1}"), ("A = 1", "A = 1.0"), ("A = 1", "A = None"), ("c):", "c, d=1):"),
+     ("A = 1", "A = '1'"), ("Kept:", "Kept(int):"), ("A = 1", "A: int = 1")],
+)  # fmt: skip
+def test_a_change_of_the_code_counts(package, old, new):
+    (package / "cells.py").write_text(PLAIN)
+    before = version()
+    assert old in PLAIN
+    (package / "cells.py").write_text(PLAIN.replace(old, new))
+    assert version() != before
+
+
+@pytest.mark.parametrize("text", ["def cell(c:\n", f"A = {'+'.join('1' * 9999)}\n"])
+def test_code_that_cannot_be_parsed_counts_as_text(package, text):
+    (package / "model.py").write_text(text)
+    before = version("some_benchmark.model")
+    assert version("some_benchmark.model") == before
+    (package / "model.py").write_text(text + "# edited\n")
+    assert version("some_benchmark.model") != before
 
 
 def test_line_ends_do_not_count(package):

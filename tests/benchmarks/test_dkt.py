@@ -15,7 +15,7 @@ from benchmarks.dkt.baselines import nearest_neighbour_accuracy, plain_gp_scores
 from benchmarks.dkt.commands import app
 from benchmarks.dkt.grid import make_grid
 from benchmarks.dkt.studies import STUDIES, study_named
-from benchmarks.results import load_results
+from benchmarks.runner import load_results
 from gpclml.errors import ArgumentError, UnknownNameError
 from gpclml.meta import Episodes
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks._cells import canonical_json, cell_key, plan_cells
+from benchmarks.runner.cells import Batches, canonical_json, cell_key, group_cells, plan_cells
 from gpclml.errors import ArgumentError
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
@@ -62,7 +62,7 @@ def test_floats_return_exactly(value):
 
 def test_plan_keeps_the_order_and_drops_repeats():
     cells = [{"b": 2, "a": 1}, {"a": 0}, {"a": 1, "b": 2}]
-    assert [json.loads(text) for text in plan_cells(cells, "v").values()] == [
+    assert [json.loads(cell.configuration) for cell in plan_cells(cells, "v")] == [
         {"a": 1, "b": 2},
         {"a": 0},
     ]
@@ -82,3 +82,42 @@ def test_plan_keeps_the_order_and_drops_repeats():
 def test_bad_cells_are_refused(cells, match):
     with pytest.raises(ArgumentError, match=match):
         plan_cells(cells, "v")
+
+
+def _batches(label=lambda cell: cell["n"], size=lambda cell: 2):
+    return Batches(lambda cells: [], label, size)
+
+
+def _groups(labels, batches):
+    """Places of cells with these labels, in groups."""
+    cells = plan_cells(({"n": label, "place": place} for place, label in enumerate(labels)), "v")
+    return [
+        [json.loads(cell.configuration)["place"] for cell in group]
+        for group in group_cells(cells, batches)
+    ]
+
+
+def test_groups_are_of_one_label_full_and_in_order():
+    assert _groups([5, 7, 5, 5, 7], _batches()) == [[0, 2], [1, 4], [3]]
+
+
+def test_cells_of_size_one_stay_alone():
+    batches = _batches(size=lambda cell: 1 if cell["n"] == 5 else 9)
+    assert _groups([5, 7, 5, 7], batches) == [[0], [1, 3], [2]]
+
+
+def test_without_batches_all_stay_alone():
+    assert _groups([1, 1], None) == [[0], [1]]
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"size": lambda cell: 0}, r"batches\.size"),
+        ({"size": lambda cell: 1.5}, r"batches\.size"),
+        ({"label": lambda cell: [cell["n"]]}, r"batches\.label"),
+    ],
+)
+def test_bad_batches_are_refused(options, match):
+    with pytest.raises(ArgumentError, match=match):
+        _groups([1], _batches(**options))

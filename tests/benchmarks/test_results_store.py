@@ -6,17 +6,13 @@ import sqlite3
 import struct
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
-from grid_cells import wait_for
 
-from benchmarks import _claims
-from benchmarks._cells import Outcome
-from benchmarks._database import DIGESTED, Database
-from benchmarks._process import Process, _start_of
-from benchmarks.results import Claim, ResultsStore, load_failures, load_results
+from benchmarks.runner import load_failures, load_results
+from benchmarks.runner.cells import Outcome
+from benchmarks.runner.results import ENTRIES, ResultsStore, _opened
 from gpclml.errors import ArgumentError, DataError
 
 VERSIONS = dict.fromkeys(("python", "gpclml", "torch", "gpytorch", "botorch"), "1.0")
@@ -26,12 +22,14 @@ def store(path, version="v1", function="module:cell"):
     return ResultsStore(path, function, version, VERSIONS)
 
 
-def done(key, metrics='{"rmse":1.0}'):
-    return Outcome(key, 0.5, "host", metrics=metrics)
+def done(key, metrics='{"rmse":1.0}', configuration='{"seed":1}'):
+    return Outcome(str(key), configuration, 0.5, "host", metrics=metrics)
 
 
-def failed(key, message="no"):
-    return Outcome(key, 0.5, "host", error_type="ValueError", error_message=message)
+def failed(key, message="no", configuration='{"seed":1}'):
+    return Outcome(
+        str(key), configuration, 0.5, "host", error_type="ValueError", error_message=message
+    )
 
 
 @pytest.fixture
@@ -50,8 +48,8 @@ def test_numbers_return_exactly(path):
     floats = [0.1, 1 / 3, 5e-324, -0.0, 1.7976931348623157e308, math.inf, -math.inf, math.nan]
     with store(path) as results:
         for index, value in enumerate(floats):
-            results.record(done(str(index), f'{{"value":{value!r}}}'.replace("inf", "Infinity")
-                                .replace("nan", "NaN")), f'{{"index":{index}}}')  # fmt: skip
+            text = repr(value).replace("inf", "Infinity").replace("nan", "NaN")
+            results.record([done(index, f'{{"value":{text}}}', f'{{"index":{index}}}')])
     table = load_results(path)
     assert list(table.columns) == ["index", "value"]
     packed = [struct.pack("d", value) for value in table["value"]]
@@ -60,8 +58,8 @@ def test_numbers_return_exactly(path):
 
 def test_columns_of_unlike_cells_are_joined(path):
     with store(path) as results:
-        results.record(done("a", '{"rmse":1.5}'), '{"model":"gp","seed":1}')
-        results.record(done("b", '{"nll":2.5}'), '{"depth":3,"model":"dkl"}')
+        results.record([done("a", '{"rmse":1.5}', '{"model":"gp","seed":1}')])
+        results.record([done("b", '{"nll":2.5}', '{"depth":3,"model":"dkl"}')])
     table = load_results(path)
     assert list(table.columns) == ["depth", "model", "seed", "nll", "rmse"]
     assert list(table["model"]) == ["dkl", "gp"]
@@ -78,7 +76,7 @@ def test_no_rows_make_an_empty_table(path):
 def test_provenance_is_there_on_request(path):
     before = time.time()
     with store(path) as results:
-        results.record(done("a"), '{"seed":1}')
+        results.record([done("a")])
     row = load_results(path, provenance=True).iloc[0]
     assert row["_seconds"] == 0.5
     assert row["_function"] == "module:cell"
@@ -90,129 +88,33 @@ def test_provenance_is_there_on_request(path):
 def test_versions_of_the_code_are_not_mixed(path):
     for version, value in [("v2", 2), ("v1", 1)]:
         with store(path, version) as results:
-            results.record(done(f"a {version}", f'{{"rmse":{value}}}'), '{"seed":1}')
+            results.record([done(f"a {version}", f'{{"rmse":{value}}}')])
     with store(path, "w", "module:other") as results:
-        results.record(done("b", '{"rmse":9}'), '{"seed":2}')
+        results.record([done("b", '{"rmse":9}', '{"seed":2}')])
     assert load_results(path)["rmse"].tolist() == [1, 9]
     assert load_results(path, code_version="v2")["rmse"].tolist() == [2]
     assert sorted(load_results(path, code_version="all")["rmse"]) == [1, 2, 9]
 
 
 def test_a_result_is_written_once(path):
-    with store(path) as results, store(path) as late:
-        results.record(done("a", '{"rmse":1.0}'), '{"seed":1}')
-        late.record(done("a", '{"rmse":2.0}'), '{"seed":1}')
-        late.record(failed("a"), '{"seed":1}')
+    with store(path) as results:
+        results.record([done("a", '{"rmse":1.0}')])
+    with store(path) as late:
+        late.record([done("a", '{"rmse":2.0}'), failed("a")])
     assert load_results(path)["rmse"].tolist() == [1.0]
     assert load_failures(path).empty
 
 
 def test_a_failure_gives_way_to_a_result(path):
     with store(path) as results:
-        results.record(failed("a", "first"), '{"seed":1}')
-        results.record(failed("a", "second"), '{"seed":1}')
+        results.record([failed("a", "first")])
+        results.record([failed("a", "second")])
         table = load_failures(path)
         assert table["_attempts"].tolist() == [2]
         assert table["_error_message"].tolist() == ["second"]
-        results.record(done("a"), '{"seed":1}')
+        results.record([done("a")])
     assert load_failures(path).empty
     assert load_results(path, provenance=True)["_attempts"].tolist() == [3]
-
-
-def test_a_cell_is_granted_to_one_runner(path):
-    with store(path) as one, store(path) as other:
-        assert one.claim("a") is Claim.GRANTED
-        assert other.claim("a") is Claim.ELSEWHERE
-        assert other.claim("b") is Claim.GRANTED
-        one.record(done("a"), "{}")
-        assert other.claim("a") is Claim.DONE
-        other.record(failed("b"), "{}")
-        assert one.claim("b") is Claim.FAILED
-        assert one.claim("b", failed_attempts=1) is Claim.GRANTED
-
-
-def test_leaving_releases_claims(path):
-    with store(path) as one, store(path) as other:
-        with store(path) as third:
-            assert third.claim("a") is Claim.GRANTED
-        assert one.claim("a") is Claim.GRANTED
-        assert other.claim("a") is Claim.ELSEWHERE
-    assert execute(path, "SELECT * FROM claims") == []
-    assert execute(path, "SELECT * FROM runners") == []
-
-
-def test_threads_racing_for_cells_share_them(path):
-    granted = []
-    with store(path) as one, store(path) as other:
-
-        def grab(results):
-            granted.extend(
-                key for key in map(str, range(40)) if results.claim(key) is Claim.GRANTED
-            )
-
-        threads = [threading.Thread(target=grab, args=(results,)) for results in (one, other)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert sorted(granted, key=int) == [str(key) for key in range(40)]
-
-
-def _leave_claim(path, **changes):
-    """A claim on cell ``a`` by a runner that differs from this process as told."""
-    runner = {"run": "other", **vars(Process.here()), "heartbeat": time.time()} | changes
-    execute(path, "INSERT INTO runners VALUES (?, ?, ?, ?, ?)", *runner.values())
-    execute(path, "INSERT INTO claims VALUES ('a', ?)", runner["run"])
-
-
-def _ended_process():
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    return process.pid
-
-
-@pytest.mark.parametrize(
-    ("changes", "free"),
-    [
-        (lambda: {}, False),
-        (lambda: {"heartbeat": 0.0}, False),  # suspended, not gone
-        (lambda: {"pid": _ended_process()}, True),
-        (lambda: {"started": "another boot 1"}, True),  # the process id was used again
-        (lambda: {"host": "elsewhere"}, False),
-        (lambda: {"host": "elsewhere", "heartbeat": time.time() - _claims.LEASE_SECONDS}, True),
-        (lambda: {"started": "", "heartbeat": time.time() - _claims.LEASE_SECONDS}, True),
-    ],
-)
-@pytest.mark.parametrize("opened", ["before", "after"])
-def test_claims_of_dead_runners_are_free(path, changes, free, opened):
-    with store(path) as results:
-        _leave_claim(path, **changes())
-        if opened == "before":
-            answer = results.claim("a")
-        else:
-            with store(path) as later:
-                answer = later.claim("a")
-    assert answer is (Claim.GRANTED if free else Claim.ELSEWHERE)
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_a_zombie_is_dead(path):
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    started = _start_of(process.pid)
-    with store(path) as results:
-        _leave_claim(path, pid=process.pid, started=started)
-        assert results.claim("a") is Claim.ELSEWHERE
-        process.kill()
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # ended, not yet reaped
-        assert results.claim("a") is Claim.GRANTED
-    process.communicate()
-
-
-def test_heartbeats_go_on(path, monkeypatch):
-    monkeypatch.setattr(_claims, "LEASE_SECONDS", 0.5)
-    with store(path):
-        first = execute(path, "SELECT heartbeat FROM runners")[0][0]
-        wait_for(lambda: execute(path, "SELECT heartbeat FROM runners")[0][0] != first)
 
 
 CUT_OFF = """
@@ -229,7 +131,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_a_transaction_cut_off_by_a_kill_is_undone(path):
     with store(path) as results:
         for key in "abc":
-            results.record(done(key), f'{{"key":"{key}"}}')
+            results.record([done(key, configuration=f'{{"key":"{key}"}}')])
     before = path.read_bytes()
     subprocess.run([sys.executable, "-c", CUT_OFF, str(path)])
     assert path.read_bytes() != before
@@ -241,17 +143,16 @@ def _filled(path):
     with store(path) as results:
         for index in range(40):
             metrics = f'{{"rmse":{index}.5,"curve":[{"0.125," * 30 * (index % 5)}1.0]}}'
-            outcome = failed(str(index), "x" * 99 * index) if index % 3 else done(index, metrics)
-            results.record(outcome, f'{{"seed":{index}}}')
+            cell = f'{{"seed":{index}}}'
+            results.record(
+                [failed(index, "x" * 99 * index, cell) if index % 3 else done(index, metrics, cell)]
+            )
     return _rows(path)
 
 
 def _rows(path):
-    database = Database(path, create=False)
-    try:
-        return database.read(f"SELECT {DIGESTED} FROM results ORDER BY key")
-    finally:
-        database.close()
+    with _opened(path) as connection:
+        return connection.execute(f"SELECT {ENTRIES} FROM results ORDER BY key").fetchall()
 
 
 def _damages(path, changed, expected):
@@ -320,39 +221,61 @@ def test_files_of_the_first_layout_are_read_and_get_digests_when_written(path):
     assert _rows(path) == expected
     assert execute(path, "PRAGMA user_version") == [(1,)]
     with store(path) as results:
-        assert results.claim("0") is Claim.DONE
-        results.record(done("new"), '{"seed":99}')
-    assert execute(path, "PRAGMA user_version") == [(2,)]
+        assert results.stored()["0"] == "done"
+        results.record([done("new")])
+    assert execute(path, "PRAGMA user_version") == [(3,)]
     assert len(_rows(path)) == len(expected) + 1
     execute(path, "UPDATE results SET metrics = replace(metrics, '0.5', '9.5') WHERE key = '0'")
     with pytest.raises(DataError, match=r"1 rows are not as they were written \('0'\)"):
         load_results(path)
 
 
-def test_two_runners_that_make_a_file_at_once(path, monkeypatch):
-    link = os.link
-
-    def late(source, target):
-        monkeypatch.undo()
-        with store(path) as first:
-            first.record(done("a"), '{"seed":1}')
-        link(source, target)
-
-    monkeypatch.setattr(os, "link", late)
-    with store(path) as second:
-        assert second.claim("a") is Claim.DONE
-    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
-
-
-def test_a_file_is_made_where_there_are_no_links(path, monkeypatch):
-    def refuse(source, target):
-        raise PermissionError
-
-    monkeypatch.setattr(os, "link", refuse)
+def test_files_of_the_second_layout_are_read_and_written(path):
+    expected = _filled(path)
+    execute(path, "CREATE TABLE claims (key TEXT PRIMARY KEY, run TEXT NOT NULL)")
+    execute(path, "CREATE TABLE runners (run TEXT PRIMARY KEY)")
+    execute(path, "PRAGMA user_version = 2")
+    assert _rows(path) == expected
     with store(path) as results:
-        results.record(done("a"), '{"seed":1}')
+        results.record([done("new")])
+    assert execute(path, "SELECT name FROM sqlite_master WHERE type = 'table'") == [("results",)]
+    assert len(_rows(path)) == len(expected) + 1
+
+
+def names(path):
+    return sorted(entry.name for entry in path.parent.iterdir())
+
+
+def test_a_file_is_made_whole(path, monkeypatch):
+    def interrupt(source, target):
+        assert not path.exists()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            store(path)
+    assert names(path) == [f".{path.name}.lock"]
+    with store(path) as results:
+        results.record([done("a")])
     assert len(load_results(path)) == 1
-    assert [entry.name for entry in path.parent.iterdir()] == [path.name]
+    assert names(path) == [f".{path.name}.lock", path.name]
+
+
+def test_outcomes_are_written_together_or_not_at_all(path):
+    with store(path) as results:
+        with pytest.raises(TypeError):
+            results.record([done("a"), None])
+        assert results.stored() == {}
+        results.record([done("a"), failed("b")])
+        assert results.stored() == {"a": "done", "b": "failed"}
+
+
+def test_one_process_writes_a_file_at_a_time(path):
+    with store(path), pytest.raises(DataError, match="another run is writing"):
+        store(path)
+    with store(path):
+        pass
 
 
 def _text(path):
@@ -416,7 +339,7 @@ def test_unusable_files_are_not_read(path, make, error, mend):
 @pytest.mark.parametrize("protected", ["file", "folder"])
 def test_write_protected_files_are_refused_but_read(path, protected):
     with store(path) as results:
-        results.record(done("a"), '{"seed":1}')
+        results.record([done("a")])
     target = path if protected == "file" else path.parent
     mode = target.stat().st_mode
     target.chmod(mode & ~0o222)

@@ -9,11 +9,11 @@ import pandas
 import pytest
 import torch
 
-from benchmarks._cells import cell_key
-from benchmarks._version import code_version, function_name, package_versions
-from benchmarks.results import Claim, ResultsStore, load_failures, load_results
-from benchmarks.runner import run_grid
+from benchmarks.runner import load_failures, load_results, run_grid
+from benchmarks.runner.results import ResultsStore
 from gpclml.errors import ArgumentError, DataError
+
+VERSIONS = dict.fromkeys(("python", "gpclml", "torch", "gpytorch", "botorch"), "1.0")
 
 
 @pytest.fixture
@@ -56,6 +56,20 @@ def test_edited_sources_are_computed_again(path, tmp_path):
         assert run(cells, grid_cells.faulty_cell, path, sources=(table,)).failed == 1
     assert len(load_failures(path)) == 1
     assert len(load_failures(path, code_version="all")) == 2
+
+
+def test_a_docstring_leaves_results_valid_and_a_statement_does_not(path, tmp_path, monkeypatch):
+    module = tmp_path / "some_cells.py"
+    module.write_text("def cell(configuration):\n    return {}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    import some_cells
+
+    assert run([{"seed": 1}], some_cells.cell, path).computed == 1
+    text = 'def cell(configuration):\n    """Makes nothing."""\n    return {}  # at all\n'
+    module.write_text(text)
+    assert run([{"seed": 1}], some_cells.cell, path).skipped == 1
+    module.write_text(text.replace("{}", "{'a': 1}"))
+    assert run([{"seed": 1}], some_cells.cell, path).computed == 1
 
 
 def test_failures_are_kept_and_retried_when_asked(path, tmp_path):
@@ -107,18 +121,6 @@ def test_unusable_metrics_are_failures(path, kind, error):
     assert row["curve"] == [0, 1, 2]
 
 
-def test_cells_of_a_living_runner_are_left_to_it(path):
-    cells, function = [{"seed": seed} for seed in range(4)], grid_cells.crashing_cell
-    del cells[2]
-    version = code_version(function)
-    with ResultsStore(path, function_name(function), version, package_versions()) as other:
-        assert other.claim(cell_key(cells[1], version)) is Claim.GRANTED
-        summary = run(cells, function, path)
-        assert (summary.computed, summary.elsewhere, summary.complete) == (2, 1, False)
-        assert "1 with another runner" in str(summary)
-    assert run(cells, function, path).complete
-
-
 def test_interrupt_keeps_what_ended(path, tmp_path, capfd):
     mend = tmp_path / "mend"
     cells = [{"seed": seed, "mend": str(mend)} for seed in range(6)]
@@ -164,12 +166,40 @@ def test_numbers_do_not_depend_on_the_number_of_jobs(path, tmp_path):
     )
 
 
-def test_a_crashed_worker_costs_one_cell(path):
-    cells = [{"seed": seed} for seed in range(8)]
-    summary = run(cells, grid_cells.crashing_cell, path, jobs=2)
-    assert (summary.computed, summary.failed) == (7, 1)
-    assert load_failures(path)["seed"].tolist() == [2]
+def test_a_cell_whose_worker_was_lost_is_computed_again(path, tmp_path):
+    grid = grid_cells.lethal_grid(tmp_path, 8, lethal=3)
+    summary = run(grid, grid_cells.lethal_cell, path, jobs=2)
+    assert (summary.computed, summary.complete) == (8, True)
+    undisturbed = tmp_path / "undisturbed.sqlite"
+    run(grid, grid_cells.lethal_cell, undisturbed)
+    pandas.testing.assert_frame_equal(
+        load_results(path), load_results(undisturbed), check_exact=True
+    )
+
+
+def test_a_cell_that_costs_its_workers_is_computed_four_times(path, tmp_path):
+    grid = grid_cells.lethal_grid(tmp_path, 4, lethal=1, when="always")
+    summary = run(grid, grid_cells.lethal_cell, path, jobs=2)
+    assert (summary.computed, summary.failed) == (3, 1)
+    assert load_failures(path)["seed"].tolist() == [1]
     assert load_failures(path)["_error_type"].tolist() == ["TerminatedWorkerError"]
+    assert (tmp_path / "1").read_text() == "+" * 4
+    assert max(len((tmp_path / str(seed)).read_text()) for seed in (0, 2, 3)) <= 2
+
+
+def test_a_second_run_on_an_open_file_is_refused_before_any_cell(path, tmp_path):
+    log = tmp_path / "log"
+    cells = [{"seed": 1, "log": str(log), "quiet": True}]
+    link = tmp_path / "link.sqlite"
+    link.symlink_to(path)
+    with ResultsStore(path, "module:cell", "v1", VERSIONS):
+        for name in (path, link):
+            with pytest.raises(DataError, match=r"another run is writing.*Wait") as caught:
+                run(cells, grid_cells.counted_cell, name)
+            assert str(path) in str(caught.value)
+        assert load_results(path).empty  # it may be read meanwhile
+    assert not log.exists()
+    assert run(cells, grid_cells.counted_cell, link).complete
 
 
 def test_progress_is_shown_on_stderr_when_asked(path, capfd):
@@ -190,6 +220,7 @@ def test_progress_is_shown_on_stderr_when_asked(path, capfd):
         ({"jobs": 2, "backend": "multiprocessing"}, "backend.*loky"),
         ({"jobs": 2, "backend": "carrier pigeon"}, "backend.*loky"),
         ({"backend": "carrier pigeon"}, "backend.*loky"),
+        ({"backend": "ray"}, "backend.*dask.*loky"),
         ({"address": "tcp://127.0.0.1:8786"}, "address.*dask"),
         ({"environment": {"GPCLML_DATA": None}}, "environment"),
         ({"sources": ("no_such_module",)}, "sources"),
@@ -201,11 +232,10 @@ def test_bad_arguments_are_refused(path, options, match):
     assert not path.exists()
 
 
-@pytest.mark.parametrize(("backend", "package"), [("dask", "distributed"), ("ray", "ray")])
-def test_clusters_need_their_package(path, monkeypatch, backend, package):
-    monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
-    with pytest.raises(ArgumentError, match=f"backend.*{package}.*pip install"):
-        run(grid_cells.cholesky_grid(1), grid_cells.cholesky_cell, path, backend=backend)
+def test_a_cluster_needs_its_package(path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "distributed", None)  # as if it were not installed
+    with pytest.raises(ArgumentError, match=r"backend.*distributed.*pip install"):
+        run(grid_cells.cholesky_grid(1), grid_cells.cholesky_cell, path, backend="dask")
     assert not path.exists()
 
 

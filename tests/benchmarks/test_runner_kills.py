@@ -1,4 +1,4 @@
-"""Sweeps in processes of their own: killed, interrupted, and two on one file."""
+"""Runs in processes of their own: killed, interrupted, and two on one file."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ import pandas
 import pytest
 from grid_cells import wait_for
 
-from benchmarks.results import load_results
-from benchmarks.runner import run_grid
+from benchmarks.runner import load_results, run_grid
+from gpclml.errors import DataError
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="sends POSIX signals")
@@ -54,11 +54,11 @@ def start(process):
     process.stdin.flush()
 
 
-def rows(path, table="results"):
+def rows(path):
     """Number of rows, or 0 before the file is made."""
     try:
         with contextlib.closing(sqlite3.connect(f"file:{path}?mode=rw", uri=True)) as connection:
-            return connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+            return connection.execute("SELECT count(*) FROM results").fetchone()[0]
     except sqlite3.OperationalError:
         return 0
 
@@ -113,7 +113,6 @@ def test_five_times_killed_a_sweep_gives_the_undisturbed_table(tmp_path):
     gate.write_text(str(len(grid)))
     summary = run_grid(grid, grid_cells.gated_cell, path, jobs=2, progress=False)
     assert (summary.skipped, summary.computed) == (saved[-1], len(grid) - saved[-1])
-    assert rows(path, "claims") == rows(path, "runners") == 0
     undisturbed = tmp_path / "undisturbed.sqlite"
     run_grid(grid, grid_cells.gated_cell, undisturbed, progress=False)
     pandas.testing.assert_frame_equal(
@@ -121,34 +120,25 @@ def test_five_times_killed_a_sweep_gives_the_undisturbed_table(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    "options", [{}, pytest.param({"batch": "shared_batch"}, marks=pytest.mark.slow)]
-)
-def test_two_runners_on_one_file_share_the_cells(tmp_path, options):
-    path, log = tmp_path / "shared.sqlite", tmp_path / "log"
-    grid = [{"seed": seed, "log": str(log), "quiet": False} for seed in range(30)]
-    with (
-        sweep(grid, grid_cells.shared_cell, path, **options) as one,
-        sweep(grid, grid_cells.shared_cell, path, **options) as other,
-    ):
-        for process in (one, other):
-            start(process)
-        outputs = [process.communicate(timeout=600) for process in (one, other)]
-        assert one.returncode == other.returncode == 0, outputs
-    computed = [json.loads(output)["computed"] for output, _ in outputs]
-    assert sum(computed) == len(grid)
-    assert min(computed) > 0
-    assert sorted(map(int, log.read_text().split())) == list(range(len(grid)))
-    table = load_results(path)
-    assert dict(zip(table["seed"], table["square"], strict=True)) == {
-        seed: seed**2 for seed in range(len(grid))
-    }
-    assert sorted(table["process"].value_counts()) == sorted(computed)
+def test_a_second_run_is_refused_until_the_first_is_killed(tmp_path):
+    path, gate = tmp_path / "shared.sqlite", tmp_path / "gate"
+    grid = grid_cells.gated_grid(gate, 4)
+    gate.write_text("2")
+    with sweep(grid, grid_cells.gated_cell, path, jobs=2) as process:
+        start(process)
+        wait_for(lambda: rows(path) == 2)
+        with pytest.raises(DataError, match="another run is writing"):
+            run_grid(grid, grid_cells.gated_cell, path, progress=False)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        gate.write_text("4")
+        summary = run_grid(grid, grid_cells.gated_cell, path, progress=False)
+    assert (summary.skipped, summary.computed) == (2, 2)
 
 
 @pytest.mark.parametrize("options", [{"jobs": 1}, {"jobs": 2}, BATCHED, DASK])
 @pytest.mark.usefixtures("interruptible")
-def test_ctrl_c_saves_what_ended_and_releases_claims(tmp_path, options):
+def test_ctrl_c_saves_what_ended(tmp_path, options):
     path, log = tmp_path / "stopped.sqlite", tmp_path / "log"
     grid = [{"seed": seed, "log": str(log), "quiet": True} for seed in range(1000)]
     with sweep(grid, grid_cells.counted_cell, path, **options) as process:
@@ -161,4 +151,3 @@ def test_ctrl_c_saves_what_ended_and_releases_claims(tmp_path, options):
     assert f"{saved} of 1000 cells are saved in {path}" in message
     assert "resume" in message
     assert 2 < saved < 1000
-    assert rows(path, "claims") == rows(path, "runners") == 0

@@ -11,7 +11,7 @@ import torch
 from table_files import register, smooth_rows, write_table
 from typer.testing import CliRunner
 
-from benchmarks.results import load_results
+from benchmarks.runner import load_results
 from benchmarks.uci.commands import app
 from benchmarks.uci.grid import make_grid, named_products
 from benchmarks.uci.provenance import commands_of

@@ -12,7 +12,7 @@ from benchmarks._markdown import code, section, table
 from benchmarks._provenance import describe_cells
 from benchmarks.evidence.ledger.claims import Claim, Experiment
 from benchmarks.evidence.ledger.experiments import EXPERIMENTS
-from benchmarks.results import load_failures, load_results
+from benchmarks.runner import load_failures, load_results
 from gpclml.errors import DataError
 
 if TYPE_CHECKING:

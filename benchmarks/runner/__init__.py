@@ -1,0 +1,21 @@
+"""Runs a grid of cells on several workers and keeps each result in one SQLite file.
+
+A cell is a configuration, a dictionary of JSON values; a cell function makes metrics of it.
+:func:`run_grid` computes the cells that a results file lacks, :func:`load_results` reads them.
+"""
+
+from benchmarks.runner.cells import Batches, cell_key
+from benchmarks.runner.code import code_version, package_versions
+from benchmarks.runner.grid import GridSummary, run_grid
+from benchmarks.runner.results import load_failures, load_results
+
+__all__ = [
+    "Batches",
+    "GridSummary",
+    "cell_key",
+    "code_version",
+    "load_failures",
+    "load_results",
+    "package_versions",
+    "run_grid",
+]

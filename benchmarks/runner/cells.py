@@ -1,0 +1,284 @@
+"""Cells of a grid: their keys, which are computed together, and what a worker makes of them."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import socket
+import time
+import traceback
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from benchmarks._allocator import keep_freed_memory
+from benchmarks._environment import variables
+from gpclml.errors import ArgumentError
+
+__all__ = [
+    "BatchError",
+    "Batches",
+    "Cell",
+    "CellFunction",
+    "Outcome",
+    "Work",
+    "canonical_json",
+    "cell_key",
+    "group_cells",
+    "plan_cells",
+]
+
+CellFunction = Callable[[dict[str, Any]], Mapping[str, Any]]
+BatchFunction = Callable[[list[dict[str, Any]]], list[Mapping[str, Any] | Exception]]
+
+
+class Cell(NamedTuple):
+    """A cell of a grid: its key in the results file, and its configuration as JSON text."""
+
+    key: str
+    configuration: str
+
+
+@dataclass(frozen=True)
+class Batches:
+    """How cells are computed several at a time.
+
+    The results must be those of the cell function, to numerical tolerance: cells are saved
+    under the same keys.
+
+    Args:
+        function: Importable ``function(configurations) -> answers``: one entry a cell, in
+            order, its metrics or the exception that ended it. When the function itself
+            raises, each cell of the batch is computed alone by the cell function.
+        label: Label of a configuration; cells of one label may be computed together.
+        size: Most cells in a batch with this one; 1: alone, by the cell function.
+    """
+
+    function: BatchFunction
+    label: Callable[[dict[str, Any]], Hashable]
+    size: Callable[[dict[str, Any]], int]
+
+
+class BatchError(RuntimeError):
+    """A batch function failed as a whole; says with what."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one cell: metrics as JSON text, or the error that ended it.
+
+    Args:
+        key: Key of the cell.
+        configuration: Its configuration as JSON text.
+        seconds: Wall time of the cell function; of a batch, the cell's equal share.
+        host: Name of the machine that computed it.
+        metrics: JSON text of the metrics; None if the cell failed.
+        error_type: Class name of the error.
+        error_message: Text of the error.
+        traceback: Where the error arose.
+    """
+
+    key: str
+    configuration: str
+    seconds: float
+    host: str
+    metrics: str | None = None
+    error_type: str | None = None
+    error_message: str | None = None
+    traceback: str | None = None
+
+    @classmethod
+    def done(cls, cell: Cell, metrics: object, seconds: float) -> Outcome:
+        """Of a cell that returned in this process; it fails if its metrics cannot be saved."""
+        try:
+            text = _metrics_json(metrics, json.loads(cell.configuration))
+        except Exception as error:
+            return cls.failed(cell, error, seconds)
+        return cls(*cell, seconds, socket.gethostname(), metrics=text)
+
+    @classmethod
+    def failed(cls, cell: Cell, error: BaseException, seconds: float) -> Outcome:
+        """Of a cell that an error ended."""
+        texts = (str(error), "".join(traceback.format_exception(error)))
+        # Without the lone surrogates that SQLite cannot hold.
+        message, where = (text.encode("utf-8", "backslashreplace").decode() for text in texts)
+        return cls(
+            *cell, seconds, socket.gethostname(), error_type=type(error).__name__,
+            error_message=message, traceback=where,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Work:
+    """Computes cells, in any process.
+
+    Args:
+        function: The cell function.
+        batch_function: Computes several cells; None if every task is one cell.
+        threads: Number of threads for torch and BLAS; what was set before is restored.
+        environment: Environment variables set meanwhile, and restored.
+        check: Called first; raises where this worker has other code than the driver.
+    """
+
+    function: CellFunction
+    batch_function: BatchFunction | None
+    threads: int
+    environment: Mapping[str, str]
+    check: Callable[[], None] | None = None
+
+    def __call__(self, cells: list[Cell]) -> list[Outcome] | BatchError:
+        """What came of the cells, in order, or the error that ended all of them at once.
+
+        Raises:
+            OtherCodeError: If this worker has other code than the driver.
+        """
+        if self.check is not None:  # a worker may join a cluster after the others' check
+            self.check()
+        keep_freed_memory()
+        configurations = [json.loads(cell.configuration) for cell in cells]
+        start = time.perf_counter()
+        try:
+            with _threads(self.threads), variables(self.environment):
+                start = time.perf_counter()
+                if len(cells) == 1 or self.batch_function is None:
+                    answers = [self.function(configuration) for configuration in configurations]
+                else:
+                    answers = self.batch_function(configurations)
+                share = (time.perf_counter() - start) / len(cells)
+            _check_answers(answers, len(cells))
+        except (Exception, SystemExit) as error:
+            if len(cells) == 1:
+                return [Outcome.failed(cells[0], error, time.perf_counter() - start)]
+            return BatchError(f"{type(error).__name__}: {error}")
+        return [
+            Outcome.failed(cell, answer, share)
+            if isinstance(answer, Exception)
+            else Outcome.done(cell, answer, share)
+            for cell, answer in zip(cells, answers, strict=True)
+        ]
+
+
+def canonical_json(value: object) -> str:
+    """JSON text that is equal for equal values, whatever the order of their keys.
+
+    Floats are written by ``repr``, so they return exactly; NaN and infinities are written
+    as ``NaN`` and ``Infinity``, which Python's own ``json`` reads back.
+
+    Raises:
+        TypeError: If a value is no JSON value, or a key is no string.
+    """
+    _check_keys(value)
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def cell_key(configuration: Mapping[str, Any], code_version: str) -> str:
+    """SHA-256 of a configuration together with the version of the code, hexadecimal."""
+    text = canonical_json({"code": code_version, "cell": dict(configuration)})
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def plan_cells(cells: Iterable[Mapping[str, Any]], code_version: str) -> list[Cell]:
+    """The cells of a grid in order; equal configurations are one.
+
+    Raises:
+        ArgumentError: If there is no cell, or one is not a JSON-serialisable dictionary, or
+            has a name that starts with an underscore (those are the columns of the table).
+    """
+    plan = {}
+    for place, cell in enumerate(cells):
+        if not isinstance(cell, Mapping):
+            raise ArgumentError(f"cells[{place}]", repr(cell), "a dictionary", "Name its settings.")
+        try:
+            plan[cell_key(cell, code_version)] = canonical_json(dict(cell))
+        except (TypeError, ValueError) as error:
+            fix = "Use strings, numbers, booleans, None, lists and dictionaries with string keys."
+            raise ArgumentError(f"cells[{place}]", error, "JSON values", fix) from None
+        _check_names(f"cells[{place}]", cell)
+    if not plan:
+        raise ArgumentError("cells", "no cell", "at least one", "Check what selects them.")
+    return [Cell(*item) for item in plan.items()]
+
+
+def group_cells(cells: Iterable[Cell], batches: Batches | None) -> list[list[Cell]]:
+    """Cells in groups of one label, none above its size, in the order of their first cells.
+
+    Raises:
+        ArgumentError: If a size is not a whole number from 1, or a label is not hashable.
+    """
+    groups, unfilled = [], {}
+    for cell in cells:
+        kind = (cell, 1) if batches is None else _kind(json.loads(cell.configuration), batches)
+        if len(unfilled.get(kind, ())) in (0, kind[1]):
+            groups.append([])
+            unfilled[kind] = groups[-1]
+        unfilled[kind].append(cell)
+    return groups
+
+
+def _kind(configuration: dict[str, Any], batches: Batches) -> tuple[Hashable, int]:
+    size, label = batches.size(configuration), batches.label(configuration)
+    if not isinstance(size, int) or size < 1:
+        fix = f"Return 1 where cells are to be computed alone, as {configuration}."
+        raise ArgumentError("batches.size", repr(size), "a whole number from 1", fix)
+    if not isinstance(label, Hashable):
+        raise ArgumentError("batches.label", repr(label), "a hashable label", "Return a tuple.")
+    return label, size
+
+
+def _metrics_json(metrics: object, configuration: Mapping[str, Any]) -> str:
+    if not isinstance(metrics, Mapping):
+        fix = "Let the cell function return {name: value}."
+        raise ArgumentError("metrics", type(metrics).__name__, "a dictionary", fix)
+    _check_keys(metrics)
+    _check_names("metrics", metrics)
+    shared = sorted(set(metrics) & set(configuration))
+    if shared:
+        raise ArgumentError("metrics", shared, "names not used by the cell", "Rename them.")
+    return json.dumps(dict(metrics), separators=(",", ":"), default=_plain)
+
+
+def _plain(value: Any) -> object:
+    """Tensors and arrays as numbers and lists."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"a metric of type {type(value).__name__} is not JSON serialisable")
+
+
+def _check_keys(value: object) -> None:
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if not isinstance(key, str):  # json would write 1 and "1" alike
+                raise TypeError(f"the key {key!r}, which is not a string")
+            _check_keys(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _check_keys(item)
+
+
+def _check_names(argument: str, names: Iterable[str]) -> None:
+    reserved = sorted(name for name in names if name.startswith("_"))
+    if reserved:
+        raise ArgumentError(argument, reserved, "names without leading underscore", "Rename them.")
+
+
+def _check_answers(answers: object, count: int) -> None:
+    if not isinstance(answers, list) or len(answers) != count:
+        got = f"{len(answers)} entries" if isinstance(answers, list) else type(answers).__name__
+        fix = "Return metrics or an exception for each cell, in order."
+        raise ArgumentError("answers of the batch function", got, f"a list of {count}", fix)
+
+
+@contextlib.contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Sets the threads of torch and of the BLAS libraries, and restores them."""
+    import threadpoolctl
+    import torch
+
+    before = torch.get_num_threads()
+    with threadpoolctl.threadpool_limits(count):
+        torch.set_num_threads(count)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)

@@ -1,0 +1,281 @@
+"""Runs a grid of cells: which of them wait, which are under way, what became of the rest."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import warnings
+from collections import deque
+from collections.abc import Iterable, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from tqdm import tqdm
+
+from benchmarks.runner.cells import (
+    Batches,
+    Cell,
+    CellFunction,
+    Outcome,
+    Work,
+    group_cells,
+    plan_cells,
+)
+from benchmarks.runner.code import check_code, code_version, function_name, package_versions
+from benchmarks.runner.executors import Answer, Workers, open_workers
+from benchmarks.runner.results import ResultsStore
+from gpclml.errors import ArgumentError
+
+__all__ = ["GridSummary", "run_grid"]
+
+NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
+RERUNS = 3  # of a cell whose worker was lost
+CHECK_SECONDS = 1.0  # between two checks that there still are workers
+
+
+@dataclass
+class GridSummary:
+    """How many cells of a grid were computed, and what became of the others.
+
+    Args:
+        path: The results file.
+        total: Number of distinct cells.
+        computed: Computed and saved by this run.
+        failed: Failed in this run.
+        skipped: Done before.
+        failed_before: Failed earlier and not tried again.
+        seconds: Wall time of this run.
+    """
+
+    path: Path
+    total: int
+    computed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    failed_before: int = 0
+    seconds: float = 0.0
+
+    @property
+    def complete(self) -> bool:
+        """Whether every cell of the grid is done."""
+        return self.computed + self.skipped == self.total
+
+    def __str__(self) -> str:
+        parts = [f"{self.computed + self.skipped} of {self.total} cells done"]
+        parts += [f"{self.computed} in this run ({self.seconds:.0f} s)"] if self.computed else []
+        failed = self.failed + self.failed_before
+        parts += [f"{failed} failed (see load_failures; retry_failed=True)"] if failed else []
+        return f"{', '.join(parts)}: {self.path}"
+
+
+def run_grid(
+    cells: Iterable[Mapping[str, Any]],
+    function: CellFunction,
+    results_path: str | os.PathLike,
+    *,
+    jobs: int = 1,
+    backend: str = "loky",
+    address: str | None = None,
+    batches: Batches | None = None,
+    environment: Mapping[str, str] = NO_VARIABLES,
+    retry_failed: bool = False,
+    progress: bool = True,
+    sources: Iterable[str | Path] = (),
+    threads_per_job: int = 1,
+) -> GridSummary:
+    """Computes the cells that a results file lacks, and saves each as soon as it ends.
+
+    A cell is known by its whole configuration and the version of the code, so an
+    interrupted run goes on where it was when the same call is made again. A failed cell
+    is saved with its error and the run goes on. This process alone writes the file; a second
+    run on it is refused as long as this one lives. When a worker is lost its cell is computed
+    again, three times at most, and then saved as failed.
+
+    Args:
+        cells: Configurations, JSON-serialisable dictionaries; equal ones are computed once.
+        function: Importable ``function(configuration) -> {metric: value}``. It gets a copy
+            of the configuration as JSON gives it back (lists for tuples), and seeds its own
+            random draws. Values are numbers, strings, lists, tensors or arrays.
+        results_path: The SQLite file; made if it is missing, in a folder that exists.
+        jobs: Number of worker processes; -1 for one a core. 1 with ``"loky"`` computes in
+            this process. A cluster with an address has its own number.
+        backend: ``"loky"``: processes of this machine. ``"dask"``: a cluster, whose workers
+            need the same code, packages and data, and one thread each.
+        address: Address of the cluster, such as ``"tcp://host:8786"``; without it one is
+            started on this machine for the run (in a script, below
+            ``if __name__ == "__main__"``).
+        batches: How cells are computed several at a time, if they are. The version of the
+            code covers the module of their function; name it in ``sources`` where a table
+            is also computed without batches.
+        environment: Environment variables that workers set around each cell, such as
+            ``GPCLML_DATA``, which a cluster does not inherit.
+        retry_failed: Whether to compute failed cells again.
+        progress: Whether to show a progress bar on stderr.
+        sources: What else decides a result: dotted names of modules, or paths of files.
+        threads_per_job: Number of torch and BLAS threads of a cell, however many jobs run.
+
+    Returns:
+        The number of cells by what became of them.
+
+    Raises:
+        ArgumentError: If an argument cannot be used, or a cluster cannot be reached or has
+            other code; before any cell is computed. Also when a cluster is lost later on.
+        DataError: If the results file cannot be used, or another run is writing it; before any
+            cell. Also when it fails later on.
+        KeyboardInterrupt: When interrupted; what ended is saved.
+
+    Example:
+        ```python
+        from benchmarks.bo.cells import SOURCES, run_cell
+        from benchmarks.bo.grid import make_grid
+
+        cells = make_grid(functions=("branin",), seeds=2)
+        print(run_grid(cells, run_cell, "bo.sqlite", jobs=2, sources=SOURCES))
+        ```
+    """
+    _check_options(jobs, threads_per_job, environment)
+    if batches is not None:
+        sources = (*sources, function_name(batches.function).partition(":")[0])
+    sources = [one.absolute() if isinstance(one, Path) else one for one in sources]
+    version, packages = code_version(function, sources), package_versions()
+    plan = plan_cells(cells, version)
+    check = partial(check_code, function, sources, {"code": version, **packages})
+    work = Work(
+        function, batches and batches.function, threads_per_job, dict(environment),
+        check=None if backend == "loky" else check,
+    )  # fmt: skip
+    with (
+        open_workers(backend, jobs, address, check) as workers,
+        ResultsStore(results_path, function_name(function), version, packages) as store,
+        tqdm(total=len(plan), disable=not progress, file=sys.stderr, unit="cell") as bar,
+    ):
+        run = _Run(store, plan, batches, retry_failed, bar)
+        run.compute(workers, work)
+        return run.summary
+
+
+@dataclass(eq=False)
+class _Task:
+    """Cells that a worker is handed at once, and how many workers were lost with them."""
+
+    cells: list[Cell]
+    losses: int = 0
+
+
+class _Run:
+    """The state of a run.
+
+    Args:
+        store: The results file, opened.
+        plan: All cells.
+        batches: Which of them may be computed together.
+        retry_failed: Whether to compute failed cells again.
+        bar: A tqdm bar over all cells.
+    """
+
+    def __init__(
+        self,
+        store: ResultsStore,
+        plan: list[Cell],
+        batches: Batches | None,
+        retry_failed: bool,
+        bar: Any,
+    ) -> None:
+        self.summary = GridSummary(store.path, len(plan))
+        self._store, self._bar = store, bar
+        self._start = time.perf_counter()
+        stored = store.stored()
+        fates = {"done": "skipped", "failed": "" if retry_failed else "failed_before"}
+        waiting = [cell for cell in plan if not fates.get(stored.get(cell.key, ""))]
+        self._tasks = deque(map(_Task, group_cells(waiting, batches)))
+        self._suspects: deque[_Task] = deque()  # whose worker was lost: computed one at a time
+        self._running: dict[Future, _Task] = {}
+        for cell in plan:
+            self._count(fates.get(stored.get(cell.key, ""), ""))
+
+    def compute(self, workers: Workers, work: Work) -> None:
+        """Computes all that waits."""
+        try:
+            self._fill(workers, work)
+            while self._running:
+                done, _ = wait(self._running, CHECK_SECONDS, FIRST_COMPLETED)
+                if not done:
+                    workers.check()
+                while done:  # no name keeps a future: a cluster forgets answers that are read
+                    future = done.pop()
+                    self._settle(self._running.pop(future), workers.answer(future))
+                    del future
+                self._fill(workers, work)
+        except KeyboardInterrupt:
+            for future in self._running:
+                if future.done() and not future.cancelled() and not future.exception():
+                    self._save(future.result())
+            saved = self.summary.computed + self.summary.skipped
+            text = f"{saved} of {self.summary.total} cells are saved in {self.summary.path}."
+            print(f"\nInterrupted: {text} Run the same command again to resume.", file=sys.stderr)
+            raise
+        finally:
+            self.summary.seconds = time.perf_counter() - self._start
+
+    def _fill(self, workers: Workers, work: Work) -> None:
+        """Hands tasks to workers that are free.
+
+        A lost worker takes its neighbours with it. So all tasks that ran beside it are computed
+        again one at a time, which tells the one that costs its workers from the others.
+        """
+        while self._suspects or self._tasks:
+            alone = bool(self._suspects)
+            if len(self._running) >= (1 if alone else workers.places):
+                return
+            task = (self._suspects if alone else self._tasks).popleft()
+            self._running[workers.submit(work, task.cells)] = task
+
+    def _settle(self, task: _Task, answer: Answer) -> None:
+        """Saves what came of a task; the cells of a batch that failed wait to be computed alone."""
+        if isinstance(answer, list):
+            self._save(answer)
+        elif isinstance(answer, BrokenProcessPool) and task.losses < RERUNS:
+            task.losses += 1
+            self._suspects.append(task)
+        elif len(task.cells) == 1:
+            self._save([Outcome.failed(task.cells[0], answer, 0.0)])
+        else:
+            self._tasks.extend(_Task([cell]) for cell in task.cells)
+            text = f"A batch of {len(task.cells)} cells failed and is computed cell by cell"
+            warnings.warn(f"{text}: {answer}", RuntimeWarning, stacklevel=1)
+
+    def _save(self, outcomes: Answer) -> None:
+        if not isinstance(outcomes, list):
+            return
+        try:
+            self._store.record(outcomes)
+        except KeyboardInterrupt:  # these cells have ended, so they are saved first
+            self._store.record(outcomes)
+            raise
+        finally:
+            for outcome in outcomes:
+                self._count("failed" if outcome.metrics is None else "computed")
+
+    def _count(self, fate: str) -> None:
+        if fate:
+            setattr(self.summary, fate, getattr(self.summary, fate) + 1)
+            failed = self.summary.failed + self.summary.failed_before
+            self._bar.set_postfix(failed=failed, refresh=False)
+            self._bar.update()
+
+
+def _check_options(jobs: int, threads: int, environment: Mapping[str, str]) -> None:
+    if jobs == 0:
+        raise ArgumentError("jobs", jobs, "a number of processes, or -1 for all", "Use 1.")
+    if threads < 1:
+        raise ArgumentError("threads_per_job", threads, "at least 1", "Use 1.")
+    for item in environment.items():
+        if not all(isinstance(text, str) for text in item):
+            fix = "Leave out what is not to be set."
+            raise ArgumentError("environment", dict([item]), "strings by name", fix)
