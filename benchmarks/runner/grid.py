@@ -95,7 +95,7 @@ def run_grid(
     interrupted run goes on where it was when the same call is made again. A failed cell
     is saved with its error and the run goes on. This process alone writes the file; a second
     run on it is refused as long as this one lives. When a worker is lost its cell is computed
-    again, three times at most, and then saved as failed.
+    again, three times at most, and then saved as failed with the error of the loss.
 
     Args:
         cells: Configurations, JSON-serialisable dictionaries; equal ones are computed once.
@@ -106,7 +106,9 @@ def run_grid(
         jobs: Number of worker processes; -1 for one a core. 1 with ``"loky"`` computes in
             this process. A cluster with an address has its own number.
         backend: ``"loky"``: processes of this machine. ``"dask"``: a cluster, whose workers
-            need the same code, packages and data, and one thread each.
+            need the same code, packages and data, and one thread each; how often a lost
+            worker's cell is computed again is its ``distributed.scheduler.allowed-failures``,
+            3 where nothing else is set.
         address: Address of the cluster, such as ``"tcp://host:8786"``; without it one is
             started on this machine for the run (in a script, below
             ``if __name__ == "__main__"``).

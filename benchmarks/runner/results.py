@@ -90,7 +90,7 @@ class ResultsStore:
         with contextlib.ExitStack() as stack:
             stack.enter_context(_only_driver(self.path))
             if not self.path.exists():
-                _make(self.path)
+                _make(self.path.resolve())  # a link stays one
             self._connection = stack.enter_context(_opened(self.path))
             with self._transaction() as connection:
                 _bring_up_to_date(connection)

@@ -262,6 +262,15 @@ def test_a_file_is_made_whole(path, monkeypatch):
     assert names(path) == [f".{path.name}.lock", path.name]
 
 
+def test_a_link_to_a_file_that_is_not_there_yet_stays_one(path):
+    link = path.with_name("link.sqlite")
+    link.symlink_to(path)
+    with store(link) as results:
+        results.record([done("a")])
+    assert link.is_symlink()
+    assert len(load_results(path)) == 1
+
+
 def test_outcomes_are_written_together_or_not_at_all(path):
     with store(path) as results:
         with pytest.raises(TypeError):
