@@ -26,6 +26,7 @@ pytest: $(VENV)/test.stamp
 lint: $(VENV)/test.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 
 types: $(VENV)/test.stamp
 	$(BIN)/pyright --pythonpath $(BIN)/python

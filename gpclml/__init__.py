@@ -1,3 +1,140 @@
-"""Conditional marginal likelihoods and their neighbours as GPyTorch objectives."""
+"""Conditional marginal likelihoods and their neighbours as GPyTorch objectives.
+
+The names that most programs use are offered here and imported when they are first asked for, so
+that ``import gpclml`` itself imports nothing. Everything else is in the packages:
+
+- ``mlls``: objectives ``mll(output, target)``; ``conditioning``: which points they hold out
+- ``models``, ``kernels``: models, kernels, means and feature maps
+- ``fit``: fits; ``evaluation``: scores and comparisons of models
+- ``inference``: posteriors of exact GPs; ``linalg``: densities of tensors
+- ``curvature``, ``evidence``, ``meta``: networks, evidence by other roads, few-shot tasks
+- ``datasets``, ``cli``, ``errors``
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpclml.conditioning import (
+        HeldOut,
+        KFold,
+        LastPoints,
+        LeaveOneOut,
+        RandomHoldout,
+        RandomOrderings,
+    )  # fmt: skip
+    from gpclml.curvature import GaussianWeightPrior
+    from gpclml.datasets import load
+    from gpclml.evaluation import (
+        Comparison,
+        compare,
+        conditional_log_marginal_likelihood,
+        joint_log_predictive,
+        learning_curve,
+        leave_one_out,
+        log_marginal_likelihood,
+        marginal_log_predictive,
+        plot_compare,
+        score_models,
+        stacking_weights,
+    )  # fmt: skip
+    from gpclml.evidence import psis_loo, waic
+    from gpclml.fit import FitWarning, fit_batch, fit_map, fit_mll, fit_networks, fit_online
+    from gpclml.inference import IterativePosterior
+    from gpclml.kernels import MLP, DeepKernel, NetworkMean
+    from gpclml.linalg import ConjugateGradients
+    from gpclml.meta import DeepKernelTransfer
+    from gpclml.mlls import (
+        ConditionalMarginalLogLikelihood,
+        LaplaceMarginalLogLikelihood,
+        LinearEvidenceLowerBound,
+        SumMarginalLogLikelihood,
+    )  # fmt: skip
+    from gpclml.models import BayesianLinearModel, GPRegression, LinearizedNetwork
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "MLP",
+    "BayesianLinearModel",
+    "Comparison",
+    "ConditionalMarginalLogLikelihood",
+    "ConjugateGradients",
+    "DeepKernel",
+    "DeepKernelTransfer",
+    "FitWarning",
+    "GPRegression",
+    "GaussianWeightPrior",
+    "HeldOut",
+    "IterativePosterior",
+    "KFold",
+    "LaplaceMarginalLogLikelihood",
+    "LastPoints",
+    "LeaveOneOut",
+    "LinearEvidenceLowerBound",
+    "LinearizedNetwork",
+    "NetworkMean",
+    "RandomHoldout",
+    "RandomOrderings",
+    "SumMarginalLogLikelihood",
+    "compare",
+    "conditional_log_marginal_likelihood",
+    "fit_batch",
+    "fit_map",
+    "fit_mll",
+    "fit_networks",
+    "fit_online",
+    "joint_log_predictive",
+    "learning_curve",
+    "leave_one_out",
+    "load",
+    "log_marginal_likelihood",
+    "marginal_log_predictive",
+    "plot_compare",
+    "psis_loo",
+    "score_models",
+    "stacking_weights",
+    "waic",
+]
+
+# In the order in which a name is looked for: those that take least to import come first.
+_ROOMS = (
+    "errors", "datasets", "conditioning", "mlls", "models", "evaluation", "fit", "kernels",
+    "inference", "linalg", "curvature", "evidence", "meta", "cli",
+)  # fmt: skip
+
+# Where the modules of releases before 0.1.0 are now; for one release.
+_MOVED = {
+    "bounds": "evidence.bounds", "botorch": "models.botorch", "calibration": "evaluation",
+    "command_line": "cli", "criteria": "evidence", "distributed": "fit.distributed",
+    "features": "kernels", "gaussians": "linalg.gaussians",
+    "held_out_densities": "inference.held_out_densities", "invariances": "curvature",
+    "means": "kernels", "missing": "inference.missing", "networks": "kernels.networks",
+    "observations": "inference.observations",
+    "observed_covariance": "inference.observed_covariance",
+    "orderings": "conditioning.orderings",
+    "output_likelihoods": "curvature.output_likelihoods", "partitions": "conditioning",
+    "posterior": "inference", "predictive": "inference.predictive", "report": "cli.report",
+    "sampling": "evidence.sampling", "scores": "evaluation", "solvers": "inference.solvers",
+    "tables": "cli.tables", "training_speed": "evidence.training_speed",
+    "units": "inference.units",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return importlib.import_module(f"gpclml.{name}")
+    if name in __all__:
+        for room in _ROOMS:
+            module = importlib.import_module(f"gpclml.{room}")
+            if name in module.__all__:
+                return getattr(module, name)
+    if name in _MOVED:
+        raise AttributeError(f"gpclml.{name} is now gpclml.{_MOVED[name]}.")
+    raise AttributeError(f"module 'gpclml' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *_ROOMS, "__version__"])

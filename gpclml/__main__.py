@@ -1,6 +1,6 @@
 """``python -m gpclml``."""
 
-from gpclml.command_line import main
+from gpclml.cli import main
 
 if __name__ == "__main__":
     main()

@@ -11,7 +11,7 @@ from gpytorch.likelihoods import Likelihood
 from gpytorch.mlls import MarginalLogLikelihood, SumMarginalLogLikelihood
 from torch import Tensor
 
-from gpclml.observations import likelihood_parameters
+from gpclml.inference.observations import likelihood_parameters
 
 __all__ = ["fixed_loss", "fresh_loss", "has_shared_parameters", "training_loss"]
 

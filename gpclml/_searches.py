@@ -21,8 +21,8 @@ from torch.distributions import Normal
 
 from gpclml._losses import fixed_loss
 from gpclml._optimize import LineSearchEnd, Record, StoppedError, line_search
+from gpclml.inference.observations import training_observations
 from gpclml.linalg import leave_one_out_moments
-from gpclml.observations import training_observations
 
 __all__ = ["FitWarning", "Problem", "Search", "are_constant", "search"]
 

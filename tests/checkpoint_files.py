@@ -11,10 +11,10 @@ from gpytorch.likelihoods import GaussianLikelihood
 from gpclml.conditioning import RandomHoldout
 from gpclml.curvature import Kronecker
 from gpclml.fit import fit_online
+from gpclml.kernels.networks import MLP
 from gpclml.meta import DeepKernelTransfer, PeriodicTasks, train_on_tasks
 from gpclml.mlls import ConditionalMarginalLogLikelihood, LaplaceMarginalLogLikelihood
 from gpclml.models import GPRegression, LinearizedNetwork
-from gpclml.networks import MLP
 
 
 def data(n=20, seed=0):

@@ -13,8 +13,8 @@ import traceback
 import torch
 import torch.distributed as dist
 
-from gpclml.distributed import DistributedConditioning
-from gpclml.distributed._processes import Processes
+from gpclml.fit.distributed import DistributedConditioning
+from gpclml.fit.distributed._processes import Processes
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
 
@@ -29,7 +29,7 @@ def run(function, world, folder, *args, hanging=None, limit=LONG / 2):
     """What ``function(rank, *args)`` returns in each process; None of those that do not end."""
     context = multiprocessing.get_context("forkserver")
     # Optimizers import the last one when first made, which takes seconds.
-    context.set_forkserver_preload(["gpclml.distributed", "gpclml.models", "torch._dynamo"])
+    context.set_forkserver_preload(["gpclml.fit.distributed", "gpclml.models", "torch._dynamo"])
     children = [
         context.Process(target=_child, args=(function, rank, world, str(folder), args))
         for rank in range(world)

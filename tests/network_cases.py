@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import reference
-from gpclml.networks import MLP
+from gpclml.kernels.networks import MLP
 
 N = 7
 

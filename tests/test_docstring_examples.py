@@ -17,19 +17,19 @@ from botorch.fit import fit_gpytorch_mll
 from botorch.models import ModelListGP, SingleTaskGP
 
 import gpclml
-from gpclml.botorch import DeepKernelGP
-from gpclml.compare import compare, plot_compare, score_models
 from gpclml.curvature import GaussianWeightPrior
+from gpclml.evaluation import compare, plot_compare, score_models
+from gpclml.evaluation.scores import learning_curve, log_marginal_likelihood
+from gpclml.kernels.networks import MLP
 from gpclml.meta import ImageTasks
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import BayesianLinearModel, GPRegression, LinearizedNetwork
-from gpclml.networks import MLP
-from gpclml.scores import learning_curve, log_marginal_likelihood
+from gpclml.models.botorch import DeepKernelGP
 
 PACKAGES = [
-    "bounds", "compare", "conditioning", "curvature", "distributed", "features", "fit",
-    "gaussians", "invariances", "kernels", "means", "meta", "mlls", "models", "networks",
-    "sampling", "scores", "training_speed",
+    "conditioning", "curvature", "evaluation", "evidence.bounds", "evidence.sampling",
+    "evidence.training_speed", "fit", "fit.distributed", "kernels", "kernels.networks",
+    "linalg.gaussians", "meta", "mlls", "models",
 ]  # fmt: skip
 
 
@@ -115,12 +115,12 @@ def of_botorch() -> dict:
 
 
 SETUPS = {
-    "gpclml.botorch.deep_kernel_gp": of_botorch,
-    "gpclml.compare.ranking": comparison,
+    "gpclml.models.botorch": of_botorch,
+    "gpclml.evaluation.ranking": comparison,
     "gpclml.curvature.weight_prior": of_a_network,
     "gpclml.fit.map": of_a_network,
-    "gpclml.gaussians.trainable": linear,
-    "gpclml.invariances": of_a_network,
+    "gpclml.linalg.gaussians.trainable": linear,
+    "gpclml.curvature.invariances": of_a_network,
     "gpclml.kernels.neural_tangent": of_a_network,
     "gpclml.meta.deep_kernel_transfer": few_shot,
     "gpclml.meta.episodes": of_images,
@@ -130,7 +130,7 @@ SETUPS = {
     "gpclml.models.bayesian_linear_model": of_one_column,
     "gpclml.models.linearized_gp": of_a_network,
     "gpclml.models.linearized_network": of_a_network,
-    "gpclml.training_speed.losses": training,
+    "gpclml.evidence.training_speed.losses": training,
 }
 
 

@@ -1,4 +1,4 @@
-"""Figures of Lotfi et al. (2022), recomputed in float64; conventions as in gpclml.scores."""
+"""Figures of Lotfi et al. (2022), recomputed in float64; conventions as in gpclml.evaluation."""
 
 from __future__ import annotations
 
@@ -13,6 +13,12 @@ from torch import Tensor
 import reference
 from benchmarks.evidence.ledger.fourier import fourier_data
 from gpclml.conditioning import HeldOut, LastPoints, RandomOrderings
+from gpclml.evaluation.scores import (
+    conditional_log_marginal_likelihood,
+    joint_log_predictive,
+    log_marginal_likelihood,
+    marginal_log_predictive,
+)
 from gpclml.fit import fit_mll
 from gpclml.linalg import (
     block_conditional_log_densities,
@@ -21,12 +27,6 @@ from gpclml.linalg import (
 )
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
-from gpclml.scores import (
-    conditional_log_marginal_likelihood,
-    joint_log_predictive,
-    log_marginal_likelihood,
-    marginal_log_predictive,
-)
 
 
 @pytest.fixture(scope="module")

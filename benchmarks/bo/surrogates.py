@@ -96,7 +96,7 @@ def feature_share(model: torch.nn.Module) -> float:
 def _make(surrogate: str, x: Tensor, y: Tensor, seed: int) -> torch.nn.Module:
     from botorch.models import SingleTaskGP
 
-    from gpclml.botorch import DeepKernelGP
+    from gpclml.models.botorch import DeepKernelGP
 
     if has_network(surrogate):
         return DeepKernelGP(x, y, input_transform=None, feature_share=_FEATURE_SHARE, seed=seed)

@@ -20,8 +20,8 @@ from benchmarks.dkt.sources import (
 )
 from gpclml import datasets
 from gpclml.errors import UnknownNameError
+from gpclml.kernels.networks import MLP
 from gpclml.meta import Conv3, Conv4, ConvBlocks
-from gpclml.networks import MLP
 
 __all__ = ["STUDIES", "Study", "study_named"]
 

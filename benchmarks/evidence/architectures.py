@@ -19,16 +19,16 @@ from benchmarks.evidence.training import (
     predictive_scores,
     trained,
 )
-from gpclml.calibration import fit_temperature
-from gpclml.fit import fit_hyperparameters
-from gpclml.mlls import LaplaceMarginalLogLikelihood
-from gpclml.sampling import (
+from gpclml.evaluation.calibration import fit_temperature
+from gpclml.evidence.sampling import (
     SampledConditional,
     conditional_log_density,
     conditional_split,
     rescaled,
     sampled_outputs,
 )
+from gpclml.fit import fit_hyperparameters
+from gpclml.mlls import LaplaceMarginalLogLikelihood
 
 __all__ = ["run_architecture"]
 

@@ -11,10 +11,10 @@ import torch
 from benchmarks.evidence.data import images
 from benchmarks.evidence.networks import network
 from benchmarks.evidence.training import CLASSES, objective, trained
+from gpclml.conditioning.partitions import class_partition, random_partition
 from gpclml.curvature import BlockDiagonal, Diagonal, Full, Kernel, Kronecker
 from gpclml.errors import UnknownNameError
 from gpclml.mlls import LaplaceMarginalLogLikelihood
-from gpclml.partitions import class_partition, random_partition
 
 __all__ = ["ESTIMATORS", "STRUCTURES", "run_estimator"]
 

@@ -12,8 +12,8 @@ from benchmarks.evidence.data import images, rotated
 from benchmarks.evidence.networks import network
 from benchmarks.evidence.training import CLASSES, objective, outputs_at, predictive_scores, trained
 from gpclml.curvature import Kernel
+from gpclml.curvature.invariances import AffineAugmentation, AveragedNetwork
 from gpclml.fit import fit_online
-from gpclml.invariances import AffineAugmentation, AveragedNetwork
 
 __all__ = ["run_invariance"]
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gpclml.errors import ArgumentError
-from gpclml.networks import MLP
+from gpclml.kernels.networks import MLP
 
 __all__ = ["ARCHITECTURES", "network"]
 

@@ -22,11 +22,11 @@ from benchmarks.evidence.training import (
 )
 from gpclml.curvature import GaussianWeightPrior
 from gpclml.datasets import load, split
+from gpclml.evidence.sampling import linearized_outputs, marginal_log_densities
 from gpclml.fit import fit_map, fit_online
+from gpclml.kernels.networks import MLP
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork, Standardizer
-from gpclml.networks import MLP
-from gpclml.sampling import linearized_outputs, marginal_log_densities
 
 __all__ = ["run_regression", "run_search"]
 

@@ -9,12 +9,12 @@ import torch
 from gpytorch.likelihoods import SoftmaxLikelihood
 from torch import Tensor
 
-from gpclml.calibration import expected_calibration_error
 from gpclml.curvature import GaussianWeightPrior, Kronecker
+from gpclml.evaluation.calibration import expected_calibration_error
+from gpclml.evidence.sampling import marginal_log_densities
 from gpclml.fit import fit_map
 from gpclml.mlls import LaplaceEvidence, LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
-from gpclml.sampling import marginal_log_densities
 
 __all__ = ["CLASSES", "evidence_of_all", "objective", "outputs_at", "predictive_scores", "trained"]
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.runner.cells import Outcome
-from gpclml._files import sync_folder, temporary_name
+from gpclml._utils.files import sync_folder, temporary_name
 from gpclml.errors import ArgumentError, DataError
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from benchmarks.speed.header import describe_run
 from benchmarks.speed.timing import interleaved_times, ratios
 from gpclml.curvature import GaussianWeightPrior, Kernel, Kronecker
 from gpclml.errors import UnknownNameError
+from gpclml.kernels.networks import MLP
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
-from gpclml.networks import MLP
 
 __all__ = ["measure_evidence"]
 

@@ -17,9 +17,9 @@ from benchmarks.speed.header import describe_run
 from benchmarks.speed.linear_memory import FAMILIES, bound_memory
 from benchmarks.speed.timing import interleaved_times
 from gpclml.errors import UnknownNameError
-from gpclml.features import FourierFeatures
+from gpclml.evaluation.scores import learning_curve
+from gpclml.kernels import FourierFeatures
 from gpclml.models import BayesianLinearModel, GPRegression
-from gpclml.scores import learning_curve
 
 __all__ = ["measure_curves", "measure_memory"]
 

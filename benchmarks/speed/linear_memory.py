@@ -9,8 +9,8 @@ import torch
 
 from benchmarks.speed.resident_memory import bytes_printed_by, highest_resident, start_of_peak
 from gpclml.errors import UnknownNameError
-from gpclml.features import RandomFourierFeatures
-from gpclml.gaussians import DiagonalFamily, FullFamily, GaussianFamily, LowRankFamily
+from gpclml.kernels import RandomFourierFeatures
+from gpclml.linalg.gaussians import DiagonalFamily, FullFamily, GaussianFamily, LowRankFamily
 from gpclml.mlls import LinearEvidenceLowerBound
 from gpclml.models import BayesianLinearModel
 

@@ -23,8 +23,8 @@ from gpclml.conditioning import (
     RandomOrderings,
 )
 from gpclml.errors import UnknownNameError
+from gpclml.inference.solvers import Solver
 from gpclml.mlls import ConditionalMarginalLogLikelihood
-from gpclml.solvers import Solver
 
 __all__ = [
     "BASE",

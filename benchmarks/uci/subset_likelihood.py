@@ -12,8 +12,8 @@ from gpytorch.models import ExactGP
 from torch import Tensor
 
 from gpclml.conditioning import RandomHoldout
+from gpclml.inference.observations import Observations, observations, training_observations
 from gpclml.linalg import conditional_log_density, permute, take
-from gpclml.observations import Observations, observations, training_observations
 
 __all__ = ["SubsetMarginalLogLikelihood"]
 

@@ -4,8 +4,8 @@ from botorch.fit import fit_gpytorch_mll
 from botorch.models import ModelListGP, SingleTaskGP
 from botorch.optim import optimize_acqf
 
-from gpclml.botorch import DeepKernelGP
 from gpclml.mlls import ConditionalMarginalLogLikelihood, SumMarginalLogLikelihood
+from gpclml.models.botorch import DeepKernelGP
 
 torch.manual_seed(0)
 x = torch.rand(20, 2, dtype=torch.float64)

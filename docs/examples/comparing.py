@@ -1,8 +1,8 @@
 from gpytorch.kernels import LinearKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
-from gpclml.compare import plot_compare, score_models
 from gpclml.datasets import load
+from gpclml.evaluation import plot_compare, score_models
 from gpclml.fit import fit_mll
 from gpclml.models import GPRegression
 

@@ -1,8 +1,8 @@
 from gpclml.conditioning import RandomHoldout, RandomOrderings
 from gpclml.datasets import load
+from gpclml.evaluation.scores import conditional_log_marginal_likelihood
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
-from gpclml.scores import conditional_log_marginal_likelihood
 
 data = load("diabetes")
 x, y = data.inputs[:100], data.targets[:100]

@@ -1,7 +1,7 @@
 import torch
 
 from gpclml.conditioning import RandomHoldout
-from gpclml.distributed import DistributedConditioning, SharedTraining
+from gpclml.fit.distributed import DistributedConditioning, SharedTraining
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
 

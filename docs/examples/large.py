@@ -2,10 +2,10 @@ import torch
 
 from gpclml.conditioning import RandomHoldout
 from gpclml.fit import fit_mll
+from gpclml.inference import IterativePosterior
 from gpclml.linalg import ConjugateGradients
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
-from gpclml.posterior import IterativePosterior
 
 generator = torch.Generator().manual_seed(0)
 x = torch.rand(3000, 4, generator=generator, dtype=torch.float64)

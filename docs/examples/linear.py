@@ -2,18 +2,18 @@ import math
 
 import torch
 
-from gpclml.bounds import evidence_bound
 from gpclml.conditioning import RandomOrderings
-from gpclml.features import FourierFeatures
-from gpclml.gaussians import DiagonalFamily, FullFamily, LowRankFamily
-from gpclml.mlls import LinearEvidenceLowerBound
-from gpclml.models import BayesianLinearModel
-from gpclml.scores import (
+from gpclml.evaluation.scores import (
     conditional_log_marginal_likelihood,
     learning_curve,
     log_marginal_likelihood,
 )
-from gpclml.training_speed import training_speed
+from gpclml.evidence.bounds import evidence_bound
+from gpclml.evidence.training_speed import training_speed
+from gpclml.kernels import FourierFeatures
+from gpclml.linalg.gaussians import DiagonalFamily, FullFamily, LowRankFamily
+from gpclml.mlls import LinearEvidenceLowerBound
+from gpclml.models import BayesianLinearModel
 
 generator = torch.Generator().manual_seed(0)
 x = 10 * torch.rand(100, generator=generator, dtype=torch.float64)

@@ -1,8 +1,8 @@
 from gpclml.datasets import load, split
+from gpclml.evaluation.scores import marginal_log_predictive
 from gpclml.fit import fit_mll
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
-from gpclml.scores import marginal_log_predictive
 
 data = load("diabetes")  # 442 patients, 10 columns; ships with scikit-learn
 train, test = split(data, seed=0).train, split(data, seed=0).test

@@ -6,6 +6,7 @@ draw on every device.
 """
 
 from gpclml.conditioning.fixed_points import HeldOut, LastPoints, LeaveOneOut
+from gpclml.conditioning.partitions import class_partition, random_partition
 from gpclml.conditioning.random_draws import KFold, RandomHoldout, RandomOrderings
 from gpclml.conditioning.strategy import Conditioning, Split
 
@@ -18,4 +19,6 @@ __all__ = [
     "RandomHoldout",
     "RandomOrderings",
     "Split",
+    "class_partition",
+    "random_partition",
 ]

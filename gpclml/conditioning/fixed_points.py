@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gpclml._arguments import checked
-from gpclml.conditioning._checks import check_below, integer, stack_by_size
+from gpclml._utils.arguments import checked
+from gpclml.conditioning.checks import check_below, integer, stack_by_size
 from gpclml.conditioning.strategy import Conditioning
 from gpclml.errors import ArgumentError
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from gpclml._arguments import checked
-from gpclml.conditioning._checks import check_below, integer, stack_by_size
+from gpclml._utils.arguments import checked
+from gpclml.conditioning.checks import check_below, integer, stack_by_size
 from gpclml.conditioning.strategy import Conditioning, Split
 from gpclml.errors import ArgumentError
 

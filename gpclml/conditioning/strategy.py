@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpclml._arguments import checked
-from gpclml.conditioning._checks import integer
+from gpclml._utils.arguments import checked
+from gpclml.conditioning.checks import integer
 from gpclml.errors import ArgumentError
 
 __all__ = ["Conditioning", "Split"]

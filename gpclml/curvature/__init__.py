@@ -8,12 +8,16 @@ A structure (:class:`Full`, :class:`BlockDiagonal`, :class:`Kronecker`, :class:`
 from gpclml.curvature._sample_gradients import Cotangents, sample_gradients
 from gpclml.curvature.dense import BlockDiagonal, DenseCurvature, Full
 from gpclml.curvature.diagonal import Diagonal, DiagonalCurvature
+from gpclml.curvature.invariances import AffineAugmentation, AveragedNetwork
 from gpclml.curvature.kernel import Kernel, KernelCurvature
 from gpclml.curvature.kronecker import Kronecker, KroneckerCurvature
+from gpclml.curvature.output_likelihoods import OutputLikelihood
 from gpclml.curvature.structure import Curvature, Structure
 from gpclml.curvature.weight_prior import GaussianWeightPrior
 
 __all__ = [
+    "AffineAugmentation",
+    "AveragedNetwork",
     "BlockDiagonal",
     "Cotangents",
     "Curvature",
@@ -26,6 +30,7 @@ __all__ = [
     "KernelCurvature",
     "Kronecker",
     "KroneckerCurvature",
+    "OutputLikelihood",
     "Structure",
     "sample_gradients",
 ]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, vjp, vmap
 
-from gpclml._arguments import checked
+from gpclml._utils.arguments import checked
 from gpclml.curvature._parameters import check_cotangents, check_network, fresh_parameters
 
 __all__ = ["Cotangents", "sample_gradients"]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from gpclml._arguments import checked
+from gpclml._utils.arguments import checked
 from gpclml.curvature._draws import normal_draws
 from gpclml.curvature._sample_gradients import Cotangents, sample_gradients
 from gpclml.curvature.structure import Curvature, Structure

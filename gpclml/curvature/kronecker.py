@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from gpclml._arguments import checked
+from gpclml._utils.arguments import checked
 from gpclml.curvature._draws import Draw, normal_draws
 from gpclml.curvature._layers import record_layers
 from gpclml.curvature._sample_gradients import Cotangents, sample_gradients

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gpclml._arguments import checked
+from gpclml._utils.arguments import checked
 from gpclml.curvature._parameters import layer_of
 from gpclml.errors import ArgumentError, UnknownNameError
 

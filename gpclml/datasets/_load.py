@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from gpclml._arguments import checked
+from gpclml._utils.arguments import checked
 from gpclml.datasets._embedded import EMBEDDED
 from gpclml.datasets._fetch import fetch
 from gpclml.datasets._table import read_table

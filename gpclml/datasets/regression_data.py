@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gpclml._arguments import checked
+from gpclml._utils.arguments import checked
 from gpclml.errors import ShapeError
 
 __all__ = ["RegressionData"]

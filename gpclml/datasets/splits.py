@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from gpclml._arguments import checked
+from gpclml._utils.arguments import checked
 from gpclml.datasets.regression_data import RegressionData
 from gpclml.errors import ArgumentError, ShapeError
 

@@ -13,10 +13,10 @@ from torch import Tensor
 from gpclml._upstream_settings import load_botorch
 from gpclml.conditioning import Split
 from gpclml.errors import NonFiniteError, UnsupportedError
+from gpclml.inference.observations import Observations, training_observations
 from gpclml.mlls import ConditionalMarginalLogLikelihood
-from gpclml.mlls._members import member_objectives
-from gpclml.models._stack import ModelStack
-from gpclml.observations import Observations, training_observations
+from gpclml.mlls.members import member_objectives
+from gpclml.models.stack import ModelStack
 
 __all__ = ["Batch"]
 

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpclml._checkpoint import (
+from gpclml._utils.checkpoint import (
     check_fingerprint,
     load_optimizer_state,
     read_checkpoint,
     restored,
     warn_of_no_fingerprint,
 )
-from gpclml._digests import digest, module_classes
+from gpclml._utils.digests import digest, module_classes
 from gpclml.curvature import Kernel
 from gpclml.errors import ArgumentError, DataError
 from gpclml.fit._weight_training import WeightTraining, check_finite

@@ -17,9 +17,9 @@ from gpclml._losses import fresh_loss
 from gpclml._optimize import StoppedError
 from gpclml.errors import NonFiniteError
 from gpclml.fit._deep_start import has_second_part, start_second_part
+from gpclml.inference.observations import training_observations
 from gpclml.linalg import leave_one_out_moments
 from gpclml.models import GPRegression, networks_of
-from gpclml.observations import training_observations
 
 __all__ = ["SubsetTraining"]
 

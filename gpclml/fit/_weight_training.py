@@ -9,11 +9,11 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from gpclml._finite import all_finite
+from gpclml._utils.finite import all_finite
+from gpclml.conditioning.partitions import class_partition, random_partition
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
-from gpclml.partitions import class_partition, random_partition
 
 __all__ = ["WeightTraining", "check_finite", "check_training"]
 

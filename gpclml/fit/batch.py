@@ -12,9 +12,9 @@ import torch
 from gpytorch.models import ExactGP
 from linear_operator.utils.errors import NanError, NotPSDError
 
-from gpclml._arguments import callers_level, checked
 from gpclml._losses import fixed_loss
 from gpclml._searches import FitWarning
+from gpclml._utils.arguments import callers_level, checked
 from gpclml.errors import ArgumentError, UnsupportedError
 from gpclml.fit._batch_steps import Batch
 from gpclml.fit._options import STEPS, check_step_options, frozen, optimizer_factory

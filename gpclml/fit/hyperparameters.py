@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from gpclml._arguments import checked
+from gpclml._utils.arguments import checked
 from gpclml.fit._online_run import OnlineRun
 from gpclml.fit._weight_training import check_training
 from gpclml.mlls import LaplaceMarginalLogLikelihood

@@ -9,9 +9,9 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from gpclml._arguments import checked
+from gpclml._utils.arguments import checked
 from gpclml.errors import ArgumentError, NonFiniteError, UnsupportedError
-from gpclml.gaussians import gaussian_kl
+from gpclml.linalg.gaussians import gaussian_kl
 from gpclml.mlls import LinearEvidenceLowerBound
 
 __all__ = ["LinearBoundFit", "fit_linear_bound"]

@@ -19,14 +19,14 @@ import torch
 from gpytorch.mlls import MarginalLogLikelihood
 from linear_operator.utils.errors import NanError, NotPSDError
 
-from gpclml._arguments import callers_level, checked
 from gpclml._losses import fixed_loss
 from gpclml._optimize import OptimizerFactory, StoppedError, stochastic
 from gpclml._searches import FitWarning, Problem, search
+from gpclml._utils.arguments import callers_level, checked
 from gpclml.errors import ArgumentError
 from gpclml.fit._options import STEPS, check_step_options, frozen, optimizer_factory
+from gpclml.kernels.networks import reset_network
 from gpclml.models import networks_of
-from gpclml.networks import reset_network
 
 __all__ = ["FitResult", "FitWarning", "fit_mll"]
 

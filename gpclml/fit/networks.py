@@ -12,8 +12,8 @@ import torch
 from gpytorch.mlls import MarginalLogLikelihood
 from torch import Tensor
 
-from gpclml._arguments import checked
 from gpclml._optimize import StoppedError
+from gpclml._utils.arguments import checked
 from gpclml.conditioning import KFold
 from gpclml.errors import ArgumentError, UnsupportedError
 from gpclml.fit._deep_start import drop_second_part, has_second_part

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from gpclml._arguments import checked
-from gpclml._checkpoint import write_checkpoint
+from gpclml._utils.arguments import checked
+from gpclml._utils.checkpoint import write_checkpoint
 from gpclml.errors import ArgumentError, UnknownNameError
 from gpclml.fit._online_run import CHECKPOINT, OnlineFit, OnlineRun
 from gpclml.fit._weight_training import check_training

@@ -9,9 +9,9 @@ from gpytorch.kernels import Kernel
 from linear_operator import LinearOperator
 from torch import Tensor
 
-from gpclml._arguments import checked
+from gpclml._utils.arguments import checked
 from gpclml.errors import UnsupportedError
-from gpclml.networks import apply_network
+from gpclml.kernels.networks import apply_network
 
 __all__ = ["DeepKernel"]
 

@@ -16,7 +16,7 @@ from linear_operator.operators import (
 )
 from torch import Tensor
 
-from gpclml._arguments import checked
+from gpclml._utils.arguments import checked
 from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
 
 __all__ = ["FeatureKernel"]

@@ -9,7 +9,7 @@ from gpytorch.constraints import Positive
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from gpclml._arguments import checked
+from gpclml._utils.arguments import checked
 from gpclml.errors import ArgumentError, UnsupportedError
 
 __all__ = ["JointSpectralMixtureKernel"]

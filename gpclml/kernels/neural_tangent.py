@@ -6,7 +6,7 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from gpclml._arguments import checked
+from gpclml._utils.arguments import checked
 from gpclml.curvature import GaussianWeightPrior, sample_gradients
 from gpclml.errors import ShapeError, UnsupportedError
 
@@ -19,7 +19,7 @@ class NeuralTangentKernel(Kernel):
     .. math:: k(x, x') = J_{w_*}(x) \, P_0^{-1} J_{w_*}(x')^\top
 
     (Jacot et al. 2018; Immer et al. 2021, Section 2). With the mean of
-    :class:`~gpclml.means.LinearizedMean` it makes the linearized network a GP. Differentiable in
+    :class:`~gpclml.kernels.LinearizedMean` it makes the linearized network a GP. Differentiable in
     prior precisions and in the points; the weights stay where they are.
 
     Args:

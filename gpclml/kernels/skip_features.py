@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gpclml._arguments import checked
+from gpclml._utils.arguments import checked
 from gpclml.errors import ArgumentError
-from gpclml.networks import MLP
+from gpclml.kernels.networks import MLP
 
 __all__ = ["SkipFeatures"]
 

@@ -15,7 +15,7 @@ from gpytorch.kernels import (
 )
 from torch import Tensor
 
-from gpclml._arguments import checked
+from gpclml._utils.arguments import checked
 from gpclml.errors import ArgumentError, ShapeError, UnknownNameError
 from gpclml.kernels.deep import DeepKernel
 

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gpclml._arguments import checked
+from gpclml._utils.arguments import checked
 from gpclml.errors import ArgumentError
 from gpclml.linalg._checks import check_indices, check_residual, refuse_double_backward
 from gpclml.linalg._products import symmetric_product

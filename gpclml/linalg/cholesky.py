@@ -9,7 +9,7 @@ from linear_operator.utils.errors import NotPSDError
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
-from gpclml._arguments import callers_level, checked
+from gpclml._utils.arguments import callers_level, checked
 from gpclml.errors import ArgumentError, NonFiniteError
 
 __all__ = ["DOUBLE_UP_TO", "factorization_dtype", "safe_cholesky"]

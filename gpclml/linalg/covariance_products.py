@@ -12,7 +12,7 @@ from linear_operator.operators import LinearOperator
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from gpclml._arguments import checked
+from gpclml._utils.arguments import checked
 from gpclml.errors import ArgumentError
 
 __all__ = ["CovarianceProducts", "NoisyCovariance", "OperatorProducts", "RowProducts"]

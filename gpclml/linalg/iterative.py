@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from gpclml._arguments import checked
+from gpclml._utils.arguments import checked
 from gpclml.errors import ArgumentError, NotConvergedError
 from gpclml.linalg._checks import check_indices, check_residual
 from gpclml.linalg.cholesky import safe_cholesky

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gpclml._arguments import checked
+from gpclml._utils.arguments import checked
 from gpclml.linalg._checks import check_gaussian, check_indices, check_residual
 from gpclml.linalg.cholesky import safe_cholesky
 from gpclml.linalg.low_rank import LowRankPlusDiagonal

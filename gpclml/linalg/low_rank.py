@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpclml._arguments import checked
+from gpclml._utils.arguments import checked
 from gpclml.errors import ShapeError
 from gpclml.linalg.cholesky import safe_cholesky
 from gpclml.linalg.permutations import take, take_rows

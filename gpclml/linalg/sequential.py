@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from gpclml._arguments import checked
+from gpclml._utils.arguments import checked
 from gpclml.linalg._checks import (
     check_gaussian,
     check_indices,

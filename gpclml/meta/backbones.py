@@ -7,9 +7,9 @@ import itertools
 import torch
 from torch import Tensor
 
-from gpclml._arguments import checked
+from gpclml._utils.arguments import checked
 from gpclml.errors import ArgumentError
-from gpclml.networks import reset_network
+from gpclml.kernels.networks import reset_network
 
 __all__ = ["Conv3", "Conv4", "ConvBlocks"]
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal
 
-from gpclml._arguments import checked
+from gpclml._utils.arguments import checked
 
 __all__ = ["class_log_probabilities", "class_probabilities"]
 

@@ -14,12 +14,12 @@ from gpytorch.settings import lazily_evaluate_kernels
 from torch import Tensor
 from torch.distributions import Normal
 
-from gpclml._arguments import checked
+from gpclml._utils.arguments import checked
 from gpclml.errors import ArgumentError, ShapeError
+from gpclml.inference import evaluating, exact_posterior
+from gpclml.kernels.networks import check_finite_output
 from gpclml.meta._kernels import BATCH_NORM, SUPPORT_NORM, make_kernel
 from gpclml.meta.episodes import Episodes
-from gpclml.networks import check_finite_output
-from gpclml.posterior import evaluating, exact_posterior
 
 __all__ = ["DeepKernelTransfer", "one_vs_rest"]
 

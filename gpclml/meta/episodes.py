@@ -10,7 +10,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from gpclml._arguments import checked
+from gpclml._utils.arguments import checked
 from gpclml.errors import ArgumentError, ShapeError
 
 __all__ = [

@@ -10,9 +10,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from gpclml._arguments import checked
-from gpclml.calibration import expected_calibration_error
+from gpclml._utils.arguments import checked
 from gpclml.errors import ArgumentError
+from gpclml.evaluation.calibration import expected_calibration_error
 from gpclml.meta.class_probabilities import class_log_probabilities
 from gpclml.meta.deep_kernel_transfer import DeepKernelTransfer
 from gpclml.meta.episodes import Episodes

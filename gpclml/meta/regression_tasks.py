@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from gpclml._arguments import checked
+from gpclml._utils.arguments import checked
 from gpclml.errors import ArgumentError, ShapeError
 from gpclml.meta.episodes import (
     Episodes,

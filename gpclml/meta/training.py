@@ -15,8 +15,8 @@ import torch
 from gpytorch.mlls import MarginalLogLikelihood
 from torch import Tensor
 
-from gpclml._arguments import callers_level, checked
-from gpclml._checkpoint import (
+from gpclml._utils.arguments import callers_level, checked
+from gpclml._utils.checkpoint import (
     check_fingerprint,
     load_optimizer_state,
     read_checkpoint,
@@ -24,7 +24,7 @@ from gpclml._checkpoint import (
     warn_of_no_fingerprint,
     write_checkpoint,
 )
-from gpclml._digests import digest, module_classes
+from gpclml._utils.digests import digest, module_classes
 from gpclml.errors import ArgumentError, DataError, NonFiniteError
 from gpclml.meta.deep_kernel_transfer import DeepKernelTransfer
 from gpclml.meta.episodes import check_counts

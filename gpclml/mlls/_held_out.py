@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gpclml._finite import all_finite
-from gpclml._host_reads import reads_are_free
-from gpclml.held_out_densities import held_out_densities
+from gpclml._utils.finite import all_finite
+from gpclml._utils.host_reads import reads_are_free
+from gpclml.inference.held_out_densities import held_out_densities
+from gpclml.inference.observations import Observations
+from gpclml.inference.solvers import Solver
 from gpclml.linalg import IterativeReport
-from gpclml.observations import Observations
-from gpclml.solvers import Solver
 
 __all__ = ["held_out_density"]
 
@@ -32,10 +32,10 @@ def held_out_density(
 
     Args:
         data: The Gaussian of the observations.
-        blocks: As :func:`~gpclml.held_out_densities.held_out_densities` takes them.
+        blocks: As :func:`~gpclml.inference.held_out_densities.held_out_densities` takes them.
         solver: The same.
         factor_dtype: The same.
-        redrawn: As :meth:`~gpclml.observations.Observations.per_held_out_target` takes it.
+        redrawn: As :meth:`~gpclml.inference.Observations.per_held_out_target` takes it.
 
     Returns:
         Nats per observed held-out target, ``(*batch,)``; and how well each block was solved for.

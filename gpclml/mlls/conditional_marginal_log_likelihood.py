@@ -12,17 +12,17 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models import ExactGP
 from torch import Tensor
 
-from gpclml._arguments import checked
-from gpclml._host_reads import reads_are_free
-from gpclml._resumable_draws import ResumableDraws
+from gpclml._utils.arguments import checked
+from gpclml._utils.host_reads import reads_are_free
+from gpclml._utils.resumable_draws import ResumableDraws
 from gpclml.conditioning import Conditioning, KFold, LastPoints, RandomHoldout, Split
 from gpclml.errors import NonFiniteError, UnsupportedError
+from gpclml.inference.observations import Observations, observations, training_observations
+from gpclml.inference.solvers import Solver, check_solver
 from gpclml.linalg import IterativeReport
 from gpclml.mlls._held_out import held_out_density
 from gpclml.mlls._terms import prior_and_added_loss
 from gpclml.mlls._train_mode import check_targets, check_train_mode
-from gpclml.observations import Observations, observations, training_observations
-from gpclml.solvers import Solver, check_solver
 
 __all__ = ["ConditionalMarginalLogLikelihood"]
 

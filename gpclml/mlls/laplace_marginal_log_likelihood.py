@@ -10,18 +10,18 @@ from gpytorch.likelihoods import Likelihood
 from gpytorch.mlls import MarginalLogLikelihood
 from torch import Tensor
 
-from gpclml._arguments import checked
-from gpclml._resumable_draws import ResumableDraws
+from gpclml._utils.arguments import checked
+from gpclml._utils.resumable_draws import ResumableDraws
 from gpclml.curvature import Curvature, Kronecker, Structure
-from gpclml.errors import ArgumentError, UnknownNameError, UnsupportedError
-from gpclml.models.linearized_network import Linearization, LinearizedNetwork
-from gpclml.networks import check_finite_output
-from gpclml.output_likelihoods import (
+from gpclml.curvature.output_likelihoods import (
     OutputLikelihood,
     gradient_columns,
     output_column,
     output_likelihood,
 )
+from gpclml.errors import ArgumentError, UnknownNameError, UnsupportedError
+from gpclml.kernels.networks import check_finite_output
+from gpclml.models.linearized_network import Linearization, LinearizedNetwork
 
 __all__ = ["LaplaceEvidence", "LaplaceMarginalLogLikelihood"]
 

@@ -12,9 +12,10 @@ from gpytorch.likelihoods import Likelihood
 from gpytorch.mlls import MarginalLogLikelihood
 from torch import Tensor
 
-from gpclml._arguments import checked
+from gpclml._utils.arguments import checked
 from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
-from gpclml.gaussians import (
+from gpclml.inference.missing import missing_targets
+from gpclml.linalg.gaussians import (
     DiagonalFamily,
     GaussianFamily,
     TrainableGaussian,
@@ -22,7 +23,6 @@ from gpclml.gaussians import (
     expected_square,
     gaussian_kl,
 )
-from gpclml.missing import missing_targets
 from gpclml.mlls._terms import prior_and_added_loss
 from gpclml.mlls._train_mode import check_targets, check_train_mode
 from gpclml.models.bayesian_linear_model import BayesianLinearModel
@@ -75,8 +75,8 @@ class LinearEvidenceLowerBound(MarginalLogLikelihood):
     (Harvey and Hughes 2026, Sections 2 and 3, Appendix C). By default q is the best member of the
     family at each call, so that this is a function of the hyperparameters alone; its gradient at
     that q is the whole gradient. With the full family and T = 1 it is the log evidence. A
-    :class:`~gpclml.gaussians.TrainableGaussian` in its place is trained with the hyperparameters,
-    by any optimizer.
+    :class:`~gpclml.linalg.gaussians.TrainableGaussian` in its place is trained with the
+    hyperparameters, by any optimizer.
 
     T other than one tempers the posterior: below one it is narrower than the data support. The
     value is then no bound of the evidence; :meth:`at_temperature` gives that of the same q.

@@ -12,8 +12,8 @@ from gpytorch.mlls import MarginalLogLikelihood
 from gpytorch.models import GP
 from torch import Tensor
 
-from gpclml._arguments import checked
 from gpclml._losses import training_loss
+from gpclml._utils.arguments import checked
 from gpclml.mlls.conditional_marginal_log_likelihood import ConditionalMarginalLogLikelihood
 
 __all__ = ["SumMarginalLogLikelihood"]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from gpclml._arguments import checked
-from gpclml.kernels import DeepKernel
-from gpclml.means import NetworkMean
+from gpclml._utils.arguments import checked
+from gpclml.kernels import DeepKernel, NetworkMean
 
 __all__ = ["networks_of"]
 
@@ -15,7 +14,7 @@ __all__ = ["networks_of"]
 def networks_of(model: torch.nn.Module) -> list[torch.nn.Module]:
     """The networks of a model's deep kernels and network means, each once.
 
-    ``gpclml.networks.reset_network`` draws one anew, e.g. for a restart.
+    ``gpclml.kernels.networks.reset_network`` draws one anew, e.g. for a restart.
 
     Args:
         model: Any module, e.g. an ``ExactGP``.

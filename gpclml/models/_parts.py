@@ -20,9 +20,8 @@ from gpytorch.means import ConstantMean, Mean, ZeroMean
 from torch import Tensor
 
 from gpclml.errors import ArgumentError, UnknownNameError
-from gpclml.kernels import DeepKernel, SkipFeatures, initialize_spectral_mixture
-from gpclml.means import NetworkMean
-from gpclml.networks import MLP
+from gpclml.kernels import DeepKernel, NetworkMean, SkipFeatures, initialize_spectral_mixture
+from gpclml.kernels.networks import MLP
 
 __all__ = ["KERNELS", "MEANS", "PartOptions", "make_kernel", "make_mean"]
 

@@ -15,13 +15,13 @@ from gpytorch.models import ExactGP
 from torch import Tensor
 from torch.nn import Module
 
-from gpclml._arguments import callers_level
 from gpclml._optimize import StoppedError
 from gpclml._searches import FitWarning, search
+from gpclml._utils.arguments import callers_level
+from gpclml.inference.observations import training_observations
 from gpclml.kernels import DeepKernel
 from gpclml.linalg import conditional_log_density
 from gpclml.models._networks import networks_of
-from gpclml.observations import training_observations
 
 __all__ = ["start_as_ard_gp"]
 

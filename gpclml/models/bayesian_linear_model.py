@@ -15,13 +15,12 @@ from gpytorch.models import ExactGP
 from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
-from gpclml._arguments import checked
+from gpclml._utils.arguments import checked
 from gpclml.errors import ArgumentError
-from gpclml.features import IdentityFeatures
-from gpclml.gaussians import DualGaussian, FullGaussian, linear_posterior
-from gpclml.kernels import FeatureKernel
+from gpclml.inference import PosteriorNormal
+from gpclml.kernels import FeatureKernel, IdentityFeatures
+from gpclml.linalg.gaussians import DualGaussian, FullGaussian, linear_posterior
 from gpclml.models._checks import checked_points, checked_training_data
-from gpclml.posterior import PosteriorNormal
 
 __all__ = ["BayesianLinearModel"]
 
@@ -38,7 +37,7 @@ class BayesianLinearModel(ExactGP):
     Args:
         train_x: Inputs, ``(n, d)``, or ``(n,)`` for one column.
         train_y: Targets, ``(n,)``; NaN where missing.
-        features: Maps ``(n, d)`` to ``(n, R)``: a map of :mod:`gpclml.features`, any module or
+        features: Maps ``(n, d)`` to ``(n, R)``: a map of :mod:`gpclml.kernels`, any module or
             function; the columns themselves if None.
         prior_variance: S: a number for all weights, or one for each, ``(R,)``.
         noise: Noise variance :math:`\sigma^2`.
@@ -137,8 +136,8 @@ class BayesianLinearModel(ExactGP):
             \mu = \Sigma \Phi^\top (y - m) / \sigma^2
 
         Returns:
-            A full Gaussian, which :meth:`~gpclml.gaussians.FullGaussian.updated` by further points
-            at 4 R² operations each; with more features than points one in dual form.
+            A full Gaussian, which :meth:`~gpclml.linalg.gaussians.FullGaussian.updated` by further
+            points at 4 R² operations each; with more features than points one in dual form.
 
         Raises:
             ArgumentError: Memory does not hold it.

@@ -9,9 +9,8 @@ from gpytorch.likelihoods import Likelihood
 from gpytorch.models import ExactGP
 from torch import Tensor
 
-from gpclml._arguments import checked
-from gpclml.kernels import NeuralTangentKernel
-from gpclml.means import LinearizedMean
+from gpclml._utils.arguments import checked
+from gpclml.kernels import LinearizedMean, NeuralTangentKernel
 from gpclml.models.linearized_network import LinearizedNetwork
 
 __all__ = ["LinearizedGP"]

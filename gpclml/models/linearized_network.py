@@ -8,10 +8,10 @@ import torch
 from gpytorch.models import GP
 from torch import Tensor
 
-from gpclml._arguments import checked
+from gpclml._utils.arguments import checked
 from gpclml.curvature import GaussianWeightPrior
 from gpclml.errors import ShapeError
-from gpclml.networks import check_finite_output
+from gpclml.kernels.networks import check_finite_output
 
 __all__ = ["Linearization", "LinearizedNetwork"]
 
@@ -40,7 +40,7 @@ class LinearizedNetwork(GP):
         network: Maps ``(N, *event)`` to ``(N, C)``, each point on its own.
         prior: Over its trainable parameters; a precision of one for each layer if None.
         augmentation: Makes of points, ``(N, *event)``, what the network is given; for an
-            :class:`~gpclml.invariances.AveragedNetwork` S versions of each, ``(N, S, *event)``.
+            :class:`~gpclml.curvature.AveragedNetwork` S versions of each, ``(N, S, *event)``.
             Its parameters are hyperparameters.
 
     Examples:

@@ -17,17 +17,17 @@ from gpytorch.mlls import MarginalLogLikelihood
 from gpytorch.models import ExactGP
 from torch import Tensor
 
-from gpclml._arguments import checked
-from gpclml._checkpoint import read_checkpoint, write_checkpoint
-from gpclml._host_reads import reads_are_free
+from gpclml._utils.arguments import checked
+from gpclml._utils.checkpoint import read_checkpoint, write_checkpoint
+from gpclml._utils.host_reads import reads_are_free
 from gpclml.errors import ArgumentError, DataError
+from gpclml.inference import IterativePosterior, PosteriorNormal, evaluating, exact_posterior
+from gpclml.inference.posterior_solver import choose_posterior_solver
+from gpclml.inference.solvers import Solver
 from gpclml.models._checks import check_stored, checked_points, checked_training_data
 from gpclml.models._parts import PartOptions, make_kernel, make_mean
 from gpclml.models._warm_start import start_as_ard_gp
 from gpclml.models.standardize import Standardizer
-from gpclml.posterior import IterativePosterior, PosteriorNormal, evaluating, exact_posterior
-from gpclml.posterior.solver import choose_posterior_solver
-from gpclml.solvers import Solver
 
 __all__ = ["GPRegression"]
 
@@ -237,7 +237,7 @@ class GPRegression(ExactGP):
 
         Where the factorization does not fit into memory, by conjugate gradients, to a tolerance
         that is checked, without gradients, and anew in each call. An
-        :class:`~gpclml.posterior.IterativePosterior` of the model keeps its solve from
+        :class:`~gpclml.inference.IterativePosterior` of the model keeps its solve from
         call to call and says how exact it is.
 
         Args:

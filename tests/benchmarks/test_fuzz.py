@@ -19,7 +19,7 @@ from benchmarks.robustness.fuzz.left_out import LEFT_OUT
 from benchmarks.robustness.fuzz.mutations import KINDS, mutations_of
 from gpclml.errors import ArgumentError, DataError
 
-READ_FILES = {"models.GPRegression.load", "meta.load_model", "tables.read_table"}
+READ_FILES = {"models.GPRegression.load", "meta.load_model", "cli.tables.read_table"}
 
 
 def test_every_public_callable_has_an_example_or_a_reason_to_have_none():

@@ -7,7 +7,7 @@ import torch
 
 import reference
 from gpclml.curvature import BlockDiagonal, Diagonal, Full, Kronecker
-from gpclml.networks import MLP
+from gpclml.kernels.networks import MLP
 
 N, COUNT, SCALE = 7, 40_000, 1.7
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from gpclml.errors import ArgumentError, NonFiniteError, UnsupportedError
-from gpclml.features import RandomFourierFeatures
+from gpclml.evaluation.scores import log_marginal_likelihood
 from gpclml.fit import fit_linear_bound, linear_bound
-from gpclml.gaussians import DiagonalFamily, FullFamily, LowRankFamily, TrainableGaussian
+from gpclml.kernels import RandomFourierFeatures
+from gpclml.linalg.gaussians import DiagonalFamily, FullFamily, LowRankFamily, TrainableGaussian
 from gpclml.mlls import LinearEvidenceLowerBound
 from gpclml.models import BayesianLinearModel
-from gpclml.scores import log_marginal_likelihood
 
 
 def sine(family, *, temperature=1.0, num_features=1024, seed=0):

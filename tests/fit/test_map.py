@@ -9,9 +9,9 @@ from gpytorch.likelihoods import GaussianLikelihood, SoftmaxLikelihood
 from gpclml.curvature import Full, GaussianWeightPrior, Kernel
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnknownNameError
 from gpclml.fit import fit_hyperparameters, fit_map, fit_online
+from gpclml.kernels.networks import MLP
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
-from gpclml.networks import MLP
 
 N = 40
 

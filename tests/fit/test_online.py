@@ -9,9 +9,9 @@ from gpytorch.likelihoods import GaussianLikelihood, SoftmaxLikelihood
 from gpclml.curvature import Full, GaussianWeightPrior, Kernel, Kronecker
 from gpclml.errors import ArgumentError, DataError, NonFiniteError, ShapeError
 from gpclml.fit import fit_online
+from gpclml.kernels.networks import MLP
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
-from gpclml.networks import MLP
 
 NOISE = 0.2
 

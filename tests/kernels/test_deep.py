@@ -7,7 +7,7 @@ from gpytorch.kernels import MaternKernel, MultitaskKernel, RBFKernel, RBFKernel
 
 from gpclml.errors import NonFiniteError, ShapeError, UnsupportedError
 from gpclml.kernels import DeepKernel
-from gpclml.networks import MLP
+from gpclml.kernels.networks import MLP
 
 NO_BATCH = torch.Size()
 

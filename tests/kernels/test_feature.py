@@ -16,12 +16,7 @@ from linear_operator.operators import LowRankRootLinearOperator
 
 from gpclml.conditioning import HeldOut, KFold, LastPoints, LeaveOneOut, RandomOrderings
 from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
-from gpclml.features import IdentityFeatures, PolynomialFeatures
-from gpclml.kernels import FeatureKernel
-from gpclml.linalg import LowRankPlusDiagonal
-from gpclml.mlls import ConditionalMarginalLogLikelihood
-from gpclml.observations import observations
-from gpclml.scores import (
+from gpclml.evaluation.scores import (
     conditional_log_marginal_likelihood,
     joint_log_predictive,
     learning_curve,
@@ -29,6 +24,10 @@ from gpclml.scores import (
     log_marginal_likelihood,
     marginal_log_predictive,
 )
+from gpclml.inference.observations import observations
+from gpclml.kernels import FeatureKernel, IdentityFeatures, PolynomialFeatures
+from gpclml.linalg import LowRankPlusDiagonal
+from gpclml.mlls import ConditionalMarginalLogLikelihood
 
 N = 14
 

@@ -3,7 +3,7 @@ import torch
 
 from gpclml.errors import ArgumentError
 from gpclml.kernels import SkipFeatures
-from gpclml.networks import reset_network
+from gpclml.kernels.networks import reset_network
 
 
 def test_features_are_the_linear_map_beside_the_network():

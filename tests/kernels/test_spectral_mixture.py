@@ -4,7 +4,7 @@ from gpytorch.kernels import RBFKernel, ScaleKernel, SpectralMixtureKernel
 
 from gpclml.errors import ArgumentError, ShapeError, UnknownNameError
 from gpclml.kernels import DeepKernel, initialize_spectral_mixture
-from gpclml.networks import MLP
+from gpclml.kernels.networks import MLP
 
 
 def mixture(d=1, batch_shape=(), num_mixtures=50):

@@ -10,10 +10,10 @@ from gpytorch.kernels import RBFKernel, ScaleKernel
 import reference
 from gpclml.conditioning import KFold, LastPoints
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnknownNameError
+from gpclml.kernels.networks import MLP
 from gpclml.meta import DeepKernelTransfer, Episodes
 from gpclml.meta.deep_kernel_transfer import one_vs_rest
 from gpclml.mlls import ConditionalMarginalLogLikelihood
-from gpclml.networks import MLP
 
 KERNELS = [
     "batch-norm-cosine", "cosine", "linear", "matern", "polynomial", "rbf", "spectral-mixture",

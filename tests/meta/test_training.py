@@ -7,6 +7,7 @@ import torch
 
 from gpclml.conditioning import LastPoints, RandomHoldout
 from gpclml.errors import ArgumentError, DataError, NonFiniteError
+from gpclml.kernels.networks import MLP
 from gpclml.meta import (
     KERNELS,
     DeepKernelTransfer,
@@ -17,7 +18,6 @@ from gpclml.meta import (
     train_on_tasks,
 )  # fmt: skip
 from gpclml.mlls import ConditionalMarginalLogLikelihood
-from gpclml.networks import MLP
 
 
 def characters(seed, classes=30, each=12):

@@ -18,9 +18,9 @@ from gpclml.errors import (
     UnknownNameError,
     UnsupportedError,
 )
+from gpclml.kernels.networks import MLP
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
-from gpclml.networks import MLP
 
 N = 12
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from gpytorch.priors import GammaPrior
 
-import gpclml._memory
+import gpclml._utils.memory
 from gpclml.errors import (
     ArgumentError,
     ModelModeError,
@@ -17,12 +17,12 @@ from gpclml.errors import (
     ShapeError,
     UnsupportedError,
 )
-from gpclml.features import RandomFourierFeatures
+from gpclml.evaluation.scores import log_marginal_likelihood
 from gpclml.fit import fit_mll
-from gpclml.gaussians import DiagonalFamily, FullFamily, LowRankFamily, TrainableGaussian
+from gpclml.kernels import RandomFourierFeatures
+from gpclml.linalg.gaussians import DiagonalFamily, FullFamily, LowRankFamily, TrainableGaussian
 from gpclml.mlls import LinearEvidenceLowerBound
 from gpclml.models import BayesianLinearModel
-from gpclml.scores import log_marginal_likelihood
 
 FAMILIES = {
     "diagonal": DiagonalFamily(), "rank-1": LowRankFamily(1, 0.01),
@@ -193,7 +193,7 @@ def test_nothing_of_the_size_of_features_squared(family):
 
 
 def test_more_features_than_memory(monkeypatch):
-    monkeypatch.setattr(gpclml._memory, "available_memory", lambda device: 10_000_000)
+    monkeypatch.setattr(gpclml._utils.memory, "available_memory", lambda device: 10_000_000)
     model = make(4, 1000)  # prior variances that differ: the low rank needs all eigenvectors
     mll = LinearEvidenceLowerBound(model.likelihood, model, LowRankFamily(1))
     with pytest.raises(ArgumentError, match="one prior variance"):

@@ -9,11 +9,11 @@ from gpytorch.likelihoods import GaussianLikelihood
 
 from gpclml.conditioning import RandomHoldout, RandomOrderings
 from gpclml.curvature import Full
+from gpclml.curvature.invariances import AffineAugmentation
 from gpclml.errors import ArgumentError
-from gpclml.invariances import AffineAugmentation
+from gpclml.kernels.networks import MLP
 from gpclml.mlls import ConditionalMarginalLogLikelihood, LaplaceMarginalLogLikelihood
 from gpclml.models import GPRegression, LinearizedNetwork
-from gpclml.networks import MLP
 
 N = 30
 

@@ -4,17 +4,17 @@ import gpytorch
 import pytest
 import torch
 
-import gpclml._memory
-import gpclml.solvers
+import gpclml._utils.memory
+import gpclml.inference.solvers
 from gpclml.conditioning import HeldOut, KFold, LastPoints, RandomHoldout
 from gpclml.errors import ArgumentError, NotConvergedError, UnknownNameError, UnsupportedError
+from gpclml.evaluation.scores import conditional_log_marginal_likelihood
 from gpclml.fit import fit_batch
+from gpclml.inference.observed_covariance import ObservedCovariance
+from gpclml.inference.solvers import SolverWarning
 from gpclml.linalg import ConjugateGradients, OperatorProducts
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
-from gpclml.observed_covariance import ObservedCovariance
-from gpclml.scores import conditional_log_marginal_likelihood
-from gpclml.solvers import SolverWarning
 
 TIGHT = ConjugateGradients(tolerance=1e-9, preconditioner_rank=20)
 
@@ -273,7 +273,7 @@ def test_more_points_than_there_are_to_condition_on():
 
 
 def test_too_little_memory_is_said_before_anything_is_allocated(monkeypatch):
-    monkeypatch.setattr(gpclml._memory, "available_memory", lambda device: 150_000)
+    monkeypatch.setattr(gpclml._utils.memory, "available_memory", lambda device: 150_000)
     with pytest.raises(ArgumentError, match=r"'cholesky' at n = 60, which needs .* GiB"):
         value_and_gradient(objective("cholesky"))
     with pytest.warns(SolverWarning, match="n = 60: a Cholesky factor needs"):

@@ -20,11 +20,11 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.priors import GammaPrior, NormalPrior
 from linear_operator.operators import InterpolatedLinearOperator
 
-import gpclml._memory
+import gpclml._utils.memory
 from gpclml.conditioning import HeldOut, KFold, LastPoints, RandomHoldout, RandomOrderings
-from gpclml.distributed import DistributedConditioning
 from gpclml.errors import ArgumentError, ModelModeError, UnsupportedError
 from gpclml.fit import fit_mll
+from gpclml.fit.distributed import DistributedConditioning
 from gpclml.linalg import ConjugateGradients
 from gpclml.mlls import ConditionalMarginalLogLikelihood, SumMarginalLogLikelihood
 
@@ -393,12 +393,12 @@ def test_memory_is_asked_for_once(monkeypatch):
     asked = []
     memory = psutil.virtual_memory()
     monkeypatch.setattr(psutil, "virtual_memory", lambda: asked.append(1) or memory)
-    gpclml._memory._memory_of_the_machine.cache_clear()
+    gpclml._utils.memory._memory_of_the_machine.cache_clear()
     fit_mll(objective(*data()), "adam", steps=5, progress=False)
     assert len(asked) == 1
 
 
 def test_memory_is_known_where_posix_calls_are_not(monkeypatch):
     monkeypatch.delattr("os.sysconf")
-    gpclml._memory._memory_of_the_machine.cache_clear()
-    assert gpclml._memory.available_memory(torch.device("cpu")) > 2**26
+    gpclml._utils.memory._memory_of_the_machine.cache_clear()
+    assert gpclml._utils.memory.available_memory(torch.device("cpu")) > 2**26

@@ -20,13 +20,7 @@ import reference
 from benchmarks.evidence.ledger.fourier import fourier_data
 from gpclml.conditioning import LastPoints, RandomOrderings
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
-from gpclml.features import FourierFeatures, PolynomialFeatures, RandomFourierFeatures
-from gpclml.fit import fit_mll
-from gpclml.gaussians import DualGaussian, FullFamily, FullGaussian
-from gpclml.mlls import ConditionalMarginalLogLikelihood, LinearEvidenceLowerBound
-from gpclml.models import BayesianLinearModel
-from gpclml.posterior import evaluating, exact_posterior
-from gpclml.scores import (
+from gpclml.evaluation.scores import (
     conditional_log_marginal_likelihood,
     joint_log_predictive,
     learning_curve,
@@ -34,6 +28,12 @@ from gpclml.scores import (
     log_marginal_likelihood,
     marginal_log_predictive,
 )
+from gpclml.fit import fit_mll
+from gpclml.inference import evaluating, exact_posterior
+from gpclml.kernels import FourierFeatures, PolynomialFeatures, RandomFourierFeatures
+from gpclml.linalg.gaussians import DualGaussian, FullFamily, FullGaussian
+from gpclml.mlls import ConditionalMarginalLogLikelihood, LinearEvidenceLowerBound
+from gpclml.models import BayesianLinearModel
 
 
 def numbers(*shape: int, seed: int = 0) -> torch.Tensor:

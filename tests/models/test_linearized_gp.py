@@ -11,11 +11,10 @@ import reference
 from gpclml.conditioning import LastPoints, LeaveOneOut
 from gpclml.curvature import Full, GaussianWeightPrior
 from gpclml.errors import ShapeError, UnsupportedError
-from gpclml.kernels import NeuralTangentKernel
-from gpclml.means import LinearizedMean
+from gpclml.kernels import LinearizedMean, NeuralTangentKernel
+from gpclml.kernels.networks import MLP
 from gpclml.mlls import ConditionalMarginalLogLikelihood, LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedGP, LinearizedNetwork
-from gpclml.networks import MLP
 
 N = 15
 

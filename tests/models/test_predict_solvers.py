@@ -3,11 +3,11 @@ import re
 import pytest
 import torch
 
-import gpclml._memory
+import gpclml._utils.memory
 from gpclml.errors import ArgumentError, NotConvergedError, UnknownNameError, UnsupportedError
+from gpclml.inference.solvers import SolverWarning
 from gpclml.linalg import ConjugateGradients, NotConvergedWarning
 from gpclml.models import GPRegression
-from gpclml.solvers import SolverWarning
 
 N, M = 90, 13
 
@@ -23,7 +23,7 @@ def data(missing=False):
 
 
 def available(monkeypatch, numbers):
-    monkeypatch.setattr(gpclml._memory, "available_memory", lambda device: 8 * numbers)
+    monkeypatch.setattr(gpclml._utils.memory, "available_memory", lambda device: 8 * numbers)
 
 
 def test_where_it_fits_the_result_is_that_of_the_factorization_bit_for_bit():

@@ -21,9 +21,9 @@ from gpclml.errors import (
     UnknownNameError,
 )
 from gpclml.kernels import DeepKernel
+from gpclml.kernels.networks import MLP, reset_network
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression, networks_of
-from gpclml.networks import MLP, reset_network
 
 KERNELS = ["rbf", "rq", "matern", "spectral_mixture", "deep", "deep-bottleneck"]
 

@@ -36,9 +36,9 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     import torch
     from torch.distributions import Normal
 
-    from gpclml.features import PolynomialFeatures
+    from gpclml.evaluation.scores import log_marginal_likelihood
+    from gpclml.kernels import PolynomialFeatures
     from gpclml.models import BayesianLinearModel
-    from gpclml.scores import log_marginal_likelihood
 
     draws = torch.tensor(np.random.RandomState(cell["seed"]).randn(_NUM_ALL) + 1)
     train, test = draws[:_NUM_TRAIN], draws[_NUM_TRAIN:]

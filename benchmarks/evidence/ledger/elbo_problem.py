@@ -45,7 +45,7 @@ class LearnedBound:
         import torch
 
         from gpclml.conditioning import RandomOrderings
-        from gpclml.scores import (
+        from gpclml.evaluation.scores import (
             conditional_log_marginal_likelihood,
             leave_one_out,
             log_marginal_likelihood,
@@ -113,9 +113,9 @@ def learned_bound(
     import numpy as np
     import torch
 
-    from gpclml.features import RandomFourierFeatures
     from gpclml.fit import fit_linear_bound
-    from gpclml.gaussians import DiagonalFamily, FullFamily, LowRankFamily
+    from gpclml.kernels import RandomFourierFeatures
+    from gpclml.linalg.gaussians import DiagonalFamily, FullFamily, LowRankFamily
     from gpclml.mlls import LinearEvidenceLowerBound
     from gpclml.models import BayesianLinearModel
 

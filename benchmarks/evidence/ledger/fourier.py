@@ -82,7 +82,7 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     import torch
 
     from gpclml.conditioning import RandomOrderings
-    from gpclml.scores import (
+    from gpclml.evaluation.scores import (
         conditional_log_marginal_likelihood,
         learning_curve,
         log_marginal_likelihood,
@@ -114,7 +114,7 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
 def _model(name: str, x: Tensor, y: Tensor) -> BayesianLinearModel:
     import torch
 
-    from gpclml.features import FourierFeatures
+    from gpclml.kernels import FourierFeatures
     from gpclml.models import BayesianLinearModel
 
     frequencies, decays = _MODELS[name]

@@ -128,7 +128,7 @@ def _log_integral(data: Tensor, low: float, high: float) -> Tensor:
 def _sampled(data: Tensor, width: float, draws: int, generator: Any) -> float:
     import torch
 
-    from gpclml.sampling import simple_monte_carlo
+    from gpclml.evidence.sampling import simple_monte_carlo
 
     uniform = torch.rand(draws, 1, dtype=torch.float64, generator=generator)
     prior = width * (2 * uniform - 1)

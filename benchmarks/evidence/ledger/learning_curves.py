@@ -48,7 +48,7 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     """
     import torch
 
-    from gpclml.scores import learning_curve
+    from gpclml.evaluation.scores import learning_curve
 
     x, y, even, function = _data(cell["seed"], cell["points"])
     result: dict[str, Any] = {}
@@ -64,7 +64,7 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
 def _data(seed: int, points: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     import torch
 
-    from gpclml.features import FourierFeatures
+    from gpclml.kernels import FourierFeatures
 
     generator = torch.Generator().manual_seed(seed)
     features = FourierFeatures(_FREQUENCIES)
@@ -85,7 +85,7 @@ def _true_variance() -> Tensor:
 
 
 def _model(name: str, x: Tensor, y: Tensor) -> BayesianLinearModel:
-    from gpclml.features import FourierFeatures
+    from gpclml.kernels import FourierFeatures
     from gpclml.models import BayesianLinearModel
 
     variance = {"true": _true_variance(), "vague": _VAGUE, "small": 1.0}[name]

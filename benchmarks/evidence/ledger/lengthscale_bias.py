@@ -52,7 +52,10 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     import torch
 
     from gpclml.conditioning import RandomOrderings
-    from gpclml.scores import conditional_log_marginal_likelihood, log_marginal_likelihood
+    from gpclml.evaluation.scores import (
+        conditional_log_marginal_likelihood,
+        log_marginal_likelihood,
+    )
 
     x, y = _data(cell["seed"], max(cell["sizes"]))
     ends = math.log(_LOWEST), math.log(_HIGHEST)

@@ -106,7 +106,7 @@ def _of_columns(
 def _of_frequencies(x: Tensor, y: Tensor, seed: int) -> dict[float, BayesianLinearModel]:
     import torch
 
-    from gpclml.features import RandomFourierFeatures
+    from gpclml.kernels import RandomFourierFeatures
     from gpclml.models import BayesianLinearModel
 
     distance = float(torch.pdist(x).median())

@@ -55,8 +55,8 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     """
     import torch
 
-    from gpclml.scores import log_marginal_likelihood
-    from gpclml.training_speed import (
+    from gpclml.evaluation.scores import log_marginal_likelihood
+    from gpclml.evidence.training_speed import (
         expected_combination,
         model_predictions,
         sampled_combination,

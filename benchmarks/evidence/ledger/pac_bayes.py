@@ -125,7 +125,7 @@ def _scores(width: float, draws: Tensor, firsts: Sequence[Tensor], delta: float)
     """Scores, bounds and risk of one model, ``(D,)`` each."""
     import torch
 
-    from gpclml.bounds import conditional_evidence_bound, evidence_bound, mcallester_bound
+    from gpclml.evidence.bounds import conditional_evidence_bound, evidence_bound, mcallester_bound
 
     losses, counts, n = _losses(width), _counts(draws), draws.shape[-1]
     totals = counts @ losses.T

@@ -90,9 +90,9 @@ def _kernel_root(name: str, x: Tensor, seed: int) -> Tensor:
 def _scores(root: Tensor, y: Tensor, cell: Mapping[str, Any]) -> dict[str, Any]:
     import torch
 
+    from gpclml.evaluation.scores import learning_curve, log_marginal_likelihood
+    from gpclml.evidence.training_speed import posterior_divergences
     from gpclml.models import BayesianLinearModel
-    from gpclml.scores import learning_curve, log_marginal_likelihood
-    from gpclml.training_speed import posterior_divergences
 
     n = cell["num_train"]
     generator = torch.Generator().manual_seed(100 + cell["seed"])

@@ -67,7 +67,7 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
 def _scores(model: BayesianLinearModel, cell: Mapping[str, Any]) -> dict[str, float]:
     import torch
 
-    from gpclml.training_speed import training_speed, training_speed_by_descent
+    from gpclml.evidence.training_speed import training_speed, training_speed_by_descent
 
     x, y = _data(model)
     seed = 100 + cell["seed"]  # not that of the data
@@ -97,7 +97,7 @@ def _divergences_of_weights(model: BayesianLinearModel) -> float:
     """
     import torch
 
-    from gpclml.gaussians import DiagonalGaussian, gaussian_kl, linear_posterior
+    from gpclml.linalg.gaussians import DiagonalGaussian, gaussian_kl, linear_posterior
 
     x, y = _data(model)
     with torch.no_grad():
@@ -114,8 +114,8 @@ def _divergences_of_weights(model: BayesianLinearModel) -> float:
 def _terms(model: BayesianLinearModel) -> dict[str, list[float]]:
     import torch
 
-    from gpclml.scores import learning_curve
-    from gpclml.training_speed import posterior_divergences
+    from gpclml.evaluation.scores import learning_curve
+    from gpclml.evidence.training_speed import posterior_divergences
 
     order = torch.arange(len(_data(model)[1])).unsqueeze(0)
     with torch.no_grad():

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from torch import Tensor
 
-    from gpclml.training_speed import SumOfTrainingLosses
+    from gpclml.evidence.training_speed import SumOfTrainingLosses
 
 __all__ = ["EXPERIMENT"]
 
@@ -95,7 +95,7 @@ def _train(
     import torch
     from torch.nn.functional import cross_entropy
 
-    from gpclml.training_speed import SumOfTrainingLosses
+    from gpclml.evidence.training_speed import SumOfTrainingLosses
 
     speeds = [SumOfTrainingLosses() for _ in networks]
     optimizers = [torch.optim.Adam(one.parameters(), lr=cell["lr"]) for one in networks]

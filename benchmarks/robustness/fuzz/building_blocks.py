@@ -10,10 +10,10 @@ from gpytorch.likelihoods import GaussianLikelihood, SoftmaxLikelihood
 from torch import Tensor
 
 from gpclml.curvature import Full
+from gpclml.kernels.networks import MLP
 from gpclml.meta import DeepKernelTransfer, PeriodicTasks
 from gpclml.mlls import ConditionalMarginalLogLikelihood, LaplaceMarginalLogLikelihood
 from gpclml.models import BayesianLinearModel, GPRegression, LinearizedNetwork
-from gpclml.networks import MLP
 
 __all__ = [
     "classes",

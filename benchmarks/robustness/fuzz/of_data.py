@@ -18,32 +18,32 @@ from benchmarks.robustness.fuzz.building_blocks import (
 )
 from benchmarks.robustness.fuzz.examples import example, same_for
 from gpclml.datasets import RegressionData
-from gpclml.training_speed import ModelPredictions
+from gpclml.evidence.training_speed import ModelPredictions
 
 _RANGE = (0.0, 1.0)
 
 
-@example("calibration.expected_calibration_error")
+@example("evaluation.calibration.expected_calibration_error")
 def _() -> dict[str, Any]:
     return {"probabilities": normal(8, 3).softmax(-1), "labels": labels()}
 
 
-@example("calibration.fit_temperature")
+@example("evaluation.calibration.fit_temperature")
 def _() -> dict[str, Any]:
     return {"outputs": normal(2, 8, 3), "labels": labels()}
 
 
-@example("calibration.out_of_distribution_auroc")
+@example("evaluation.calibration.out_of_distribution_auroc")
 def _() -> dict[str, Any]:
     return {"inside": normal(8, 3).softmax(-1), "outside": normal(5, 3, seed=1).softmax(-1)}
 
 
-@example("compare.paired_difference")
+@example("evaluation.paired_difference")
 def _() -> dict[str, Any]:
     return {"terms": normal(8), "reference": normal(8, seed=1)}
 
 
-@example("compare.stacking_weights")
+@example("evaluation.stacking_weights")
 def _() -> dict[str, Any]:
     return {"log_densities": normal(8, 3)}
 
@@ -84,17 +84,17 @@ def _() -> dict[str, Any]:
     return {"predictive": torch.distributions.Normal(normal(2, 3, 4), positive(2, 3, 4))}
 
 
-@example("partitions.class_partition")
+@example("conditioning.partitions.class_partition")
 def _() -> dict[str, Any]:
     return {"labels": labels(), "batch_size": 2, "generator": generator()}
 
 
-@example("partitions.random_partition", sizes=["num_data"])
+@example("conditioning.partitions.random_partition", sizes=["num_data"])
 def _() -> dict[str, Any]:
     return {"num_data": 8, "batch_size": 3, "generator": generator()}
 
 
-@example("report.prediction_scores")
+@example("cli.report.prediction_scores")
 def _() -> dict[str, Any]:
     return {"targets": normal(8), "mean": normal(8, seed=1), "deviation": positive(8)}
 
@@ -110,7 +110,7 @@ def _log_likelihood(parameters: torch.Tensor) -> torch.Tensor:
 _SAMPLING_SIZES = ["temperatures", "leapfrog_steps"]
 
 
-@example("sampling.annealed_importance_sampling", sizes=_SAMPLING_SIZES)
+@example("evidence.sampling.annealed_importance_sampling", sizes=_SAMPLING_SIZES)
 def _() -> dict[str, Any]:
     return {
         "log_prior": _log_normal, "log_likelihood": _log_likelihood, "prior_draws": normal(4, 2),
@@ -118,7 +118,7 @@ def _() -> dict[str, Any]:
     }  # fmt: skip
 
 
-@example("sampling.reverse_annealed_importance_sampling", sizes=_SAMPLING_SIZES)
+@example("evidence.sampling.reverse_annealed_importance_sampling", sizes=_SAMPLING_SIZES)
 def _() -> dict[str, Any]:
     return {
         "log_prior": _log_normal, "log_likelihood": _log_likelihood,
@@ -126,7 +126,7 @@ def _() -> dict[str, Any]:
     }  # fmt: skip
 
 
-@example("sampling.bidirectional_evidence", sizes=_SAMPLING_SIZES)
+@example("evidence.sampling.bidirectional_evidence", sizes=_SAMPLING_SIZES)
 def _() -> dict[str, Any]:
     return {
         "log_prior": _log_normal, "log_likelihood": _log_likelihood, "prior_draws": normal(4, 2),
@@ -134,42 +134,42 @@ def _() -> dict[str, Any]:
     }  # fmt: skip
 
 
-@example("sampling.conditional_split", sizes=["num_data"])
+@example("evidence.sampling.conditional_split", sizes=["num_data"])
 def _() -> dict[str, Any]:
     return {"num_data": 40}
 
 
-@example("sampling.importance_sampling")
+@example("evidence.sampling.importance_sampling")
 def _() -> dict[str, Any]:
     return {"log_joint": _log_likelihood, "draws": normal(8, 2), "log_proposal": _log_normal}
 
 
-@same_for("sampling.joint_log_density", "sampling.marginal_log_densities")
+@same_for("evidence.sampling.joint_log_density", "evidence.sampling.marginal_log_densities")
 def _() -> dict[str, Any]:
     return {"likelihood": classes(), "outputs": normal(4, 8, 3), "target": labels()}
 
 
-@example("sampling.log_mean")
+@example("evidence.sampling.log_mean")
 def _() -> dict[str, Any]:
     return {"log_values": normal(8)}
 
 
-@example("sampling.power_schedule", sizes=["count"])
+@example("evidence.sampling.power_schedule", sizes=["count"])
 def _() -> dict[str, Any]:
     return {"count": 5}
 
 
-@example("sampling.rescaled")
+@example("evidence.sampling.rescaled")
 def _() -> dict[str, Any]:
     return {"weights": {"w": normal(4, 3)}, "scale": 0.5, "center": {"w": normal(3)}}
 
 
-@example("sampling.simple_monte_carlo")
+@example("evidence.sampling.simple_monte_carlo")
 def _() -> dict[str, Any]:
     return {"log_likelihood": _log_likelihood, "prior_draws": normal(8, 2)}
 
 
-@example("solvers.check_solver")
+@example("inference.solvers.check_solver")
 def _() -> dict[str, Any]:
     return {"solver": "auto"}
 
@@ -180,27 +180,27 @@ def _table() -> pandas.DataFrame:
     ]
 
 
-@same_for("tables.check_columns", "tables.fit_encoding")
+@same_for("cli.tables.check_columns", "cli.tables.fit_encoding")
 def _() -> dict[str, Any]:
     return {"table": _table(), "target": "y", "drop": ("a",), "categories": ("b",)}
 
 
-@example("tables.read_targets")
+@example("cli.tables.read_targets")
 def _() -> dict[str, Any]:
     return {"table": _table(), "target": "y"}
 
 
-@example("tables.read_table")
+@example("cli.tables.read_table")
 def _() -> dict[str, Any]:
     return {"path": "no such table.csv", "missing": ("-",)}
 
 
-@example("tables.num_test_rows")
+@example("cli.tables.num_test_rows")
 def _() -> dict[str, Any]:
     return {"count": 30}
 
 
-@same_for("tables.split_rows", "tables.subset_rows")
+@same_for("cli.tables.split_rows", "cli.tables.subset_rows")
 def _() -> dict[str, Any]:
     return {"targets": normal(30)}
 
@@ -209,24 +209,26 @@ def _predictions() -> ModelPredictions:
     return ModelPredictions(normal(8, 3), positive(8, 3), normal(8, seed=1))
 
 
-@example("training_speed.ModelPredictions")
+@example("evidence.training_speed.ModelPredictions")
 def _() -> dict[str, Any]:
     return {"means": normal(8, 3), "variances": positive(8, 3), "target": normal(8, seed=1)}
 
 
 @same_for(
-    "training_speed.expected_combination", "training_speed.optimal_combination", sizes=["passes"]
+    "evidence.training_speed.expected_combination",
+    "evidence.training_speed.optimal_combination",
+    sizes=["passes"],
 )
 def _() -> dict[str, Any]:
     return {"predictions": _predictions()}
 
 
-@example("training_speed.sampled_combination", sizes=["passes", "runs"])
+@example("evidence.training_speed.sampled_combination", sizes=["passes", "runs"])
 def _() -> dict[str, Any]:
     return {"predictions": _predictions(), "start": torch.full((3,), 1 / 3, dtype=torch.float64)}
 
 
-@example("training_speed.model_weights")
+@example("evidence.training_speed.model_weights")
 def _() -> dict[str, Any]:
     prior = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64)
     return {"log_evidences": normal(3), "prior": prior}
@@ -239,16 +241,18 @@ def _linear() -> dict[str, Any]:
     }  # fmt: skip
 
 
-@example("training_speed.sample_then_optimize", sizes=["num_samples", "steps"])
+@example("evidence.training_speed.sample_then_optimize", sizes=["num_samples", "steps"])
 def _() -> dict[str, Any]:
     return _linear()
 
 
-@example("training_speed.training_speed_by_descent", sizes=["num_samples", "steps", "repeats"])
+@example(
+    "evidence.training_speed.training_speed_by_descent", sizes=["num_samples", "steps", "repeats"]
+)
 def _() -> dict[str, Any]:
     return _linear() | {"repeats": 1}
 
 
-@example("training_speed.SumOfTrainingLosses")
+@example("evidence.training_speed.SumOfTrainingLosses")
 def _() -> dict[str, Any]:
     return {}

@@ -17,13 +17,13 @@ from benchmarks.robustness.fuzz.building_blocks import (
 )
 from benchmarks.robustness.fuzz.examples import example, same_for
 from gpclml.conditioning import RandomHoldout
-from gpclml.gaussians import DiagonalFamily, DiagonalGaussian
 from gpclml.linalg import ConjugateGradients, LowRankPlusDiagonal, NoisyCovariance, OperatorProducts
+from gpclml.linalg.gaussians import DiagonalFamily, DiagonalGaussian
 
 _RANGE = (0.0, 1.0)
 
 
-@example("bounds.catoni_bound")
+@example("evidence.bounds.catoni_bound")
 def _() -> dict[str, Any]:
     return {
         "empirical_risk": positive(3) / 4,
@@ -33,7 +33,7 @@ def _() -> dict[str, Any]:
     }
 
 
-@example("bounds.mcallester_bound")
+@example("evidence.bounds.mcallester_bound")
 def _() -> dict[str, Any]:
     return {
         "empirical_risk": positive(3) / 4,
@@ -43,14 +43,14 @@ def _() -> dict[str, Any]:
     }
 
 
-@example("bounds.conditional_evidence_bound")
+@example("evidence.bounds.conditional_evidence_bound")
 def _() -> dict[str, Any]:
     return {
         "conditional_log_evidence": -positive(3), "num_data": 50, "m": 10, "loss_range": (-1.0, 4.0)
     }  # fmt: skip
 
 
-@example("bounds.evidence_bound")
+@example("evidence.bounds.evidence_bound")
 def _() -> dict[str, Any]:
     return {"log_evidence": -positive(3), "num_data": 50, "loss_range": (-1.0, 4.0)}
 
@@ -90,58 +90,58 @@ def _() -> dict[str, Any]:
     return {"self": RandomHoldout(0.2), "num_data": 8, "generator": generator(), "observed": None}
 
 
-@example("criteria.aic")
+@example("evidence.criteria.aic")
 def _() -> dict[str, Any]:
     return {"log_likelihood": normal(3), "num_parameters": 4}
 
 
-@example("criteria.bic")
+@example("evidence.criteria.bic")
 def _() -> dict[str, Any]:
     return {"log_likelihood": normal(3), "num_parameters": 4, "num_data": 50}
 
 
-@same_for("criteria.psis_loo", "criteria.waic")
+@same_for("evidence.criteria.psis_loo", "evidence.criteria.waic")
 def _() -> dict[str, Any]:
     return {"log_likelihoods": normal(40, 5)}
 
 
-@example("gaussians.DiagonalGaussian")
+@example("linalg.gaussians.DiagonalGaussian")
 def _() -> dict[str, Any]:
     return {"mean": normal(3), "variances": positive(3)}
 
 
-@example("gaussians.FullGaussian")
+@example("linalg.gaussians.FullGaussian")
 def _() -> dict[str, Any]:
     return {"mean": normal(3), "root": covariance(3)}
 
 
-@example("gaussians.LowRankGaussian")
+@example("linalg.gaussians.LowRankGaussian")
 def _() -> dict[str, Any]:
     return {"mean": normal(3), "factor": normal(3, 1), "epsilon": 0.1}
 
 
-@example("gaussians.LowRankFamily")
+@example("linalg.gaussians.LowRankFamily")
 def _() -> dict[str, Any]:
     return {}
 
 
-@example("gaussians.TrainableGaussian")
+@example("linalg.gaussians.TrainableGaussian")
 def _() -> dict[str, Any]:
     return {"family": DiagonalFamily(), "prior_variance": positive(3)}
 
 
-@example("gaussians.expected_square")
+@example("linalg.gaussians.expected_square")
 def _() -> dict[str, Any]:
     q = DiagonalGaussian(normal(3), positive(3))
     return {"q": q, "features": normal(8, 3), "residual": normal(8)}
 
 
-@example("gaussians.gaussian_kl")
+@example("linalg.gaussians.gaussian_kl")
 def _() -> dict[str, Any]:
     return {"q": DiagonalGaussian(normal(3), positive(3)), "p": positive(3)}
 
 
-@example("gaussians.linear_posterior")
+@example("linalg.gaussians.linear_posterior")
 def _() -> dict[str, Any]:
     return {
         "features": normal(8, 3), "residual": normal(8), "prior_variance": positive(3),
@@ -240,17 +240,17 @@ def _() -> dict[str, Any]:
     return {"left": normal(8, 3), "right": normal(8, 3)}
 
 
-@example("missing.missing_targets")
+@example("inference.missing.missing_targets")
 def _() -> dict[str, Any]:
     return {"target": targets()}
 
 
-@example("orderings.as_orders")
+@example("conditioning.orderings.as_orders")
 def _() -> dict[str, Any]:
     orders = torch.stack([torch.arange(8), torch.arange(8).flip(0)])
     return {"orderings": orders, "n": 8, "generator": generator()}
 
 
-@example("posterior.PosteriorNormal")
+@example("inference.PosteriorNormal")
 def _() -> dict[str, Any]:
     return {"mean": normal(8), "covariance_matrix": covariance()}

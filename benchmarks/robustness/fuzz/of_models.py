@@ -21,13 +21,13 @@ from benchmarks.robustness.fuzz.building_blocks import (
 )
 from benchmarks.robustness.fuzz.examples import example
 from gpclml.conditioning import KFold, RandomHoldout
+from gpclml.inference import IterativePosterior
+from gpclml.inference.observations import training_observations
 from gpclml.linalg import ConjugateGradients
 from gpclml.models import Standardizer
-from gpclml.observations import training_observations
-from gpclml.posterior import IterativePosterior
 
 
-@example("botorch.DeepKernelGP", sizes=["num_features"])
+@example("models.botorch.DeepKernelGP", sizes=["num_features"])
 def _() -> dict[str, Any]:
     unit = torch.sigmoid(inputs())
     y = targets().unsqueeze(-1)
@@ -116,24 +116,24 @@ def _() -> dict[str, Any]:
     }  # fmt: skip
 
 
-@example("held_out_densities.held_out_densities")
+@example("inference.held_out_densities.held_out_densities")
 def _() -> dict[str, Any]:
     return {"data": training_observations(gp()), "blocks": [torch.tensor([[0, 1]])]}
 
 
-@example("solvers.choose_solver")
+@example("inference.solvers.choose_solver")
 def _() -> dict[str, Any]:
     data, blocks = training_observations(gp()), [torch.tensor([[0, 1]])]
     return {"solver": "auto", "data": data, "blocks": blocks}
 
 
-@example("observations.likelihood_parameters")
+@example("inference.observations.likelihood_parameters")
 def _() -> dict[str, Any]:
     model = gp()
     return {"model": model, "likelihood": model.likelihood}
 
 
-@example("observations.observations")
+@example("inference.observations.observations")
 def _() -> dict[str, Any]:
     model = gp()
     return {
@@ -142,34 +142,34 @@ def _() -> dict[str, Any]:
     }  # fmt: skip
 
 
-@example("observations.training_observations")
+@example("inference.observations.training_observations")
 def _() -> dict[str, Any]:
     model = gp()
     return {"model": model, "likelihood": model.likelihood}
 
 
-@example("observed_covariance.observed_covariance")
+@example("inference.observed_covariance.observed_covariance")
 def _() -> dict[str, Any]:
     model = gp()
     return {"likelihood": model.likelihood, "prior": model(inputs())}
 
 
-@example("posterior.IterativePosterior")
+@example("inference.IterativePosterior")
 def _() -> dict[str, Any]:
     return {"model": gp(), "solver": ConjugateGradients(), "points_at_once": 4}
 
 
-@example("posterior.IterativePosterior.mean")
+@example("inference.IterativePosterior.mean")
 def _() -> dict[str, Any]:
     return {"self": IterativePosterior(gp()), "x": inputs(3)}
 
 
-@example("posterior.IterativePosterior.sample", sizes=["num_samples"])
+@example("inference.IterativePosterior.sample", sizes=["num_samples"])
 def _() -> dict[str, Any]:
     return {"self": IterativePosterior(gp()), "x": inputs(3), "generator": generator()}
 
 
-@example("posterior.exact_posterior")
+@example("inference.exact_posterior")
 def _() -> dict[str, Any]:
     return {"model": gp().eval(), "x": inputs(3), "marginal": False}
 
@@ -179,34 +179,34 @@ def _new(**others: Any) -> dict[str, Any]:
 
 
 for _name in (
-    "predictive.marginal_predictive", "predictive.predictive_observations",
-    "scores.joint_log_predictive", "scores.marginal_log_predictive",
+    "inference.predictive.marginal_predictive", "inference.predictive.predictive_observations",
+    "evaluation.scores.joint_log_predictive", "evaluation.scores.marginal_log_predictive",
 ):  # fmt: skip
     example(_name)(_new)
 
 
-@example("report.predicted")
+@example("cli.report.predicted")
 def _() -> dict[str, Any]:
     return {"model": gp(), "x": inputs(3)}
 
 
-@example("report.Recipe", sizes=["steps", "restarts"])
+@example("cli.report.Recipe", sizes=["steps", "restarts"])
 def _() -> dict[str, Any]:
     return {"model": "rbf", "steps": 2}
 
 
-@example("report.best_on_test")
+@example("cli.report.best_on_test")
 def _() -> dict[str, Any]:
-    from gpclml.report import prediction_scores
+    from gpclml.cli.report import prediction_scores
 
     return {"predictions": {"a": prediction_scores(normal(8), normal(8, seed=1), positive(8))}}
 
 
-@example("report.script_of")
+@example("cli.report.script_of")
 def _() -> dict[str, Any]:
     from pathlib import Path
 
-    from gpclml.report import Recipe
+    from gpclml.cli.report import Recipe
 
     return {
         "recipe": Recipe("rbf"), "data": Path("a.csv"), "most_rows": 100, "split_seed": 0,
@@ -218,11 +218,11 @@ def _scored(**others: Any) -> dict[str, Any]:
     return {"model": gp()} | others
 
 
-example("scores.log_marginal_likelihood")(_scored)
-example("scores.leave_one_out")(_scored)
+example("evaluation.scores.log_marginal_likelihood")(_scored)
+example("evaluation.scores.leave_one_out")(_scored)
 
 
-@example("scores.conditional_log_marginal_likelihood")
+@example("evaluation.scores.conditional_log_marginal_likelihood")
 def _() -> dict[str, Any]:
     return _scored(conditioning=KFold(2))
 
@@ -231,22 +231,22 @@ def _orders() -> torch.Tensor:
     return torch.stack([torch.arange(8), torch.arange(8).flip(0)])
 
 
-@example("scores.learning_curve")
+@example("evaluation.scores.learning_curve")
 def _() -> dict[str, Any]:
     return _scored(orderings=_orders())
 
 
-@example("training_speed.posterior_divergences")
+@example("evidence.training_speed.posterior_divergences")
 def _() -> dict[str, Any]:
     return _scored(orderings=_orders())
 
 
-@example("training_speed.training_speed", sizes=["num_samples", "repeats"])
+@example("evidence.training_speed.training_speed", sizes=["num_samples", "repeats"])
 def _() -> dict[str, Any]:
     return _scored(orderings=_orders(), repeats=1, num_samples=2)
 
 
-@example("training_speed.model_predictions")
+@example("evidence.training_speed.model_predictions")
 def _() -> dict[str, Any]:
     return {"models": [gp(), gp()], "scheme": "posterior", "order": torch.arange(8)}
 
@@ -255,36 +255,36 @@ def _compared() -> dict[str, Any]:
     return {"models": {"a": gp(), "b": gp("matern")}, "m": 4, "orderings": _orders()}
 
 
-for _name in ("compare.compare", "compare.score_models"):
+for _name in ("evaluation.compare", "evaluation.score_models"):
     example(_name, sizes=["curves"])(_compared)
 
 
 def _scored_models() -> dict[str, Any]:
-    from gpclml.compare import score_models
+    from gpclml.evaluation import score_models
 
     return {"comparison": score_models(**_compared())}
 
 
 for _kind in ("calibration", "compare", "fit", "learning_curves"):
-    example(f"compare.plot_{_kind}")(_scored_models)
+    example(f"evaluation.plot_{_kind}")(_scored_models)
 
 
-@example("units.log_target_scale")
+@example("inference.units.log_target_scale")
 def _() -> dict[str, Any]:
     return _scored(units="original")
 
 
-@example("units.units_of_targets")
+@example("inference.units.units_of_targets")
 def _() -> dict[str, Any]:
     return _scored(units="original")
 
 
-@example("units.term_offset")
+@example("inference.units.term_offset")
 def _() -> dict[str, Any]:
     model = gp()
     return {"model": model, "data": training_observations(model), "units": "original"}
 
 
-@example("units.to_training_units")
+@example("inference.units.to_training_units")
 def _() -> dict[str, Any]:
     return _scored(target=targets())

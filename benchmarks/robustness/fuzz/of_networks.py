@@ -25,8 +25,8 @@ from benchmarks.robustness.fuzz.building_blocks import (
 )
 from benchmarks.robustness.fuzz.examples import example
 from gpclml.curvature import DiagonalCurvature, Full, GaussianWeightPrior
+from gpclml.curvature.output_likelihoods import output_likelihood
 from gpclml.models import LinearizedNetwork
-from gpclml.output_likelihoods import output_likelihood
 
 
 @example("models.LinearizedGP")
@@ -51,27 +51,27 @@ def _() -> dict[str, Any]:
     return {"model": gp("deep")}
 
 
-@example("networks.MLP")
+@example("kernels.networks.MLP")
 def _() -> dict[str, Any]:
     return {"sizes": [2, 3, 1], "generator": generator(), "dtype": torch.float64}
 
 
-@example("networks.StackedNetwork")
+@example("kernels.networks.StackedNetwork")
 def _() -> dict[str, Any]:
     return {"networks": [mlp(), mlp()]}
 
 
-@example("networks.apply_network")
+@example("kernels.networks.apply_network")
 def _() -> dict[str, Any]:
     return {"network": mlp(), "x": inputs()}
 
 
-@example("networks.check_finite_output")
+@example("kernels.networks.check_finite_output")
 def _() -> dict[str, Any]:
     return {"output": normal(3, 2)}
 
 
-@example("networks.reset_network")
+@example("kernels.networks.reset_network")
 def _() -> dict[str, Any]:
     return {"network": mlp(), "generator": generator()}
 
@@ -154,72 +154,72 @@ def _() -> dict[str, Any]:
     return {"module": mlp(), "x": inputs(), "cotangents": _columns}
 
 
-@example("features.FourierFeatures", sizes=["num_frequencies"])
+@example("kernels.FourierFeatures", sizes=["num_frequencies"])
 def _() -> dict[str, Any]:
     return {"num_frequencies": 3}
 
 
-@example("features.FourierFeatures.forward")
+@example("kernels.FourierFeatures.forward")
 def _() -> dict[str, Any]:
-    from gpclml.features import FourierFeatures
+    from gpclml.kernels import FourierFeatures
 
     return {"self": FourierFeatures(3), "x": inputs(8, 1)}
 
 
-@example("features.IdentityFeatures")
+@example("kernels.IdentityFeatures")
 def _() -> dict[str, Any]:
     return {}
 
 
-@example("features.PolynomialFeatures", sizes=["degree"])
+@example("kernels.PolynomialFeatures", sizes=["degree"])
 def _() -> dict[str, Any]:
     return {"degree": 2}
 
 
-@example("features.PolynomialFeatures.forward")
+@example("kernels.PolynomialFeatures.forward")
 def _() -> dict[str, Any]:
-    from gpclml.features import PolynomialFeatures
+    from gpclml.kernels import PolynomialFeatures
 
     return {"self": PolynomialFeatures(2), "x": inputs()}
 
 
-@example("features.PrefixFeatures")
+@example("kernels.PrefixFeatures")
 def _() -> dict[str, Any]:
     return {"num_features": 1}
 
 
-@example("features.PrefixFeatures.forward")
+@example("kernels.PrefixFeatures.forward")
 def _() -> dict[str, Any]:
-    from gpclml.features import PrefixFeatures
+    from gpclml.kernels import PrefixFeatures
 
     return {"self": PrefixFeatures(1), "x": inputs()}
 
 
-@example("features.RandomFourierFeatures", sizes=["num_inputs", "num_features"])
+@example("kernels.RandomFourierFeatures", sizes=["num_inputs", "num_features"])
 def _() -> dict[str, Any]:
     return {"num_inputs": 2, "num_features": 3, "weight": normal(3, 2), "bias": normal(3)}
 
 
-@example("features.RandomFourierFeatures.forward")
+@example("kernels.RandomFourierFeatures.forward")
 def _() -> dict[str, Any]:
-    from gpclml.features import RandomFourierFeatures
+    from gpclml.kernels import RandomFourierFeatures
 
     return {"self": RandomFourierFeatures(2, 3).double(), "x": inputs()}
 
 
-@example("invariances.AffineAugmentation", sizes=["samples"])
+@example("curvature.invariances.AffineAugmentation", sizes=["samples"])
 def _() -> dict[str, Any]:
     return {"ranges": {"rotation": 0.1, "scale": 0.2}, "samples": 2}
 
 
-@example("invariances.AffineAugmentation.forward")
+@example("curvature.invariances.AffineAugmentation.forward")
 def _() -> dict[str, Any]:
-    from gpclml.invariances import AffineAugmentation
+    from gpclml.curvature.invariances import AffineAugmentation
 
     return {"self": AffineAugmentation({"rotation": 0.1}, 2), "x": torch.rand(3, 1, 4, 4)}
 
 
-@example("invariances.AveragedNetwork")
+@example("curvature.invariances.AveragedNetwork")
 def _() -> dict[str, Any]:
     return {"network": mlp()}
 
@@ -269,33 +269,33 @@ def _() -> dict[str, Any]:
     return {"kernel": kernel, "generator": generator()} | train()
 
 
-@example("means.LinearizedMean")
+@example("kernels.LinearizedMean")
 def _() -> dict[str, Any]:
     return {"network": mlp()}
 
 
-@example("means.NetworkMean")
+@example("kernels.NetworkMean")
 def _() -> dict[str, Any]:
     return {"network": mlp()}
 
 
-@example("means.NetworkMean.forward")
+@example("kernels.NetworkMean.forward")
 def _() -> dict[str, Any]:
-    from gpclml.means import NetworkMean
+    from gpclml.kernels import NetworkMean
 
     return {"self": NetworkMean(mlp()), "x": inputs()}
 
 
-@example("output_likelihoods.output_likelihood")
+@example("curvature.output_likelihoods.output_likelihood")
 def _() -> dict[str, Any]:
     return {"likelihood": classes()}
 
 
-@example("output_likelihoods.gradient_columns")
+@example("curvature.output_likelihoods.gradient_columns")
 def _() -> dict[str, Any]:
     return {"likelihood": output_likelihood(classes()), "outputs": normal(8, 3), "target": labels()}
 
 
-@example("output_likelihoods.output_column")
+@example("curvature.output_likelihoods.output_column")
 def _() -> dict[str, Any]:
     return {"columns": normal(8, 3, 3), "place": 1}

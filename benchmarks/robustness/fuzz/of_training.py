@@ -28,24 +28,24 @@ from benchmarks.robustness.fuzz.examples import example
 from gpclml.conditioning import RandomHoldout
 
 
-@example("distributed.DistributedConditioning")
+@example("fit.distributed.DistributedConditioning")
 def _() -> dict[str, Any]:
     return {"conditioning": RandomHoldout(0.2), "num_replicas": 2, "rank": 1}
 
 
-@example("distributed.average_gradients")
+@example("fit.distributed.average_gradients")
 def _() -> dict[str, Any]:
     return {"parameters": list(mlp().parameters()), "value": normal(1)}
 
 
-@example("distributed.SharedTraining")
+@example("fit.distributed.SharedTraining")
 def _() -> dict[str, Any]:
     mll = objective()
     optimizer = torch.optim.Adam(mll.parameters(), lr=0.01)
     return {"mll": mll, "optimizer": optimizer, "data": (inputs(), targets()), "settings": {"a": 1}}
 
 
-@example("distributed.broadcast_parameters")
+@example("fit.distributed.broadcast_parameters")
 def _() -> dict[str, Any]:
     return {"module": mlp()}
 
@@ -109,7 +109,7 @@ def _() -> dict[str, Any]:
     }  # fmt: skip
 
 
-@example("sampling.sample_sgld", sizes=["count", "cycles", "epochs_per_cycle"])
+@example("evidence.sampling.sample_sgld", sizes=["count", "cycles", "epochs_per_cycle"])
 def _() -> dict[str, Any]:
     return train(mll=regressor(), count=2, cycles=1, epochs_per_cycle=4, batch_size=4)
 
@@ -119,12 +119,12 @@ def _draws() -> dict[str, torch.Tensor]:
     return {name: p.detach().unsqueeze(0).repeat(2, *[1] * p.ndim) for name, p in parameters}
 
 
-@example("sampling.conditional_log_density")
+@example("evidence.sampling.conditional_log_density")
 def _() -> dict[str, Any]:
     network = mlp(3)
 
     def outputs_of(weights: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-        return gpclml.sampling.sampled_outputs(network, weights, x)
+        return gpclml.evidence.sampling.sampled_outputs(network, weights, x)
 
     return {
         "likelihood": classes(), "outputs_of": outputs_of, "weights": _draws(),
@@ -132,17 +132,17 @@ def _() -> dict[str, Any]:
     }  # fmt: skip
 
 
-@example("sampling.linearized_outputs")
+@example("evidence.sampling.linearized_outputs")
 def _() -> dict[str, Any]:
     return {"network": mlp(3), "weights": _draws(), "x": inputs()}
 
 
-@example("sampling.sampled_outputs")
+@example("evidence.sampling.sampled_outputs")
 def _() -> dict[str, Any]:
     return {"network": mlp(3), "weights": _draws(), "x": inputs()}
 
 
-@example("sampling.stacked_weights")
+@example("evidence.sampling.stacked_weights")
 def _() -> dict[str, Any]:
     return {"networks": [mlp(), mlp()]}
 

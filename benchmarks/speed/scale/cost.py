@@ -10,7 +10,7 @@ import torch
 from benchmarks.speed.memory import peak_memory
 from benchmarks.speed.methods import BASE, SCALE_METHODS, Problem, gradient_step
 from benchmarks.speed.timing import interleaved_times
-from gpclml._memory import available_memory
+from gpclml._utils.memory import available_memory
 
 __all__ = ["cost_of_steps", "slopes"]
 

@@ -17,9 +17,9 @@ from benchmarks.speed.methods import ExactRBF
 from benchmarks.speed.resident_memory import highest_resident
 from benchmarks.speed.scale.data import Data, starting_model
 from gpclml.conditioning import RandomHoldout
+from gpclml.inference import IterativePosterior
 from gpclml.linalg import ConjugateGradients
 from gpclml.mlls import ConditionalMarginalLogLikelihood
-from gpclml.posterior import IterativePosterior
 
 __all__ = ["compare_training"]
 

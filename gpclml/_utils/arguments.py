@@ -1,0 +1,306 @@
+"""One check of the arguments of public functions: their Python types and the shapes of tensors.
+
+Types are read from the annotations, shapes from what the decorator is given, in the notation of the
+docstrings. Values (positive, between 0 and 1, finite) are a function's own business.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar, overload
+
+import torch
+from linear_operator.utils.errors import NanError, NotPSDError
+from torch import Tensor
+
+from gpclml._utils.annotations import FEW, describe, first_unlike, fits
+from gpclml._utils.placement import check_placement
+from gpclml.errors import ArgumentError, DataError, NonFiniteError, ShapeError, UnsupportedError
+
+__all__ = ["callers_level", "checked"]
+
+F = TypeVar("F", bound=Callable)
+_Sizes = dict[str, tuple[Any, str]]  # by name, with the argument that has it
+
+_NO_REASON = (ArgumentError, DataError, NanError, NotPSDError, Warning)
+_KINDS = {
+    "real": ("real numbers", lambda dtype: not dtype.is_complex),
+    "float": ("float32 or float64", lambda dtype: dtype in (torch.float32, torch.float64)),
+    "index": ("64-bit integers", lambda dtype: dtype == torch.int64),
+    "boolean": ("True and False", lambda dtype: dtype == torch.bool),
+    "integer": (
+        "integers",
+        lambda dtype: not dtype.is_floating_point and not dtype.is_complex and dtype != torch.bool,
+    ),
+}
+_SEEDS = (-(2**63), 2**64 - 1)
+_INTEGERS = (-(2**63), 2**63 - 1)
+
+
+_OWN_FILES = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
+
+
+def callers_level() -> int:
+    """The ``stacklevel`` by which a warning is about the line that called this package.
+
+    However many functions of it, or their checks, are between.
+    """
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OWN_FILES):
+        level, frame = level + 1, frame.f_back
+    return level
+
+
+@overload
+def checked(function: F, /) -> F: ...
+@overload
+def checked(*, late: bool = False, passes_on: str = "", **shapes: str) -> Callable[[F], F]: ...
+def checked(
+    function: Callable | None = None,
+    /,
+    *,
+    late: bool = False,
+    passes_on: str = "",
+    **shapes: str,
+) -> Callable[..., Any]:
+    """Makes a function refuse arguments of a wrong type or shape by errors that say so.
+
+    Annotations that can be checked at a glance are: numbers, text, tensors, classes, callables,
+    ``None`` and unions; of sequences and mappings what they are, and their elements if these are
+    few. A tensor has to have numbers (not be on the device "meta").
+
+    A shape is written as in the docstrings: ``"(*batch, n, d)"``, or several of them with ``|``
+    between. A name means the same size in all arguments, at least 1 (``n?`` may be 0), ``*batch``
+    shapes that broadcast, another name with a star the same shape in all, a number itself. Elements
+    of a list each have the shape, with sizes of their own. Before it
+    may stand ``float`` (single or double precision), ``integer``, ``boolean`` or ``index`` (64-bit
+    integers below the size ``n``); else it is any real numbers.
+
+    Args:
+        function: What is checked, if it takes no tensors; a class is checked where it is made.
+        late: Check only where the function has raised an error that does not name an argument:
+            for functions in the loops of a fit, which then cost nothing more.
+        passes_on: Argument that is given to a module of the caller's, which alone knows what it
+            takes: an error of PyTorch's then is about that argument.
+        **shapes: By argument.
+
+    Examples:
+        >>> from gpclml._utils.arguments import checked
+        >>> @checked(features="(n, d)", labels="integer (n,)")
+        ... def score(features: Tensor, labels: Tensor, k: int = 3): ...
+    """
+    if function is not None:
+        return _wrap(function, {}, False, "")
+    patterns = {name: [_Pattern(part) for part in text.split("|")] for name, text in shapes.items()}
+    return lambda function: _wrap(function, patterns, late, passes_on)
+
+
+def _wrap(function: Any, patterns: dict[str, list[_Pattern]], late: bool, passes_on: str) -> Any:
+    if inspect.isclass(function):
+        init = _wrap(function.__init__, patterns, late, passes_on)
+        setattr(function, "__init__", init)  # noqa: B010  pyright knows no such attribute
+        return function
+    check = _Check(function, patterns, passes_on)
+
+    @functools.wraps(function)
+    def checks(*args: Any, **kwargs: Any) -> Any:
+        if not late:
+            check(args, kwargs)
+        try:
+            return function(*args, **kwargs)
+        except _NO_REASON:
+            raise
+        except Exception as error:
+            check.explain(args, kwargs, error)
+            raise
+
+    return checks
+
+
+class _Check:
+    """All that is known of a function's arguments, read from it at its first call."""
+
+    def __init__(
+        self, function: Callable, patterns: dict[str, list[_Pattern]], passes_on: str
+    ) -> None:
+        self.function, self.patterns, self.passes_on = function, patterns, passes_on
+
+    @functools.cached_property
+    def names(self) -> tuple[str, ...]:
+        kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
+        parameters = inspect.signature(self.function).parameters.values()
+        return tuple(parameter.name for parameter in parameters if parameter.kind in kinds)
+
+    @functools.cached_property
+    def rest(self) -> str:
+        parameters = inspect.signature(self.function).parameters.values()
+        return next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "")
+
+    @functools.cached_property
+    def hints(self) -> dict[str, Any]:
+        parameters = inspect.signature(self.function).parameters.values()
+        scope = _Scope(getattr(self.function, "__globals__", {}))
+        found = {}
+        for parameter in parameters:
+            named = parameter.kind is not parameter.VAR_KEYWORD
+            if named and isinstance(parameter.annotation, str):
+                try:
+                    found[parameter.name] = eval(parameter.annotation, {}, scope)
+                except (NameError, AttributeError, TypeError, ImportError):
+                    continue  # a name that type checkers alone know
+        return found
+
+    def __call__(self, args: tuple, kwargs: dict[str, Any]) -> _Sizes:
+        sizes: _Sizes = {}
+        hints, patterns = self.hints, self.patterns
+        for name, value in self.given(args, kwargs):
+            if name in hints:
+                _check_type(name, value, hints[name])
+            if name in patterns and isinstance(value, Tensor):
+                _check_tensor(name, value, patterns[name], sizes)
+            elif name in patterns and isinstance(value, list | tuple):
+                for place, one in enumerate(value):
+                    if isinstance(one, Tensor):
+                        _check_tensor(f"{name}[{place}]", one, patterns[name], dict(sizes))
+        return sizes
+
+    def given(self, args: tuple, kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+        """Names and values; those beyond the named ones have the name of all of them."""
+        rest = [(self.rest, value) for value in args[len(self.names) :]]
+        return [*zip(self.names, args, strict=False), *rest, *kwargs.items()]
+
+    def explain(self, args: tuple, kwargs: dict[str, Any], error: Exception) -> None:
+        """Raises what is wrong with the arguments, from the error that they caused."""
+        try:
+            self._check_values(dict(self.given(args, kwargs)), self(args, kwargs))
+        except ArgumentError as explained:
+            raise explained from error
+        if self.passes_on and isinstance(error, RuntimeError | IndexError | ValueError):
+            given = dict(self.given(args, kwargs))[self.passes_on]
+            got = f"{given.dtype} of shape {tuple(given.shape)}"
+            mend = f"It said: {' '.join(str(error).split())}"
+            raise ShapeError(
+                self.passes_on, got, "what the module it is given to takes", mend
+            ) from (error)
+
+    def _check_values(self, given: dict[str, Any], sizes: _Sizes) -> None:
+        """Refuses what has a right type and shape: mixed dtypes, indices beyond the data."""
+        first = ""
+        for name, patterns in self.patterns.items():
+            value, kind = given.get(name), patterns[0].kind
+            if not isinstance(value, Tensor):
+                continue
+            if kind == "float":
+                if first:
+                    check_placement(name, value, given[first], first)
+                first = first or name
+            if kind == "index" and "n" in sizes:
+                n, (least, most) = sizes["n"][0], value.aminmax()
+                if int(least) < 0 or int(most) >= n:
+                    got = f"indices from {int(least)} to {int(most)}"
+                    raise ArgumentError(name, got, f"indices from 0 to {n - 1}")
+
+
+class _Scope(dict):
+    """Names of a module, and packages that it imports for type checkers alone."""
+
+    def __init__(self, names: dict[str, Any]) -> None:
+        super().__init__(names)
+
+    def __missing__(self, name: str) -> Any:
+        builtins = self["__builtins__"]
+        builtins = builtins if isinstance(builtins, dict) else vars(builtins)
+        if name in builtins:
+            return builtins[name]
+        if name == "pandas":
+            return importlib.import_module(name)
+        raise NameError(name)
+
+
+def _check_type(name: str, value: object, hint: Any) -> None:
+    if not fits(value, hint):
+        name, value, hint = first_unlike(name, value, hint)
+        shown = repr(value) if isinstance(value, bool | int | float | complex) else type(value)
+        got = shown if isinstance(shown, str) else shown.__name__
+        if isinstance(value, Tensor) and value.is_meta:
+            got = 'a tensor on the device "meta", which has no numbers'
+        mend = "Use torch.as_tensor(...)." if describe(hint) == "a tensor" else ""
+        raise UnsupportedError(name, got, describe(hint), mend)
+    if isinstance(value, int):
+        least, most = _SEEDS if name.endswith("seed") else _INTEGERS
+        if not least <= value <= most:
+            raise ArgumentError(name, value, f"an integer from {least} to {most}")
+    elif isinstance(value, float) and value != value:
+        raise NonFiniteError(name, value, "a number")
+    elif isinstance(value, list | tuple):
+        least, most = _INTEGERS
+        for one in value[:FEW]:
+            if isinstance(one, int) and not least <= one <= most:
+                raise ArgumentError(name, one, f"integers from {least} to {most}")
+
+
+class _Pattern:
+    """A shape as it is written: sizes, and one ``*name`` for any number of them."""
+
+    def __init__(self, text: str) -> None:
+        match = re.fullmatch(r"\s*(?:(real|float|index|boolean|integer)\s*)?(\(.*\))\s*", text)
+        assert match is not None, text
+        self.kind, self.text = match[1] or "real", match[2]
+        self.sizes = [part.strip() for part in self.text[1:-1].split(",") if part.strip()]
+        stars = [place for place, part in enumerate(self.sizes) if part.startswith("*")]
+        self.star = stars[0] if stars else None
+        self.any = self.sizes.pop(self.star) if self.star is not None else ""
+
+    def bound(self, shape: torch.Size, known: _Sizes, name: str) -> _Sizes | None:
+        """The known sizes with those of this shape; None where it is another."""
+        more = len(shape) - len(self.sizes)
+        if more < 0 or (more > 0 and self.star is None):
+            return None
+        at = self.star or 0
+        found = dict(known)
+        for part, size in zip(self.sizes, shape[:at] + shape[at + more :], strict=True):
+            label = part.rstrip("?")
+            first = int(part) if part.isdigit() else found.setdefault(label, (size, name))[0]
+            if size != first or (size == 0 and label == part):
+                return None
+        if self.any and self.any != "*batch":
+            middle = shape[at : at + more]
+            if 0 in middle or found.setdefault(self.any, (middle, name))[0] != middle:
+                return None
+        elif self.any:
+            batch = shape[at : at + more]
+            try:
+                batch = torch.broadcast_shapes(found.get("*batch", (torch.Size(), ""))[0], batch)
+            except RuntimeError:
+                return None
+            if 0 in batch:
+                return None
+            found["*batch"] = (batch, name)
+        return found
+
+
+def _check_tensor(name: str, value: Tensor, patterns: list[_Pattern], sizes: _Sizes) -> None:
+    words, takes = _KINDS[patterns[0].kind]
+    if not takes(value.dtype):
+        mend = f"Use {name}.double()." if patterns[0].kind == "float" else ""
+        raise ArgumentError(name, f"a tensor of {value.dtype}", words, mend)
+    for pattern in patterns:
+        bound = pattern.bound(value.shape, sizes, name)
+        if bound is not None:
+            sizes.update(bound)
+            return
+    known = {part.rstrip("?") for pattern in patterns for part in (*pattern.sizes, pattern.any)}
+    given = [
+        f"{part} = {tuple(size) if isinstance(size, torch.Size) else size} as {other} has it"
+        for part, (size, other) in sizes.items()
+        if part in known and other != name
+    ]
+    expected = " or ".join(pattern.text for pattern in patterns)
+    detail = f" with {', '.join(given)}" if given else ", nothing of size zero"
+    raise ShapeError(name, tuple(value.shape), expected + detail)

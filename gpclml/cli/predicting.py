@@ -1,0 +1,134 @@
+"""The command ``predict``: a saved model on a new table."""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import Tensor
+
+from gpclml._utils.files import write_atomically
+from gpclml.cli.progress import shows_progress
+from gpclml.cli.report import predicted, prediction_scores
+from gpclml.cli.report.headline import percent
+from gpclml.cli.report.predictions import half_width
+from gpclml.cli.saved_models import SavedModel, load_model
+from gpclml.cli.tables import read_table
+from gpclml.cli.terminal import tell
+from gpclml.errors import ArgumentError, DataError
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["predict_table"]
+
+_COLUMNS = "mean", "standard_deviation", "lower_90", "upper_90"
+
+
+def predict_table(
+    folder: Path, data: Path, out: Path | None = None, quiet: bool = False
+) -> pandas.DataFrame:
+    """Predicts the rows of a table and writes them as CSV.
+
+    A line a row, in the order of the table: mean, standard deviation of a new observation, and the
+    central 90 % interval. Rows without an input that the model cannot do without have empty cells.
+
+    Args:
+        folder: Of the model.
+        data: The table.
+        out: The file to write, replaced only if it has the columns of predictions;
+            ``predictions.csv`` in the current folder if None.
+        quiet: Whether nothing is told.
+
+    Returns:
+        What was written.
+
+    Raises:
+        ArgumentError, DataError: Something is given wrong; nothing has been written.
+    """
+    import pandas
+
+    out = Path("predictions.csv") if out is None else out
+    saved = load_model(folder)
+    _check_output(out, data, *folder.iterdir())
+    table = read_table(data, saved.encoding.missing)
+    encoded = saved.encoding.encode(table)
+    mean, deviation = predicted(saved.model, encoded.inputs, shows_progress(quiet))
+    half = half_width(deviation)
+    columns = dict(zip(_COLUMNS, (mean, deviation, mean - half, mean + half), strict=True))
+    rows = encoded.rows.numpy()
+    result = pandas.DataFrame(
+        {name: _spread(values, rows, len(table)) for name, values in columns.items()}
+    )
+    text = result.to_csv(index=False).encode()
+    write_atomically(out, lambda file: file.write(text))
+    if not quiet:
+        for note in encoded.notes:
+            tell(note)
+        tell(f"{len(rows)} of {len(table)} rows predicted: {out}")
+        _tell_scores(saved, table, rows, mean, deviation)
+    return result
+
+
+def _check_output(path: Path, *others: Path) -> None:
+    """Raises where predictions cannot be written, or would replace anything but predictions."""
+    folder = path.absolute().parent
+    if path.is_symlink():
+        raise DataError(f"--out: {path} is a link. Name the file itself.")
+    if path.is_dir():
+        raise DataError(f"--out: {path} is a folder. Name a file.")
+    if path.exists() and not path.is_file():
+        raise DataError(f"--out: {path} is no plain file. Name one.")
+    if not folder.is_dir():
+        raise DataError(f"--out: there is no folder {folder}. Make it first.")
+    if any(other.exists() and path.exists() and path.samefile(other) for other in others):
+        raise DataError(f"--out: {path} is a file that is read. Name another.")
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+        writable = os.access(path, os.W_OK) or not path.exists()
+    except OSError:  # permissions do not tell all, nor bind every user
+        writable = False
+    if not writable:
+        raise DataError(f"--out: cannot write {path}. Name a file elsewhere.")
+    if path.exists() and not _holds_predictions(path):
+        said = f"{path} is there and holds no predictions of gpclml"
+        raise DataError(f"--out: {said}. Name another file, or remove it first.")
+
+
+def _holds_predictions(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.readline(1000).strip() == ",".join(_COLUMNS).encode()
+
+
+def _spread(values: Tensor, rows: np.ndarray, count: int) -> np.ndarray:
+    """Values at their rows, NaN elsewhere."""
+    spread = np.full(count, np.nan)
+    spread[rows] = values.numpy()
+    return spread
+
+
+def _tell_scores(
+    saved: SavedModel, table: pandas.DataFrame, rows: np.ndarray, mean: Tensor, deviation: Tensor
+) -> None:
+    """How well the predictions are, where the table has the target."""
+    target = saved.encoding.target
+    if target not in table.columns:
+        return
+    try:
+        targets = saved.encoding.targets(table)[rows]
+    except ArgumentError:  # it is not asked for, and need not be one
+        return
+    known = ~targets.isnan()
+    if bool(known.any()):
+        scores = prediction_scores(targets[known], mean[known], deviation[known])
+        if not math.isfinite(scores.rmse) or not math.isfinite(scores.nll):
+            tell(f"No scores: values of {target} are too far from the predictions to be squared.")
+            return
+        tell(
+            f"The table has {target} in {int(known.sum())} of these rows: RMSE {scores.rmse:.4g}, "
+            f"NLL {scores.nll:.3f}, {percent(scores.coverage)} in the 90 % intervals."
+        )

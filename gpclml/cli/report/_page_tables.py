@@ -1,0 +1,135 @@
+"""The tables of a page, as rows of texts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from gpclml.cli.report.chosen_models import chosen_models, is_clear
+from gpclml.cli.report.fitted_model import FittedModel
+from gpclml.cli.report.headline import percent
+from gpclml.cli.report.predictions import PREDICTED_SHARE, PredictionScores
+from gpclml.cli.tables import CategoryColumn, NumberColumn, TableEncoding
+from gpclml.evaluation import Comparison
+from gpclml.evaluation.words import plus_minus
+
+__all__ = ["MODEL_COLUMNS", "choice_rows", "column_rows", "left_out_rows", "model_rows"]
+
+Row = list[tuple[str, str]]
+"""Texts and their errors; an empty error is not shown."""
+
+MODEL_COLUMNS = (
+    "LML", "CLML", "LOO", "LOO less first", "weight", "test RMSE", "test NLL",
+    f"in {percent(PREDICTED_SHARE)}", "seconds",
+)  # fmt: skip
+"""Of a row of a model."""
+
+_MOST_SHOWN = 6  # levels of a category
+
+
+def model_rows(
+    comparison: Comparison,
+    predictions: Mapping[str, PredictionScores],
+    fitted: Mapping[str, FittedModel],
+) -> list[tuple[str, Row]]:
+    """A row a model, the first-ranked first: criteria, test scores, seconds.
+
+    A model whose fit failed is marked beside its name.
+    """
+    rows = []
+    for name, line in comparison.table.to_dict("index").items():
+        name, scores = str(name), predictions[str(name)]
+        rows.append(
+            (
+                _marked(name, line["warnings"]),
+                [
+                    (_nats(line["lml"]), ""),
+                    (_nats(line["clml"]), _nats(line["clml_se"])),
+                    (_nats(line["loo"]), _nats(line["loo_se"])),
+                    ("", "")
+                    if line["rank"] == 0
+                    else (_nats(line["difference"]), _nats(line["difference_se"])),
+                    (_text(line["weight"], ".2f"), ""),
+                    _with_error(scores.rmse, scores.rmse_se),
+                    _with_error(scores.nll, scores.nll_se),
+                    ("", "")
+                    if scores.is_missing
+                    else (percent(scores.coverage), percent(scores.coverage_se)),
+                    (f"{fitted[name].seconds:.1f}", ""),
+                ],
+            )
+        )
+    return rows
+
+
+def choice_rows(
+    comparison: Comparison, predictions: Mapping[str, PredictionScores]
+) -> list[tuple[str, Row]]:
+    """A row a criterion: what it chooses, and how far behind the best of the test part that is."""
+    rows = []
+    for choice in chosen_models(comparison, predictions):
+        scores = predictions[choice.model]
+        best = "the same"
+        if scores.is_missing:
+            best = f"{choice.best}; this one could not predict it"
+        elif not choice.agrees:
+            clearly = "clearly" if is_clear(choice.lead) else "not clearly"
+            best = f"{choice.best}, by {plus_minus(choice.lead)}, {clearly}"
+        shown = choice.model, _text(scores.rmse, ".4g"), _text(scores.nll, ".3f"), best
+        rows.append((choice.criterion.upper(), [(text, "") for text in shown]))
+    return rows
+
+
+def column_rows(encoding: TableEncoding) -> list[tuple[str, str, int]]:
+    """Columns that are inputs: name, how, and how many inputs."""
+    return [(one.name, _how(one), len(one.inputs)) for one in encoding.columns]
+
+
+def left_out_rows(encoding: TableEncoding) -> list[tuple[str, str]]:
+    """Columns that are none, and why."""
+    return list(encoding.left_out.items())
+
+
+def _how(column: NumberColumn | CategoryColumn) -> str:
+    if isinstance(column, CategoryColumn):
+        shown = ", ".join(column.levels[:_MOST_SHOWN])
+        more = ", ..." if len(column.levels) > _MOST_SHOWN else ""
+        missing = "; missing is a level of its own" if column.has_missing else ""
+        return f"an input for each of {len(column.levels)} levels: {shown}{more}{missing}"
+    what = {"number": "number", "boolean": "0 and 1", "date": "days since 1970"}[column.kind]
+    if column.fill is None:
+        return what
+    return f"{what}, {column.fill:.6g} where missing, and an input that says where"
+
+
+_MARKS = {
+    "fit-failed": "fit failed",
+    "below-contained": "fit failed",
+    "predicts-mean": "predicts the mean",
+}
+
+
+def _marked(name: str, warnings: Iterable[str]) -> str:
+    marks = dict.fromkeys(_MARKS[warning] for warning in warnings if warning in _MARKS)
+    return f"{name} ({', '.join(marks)})" if marks else name
+
+
+def _nats(value: float) -> str:
+    return _text(value, ".1f")
+
+
+def _text(value: float, form: str) -> str:
+    """A number; nothing where there is none."""
+    return "" if math.isnan(value) else _minus(f"{value:{form}}")
+
+
+def _with_error(value: float, error: float) -> tuple[str, str]:
+    """A value to two digits of its error."""
+    if not error > 0:
+        return _text(value, ".4g"), ""
+    decimals = max(0, 1 - math.floor(math.log10(error)))
+    return _minus(f"{value:.{decimals}f}"), f"{error:.{decimals}f}"
+
+
+def _minus(text: str) -> str:
+    return text.replace("-", "\N{MINUS SIGN}")

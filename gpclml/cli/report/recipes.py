@@ -1,0 +1,225 @@
+"""How models of a table are made and fitted: as functions, and as lines of a script."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+import torch
+from gpytorch.kernels import Kernel
+from torch import Tensor
+
+from gpclml._utils.arguments import checked
+from gpclml.conditioning import Conditioning, KFold, LastPoints, LeaveOneOut
+from gpclml.errors import ArgumentError, UnknownNameError
+from gpclml.fit import FitWarning, StoppingResult, fit_mll, fit_networks
+from gpclml.kernels import FeatureKernel, IdentityFeatures, initialize_spectral_mixture
+from gpclml.mlls import ConditionalMarginalLogLikelihood
+from gpclml.models import GPRegression
+
+__all__ = ["DESCRIPTIONS", "MODELS", "OBJECTIVES", "Recipe", "RecipeFit", "kernel_object"]
+
+DESCRIPTIONS = {
+    "linear": "a linear function of the inputs",
+    "rbf": "a smooth function, each input with a length scale of its own",
+    "rq": "as rbf, on several length scales at once",
+    "matern": "a rougher function than rbf",
+    "sm": "a mixture of four patterns that may repeat along the inputs (spectral mixture)",
+    "deep": "rbf and features that a network learns, where held-out rows support them",
+}
+"""What models are, for those who use no others."""
+
+MODELS = tuple(DESCRIPTIONS)
+"""Names of models, the cheapest first, the dearest last."""
+
+OBJECTIVES = ("lml", "clml", "loo")
+"""Names of what is maximized."""
+
+_NAMED_KERNELS = {
+    "rbf": "rbf", "rq": "rq", "matern": "matern", "sm": "spectral_mixture", "deep": "deep",
+}  # fmt: skip
+_STEPS = {"sm": 50, "deep": 300}  # of the others as many as they take
+_CONDITIONING: dict[str, tuple[Callable[..., Conditioning], dict[str, int]]] = {
+    "lml": (LastPoints, {"m": 0}),
+    "clml": (KFold, {"folds": 10}),
+    "loo": (LeaveOneOut, {}),
+}
+
+
+class RecipeFit(NamedTuple):
+    """What a recipe made.
+
+    Attributes:
+        model: The fitted model.
+        note: Sentences on the fit, empty where there is nothing to say.
+        problem: The same where the fit failed, not where its steps were spent; else empty.
+    """
+
+    model: GPRegression
+    note: str
+    problem: str
+
+
+@checked
+@dataclass(frozen=True)
+class Recipe:
+    """A model of a table and its fit.
+
+    - ``"linear"``: a Bayesian linear model of the standardized inputs and a constant;
+    - ``"rbf"``, ``"rq"``, ``"matern"``: a GP with that kernel, a lengthscale an input; ``"rq"``
+      starts from the fit of ``"rbf"``, which it contains and else may end far below;
+    - ``"sm"``: a GP with a spectral mixture of four components, started as on a grid;
+    - ``"deep"``: RBF and, beside it, a kernel of learned features where held-out folds support
+      it, trained by :func:`gpclml.fit.fit_networks`.
+
+    All but the last are fitted by L-BFGS. The objective ``"clml"`` holds out ten fixed folds, each
+    given the others; for ``"deep"`` it holds out a fresh tenth at each step.
+
+    Attributes:
+        model: Name of the model.
+        objective: What is maximized: ``"lml"``, ``"clml"``, ``"loo"``.
+        seed: Of networks, starts and folds.
+        steps: Most steps; if None as many as it takes, for ``"sm"`` 50, for ``"deep"`` 300.
+        restarts: Further fits from other starts, of which the best is kept; not of ``"deep"``.
+
+    Raises:
+        UnknownNameError: A model or objective that is not known.
+        ArgumentError: A number out of range.
+    """
+
+    model: str
+    objective: str = "lml"
+    seed: int = 0
+    steps: int | None = None
+    restarts: int = 0
+
+    def __post_init__(self) -> None:
+        if self.model not in MODELS:
+            raise UnknownNameError("model", self.model, MODELS)
+        if self.objective not in OBJECTIVES:
+            raise UnknownNameError("objective", self.objective, OBJECTIVES)
+        if self.steps is not None and self.steps < 1:
+            raise ArgumentError("steps", self.steps, "at least 1")
+        if self.restarts < 0:
+            raise ArgumentError("restarts", self.restarts, "0 or more")
+
+    def fit(self, x: Tensor, y: Tensor, progress: bool = True) -> RecipeFit:
+        """The fitted model, and what there is to say of the fit.
+
+        Args:
+            x: Inputs, ``(n, d)``.
+            y: Targets, ``(n,)``.
+            progress: Whether to show progress bars on standard error.
+
+        Raises:
+            NonFiniteError, NotPSDError: The start cannot be evaluated.
+        """
+        model = GPRegression(x, y, seed=self.seed, **self._parts())
+        make, options = _CONDITIONING[self.objective]
+        conditioning = None if self._redraws() else make(**options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FitWarning)  # the problem is in what is returned
+            if self.model == "sm":
+                _start_on_grid(model, x, self.seed)
+            elif self.model == "rq":
+                rbf = model.with_kernel("rbf")
+                mll = ConditionalMarginalLogLikelihood(rbf.likelihood, rbf, conditioning)
+                fit_mll(mll, steps=self._most_steps(), progress=progress)
+                model.load_state_dict(rbf.state_dict(), strict=False)
+            mll = ConditionalMarginalLogLikelihood(model.likelihood, model, conditioning)
+            if self.model == "deep":
+                steps = self.steps or _STEPS["deep"]
+                result = fit_networks(mll, steps=steps, seed=self.seed, progress=progress)
+                return RecipeFit(model, _said_of_networks(result), result.message)
+            fitted = fit_mll(
+                mll, steps=self._most_steps(), restarts=self.restarts, seed=self.seed,
+                progress=progress,
+            )  # fmt: skip
+        failed = fitted.problem not in ("", "limit")  # a limit is what was asked for
+        return RecipeFit(model, fitted.message, fitted.message if failed else "")
+
+    def lines(self) -> list[str]:
+        """The same as lines of Python, from ``x`` and ``y`` to ``model``."""
+        make, options = _CONDITIONING[self.objective]
+        arguments = ", ".join(f"{name}={value}" for name, value in options.items())
+        conditioning = "None" if self._redraws() else f"{make.__name__}({arguments})"
+        if self.model == "linear":
+            parts = 'kernel=FeatureKernel(IdentityFeatures(intercept=True)), mean="zero"'
+        else:
+            parts = f'kernel="{_NAMED_KERNELS[self.model]}"'
+        steps = "" if self._most_steps() is None else f"steps={self._most_steps()}, "
+        if self.model == "deep":
+            fit = f"fit_networks(mll, steps={self.steps or _STEPS['deep']}, seed={self.seed})"
+        else:
+            fit = f"fit_mll(mll, {steps}restarts={self.restarts}, seed={self.seed})"
+        return [
+            f"model = GPRegression(x, y, {parts}, seed={self.seed})",
+            f"conditioning = {conditioning}",
+            *(_grid_lines(self.seed) if self.model == "sm" else ()),
+            *(_rbf_lines(steps.rstrip(", ")) if self.model == "rq" else ()),
+            "mll = ConditionalMarginalLogLikelihood(model.likelihood, model, conditioning)",
+            fit,
+        ]
+
+    def _parts(self) -> dict[str, Any]:
+        kernel = kernel_object(self.model)
+        if kernel is not None:
+            return {"kernel": kernel, "mean": "zero"}
+        return {"kernel": _NAMED_KERNELS[self.model]}
+
+    def _most_steps(self) -> int | None:
+        return self.steps or _STEPS.get(self.model)
+
+    def _redraws(self) -> bool:
+        return self.model == "deep" and self.objective == "clml"
+
+
+def kernel_object(model: str) -> Kernel | None:
+    """The kernel that a model is made with, where it has no name of its own.
+
+    Args:
+        model: Name of the model.
+    """
+    return FeatureKernel(IdentityFeatures(intercept=True)) if model == "linear" else None
+
+
+def _start_on_grid(model: GPRegression, x: Tensor, seed: int) -> None:
+    """A start that scattered points resolve: chance gaps of theirs are far below their spacing."""
+    start = torch.Generator().manual_seed(seed)
+    inputs = model.input_standardizer.transform(x)
+    targets = cast(Tensor, model.train_targets)
+    initialize_spectral_mixture(cast(Kernel, model.covar_module), inputs, targets, start, "grid")
+
+
+def _rbf_lines(steps: str) -> list[str]:
+    return [
+        'rbf = model.with_kernel("rbf")  # rq contains it, and starts from its fit',
+        "mll = ConditionalMarginalLogLikelihood(rbf.likelihood, rbf, conditioning)",
+        f"fit_mll(mll{', ' if steps else ''}{steps})",
+        "model.load_state_dict(rbf.state_dict(), strict=False)",
+    ]
+
+
+def _grid_lines(seed: int) -> list[str]:
+    return [
+        f"start = torch.Generator().manual_seed({seed})",
+        "inputs = model.input_standardizer.transform(x)",
+        "targets = model.train_targets",
+        'initialize_spectral_mixture(model.covar_module, inputs, targets, start, spacing="grid")',
+    ]
+
+
+def _said_of_networks(result: StoppingResult) -> str:
+    if result.message:
+        return f"Training on all rows failed, so it is the ARD GP: {result.message}"
+    if result.chosen == 0:
+        return "Held-out folds support no learned features: it is the RBF GP, fitted by LML."
+    gain, error = result.gains[result.chosen], result.standard_errors[result.chosen]
+    steps = result.steps[result.chosen]
+    trained = f"trained for {steps} steps" if steps else "as line searches fit it"
+    return (
+        f"Held-out folds support a second kernel on learned features, {trained}: {gain:.3f} ± "
+        f"{error:.3f} nats a row better than the RBF GP."
+    )

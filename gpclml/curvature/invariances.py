@@ -1,0 +1,133 @@
+"""Transformations of images with learnable ranges, and networks averaged over them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from gpclml._utils.arguments import checked
+from gpclml._utils.resumable_draws import ResumableDraws
+from gpclml.errors import ArgumentError, ShapeError, UnknownNameError
+
+__all__ = ["AffineAugmentation", "AveragedNetwork"]
+
+_GENERATORS = {
+    "translation_x": ((0, 0, 1), (0, 0, 0), (0, 0, 0)),
+    "translation_y": ((0, 0, 0), (0, 0, 1), (0, 0, 0)),
+    "rotation": ((0, -1, 0), (1, 0, 0), (0, 0, 0)),
+    "scale": ((1, 0, 0), (0, 1, 0), (0, 0, 0)),
+    "stretch": ((1, 0, 0), (0, -1, 0), (0, 0, 0)),
+    "shear": ((0, 1, 0), (1, 0, 0), (0, 0, 0)),
+}
+
+
+class AffineAugmentation(ResumableDraws):
+    r"""Affine transformations drawn from a box whose sides are parameters.
+
+    .. math:: A = \exp\Big(\sum_i u_i \eta_i G_i\Big), \qquad u_i \sim \mathcal U[-1, 1]
+
+    with G the generators of the affine group (Benton et al. 2020, Section 4; Immer et al. 2022).
+    Differentiable in the ranges, so that the evidence of a network averaged over the
+    transformations says how much of each the data support.
+
+    Args:
+        ranges: Start of the ranges by name: ``"translation_x"`` and ``"translation_y"`` (one is
+            half an image), ``"rotation"`` (radians), ``"scale"``, ``"stretch"`` and ``"shear"``
+            (logarithms).
+        samples: Number S of versions of each image.
+        seed: Seed of the transformations; each call draws new ones. The state of the generator
+            is part of ``state_dict()``.
+
+    Raises:
+        UnknownNameError: No such transformation.
+        ArgumentError: A range is not positive, there is none, or S is below 1.
+
+    Examples:
+        >>> augmentation = AffineAugmentation({"rotation": 0.1}, samples=8)
+        >>> model = LinearizedNetwork(AveragedNetwork(network), augmentation=augmentation)
+    """
+
+    @checked
+    def __init__(self, ranges: Mapping[str, float], samples: int = 8, seed: int = 0) -> None:
+        super().__init__()
+        if not ranges:
+            raise ArgumentError("ranges", "none", f"some of {', '.join(_GENERATORS)}")
+        for name, value in ranges.items():
+            if name not in _GENERATORS:
+                raise UnknownNameError("ranges", name, _GENERATORS)
+            if not 0 < value < math.inf:
+                raise ArgumentError("ranges", f"{name}: {value}", "positive numbers")
+        if samples < 1:
+            raise ArgumentError("samples", samples, "at least 1")
+        self.names = tuple(ranges)
+        self.samples = samples
+        start = torch.tensor([math.log(value) for value in ranges.values()])
+        self.log_ranges = torch.nn.Parameter(start)
+        generators = torch.tensor([_GENERATORS[name] for name in ranges], dtype=start.dtype)
+        self.register_buffer("generators", generators, persistent=False)
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def ranges(self) -> dict[str, float]:
+        """The ranges by name, as they are."""
+        return dict(zip(self.names, self.log_ranges.detach().exp().tolist(), strict=True))
+
+    @checked(late=True, x="float (N, channels, height, width)")
+    def forward(self, x: Tensor) -> Tensor:
+        """Versions of images, with zeros where they come from outside.
+
+        Args:
+            x: Images, ``(N, channels, height, width)``.
+
+        Returns:
+            Shape ``(N, S, channels, height, width)``.
+
+        Raises:
+            ShapeError: The images are of another shape.
+        """
+        if x.ndim != 4:
+            raise ShapeError("x", tuple(x.shape), "(N, channels, height, width)")
+        count = len(x) * self.samples
+        u = (
+            2 * torch.rand(count, len(self.names), generator=self._generator, dtype=torch.float64)
+            - 1
+        )
+        steps = u.to(x) * self.log_ranges.exp().to(x)
+        generators = self.get_buffer("generators").to(x)
+        affine = torch.linalg.matrix_exp(torch.einsum("ni,ijk->njk", steps, generators))[:, :2]
+        images = x.repeat_interleave(self.samples, dim=0)
+        grid = torch.nn.functional.affine_grid(affine, list(images.shape), align_corners=False)
+        made = torch.nn.functional.grid_sample(images, grid, align_corners=False)
+        return made.unflatten(0, (len(x), self.samples))
+
+
+class AveragedNetwork(torch.nn.Module):
+    r"""The mean of a network's outputs over S versions of each point.
+
+    .. math:: \bar f(x) = \frac1S \sum_s f(x_s)
+
+    Its Kronecker curvature is right with ``Kronecker("reduce")``: the average is a sharing of
+    weights whose gradients add up.
+
+    Args:
+        network: Maps ``(N, *event)`` to ``(N, C)``.
+    """
+
+    @checked
+    def __init__(self, network: torch.nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Mean outputs.
+
+        Args:
+            x: Versions of points, ``(N, S, *event)``.
+
+        Returns:
+            Shape ``(N, C)``.
+        """
+        outputs = self.network(x.flatten(0, 1))
+        return outputs.unflatten(0, x.shape[:2]).mean(1)

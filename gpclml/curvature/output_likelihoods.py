@@ -1,0 +1,188 @@
+"""Likelihoods as functions of a network's outputs: log densities and columns of curvature."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Protocol
+
+import torch
+from gpytorch.likelihoods import (
+    BernoulliLikelihood,
+    GaussianLikelihood,
+    Likelihood,
+    SoftmaxLikelihood,
+)
+from torch import Tensor
+
+from gpclml._utils.arguments import checked
+from gpclml._utils.finite import all_finite
+from gpclml._utils.host_reads import reads_are_free
+from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnsupportedError
+
+__all__ = ["OutputLikelihood", "gradient_columns", "output_column", "output_likelihood"]
+
+_HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+
+
+class OutputLikelihood(Protocol):
+    """A density of targets given outputs, each point on its own.
+
+    Its derivatives are those of a core without hyperparameters, times a scale.
+    """
+
+    def log_density(self, outputs: Tensor, target: Tensor) -> Tensor:
+        """Of each point, ``(N,)``."""
+        ...
+
+    def core(self, outputs: Tensor, target: Tensor) -> Tensor:
+        """What depends on outputs in the log density, over the scale; ``(N,)``."""
+        ...
+
+    def columns(self, outputs: Tensor, target: Tensor) -> Tensor:
+        """S with S Sᵀ the negative core's Hessian; column k as a row, ``(N, K, C)``."""
+        ...
+
+    def scale(self) -> Tensor | float:
+        """What the core is multiplied by: the inverse noise of a Gaussian."""
+        ...
+
+
+@checked
+def output_likelihood(likelihood: Likelihood) -> OutputLikelihood:
+    """What a GPyTorch likelihood is for a network.
+
+    Args:
+        likelihood: ``GaussianLikelihood``, ``SoftmaxLikelihood`` without mixing weights, or
+            ``BernoulliLikelihood`` (probit).
+
+    Raises:
+        UnsupportedError: It is another one.
+    """
+    if isinstance(likelihood, GaussianLikelihood):
+        return _Gaussian(likelihood)
+    if isinstance(likelihood, SoftmaxLikelihood) and likelihood.mixing_weights is None:
+        return _Softmax(likelihood.num_classes)
+    if isinstance(likelihood, BernoulliLikelihood):
+        return _Probit()
+    raise UnsupportedError(
+        "likelihood",
+        type(likelihood).__name__,
+        "GaussianLikelihood, SoftmaxLikelihood(mixing_weights=False) or BernoulliLikelihood",
+    )
+
+
+@checked(late=True, outputs="float (N, C)", target="(N,) | (N, C)")
+def gradient_columns(likelihood: OutputLikelihood, outputs: Tensor, target: Tensor) -> Tensor:
+    """The gradient of each core as its one column, ``(N, 1, C)``: the empirical Fisher."""
+    graph = outputs.requires_grad
+    with torch.enable_grad():
+        at = outputs if graph else outputs.detach().requires_grad_()
+        total = likelihood.core(at, target).sum()
+        (gradient,) = torch.autograd.grad(total, at, create_graph=graph)
+    return gradient.unsqueeze(1)
+
+
+@checked(late=True, columns="float (N, K, C)")
+def output_column(columns: Tensor, place: int) -> Tensor:
+    """What curves in one output alone, as one column, ``(N, 1, C)``.
+
+    Args:
+        columns: Of all the curvature, ``(N, K, C)``.
+        place: Number of the output.
+    """
+    if not 0 <= place < columns.shape[-1]:
+        raise ArgumentError("place", place, f"an output from 0 to {columns.shape[-1] - 1}")
+    one = torch.zeros_like(columns[:, :1])
+    one[..., place] = columns[..., place].norm(dim=-1, keepdim=True)
+    return one
+
+
+class _Gaussian:
+    def __init__(self, likelihood: GaussianLikelihood) -> None:
+        self._likelihood = likelihood
+
+    def log_density(self, outputs: Tensor, target: Tensor) -> Tensor:
+        of_noise = 0.5 * self.scale().log() - _HALF_LOG_2PI
+        return self.scale() * self.core(outputs, target) + outputs.shape[-1] * of_noise
+
+    def core(self, outputs: Tensor, target: Tensor) -> Tensor:
+        target = target.unsqueeze(-1) if target.ndim == 1 else target
+        _check_shape(target, tuple(outputs.shape))
+        if target.dtype == torch.bool or target.is_complex():
+            raise ArgumentError("target", f"{target.dtype}", "real numbers")
+        # On an accelerator looking at them would wait for it at each step.
+        if reads_are_free(target.device) and not all_finite(target):
+            count = int((~target.isfinite()).sum())
+            mend = "A network needs every target: leave points without one out."
+            got = f"{count} NaN or infinite values"
+            raise NonFiniteError("target", got, "finite numbers", mend)
+        return -0.5 * (target - outputs).square().sum(-1)
+
+    def columns(self, outputs: Tensor, target: Tensor) -> Tensor:
+        eye = torch.eye(outputs.shape[-1], dtype=outputs.dtype, device=outputs.device)
+        return eye.expand(len(outputs), *eye.shape)
+
+    def scale(self) -> Tensor:
+        return 1 / self._likelihood.noise.squeeze(-1)
+
+
+class _Unscaled(ABC):
+    """A density without hyperparameters is its own core."""
+
+    def core(self, outputs: Tensor, target: Tensor) -> Tensor:
+        return self.log_density(outputs, target)
+
+    def scale(self) -> float:
+        return 1.0
+
+    @abstractmethod
+    def log_density(self, outputs: Tensor, target: Tensor) -> Tensor: ...
+
+
+class _Softmax(_Unscaled):
+    def __init__(self, num_classes: int) -> None:
+        self._num_classes = num_classes
+
+    def log_density(self, outputs: Tensor, target: Tensor) -> Tensor:
+        _check_shape(target, (len(outputs),))
+        if outputs.shape[-1] != self._num_classes:
+            expected = f"{self._num_classes}, as the likelihood's num_classes"
+            raise ShapeError("network", f"{outputs.shape[-1]} outputs", expected)
+        expected = f"integers from 0 to {self._num_classes - 1}"
+        if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
+            raise ArgumentError("target", target.dtype, expected)
+        if int(target.min()) < 0 or int(target.max()) >= self._num_classes:
+            got = f"{target.dtype} from {target.min().item()} to {target.max().item()}"
+            raise ArgumentError("target", got, expected)
+        return -torch.nn.functional.cross_entropy(outputs, target, reduction="none")
+
+    def columns(self, outputs: Tensor, target: Tensor) -> Tensor:
+        p = outputs.softmax(-1)
+        eye = torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)
+        return p.sqrt().unsqueeze(-1) * (eye - p.unsqueeze(-2))
+
+
+class _Probit(_Unscaled):
+    def log_density(self, outputs: Tensor, target: Tensor) -> Tensor:
+        return torch.special.log_ndtr(self._margin(outputs, target))
+
+    def columns(self, outputs: Tensor, target: Tensor) -> Tensor:
+        z = self._margin(outputs, target)
+        slope = (-0.5 * z.square() - _HALF_LOG_2PI - torch.special.log_ndtr(z)).exp()
+        return (slope * (z + slope)).clamp_min(0.0).sqrt()[:, None, None]
+
+    @staticmethod
+    def _margin(outputs: Tensor, target: Tensor) -> Tensor:
+        if outputs.shape[-1] != 1:
+            raise ShapeError("network", f"{outputs.shape[-1]} outputs", "one, as it is binary")
+        _check_shape(target, (len(outputs),))
+        if not bool(((target == 0) | (target == 1)).all()):
+            raise ArgumentError("target", "other values", "zeros and ones")
+        return (2 * target.to(outputs) - 1) * outputs.squeeze(-1)
+
+
+def _check_shape(target: Tensor, expected: tuple[int, ...]) -> None:
+    if tuple(target.shape) != expected:
+        text = f"{expected}, as the network's outputs"
+        raise ShapeError("target", tuple(target.shape), text)

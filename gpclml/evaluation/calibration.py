@@ -1,0 +1,122 @@
+"""How far class probabilities are from what happens, and the temperature that mends them."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from gpclml._utils.arguments import checked
+from gpclml._utils.finite import all_finite
+from gpclml.errors import ArgumentError, NonFiniteError
+
+__all__ = ["expected_calibration_error", "fit_temperature", "out_of_distribution_auroc"]
+
+_LARGEST_LOG = math.log(1e3)
+
+
+@checked(probabilities="(*points, ways)", labels="integer (*points)")
+def expected_calibration_error(probabilities: Tensor, labels: Tensor, bins: int = 15) -> float:
+    """How far confidence is from accuracy on average, between 0 and 1.
+
+    Predictions are put in bins of equal width by the probability of the likeliest class; the
+    absolute differences of mean probability and accuracy are averaged by the bins' shares of
+    the predictions (Guo et al. 2017, Eq. 5).
+
+    Args:
+        probabilities: ``(*batch, ways)``.
+        labels: True classes, ``(*batch,)``.
+        bins: Number of bins.
+
+    Raises:
+        ShapeError: If the two do not fit, or there is no prediction.
+        ArgumentError: If there is no bin, or a label that is no class.
+        NonFiniteError: If a probability is NaN or infinite.
+    """
+    if bins < 1:
+        raise ArgumentError("bins", bins, "at least 1")
+    _check_classes(labels, probabilities.shape[-1])
+    _check_finite("probabilities", probabilities)
+    confidence, guess = probabilities.detach().double().max(-1)
+    right = (guess == labels).double().flatten()
+    confidence = confidence.flatten()
+    place = (confidence * bins).long().clamp(0, bins - 1)
+    excess = torch.zeros(bins, dtype=torch.float64, device=place.device)
+    excess.index_add_(0, place, confidence - right)
+    return float(excess.abs().sum()) / labels.numel()
+
+
+@checked(outputs="(N, C) | (S, N, C)", labels="integer (N,)")
+def fit_temperature(outputs: Tensor, labels: Tensor) -> float:
+    r"""The temperature T of the largest log likelihood of labels (Guo et al. 2017, Section 4.2).
+
+    .. math:: \max_T \sum_n \log \frac1S \sum_s \operatorname{softmax}(f_{sn} / T)_{y_n}
+
+    One network is S = 1; with several draws of its weights the average of them is tempered.
+
+    Args:
+        outputs: Logits of points that were not trained on, ``(N, C)`` or ``(S, N, C)``.
+        labels: True classes, ``(N,)``.
+
+    Returns:
+        T, between .001 and 1000; to be divided by.
+
+    Raises:
+        ShapeError: Outputs and labels do not fit, or there is none.
+        ArgumentError: A label is no class.
+        NonFiniteError: An output is NaN or infinite.
+    """
+    from scipy.optimize import minimize_scalar
+
+    logits = outputs.detach().double()
+    logits = logits.unsqueeze(0) if logits.ndim == 2 else logits
+    _check_classes(labels, logits.shape[-1])
+    _check_finite("outputs", logits)
+    index = labels.long().expand(len(logits), -1).unsqueeze(-1)
+
+    def loss(log_temperature: float) -> float:
+        of_draws = torch.log_softmax(logits / math.exp(log_temperature), dim=-1)
+        return -float(of_draws.gather(-1, index).squeeze(-1).logsumexp(0).mean())
+
+    limits = (-_LARGEST_LOG, _LARGEST_LOG)
+    found = minimize_scalar(loss, bounds=limits, method="bounded", options={"xatol": 1e-6})
+    return math.exp(found.x)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@checked(inside="(N, C)", outside="(M, C)")
+def out_of_distribution_auroc(inside: Tensor, outside: Tensor) -> float:
+    """How well confidence tells points of the classes from others, 0.5 by chance.
+
+    The area under the receiver operating characteristic of the probability of the likeliest
+    class: how often a point inside has a larger one than a point outside (Hendrycks and Gimpel
+    2017).
+
+    Args:
+        inside: Probabilities of points of the classes, ``(N, C)``.
+        outside: Probabilities of other points, ``(M, C)``.
+
+    Raises:
+        ShapeError: Either has no point, or they are of other classes.
+        NonFiniteError: A probability is NaN or infinite.
+    """
+    from sklearn.metrics import roc_auc_score
+
+    for name, probabilities in (("inside", inside), ("outside", outside)):
+        _check_finite(name, probabilities)
+    confidence = torch.cat([inside, outside]).detach().double().max(-1).values.cpu()
+    of_inside = torch.cat([torch.ones(len(inside)), torch.zeros(len(outside))])
+    return float(roc_auc_score(of_inside.numpy(), confidence.numpy()))
+
+
+def _check_classes(labels: Tensor, ways: int) -> None:
+    least, most = int(labels.min()), int(labels.max())
+    if least < 0 or most >= ways:
+        got = f"classes from {least} to {most}"
+        raise ArgumentError("labels", got, f"integers from 0 to {ways - 1}")
+
+
+def _check_finite(name: str, values: Tensor) -> None:
+    if not all_finite(values):
+        count = int((~values.isfinite()).sum())
+        raise NonFiniteError(name, f"{count} NaN or infinite values", "finite ones")

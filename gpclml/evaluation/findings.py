@@ -1,0 +1,215 @@
+"""What in a comparison calls for care: named warnings, each a sentence with the figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import combinations
+from statistics import NormalDist, median
+from typing import Literal
+
+from gpclml.evaluation._criteria import (
+    Criterion,
+    Scores,
+    difference_in,
+    favourites,
+    scored_in,
+    value_of,
+)
+from gpclml.evaluation.differences import PairedDifference
+from gpclml.evaluation.model_scores import ModelScores
+from gpclml.evaluation.words import joined, nats, plus_minus
+
+__all__ = ["ComparisonWarning", "WarningName", "failures_in_words", "find_warnings"]
+
+WarningName = Literal[
+    "below-contained",
+    "criteria-disagree",
+    "few-points",
+    "first-terms",
+    "fit-failed",
+    "ill-conditioned",
+    "many-models",
+    "not-scored",
+    "predicts-mean",
+    "prior-sensitive",
+    "small-difference",
+]
+
+_CLEAR_LML = 1.0  # nats
+_CLEAR_CLML, _CLEAR_LOO = 2.0, 1.0  # standard errors
+_FIRST_SHARE, _LARGE_SHARE = 0.1, 1 / 3  # of the points, of the difference
+_LARGE_CHANGE, _SMALL_RATIO = 2.0, 0.1  # nats of LML; LOO against LML
+_LARGEST_ROUNDING = 0.01
+_FEW_POINTS = 100
+_SMALL_DIFFERENCE = 4.0  # nats
+_MANY_MODELS = 11
+
+
+@dataclass(frozen=True)
+class ComparisonWarning:
+    """A reason for care.
+
+    Attributes:
+        name: Which; :func:`gpclml.evaluation.compare` says what each means.
+        models: The models it is about.
+        text: A sentence with the figures.
+    """
+
+    name: WarningName
+    models: tuple[str, ...]
+    text: str
+
+
+def find_warnings(scores: Scores) -> tuple[ComparisonWarning, ...]:
+    """All warnings.
+
+    Args:
+        scores: Of the models, the first-ranked first.
+    """
+    rules = _not_scored, _disagreement, _first_terms, _prior, _conditioning, _few, _small, _many
+    return tuple(warning for rule in rules for warning in rule(scores))
+
+
+def failures_in_words(scores: ModelScores) -> list[str]:
+    """What could not be computed of a model, and why: a text for each reason.
+
+    Args:
+        scores: Of the model.
+    """
+    reasons = dict.fromkeys(scores.failures.values())
+    parts = {
+        reason: [part for part, why in scores.failures.items() if why == reason]
+        for reason in reasons
+    }
+    return [f"no {joined(names, 'or')} ({reason.rstrip('.')})" for reason, names in parts.items()]
+
+
+def _not_scored(scores: Scores) -> Iterator[ComparisonWarning]:
+    for name, model in scores.items():
+        if model.failures:
+            text = f"{name} has {'; '.join(failures_in_words(model))}."
+            yield ComparisonWarning("not-scored", (name,), text)
+
+
+def _disagreement(scores: Scores) -> Iterator[ComparisonWarning]:
+    best = favourites(scores)
+    clauses: dict[str, None] = {}
+    for first, second in combinations(best, 2):
+        a, b = best[first], best[second]
+        if a == b:
+            continue
+        of_first = difference_in(first, scores[a], scores[b])
+        of_second = difference_in(second, scores[b], scores[a])
+        if _is_clear(first, of_first) and _is_clear(second, of_second):
+            clauses[f"{first.upper()} prefers {a} to {b} by {plus_minus(of_first)}"] = None
+            clauses[f"{second.upper()} prefers {b} to {a} by {plus_minus(of_second)}"] = None
+    if clauses:
+        models = tuple(name for name in scores if name in best.values())
+        yield ComparisonWarning("criteria-disagree", models, "; ".join(clauses) + ".")
+
+
+def _is_clear(criterion: Criterion, lead: PairedDifference) -> bool:
+    if criterion == "lml":
+        return lead.value >= _CLEAR_LML
+    errors = _CLEAR_CLML if criterion == "clml" else _CLEAR_LOO
+    return lead.p_worse < 0.5 and lead.value >= errors * lead.standard_error
+
+
+def _first_terms(scores: Scores) -> Iterator[ComparisonWarning]:
+    best = favourites(scores).get("lml")
+    if best is None:
+        return
+    count = scores[best].curves.shape[-1]
+    first = max(1, round(_FIRST_SHARE * count))
+    found = {}
+    for name, model in scores.items():
+        difference = scores[best].lml - model.lml
+        if difference < _CLEAR_LML or first == count:
+            continue
+        gains = (scores[best].curves - model.curves).mean(0)
+        share = float(gains[:first].sum()) / difference
+        if share >= _LARGE_SHARE:
+            less = f"that {name} is below {best} in LML"
+            found[name] = f"{share:.0%} of the {nats(difference)} {less}"
+    if found:
+        text = (
+            f"{joined(list(found.values()))} come from the first {first} of {count} points, "
+            "before the models have learned much."
+        )
+        yield ComparisonWarning("first-terms", tuple(found), text)
+
+
+def _prior(scores: Scores) -> Iterator[ComparisonWarning]:
+    found = {}
+    for name, model in scores.items():
+        lml = model.wider_lml - model.lml
+        loo = float((model.wider_loo - model.loo).sum())
+        if abs(lml) >= _LARGE_CHANGE and abs(loo) <= _SMALL_RATIO * abs(lml):
+            found[name] = f"{nats(lml, sign=True)} ({name}; LOO {nats(loo, sign=True)})"
+    if found:
+        text = (
+            "With twice the prior deviation of the function the LML changes by "
+            f"{joined(list(found.values()))}: differences in LML of that size may be of the "
+            "priors, not of what is predicted."
+        )
+        yield ComparisonWarning("prior-sensitive", tuple(found), text)
+
+
+def _conditioning(scores: Scores) -> Iterator[ComparisonWarning]:
+    found = {
+        name: f"{model.condition_number:.1e} ({name})"
+        for name, model in scores.items()
+        if model.rounding >= _LARGEST_ROUNDING
+    }
+    if found:
+        text = (
+            f"The condition number of the covariance is {joined(list(found.values()))}: rounding "
+            "may change scores by nats. Use float64, more noise, or fewer near duplicates."
+        )
+        yield ComparisonWarning("ill-conditioned", tuple(found), text)
+
+
+def _few(scores: Scores) -> Iterator[ComparisonWarning]:
+    count = len(next(iter(scores.values())).loo)
+    if count < _FEW_POINTS:
+        text = (
+            f"With n = {count}, fewer than {_FEW_POINTS} points, standard errors over points are "
+            "mostly too small; the true ones may be twice as large."
+        )
+        yield ComparisonWarning("few-points", tuple(scores), text)
+
+
+def _small(scores: Scores) -> Iterator[ComparisonWarning]:
+    first, *others = scores
+    close = []
+    for name in others:
+        difference = difference_in("loo", scores[name], scores[first])
+        if abs(difference.value) < _SMALL_DIFFERENCE:
+            close.append(name)
+    if close:
+        text = (
+            f"In LOO {joined(close)} {'is' if len(close) == 1 else 'are'} within "
+            f"{_SMALL_DIFFERENCE:g} nats of {first}: they predict about equally well, and the "
+            "normal approximation behind p_worse is poor."
+        )
+        yield ComparisonWarning("small-difference", tuple(close), text)
+
+
+def _many(scores: Scores) -> Iterator[ComparisonWarning]:
+    """As in McLatchie and Vehtari (2024): is the best better than the best of noise would be?"""
+    names = scored_in("loo", scores)
+    if len(names) <= _MANY_MODELS:
+        return
+    totals = sorted(value_of("loo", scores[name]) for name in names)
+    middle = median(totals)
+    upper = [total - middle for total in totals if total >= middle]
+    spread = math.sqrt(sum(value**2 for value in upper) / len(upper))
+    expected = spread * NormalDist().inv_cdf(1 - 1 / (2 * (len(totals) - 1)))
+    if upper[-1] <= expected:
+        text = (
+            f"The best of {len(names)} models is {nats(upper[-1])} above the median in LOO, no "
+            f"more than the best of as many equal ones would be by chance ({nats(expected)})."
+        )
+        yield ComparisonWarning("many-models", tuple(names), text)

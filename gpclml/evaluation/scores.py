@@ -1,0 +1,252 @@
+"""Scores of a model as it stands: log densities of data, without priors, without training.
+
+They ask the same of any exact GP, of GPyTorch, BoTorch or gpclml, in train or eval mode, and
+leave its parameters, mode and caches alone. Nothing is divided by a number of points. By
+default densities are of targets as the model was trained on them; ``units="original"`` gives
+those of the original targets, so that models with different standardizations compare.
+"""
+
+from __future__ import annotations
+
+import torch
+from gpytorch.models import ExactGP
+from torch import Tensor
+from torch.distributions import Normal
+
+from gpclml._utils.arguments import checked
+from gpclml._utils.finite import all_finite
+from gpclml.conditioning import Conditioning, LastPoints, LeaveOneOut
+from gpclml.conditioning.orderings import as_orders
+from gpclml.errors import ArgumentError, NonFiniteError
+from gpclml.inference.held_out_densities import held_out_densities
+from gpclml.inference.observations import Observations, training_observations
+from gpclml.inference.predictive import marginal_predictive, predictive_observations
+from gpclml.inference.solvers import Solver, check_solver
+from gpclml.inference.units import Units, log_target_scale, term_offset
+from gpclml.linalg import (
+    LowRankPlusDiagonal,
+    sequential_log_densities,
+    sequential_predictions,
+)
+from gpclml.linalg import conditional_log_density as _conditional_log_density
+
+__all__ = [
+    "conditional_log_marginal_likelihood",
+    "joint_log_predictive",
+    "learning_curve",
+    "leave_one_out",
+    "log_marginal_likelihood",
+    "marginal_log_predictive",
+]
+
+
+@torch.no_grad()
+@checked
+def log_marginal_likelihood(model: ExactGP, *, units: Units = "training") -> Tensor:
+    """The log density of all training targets under the prior, in nats.
+
+    Args:
+        model: An exact GP with training data.
+        units: Units of the targets; see the module.
+
+    Returns:
+        Total over the observed targets, ``(*batch,)``.
+
+    Note:
+        n³/3 floating-point operations.
+    """
+    return conditional_log_marginal_likelihood(model, LastPoints(m=0), units=units).squeeze(-1)
+
+
+@torch.no_grad()
+@checked
+def conditional_log_marginal_likelihood(
+    model: ExactGP,
+    conditioning: Conditioning,
+    *,
+    units: Units = "training",
+    seed: int = 0,
+    solver: Solver = "auto",
+) -> Tensor:
+    r"""The joint log density of each held-out block given all other points, in nats.
+
+    With one block of the n - m points after the first m it is
+    :math:`\log p(y_{>m} \mid y_{\le m})`, the log marginal likelihood of all points less that
+    of the first m (Lotfi et al. 2022, Section 6; m counts the points conditioned on). The mean
+    over random orderings is their averaged CLML; the sum over folds or single points is the
+    log score of cross-validation.
+
+    Args:
+        model: An exact GP with training data.
+        conditioning: Which points are held out.
+        units: Units of the targets; see the module.
+        seed: Seed of the draw, where the strategy has none.
+        solver: See :class:`~gpclml.mlls.ConditionalMarginalLogLikelihood`.
+
+    Returns:
+        One value a block, ``(*batch, k)``; blocks of one size come together.
+
+    Note:
+        One factorization; with several blocks, one inverse.
+
+    Examples:
+        >>> orderings = RandomOrderings(k=100, m=90)
+        >>> conditional_log_marginal_likelihood(model, orderings).mean(-1)
+    """
+    data = training_observations(model)
+    split = data.split(conditioning, torch.Generator().manual_seed(seed))
+    part, blocks = data.at(split)
+    values, _ = held_out_densities(part, blocks, check_solver(solver))
+    # A missing target has its own, constant term; so has the change of units.
+    offset = term_offset(model, data, units)
+    offsets = [offset[..., group.to(offset.device)].sum(-1) for group in split.held_out]
+    return values - torch.cat(offsets, dim=-1)
+
+
+@torch.no_grad()
+@checked(orderings="index (k, n)")
+def learning_curve(
+    model: ExactGP,
+    orderings: int | Tensor = 1,
+    *,
+    units: Units = "training",
+    seed: int = 0,
+) -> Tensor:
+    r"""All terms :math:`\log p(y_i \mid y_{<i})` of one or many orderings, in nats.
+
+    The sum of a curve is the log marginal likelihood, whatever the order; the sum of its terms
+    after the m-th is the CLML that conditions on the first m.
+
+    Args:
+        model: An exact GP with training data; one target a row.
+        orderings: Number of random orderings, or the orderings, ``(k, n)``.
+        units: Units of the targets; see the module.
+        seed: Seed of random orderings.
+
+    Returns:
+        Term i of curve j is that of point ``orderings[j, i]``, ``(*batch, k, n)``; NaN where the
+        target is missing.
+
+    Raises:
+        ArgumentError: If orderings are not permutations, or the model is a multitask one.
+        ShapeError: If orderings are not ``(k, n)``.
+
+    Note:
+        n³/3 floating-point operations and one n x n matrix at a time for each ordering; about
+        4 n R² for a linear model of R features, all orderings at once.
+    """
+    data = training_observations(model)
+    if data.num_tasks > 1:
+        raise ArgumentError(
+            "model", f"{data.num_tasks} targets a row", "one", "Use a long-format model."
+        )
+    generator = torch.Generator().manual_seed(seed)
+    orders = as_orders(orderings, data.num_rows, generator)
+    offset = term_offset(model, data, units)
+    if data.missing is not None:
+        offset = offset.masked_fill(data.missing, float("nan"))
+    return _curves(data, orders) - offset[..., orders.to(offset.device)]
+
+
+def _curves(data: Observations, orders: Tensor) -> Tensor:
+    """Log densities of points given those before them, ``(*batch, k, n)``."""
+    if isinstance(data.covariance, LowRankPlusDiagonal) and data.residual.ndim == 1:
+        errors, variances = sequential_predictions(data.covariance, data.residual, orders)
+        return Normal(torch.zeros_like(errors), variances.sqrt()).log_prob(errors)
+    terms = [sequential_log_densities(data.covariance, data.residual, order) for order in orders]
+    return torch.stack(terms, dim=-2)
+
+
+@torch.no_grad()
+@checked
+def leave_one_out(model: ExactGP, *, units: Units = "training") -> Tensor:
+    """The log density of each training point given all others, in nats.
+
+    Noise is included (Rasmussen and Williams 2006, Eqs. 5.10-5.12). A point of a multitask
+    model is a row with all its tasks.
+
+    Args:
+        model: An exact GP with training data.
+        units: Units of the targets; see the module.
+
+    Returns:
+        One value for each row with a target, in data order, ``(*batch, n)``.
+
+    Note:
+        About n³ floating-point operations.
+    """
+    return conditional_log_marginal_likelihood(model, LeaveOneOut(), units=units)
+
+
+@torch.no_grad()
+@checked(x="float (*batch, t, d)")
+def joint_log_predictive(
+    model: ExactGP,
+    x: Tensor,
+    y: Tensor,
+    *,
+    noise: Tensor | None = None,
+    units: Units = "training",
+) -> Tensor:
+    """The joint log density of new points given the training data, in nats.
+
+    Args:
+        model: An exact GP with training data.
+        x: New inputs as the model takes them, ``(*batch, t, d)``.
+        y: Their targets in original units, ``(*batch, t)``.
+        noise: Noise variances of the new points in training units, for a fixed-noise
+            likelihood, ``(*batch, t)``.
+        units: Units of the targets in the result; see the module.
+
+    Returns:
+        Total over the new points, ``(*batch,)``.
+
+    Raises:
+        ShapeError: If ``y`` does not fit ``x``.
+        ArgumentError: If a fixed-noise likelihood comes without ``noise``.
+
+    Note:
+        (n + t)³/3 floating-point operations.
+    """
+    data, held_out = predictive_observations(model, x, y, noise)
+    value = _conditional_log_density(data.covariance, data.residual, held_out)
+    return value - term_offset(model, data, units)[..., held_out.to(value.device)].sum(-1)
+
+
+@torch.no_grad()
+@checked(x="float (*batch, t, d)", y="float (*batch, t)", noise="float (*batch, t)")
+def marginal_log_predictive(
+    model: ExactGP,
+    x: Tensor,
+    y: Tensor,
+    *,
+    noise: Tensor | None = None,
+    units: Units = "training",
+) -> Tensor:
+    """The log density of each new point given the training data alone, in nats.
+
+    The negative mean of these is the usual test NLL.
+
+    Args:
+        model: An exact GP with training data; one target a row.
+        x: New inputs as the model takes them, ``(*batch, t, d)``.
+        y: Their targets in original units, ``(*batch, t)``.
+        noise: As for :func:`joint_log_predictive`.
+        units: Units of the targets in the result; see the module.
+
+    Returns:
+        One value a new point, ``(*batch, t)``.
+
+    Raises:
+        ShapeError: If ``y`` does not fit ``x``.
+        NonFiniteError: If x or ``y`` is not finite.
+        ArgumentError: As for :func:`joint_log_predictive`.
+
+    Note:
+        About n³/3 + 3 n² t floating-point operations and no t x t matrix.
+    """
+    normal, target = marginal_predictive(model, x, y, noise)
+    if not all_finite(y):
+        count = int((~y.isfinite()).sum())
+        raise NonFiniteError("y", f"{count} NaN or infinite values", "finite ones")
+    return normal.log_prob(target) - log_target_scale(model, units)

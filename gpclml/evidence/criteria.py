@@ -1,0 +1,243 @@
+r"""Information criteria: estimates, from the data fitted, of how well others are predicted.
+
+All are sums over the n points in nats, larger better, on the scale ``"log"``, and -2 times that,
+smaller better, on the scale ``"deviance"`` of the papers. BIC estimates the log evidence; AIC,
+WAIC and PSIS-LOO the log density of n new points, each given all the data.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gpclml._utils.arguments import checked
+from gpclml._utils.finite import all_finite
+from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnsupportedError
+
+__all__ = ["PredictiveCriterion", "Scale", "aic", "bic", "psis_loo", "waic"]
+
+Scale = Literal["log", "deviance"]
+
+_LARGEST_VARIANCE = 0.4
+_FEWEST_PSIS_DRAWS = 25
+
+
+@dataclass(frozen=True, eq=False)
+class PredictiveCriterion:
+    """An estimate of the log density of new points, from draws of the posterior.
+
+    Attributes:
+        value: Sum over points, scalar.
+        standard_error: Of that, from the spread over points; NaN for one point. The error of
+            having few draws is not in it.
+        effective_parameters: How much the fit to the data itself is better, in nats, scalar.
+        pointwise: Terms of the value, ``(N,)``.
+        diagnostic: What tells whether a term can be trusted, ``(N,)``: for WAIC the variance over
+            draws of the log-likelihood, for PSIS-LOO the Pareto shape k of the weights.
+        unreliable: Where the diagnostic is too large, ``(N,)``.
+        scale: ``"log"`` or ``"deviance"``, of value, standard error and terms.
+    """
+
+    value: Tensor
+    standard_error: Tensor
+    effective_parameters: Tensor
+    pointwise: Tensor
+    diagnostic: Tensor
+    unreliable: Tensor
+    scale: Scale
+
+
+@checked(log_likelihood="float (*batch)")
+def aic(log_likelihood: Tensor | float, num_parameters: int, *, scale: Scale = "log") -> Tensor:
+    r"""Akaike's criterion, :math:`\log p(y \mid \hat w) - k`, in nats (Akaike 1974).
+
+    Args:
+        log_likelihood: Largest log-likelihood, of all points, ``(*batch,)``.
+        num_parameters: Number k of parameters fitted.
+        scale: ``"deviance"`` gives -2 times it.
+
+    Returns:
+        The criterion, ``(*batch,)``.
+
+    Raises:
+        ArgumentError: If a number is negative or the scale unknown.
+        NonFiniteError: If the log-likelihood is not finite.
+    """
+    _check_count("num_parameters", num_parameters, 0)
+    return _factor(scale) * (_finite(log_likelihood) - num_parameters)
+
+
+@checked(log_likelihood="float (*batch)")
+def bic(
+    log_likelihood: Tensor | float, num_parameters: int, num_data: int, *, scale: Scale = "log"
+) -> Tensor:
+    r"""The Bayesian criterion, :math:`\log p(y \mid \hat w) - \frac k2 \log n` (Schwarz 1978).
+
+    In nats, it is the log evidence up to what stays bounded as n grows.
+
+    Args:
+        log_likelihood: Largest log-likelihood, of all points, ``(*batch,)``.
+        num_parameters: Number k of parameters fitted.
+        num_data: Number n of points.
+        scale: ``"deviance"`` gives -2 times it.
+
+    Returns:
+        The criterion, ``(*batch,)``.
+
+    Raises:
+        ArgumentError: If a number is out of range or the scale unknown.
+        NonFiniteError: If the log-likelihood is not finite.
+    """
+    _check_count("num_parameters", num_parameters, 0)
+    _check_count("num_data", num_data, 1)
+    penalty = 0.5 * num_parameters * math.log(num_data)
+    return _factor(scale) * (_finite(log_likelihood) - penalty)
+
+
+@checked(log_likelihoods="float (S, N)")
+def waic(log_likelihoods: Tensor, *, scale: Scale = "log") -> PredictiveCriterion:
+    r"""The widely applicable criterion: the fit less the variance of log-likelihoods.
+
+    .. math:: \sum_i \log \frac1S \sum_s p(y_i \mid w_s)
+       - \sum_i \operatorname{Var}_s \log p(y_i \mid w_s)
+
+    Watanabe (2010); Gelman, Hwang and Vehtari (2014), with their second effective number of
+    parameters. A variance above .4 makes a term unreliable (Vehtari, Gelman and Gabry 2017).
+
+    Args:
+        log_likelihoods: log p(y_i | w_s) at S draws from the posterior given all points,
+            ``(S, N)``; S at least 2.
+        scale: ``"deviance"`` gives -2 times it.
+
+    Returns:
+        The estimate, differentiable, with a standard error and its terms.
+
+    Raises:
+        ShapeError: If the shape is another one.
+        ArgumentError: If the scale is unknown.
+        NonFiniteError: If a log-likelihood is not finite.
+
+    Note:
+        S N operations.
+    """
+    _check_draws(log_likelihoods, 2)
+    fit = torch.logsumexp(log_likelihoods, dim=0) - math.log(len(log_likelihoods))
+    variance = log_likelihoods.var(dim=0)
+    return _criterion(fit, fit - variance, variance, variance > _LARGEST_VARIANCE, scale)
+
+
+@torch.no_grad()
+@checked(log_likelihoods="float (S, N)")
+def psis_loo(log_likelihoods: Tensor, *, scale: Scale = "log") -> PredictiveCriterion:
+    r"""The log density of each point given all others, by importance weights made smooth.
+
+    Draws from the posterior given all points get weights 1 / p(y_i | w_s), the largest of which
+    are replaced by quantiles of a Pareto distribution (Vehtari, Gelman and Gabry 2017). A shape
+    k above min(1 - 1 / log10 S, .7) makes a term unreliable (Vehtari et al. 2024).
+
+    Args:
+        log_likelihoods: log p(y_i | w_s) at S draws from the posterior given all points,
+            ``(S, N)``; S at least 25, taken as independent.
+        scale: ``"deviance"`` gives -2 times it.
+
+    Returns:
+        The estimate with a standard error and its terms. Weights that no Pareto distribution
+        fits stay as they are, their k infinite; equal ones are exact, their k minus infinity.
+
+    Raises:
+        UnsupportedError: If the package arviz-stats is not installed.
+        ShapeError: If the shape is another one.
+        ArgumentError: If the scale is unknown.
+        NonFiniteError: If a log-likelihood is not finite.
+
+    Note:
+        S log S operations a point, in float64 on the CPU; without a gradient.
+    """
+    _check_draws(log_likelihoods, _FEWEST_PSIS_DRAWS)
+    draws = log_likelihoods.detach().to("cpu", torch.float64)
+    pairs = [_smoothed_log_weights(of_point) for of_point in draws.T]
+    log_weights = torch.stack([weights for weights, _ in pairs], dim=1)
+    shape = torch.tensor([shape for _, shape in pairs], dtype=torch.float64)
+    fit = torch.logsumexp(draws, dim=0) - math.log(len(draws))
+    left_out = torch.logsumexp(draws + log_weights, dim=0)
+    largest = min(1 - 1 / math.log10(len(draws)), 0.7)
+    fit, left_out, shape = (t.to(log_likelihoods) for t in (fit, left_out, shape))
+    return _criterion(fit, left_out, shape, ~(shape <= largest), scale)
+
+
+def _smoothed_log_weights(log_likelihood: Tensor) -> tuple[Tensor, float]:
+    """Logarithms of the weights of all draws for one point, sum one, and their Pareto shape."""
+    array_stats = _array_stats()
+    raw = torch.log_softmax(-log_likelihood, dim=0)
+    if bool((log_likelihood == log_likelihood[0]).all()):
+        return raw, -math.inf
+    try:
+        with warnings.catch_warnings():
+            # Weights beyond the range of numbers; seen below.
+            warnings.simplefilter("ignore", RuntimeWarning)
+            smoothed, shape = array_stats.psislw(log_likelihood.numpy())
+    except ValueError:  # the largest weights are all equal
+        return raw, math.inf
+    smoothed = torch.as_tensor(smoothed)
+    if not (math.isfinite(shape) and all_finite(smoothed)):
+        return raw, math.inf
+    return smoothed, float(shape)
+
+
+def _array_stats():
+    try:
+        from arviz_stats.base.array import array_stats
+    except ImportError as error:
+        mend = f"Install it: pip install 'gpclml[criteria]'. {error}"
+        expected = "the package beside gpclml"
+        raise UnsupportedError("psis_loo", "no arviz-stats", expected, mend) from None
+    return array_stats
+
+
+def _criterion(
+    fit: Tensor, pointwise: Tensor, diagnostic: Tensor, unreliable: Tensor, scale: Scale
+) -> PredictiveCriterion:
+    factor, count = _factor(scale), len(pointwise)
+    # The variance of one term is NaN, said with a warning.
+    spread = pointwise.std() if count > 1 else pointwise.new_tensor(math.nan)
+    return PredictiveCriterion(
+        value=factor * pointwise.sum(),
+        standard_error=abs(factor) * math.sqrt(count) * spread,
+        effective_parameters=(fit - pointwise).sum(),
+        pointwise=factor * pointwise,
+        diagnostic=diagnostic,
+        unreliable=unreliable,
+        scale=scale,
+    )
+
+
+def _factor(scale: Scale) -> float:
+    if scale not in ("log", "deviance"):
+        raise ArgumentError("scale", repr(scale), "'log' or 'deviance'")
+    return 1.0 if scale == "log" else -2.0
+
+
+def _check_count(name: str, number: int, least: int) -> None:
+    if not isinstance(number, Integral) or number < least:
+        raise ArgumentError(name, number, f"a whole number, at least {least}")
+
+
+def _check_draws(log_likelihoods: Tensor, fewest: int) -> None:
+    got = tuple(log_likelihoods.shape)
+    if got[0] < fewest:
+        raise ShapeError("log_likelihoods", got, f"(S, N), S at least {fewest}", "Draw more.")
+    _finite(log_likelihoods, "log_likelihoods")
+
+
+def _finite(values: Tensor | float, name: str = "log_likelihood") -> Tensor:
+    tensor = values if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.float64)
+    if not all_finite(tensor):
+        got = f"{tensor.dtype} of shape {tuple(tensor.shape)} with NaN or infinite values"
+        raise NonFiniteError(name, got, "finite nats")
+    return tensor

@@ -1,0 +1,275 @@
+"""The posterior of a GP given all its points, by solves in bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import cast
+
+import torch
+from gpytorch.likelihoods import Likelihood
+from gpytorch.models import ExactGP
+from linear_operator.operators import DiagLinearOperator
+from torch import Tensor
+
+from gpclml._utils import memory
+from gpclml._utils.arguments import checked
+from gpclml.errors import ArgumentError, UnsupportedError
+from gpclml.inference.joint_prior import JointPrior, new_points, reading
+from gpclml.inference.model_state import ModelState
+from gpclml.inference.observations import Observations, training_observations
+from gpclml.inference.posterior_normal import PosteriorNormal, above_rounding
+from gpclml.inference.posterior_solver import VECTORS_AT_PEAK, num_points_at_once, refuse_gradient
+from gpclml.inference.solve_reports import IterativePrediction, SolveReport
+from gpclml.inference.units import Units, log_target_scale, to_training_units
+from gpclml.linalg import ConjugateGradients, NoisyCovariance, RowProducts, safe_cholesky
+from gpclml.linalg.conjugate_gradients import check_finite
+from gpclml.linalg.iterative_conditioning import IterativeConditioning
+
+__all__ = ["IterativePosterior"]
+
+
+class IterativePosterior:
+    r"""The posterior of an exact GP by conjugate gradients, given all its observed targets.
+
+    One solve at the start is kept with its preconditioner and serves every mean. A variance takes a
+    solve of its own, many together; its error and that of the mean beside it are of second order in
+    the residuals: see :class:`~gpclml.linalg.IterativeConditioning`. The covariance of the
+    observations is evaluated once where it fits into ``solver.kept_bytes``, else in each iteration.
+
+    Variances, covariances and draws include the noise of new observations unless
+    ``observation_noise=False``, as everywhere in gpclml; the mean is the same for both. BoTorch's
+    ``model.posterior`` leaves it out by default.
+
+    Missing targets (NaN) are left out, in each batch member on its own. The model is read in eval
+    mode, after which every module is as it was. It is to stay as it is: where a parameter or the
+    data have changed since, every method raises. Nothing is differentiable.
+
+    Args:
+        model: An exact GP with training data, of one task.
+        solver: Tolerance and the rest; ``ConjugateGradients()`` if None. Every residual has to
+            reach the tolerance; that of the training targets a tenth of it, if rounding permits.
+            Its ``max_error`` is of densities and does not count.
+        units: "original" units of the targets, where the model standardizes them, or "training".
+        points_at_once: New points that are solved for together: memory for 16 arrays of n times
+            that. If None as many as make one of 2²³ numbers, or fewer that fit into memory.
+
+    Attributes:
+        report: How well the training targets were solved for.
+
+    Raises:
+        ArgumentError: The model has no training data, or memory does not suffice; with the figures.
+        UnsupportedError: It is no exact GP, or of several tasks.
+        NonFiniteError: A target is infinite, or the covariance not finite.
+        NotConvergedError: The tolerance is not reached, unless the solver only warns.
+
+    Note:
+        For the solve 2 n² floating-point operations an iteration and one reading of the covariance,
+        or its evaluation where it is not kept; n k² and k rows of it for the preconditioner of rank
+        k. Memory for 3 n k numbers in double precision, what is kept of the covariance, and a chunk
+        of its rows.
+
+    Examples:
+        >>> from gpclml.inference import IterativePosterior
+        >>> posterior = IterativePosterior(model)
+        >>> posterior.report.mean_error
+        >>> posterior.mean(x_new), posterior.variance(x_new)
+    """
+
+    @checked
+    def __init__(
+        self,
+        model: ExactGP,
+        solver: ConjugateGradients | None = None,
+        *,
+        units: Units = "original",
+        points_at_once: int | None = None,
+    ) -> None:
+        if not isinstance(model, ExactGP):
+            raise UnsupportedError("model", type(model).__name__, "a gpytorch.models.ExactGP")
+        if points_at_once is not None and points_at_once < 1:
+            raise ArgumentError("points_at_once", points_at_once, "at least 1, or None")
+        self._model, self._points_at_once = model, points_at_once
+        solver = solver or ConjugateGradients()
+        with reading(model):
+            data = training_observations(model)
+            if data.num_tasks > 1:
+                raise UnsupportedError(
+                    "model", f"one of {data.num_tasks} tasks", "one of a single task",
+                    "Use the model's own posterior, by a dense factorization.",
+                )  # fmt: skip
+            self._scale, self._shift = _affine(model, units, data.residual)
+            covariance, self._held = _products(data, solver)
+            given = self._given = IterativeConditioning(covariance, data.residual, solver)
+            self._state = ModelState(model)  # in eval mode BoTorch's hold transformed inputs
+        self.report = SolveReport(given.iterations, given.residual, float(given.error.max()))
+
+    @checked
+    def mean(self, x: Tensor) -> Tensor:
+        """The posterior mean, from the solve at the start.
+
+        Args:
+            x: Points as the model takes them, ``(*batch, m, d)``, or ``(m,)`` for one column.
+
+        Returns:
+            ``(*batch, m)``; off by at most ``report.mean_error`` prior standard deviations of the
+            function at the point, in first order. The mean of :meth:`predict` is closer.
+
+        Raises:
+            ShapeError: The points do not fit the training inputs.
+            NonFiniteError: A point is not finite, or the kernel is not at one.
+            ArgumentError: Another dtype or device, or a model that has changed.
+            UnsupportedError: x asks for a gradient.
+
+        Note:
+            n m numbers of the kernel, and 2 n m floating-point operations; memory for the kernel of
+            the n and the points at once.
+        """
+        with self._at(x) as (_, prior, chunks):
+            weights = self._given.weights
+            shifts = [cast(Tensor, prior.cross(rows) @ weights).squeeze(-1) for rows in chunks]
+            mean = prior.mean + torch.cat(shifts, dim=-1)
+            check_finite(mean, "means of new points")
+            return (mean * self._scale + self._shift).to(mean)
+
+    def variance(self, x: Tensor, observation_noise: bool = True) -> Tensor:
+        """The posterior variances, ``(*batch, m)``, as :meth:`predict` has them.
+
+        Args:
+            x: Points as the model takes them, ``(*batch, m, d)``, or ``(m,)`` for one column.
+            observation_noise: Of new observations, the default, or of the noise-free function.
+        """
+        return self.predict(x, observation_noise, marginal=True).distribution.variance
+
+    def covariance(self, x: Tensor, observation_noise: bool = True) -> Tensor:
+        """The posterior covariance, ``(*batch, m, m)``, as :meth:`predict` has it.
+
+        Args:
+            x: Points as the model takes them, ``(*batch, m, d)``, or ``(m,)`` for one column.
+            observation_noise: Of new observations, the default, or of the noise-free function.
+        """
+        return self.predict(x, observation_noise).distribution.covariance_matrix
+
+    @checked
+    def sample(
+        self,
+        x: Tensor,
+        num_samples: int = 1,
+        generator: torch.Generator | None = None,
+        observation_noise: bool = True,
+    ) -> Tensor:
+        """Joint draws from the normal that :meth:`predict` gives, and so as exact as that.
+
+        Args:
+            x: Points as the model takes them, ``(*batch, m, d)``, or ``(m,)`` for one column.
+            num_samples: Number S.
+            generator: On the CPU, so that a seed means the same draws on every device; PyTorch's
+                own if None.
+            observation_noise: Of new observations, the default, or of the noise-free function.
+
+        Returns:
+            ``(S, *batch, m)``.
+
+        Raises:
+            ArgumentError: Fewer than one draw, or as for :meth:`predict`.
+            NotPSDError: The covariance is not positive definite even with jitter.
+
+        Note:
+            As :meth:`predict`, and m³/3 + m² S floating-point operations.
+        """
+        if num_samples < 1:
+            raise ArgumentError("num_samples", num_samples, "at least 1")
+        posterior = self.predict(x, observation_noise).distribution
+        mean, factor = posterior.mean, safe_cholesky(posterior.covariance_matrix)
+        normal = torch.randn(*mean.shape, num_samples, generator=generator, dtype=torch.float64).to(
+            mean
+        )
+        return mean + (factor.to(mean) @ normal).movedim(-1, 0)
+
+    def predict(
+        self, x: Tensor, observation_noise: bool = True, marginal: bool = False
+    ) -> IterativePrediction:
+        """The posterior at points, and what it is off by at most.
+
+        Args:
+            x: Points as the model takes them, ``(*batch, m, d)``, or ``(m,)`` for one column.
+            observation_noise: Predict new observations, the default, or the noise-free function.
+            marginal: Give a diagonal covariance.
+
+        Raises:
+            ShapeError, NonFiniteError: The points do not fit the training inputs.
+            ArgumentError: Another dtype or device, a model that has changed, or more points
+                together than memory holds; with the figures.
+            UnsupportedError: x asks for a gradient.
+            NotConvergedError: The tolerance is not reached, unless the solver only warns.
+
+        Note:
+            2 n² m floating-point operations an iteration, beside the evaluation of the covariance
+            where it is not kept, and 4 n m² for the joint covariance; memory for 16 arrays of n
+            times the points at once, and for the joint covariance 3 n m + 4 m² numbers more.
+        """
+        with self._at(x, joint=not marginal) as (x, prior, chunks):
+            blocks = [
+                self._given.given(prior.cross(rows).to_dense().mT.contiguous(), keep=not marginal)
+                for rows in chunks
+            ]
+            mean = (prior.mean + torch.cat([block.shift for block in blocks], dim=-1)).to(x)
+            if marginal:
+                known = torch.cat([block.reduction for block in blocks], dim=-1)
+                own = torch.cat([prior.variance(rows) for rows in chunks], dim=-1)
+                variance = above_rounding((own - known).to(x), own)
+                posterior = PosteriorNormal(mean, DiagLinearOperator(variance))
+            else:
+                spread = prior.conditional_covariance(chunks, blocks)
+                posterior = PosteriorNormal(mean, spread.to(x))
+            if observation_noise:
+                likelihood = cast(Likelihood, self._model.likelihood)
+                posterior = cast(PosteriorNormal, likelihood(posterior, [x]))
+            errors = torch.cat([block.errors for block in blocks], dim=-1)
+            of_mean = torch.cat([block.shift_rounding for block in blocks], dim=-1)
+            of_variance = torch.cat([block.reduction_rounding for block in blocks], dim=-1)
+            return IterativePrediction(
+                posterior.in_units(self._scale, self._shift, marginal),
+                ((errors * self._given.error + of_mean) * self._scale).to(x),
+                ((errors.square() + of_variance) * self._scale.square()).to(x),
+                max(block.residual for block in blocks),
+                sum(block.iterations for block in blocks),
+            )
+
+    @contextmanager
+    def _at(
+        self, x: Tensor, joint: bool = False
+    ) -> Iterator[tuple[Tensor, JointPrior, list[slice]]]:
+        """The points as the kernel takes them, their prior, and chunks of them."""
+        refuse_gradient(x)
+        with reading(self._model):
+            self._state.check()
+            x = new_points(self._model, x)
+            prior = JointPrior.of(self._model, x)
+            batch, m = prior.batch_shape.numel(), x.shape[-2]
+            size = batch * prior.num_train
+            step = num_points_at_once(x, size, batch, joint, self._held, self._points_at_once)
+            yield x, prior, [slice(i, min(i + step, m)) for i in range(0, m, step)]
+            self._state.check()  # the points may have moved the grid of an interpolated kernel
+
+
+def _products(data: Observations, solver: ConjugateGradients) -> tuple[NoisyCovariance, int]:
+    """The covariance by its products, and how many numbers it and its preconditioner will hold."""
+    covariance = data.lazy_covariance.products(solver.room(data.residual.device))
+    latent, size, n = covariance.latent, data.residual.numel(), data.residual.shape[-1]
+    kept = latent.kept_numbers if isinstance(latent, RowProducts) else 0
+    rank = min(solver.preconditioner_rank, n)
+    held = 3 * size * rank * torch.float64.itemsize // covariance.dtype.itemsize + kept
+    memory.check_memory(
+        "model", f"{n} training points", held + VECTORS_AT_PEAK * size, covariance.dtype,
+        covariance.device, "Lower the solver's kept_bytes or preconditioner_rank.",
+    )  # fmt: skip
+    return covariance, held
+
+
+def _affine(model: ExactGP, units: Units, like: Tensor) -> tuple[Tensor, Tensor]:
+    """What takes targets in training units to these, float64, broadcasting to ``(*batch, m)``."""
+    scale = torch.as_tensor(log_target_scale(model, units), device=like.device).double().exp()
+    if units == "training":
+        return scale, torch.zeros_like(scale)
+    return scale, -to_training_units(model, like.new_zeros(1)) * scale

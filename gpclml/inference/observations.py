@@ -1,0 +1,333 @@
+"""The Gaussian of the observations, flattened, with missing targets taken out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, cast
+
+import torch
+from gpytorch import settings
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.kernels import Kernel
+from gpytorch.lazy import LazyEvaluatedKernelTensor
+from gpytorch.likelihoods import HadamardGaussianLikelihood, Likelihood
+from gpytorch.models import ExactGP
+from torch import Tensor
+
+from gpclml._utils.arguments import checked
+from gpclml._utils.finite import all_finite
+from gpclml._utils.placement import check_placement
+from gpclml.conditioning import Conditioning, Split
+from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnsupportedError
+from gpclml.inference.missing import MISSING_TERM, missing_targets
+from gpclml.inference.observed_covariance import ObservedCovariance, observed_covariance
+from gpclml.linalg import LowRankPlusDiagonal, take
+
+__all__ = [
+    "Observations",
+    "likelihood_parameters",
+    "observations",
+    "training_observations",
+]
+
+
+@dataclass(frozen=True)
+class Observations:
+    """Targets and their prior Gaussian, N = n t numbers a batch member.
+
+    Attributes:
+        lazy_covariance: Covariance of the observations, ``(*batch, N, N)``, not yet evaluated.
+        residual: Targets minus prior mean, ``(*batch, N)``; zero where missing.
+        missing: Which targets are missing, ``(*batch, N)``; None where none is.
+        num_rows: Number n of data rows.
+        num_tasks: Number t of targets a row.
+        interleaved: Whether the tasks of one row are neighbours (else the rows of one task).
+        params: What the likelihood saw beside the distribution.
+    """
+
+    lazy_covariance: ObservedCovariance
+    residual: Tensor
+    missing: Tensor | None
+    num_rows: int
+    num_tasks: int = 1
+    interleaved: bool = True
+    params: tuple[Any, ...] = ()
+
+    @cached_property
+    def covariance(self) -> Tensor | LowRankPlusDiagonal:
+        """The covariance, evaluated: as its parts where it is of low rank plus noise."""
+        return self.lazy_covariance.evaluate()
+
+    def split(self, conditioning: Conditioning, generator: torch.Generator | None) -> Split:
+        """A split in flat target indices, ``(k_i, b_i t)``: a held-out row takes all its tasks."""
+        rows = conditioning.split(self.num_rows, generator, self._observed_rows())
+        given = rows.conditioned_on
+        return Split(
+            [self.flat_indices(group) for group in rows.held_out],
+            None if given is None else self.flat_indices(given.unsqueeze(0)).squeeze(0),
+        )
+
+    def at(self, split: Split) -> tuple[Observations, list[Tensor]]:
+        """Only the targets that take part in a split, and its blocks among those.
+
+        Args:
+            split: In flat target indices.
+
+        Returns:
+            These observations and blocks themselves, where every target takes part.
+        """
+        if split.conditioned_on is None:
+            return self, split.held_out
+        blocks = [group.flatten() for group in split.held_out]
+        rows = torch.cat([*blocks, split.conditioned_on])
+        place = torch.full((self.residual.shape[-1],), -1).scatter(0, rows, torch.arange(len(rows)))
+        rows = rows.to(self.residual.device, non_blocking=True)
+        part = replace(
+            self,
+            lazy_covariance=self.lazy_covariance.at(rows),
+            residual=self.residual[..., rows],
+            missing=None if self.missing is None else self.missing[..., rows],
+        )
+        return part, [place[group] for group in split.held_out]
+
+    def flat_indices(self, rows: Tensor) -> Tensor:
+        """Indices of all targets of the rows, ``(k, b)`` to ``(k, b t)``."""
+        if self.num_tasks == 1:
+            return rows
+        tasks = torch.arange(self.num_tasks)
+        rows = rows.unsqueeze(-1)
+        flat = rows * self.num_tasks + tasks if self.interleaved else tasks * self.num_rows + rows
+        return flat.flatten(-2)
+
+    def _observed_rows(self) -> Tensor | None:
+        """Rows with a target in any task of any batch member, ``(n,)``; None where all have."""
+        if self.missing is None:
+            return None
+        every = self.flat_indices(torch.arange(self.num_rows).unsqueeze(-1))
+        observed = ~self.missing.cpu()[..., every]  # (*batch, n, t)
+        return observed.any(-1).reshape(-1, self.num_rows).any(0)
+
+    def member(self, index: int | slice) -> Observations:
+        """One member of a batch, or a run of consecutive members, along the first dimension."""
+        return replace(
+            self,
+            lazy_covariance=ObservedCovariance.of(self.covariance[index]),
+            residual=self.residual[index],
+            missing=None if self.missing is None else self.missing[index],
+        )
+
+    def flatten(self, values: Tensor) -> Tensor:
+        """Values with an event shape, ``(*batch, n)`` or ``(*batch, n, t)``, as ``(*batch, N)``."""
+        return values if self.num_tasks == 1 else _flatten(values, self.interleaved)
+
+    def num_observed(self) -> Tensor | int:
+        """Number of observed targets, ``(*batch,)`` or one for all."""
+        if self.missing is None:
+            return self.residual.shape[-1]
+        return (~self.missing).sum(-1)
+
+    def check_density(self, value: Tensor) -> None:
+        """Refuses a log density that is not finite, where no covariance was at fault.
+
+        Args:
+            value: Any shape.
+
+        Raises:
+            NonFiniteError: It is not; the message says how many residuals are not.
+        """
+        if not all_finite(value):
+            bad = int((~torch.isfinite(self.residual)).sum())
+            raise NonFiniteError(
+                "targets less prior mean",
+                f"{bad} non-finite of {self.residual.numel()}",
+                "finite values",
+                "Look for NaN or huge values in the targets and in the parameters of the mean.",
+            )
+
+    def per_held_out_target(
+        self, value: Tensor, blocks: Sequence[Tensor], *, redrawn: bool = False
+    ) -> Tensor:
+        """The summed log density of the blocks, divided by the observed targets in them.
+
+        Args:
+            value: The log density, ``(*batch,)``.
+            blocks: Flat target indices, ``(k_i, b_i)``, or ``(*batch, 1, b)`` for one block of
+                its own in each batch member.
+            redrawn: Whether the next call has other blocks. A batch member that has no observed
+                target in these then scores 0, without a gradient, for this call.
+
+        Returns:
+            Nats per observed held-out target, ``(*batch,)``.
+
+        Raises:
+            ArgumentError: If a batch member has no observed target in any block, and the
+                blocks stay the same; if it has none at all.
+        """
+        count = sum(block.shape[-2:].numel() for block in blocks)
+        if self.missing is None:
+            return value / count
+        held_out = torch.cat([block.flatten(-2) for block in blocks], dim=-1)
+        held_out = held_out.to(self.missing.device, non_blocking=True)
+        # As a floating-point count: an integer one times a number is rounded to single precision.
+        missing = take(self.missing, held_out).sum(-1, dtype=value.dtype)
+        nothing_to_score = self.missing.all(-1) if redrawn else missing == count
+        if bool(nothing_to_score.any()):
+            raise ArgumentError(
+                "conditioning",
+                "held-out points whose targets are all missing in a batch member",
+                "at least one observed held-out target in each",
+                "Hold out more points, or drop batch members without targets.",
+            )
+        return (value - MISSING_TERM * missing) / (count - missing).clamp_min(1)
+
+
+@checked(late=True)
+def observations(
+    likelihood: Likelihood,
+    function_dist: MultivariateNormal,
+    target: Tensor,
+    *params: Any,
+    checked: bool = True,
+    **kwargs: Any,
+) -> Observations:
+    """The prior Gaussian of the observations and their residuals.
+
+    Args:
+        likelihood: Adds the noise.
+        function_dist: Prior of the latent function, event shape ``(n,)`` or ``(n, t)``.
+        target: Observations, ``(*batch, n)`` or ``(*batch, n, t)``; NaN is missing under
+            ``observation_nan_policy("mask")``.
+        *params: Passed on to the likelihood.
+        checked: Refuse targets that are not finite here; else they make the density NaN.
+        **kwargs: Passed on to the likelihood.
+
+    Returns:
+        Covariance, not yet evaluated, and residuals, flattened over tasks.
+
+    Raises:
+        UnsupportedError: If the distribution is not Gaussian, or under the "fill" policy.
+        ShapeError: If the target does not fit the distribution.
+        NonFiniteError: If targets are not finite, outside the mask policy.
+        ArgumentError: If all targets are missing; if dtypes or devices are mixed.
+    """
+    if not isinstance(function_dist, MultivariateNormal):
+        raise UnsupportedError(
+            "function_dist", type(function_dist).__name__, "a MultivariateNormal"
+        )
+    event = function_dist.event_shape
+    if target.shape[-len(event) :] != event:
+        raise ShapeError(
+            "target",
+            tuple(target.shape),
+            f"(*batch, {', '.join(map(str, event))}), as the model's output",
+            "Pass the targets of the very inputs that the model was called on.",
+        )
+    _check_placement(likelihood, function_dist, target)
+    missing = missing_targets(target, checked)
+    output, covariance = observed_covariance(likelihood, function_dist, *params, **kwargs)
+    interleaved = getattr(output, "_interleaved", True)
+    residual = target - output.mean
+    if isinstance(output, MultitaskMultivariateNormal):
+        residual = _flatten(residual, interleaved)
+        missing = None if missing is None else _flatten(missing, interleaved)
+    if missing is not None:
+        covariance = replace(covariance, missing=missing)
+        residual = residual.masked_fill(missing, 0.0)
+    return Observations(
+        covariance,
+        residual,
+        missing,
+        num_rows=event[0],
+        num_tasks=event[1] if len(event) > 1 else 1,
+        interleaved=interleaved,
+        params=params,
+    )
+
+
+@checked(late=True)
+def training_observations(
+    model: ExactGP, likelihood: Likelihood | None = None, **kwargs: Any
+) -> Observations:
+    """The prior Gaussian of a model's own training data, in train and in eval mode alike.
+
+    Args:
+        model: An exact GP with training data; its mode and caches stay as they are.
+        likelihood: The model's own if None.
+        **kwargs: Passed on to the likelihood.
+
+    Returns:
+        Covariance and residuals at the training inputs.
+
+    Raises:
+        ArgumentError: If the model has no training data.
+    """
+    if model.train_inputs is None:
+        raise ArgumentError(
+            "model", "a model without training data", "one with training data", "Set them first."
+        )
+    likelihood = cast(Likelihood, model.likelihood if likelihood is None else likelihood)
+    params = likelihood_parameters(model, likelihood)
+    with settings.prior_mode(not model.training):
+        prior = model(*model.train_inputs)
+    return observations(likelihood, prior, cast(Tensor, model.train_targets), *params, **kwargs)
+
+
+@checked(late=True)
+def likelihood_parameters(model: ExactGP, likelihood: Likelihood) -> tuple[Tensor, ...]:
+    """What a likelihood is given of a model's training inputs, beside the model's output.
+
+    These are the inputs, transformed where a BoTorch model transforms them. A
+    ``HadamardGaussianLikelihood`` takes the task indices i alone of a model that GPyTorch's
+    users call as ``model(x, i)``.
+
+    Args:
+        model: An exact GP with training data.
+        likelihood: That is to be called.
+
+    Returns:
+        The tensors to pass after the distribution.
+
+    Raises:
+        ArgumentError: If a Hadamard likelihood needs task indices, and not exactly one input
+            of the model can be these.
+    """
+    inputs = cast(tuple[Tensor, ...], tuple(model.train_inputs or ()))
+    transform = getattr(model, "transform_inputs", None)
+    if transform is not None and model.training:
+        # BoTorch's models transform inputs inside (in eval mode they hold them transformed);
+        # the likelihood is to see what the kernel sees.
+        inputs = tuple(transform(X=x) for x in inputs)
+    takes_tasks = isinstance(likelihood, HadamardGaussianLikelihood)
+    if not takes_tasks or likelihood.task_feature_index is not None:
+        return inputs
+    tasks = [x for x in inputs if x.shape[-1] == 1 and not x.is_floating_point()]
+    if len(tasks) != 1:
+        kinds = ", ".join(f"{x.dtype} of shape {tuple(x.shape)}" for x in inputs)
+        raise ArgumentError(
+            "model.train_inputs",
+            kinds,
+            "one integer tensor of shape (n, 1), the task indices of HadamardGaussianLikelihood",
+            "Pass the task indices as an integer input, or make the likelihood with "
+            "task_feature_index=..., the column of the inputs that holds them.",
+        )
+    return tuple(tasks)
+
+
+def _check_placement(
+    likelihood: Likelihood, function_dist: MultivariateNormal, target: Tensor
+) -> None:
+    mean = function_dist.mean
+    check_placement("target", target, mean)
+    for name, parameter in likelihood.named_parameters():
+        check_placement(f"likelihood.{name}", parameter, mean)
+    covariance = function_dist.lazy_covariance_matrix
+    if isinstance(covariance, LazyEvaluatedKernelTensor):
+        for name, parameter in cast(Kernel, covariance.kernel).named_parameters():
+            if parameter.device != mean.device:  # networks in it may be of another type
+                check_placement(f"kernel.{name}", parameter, mean)
+
+
+def _flatten(values: Tensor, interleaved: bool) -> Tensor:
+    return (values if interleaved else values.mT).flatten(-2)

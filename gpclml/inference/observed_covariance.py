@@ -1,0 +1,221 @@
+"""The covariance of observations before it is evaluated: whole, at some points, by products."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.lazy import LazyEvaluatedKernelTensor
+from gpytorch.likelihoods import GaussianLikelihood, Likelihood
+from gpytorch.likelihoods.noise_models import HomoskedasticNoise
+from linear_operator import to_linear_operator
+from linear_operator.operators import (
+    AddedDiagLinearOperator,
+    ConstantMulLinearOperator,
+    DenseLinearOperator,
+    LinearOperator,
+    LowRankRootLinearOperator,
+    MulLinearOperator,
+    SumLinearOperator,
+)
+from torch import Tensor
+
+from gpclml._utils.arguments import checked
+from gpclml.linalg import (
+    CovarianceProducts,
+    LowRankPlusDiagonal,
+    NoisyCovariance,
+    OperatorProducts,
+    RowProducts,
+)
+
+__all__ = ["ObservedCovariance", "observed_covariance"]
+
+
+@dataclass(frozen=True)
+class ObservedCovariance:
+    """Covariance of N observations a batch member, as the parts that kernel and likelihood gave.
+
+    Attributes:
+        latent: Covariance of the latent values, ``(*batch, N, N)``, often a kernel that is yet to
+            be evaluated; with all noise in it where that is not independent.
+        noise: Noise variances, ``(*batch, N)``; None where the noise is in ``latent``.
+        missing: Which observations are missing, ``(*batch, N)``: each has variance one and no
+            correlation, so that it changes no other density. None where none is.
+    """
+
+    latent: LinearOperator
+    noise: Tensor | None = None
+    missing: Tensor | None = None
+
+    @staticmethod
+    def of(evaluated: Tensor | LowRankPlusDiagonal) -> ObservedCovariance:
+        """What has been evaluated, in this form."""
+        if isinstance(evaluated, LowRankPlusDiagonal):
+            latent = LowRankRootLinearOperator(to_linear_operator(evaluated.features))
+            return ObservedCovariance(latent, evaluated.noise)
+        return ObservedCovariance(to_linear_operator(evaluated))
+
+    @property
+    def shape(self) -> torch.Size:
+        """``(*batch, N, N)``."""
+        parts = [part.shape[:-1] for part in (self.noise, self.missing) if part is not None]
+        batch = torch.broadcast_shapes(self.latent.shape[:-2], *parts)
+        return torch.Size((*batch, *self.latent.shape[-2:]))
+
+    def at(self, rows: Tensor) -> ObservedCovariance:
+        """Of some of the observations.
+
+        Args:
+            rows: Indices, ``(k,)``.
+        """
+        latent = cast(Any, self.latent)
+        return replace(
+            self,
+            latent=latent[..., rows, :][..., :, rows],
+            noise=None if self.noise is None else self.noise[..., rows],
+            missing=None if self.missing is None else self.missing[..., rows],
+        )
+
+    def evaluate(self) -> Tensor | LowRankPlusDiagonal:
+        """The covariance as a matrix, or as its parts where it is of low rank plus noise."""
+        latent = _evaluated(self.latent)
+        if self.noise is not None and isinstance(latent, LowRankRootLinearOperator):
+            low_rank = LowRankPlusDiagonal(latent.root.to_dense(), self.noise)
+            return low_rank if self.missing is None else low_rank.masked(self.missing)
+        covariance = latent.to_dense()
+        if self.noise is not None:
+            one = torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device)
+            covariance = torch.addcmul(covariance, self.noise.unsqueeze(-1), one)
+        if self.missing is not None:
+            gone = self.missing.unsqueeze(-1) | self.missing.unsqueeze(-2)
+            covariance = covariance.masked_fill(gone, 0.0)
+            covariance = covariance + torch.diag_embed(self.missing.to(covariance))
+        return covariance
+
+    def has_structure(self) -> bool:
+        """Whether the kernel, evaluated, is anything but a dense matrix; found at two points."""
+        if not self._kernels():
+            return not _is_dense(self.latent)
+        few = min(2 * self._targets_a_point(), self.latent.shape[-1])
+        probe = cast(LinearOperator, self.latent[..., :few, :few])
+        with torch.no_grad():
+            return not _is_dense(probe)
+
+    def is_low_rank(self) -> bool:
+        """Whether it is of low rank plus independent noise, and so has exact algebra of its own."""
+        if self.noise is None or not self.has_structure():
+            return False
+        return isinstance(_evaluated(self.latent), LowRankRootLinearOperator)
+
+    def products(self, kept_bytes: int) -> NoisyCovariance:
+        """The covariance by its products, never formed whole unless there is room to keep it.
+
+        Args:
+            kept_bytes: What the evaluated covariance may occupy.
+        """
+        latent: CovarianceProducts
+        if self._kernels() and not self.has_structure():
+            latent = RowProducts(
+                self._rows, self.latent.diagonal(dim1=-1, dim2=-2), self.latent.shape, kept_bytes,
+                self._targets_a_point(),
+            )  # fmt: skip
+        else:
+            latent = OperatorProducts(_evaluated(self.latent))
+        return NoisyCovariance(latent, self.noise, self.missing)
+
+    def _rows(self, start: int, stop: int, columns: int) -> Tensor:
+        kernel = cast(LinearOperator, _in_this_grad_mode(self.latent)[..., start:stop, :columns])
+        return kernel.to_dense()
+
+    def _targets_a_point(self) -> int:
+        return max(kernel.shape[-1] // kernel.x1.shape[-2] for kernel in self._kernels())
+
+    def _kernels(self) -> list[LazyEvaluatedKernelTensor]:
+        """Kernels that are yet to be evaluated: one, or the terms of a sum that a model made."""
+        return [part for part in _terms(self.latent) if isinstance(part, LazyEvaluatedKernelTensor)]
+
+
+@checked(late=True)
+def observed_covariance(
+    likelihood: Likelihood, prior: MultivariateNormal, *params: Any, **kwargs: Any
+) -> tuple[MultivariateNormal, ObservedCovariance]:
+    """The likelihood's marginal, and its covariance taken into its parts.
+
+    Args:
+        likelihood: Adds the noise.
+        prior: Of the latent values.
+        *params: Passed on to the likelihood.
+        **kwargs: Passed on to the likelihood.
+
+    Returns:
+        A distribution with the mean of the observations, and their covariance.
+    """
+    if _is_homoskedastic(likelihood, prior):
+        latent = prior.lazy_covariance_matrix
+        noise = cast(GaussianLikelihood, likelihood).noise  # (*batch, 1)
+        noise = noise.expand(*noise.shape[:-1], latent.shape[-1])
+        return prior, ObservedCovariance(latent, noise)
+    output = cast(MultivariateNormal, likelihood(prior, *params, **kwargs))
+    covariance = output.lazy_covariance_matrix
+    if isinstance(covariance, AddedDiagLinearOperator) and type(output) is MultivariateNormal:
+        latent = cast(LinearOperator, covariance._linear_op)
+        noise = covariance._diag_tensor.diagonal(dim1=-1, dim2=-2)
+        return output, ObservedCovariance(latent, noise)
+    return output, ObservedCovariance(covariance)
+
+
+def _is_homoskedastic(likelihood: Likelihood, prior: MultivariateNormal) -> bool:
+    """Whether there is one noise for all observations and nothing besides.
+
+    The marginal then is the prior with that noise, without a likelihood's operators around it.
+    """
+    return (
+        type(likelihood) is GaussianLikelihood
+        and type(likelihood.noise_covar) is HomoskedasticNoise
+        and type(prior) is MultivariateNormal
+    )
+
+
+def _evaluated(covariance: LinearOperator) -> LinearOperator:
+    """The covariance as the operator that the kernel returns."""
+    if isinstance(covariance, LazyEvaluatedKernelTensor):
+        return cast(LinearOperator, covariance.evaluate_kernel())
+    return covariance
+
+
+def _terms(operator: LinearOperator) -> Iterator[LinearOperator]:
+    """What sums and multiples are made of."""
+    if isinstance(operator, ConstantMulLinearOperator | SumLinearOperator):
+        for part in operator._args:
+            if isinstance(part, LinearOperator):
+                yield from _terms(part)
+    else:
+        yield operator
+
+
+def _in_this_grad_mode(operator: LinearOperator) -> LinearOperator:
+    """The same kernels; GPyTorch evaluates each in the grad mode in which it was made."""
+    if isinstance(operator, LazyEvaluatedKernelTensor):
+        return LazyEvaluatedKernelTensor(
+            operator.x1, operator.x2, kernel=operator.kernel,
+            last_dim_is_batch=operator.last_dim_is_batch, **operator.params,
+        )  # fmt: skip
+    if isinstance(operator, ConstantMulLinearOperator | SumLinearOperator):
+        parts = [
+            _in_this_grad_mode(part) if isinstance(part, LinearOperator) else part
+            for part in operator._args
+        ]
+        return type(operator)(*parts, **operator._kwargs)
+    return operator
+
+
+def _is_dense(operator: LinearOperator) -> bool:
+    """Whether it, evaluated, is a matrix, or one made of matrices entry by entry."""
+    operator = _evaluated(operator)
+    if isinstance(operator, ConstantMulLinearOperator | SumLinearOperator | MulLinearOperator):
+        return all(_is_dense(part) for part in operator._args if isinstance(part, LinearOperator))
+    return isinstance(operator, DenseLinearOperator)

@@ -1,0 +1,233 @@
+"""Small networks with a seeded start, and how a network is applied to points."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from gpclml._utils.arguments import checked
+from gpclml._utils.finite import all_finite
+from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
+
+__all__ = ["MLP", "StackedNetwork", "apply_network", "check_finite_output", "reset_network"]
+
+
+class MLP(torch.nn.Sequential):
+    """A fully connected network whose start is drawn from a generator, not the global RNG.
+
+    Weights and biases of a layer with ``k`` inputs start uniform on
+    ``[-1/sqrt(k), 1/sqrt(k)]``, as in ``torch.nn.Linear``. They are drawn in float64 and
+    then cast, so one seed gives one start in every dtype and on every device.
+
+    Args:
+        sizes: Width of the input, of each hidden layer and of the output, e.g. ``[d, 50, 50, 2]``.
+        activation: Makes the module between two layers, e.g. ``torch.nn.Tanh``.
+        zero_output: Start with the last layer at zero, so that the network is zero
+            everywhere. A network mean learns from there; a deep kernel does not (see
+            :class:`gpclml.kernels.DeepKernel`).
+        output_scale: What the last layer's start is multiplied by.
+        generator: Source of the start; seed 0 if None.
+        dtype: Dtype of the parameters; torch's default if None.
+        device: Device of the parameters.
+
+    Raises:
+        ArgumentError: Fewer than two sizes, or a size that is not a positive integer.
+
+    Examples:
+        >>> network = MLP([3, 50, 50, 2], generator=torch.Generator().manual_seed(1))
+        >>> network(torch.randn(10, 3)).shape
+        torch.Size([10, 2])
+    """
+
+    @checked
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        activation: Callable[[], torch.nn.Module] = torch.nn.ReLU,
+        zero_output: bool = False,
+        output_scale: float = 1.0,
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        sizes = [_checked_size(size, sizes) for size in sizes]
+        if len(sizes) < 2:
+            mend = "Give at least the input and the output width, e.g. [d, 50, 50, 2]."
+            raise ArgumentError("sizes", sizes, "two or more widths", mend)
+        device = torch.get_default_device() if device is None else device
+        layers: list[torch.nn.Module] = []
+        for width, next_width in pairwise(sizes):
+            # skip_init leaves the weights unset, so that the global RNG is not drawn from.
+            layers += [
+                torch.nn.utils.skip_init(
+                    torch.nn.Linear, width, next_width, dtype=dtype, device=device
+                ),
+                activation(),
+            ]
+        super().__init__(*layers[:-1])
+        self.sizes = tuple(sizes)
+        self.output_scale = 0.0 if zero_output else float(output_scale)
+        self.reset_parameters(generator)
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draws the start anew, in place.
+
+        Args:
+            generator: Source of the draws; seed 0 if None.
+        """
+        if generator is None:
+            generator = torch.Generator().manual_seed(0)
+        linear = [layer for layer in self if isinstance(layer, torch.nn.Linear)]
+        for layer in linear:
+            bound = layer.in_features**-0.5
+            for parameter in (layer.weight, layer.bias):
+                draw = torch.rand(
+                    parameter.shape,
+                    generator=generator,
+                    dtype=torch.float64,
+                    device=generator.device,
+                )
+                parameter.copy_((2 * draw - 1) * bound)
+        linear[-1].weight.mul_(self.output_scale)
+        linear[-1].bias.mul_(self.output_scale)
+
+
+class StackedNetwork(torch.nn.Module):
+    """Networks of one build, each applied to its own member of a batch, in one pass.
+
+    Args:
+        networks: The networks; their parameters are copied. Their forward pass must be one
+            that ``torch.func.vmap`` can batch.
+
+    Raises:
+        ArgumentError: There is none, or they are of several classes.
+    """
+
+    @checked
+    def __init__(self, networks: Sequence[torch.nn.Module]) -> None:
+        super().__init__()
+        if len(networks) == 0:
+            raise ArgumentError("networks", "none", "at least one network")
+        unlike = [type(one).__name__ for one in networks if type(one) is not type(networks[0])]
+        if unlike:
+            expected = f"{type(networks[0]).__name__}, as the first"
+            raise ArgumentError("networks", unlike[0], expected)
+        parameters, buffers = torch.func.stack_module_state(list(networks))
+        # In a tuple it is no submodule: it lends its code only, never its parameters.
+        self._build = (copy.deepcopy(networks[0]),)
+        self._names = list(parameters)
+        self._buffer_names = list(buffers)
+        for place, parameter in enumerate(parameters.values()):
+            self.register_parameter(f"parameter_{place}", torch.nn.Parameter(parameter.detach()))
+        for place, buffer in enumerate(buffers.values()):
+            self.register_buffer(f"buffer_{place}", buffer)
+
+    def named_stacks(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """The stacked parameters, ``(k, ...)``, by their names in a single network."""
+        for place, name in enumerate(self._names):
+            yield name, self.get_parameter(f"parameter_{place}")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The output of network i at member i of the points.
+
+        Args:
+            x: Points. Shape ``(k, n, d)``.
+
+        Returns:
+            Outputs. Shape ``(k, n, q)``.
+        """
+        buffers = {
+            name: self.get_buffer(f"buffer_{place}")
+            for place, name in enumerate(self._buffer_names)
+        }
+        return torch.func.vmap(self._apply_one)(dict(self.named_stacks()), buffers, x)
+
+    def _apply_one(
+        self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], x: Tensor
+    ) -> Tensor:
+        return torch.func.functional_call(self._build[0], (parameters, buffers), (x,))
+
+
+@checked
+def reset_network(network: torch.nn.Module, generator: torch.Generator) -> None:
+    """Draws a network's start anew, in place, and leaves the global RNG as it was.
+
+    A module with ``reset_parameters(generator)``, such as :class:`MLP`, draws from the
+    generator; torch's own layers, whose ``reset_parameters()`` takes none, draw under a seed
+    taken from it. Parameters of modules without ``reset_parameters`` stay as they are.
+
+    Args:
+        network: Any module.
+        generator: Source of the draws.
+    """
+    seed = torch.randint(2**62, (), generator=generator, device=generator.device)
+    cuda = {parameter.device for parameter in network.parameters() if parameter.is_cuda}
+    with torch.random.fork_rng(devices=list(cuda)):
+        torch.manual_seed(int(seed))
+        _reset(network, generator)
+
+
+def _reset(module: torch.nn.Module, generator: torch.Generator) -> None:
+    reset = getattr(module, "reset_parameters", None)
+    if not callable(reset):
+        for child in module.children():
+            _reset(child, generator)
+    elif "generator" in inspect.signature(reset).parameters:
+        reset(generator=generator)
+    else:
+        reset()
+
+
+@checked(late=True, passes_on="x", x="float (*batch, n, d)")
+def apply_network(network: torch.nn.Module, x: Tensor) -> Tensor:
+    """The network's output at each point, checked for shape and for non-finite values.
+
+    Args:
+        network: Maps ``(*batch, n, d)`` to ``(*batch, n, q)``.
+        x: Points. Shape ``(*batch, n, d)``.
+
+    Returns:
+        Outputs. Shape ``(*batch, n, q)``.
+
+    Raises:
+        ShapeError: The output does not keep one row a point.
+        NonFiniteError: The output holds NaN or infinite values.
+    """
+    output = network(x)
+    if output.shape[:-1] != x.shape[:-1]:
+        mend = "The network must map the last dimension only, keeping batch and points."
+        expected = f"{tuple(x.shape[:-1])} and one more dimension"
+        raise ShapeError("network output", tuple(output.shape), expected, mend)
+    check_finite_output(output)
+    return output
+
+
+@checked(late=True, output="(*batch)")
+def check_finite_output(output: Tensor) -> None:
+    """Raises where a network gave NaN or infinite values.
+
+    Args:
+        output: What it gave, of any shape.
+
+    Raises:
+        NonFiniteError: Not all values are finite.
+    """
+    if not all_finite(output):
+        count = int((~torch.isfinite(output)).sum())
+        got = f"{count} non-finite of {output.numel()} values (shape {tuple(output.shape)}, "
+        got += f"dtype {output.dtype})"
+        mend = "Lower the learning rate, clip gradients, use float64 or restart the network."
+        raise NonFiniteError("network output", got, "finite values", mend)
+
+
+def _checked_size(size: int, sizes: Sequence[int]) -> int:
+    if isinstance(size, bool) or int(size) != size or size < 1:
+        mend = "Give widths of one or more; the input width is the number of columns of x."
+        raise ArgumentError("sizes", list(sizes), "positive integers", mend)
+    return int(size)

@@ -1,0 +1,175 @@
+"""A BoTorch model with a deep kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from botorch.models import SingleTaskGP
+from botorch.models.transforms import Normalize
+from botorch.models.transforms.input import InputTransform
+from botorch.models.transforms.outcome import OutcomeTransform
+from botorch.posteriors import GPyTorchPosterior, TransformedPosterior
+from botorch.utils.types import DEFAULT, _DefaultType
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import AdditiveKernel, Kernel, ScaleKernel
+from gpytorch.likelihoods import Likelihood
+from gpytorch.means import Mean
+from torch import Tensor
+
+from gpclml._utils.arguments import checked
+from gpclml.errors import ArgumentError, ShapeError, UnknownNameError
+from gpclml.inference import PosteriorNormal
+from gpclml.kernels import DeepKernel
+from gpclml.models._botorch_networks import NetworkBatch
+from gpclml.models._parts import PartOptions, make_kernel
+
+__all__ = ["DeepKernelGP"]
+
+_KERNELS = ("deep", "deep-bottleneck")
+
+
+class DeepKernelGP(SingleTaskGP):
+    r"""BoTorch's ``SingleTaskGP`` with a deep kernel.
+
+    - ``kernel="deep"`` is :math:`(1 - s)\, k(x, x') + s\, \mathrm{RQ}(g(x), g(x'))`, k being the
+      ARD kernel of ``SingleTaskGP`` with its prior and g a linear map and a network, which start
+      near zero. The part s of the variance is a parameter; from its default it starts as the
+      ``SingleTaskGP`` of the same data, to about four digits.
+    - ``kernel="deep-bottleneck"`` is a scaled RBF on the outputs of a network alone (Wilson et
+      al. 2016), without priors on its hyperparameters.
+
+    Everything else is ``SingleTaskGP``'s: noise, mean, outcome transform, posteriors,
+    conditioning, fantasies. So ``model.posterior`` leaves out the noise of observations by default,
+    as BoTorch has it; everything else in gpclml includes it by default.
+
+    Outputs are independent, and so are the members of a batch: each has hyperparameters *and
+    networks of its own*, from one start, so that it is what a model of its data alone would be and
+    BoTorch may fit each by itself. For a network shared by the outputs, or one of your own, give
+    ``SingleTaskGP`` a :class:`~gpclml.kernels.DeepKernel` as ``covar_module`` and fit it with
+    :func:`gpclml.fit.fit_mll`. Such a network must see points one by one: batch normalization and
+    dropout make conditioning and fantasies wrong.
+
+    ``fit_gpytorch_mll`` fits everything by L-BFGS, under any objective. From the default share it
+    mostly stays the ``SingleTaskGP``; from a larger one, e.g. 0.3, it uses its features, which
+    overfits tens of points in six dimensions or more. Under Adam (``fit_mll(mll, "adam")``) the
+    noise, which BoTorch's likelihood holds untransformed, moves by the learning rate a step: fit
+    it by L-BFGS and freeze it for Adam.
+
+    Args:
+        train_X: Inputs. Shape ``(*batch, n, d)``.
+        train_Y: Outcomes. Shape ``(*batch, n, m)``.
+        train_Yvar: Known noise variances, of the same shape; the noise is inferred if None.
+        likelihood: As for ``SingleTaskGP``.
+        kernel: ``"deep"`` or ``"deep-bottleneck"``.
+        mean_module: As for ``SingleTaskGP``.
+        outcome_transform: As for ``SingleTaskGP``: ``Standardize`` by default.
+        input_transform: ``Normalize`` to the unit cube by default, its bounds those of all
+            inputs, over a batch too; None for inputs that are in the unit cube.
+        num_features: Outputs of the network.
+        hidden: Widths of its hidden layers.
+        feature_share: The part s at the start, of the kernel ``"deep"``.
+        seed: Seed of the network.
+
+    Raises:
+        UnknownNameError: A kernel name that is not known.
+        ArgumentError: A width that is not a positive integer, or a share outside (0, 1).
+        BotorchTensorDimensionError: Shapes that do not fit.
+        InputDataError: NaN values, or different dtypes.
+
+    Examples:
+        >>> model = DeepKernelGP(train_X, train_Y)
+        >>> mll = ConditionalMarginalLogLikelihood(model.likelihood, model)
+        >>> fit_gpytorch_mll(mll)
+        >>> model.posterior(X).mean
+    """
+
+    @checked
+    def __init__(
+        self,
+        train_X: Tensor,
+        train_Y: Tensor,
+        train_Yvar: Tensor | None = None,
+        likelihood: Likelihood | None = None,
+        kernel: str = "deep",
+        mean_module: Mean | None = None,
+        outcome_transform: OutcomeTransform | _DefaultType | None = DEFAULT,
+        input_transform: InputTransform | _DefaultType | None = DEFAULT,
+        *,
+        num_features: int = 2,
+        hidden: Sequence[int] = (50, 50),
+        feature_share: float = 1e-4,
+        seed: int = 0,
+    ) -> None:
+        if kernel not in _KERNELS:
+            raise UnknownNameError("kernel", kernel, _KERNELS)
+        if train_X.ndim < 2 or 0 in train_X.shape:
+            raise ShapeError(
+                "train_X", tuple(train_X.shape), "(*batch, n, d), nothing of size zero"
+            )
+        if not 0 < feature_share < 1:
+            raise ArgumentError("feature_share", feature_share, "a number between 0 and 1")
+        if isinstance(input_transform, _DefaultType):
+            input_transform = Normalize(train_X.shape[-1])
+        super().__init__(
+            train_X, train_Y, train_Yvar, likelihood, None, mean_module, outcome_transform,
+            input_transform,
+        )  # fmt: skip
+        base = cast(Kernel, self.covar_module)
+        options = PartOptions(False, True, hidden, num_features, num_mixtures=1)
+        whole = self._named_kernel(kernel, options, seed)
+        deep = cast(DeepKernel, whole.base_kernel)
+        if self._aug_batch_shape:
+            deep.feature_extractor = NetworkBatch(deep.feature_extractor, self._aug_batch_shape)
+        if kernel == "deep":
+            _put_beside(base, whole, feature_share)
+        self.covar_module = whole
+        self._subset_batch_dict = self._places_of_outputs()
+
+    def posterior(self, *args: Any, **kwargs: Any) -> GPyTorchPosterior | TransformedPosterior:
+        """As ``SingleTaskGP.posterior``, without GPyTorch's absolute floor of variances.
+
+        So that deviations of a single output do not depend on its units: BoTorch standardizes
+        outcomes and applies the floor after it has taken their predictions back.
+
+        Args:
+            *args: As for ``SingleTaskGP.posterior``.
+            **kwargs: The same.
+        """
+        posterior = super().posterior(*args, **kwargs)
+        if type(posterior) is not GPyTorchPosterior:
+            return posterior
+        normal = posterior.distribution
+        if type(normal) is not MultivariateNormal:
+            return posterior
+        return GPyTorchPosterior(PosteriorNormal(normal.mean, normal.lazy_covariance_matrix))
+
+    def _named_kernel(self, name: str, options: PartOptions, seed: int) -> ScaleKernel:
+        with torch.no_grad():
+            inputs = self.transform_inputs(self.train_inputs[0])
+        generator = torch.Generator().manual_seed(seed)
+        kernel = make_kernel(name, inputs, self.train_targets, options, generator)
+        return cast(ScaleKernel, kernel)
+
+    def _places_of_outputs(self) -> dict[str, int]:
+        """Where ``subset_output`` finds the outputs' dimension of each parameter, from the end."""
+        shape = self._aug_batch_shape
+        return {
+            name: len(shape) - 1 - parameter.ndim
+            for name, parameter in self.named_parameters()
+            if parameter.shape[: len(shape)] == shape
+        }
+
+
+def _put_beside(base: Kernel, whole: ScaleKernel, share: float) -> None:
+    """Makes BoTorch's ARD kernel the first part of the kernel ``"deep"``, variance one in all."""
+    deep = cast(DeepKernel, whole.base_kernel)
+    second = cast(ScaleKernel, cast(AdditiveKernel, deep.base_kernel).kernels[1])
+    lengthscale = cast(Tensor, base.lengthscale)
+    base.active_dims = torch.arange(lengthscale.shape[-1], device=lengthscale.device)
+    deep.base_kernel = base + second
+    second.outputscale = share / (1 - share)
+    # As in SingleTaskGP no factor of the whole is fitted: outcomes are standardized.
+    whole.outputscale = 1 - share
+    whole.raw_outputscale.requires_grad_(False)

@@ -1,0 +1,160 @@
+"""A model from the command line and back: the same predictions as in memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+
+import numpy as np
+import pandas
+import pytest
+import torch
+
+from gpclml.cli.report import Recipe, predicted
+from gpclml.cli.tables import fit_encoding, read_table
+
+
+@pytest.fixture
+def fitted(csv, gpclml, tmp_path):
+    def fit(model, *words):
+        out = tmp_path / "model"
+        options = "--target", "progression", "--model", model, "--out", out, "--steps", 5
+        result = gpclml("fit", csv, *options, *words)
+        assert result.exit_code == 0, result.output
+        return out, result
+
+    return fit
+
+
+@pytest.mark.parametrize("name", ["linear", "rbf", "sm", "deep"])
+def test_predictions_are_those_in_memory(csv, gpclml, tmp_path, fitted, name):
+    drop = ["--drop", "bmi", "--drop", "bp"] if name == "deep" else []
+    folder, result = fitted(name, "--quiet", *drop)
+    assert f"{name} of 129 rows: LML" in result.stdout
+    table = read_table(csv)
+    encoding = fit_encoding(table.dropna(subset="progression"), "progression", drop=drop[1::2])
+    x, y = encoding.tensors(table)
+    model, *_ = Recipe(name, steps=5).fit(x, y, progress=False)
+
+    out = tmp_path / "predictions.csv"
+    result = gpclml("predict", folder, csv, "--out", out)
+    assert result.exit_code == 0
+    written = pandas.read_csv(out)
+    assert list(written.columns) == ["mean", "standard_deviation", "lower_90", "upper_90"]
+    assert len(written) == len(table) == 130
+    mean, deviation = predicted(model, encoding.encode(table).inputs)
+    np.testing.assert_allclose(written["mean"], mean, rtol=1e-9)
+    np.testing.assert_allclose(written["standard_deviation"], deviation, rtol=1e-9)
+    half = 1.6448536269514722 * deviation
+    np.testing.assert_allclose(written["lower_90"], mean - half, rtol=1e-9)
+    np.testing.assert_allclose(written["upper_90"], mean + half, rtol=1e-9)
+    assert "130 of 130 rows predicted" in result.stderr
+    assert "The table has progression in 129 of these rows: RMSE" in result.stderr
+
+
+def test_new_tables_need_no_target_and_may_have_new_levels(csv, gpclml, tmp_path, fitted, diabetes):
+    folder, _ = fitted("linear")
+    odd = next(name for name in diabetes.columns if name.startswith("<b>"))
+    table = diabetes.head(4).drop(columns=["progression", "clinic"])
+    table.loc[1, odd] = "x"
+    table.loc[2, "bp"] = None
+    table.to_csv(tmp_path / "new.csv", index=False)
+    result = gpclml("predict", folder, tmp_path / "new.csv", "--out", tmp_path / "out.csv")
+    assert result.exit_code == 0
+    written = pandas.read_csv(tmp_path / "out.csv")
+    assert written["mean"].isna().tolist() == [False, False, True, False]
+    assert "Column 'bp': 1 value is missing, which no training row was." in result.stderr
+    assert "levels that no training row has: 'x' (1)" in result.stderr
+    assert "3 of 4 rows predicted" in result.stderr
+    assert "RMSE" not in result.stderr
+
+
+def test_a_model_of_fewer_rows_is_said(fitted):
+    folder, result = fitted("linear", "--rows", 40)
+    assert "40 random rows of 129 are fitted, the limit of --rows." in result.stderr
+    assert "linear of 40 rows" in result.stdout
+    record = json.loads((folder / "model.json").read_text())
+    assert record["recipe"]["steps"] == 5
+    assert torch.__version__.startswith(record["packages"]["torch"].partition("+")[0])
+
+
+def test_what_cannot_be_predicted(csv, gpclml, tmp_path, fitted, report):
+    folder, _ = fitted("linear")
+    out = tmp_path / "out.csv"
+    (tmp_path / "short.csv").write_text("bmi\n1\n2\n")
+    (tmp_path / "rowless.csv").write_text(csv.read_text().partition("\n")[0] + "\n")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "texts.csv").write_text(csv.read_text().replace("\n", "\nunknown", 1))
+    (tmp_path / "empty").mkdir()
+    damaged = tmp_path / "damaged"
+    damaged.mkdir()
+    for name in ("model.json", "table.json"):
+        (damaged / name).write_bytes((folder / name).read_bytes())
+    unlike = tmp_path / "unlike"
+    shutil.copytree(folder, unlike)
+    (unlike / "model.json").write_text('{"format": "gpclml.TableModel", "version": 1}')
+    for words, message in (
+        ((tmp_path / "absent", csv), "There is no folder"),
+        ((csv, csv), "There is no folder"),
+        ((tmp_path / "empty", csv), "holds no model. Give one that 'gpclml fit' wrote."),
+        ((report[0], csv), "It is a report: give one of its models"),
+        ((damaged, csv), "there is no file"),
+        ((unlike, csv), "model.json is damaged ('recipe'). Fit the model again."),
+        ((folder, tmp_path / "absent.csv"), "There is no file"),
+        ((folder, tmp_path / "short.csv"), "no column 'bp', 's5', "),
+        ((folder, tmp_path / "rowless.csv"), "rowless.csv has column names and no rows"),
+        ((folder, tmp_path / "texts.csv"), "column 'bmi': got 1 of 130 values such as 'unknown"),
+        ((folder, csv, "--out", csv), "is a file that is read"),
+        ((folder, csv, "--out", folder / "model.pt"), "is a file that is read"),
+        ((folder, csv, "--out", tmp_path), "is a folder"),
+        ((folder, csv, "--out", tmp_path / "pipe"), "pipe is no plain file"),
+        ((folder, csv, "--out", csv / "out.csv"), f"there is no folder {csv}"),
+        ((folder, csv, "--out", tmp_path / "absent" / "out.csv"), "there is no folder"),
+        ((folder, csv, "--out", "/proc/out.csv"), "cannot write /proc/out.csv"),
+    ):
+        before = sorted(tmp_path.rglob("*"))
+        default = () if "--out" in words else ("--out", out)
+        result = gpclml("predict", *words, *default)
+        assert result.exit_code == 2, result.output
+        assert result.stderr.startswith("Error: ")
+        assert message in result.stderr
+        assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_files_that_are_no_table_are_not_predicted(gpclml, tmp_path, fitted, no_tables):
+    folder, _ = fitted("linear")
+    data = tmp_path / "data.csv"
+    for content, message in no_tables.values():
+        data.mkdir() if content is None else data.write_bytes(content)
+        before = sorted(tmp_path.rglob("*"))
+        result = gpclml("predict", folder, data, "--out", tmp_path / "out.csv")
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert result.stderr.startswith("Error: ")
+        assert message in result.stderr
+        assert sorted(tmp_path.rglob("*")) == before
+        data.rmdir() if content is None else data.unlink()
+
+
+def test_parquet_is_predicted_as_csv_is(csv, gpclml, tmp_path, fitted):
+    folder, _ = fitted("linear")
+    pandas.read_csv(csv).to_parquet(tmp_path / "data.parquet")
+    written = []
+    for data in (csv, tmp_path / "data.parquet"):
+        assert gpclml("predict", folder, data, "--out", tmp_path / "out.csv").exit_code == 0
+        written.append((tmp_path / "out.csv").read_text())
+    assert written[0] == written[1]
+
+
+def test_predictions_are_replaced_and_links_refused(csv, gpclml, tmp_path, fitted):
+    folder, _ = fitted("linear")
+    out = tmp_path / "out.csv"
+    out.write_text("mean,standard_deviation,lower_90,upper_90\n")
+    (tmp_path / "link.csv").symlink_to(out)
+    link = tmp_path / "link.csv"
+    refused = gpclml("predict", folder, csv, "--out", link)
+    assert refused.exit_code == 2
+    assert "is a link" in refused.stderr
+    assert gpclml("predict", folder, csv, "--out", out, "--quiet").stderr == ""
+    assert len(pandas.read_csv(out)) == 130
+    assert link.is_symlink()

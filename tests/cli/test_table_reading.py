@@ -1,0 +1,148 @@
+"""Files to tables, and what is said of files that are none."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import sys
+
+import numpy as np
+import pandas
+import pyarrow.parquet
+import pytest
+
+from gpclml.cli.tables import read_table
+from gpclml.cli.tables.kinds import kind_of
+from gpclml.errors import DataError
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write_bytes(content, name="data.csv"):
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return write_bytes
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+def test_the_separator_is_found_and_quotes_are_respected(write, separator):
+    text = f'a{separator}"b,;|\tc"{separator}d\n1{separator}x{separator}2.5\n'
+    table = read_table(write(text))
+    assert list(table.columns) == ["a", "b,;|\tc", "d"]
+    assert table.iloc[0, 2] == 2.5
+
+
+def test_decimal_commas_are_understood_beside_semicolons(write):
+    table = read_table(write("price;name;rooms\n1,5;a;2\n2;b;3\n-3,25;c,d;4\n"))
+    assert table["price"].tolist() == [1.5, 2.0, -3.25]
+    assert table["name"].tolist() == ["a", "b", "c,d"]
+
+
+def test_a_text_column_with_commas_leaves_points_decimal(write):
+    table = read_table(write("price;name\n1.5;a,b\n2.5;c\n"))
+    assert table["price"].tolist() == [1.5, 2.5]
+
+
+def test_marks_names_spaces_and_compression(write):
+    text = "\ufeff a , b ,\n1, ?,x\n2,3,y\n"
+    for path in (write(text), write(gzip.compress(text.encode()), "data.csv.gz")):
+        table = read_table(path, missing=["?"])
+        assert list(table.columns) == ["a", "b", "column 3"]
+        assert np.isnan(table["b"][0])
+        assert table["b"][1] == 3
+
+
+def test_rows_keep_all_digits_of_their_numbers(write):
+    numbers = np.random.default_rng(0).standard_normal(50)
+    path = write(pandas.DataFrame({"a": numbers}).to_csv(index=False))
+    np.testing.assert_array_equal(read_table(path)["a"], numbers)
+
+
+def test_parquet(tmp_path):
+    table = pandas.DataFrame({"a": [1.5, 2.5], 3: ["x", None]}).rename_axis("day")
+    table.columns = table.columns.map(str)
+    table.to_parquet(tmp_path / "data.parquet")
+    read = read_table(tmp_path / "data.parquet")
+    assert list(read.columns) == ["day", "a", "3"]
+    assert read["a"].tolist() == [1.5, 2.5]
+
+
+def test_parquet_keeps_kinds_and_missing_values(tmp_path):
+    days = pandas.date_range("2024-01-01", periods=3)
+    table = pandas.DataFrame(
+        {"yes": [True, False, None], "day": days, "town": ["a", None, "b"], "whole": [1, 2, 3]}
+    )
+    table.convert_dtypes().to_parquet(tmp_path / "data.pq")
+    table.to_csv(tmp_path / "data.csv", index=False)
+    frames = [read_table(tmp_path / name) for name in ("data.pq", "data.csv")]
+    for name in table.columns:
+        kinds = {kind_of(frame[name]) for frame in frames}
+        assert len(kinds) == 1, name
+        missing = [frame[name].isna().tolist() for frame in frames]
+        assert missing[0] == missing[1] == table[name].isna().tolist()
+
+
+def test_parquet_with_a_name_twice(tmp_path):
+    twice = pyarrow.table([pyarrow.array([1, 2]), pyarrow.array([3, 4])], names=["a", "a"])
+    pyarrow.parquet.write_table(twice, tmp_path / "data.parquet")
+    with pytest.raises(DataError, match=re.escape("'a' is there 2 times (columns 1 and 2)")):
+        read_table(tmp_path / "data.parquet")
+
+
+def test_parquet_without_its_package(write, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(DataError, match=r"data\.parquet.*pip install 'gpclml\[parquet\]'"):
+        read_table(write(b"PAR1", "data.parquet"))
+
+
+BAD = {
+    "empty": (b" \n", "is empty"),
+    "no rows": (b"a,b\n", "has column names and no rows"),
+    "binary": (b"PK\x03\x04\0\0\xff", "no text file"),
+    "no zeros": (bytes(range(255, 0, -1)), "no text file"),
+    "utf-16": ("a,b\n1,2\n".encode("utf-16"), "no text file. Save the table as CSV, in UTF-8"),
+    "zeros": (b"a,b\n1,\x002\n", "no text file"),
+    "html": (b"<!doctype html><p>", "HTML or JSON"),
+    "json": (b'[{"a": 1}]', "HTML or JSON"),
+    "latin": ("preis,größe\n1,2\n".encode("latin-1"), "UTF-8"),
+    "no names": (b"1.0,2.0\n3.0,4.0\n", "has numbers, not column names"),
+    "twice": (b"a,b,a\n1,2,3\n", "'a' is there 2 times (columns 1 and 3)"),
+    "twice stripped": (b"a, a\n1,2\n", "'a' is there 2 times"),
+    "long row": (b"a,b\n1,2\n1,2,3\n", "line 3"),
+    "long rows": (b"a,b\n1,2,3\n1,2,3\n", "more cells than the 2 column names"),
+    "open quote": (b'a,b\n"1,2\n3,4\n', "no table"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_files_that_are_no_table(write, name):
+    content, message = BAD[name]
+    path = write(content)
+    with pytest.raises(DataError, match=re.escape(message)) as error:
+        read_table(path)
+    assert str(path) in str(error.value)
+
+
+def test_files_that_are_not_there(tmp_path, write):
+    write("a\n1\n", "prices.csv")
+    with pytest.raises(DataError, match=r"Did you mean .*prices\.csv"):
+        read_table(tmp_path / "price.csv")
+    with pytest.raises(DataError, match=r"There is no file .*houses\.csv\. Check its name"):
+        read_table(tmp_path / "houses.csv")
+    with pytest.raises(DataError, match="is a folder"):
+        read_table(tmp_path)
+    with pytest.raises(DataError, match=r"no folder .*absent"):
+        read_table(tmp_path / "absent" / "a.csv")
+
+
+def test_damaged_files(write):
+    zipped = bytearray(gzip.compress(b"a,b\n1,2\n" * 100))
+    zipped[12:20] = b"\xff" * 8
+    for content in (b"no gzip", gzip.compress(b"a,b\n1,2\n")[:-9], bytes(zipped)):
+        with pytest.raises(DataError, match=r"data\.csv\.gz cannot be read.*Save it again"):
+            read_table(write(content, "data.csv.gz"))
+    for content in (b"", b"no parquet"):
+        with pytest.raises(DataError, match=r"data\.parquet.*as Parquet: .*[^.]\. Write it again"):
+            read_table(write(content, "data.parquet"))

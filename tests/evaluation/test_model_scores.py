@@ -1,0 +1,175 @@
+"""Scores of single models against definitions, refits and the functions of gpclml.evaluation."""
+
+from __future__ import annotations
+
+import gpytorch
+import pytest
+import torch
+from botorch.models import SingleTaskGP
+from botorch.models.transforms import Normalize, Standardize
+
+import reference
+from gpclml.conditioning import RandomOrderings
+from gpclml.evaluation import score_models
+from gpclml.evaluation.scores import (
+    conditional_log_marginal_likelihood,
+    learning_curve,
+    leave_one_out,
+    log_marginal_likelihood,
+    marginal_log_predictive,
+)
+from gpclml.kernels import PolynomialFeatures
+from gpclml.models import BayesianLinearModel, GPRegression
+
+CLOSE = {"atol": 1e-8, "rtol": 1e-8}
+
+
+@pytest.mark.parametrize("units", ["original", "training"])
+def test_scores_are_those_of_the_single_functions(models, units):
+    for name, model in models.items():
+        scores = score_models({name: model}, m=20, orderings=30, units=units, seed=4).scores[name]
+        assert scores.lml == pytest.approx(float(log_marginal_likelihood(model, units=units)))
+        torch.testing.assert_close(scores.loo, leave_one_out(model, units=units), **CLOSE)
+        clml = conditional_log_marginal_likelihood(
+            model, RandomOrderings(30, 20), units=units, seed=4
+        )
+        torch.testing.assert_close(scores.clml, clml, **CLOSE)
+        curves = learning_curve(model, 30, units=units, seed=4)
+        torch.testing.assert_close(scores.curves, curves, **CLOSE)
+
+
+def test_curves_add_up_to_both_likelihoods(models):
+    comparison = score_models(models, m=17, orderings=12, seed=1)
+    for scores in comparison.scores.values():
+        torch.testing.assert_close(
+            scores.curves.sum(-1), torch.full((12,), scores.lml, dtype=torch.float64)
+        )
+        torch.testing.assert_close(scores.curves[:, 17:].sum(-1), scores.clml)
+    whole = score_models(models, m=0, orderings=3)
+    for scores in whole.scores.values():
+        torch.testing.assert_close(scores.clml, torch.full_like(scores.clml, scores.lml))
+
+
+@pytest.mark.parametrize("m", [1, 12, 24])
+def test_long_tails_are_taken_one_by_one_to_the_same_end(models, m, monkeypatch):
+    usual = score_models(models, m=m, orderings=6)
+    monkeypatch.setattr("gpclml.evaluation.model_scores._NUMBERS_AT_ONCE", 1)
+    for name, scores in score_models(models, m=m, orderings=6).scores.items():
+        torch.testing.assert_close(scores.clml, usual.scores[name].clml, **CLOSE)
+
+
+def test_leave_one_out_is_that_of_refits(data):
+    x, y = data(n=12)
+
+    def make(rows):
+        model = GPRegression(x[rows], y[rows], standardize=False, mean="zero")
+        model.covar_module.outputscale, model.likelihood.noise = 900.0, 40.0
+        return model
+
+    scores = score_models({"a": make(torch.arange(12))}).scores["a"]
+    for i in range(12):
+        rest = torch.tensor([j for j in range(12) if j != i])
+        refit = make(rest)
+        density = marginal_log_predictive(refit, x[i : i + 1], y[i : i + 1])
+        torch.testing.assert_close(scores.loo[i : i + 1], density, **CLOSE)
+        with torch.no_grad():
+            normal = refit.predict(x[i : i + 1])
+        torch.testing.assert_close(scores.loo_mean[i : i + 1], normal.mean, **CLOSE)
+        torch.testing.assert_close(scores.loo_variance[i : i + 1], normal.variance, **CLOSE)
+
+
+def test_linear_models_of_few_features_are_those_of_their_dense_covariance(data):
+    x, y = data(n=14)
+    features = PolynomialFeatures(2)
+    model = BayesianLinearModel(x, y, features, prior_variance=400.0, noise=60.0)
+    scores = score_models({"a": model}).scores["a"]
+    K = 400.0 * features(x) @ features(x).mT + 60.0 * torch.eye(14, dtype=torch.float64)
+    assert scores.lml == pytest.approx(float(reference.log_density(K, y)))
+    for i in range(14):
+        mean, variance = reference.conditional_moments(K, y, torch.tensor([i]))
+        torch.testing.assert_close(scores.loo_mean[i : i + 1], mean)
+        torch.testing.assert_close(scores.loo_variance[i : i + 1], variance[0])
+    assert scores.condition_number == pytest.approx(float(torch.linalg.cond(K)), rel=1e-6)
+
+
+def test_condition_number_of_a_dense_covariance(models):
+    model = models["good"]
+    scores = score_models({"good": model}).scores["good"]
+    with torch.no_grad():
+        K = model.likelihood(model(*model.train_inputs)).covariance_matrix
+    exact = float(torch.linalg.cond(K, 1))
+    assert exact / 3 < scores.condition_number < exact * (1 + 1e-8)
+    assert scores.rounding == pytest.approx(scores.condition_number * 2.0**-52)
+
+
+def test_wider_prior_is_four_times_the_variance(models):
+    scores = score_models(models).scores
+    with torch.no_grad():
+        for name in ("good", "bad"):
+            models[name].covar_module.outputscale *= 4.0
+        models["linear"].covar_module.prior_variance *= 4.0
+    for name, wider in score_models(models).scores.items():
+        assert scores[name].wider_lml == pytest.approx(wider.lml)
+        torch.testing.assert_close(scores[name].wider_loo, wider.loo, **CLOSE)
+
+
+def test_missing_targets_are_left_out(data):
+    x, y = data(n=16)
+    y[[2, 9]] = float("nan")
+    kept = ~y.isnan()
+
+    def make(rows):
+        return {
+            "gp": GPRegression(x[rows], y[rows], standardize=False),
+            "linear": BayesianLinearModel(x[rows], y[rows], prior_variance=400.0, noise=60.0),
+        }
+
+    everything = slice(None)
+    with gpytorch.settings.observation_nan_policy("mask"):
+        orders = torch.stack([torch.randperm(16) for _ in range(5)])
+        masked = score_models(make(everything), m=9, orderings=orders)
+    place = kept.cumsum(0) - 1
+    observed = torch.stack([place[order[kept[order]]] for order in orders])
+    complete = score_models(make(kept), m=9, orderings=observed)
+    assert masked.rows.tolist() == kept.nonzero().squeeze(-1).tolist()
+    assert masked.pointwise.index.tolist() == masked.rows.tolist()
+    torch.testing.assert_close(masked.targets, y[kept])
+    for name, scores in masked.scores.items():
+        for field in ("clml", "loo", "loo_mean", "loo_variance", "curves", "wider_loo"):
+            expected = getattr(complete.scores[name], field)
+            torch.testing.assert_close(getattr(scores, field), expected, **CLOSE)
+        for field in ("lml", "wider_lml", "condition_number"):
+            assert getattr(scores, field) == pytest.approx(getattr(complete.scores[name], field))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("fixed", [False, True])
+def test_botorch_models(data, training, fixed):
+    x, y = data()
+    noise = torch.linspace(20.0, 90.0, len(y), dtype=torch.float64).unsqueeze(-1)
+    model = SingleTaskGP(
+        x, y.unsqueeze(-1), train_Yvar=noise if fixed else None, input_transform=Normalize(2),
+        outcome_transform=Standardize(1),
+    )  # fmt: skip
+    model.train(training)
+    scores = score_models({"a": model}).scores["a"]
+    model.train()
+    prior = model.likelihood(model(*model.train_inputs), *model.train_inputs)
+    scale = y.std()
+    K = (scale**2 * prior.covariance_matrix).detach()
+    r = (scale * (model.train_targets - prior.mean)).detach()
+    assert scores.lml == pytest.approx(float(reference.log_density(K, r)))
+    mean, variance = reference.conditional_moments(K, r, torch.tensor([3]))
+    torch.testing.assert_close(scores.loo_mean[3], y[3] - (r[3] - mean[0]))
+    torch.testing.assert_close(scores.loo_variance[3], variance[0, 0])
+
+
+def test_single_precision_is_near_double(data):
+    x, y = data(n=60)
+    both = {"double": GPRegression(x, y), "single": GPRegression(x.float(), y.float())}
+    single, double = (score_models(both).scores[name] for name in ("single", "double"))
+    assert single.loo.dtype == torch.float64
+    torch.testing.assert_close(single.loo, double.loo, atol=1e-4, rtol=1e-4)
+    assert single.lml == pytest.approx(double.lml, rel=1e-5)
+    assert single.rounding > 1e8 * double.rounding

@@ -1,0 +1,371 @@
+"""Every form of a Gaussian over weights against its dense covariance."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributions import MultivariateNormal, kl_divergence
+
+import reference
+from gpclml._utils.memory import available_memory, check_memory
+from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
+from gpclml.linalg.gaussians import (
+    DiagonalFamily,
+    DiagonalGaussian,
+    DualGaussian,
+    FullFamily,
+    FullGaussian,
+    GaussianFamily,
+    LowRankFamily,
+    LowRankGaussian,
+    TrainableGaussian,
+    WeightDistribution,
+    gaussian_kl,
+    linear_posterior,
+)
+from gpclml.linalg.gaussians import _products as products
+
+R = 6
+FORMS = ["diagonal", "low-rank", "full", "dual"]
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+
+def parameters(form: str, seed: int = 0) -> tuple[Tensor, ...]:
+    """What a form is differentiable in."""
+    if form == "diagonal":
+        return numbers(R, seed=seed), numbers(R, seed=seed + 1).exp()
+    if form == "low-rank":
+        return numbers(R, seed=seed), numbers(R, 2, seed=seed + 1)
+    if form == "full":
+        return numbers(R, seed=seed), numbers(R, R, seed=seed + 1)
+    features, residual = numbers(3, R, seed=seed), numbers(3, seed=seed + 1)
+    return features, residual, numbers(R, seed=seed + 2).exp(), numbers(3, seed=seed + 3).exp()
+
+
+def distribution(form: str, *given: Tensor) -> WeightDistribution:
+    if form == "diagonal":
+        return DiagonalGaussian(*given)
+    if form == "low-rank":
+        return LowRankGaussian(*given, epsilon=0.3)
+    return FullGaussian(*given) if form == "full" else linear_posterior(*given)
+
+
+def dense(form: str, *given: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and covariance by the textbook."""
+    one = torch.eye(R, dtype=torch.float64)
+    if form == "diagonal":
+        return given[0], torch.diag(given[1])
+    if form == "low-rank":
+        return given[0], given[1] @ given[1].mT + 0.3 * one
+    if form == "full":
+        return given[0], given[1] @ given[1].mT
+    return textbook(*given)
+
+
+def textbook(features: Tensor, residual: Tensor, prior: Tensor, noise: Tensor):
+    scaled = features / noise.unsqueeze(-1)
+    covariance = torch.linalg.inv(scaled.mT @ features + torch.diag(1 / prior))
+    covariance = 0.5 * (covariance + covariance.mT)
+    return covariance @ scaled.mT @ residual, covariance
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_answers_are_those_of_the_dense_covariance(form):
+    given = parameters(form)
+    q = distribution(form, *given)
+    mean, covariance = dense(form, *given)
+    features, columns = numbers(4, R, seed=9), numbers(R, 3, seed=10)
+    assert isinstance(q, DualGaussian) == (form == "dual")
+    for one, other in (
+        (q.mean, mean),
+        (q.variance(), covariance.diagonal()),
+        (q.log_det(), torch.linalg.slogdet(covariance)[1]),
+        (q.predictive_variance(features), (features @ covariance @ features.mT).diagonal()),
+        (q.predictive_covariance(features), features @ covariance @ features.mT),
+        (q.precision_times(columns), torch.linalg.solve(covariance, columns)),
+        (q.precision_diagonal(), torch.linalg.inv(covariance).diagonal()),
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+    diagonal, factor, sign = q.parts()
+    total = torch.zeros(R, R, dtype=torch.float64)
+    total = total if diagonal is None else total + torch.diag(diagonal)
+    total = total if factor is None else total + sign * factor @ factor.mT
+    torch.testing.assert_close(total, covariance, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_few_columns_at_a_time_are_all_at_once(form, monkeypatch):
+    given = parameters(form)
+    features = numbers(4, R, seed=9)
+
+    def answers():
+        q = distribution(form, *given)
+        return q.mean, q.variance(), q.predictive_variance(features), q.precision_diagonal()
+
+    at_once = answers()
+    monkeypatch.setattr(products, "_COLUMNS_AT_ONCE", 4)
+    monkeypatch.setattr("gpclml.linalg.gaussians.dual._COLUMNS_AT_ONCE", 4)
+    for one, other in zip(answers(), at_once, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_draws_have_mean_and_covariance(form):
+    given = parameters(form)
+    q = distribution(form, *given)
+    mean, covariance = dense(form, *given)
+    S = 40_000
+    draws = q.sample(S, seed=3)
+    assert draws.shape == (S, R)
+    error = (covariance.diagonal() / S).sqrt()
+    assert bool(((draws.mean(0) - mean).abs() < 4.5 * error).all())
+    # Var of a product of Gaussians: Σii Σjj + Σij².
+    variances = covariance.diagonal()
+    error = ((torch.outer(variances, variances) + covariance.square()) / S).sqrt()
+    centered = draws - mean
+    assert bool(((centered.mT @ centered / S - covariance).abs() < 4.5 * error).all())
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_same_seed_makes_the_same_draws(form):
+    q = distribution(form, *parameters(form))
+    assert torch.equal(q.sample(5, seed=7), q.sample(5, seed=7))
+    assert torch.equal(q.sample(5, seed=7), q.sample(5, torch.Generator().manual_seed(7)))
+    assert not torch.equal(q.sample(5, seed=7), q.sample(5, seed=8))
+    state = torch.random.get_rng_state()
+    assert not q.sample(2).requires_grad
+    assert torch.equal(state, torch.random.get_rng_state())
+    with pytest.raises(ArgumentError, match="num_draws: got 0"):
+        q.sample(0)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_gradcheck(form):
+    given = [part.requires_grad_() for part in parameters(form)]
+    features, columns = numbers(3, R, seed=9), numbers(R, 2, seed=10)
+
+    def function(*given):
+        q = distribution(form, *given)
+        return (
+            q.variance(),
+            q.log_det(),
+            q.predictive_variance(features),
+            q.predictive_covariance(features),
+            q.precision_times(columns),
+            q.precision_diagonal(),
+        )
+
+    assert torch.autograd.gradcheck(function, given)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_float32_is_close_to_float64(form):
+    given = parameters(form)
+    features, columns = numbers(4, R, seed=9), numbers(R, 2, seed=10)
+    results = []
+    for dtype in (torch.float64, torch.float32):
+        q = distribution(form, *(part.to(dtype) for part in given))
+        answers = (
+            q.mean,
+            q.variance(),
+            q.log_det(),
+            q.predictive_covariance(features.to(dtype)),
+            q.precision_times(columns.to(dtype)),
+            q.precision_diagonal(),
+            q.sample(3),
+        )
+        assert all(answer.dtype == dtype for answer in answers)
+        results.append([answer.double() for answer in answers])
+    for double, single in zip(*results, strict=True):
+        scale = float(double.abs().max())
+        torch.testing.assert_close(single, double, rtol=1e-4, atol=1e-4 * scale)
+
+
+@pytest.mark.parametrize("of", FORMS)
+@pytest.mark.parametrize("to", FORMS)
+def test_divergences_of_all_pairs(of, to):
+    given = [[part.requires_grad_() for part in parameters(form, seed)]
+             for form, seed in ((of, 0), (to, 20))]  # fmt: skip
+    (q_mean, q_dense), (p_mean, p_dense) = dense(of, *given[0]), dense(to, *given[1])
+    value = gaussian_kl(distribution(of, *given[0]), distribution(to, *given[1]))
+    shift = p_mean - q_mean
+    formula = 0.5 * (
+        torch.trace(torch.linalg.solve(p_dense, q_dense))
+        + shift @ torch.linalg.solve(p_dense, shift)
+        - R
+        + torch.linalg.slogdet(p_dense)[1]
+        - torch.linalg.slogdet(q_dense)[1]
+    )
+    pair = MultivariateNormal(q_mean, q_dense), MultivariateNormal(p_mean, p_dense)
+    torch.testing.assert_close(value, kl_divergence(*pair), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(value, formula, rtol=1e-9, atol=1e-9)
+    every = [part for parts in given for part in parts]
+    for one, other in zip(
+        reference.gradients(value, *every), reference.gradients(formula, *every), strict=True
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-8 * float(1 + other.abs().max()))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_divergence_from_a_prior_and_from_itself(form):
+    q = distribution(form, *parameters(form))
+    prior = numbers(R, seed=30).exp()
+    of_prior = gaussian_kl(q, DiagonalGaussian(torch.zeros_like(prior), prior))
+    torch.testing.assert_close(gaussian_kl(q, prior), of_prior)
+    assert gaussian_kl(q, q).item() == pytest.approx(0.0, abs=1e-10)
+    with pytest.raises(ShapeError, match="p: got 5 weights, expected 6"):
+        gaussian_kl(q, prior[:5])
+
+
+@pytest.mark.parametrize(("n", "R"), [(1, 1), (3, 3), (7, 3), (3, 7), (1, 5), (5, 1)])
+def test_the_posterior_is_that_of_the_textbook(n, R):
+    given = [
+        numbers(n, R), numbers(n, seed=1), numbers(R, seed=2).exp(), numbers(n, seed=3).exp(),
+    ]  # fmt: skip
+    given = [part.requires_grad_() for part in given]
+    posterior = linear_posterior(*given)
+    assert isinstance(posterior, FullGaussian if n >= R else DualGaussian)
+    mean, covariance = textbook(*given)
+    points = numbers(4, R, seed=5)
+    answers = posterior.mean, posterior.predictive_covariance(points)
+    expected = mean, points @ covariance @ points.mT
+    for one, other in zip(answers, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+    gradients = [
+        reference.gradients(both[0].sum() + 2 * both[1].sum(), *given)
+        for both in (answers, expected)
+    ]
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-8)
+    posterior, (_, covariance) = linear_posterior(*given), textbook(*given)
+    torch.testing.assert_close(posterior.log_det(), torch.linalg.slogdet(covariance)[1])
+
+
+@pytest.mark.parametrize(("n", "R"), [(30, 4), (4, 30)])
+def test_the_posterior_in_float32(n, R):
+    given = [numbers(n, R), numbers(n, seed=1), numbers(R, seed=2).exp(), torch.full((n,), 0.01)]
+    given = [part.float() for part in given]
+    single = linear_posterior(*given)
+    double = linear_posterior(*(part.double() for part in given))
+    assert single.mean.dtype == torch.float32
+    torch.testing.assert_close(single.mean.double(), double.mean, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(single.variance().double(), double.variance(), rtol=1e-3, atol=1e-4)
+
+
+def test_updates_make_the_posterior_in_any_order():
+    n = 12
+    features, residual = numbers(n, R), numbers(n, seed=1)
+    prior, noise = numbers(R, seed=2).exp(), 0.1 * numbers(n, seed=3).exp()
+    start = FullGaussian(torch.zeros(R, dtype=torch.float64), torch.diag(prior.sqrt()))
+    batch = linear_posterior(features, residual, prior, noise)
+    order = torch.randperm(n)
+    together = start.updated(features, residual, noise)
+    reordered = start.updated(features[order], residual[order], noise[order])
+    one_by_one = start
+    for i in range(n):
+        one_by_one = one_by_one.updated(features[i], float(residual[i]), float(noise[i]))
+    root = together.root.clone()
+    for q in (together, reordered, one_by_one):
+        torch.testing.assert_close(q.mean, batch.mean, rtol=1e-9, atol=1e-10)
+        covariance = q.root @ q.root.mT
+        torch.testing.assert_close(covariance, batch.root @ batch.root.mT, rtol=1e-9, atol=1e-10)
+    assert torch.equal(start.root, torch.diag(prior.sqrt()))
+    assert torch.equal(together.root, root)
+    equal_noise = start.updated(features, residual, 0.2)
+    expected = linear_posterior(features, residual, prior, torch.full((n,), 0.2).double())
+    torch.testing.assert_close(equal_noise.mean, expected.mean, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_covariance_stays_positive_over_many_updates(dtype):
+    q = FullGaussian(torch.zeros(R, dtype=dtype), torch.eye(R, dtype=dtype))
+    features = numbers(2000, R).to(dtype)
+    features[::3] = features[0]  # the same point again and again
+    weights = numbers(R, seed=1).to(dtype)
+    q = q.updated(features, features @ weights, 1e-10)
+    assert bool((q.variance() > 0).all())
+    assert bool((q.predictive_variance(features) >= 0).all())
+    assert math.isfinite(q.log_det().item())
+    torch.testing.assert_close(q.mean, weights, rtol=1e-4, atol=1e-4)
+    if dtype == torch.float64:
+        precision = features.mT @ features / 1e-10 + torch.eye(R)
+        expected = -torch.linalg.slogdet(precision)[1]
+        assert q.log_det().item() == pytest.approx(expected.item(), abs=1e-4)
+
+
+FAMILIES = [DiagonalFamily(), LowRankFamily(2, 0.1), FullFamily()]
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=["diagonal", "low-rank", "full"])
+def test_trainable_gaussians(family):
+    prior = numbers(R).exp()
+    q = TrainableGaussian(family, prior, seed=3)
+    assert torch.equal(q().mean, torch.zeros(R, dtype=torch.float64))
+    if not isinstance(family, LowRankFamily):
+        torch.testing.assert_close(q().variance(), prior)
+    same = TrainableGaussian(family, prior, seed=3)
+    torch.testing.assert_close(same().variance(), q().variance(), rtol=0, atol=0)
+    gaussian_kl(q(), prior).backward()
+    assert all(bool(torch.isfinite(p.grad).all()) for p in q.parameters())
+    fresh = TrainableGaussian(family, torch.ones_like(prior), seed=5)
+    fresh.load_state_dict(q.state_dict())
+    torch.testing.assert_close(fresh().variance(), q().variance(), rtol=0, atol=0)
+
+
+def test_memory_is_asked_before_it_is_taken():
+    cpu = torch.device("cpu")
+    there = available_memory(cpu)
+    assert there > 2**20
+    check_memory("features", 3, there // 8, torch.float64, cpu, "")
+    with pytest.raises(ArgumentError, match=r"features: got \(7, 7\), which needs .* GiB.*cpu has"):
+        check_memory("features", (7, 7), there // 8 + 1, torch.float64, cpu, "Use fewer.")
+    million = torch.ones(1, dtype=torch.float64).expand(10**6)
+    with pytest.raises(ArgumentError, match=r"22351\.7 GiB"):
+        linear_posterior(million.expand(10**6, 10**6), million, million, million)
+
+
+def test_bad_arguments():
+    mean, one = torch.zeros(3), torch.ones(3)
+    q = FullGaussian(mean, torch.eye(3))
+    shapes = [
+        (lambda: DiagonalGaussian(mean, torch.ones(2)), r"variances: got \(2,\)"),
+        (lambda: DiagonalGaussian(torch.zeros(1, 3), torch.ones(1, 3)), r"mean: got \(1, 3\)"),
+        (lambda: LowRankGaussian(mean, torch.ones(2, 1), 0.1), r"factor: got \(2, 1\)"),
+        (lambda: LowRankGaussian(mean, torch.ones(3), 0.1), r"factor: got \(3,\)"),
+        (lambda: FullGaussian(mean, torch.eye(2)), r"root: got \(2, 2\)"),
+        (lambda: q.updated(torch.ones(4, 2), torch.ones(4), 0.1), r"features: got \(4, 2\)"),
+        (lambda: q.updated(torch.ones(4, 3), torch.ones(3), 0.1), "residual: got 3 numbers"),
+        (lambda: q.updated(torch.ones(4, 3), torch.ones(4), torch.ones(2)), "noise: got 2"),
+    ]
+    values = [
+        (
+            lambda: DiagonalGaussian(mean, torch.tensor([1.0, 0.0, 2.0])),
+            "variances: got as low as 0",
+        ),
+        (lambda: DiagonalGaussian(mean, one * torch.nan), "variances: got as low as nan"),
+        (lambda: LowRankGaussian(mean, torch.ones(3, 4), 0.1), "rank: got 4"),
+        (lambda: LowRankGaussian(mean, torch.ones(3, 1), 0.0), "epsilon: got 0.0"),
+        (lambda: LowRankGaussian(mean, torch.ones(3, 1), math.inf), "epsilon: got inf"),
+        (lambda: q.updated(torch.ones(3), 1.0, 0.0), "noise: got as low as 0"),
+        (lambda: linear_posterior(torch.ones(2, 3), torch.ones(2), -one, torch.ones(2)), "prior"),
+        (lambda: linear_posterior(torch.ones(2, 3), torch.ones(2), one, -torch.ones(2)), "noise"),
+        (lambda: TrainableGaussian(LowRankFamily(4), one), "rank: got 4"),
+    ]
+    for cases, error in ((shapes, ShapeError), (values, ArgumentError)):
+        for make, match in cases:
+            with pytest.raises(error, match=match):
+                make()
+
+    class Unknown(GaussianFamily):
+        def best(self, features, residual, prior_variance, noise):
+            raise NotImplementedError
+
+    with pytest.raises(UnsupportedError, match="family: got Unknown"):
+        TrainableGaussian(Unknown(), one)

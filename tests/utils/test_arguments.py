@@ -1,0 +1,233 @@
+"""The one check of arguments: types by the annotations, shapes by their notation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from gpclml._utils.arguments import checked
+from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnsupportedError
+
+
+class Drawable(Protocol):
+    def draw(self) -> int: ...
+
+
+@checked(x="float (*batch, n, d)", y="float (*batch, n)", labels="integer (n,)", order="index (n,)")
+def of_tensors(
+    x: Tensor, y: Tensor | None = None, labels: Tensor | None = None, order: Tensor | None = None
+) -> str:
+    return "taken"
+
+
+@checked
+def of_values(
+    count: int = 1,
+    rate: float = 0.5,
+    flag: bool = True,
+    name: str = "",
+    kind: Literal["a", "b"] = "a",
+    sizes: Sequence[int] = (),
+    names: Iterable[str] = (),
+    table: Mapping[str, Tensor] | None = None,
+    function: Callable | None = None,
+    module: torch.nn.Module | None = None,
+    tasks: Drawable | None = None,
+    pair: tuple[float, float] = (0.0, 1.0),
+    seed: int = 0,
+    settings: Mapping[str, Any] | None = None,
+    *rest: int,
+    anything=None,
+) -> str:
+    return "taken"
+
+
+@pytest.mark.parametrize(
+    ("x", "y"),
+    [
+        ((3, 2), (3,)), ((4, 3, 2), (3,)), ((3, 2), (4, 3)), ((4, 1, 3, 2), (5, 3)), ((1, 1), (1,)),
+    ],
+)  # fmt: skip
+def test_shapes_that_fit_are_taken(x, y):
+    assert of_tensors(torch.ones(x), torch.ones(y)) == "taken"
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        ((3,), (3,), r"x: got \(3,\), expected \(\*batch, n, d\)"),
+        ((3, 2), (4,), r"y: got \(4,\), expected \(\*batch, n\) with n = 3 as x has it"),
+        ((4, 3, 2), (5, 3), r"y: got \(5, 3\).*\*batch = \(4,\) as x has it"),
+        ((0, 2), (0,), "x: got .*nothing of size zero"),
+        ((0, 3, 2), (3,), "x: got .*nothing of size zero"),
+        ((3, 2), (), r"y: got \(\)"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_told(x, y, message):
+    with pytest.raises(ShapeError, match=message):
+        of_tensors(torch.ones(x), torch.ones(y))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            {"x": torch.ones(3, 2).long()},
+            "x: got a tensor of torch.int64, expected float32",
+        ),
+        ({"x": torch.ones(3, 2).half()}, "x: got a tensor of torch.float16"),
+        ({"x": torch.ones(3, 2).to(torch.complex64)}, "x: got a tensor of torch.complex64"),
+        ({"x": [[1.0]]}, r"x: got list, expected a tensor. Use torch.as_tensor"),
+        ({"x": None}, "x: got NoneType, expected a tensor"),
+        ({"x": np.ones((3, 2))}, "x: got ndarray, expected a tensor"),
+        ({"x": torch.ones(3, 2, device="meta")}, 'x: got a tensor on the device "meta"'),
+        (
+            {"x": torch.ones(3, 2), "labels": torch.ones(3)},
+            "labels: got .*float32",
+        ),
+        ({"x": torch.ones(3, 2), "labels": torch.ones(3) > 0}, "labels: got .*bool"),
+        ({"x": torch.ones(3, 2), "y": "y"}, "y: got str, expected a tensor or None"),
+    ],
+)
+def test_types_of_tensors_are_told(arguments, message):
+    with pytest.raises(ArgumentError, match=message):
+        of_tensors(**arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"count": np.int64(3)}, {"count": torch.tensor(3)}, {"count": True}, {"rate": 1},
+        {"rate": np.float32(1)}, {"rate": torch.tensor(0.5)}, {"rate": float("inf")}, {"flag": 1},
+        {"flag": np.bool_(True)}, {"kind": "no such kind"}, {"sizes": [1, 2]}, {"sizes": range(3)},
+        {"sizes": torch.arange(3)}, {"sizes": np.arange(3)}, {"names": {"a": 1}}, {"names": "abc"},
+        {"names": (name for name in "ab")}, {"table": {"a": torch.ones(1)}}, {"function": print},
+        {"module": torch.nn.ReLU()}, {"pair": [0, 1]}, {"seed": 2**64 - 1}, {"anything": object()},
+        {"settings": {"a": object()}},
+    ],
+)  # fmt: skip
+def test_values_that_fit_are_taken(arguments):
+    assert of_values(**arguments) == "taken"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"count": 2.5}, "count: got 2.5, expected an integer"),
+        ({"count": "3"}, "count: got str, expected an integer"),
+        ({"count": 2**63}, "count: got 9223372036854775808, expected an integer from"),
+        ({"rate": "a"}, "rate: got str, expected a number"),
+        ({"rate": 1j}, "rate: got 1j, expected a number"),
+        ({"rate": torch.ones(2)}, "rate: got Tensor, expected a number"),
+        ({"flag": 2}, "flag: got 2, expected True or False"),
+        ({"flag": "yes"}, "flag: got str"),
+        ({"name": b"x"}, "name: got bytes, expected text"),
+        ({"kind": 3}, "kind: got 3, expected 'a' or 'b'"),
+        ({"sizes": "ab"}, "sizes: got str, expected a sequence of an integer"),
+        ({"sizes": [1, None]}, r"sizes\[1\]: got NoneType"),
+        ({"sizes": [2**70]}, "sizes: got 1180591620717411303424, expected integers from"),
+        ({"sizes": 3}, "sizes: got 3"),
+        ({"names": [1]}, r"names\[0\]: got 1"),
+        (
+            {"table": [torch.ones(1)]},
+            "table: got list, expected a mapping of text, a",
+        ),
+        ({"table": {"a": 1}}, r"table\['a'\]: got 1, expected a tensor"),
+        ({"function": 3}, "function: got 3, expected a function or None"),
+        ({"module": torch.nn.ReLU}, "module: got type, expected a module or None"),
+        ({"tasks": object()}, "tasks: got object, expected Drawable or None"),
+        ({"pair": (1.0,)}, "pair: got tuple"),
+        ({"seed": 2**64}, "seed: got 18446744073709551616"),
+        ({"seed": "0"}, "seed: got str"),
+    ],
+)
+def test_values_that_do_not_fit_are_told(arguments, message):
+    with pytest.raises(ArgumentError, match=message):
+        of_values(**arguments)
+
+
+def test_a_wrong_type_is_a_type_error_and_not_a_number_a_value_that_is_not_finite():
+    with pytest.raises(TypeError):
+        of_values("x")  # pyright: ignore[reportArgumentType]
+    assert issubclass(UnsupportedError, ArgumentError)
+    with pytest.raises(NonFiniteError, match="rate: got nan"):
+        of_values(rate=float("nan"))
+    with pytest.raises(ArgumentError, match="rest: got str"):
+        of_values(*[1, 0.5, True, "", "a", (), (), None, None, None, None, (0, 1), 0, {}], 1, "x")
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        of_values(other=1)  # pyright: ignore[reportCallIssue]
+
+
+def test_a_late_check_looks_at_arguments_only_where_something_failed():
+    looked = []
+
+    class Watched(Tensor):
+        @property
+        def shape(self):
+            looked.append(1)
+            return super().shape
+
+    @checked(late=True, values="float (n,)", other="float (n,)", order="index (b,)")
+    def product(values: Tensor, other: Tensor, order: Tensor | None = None) -> Tensor:
+        return values @ other if order is None else values[order]
+
+    ones = torch.ones(3)
+    assert product(ones.as_subclass(Watched), ones) == 3
+    assert not looked
+    with pytest.raises(
+        ShapeError, match=r"other: got \(2,\), expected \(n,\) with n = 3"
+    ) as caught:
+        product(ones, torch.ones(2))
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    with pytest.raises(ArgumentError, match=r"other: got torch.float64 .*, expected torch.float32"):
+        product(ones, torch.ones(3).double())
+    with pytest.raises(
+        ArgumentError, match=r"order: got indices from 1 to 5, expected indices .* 2"
+    ):
+        product(ones, ones, torch.tensor([1, 5]))
+
+    @checked(late=True)
+    def fails(count: int) -> None:
+        raise KeyError("the function's own")
+
+    with pytest.raises(KeyError, match="own"):
+        fails(3)
+
+
+def test_a_module_of_the_callers_may_refuse_what_is_passed_on():
+    @checked(passes_on="x", x="float (n, d)")
+    def outputs(network: torch.nn.Module, x: Tensor) -> Tensor:
+        return network(x)
+
+    network = torch.nn.Linear(2, 1)
+    assert outputs(network, torch.ones(3, 2)).shape == (3, 1)
+    with pytest.raises(ShapeError, match=r"x: got torch.float32 of shape \(3, 5\).*mat1 and mat2"):
+        outputs(network, torch.ones(3, 5))
+
+
+def test_elements_of_lists_have_sizes_of_their_own():
+    @checked(blocks="index (k, b)")
+    def count(blocks: Sequence[Tensor]) -> int:
+        return len(blocks)
+
+    assert count([torch.ones(2, 3).long(), torch.ones(4, 1).long()]) == 2
+    with pytest.raises(ShapeError, match=r"blocks\[1\]: got \(3,\)"):
+        count([torch.ones(2, 3).long(), torch.ones(3).long()])
+
+
+def test_classes_are_checked_where_they_are_made():
+    @checked(x="(n,)")
+    class Holder:
+        def __init__(self, x: Tensor, k: int = 1) -> None:
+            self.x = x
+
+    assert isinstance(Holder(torch.ones(2)), Holder)
+    with pytest.raises(ShapeError, match="x: got"):
+        Holder(torch.ones(2, 2))
+    with pytest.raises(ArgumentError, match="k: got str"):
+        Holder(torch.ones(2), k="1")  # pyright: ignore[reportArgumentType]
