@@ -23,7 +23,7 @@ from gpclml._utils.annotations import FEW, describe, first_unlike, fits
 from gpclml._utils.placement import check_placement
 from gpclml.errors import ArgumentError, DataError, NonFiniteError, ShapeError, UnsupportedError
 
-__all__ = ["callers_level", "checked"]
+__all__ = ["callers_level", "check_learning_rate", "checked"]
 
 F = TypeVar("F", bound=Callable)
 _Sizes = dict[str, tuple[Any, str]]  # by name, with the argument that has it
@@ -44,6 +44,12 @@ _INTEGERS = (-(2**63), 2**63 - 1)
 
 
 _OWN_FILES = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
+
+
+def check_learning_rate(lr: float) -> None:
+    """Raises an ArgumentError where a learning rate is of no use in single precision."""
+    if not 0 < lr <= torch.finfo(torch.float32).max:
+        raise ArgumentError("lr", lr, "a positive number that float32 can hold")
 
 
 def callers_level() -> int:

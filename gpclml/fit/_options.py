@@ -9,6 +9,7 @@ import torch
 from gpytorch.mlls import MarginalLogLikelihood
 
 from gpclml._optimize import OptimizerFactory
+from gpclml._utils.arguments import check_learning_rate
 from gpclml.errors import ArgumentError, UnknownNameError, UnsupportedError
 
 __all__ = ["STEPS", "check_step_options", "frozen", "optimizer_factory"]
@@ -52,5 +53,4 @@ def check_step_options(steps: int | None, lr: float) -> None:
     """Raises an ArgumentError if a number of steps or a learning rate is out of range."""
     if steps is not None and steps < 1:
         raise ArgumentError("steps", steps, "at least 1")
-    if not 0 < lr < float("inf"):
-        raise ArgumentError("lr", lr, "a positive number")
+    check_learning_rate(lr)

@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from gpclml._utils.arguments import checked
+from gpclml._utils.arguments import check_learning_rate, checked
 from gpclml.errors import ArgumentError, NonFiniteError, UnsupportedError
 from gpclml.linalg.gaussians import gaussian_kl
 from gpclml.mlls import LinearEvidenceLowerBound
@@ -113,8 +113,7 @@ def _check(mll: LinearEvidenceLowerBound, steps: int, lr: float, empirical_bayes
         raise UnsupportedError("mll", "a trainable posterior", expected, mend)
     if steps < 1:
         raise ArgumentError("steps", steps, "at least 1")
-    if not 0 < lr < math.inf:
-        raise ArgumentError("lr", lr, "a positive number")
+    check_learning_rate(lr)
     count = len(mll.linear_model.covar_module.prior_variance)
     if empirical_bayes and count != 1:
         raise ArgumentError("empirical_bayes", f"{count} prior variances", "one for all weights")

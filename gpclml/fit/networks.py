@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import time
 from dataclasses import dataclass
 from typing import cast
@@ -13,7 +12,7 @@ from gpytorch.mlls import MarginalLogLikelihood
 from torch import Tensor
 
 from gpclml._optimize import StoppedError
-from gpclml._utils.arguments import checked
+from gpclml._utils.arguments import check_learning_rate, checked
 from gpclml.conditioning import KFold
 from gpclml.errors import ArgumentError, UnsupportedError
 from gpclml.fit._deep_start import drop_second_part, has_second_part
@@ -107,8 +106,7 @@ def fit_networks(
     model = _checked_model(mll)
     if steps < 1:
         raise ArgumentError("steps", steps, "at least 1")
-    if not 0 < lr < math.inf:
-        raise ArgumentError("lr", lr, "a positive number")
+    check_learning_rate(lr)
     looks = sorted({round(steps * k / _LOOKS) for k in range(_LOOKS + 1)})
     gains = held_out_gains(mll, _folds(model, folds, seed), looks, lr, seed, progress)
     chosen = _choose(gains)

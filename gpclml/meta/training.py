@@ -15,7 +15,7 @@ import torch
 from gpytorch.mlls import MarginalLogLikelihood
 from torch import Tensor
 
-from gpclml._utils.arguments import callers_level, checked
+from gpclml._utils.arguments import callers_level, check_learning_rate, checked
 from gpclml._utils.checkpoint import (
     check_fingerprint,
     load_optimizer_state,
@@ -113,8 +113,7 @@ def train_on_tasks(
         steps=steps, tasks_per_step=tasks_per_step, look_every=look_every,
         validation_tasks=validation_tasks,
     )  # fmt: skip
-    if not 0 < lr < math.inf:
-        raise ArgumentError("lr", lr, "a positive number")
+    check_learning_rate(lr)
     if all(module is not model for module in mll.modules()):
         raise ArgumentError("mll", f"a {type(mll).__name__} of another model", "one of the model")
     run = _Run(model, mll, lr)

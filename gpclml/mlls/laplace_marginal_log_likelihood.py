@@ -71,7 +71,7 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
         >>> loss = -mll(model(x), y)
     """
 
-    @checked
+    @checked(temperature="() | (1,)")
     def __init__(
         self,
         likelihood: Likelihood,

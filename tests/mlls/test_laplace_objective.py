@@ -374,6 +374,7 @@ def test_bad_input():
         ({"hessian": "fisher"}, UnknownNameError, "hessian"),
         ({"outputs": "one"}, UnknownNameError, "outputs"),
         ({"temperature": 0.0}, ArgumentError, "temperature"),
+        ({"temperature": torch.ones(3)}, ShapeError, "temperature"),
     ],
 )
 def test_bad_options(options, error, text):

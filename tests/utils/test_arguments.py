@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpclml._utils.arguments import checked
+from gpclml._utils.arguments import check_learning_rate, checked
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnsupportedError
 
 
@@ -231,3 +232,14 @@ def test_classes_are_checked_where_they_are_made():
         Holder(torch.ones(2, 2))
     with pytest.raises(ArgumentError, match="k: got str"):
         Holder(torch.ones(2), k="1")  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("lr", [0.0, -1.0, math.nan, math.inf, 1e300])
+def test_learning_rates_that_no_optimizer_takes(lr):
+    with pytest.raises(ArgumentError, match=r"lr: got .* that float32 can hold"):
+        check_learning_rate(lr)
+
+
+def test_learning_rates_that_one_takes():
+    check_learning_rate(1e-300)
+    check_learning_rate(1e30)

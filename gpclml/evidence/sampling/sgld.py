@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from gpclml._utils.arguments import checked
+from gpclml._utils.arguments import check_learning_rate, checked
 from gpclml.conditioning.partitions import random_partition
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
 from gpclml.mlls import LaplaceMarginalLogLikelihood
@@ -66,8 +66,7 @@ def sample_sgld(
         NonFiniteError: The weights are not finite any more.
     """
     _check(count=count, cycles=cycles, epochs_per_cycle=epochs_per_cycle, batch_size=batch_size)
-    if not 0 < lr < math.inf:
-        raise ArgumentError("lr", lr, "a positive number")
+    check_learning_rate(lr)
     if not 0 <= exploration < 1:
         raise ArgumentError("exploration", exploration, "at least 0 and below 1")
     if len(train_x) != len(train_y):
