@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from gpclml._utils.arguments import checked
+from gpclml.errors import NotConvergedError
 from gpclml.linalg.conjugate_gradients import (
     ConjugateGradients,
     Solution,
@@ -107,6 +108,20 @@ class CovarianceSolver:
     def bounds_errors(self) -> bool:
         """Whether the noise is above what roundings may take from it, so that bounds are finite."""
         return self._left is not None and bool((self._left > 0).all())
+
+    def check_noise(self) -> None:
+        """Raises a NotConvergedError where errors have no bound, however well one solves."""
+        if self._left is None or self.bounds_errors:
+            return
+        lost = float(indefiniteness(self.covariance.latent).max())
+        raise NotConvergedError(
+            "max_error",
+            f"noise variances below {lost:.2g}, what rounding in {self.covariance.dtype} may take "
+            "from the covariance",
+            "noise above it, so that an error has a bound",
+            "Compute in float64, raise the noise floor of the likelihood, use solver='cholesky' "
+            "where memory allows, or do without a bound by max_error=None.",
+        )
 
     def solution(
         self, right: Tensor, tolerance: float | None = None, start: Solution | None = None

@@ -152,6 +152,8 @@ class _Solve:
         """T and the solved residual side by side, ``(*batch, n, b + 1)``."""
         solver = self._settings
         goal = math.inf if solver.max_error is None else _MARGIN * solver.max_error
+        if solver.max_error is not None and solver.on_failure == "error":
+            self._solver.check_noise()  # a solve would not help
         solution = self._solver.solution(self._right)
         bound, floor = self._bound_of(solution)
         most = solver.max_iterations - 1

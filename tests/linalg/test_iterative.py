@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -323,3 +324,23 @@ def test_on_a_gpu():
         )
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+
+
+def test_noise_that_is_lost_in_rounding_is_said_before_anything_is_solved(monkeypatch):
+    x, r, held_out = (
+        points(30, dtype=torch.float32),
+        reference.random_residual(30),
+        held_out_of(30, 3),
+    )
+    covariance = by_rows(x, torch.tensor(0.3), torch.tensor(1e-8))
+    solves = []
+    solve = ConjugateGradients.solve
+    monkeypatch.setattr(ConjugateGradients, "solve", lambda *args: solves.append(1) or solve(*args))
+    with pytest.raises(NotConvergedError, match=r"max_error: got noise variances below .*float32"):
+        iterative_conditional_log_density(covariance, r.float(), held_out)
+    assert not solves
+    unbounded = ConjugateGradients(max_error=None, tolerance=0.1, on_failure="warn")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NotConvergedWarning)
+        _, report = iterative_conditional_log_density(covariance, r.float(), held_out, unbounded)
+    assert report.error_bound == math.inf
