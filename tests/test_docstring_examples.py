@@ -18,8 +18,13 @@ from botorch.models import ModelListGP, SingleTaskGP
 
 import gpclml
 from gpclml.curvature import GaussianWeightPrior
-from gpclml.evaluation import compare, plot_compare, score_models
-from gpclml.evaluation.scores import learning_curve, log_marginal_likelihood
+from gpclml.evaluation import (
+    compare,
+    learning_curve,
+    log_marginal_likelihood,
+    plot_compare,
+    score_models,
+)
 from gpclml.kernels.networks import MLP
 from gpclml.meta import ImageTasks
 from gpclml.mlls import LaplaceMarginalLogLikelihood

@@ -13,7 +13,7 @@ from torch import Tensor
 import reference
 from benchmarks.evidence.ledger.fourier import fourier_data
 from gpclml.conditioning import HeldOut, LastPoints, RandomOrderings
-from gpclml.evaluation.scores import (
+from gpclml.evaluation import (
     conditional_log_marginal_likelihood,
     joint_log_predictive,
     log_marginal_likelihood,

@@ -17,7 +17,7 @@ from benchmarks.speed.header import describe_run
 from benchmarks.speed.linear_memory import FAMILIES, bound_memory
 from benchmarks.speed.timing import interleaved_times
 from gpclml.errors import UnknownNameError
-from gpclml.evaluation.scores import learning_curve
+from gpclml.evaluation import learning_curve
 from gpclml.kernels import FourierFeatures
 from gpclml.models import BayesianLinearModel, GPRegression
 

@@ -1,6 +1,6 @@
 from gpclml.conditioning import RandomHoldout, RandomOrderings
 from gpclml.datasets import load
-from gpclml.evaluation.scores import conditional_log_marginal_likelihood
+from gpclml.evaluation import conditional_log_marginal_likelihood
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
 

@@ -3,7 +3,7 @@ import math
 import torch
 
 from gpclml.conditioning import RandomOrderings
-from gpclml.evaluation.scores import (
+from gpclml.evaluation import (
     conditional_log_marginal_likelihood,
     learning_curve,
     log_marginal_likelihood,

@@ -1,5 +1,5 @@
 from gpclml.datasets import load, split
-from gpclml.evaluation.scores import marginal_log_predictive
+from gpclml.evaluation import marginal_log_predictive
 from gpclml.fit import fit_mll
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression

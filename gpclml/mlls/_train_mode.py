@@ -24,7 +24,7 @@ def check_train_mode(model: torch.nn.Module) -> None:
             "a model in eval mode, whose output is its posterior",
             "a model in train mode",
             "Call model.train() before the objective; for scores of a fitted model use "
-            "gpclml.evaluation.scores.",
+            "gpclml.evaluation.",
         )
 
 

@@ -8,7 +8,7 @@ import torch
 from benchmarks.speed import linear, linear_memory
 from benchmarks.speed.linear import MODELS, measure_curves, measure_memory
 from gpclml.errors import UnknownNameError
-from gpclml.evaluation.scores import learning_curve
+from gpclml.evaluation import learning_curve
 
 
 @pytest.mark.parametrize("name", MODELS)

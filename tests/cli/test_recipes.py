@@ -14,7 +14,7 @@ import gpclml.mlls
 import gpclml.models
 from gpclml.cli.report import MODELS, OBJECTIVES, Recipe, predicted, script_of
 from gpclml.errors import ArgumentError, UnknownNameError
-from gpclml.evaluation.scores import log_marginal_likelihood
+from gpclml.evaluation import log_marginal_likelihood
 
 NAMES = {
     name: getattr(module, name)

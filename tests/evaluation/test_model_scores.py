@@ -10,13 +10,13 @@ from botorch.models.transforms import Normalize, Standardize
 
 import reference
 from gpclml.conditioning import RandomOrderings
-from gpclml.evaluation import score_models
-from gpclml.evaluation.scores import (
+from gpclml.evaluation import (
     conditional_log_marginal_likelihood,
     learning_curve,
     leave_one_out,
     log_marginal_likelihood,
     marginal_log_predictive,
+    score_models,
 )
 from gpclml.kernels import PolynomialFeatures
 from gpclml.models import BayesianLinearModel, GPRegression

@@ -11,7 +11,7 @@ from botorch.models.transforms import Log, Normalize, Standardize
 import reference
 from gpclml.conditioning import KFold, LastPoints, RandomOrderings
 from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
-from gpclml.evaluation.scores import (
+from gpclml.evaluation import (
     conditional_log_marginal_likelihood,
     joint_log_predictive,
     learning_curve,

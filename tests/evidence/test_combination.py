@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnknownNameError
-from gpclml.evaluation.scores import log_marginal_likelihood
+from gpclml.evaluation import log_marginal_likelihood
 from gpclml.evidence.training_speed import (
     ModelPredictions,
     expected_combination,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 import reference
 from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
-from gpclml.evaluation.scores import learning_curve, log_marginal_likelihood
+from gpclml.evaluation import learning_curve, log_marginal_likelihood
 from gpclml.evidence.training_speed import posterior_divergences, training_speed
 from gpclml.evidence.training_speed._prefixes import predict_prefixes
 from gpclml.evidence.training_speed._terms import (

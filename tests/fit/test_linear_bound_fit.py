@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gpclml.errors import ArgumentError, NonFiniteError, UnsupportedError
-from gpclml.evaluation.scores import log_marginal_likelihood
+from gpclml.evaluation import log_marginal_likelihood
 from gpclml.fit import fit_linear_bound, linear_bound
 from gpclml.kernels import RandomFourierFeatures
 from gpclml.linalg.gaussians import DiagonalFamily, FullFamily, LowRankFamily, TrainableGaussian

@@ -16,7 +16,7 @@ from linear_operator.operators import LowRankRootLinearOperator
 
 from gpclml.conditioning import HeldOut, KFold, LastPoints, LeaveOneOut, RandomOrderings
 from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
-from gpclml.evaluation.scores import (
+from gpclml.evaluation import (
     conditional_log_marginal_likelihood,
     joint_log_predictive,
     learning_curve,

@@ -17,7 +17,7 @@ from gpclml.errors import (
     ShapeError,
     UnsupportedError,
 )
-from gpclml.evaluation.scores import log_marginal_likelihood
+from gpclml.evaluation import log_marginal_likelihood
 from gpclml.fit import fit_mll
 from gpclml.kernels import RandomFourierFeatures
 from gpclml.linalg.gaussians import DiagonalFamily, FullFamily, LowRankFamily, TrainableGaussian

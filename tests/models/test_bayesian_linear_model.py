@@ -20,7 +20,7 @@ import reference
 from benchmarks.evidence.ledger.fourier import fourier_data
 from gpclml.conditioning import LastPoints, RandomOrderings
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
-from gpclml.evaluation.scores import (
+from gpclml.evaluation import (
     conditional_log_marginal_likelihood,
     joint_log_predictive,
     learning_curve,

@@ -12,8 +12,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 
 from gpclml.cli.report import predicted, prediction_scores
 from gpclml.errors import ArgumentError
-from gpclml.evaluation import score_models
-from gpclml.evaluation.scores import marginal_log_predictive
+from gpclml.evaluation import marginal_log_predictive, score_models
 from gpclml.fit import fit_mll
 from gpclml.models import BayesianLinearModel, GPRegression, Standardizer
 

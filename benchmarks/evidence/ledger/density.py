@@ -36,7 +36,7 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     import torch
     from torch.distributions import Normal
 
-    from gpclml.evaluation.scores import log_marginal_likelihood
+    from gpclml.evaluation import log_marginal_likelihood
     from gpclml.kernels import PolynomialFeatures
     from gpclml.models import BayesianLinearModel
 

@@ -45,7 +45,7 @@ class LearnedBound:
         import torch
 
         from gpclml.conditioning import RandomOrderings
-        from gpclml.evaluation.scores import (
+        from gpclml.evaluation import (
             conditional_log_marginal_likelihood,
             leave_one_out,
             log_marginal_likelihood,

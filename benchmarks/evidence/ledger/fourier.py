@@ -82,7 +82,7 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     import torch
 
     from gpclml.conditioning import RandomOrderings
-    from gpclml.evaluation.scores import (
+    from gpclml.evaluation import (
         conditional_log_marginal_likelihood,
         learning_curve,
         log_marginal_likelihood,

@@ -48,7 +48,7 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     """
     import torch
 
-    from gpclml.evaluation.scores import learning_curve
+    from gpclml.evaluation import learning_curve
 
     x, y, even, function = _data(cell["seed"], cell["points"])
     result: dict[str, Any] = {}

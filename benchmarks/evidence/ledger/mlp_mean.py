@@ -89,7 +89,7 @@ def _scores(model: GPRegression, x: Tensor, y: Tensor, orders: int) -> dict[str,
     import torch
 
     from gpclml.conditioning import RandomOrderings
-    from gpclml.evaluation.scores import (
+    from gpclml.evaluation import (
         conditional_log_marginal_likelihood,
         log_marginal_likelihood,
         marginal_log_predictive,

@@ -55,7 +55,7 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     """
     import torch
 
-    from gpclml.evaluation.scores import log_marginal_likelihood
+    from gpclml.evaluation import log_marginal_likelihood
     from gpclml.evidence.training_speed import (
         expected_combination,
         model_predictions,

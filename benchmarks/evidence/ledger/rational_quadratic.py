@@ -54,7 +54,7 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     import torch
 
     from gpclml.conditioning import RandomOrderings
-    from gpclml.evaluation.scores import (
+    from gpclml.evaluation import (
         conditional_log_marginal_likelihood,
         joint_log_predictive,
         log_marginal_likelihood,

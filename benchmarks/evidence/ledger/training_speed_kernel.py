@@ -90,7 +90,7 @@ def _kernel_root(name: str, x: Tensor, seed: int) -> Tensor:
 def _scores(root: Tensor, y: Tensor, cell: Mapping[str, Any]) -> dict[str, Any]:
     import torch
 
-    from gpclml.evaluation.scores import learning_curve, log_marginal_likelihood
+    from gpclml.evaluation import learning_curve, log_marginal_likelihood
     from gpclml.evidence.training_speed import posterior_divergences
     from gpclml.models import BayesianLinearModel
 

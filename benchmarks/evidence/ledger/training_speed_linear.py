@@ -114,7 +114,7 @@ def _divergences_of_weights(model: BayesianLinearModel) -> float:
 def _terms(model: BayesianLinearModel) -> dict[str, list[float]]:
     import torch
 
-    from gpclml.evaluation.scores import learning_curve
+    from gpclml.evaluation import learning_curve
     from gpclml.evidence.training_speed import posterior_divergences
 
     order = torch.arange(len(_data(model)[1])).unsqueeze(0)

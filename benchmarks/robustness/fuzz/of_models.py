@@ -180,7 +180,7 @@ def _new(**others: Any) -> dict[str, Any]:
 
 for _name in (
     "inference.predictive.marginal_predictive", "inference.predictive.predictive_observations",
-    "evaluation.scores.joint_log_predictive", "evaluation.scores.marginal_log_predictive",
+    "evaluation.joint_log_predictive", "evaluation.marginal_log_predictive",
 ):  # fmt: skip
     example(_name)(_new)
 
@@ -218,11 +218,11 @@ def _scored(**others: Any) -> dict[str, Any]:
     return {"model": gp()} | others
 
 
-example("evaluation.scores.log_marginal_likelihood")(_scored)
-example("evaluation.scores.leave_one_out")(_scored)
+example("evaluation.log_marginal_likelihood")(_scored)
+example("evaluation.leave_one_out")(_scored)
 
 
-@example("evaluation.scores.conditional_log_marginal_likelihood")
+@example("evaluation.conditional_log_marginal_likelihood")
 def _() -> dict[str, Any]:
     return _scored(conditioning=KFold(2))
 
@@ -231,7 +231,7 @@ def _orders() -> torch.Tensor:
     return torch.stack([torch.arange(8), torch.arange(8).flip(0)])
 
 
-@example("evaluation.scores.learning_curve")
+@example("evaluation.learning_curve")
 def _() -> dict[str, Any]:
     return _scored(orderings=_orders())
 

@@ -16,7 +16,7 @@ _IMPORTS = {
     "gpclml.mlls": ("ConditionalMarginalLogLikelihood",),
     "gpclml.models": ("GPRegression",),
     "gpclml.cli.report": ("predicted", "prediction_scores"),
-    "gpclml.evaluation.scores": ("leave_one_out", "log_marginal_likelihood"),
+    "gpclml.evaluation": ("leave_one_out", "log_marginal_likelihood"),
     "gpclml.cli.tables": ("TableEncoding", "read_table", "split_rows"),
 }
 

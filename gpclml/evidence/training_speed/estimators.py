@@ -71,7 +71,7 @@ def training_speed(
         num_samples: Draws k of each function value, at least 2.
         orderings: Number of random orderings, or the orderings, ``(k, n)``.
         repeats: How often the draws are repeated in each ordering; values are means.
-        units: Units of the targets; see :mod:`gpclml.evaluation.scores`.
+        units: Units of the targets; see :mod:`gpclml.evaluation`.
         seed: Seed of orderings and draws.
 
     Returns:
