@@ -46,10 +46,10 @@ _INTEGERS = (-(2**63), 2**63 - 1)
 _OWN_FILES = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
 
 
-def check_learning_rate(lr: float) -> None:
-    """Raises an ArgumentError where a learning rate is of no use in single precision."""
-    if not 0 < lr <= torch.finfo(torch.float32).max:
-        raise ArgumentError("lr", lr, "a positive number that float32 can hold")
+def check_learning_rate(lr: float, dtype: torch.dtype = torch.float64) -> None:
+    """Raises an ArgumentError where parameters of a type cannot be stepped by a learning rate."""
+    if not 0 < lr <= torch.finfo(dtype).max:
+        raise ArgumentError("lr", lr, f"a positive number that {dtype} can hold")
 
 
 def callers_level() -> int:

@@ -113,7 +113,7 @@ def train_on_tasks(
         steps=steps, tasks_per_step=tasks_per_step, look_every=look_every,
         validation_tasks=validation_tasks,
     )  # fmt: skip
-    check_learning_rate(lr)
+    check_learning_rate(lr, next(model.parameters()).dtype)
     if all(module is not model for module in mll.modules()):
         raise ArgumentError("mll", f"a {type(mll).__name__} of another model", "one of the model")
     run = _Run(model, mll, lr)

@@ -236,10 +236,11 @@ def test_classes_are_checked_where_they_are_made():
 
 @pytest.mark.parametrize("lr", [0.0, -1.0, math.nan, math.inf, 1e300])
 def test_learning_rates_that_no_optimizer_takes(lr):
-    with pytest.raises(ArgumentError, match=r"lr: got .* that float32 can hold"):
-        check_learning_rate(lr)
+    with pytest.raises(ArgumentError, match=r"lr: got .* that torch.float32 can hold"):
+        check_learning_rate(lr, torch.float32)
 
 
 def test_learning_rates_that_one_takes():
     check_learning_rate(1e-300)
-    check_learning_rate(1e30)
+    check_learning_rate(1e300)
+    check_learning_rate(1e30, torch.float32)
