@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
+import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
+from types import FrameType, MappingProxyType
 from typing import Any
 
 from tqdm import tqdm
@@ -153,12 +156,13 @@ def run_grid(
         check=None if backend == "loky" else check,
     )  # fmt: skip
     with (
+        _noted_interrupt() as interrupted,
         open_workers(backend, jobs, address, check) as workers,
         ResultsStore(results_path, function_name(function), version, packages) as store,
         tqdm(total=len(plan), disable=not progress, file=sys.stderr, unit="cell") as bar,
     ):
         run = _Run(store, plan, batches, retry_failed, bar)
-        run.compute(workers, work)
+        run.compute(workers, work, interrupted)
         return run.summary
 
 
@@ -201,19 +205,15 @@ class _Run:
         for cell in plan:
             self._count(fates.get(stored.get(cell.key, ""), ""))
 
-    def compute(self, workers: Workers, work: Work) -> None:
-        """Computes all that waits."""
+    def compute(self, workers: Workers, work: Work, interrupted: threading.Event) -> None:
+        """Computes all that waits, until all is done or the user interrupts it."""
         try:
-            self._fill(workers, work)
-            while self._running:
-                done, _ = wait(self._running, CHECK_SECONDS, FIRST_COMPLETED)
-                if not done:
-                    workers.check()
-                while done:  # no name keeps a future: a cluster forgets answers that are read
-                    future = done.pop()
-                    self._settle(self._running.pop(future), workers.answer(future))
-                    del future
-                self._fill(workers, work)
+            try:
+                self._drive(workers, work, interrupted)
+            except Exception as error:
+                if interrupted.is_set():  # Ctrl-C reaches the workers too, which may be gone first
+                    raise KeyboardInterrupt from error
+                raise
         except KeyboardInterrupt:
             for future in self._running:
                 if future.done() and not future.cancelled() and not future.exception():
@@ -224,6 +224,20 @@ class _Run:
             raise
         finally:
             self.summary.seconds = time.perf_counter() - self._start
+
+    def _drive(self, workers: Workers, work: Work, interrupted: threading.Event) -> None:
+        self._fill(workers, work)
+        while self._running:
+            if interrupted.is_set():
+                raise KeyboardInterrupt
+            done, _ = wait(self._running, CHECK_SECONDS, FIRST_COMPLETED)
+            if not done:
+                workers.check()
+            while done:  # no name keeps a future: a cluster forgets answers that are read
+                future = done.pop()
+                self._settle(self._running.pop(future), workers.answer(future))
+                del future
+            self._fill(workers, work)
 
     def _fill(self, workers: Workers, work: Work) -> None:
         """Hands tasks to workers that are free.
@@ -270,6 +284,28 @@ class _Run:
             failed = self.summary.failed + self.summary.failed_before
             self._bar.set_postfix(failed=failed, refresh=False)
             self._bar.update()
+
+
+@contextlib.contextmanager
+def _noted_interrupt() -> Iterator[threading.Event]:
+    """Sets an event at Ctrl-C, beside what Ctrl-C does already.
+
+    Python drops a KeyboardInterrupt that it raises within a destructor. The event is not dropped.
+    """
+    interrupted, before = threading.Event(), signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield interrupted  # another thread receives interrupts, or nobody does
+        return
+
+    def note(number: int, frame: FrameType | None) -> Any:
+        interrupted.set()
+        return before(number, frame)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield interrupted
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _check_options(jobs: int, threads: int, environment: Mapping[str, str]) -> None:

@@ -70,6 +70,18 @@ def interrupted_cell(cell: dict) -> dict:
     return {"half": cell["seed"] / 2}
 
 
+class _InterruptsWhenForgotten:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+
+def dropped_interrupt_cell(cell: dict) -> dict:
+    """Ctrl-C comes while a destructor runs, where Python drops the exception."""
+    if cell["seed"] == 3:
+        _InterruptsWhenForgotten()
+    return {"half": cell["seed"] / 2}
+
+
 def crashing_cell(cell: dict) -> dict:
     """One cell takes its process down, as the system does when memory runs out."""
     if cell["seed"] == 2:
