@@ -14,7 +14,8 @@ that ``import gpclml`` itself imports nothing. Everything else is in the package
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn
 
 if TYPE_CHECKING:
     from gpclml.conditioning import (
@@ -105,7 +106,8 @@ _ROOMS = (
     "inference", "linalg", "curvature", "evidence", "meta", "cli",
 )  # fmt: skip
 
-# Where the modules of releases before 0.1.0 are now; for one release.
+# What the modules and names of releases before 0.1.0 are called now; for one release. A package
+# with names in it has the line ``explain_moved(__name__)``.
 _MOVED = {
     "bounds": "evidence.bounds", "botorch": "models.botorch", "calibration": "evaluation",
     "command_line": "cli", "criteria": "evidence", "distributed": "fit.distributed",
@@ -120,7 +122,38 @@ _MOVED = {
     "sampling": "evidence.sampling", "scores": "evaluation", "solvers": "inference.solvers",
     "tables": "cli.tables", "training_speed": "evidence.training_speed",
     "units": "inference.units",
+    "conditioning.class_partition": "conditioning.partition_by_class",
+    "conditioning.random_partition": "conditioning.partition_at_random",
+    "curvature.Kernel": "curvature.FunctionSpace",
+    "curvature.KernelCurvature": "curvature.FunctionSpaceCurvature",
+    "datasets.Split": "datasets.TrainTestSplit",
+    "datasets.emnist": "datasets.load_emnist", "datasets.omniglot": "datasets.load_omniglot",
+    "datasets.published_split": "datasets.load_published_split",
+    "datasets.published_splits": "datasets.load_published_splits",
+    "evaluation.ComparisonWarning": "evaluation.Finding",
+    "evaluation.WarningName": "evaluation.FindingName",
+    "evidence.sampling.conditional_log_density":
+        "evidence.sampling.estimate_conditional_log_density",
+    "fit.batch_size": "fit.suggest_batch_size",
+    "models.networks_of": "models.find_networks",
 }  # fmt: skip
+
+
+def explain_moved(package: str) -> None:
+    """Makes a package say of a name that moved what it is now, by an ``AttributeError``.
+
+    Args:
+        package: Its ``__name__``, while it is imported.
+    """
+
+    def explain(name: str) -> NoReturn:
+        now = _MOVED.get(f"{package}.{name}".removeprefix("gpclml."))
+        if now is not None:
+            raise AttributeError(f"{package}.{name} is now gpclml.{now}.")
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+
+    # Set here, since type checkers take any name for known in a module that defines it.
+    vars(sys.modules[package])["__getattr__"] = explain
 
 
 def __getattr__(name: str) -> Any:

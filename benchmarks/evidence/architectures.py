@@ -22,8 +22,8 @@ from benchmarks.evidence.training import (
 from gpclml.evaluation.calibration import fit_temperature
 from gpclml.evidence.sampling import (
     SampledConditional,
-    conditional_log_density,
     conditional_split,
+    estimate_conditional_log_density,
     rescaled,
     sampled_outputs,
 )
@@ -100,7 +100,7 @@ def _conditional(
 ) -> SampledConditional:
     model = _network(mll)
     weights = evidence_of_all(mll, x, y).sample_weights(_DRAWS)
-    return conditional_log_density(
+    return estimate_conditional_log_density(
         cast(Likelihood, mll.likelihood), partial(sampled_outputs, model, at_once=_AT_ONCE),
         weights, held_out, scaling=scaling, center=_mode(model),
     )  # fmt: skip

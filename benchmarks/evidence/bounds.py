@@ -11,8 +11,8 @@ import torch
 from benchmarks.evidence.data import images
 from benchmarks.evidence.networks import network
 from benchmarks.evidence.training import CLASSES, objective, trained
-from gpclml.conditioning.partitions import class_partition, random_partition
-from gpclml.curvature import BlockDiagonal, Diagonal, Full, Kernel, Kronecker
+from gpclml.conditioning.partitions import partition_at_random, partition_by_class
+from gpclml.curvature import BlockDiagonal, Diagonal, Full, FunctionSpace, Kronecker
 from gpclml.errors import UnknownNameError
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 
@@ -25,7 +25,7 @@ STRUCTURES = {
     "kronecker": Kronecker(others="diagonal"),
     "kronecker-reduce": Kronecker("reduce", others="diagonal"),
     "diagonal": Diagonal(),
-    "kernel": Kernel(),
+    "kernel": FunctionSpace(),
 }
 """The structures of the curvature by name."""
 
@@ -77,9 +77,9 @@ def run_estimator(cell: Mapping[str, Any]) -> dict[str, float]:
     generator = torch.Generator().manual_seed(cell["seed"])
     size = cell["batch_size"] or len(x)
     if cell["partition"] == "class":
-        batches = class_partition(y, size, generator)
+        batches = partition_by_class(y, size, generator)
     else:
-        batches = random_partition(len(x), size, generator)
+        batches = partition_at_random(len(x), size, generator)
     found = [_estimate(mll, x[rows], y[rows]) for rows in batches[:_MOST_BATCHES]]
     values = torch.tensor([value for value, _ in found], dtype=torch.float64)
     weights = torch.tensor([float(len(rows)) for rows in batches[:_MOST_BATCHES]]).double()

@@ -11,7 +11,7 @@ import torch
 from benchmarks.evidence.data import images, rotated
 from benchmarks.evidence.networks import network
 from benchmarks.evidence.training import CLASSES, objective, outputs_at, predictive_scores, trained
-from gpclml.curvature import Kernel
+from gpclml.curvature import FunctionSpace
 from gpclml.curvature.invariances import AffineAugmentation, AveragedNetwork
 from gpclml.fit import fit_online
 
@@ -47,8 +47,8 @@ def run_invariance(cell: Mapping[str, Any]) -> dict[str, float]:
     averaged = AveragedNetwork(plain)
     augmentation = AffineAugmentation({"rotation": 0.2}, _SAMPLES, cell["seed"]).to(cell["device"])
     mll = objective(
-        averaged, len(x), cell["precision"], "layer", Kernel(), augmentation, outputs="single",
-        seed=cell["seed"],
+        averaged, len(x), cell["precision"], "layer", FunctionSpace(), augmentation,
+        outputs="single", seed=cell["seed"],
     )  # fmt: skip
     fit = fit_online(
         mll, x, data.train_y, epochs=cell["epochs"], batch_size=100, lr=3e-3, final_lr=3e-5,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from benchmarks.speed.header import describe_run
 from benchmarks.speed.timing import interleaved_times, ratios
-from gpclml.curvature import GaussianWeightPrior, Kernel, Kronecker
+from gpclml.curvature import FunctionSpace, GaussianWeightPrior, Kronecker
 from gpclml.errors import UnknownNameError
 from gpclml.kernels.networks import MLP
 from gpclml.mlls import LaplaceMarginalLogLikelihood
@@ -75,7 +75,7 @@ def measure_evidence(
         BASE: _of_all(network, x, y),
         "kronecker, 150-10": _of_a_batch(network, x, y, Kronecker(), "all"),
         "kronecker, 150-1": _of_a_batch(network, x, y, Kronecker(), "single"),
-        "kernel, 150-1": _of_a_batch(network, x, y, Kernel(), "single"),
+        "kernel, 150-1": _of_a_batch(network, x, y, FunctionSpace(), "single"),
     }
     if others and importlib.util.find_spec("laplace") is not None:
         steps |= _others(network, x, y)

@@ -15,7 +15,7 @@ from benchmarks.speed.header import describe_run
 from benchmarks.speed.methods import sampled_data
 from benchmarks.speed.timing import interleaved_times, ratios
 from gpclml.conditioning import LastPoints
-from gpclml.fit import batch_size, fit_batch, fit_mll
+from gpclml.fit import fit_batch, fit_mll, suggest_batch_size
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
 
@@ -49,11 +49,15 @@ def measure_fits(
 
     Returns:
         A row a way (``lone``, ``batched``: all in one batch, ``chosen``: as
-        ``gpclml.fit.batch_size`` says) with ``size``, models in a batch;
+        ``gpclml.fit.suggest_batch_size`` says) with ``size``, models in a batch;
         ``fits_per_second``, its median; ``ratio``, ``low`` and ``high``, median and quartiles
         over rounds of fits per second over lone ones in the same round.
     """
-    sizes = {"lone": 1, "batched": seeds, "chosen": min(seeds, batch_size(n, device, keeps_memory))}
+    sizes = {
+        "lone": 1,
+        "batched": seeds,
+        "chosen": min(seeds, suggest_batch_size(n, device, keeps_memory)),
+    }
     ways = {name: _way(n, objective, seeds, size, steps, device) for name, size in sizes.items()}
     times = interleaved_times(ways, rounds, device)
     table = ratios(1 / times, "lone").rename(columns={"median": "ratio"})

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from benchmarks.uci.cells import Metrics, Prepared, Training, evaluate, prepare, run_cell
 from benchmarks.uci.training import has_fixed_steps, noting_failed_fits
-from gpclml.fit import FitResult, batch_size, fit_batch
+from gpclml.fit import FitResult, fit_batch, suggest_batch_size
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 
 __all__ = ["batch_label", "most_in_batch", "run_cells"]
@@ -38,7 +38,7 @@ def most_in_batch(cell: Mapping[str, Any]) -> int:
     fixed = has_fixed_steps(cell["kernel"], cell["mean"]) and not cell["trace"]
     if not fixed or cell["objective"] == "lml-subset":
         return 1
-    return batch_size(cell["n"], cell["device"], keeps_memory=True)  # the runner sees to it
+    return suggest_batch_size(cell["n"], cell["device"], keeps_memory=True)  # the runner sees to it
 
 
 def run_cells(cells: list[dict[str, Any]]) -> list[Mapping[str, Any] | Exception]:

@@ -87,7 +87,7 @@ class Training:
     rmse_at: list[float] = field(default_factory=list)
 
 
-def training_rows(data: datasets.RegressionData, n: int, seed: int) -> datasets.Split:
+def training_rows(data: datasets.RegressionData, n: int, seed: int) -> datasets.TrainTestSplit:
     """The rows of a cell: n random ones of a random 90% to train on, the other 10% to test on.
 
     They depend on data set, n and seed alone, so that kernels and objectives are compared on
@@ -103,7 +103,7 @@ def training_rows(data: datasets.RegressionData, n: int, seed: int) -> datasets.
         ArgumentError: There are fewer than n rows to train on.
     """
     rows = datasets.split(data, seed)
-    return datasets.Split(train=datasets.subset(rows.train, n, seed), test=rows.test)
+    return datasets.TrainTestSplit(train=datasets.subset(rows.train, n, seed), test=rows.test)
 
 
 def run_cell(cell: Mapping[str, Any]) -> Metrics:

@@ -21,7 +21,7 @@ from gpclml.cli.tables import (
     split_rows,
     subset_rows,
 )
-from gpclml.datasets import Split
+from gpclml.datasets import TrainTestSplit
 from gpclml.errors import ArgumentError, DataError
 
 __all__ = ["TableData", "read_table_data"]
@@ -91,7 +91,7 @@ def read_table_data(options: TableOptions, tests: bool) -> TableData:
         rows = split_rows(targets, options.seed, options.rows)
     else:
         none = torch.empty(0, dtype=torch.long)
-        rows = Split(subset_rows(targets, options.seed, options.rows), none)
+        rows = TrainTestSplit(subset_rows(targets, options.seed, options.rows), none)
     training = table.iloc[rows.train.numpy()]
     encoding = fit_encoding(
         training, options.target, drop=options.drop, categories=options.categories,

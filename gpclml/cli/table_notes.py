@@ -15,7 +15,7 @@ from gpclml.cli.tables import (
     TableEncoding,
     num_test_rows,
 )
-from gpclml.datasets import Split
+from gpclml.datasets import TrainTestSplit
 
 if TYPE_CHECKING:
     import pandas
@@ -24,7 +24,7 @@ __all__ = ["notes_on_columns", "notes_on_rows"]
 
 
 def notes_on_rows(
-    options: TableOptions, targets: Tensor, rows: Split, incomplete: tuple[int, int]
+    options: TableOptions, targets: Tensor, rows: TrainTestSplit, incomplete: tuple[int, int]
 ) -> list[str]:
     """How many rows there are, and which are left out.
 

@@ -5,8 +5,9 @@ outside it, or given rows drawn beside it. Indices live on the CPU, so that a se
 draw on every device.
 """
 
+from gpclml import explain_moved
 from gpclml.conditioning.fixed_points import HeldOut, LastPoints, LeaveOneOut
-from gpclml.conditioning.partitions import class_partition, random_partition
+from gpclml.conditioning.partitions import partition_at_random, partition_by_class
 from gpclml.conditioning.random_draws import KFold, RandomHoldout, RandomOrderings
 from gpclml.conditioning.strategy import Conditioning, Split
 
@@ -19,6 +20,8 @@ __all__ = [
     "RandomHoldout",
     "RandomOrderings",
     "Split",
-    "class_partition",
-    "random_partition",
+    "partition_at_random",
+    "partition_by_class",
 ]
+
+explain_moved(__name__)

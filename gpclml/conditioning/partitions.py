@@ -8,11 +8,11 @@ from torch import Tensor
 from gpclml._utils.arguments import checked
 from gpclml.errors import ArgumentError
 
-__all__ = ["class_partition", "random_partition"]
+__all__ = ["partition_at_random", "partition_by_class"]
 
 
 @checked
-def random_partition(
+def partition_at_random(
     num_data: int, batch_size: int, generator: torch.Generator | None = None
 ) -> list[Tensor]:
     """Batches of points in random order; the last may be smaller.
@@ -35,7 +35,7 @@ def random_partition(
 
 
 @checked(labels="integer (N,)")
-def class_partition(
+def partition_by_class(
     labels: Tensor, batch_size: int | None = None, generator: torch.Generator | None = None
 ) -> list[Tensor]:
     """Batches of points of one class each.

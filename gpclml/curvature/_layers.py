@@ -119,8 +119,8 @@ def _check_none(excluded: Mapping[str, str], module: torch.nn.Module) -> None:
             f"{owner or 'the module'} ({layer}), {reason}",
             "trained parameters of Linear and of Conv2d without groups, padded with zeros, each "
             "with weights of its own and applied once",
-            'Use Kernel, Kronecker(others="diagonal"), Full, BlockDiagonal or Diagonal, or freeze '
-            "its parameters.",
+            'Use FunctionSpace, Kronecker(others="diagonal"), Full, BlockDiagonal or Diagonal, or '
+            "freeze its parameters.",
         )
 
 

@@ -18,10 +18,10 @@ from gpclml.curvature.structure import Curvature, Structure
 from gpclml.errors import UnsupportedError
 from gpclml.linalg import safe_cholesky
 
-__all__ = ["Kernel", "KernelCurvature"]
+__all__ = ["FunctionSpace", "FunctionSpaceCurvature"]
 
 
-class KernelCurvature(Curvature):
+class FunctionSpaceCurvature(Curvature):
     r"""Inner products :math:`v_{nk}^\top J_n J_m^\top v_{ml}`, a matrix for each parameter.
 
     Its log-determinant, :math:`\log |I + s V^\top J P_0^{-1} J^\top V|`, is that of the full
@@ -46,17 +46,17 @@ class KernelCurvature(Curvature):
 
     @override
     def sample(self, *args: object, **kwargs: object) -> dict[str, Tensor]:
-        raise UnsupportedError("curvature", "a Kernel", "one with draws", "Use Full.")
+        raise UnsupportedError("curvature", "a FunctionSpace", "one with draws", "Use Full.")
 
     @override
     def __add__(self, other: Self) -> Self:
         raise UnsupportedError(
-            "curvature", "a Kernel over several batches", "one batch", "Use Full for a sum."
+            "curvature", "a FunctionSpace over several batches", "one batch", "Use Full for a sum."
         )
 
 
 @dataclass(frozen=True)
-class Kernel(Structure):
+class FunctionSpace(Structure):
     """The full curvature from inner products of layers, without gradients of single points.
 
     The way to a stochastic estimate of the evidence of a large network: few points, few
@@ -69,7 +69,9 @@ class Kernel(Structure):
     """
 
     @override
-    def of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> KernelCurvature:
+    def of(
+        self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents
+    ) -> FunctionSpaceCurvature:
         grams = {}
         records, others = record_layers(module, x, cotangents, only=False)
         for record in records:
@@ -82,7 +84,7 @@ class Kernel(Structure):
             grams |= {
                 name: _gram(rows.reshape(*rows.shape[:2], -1)) for name, rows in gradients.items()
             }
-        return KernelCurvature(grams)
+        return FunctionSpaceCurvature(grams)
 
 
 def _weight_gram(record: LayerRecord) -> Tensor:

@@ -18,7 +18,7 @@ from gpclml.datasets.image_sources import image_files
 from gpclml.datasets.labelled_images import LabelledImages
 from gpclml.errors import UnknownNameError
 
-__all__ = ["emnist", "image_names", "load_images", "omniglot"]
+__all__ = ["image_names", "load_emnist", "load_images", "load_omniglot"]
 
 _DIGITS = tuple(str(digit) for digit in range(10))
 
@@ -64,16 +64,16 @@ def load_images(
     paths = [fetch_file(one, data_folder(one.folder, folder), progress) for one in files]
     source, licence = files[0].source, files[0].licence
     if name.startswith("omniglot"):
-        return omniglot(paths, name, source, licence)
+        return load_omniglot(paths, name, source, licence)
     if name == "emnist":
-        return emnist(paths[0], name=name, source=source, licence=licence)
+        return load_emnist(paths[0], name=name, source=source, licence=licence)
     read = read_npz_images if files[0].file.endswith(".npz") else read_idx_images
     images, labels = read(*paths)
     classes = tuple(str(label) for label in labels.unique().tolist())
     return LabelledImages(name, images, labels, classes, (), source, licence)
 
 
-def omniglot(
+def load_omniglot(
     archives: Sequence[str | os.PathLike[str]],
     name: str = "omniglot",
     source: str = "",
@@ -94,7 +94,7 @@ def omniglot(
     return LabelledImages(name, images, labels, names, alphabets, source, licence)
 
 
-def emnist(
+def load_emnist(
     archive: str | os.PathLike[str],
     split: str = "byclass",
     part: str = "test",

@@ -15,7 +15,7 @@ import torch
 from gpclml.datasets._embedded import EMBEDDED
 from gpclml.datasets._folder import data_folder
 from gpclml.datasets.sources import uci_source
-from gpclml.datasets.splits import Split
+from gpclml.datasets.splits import TrainTestSplit
 from gpclml.errors import ArgumentError, DataError
 
 _LAYOUT = "a .npz with integer arrays train_0, test_0, train_1, test_1, ... of row numbers"
@@ -41,9 +41,9 @@ def num_published_splits(name: str, *, folder: str | os.PathLike[str] | None = N
         return _count(archive)
 
 
-def published_split(
+def load_published_split(
     name: str, index: int, *, folder: str | os.PathLike[str] | None = None
-) -> Split:
+) -> TrainTestSplit:
     """One of the published splits, read from ``uci/splits/NAME.npz`` in the data folder.
 
     The file's keys are ``train_k`` and ``test_k``, k from 0, with row numbers from 0.
@@ -65,8 +65,10 @@ def published_split(
         return _split(archive, index, uci_source(name).num_data)
 
 
-def published_splits(name: str, *, folder: str | os.PathLike[str] | None = None) -> list[Split]:
-    """All published splits of a data set, in order; see ``published_split``.
+def load_published_splits(
+    name: str, *, folder: str | os.PathLike[str] | None = None
+) -> list[TrainTestSplit]:
+    """All published splits of a data set, in order; see ``load_published_split``.
 
     Raises:
         UnknownNameError: The registry has no such name.
@@ -114,9 +116,9 @@ def _count(archive: np.lib.npyio.NpzFile) -> int:
     return count
 
 
-def _split(archive: np.lib.npyio.NpzFile, index: int, num_data: int) -> Split:
+def _split(archive: np.lib.npyio.NpzFile, index: int, num_data: int) -> TrainTestSplit:
     train, test = archive[f"train_{index}"], archive[f"test_{index}"]
     rows = np.concatenate([train, test])
     if rows.dtype.kind not in "iu" or not np.array_equal(np.sort(rows), np.arange(num_data)):
         raise ValueError(f"train_{index} and test_{index} do not part rows 0 to {num_data - 1}")
-    return Split(*(torch.tensor(side.astype(np.int64)) for side in (train, test)))
+    return TrainTestSplit(*(torch.tensor(side.astype(np.int64)) for side in (train, test)))

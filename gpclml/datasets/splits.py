@@ -11,11 +11,11 @@ from gpclml._utils.arguments import checked
 from gpclml.datasets.regression_data import RegressionData
 from gpclml.errors import ArgumentError, ShapeError
 
-__all__ = ["Split", "split", "subset"]
+__all__ = ["TrainTestSplit", "split", "subset"]
 
 
 @dataclass(frozen=True, eq=False)
-class Split:
+class TrainTestSplit:
     """Row numbers of a data set, from 0, parted in two.
 
     Attributes:
@@ -30,7 +30,7 @@ class Split:
 @checked
 def split(
     data_or_n: RegressionData | int, seed: int | Generator, test_fraction: float = 0.1
-) -> Split:
+) -> TrainTestSplit:
     """A random split; by default the usual 90% to train on and 10% to test on.
 
     Args:
@@ -53,7 +53,7 @@ def split(
             "Take another fraction or more rows.",
         )
     order = _permutation(n, seed)
-    return Split(train=order[num_test:], test=order[:num_test])
+    return TrainTestSplit(train=order[num_test:], test=order[:num_test])
 
 
 @checked(train="integer (N,)")

@@ -1,5 +1,6 @@
 """How well models explain their data: scores, calibration, and comparisons of several models."""
 
+from gpclml import explain_moved
 from gpclml.evaluation._criteria import CRITERIA
 from gpclml.evaluation.calibration import (
     expected_calibration_error,
@@ -11,7 +12,7 @@ from gpclml.evaluation.comparison import Comparison
 from gpclml.evaluation.criteria_plot import plot_compare
 from gpclml.evaluation.curves_plot import plot_learning_curves
 from gpclml.evaluation.differences import PairedDifference, paired_difference
-from gpclml.evaluation.findings import ComparisonWarning, WarningName
+from gpclml.evaluation.findings import Finding, FindingName
 from gpclml.evaluation.fit_plot import plot_fit
 from gpclml.evaluation.model_scores import ModelScores
 from gpclml.evaluation.ranking import compare, score_models
@@ -28,10 +29,10 @@ from gpclml.evaluation.stacking import stacking_weights
 __all__ = [
     "CRITERIA",
     "Comparison",
-    "ComparisonWarning",
+    "Finding",
+    "FindingName",
     "ModelScores",
     "PairedDifference",
-    "WarningName",
     "compare",
     "conditional_log_marginal_likelihood",
     "expected_calibration_error",
@@ -50,3 +51,5 @@ __all__ = [
     "score_models",
     "stacking_weights",
 ]
+
+explain_moved(__name__)

@@ -11,18 +11,18 @@ from gpytorch.models import ExactGP
 from gpclml._searches import are_constant
 from gpclml.errors import UnknownNameError
 from gpclml.evaluation._criteria import Scores, value_of
-from gpclml.evaluation.findings import ComparisonWarning
+from gpclml.evaluation.findings import Finding
 from gpclml.evaluation.model_scores import ModelScores
 from gpclml.evaluation.words import joined, nats
 
-__all__ = ["fit_warnings"]
+__all__ = ["fit_findings"]
 
 _BELOW = 0.5  # nats
 
 
-def fit_warnings(
+def fit_findings(
     scores: Scores, models: Mapping[str, ExactGP], problems: Mapping[str, str]
-) -> Iterator[ComparisonWarning]:
+) -> Iterator[Finding]:
     """Warnings of fits that failed, told or seen in the scores.
 
     Args:
@@ -37,14 +37,14 @@ def fit_warnings(
         if name not in scores:
             raise UnknownNameError("problems", name, scores)
         if problem:
-            yield ComparisonWarning("fit-failed", (name,), f"{name}: {problem}")
+            yield Finding("fit-failed", (name,), f"{name}: {problem}")
     constant = [name for name, model in scores.items() if _is_constant(model)]
     if constant:
         text = (
             f"Whatever the inputs, {joined(constant)} predict{'s' if len(constant) == 1 else ''} "
             "the mean: there is nothing to find, or the fit missed it."
         )
-        yield ComparisonWarning("predicts-mean", tuple(constant), text)
+        yield Finding("predicts-mean", tuple(constant), text)
     for name, inner in _contained(models):
         below = scores[inner].lml - scores[name].lml
         worse = value_of("loo", scores[name]) < value_of("loo", scores[inner])
@@ -53,7 +53,7 @@ def fit_warnings(
                 f"{name} is {nats(below)} below {inner} in LML, which it contains as its shape "
                 f"grows: its fit missed that. Start it from {inner}."
             )
-            yield ComparisonWarning("below-contained", (name,), text)
+            yield Finding("below-contained", (name,), text)
 
 
 def _is_constant(model: ModelScores) -> bool:

@@ -15,7 +15,7 @@ from gpclml.evaluation._criteria import (
     value_of,
 )
 from gpclml.evaluation.differences import ROUNDING
-from gpclml.evaluation.findings import ComparisonWarning
+from gpclml.evaluation.findings import Finding
 from gpclml.evaluation.words import joined, plus_minus
 
 __all__ = ["sentences"]
@@ -27,13 +27,13 @@ def sentences(
     scores: Scores,
     rank_by: Criterion,
     weights: Mapping[str, float],
-    warnings: Sequence[ComparisonWarning],
+    findings: Sequence[Finding],
 ) -> tuple[str, ...]:
-    """Ranking, agreement, weights, then the texts of the warnings."""
+    """Ranking, agreement, weights, then the texts of the findings."""
     if len(scores) == 1:
-        return tuple(warning.text for warning in warnings)
-    said = [*_ranking(scores, rank_by), *_agreement(scores, warnings), *_mixture(scores, weights)]
-    return (*said, *(warning.text for warning in warnings))
+        return tuple(finding.text for finding in findings)
+    said = [*_ranking(scores, rank_by), *_agreement(scores, findings), *_mixture(scores, weights)]
+    return (*said, *(finding.text for finding in findings))
 
 
 def _ranking(scores: Scores, rank_by: Criterion) -> Iterator[str]:
@@ -53,7 +53,7 @@ def _ranking(scores: Scores, rank_by: Criterion) -> Iterator[str]:
     )
 
 
-def _agreement(scores: Scores, warnings: Sequence[ComparisonWarning]) -> Iterator[str]:
+def _agreement(scores: Scores, findings: Sequence[Finding]) -> Iterator[str]:
     best = favourites(scores)
     if len(set(best.values())) == 1:
         alike = [
@@ -74,7 +74,7 @@ def _agreement(scores: Scores, warnings: Sequence[ComparisonWarning]) -> Iterato
         f"{criteria} {'prefer' if ' and ' in criteria else 'prefers'} {name}"
         for name, criteria in by_model.items()
     ]
-    clear = any(warning.name == "criteria-disagree" for warning in warnings)
+    clear = any(finding.name == "criteria-disagree" for finding in findings)
     yield f"{'; '.join(parts)}{'' if clear else ', none of them clearly'}."
 
 

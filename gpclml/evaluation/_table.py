@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gpclml.evaluation._criteria import Criterion, Scores, difference_in, scored_in, value_of
-from gpclml.evaluation.findings import ComparisonWarning, failures_in_words
+from gpclml.evaluation.findings import Finding, failures_in_words
 from gpclml.evaluation.stacking import stacking_weights
 
 if TYPE_CHECKING:
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["for_display", "make_table"]
 
 
-def make_table(
-    scores: Scores, rank_by: Criterion, warnings: Sequence[ComparisonWarning]
-) -> pandas.DataFrame:
+def make_table(scores: Scores, rank_by: Criterion, findings: Sequence[Finding]) -> pandas.DataFrame:
     """A row a model, in their order."""
     import pandas
 
@@ -43,7 +41,7 @@ def make_table(
                 "difference_se": difference.standard_error,
                 "p_worse": in_loo.p_worse if rank else math.nan,
                 "weight": weights.get(name, math.nan),
-                "warnings": tuple(one.name for one in warnings if name in one.models),
+                "findings": tuple(one.name for one in findings if name in one.models),
                 "failure": "; ".join(failures_in_words(model)),
             }
         )
@@ -63,7 +61,7 @@ def for_display(table: pandas.DataFrame) -> pandas.DataFrame:
     """The table with numbers as short texts; why a score is missing is said below it."""
     shown = table.drop(columns="failure")
     for column in shown.columns:
-        if column == "warnings":
+        if column == "findings":
             shown[column] = [", ".join(names) for names in table[column]]
         elif column != "rank":
             digits = 3 if column == "p_worse" else 2

@@ -13,7 +13,7 @@ from torch import Tensor
 from gpclml.evaluation._criteria import Criterion, Scores, favourites
 from gpclml.evaluation._sentences import sentences
 from gpclml.evaluation._table import for_display
-from gpclml.evaluation.findings import ComparisonWarning
+from gpclml.evaluation.findings import Finding
 from gpclml.inference.units import Units
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Comparison:
     Attributes:
         table: As :func:`gpclml.evaluation.compare` gives it.
         scores: All scores of each model, the first-ranked first.
-        warnings: What calls for care.
+        findings: What calls for care.
         models: The models themselves, in the same order.
         targets: Observed targets in the units of the comparison, ``(n,)``.
         rows: Their rows in the training data, ``(n,)``.
@@ -41,7 +41,7 @@ class Comparison:
 
     table: pandas.DataFrame
     scores: Scores
-    warnings: tuple[ComparisonWarning, ...]
+    findings: tuple[Finding, ...]
     models: Mapping[str, ExactGP]
     targets: Tensor
     rows: Tensor
@@ -52,9 +52,9 @@ class Comparison:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """What the comparison says: ranking, agreement, weights, then a sentence a warning."""
+        """What the comparison says: ranking, agreement, weights, then a sentence a finding."""
         weights = dict(zip(self.table.index, self.table["weight"], strict=True))
-        return sentences(self.scores, self.rank_by, weights, self.warnings)
+        return sentences(self.scores, self.rank_by, weights, self.findings)
 
     @property
     def favourites(self) -> Mapping[Criterion, str]:

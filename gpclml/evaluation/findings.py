@@ -1,4 +1,4 @@
-"""What in a comparison calls for care: named warnings, each a sentence with the figures."""
+"""What in a comparison calls for care: named findings, each a sentence with the figures."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from gpclml.evaluation.differences import PairedDifference
 from gpclml.evaluation.model_scores import ModelScores
 from gpclml.evaluation.words import joined, nats, plus_minus
 
-__all__ = ["ComparisonWarning", "WarningName", "failures_in_words", "find_warnings"]
+__all__ = ["Finding", "FindingName", "collect_findings", "failures_in_words"]
 
-WarningName = Literal[
+FindingName = Literal[
     "below-contained",
     "criteria-disagree",
     "few-points",
@@ -48,7 +48,7 @@ _MANY_MODELS = 11
 
 
 @dataclass(frozen=True)
-class ComparisonWarning:
+class Finding:
     """A reason for care.
 
     Attributes:
@@ -57,19 +57,19 @@ class ComparisonWarning:
         text: A sentence with the figures.
     """
 
-    name: WarningName
+    name: FindingName
     models: tuple[str, ...]
     text: str
 
 
-def find_warnings(scores: Scores) -> tuple[ComparisonWarning, ...]:
-    """All warnings.
+def collect_findings(scores: Scores) -> tuple[Finding, ...]:
+    """All findings.
 
     Args:
         scores: Of the models, the first-ranked first.
     """
     rules = _not_scored, _disagreement, _first_terms, _prior, _conditioning, _few, _small, _many
-    return tuple(warning for rule in rules for warning in rule(scores))
+    return tuple(finding for rule in rules for finding in rule(scores))
 
 
 def failures_in_words(scores: ModelScores) -> list[str]:
@@ -86,14 +86,14 @@ def failures_in_words(scores: ModelScores) -> list[str]:
     return [f"no {joined(names, 'or')} ({reason.rstrip('.')})" for reason, names in parts.items()]
 
 
-def _not_scored(scores: Scores) -> Iterator[ComparisonWarning]:
+def _not_scored(scores: Scores) -> Iterator[Finding]:
     for name, model in scores.items():
         if model.failures:
             text = f"{name} has {'; '.join(failures_in_words(model))}."
-            yield ComparisonWarning("not-scored", (name,), text)
+            yield Finding("not-scored", (name,), text)
 
 
-def _disagreement(scores: Scores) -> Iterator[ComparisonWarning]:
+def _disagreement(scores: Scores) -> Iterator[Finding]:
     best = favourites(scores)
     clauses: dict[str, None] = {}
     for first, second in combinations(best, 2):
@@ -107,7 +107,7 @@ def _disagreement(scores: Scores) -> Iterator[ComparisonWarning]:
             clauses[f"{second.upper()} prefers {b} to {a} by {plus_minus(of_second)}"] = None
     if clauses:
         models = tuple(name for name in scores if name in best.values())
-        yield ComparisonWarning("criteria-disagree", models, "; ".join(clauses) + ".")
+        yield Finding("criteria-disagree", models, "; ".join(clauses) + ".")
 
 
 def _is_clear(criterion: Criterion, lead: PairedDifference) -> bool:
@@ -117,7 +117,7 @@ def _is_clear(criterion: Criterion, lead: PairedDifference) -> bool:
     return lead.p_worse < 0.5 and lead.value >= errors * lead.standard_error
 
 
-def _first_terms(scores: Scores) -> Iterator[ComparisonWarning]:
+def _first_terms(scores: Scores) -> Iterator[Finding]:
     best = favourites(scores).get("lml")
     if best is None:
         return
@@ -138,10 +138,10 @@ def _first_terms(scores: Scores) -> Iterator[ComparisonWarning]:
             f"{joined(list(found.values()))} come from the first {first} of {count} points, "
             "before the models have learned much."
         )
-        yield ComparisonWarning("first-terms", tuple(found), text)
+        yield Finding("first-terms", tuple(found), text)
 
 
-def _prior(scores: Scores) -> Iterator[ComparisonWarning]:
+def _prior(scores: Scores) -> Iterator[Finding]:
     found = {}
     for name, model in scores.items():
         lml = model.wider_lml - model.lml
@@ -154,10 +154,10 @@ def _prior(scores: Scores) -> Iterator[ComparisonWarning]:
             f"{joined(list(found.values()))}: differences in LML of that size may be of the "
             "priors, not of what is predicted."
         )
-        yield ComparisonWarning("prior-sensitive", tuple(found), text)
+        yield Finding("prior-sensitive", tuple(found), text)
 
 
-def _conditioning(scores: Scores) -> Iterator[ComparisonWarning]:
+def _conditioning(scores: Scores) -> Iterator[Finding]:
     found = {
         name: f"{model.condition_number:.1e} ({name})"
         for name, model in scores.items()
@@ -168,20 +168,20 @@ def _conditioning(scores: Scores) -> Iterator[ComparisonWarning]:
             f"The condition number of the covariance is {joined(list(found.values()))}: rounding "
             "may change scores by nats. Use float64, more noise, or fewer near duplicates."
         )
-        yield ComparisonWarning("ill-conditioned", tuple(found), text)
+        yield Finding("ill-conditioned", tuple(found), text)
 
 
-def _few(scores: Scores) -> Iterator[ComparisonWarning]:
+def _few(scores: Scores) -> Iterator[Finding]:
     count = len(next(iter(scores.values())).loo)
     if count < _FEW_POINTS:
         text = (
             f"With n = {count}, fewer than {_FEW_POINTS} points, standard errors over points are "
             "mostly too small; the true ones may be twice as large."
         )
-        yield ComparisonWarning("few-points", tuple(scores), text)
+        yield Finding("few-points", tuple(scores), text)
 
 
-def _small(scores: Scores) -> Iterator[ComparisonWarning]:
+def _small(scores: Scores) -> Iterator[Finding]:
     first, *others = scores
     close = []
     for name in others:
@@ -194,10 +194,10 @@ def _small(scores: Scores) -> Iterator[ComparisonWarning]:
             f"{_SMALL_DIFFERENCE:g} nats of {first}: they predict about equally well, and the "
             "normal approximation behind p_worse is poor."
         )
-        yield ComparisonWarning("small-difference", tuple(close), text)
+        yield Finding("small-difference", tuple(close), text)
 
 
-def _many(scores: Scores) -> Iterator[ComparisonWarning]:
+def _many(scores: Scores) -> Iterator[Finding]:
     """As in McLatchie and Vehtari (2024): is the best better than the best of noise would be?"""
     names = scored_in("loo", scores)
     if len(names) <= _MANY_MODELS:
@@ -212,4 +212,4 @@ def _many(scores: Scores) -> Iterator[ComparisonWarning]:
             f"The best of {len(names)} models is {nats(upper[-1])} above the median in LOO, no "
             f"more than the best of as many equal ones would be by chance ({nats(expected)})."
         )
-        yield ComparisonWarning("many-models", tuple(names), text)
+        yield Finding("many-models", tuple(names), text)

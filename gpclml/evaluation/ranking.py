@@ -13,11 +13,11 @@ from gpclml._utils.arguments import checked
 from gpclml.errors import UnknownNameError
 from gpclml.evaluation._checks import checked_models, common_targets
 from gpclml.evaluation._criteria import CRITERIA, Criterion, value_of
-from gpclml.evaluation._fits import fit_warnings
+from gpclml.evaluation._fits import fit_findings
 from gpclml.evaluation._orders import checked_m, number_of_curves, shared_orders
 from gpclml.evaluation._table import make_table
 from gpclml.evaluation.comparison import Comparison
-from gpclml.evaluation.findings import find_warnings
+from gpclml.evaluation.findings import collect_findings
 from gpclml.evaluation.model_scores import ModelScores, score_model
 from gpclml.inference.units import Units
 
@@ -54,7 +54,7 @@ def score_models(
         progress: See there.
 
     Returns:
-        The table, scores of single points and orderings, warnings and sentences; the plots of
+        The table, scores of single points and orderings, findings and sentences; the plots of
         this package take it.
 
     Raises:
@@ -87,12 +87,12 @@ def score_models(
     }
     ranked = sorted(order, key=order.__getitem__)
     scores = {name: scores[name] for name in ranked}
-    of_fits = fit_warnings(scores, checked, problems or {})
-    warnings = (*of_fits, *find_warnings(scores))
+    of_fits = fit_findings(scores, checked, problems or {})
+    findings = (*of_fits, *collect_findings(scores))
     return Comparison(
-        table=make_table(scores, rank_by, warnings),
+        table=make_table(scores, rank_by, findings),
         scores=scores,
-        warnings=warnings,
+        findings=findings,
         models={name: checked[name] for name in ranked},
         targets=targets[rows],
         rows=rows,
@@ -131,7 +131,7 @@ def compare(
     - ``p_worse``: the probability that the model predicts worse than the first row, from the paired
       differences of LOO in a normal approximation, whatever ranks; NaN in the first row;
     - ``weight``: the stacking weight; see :func:`stacking_weights`;
-    - ``warnings``: names of what calls for care, a tuple;
+    - ``findings``: names of what calls for care, a tuple;
     - ``failure``: what could not be computed, and why; empty where all could.
 
     What cannot be computed of a model, e.g. as a covariance is not positive definite, is NaN in its

@@ -1,6 +1,7 @@
 """Fitting models: one, many at once, or networks as far as held-out data support."""
 
-from gpclml.fit.batch import batch_size, fit_batch
+from gpclml import explain_moved
+from gpclml.fit.batch import fit_batch, suggest_batch_size
 from gpclml.fit.hyperparameters import fit_hyperparameters
 from gpclml.fit.linear_bound import LinearBoundFit, fit_linear_bound
 from gpclml.fit.map import fit_map
@@ -14,7 +15,6 @@ __all__ = [
     "LinearBoundFit",
     "OnlineFit",
     "StoppingResult",
-    "batch_size",
     "fit_batch",
     "fit_hyperparameters",
     "fit_linear_bound",
@@ -22,4 +22,7 @@ __all__ = [
     "fit_mll",
     "fit_networks",
     "fit_online",
+    "suggest_batch_size",
 ]
+
+explain_moved(__name__)

@@ -19,7 +19,7 @@ from gpclml._utils.checkpoint import (
     warn_of_no_fingerprint,
 )
 from gpclml._utils.digests import digest, module_classes
-from gpclml.curvature import Kernel
+from gpclml.curvature import FunctionSpace
 from gpclml.errors import ArgumentError, DataError
 from gpclml.fit._weight_training import WeightTraining, check_finite
 from gpclml.mlls import LaplaceMarginalLogLikelihood
@@ -112,7 +112,7 @@ class OnlineRun(WeightTraining):
         one_batch = self.batch_size >= len(self.x)
         every_output = self.mll.hessian == "ef" or self.mll.outputs == "all"
         same_points = self.model.augmentation is None
-        sums = one_batch or not isinstance(self.mll.curvature, Kernel)
+        sums = one_batch or not isinstance(self.mll.curvature, FunctionSpace)
         return every_output and same_points and sums
 
     def _evidence_of_all(self) -> Any:

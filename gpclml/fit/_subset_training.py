@@ -19,7 +19,7 @@ from gpclml.errors import NonFiniteError
 from gpclml.fit._deep_start import has_second_part, start_second_part
 from gpclml.inference.observations import training_observations
 from gpclml.linalg import leave_one_out_moments
-from gpclml.models import GPRegression, networks_of
+from gpclml.models import GPRegression, find_networks
 
 __all__ = ["SubsetTraining"]
 
@@ -125,12 +125,12 @@ class SubsetTraining:
         return Normal(0.0, variance.sqrt()).log_prob(error), error.square()
 
     def _groups(self, lr: float) -> list[dict]:
-        networks = [p for network in networks_of(self.model) for p in network.parameters()]
+        networks = [p for network in find_networks(self.model) for p in network.parameters()]
         if not has_second_part(self.model):
             return [{"params": networks, "lr": lr}]
         inside = [
             p
-            for network in networks_of(self.model)
+            for network in find_networks(self.model)
             for module in getattr(network, "network", network).modules()
             for p in module.parameters(recurse=False)
         ]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gpclml._utils.finite import all_finite
-from gpclml.conditioning.partitions import class_partition, random_partition
+from gpclml.conditioning.partitions import partition_at_random, partition_by_class
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
@@ -57,13 +57,13 @@ class WeightTraining:
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """All data once, in a fresh order."""
-        return map(self.rows, random_partition(len(self.x), self.batch_size, self.generator))
+        return map(self.rows, partition_at_random(len(self.x), self.batch_size, self.generator))
 
     def parts(self) -> list[Tensor]:
         """Indices of the batches that an evidence is estimated from; all data once."""
         if self.by_class:
-            return class_partition(self.y, self.batch_size, self.generator)
-        return random_partition(len(self.x), self.batch_size, self.generator)
+            return partition_by_class(self.y, self.batch_size, self.generator)
+        return partition_at_random(len(self.x), self.batch_size, self.generator)
 
     def rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Points and targets of these indices."""

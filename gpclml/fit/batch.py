@@ -21,7 +21,7 @@ from gpclml.fit._options import STEPS, check_step_options, frozen, optimizer_fac
 from gpclml.fit.mll import FitResult
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 
-__all__ = ["batch_size", "fit_batch"]
+__all__ = ["fit_batch", "suggest_batch_size"]
 
 # Largest n and models in a batch; beyond, memory traffic costs more than overhead saves.
 _ON_CPU = ((150, 10), (250, 5))
@@ -31,7 +31,7 @@ _MOST_ON_GPU = 256
 
 
 @checked
-def batch_size(
+def suggest_batch_size(
     num_data: int, device: torch.device | str = "cpu", keeps_memory: bool = False
 ) -> int:
     """How many models of a size it pays to fit together; 1: fit them one by one.
@@ -77,7 +77,7 @@ def fit_batch(
     The models are stacked: one covariance of shape ``(k, n, n)``, one pass through k networks.
     They may differ in data, start, seed and conditioning, but not in kind or size. Each ends
     where its lone fit ends, up to rounding. It pays where a step is mostly overhead;
-    :func:`batch_size` says for how many.
+    :func:`suggest_batch_size` says for how many.
 
     A model whose objective or gradient can no longer be used keeps its last good parameters
     and leaves the batch, with a :class:`FitWarning`; the others go on as if it had never been.

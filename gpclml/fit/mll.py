@@ -26,7 +26,7 @@ from gpclml._utils.arguments import callers_level, checked
 from gpclml.errors import ArgumentError
 from gpclml.fit._options import STEPS, check_step_options, frozen, optimizer_factory
 from gpclml.kernels.networks import reset_network
-from gpclml.models import networks_of
+from gpclml.models import find_networks
 
 __all__ = ["FitResult", "FitWarning", "fit_mll"]
 
@@ -223,7 +223,7 @@ def _redraw(mll: MarginalLogLikelihood, generator: torch.Generator) -> None:
     """New networks; other parameters from their priors, else moved by half a unit."""
     from botorch.optim.utils import sample_all_priors
 
-    networks = networks_of(mll.model)
+    networks = find_networks(mll.model)
     of_networks = {id(p) for network in networks for p in network.parameters()}
     with torch.no_grad():
         for parameter in mll.parameters():

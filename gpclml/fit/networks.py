@@ -18,7 +18,7 @@ from gpclml.errors import ArgumentError, UnsupportedError
 from gpclml.fit._deep_start import drop_second_part, has_second_part
 from gpclml.fit._held_out_gains import Gain, held_out_gains
 from gpclml.fit._subset_training import SubsetTraining
-from gpclml.models import GPRegression, networks_of
+from gpclml.models import GPRegression, find_networks
 
 __all__ = ["StoppingResult", "fit_networks"]
 
@@ -132,7 +132,7 @@ def fit_networks(
 
 def _checked_model(mll: MarginalLogLikelihood) -> GPRegression:
     model = mll.model
-    if not isinstance(model, GPRegression) or not networks_of(model):
+    if not isinstance(model, GPRegression) or not find_networks(model):
         raise UnsupportedError(
             "mll.model", type(model).__name__, "a GPRegression with a network", "Use fit_mll."
         )

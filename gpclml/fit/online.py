@@ -45,9 +45,9 @@ def fit_online(
     Weights climb the log joint density of mini-batches, in the network's own mode; after a
     burn-in, every few epochs, prior precisions, noise, a temperature that is a parameter and the
     ranges of an augmentation climb the evidence, in eval mode. Its curvature is computed once a
-    time, over all data in batches; ``Kernel``, estimates from one output and an augmentation take
-    a fresh batch a step. What was best by the evidence is kept, weights and hyperparameters
-    together.
+    time, over all data in batches; ``FunctionSpace``, estimates from one output and an
+    augmentation take a fresh batch a step. What was best by the evidence is kept, weights and
+    hyperparameters together.
 
     With a checkpoint the training is saved after every look and, as of the last whole epoch, at
     an interrupt. It goes on from there bit for bit as if it had not stopped; only layers that draw

@@ -275,7 +275,7 @@ class LaplaceEvidence:
 
         Raises:
             ArgumentError: If ``count`` is below 1.
-            UnsupportedError: The curvature is of a batch or one output, or a ``Kernel``.
+            UnsupportedError: The curvature is of a batch or one output, or ``FunctionSpace``.
         """
         if count < 1:
             raise ArgumentError("count", count, "at least 1")

@@ -1,6 +1,7 @@
 """Models: exact Gaussian processes, linear models and networks."""
 
-from gpclml.models._networks import networks_of
+from gpclml import explain_moved
+from gpclml.models._networks import find_networks
 from gpclml.models.bayesian_linear_model import BayesianLinearModel
 from gpclml.models.linearized_gp import LinearizedGP
 from gpclml.models.linearized_network import Linearization, LinearizedNetwork
@@ -14,5 +15,7 @@ __all__ = [
     "LinearizedGP",
     "LinearizedNetwork",
     "Standardizer",
-    "networks_of",
+    "find_networks",
 ]
+
+explain_moved(__name__)

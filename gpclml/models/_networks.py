@@ -7,11 +7,11 @@ import torch
 from gpclml._utils.arguments import checked
 from gpclml.kernels import DeepKernel, NetworkMean
 
-__all__ = ["networks_of"]
+__all__ = ["find_networks"]
 
 
 @checked
-def networks_of(model: torch.nn.Module) -> list[torch.nn.Module]:
+def find_networks(model: torch.nn.Module) -> list[torch.nn.Module]:
     """The networks of a model's deep kernels and network means, each once.
 
     ``gpclml.kernels.networks.reset_network`` draws one anew, e.g. for a restart.

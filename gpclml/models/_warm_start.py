@@ -21,7 +21,7 @@ from gpclml._utils.arguments import callers_level
 from gpclml.inference.observations import training_observations
 from gpclml.kernels import DeepKernel
 from gpclml.linalg import conditional_log_density
-from gpclml.models._networks import networks_of
+from gpclml.models._networks import find_networks
 
 __all__ = ["start_as_ard_gp"]
 
@@ -46,7 +46,7 @@ def start_as_ard_gp(model: ExactGP, plain: ExactGP) -> None:
     assert isinstance(plain.train_targets, torch.Tensor)
     missing = bool(torch.isnan(plain.train_targets).any())
     with (
-        _frozen(networks_of(plain)),
+        _frozen(find_networks(plain)),
         torch.enable_grad(),
         gpytorch.settings.observation_nan_policy("mask" if missing else "ignore"),
     ):

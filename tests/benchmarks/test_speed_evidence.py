@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks.speed.evidence import BASE, NETWORKS, measure_evidence
-from gpclml.curvature import GaussianWeightPrior, Kernel, Kronecker
+from gpclml.curvature import FunctionSpace, GaussianWeightPrior, Kronecker
 from gpclml.errors import UnknownNameError
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
@@ -22,7 +22,7 @@ def test_a_row_for_each_estimate():
         measure_evidence("cn")
 
 
-@pytest.mark.parametrize("structure", [Kronecker(), Kernel()])
+@pytest.mark.parametrize("structure", [Kronecker(), FunctionSpace()])
 def test_single_precision_is_within_two_hundredths_of_a_nat(structure):
     from gpytorch.likelihoods import SoftmaxLikelihood
 

@@ -53,7 +53,7 @@ def test_a_report_survives_a_model_without_scores(gpclml, csv, tmp_path, broken)
     assert list(record["models"])[-1] == "rbf"
     line = record["models"]["rbf"]
     assert line["loo"] is line["weight"] is line["test_nll"] is None
-    assert "not-scored" in line["warnings"]
+    assert "not-scored" in line["findings"]
     assert line["failure"].startswith("no LML, CLML, LOO")
     weights = [record["models"][name]["weight"] for name in ("linear", "matern")]
     assert sum(weights) == pytest.approx(1)

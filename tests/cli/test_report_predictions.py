@@ -128,12 +128,12 @@ def test_all_choose_the_good_model_and_it_is_said(compared):
 def test_a_disagreement_is_said(compared):
     comparison, scores = compared
     bad = replace(comparison.scores["bad"], lml=1e6)
-    unclear = replace(comparison, scores={**comparison.scores, "bad": bad}, warnings=())
+    unclear = replace(comparison, scores={**comparison.scores, "bad": bad}, findings=())
     assert headline(unclear, "price") == (
         "good ranks first for price; LML prefers bad, but not clearly."
     )
     warning = type("Warning", (), {"name": "criteria-disagree", "models": ("good", "bad")})
-    assert headline(replace(unclear, warnings=(warning,)), "price") == (
+    assert headline(replace(unclear, findings=(warning,)), "price") == (
         "The criteria disagree: good ranks first for price, but LML prefers bad."
     )
     by_lml = chosen_models(unclear, scores)[0]

@@ -68,6 +68,6 @@ def test_a_report_says_the_same_of_targets_in_billionths(table, gpclml, tmp_path
         assert scores["test_nll"] + nats == pytest.approx(expected["test_nll"], abs=1e-6)
         assert scores["lml"] - 32 * nats == pytest.approx(expected["lml"], abs=1e-6)
         assert scores["loo"] - 32 * nats == pytest.approx(expected["loo"], abs=1e-6)
-        same = "test_coverage", "difference", "difference_se", "weight", "warnings"
+        same = "test_coverage", "difference", "difference_se", "weight", "findings"
         for key in same:
             assert scores[key] == pytest.approx(expected[key], abs=1e-6)

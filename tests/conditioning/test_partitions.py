@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gpclml.conditioning.partitions import class_partition, random_partition
+from gpclml.conditioning.partitions import partition_at_random, partition_by_class
 from gpclml.errors import ArgumentError, ShapeError
 
 
@@ -15,18 +15,18 @@ def source(seed=0):
 
 @pytest.mark.parametrize(("n", "size", "sizes"), [(10, 4, [4, 4, 2]), (3, 5, [3]), (4, 2, [2, 2])])
 def test_random_batches(n, size, sizes):
-    batches = random_partition(n, size, source())
+    batches = partition_at_random(n, size, source())
     assert [len(batch) for batch in batches] == sizes
     assert sorted(torch.cat(batches).tolist()) == list(range(n))
-    again = random_partition(n, size, source())
+    again = partition_at_random(n, size, source())
     assert torch.equal(torch.cat(batches), torch.cat(again))
-    assert not torch.equal(torch.cat(random_partition(99, 9, source(1))), torch.arange(99))
+    assert not torch.equal(torch.cat(partition_at_random(99, 9, source(1))), torch.arange(99))
 
 
 @pytest.mark.parametrize("size", [None, 1, 2, 3])
 def test_batches_of_a_class(size):
     labels = torch.tensor([4, 0, 0, 4, 4, 1, 0, 0])
-    batches = class_partition(labels, size, source())
+    batches = partition_by_class(labels, size, source())
     assert sorted(torch.cat(batches).tolist()) == list(range(8))
     for batch in batches:
         assert len(labels[batch].unique()) == 1
@@ -37,10 +37,10 @@ def test_batches_of_a_class(size):
 
 def test_bad_arguments():
     with pytest.raises(ArgumentError, match="batch_size"):
-        random_partition(3, 0)
+        partition_at_random(3, 0)
     with pytest.raises(ArgumentError, match="num_data"):
-        random_partition(0, 3)
+        partition_at_random(0, 3)
     with pytest.raises(ArgumentError, match="batch_size"):
-        class_partition(torch.arange(3), 0)
+        partition_by_class(torch.arange(3), 0)
     with pytest.raises(ShapeError, match="labels"):
-        class_partition(torch.zeros(3, 2, dtype=torch.long))
+        partition_by_class(torch.zeros(3, 2, dtype=torch.long))

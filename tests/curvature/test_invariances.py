@@ -8,7 +8,7 @@ import pytest
 import torch
 from gpytorch.likelihoods import SoftmaxLikelihood
 
-from gpclml.curvature import Full, GaussianWeightPrior, Kernel, Kronecker
+from gpclml.curvature import Full, FunctionSpace, GaussianWeightPrior, Kronecker
 from gpclml.curvature.invariances import AffineAugmentation, AveragedNetwork
 from gpclml.errors import ArgumentError, DataError, ShapeError, UnknownNameError
 from gpclml.fit import fit_online
@@ -75,7 +75,7 @@ def test_averages_and_their_curvature():
     torch.testing.assert_close(network(x), mean)
     delta = precisions(network)
     exact = ratio(dense(network, x), delta, sizes_of(network))
-    for structure in (Full(), Kernel()):
+    for structure in (Full(), FunctionSpace()):
         value = structure.of(network, x, softmax_columns).log_det_ratio(delta)
         torch.testing.assert_close(value, exact)
 
@@ -103,8 +103,8 @@ def rotated_objective(structure, outputs, samples=3):
 @pytest.mark.parametrize(
     ("structure", "outputs"),
     [
-        (Kernel(), "all"),
-        (Kernel(), "single"),
+        (FunctionSpace(), "all"),
+        (FunctionSpace(), "single"),
         (Full(), "all"),
         (Kronecker("reduce"), "all"),
         (Kronecker("reduce"), "single"),
@@ -131,7 +131,7 @@ def test_the_gradient_in_ranges_is_that_of_finite_differences(structure, outputs
 
 def test_online_training_moves_ranges_and_resumes(tmp_path):
     def trained(epochs, checkpoint=None):
-        mll, x, y = rotated_objective(Kernel(), "single")
+        mll, x, y = rotated_objective(FunctionSpace(), "single")
         fit_online(
             mll, x, y, epochs=epochs, batch_size=3, burn_in=1, hyper_steps=2, progress=False,
             checkpoint=checkpoint,
@@ -144,7 +144,7 @@ def test_online_training_moves_ranges_and_resumes(tmp_path):
     moved = whole["model.augmentation.log_ranges"]
     assert not torch.equal(moved, torch.tensor([0.5, 0.2]).log())
     assert torch.equal(moved, resumed["model.augmentation.log_ranges"])
-    mll, x, y = rotated_objective(Kernel(), "single", samples=3)
+    mll, x, y = rotated_objective(FunctionSpace(), "single", samples=3)
     mll.model.augmentation = AffineAugmentation({"rotation": 0.1})
     with pytest.raises(DataError, match="of another model"):
         fit_online(mll, x, y, epochs=6, progress=False, checkpoint=tmp_path / "a.pt")

@@ -10,7 +10,7 @@ from gpytorch.likelihoods import SoftmaxLikelihood
 from torch.nn.functional import linear
 from torch.nn.utils import parametrizations, prune
 
-from gpclml.curvature import Diagonal, Full, Kernel, Kronecker
+from gpclml.curvature import Diagonal, Full, FunctionSpace, Kronecker
 from gpclml.errors import UnsupportedError
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
@@ -211,7 +211,7 @@ def test_full_is_the_reference(odd):
 def test_a_kernel_is_exact(odd):
     network = odd[0]()
     x = points((3,))
-    value = Kernel().of(network, x, softmax_columns).log_det_ratio(delta_of(network))
+    value = FunctionSpace().of(network, x, softmax_columns).log_det_ratio(delta_of(network))
     torch.testing.assert_close(value, full(network, x))
 
 
@@ -219,7 +219,7 @@ def test_kronecker_refuses_by_name(odd):
     make, text = odd
     with pytest.raises(UnsupportedError, match=text) as error:
         Kronecker().of(make(), points((3,)), softmax_columns)
-    for other in ("Kernel", "Full", "Diagonal", 'others="diagonal"'):
+    for other in ("FunctionSpace", "Full", "Diagonal", 'others="diagonal"'):
         assert other in str(error.value)
 
 
@@ -280,7 +280,7 @@ def test_layers_that_are_what_they_seem(make):
     network, x = make().double(), points((3,))
     network(x)  # a lazy layer becomes one
     assert len(Kronecker().of(network, x, softmax_columns).factors) in (1, 2)
-    value = Kernel().of(network, x, softmax_columns).log_det_ratio(precisions(network))
+    value = FunctionSpace().of(network, x, softmax_columns).log_det_ratio(precisions(network))
     torch.testing.assert_close(
         value, ratio(dense(network, x), precisions(network), sizes_of(network))
     )

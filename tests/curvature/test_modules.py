@@ -6,7 +6,7 @@ import pytest
 import torch
 from gpytorch.likelihoods import SoftmaxLikelihood
 
-from gpclml.curvature import Diagonal, Full, Kernel, Kronecker
+from gpclml.curvature import Diagonal, Full, FunctionSpace, Kronecker
 from gpclml.errors import (
     ArgumentError,
     ModelModeError,
@@ -39,7 +39,7 @@ from network_cases import (
         ),
     ],
 )
-@pytest.mark.parametrize("structure", [Kronecker(), Kernel()])
+@pytest.mark.parametrize("structure", [Kronecker(), FunctionSpace()])
 def test_networks_without_such_a_curvature(structure, network, error, text):
     with pytest.raises(error, match=text):
         structure.of(network, torch.zeros(4, 3), softmax_columns)
@@ -59,7 +59,7 @@ class ScaledTwice(torch.nn.Module):
         return self.scale * (self.scale * x).tanh()
 
 
-@pytest.mark.parametrize("structure", [Full(), Kernel()])
+@pytest.mark.parametrize("structure", [Full(), FunctionSpace()])
 def test_any_module_has_an_exact_curvature(structure):
     network = other_modules()
     x, delta = points((3,)), precisions(network)
@@ -72,7 +72,7 @@ def test_one_drawn_output_is_that_of_all_modules(outputs):
     x, y = points((3,)), torch.arange(7) % 2
     for seed in range(6):
         values, network = [], other_modules()
-        for structure in (Full(), Kernel()):
+        for structure in (Full(), FunctionSpace()):
             likelihood = SoftmaxLikelihood(num_classes=2, mixing_weights=False)
             mll = LaplaceMarginalLogLikelihood(
                 likelihood, LinearizedNetwork(network), 7, structure, outputs=outputs, seed=seed
@@ -140,7 +140,7 @@ def test_layers_at_several_places():
     network = Places()
     x, delta = points((4, 3)), precisions(network)
     exact = ratio(dense(network, x), delta, sizes_of(network))
-    for structure in (Full(), Kernel()):
+    for structure in (Full(), FunctionSpace()):
         value = structure.of(network, x, softmax_columns).log_det_ratio(delta)
         torch.testing.assert_close(value, exact)
     first, second = Kronecker().of(network, x, softmax_columns).factors
@@ -152,7 +152,7 @@ def test_layers_at_several_places():
     torch.testing.assert_close(reduced.inputs, mean.mT @ mean)
 
 
-@pytest.mark.parametrize("structure", [Full(), Kernel(), Kronecker(), Diagonal()])
+@pytest.mark.parametrize("structure", [Full(), FunctionSpace(), Kronecker(), Diagonal()])
 def test_bad_cotangents(structure):
     network, event = mlp()
     x = points(event)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import reference
-from gpclml.curvature import BlockDiagonal, Diagonal, Full, Kernel, Kronecker
+from gpclml.curvature import BlockDiagonal, Diagonal, Full, FunctionSpace, Kronecker
 from gpclml.errors import UnknownNameError, UnsupportedError
 from network_cases import (
     NETWORKS,
@@ -36,7 +36,7 @@ def test_log_determinants_of_the_dense_matrix(make, scale):
         return structure.of(network, x, softmax_columns).log_det_ratio(delta, scale)
 
     full = ratio(H, delta, sizes)
-    for structure in (Full("parameters"), Full("samples"), Full(), Kernel()):
+    for structure in (Full("parameters"), Full("samples"), Full(), FunctionSpace()):
         torch.testing.assert_close(value(structure), full)
     for form in ("parameters", "samples"):
         by_layer = ratio(H, delta, sizes, mask(sizes, layer))
@@ -92,7 +92,7 @@ STRUCTURES = {
     "samples": Full("samples"),
     "blocks": BlockDiagonal(),
     "diagonal": Diagonal(),
-    "kernel": Kernel(),
+    "kernel": FunctionSpace(),
     "expand": Kronecker(),
     "reduce": Kronecker("reduce"),
 }
@@ -124,14 +124,14 @@ def test_frozen_parameters_have_no_part():
     keep = [name for name in delta if name != "0.bias"]
     values = [
         structure.of(network, x, softmax_columns).log_det_ratio({k: delta[k] for k in keep})
-        for structure in (Full(), Kernel())
+        for structure in (Full(), FunctionSpace())
     ]
     torch.testing.assert_close(*values)
     factors = Kronecker().of(network, x, softmax_columns).factors
     assert {name for one in factors for name in one.eigenvalues()} == set(keep)
 
 
-@pytest.mark.parametrize("structure", [Full(), Kernel(), Kronecker(), Diagonal()])
+@pytest.mark.parametrize("structure", [Full(), FunctionSpace(), Kronecker(), Diagonal()])
 def test_float32_is_near_float64(structure):
     network, event = mlp()
     x, delta = points(event), precisions(network)
@@ -185,6 +185,6 @@ def test_sums_over_batches(structure, make):
 
 def test_a_kernel_is_of_one_batch():
     network, event = mlp()
-    one = Kernel().of(network, points(event), softmax_columns)
+    one = FunctionSpace().of(network, points(event), softmax_columns)
     with pytest.raises(UnsupportedError, match="Use Full"):
         one + one

@@ -68,7 +68,7 @@ def test_omniglot_archives(tmp_path):
     shared = {"other/Greek/character02/0102_01.png": drawing(50)}
     more = shared | {"other/Greek/character02/0102_07.png": drawing(60)}
     paths = [archive(tmp_path / "a.zip", CHARACTERS), archive(tmp_path / "b.zip", more)]
-    data = datasets.omniglot(paths)
+    data = datasets.load_omniglot(paths)
     assert data.class_names == ("Braille/character01", "Greek/character01", "Greek/character02")
     assert data.class_groups == ("Braille", "Greek", "Greek")
     assert data.labels.tolist() == [0, 1, 1, 2, 2]
@@ -85,28 +85,28 @@ def test_omniglot_archives(tmp_path):
 def test_an_entry_that_leads_out_of_the_archive(tmp_path, name):
     path = archive(tmp_path / "a.zip", CHARACTERS | {name: drawing(5)})
     with pytest.raises(DataError, match="leads out of the archive"):
-        datasets.omniglot([path])
+        datasets.load_omniglot([path])
     assert list(tmp_path.iterdir()) == [path]
 
 
 def test_other_and_damaged_archives(tmp_path):
     other = archive(tmp_path / "other.zip", {"readme.txt": b"hello"})
     with pytest.raises(DataError, match=r"the entry readme\.txt is no"):
-        datasets.omniglot([other])
+        datasets.load_omniglot([other])
     mixed = CHARACTERS | {"s/Greek/character03/0103_01.png": drawing(5, size=64)}
     with pytest.raises(DataError, match=r"images of sizes \[\(64, 64\), \(105, 105\)\]"):
-        datasets.omniglot([archive(tmp_path / "mixed.zip", mixed)])
+        datasets.load_omniglot([archive(tmp_path / "mixed.zip", mixed)])
     with pytest.raises(DataError, match="no images"):
-        datasets.omniglot([archive(tmp_path / "empty.zip", {})])
+        datasets.load_omniglot([archive(tmp_path / "empty.zip", {})])
     no_image = archive(tmp_path / "n.zip", {"s/Greek/character01/0101_01.png": b"no picture"})
     with pytest.raises(DataError, match="no image that can be read"):
-        datasets.omniglot([no_image])
+        datasets.load_omniglot([no_image])
     whole = archive(tmp_path / "a.zip", CHARACTERS)
     whole.write_bytes(whole.read_bytes()[:-40])
     with pytest.raises(DataError, match="cut short"):
-        datasets.omniglot([whole])
+        datasets.load_omniglot([whole])
     with pytest.raises(DataError, match="missing"):
-        datasets.omniglot([tmp_path / "none.zip"])
+        datasets.load_omniglot([tmp_path / "none.zip"])
 
 
 def test_a_tampered_file_of_the_registry_is_refused(tmp_path):
@@ -118,25 +118,25 @@ def test_a_tampered_file_of_the_registry_is_refused(tmp_path):
 
 
 def test_emnist(tmp_path):
-    data = datasets.emnist(emnist_archive(tmp_path / "gzip.zip"))
+    data = datasets.load_emnist(emnist_archive(tmp_path / "gzip.zip"))
     assert [data.class_names[label] for label in data.labels] == ["0", "z"]
     assert torch.equal(data.images[1, 0], torch.arange(12, 24).reshape(3, 4).mT.byte())
     path = emnist_archive(tmp_path / "l.zip", "train", "letters", labels=(1, 26))
-    letters = datasets.emnist(path, "letters", "train")
+    letters = datasets.load_emnist(path, "letters", "train")
     assert [letters.class_names[label] for label in letters.labels] == ["A", "Z"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["gzip.zip", "l.zip"]
     with pytest.raises(DataError, match=r"no file emnist-letters-test-images-idx3-ubyte\.gz"):
-        datasets.emnist(path, "letters")
+        datasets.load_emnist(path, "letters")
     with pytest.raises(UnknownNameError, match="Did you mean 'letters'"):
-        datasets.emnist(path, "leters")
+        datasets.load_emnist(path, "leters")
     with pytest.raises(UnknownNameError, match="part"):
-        datasets.emnist(path, "letters", "valid")
+        datasets.load_emnist(path, "letters", "valid")
     path.write_bytes(path.read_bytes()[:-30])
     with pytest.raises(DataError, match="cut short"):
-        datasets.emnist(path)
+        datasets.load_emnist(path)
     unlike = emnist_archive(tmp_path / "u.zip", labels=(1, 2, 3))
     with pytest.raises(DataError, match="of one set"):
-        datasets.emnist(unlike)
+        datasets.load_emnist(unlike)
 
 
 def npz(path, **arrays):

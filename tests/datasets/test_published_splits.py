@@ -18,7 +18,7 @@ COUNTS = {**dict.fromkeys(TEN, 10), **dict.fromkeys(TWENTY, 20), "protein": 5}
 @pytest.mark.parametrize("name", sorted(COUNTS))
 def test_published_splits_part_all_rows(data_folder, name):
     n = datasets.uci_source(name).num_data
-    splits = datasets.published_splits(name, folder=data_folder)
+    splits = datasets.load_published_splits(name, folder=data_folder)
     assert len(splits) == COUNTS[name]
     assert datasets.num_published_splits(name, folder=data_folder) == COUNTS[name]
     for parts in splits:
@@ -27,7 +27,7 @@ def test_published_splits_part_all_rows(data_folder, name):
         assert times_used.tolist() == [1] * n
         assert abs(len(parts.test) - n / 10) <= 1
     assert not torch.equal(splits[0].test, splits[1].test)
-    last = datasets.published_split(name, len(splits) - 1, folder=data_folder)
+    last = datasets.load_published_split(name, len(splits) - 1, folder=data_folder)
     assert torch.equal(last.test, splits[-1].test)
 
 
@@ -45,7 +45,7 @@ def parts(n=308, num_test=31) -> dict[str, np.ndarray]:
 def test_a_user_s_own_file(tmp_path):
     save(tmp_path, **parts())
     assert datasets.num_published_splits("yacht", folder=tmp_path) == 1
-    only = datasets.published_split("yacht", 0, folder=tmp_path)
+    only = datasets.load_published_split("yacht", 0, folder=tmp_path)
     assert only.test.tolist() == list(range(31))
     assert only.train.tolist() == list(range(31, 308))
 
@@ -54,14 +54,14 @@ def test_a_user_s_own_file(tmp_path):
 def test_index_out_of_range(tmp_path, index):
     save(tmp_path, **parts())
     with pytest.raises(ArgumentError, match=rf"index: got {index}, expected 0 to 0"):
-        datasets.published_split("yacht", index, folder=tmp_path)
+        datasets.load_published_split("yacht", index, folder=tmp_path)
 
 
 def test_no_file(tmp_path):
     assert datasets.num_published_splits("wine-white", folder=tmp_path) == 0
     for read in (
-        lambda: datasets.published_split("wine-white", 0, folder=tmp_path),
-        lambda: datasets.published_splits("wine-white", folder=tmp_path),
+        lambda: datasets.load_published_split("wine-white", 0, folder=tmp_path),
+        lambda: datasets.load_published_splits("wine-white", folder=tmp_path),
     ):
         with pytest.raises(DataError, match=r"wine-white\.npz: no such file.*split\(data, seed\)"):
             read()
@@ -82,7 +82,7 @@ def test_no_file(tmp_path):
 def test_arrays_that_cannot_be_used(tmp_path, arrays, found):
     path = save(tmp_path, **arrays)
     with pytest.raises(DataError, match=found) as caught:
-        datasets.published_splits("yacht", folder=tmp_path)
+        datasets.load_published_splits("yacht", folder=tmp_path)
     assert str(path) in str(caught.value)
 
 
@@ -101,7 +101,7 @@ def test_a_damaged_file(tmp_path, damage):
         }[damage]
     )
     with pytest.raises(DataError, match=r"yacht\.npz: cannot be used"):
-        datasets.published_splits("yacht", folder=tmp_path)
+        datasets.load_published_splits("yacht", folder=tmp_path)
 
 
 def test_a_single_array_is_no_archive(tmp_path):
@@ -109,7 +109,7 @@ def test_a_single_array_is_no_archive(tmp_path):
     with path.open("wb") as stream:
         np.save(stream, np.arange(308))
     with pytest.raises(DataError, match="found a single array"):
-        datasets.published_split("yacht", 0, folder=tmp_path)
+        datasets.load_published_split("yacht", 0, folder=tmp_path)
 
 
 def test_an_embedded_set_has_none(tmp_path):
@@ -118,4 +118,4 @@ def test_an_embedded_set_has_none(tmp_path):
 
 def test_unknown_name(tmp_path):
     with pytest.raises(UnknownNameError, match="yacht"):
-        datasets.published_splits("yatch", folder=tmp_path)
+        datasets.load_published_splits("yatch", folder=tmp_path)

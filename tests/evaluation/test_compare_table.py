@@ -13,7 +13,7 @@ from gpclml.models import GPRegression
 
 COLUMNS = [
     "rank", "lml", "clml", "clml_se", "loo", "loo_se", "difference", "difference_se", "p_worse",
-    "weight", "warnings", "failure",
+    "weight", "findings", "failure",
 ]  # fmt: skip
 
 
@@ -74,7 +74,7 @@ def test_equal_models_differ_by_nothing(data):
     assert table["difference_se"].tolist() == [0.0, 0.0]
     assert table["p_worse"].iloc[1] == 0.5
     assert table["weight"].tolist() == pytest.approx([0.5, 0.5])
-    assert "criteria-disagree" not in table.loc["a", "warnings"]
+    assert "criteria-disagree" not in table.loc["a", "findings"]
 
 
 def test_standardized_and_raw_models_of_one_density_agree(data):

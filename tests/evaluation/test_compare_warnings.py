@@ -7,18 +7,18 @@ import torch
 
 from gpclml.errors import UnknownNameError
 from gpclml.evaluation import compare, score_models
-from gpclml.evaluation.findings import find_warnings
+from gpclml.evaluation.findings import collect_findings
 from gpclml.kernels import PolynomialFeatures
 from gpclml.models import BayesianLinearModel, GPRegression
 
 
 def warning_of(comparison, name):
-    (found,) = (warning for warning in comparison.warnings if warning.name == name)
+    (found,) = (warning for warning in comparison.findings if warning.name == name)
     return found
 
 
 def names_of(comparison):
-    return {warning.name for warning in comparison.warnings}
+    return {warning.name for warning in comparison.findings}
 
 
 def test_the_criteria_disagree_on_the_fourier_models(fourier):
@@ -33,11 +33,11 @@ def test_the_criteria_disagree_on_the_fourier_models(fourier):
     assert "LML prefers M3 to M9 by 24.9 nats" in warning.text
     assert "CLML prefers M9 to M3 by 2." in warning.text
     assert "LOO prefers M9 to M3 by 15.6 ± 6.9 nats" in warning.text
-    assert all("criteria-disagree" in names for names in table["warnings"])
+    assert all("criteria-disagree" in names for names in table["findings"])
     assert "LML prefers M3; CLML and LOO prefer M9." in comparison.sentences
     # The first tenth of the points is where M9 loses, and its prior is why.
     assert warning_of(comparison, "first-terms").models == ("M9",)
-    assert "prior-sensitive" in table.loc["M9", "warnings"]
+    assert "prior-sensitive" in table.loc["M9", "findings"]
 
 
 def test_agreeing_criteria_give_no_warning(data):
@@ -45,8 +45,8 @@ def test_agreeing_criteria_give_no_warning(data):
     good, bad = GPRegression(x, y), GPRegression(x, y)
     good.likelihood.noise = 0.05
     comparison = score_models({"good": good, "bad": bad})
-    assert comparison.warnings == ()
-    assert comparison.table["warnings"].tolist() == [(), ()]
+    assert comparison.findings == ()
+    assert comparison.table["findings"].tolist() == [(), ()]
     assert "LML, CLML and LOO all prefer good." in comparison.sentences
 
 
@@ -54,9 +54,9 @@ def test_favourites_that_lead_by_little_do_not_disagree(fourier):
     comparison = score_models(fourier, m=85)
     scores = dict(comparison.scores)
     scores["M3"] = dataclasses.replace(scores["M3"], lml=scores["M9"].lml + 0.9)
-    assert "criteria-disagree" not in {found.name for found in find_warnings(scores)}
+    assert "criteria-disagree" not in {found.name for found in collect_findings(scores)}
     scores["M3"] = dataclasses.replace(scores["M3"], lml=scores["M9"].lml + 1.1)
-    assert "criteria-disagree" in {found.name for found in find_warnings(scores)}
+    assert "criteria-disagree" in {found.name for found in collect_findings(scores)}
 
 
 def vague_and_not(variance=1e6, n=120):
@@ -118,8 +118,8 @@ def test_few_points_and_small_differences(data):
     assert "99" in warning_of(comparison, "few-points").text
     pair["twin"] = pair["rbf"]
     table = compare(pair)
-    assert "small-difference" not in table["warnings"].iloc[0]
-    assert "small-difference" in table.loc["twin", "warnings"]
+    assert "small-difference" not in table["findings"].iloc[0]
+    assert "small-difference" in table.loc["twin", "findings"]
     x, y = data(n=100)
     assert "few-points" not in names_of(score_models({"a": GPRegression(x, y)}))
 
@@ -132,10 +132,10 @@ def test_the_best_of_many_models(fourier, totals, by_chance):
         f"{place:02}": dataclasses.replace(scores, loo=scores.loo + total / count)
         for place, total in enumerate(sorted(totals, reverse=True))
     }
-    found = {warning.name for warning in find_warnings(many)}
+    found = {warning.name for warning in collect_findings(many)}
     assert ("many-models" in found) == by_chance
     del many["11"]
-    assert "many-models" not in {warning.name for warning in find_warnings(many)}
+    assert "many-models" not in {warning.name for warning in collect_findings(many)}
 
 
 def test_a_comparison_prints(fourier):
@@ -163,8 +163,8 @@ def test_what_is_wrong_with_a_fit_marks_its_row(models):
     problem = "The fit ended before an optimum."
     comparison = score_models(models, problems={"bad": problem, "good": ""})
     assert warning_of(comparison, "fit-failed").models == ("bad",)
-    assert "fit-failed" in comparison.table.loc["bad", "warnings"]
-    assert "fit-failed" not in comparison.table.loc["good", "warnings"]
+    assert "fit-failed" in comparison.table.loc["bad", "findings"]
+    assert "fit-failed" not in comparison.table.loc["good", "findings"]
     assert f"bad: {problem}" in comparison.sentences
     with pytest.raises(UnknownNameError, match="Did you mean 'good'"):
         score_models(models, problems={"god": problem})
@@ -174,7 +174,7 @@ def test_a_model_that_predicts_the_mean_is_marked(models):
     models["bad"].covar_module.base_kernel.lengthscale = 0.002
     comparison = score_models(models)
     assert warning_of(comparison, "predicts-mean").models == ("bad",)
-    assert "predicts-mean" in compare(models).loc["bad", "warnings"]
+    assert "predicts-mean" in compare(models).loc["bad", "findings"]
 
 
 def test_a_rational_quadratic_below_the_rbf_that_it_contains_is_marked(models, data):

@@ -96,16 +96,16 @@ def test_a_model_without_a_covariance_is_a_row_and_the_others_are_as_they_are(mo
     alone = score_models(models, **OPTIONS)
     found = score_models({"broken": broken(*data()), **models}, **OPTIONS)
     assert found.table.index.tolist() == [*alone.table.index, "broken"]
-    shared = found.table.iloc[:3].drop(columns="warnings")
-    assert shared.equals(alone.table.drop(columns="warnings"))
+    shared = found.table.iloc[:3].drop(columns="findings")
+    assert shared.equals(alone.table.drop(columns="findings"))
     assert shared["failure"].tolist() == ["", "", ""]
     row = found.table.loc["broken"]
     for column in ("lml", "clml", "loo", "difference", "p_worse", "weight"):
         assert math.isnan(row[column])
-    assert row["warnings"] == ("not-scored", "few-points")
+    assert row["findings"] == ("not-scored", "few-points")
     assert row["failure"].startswith("no LML, CLML, LOO, learning curves, wider prior or condition")
     assert "non-finite" in row["failure"]
-    (warning,) = (one for one in found.warnings if one.name == "not-scored")
+    (warning,) = (one for one in found.findings if one.name == "not-scored")
     assert warning.models == ("broken",)
     assert warning.text == f"broken has {row['failure']}."
     assert warning.text in str(found)
@@ -120,7 +120,7 @@ def test_a_diagnostic_that_fails_leaves_the_criteria(data):
     found = compare({"negative": model, "other": other}, **OPTIONS)
     row = found.loc["negative"]
     assert all(math.isfinite(row[column]) for column in ("lml", "clml", "loo", "weight"))
-    assert "not-scored" in row["warnings"]
+    assert "not-scored" in row["findings"]
     assert row["failure"].startswith("no wider prior (covariance of shape (25, 25)")
     noisy = model.kernel(x).to_dense().detach() + torch.eye(25, dtype=x.dtype)
     expected = torch.distributions.MultivariateNormal(torch.zeros_like(y), noisy)
@@ -143,7 +143,7 @@ def test_whatever_fails_the_rest_is_told_and_drawn(part, rank_by, names, models,
             else:
                 assert table.loc[name, column] == whole.loc[name, column]
         assert bool(table.loc[name, "failure"]) == (name in names)
-        assert ("not-scored" in table.loc[name, "warnings"]) == (name in names)
+        assert ("not-scored" in table.loc[name, "findings"]) == (name in names)
     values = table[rank_by].dropna()
     assert values.is_monotonic_decreasing
     assert table[rank_by].tolist()[: len(values)] == values.tolist()  # the others are last

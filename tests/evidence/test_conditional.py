@@ -13,8 +13,8 @@ import reference
 from gpclml.curvature import Full, GaussianWeightPrior
 from gpclml.errors import ArgumentError, ShapeError
 from gpclml.evidence.sampling import (
-    conditional_log_density,
     conditional_split,
+    estimate_conditional_log_density,
     rescaled,
     sampled_outputs,
     stacked_weights,
@@ -59,7 +59,7 @@ def exact(seen, held_out):
 
 def test_the_joint_density_of_a_linear_model():
     likelihood, outputs_of, weights, seen, _, held_out, _ = linear()
-    found = conditional_log_density(likelihood, outputs_of, weights, held_out)
+    found = estimate_conditional_log_density(likelihood, outputs_of, weights, held_out)
     assert found.scale == 1.0
     assert found.num_held_out == 6
     assert abs(found.joint.value - exact(seen, held_out)) < 4 * found.joint.standard_error
@@ -68,8 +68,8 @@ def test_the_joint_density_of_a_linear_model():
 
 def test_draws_that_are_too_wide_are_narrowed():
     likelihood, outputs_of, weights, seen, scaling, held_out, center = linear(widened=100.0)
-    wide = conditional_log_density(likelihood, outputs_of, weights, held_out)
-    mended = conditional_log_density(
+    wide = estimate_conditional_log_density(likelihood, outputs_of, weights, held_out)
+    mended = estimate_conditional_log_density(
         likelihood, outputs_of, weights, held_out, scaling=scaling, center=center
     )
     assert mended.scale in (1e-3, 1e-2, 3e-2)
@@ -115,6 +115,6 @@ def test_bad_scales():
     likelihood, outputs_of, weights, _, scaling, held_out, _ = linear()
     for scales in ((), (0.0, 1.0), (1.0, math.nan), (math.inf,)):
         with pytest.raises(ArgumentError, match="scales"):
-            conditional_log_density(
+            estimate_conditional_log_density(
                 likelihood, outputs_of, weights, held_out, scaling=scaling, scales=scales
             )

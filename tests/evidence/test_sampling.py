@@ -9,7 +9,7 @@ import torch
 from gpytorch.likelihoods import GaussianLikelihood, SoftmaxLikelihood
 
 import reference
-from gpclml.curvature import Full, GaussianWeightPrior, Kernel
+from gpclml.curvature import Full, FunctionSpace, GaussianWeightPrior
 from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
 from gpclml.evidence.sampling import (
     joint_log_density,
@@ -121,7 +121,7 @@ def test_what_is_refused():
         evidence.sample_weights(0)
     with pytest.raises(UnsupportedError, match="one at 4 of 8 points"):
         mll.evidence_at(model(x[:4]), y[:4]).sample_weights(1)
-    kernel = LaplaceMarginalLogLikelihood(gaussian(), model, N, Kernel())
+    kernel = LaplaceMarginalLogLikelihood(gaussian(), model, N, FunctionSpace())
     with pytest.raises(UnsupportedError, match="Use Full"):
         kernel.evidence_at(model(x), y).sample_weights(1)
     with pytest.raises(ShapeError, match="outputs"):

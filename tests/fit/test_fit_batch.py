@@ -11,7 +11,7 @@ from botorch.models import SingleTaskGP
 
 from gpclml.conditioning import HeldOut, KFold, LastPoints, LeaveOneOut, RandomHoldout
 from gpclml.errors import ArgumentError, UnknownNameError, UnsupportedError
-from gpclml.fit import batch_size, fit_batch, fit_mll
+from gpclml.fit import fit_batch, fit_mll, suggest_batch_size
 from gpclml.kernels import DeepKernel
 from gpclml.linalg import ConjugateGradients
 from gpclml.mlls import ConditionalMarginalLogLikelihood
@@ -268,12 +268,12 @@ def test_a_model_that_cannot_take_a_batch_is_refused():
 
 def test_batches_shrink_as_models_grow():
     for options in ({}, {"keeps_memory": True}, {"device": "cuda"}):
-        sizes = [batch_size(n, **options) for n in (10, 100, 200, 300, 3000, 10**5)]
+        sizes = [suggest_batch_size(n, **options) for n in (10, 100, 200, 300, 3000, 10**5)]
         assert sizes == sorted(sizes, reverse=True)
         assert sizes[0] > sizes[-1] == 1
-    assert batch_size(300, keeps_memory=True) > batch_size(300)
+    assert suggest_batch_size(300, keeps_memory=True) > suggest_batch_size(300)
     with pytest.raises(ArgumentError, match="num_data"):
-        batch_size(0)
+        suggest_batch_size(0)
 
 
 def test_bad_arguments():

@@ -8,7 +8,7 @@ from gpclml.conditioning import LastPoints
 from gpclml.errors import ArgumentError, UnsupportedError
 from gpclml.fit import fit_mll, fit_networks
 from gpclml.mlls import ConditionalMarginalLogLikelihood
-from gpclml.models import GPRegression, networks_of
+from gpclml.models import GPRegression, find_networks
 
 
 def objective(x, y, conditioning=None, **options):
@@ -70,7 +70,7 @@ def test_the_deep_kernel_is_trained_where_held_out_data_support_it():
 def test_of_other_models_only_the_networks_are_trained():
     x, y = step_data()
     mll = objective(x, y, kernel="rbf", mean="mlp", hidden=[20])
-    inside = {id(p) for network in networks_of(mll.model) for p in network.parameters()}
+    inside = {id(p) for network in find_networks(mll.model) for p in network.parameters()}
     outside = [p for p in mll.parameters() if id(p) not in inside]
     before = [p.detach().clone() for p in outside]
     result = fit_networks(mll, steps=200, progress=False)

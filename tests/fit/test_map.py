@@ -6,7 +6,7 @@ import pytest
 import torch
 from gpytorch.likelihoods import GaussianLikelihood, SoftmaxLikelihood
 
-from gpclml.curvature import Full, GaussianWeightPrior, Kernel
+from gpclml.curvature import Full, FunctionSpace, GaussianWeightPrior
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnknownNameError
 from gpclml.fit import fit_hyperparameters, fit_map, fit_online
 from gpclml.kernels.networks import MLP
@@ -90,7 +90,7 @@ def test_estimates_over_batches_of_a_class():
         network = MLP([4, 10, 4], torch.nn.Tanh)
         likelihood = SoftmaxLikelihood(num_classes=4, mixing_weights=False)
         model = LinearizedNetwork(network, GaussianWeightPrior(network, "layer", 0.1))
-        mll = LaplaceMarginalLogLikelihood(likelihood, model, N, Kernel())
+        mll = LaplaceMarginalLogLikelihood(likelihood, model, N, FunctionSpace())
         fit = fit_online(
             mll, x, y, epochs=30, batch_size=10, lr=0.02, hyper_lr=1e-9, burn_in=29,
             hyper_steps=1, partition=partition, progress=False,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from gpytorch.likelihoods import GaussianLikelihood, SoftmaxLikelihood
 
-from gpclml.curvature import Full, GaussianWeightPrior, Kernel, Kronecker
+from gpclml.curvature import Full, FunctionSpace, GaussianWeightPrior, Kronecker
 from gpclml.errors import ArgumentError, DataError, NonFiniteError, ShapeError
 from gpclml.fit import fit_online
 from gpclml.kernels.networks import MLP
@@ -128,7 +128,8 @@ def test_what_ended_by_patience_stays_ended(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("structure", "outputs"), [(Kernel(), "all"), (Kernel(), "single"), (Kronecker(), "column")]
+    ("structure", "outputs"),
+    [(FunctionSpace(), "all"), (FunctionSpace(), "single"), (Kronecker(), "column")],
 )
 def test_stochastic_estimates(structure, outputs):
     generator = torch.Generator().manual_seed(0)

@@ -10,7 +10,14 @@ import torch
 from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood, SoftmaxLikelihood
 
 import reference
-from gpclml.curvature import BlockDiagonal, Diagonal, Full, GaussianWeightPrior, Kernel, Kronecker
+from gpclml.curvature import (
+    BlockDiagonal,
+    Diagonal,
+    Full,
+    FunctionSpace,
+    GaussianWeightPrior,
+    Kronecker,
+)
 from gpclml.errors import (
     ArgumentError,
     NonFiniteError,
@@ -202,7 +209,7 @@ class Tied(torch.nn.Module):
         return torch.cat([output, -output], dim=-1)
 
 
-@pytest.mark.parametrize("structure", [Full(), Kernel(), Kronecker(), Diagonal()])
+@pytest.mark.parametrize("structure", [Full(), FunctionSpace(), Kronecker(), Diagonal()])
 @pytest.mark.parametrize("outputs", ["all", "single", "column"])
 @pytest.mark.parametrize("hessian", ["ggn", "ef"])
 def test_gradients_in_hyperparameters_and_an_augmentation(structure, outputs, hessian):

@@ -20,7 +20,7 @@ from gpytorch.priors import LogNormalPrior
 from deep_kernel_cases import BARE, KERNELS, SHAPES, data, make, members, moved, points
 from gpclml.errors import ArgumentError, UnknownNameError
 from gpclml.kernels.networks import reset_network
-from gpclml.models import networks_of
+from gpclml.models import find_networks
 from gpclml.models.botorch import DeepKernelGP
 
 pytestmark = pytest.mark.filterwarnings(
@@ -192,7 +192,7 @@ def test_inputs_from_a_data_set():
 
 def test_networks_start_alike_and_are_drawn_anew_alike():
     model = DeepKernelGP(*data(m=2), kernel="deep-bottleneck", hidden=(5,), num_features=3)
-    [network] = networks_of(model)
+    [network] = find_networks(model)
     before = [parameter.clone() for parameter in network.parameters()]
     assert all(torch.equal(p[0], p[1]) for p in before)
     assert {tuple(p.shape) for p in before} == {(2, 5, 2), (2, 5), (2, 3, 5), (2, 3)}

@@ -18,7 +18,7 @@ from deep_kernel_cases import BARE, KERNELS, SHAPES, data, members, moved, point
 from gpclml.conditioning import LastPoints, LeaveOneOut
 from gpclml.fit import fit_mll
 from gpclml.mlls import ConditionalMarginalLogLikelihood
-from gpclml.models import networks_of
+from gpclml.models import find_networks
 from gpclml.models.botorch import DeepKernelGP
 
 pytestmark = [
@@ -63,7 +63,7 @@ def fitted():
 def test_every_objective_is_improved(batch_shape, m, name, kernel):
     model = moved(DeepKernelGP(*data(batch_shape, m), kernel=kernel, feature_share=0.3))
     mll = OBJECTIVES[name](model.likelihood, model)
-    before, [network] = values(mll), networks_of(model)
+    before, [network] = values(mll), find_networks(model)
     weights = [parameter.clone() for parameter in network.parameters()]
     fit_gpytorch_mll(mll, **FEW)
     assert not mll.training

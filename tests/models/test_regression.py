@@ -23,7 +23,7 @@ from gpclml.errors import (
 from gpclml.kernels import DeepKernel
 from gpclml.kernels.networks import MLP, reset_network
 from gpclml.mlls import ConditionalMarginalLogLikelihood
-from gpclml.models import GPRegression, networks_of
+from gpclml.models import GPRegression, find_networks
 
 KERNELS = ["rbf", "rq", "matern", "spectral_mixture", "deep", "deep-bottleneck"]
 
@@ -77,7 +77,7 @@ def test_means(mean, train, new_x):
     model = GPRegression(*train, mean=mean)
     steps(model)
     assert model.predict(new_x).mean.isfinite().all()
-    assert len(networks_of(model)) == (mean == "mlp")
+    assert len(find_networks(model)) == (mean == "mlp")
 
 
 @pytest.mark.parametrize("kernel", ["rbf", "deep-bottleneck"])
@@ -257,7 +257,7 @@ def test_warm_start_is_the_fit_of_the_ard_gp(train, new_x):
     assert warm.training
     assert all(parameter.requires_grad for parameter in warm.parameters())
     assert all(parameter.grad is None for parameter in warm.parameters())
-    network, cold_network = networks_of(warm)[0], networks_of(cold)[0]
+    network, cold_network = find_networks(warm)[0], find_networks(cold)[0]
     for a, b in zip(network.parameters(), cold_network.parameters(), strict=True):
         assert torch.equal(a, b)
     x = warm.input_standardizer(train[0])
@@ -267,9 +267,9 @@ def test_warm_start_is_the_fit_of_the_ard_gp(train, new_x):
 def test_the_deep_kernel_learns_after_the_warm_start(train):
     model = GPRegression(*train, kernel="deep")
     before, x = lml(model).item(), model.input_standardizer(train[0])
-    spread = networks_of(model)[0](x).std().item()
+    spread = find_networks(model)[0](x).std().item()
     steps(model, 30)
-    assert networks_of(model)[0](x).std().item() > 1.05 * spread
+    assert find_networks(model)[0](x).std().item() > 1.05 * spread
     assert lml(model).item() > before
 
 
@@ -365,7 +365,7 @@ def test_networks_can_be_drawn_anew(train):
     network = MLP([10, 4, 1])
     kernel = DeepKernel(network, RBFKernel()) + DeepKernel(network, RBFKernel())
     model = GPRegression(*train, kernel=kernel, mean="mlp")
-    found = networks_of(model)
+    found = find_networks(model)
     assert found == [network, model.mean_module.network] or found == [
         model.mean_module.network,
         network,
@@ -407,7 +407,7 @@ def test_ard_is_a_choice(train):
     model = GPRegression(*train, ard=False)
     assert model.covar_module.base_kernel.lengthscale.shape == (1, 1)
     deep = GPRegression(*train, kernel="deep", num_features=3, hidden=[7], warm_start=False)
-    assert networks_of(deep)[0].sizes == (10, 7, 3)
+    assert find_networks(deep)[0].sizes == (10, 7, 3)
     assert deep.covar_module.base_kernel.base_kernel.kernels[0].lengthscale.shape == (1, 10)
 
 

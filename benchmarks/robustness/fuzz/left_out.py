@@ -9,16 +9,16 @@ _NOTHING = "takes nothing"
 _REPORT = "takes a finished report, which a command makes"
 
 LEFT_OUT = {
-    "datasets.emnist": _ARCHIVE,
+    "datasets.load_emnist": _ARCHIVE,
     "datasets.fetch": "downloads",
     "datasets.image_names": _NOTHING,
     "datasets.load_head_poses": _ARCHIVE,
     "datasets.load_images": _ARCHIVE,
     "datasets.names": _NOTHING,
     "datasets.num_published_splits": _ARCHIVE,
-    "datasets.omniglot": _ARCHIVE,
-    "datasets.published_split": _ARCHIVE,
-    "datasets.published_splits": _ARCHIVE,
+    "datasets.load_omniglot": _ARCHIVE,
+    "datasets.load_published_split": _ARCHIVE,
+    "datasets.load_published_splits": _ARCHIVE,
     "datasets.uci_sources": _NOTHING,
     "linalg.refuse_double_backward": "a context without a computation",
     "inference.evaluating": "makes a context, which does nothing before it is entered",

@@ -84,12 +84,12 @@ def _() -> dict[str, Any]:
     return {"predictive": torch.distributions.Normal(normal(2, 3, 4), positive(2, 3, 4))}
 
 
-@example("conditioning.partitions.class_partition")
+@example("conditioning.partitions.partition_by_class")
 def _() -> dict[str, Any]:
     return {"labels": labels(), "batch_size": 2, "generator": generator()}
 
 
-@example("conditioning.partitions.random_partition", sizes=["num_data"])
+@example("conditioning.partitions.partition_at_random", sizes=["num_data"])
 def _() -> dict[str, Any]:
     return {"num_data": 8, "batch_size": 3, "generator": generator()}
 

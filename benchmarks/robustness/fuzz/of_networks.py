@@ -46,7 +46,7 @@ def _() -> dict[str, Any]:
     return {"self": LinearizedNetwork(mlp()), "x": inputs()}
 
 
-@example("models.networks_of")
+@example("models.find_networks")
 def _() -> dict[str, Any]:
     return {"model": gp("deep")}
 
@@ -130,7 +130,7 @@ def _() -> dict[str, Any]:
     return {"diagonal": {"w": positive(3)}}
 
 
-@example("curvature.KernelCurvature")
+@example("curvature.FunctionSpaceCurvature")
 def _() -> dict[str, Any]:
     return {"grams": {"w": covariance(4)}}
 

@@ -53,7 +53,7 @@ def _() -> dict[str, Any]:
 _WORK = ["steps", "epochs", "restarts", "retries", "hyper_steps", "every", "burn_in"]
 
 
-@example("fit.batch_size")
+@example("fit.suggest_batch_size")
 def _() -> dict[str, Any]:
     return {"num_data": 50}
 
@@ -119,7 +119,7 @@ def _draws() -> dict[str, torch.Tensor]:
     return {name: p.detach().unsqueeze(0).repeat(2, *[1] * p.ndim) for name, p in parameters}
 
 
-@example("evidence.sampling.conditional_log_density")
+@example("evidence.sampling.estimate_conditional_log_density")
 def _() -> dict[str, Any]:
     network = mlp(3)
 

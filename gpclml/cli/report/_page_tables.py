@@ -41,7 +41,7 @@ def model_rows(
         name, scores = str(name), predictions[str(name)]
         rows.append(
             (
-                _marked(name, line["warnings"]),
+                _marked(name, line["findings"]),
                 [
                     (_nats(line["lml"]), ""),
                     (_nats(line["clml"]), _nats(line["clml_se"])),

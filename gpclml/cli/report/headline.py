@@ -25,7 +25,7 @@ def headline(comparison: Comparison, target: str) -> str:
     if len(comparison.table[comparison.rank_by].dropna()) == 1:
         return f"{first} is the only model of {target} here that could be scored."
     choices = comparison.favourites
-    warned = {warning.name: warning for warning in comparison.warnings}
+    warned = {finding.name: finding for finding in comparison.findings}
     if len(set(choices.values())) == 1:
         close = warned["small-difference"].models if "small-difference" in warned else ()
         also = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from gpclml._utils.arguments import checked
-from gpclml.datasets import Split, split, subset
+from gpclml.datasets import TrainTestSplit, split, subset
 from gpclml.errors import ArgumentError
 
 __all__ = ["MOST_ROWS", "num_test_rows", "split_rows", "subset_rows"]
@@ -23,7 +23,7 @@ def num_test_rows(count: int) -> int:
 
 
 @checked(targets="float (n,)")
-def split_rows(targets: Tensor, seed: int = 0, most_rows: int = MOST_ROWS) -> Split:
+def split_rows(targets: Tensor, seed: int = 0, most_rows: int = MOST_ROWS) -> TrainTestSplit:
     """A random split of the rows that have a target.
 
     A fifth of them, and 1000 at most, is to test on, the rest to train on; where that is more
@@ -48,7 +48,9 @@ def split_rows(targets: Tensor, seed: int = 0, most_rows: int = MOST_ROWS) -> Sp
         raise ArgumentError("targets", "none that is not missing", "at least one")
     tested = max(num_test_rows(count), count - most_rows)
     parts = split(count, seed, tested / count)
-    return Split(train=observed[parts.train.sort().values], test=observed[parts.test.sort().values])
+    return TrainTestSplit(
+        train=observed[parts.train.sort().values], test=observed[parts.test.sort().values]
+    )
 
 
 @checked(targets="float (n,)")

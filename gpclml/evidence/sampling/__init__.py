@@ -1,5 +1,6 @@
 """Draws of weights, what they predict, and evidences estimated from draws."""
 
+from gpclml import explain_moved
 from gpclml.evidence.sampling.annealed import (
     AnnealedEvidence,
     EvidenceBound,
@@ -9,8 +10,8 @@ from gpclml.evidence.sampling.annealed import (
 from gpclml.evidence.sampling.bidirectional import BidirectionalEvidence, bidirectional_evidence
 from gpclml.evidence.sampling.conditional import (
     SampledConditional,
-    conditional_log_density,
     conditional_split,
+    estimate_conditional_log_density,
 )
 from gpclml.evidence.sampling.densities import (
     SampledDensity,
@@ -32,8 +33,8 @@ __all__ = [
     "SampledDensity",
     "annealed_importance_sampling",
     "bidirectional_evidence",
-    "conditional_log_density",
     "conditional_split",
+    "estimate_conditional_log_density",
     "importance_sampling",
     "joint_log_density",
     "linearized_outputs",
@@ -47,3 +48,5 @@ __all__ = [
     "simple_monte_carlo",
     "stacked_weights",
 ]
+
+explain_moved(__name__)

@@ -22,8 +22,8 @@ from gpclml.evidence.sampling.weights import rescaled
 __all__ = [
     "SCALES",
     "SampledConditional",
-    "conditional_log_density",
     "conditional_split",
+    "estimate_conditional_log_density",
 ]
 
 SCALES = (1e-4, 1e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
@@ -50,7 +50,7 @@ class SampledConditional:
 
 
 @checked
-def conditional_log_density(
+def estimate_conditional_log_density(
     likelihood: Likelihood,
     outputs_of: OutputsOf,
     weights: Mapping[str, Tensor],

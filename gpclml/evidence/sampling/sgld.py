@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gpclml._utils.arguments import check_learning_rate, checked
-from gpclml.conditioning.partitions import random_partition
+from gpclml.conditioning.partitions import partition_at_random
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
@@ -106,7 +106,7 @@ class _Chain:
 
     def step(self, step: float, noise: bool) -> None:
         if not self._batches:
-            self._batches = random_partition(len(self._x), self._size, self._generator)
+            self._batches = partition_at_random(len(self._x), self._size, self._generator)
         rows = self._batches.pop()
         output = self._model(self._x[rows.to(self._x.device)])
         value = self._mll.log_joint(output, self._y[rows.to(self._y.device)])
