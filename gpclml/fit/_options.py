@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import torch
 from gpytorch.mlls import MarginalLogLikelihood
@@ -42,11 +44,23 @@ def optimizer_factory(optimizer: str | OptimizerFactory) -> OptimizerFactory | N
     if isinstance(optimizer, type) and not issubclass(optimizer, torch.optim.Optimizer):
         raise UnsupportedError("optimizer", optimizer.__name__, "a class of torch.optim")
     if callable(optimizer):
-        return optimizer
+        return partial(_make_optimizer, optimizer)
     factories = {"lbfgs": None, "adam": torch.optim.Adam}
     if optimizer not in factories:
         raise UnknownNameError("optimizer", optimizer, factories)
     return factories[optimizer]
+
+
+def _make_optimizer(factory: OptimizerFactory, parameters: Any, lr: float) -> torch.optim.Optimizer:
+    name = getattr(factory, "__name__", type(factory).__name__)
+    expected = "a class of torch.optim, or a function of parameters and lr that makes one"
+    try:
+        made = factory(parameters, lr=lr)
+    except TypeError as error:
+        raise UnsupportedError("optimizer", f"{name} ({error})", expected) from error
+    if not isinstance(made, torch.optim.Optimizer):
+        raise UnsupportedError("optimizer", f"{name}, which made no optimizer", expected)
+    return made
 
 
 def check_step_options(steps: int | None, lr: float) -> None:

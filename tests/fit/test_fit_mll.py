@@ -195,6 +195,8 @@ def test_progress_is_shown_on_request(capsys):
     ("options", "match"),
     [
         ({"optimizer": "adm"}, "Did you mean 'adam'"),
+        ({"optimizer": torch.nn.Linear(1, 1)}, "optimizer: got Linear"),
+        ({"optimizer": lambda parameters, lr: None}, "made no optimizer"),
         ({"steps": 0}, "steps"),
         ({"lr": -1.0}, "lr"),
         ({"restarts": -1}, "restarts"),
