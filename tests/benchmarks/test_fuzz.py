@@ -14,8 +14,7 @@ from typer.testing import CliRunner
 from benchmarks.robustness.__main__ import app
 from benchmarks.robustness.fuzz import by_kind, raw_errors, run, without_example
 from benchmarks.robustness.fuzz.calls import Call, draw, perform
-from benchmarks.robustness.fuzz.examples import EXAMPLES, Example
-from benchmarks.robustness.fuzz.left_out import LEFT_OUT
+from benchmarks.robustness.fuzz.examples import EXAMPLES, LEFT_OUT, Example
 from benchmarks.robustness.fuzz.mutations import KINDS, mutations_of
 from gpclml.errors import ArgumentError, DataError
 
@@ -76,9 +75,7 @@ def test_mutations_differ_from_the_argument():
 
 def _calls_of(monkeypatch, **calls):
     """What is called, in the process that makes the calls."""
-    examples = {
-        name: Example(name, call, lambda: {"x": 1}, frozenset()) for name, call in calls.items()
-    }
+    examples = {name: Example(name, call, lambda: {"x": 1}) for name, call in calls.items()}
     monkeypatch.setattr("benchmarks.robustness.fuzz.calls.EXAMPLES", examples)
     return [Call(0, name, "type", "x: 1", {"x": 1}) for name in calls]
 

@@ -13,13 +13,6 @@ import torch
 from botorch.exceptions.errors import BotorchError
 from linear_operator.utils.errors import NanError, NotPSDError
 
-from benchmarks.robustness.fuzz import (  # noqa: F401  they register examples
-    of_data,
-    of_densities,
-    of_models,
-    of_networks,
-    of_training,
-)
 from benchmarks.robustness.fuzz.examples import EXAMPLES
 from benchmarks.robustness.fuzz.mutations import mutations_of
 from gpclml.errors import ArgumentError, DataError, LostWorkerError
@@ -72,7 +65,7 @@ def draw(seed: int, index: int) -> Call:
     count = min(len(known), 2 if random.random() < _SHARE_OF_TWO else 1)
     kinds, wrong = [], []
     for name in _some(random, known, arguments, count):
-        options = mutations_of(arguments[name], name in example.sizes)
+        options = mutations_of(arguments[name], example.is_size(name))
         every = sorted({kind for kind, *_ in options})
         kind = random.choice([*every, *["shape"] * (_MORE_SHAPES * ("shape" in every))])
         chosen = random.choice([option for option in options if option[0] == kind])

@@ -1,0 +1,392 @@
+"""Valid arguments of public callables: a table by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import gpytorch
+import torch
+from gpytorch.kernels import RBFKernel, SpectralMixtureKernel
+from gpytorch.likelihoods import GaussianLikelihood, LikelihoodList
+from linear_operator import to_linear_operator
+
+import gpclml
+from benchmarks.robustness.fuzz.objects import (
+    Arguments,
+    classes,
+    compared,
+    covariance,
+    draws,
+    generator,
+    gp,
+    images,
+    inputs,
+    labels,
+    laplace,
+    linear,
+    linear_model,
+    log_likelihood,
+    log_normal,
+    mlp,
+    noisy,
+    normal,
+    objective,
+    orders,
+    positive,
+    predictions,
+    table,
+    targets,
+    tasks,
+    train,
+    transfer,
+)
+from gpclml.cli.report import Recipe, prediction_scores
+from gpclml.conditioning import KFold, RandomHoldout
+from gpclml.curvature import DiagonalCurvature, Full, GaussianWeightPrior
+from gpclml.curvature.invariances import AffineAugmentation
+from gpclml.curvature.output_likelihoods import output_likelihood
+from gpclml.datasets import RegressionData
+from gpclml.evaluation import score_models
+from gpclml.evidence.sampling import sampled_outputs
+from gpclml.inference import IterativePosterior
+from gpclml.inference.observations import training_observations
+from gpclml.kernels import (
+    DeepKernel,
+    FourierFeatures,
+    NetworkMean,
+    PolynomialFeatures,
+    PrefixFeatures,
+    RandomFourierFeatures,
+)
+from gpclml.linalg import ConjugateGradients, LowRankPlusDiagonal
+from gpclml.linalg.gaussians import DiagonalFamily, DiagonalGaussian
+from gpclml.mlls import (
+    ConditionalMarginalLogLikelihood,
+    LinearEvidenceLowerBound,
+)
+from gpclml.models import LinearizedNetwork, Standardizer
+
+__all__ = ["ARGUMENTS", "CALLS"]
+
+# fmt: off
+CALLS: Mapping[str, Callable] = {
+    "conditioning.HeldOut": lambda blocks: gpclml.conditioning.HeldOut(*blocks),
+    "linalg.conditional_log_density.low_rank": gpclml.linalg.conditional_log_density,
+    "fit.fit_map.regression": gpclml.fit.fit_map,
+}
+"""What is called where it is not the object of that name."""
+
+ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
+    (
+        "conditioning.LeaveOneOut", "curvature.BlockDiagonal", "curvature.Full",
+        "curvature.Kronecker", "evidence.training_speed.SumOfTrainingLosses",
+        "kernels.CosineSimilarityKernel", "kernels.IdentityFeatures", "linalg.ConjugateGradients",
+        "linalg.gaussians.LowRankFamily",
+    ): dict,
+    "cli.report.Recipe": lambda: dict(model="rbf", steps=2),
+    "cli.report.best_on_test": lambda: dict(
+        predictions={"a": prediction_scores(normal(8), normal(8, seed=1), positive(8))}),
+    "cli.report.predicted": lambda: dict(model=gp(), x=inputs(3)),
+    "cli.report.prediction_scores": lambda: dict(
+        targets=normal(8), mean=normal(8, seed=1), deviation=positive(8)),
+    "cli.report.script_of": lambda: dict(
+        recipe=Recipe("rbf"), data=Path("a.csv"), most_rows=100, split_seed=0, version="0.1.0",
+        one_thread=True),
+    ("cli.tables.check_columns", "cli.tables.fit_encoding"): lambda: dict(
+        table=table(), target="y", drop=("a",), categories=("b",)),
+    "cli.tables.num_test_rows": lambda: dict(count=30),
+    "cli.tables.read_table": lambda: dict(path="no such table.csv", missing=("-",)),
+    "cli.tables.read_targets": lambda: dict(table=table(), target="y"),
+    ("cli.tables.split_rows", "cli.tables.subset_rows"): lambda: dict(targets=normal(30)),
+    "conditioning.HeldOut": lambda: dict(blocks=(torch.tensor([0, 2]), torch.tensor([5]))),
+    "conditioning.KFold": lambda: dict(folds=3, seed=0),
+    "conditioning.LastPoints": lambda: dict(m=2),
+    "conditioning.RandomHoldout": lambda: dict(fraction=0.2, seed=0, condition_on=3),
+    "conditioning.RandomHoldout.split": lambda: dict(
+        self=RandomHoldout(0.2), num_data=8, generator=generator(), observed=None),
+    "conditioning.RandomOrderings": lambda: dict(k=2, m=3, seed=0),
+    "conditioning.orderings.as_orders": lambda: dict(
+        orderings=orders(), n=8, generator=generator()),
+    "conditioning.partitions.partition_by_class": lambda: dict(
+        labels=labels(), batch_size=2, generator=generator()),
+    "conditioning.partitions.partition_at_random": lambda: dict(
+        num_data=8, batch_size=3, generator=generator()),
+    "curvature.DenseCurvature": lambda: dict(blocks=[]),
+    "curvature.DiagonalCurvature": lambda: dict(diagonal={"w": positive(3)}),
+    (
+        "curvature.GaussianWeightPrior", "curvature.invariances.AveragedNetwork",
+        "kernels.LinearizedMean", "kernels.NetworkMean",
+    ): lambda: dict(network=mlp()),
+    "curvature.FunctionSpaceCurvature": lambda: dict(grams={"w": covariance(4)}),
+    "curvature.KroneckerCurvature": lambda: dict(factors=[]),
+    "curvature.invariances.AffineAugmentation": lambda: dict(
+        ranges={"rotation": 0.1, "scale": 0.2}, samples=2),
+    "curvature.invariances.AffineAugmentation.forward": lambda: dict(
+        self=AffineAugmentation({"rotation": 0.1}, 2), x=torch.rand(3, 1, 4, 4)),
+    "curvature.output_likelihoods.gradient_columns": lambda: dict(
+        likelihood=output_likelihood(classes()), outputs=normal(8, 3), target=labels()),
+    "curvature.output_likelihoods.output_column": lambda: dict(columns=normal(8, 3, 3), place=1),
+    "curvature.output_likelihoods.output_likelihood": lambda: dict(likelihood=classes()),
+    "curvature.sample_gradients": lambda: dict(
+        module=mlp(), x=inputs(), cotangents=lambda y: torch.ones_like(y).unsqueeze(-1)),
+    "datasets.LabelledImages": lambda: dict(
+        name="x", images=images(4, 1, 3, 3), labels=labels(4, 2), class_names=("a", "b")),
+    "datasets.RegressionData": lambda: dict(name="x", inputs=inputs(), targets=targets()),
+    "datasets.load": lambda: dict(name="diabetes"),
+    "datasets.split": lambda: dict(data_or_n=RegressionData("x", inputs(), targets()), seed=0),
+    "datasets.subset": lambda: dict(train=torch.arange(8), n=3, seed=0),
+    "datasets.uci_source": lambda: dict(name="boston"),
+    "evaluation.calibration.expected_calibration_error": lambda: dict(
+        probabilities=normal(8, 3).softmax(-1), labels=labels()),
+    "evaluation.calibration.fit_temperature": lambda: dict(
+        outputs=normal(2, 8, 3), labels=labels()),
+    "evaluation.calibration.out_of_distribution_auroc": lambda: dict(
+        inside=normal(8, 3).softmax(-1), outside=normal(5, 3, seed=1).softmax(-1)),
+    ("evaluation.compare", "evaluation.score_models"): compared,
+    "evaluation.conditional_log_marginal_likelihood": lambda: dict(
+        model=gp(), conditioning=KFold(2)),
+    (
+        "evaluation.joint_log_predictive", "evaluation.marginal_log_predictive",
+        "inference.predictive.marginal_predictive", "inference.predictive.predictive_observations",
+    ): lambda: dict(model=gp(), x=inputs(3), y=targets()[:3]),
+    ("evaluation.learning_curve", "evidence.training_speed.posterior_divergences"): lambda: dict(
+        model=gp(), orderings=orders()),
+    ("evaluation.leave_one_out", "evaluation.log_marginal_likelihood"): lambda: dict(model=gp()),
+    "evaluation.paired_difference": lambda: dict(terms=normal(8), reference=normal(8, seed=1)),
+    (
+        "evaluation.plot_calibration", "evaluation.plot_compare", "evaluation.plot_fit",
+        "evaluation.plot_learning_curves",
+    ): lambda: dict(comparison=score_models(**compared())),
+    "evaluation.stacking_weights": lambda: dict(log_densities=normal(8, 3)),
+    ("evidence.bounds.catoni_bound", "evidence.bounds.mcallester_bound"): lambda: dict(
+        empirical_risk=positive(3) / 4, kl=positive(3), num_data=50, loss_range=(0.0, 1.0)),
+    "evidence.bounds.conditional_evidence_bound": lambda: dict(
+        conditional_log_evidence=-positive(3), num_data=50, m=10, loss_range=(-1.0, 4.0)),
+    "evidence.bounds.evidence_bound": lambda: dict(
+        log_evidence=-positive(3), num_data=50, loss_range=(-1.0, 4.0)),
+    "evidence.criteria.aic": lambda: dict(log_likelihood=normal(3), num_parameters=4),
+    "evidence.criteria.bic": lambda: dict(log_likelihood=normal(3), num_parameters=4, num_data=50),
+    ("evidence.criteria.psis_loo", "evidence.criteria.waic"): lambda: dict(
+        log_likelihoods=normal(40, 5)),
+    "evidence.sampling.annealed_importance_sampling": lambda: dict(
+        log_prior=log_normal, log_likelihood=log_likelihood, prior_draws=normal(4, 2),
+        temperatures=3, step_size=0.1, scale=positive(2)),
+    "evidence.sampling.bidirectional_evidence": lambda: dict(
+        log_prior=log_normal, log_likelihood=log_likelihood, prior_draws=normal(4, 2),
+        posterior_draws=normal(4, 2, seed=1), temperatures=3, step_size=0.1),
+    "evidence.sampling.estimate_conditional_log_density": lambda: dict(
+        likelihood=classes(), outputs_of=lambda weights, x: sampled_outputs(mlp(3), weights, x),
+        weights=draws(), held_out=(inputs(), labels()), scaling=(inputs(5), labels(5))),
+    "evidence.sampling.conditional_split": lambda: dict(num_data=40),
+    "evidence.sampling.importance_sampling": lambda: dict(
+        log_joint=log_likelihood, draws=normal(8, 2), log_proposal=log_normal),
+    (
+        "evidence.sampling.joint_log_density", "evidence.sampling.marginal_log_densities",
+    ): lambda: dict(
+        likelihood=classes(), outputs=normal(4, 8, 3), target=labels()),
+    ("evidence.sampling.linearized_outputs", "evidence.sampling.sampled_outputs"): lambda: dict(
+        network=mlp(3), weights=draws(), x=inputs()),
+    "evidence.sampling.log_mean": lambda: dict(log_values=normal(8)),
+    "evidence.sampling.power_schedule": lambda: dict(count=5),
+    "evidence.sampling.rescaled": lambda: dict(
+        weights={"w": normal(4, 3)}, scale=0.5, center={"w": normal(3)}),
+    "evidence.sampling.reverse_annealed_importance_sampling": lambda: dict(
+        log_prior=log_normal, log_likelihood=log_likelihood, posterior_draws=normal(4, 2),
+        temperatures=3, step_size=0.1),
+    "evidence.sampling.sample_sgld": lambda: train(
+        mll=laplace(), count=2, cycles=1, epochs_per_cycle=4, batch_size=4),
+    "evidence.sampling.simple_monte_carlo": lambda: dict(
+        log_likelihood=log_likelihood, prior_draws=normal(8, 2)),
+    ("evidence.sampling.stacked_weights", "kernels.networks.StackedNetwork"): lambda: dict(
+        networks=[mlp(), mlp()]),
+    "evidence.training_speed.ModelPredictions": lambda: dict(
+        means=normal(8, 3), variances=positive(8, 3), target=normal(8, seed=1)),
+    (
+        "evidence.training_speed.expected_combination",
+        "evidence.training_speed.optimal_combination",
+    ): lambda: dict(predictions=predictions()),
+    "evidence.training_speed.model_predictions": lambda: dict(
+        models=[gp(), gp()], scheme="posterior", order=torch.arange(8)),
+    "evidence.training_speed.model_weights": lambda: dict(
+        log_evidences=normal(3), prior=torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64)),
+    "evidence.training_speed.sample_then_optimize": linear,
+    "evidence.training_speed.sampled_combination": lambda: dict(
+        predictions=predictions(), start=torch.full((3,), 1 / 3, dtype=torch.float64)),
+    "evidence.training_speed.training_speed": lambda: dict(
+        model=gp(), orderings=orders(), repeats=1, num_samples=2),
+    "evidence.training_speed.training_speed_by_descent": lambda: linear() | {"repeats": 1},
+    "fit.suggest_batch_size": lambda: dict(num_data=50),
+    "fit.distributed.DistributedConditioning": lambda: dict(
+        conditioning=RandomHoldout(0.2), num_replicas=2, rank=1),
+    "fit.distributed.SharedTraining": lambda: dict(
+        mll=(mll := objective()), optimizer=torch.optim.Adam(mll.parameters(), lr=0.01),
+        data=(inputs(), targets()), settings={"a": 1}),
+    "fit.distributed.average_gradients": lambda: dict(
+        parameters=list(mlp().parameters()), value=normal(1)),
+    "fit.distributed.broadcast_parameters": lambda: dict(module=mlp()),
+    "fit.fit_batch": lambda: dict(
+        mlls=[objective(), objective()], steps=2, freeze=("likelihood",)),
+    "fit.fit_hyperparameters": lambda: train(mll=laplace(), steps=2, batch_size=4),
+    "fit.fit_linear_bound": lambda: dict(
+        mll=LinearEvidenceLowerBound((model := linear_model()).likelihood, model), steps=2),
+    "fit.fit_map": lambda: dict(
+        mll=laplace(3), epochs=2, batch_size=4, train_x=inputs(), train_y=labels()),
+    "fit.fit_map.regression": lambda: train(mll=laplace(), epochs=2, batch_size=4),
+    "fit.fit_mll": lambda: dict(mll=objective(), steps=2, optimizer="adam"),
+    "fit.fit_networks": lambda: dict(mll=objective(gp("deep-bottleneck")), steps=4, folds=2),
+    "fit.fit_online": lambda: dict(
+        mll=laplace(3), train_x=inputs(), train_y=labels(), epochs=2, batch_size=4,
+        hyper_steps=1, burn_in=0, patience=2),
+    "inference.IterativePosterior": lambda: dict(
+        model=gp(), solver=ConjugateGradients(), points_at_once=4),
+    "inference.IterativePosterior.mean": lambda: dict(self=IterativePosterior(gp()), x=inputs(3)),
+    "inference.IterativePosterior.sample": lambda: dict(
+        self=IterativePosterior(gp()), x=inputs(3), generator=generator()),
+    "inference.PosteriorNormal": lambda: dict(mean=normal(8), covariance_matrix=covariance()),
+    "inference.exact_posterior": lambda: dict(model=gp().eval(), x=inputs(3), marginal=False),
+    "inference.held_out_densities.held_out_densities": lambda: dict(
+        data=training_observations(gp()), blocks=[torch.tensor([[0, 1]])]),
+    "inference.missing.missing_targets": lambda: dict(target=targets()),
+    (
+        "inference.observations.likelihood_parameters",
+        "inference.observations.training_observations",
+    ): lambda: dict(model=(model := gp()), likelihood=model.likelihood),
+    "inference.observations.observations": lambda: dict(
+        likelihood=(model := gp()).likelihood, function_dist=model(inputs()),
+        target=model.train_targets),
+    "inference.observed_covariance.observed_covariance": lambda: dict(
+        likelihood=(model := gp()).likelihood, prior=model(inputs())),
+    "inference.solvers.check_solver": lambda: dict(solver="auto"),
+    "inference.solvers.choose_solver": lambda: dict(
+        solver="auto", data=training_observations(gp()), blocks=[torch.tensor([[0, 1]])]),
+    ("inference.units.log_target_scale", "inference.units.units_of_targets"): lambda: dict(
+        model=gp(), units="original"),
+    "inference.units.term_offset": lambda: dict(
+        model=(model := gp()), data=training_observations(model), units="original"),
+    "inference.units.to_training_units": lambda: dict(model=gp(), target=targets()),
+    "kernels.DeepKernel": lambda: dict(feature_extractor=mlp(2), base_kernel=RBFKernel()),
+    "kernels.DeepKernel.forward": lambda: dict(
+        self=DeepKernel(mlp(2), RBFKernel().double()), x1=inputs(), x2=inputs(3)),
+    "kernels.FeatureKernel": lambda: dict(features=mlp(3), prior_variance=positive(3)),
+    "kernels.FourierFeatures": lambda: dict(num_frequencies=3),
+    "kernels.FourierFeatures.forward": lambda: dict(self=FourierFeatures(3), x=inputs(8, 1)),
+    "kernels.JointSpectralMixtureKernel": lambda: dict(
+        num_mixtures=2, ard_num_dims=2, generator=generator()),
+    "kernels.NetworkMean.forward": lambda: dict(self=NetworkMean(mlp()), x=inputs()),
+    ("kernels.NeuralTangentKernel", "models.LinearizedNetwork"): lambda: dict(
+        network=(network := mlp()), prior=GaussianWeightPrior(network)),
+    "kernels.PolynomialFeatures": lambda: dict(degree=2),
+    "kernels.PolynomialFeatures.forward": lambda: dict(self=PolynomialFeatures(2), x=inputs()),
+    "kernels.PrefixFeatures": lambda: dict(num_features=1),
+    "kernels.PrefixFeatures.forward": lambda: dict(self=PrefixFeatures(1), x=inputs()),
+    "kernels.RandomFourierFeatures": lambda: dict(
+        num_inputs=2, num_features=3, weight=normal(3, 2), bias=normal(3)),
+    "kernels.RandomFourierFeatures.forward": lambda: dict(
+        self=RandomFourierFeatures(2, 3).double(), x=inputs()),
+    "kernels.SkipFeatures": lambda: dict(sizes=[2, 3, 1], generator=generator()),
+    "kernels.initialize_spectral_mixture": lambda: dict(
+        kernel=SpectralMixtureKernel(2, ard_num_dims=2).double(), generator=generator()) | train(),
+    "kernels.networks.MLP": lambda: dict(
+        sizes=[2, 3, 1], generator=generator(), dtype=torch.float64),
+    "kernels.networks.apply_network": lambda: dict(network=mlp(), x=inputs()),
+    "kernels.networks.check_finite_output": lambda: dict(output=normal(3, 2)),
+    "kernels.networks.reset_network": lambda: dict(network=mlp(), generator=generator()),
+    "linalg.CovarianceSolver": lambda: dict(covariance=noisy(), settings=ConjugateGradients()),
+    "linalg.IterativeConditioning": lambda: dict(
+        covariance=noisy(), residual=normal(8), settings=ConjugateGradients()),
+    "linalg.LowRankPlusDiagonal": lambda: dict(features=normal(8, 3), noise=positive(8)),
+    "linalg.OperatorProducts": lambda: dict(operator=to_linear_operator(covariance())),
+    "linalg.RowProducts": lambda: dict(
+        rows=lambda i, j, k: covariance()[i:j, :k], diagonal=covariance().diagonal(),
+        shape=covariance().shape, kept_bytes=0),
+    "linalg.block_conditional_log_densities": lambda: dict(
+        covariance=covariance(), residual=normal(8), blocks=[torch.tensor([[0, 1], [2, 3]])]),
+    ("linalg.conditional_log_density", "linalg.leave_one_out_moments"): lambda: dict(
+        covariance=covariance(), residual=normal(8), held_out=torch.tensor([1, 5])),
+    "linalg.conditional_log_density.low_rank": lambda: dict(
+        covariance=LowRankPlusDiagonal(normal(8, 3), positive(8)), residual=normal(8),
+        held_out=torch.tensor([1, 5])),
+    ("linalg.factorization_dtype", "linalg.safe_cholesky"): lambda: dict(
+        covariance=covariance(), factor_dtype=torch.float64),
+    "linalg.gaussians.DiagonalGaussian": lambda: dict(mean=normal(3), variances=positive(3)),
+    "linalg.gaussians.FullGaussian": lambda: dict(mean=normal(3), root=covariance(3)),
+    "linalg.gaussians.LowRankGaussian": lambda: dict(
+        mean=normal(3), factor=normal(3, 1), epsilon=0.1),
+    "linalg.gaussians.TrainableGaussian": lambda: dict(
+        family=DiagonalFamily(), prior_variance=positive(3)),
+    "linalg.gaussians.expected_square": lambda: dict(
+        q=DiagonalGaussian(normal(3), positive(3)), features=normal(8, 3), residual=normal(8)),
+    "linalg.gaussians.gaussian_kl": lambda: dict(
+        q=DiagonalGaussian(normal(3), positive(3)), p=positive(3)),
+    "linalg.gaussians.linear_posterior": lambda: dict(
+        features=normal(8, 3), residual=normal(8), prior_variance=positive(3), noise=positive(8)),
+    "linalg.iterative_conditional_log_density": lambda: dict(
+        covariance=noisy(), residual=normal(8), held_out=torch.tensor([1, 5])),
+    "linalg.permute": lambda: dict(matrix=covariance(), order=orders()[1]),
+    "linalg.sequential_log_densities": lambda: dict(
+        covariance=covariance(), residual=normal(8), order=orders()[1]),
+    "linalg.sequential_predictions": lambda: dict(
+        covariance=covariance(), residual=normal(8), orders=orders()),
+    "linalg.symmetric_product": lambda: dict(left=normal(8, 3), right=normal(8, 3)),
+    ("linalg.take", "linalg.take_rows"): lambda: dict(
+        values=covariance(), order=torch.tensor([1, 5])),
+    ("meta.Conv3", "meta.Conv4"): lambda: dict(channels=1, width=2, generator=generator()),
+    "meta.ConvBlocks": lambda: dict(blocks=1, channels=1, width=2, generator=generator()),
+    "meta.DeepKernelTransfer": lambda: dict(backbone=mlp(), kernel="rbf", num_features=2),
+    "meta.DeepKernelTransfer.predict": lambda: dict(
+        self=transfer(), episodes=tasks().draw(range(2))),
+    "meta.HeadPoseTasks": lambda: dict(images=images(2, 7, 19, 1, 2, 2), support=3),
+    "meta.ImageTasks": lambda: dict(
+        images=images(12, 1, 3, 3), labels=labels(12), ways=2, shots=1, queries=2),
+    "meta.PeriodicTasks": lambda: dict(support=3, queries=4),
+    "meta.RotationTasks": lambda: dict(images=images(3, 1, 4, 4), support=3, queries=4),
+    "meta.class_probabilities": lambda: dict(
+        predictive=torch.distributions.Normal(normal(2, 3, 4), positive(2, 3, 4))),
+    "meta.evaluate_tasks": lambda: dict(model=transfer(), tasks=tasks(), count=2),
+    "meta.load_model": lambda: dict(model=transfer(), path="no such model.pt"),
+    "meta.train_on_tasks": lambda: dict(
+        model=(model := transfer()), mll=objective(model), tasks=tasks(), steps=2,
+        tasks_per_step=2),
+    "mlls.ConditionalMarginalLogLikelihood": lambda: dict(
+        likelihood=(model := gp()).likelihood, model=model, conditioning=RandomHoldout(0.2),
+        factor_dtype=torch.float64),
+    "mlls.ConditionalMarginalLogLikelihood.forward": lambda: dict(
+        self=(mll := objective()), function_dist=mll.model(inputs()),
+        target=mll.model.train_targets),
+    "mlls.LaplaceEvidence": lambda: dict(
+        mll=laplace(3), mean=normal(8, 3), target=labels(),
+        curvature=DiagonalCurvature({k: p.detach() ** 2 for k, p in mlp(3).named_parameters()})),
+    "mlls.LaplaceMarginalLogLikelihood": lambda: dict(
+        likelihood=classes(), model=LinearizedNetwork(mlp(3)), num_data=8, curvature=Full()),
+    "mlls.LaplaceMarginalLogLikelihood.forward": lambda: dict(
+        self=(mll := laplace(3)), output=mll.model(inputs()), target=labels()),
+    "mlls.LaplaceMarginalLogLikelihood.log_joint": lambda: dict(
+        self=(mll := laplace()), output=mll.model(inputs()), target=targets()),
+    "mlls.LinearEvidenceLowerBound": lambda: dict(
+        likelihood=(model := linear_model()).likelihood, model=model),
+    "mlls.SumMarginalLogLikelihood": lambda: dict(
+        likelihood=LikelihoodList((a := gp()).likelihood, (b := gp()).likelihood),
+        model=gpytorch.models.IndependentModelList(a, b),
+        mll_cls=ConditionalMarginalLogLikelihood),
+    "models.BayesianLinearModel": lambda: train(prior_variance=positive(2), noise=0.1),
+    "models.BayesianLinearModel.predict": lambda: dict(self=linear_model(), x=inputs(3)),
+    "models.GPRegression": lambda: train(hidden=(3,), warm_start=False),
+    "models.GPRegression.check_targets": lambda: dict(
+        self=gp(), target=gp().train_targets.clone()),
+    "models.GPRegression.load": lambda: dict(path="no such model.pt"),
+    "models.GPRegression.predict": lambda: dict(
+        self=gp(), x=inputs(3), solver=ConjugateGradients()),
+    "models.GPRegression.with_kernel": lambda: dict(self=gp(), kernel="matern"),
+    "models.LinearizedGP": lambda: train(
+        likelihood=GaussianLikelihood().double(), network=LinearizedNetwork(mlp())),
+    "models.LinearizedNetwork.forward": lambda: dict(self=LinearizedNetwork(mlp()), x=inputs()),
+    "models.Standardizer": lambda: dict(offset=normal(1, 2), scale=positive(1, 2)),
+    "models.Standardizer.fit": lambda: dict(values=inputs(), dim=-2),
+    "models.Standardizer.transform": lambda: dict(
+        self=Standardizer(normal(1, 2), positive(1, 2)), values=inputs()),
+    "models.botorch.DeepKernelGP": lambda: dict(
+        train_X=inputs().sigmoid(), train_Y=(y := targets().unsqueeze(-1)),
+        train_Yvar=0.01 * y.square() + 0.01, hidden=(3,)),
+    "models.find_networks": lambda: dict(model=gp("deep")),}
+"""What makes valid arguments, by ``module.name`` or ``module.Class.method`` below ``gpclml``."""

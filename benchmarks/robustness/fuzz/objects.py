@@ -1,0 +1,160 @@
+"""Small tensors, models and networks of which valid arguments are made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas
+import torch
+from gpytorch.likelihoods import GaussianLikelihood, SoftmaxLikelihood
+from linear_operator import to_linear_operator
+from torch import Tensor
+
+from gpclml.curvature import Full
+from gpclml.evidence.training_speed import ModelPredictions
+from gpclml.kernels.networks import MLP
+from gpclml.linalg import NoisyCovariance, OperatorProducts
+from gpclml.meta import DeepKernelTransfer, PeriodicTasks
+from gpclml.mlls import ConditionalMarginalLogLikelihood, LaplaceMarginalLogLikelihood
+from gpclml.models import BayesianLinearModel, GPRegression, LinearizedNetwork
+
+Arguments = dict[str, Any]
+N, D = 8, 2
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    """A generator of its own."""
+    return torch.Generator().manual_seed(seed)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    """Standard normal numbers in double precision."""
+    return torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
+
+
+def positive(*shape: int, seed: int = 0) -> Tensor:
+    """Numbers between one and two."""
+    return torch.rand(*shape, generator=generator(seed), dtype=torch.float64) + 1
+
+
+def inputs(n: int = N, d: int = D) -> Tensor:
+    """Points, ``(n, d)``."""
+    return normal(n, d, seed=1)
+
+
+def targets() -> Tensor:
+    """Targets of :func:`inputs`, ``(n,)``."""
+    return inputs()[:, 0].sin() + 0.1 * normal(N, seed=2)
+
+
+def train(**others: Any) -> Arguments:
+    """Points and targets as arguments, beside others."""
+    return {"train_x": inputs(), "train_y": targets()} | others
+
+
+def labels(n: int = N, ways: int = 3) -> Tensor:
+    """Classes, every one of them there, ``(n,)``."""
+    return torch.arange(n) % ways
+
+
+def images(*shape: int) -> Tensor:
+    """Empty images."""
+    return torch.zeros(shape, dtype=torch.uint8)
+
+
+def orders() -> Tensor:
+    """Two orders of the points."""
+    return torch.stack([torch.arange(N), torch.arange(N).flip(0)])
+
+
+def covariance(n: int = N) -> Tensor:
+    """A covariance matrix, ``(n, n)``."""
+    root = normal(n, n)
+    return root @ root.mT + torch.eye(n, dtype=torch.float64)
+
+
+def noisy() -> NoisyCovariance:
+    """A covariance by its products."""
+    return NoisyCovariance(OperatorProducts(to_linear_operator(covariance())), positive(N))
+
+
+def gp(kernel: str = "rbf") -> GPRegression:
+    """A GP of :func:`inputs` and :func:`targets`."""
+    return GPRegression(inputs(), targets(), kernel, warm_start=False, hidden=(3,))
+
+
+def objective(model: Any = None) -> ConditionalMarginalLogLikelihood:
+    """The default objective of a model."""
+    model = model or gp()
+    return ConditionalMarginalLogLikelihood(model.likelihood, model)
+
+
+def linear_model() -> BayesianLinearModel:
+    """A linear model of :func:`inputs` and :func:`targets`."""
+    return BayesianLinearModel(inputs(), targets())
+
+
+def mlp(outputs: int = 1) -> MLP:
+    """A network of :func:`inputs`."""
+    return MLP([D, 3, outputs], torch.nn.Tanh, generator=generator(), dtype=torch.float64)
+
+
+def classes() -> SoftmaxLikelihood:
+    """A likelihood of three classes."""
+    return SoftmaxLikelihood(num_classes=3, mixing_weights=False)
+
+
+def laplace(outputs: int = 1) -> LaplaceMarginalLogLikelihood:
+    """The Laplace evidence of a network of one output, or of three classes."""
+    likelihood = GaussianLikelihood().double() if outputs == 1 else classes()
+    return LaplaceMarginalLogLikelihood(likelihood, LinearizedNetwork(mlp(outputs)), N, Full())
+
+
+def draws() -> dict[str, Tensor]:
+    """Twice the weights of a network of three classes."""
+    named = mlp(3).named_parameters()
+    return {name: p.detach().unsqueeze(0).repeat(2, *[1] * p.ndim) for name, p in named}
+
+
+def transfer() -> DeepKernelTransfer:
+    """Deep kernel transfer of points with one column."""
+    return DeepKernelTransfer(MLP([1, 3, 2], torch.nn.Tanh, generator=generator()), "rbf")
+
+
+def tasks() -> PeriodicTasks:
+    """Regression tasks of few points."""
+    return PeriodicTasks(3, 4)
+
+
+def table() -> pandas.DataFrame:
+    """Twelve rows of numbers and words, three times."""
+    columns = {"a": [1.0, 2.0, 3.5] * 4, "b": list("xyz") * 4, "y": range(12)}
+    return pandas.DataFrame(columns).loc[[*range(12)] * 3]
+
+
+def predictions() -> ModelPredictions:
+    """Of three models."""
+    return ModelPredictions(normal(8, 3), positive(8, 3), normal(8, seed=1))
+
+
+def compared() -> Arguments:
+    """Two models to be compared."""
+    return {"models": {"a": gp(), "b": gp("matern")}, "m": 4, "orderings": orders()}
+
+
+def linear() -> Arguments:
+    """A linear regression whose weights are sampled."""
+    return {
+        "features": normal(5, 2), "target": normal(5, seed=1), "prior_variance": positive(2),
+        "noise": positive(5), "num_samples": 2, "steps": 2,
+    }  # fmt: skip
+
+
+def log_normal(parameters: Tensor) -> Tensor:
+    """A prior."""
+    return torch.distributions.Normal(0.0, 1.0).log_prob(parameters).sum(-1)
+
+
+def log_likelihood(parameters: Tensor) -> Tensor:
+    """A likelihood."""
+    return -(parameters - 0.5).square().sum(-1)
