@@ -1,1 +1,1 @@
-"""What every room uses and that is about nothing in particular: files, memory, checks."""
+"""Helpers of every package: checks of arguments, files, checkpoints, memory."""

@@ -9,9 +9,11 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import math
 import re
 import sys
 from collections.abc import Callable
+from numbers import Integral
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -20,15 +22,24 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 
 from gpclml._utils.annotations import FEW, describe, first_unlike, fits
-from gpclml._utils.placement import check_placement
 from gpclml.errors import ArgumentError, DataError, NonFiniteError, ShapeError, UnsupportedError
 
-__all__ = ["callers_level", "check_learning_rate", "checked"]
+__all__ = [
+    "all_finite",
+    "callers_level",
+    "check_counts",
+    "check_finite",
+    "check_learning_rate",
+    "check_placement",
+    "checked",
+]
 
 F = TypeVar("F", bound=Callable)
+
 _Sizes = dict[str, tuple[Any, str]]  # by name, with the argument that has it
 
 _NO_REASON = (ArgumentError, DataError, NanError, NotPSDError, Warning)
+
 _KINDS = {
     "real": ("real numbers", lambda dtype: not dtype.is_complex),
     "float": ("float32 or float64", lambda dtype: dtype in (torch.float32, torch.float64)),
@@ -39,34 +50,22 @@ _KINDS = {
         lambda dtype: not dtype.is_floating_point and not dtype.is_complex and dtype != torch.bool,
     ),
 }
-_SEEDS = (-(2**63), 2**64 - 1)
-_INTEGERS = (-(2**63), 2**63 - 1)
 
+_SEEDS = (-(2**63), 2**64 - 1)
+
+_INTEGERS = (-(2**63), 2**63 - 1)
 
 _OWN_FILES = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
 
 
-def check_learning_rate(lr: float, dtype: torch.dtype = torch.float64) -> None:
-    """Raises an ArgumentError where parameters of a type cannot be stepped by a learning rate."""
-    if not 0 < lr <= torch.finfo(dtype).max:
-        raise ArgumentError("lr", lr, f"a positive number that {dtype} can hold")
-
-
-def callers_level() -> int:
-    """The ``stacklevel`` by which a warning is about the line that called this package.
-
-    However many functions of it, or their checks, are between.
-    """
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OWN_FILES):
-        level, frame = level + 1, frame.f_back
-    return level
-
-
 @overload
 def checked(function: F, /) -> F: ...
+
+
 @overload
 def checked(*, late: bool = False, passes_on: str = "", **shapes: str) -> Callable[[F], F]: ...
+
+
 def checked(
     function: Callable | None = None,
     /,
@@ -75,7 +74,7 @@ def checked(
     passes_on: str = "",
     **shapes: str,
 ) -> Callable[..., Any]:
-    """Makes a function refuse arguments of a wrong type or shape by errors that say so.
+    """Makes a function raise typed errors for arguments of a wrong type or shape.
 
     Annotations that can be checked at a glance are: numbers, text, tensors, classes, callables,
     ``None`` and unions; of sequences and mappings what they are, and their elements if these are
@@ -105,6 +104,78 @@ def checked(
         return _wrap(function, {}, False, "")
     patterns = {name: [_Pattern(part) for part in text.split("|")] for name, text in shapes.items()}
     return lambda function: _wrap(function, patterns, late, passes_on)
+
+
+def check_counts(least: int = 1, mend: str = "", /, **numbers: int | None) -> None:
+    """Raises an ArgumentError where a number is no integer or too small; None is passed over.
+
+    Args:
+        least: The smallest that is allowed.
+        mend: What to do about it.
+        **numbers: By argument.
+    """
+    for name, number in numbers.items():
+        if number is not None and (not isinstance(number, Integral) or number < least):
+            raise ArgumentError(name, number, f"an integer of at least {least}", mend)
+
+
+def check_finite(argument: str, values: Tensor, mend: str = "") -> None:
+    """Raises a NonFiniteError where a value is NaN or infinite.
+
+    Args:
+        argument: Its name, as the caller writes it.
+        values: Any shape; real.
+        mend: What to do about it.
+    """
+    if not all_finite(values):
+        bad = int((~torch.isfinite(values)).sum())
+        got = f"{bad} of {values.numel()} values not finite"
+        raise NonFiniteError(argument, got, "finite values", mend)
+
+
+def all_finite(values: Tensor) -> bool:
+    """Whether no value is NaN or infinite.
+
+    A sum is finite only where every value is; one that overflows is looked at value by value.
+
+    Args:
+        values: Any shape; real.
+    """
+    return math.isfinite(values.detach().sum().item()) or bool(torch.isfinite(values).all())
+
+
+def check_learning_rate(lr: float, dtype: torch.dtype = torch.float64) -> None:
+    """Raises an ArgumentError where parameters of a type cannot be stepped by a learning rate."""
+    if not 0 < lr <= torch.finfo(dtype).max:
+        raise ArgumentError("lr", lr, f"a positive number that {dtype} can hold")
+
+
+def check_placement(
+    argument: str, value: Tensor, like: Tensor, name: str = "the model's output"
+) -> None:
+    """Raises an ArgumentError where a tensor has another type or is on another device.
+
+    Args:
+        argument: Its name, as the caller writes it.
+        value: The tensor.
+        like: One whose type and device are expected.
+        name: What that one is.
+    """
+    if value.dtype != like.dtype or value.device != like.device:
+        got, expected = f"{value.dtype} on {value.device}", f"{like.dtype} on {like.device}"
+        mend = "Move data, model and likelihood to one dtype and device with .to(...)."
+        raise ArgumentError(argument, got, f"{expected}, as {name}", mend)
+
+
+def callers_level() -> int:
+    """The ``stacklevel`` by which a warning is about the line that called this package.
+
+    However many functions of it, or their checks, are between.
+    """
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OWN_FILES):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def _wrap(function: Any, patterns: dict[str, list[_Pattern]], late: bool, passes_on: str) -> Any:

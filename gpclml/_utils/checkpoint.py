@@ -12,7 +12,6 @@ import os
 import pickletools
 import re
 import struct
-import warnings
 import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,31 +20,33 @@ from typing import Any, BinaryIO, cast
 import torch
 from torch import Tensor
 
-from gpclml._utils.arguments import callers_level
 from gpclml._utils.files import write_atomically
 from gpclml.errors import DataError, UnsupportedError
 
 __all__ = [
-    "check_fingerprint",
-    "load_optimizer_state",
     "read_checkpoint",
-    "restored",
-    "warn_of_no_fingerprint",
     "write_checkpoint",
 ]
 
 _VERSION = 2  # version 1 had no digest
+
 _MARK = b"gpclml sha256 "
+
 _TRAILER = len(_MARK) + 64
+
 _CHUNK = 1 << 20
+
 _SPARE = 1 << 24  # bytes that repeated entries of small tensors may take beyond their storage
+
 _PRIMITIVES = (str, int, float, bool, bytes, type(None))
+
 # What pickles of these contents name. Others that torch takes for safe ask for any memory.
 _GLOBALS = re.compile(
     r"collections OrderedDict|torch\._utils _rebuild_tensor_v2|torch\._utils _rebuild_parameter|"
     r"torch (Bool|Byte|Char|Short|Int|Long|Half|BFloat16|Float|Double|ComplexFloat|ComplexDouble)"
     r"Storage|torch Size|torch device|_codecs encode"
 )
+
 _STORED_TYPES = frozenset(
     (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16,
      torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128)
@@ -134,94 +135,6 @@ def read_checkpoint(
             f"path: {path} is damaged or no checkpoint ({type(error).__name__}: "
             f"{_first_line(error)}). Restore a copy of it, or write it again."
         ) from error
-
-
-def check_fingerprint(
-    path: str | os.PathLike, stored: Mapping[str, Any], own: Mapping[str, Any]
-) -> None:
-    """Refuses to go on from a checkpoint of other data or settings.
-
-    Args:
-        path: The checkpoint.
-        stored: What decided the training that it is of, by name.
-        own: What decides this one.
-
-    Raises:
-        DataError: They differ; names all in which they do.
-    """
-    missing = object()
-    unlike = [
-        name
-        for name in [*own, *(name for name in stored if name not in own)]
-        if stored.get(name, missing) != own.get(name, missing)
-    ]
-    if unlike:
-        told = ", ".join(
-            f"{name} ({stored.get(name)!r} there, {own.get(name)!r} here)"
-            if all(len(repr(part.get(name))) < 40 for part in (stored, own))
-            else name
-            for name in unlike
-        )
-        raise DataError(
-            f"checkpoint: {path} is of a training that differs in {told}. Give data and settings "
-            "as they were to go on with it, or another file to start anew."
-        )
-
-
-def restored(course: Any, stored: Mapping[str, Any]) -> dict[str, Any]:
-    """The stored fields of a dataclass.
-
-    Args:
-        course: One of the class with its defaults, lists and numbers.
-        stored: All of its fields, by name.
-
-    Raises:
-        TypeError: Some are missing, or of other types.
-    """
-    for name, own in vars(course).items():
-        if not isinstance(stored.get(name), list if isinstance(own, list) else (int, float)):
-            raise TypeError(f"no {name} of the training")
-    return {name: stored[name] for name in vars(course)}
-
-
-def warn_of_no_fingerprint(path: str | os.PathLike) -> None:
-    """Says that a checkpoint of version 1 cannot be compared with the training that goes on.
-
-    Args:
-        path: The checkpoint.
-
-    Warns:
-        UserWarning: Always, for whoever called the training.
-    """
-    warnings.warn(
-        f"{path} was written by an earlier release, which did not store what it was trained on. "
-        "Make sure that data and settings are the same.",
-        stacklevel=callers_level(),
-    )
-
-
-def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Loads the state of an optimizer, and refuses what would fail at its next step.
-
-    Args:
-        optimizer: One of the same class on the same parameters.
-        state: Its ``state_dict()`` of before.
-
-    Raises:
-        ValueError: Groups or shapes are others than those of the parameters; nothing is changed.
-    """
-    groups = optimizer.param_groups
-    stored = [group["params"] for group in state["param_groups"]]
-    if [len(group["params"]) for group in groups] != [len(numbers) for numbers in stored]:
-        raise ValueError("the optimizer has other groups of parameters")
-    numbers = [number for group in stored for number in group]
-    parameters = [parameter for group in groups for parameter in group["params"]]
-    for number, parameter in zip(numbers, parameters, strict=True):
-        for name, entry in state["state"].get(number, {}).items():
-            if isinstance(entry, Tensor) and entry.ndim and entry.shape != parameter.shape:
-                shapes = f"{tuple(entry.shape)} for {tuple(parameter.shape)}"
-                raise ValueError(f"the optimizer's {name} has shape {shapes}")
-    optimizer.load_state_dict(dict(state))
 
 
 class _Hashed:

@@ -1,18 +1,30 @@
-"""Files that are written whole or not at all."""
+"""Files that are written whole or not at all, and their names as text for a terminal."""
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import secrets
 import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["sync_folder", "temporary_name", "write_atomically"]
+__all__ = [
+    "printable",
+    "sync_folder",
+    "temporary_name",
+    "write_atomically",
+]
 
 _LONGEST = 150  # bytes of a file's own name in that of its temporary: file systems allow 255
+
+# Controls (also those above ASCII), marks that turn the direction of what follows, separators of
+# lines, and surrogates, which stand for the bytes of a name that is not UTF-8.
+_UNSAFE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 
 def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], object]) -> None:
@@ -94,3 +106,26 @@ def _keep_mode(path: Path, file: BinaryIO) -> None:
         return
     if stat.S_ISREG(status.st_mode) and hasattr(os, "fchmod"):
         os.fchmod(file.fileno(), stat.S_IMODE(status.st_mode) & 0o777)
+
+
+def printable(text: str) -> str:
+    r"""The text in one line, in which controls are written as escapes such as ``\x1b``.
+
+    What names of files and columns hold can so neither colour, move nor forge anything.
+
+    Args:
+        text: Any.
+
+    Examples:
+        >>> from gpclml._utils.files import printable
+        >>> printable("price\x1b[31m\n")
+        'price\\x1b[31m\\n'
+    """
+    return _UNSAFE.sub(_escaped, text)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    character = match[0]
+    if "\udc80" <= character <= "\udcff":
+        return f"\\x{ord(character) - 0xDC00:02x}"  # the byte itself
+    return character.encode("unicode_escape", "backslashreplace").decode("ascii")

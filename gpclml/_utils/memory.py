@@ -1,4 +1,4 @@
-"""Whether arrays fit into memory, asked before they are made."""
+"""Memory of devices: whether arrays fit, and whether reading a value has to wait for a GPU."""
 
 from __future__ import annotations
 
@@ -10,9 +10,15 @@ import torch
 
 from gpclml.errors import ArgumentError
 
-__all__ = ["available_memory", "check_memory", "fits"]
+__all__ = [
+    "available_memory",
+    "check_memory",
+    "fits",
+    "reads_are_free",
+]
 
 _FEW = 2**28  # bytes that a GPU is not asked about
+
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
@@ -76,3 +82,12 @@ def check_memory(
             argument, f"{got}, which needs {needed / gib:.1f} GiB",
             f"at most {there / gib:.1f} GiB, what the {device.type} has", mend,
         )  # fmt: skip
+
+
+def reads_are_free(device: torch.device) -> bool:
+    """Whether values can be read at once; a GPU first finishes all that is queued.
+
+    Args:
+        device: Where the values are.
+    """
+    return device.type == "cpu"

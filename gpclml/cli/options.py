@@ -7,7 +7,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from gpclml._utils.printable import printable
+from gpclml._utils.files import printable
 from gpclml.cli.report.recipes import Recipe
 from gpclml.errors import ArgumentError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from gpclml._utils.printable import printable
+from gpclml._utils.files import printable
 
 __all__ = ["give", "tell"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gpclml._utils.finite import all_finite
+from gpclml._utils.arguments import all_finite
 from gpclml.errors import ArgumentError, ModelModeError, NonFiniteError, ShapeError
 
 __all__ = ["check_cotangents", "check_network", "fresh_parameters", "layer_of"]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gpclml._utils.arguments import checked
-from gpclml._utils.resumable_draws import ResumableDraws
+from gpclml._utils.resuming import ResumableDraws
 from gpclml.errors import ArgumentError, ShapeError, UnknownNameError
 
 __all__ = ["AffineAugmentation", "AveragedNetwork"]

@@ -15,9 +15,8 @@ from gpytorch.likelihoods import (
 )
 from torch import Tensor
 
-from gpclml._utils.arguments import checked
-from gpclml._utils.finite import all_finite
-from gpclml._utils.host_reads import reads_are_free
+from gpclml._utils.arguments import all_finite, checked
+from gpclml._utils.memory import reads_are_free
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnsupportedError
 
 __all__ = ["OutputLikelihood", "gradient_columns", "output_column", "output_likelihood"]

@@ -7,8 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from gpclml._utils.arguments import checked
-from gpclml._utils.finite import all_finite
+from gpclml._utils.arguments import all_finite, checked
 from gpclml.errors import ArgumentError, NonFiniteError
 
 __all__ = ["expected_calibration_error", "fit_temperature", "out_of_distribution_auroc"]

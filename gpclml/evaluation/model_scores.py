@@ -10,7 +10,7 @@ from gpytorch.models import ExactGP
 from torch import Tensor
 from torch.distributions import Normal
 
-from gpclml._utils.finite import all_finite
+from gpclml._utils.arguments import all_finite
 from gpclml.errors import NonFiniteError, ShapeError
 from gpclml.evaluation._gaussian import (
     Covariance,

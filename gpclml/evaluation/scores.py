@@ -13,8 +13,7 @@ from gpytorch.models import ExactGP
 from torch import Tensor
 from torch.distributions import Normal
 
-from gpclml._utils.arguments import checked
-from gpclml._utils.finite import all_finite
+from gpclml._utils.arguments import all_finite, checked
 from gpclml.conditioning import Conditioning, LastPoints, LeaveOneOut
 from gpclml.conditioning.orderings import as_orders
 from gpclml.errors import ArgumentError, NonFiniteError

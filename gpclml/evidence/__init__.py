@@ -1,8 +1,8 @@
-"""Evidence by other roads: sampling, training speed, PAC-Bayes bounds and information criteria.
+"""Estimates of evidence: sampling, training speed, PAC-Bayes bounds, information criteria.
 
-:mod:`~gpclml.evidence.sampling` has draws of weights and annealed importance sampling,
-:mod:`~gpclml.evidence.training_speed` the estimators of Lyle et al. (2020),
-:mod:`~gpclml.evidence.bounds` PAC-Bayes bounds.
+:mod:`~gpclml.evidence.sampling` draws weights and estimates evidence by annealing,
+:mod:`~gpclml.evidence.training_speed` has the estimators of Lyle et al. (2020), and
+:mod:`~gpclml.evidence.bounds` bounds the risk by PAC-Bayes theorems.
 """
 
 from gpclml.evidence.criteria import PredictiveCriterion, Scale, aic, bic, psis_loo, waic

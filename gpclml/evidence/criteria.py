@@ -1,4 +1,4 @@
-r"""Information criteria: estimates, from the data fitted, of how well others are predicted.
+r"""Information criteria: estimates from the training data of how well new data are predicted.
 
 All are sums over the n points in nats, larger better, on the scale ``"log"``, and -2 times that,
 smaller better, on the scale ``"deviance"`` of the papers. BIC estimates the log evidence; AIC,
@@ -10,15 +10,13 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from gpclml._utils.arguments import checked
-from gpclml._utils.finite import all_finite
-from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnsupportedError
+from gpclml._utils.arguments import all_finite, check_counts, check_finite, checked
+from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
 
 __all__ = ["PredictiveCriterion", "Scale", "aic", "bic", "psis_loo", "waic"]
 
@@ -34,12 +32,13 @@ class PredictiveCriterion:
 
     Attributes:
         value: Sum over points, scalar.
-        standard_error: Of that, from the spread over points; NaN for one point. The error of
-            having few draws is not in it.
-        effective_parameters: How much the fit to the data itself is better, in nats, scalar.
+        standard_error: Of the value, from the spread over points; NaN for one point. It does not
+            include the Monte Carlo error of the draws.
+        effective_parameters: By how much the log density of the training data is larger, in nats,
+            scalar.
         pointwise: Terms of the value, ``(N,)``.
-        diagnostic: What tells whether a term can be trusted, ``(N,)``: for WAIC the variance over
-            draws of the log-likelihood, for PSIS-LOO the Pareto shape k of the weights.
+        diagnostic: Reliability of each term, ``(N,)``: for WAIC the variance over draws of the
+            log-likelihood, for PSIS-LOO the Pareto shape k of the weights.
         unreliable: Where the diagnostic is too large, ``(N,)``.
         scale: ``"log"`` or ``"deviance"``, of value, standard error and terms.
     """
@@ -69,7 +68,7 @@ def aic(log_likelihood: Tensor | float, num_parameters: int, *, scale: Scale = "
         ArgumentError: If a number is negative or the scale unknown.
         NonFiniteError: If the log-likelihood is not finite.
     """
-    _check_count("num_parameters", num_parameters, 0)
+    check_counts(0, num_parameters=num_parameters)
     return _factor(scale) * (_finite(log_likelihood) - num_parameters)
 
 
@@ -79,7 +78,7 @@ def bic(
 ) -> Tensor:
     r"""The Bayesian criterion, :math:`\log p(y \mid \hat w) - \frac k2 \log n` (Schwarz 1978).
 
-    In nats, it is the log evidence up to what stays bounded as n grows.
+    In nats, it is the log evidence up to a term that stays bounded as n grows.
 
     Args:
         log_likelihood: Largest log-likelihood, of all points, ``(*batch,)``.
@@ -94,15 +93,15 @@ def bic(
         ArgumentError: If a number is out of range or the scale unknown.
         NonFiniteError: If the log-likelihood is not finite.
     """
-    _check_count("num_parameters", num_parameters, 0)
-    _check_count("num_data", num_data, 1)
+    check_counts(0, num_parameters=num_parameters)
+    check_counts(num_data=num_data)
     penalty = 0.5 * num_parameters * math.log(num_data)
     return _factor(scale) * (_finite(log_likelihood) - penalty)
 
 
 @checked(log_likelihoods="float (S, N)")
 def waic(log_likelihoods: Tensor, *, scale: Scale = "log") -> PredictiveCriterion:
-    r"""The widely applicable criterion: the fit less the variance of log-likelihoods.
+    r"""The widely applicable information criterion: the fit less the log-likelihoods' variance.
 
     .. math:: \sum_i \log \frac1S \sum_s p(y_i \mid w_s)
        - \sum_i \operatorname{Var}_s \log p(y_i \mid w_s)
@@ -119,7 +118,7 @@ def waic(log_likelihoods: Tensor, *, scale: Scale = "log") -> PredictiveCriterio
         The estimate, differentiable, with a standard error and its terms.
 
     Raises:
-        ShapeError: If the shape is another one.
+        ShapeError: If the shape is not ``(S, N)``, or S is too small.
         ArgumentError: If the scale is unknown.
         NonFiniteError: If a log-likelihood is not finite.
 
@@ -135,7 +134,7 @@ def waic(log_likelihoods: Tensor, *, scale: Scale = "log") -> PredictiveCriterio
 @torch.no_grad()
 @checked(log_likelihoods="float (S, N)")
 def psis_loo(log_likelihoods: Tensor, *, scale: Scale = "log") -> PredictiveCriterion:
-    r"""The log density of each point given all others, by importance weights made smooth.
+    r"""PSIS-LOO: the log density of each point given all others, by smoothed importance weights.
 
     Draws from the posterior given all points get weights 1 / p(y_i | w_s), the largest of which
     are replaced by quantiles of a Pareto distribution (Vehtari, Gelman and Gabry 2017). A shape
@@ -147,12 +146,12 @@ def psis_loo(log_likelihoods: Tensor, *, scale: Scale = "log") -> PredictiveCrit
         scale: ``"deviance"`` gives -2 times it.
 
     Returns:
-        The estimate with a standard error and its terms. Weights that no Pareto distribution
-        fits stay as they are, their k infinite; equal ones are exact, their k minus infinity.
+        The estimate with a standard error and its terms. Weights that no Pareto distribution fits
+        are not smoothed and have k infinite; equal weights are exact and have k minus infinity.
 
     Raises:
         UnsupportedError: If the package arviz-stats is not installed.
-        ShapeError: If the shape is another one.
+        ShapeError: If the shape is not ``(S, N)``, or S is too small.
         ArgumentError: If the scale is unknown.
         NonFiniteError: If a log-likelihood is not finite.
 
@@ -223,21 +222,16 @@ def _factor(scale: Scale) -> float:
     return 1.0 if scale == "log" else -2.0
 
 
-def _check_count(name: str, number: int, least: int) -> None:
-    if not isinstance(number, Integral) or number < least:
-        raise ArgumentError(name, number, f"a whole number, at least {least}")
-
-
 def _check_draws(log_likelihoods: Tensor, fewest: int) -> None:
     got = tuple(log_likelihoods.shape)
     if got[0] < fewest:
         raise ShapeError("log_likelihoods", got, f"(S, N), S at least {fewest}", "Draw more.")
-    _finite(log_likelihoods, "log_likelihoods")
+    check_finite("log_likelihoods", log_likelihoods)
 
 
-def _finite(values: Tensor | float, name: str = "log_likelihood") -> Tensor:
-    tensor = values if isinstance(values, Tensor) else torch.tensor(values, dtype=torch.float64)
-    if not all_finite(tensor):
-        got = f"{tensor.dtype} of shape {tuple(tensor.shape)} with NaN or infinite values"
-        raise NonFiniteError(name, got, "finite nats")
+def _finite(log_likelihood: Tensor | float) -> Tensor:
+    tensor = torch.as_tensor(
+        log_likelihood, dtype=None if isinstance(log_likelihood, Tensor) else torch.float64
+    )
+    check_finite("log_likelihood", tensor)
     return tensor

@@ -11,14 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpclml._utils.checkpoint import (
+from gpclml._utils.checkpoint import read_checkpoint
+from gpclml._utils.resuming import (
     check_fingerprint,
+    digest,
     load_optimizer_state,
-    read_checkpoint,
+    module_classes,
     restored,
     warn_of_no_fingerprint,
 )
-from gpclml._utils.digests import digest, module_classes
 from gpclml.curvature import FunctionSpace
 from gpclml.errors import ArgumentError, DataError
 from gpclml.fit._weight_training import WeightTraining, check_finite

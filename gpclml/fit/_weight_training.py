@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from gpclml._utils.finite import all_finite
+from gpclml._utils.arguments import all_finite
 from gpclml.conditioning.partitions import partition_at_random, partition_by_class
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
 from gpclml.mlls import LaplaceMarginalLogLikelihood

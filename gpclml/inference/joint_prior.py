@@ -14,7 +14,7 @@ from gpytorch.models import ExactGP
 from linear_operator.operators import LinearOperator
 from torch import Tensor
 
-from gpclml._utils.finite import all_finite
+from gpclml._utils.arguments import all_finite
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
 from gpclml.inference.dense_posterior import evaluating
 from gpclml.linalg.iterative_conditioning import ConditionedBlock

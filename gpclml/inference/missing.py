@@ -8,8 +8,7 @@ import torch
 from gpytorch import settings
 from torch import Tensor
 
-from gpclml._utils.arguments import checked
-from gpclml._utils.finite import all_finite
+from gpclml._utils.arguments import all_finite, checked
 from gpclml.errors import NonFiniteError, UnsupportedError
 
 __all__ = ["MISSING_TERM", "missing_targets"]

@@ -16,9 +16,7 @@ from gpytorch.likelihoods import HadamardGaussianLikelihood, Likelihood
 from gpytorch.models import ExactGP
 from torch import Tensor
 
-from gpclml._utils.arguments import checked
-from gpclml._utils.finite import all_finite
-from gpclml._utils.placement import check_placement
+from gpclml._utils.arguments import all_finite, check_placement, checked
 from gpclml.conditioning import Conditioning, Split
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnsupportedError
 from gpclml.inference.missing import MISSING_TERM, missing_targets

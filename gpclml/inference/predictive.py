@@ -11,8 +11,7 @@ from gpytorch.models import ExactGP
 from torch import Tensor
 from torch.distributions import Normal
 
-from gpclml._utils.arguments import checked
-from gpclml._utils.finite import all_finite
+from gpclml._utils.arguments import all_finite, checked
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
 from gpclml.inference.dense_posterior import evaluating, exact_posterior
 from gpclml.inference.observations import Observations, observations

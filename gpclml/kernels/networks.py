@@ -10,8 +10,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from gpclml._utils.arguments import checked
-from gpclml._utils.finite import all_finite
+from gpclml._utils.arguments import all_finite, checked
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
 
 __all__ = ["MLP", "StackedNetwork", "apply_network", "check_finite_output", "reset_network"]

@@ -14,8 +14,7 @@ from linear_operator.utils.linear_cg import linear_cg
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
-from gpclml._utils.arguments import checked
-from gpclml._utils.finite import all_finite
+from gpclml._utils.arguments import all_finite, checked
 from gpclml._utils.memory import available_memory
 from gpclml.errors import ArgumentError, NonFiniteError, NotConvergedError
 

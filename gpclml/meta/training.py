@@ -17,14 +17,17 @@ from torch import Tensor
 
 from gpclml._utils.arguments import callers_level, check_learning_rate, checked
 from gpclml._utils.checkpoint import (
-    check_fingerprint,
-    load_optimizer_state,
     read_checkpoint,
-    restored,
-    warn_of_no_fingerprint,
     write_checkpoint,
 )
-from gpclml._utils.digests import digest, module_classes
+from gpclml._utils.resuming import (
+    check_fingerprint,
+    digest,
+    load_optimizer_state,
+    module_classes,
+    restored,
+    warn_of_no_fingerprint,
+)
 from gpclml.errors import ArgumentError, DataError, NonFiniteError
 from gpclml.meta.deep_kernel_transfer import DeepKernelTransfer
 from gpclml.meta.episodes import check_counts

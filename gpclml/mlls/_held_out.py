@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gpclml._utils.finite import all_finite
-from gpclml._utils.host_reads import reads_are_free
+from gpclml._utils.arguments import all_finite
+from gpclml._utils.memory import reads_are_free
 from gpclml.inference.held_out_densities import held_out_densities
 from gpclml.inference.observations import Observations
 from gpclml.inference.solvers import Solver

@@ -13,8 +13,8 @@ from gpytorch.models import ExactGP
 from torch import Tensor
 
 from gpclml._utils.arguments import checked
-from gpclml._utils.host_reads import reads_are_free
-from gpclml._utils.resumable_draws import ResumableDraws
+from gpclml._utils.memory import reads_are_free
+from gpclml._utils.resuming import ResumableDraws
 from gpclml.conditioning import Conditioning, KFold, LastPoints, RandomHoldout, Split
 from gpclml.errors import NonFiniteError, UnsupportedError
 from gpclml.inference.observations import Observations, observations, training_observations

@@ -11,7 +11,7 @@ from gpytorch.mlls import MarginalLogLikelihood
 from torch import Tensor
 
 from gpclml._utils.arguments import checked
-from gpclml._utils.resumable_draws import ResumableDraws
+from gpclml._utils.resuming import ResumableDraws
 from gpclml.curvature import Curvature, Kronecker, Structure
 from gpclml.curvature.output_likelihoods import (
     OutputLikelihood,

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gpclml._utils.arguments import checked
 from gpclml._utils.checkpoint import read_checkpoint, write_checkpoint
-from gpclml._utils.host_reads import reads_are_free
+from gpclml._utils.memory import reads_are_free
 from gpclml.errors import ArgumentError, DataError
 from gpclml.inference import IterativePosterior, PosteriorNormal, evaluating, exact_posterior
 from gpclml.inference.posterior_solver import choose_posterior_solver

@@ -6,7 +6,7 @@ import random
 import shutil
 from dataclasses import asdict
 
-from gpclml._utils.digests import digest
+from gpclml._utils.resuming import digest
 from gpclml.cli.saved_models import load_model
 from gpclml.errors import DataError
 

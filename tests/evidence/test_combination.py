@@ -223,7 +223,11 @@ def test_bad_evidences_and_priors_are_named(arguments, error, match):
         ({"means": torch.ones(3)}, ShapeError, r"means: got \(3,\)"),
         ({"variances": torch.ones(6, 2)}, ShapeError, r"variances: got \(6, 2\)"),
         ({"target": torch.ones(5)}, ShapeError, r"target: got \(5,\), expected \(n,\) with n = 6"),
-        ({"target": torch.full((6,), math.nan)}, NonFiniteError, "target: got non-finite"),
+        (
+            {"target": torch.full((6,), math.nan)},
+            NonFiniteError,
+            "target: got 6 of 6 values not finite",
+        ),
         ({"variances": torch.full((6, 3), -0.5)}, ArgumentError, "variances: got -0.5"),
     ],
 )

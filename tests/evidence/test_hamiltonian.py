@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributions import Normal
 
-from gpclml.evidence.sampling._hamiltonian import TemperedPosterior, hamiltonian_move, leapfrog
+from gpclml.evidence.sampling._chains import TemperedPosterior, hamiltonian_move, leapfrog
 from linear_evidence import LinearEvidence, drawn
 
 

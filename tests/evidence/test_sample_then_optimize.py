@@ -8,8 +8,7 @@ import torch
 import reference
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
 from gpclml.evidence.training_speed import sample_then_optimize, training_speed_by_descent
-from gpclml.evidence.training_speed._prefixes import Prefixes, predict_prefixes
-from gpclml.evidence.training_speed._terms import sampled_terms
+from gpclml.evidence.training_speed.estimators import Prefixes, predict_prefixes, sampled_terms
 
 
 def problem(n=10, num_weights=4, seed=7):  # a stream that draws of seed 0 do not share
@@ -175,9 +174,14 @@ def test_too_few_steps_are_reported():
     ("place", "value", "error", "match"),
     [
         (0, torch.ones(10), ShapeError, r"features: got \(10,\), expected \(N, R\)"),
-        (0, torch.full((10, 4), math.nan), NonFiniteError, "features: got 40 non-finite of 40"),
+        (
+            0,
+            torch.full((10, 4), math.nan),
+            NonFiniteError,
+            "features: got 40 of 40 values not finite",
+        ),
         (1, torch.ones(9), ShapeError, r"target: got \(9,\), expected \(N,\) with N = 10"),
-        (1, torch.full((10,), math.inf), NonFiniteError, "target: got 10 non-finite"),
+        (1, torch.full((10,), math.inf), NonFiniteError, "target: got 10 of 10 values not finite"),
         (
             2,
             torch.ones(3),

@@ -118,7 +118,7 @@ def test_what_is_refused():
         simple_monte_carlo(lambda w: w, draws)
     with pytest.raises(ShapeError, match=r"log_proposal: got \(\)"):
         importance_sampling(model.log_joint, draws, lambda w: model.log_prior(w).sum())
-    with pytest.raises(NonFiniteError, match=r"log_proposal: got 4 of 4 not finite"):
+    with pytest.raises(NonFiniteError, match=r"log_proposal: got 4 of 4 values not finite"):
         importance_sampling(model.log_joint, draws, lambda w: model.log_prior(w) - math.inf)
     with pytest.raises(NonFiniteError, match=r"log_values: got a log mean of nan"):
         simple_monte_carlo(lambda w: model.log_likelihood(w) * math.nan, draws)

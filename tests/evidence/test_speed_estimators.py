@@ -15,11 +15,11 @@ import reference
 from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
 from gpclml.evaluation import learning_curve, log_marginal_likelihood
 from gpclml.evidence.training_speed import posterior_divergences, training_speed
-from gpclml.evidence.training_speed._prefixes import predict_prefixes
-from gpclml.evidence.training_speed._terms import (
+from gpclml.evidence.training_speed.estimators import (
     divergences,
     expected_terms,
     marginal_terms,
+    predict_prefixes,
     sampled_terms,
 )
 from gpclml.inference.observations import training_observations

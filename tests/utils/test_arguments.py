@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpclml._utils.arguments import check_learning_rate, checked
+from gpclml._utils.arguments import all_finite, check_learning_rate, checked
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnsupportedError
 
 
@@ -244,3 +244,20 @@ def test_learning_rates_that_one_takes():
     check_learning_rate(1e-300)
     check_learning_rate(1e300)
     check_learning_rate(1e30, torch.float32)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_one_bad_value_is_found(bad):
+    values = torch.randn(3, 4, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    assert all_finite(values)
+    with torch.no_grad():
+        values[1, 2] = bad
+    assert not all_finite(values)
+    with torch.no_grad():
+        values[2, 0] = -bad
+    assert not all_finite(values)
+
+
+def test_finite_values_whose_sum_is_not():
+    assert all_finite(torch.full((3,), 3e38))
+    assert all_finite(torch.empty(0))

@@ -23,7 +23,7 @@ from checkpoint_files import (
 )
 
 from gpclml._utils.checkpoint import read_checkpoint, write_checkpoint
-from gpclml._utils.digests import digest
+from gpclml._utils.resuming import digest
 from gpclml.conditioning import LastPoints
 from gpclml.curvature import Diagonal
 from gpclml.errors import DataError, UnsupportedError

@@ -22,7 +22,8 @@ _MODULES = (
     "gpclml.inference.held_out_densities", "gpclml.inference.observations",
     "gpclml.inference.observed_covariance", "gpclml.inference.solvers", "gpclml.inference.units",
     "gpclml.inference.missing", "gpclml.conditioning.orderings",
-    "gpclml.curvature.output_likelihoods", "gpclml.kernels.networks", "gpclml.models.botorch",
+    "gpclml.curvature.output_likelihoods", "gpclml.evidence.bounds", "gpclml.kernels.networks",
+    "gpclml.models.botorch",
 )  # fmt: skip
 """Public beside what their rooms export."""
 

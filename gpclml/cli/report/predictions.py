@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal
 
-from gpclml._utils.arguments import checked
-from gpclml._utils.finite import all_finite
+from gpclml._utils.arguments import all_finite, checked
 from gpclml.errors import ArgumentError, NonFiniteError
 from gpclml.models import GPRegression
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpclml._utils.printable import printable
+from gpclml._utils.files import printable
 from gpclml.cli.report._page_tables import MODEL_COLUMNS, model_rows
 from gpclml.cli.report.headline import answer, headline
 from gpclml.cli.report.page import Report

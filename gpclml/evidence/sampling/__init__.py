@@ -1,29 +1,35 @@
-"""Draws of weights, what they predict, and evidences estimated from draws."""
+"""Evidence by sampling: draws of weights, their predictions, annealing, simple Monte Carlo."""
 
 from gpclml import explain_moved
-from gpclml.evidence.sampling.annealed import (
+from gpclml.evidence.sampling.annealing import (
     AnnealedEvidence,
+    BidirectionalEvidence,
     EvidenceBound,
     annealed_importance_sampling,
+    bidirectional_evidence,
+    power_schedule,
     reverse_annealed_importance_sampling,
 )
-from gpclml.evidence.sampling.bidirectional import BidirectionalEvidence, bidirectional_evidence
 from gpclml.evidence.sampling.conditional import (
     SampledConditional,
     conditional_split,
     estimate_conditional_log_density,
-)
-from gpclml.evidence.sampling.densities import (
-    SampledDensity,
     joint_log_density,
-    log_mean,
     marginal_log_densities,
 )
-from gpclml.evidence.sampling.predictions import linearized_outputs, sampled_outputs
-from gpclml.evidence.sampling.sgld import sample_sgld
-from gpclml.evidence.sampling.simple_monte_carlo import importance_sampling, simple_monte_carlo
-from gpclml.evidence.sampling.temperatures import power_schedule
-from gpclml.evidence.sampling.weights import rescaled, stacked_weights
+from gpclml.evidence.sampling.monte_carlo import (
+    SampledDensity,
+    importance_sampling,
+    log_mean,
+    simple_monte_carlo,
+)
+from gpclml.evidence.sampling.weights import (
+    linearized_outputs,
+    rescaled,
+    sample_sgld,
+    sampled_outputs,
+    stacked_weights,
+)
 
 __all__ = [
     "AnnealedEvidence",

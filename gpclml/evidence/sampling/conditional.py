@@ -1,4 +1,4 @@
-"""The conditional log marginal likelihood of a network, from draws of its weights."""
+"""Log densities of targets, and the CLML of a network, from draws of its weights."""
 
 from __future__ import annotations
 
@@ -11,12 +11,9 @@ from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 
 from gpclml._utils.arguments import checked
+from gpclml.curvature.output_likelihoods import output_likelihood
 from gpclml.errors import ArgumentError
-from gpclml.evidence.sampling.densities import (
-    SampledDensity,
-    joint_log_density,
-    marginal_log_densities,
-)
+from gpclml.evidence.sampling.monte_carlo import SampledDensity, log_mean
 from gpclml.evidence.sampling.weights import rescaled
 
 __all__ = [
@@ -24,6 +21,8 @@ __all__ = [
     "SampledConditional",
     "conditional_split",
     "estimate_conditional_log_density",
+    "joint_log_density",
+    "marginal_log_densities",
 ]
 
 SCALES = (1e-4, 1e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
@@ -32,9 +31,55 @@ SCALES = (1e-4, 1e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)
 OutputsOf = Callable[[Mapping[str, Tensor], Tensor], Tensor]
 
 
+@checked(outputs="float (S, N, C)", target="(N,) | (N, C)")
+def joint_log_density(likelihood: Likelihood, outputs: Tensor, target: Tensor) -> SampledDensity:
+    r"""The log density of all targets together, averaged over draws, in nats.
+
+    .. math:: \log \frac1S \sum_s \prod_i p(y_i \mid w_s)
+
+    With draws from the posterior given some points and the targets of all others this is the
+    conditional log marginal likelihood of a network (Lotfi et al. 2022, Appendix B): each draw has
+    to explain all targets at once, where :func:`marginal_log_densities` scores each target alone.
+
+    Args:
+        likelihood: As :class:`gpclml.mlls.LaplaceMarginalLogLikelihood` takes them.
+        outputs: Of a network at draws of its weights, ``(S, N, C)``.
+        target: Targets, ``(N,)`` or ``(N, C)``.
+
+    Returns:
+        The estimate and its error.
+
+    Raises:
+        UnsupportedError: The likelihood is of another class.
+        ShapeError, ArgumentError: Targets do not fit outputs or likelihood.
+        NonFiniteError: As :func:`log_mean`.
+    """
+    return log_mean(_log_densities(likelihood, outputs, target).sum(-1))
+
+
+@checked(outputs="float (S, N, C)", target="(N,) | (N, C)")
+def marginal_log_densities(likelihood: Likelihood, outputs: Tensor, target: Tensor) -> Tensor:
+    r"""The log density of each target alone, :math:`\log \frac1S \sum_s p(y_i \mid w_s)`.
+
+    Args:
+        likelihood: As :class:`gpclml.mlls.LaplaceMarginalLogLikelihood` takes them.
+        outputs: Of a network at draws of its weights, ``(S, N, C)``.
+        target: Targets, ``(N,)`` or ``(N, C)``.
+
+    Returns:
+        Nats, ``(N,)``.
+
+    Raises:
+        UnsupportedError: The likelihood is of another class.
+        ShapeError, ArgumentError: Targets do not fit outputs or likelihood.
+    """
+    densities = _log_densities(likelihood, outputs, target)
+    return torch.logsumexp(densities, dim=0) - math.log(len(densities))
+
+
 @dataclass(frozen=True)
 class SampledConditional:
-    """A conditional log marginal likelihood.
+    """A conditional log marginal likelihood estimated from draws.
 
     Attributes:
         joint: Log density of all held-out targets together, in nats.
@@ -60,15 +105,15 @@ def estimate_conditional_log_density(
     center: Mapping[str, Tensor] | None = None,
     scales: Sequence[float] = SCALES,
 ) -> SampledConditional:
-    r"""The log density of held-out targets under draws from a posterior given all others.
+    r"""The CLML of a network: the log density of held-out targets under posterior draws.
 
     .. math:: \log p(\mathcal D_{\text{held out}} \mid \mathcal D_{\text{rest}})
         \approx \log \frac1S \sum_s p(\mathcal D_{\text{held out}} \mid w_s)
 
-    With scaling points the covariance of the draws is first multiplied by that one of the scales
-    under which these points are likeliest, each alone (Lotfi et al. 2022, Appendix B: 80% of
-    the points for the posterior, 5% for its scale, 15% held out): a Laplace posterior is too wide
-    where the curvature at the mode is not that of its surroundings.
+    If scaling points are given, the covariance of the draws is first multiplied by that scale
+    among ``scales`` for which the marginal density of these points is largest (Lotfi et al. 2022,
+    Appendix B: 80% of the points for the posterior, 5% for its scale, 15% held out). A Laplace
+    posterior is too wide where the curvature at the mode differs from that around it.
 
     Args:
         likelihood: As :class:`gpclml.mlls.LaplaceMarginalLogLikelihood` takes them.
@@ -81,7 +126,7 @@ def estimate_conditional_log_density(
         scales: What may multiply the covariance.
 
     Returns:
-        Both forms of it, and the scale; 1 without scaling points.
+        The joint and the marginal density, and the scale; 1 without scaling points.
 
     Raises:
         ArgumentError: No scale is given, or one is not positive.
@@ -107,15 +152,15 @@ def estimate_conditional_log_density(
 def conditional_split(
     num_data: int, shares: Sequence[float] = (0.8, 0.05, 0.15), seed: int = 0
 ) -> list[Tensor]:
-    """Random points for the posterior, for its scale, and held out.
+    """Splits points at random: for the posterior, for its scale, and held out.
 
     Args:
         num_data: Number N of points.
-        shares: Their parts; the last gets what rounding leaves.
+        shares: Share of each part; the last gets what rounding leaves.
         seed: Seed of the split.
 
     Returns:
-        Indices of each, together 0 to N - 1.
+        Indices of each part, together 0 to N - 1.
 
     Raises:
         ArgumentError: The shares are not positive or do not add up to one, or one gets no point.
@@ -129,3 +174,12 @@ def conditional_split(
         raise ArgumentError("num_data", got, "at least one point for each share")
     order = torch.randperm(num_data, generator=torch.Generator().manual_seed(seed))
     return list(order.split(sizes))
+
+
+@torch.no_grad()
+def _log_densities(likelihood: Likelihood, outputs: Tensor, target: Tensor) -> Tensor:
+    """Of each draw and target, ``(S, N)``, in float64."""
+    count, n = outputs.shape[:2]
+    every = target.repeat(count, *[1] * (target.ndim - 1))
+    densities = output_likelihood(likelihood).log_density(outputs.flatten(0, 1), every)
+    return densities.reshape(count, n).double()

@@ -1,37 +1,156 @@
-"""Draws of weights that are made of others, or of an ensemble."""
+"""Draws of a network's weights, by Langevin dynamics or an ensemble, and its outputs at them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from typing import cast
 
 import torch
 from torch import Tensor
+from torch.func import functional_call, jvp, vmap
 
-from gpclml._utils.arguments import checked
-from gpclml._utils.placement import check_placement
-from gpclml.errors import ArgumentError, ShapeError
+from gpclml._utils.arguments import check_counts, check_learning_rate, check_placement, checked
+from gpclml.conditioning.partitions import partition_at_random
+from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
+from gpclml.mlls import LaplaceMarginalLogLikelihood
+from gpclml.models import LinearizedNetwork
 
-__all__ = ["rescaled", "stacked_weights"]
+__all__ = [
+    "linearized_outputs",
+    "rescaled",
+    "sample_sgld",
+    "sampled_outputs",
+    "stacked_weights",
+]
+
+Weights = Mapping[str, Tensor]
+
+
+@checked(train_x="(N, *event)", train_y="(N, *outputs)")
+def sample_sgld(
+    mll: LaplaceMarginalLogLikelihood,
+    train_x: Tensor,
+    train_y: Tensor,
+    *,
+    count: int = 20,
+    cycles: int = 4,
+    epochs_per_cycle: int = 20,
+    batch_size: int | None = None,
+    lr: float = 1e-3,
+    exploration: float = 0.8,
+    seed: int = 0,
+    progress: bool = True,
+) -> dict[str, Tensor]:
+    r"""Draws from the posterior of the weights by Langevin dynamics with a cyclical step.
+
+    .. math:: w \leftarrow w + \epsilon \nabla \frac1N \log p(w, \mathcal D)
+        + \sqrt{2 \epsilon / N}\, \xi, \qquad
+        \epsilon_k = \frac{\epsilon_0}2 \Big[\cos\Big(\pi \frac{k \bmod M}{M}\Big) + 1\Big]
+
+    with the gradient of a mini-batch (Welling and Teh 2011) and M steps a cycle (Zhang et al.
+    2020, Eq. 1). The first part of a cycle explores, without noise; draws are taken evenly over
+    its rest. With smaller steps the draws follow the posterior more exactly and are more
+    correlated.
+
+    Args:
+        mll: The objective, whose :meth:`~gpclml.mlls.LaplaceMarginalLogLikelihood.log_joint` is
+            the density; its hyperparameters stay fixed. The network ends with the last weights.
+        train_x: Points, ``(N, *event)``.
+        train_y: Their targets.
+        count: Number S of draws, a multiple of the cycles.
+        cycles: Number of cycles.
+        epochs_per_cycle: Passes over the data in a cycle.
+        batch_size: Points of a batch; all if None.
+        lr: The largest step :math:`\epsilon_0`, per point: N times what it is for the total.
+        exploration: Share of a cycle that explores, from which no draw is taken.
+        seed: Seed of the batches and the noise.
+        progress: Whether to show a progress bar on standard error.
+
+    Returns:
+        Weights by name, ``(S, *shape)``.
+
+    Raises:
+        ArgumentError: A number is out of range.
+        ShapeError: The numbers of points and targets differ.
+        NonFiniteError: The weights diverged.
+    """
+    check_counts(
+        count=count, cycles=cycles, epochs_per_cycle=epochs_per_cycle, batch_size=batch_size
+    )
+    check_learning_rate(lr)
+    if not 0 <= exploration < 1:
+        raise ArgumentError("exploration", exploration, "at least 0 and below 1")
+    size = batch_size or len(train_x)
+    steps = epochs_per_cycle * math.ceil(len(train_x) / size)
+    if count % cycles or count // cycles > steps - round(exploration * steps):
+        most = steps - round(exploration * steps)
+        expected = f"a multiple of {cycles} cycles, at most {most} for each"
+        raise ArgumentError("count", count, expected, "Take more epochs a cycle, or batches.")
+    from tqdm import tqdm
+
+    chain = _Chain(mll, train_x, train_y, size, seed)
+    per_cycle = count // cycles
+    first = round(exploration * steps)
+    kept = {steps - 1 - ((steps - first) * i) // per_cycle for i in range(per_cycle)}
+    draws: list[dict[str, Tensor]] = []
+    with tqdm(total=cycles * steps, desc="SGLD", disable=not progress) as bar:
+        for _ in range(cycles):
+            for k in range(steps):
+                chain.step(lr / 2 * (math.cos(math.pi * k / steps) + 1), noise=k >= first)
+                if k in kept:
+                    draws.append(chain.weights())
+                bar.update()
+    return {name: torch.stack([one[name] for one in draws]) for name in draws[0]}
+
+
+@checked
+def stacked_weights(networks: Iterable[torch.nn.Module]) -> dict[str, Tensor]:
+    """The weights of an ensemble of networks of one architecture, as draws.
+
+    Networks that were trained from different starts explore modes where a Laplace posterior
+    explores one (Lakshminarayanan et al. 2017).
+
+    Args:
+        networks: The S members.
+
+    Returns:
+        Trained parameters by name, ``(S, *shape)``.
+
+    Raises:
+        ArgumentError: There is no network.
+        ShapeError: Their parameters differ in names or shapes.
+    """
+    members = [
+        {name: p.detach() for name, p in network.named_parameters() if p.requires_grad}
+        for network in networks
+    ]
+    if not members:
+        raise ArgumentError("networks", "none", "at least one")
+    shapes = [{name: tuple(p.shape) for name, p in member.items()} for member in members]
+    for other in shapes[1:]:
+        if other != shapes[0]:
+            raise ShapeError("networks", other, f"{shapes[0]}, as the first")
+    return {name: torch.stack([member[name] for member in members]) for name in members[0]}
 
 
 @checked
 def rescaled(
     weights: Mapping[str, Tensor], scale: float, center: Mapping[str, Tensor] | None = None
 ) -> dict[str, Tensor]:
-    """Draws whose covariance is multiplied by a number.
+    """Scales draws around their center, so that their covariance is multiplied by a number.
 
     Args:
         weights: Draws by name, ``(S, *shape)``.
         scale: The number.
-        center: What they are scaled around, by name; their mean if None.
+        center: Weights that the draws are scaled around, by name; their mean if None.
 
     Returns:
-        As many draws.
+        The scaled draws.
 
     Raises:
         ArgumentError: The scale is negative, or the center has other names.
-        ShapeError: A center is not of the shape of a draw.
+        ShapeError: A center has another shape than the draws.
     """
     if not 0 <= scale < math.inf:
         raise ArgumentError("scale", scale, "a number of at least 0")
@@ -52,31 +171,112 @@ def rescaled(
     return made
 
 
-@checked
-def stacked_weights(networks: Iterable[torch.nn.Module]) -> dict[str, Tensor]:
-    """The weights of an ensemble of networks of one build, as draws.
-
-    Networks that were trained from different starts explore modes where a Laplace posterior
-    explores one (Lakshminarayanan et al. 2017).
+@torch.no_grad()
+@checked(passes_on="x", x="(N, *event)")
+def sampled_outputs(
+    network: torch.nn.Module, weights: Weights, x: Tensor, at_once: int = 20
+) -> Tensor:
+    """The network's outputs with each draw of weights in turn.
 
     Args:
-        networks: The S members.
+        network: Maps ``(N, *event)`` to ``(N, C)``; parameters without draws keep their values.
+        weights: Draws by name, ``(S, *shape)``, as
+            :meth:`gpclml.mlls.LaplaceEvidence.sample_weights` gives them.
+        x: Points, ``(N, *event)``.
+        at_once: Draws in memory at a time.
 
     Returns:
-        Trained parameters by name, ``(S, *shape)``.
+        Outputs, ``(S, N, C)``.
 
     Raises:
-        ArgumentError: There is none.
-        ShapeError: They are not of one build.
+        ShapeError: The draws' names or shapes are not those of the network's parameters.
     """
-    members = [
-        {name: p.detach() for name, p in network.named_parameters() if p.requires_grad}
-        for network in networks
-    ]
-    if not members:
-        raise ArgumentError("networks", "none", "at least one")
-    shapes = [{name: tuple(p.shape) for name, p in member.items()} for member in members]
-    for other in shapes[1:]:
-        if other != shapes[0]:
-            raise ShapeError("networks", other, f"{shapes[0]}, as the first")
-    return {name: torch.stack([member[name] for member in members]) for name in members[0]}
+    _check_weights(network, weights)
+
+    def of_one(values: dict[str, Tensor]) -> Tensor:
+        return functional_call(network, values, (x,))
+
+    return vmap(of_one, chunk_size=at_once)(dict(weights))
+
+
+@torch.no_grad()
+@checked(passes_on="x", x="(N, *event)")
+def linearized_outputs(
+    network: torch.nn.Module, weights: Weights, x: Tensor, at_once: int = 20
+) -> Tensor:
+    r"""Outputs of the network made linear around its weights, :math:`f + J (w - w_*)`.
+
+    The Gauss-Newton Laplace posterior is that of the linear model (Immer et al. 2021), in which
+    draws far from the mode do not leave the region where the curvature holds.
+
+    Args:
+        network: Maps ``(N, *event)`` to ``(N, C)``, with the weights around which it is linear.
+        weights: Draws by name, ``(S, *shape)``.
+        x: Points, ``(N, *event)``.
+        at_once: Draws in memory at a time.
+
+    Returns:
+        Outputs, ``(S, N, C)``.
+
+    Raises:
+        ShapeError: The draws' names or shapes are not those of the network's parameters.
+    """
+    _check_weights(network, weights)
+    parameters = dict(network.named_parameters())
+    center = {name: parameters[name].detach() for name in weights}
+
+    def outputs(values: dict[str, Tensor]) -> Tensor:
+        return functional_call(network, values, (x,))
+
+    def of_one(values: dict[str, Tensor]) -> Tensor:
+        away = {name: value - center[name] for name, value in values.items()}
+        both = jvp(outputs, (center,), (away,))
+        return both[0] + both[1]
+
+    return vmap(of_one, chunk_size=at_once)(dict(weights))
+
+
+class _Chain:
+    """Langevin dynamics of the weights of a network, a mini-batch a step."""
+
+    def __init__(
+        self, mll: LaplaceMarginalLogLikelihood, x: Tensor, y: Tensor, size: int, seed: int
+    ) -> None:
+        self._mll, self._x, self._y, self._size = mll, x, y, size
+        self._model = cast(LinearizedNetwork, mll.model)
+        self._trained = {n: p for n, p in self._model.network.named_parameters() if p.requires_grad}
+        self._generator = torch.Generator().manual_seed(seed)
+        self._batches: list[Tensor] = []
+
+    def step(self, step: float, noise: bool) -> None:
+        if not self._batches:
+            self._batches = partition_at_random(len(self._x), self._size, self._generator)
+        rows = self._batches.pop()
+        output = self._model(self._x[rows.to(self._x.device)])
+        value = self._mll.log_joint(output, self._y[rows.to(self._y.device)])
+        weights = list(self._trained.values())
+        gradients = torch.autograd.grad(value, weights, allow_unused=True)
+        deviation = math.sqrt(2 * step / self._mll.num_data) if noise else 0.0
+        with torch.no_grad():
+            for p, gradient in zip(weights, gradients, strict=True):
+                if gradient is not None:
+                    p.add_(gradient, alpha=step)
+                if noise:
+                    p.add_(torch.randn(p.shape, generator=self._generator).to(p), alpha=deviation)
+
+    def weights(self) -> dict[str, Tensor]:
+        draw = {name: p.detach().clone() for name, p in self._trained.items()}
+        for name, value in draw.items():
+            if not bool(torch.isfinite(value).all()):
+                raise NonFiniteError("weights", name, "finite values", "Lower lr.")
+        return draw
+
+
+def _check_weights(network: torch.nn.Module, weights: Weights) -> None:
+    shapes = {name: tuple(p.shape) for name, p in network.named_parameters()}
+    for name, value in weights.items():
+        if tuple(value.shape[1:]) != shapes.get(name):
+            expected = f"(S, {', '.join(map(str, shapes[name]))})" if name in shapes else (
+                f"draws of {', '.join(shapes)}"
+            )  # fmt: skip
+            raise ShapeError("weights", f"{name} of shape {tuple(value.shape)}", expected)

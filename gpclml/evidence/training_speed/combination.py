@@ -10,30 +10,168 @@ of different models and steps are independent, so everything in expectation foll
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, cast, get_args
 
 import torch
+from gpytorch.likelihoods import Likelihood
+from gpytorch.models import ExactGP
 from torch import Tensor
 
-from gpclml._utils.arguments import checked
-from gpclml._utils.finite import all_finite
-from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
-from gpclml.evidence.training_speed._checks import check_count
-from gpclml.evidence.training_speed.predictions import ModelPredictions
+from gpclml._utils.arguments import all_finite, check_counts, check_finite, checked
+from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnknownNameError
+from gpclml.evidence.training_speed.estimators import (
+    noise_variances,
+    predict_prefixes,
+    single_target_data,
+)
+from gpclml.inference.observations import Observations
+from gpclml.linalg import leave_one_out_moments
 
 __all__ = [
     "Combination",
+    "ModelPredictions",
+    "Scheme",
     "expected_combination",
+    "model_predictions",
+    "model_weights",
     "optimal_combination",
     "sampled_combination",
 ]
 
 _STABLE = 0.1  # of a step that is stable in the mean
 
+Scheme = Literal["prior", "posterior", "concurrent"]
+"""Where parameters are drawn: before the data, after it, or along it."""
+
+
+@checked(means="float (n, M)", variances="float (n, M)", target="float (n,)")
+@dataclass(frozen=True)
+class ModelPredictions:
+    """Gaussian predictions of the function at n points by M models, and the targets.
+
+    Attributes:
+        means: ``(n, M)``.
+        variances: Without noise, ``(n, M)``.
+        target: ``(n,)``.
+
+    Raises:
+        ShapeError: If they do not fit together.
+        NonFiniteError: If a number is not finite.
+        ArgumentError: If a variance is negative.
+    """
+
+    means: Tensor
+    variances: Tensor
+    target: Tensor
+
+    def __post_init__(self) -> None:
+        for name in ("means", "variances", "target"):
+            check_finite(name, getattr(self, name))
+        if bool((self.variances < 0).any()):
+            raise ArgumentError("variances", float(self.variances.min()), "at least 0")
+
+
+@torch.no_grad()
+@checked(order="integer (n,)")
+def model_predictions(
+    models: Sequence[ExactGP], scheme: Scheme, order: Tensor | None = None
+) -> ModelPredictions:
+    r"""Predictions of each training point by several models of the same targets.
+
+    The schemes of Lyle et al. (2020, Sections 3.3 and 4.1). The prediction of point i by model j
+    is the function there, with parameters drawn from
+
+    - ``"prior"``: :math:`p(\theta_j)`, given no target;
+    - ``"posterior"``: :math:`p(\theta_j \mid D)`, given all targets, the point's own too;
+    - ``"concurrent"``: :math:`p(\theta_j \mid D_{<i})`, given the targets before it.
+
+    Args:
+        models: Exact GPs on the same training targets, one a row.
+        scheme: One of the three schemes.
+        order: Order in which the points arrive, ``(n,)``; data order if None.
+
+    Returns:
+        Predictions in order of arrival, without missing targets, in float64.
+
+    Raises:
+        UnknownNameError: If the scheme is none of the three.
+        ArgumentError: If there is no model, targets differ, or ``order`` is no permutation.
+        UnsupportedError: If noise is correlated.
+
+    Note:
+        One factorization a model; none for the prior.
+    """
+    if scheme not in get_args(Scheme):
+        raise UnknownNameError("scheme", scheme, get_args(Scheme))
+    target = _common_target(models)
+    order = _as_order(order, len(target)).to(target.device)
+    of_scheme = {"prior": _prior, "posterior": _posterior, "concurrent": _concurrent}[scheme]
+    predicted = []
+    for model in models:
+        data = single_target_data(model)
+        noise = noise_variances(cast(Likelihood, model.likelihood), data)
+        predicted.append(of_scheme(data, noise, order))
+    errors, variances = (torch.stack(part, -1).double() for part in zip(*predicted, strict=True))
+    target = target[order].double()
+    there = ~target.isnan()
+    means = target.unsqueeze(-1) - errors
+    return ModelPredictions(means[there], variances[there].clamp_min(0.0), target[there])
+
+
+@checked(log_evidences="(M,)", prior="(M,)")
+def model_weights(
+    log_evidences: Tensor | Sequence[float], prior: Tensor | Sequence[float] | None = None
+) -> Tensor:
+    r"""The posterior probability of each model.
+
+    .. math:: p(M_j \mid D) = \frac{p(M_j)\, p(D \mid M_j)}{\sum_l p(M_l)\, p(D \mid M_l)}
+
+    Lyle et al. (2020, Section 3.3) compare these weights of Bayesian model averaging with those
+    that :func:`expected_combination` and :func:`sampled_combination` learn.
+
+    Args:
+        log_evidences: Log marginal likelihoods of the same targets in the same units, or
+            estimates of them, in total nats, ``(M,)``; minus infinity is weight zero.
+        prior: Probabilities of the models, ``(M,)``, with sum one; equal ones if None.
+
+    Returns:
+        ``(M,)``, with sum one.
+
+    Raises:
+        ShapeError: If the two do not fit together.
+        NonFiniteError: If an evidence is NaN or plus infinity, or all are minus infinity.
+        ArgumentError: If the prior has a negative entry or another sum.
+    """
+    values = log_evidences
+    if not isinstance(values, Tensor) or not values.is_floating_point():
+        values = torch.as_tensor(values, dtype=torch.float64)
+    if values.ndim != 1 or len(values) == 0:
+        raise ShapeError("log_evidences", tuple(values.shape), "(M,), one for each of M models")
+    if bool((values.isnan() | values.isposinf()).any()) or bool(values.isneginf().all()):
+        expected = "numbers, or minus infinity for some"
+        raise NonFiniteError("log_evidences", values.tolist(), expected)
+    if prior is None:
+        return torch.softmax(values, dim=0)
+    probabilities = torch.as_tensor(prior, dtype=values.dtype, device=values.device)
+    if probabilities.shape != values.shape:
+        expected = f"({len(values)},), as the evidences"
+        raise ShapeError("prior", tuple(probabilities.shape), expected)
+    total = float(probabilities.sum())
+    if not bool((probabilities >= 0).all()) or abs(total - 1) > 1e-6:
+        raise ArgumentError(
+            "prior",
+            f"{probabilities.tolist()} with sum {total:.6g}",
+            "probabilities, not negative and with sum 1",
+            "Divide them by their sum.",
+        )
+    return torch.softmax(values + probabilities.log(), dim=0)
+
 
 @dataclass(frozen=True)
 class Combination:
-    """Weights that descent learned.
+    """Weights of models, learned by stochastic gradient descent.
 
     Attributes:
         weights: After the last step, ``(M,)``; ``(runs, M)`` if sampled.
@@ -47,7 +185,7 @@ class Combination:
 
 @checked
 def optimal_combination(predictions: ModelPredictions) -> Tensor:
-    r"""The weights of least expected squared error, ``(M,)``.
+    r"""The weights of the models with least expected squared error, ``(M,)``.
 
     .. math:: \arg\min_w \sum_i E (y_i - w^\top f_i)^2
         = \Big[\sum_i m_i m_i^\top + \mathrm{diag}(v_i)\Big]^{-1} \sum_i y_i m_i
@@ -55,10 +193,10 @@ def optimal_combination(predictions: ModelPredictions) -> Tensor:
     With the matrix a multiple of the identity, and noise of variance one, weights have the
     order of the models' :math:`L(D)` in the concurrent scheme: both then depend on the model
     through :math:`\sum_i y_i m_{ij}` alone (Lyle et al. 2020, Section 3.3). Under a prior of mean
-    zero they are zero: its draws know nothing of the targets.
+    zero they are zero, since its draws do not depend on the targets.
 
     Args:
-        predictions: Of the models, from :func:`model_predictions` or of one's own.
+        predictions: Predictions of the models, from :func:`model_predictions` or your own.
 
     Returns:
         The weights; of least norm where several are best.
@@ -83,12 +221,12 @@ def expected_combination(
     .. math:: E w \leftarrow E w - 2 \eta\,
         \big[(m_i m_i^\top + \mathrm{diag}(v_i))\, E w - y_i m_i\big],
 
-    exact, as draws are new at each step.
+    which is exact, since draws are new at each step.
 
     Args:
-        predictions: Of the models, from :func:`model_predictions` or of one's own.
+        predictions: Predictions of the models, from :func:`model_predictions` or your own.
         learning_rate: η; if None a tenth of :math:`1 / \max_i E |f_i|^2`.
-        passes: How often the points are gone through, in their order.
+        passes: Number of passes over the points, in their order.
         start: First weights, ``(M,)``; 1 / M each if None.
 
     Returns:
@@ -124,9 +262,8 @@ def sampled_combination(
 
     .. math:: w \leftarrow w - 2 \eta\, (w^\top f_i - y_i) f_i
 
-    (Lyle et al. 2020, Section 4.1). Which draws, says the scheme of
-    :func:`model_predictions`; the concurrent one draws from :math:`p(\theta_j \mid D_{<i})` in
-    later passes too.
+    (Lyle et al. 2020, Section 4.1). The scheme of :func:`model_predictions` decides what is drawn
+    from; the concurrent one is :math:`p(\theta_j \mid D_{<i})` in later passes too.
 
     Args:
         predictions: As for :func:`expected_combination`.
@@ -142,7 +279,7 @@ def sampled_combination(
     Raises:
         ArgumentError, ShapeError, NonFiniteError: As :func:`expected_combination`.
     """
-    check_count("runs", runs, 1)
+    check_counts(runs=runs)
     rate, weights = _check(predictions, learning_rate, passes, start)
     generator = torch.Generator().manual_seed(seed)
     weights = weights.expand(runs, -1)
@@ -157,6 +294,51 @@ def sampled_combination(
     return _combination(course, rate)
 
 
+def _prior(data: Observations, noise: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
+    variances = data.covariance.diagonal() - noise
+    return data.residual[order], variances[order]
+
+
+def _posterior(data: Observations, noise: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
+    """With Q = K⁻¹ and S the noise: errors S Q r and variances s - s² Q_ii."""
+    mean, variance = leave_one_out_moments(data.covariance, data.residual, order)
+    share = noise[order] / variance
+    return share * (data.residual[order] - mean), noise[order] * (1 - share)
+
+
+def _concurrent(data: Observations, noise: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
+    prefixes = predict_prefixes(data.covariance, data.residual, noise, order.unsqueeze(0))
+    return prefixes.errors.squeeze(0), prefixes.variances.squeeze(0)
+
+
+def _common_target(models: Sequence[ExactGP]) -> Tensor:
+    if len(models) == 0:
+        raise ArgumentError("models", "none", "at least one model")
+    first = models[0].train_targets
+    for place, model in enumerate(models):
+        target = model.train_targets
+        if not isinstance(target, Tensor) or not isinstance(first, Tensor):
+            raise ArgumentError("models", f"models[{place}] without data", "training data in each")
+        if target.shape != first.shape or not torch.allclose(target, first, equal_nan=True):
+            raise ArgumentError(
+                "models",
+                f"training targets of models[{place}] that are not those of models[0]",
+                "the same targets, in the same units and order",
+                "Fit all models to one data set, standardized the same way.",
+            )
+    return cast(Tensor, first)
+
+
+def _as_order(order: Tensor | None, n: int) -> Tensor:
+    every = torch.arange(n)
+    if order is None:
+        return every
+    if order.is_floating_point() or not torch.equal(order.cpu().long().sort().values, every):
+        got = f"shape {tuple(order.shape)} of {order.dtype}"
+        raise ArgumentError("order", got, f"a permutation of the integers from 0 to {n - 1}")
+    return order
+
+
 def _check(
     predictions: ModelPredictions,
     learning_rate: float | None,
@@ -164,7 +346,7 @@ def _check(
     start: Tensor | None,
 ) -> tuple[float, Tensor]:
     """The learning rate and the first weights."""
-    check_count("passes", passes, 1)
+    check_counts(passes=passes)
     m, v = predictions.means, predictions.variances
     if learning_rate is None:
         size = float((m.square() + v).sum(-1).max())

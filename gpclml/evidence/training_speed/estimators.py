@@ -9,33 +9,94 @@ function at the next point alone, so that nothing but its mean and variance is n
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import cast
 
 import torch
+from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods import Likelihood
 from gpytorch.models import ExactGP
+from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
-from gpclml._utils.arguments import checked
+from gpclml._utils.arguments import check_counts, checked
 from gpclml.conditioning.orderings import as_orders
-from gpclml.evidence.training_speed._checks import check_count
-from gpclml.evidence.training_speed._prefixes import (
-    Prefixes,
-    noise_variances,
-    predict_prefixes,
-    single_target_data,
-)
-from gpclml.evidence.training_speed._terms import (
-    divergences,
-    expected_terms,
-    marginal_terms,
-    sampled_terms,
-)
-from gpclml.evidence.training_speed.results import Estimate, TrainingSpeed, mean_estimate
-from gpclml.inference.observations import Observations
+from gpclml.errors import ArgumentError, UnsupportedError
+from gpclml.inference.observations import Observations, observations, training_observations
 from gpclml.inference.units import Units, term_offset
+from gpclml.linalg import LowRankPlusDiagonal, sequential_predictions
 
-__all__ = ["posterior_divergences", "training_speed"]
+__all__ = [
+    "Estimate",
+    "Prefixes",
+    "TrainingSpeed",
+    "divergences",
+    "expected_terms",
+    "log_density",
+    "marginal_terms",
+    "mean_estimate",
+    "noise_variances",
+    "posterior_divergences",
+    "predict_prefixes",
+    "sampled_terms",
+    "single_target_data",
+    "training_speed",
+]
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """An estimate and its standard error.
+
+    Attributes:
+        value: The estimate, in total nats.
+        standard_error: Of the value; infinite for a single repetition.
+    """
+
+    value: float
+    standard_error: float
+
+
+@dataclass(frozen=True)
+class TrainingSpeed:
+    r"""The log marginal likelihood and its estimates from training speed, in total nats.
+
+    Each sum runs over the points in their order; means are over orderings.
+
+    Attributes:
+        log_marginal_likelihood: :math:`\log p(D)`, exact and the same in every order.
+        expected: :math:`L(D) = \sum_i E[\log p(D_i \mid \theta)]`,
+            :math:`\theta \sim p(\theta \mid D_{<i})`, in closed form: a lower bound (Lyle et al.
+            2020, Eq. 4). Its error is over orderings.
+        lower: L(D) estimated by draws.
+        multi_sample: :math:`L_k(D)`, the log of the mean density over k draws: a lower bound
+            in expectation, tighter than :math:`L(D)`.
+        gaussian: :math:`L_S(D)`, the density under the Gaussian with mean and variance of k
+            draws: no bound; its bias falls with the number of draws.
+        num_samples: Number k of draws.
+        gradient_norm: The largest gradient norm where descent ended, which bounds the distance of
+            its draws from exact ones in prior standard deviations; zero for exact draws.
+
+    The standard errors of ``lower``, ``multi_sample`` and ``gaussian`` are over draws alone, given
+    the orderings.
+    """
+
+    log_marginal_likelihood: float
+    expected: Estimate
+    lower: Estimate
+    multi_sample: Estimate
+    gaussian: Estimate
+    num_samples: int
+    gradient_norm: float = 0.0
+
+    @property
+    def gap(self) -> float:
+        r"""The log marginal likelihood less L(D), in nats.
+
+        It is :math:`\sum_i KL(p(\theta \mid D_{<i}) \,\|\, p(\theta \mid D_{\le i}))` (Lyle et
+        al. 2020, Proposition 3.1, Eq. 6); :func:`posterior_divergences` has its terms.
+        """
+        return self.log_marginal_likelihood - self.expected.value
 
 
 @torch.no_grad()
@@ -86,8 +147,8 @@ def training_speed(
     Note:
         n³/3 floating-point operations for each ordering; n k ``repeats`` draws at a time.
     """
-    check_count("num_samples", num_samples, 2, "A variance needs two draws.")
-    check_count("repeats", repeats, 1)
+    check_counts(2, "A variance needs two draws.", num_samples=num_samples)
+    check_counts(repeats=repeats)
     generator = torch.Generator().manual_seed(seed)
     data, prefixes = _model_prefixes(model, orderings, generator)
     offset = float(term_offset(model, data, units).double().sum())
@@ -111,16 +172,16 @@ def training_speed(
 @torch.no_grad()
 @checked(orderings="index (k, n)")
 def posterior_divergences(model: ExactGP, orderings: int | Tensor = 1, *, seed: int = 0) -> Tensor:
-    r"""How much each point moves the posterior, KL(p(θ | D_<i) || p(θ | D_<=i)), in nats.
+    r"""How far each point moves the posterior, KL(p(θ | D_<i) || p(θ | D_<=i)), in nats.
 
-    The sum of a row is what :math:`L(D)` misses of the log marginal likelihood (Lyle et al.
+    The sum of a row is the log marginal likelihood less :math:`L(D)` (Lyle et al.
     2020, Proposition 3.1, Eq. 6). With the quantities of :func:`training_speed` and
     :math:`q_i = v_i / s_i`,
 
     .. math:: KL_i = \tfrac12 \Big[q_i - \log(1 + q_i) + \frac{e_i^2 q_i}{s_i + v_i}\Big],
 
-    which is the divergence of parameters, as of functions: the likelihood sees θ through f_i
-    alone.
+    The divergence is the same for parameters and for functions, since the likelihood depends on θ
+    through f_i alone.
 
     Args:
         model: As for :func:`training_speed`.
@@ -171,3 +232,145 @@ def _draws_of_ordering(
         values.append(float(terms.mean(0).sum()))
         variances.append(float(terms.var(0).sum()) if repeats > 1 else 0.0)
     return values, variances
+
+
+def mean_estimate(totals: Tensor) -> Estimate:
+    """The mean of independent values ``(r,)``, with its error."""
+    spread = float(totals.std()) if len(totals) > 1 else math.inf
+    return Estimate(float(totals.mean()), spread / math.sqrt(len(totals)))
+
+
+@dataclass(frozen=True)
+class Prefixes:
+    """Predictions of each point given the points before it, in k orders, in float64.
+
+    Attributes:
+        errors: Targets less their predicted means, ``(k, n)``.
+        variances: Of the latent function at the point, without noise, ``(k, n)``.
+        noise: Noise variances, ``(k, n)``.
+    """
+
+    errors: Tensor
+    variances: Tensor
+    noise: Tensor
+
+
+def predict_prefixes(
+    covariance: Tensor | LowRankPlusDiagonal,  # shape: (n, n)
+    residual: Tensor,  # shape: (n,)
+    noise: Tensor,  # shape: (n,)
+    orders: Tensor,  # shape: (k, n)
+) -> Prefixes:
+    """The predictions in each order.
+
+    Args:
+        covariance: Of the observations, noise included.
+        residual: Targets less their prior mean.
+        noise: The part of the covariance's diagonal that is noise.
+        orders: Point ``orders[j, i]`` is the i-th to arrive in order j.
+
+    Raises:
+        ArgumentError: If a row of ``orders`` is no permutation.
+
+    Note:
+        As :func:`gpclml.linalg.sequential_predictions`.
+    """
+    errors, variances = sequential_predictions(covariance, residual, orders)
+    ordered = noise.double()[orders.to(noise.device)]
+    # Rounding may leave a variance below the noise where the function is known.
+    latent = (variances.double() - ordered).clamp_min(0.0)
+    return Prefixes(errors.double(), latent, ordered)
+
+
+def single_target_data(model: ExactGP) -> Observations:
+    """The training data of one model with one target a row.
+
+    Args:
+        model: An exact GP with training data.
+
+    Raises:
+        ArgumentError: If it is a batch of models, or has several targets a row.
+    """
+    data = training_observations(model)
+    if data.num_tasks > 1:
+        raise ArgumentError(
+            "model", f"{data.num_tasks} targets a row", "one", "Use a long-format model."
+        )
+    if data.residual.ndim > 1:
+        got = f"a batch of shape {tuple(data.residual.shape[:-1])}"
+        raise ArgumentError("model", got, "one model", "Ask each model of the batch by itself.")
+    return data
+
+
+def noise_variances(likelihood: Likelihood, data: Observations) -> Tensor:
+    """Variance of each observation about the latent function, ``(n,)``.
+
+    It is the likelihood's covariance for a function without variance: exact, where a difference
+    of two covariances would be rounded.
+
+    Args:
+        likelihood: The model's likelihood.
+        data: From :func:`single_target_data`.
+
+    Raises:
+        UnsupportedError: If the noise of two observations is correlated.
+    """
+    if isinstance(data.covariance, LowRankPlusDiagonal):
+        return data.covariance.noise
+    zero = torch.zeros_like(data.residual)
+    target = zero if data.missing is None else zero.masked_fill(data.missing, float("nan"))
+    certain = MultivariateNormal(zero, DiagLinearOperator(zero))
+    covariance = observations(likelihood, certain, target, *data.params).covariance
+    assert isinstance(covariance, Tensor)
+    noise = covariance.diagonal()
+    if bool((covariance != torch.diag_embed(noise)).any()):
+        raise UnsupportedError(
+            "model.likelihood",
+            f"{type(likelihood).__name__} with correlated noise",
+            "independent noise of the observations",
+            "The expected log density of one point needs a noise of its own.",
+        )
+    return noise
+
+
+def log_density(errors: Tensor, variances: Tensor) -> Tensor:
+    """Log density N(error; 0, variance), in nats."""
+    return -0.5 * ((2 * math.pi * variances).log() + errors.square() / variances)
+
+
+def marginal_terms(prefixes: Prefixes) -> Tensor:
+    """Log densities log p(y_i | y_<i), ``(k, n)``; the log evidence is the sum of a row."""
+    return log_density(prefixes.errors, prefixes.variances + prefixes.noise)
+
+
+def expected_terms(prefixes: Prefixes) -> Tensor:
+    """Expected log densities E[log p(y_i | f_i)], f_i as predicted from y_<i, ``(k, n)``."""
+    return log_density(prefixes.errors, prefixes.noise) - 0.5 * prefixes.variances / prefixes.noise
+
+
+def divergences(prefixes: Prefixes) -> Tensor:
+    """The marginal less the expected terms without their cancellation, ``(k, n)``.
+
+    With s the noise, v the latent variance and q = v / s it is
+    (q - log(1 + q) + e² q / (s + v)) / 2, a sum of two numbers that are not negative.
+    """
+    ratio = prefixes.variances / prefixes.noise
+    shift = prefixes.errors.square() * ratio / (prefixes.noise + prefixes.variances)
+    return 0.5 * (ratio - ratio.log1p() + shift)
+
+
+def sampled_terms(deviations: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Terms of the three estimators from draws of the function.
+
+    Args:
+        deviations: Targets less draws of the function, ``(*batch, S, n)``.
+        noise: Noise variances, ``(n,)``.
+
+    Returns:
+        Mean log density, log mean density, and log density of the Gaussian with the draws'
+        mean and variance, ``(*batch, n)`` each.
+    """
+    densities = log_density(deviations, noise)
+    of_mixture = densities.logsumexp(-2) - math.log(deviations.shape[-2])
+    variance, mean = torch.var_mean(deviations, dim=-2)
+    return densities.mean(-2), of_mixture, log_density(mean, variance + noise)

@@ -1,4 +1,4 @@
-"""The sum of training losses, kept along any training loop."""
+"""Training speed of networks: the sum of the losses of any training loop."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpclml._utils.arguments import check_counts
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
 
 __all__ = ["SumOfTrainingLosses"]
@@ -21,8 +22,8 @@ class SumOfTrainingLosses:
     Section 4.2): with a negative log density for loss, each point seen once and predicted
     before it is trained on, :meth:`total` is an estimate of :math:`-L(D)`.
 
-    Losses that are tensors stay where they are, unread, until the end of the epoch or a question:
-    an accelerator is not waited for at each step.
+    Losses that are tensors stay on their device until the end of an epoch, or until a sum is asked
+    for, so that a step does not wait for an accelerator.
 
     Examples:
         >>> speed = SumOfTrainingLosses()
@@ -54,7 +55,7 @@ class SumOfTrainingLosses:
         return len(self._epoch_means)
 
     def update(self, loss: Tensor | float, num_points: int) -> None:
-        """Takes the loss of one batch, computed before the step that trains on it.
+        """Adds the loss of one batch, computed before the step that trains on it.
 
         Args:
             loss: Mean over the points of the batch, one number; a graph is not kept.
@@ -63,10 +64,9 @@ class SumOfTrainingLosses:
         Raises:
             ShapeError: If the loss is not one number.
             ArgumentError: If there is no point.
-            NonFiniteError: If the loss is not finite; that of a tensor is told when it is read.
+            NonFiniteError: If the loss is not finite; for a tensor it is raised when it is read.
         """
-        if not isinstance(num_points, int) or num_points < 1:
-            raise ArgumentError("num_points", num_points, "an integer of at least 1")
+        check_counts(num_points=num_points)
         if isinstance(loss, Tensor):
             if loss.numel() != 1:
                 expected = "one number, the mean over the batch"
@@ -78,10 +78,10 @@ class SumOfTrainingLosses:
         self._add(float(loss), num_points)
 
     def end_epoch(self) -> None:
-        """Ends an epoch: its mean loss a point is kept.
+        """Ends an epoch and keeps its mean loss a point.
 
         Raises:
-            ArgumentError: If no batch came since the last one.
+            ArgumentError: If there was no batch since the last epoch.
             NonFiniteError: If one of its losses is not finite.
         """
         self._read()
@@ -156,7 +156,7 @@ class SumOfTrainingLosses:
         return value
 
     def state_dict(self) -> dict[str, Any]:
-        """Numbers from which a resumed run goes on as if it had not stopped.
+        """The state from which a resumed run continues with the same sums.
 
         Raises:
             NonFiniteError: If a loss is not finite.
@@ -172,10 +172,10 @@ class SumOfTrainingLosses:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from where :meth:`state_dict` was taken.
+        """Restores a state of :meth:`state_dict`.
 
         Args:
-            state: What it gave.
+            state: What :meth:`state_dict` returned.
 
         Raises:
             ArgumentError: If entries are missing or unknown.

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from gpclml._utils.arguments import checked
-from gpclml._utils.digests import digest
-from gpclml._utils.resumable_draws import ResumableDraws
+from gpclml._utils.resuming import ResumableDraws, digest
 from gpclml.errors import ArgumentError
 from gpclml.fit.distributed._exchange import AGREED
 from gpclml.fit.distributed._processes import processes

@@ -297,3 +297,14 @@ def test_draws_that_are_refused():
         reverse_annealed_importance_sampling(*densities, drawn(4, 2) * math.inf, **QUICK)
     with pytest.raises(ShapeError, match=r"posterior_draws: got \(4, 3\), .* with P = 2"):
         bidirectional_evidence(*densities, drawn(4, 2), drawn(4, 3), **QUICK)
+
+
+def test_the_schedule():
+    schedule = power_schedule(10, power=2.0)
+    torch.testing.assert_close(schedule, (torch.arange(11) / 10).double() ** 2, atol=1e-7, rtol=0)
+    assert float(schedule[0]) == 0.0
+    assert float(schedule[-1]) == 1.0
+    with pytest.raises(ArgumentError, match="count: got 0"):
+        power_schedule(0)
+    with pytest.raises(ArgumentError, match="power: got 0"):
+        power_schedule(3, 0)

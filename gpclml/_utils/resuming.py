@@ -1,0 +1,212 @@
+"""Resuming a training from a checkpoint: draws, the optimizer's state, and whether data fit.
+
+Digests of data and settings tell whether a checkpoint is of the training that goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpclml._utils.arguments import callers_level
+from gpclml.errors import ArgumentError, DataError
+
+__all__ = [
+    "ResumableDraws",
+    "check_fingerprint",
+    "digest",
+    "load_optimizer_state",
+    "module_classes",
+    "restored",
+    "warn_of_no_fingerprint",
+]
+
+_KEY = "_extra_state"  # under which torch stores what get_extra_state returns
+
+
+def check_fingerprint(
+    path: str | os.PathLike, stored: Mapping[str, Any], own: Mapping[str, Any]
+) -> None:
+    """Refuses to go on from a checkpoint of other data or settings.
+
+    Args:
+        path: The checkpoint.
+        stored: What decided the training that it is of, by name.
+        own: What decides this one.
+
+    Raises:
+        DataError: They differ; names all in which they do.
+    """
+    missing = object()
+    unlike = [
+        name
+        for name in [*own, *(name for name in stored if name not in own)]
+        if stored.get(name, missing) != own.get(name, missing)
+    ]
+    if unlike:
+        told = ", ".join(
+            f"{name} ({stored.get(name)!r} there, {own.get(name)!r} here)"
+            if all(len(repr(part.get(name))) < 40 for part in (stored, own))
+            else name
+            for name in unlike
+        )
+        raise DataError(
+            f"checkpoint: {path} is of a training that differs in {told}. Give data and settings "
+            "as they were to go on with it, or another file to start anew."
+        )
+
+
+def restored(course: Any, stored: Mapping[str, Any]) -> dict[str, Any]:
+    """The stored fields of a dataclass.
+
+    Args:
+        course: One of the class with its defaults, lists and numbers.
+        stored: All of its fields, by name.
+
+    Raises:
+        TypeError: Some are missing, or of other types.
+    """
+    for name, own in vars(course).items():
+        if not isinstance(stored.get(name), list if isinstance(own, list) else (int, float)):
+            raise TypeError(f"no {name} of the training")
+    return {name: stored[name] for name in vars(course)}
+
+
+def warn_of_no_fingerprint(path: str | os.PathLike) -> None:
+    """Says that a checkpoint of version 1 cannot be compared with the training that goes on.
+
+    Args:
+        path: The checkpoint.
+
+    Warns:
+        UserWarning: Always, for whoever called the training.
+    """
+    warnings.warn(
+        f"{path} was written by an earlier release, which did not store what it was trained on. "
+        "Make sure that data and settings are the same.",
+        stacklevel=callers_level(),
+    )
+
+
+def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+    """Loads the state of an optimizer, and refuses what would fail at its next step.
+
+    Args:
+        optimizer: One of the same class on the same parameters.
+        state: Its ``state_dict()`` of before.
+
+    Raises:
+        ValueError: Groups or shapes are others than those of the parameters; nothing is changed.
+    """
+    groups = optimizer.param_groups
+    stored = [group["params"] for group in state["param_groups"]]
+    if [len(group["params"]) for group in groups] != [len(numbers) for numbers in stored]:
+        raise ValueError("the optimizer has other groups of parameters")
+    numbers = [number for group in stored for number in group]
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    for number, parameter in zip(numbers, parameters, strict=True):
+        for name, entry in state["state"].get(number, {}).items():
+            if isinstance(entry, Tensor) and entry.ndim and entry.shape != parameter.shape:
+                shapes = f"{tuple(entry.shape)} for {tuple(parameter.shape)}"
+                raise ValueError(f"the optimizer's {name} has shape {shapes}")
+    optimizer.load_state_dict(dict(state))
+
+
+class ResumableDraws(torch.nn.Module):
+    """A module that draws from ``self._generator``, and whose draws go on after a reload.
+
+    The state of the generator is part of ``state_dict()``. A ``state_dict`` without it, as one
+    of another objective or of an earlier release, loads all the same: the draws then go on from
+    where the module's own generator is, which for a module just built is its seed.
+    """
+
+    _generator: torch.Generator
+
+    def get_extra_state(self) -> Tensor:
+        """The state of the generator, so that a resumed training draws the same numbers."""
+        return self._generator.get_state()
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Restores the state of the generator.
+
+        Args:
+            state: What :meth:`get_extra_state` returned.
+
+        Raises:
+            ArgumentError: It is no state of a generator.
+        """
+        try:
+            self._generator.set_state(state.cpu())
+        except (AttributeError, RuntimeError, TypeError) as error:
+            shape = f" of shape {tuple(state.shape)}" if isinstance(state, Tensor) else ""
+            raise ArgumentError(
+                "state_dict", f"{_KEY}: a {type(state).__name__}{shape}",
+                "the state of a torch.Generator of the CPU",
+                "Leave the entry out to start the draws from the seed.",
+            ) from error  # fmt: skip
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        state_dict.setdefault(prefix + _KEY, self.get_extra_state())
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+def digest(value: Any) -> str:
+    """The SHA-256 of a value, the same in every process.
+
+    Tensors enter with dtype, shape and the bits of their entries, in C order, wherever they lie;
+    mappings in the order of their keys' texts; other objects by their class and public attributes.
+
+    Args:
+        value: Tensors, primitives, objects of these, and sequences and mappings of all.
+
+    Note:
+        Costs a copy to the host of tensors that lie elsewhere, and about a second a gigabyte.
+    """
+    found = hashlib.sha256()
+    _feed(found, value)
+    return found.hexdigest()
+
+
+def module_classes(module: torch.nn.Module) -> list[str]:
+    """The classes of a module and of all its parts, by name.
+
+    Args:
+        module: The module.
+    """
+    return [f"{name}: {type(part).__qualname__}" for name, part in module.named_modules()]
+
+
+def _feed(found: Any, value: Any) -> None:
+    # Each value with its type and its length before it, so that no two run together alike.
+    if isinstance(value, Tensor):
+        own = value.detach().cpu().contiguous()
+        _feed(found, f"{own.dtype} {tuple(own.shape)}")
+        found.update(own.reshape(-1).view(torch.uint8).numpy())
+    elif isinstance(value, (str, bytes, int, float, bool, complex, type(None))):
+        text = repr(value).encode()
+        found.update(f"{type(value).__name__} {len(text)} ".encode() + text)
+    elif isinstance(value, Mapping):
+        found.update(f"mapping {len(value)} ".encode())
+        for key in sorted(value, key=repr):
+            _feed(found, key)
+            _feed(found, value[key])
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        entries = sorted(value, key=repr) if isinstance(value, (set, frozenset)) else value
+        found.update(f"sequence {len(entries)} ".encode())
+        for entry in entries:
+            _feed(found, entry)
+    elif isinstance(value, torch.Generator):
+        _feed(found, value.get_state())
+    elif hasattr(value, "__dict__") and not callable(value):
+        _feed(found, type(value).__qualname__)
+        _feed(found, {name: own for name, own in vars(value).items() if name[0] != "_"})
+    else:
+        _feed(found, f"{type(value).__qualname__} {getattr(value, '__qualname__', value)}")
