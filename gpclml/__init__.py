@@ -116,7 +116,7 @@ _MOVED = {
     "means": "kernels", "missing": "inference.missing", "networks": "kernels.networks",
     "observations": "inference.observations",
     "observed_covariance": "inference.observed_covariance",
-    "orderings": "conditioning.orderings",
+    "orderings": "conditioning",
     "output_likelihoods": "curvature.output_likelihoods", "partitions": "conditioning",
     "posterior": "inference", "predictive": "inference.predictive", "report": "cli.report",
     "sampling": "evidence.sampling", "scores": "evaluation", "solvers": "inference.solvers",

@@ -124,7 +124,7 @@ SETUPS = {
     "gpclml.evaluation.ranking": comparison,
     "gpclml.curvature.weight_prior": of_a_network,
     "gpclml.fit.map": of_a_network,
-    "gpclml.linalg.gaussians.trainable": linear,
+    "gpclml.linalg.gaussians.families": linear,
     "gpclml.curvature.invariances": of_a_network,
     "gpclml.kernels.neural_tangent": of_a_network,
     "gpclml.meta.deep_kernel_transfer": few_shot,

@@ -11,7 +11,7 @@ import torch
 from benchmarks.evidence.data import images
 from benchmarks.evidence.networks import network
 from benchmarks.evidence.training import CLASSES, objective, trained
-from gpclml.conditioning.partitions import partition_at_random, partition_by_class
+from gpclml.conditioning import partition_at_random, partition_by_class
 from gpclml.curvature import BlockDiagonal, Diagonal, Full, FunctionSpace, Kronecker
 from gpclml.errors import UnknownNameError
 from gpclml.mlls import LaplaceMarginalLogLikelihood

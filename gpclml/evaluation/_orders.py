@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from gpclml.conditioning.orderings import as_orders
+from gpclml.conditioning import as_orders
 from gpclml.errors import ArgumentError
 
 __all__ = ["checked_m", "number_of_curves", "shared_orders"]

@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.distributions import Normal
 
 from gpclml._utils.arguments import all_finite, checked
-from gpclml.conditioning import Conditioning, LastPoints, LeaveOneOut
-from gpclml.conditioning.orderings import as_orders
+from gpclml.conditioning import Conditioning, LastPoints, LeaveOneOut, as_orders
 from gpclml.errors import ArgumentError, NonFiniteError
 from gpclml.inference.held_out_densities import held_out_densities
 from gpclml.inference.observations import Observations, training_observations

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gpclml._utils.arguments import all_finite
-from gpclml.conditioning.partitions import partition_at_random, partition_by_class
+from gpclml.conditioning import partition_at_random, partition_by_class
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gpclml.conditioning.partitions import partition_at_random, partition_by_class
+from gpclml.conditioning import partition_at_random, partition_by_class
 from gpclml.errors import ArgumentError, ShapeError
 
 

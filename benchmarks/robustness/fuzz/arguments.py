@@ -106,11 +106,11 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     "conditioning.RandomHoldout.split": lambda: dict(
         self=RandomHoldout(0.2), num_data=8, generator=generator(), observed=None),
     "conditioning.RandomOrderings": lambda: dict(k=2, m=3, seed=0),
-    "conditioning.orderings.as_orders": lambda: dict(
+    "conditioning.as_orders": lambda: dict(
         orderings=orders(), n=8, generator=generator()),
-    "conditioning.partitions.partition_by_class": lambda: dict(
+    "conditioning.partition_by_class": lambda: dict(
         labels=labels(), batch_size=2, generator=generator()),
-    "conditioning.partitions.partition_at_random": lambda: dict(
+    "conditioning.partition_at_random": lambda: dict(
         num_data=8, batch_size=3, generator=generator()),
     "curvature.DenseCurvature": lambda: dict(blocks=[]),
     "curvature.DiagonalCurvature": lambda: dict(diagonal={"w": positive(3)}),

@@ -21,7 +21,7 @@ _NO_ROOMS = {"cli"}  # the command has tests of its own
 _MODULES = (
     "gpclml.inference.held_out_densities", "gpclml.inference.observations",
     "gpclml.inference.observed_covariance", "gpclml.inference.solvers", "gpclml.inference.units",
-    "gpclml.inference.missing", "gpclml.conditioning.orderings",
+    "gpclml.inference.missing",
     "gpclml.curvature.output_likelihoods", "gpclml.evidence.bounds", "gpclml.kernels.networks",
     "gpclml.models.botorch",
 )  # fmt: skip

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import functional_call, jvp, vmap
 
 from gpclml._utils.arguments import check_counts, check_learning_rate, check_placement, checked
-from gpclml.conditioning.partitions import partition_at_random
+from gpclml.conditioning import partition_at_random
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork

@@ -20,7 +20,7 @@ from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
 from gpclml._utils.arguments import check_counts, checked
-from gpclml.conditioning.orderings import as_orders
+from gpclml.conditioning import as_orders
 from gpclml.errors import ArgumentError, UnsupportedError
 from gpclml.inference.observations import Observations, observations, training_observations
 from gpclml.inference.units import Units, term_offset

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gpclml._utils.arguments import checked
 from gpclml.conditioning import Conditioning, Split
-from gpclml.conditioning.checks import integer
+from gpclml.conditioning.strategies import integer
 from gpclml.errors import ArgumentError
 from gpclml.fit.distributed._processes import processes
 

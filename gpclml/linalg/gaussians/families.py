@@ -1,6 +1,6 @@
-r"""Families of Gaussians: the member that best approximates the posterior of a linear model.
+r"""The posterior of a linear model's weights, and families of Gaussians that approximate it.
 
-The best one maximizes the evidence lower bound
+The best member of a family maximizes the evidence lower bound
 :math:`E_q[\log p(y \mid w)] - KL(q \| p)`. Its mean is the posterior's in every family; its
 covariance minimizes :math:`tr(\Sigma A) - \log |\Sigma|`,
 :math:`A = \Phi^\top D^{-1} \Phi + S^{-1}` (Harvey and Hughes 2026, Appendix C).
@@ -16,18 +16,75 @@ from torch import Tensor
 
 from gpclml._utils.arguments import checked
 from gpclml._utils.memory import check_memory
-from gpclml.errors import ArgumentError
-from gpclml.linalg.gaussians._products import column_square_sums
-from gpclml.linalg.gaussians.diagonal import DiagonalGaussian
-from gpclml.linalg.gaussians.distribution import WeightDistribution
-from gpclml.linalg.gaussians.low_rank import LowRankGaussian
-from gpclml.linalg.gaussians.posterior import linear_posterior
+from gpclml.errors import ArgumentError, UnsupportedError
+from gpclml.linalg import LowRankPlusDiagonal, safe_cholesky
+from gpclml.linalg.gaussians.distributions import (
+    DiagonalGaussian,
+    DualGaussian,
+    FullGaussian,
+    LowRankGaussian,
+    WeightDistribution,
+    check_positive,
+    column_square_sums,
+    scaled_product,
+)
 
-__all__ = ["DiagonalFamily", "FullFamily", "GaussianFamily", "LowRankFamily"]
+__all__ = [
+    "DiagonalFamily",
+    "FullFamily",
+    "GaussianFamily",
+    "LowRankFamily",
+    "TrainableGaussian",
+    "linear_posterior",
+]
+
+
+@checked(
+    features="float (n, R)",
+    residual="float (n,)",
+    prior_variance="float (R,)",
+    noise="float (n,)",
+)
+def linear_posterior(
+    features: Tensor, residual: Tensor, prior_variance: Tensor, noise: Tensor
+) -> FullGaussian | DualGaussian:
+    r"""The posterior of weights :math:`w \sim N(0, S)` given :math:`r = \Phi w + \epsilon`.
+
+    Args:
+        features: ``(n, R)``.
+        residual: Targets less the prior mean, ``(n,)``.
+        prior_variance: S, ``(R,)``.
+        noise: Noise variances, ``(n,)``.
+
+    Returns:
+        A :class:`FullGaussian` for at most n weights, else a :class:`DualGaussian`.
+
+    Raises:
+        ArgumentError: Memory does not suffice, or a variance is not positive.
+
+    Note:
+        n R² + R³ operations, or n² R + n³/3.
+    """
+    check_positive("prior_variance", prior_variance)
+    check_positive("noise", noise)
+    n, R = features.shape
+    mend = "Use fewer points at a time, or fewer features."
+    check_memory("features", (n, R), min(n, R) ** 2 * 3, features.dtype, features.device, mend)
+    if n >= R:
+        scale = prior_variance.sqrt()
+        L, mean = LowRankPlusDiagonal(features * scale, noise).posterior(residual)
+        one = torch.eye(R, dtype=L.dtype, device=L.device)
+        root = torch.linalg.solve_triangular(L.mT, one, upper=True).to(features)
+        return FullGaussian(scale * mean.to(features), scale.unsqueeze(-1) * root)
+    K = scaled_product(features, features, prior_variance) + torch.diag_embed(noise)
+    factor = safe_cholesky(K).to(features)
+    solved = torch.cholesky_solve(residual.unsqueeze(-1), factor).squeeze(-1)
+    mean = prior_variance * (solved @ features)
+    return DualGaussian(mean, prior_variance, features, noise, factor)
 
 
 class GaussianFamily(ABC):
-    """A form of covariance."""
+    """Base class of families, each of one form of covariance."""
 
     @abstractmethod
     def best(
@@ -45,7 +102,7 @@ class GaussianFamily(ABC):
             The distribution.
 
         Raises:
-            ArgumentError: A variance is not positive, or memory does not hold it.
+            ArgumentError: A variance is not positive, or memory does not suffice.
         """
 
 
@@ -76,14 +133,14 @@ class FullFamily(GaussianFamily):
 @checked
 @dataclass(frozen=True)
 class LowRankFamily(GaussianFamily):
-    r"""Covariance :math:`V V^\top + \varepsilon I` with V of some columns.
+    r"""Covariances :math:`V V^\top + \varepsilon I` with V of a few columns.
 
     The best V lies along the eigenvectors of A with the smallest eigenvalues
     :math:`\lambda_i`, where the posterior is widest, with squared lengths
     :math:`1 / \lambda_i - \varepsilon`. With many more features than points these are directions
-    that no point sees, found by projection at a cost linear in R; a family that keeps every other
-    direction at :math:`\varepsilon` pays for it in the KL, which is why its bound favours tiny
-    noise (Harvey and Hughes 2026, Section 3).
+    in which all features are zero, found by projection at a cost linear in R. The variance
+    :math:`\varepsilon` in every other direction costs much KL divergence, which is why this bound
+    favours tiny noise (Harvey and Hughes 2026, Section 3).
 
     Attributes:
         rank: Number k of columns.
@@ -127,8 +184,60 @@ class LowRankFamily(GaussianFamily):
         return LowRankGaussian(mean, vectors * lengths, self.epsilon)
 
 
+class TrainableGaussian(torch.nn.Module):
+    """A member of a family as trainable parameters: mean, and log variances, a factor or a root.
+
+    It starts at mean zero with the prior variances; a factor starts near zero. A root is lower
+    triangular, with the logarithm of its diagonal as parameter.
+
+    Args:
+        family: The family.
+        prior_variance: Prior variances, ``(R,)``.
+        seed: Seed of the start of a factor, whose gradient at zero is zero.
+
+    Raises:
+        UnsupportedError: The family is of another class.
+        ArgumentError: A rank above R.
+
+    Examples:
+        >>> q = TrainableGaussian(DiagonalFamily(), model.prior_variance)
+        >>> mll = LinearEvidenceLowerBound(model.likelihood, model, posterior=q)
+    """
+
+    @checked(prior_variance="float (R,)")
+    def __init__(self, family: GaussianFamily, prior_variance: Tensor, seed: int = 0) -> None:
+        super().__init__()
+        self.family = family
+        start = prior_variance.detach()
+        R = len(start)
+        self.mean = torch.nn.Parameter(torch.zeros_like(start))
+        if isinstance(family, DiagonalFamily):
+            self.log_variance = torch.nn.Parameter(start.log())
+        elif isinstance(family, FullFamily):
+            self.log_diagonal = torch.nn.Parameter(0.5 * start.log())
+            self.below = torch.nn.Parameter(start.new_zeros(R, R))
+        elif isinstance(family, LowRankFamily):
+            if family.rank > R:
+                raise ArgumentError("rank", family.rank, f"at most {R}, the number of weights")
+            generator = torch.Generator().manual_seed(seed)
+            draw = torch.randn(R, family.rank, generator=generator, dtype=torch.float64)
+            self.factor = torch.nn.Parameter(draw.to(start) * (start / R).sqrt().unsqueeze(-1))
+        else:
+            known = "DiagonalFamily, LowRankFamily or FullFamily"
+            raise UnsupportedError("family", type(family).__name__, known)
+
+    def forward(self) -> WeightDistribution:
+        """The distribution at the current parameters."""
+        if isinstance(self.family, DiagonalFamily):
+            return DiagonalGaussian(self.mean, self.log_variance.exp())
+        if isinstance(self.family, LowRankFamily):
+            return LowRankGaussian(self.mean, self.factor, self.family.epsilon)
+        root = self.below.tril(-1) + torch.diag(self.log_diagonal.exp())
+        return FullGaussian(self.mean, root)
+
+
 def _unseen_directions(features: Tensor, rank: int) -> Tensor:
-    """Orthonormal columns on which all points have features zero, ``(R, k)``."""
+    """Orthonormal columns, ``(R, k)``, to which the features of all points are orthogonal."""
     generator = torch.Generator().manual_seed(0)
     shape = (features.shape[-1], rank)
     columns = torch.randn(shape, generator=generator, dtype=torch.float64).to(features)

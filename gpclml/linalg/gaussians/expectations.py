@@ -1,4 +1,4 @@
-"""The squared error that a distribution of weights expects, and its gradient in one array."""
+"""Kullback-Leibler divergence between Gaussians of weights, and expected squared errors."""
 
 from __future__ import annotations
 
@@ -8,11 +8,59 @@ from torch import Tensor
 from gpclml._utils.arguments import checked
 from gpclml.errors import ShapeError
 from gpclml.linalg import refuse_double_backward
-from gpclml.linalg.gaussians._products import column_square_sums, row_square_sums
-from gpclml.linalg.gaussians.distribution import WeightDistribution
-from gpclml.linalg.gaussians.dual import DualGaussian
+from gpclml.linalg.gaussians.distributions import (
+    DiagonalGaussian,
+    DualGaussian,
+    WeightDistribution,
+    column_square_sums,
+    row_square_sums,
+)
 
-__all__ = ["expected_square"]
+__all__ = [
+    "expected_square",
+    "gaussian_kl",
+]
+
+
+@checked(late=True, p="float (R,)")
+def gaussian_kl(q: WeightDistribution, p: WeightDistribution | Tensor) -> Tensor:
+    r"""The Kullback-Leibler divergence of q from p, in nats.
+
+    .. math:: \tfrac12 \left( tr(\Sigma_p^{-1} \Sigma_q)
+        + (\mu_p - \mu_q)^\top \Sigma_p^{-1} (\mu_p - \mu_q) - R
+        + \log |\Sigma_p| - \log |\Sigma_q| \right)
+
+    Args:
+        q: A distribution of any form.
+        p: A distribution of any form; or the variances ``(R,)`` of a prior of independent weights
+            with mean zero.
+
+    Returns:
+        A number, not negative.
+
+    Raises:
+        ShapeError: The numbers of weights differ.
+
+    Note:
+        Linear in R except for full covariances.
+    """
+    if isinstance(p, Tensor):
+        p = DiagonalGaussian(torch.zeros_like(p), p)
+    R = len(q.mean)
+    if len(p.mean) != R:
+        raise ShapeError("p", f"{len(p.mean)} weights", f"{R}, as q")
+    shift = (p.mean - q.mean).unsqueeze(-1)
+    quadratic = (shift * p.precision_times(shift)).sum()
+    if isinstance(p, DiagonalGaussian):
+        trace = (q.variance() / p.variances).sum()
+    else:
+        diagonal, factor, sign = q.parts()
+        trace = q.mean.new_zeros(())
+        if diagonal is not None:
+            trace = trace + (diagonal * p.precision_diagonal()).sum()
+        if factor is not None:
+            trace = trace + sign * (factor * p.precision_times(factor)).sum()
+    return 0.5 * (trace + quadratic - R + p.log_det() - q.log_det())
 
 
 @checked(late=True, features="float (n, R)", residual="float (n,)")
@@ -22,7 +70,7 @@ def expected_square(q: WeightDistribution, features: Tensor, residual: Tensor) -
     .. math:: \|r - \Phi \mu\|^2 + tr(\Phi \Sigma \Phi^\top)
 
     Args:
-        q: Of any form.
+        q: A distribution of any form.
         features: ``(n, R)``.
         residual: ``(n,)``.
 

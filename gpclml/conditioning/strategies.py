@@ -1,0 +1,346 @@
+"""Conditioning strategies: which training points are held out at each step."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gpclml._utils.arguments import checked
+from gpclml.errors import ArgumentError
+
+__all__ = [
+    "Conditioning",
+    "HeldOut",
+    "KFold",
+    "LastPoints",
+    "LeaveOneOut",
+    "RandomHoldout",
+    "RandomOrderings",
+    "Split",
+    "check_below",
+    "integer",
+    "stack_by_size",
+]
+
+Indices = Sequence[int] | Tensor
+
+
+@dataclass(frozen=True)
+class Split:
+    """Held-out blocks and the rows that they are conditioned on, as indices on the CPU.
+
+    Attributes:
+        held_out: Row indices, one tensor a block size: ``k_i`` blocks of ``b_i`` rows,
+            ``(k_i, b_i)``.
+        conditioned_on: Row indices, ``(m,)``; None where each block is conditioned on every row
+            outside it.
+    """
+
+    held_out: list[Tensor]
+    conditioned_on: Tensor | None = None
+
+
+class Conditioning(ABC):
+    """Base class of strategies, which divide data into held-out points and those conditioned on.
+
+    Args:
+        seed: With a seed every call gives the same blocks; without one, random strategies
+            draw new blocks at each call from the caller's generator.
+    """
+
+    _is_random = False
+
+    def __init__(self, seed: int | None = None) -> None:
+        self.seed = None if seed is None else integer("seed", seed, 0)
+
+    @property
+    def redraws(self) -> bool:
+        """Whether each call holds out other points: a random strategy without a seed."""
+        return self._is_random and self.seed is None
+
+    def held_out(
+        self,
+        num_data: int,
+        generator: torch.Generator | None = None,
+        observed: Tensor | None = None,  # shape: (num_data,)
+    ) -> list[Tensor]:
+        """The held-out blocks of :meth:`split`, which takes the same arguments.
+
+        Returns:
+            Row indices on the CPU, one tensor a block size: ``k_i`` blocks of ``b_i`` rows,
+            ``(k_i, b_i)``.
+        """
+        return self.split(num_data, generator, observed).held_out
+
+    @checked(late=True, observed="boolean (n,)")
+    def split(
+        self,
+        num_data: int,
+        generator: torch.Generator | None = None,
+        observed: Tensor | None = None,  # shape: (num_data,)
+    ) -> Split:
+        """The held-out blocks, blocks of one size stacked, and what they are conditioned on.
+
+        Args:
+            num_data: Number of data rows, at least 1.
+            generator: CPU generator of random strategies without a seed, which it advances.
+            observed: Mask of the rows that have a target, boolean, ``(num_data,)``; the others
+                are neither held out nor counted. All rows if None.
+
+        Raises:
+            ArgumentError: If there are no rows, or the strategy does not fit their number.
+        """
+        rows = torch.arange(integer("num_data", num_data, 1))
+        if observed is not None:
+            rows = rows[observed.cpu()]
+        if rows.numel() == 0:
+            raise ArgumentError("target", "no observed value", "at least one")
+        if self.seed is not None:
+            generator = torch.Generator().manual_seed(self.seed)
+        return self._split(rows, num_data, generator)
+
+    def _split(self, rows: Tensor, num_data: int, generator: torch.Generator | None) -> Split:
+        return Split(self._blocks(rows, num_data, generator))
+
+    @abstractmethod
+    def _blocks(
+        self, rows: Tensor, num_data: int, generator: torch.Generator | None
+    ) -> list[Tensor]:
+        """Blocks among the observed ``rows`` (sorted indices) of ``num_data``."""
+
+    def __repr__(self) -> str:
+        arguments = ", ".join(f"{k}={v!r}" for k, v in vars(self).items() if v is not None)
+        return f"{type(self).__name__}({arguments})"
+
+
+class RandomHoldout(Conditioning):
+    """Holds out a random share of the points as one block, given all others or some of them.
+
+    With ``condition_on`` only that many points are evaluated beside the held-out ones, so that the
+    cost does not grow with the data. Over redraws the score is an unbiased estimate of the mean
+    CLML given so many points.
+
+    Args:
+        fraction: Share held out, in (0, 1]; 1 holds out everything and gives the log marginal
+            likelihood. At least one point is held out and, below 1, at least one is
+            conditioned on where there are two.
+        seed: See :class:`Conditioning`.
+        condition_on: Number of points conditioned on, drawn among the others; all others if
+            None.
+
+    Raises:
+        ArgumentError: If ``fraction`` is outside (0, 1], ``condition_on`` is below 1, or, once
+            the data are seen, fewer points than that are not held out.
+
+    Examples:
+        >>> RandomHoldout(0.2, seed=0, condition_on=3).split(10)
+        Split(held_out=[tensor([[4, 1]])], conditioned_on=tensor([5, 0, 6]))
+    """
+
+    _is_random = True
+
+    @checked
+    def __init__(
+        self,
+        fraction: float = 0.1,
+        seed: int | None = None,
+        *,
+        condition_on: int | None = None,
+    ) -> None:
+        super().__init__(seed)
+        if not 0 < fraction <= 1:
+            raise ArgumentError("fraction", fraction, "a share in (0, 1]")
+        self.fraction = float(fraction)
+        if condition_on is not None:
+            condition_on = integer("condition_on", condition_on, 1)
+        self.condition_on = condition_on
+
+    def _blocks(self, rows, num_data, generator):
+        n = rows.numel()
+        most = n if self.fraction == 1 else max(1, n - 1)
+        b = min(max(1, round(self.fraction * n)), most)
+        return [rows[torch.randperm(n, generator=generator)[:b]].unsqueeze(0)]
+
+    def _split(self, rows, num_data, generator):
+        m = self.condition_on
+        [block] = self._blocks(rows, num_data, generator)
+        if m is None:
+            return Split([block])
+        others = rows[~torch.isin(rows, block)]
+        if m > others.numel():
+            held_out, n = block.numel(), rows.numel()
+            raise ArgumentError(
+                "condition_on",
+                m,
+                f"at most {others.numel()}: {held_out} of {n} observed points are held out",
+                "Condition on fewer points, or hold out a smaller fraction.",
+            )
+        chosen = torch.randperm(others.numel(), generator=generator)[:m]
+        return Split([block], others[chosen])
+
+
+class KFold(Conditioning):
+    """Holds out each fold of a random partition, given the others; sizes differ by at most one.
+
+    Args:
+        folds: Number of folds, at least 2; with fewer points than folds, one point a fold.
+        seed: See :class:`Conditioning`.
+
+    Raises:
+        ArgumentError: If ``folds`` is below 2.
+    """
+
+    _is_random = True
+
+    @checked
+    def __init__(self, folds: int = 10, seed: int | None = None) -> None:
+        super().__init__(seed)
+        self.folds = integer("folds", folds, 2)
+
+    def _blocks(self, rows, num_data, generator):
+        n = rows.numel()
+        order = rows[torch.randperm(n, generator=generator)]
+        return stack_by_size(order.tensor_split(min(self.folds, n)))
+
+
+class RandomOrderings(Conditioning):
+    """Holds out the tails of k random orderings, each conditioned on its first m points.
+
+    Args:
+        k: Number of orderings, at least 1.
+        m: Number of points conditioned on.
+        seed: See :class:`Conditioning`.
+
+    Raises:
+        ArgumentError: If ``k`` or ``m`` is out of range.
+    """
+
+    _is_random = True
+
+    @checked
+    def __init__(self, k: int, m: int, seed: int | None = None) -> None:
+        super().__init__(seed)
+        self.k = integer("k", k, 1)
+        self.m = integer("m", m, 0)
+
+    def _blocks(self, rows, num_data, generator):
+        n = rows.numel()
+        check_below("m", self.m, n)
+        tails = [rows[torch.randperm(n, generator=generator)[self.m :]] for _ in range(self.k)]
+        return [torch.stack(tails)]
+
+
+class LeaveOneOut(Conditioning):
+    """Holds out every point by itself, given all others.
+
+    (Rasmussen and Williams 2006, Section 5.4.2)
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+
+    def _blocks(self, rows, num_data, generator):
+        return [rows.unsqueeze(-1)]
+
+
+class LastPoints(Conditioning):
+    """Holds out all points after the first m, in data order.
+
+    Args:
+        m: Number of points conditioned on; 0 gives the log marginal likelihood.
+
+    Raises:
+        ArgumentError: If ``m`` is negative, or, once the data are seen, not below their number.
+    """
+
+    @checked
+    def __init__(self, m: int) -> None:
+        super().__init__()
+        self.m = integer("m", m, 0)
+
+    def _blocks(self, rows, num_data, generator):
+        check_below("m", self.m, rows.numel())
+        return [rows[self.m :].unsqueeze(0)]
+
+
+class HeldOut(Conditioning):
+    """Holds out blocks that the caller chooses: a validation set, or one block a group.
+
+    Args:
+        *blocks: Row indices, one sequence or one-dimensional tensor a block; blocks are
+            disjoint and may differ in size.
+
+    Raises:
+        ArgumentError: If there is no block, one is empty, or indices are negative, repeated,
+            shared by blocks, or, once the data are seen, beyond them.
+
+    Examples:
+        >>> HeldOut([0, 1, 2]).held_out(5)
+        [tensor([[0, 1, 2]])]
+    """
+
+    @checked
+    def __init__(self, *blocks: Indices) -> None:
+        super().__init__()
+        if not blocks:
+            raise ArgumentError("blocks", "none", "at least one sequence of row indices")
+        self.blocks = tuple(_row_indices(block) for block in blocks)
+        every = torch.cat(self.blocks)
+        values, counts = every.unique(return_counts=True)
+        if (counts > 1).any():
+            repeated = values[counts > 1].tolist()
+            raise ArgumentError(
+                "blocks", f"repeated indices {repeated[:5]}", "each row in one block, once"
+            )
+
+    def _blocks(self, rows, num_data, generator):
+        highest = max(int(block.max()) for block in self.blocks)
+        if highest >= num_data:
+            raise ArgumentError("blocks", f"index {highest}", f"rows from 0 to {num_data - 1}")
+        kept = [block[torch.isin(block, rows)] for block in self.blocks]
+        kept = [block for block in kept if block.numel()]
+        if not kept:
+            raise ArgumentError(
+                "blocks", "rows whose targets are all missing", "at least one observed target"
+            )
+        return stack_by_size(kept)
+
+
+def _row_indices(block: Indices) -> Tensor:
+    expected = "a one-dimensional sequence of non-negative integers, not empty"
+    indices = torch.as_tensor(block).cpu()
+    if indices.ndim != 1 or indices.numel() == 0:
+        raise ArgumentError("blocks", f"indices of shape {tuple(indices.shape)}", expected)
+    if indices.is_floating_point() or indices.is_complex() or indices.dtype == torch.bool:
+        raise ArgumentError("blocks", f"indices of {indices.dtype}", expected)
+    if int(indices.min()) < 0:
+        raise ArgumentError("blocks", f"index {int(indices.min())}", expected)
+    return indices.long()
+
+
+def stack_by_size(blocks: Sequence[Tensor]) -> list[Tensor]:
+    """Stacks blocks of one size in one tensor, ``(k_i, b_i)``, in the order of their sizes."""
+    sizes = dict.fromkeys(block.numel() for block in blocks)
+    return [torch.stack([b for b in blocks if b.numel() == size]) for size in sizes]
+
+
+def integer(argument: str, value: int, least: int) -> int:
+    """The value, if it is an integer of at least ``least``."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < least:
+        raise ArgumentError(argument, repr(value), f"an integer of at least {least}")
+    return int(value)
+
+
+def check_below(argument: str, value: int, n: int) -> None:
+    """Raises an ArgumentError where a number of points conditioned on leaves none to score."""
+    if value >= n:
+        raise ArgumentError(
+            argument,
+            value,
+            f"an integer below the {n} observed points",
+            "m is the number of points conditioned on; at least one must remain to be scored.",
+        )
