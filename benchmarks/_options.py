@@ -1,28 +1,33 @@
-"""Options that every ``run`` and ``report`` command has, and how a run ends."""
+"""Options of commands: their types, lists as text, checks, and functions that take them."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 
-if TYPE_CHECKING:
-    from benchmarks.runner import GridSummary
+from gpclml.errors import ArgumentError, DataError, UnknownNameError
 
 __all__ = [
-    "Address",
-    "Backend",
     "CsvFile",
     "DataFolder",
     "Device",
-    "Jobs",
-    "Quiet",
+    "FigureFile",
     "ResultsFile",
-    "RetryFailed",
-    "data_variables",
-    "end_run",
-    "make_app",
+    "check_device",
+    "check_known",
+    "check_positive",
+    "errors_as_text",
+    "names",
+    "options_of",
+    "read_options",
+    "real_numbers",
+    "whole_numbers",
+    "with_options",
 ]
 
 ResultsFile = Annotated[Path, typer.Option("--results", help="The SQLite file of results.")]
@@ -30,12 +35,7 @@ CsvFile = Annotated[
     Path | None,
     typer.Option(help="Also write all cells to this CSV file; compressed as .csv.gz."),
 ]
-Jobs = Annotated[int, typer.Option(help="Worker processes; -1 for one a core.")]
-Backend = Annotated[str, typer.Option(help="Where several workers are: loky (this machine), dask.")]
-Address = Annotated[
-    str | None,
-    typer.Option(help="Address of a running cluster; else one is started on this machine."),
-]
+FigureFile = Annotated[Path | None, typer.Option(help="Also draw a figure in this PNG file.")]
 DataFolder = Annotated[
     Path | None,
     typer.Option(
@@ -43,45 +43,131 @@ DataFolder = Annotated[
     ),
 ]
 Device = Annotated[str, typer.Option(help="Where models are trained: cpu, cuda.")]
-RetryFailed = Annotated[bool, typer.Option("--retry-failed", help="Compute failed cells again.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress, no summary.")]
+
+_INFOS = (typer.models.OptionInfo, typer.models.ArgumentInfo)
 
 
-def make_app(about: str) -> typer.Typer:
-    """A command line without commands yet.
-
-    Args:
-        about: Its help.
-    """
-    return typer.Typer(
-        add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
-        rich_markup_mode=None, help=about,
-    )  # fmt: skip
+@contextlib.contextmanager
+def errors_as_text() -> Iterator[None]:
+    """Within the block an error that says what to do is printed alone, with exit code 2."""
+    try:
+        yield
+    except (ArgumentError, DataError) as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(2) from None
 
 
-def data_variables(folder: Path | None) -> dict[str, str]:
-    """Environment variables of workers that read data from a folder.
+def names(text: str, argument: str) -> tuple[str, ...]:
+    """The names in a comma-separated list, each once.
 
     Args:
-        folder: The folder; None for that of this process.
-    """
-    return {} if folder is None else {"GPCLML_DATA": str(folder.absolute())}
-
-
-def end_run(*summaries: GridSummary, quiet: bool) -> None:
-    """Says what a run computed.
-
-    Args:
-        *summaries: Of its sweeps.
-        quiet: Whether only failures are told.
+        text: The list.
+        argument: What it is an argument of, for the error.
 
     Raises:
-        typer.Exit: With code 1, if cells failed.
+        ArgumentError: There is none.
     """
-    if not quiet:
-        for summary in summaries:
-            typer.echo(summary)
-    failed = sum(summary.failed + summary.failed_before for summary in summaries)
-    if failed:
-        typer.echo(f"{failed} cells failed: the report lists them.", err=True)
-        raise typer.Exit(1)
+    found = [part.strip() for part in text.split(",") if part.strip()]
+    if not found:
+        raise ArgumentError(argument, repr(text), "names separated by commas")
+    return tuple(dict.fromkeys(found))
+
+
+def whole_numbers(text: str, argument: str) -> tuple[int, ...]:
+    """The same of whole numbers."""
+    return _numbers(text, argument, int, "whole numbers", "100,200")
+
+
+def real_numbers(text: str, argument: str) -> tuple[float, ...]:
+    """The same of numbers."""
+    return _numbers(text, argument, float, "numbers", "0.1,0.5")
+
+
+def _numbers(text: str, argument: str, kind: type, what: str, such: str) -> tuple:
+    try:
+        return tuple(kind(name) for name in names(text, argument))
+    except ValueError:
+        expected = f"{what} separated by commas"
+        raise ArgumentError(argument, repr(text), expected, f"Write e.g. {such}.") from None
+
+
+def check_known(argument: str, given: Iterable[str], known: Iterable[str]) -> None:
+    """Raises :class:`gpclml.errors.UnknownNameError` where a name is not among the known ones."""
+    for name in given:
+        if name not in known:
+            raise UnknownNameError(argument, name, known)
+
+
+def check_positive(**numbers: float) -> None:
+    """Raises :class:`gpclml.errors.ArgumentError` where a count is below 1, a rate not positive."""
+    for name, number in numbers.items():
+        if isinstance(number, int) and number < 1:
+            raise ArgumentError(name, number, "at least 1")
+        if not 0 < number < float("inf"):
+            raise ArgumentError(name, number, "a positive number")
+
+
+def check_device(device: str) -> None:
+    """Raises :class:`gpclml.errors.ArgumentError` where torch cannot put a tensor."""
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        fix = f"Use 'cpu'. ({reason})"
+        raise ArgumentError("device", repr(device), "a device at hand", fix) from None
+
+
+def options_of(function: Callable | None) -> dict[str, Parameter]:
+    """Arguments of a function that are options of a command, by name."""
+    if function is None:
+        return {}
+    hints = get_type_hints(function, include_extras=True)
+    return {
+        name: parameter.replace(annotation=hints[name], kind=Parameter.KEYWORD_ONLY)
+        for name, parameter in signature(function).parameters.items()
+        if any(isinstance(part, _INFOS) for part in get_args(hints.get(name)))
+    }
+
+
+def _reader(parameter: Parameter) -> Callable | None:
+    return next((part for part in get_args(parameter.annotation)[1:] if callable(part)), None)
+
+
+def read_options(function: Callable | None, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options, lists read."""
+    found = dict(options)
+    for name, parameter in options_of(function).items():
+        read = _reader(parameter)
+        if read is not None and found[name] is not None:
+            found[name] = read(found[name], name)
+    return found
+
+
+def with_options(
+    command: Callable, left_out: Sequence[str], *functions: Callable | None
+) -> Callable:
+    """The command with the options of functions before its own, in the place of ``**options``."""
+    hints = get_type_hints(command, include_extras=True, localns={"Any": Any})
+    own = [
+        parameter.replace(annotation=hints[name], kind=Parameter.KEYWORD_ONLY)
+        for name, parameter in signature(command).parameters.items()
+        if name != "options" and name not in left_out
+    ]
+    added = [_as_text(one) for function in functions for one in options_of(function).values()]
+    command.__signature__ = Signature([*added, *own])
+    command.__annotations__ = {one.name: one.annotation for one in [*added, *own]}
+    return command
+
+
+def _as_text(parameter: Parameter) -> Parameter:
+    """A list as the text that a command takes."""
+    if _reader(parameter) is None:
+        return parameter
+    info = next(part for part in get_args(parameter.annotation) if isinstance(part, _INFOS))
+    default = parameter.default
+    if isinstance(default, tuple):
+        default = ",".join(map(str, default))
+    kind = str | None if default is None else str
+    return parameter.replace(annotation=Annotated[kind, info], default=default)

@@ -1,6 +1,6 @@
 """``python -m benchmarks.bo``."""
 
-from benchmarks.bo.commands import app
+from benchmarks.bo.study import STUDY
 
 if __name__ == "__main__":
-    app(prog_name="python -m benchmarks.bo")
+    STUDY.make_app()(prog_name="python -m benchmarks.bo")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
+import pandas
+
 from benchmarks._figures import new_figure, save_figure
 from benchmarks.bo.tables import LEAST_REGRET, REGRETS
 from benchmarks.uci.statistics import ordered_objectives
 
 if TYPE_CHECKING:
-    import pandas
     from matplotlib.axes import Axes
 
 __all__ = ["draw_figure"]

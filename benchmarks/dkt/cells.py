@@ -13,7 +13,7 @@ from torch import Tensor
 
 from benchmarks.dkt.baselines import nearest_neighbour_accuracy, plain_gp_scores
 from benchmarks.dkt.sources import Sources
-from benchmarks.dkt.studies import Study, study_named
+from benchmarks.dkt.studies import FewShotStudy, study_named
 from benchmarks.runner import cell_key, code_version
 from gpclml.conditioning import LastPoints
 from gpclml.meta import DeepKernelTransfer, TaskScores, evaluate_tasks, train_on_tasks
@@ -75,7 +75,7 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def _checkpoint(study: Study, cell: Mapping[str, Any]) -> Path | None:
+def _checkpoint(study: FewShotStudy, cell: Mapping[str, Any]) -> Path | None:
     """The file of a training: named for all that decides it, the code included."""
     folder = os.environ.get(CHECKPOINTS)
     if not folder:
@@ -92,7 +92,7 @@ def _summary(scores: TaskScores) -> dict[str, float]:
     return summary
 
 
-def _baseline(study: Study, sources: Sources, count: int) -> dict[str, float]:
+def _baseline(study: FewShotStudy, sources: Sources, count: int) -> dict[str, float]:
     episodes = sources.test.draw(range(count))
     if study.classes:
         return _mean("accuracy", nearest_neighbour_accuracy(episodes))

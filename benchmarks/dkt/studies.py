@@ -23,13 +23,13 @@ from gpclml.errors import UnknownNameError
 from gpclml.kernels.networks import MLP
 from gpclml.meta import Conv3, Conv4, ConvBlocks
 
-__all__ = ["STUDIES", "Study", "study_named"]
+__all__ = ["STUDIES", "FewShotStudy", "study_named"]
 
 _CHOSEN_BY = ("Armenian", "Bengali", "Early_Aramaic", "Hebrew", "Mkhedruli_(Georgian)")
 
 
 @dataclass(frozen=True)
-class Study:
+class FewShotStudy:
     """One row of results: what is trained on what.
 
     Attributes:
@@ -51,7 +51,7 @@ class Study:
     classes: bool
 
 
-def study_named(name: str) -> Study:
+def study_named(name: str) -> FewShotStudy:
     """The study of that name.
 
     Raises:
@@ -94,8 +94,8 @@ def _emnist(to_choose_by: bool) -> datasets.LabelledImages:
     )
 
 
-def _part(about: str, test: Callable[[], datasets.LabelledImages]) -> Study:
-    return Study(
+def _part(about: str, test: Callable[[], datasets.LabelledImages]) -> FewShotStudy:
+    return FewShotStudy(
         f"part of Omniglot (8 alphabets): 5 to learn from, Latin to choose by, {about}, 5-way",
         "omniglot-part",
         characters(part_of_omniglot("train"), part_of_omniglot("validation"), test),
@@ -103,14 +103,14 @@ def _part(about: str, test: Callable[[], datasets.LabelledImages]) -> Study:
     )  # fmt: skip
 
 
-STUDIES: Mapping[str, Study] = MappingProxyType(
+STUDIES: Mapping[str, FewShotStudy] = MappingProxyType(
     {
-        "digits": Study(
+        "digits": FewShotStudy(
             "scikit-learn's 8 x 8 digits: quarter turns of 0 to 5 to learn from, 3-way tasks of "
             "6 to 9 to test on",
             "digits", digits, _digit_network, 128, (1, 5), True,
         ),
-        "omniglot": Study(
+        "omniglot": FewShotStudy(
             "Omniglot: 25 background alphabets to learn from, 5 to choose by, the 20 evaluation "
             "alphabets to test on, 5-way",
             "omniglot-background",
@@ -132,7 +132,7 @@ STUDIES: Mapping[str, Study] = MappingProxyType(
             "MNIST's test digits to test on",
             partial(datasets.load_images, "mnist-test", progress=False),
         ),
-        "omniglot-to-emnist": Study(
+        "omniglot-to-emnist": FewShotStudy(
             "all 50 alphabets of Omniglot to learn from, every other of EMNIST's 62 digits and "
             "letters to choose by, the others to test on, 5-way",
             "omniglot",
@@ -141,23 +141,23 @@ STUDIES: Mapping[str, Study] = MappingProxyType(
             ),
             _conv4, 64, (1, 5), True,
         ),
-        "periodic": Study(
+        "periodic": FewShotStudy(
             "sine waves on [-5, 5]", "periodic", periodic(False), _function_network, 40, (5, 10),
             False,
         ),
-        "periodic-out-of-range": Study(
+        "periodic-out-of-range": FewShotStudy(
             "sine waves learned on [-5, 5], tested on [-5, 10]", "periodic", periodic(True),
             _function_network, 40, (5, 10), False,
         ),
-        "qmul": Study(
+        "qmul": FewShotStudy(
             "QMUL head poses: the pitch of 24 people's heads to learn from, of 5 others to test on",
             "qmul", head_poses(False), _conv3, 2916, (5,), False,
         ),
-        "qmul-out-of-range": Study(
+        "qmul-out-of-range": FewShotStudy(
             "QMUL head poses of the first ten yaws to learn from, of all 19 to test on",
             "qmul-first-yaws", head_poses(True), _conv3, 2916, (5,), False,
         ),
-        "rotation": Study(
+        "rotation": FewShotStudy(
             "the angle of a turned character in units of 90 degrees, alphabets as in omniglot-part",
             "rotation", rotation, _conv4, 64, (5, 10), False,
         ),

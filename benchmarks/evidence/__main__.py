@@ -1,6 +1,6 @@
 """``python -m benchmarks.evidence``."""
 
-from benchmarks.evidence.commands import app
+from benchmarks.evidence.study import STUDY, report
 
 if __name__ == "__main__":
-    app(prog_name="python -m benchmarks.evidence")
+    STUDY.make_app(report)(prog_name="python -m benchmarks.evidence")

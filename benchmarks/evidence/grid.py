@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
-from benchmarks._commands import check_device
+from benchmarks._options import check_device, check_known, check_positive
 from benchmarks.evidence.bounds import ESTIMATORS
 from benchmarks.evidence.data import DATA, images
 from benchmarks.evidence.networks import ARCHITECTURES, network
 from benchmarks.evidence.training import CLASSES
 from benchmarks.evidence.training_speed import SIX
 from gpclml.datasets import load
-from gpclml.errors import ArgumentError, UnknownNameError
 
 __all__ = ["STUDIES", "Settings", "make_grid"]
 
@@ -73,8 +72,7 @@ def make_grid(study: str, **given: Any) -> list[dict[str, Any]]:
         ArgumentError: A number is out of range, or a name is none of a network.
         DataError: A file is missing.
     """
-    if study not in STUDIES:
-        raise UnknownNameError("study", study, STUDIES)
+    check_known("study", [study], STUDIES)
     chosen = {name: value for name, value in given.items() if value is not None}
     settings = replace(STUDIES[study], **chosen)
     _check(settings)
@@ -82,13 +80,9 @@ def make_grid(study: str, **given: Any) -> list[dict[str, Any]]:
 
 
 def _check(settings: Settings) -> None:
-    for name in ("num_train", "epochs", "seeds"):
-        number = getattr(settings, name)
-        if number < 1:
-            raise ArgumentError(name, number, "at least 1")
+    check_positive(num_train=settings.num_train, epochs=settings.epochs, seeds=settings.seeds)
     for precision in settings.precisions:
-        if not 0 < precision < float("inf"):
-            raise ArgumentError("precisions", precision, "positive numbers")
+        check_positive(precisions=precision)
     check_device(settings.device)
     channels = images(settings.data, settings.num_train, 0).train_x.shape[1]
     for name in settings.architectures:

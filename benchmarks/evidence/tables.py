@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import pandas
+
+from benchmarks._tables import section, table
 from benchmarks.evidence.published import PUBLISHED_NLL
 
-if TYPE_CHECKING:
-    import pandas
-
-__all__ = [
-    "architecture_rows",
-    "bound_rows",
-    "correlations",
-    "invariance_rows",
-    "regression_rows",
-    "search_rows",
-    "size_rows",
-    "speed_ranks",
-]
+__all__ = ["sections"]
 
 _SCORES = ("lml", "lml_global", "lml_layer", "clml", "clml_marginal", "validation")
 _REACHED = (
@@ -32,8 +22,6 @@ _GROUPS = {"all": ("mlp", "cnn", "resnet"), "mlp": ("mlp",), "cnn, resnet": ("cn
 
 def correlations(cells: pandas.DataFrame) -> pandas.DataFrame:
     """Spearman's rho of scores with test results, by precision and family of networks."""
-    import pandas
-
     rows = {}
     family = cells["architecture"].str.partition("-")[0]
     for precision, of_precision in cells.groupby("precision", sort=True):
@@ -143,7 +131,77 @@ def _text(mean: float, error: float) -> str:
 
 
 def _frame(frame: pandas.DataFrame, names: list[str]) -> pandas.DataFrame:
-    import pandas
-
     frame.index = pandas.MultiIndex.from_tuples(list(frame.index), names=names)
     return frame
+
+
+_Table = Callable[[pandas.DataFrame], pandas.DataFrame]
+
+_SECTIONS: Mapping[str, tuple[tuple[str, str, _Table], ...]] = {
+    "architectures": (
+        (
+            "Which score says how a network generalizes",
+            "Spearman correlation over networks of each score with what they reach on test points; "
+            "`lml_global` and `lml_layer` have precisions fitted to the evidence after training. "
+            "`bma` is the average over the Laplace posterior, `tempered` after temperature "
+            "scaling.",
+            correlations,
+        ),
+        ("The networks", "Nats a point, mean over seeds; accuracy in %.", architecture_rows),
+    ),
+    "bounds": (
+        (
+            "Tightness and cost of estimates",
+            "Nats a point, of one trained network each. `spread`: standard deviation over at most "
+            "ten batches of a partition. `seconds`: one estimate with its gradient in the "
+            "precisions of layers, the fastest. Gap: full GGN less the estimate; a lower bound "
+            "has a positive one.",
+            bound_rows,
+        ),
+    ),
+    "invariance": (
+        (
+            "A rotation that is learned",
+            "Mean over seeds ± standard error; `rotation` is half the range, in degrees, "
+            "from a start of 11.5.",
+            invariance_rows,
+        ),
+    ),
+    "online-regression": (
+        (
+            "UCI networks [D, 50, 1], precisions and noise learned online",
+            "Test NLL, nats in original units, mean over splits ± standard error, beside Immer et "
+            "al. (2021, Table 1; ten splits of their own).",
+            regression_rows,
+        ),
+    ),
+    "online-search": (
+        (
+            "Precisions from a grid, and learned online",
+            "Mean over seeds ± standard error. `grid`: one precision throughout; `network` and "
+            "`layer`: learned in training, from 1.",
+            search_rows,
+        ),
+    ),
+    "training-speed": (
+        ("Against the number of points", "Accuracy, %, mean over seeds.", size_rows),
+        (
+            "Speed and end",
+            "Training speed is the sum of log densities of the next n points, n = 25, 50, ..., in "
+            "nats; the LML is that of the last n with precisions fitted to it.",
+            speed_ranks,
+        ),
+    ),
+}
+
+
+def sections(done: pandas.DataFrame) -> Iterator[str]:
+    """The sections of the report.
+
+    Args:
+        done: Finished cells.
+    """
+    for study, tables in _SECTIONS.items():
+        cells = done[done["study"] == study].dropna(axis="columns", how="all")
+        for title, text, make in tables if len(cells) else ():
+            yield section(title, text, table(make(cells)))

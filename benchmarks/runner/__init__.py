@@ -7,13 +7,14 @@ A cell is a configuration, a dictionary of JSON values; a cell function makes me
 from benchmarks.runner.cells import Batches, cell_key
 from benchmarks.runner.code import code_version, package_versions
 from benchmarks.runner.grid import GridSummary, run_grid
-from benchmarks.runner.results import load_failures, load_results
+from benchmarks.runner.results import load_commands, load_failures, load_results
 
 __all__ = [
     "Batches",
     "GridSummary",
     "cell_key",
     "code_version",
+    "load_commands",
     "load_failures",
     "load_results",
     "package_versions",

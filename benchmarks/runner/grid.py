@@ -91,6 +91,7 @@ def run_grid(
     progress: bool = True,
     sources: Iterable[str | Path] = (),
     threads_per_job: int = 1,
+    command: str | None = None,
 ) -> GridSummary:
     """Computes the cells that a results file lacks, and saves each as soon as it ends.
 
@@ -124,6 +125,8 @@ def run_grid(
         progress: Whether to show a progress bar on stderr.
         sources: What else decides a result: dotted names of modules, or paths of files.
         threads_per_job: Number of torch and BLAS threads of a cell, however many jobs run.
+        command: What computes these cells, kept in the file for
+            :func:`benchmarks.runner.load_commands`.
 
     Returns:
         The number of cells by what became of them.
@@ -158,7 +161,7 @@ def run_grid(
     with (
         _noted_interrupt() as interrupted,
         open_workers(backend, jobs, address, check) as workers,
-        ResultsStore(results_path, function_name(function), version, packages) as store,
+        ResultsStore(results_path, function_name(function), version, packages, command) as store,
         tqdm(total=len(plan), disable=not progress, file=sys.stderr, unit="cell") as bar,
     ):
         run = _Run(store, plan, batches, retry_failed, bar)

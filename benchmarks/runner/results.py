@@ -24,11 +24,11 @@ from gpclml.errors import ArgumentError, DataError
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["ResultsStore", "load_failures", "load_results"]
+__all__ = ["ResultsStore", "load_commands", "load_failures", "load_results"]
 
 BUSY_SECONDS = 60.0
 APPLICATION_ID = 0x67706C6D  # marks the file as ours
-LAYOUT = 3  # the first had no digests, the second tables of several drivers
+LAYOUT = 4  # the first had no digests, the second tables of several drivers, the third no commands
 _TEXT, _NUMBER = "TEXT NOT NULL", "REAL NOT NULL"
 _VERSIONS = ("python", "gpclml", "torch", "gpytorch", "botorch")
 COLUMNS = {
@@ -40,6 +40,7 @@ COLUMNS = {
 }  # fmt: skip
 DIGEST = "digest TEXT NOT NULL DEFAULT ''"  # of all columns before it
 ENTRIES = ", ".join(COLUMNS)
+OF_COMMANDS = "function, code_version, command, UNIQUE (function, code_version, command)"
 PROVENANCE = (
     "key", "function", "code_version", "attempts", "seconds", "finished_at", "host", *_VERSIONS,
 )  # fmt: skip
@@ -74,6 +75,7 @@ class ResultsStore:
         function: Name of the cell function.
         code_version: Version of the code.
         versions: Versions of Python and the packages, by name.
+        command: What computes the cells, to be kept with them; None for what no command does.
 
     Raises:
         ArgumentError: If the path cannot be a results file.
@@ -82,7 +84,12 @@ class ResultsStore:
     """
 
     def __init__(
-        self, path: str | os.PathLike, function: str, code_version: str, versions: dict[str, str]
+        self,
+        path: str | os.PathLike,
+        function: str,
+        code_version: str,
+        versions: dict[str, str],
+        command: str | None = None,
     ) -> None:
         self.path = Path(path)
         self._about = {"function": function, "code_version": code_version, **versions}
@@ -94,6 +101,9 @@ class ResultsStore:
             self._connection = stack.enter_context(_opened(self.path))
             with self._transaction() as connection:
                 _bring_up_to_date(connection)
+                if command is not None:
+                    row = function, code_version, command
+                    connection.execute("INSERT OR IGNORE INTO commands VALUES (?, ?, ?)", row)
             self._closing = stack.pop_all()
 
     def __enter__(self) -> ResultsStore:
@@ -178,6 +188,33 @@ def load_failures(path: str | os.PathLike, *, code_version: str = "latest") -> p
     return _load(path, "failed", (), code_version, columns)
 
 
+def load_commands(path: str | os.PathLike) -> list[str]:
+    """The commands that asked for the cells of :func:`load_results`, in the order of their runs.
+
+    Args:
+        path: The SQLite file; one that was written before commands were kept has none.
+
+    Raises:
+        DataError: If the file is missing or not a results file.
+    """
+    path = Path(path)
+    _check_path(path, writing=False)
+    with _opened(path) as connection:
+        if _layout(connection) < 4:
+            return []
+        latest = _latest_versions(connection)
+        rows = connection.execute(
+            "SELECT function, code_version, command FROM commands ORDER BY rowid"
+        ).fetchall()
+    return list(dict.fromkeys(text for name, version, text in rows if latest.get(name) == version))
+
+
+def _latest_versions(connection: sqlite3.Connection) -> dict[str, str]:
+    """The version of each function whose row was written last."""
+    query = "SELECT function, code_version FROM results ORDER BY finished_at, key"
+    return dict(connection.execute(query).fetchall())
+
+
 def _load(
     path: str | os.PathLike, status: str, metrics: tuple, version: str, columns: tuple
 ) -> pandas.DataFrame:
@@ -190,11 +227,7 @@ def _load(
         rows = connection.execute(
             f"SELECT {wanted} FROM results WHERE status = ? ORDER BY configuration, key", (status,)
         ).fetchall()
-        latest = dict(
-            connection.execute(
-                "SELECT function, code_version FROM results ORDER BY finished_at, key"
-            ).fetchall()
-        )
+        latest = _latest_versions(connection)
     documents = 1 + len(metrics)
     records = []
     for function, row_version, *values in rows:
@@ -319,6 +352,7 @@ def _bring_up_to_date(connection: sqlite3.Connection) -> None:
             _seal(connection, key)
     for table in ("claims", "runners"):
         connection.execute(f"DROP TABLE IF EXISTS {table}")
+    connection.execute(f"CREATE TABLE IF NOT EXISTS commands ({OF_COMMANDS})")
     # Also where it is so already: a file that cannot be written is refused before any cell.
     connection.execute(f"PRAGMA user_version = {LAYOUT}")
 

@@ -1,6 +1,6 @@
 """``python -m benchmarks.uci``."""
 
-from benchmarks.uci.commands import app
+from benchmarks.uci.study import STUDY
 
 if __name__ == "__main__":
-    app(prog_name="python -m benchmarks.uci")
+    STUDY.make_app()(prog_name="python -m benchmarks.uci")

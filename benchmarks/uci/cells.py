@@ -21,6 +21,7 @@ from gpclml.errors import NonFiniteError
 from gpclml.models import GPRegression
 
 __all__ = [
+    "CONFIGURATION",
     "SOURCES",
     "Metrics",
     "Prepared",
@@ -36,6 +37,12 @@ SOURCES = tuple(
     f"benchmarks.uci.{name}" for name in ("metrics", "objectives", "subset_likelihood", "training")
 )
 """The modules beside this one that decide the results of :func:`run_cell`."""
+
+CONFIGURATION = (
+    "dataset", "n", "seed", "objective", "kernel", "mean", "optimizer", "steps", "lr",
+    "held_out", "trace", "dtype", "device",
+)  # fmt: skip
+"""The settings of a cell."""
 
 Metrics = dict[str, float | list[float]]
 

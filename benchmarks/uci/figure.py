@@ -5,15 +5,17 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import pandas
+from typer import Option
 
 from benchmarks._figures import new_figure, save_figure
+from benchmarks._options import names
 from benchmarks.uci.statistics import means, ordered_objectives
 from gpclml.errors import DataError, UnknownNameError
 
 if TYPE_CHECKING:
-    import pandas
     from matplotlib.axes import Axes
 
 __all__ = ["draw_figure"]
@@ -32,8 +34,16 @@ _INCHES_A_CHARACTER, _INCHES_A_LINE = 0.085, 0.6  # of the legend
 def draw_figure(
     done: pandas.DataFrame,
     path: str | os.PathLike,
-    kernels: Sequence[str] | None = None,
-    objectives: Sequence[str] | None = None,
+    figure_kernels: Annotated[
+        tuple[str, ...] | None,
+        Option(help="Only these kernels in the figure, comma-separated."),
+        names,
+    ] = None,
+    figure_objectives: Annotated[
+        tuple[str, ...] | None,
+        Option(help="Only these objectives in the figure, comma-separated."),
+        names,
+    ] = None,
 ) -> None:
     """Draws RMSE above NLL, a column a data set, a line a kernel and objective.
 
@@ -42,22 +52,22 @@ def draw_figure(
     beyond 2.
 
     Args:
-        done: Finished cells with their labels, as ``benchmarks.uci.report.load`` gives them.
+        done: Finished cells with their labels, as ``benchmarks.uci.report.labelled`` gives them.
         path: The image file.
-        kernels: Names or labels of the kernels to draw; all if None.
-        objectives: Names or labels of the objectives to draw; all if None.
+        figure_kernels: Names or labels of the kernels to draw; all if None.
+        figure_objectives: Names or labels of the objectives to draw; all if None.
 
     Raises:
         UnknownNameError: There is no cell of such a kernel or objective.
         DataError: There is no cell of both, or the file cannot be written.
     """
-    done = _chosen(_chosen(done, "kernel", kernels), "objective", objectives)
+    done = _chosen(_chosen(done, "kernel", figure_kernels), "objective", figure_objectives)
     if done.empty:
         raise DataError(f"{path}: nothing to draw. Name other kernels or objectives.")
-    names = sorted(done["dataset"].unique())
+    sets = sorted(done["dataset"].unique())
     looks = _looks(done)
-    columns = math.ceil(len(names) / math.ceil(len(names) / _MOST_COLUMNS))
-    bands = [names[i : i + columns] for i in range(0, len(names), columns)]
+    columns = math.ceil(len(sets) / math.ceil(len(sets) / _MOST_COLUMNS))
+    bands = [sets[i : i + columns] for i in range(0, len(sets), columns)]
     figure = new_figure(1.2 + max(2.7 * columns, 4.2), 0.8 + 5.6 * len(bands), layout="constrained")
     grid: Any = figure.subplots(len(_ROWS) * len(bands), columns, squeeze=False)
     for axes in grid.flat:
@@ -72,14 +82,16 @@ def draw_figure(
     save_figure(figure, path)
 
 
-def _chosen(done: pandas.DataFrame, column: str, names: Sequence[str] | None) -> pandas.DataFrame:
-    if names is None:
+def _chosen(
+    done: pandas.DataFrame, column: str, wanted: tuple[str, ...] | None
+) -> pandas.DataFrame:
+    if wanted is None:
         return done
     labels = done[f"{column}_label"]
-    for name in names:
+    for name in wanted:
         if name not in {*done[column], *labels}:
             raise UnknownNameError(f"figure_{column}s", name, {*done[column], *labels})
-    return done[done[column].isin(names) | labels.isin(names)]
+    return done[done[column].isin(wanted) | labels.isin(wanted)]
 
 
 def _draw_dataset(

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from benchmarks._commands import check_device
+from benchmarks._options import check_device, check_known, check_positive
 from benchmarks.uci.objectives import objective_names, uses_held_out
 from benchmarks.uci.studies import STUDIES, Product
 from benchmarks.uci.training import has_fixed_steps, optimizer_for
 from gpclml import datasets
-from gpclml.errors import ArgumentError, UnknownNameError
+from gpclml.errors import ArgumentError
 
 __all__ = ["left_out_sizes", "make_grid", "named_products", "product_cells"]
 
@@ -30,8 +29,7 @@ def named_products(name: str, **changes: Any) -> tuple[Product, ...]:
     Raises:
         UnknownNameError: No such grid.
     """
-    if name not in STUDIES:
-        raise UnknownNameError("grid", name, STUDIES)
+    check_known("grid", [name], STUDIES)
     return tuple(replace(product, **changes) for product in STUDIES[name])
 
 
@@ -39,7 +37,6 @@ def make_grid(
     products: Iterable[Product],
     *,
     device: str = "cpu",
-    folder: str | os.PathLike[str] | None = None,
     progress: bool = True,
     leave_out: bool = False,
 ) -> list[dict[str, Any]]:
@@ -50,7 +47,6 @@ def make_grid(
     Args:
         products: Products of settings.
         device: Where models are trained.
-        folder: The data folder, as for ``gpclml.datasets.load``.
         progress: Whether a download shows a progress bar.
         leave_out: Whether an n above a data set's training rows is passed over in silence
             (see :func:`left_out_sizes`) or an error.
@@ -64,14 +60,14 @@ def make_grid(
     products = tuple(products)
     check_device(device)
     for product in products:
-        _check_names("datasets", product.datasets, datasets.names())
-        _check_names("objectives", product.objectives, objective_names())
-        _check_names("dtype", [product.dtype], _DTYPES)
+        check_known("datasets", product.datasets, datasets.names())
+        check_known("objectives", product.objectives, objective_names())
+        check_known("dtype", [product.dtype], _DTYPES)
         for kernel, mean in itertools.product(product.kernels, product.means):
             optimizer_for(kernel, mean)
         _check_numbers(product)
     names = {name for product in products for name in product.datasets}
-    rows = {name: datasets.load(name, folder=folder, progress=progress) for name in sorted(names)}
+    rows = {name: datasets.load(name, progress=progress) for name in sorted(names)}
     num_train = {name: len(datasets.split(data, 0).train) for name, data in rows.items()}
     for product in products:
         _check_sizes(product, num_train, leave_out)
@@ -142,24 +138,14 @@ def left_out_sizes(
     return missing
 
 
-def _check_names(argument: str, names: Sequence[str], known: Sequence[str]) -> None:
-    for name in names:
-        if name not in known:
-            raise UnknownNameError(argument, name, known)
-
-
 def _check_numbers(product: Product) -> None:
-    if product.seeds < 1:
-        raise ArgumentError("seeds", product.seeds, "a number of seeds, at least 1")
+    check_positive(seeds=product.seeds, lr=product.lr)
     for steps in product.steps:
-        if steps < 1:
-            raise ArgumentError("steps", steps, "at least 1")
-    if not 0 < product.lr < float("inf"):
-        raise ArgumentError("lr", product.lr, "a positive number")
+        check_positive(steps=steps)
     for share in product.held_out:
         if not 0 < share < 1:
-            mend = "Conditioning on no point, a share of 1, is the objective lml."
-            raise ArgumentError("held_out", share, "shares between 0 and 1, 1 - m/n each", mend)
+            fix = "Conditioning on no point, a share of 1, is the objective lml."
+            raise ArgumentError("held_out", share, "shares between 0 and 1, 1 - m/n each", fix)
 
 
 def _check_sizes(product: Product, num_train: Mapping[str, int], leave_out: bool) -> None:

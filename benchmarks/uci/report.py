@@ -1,23 +1,22 @@
-"""The report of a results file, in Markdown."""
+"""The tables of the report, and the cells that they are of."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import Annotated
 
-from benchmarks._markdown import code, section, table
-from benchmarks._provenance import describe_cells
-from benchmarks._rows import write_rows
-from benchmarks.runner import load_failures, load_results
+import pandas
+from typer import Option
+
+from benchmarks._options import names
+from benchmarks._tables import section, table
+from benchmarks.uci.cells import CONFIGURATION
 from benchmarks.uci.comparisons import (
     published_table,
     seconds_table,
     steps_table,
     turning_table,
 )
-from benchmarks.uci.provenance import CONFIGURATION, commands_of
 from benchmarks.uci.statistics import label_kernels, label_objectives
 from benchmarks.uci.tables import (
     METRICS,
@@ -27,12 +26,9 @@ from benchmarks.uci.tables import (
     mean_table,
     win_table,
 )
-from gpclml.errors import DataError, UnknownNameError
+from gpclml.errors import UnknownNameError
 
-if TYPE_CHECKING:
-    import pandas
-
-__all__ = ["Results", "load", "make_report", "write_csv"]
+__all__ = ["labelled", "of_kernels", "sections"]
 
 _ABOUT_DIFFERENCES = (
     "Mean paired difference ± standard error. In bold: beyond two standard errors. `below 0 (p)`: "
@@ -60,89 +56,51 @@ _ABOUT_STEPS = (
 )
 
 
-@dataclass(frozen=True)
-class Results:
-    """The cells of a results file.
-
-    Args:
-        path: The file.
-        done: Finished cells with their provenance and the columns ``kernel_label`` and
-            ``objective_label``, which tell apart what differs in further settings.
-        failed: Failed cells.
-    """
-
-    path: str
-    done: pandas.DataFrame
-    failed: pandas.DataFrame
-
-
-def load(path: str | os.PathLike, kernels: Sequence[str] | None = None) -> Results:
-    """Reads a results file.
-
-    Args:
-        path: The SQLite file.
-        kernels: The kernels to show; all if None.
+def of_kernels(
+    cells: pandas.DataFrame,
+    kernel: Annotated[
+        tuple[str, ...] | None,
+        Option(help="Only these kernels in all of it, comma-separated."),
+        names,
+    ] = None,
+) -> pandas.DataFrame:
+    """The cells of some kernels, all if None.
 
     Raises:
-        DataError: The file is missing, no results file, or holds no finished cell.
-        UnknownNameError: The file has no cell of such a kernel.
+        UnknownNameError: There is no cell of such a kernel.
     """
-    done, failed = load_results(path, provenance=True), load_failures(path)
-    done, failed = _of_kernels(done, failed, kernels)
-    if done.empty:
-        first = f" The first of {len(failed)} failed: {_failure(failed.iloc[0])}"
-        raise DataError(f"{path}: no finished cell.{'' if failed.empty else first}")
-    if not {*CONFIGURATION, *METRICS} <= set(done.columns):
-        raise DataError(
-            f"{path}: results of another benchmark or of an earlier form of this one. "
-            "Name another results file."
-        )
-    done["steps"] = done["steps"].astype("Int64")  # whole numbers beside missing ones
-    # A fit is the same with and without a trace: it counts once.
+    if kernel is None or cells.empty:
+        return cells
+    for name in kernel:
+        if name not in set(cells["kernel"]):
+            raise UnknownNameError("kernel", name, set(cells["kernel"]))
+    return cells[cells["kernel"].isin(kernel)].reset_index(drop=True)
+
+
+def labelled(done: pandas.DataFrame) -> pandas.DataFrame:
+    """Each fit once, with the columns ``kernel_label`` and ``objective_label``.
+
+    Args:
+        done: Finished cells. A fit is the same with and without a trace.
+    """
+    done = done.assign(steps=done["steps"].astype("Int64"))  # whole numbers beside missing ones
     same = [name for name in CONFIGURATION if name != "trace"]
     done = done.sort_values("trace", kind="stable").drop_duplicates(same, keep="last").sort_index()
-    done = done.assign(kernel_label=label_kernels(done), objective_label=label_objectives(done))
-    return Results(os.fspath(path), done, failed)
+    return done.assign(kernel_label=label_kernels(done), objective_label=label_objectives(done))
 
 
-def make_report(results: Results, figure: str | os.PathLike | None = None) -> str:
-    """The whole report as Markdown: what made it, tables, failed cells.
+def sections(done: pandas.DataFrame) -> Iterator[str]:
+    """The sections of the report.
 
     Args:
-        results: The cells.
-        figure: A figure of these cells to show, by its file name.
+        done: Finished cells as :func:`labelled` gives them.
     """
-    parts = ["# UCI regression", code(_about(results))]
-    if figure is not None:
-        parts.append(f"![RMSE and NLL against n]({os.path.basename(figure)})")
-    parts += [*_verdicts(results.done), *_tables(results.done), *_costs(results.done)]
-    early = int(results.done["ended_early"].sum())
+    yield from _verdicts(done)
+    yield from _tables(done)
+    yield from _costs(done)
+    early = int(done["ended_early"].sum())
     if early:
-        parts.append(f"{early} fits ended early; they count with the parameters they kept.")
-    if not results.failed.empty:
-        failures = [f"- {_failure(row)}" for _, row in results.failed.iterrows()]
-        parts.append(section("Failed cells", f"{len(failures)} failed cells:", "\n".join(failures)))
-    return "\n\n".join(parts)
-
-
-def write_csv(results: Results, path: str | os.PathLike) -> None:
-    """Writes the finished cells, see :func:`benchmarks._rows.write_rows`.
-
-    Args:
-        results: What to write.
-        path: The CSV file; compressed where its name ends in ``.gz``.
-
-    Raises:
-        DataError: The file cannot be written.
-    """
-    write_rows(results.done, path, _about(results), skip=("kernel_label", "objective_label"))
-
-
-def _about(results: Results) -> list[str]:
-    import pandas
-
-    every = pandas.concat([part for part in (results.done, results.failed) if not part.empty])
-    return [*commands_of(every, results.path), *describe_cells(results.done, len(results.failed))]
+        yield f"{early} fits ended early; they count with the parameters they kept."
 
 
 def _verdicts(done: pandas.DataFrame) -> Iterator[str]:
@@ -179,25 +137,3 @@ def _costs(done: pandas.DataFrame) -> Iterator[str]:
         yield section("Steps to the test error of the LML", _ABOUT_STEPS, table(steps))
     about = "Median over seeds; a first impression, as other processes ran beside."
     yield section("Seconds to train a model", about, table(seconds_table(done)))
-
-
-def _of_kernels(
-    done: pandas.DataFrame, failed: pandas.DataFrame, kernels: Sequence[str] | None
-) -> tuple[pandas.DataFrame, pandas.DataFrame]:
-    if kernels is None:
-        return done, failed
-    parts = [part for part in (done, failed) if not part.empty]
-    known = {kernel for part in parts for kernel in part["kernel"]}
-    for kernel in kernels:
-        if kernel not in known:
-            raise UnknownNameError("kernel", kernel, known)
-    chosen = [
-        part if part.empty else part[part["kernel"].isin(kernels)].reset_index(drop=True)
-        for part in (done, failed)
-    ]
-    return chosen[0], chosen[1]
-
-
-def _failure(row: pandas.Series) -> str:
-    cell = f"{row['dataset']} n={row['n']} {row['kernel']} {row['objective']} seed {row['seed']}"
-    return f"{cell}: {row['_error_type']}: {row['_error_message'].splitlines()[0]}"

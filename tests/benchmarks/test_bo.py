@@ -11,9 +11,8 @@ import torch
 from typer.testing import CliRunner
 
 from benchmarks.bo.cells import run_cell
-from benchmarks.bo.commands import app
-from benchmarks.bo.grid import make_grid
 from benchmarks.bo.problems import FUNCTIONS, initial_points, make_problem
+from benchmarks.bo.study import STUDY, make_grid
 from benchmarks.bo.surrogates import feature_share, fitted
 from benchmarks.bo.tables import LEAST_REGRET, labelled
 from benchmarks.runner import load_results
@@ -29,7 +28,7 @@ OPTIMA = {
 
 
 def invoke(line, *more):
-    return CliRunner().invoke(app, [*shlex.split(line), *map(str, more)])
+    return CliRunner().invoke(STUDY.make_app(), [*shlex.split(line), *map(str, more)])
 
 
 def cell(**changes):

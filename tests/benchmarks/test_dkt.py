@@ -11,10 +11,10 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from benchmarks.dkt import studies
+from benchmarks.dkt.__main__ import app
 from benchmarks.dkt.baselines import nearest_neighbour_accuracy, plain_gp_scores
-from benchmarks.dkt.commands import app
-from benchmarks.dkt.grid import make_grid
 from benchmarks.dkt.studies import STUDIES, study_named
+from benchmarks.dkt.study import make_grid
 from benchmarks.runner import load_results
 from gpclml.errors import ArgumentError, UnknownNameError
 from gpclml.meta import Episodes

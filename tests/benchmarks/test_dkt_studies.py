@@ -9,8 +9,8 @@ import pytest
 from image_files import characters, emnist_archive, head_pose_folder, idx, register
 
 from benchmarks.dkt.cells import run_cell
-from benchmarks.dkt.grid import make_grid
 from benchmarks.dkt.studies import study_named
+from benchmarks.dkt.study import make_grid
 
 CHARACTERS = ["omniglot-part", "omniglot-part-to-cyrillic", "omniglot-part-to-mnist", "rotation"]
 

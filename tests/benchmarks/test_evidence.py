@@ -11,11 +11,10 @@ from table_files import register, smooth_rows, write_table
 from typer.testing import CliRunner
 
 from benchmarks.evidence.cells import run_cell
-from benchmarks.evidence.commands import app
 from benchmarks.evidence.data import images, rotated
 from benchmarks.evidence.grid import STUDIES, make_grid
 from benchmarks.evidence.networks import ARCHITECTURES, network
-from benchmarks.evidence.report import make_report
+from benchmarks.evidence.study import STUDY, report
 from gpclml.datasets import uci_source
 from gpclml.errors import ArgumentError, DataError, UnknownNameError
 
@@ -24,7 +23,7 @@ SMALL = {"architectures": ("mlp-8x1", "cnn-4x1", "resnet-4x1"), "num_train": 120
 
 
 def command(*arguments):
-    return CliRunner().invoke(app, [*map(str, arguments)])
+    return CliRunner().invoke(STUDY.make_app(report), [*map(str, arguments)])
 
 
 def test_networks_and_their_starts():
@@ -159,7 +158,7 @@ def test_bad_arguments(tmp_path):
         with pytest.raises(ArgumentError, match="architecture"):
             make_grid("bounds", architectures=(name,))
     with pytest.raises(DataError, match="no "):
-        make_report(tmp_path / "none.sqlite")
+        STUDY.sections(tmp_path / "none.sqlite")
     ran = command("run", "bounds", "--num-train", 99999, "--results", tmp_path / "a.sqlite")
     assert ran.exit_code == 2
     assert "num_train" in ran.output

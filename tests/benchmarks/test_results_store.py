@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from benchmarks.runner import load_failures, load_results
+from benchmarks.runner import load_commands, load_failures, load_results
 from benchmarks.runner.cells import Outcome
 from benchmarks.runner.results import ENTRIES, ResultsStore, _opened
 from gpclml.errors import ArgumentError, DataError
@@ -223,7 +223,7 @@ def test_files_of_the_first_layout_are_read_and_get_digests_when_written(path):
     with store(path) as results:
         assert results.stored()["0"] == "done"
         results.record([done("new")])
-    assert execute(path, "PRAGMA user_version") == [(3,)]
+    assert execute(path, "PRAGMA user_version") == [(4,)]
     assert len(_rows(path)) == len(expected) + 1
     execute(path, "UPDATE results SET metrics = replace(metrics, '0.5', '9.5') WHERE key = '0'")
     with pytest.raises(DataError, match=r"1 rows are not as they were written \('0'\)"):
@@ -238,7 +238,8 @@ def test_files_of_the_second_layout_are_read_and_written(path):
     assert _rows(path) == expected
     with store(path) as results:
         results.record([done("new")])
-    assert execute(path, "SELECT name FROM sqlite_master WHERE type = 'table'") == [("results",)]
+    tables = execute(path, "SELECT name FROM sqlite_master WHERE type = 'table'")
+    assert tables == [("results",), ("commands",)]
     assert len(_rows(path)) == len(expected) + 1
 
 
@@ -361,3 +362,28 @@ def test_write_protected_files_are_refused_but_read(path, protected):
         assert load_results(path)["rmse"].tolist() == [1.0]
     finally:
         target.chmod(mode)
+
+
+def test_commands_of_the_latest_code_are_kept_once(path):
+    def run(command, version, key):
+        with ResultsStore(path, "module:cell", version, VERSIONS, command) as results:
+            results.record([done(key)])
+
+    assert _filled(path)
+    assert load_commands(path) == []  # that no command computed
+    run("old", "v0", "old")
+    assert load_commands(path) == ["old"]
+    for command in ("b", "a", "b"):
+        run(command, "v2", f"of {command}")
+    assert load_commands(path) == ["b", "a"]
+
+
+def test_files_of_the_third_layout_have_no_commands_and_get_some(path):
+    expected = _filled(path)
+    execute(path, "DROP TABLE commands")
+    execute(path, "PRAGMA user_version = 3")
+    assert load_commands(path) == []
+    assert _rows(path) == expected
+    with ResultsStore(path, "module:cell", "v1", VERSIONS, "python -m benchmarks.uci run"):
+        pass
+    assert load_commands(path) == ["python -m benchmarks.uci run"]

@@ -180,7 +180,7 @@ def test_studies_from_the_command_line(command, tmp_path):
     [
         ("benchmarks.robustness.__main__", "objectives --problems 1"),
         ("benchmarks.robustness.__main__", "solver --problems 1"),
-        ("benchmarks.dkt.commands", "examples"),
+        ("benchmarks.dkt.__main__", "examples"),
         ("benchmarks.speed.scale.__main__", "training"),
         ("benchmarks.speed.scale.__main__", "evaluation"),
     ],

@@ -12,9 +12,7 @@ from table_files import register, smooth_rows, write_table
 from typer.testing import CliRunner
 
 from benchmarks.runner import load_results
-from benchmarks.uci.commands import app
-from benchmarks.uci.grid import make_grid, named_products
-from benchmarks.uci.provenance import commands_of
+from benchmarks.uci.study import STUDY
 
 SWEEP = (
     "run --datasets diabetes --n 40 --seeds 2 --objectives lml,clml --kernel rbf,deep-bottleneck "
@@ -23,7 +21,7 @@ SWEEP = (
 
 
 def invoke(line, *more):
-    return CliRunner().invoke(app, [*shlex.split(line), *map(str, more)])
+    return CliRunner().invoke(STUDY.make_app(), [*shlex.split(line), *map(str, more)])
 
 
 @pytest.fixture(scope="module")
@@ -224,40 +222,3 @@ def test_a_folder_of_data_is_used_and_forgotten(tmp_path, monkeypatch):
     assert answer.exit_code == 2
     assert str(tmp_path / "uci" / "boston.txt") in answer.stderr
     assert os.environ["GPCLML_DATA"] == "elsewhere"
-
-
-def test_commands_of_several_sweeps():
-    def cell(seed, kernel, objective, steps, held_out, dtype="float64"):
-        lr = None if steps is None else 0.01
-        return {
-            "dataset": "yacht", "n": 50, "seed": seed, "kernel": kernel, "objective": objective,
-            "mean": "constant", "optimizer": "lbfgs" if steps is None else "adam",
-            "steps": steps, "lr": lr, "held_out": held_out, "trace": False, "dtype": dtype,
-            "device": "cpu",
-        }  # fmt: skip
-
-    cells = pandas.DataFrame(
-        [
-            cell(0, "rbf", "lml", None, None),
-            cell(0, "deep", "clml", 300, 0.1),
-            cell(1, "deep", "clml", 500, 0.1),
-            cell(0, "deep", "clml", 300, 0.1, "float32"),
-        ]
-    )
-    first, second, third = commands_of(cells, "a b.sqlite")
-    assert "--objectives clml,lml --kernel deep,rbf --seeds 1" in first
-    assert "--steps 300 --lr 0.01 --held-out 0.1" in first
-    assert "--objectives clml --kernel deep --seeds 2" in second
-    assert "--steps 500" in second
-    assert second.endswith("--results 'a b.sqlite'")
-    assert "dtype" not in first + second
-    assert "--objectives clml --kernel deep --seeds 1" in third
-    assert "--dtype float32" in third
-
-
-@pytest.mark.usefixtures("_boston")
-@pytest.mark.parametrize(("dtype", "option"), [("float32", ""), ("float64", " --dtype float64")])
-def test_a_named_grid_in_either_precision(dtype, option):
-    products = named_products("paper", datasets=("boston",), seeds=1, dtype=dtype)
-    [command] = commands_of(pandas.DataFrame(make_grid(products, leave_out=True)), "a.sqlite")
-    assert f"--grid paper --datasets boston --seeds 1{option} --device cpu" in command

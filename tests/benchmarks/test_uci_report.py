@@ -6,8 +6,9 @@ import pandas
 import pytest
 
 from benchmarks.runner import run_grid
-from benchmarks.uci.report import load, make_report
+from benchmarks.uci.report import labelled
 from benchmarks.uci.statistics import means
+from benchmarks.uci.study import STUDY
 from benchmarks.uci.tables import difference_table, less_lml, less_plain, mean_table, win_table
 from gpclml.errors import DataError
 
@@ -38,6 +39,10 @@ def known_cells(steps=300):
                 }  # fmt: skip
 
 
+def load(path, kernels=None):
+    return labelled(STUDY.load(path, kernel=kernels)[0])
+
+
 @pytest.fixture
 def path(tmp_path):
     path = tmp_path / "results.sqlite"
@@ -46,7 +51,7 @@ def path(tmp_path):
 
 
 def test_only_pairs_count_in_differences(path):
-    done = load(path).done
+    done = load(path)
     table = mean_table(done, "rmse")["yacht"]
     error = math.sqrt(((0.1 + 1 / 15) ** 2 + (1 / 15) ** 2 + (0.4 - 1 / 6) ** 2) / 6)
     assert table[50, "deep", "lml"] == f"{1.4 + 1 / 6:.3f} ± {error:.3f}"
@@ -61,7 +66,7 @@ def test_only_pairs_count_in_differences(path):
 
 
 def test_differences_to_the_plain_gp(path):
-    done = load(path).done
+    done = load(path)
     table = difference_table(less_plain(done, "rmse"), "rmse")["yacht"]
     assert table.to_dict() == {
         (50, "deep", "lml"): "**0.400 ± 0.000**",
@@ -73,31 +78,31 @@ def test_differences_to_the_plain_gp(path):
         ("deep", "lml"): "0 / 1 / 0", ("deep", "clml"): "0 / 0 / 1", ("rbf", "clml"): "1 / 0 / 0",
     }  # fmt: skip
     assert wins["most unfavourable RMSE"]["deep", "clml"] == "yacht n = 50: 0.1000 ± 0.1000"
-    assert less_plain(load(path, ["deep"]).done, "rmse").empty
-    assert win_table(load(path, ["deep"]).done).empty
+    assert less_plain(load(path, ("deep",)), "rmse").empty
+    assert win_table(load(path, ("deep",))).empty
 
 
 def test_sweeps_with_other_settings_are_kept_apart(path):
     run_grid(known_cells(steps=500), known_cell, path, progress=False)
-    table = mean_table(load(path).done, "rmse")["yacht"]
+    table = mean_table(load(path), "rmse")["yacht"]
     assert table.xs("clml", level="objective").to_dict() == {
         (50, "deep steps=300"): "1.150 ± 0.050 [2]",
         (50, "deep steps=500"): "1.400 ± 0.050 [2]",
         (50, "rbf"): "0.750 ± 0.050 [2]",
     }
-    plain = less_plain(load(path).done, "rmse")
+    plain = less_plain(load(path), "rmse")
     assert plain.loc[("yacht", 50, "deep steps=500", "lml"), "mean"] == pytest.approx(0.65)
 
 
 def test_a_traced_fit_counts_once(path):
     traced = [cell | {"trace": cell["kernel"] == "deep"} for cell in known_cells()]
     run_grid(traced, known_cell, path, progress=False)
-    assert len(load(path).done) == 10
-    assert load(path).done["trace"].sum() == 5
+    assert len(load(path)) == 10
+    assert load(path)["trace"].sum() == 5
 
 
 def test_failed_cells_and_unfinished_fits_are_listed(path):
-    text = make_report(load(path))
+    text = STUDY.sections(path)
     assert "10 cells done" in text
     assert "2 failed cells:" in text
     assert "- yacht n=50 deep clml seed 2: ValueError: covariance\n" in text
@@ -108,13 +113,13 @@ def test_a_file_without_finished_cells(tmp_path):
     cells = [cell for cell in known_cells() if cell["objective"] == "clml" and cell["seed"] == 2]
     run_grid(cells, known_cell, tmp_path / "a.sqlite", progress=False)
     with pytest.raises(DataError, match=r"no finished cell.*ValueError: covariance"):
-        load(tmp_path / "a.sqlite")
+        STUDY.load(tmp_path / "a.sqlite")
 
 
 def test_results_of_another_benchmark(tmp_path):
     run_grid([{"kernel": "rbf"}], other_cell, tmp_path / "a.sqlite", progress=False)
     with pytest.raises(DataError, match="another benchmark"):
-        load(tmp_path / "a.sqlite")
+        STUDY.load(tmp_path / "a.sqlite")
 
 
 def other_cell(cell):

@@ -3,7 +3,7 @@
 import pandas
 import pytest
 
-from benchmarks._markdown import table
+from benchmarks._tables import table
 from benchmarks.uci.comparisons import (
     published_table,
     seconds_table,

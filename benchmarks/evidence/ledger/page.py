@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks._figures import new_figure, save_figure
-from benchmarks._markdown import code, section, table
-from benchmarks._provenance import describe_cells
+from benchmarks._tables import code, describe_cells, section, table
 from benchmarks.evidence.ledger.claims import Claim, Experiment
 from benchmarks.evidence.ledger.experiments import EXPERIMENTS
-from benchmarks.runner import load_failures, load_results
+from benchmarks.runner import load_commands, load_failures, load_results
 from gpclml.errors import DataError
 
 if TYPE_CHECKING:
@@ -99,11 +98,10 @@ def write_page(path: str | os.PathLike[str], page: str | os.PathLike[str]) -> st
 def _about(path: str | os.PathLike[str], found: dict[str, pandas.DataFrame]) -> list[str]:
     import pandas
 
-    every = pandas.concat([cells.assign(device="cpu") for cells in found.values()])
+    every = pandas.concat(list(found.values()))
     failures = load_failures(path)
     failed = len(failures["experiment"].dropna()) if "experiment" in failures else 0
-    names = "ledger" if set(found) == set(EXPERIMENTS) else " and ".join(found)
-    return [f"python -m benchmarks.evidence run {names}", *describe_cells(every, failed)]
+    return [*load_commands(path), *describe_cells(every, failed)]
 
 
 def _summary(claims: dict[str, Sequence[Claim]]) -> str:

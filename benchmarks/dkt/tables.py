@@ -1,24 +1,16 @@
-"""The report: what each kernel and objective reaches, beside the baseline, and by how much."""
+"""The tables of the report: what each kernel and objective reaches, beside the baseline."""
 
 from __future__ import annotations
 
 import math
-import os
-import shlex
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
-from benchmarks._markdown import code, section, table
-from benchmarks._provenance import describe_cells
-from benchmarks._rows import write_rows
-from benchmarks.dkt.cells import BASELINE
+import pandas
+
+from benchmarks._tables import section, table
 from benchmarks.dkt.studies import STUDIES
-from benchmarks.runner import load_failures, load_results
-from gpclml.errors import DataError
 
-if TYPE_CHECKING:
-    import pandas
-
-__all__ = ["make_report"]
+__all__ = ["sections"]
 
 _METRICS = {
     "accuracy": "accuracy, %",
@@ -40,56 +32,22 @@ _ABOUT_DIFFERENCES = (
 )
 
 
-def make_report(path: str | os.PathLike[str], csv: str | os.PathLike[str] | None = None) -> str:
-    """The report of a results file, in Markdown.
+def sections(done: pandas.DataFrame) -> Iterator[str]:
+    """The sections of the report.
 
     Args:
-        path: The SQLite file.
-        csv: Also write all cells to this file; compressed where its name ends in ``.gz``.
-
-    Raises:
-        DataError: There is no such file, no finished cell in it, or the CSV cannot be written.
+        done: Finished cells.
     """
-    done = load_results(path, provenance=True)
-    failed = load_failures(path)
-    if done.empty:
-        raise DataError(f"{path}: no finished cells. Run some first.")
-    about = [_command(done, path), *describe_cells(done, len(failed))]
-    if csv is not None:
-        write_rows(done, csv, about)
-    done["objective"] = done["objective"].fillna("-")
-    parts = ["# Deep Kernel Transfer", code(about)]
-    parts += [f"- `{name}`: {STUDIES[name].about}." for name in sorted(set(done["study"]))]
-    parts.append(section("Results", _ABOUT, table(_results(done))))
+    done = done.assign(objective=done["objective"].fillna("-"))
+    for name in sorted(set(done["study"])):
+        yield f"- `{name}`: {STUDIES[name].about}."
+    yield section("Results", _ABOUT, table(_results(done)))
     differences = _differences(done)
     if len(differences):
-        parts.append(section("CLML less LML", _ABOUT_DIFFERENCES, table(differences)))
-    if len(failed):
-        shown = failed[[*_KEYS, "seed", "error_type"]].set_index("study")
-        parts.append(section("Failed cells", table(shown)))
-    return "\n\n".join(parts)
-
-
-def _command(done: pandas.DataFrame, path: str | os.PathLike[str]) -> str:
-    """A command that computes these cells, and more where they are no product of settings."""
-    trained = done[done["kernel"] != BASELINE]
-    options = {
-        "study": done["study"], "shots": done["shots"], "kernels": done["kernel"],
-        "objectives": trained["objective"], "seeds": [done["seed"].max() + 1],
-        "steps": trained["steps"], "tasks-per-step": trained["tasks_per_step"],
-        "lr": trained["lr"], "test-tasks": done["test_tasks"], "device": done["device"],
-    }  # fmt: skip
-    parts = [
-        f"--{name} {','.join(f'{v:g}' if isinstance(v, float) else str(v) for v in found)}"
-        for name, values in options.items()
-        if (found := sorted(set(values)))
-    ]
-    return f"python -m benchmarks.dkt run {' '.join(parts)} --results {shlex.quote(str(path))}"
+        yield section("CLML less LML", _ABOUT_DIFFERENCES, table(differences))
 
 
 def _results(done: pandas.DataFrame) -> pandas.DataFrame:
-    import pandas
-
     rows = {}
     for key, group in done.groupby(_KEYS, sort=True):
         cells = {}
@@ -135,8 +93,6 @@ def _in_units(values: pandas.Series, name: str) -> pandas.Series:
 
 
 def _differences(done: pandas.DataFrame) -> pandas.DataFrame:
-    import pandas
-
     keys = ["study", "shots", "kernel"]
     both = [
         done[done["objective"] == objective].set_index([*keys, "seed"])

@@ -1,0 +1,99 @@
+"""What reports are made of: tables as GitHub writes them, what computed cells, CSV files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpclml.errors import DataError
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["code", "describe_cells", "section", "table", "write_rows"]
+
+_PACKAGES = ("gpclml", "torch", "gpytorch", "botorch", "python")
+_DIGITS = 6  # of numbers in CSV files
+
+
+def table(frame: pandas.DataFrame) -> str:
+    """A data frame as a Markdown table: its index as the first columns, numbers to the right.
+
+    Args:
+        frame: The table; each level of its index has a name.
+    """
+    rows = [tuple(map(_text, row)) for row in frame.reset_index().itertuples(index=False)]
+    heads = [_text(name) for name in (*frame.index.names, *frame.columns)]
+    marks = ["---"] * frame.index.nlevels + ["---:"] * len(frame.columns)
+    return "\n".join(f"| {' | '.join(row)} |" for row in [heads, marks, *rows])
+
+
+def section(heading: str, *paragraphs: str) -> str:
+    """A heading and what stands below it."""
+    return "\n\n".join([f"## {heading}", *paragraphs])
+
+
+def code(lines: list[str]) -> str:
+    """Lines shown as they are."""
+    return "\n".join(["```", *lines, "```"])
+
+
+def _text(value: object) -> str:
+    return str(value).replace("|", "\\|").replace("\n", " ")
+
+
+def describe_cells(done: pandas.DataFrame, num_failed: int) -> list[str]:
+    """How many cells there are, how long they took, and what computed them.
+
+    Args:
+        done: Finished cells, loaded with their provenance.
+        num_failed: Number of failed cells.
+    """
+    versions = [f"{name} {_listed(done[f'_{name}'])}" for name in _PACKAGES]
+    hours = done["_seconds"].sum() / 3600
+    wall = done["_finished_at"].max() - (done["_finished_at"] - done["_seconds"]).min()
+    device = f"device {_listed(done['device'])}" if "device" in done else "device cpu"
+    return [
+        f"{len(done)} cells done in {hours:.2f} h of computing, {num_failed} failed; "
+        f"{wall / 3600:.2f} h from the first start to the last end",
+        f"{', '.join(versions)}; code {_listed(done['_code_version'])}",
+        device + (f", {_listed(done['dtype'])}" if "dtype" in done else ""),
+    ]
+
+
+def _listed(values: Iterable[object]) -> str:
+    return " and ".join(sorted(map(str, set(values))))
+
+
+def write_rows(done: pandas.DataFrame, path: str | os.PathLike[str], about: Sequence[str]) -> None:
+    """Writes a row for each cell, its configuration and then its metrics, as CSV.
+
+    Numbers have six significant digits, lists are separated by spaces. Lines in front that begin
+    with ``#`` say what made the file; ``pandas.read_csv(path, comment="#")`` passes over them. The
+    same cells give the same bytes.
+
+    Args:
+        done: Finished cells; columns that begin with an underscore are left out.
+        path: The file; compressed where its name ends in ``.gz``.
+        about: The lines in front.
+
+    Raises:
+        DataError: The file cannot be written.
+    """
+    import gzip
+
+    table = done.drop(columns=[name for name in done if name.startswith("_")]).map(_value)
+    data = ("".join(f"# {line}\n" for line in about) + table.to_csv(index=False)).encode()
+    try:
+        packed = gzip.compress(data, mtime=0) if Path(path).suffix == ".gz" else data
+        Path(path).write_bytes(packed)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written ({error}). Name another file.") from error
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, list):
+        return " ".join(str(_value(item)) for item in value)
+    return f"{value:.{_DIGITS}g}" if isinstance(value, float) and value == value else value

@@ -1,0 +1,274 @@
+"""A benchmark as one object, which has the commands ``run`` and ``report`` for free."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from inspect import signature
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from benchmarks._environment import variables
+from benchmarks._options import (
+    CsvFile,
+    DataFolder,
+    FigureFile,
+    ResultsFile,
+    errors_as_text,
+    options_of,
+    read_options,
+    with_options,
+)
+from benchmarks._tables import code, describe_cells, section, write_rows
+from benchmarks.runner import (
+    Batches,
+    GridSummary,
+    load_commands,
+    load_failures,
+    load_results,
+    run_grid,
+)
+from gpclml.errors import DataError
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["Study", "Sweep"]
+
+Cells = list[dict[str, Any]]
+
+_OF_THE_MACHINE = {"jobs", "backend", "address", "folder", "checkpoints", "retry_failed", "quiet"}
+_RUN_HELP = (
+    "Compute the cells that the results file lacks.\n\n{}\n\nEach result is saved as it comes: "
+    "after an interruption the same command goes on. Exit code 1 if cells failed, 2 if nothing "
+    "could run."
+)
+
+
+class Sweep(NamedTuple):
+    """Cells that one function computes; the other fields are as in :class:`Study`."""
+
+    cells: Iterable[Mapping[str, Any]]
+    cell: Callable[..., Mapping[str, Any]]
+    sources: Sequence[str] = ()
+    batches: Batches | None = None
+
+
+@dataclass(frozen=True)
+class Study:
+    """A benchmark: what it computes and how that is told.
+
+    Attributes:
+        name: Of the package, as in ``python -m benchmarks.NAME``.
+        about: What it is, one line.
+        title: Heading of the report.
+        running: What ``run`` does, for its help.
+        reporting: What ``report`` prints, for its help.
+        grid: Gives the cells. Its arguments are the options of ``run``: their annotations hold a
+            ``typer.Option``, and a function that reads lists (:func:`names` and so on). It gets
+            ``quiet`` if it asks for that.
+        cell: Importable function of one cell.
+        tables: Sections of the report, in Markdown, from finished cells.
+        needed: Columns that results of this benchmark have.
+        label: How a failed cell is called, a format string of its columns.
+        sources: Modules beside that of the cell function that decide its results.
+        batches: How cells are computed several at a time, if they are.
+        sweeps: Parts the cells by their functions, where there are several.
+        choose: Gives the rows to be told of finished or failed cells; its further arguments are
+            options of ``report``.
+        prepare: Adds columns to finished cells, which no CSV file shows.
+        figure: Draws finished cells in a file; its further arguments are options of ``report``.
+        caption: Of the figure.
+        folders: Options that name folders, each with the environment variable that workers have
+            it under.
+    """
+
+    name: str
+    about: str
+    title: str
+    running: str
+    reporting: str
+    grid: Callable[..., Cells]
+    cell: Callable[..., Mapping[str, Any]]
+    tables: Callable[[pandas.DataFrame], Iterable[str]]
+    needed: Sequence[str]
+    label: str
+    sources: Sequence[str] = ()
+    batches: Batches | None = None
+    sweeps: Callable[[Cells], Iterable[Sweep]] | None = None
+    choose: Callable[..., pandas.DataFrame] | None = None
+    prepare: Callable[[pandas.DataFrame], pandas.DataFrame] | None = None
+    figure: Callable[..., None] | None = None
+    caption: str = ""
+    folders: Sequence[tuple[str, str]] = (("folder", "GPCLML_DATA"),)
+
+    def make_app(self, report: Callable | None = None) -> typer.Typer:
+        """The command line.
+
+        Args:
+            report: Another command in the place of ``report``.
+        """
+        app = typer.Typer(
+            add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
+            rich_markup_mode=None, help=self.about,
+        )  # fmt: skip
+        app.command("run", help=_RUN_HELP.format(self.running))(self._run_command())
+        app.command("report", help=None if report else f"Print the report in Markdown: "
+                    f"{self.reporting}")(report or self._report_command())  # fmt: skip
+        return app
+
+    def sections(
+        self,
+        path: str | os.PathLike[str],
+        csv: str | os.PathLike[str] | None = None,
+        figure: str | os.PathLike[str] | None = None,
+        **options: Any,
+    ) -> str:
+        """The report of a results file, in Markdown.
+
+        Args:
+            path: The SQLite file.
+            csv: Also write all cells to this file; compressed where its name ends in ``.gz``.
+            figure: Also draw in this image file.
+            **options: Of ``choose`` and ``figure``.
+
+        Raises:
+            DataError: There is no such file, no finished cell of this benchmark in it, or an
+                output cannot be written.
+        """
+        chosen = set(options_of(self.choose))
+        of_figure = {name: value for name, value in options.items() if name not in chosen}
+        of_choice = {name: value for name, value in options.items() if name in chosen}
+        done, failed = self.load(path, **of_choice)
+        failures = [f"- {self._failure(row)}" for row in failed.to_dict("records")]
+        about = [*load_commands(path), *describe_cells(done, len(failed))]
+        if csv is not None:
+            write_rows(done, csv, about)
+        cells = done if self.prepare is None else self.prepare(done)
+        parts = [f"# {self.title}", code(about)]
+        if figure is not None and self.figure is not None:
+            self.figure(cells, figure, **of_figure)
+            parts.append(f"![{self.caption}]({os.path.basename(figure)})")
+        parts += self.tables(cells)
+        if failures:
+            text = f"{len(failures)} failed cells:"
+            parts.append(section("Failed cells", text, "\n".join(failures)))
+        return "\n\n".join(parts)
+
+    def load(
+        self, path: str | os.PathLike[str], **options: Any
+    ) -> tuple[pandas.DataFrame, pandas.DataFrame]:
+        """Finished cells with their provenance, and failed ones.
+
+        Args:
+            path: The SQLite file.
+            **options: Of ``choose``.
+
+        Raises:
+            DataError: There is no such file, or no finished cell of this benchmark in it.
+        """
+        done, failed = load_results(path, provenance=True), load_failures(path)
+        if self.choose is not None:
+            done, failed = self.choose(done, **options), self.choose(failed, **options)
+        if done.empty:
+            first = "" if failed.empty else (
+                f" The first of {len(failed)} failed: {self._failure(failed.iloc[0].to_dict())}"
+            )  # fmt: skip
+            raise DataError(f"{path}: no finished cell.{first}")
+        if not set(self.needed) <= set(done.columns):
+            raise DataError(
+                f"{path}: results of another benchmark or of an earlier form of this one. "
+                "Name another results file."
+            )
+        return done, failed
+
+    def _failure(self, row: Mapping[Any, Any]) -> str:
+        message = row["_error_message"].splitlines() or [""]
+        return f"{self.label.format_map(row)}: {row['_error_type']}: {message[0]}"
+
+    def _run_command(self) -> Callable[..., None]:
+        def run(
+            ctx: typer.Context,
+            results: ResultsFile,
+            jobs: Annotated[int, typer.Option(help="Worker processes; -1 for one a core.")] = 1,
+            backend: Annotated[
+                str, typer.Option(help="Where several workers are: loky (this machine), dask.")
+            ] = "loky",
+            address: Annotated[
+                str | None,
+                typer.Option(
+                    help="Address of a running cluster; else one is started on this machine."
+                ),
+            ] = None,
+            folder: DataFolder = None,
+            retry_failed: Annotated[
+                bool, typer.Option("--retry-failed", help="Compute failed cells again.")
+            ] = False,
+            quiet: Annotated[
+                bool, typer.Option("--quiet", help="No progress, no summary.")
+            ] = False,
+            **options: Any,
+        ) -> None:
+            places = options | {"folder": folder}
+            environment = {
+                variable: str(places[option].absolute())
+                for option, variable in self.folders
+                if places[option]
+            }
+            if "quiet" in signature(self.grid).parameters:
+                options["quiet"] = quiet
+            sweep = partial(
+                run_grid, results_path=results, jobs=jobs, backend=backend, address=address,
+                environment=environment, retry_failed=retry_failed, progress=not quiet,
+                command=self._command_of(ctx),
+            )  # fmt: skip
+            with errors_as_text(), variables(environment):
+                cells = self.grid(**read_options(self.grid, options))
+                several = self.sweeps or (
+                    lambda c: [Sweep(c, self.cell, self.sources, self.batches)]
+                )
+                summaries = [
+                    sweep(one.cells, one.cell, sources=one.sources, batches=one.batches)
+                    for one in several(cells)
+                ]
+            _end_run(summaries, quiet)
+
+        return with_options(run, [] if "folder" in dict(self.folders) else ["folder"], self.grid)
+
+    def _report_command(self) -> Callable[..., None]:
+        def report(
+            results: ResultsFile, csv: CsvFile = None, figure: FigureFile = None, **options: Any
+        ) -> None:
+            with errors_as_text():
+                for function in (self.choose, self.figure):
+                    options |= read_options(function, options)
+                typer.echo(self.sections(results, csv, figure, **options))
+
+        left_out = [] if self.figure else ["figure"]
+        return with_options(report, left_out, self.choose, self.figure)
+
+    def _command_of(self, ctx: typer.Context) -> str:
+        """What was asked for: the options given, but for those of the machine."""
+        words = ["python", "-m", f"benchmarks.{self.name}", "run"]
+        for parameter in ctx.command.params:
+            name = str(parameter.name)
+            source = ctx.get_parameter_source(name)
+            if source and source.name == "COMMANDLINE" and name not in _OF_THE_MACHINE:
+                value, option = ctx.params[name], parameter.param_type_name == "option"
+                words += [max(parameter.opts, key=len)] if option else []
+                words += [] if value is True else [str(value)]
+        return shlex.join(words)
+
+
+def _end_run(summaries: Sequence[GridSummary], quiet: bool) -> None:
+    """Says what a run computed; exit code 1 if cells failed."""
+    for summary in [] if quiet else summaries:
+        typer.echo(summary)
+    failed = sum(summary.failed + summary.failed_before for summary in summaries)
+    if failed:
+        typer.echo(f"{failed} cells failed: the report lists them.", err=True)
+        raise typer.Exit(1)

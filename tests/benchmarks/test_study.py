@@ -1,0 +1,149 @@
+"""What a study has for free: a command that is kept, options as lists, failures in its report."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import pytest
+from typer import Option
+from typer.testing import CliRunner
+
+from benchmarks._options import check_positive, names, options_of, whole_numbers
+from benchmarks._tables import section
+from benchmarks.dkt.study import STUDY as DKT
+from benchmarks.evidence.study import STUDY as EVIDENCE
+from benchmarks.runner import load_commands, load_results, run_grid
+from benchmarks.study import Study, Sweep
+from gpclml.errors import ArgumentError, DataError
+
+
+def cell_of(cell):
+    if cell["n"] == 3:
+        raise ValueError("no three\nwhatever")
+    return {"double": 2.0 * cell["n"]}
+
+
+def other_cell(cell):
+    return {"double": -1.0}
+
+
+def grid(
+    kinds: Annotated[tuple[str, ...], Option(help="Kinds."), names] = ("a", "b"),
+    n: Annotated[tuple[int, ...] | None, Option(help="Numbers."), whole_numbers] = None,
+    device: Annotated[str, Option(help="Device.")] = "cpu",
+    quiet: bool = False,
+):
+    assert quiet
+    return [{"kind": k, "n": i, "device": device} for k in kinds for i in n or (1, 2)]
+
+
+def of_kind(cells, kind: Annotated[str | None, Option(help="Only these.")] = None):
+    return cells if kind is None or cells.empty else cells[cells["kind"] == kind]
+
+
+def draw(cells, path, *, color: Annotated[str, Option(help="Color.")] = "red"):
+    with open(path, "w") as file:
+        file.write(f"{color} {len(cells)}")
+
+
+def tables(cells):
+    yield section("Sum", str(cells["sum"].sum()))
+
+
+def study(**changes):
+    usual = {
+        "name": "small", "about": "Small.", "title": "Small study", "running": "Doubles.",
+        "reporting": "sums.", "grid": grid, "cell": cell_of, "tables": tables,
+        "needed": ("kind", "double"), "label": "{kind} n={n}", "choose": of_kind,
+        "prepare": lambda done: done.assign(sum=done["double"]), "figure": draw, "caption": "Sums",
+    }  # fmt: skip
+    return Study(**(usual | changes))
+
+
+def invoke(one, line, *more):
+    return CliRunner().invoke(one.make_app(), [*line.split(), *map(str, more)])
+
+
+def test_run_and_report(tmp_path):
+    path, figure, rows = tmp_path / "a b.sqlite", tmp_path / "a.png", tmp_path / "a.csv"
+    ran = invoke(study(), "run --quiet --n 2,3 --jobs 1", "--results", path)
+    assert (ran.exit_code, ran.stderr) == (1, "2 cells failed: the report lists them.\n")
+    told = invoke(
+        study(), "report --kind a --color blue", "--results", path, "--figure", figure,
+        "--csv", rows,
+    )  # fmt: skip
+    assert told.exit_code == 0, told.output
+    command = f"python -m benchmarks.small run --n 2,3 --results '{path}'"  # without --jobs
+    assert told.stdout.startswith(f"# Small study\n\n```\n{command}\n1 cells done")
+    assert "\n![Sums](a.png)\n\n## Sum\n\n4.0\n" in told.stdout
+    assert told.stdout.endswith("1 failed cells:\n\n- a n=3: ValueError: no three\n")
+    assert figure.read_text() == "blue 1"
+    assert rows.read_text().splitlines()[-2:] == ["device,kind,n,double", "cpu,a,2,4"]
+
+
+def test_commands_are_kept_in_the_order_of_runs(tmp_path):
+    path = tmp_path / "a.sqlite"
+    for line in ("run --quiet --kinds b", "run --quiet", "run --kinds b --quiet --jobs 1"):
+        assert invoke(study(), line, "--results", path).exit_code == 0
+    first, second = load_commands(path)
+    assert first == f"python -m benchmarks.small run --kinds b --results {path}"
+    assert second == f"python -m benchmarks.small run --results {path}"
+    assert len(load_results(path)) == 4
+
+
+def test_several_functions_of_a_study(tmp_path):
+    def sweeps(cells):
+        yield Sweep([one for one in cells if one["kind"] == "a"], cell_of)
+        yield Sweep([one for one in cells if one["kind"] == "b"], other_cell)
+
+    assert invoke(
+        study(sweeps=sweeps), "run --quiet --n 1", "--results", tmp_path / "a.sqlite"
+    ).exit_code == 0  # fmt: skip
+    assert load_results(tmp_path / "a.sqlite")["double"].tolist() == [2.0, -1.0]
+
+
+def test_a_file_of_another_study(tmp_path):
+    run_grid([{"n": 1}], cell_of, tmp_path / "a.sqlite", progress=False)
+    with pytest.raises(DataError, match="results of another benchmark"):
+        study(choose=None).sections(tmp_path / "a.sqlite")
+
+
+def test_lists_are_read_and_shown():
+    assert set(options_of(grid)) == {"kinds", "n", "device"}
+    help_of_run = " ".join(invoke(study(), "run --help").stdout.split())
+    assert "[default: a,b]" in help_of_run
+    assert "Doubles." in help_of_run
+    refused = invoke(study(), "run --n one --results a.sqlite --quiet")
+    assert refused.exit_code == 2
+    assert refused.stderr.startswith("Error: n: got 'one', expected whole numbers")
+
+
+def failing(cell):
+    if cell["seed"] == 1:
+        raise ValueError("singular")
+    scores = {"accuracy": 0.5, "interval": 0.1, "rotation": 1.0}
+    return scores | dict.fromkeys(("evidence", "accuracy_map", "log_density_map"), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("one", "cell"),
+    [
+        (DKT, {"study": "digits", "shots": 1, "kernel": "linear", "objective": "lml"}),
+        (EVIDENCE, {"study": "invariance", "data": "digits", "architecture": "mlp-8x1",
+                    "turned": 0, "invariance": "none"}),
+    ],
+    ids=["dkt", "evidence"],
+)  # fmt: skip
+def test_failed_cells_are_listed(one, cell, tmp_path):
+    cells = [cell | {"seed": seed, "device": "cpu"} for seed in (0, 1)]
+    run_grid(cells, failing, tmp_path / "a.sqlite", progress=False)
+    text = one.sections(tmp_path / "a.sqlite")
+    assert "1 cells done in" in text
+    assert text.endswith("seed 1: ValueError: singular")
+
+
+def test_numbers_that_are_none_to_count():
+    check_positive(steps=1, lr=0.1)
+    for name, value in (("steps", 0), ("lr", 0.0), ("lr", float("inf")), ("lr", float("nan"))):
+        with pytest.raises(ArgumentError, match=name):
+            check_positive(**{name: value})
