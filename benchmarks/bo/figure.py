@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy
 import pandas
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
 from benchmarks._figures import new_figure, save_figure
 from benchmarks.bo.tables import LEAST_REGRET, REGRETS
 from benchmarks.uci.statistics import ordered_objectives
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 __all__ = ["draw_figure"]
 
@@ -84,8 +84,6 @@ def _draw_panel(axes: Axes, cells: pandas.DataFrame, regret: str, looks: Looks) 
 
 def _curves(cells: pandas.DataFrame, regret: str) -> tuple[Any, Any]:
     """Numbers of evaluations and logarithms of the regret, a row a seed, of the longest runs."""
-    import numpy
-
     cells = cells[cells["iterations"] == cells["iterations"].max()]
     values = numpy.array(cells[f"{regret}_at"].tolist(), dtype=float)
     logs = numpy.log10(values.clip(min=LEAST_REGRET)) if len(values) else values
@@ -95,8 +93,6 @@ def _curves(cells: pandas.DataFrame, regret: str) -> tuple[Any, Any]:
 
 
 def _draw_legend(figure: Any, looks: Looks) -> None:
-    from matplotlib.lines import Line2D
-
     lines = [Line2D([], [], **look) for look in looks.values()]
     labels = [f"{surrogate}, {objective}" for surrogate, objective in looks]
     figure.legend(lines, labels, loc="outside upper center", ncols=3, frameon=False)

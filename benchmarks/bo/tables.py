@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import numpy
+import pandas
 
 from benchmarks.uci.statistics import CELL, paired_differences
 from benchmarks.uci.tables import difference_table, mean_table, wide
-
-if TYPE_CHECKING:
-    import pandas
 
 __all__ = [
     "REGRETS",
@@ -41,8 +39,6 @@ def labelled(done: pandas.DataFrame) -> pandas.DataFrame:
         ``dataset`` (function), ``n`` (iterations), ``kernel_label`` (surrogate, with its Adam
         steps where they differ) and ``objective_label``.
     """
-    import numpy
-
     labels = done["surrogate"].copy()
     if done["steps"].dropna().nunique() > 1:
         stepped = done["steps"].notna()

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor
 
 from benchmarks._figures import new_figure, save_figure
 from benchmarks.dkt.studies import study_named
 from gpclml.errors import ArgumentError
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from gpclml.meta import Episodes
+from gpclml.meta import Episodes
 
 __all__ = ["draw_examples"]
 

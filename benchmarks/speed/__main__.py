@@ -2,16 +2,68 @@
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated
 
 import pandas as pd
 import torch
 import typer
 
-from benchmarks.speed.header import describe_run
-from benchmarks.speed.study import measure
+from benchmarks.speed.memory import peak_memory
+from benchmarks.speed.methods import BASE, LOO_BASE, METHODS, Problem, gradient_step
+from benchmarks.speed.runs import Csv, Device, interleaved_times, print_tables, ratios
+
+__all__ = ["main", "measure"]
+
+
+def measure(
+    n: int,
+    dtype: torch.dtype = torch.float64,
+    device: str = "cpu",
+    rounds: int | None = None,
+    memory: bool = True,
+) -> pd.DataFrame:
+    """Time and memory of every method, relative to GPyTorch's LML step by Cholesky.
+
+    Args:
+        n: Number of data points.
+        dtype: ``torch.float32`` or ``torch.float64``.
+        device: ``"cpu"`` or a CUDA device.
+        rounds: Number of rounds; fewer at large n if None.
+        memory: Whether to measure peak memory too, one more process a method on a CPU.
+
+    Returns:
+        A row a method. ``ms``: median time of a step. ``ratio``, ``low``, ``high``: median and
+        quartiles over rounds of its time over the base's in the same round. ``of_loo``: the
+        same median over GPyTorch's leave-one-out. With memory, ``MiB``: peak beyond data and
+        parameters; ``matrices``: that in n x n matrices of the data's type; ``memory_ratio``:
+        over the base's.
+    """
+    if rounds is None:  # a run of minutes; odd for a clear median
+        rounds = 41 if n <= 500 else 21 if n <= 1000 else 11 if n <= 2000 else 7
+    problem = Problem(n, dtype, device)
+    steps = {name: gradient_step(name, problem) for name in METHODS}
+    times = interleaved_times(steps, rounds, device)
+    table = ratios(times, BASE).rename(columns={"median": "ratio"})
+    table.insert(0, "ms", times.median() * 1e3)
+    table["of_loo"] = ratios(times, LOO_BASE)["median"]
+    if memory:
+        table = table.join(_memory(n, dtype, device))
+    table.insert(0, "n", n)
+    table.insert(0, "dtype", str(dtype).removeprefix("torch."))
+    table["rounds"] = rounds
+    return table.rename_axis("method").reset_index()
+
+
+def _memory(n: int, dtype: torch.dtype, device: str) -> pd.DataFrame:
+    threads = torch.get_num_threads()
+    peaks = pd.Series({name: peak_memory(name, n, dtype, device, threads) for name in METHODS})
+    base = peaks[BASE] or math.nan
+    matrix = n * n * dtype.itemsize
+    return pd.DataFrame(
+        {"MiB": peaks / 2**20, "matrices": peaks / matrix, "memory_ratio": peaks / base}
+    )
 
 
 class Dtype(StrEnum):
@@ -31,27 +83,20 @@ def main(
     rounds: Annotated[
         int | None, typer.Option(min=1, help="Rounds a size [default: fewer at large n]")
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1")] = "cpu",
+    device: Device = "cpu",
     threads: Annotated[
         int | None, typer.Option(min=1, help="CPU threads [default: torch's]")
     ] = None,
     memory: Annotated[bool, typer.Option(help="Measure peak memory too.")] = True,
-    csv: Annotated[Path | None, typer.Option(help="Write the table there as well.")] = None,
+    csv: Csv = None,
 ) -> None:
     """Time and memory of gradient steps, relative to GPyTorch's LML step by Cholesky."""
-    if threads:
-        torch.set_num_threads(threads)
-    header = describe_run("benchmarks.speed", device)
-    print(header, flush=True)
-    tables = []
-    for kind in dtype:
-        for size in n:
-            table = measure(size, getattr(torch, kind.value), device, rounds, memory)
-            print(f"\n{table.to_string(index=False, float_format='%.2f')}", flush=True)
-            tables.append(table)
-            if csv:  # after each size: a long run that is stopped keeps what it has
-                rows = pd.concat(tables).to_csv(index=False)
-                csv.write_text(f"{header}\n{rows}")
+    tables = (
+        measure(size, getattr(torch, kind.value), device, rounds, memory)
+        for kind in dtype
+        for size in n
+    )
+    print_tables("benchmarks.speed", tables, device=device, threads=threads, csv=csv)
 
 
 if __name__ == "__main__":

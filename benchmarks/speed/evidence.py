@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any
 
 import pandas as pd
@@ -13,8 +12,15 @@ import typer
 from gpytorch.likelihoods import SoftmaxLikelihood
 from torch import Tensor
 
-from benchmarks.speed.header import describe_run
-from benchmarks.speed.timing import interleaved_times, ratios
+from benchmarks.speed.runs import (
+    Csv,
+    Device,
+    Rounds,
+    Threads,
+    interleaved_times,
+    print_tables,
+    ratio_table,
+)
 from gpclml.curvature import FunctionSpace, GaussianWeightPrior, Kronecker
 from gpclml.errors import UnknownNameError
 from gpclml.kernels.networks import MLP
@@ -80,12 +86,11 @@ def measure_evidence(
     if others and importlib.util.find_spec("laplace") is not None:
         steps |= _others(network, x, y)
     times = interleaved_times(steps, rounds, device)
-    table = ratios(times, BASE).rename(columns={"median": "ratio"})
-    table.insert(0, "milliseconds", 1e3 * times.median())
-    table.insert(0, "points", points)
-    table.insert(0, "parameters", sum(p.numel() for p in network.parameters()))
-    table.insert(0, "network", name)
-    return table.rename_axis("method").reset_index()
+    more = {
+        "network": name, "parameters": sum(p.numel() for p in network.parameters()),
+        "points": points, "milliseconds": 1e3 * times.median(),
+    }  # fmt: skip
+    return ratio_table(times, BASE, ratio="ratio", name="method", more=more)
 
 
 def _objective(network: torch.nn.Module, points: int, structure: Any, outputs: Any):
@@ -159,23 +164,16 @@ def main(
         list[str], typer.Option(help="mlp (1.3 million parameters), cnn (13 thousand).")
     ] = list(NETWORKS),  # noqa: B006
     points: Annotated[list[int], typer.Option(help="Numbers of points; may be repeated.")] = [1000],  # noqa: B006
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds.")] = 5,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1")] = "cpu",
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
-    csv: Annotated[Path | None, typer.Option(help="Write the table there as well.")] = None,
+    rounds: Rounds = 5,
+    device: Device = "cpu",
+    threads: Threads = 1,
+    csv: Csv = None,
 ) -> None:
     """Value and gradient of a network's evidence: all points, estimates, laplace-torch."""
-    torch.set_num_threads(threads)
-    about = describe_run("benchmarks.speed.evidence", device)
-    print(about, flush=True)
-    tables = []
-    for name in network:
-        for count in points:
-            table = measure_evidence(name, count, rounds, device)
-            print(f"\n{table.to_string(index=False, float_format='%.3f')}", flush=True)
-            tables.append(table)
-            if csv:  # after each size: a long run that is stopped keeps what it has
-                csv.write_text(f"{about}\n{pd.concat(tables).to_csv(index=False)}")
+    tables = (measure_evidence(name, count, rounds, device) for name in network for count in points)
+    print_tables(
+        "benchmarks.speed.evidence", tables, device=device, threads=threads, csv=csv, digits=".3f"
+    )
 
 
 if __name__ == "__main__":

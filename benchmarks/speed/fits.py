@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated
 
 import pandas as pd
@@ -11,9 +10,16 @@ import torch
 import typer
 
 from benchmarks._allocator import keep_freed_memory
-from benchmarks.speed.header import describe_run
 from benchmarks.speed.methods import sampled_data
-from benchmarks.speed.timing import interleaved_times, ratios
+from benchmarks.speed.runs import (
+    Csv,
+    Device,
+    Rounds,
+    Threads,
+    interleaved_times,
+    print_tables,
+    ratio_table,
+)
 from gpclml.conditioning import LastPoints
 from gpclml.fit import fit_batch, fit_mll, suggest_batch_size
 from gpclml.mlls import ConditionalMarginalLogLikelihood
@@ -60,12 +66,11 @@ def measure_fits(
     }
     ways = {name: _way(n, objective, seeds, size, steps, device) for name, size in sizes.items()}
     times = interleaved_times(ways, rounds, device)
-    table = ratios(1 / times, "lone").rename(columns={"median": "ratio"})
-    table.insert(0, "fits_per_second", seeds / times.median())
-    table.insert(0, "size", pd.Series(sizes))
-    table.insert(0, "objective", objective)
-    table.insert(0, "n", n)
-    return table.rename_axis("way").reset_index()
+    more = {
+        "n": n, "objective": objective, "size": pd.Series(sizes),
+        "fits_per_second": seeds / times.median(),
+    }  # fmt: skip
+    return ratio_table(1 / times, "lone", ratio="ratio", name="way", more=more)
 
 
 def _way(
@@ -110,27 +115,22 @@ def main(
     ] = OBJECTIVES,
     seeds: Annotated[int, typer.Option(min=1, help="Number of fits.")] = 10,
     steps: Annotated[int, typer.Option(min=1, help="Adam steps of a fit.")] = 30,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds.")] = 5,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1")] = "cpu",
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    rounds: Rounds = 5,
+    device: Device = "cpu",
+    threads: Threads = 1,
     keep_memory: Annotated[
         bool, typer.Option(help="Keep freed memory in the process, as the runner's workers do.")
     ] = True,
-    csv: Annotated[Path | None, typer.Option(help="Write the table there as well.")] = None,
+    csv: Csv = None,
 ) -> None:
     """Fits per second of small deep kernels: one by one, in a batch, and as is chosen."""
-    torch.set_num_threads(threads)
     keeps = keep_memory and keep_freed_memory()
-    about = describe_run("benchmarks.speed.fits", device)
-    print(about, flush=True)
-    tables = []
-    for kind in objective:
-        for size in n:
-            table = measure_fits(size, kind, seeds, steps, rounds, device, keeps)
-            print(f"\n{table.to_string(index=False, float_format='%.2f')}", flush=True)
-            tables.append(table)
-            if csv:  # after each size: a long run that is stopped keeps what it has
-                csv.write_text(f"{about}\n{pd.concat(tables).to_csv(index=False)}")
+    tables = (
+        measure_fits(size, kind, seeds, steps, rounds, device, keeps)
+        for kind in objective
+        for size in n
+    )
+    print_tables("benchmarks.speed.fits", tables, device=device, threads=threads, csv=csv)
 
 
 if __name__ == "__main__":

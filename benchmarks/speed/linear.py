@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated
@@ -13,17 +14,23 @@ import typer
 from gpytorch.models import ExactGP
 from torch import Tensor
 
-from benchmarks.speed.header import describe_run
-from benchmarks.speed.linear_memory import FAMILIES, bound_memory
-from benchmarks.speed.timing import interleaved_times
+from benchmarks.speed.memory import highest_resident, in_fresh_process, start_of_peak
+from benchmarks.speed.runs import Threads, interleaved_times, print_tables
 from gpclml.errors import UnknownNameError
 from gpclml.evaluation import learning_curve
-from gpclml.kernels import FourierFeatures
+from gpclml.kernels import FourierFeatures, RandomFourierFeatures
+from gpclml.linalg.gaussians import DiagonalFamily, FullFamily, GaussianFamily, LowRankFamily
+from gpclml.mlls import LinearEvidenceLowerBound
 from gpclml.models import BayesianLinearModel, GPRegression
 
-__all__ = ["measure_curves", "measure_memory"]
+__all__ = ["FAMILIES", "bound_memory", "measure_curves", "measure_memory"]
 
 _NOISE = 0.1
+
+FAMILIES: dict[str, GaussianFamily] = {
+    "diagonal": DiagonalFamily(), "rank-1": LowRankFamily(1), "rank-10": LowRankFamily(10),
+    "full": FullFamily(),
+}  # fmt: skip
 
 
 def _data(n: int) -> tuple[Tensor, Tensor]:
@@ -151,27 +158,65 @@ def measure_memory(
     return pd.DataFrame(rows)
 
 
+def bound_memory(
+    family: str, num_features: int, num_data: int, dtype: torch.dtype, gradient: bool
+) -> int:
+    """Highest memory in use by the bound less that before it, in bytes, in a process of its own.
+
+    Random Fourier features of inputs with two columns. Features, (n, R), are made within.
+
+    Args:
+        family: A name in :data:`FAMILIES`.
+        num_features: R.
+        num_data: n.
+        dtype: ``torch.float32`` or ``torch.float64``.
+        gradient: Whether the gradient in all hyperparameters is taken too.
+
+    Raises:
+        UnknownNameError: No such family.
+        subprocess.CalledProcessError: The process fails.
+    """
+    if family not in FAMILIES:
+        raise UnknownNameError("family", family, FAMILIES)
+    kind = str(dtype).removeprefix("torch.")
+    return in_fresh_process(_peak, family, num_features, num_data, kind, gradient)
+
+
+def _peak(family: str, num_features: int, num_data: int, kind: str, grad: bool) -> int:
+    dtype = getattr(torch, kind)
+    _bound(family, 50, 20, dtype, grad)  # loads what libraries load at their first use
+    gc.collect()
+    before = start_of_peak()
+    _bound(family, num_features, num_data, dtype, grad)
+    return highest_resident() - before
+
+
+def _bound(family: str, num_features: int, num_data: int, dtype: torch.dtype, grad: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(num_data, 2, generator=generator, dtype=dtype)
+    features = RandomFourierFeatures(2, num_features, seed=0)
+    model = BayesianLinearModel(x, x[:, 0].sin(), features, noise=0.1)
+    mll = LinearEvidenceLowerBound(model.likelihood, model, FAMILIES[family])
+    with torch.set_grad_enabled(grad):
+        value = mll(model(x), model.train_targets)
+        if grad:
+            value.backward()
+
+
 def main(
     n: Annotated[int, typer.Option(min=2, help="Points of the learning curves.")] = 2000,
     orderings: Annotated[int, typer.Option(min=1, help="Orderings of one call.")] = 100,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of the learning curves.")] = 3,
     features: Annotated[int, typer.Option(min=1, help="Features of the bounds.")] = 100_000,
     points: Annotated[int, typer.Option(min=1, help="Points of the bounds.")] = 1000,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
+    threads: Threads = 1,
     csv: Annotated[
         Path | None, typer.Option(help="Write the learning curves' table there as well.")
     ] = None,
 ) -> None:
     """Learning curves in one call against refits, and peak memory of lower bounds."""
-    torch.set_num_threads(threads)
-    about = describe_run("benchmarks.speed.linear", "cpu")
-    print(about, flush=True)
-    tables = []
-    for name in MODELS:
-        tables.append(measure_curves(name, n, orderings, rounds))
-        print(f"\n{tables[-1].to_string(index=False, float_format='%.3f')}", flush=True)
-        if csv:
-            csv.write_text(f"{about}\n{pd.concat(tables).to_csv(index=False)}")
+    curves = (measure_curves(name, n, orderings, rounds) for name in MODELS)
+    print_tables("benchmarks.speed.linear", curves, threads=threads, csv=csv, digits=".3f")
     memory = measure_memory(features, points)
     print(f"\n{memory.to_string(index=False, float_format='%.2f')}")
 

@@ -7,17 +7,25 @@ its resident memory, so that nothing a method left behind is charged to, or reus
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
 from benchmarks.speed.methods import Problem, gradient_step
-from benchmarks.speed.resident_memory import bytes_printed_by, highest_resident, start_of_peak
+from gpclml.errors import UnsupportedError
 
-__all__ = ["peak_memory"]
+__all__ = ["highest_resident", "in_fresh_process", "peak_memory", "start_of_peak"]
 
 # Large enough to load every library path, float32 factors included; small beside the step.
 _WARM_UP_N = 600
+# Blocks of this many bytes go back to the system once freed: resident memory is memory in use.
+_MMAP_THRESHOLD = 65536
+_STATUS = Path("/proc/self/status")
+_CLEAR_REFS = Path("/proc/self/clear_refs")
 
 
 def peak_memory(
@@ -47,8 +55,8 @@ def peak_memory(
     if torch.device(device).type == "cuda":
         return _peak_on_gpu(method, n, dtype, device)
     gradient_step(method, Problem(2))  # an unknown name raises here, not in the process
-    arguments = [method, str(n), str(dtype).removeprefix("torch."), str(threads or 0)]
-    return bytes_printed_by(__name__, *arguments)
+    kind = str(dtype).removeprefix("torch.")
+    return in_fresh_process(_peak_of_this_process, method, n, kind, threads)
 
 
 def _peak_on_gpu(method: str, n: int, dtype: torch.dtype, device: str) -> int:
@@ -63,17 +71,69 @@ def _peak_on_gpu(method: str, n: int, dtype: torch.dtype, device: str) -> int:
     return torch.cuda.max_memory_allocated(device) - before
 
 
-def _peak_of_this_process(method: str, n: int, dtype: torch.dtype) -> int:
-    gradient_step(method, Problem(_WARM_UP_N, dtype))()
-    step = gradient_step(method, Problem(n, dtype))
+def _peak_of_this_process(method: str, n: int, dtype: str, threads: int | None) -> int:
+    if threads:
+        torch.set_num_threads(threads)
+    kind = getattr(torch, dtype)
+    gradient_step(method, Problem(_WARM_UP_N, kind))()
+    step = gradient_step(method, Problem(n, kind))
     gc.collect()
     before = start_of_peak()
     step()
     return highest_resident() - before
 
 
-if __name__ == "__main__":
-    name, size, kind, num_threads = sys.argv[1:]
-    if int(num_threads):
-        torch.set_num_threads(int(num_threads))
-    print(_peak_of_this_process(name, int(size), getattr(torch, kind)))
+def in_fresh_process(function: Callable[..., int], *arguments: object) -> int:
+    """What a function of a module returns in a process of its own.
+
+    Args:
+        function: It returns bytes.
+        *arguments: Its arguments, numbers and strings.
+
+    Raises:
+        subprocess.CalledProcessError: It fails.
+    """
+    name = function.__name__
+    code = f"from {function.__module__} import {name}; print({name}(*{arguments!r}))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"MALLOC_MMAP_THRESHOLD_": str(_MMAP_THRESHOLD)},
+        cwd=Path(__file__).parents[2],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return int(done.stdout.split()[-1])
+
+
+def start_of_peak() -> int:
+    """Resets the peak to the memory resident now, where the system can, and returns it."""
+    if _CLEAR_REFS.exists():
+        try:
+            _CLEAR_REFS.write_text("5")
+        except OSError:
+            pass  # a sandbox may forbid it: the peak so far, of the warm-up, is then the start
+        else:
+            return _status_bytes("VmRSS")
+    return highest_resident()
+
+
+def highest_resident() -> int:
+    """The peak of this process, in bytes.
+
+    Raises:
+        UnsupportedError: The system does not report it (Windows).
+    """
+    if _STATUS.exists():
+        return _status_bytes("VmHWM")
+    try:
+        import resource
+    except ImportError as error:
+        raise UnsupportedError("device", "a CPU under Windows", "Linux, macOS or CUDA") from error
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _status_bytes(field: str) -> int:
+    lines = _STATUS.read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, cast
 
 import pandas as pd
@@ -15,8 +14,15 @@ from gpytorch.mlls import SumMarginalLogLikelihood
 from gpytorch.models import ExactGP, IndependentModelList
 from torch import Tensor
 
-from benchmarks.speed.header import describe_run
-from benchmarks.speed.timing import interleaved_times, ratios
+from benchmarks.speed.runs import (
+    Csv,
+    Device,
+    Rounds,
+    Threads,
+    interleaved_times,
+    print_tables,
+    ratio_table,
+)
 from gpclml.conditioning import LastPoints
 from gpclml.meta import Conv4, DeepKernelTransfer, Episodes
 from gpclml.mlls import ConditionalMarginalLogLikelihood
@@ -79,11 +85,8 @@ def measure_tasks(
         "Conv4": _network_step(pictures, device),
     }
     times = interleaved_times(steps, rounds, device)
-    table = ratios(1 / times, _PLAIN).rename(columns={"median": "speedup"})
-    table.insert(0, "milliseconds", 1e3 * times.median())
-    table.insert(0, "tasks", tasks)
-    table.insert(0, "kernel", kernel)
-    return table.rename_axis("step").reset_index()
+    more = {"kernel": kernel, "tasks": tasks, "milliseconds": 1e3 * times.median()}
+    return ratio_table(1 / times, _PLAIN, ratio="speedup", name="step", more=more)
 
 
 def _our_step(episodes: Episodes, kernel: str, m: int, device: str) -> Callable[[], object]:
@@ -138,23 +141,18 @@ def main(
         list[str], typer.Option(help="Kernels on features; may be repeated.")
     ] = KERNELS,
     tasks: Annotated[list[int], typer.Option(help="Tasks of a step; may be repeated.")] = TASKS,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds.")] = 21,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:1")] = "cpu",
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 1,
-    csv: Annotated[Path | None, typer.Option(help="Write the table there as well.")] = None,
+    rounds: Rounds = 21,
+    device: Device = "cpu",
+    threads: Threads = 1,
+    csv: Csv = None,
 ) -> None:
     """The GP part of a 5-way step on 85 images: ours, GPyTorch's classes way by way, Conv4."""
-    torch.set_num_threads(threads)
-    about = describe_run("benchmarks.speed.tasks", device)
-    print(about, flush=True)
-    tables = []
-    for name in kernel:
-        for count in tasks:
-            table = measure_tasks(name, tasks=count, rounds=rounds, device=device)
-            print(f"\n{table.to_string(index=False, float_format='%.2f')}", flush=True)
-            tables.append(table)
-    if csv:
-        csv.write_text(f"{about}\n{pd.concat(tables).to_csv(index=False)}")
+    tables = (
+        measure_tasks(name, tasks=count, rounds=rounds, device=device)
+        for name in kernel
+        for count in tasks
+    )
+    print_tables("benchmarks.speed.tasks", tables, device=device, threads=threads, csv=csv)
 
 
 if __name__ == "__main__":

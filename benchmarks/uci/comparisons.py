@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import pandas
 
 from benchmarks.uci.published import PUBLISHED_MEDIANS, PUBLISHED_SHARE
 from benchmarks.uci.statistics import CELL
 from benchmarks.uci.tables import less_lml, ordered_rows, wide
-
-if TYPE_CHECKING:
-    import pandas
 
 __all__ = ["published_table", "seconds_table", "steps_table", "turning_table"]
 
@@ -25,8 +22,6 @@ def published_table(done: pandas.DataFrame) -> pandas.DataFrame:
         CLML with m = 0.9 n): published and own medians under the LML and the CLML. Empty
         where there is none.
     """
-    import pandas
-
     deep = done[(done["kernel"] == "deep-bottleneck") & (done["mean"] == "constant")]
     share = deep["held_out"] == PUBLISHED_SHARE
     deep = deep[(deep["objective"] == "lml") | ((deep["objective"] == "clml") & share)]
@@ -54,8 +49,6 @@ def turning_table(done: pandas.DataFrame) -> pandas.DataFrame:
         paired difference is zero or above, ``"> n"`` where there is none up to n. Empty with
         a single n.
     """
-    import pandas
-
     differences = less_lml(done, "rmse")["mean"].reset_index()
     if differences["n"].nunique() < 2:
         return pandas.DataFrame()
@@ -78,8 +71,6 @@ def steps_table(done: pandas.DataFrame) -> pandas.DataFrame:
         mean RMSE over seeds is no higher than the LML's at the end of the same number of
         steps, ``"-"`` where there is none. Empty without traced cells.
     """
-    import pandas
-
     if "rmse_at" not in done:
         return pandas.DataFrame()
     traced = done[done["rmse_at"].notna()]

@@ -5,18 +5,18 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import pandas
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import NullLocator
 from typer import Option
 
 from benchmarks._figures import new_figure, save_figure
 from benchmarks._options import names
 from benchmarks.uci.statistics import means, ordered_objectives
 from gpclml.errors import DataError, UnknownNameError
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 __all__ = ["draw_figure"]
 
@@ -151,8 +151,6 @@ def _draw_panel(
 
 def _set_scale(axes: Axes, metric: str, low: float, tops: pandas.Series) -> None:
     """Keeps what is low apart where something else is far higher, with plain numbers."""
-    from matplotlib.ticker import NullLocator
-
     high = float(tops.max())
     if metric == "rmse" and 0 < low < high / 4:
         axes.set_yscale("log")
@@ -171,8 +169,6 @@ def _set_scale(axes: Axes, metric: str, low: float, tops: pandas.Series) -> None
 
 
 def _draw_legend(figure: Any, looks: dict[tuple[str, str], dict[str, Any]]) -> None:
-    from matplotlib.lines import Line2D
-
     lines = [Line2D([], [], markersize=5, **look) for look in looks.values()]
     labels = [f"{kernel}, {objective}" for kernel, objective in looks]
     width = figure.get_size_inches()[0]

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import pandas
+import pandas
+from scipy.stats import binomtest
 
 __all__ = [
     "CELL",
@@ -125,8 +124,6 @@ def sign_test(differences: Iterable[float]) -> tuple[int, int, float]:
         The number below zero, the number that is not zero, and the two-sided p-value of the
         sign test (1 where all are zero).
     """
-    from scipy.stats import binomtest
-
     nonzero = [value for value in differences if value]
     below = sum(value < 0 for value in nonzero)
     return below, len(nonzero), float(binomtest(below, len(nonzero)).pvalue) if nonzero else 1.0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from re import split
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas
 
 from benchmarks.uci.statistics import (
     CELL,
@@ -13,9 +15,6 @@ from benchmarks.uci.statistics import (
     sign_test,
     verdicts,
 )
-
-if TYPE_CHECKING:
-    import pandas
 
 __all__ = [
     "JUDGED",
@@ -124,8 +123,6 @@ def win_table(done: pandas.DataFrame) -> pandas.DataFrame:
         between; for RMSE and NLL the difference that is most standard errors above zero.
         Empty without an ARD GP.
     """
-    import pandas
-
     columns = {}
     by = list(CELL[2:])
     for metric in JUDGED:
@@ -168,8 +165,6 @@ def _natural(value: object) -> list[tuple[int, str]]:
 
 
 def _texts(statistics: pandas.DataFrame) -> pandas.Series:
-    import pandas
-
     most = statistics["seeds"].max()
     texts = [_text(row, most) for row in statistics.itertuples()]
     return pandas.Series(texts, index=statistics.index, dtype=object)

@@ -8,10 +8,11 @@ import torch
 from typer import Typer
 from typer.testing import CliRunner
 
-from benchmarks.speed import BASE, METHODS, Problem, interleaved_times, peak_memory, ratios
 from benchmarks.speed.__main__ import main
 from benchmarks.speed.fits import fit_seeds, measure_fits
-from benchmarks.speed.methods import gradient_step, sampled_data
+from benchmarks.speed.memory import peak_memory
+from benchmarks.speed.methods import BASE, METHODS, Problem, gradient_step, sampled_data
+from benchmarks.speed.runs import interleaved_times, ratios
 from benchmarks.speed.tasks import measure_tasks
 from gpclml.errors import ArgumentError, UnknownNameError
 from gpclml.mlls import ConditionalMarginalLogLikelihood

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from benchmarks.speed import linear, linear_memory
+from benchmarks.speed import linear
 from benchmarks.speed.linear import MODELS, measure_curves, measure_memory
 from gpclml.errors import UnknownNameError
 from gpclml.evaluation import learning_curve
@@ -29,9 +29,9 @@ def test_a_row_for_each_model():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("family", linear_memory.FAMILIES)
+@pytest.mark.parametrize("family", linear.FAMILIES)
 def test_a_bound_of_every_family_is_there_to_measure(family, dtype):
-    linear_memory._bound(family, 30, 20, dtype, True)
+    linear._bound(family, 30, 20, dtype, True)
 
 
 @pytest.mark.slow
@@ -42,4 +42,4 @@ def test_memory_of_a_bound():
     features = 40 * 3000 * 8 / 2**30
     assert features < table.loc[("diagonal", "float64"), "value"] < 60 * features
     with pytest.raises(UnknownNameError, match="family"):
-        linear_memory.bound_memory("wide", 10, 5, torch.float64, False)
+        linear.bound_memory("wide", 10, 5, torch.float64, False)

@@ -11,12 +11,14 @@ import torch
 from benchmarks.speed.methods import BASE, SCALE_METHODS, Problem, gradient_step
 from benchmarks.speed.scale import cost
 from benchmarks.speed.scale.accuracy import errors_of_solvers
-from benchmarks.speed.scale.constants import machine_constants
-from benchmarks.speed.scale.cost import cost_of_steps, methods_that_fit, slopes
-from benchmarks.speed.scale.data import Data
-from benchmarks.speed.scale.evaluation import full_evaluation
-from benchmarks.speed.scale.figure import draw_costs
-from benchmarks.speed.scale.training import compare_training
+from benchmarks.speed.scale.cost import (
+    cost_of_steps,
+    draw_costs,
+    machine_constants,
+    methods_that_fit,
+    slopes,
+)
+from benchmarks.speed.scale.training import Data, compare_training, full_evaluation
 from gpclml.errors import DataError
 
 
@@ -80,7 +82,7 @@ def test_trainings_are_compared_on_the_same_points(data, monkeypatch):
 
 
 def test_a_full_evaluation_says_how_good_it_is(data, monkeypatch):
-    monkeypatch.setattr("benchmarks.speed.scale.evaluation._RANK", 50)
+    monkeypatch.setattr("benchmarks.speed.scale.training._RANK_OF_ONE", 50)
     row = full_evaluation(data, block=30).iloc[0]
     assert row["residual"] <= 1e-3
     assert row["error bound"] <= 1e-3

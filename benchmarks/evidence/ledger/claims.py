@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+import pandas
+from matplotlib.figure import Figure
 
 from benchmarks.evidence.ledger.differences import mean_and_error
-
-if TYPE_CHECKING:
-    import pandas
-    from matplotlib.figure import Figure
 
 __all__ = ["Claim", "Experiment", "Verdict", "graded", "with_error"]
 

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import pandas
+import torch
+from matplotlib.figure import Figure
+from torch.distributions import Normal
 
 from benchmarks.evidence.ledger.claims import Claim, Experiment, graded
-
-if TYPE_CHECKING:
-    import pandas
-    from matplotlib.figure import Figure
+from gpclml.evaluation import log_marginal_likelihood
+from gpclml.kernels import PolynomialFeatures
+from gpclml.models import BayesianLinearModel
 
 __all__ = ["EXPERIMENT"]
 
@@ -32,14 +37,6 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
         density of the others under the posterior predictive, in nats; ``lml_at_one``,
         ``mean_at_one`` and ``variance_at_one`` of the predictive at variance one.
     """
-    import numpy as np
-    import torch
-    from torch.distributions import Normal
-
-    from gpclml.evaluation import log_marginal_likelihood
-    from gpclml.kernels import PolynomialFeatures
-    from gpclml.models import BayesianLinearModel
-
     draws = torch.tensor(np.random.RandomState(cell["seed"]).randn(_NUM_ALL) + 1)
     train, test = draws[:_NUM_TRAIN], draws[_NUM_TRAIN:]
     place = torch.zeros(_NUM_TRAIN, 1, dtype=torch.float64)

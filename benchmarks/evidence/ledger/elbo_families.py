@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas
+import torch
+from matplotlib.figure import Figure
 
 from benchmarks.evidence.ledger.claims import Claim, Experiment, graded, with_error
 from benchmarks.evidence.ledger.elbo_problem import learned_bound
-
-if TYPE_CHECKING:
-    import pandas
-    from matplotlib.figure import Figure
 
 __all__ = ["EXPERIMENT"]
 
@@ -47,8 +47,6 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
         Those of :meth:`LearnedBound.scores`; for seed 0 the predictive ``mean`` and ``deviation``
         on a ``grid``, with the points ``x`` and ``y``.
     """
-    import torch
-
     found = learned_bound(
         cell["family"], cell["seed"], cell["steps"], cell["rates"],
         empirical_bayes=cell["empirical_bayes"],

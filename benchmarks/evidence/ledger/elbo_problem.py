@@ -7,6 +7,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import torch
+
+from gpclml.conditioning import RandomOrderings
+from gpclml.evaluation import (
+    conditional_log_marginal_likelihood,
+    leave_one_out,
+    log_marginal_likelihood,
+    marginal_log_predictive,
+)
+from gpclml.fit import fit_linear_bound
+from gpclml.kernels import RandomFourierFeatures
+from gpclml.linalg.gaussians import DiagonalFamily, FullFamily, LowRankFamily
+from gpclml.mlls import LinearEvidenceLowerBound
+from gpclml.models import BayesianLinearModel
+
 __all__ = ["NOISE", "NUM_DATA", "LearnedBound", "learned_bound"]
 
 NUM_DATA = 20
@@ -42,16 +58,6 @@ class LearnedBound:
             in nats in all ``elbo`` (at temperature one), ``lml``, ``clml`` (mean over 2000 orders,
             given 15 points), ``loo``; ``test`` log density, nats a point, and ``rmse``.
         """
-        import torch
-
-        from gpclml.conditioning import RandomOrderings
-        from gpclml.evaluation import (
-            conditional_log_marginal_likelihood,
-            leave_one_out,
-            log_marginal_likelihood,
-            marginal_log_predictive,
-        )
-
         model, features = self.model, self.model.covar_module.features
         orders = RandomOrderings(k=2000, m=15, seed=0)
         with torch.no_grad():
@@ -76,8 +82,6 @@ class LearnedBound:
         Returns:
             ``q_test`` log density, nats a point, and ``q_rmse``, both with the learned noise.
         """
-        import torch
-
         model, x = self.model, self.test_x
         with torch.no_grad():
             data = self.objective.data_at(model(*model.train_inputs), model.train_targets)
@@ -110,15 +114,6 @@ def learned_bound(
         temperature: Of the bound.
         empirical_bayes: Whether the prior variance is learned as well.
     """
-    import numpy as np
-    import torch
-
-    from gpclml.fit import fit_linear_bound
-    from gpclml.kernels import RandomFourierFeatures
-    from gpclml.linalg.gaussians import DiagonalFamily, FullFamily, LowRankFamily
-    from gpclml.mlls import LinearEvidenceLowerBound
-    from gpclml.models import BayesianLinearModel
-
     families = {
         "diagonal": DiagonalFamily(), "rank-1": LowRankFamily(1, _EPSILON), "full": FullFamily(),
     }  # fmt: skip
@@ -145,9 +140,6 @@ def learned_bound(
 
 
 def _sine(random: Any, count: int) -> tuple[Any, Any]:
-    import numpy as np
-    import torch
-
     x = random.randn(count)
     y = np.sin(3 * x) + NOISE * random.randn(count)
     return torch.tensor(x).unsqueeze(-1), torch.tensor(y)

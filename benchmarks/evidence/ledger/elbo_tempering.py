@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas
+from matplotlib.figure import Figure
 
 from benchmarks.evidence.ledger.claims import Claim, Experiment, graded
 from benchmarks.evidence.ledger.elbo_problem import NOISE, learned_bound
-
-if TYPE_CHECKING:
-    import pandas
-    from matplotlib.figure import Figure
 
 __all__ = ["EXPERIMENT"]
 

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import pandas
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from torch import Tensor
 
 from benchmarks.evidence.ledger.claims import Claim, Experiment, graded, with_error
 from benchmarks.evidence.ledger.differences import differs
-
-if TYPE_CHECKING:
-    import numpy as np
-    import pandas
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from numpy.typing import NDArray
-    from torch import Tensor
-
-    from gpclml.models import BayesianLinearModel
+from gpclml.conditioning import RandomOrderings
+from gpclml.evaluation import (
+    conditional_log_marginal_likelihood,
+    learning_curve,
+    log_marginal_likelihood,
+)
+from gpclml.kernels import FourierFeatures
+from gpclml.models import BayesianLinearModel
 
 __all__ = ["EXPERIMENT", "fourier_data"]
 
@@ -53,8 +59,6 @@ def fourier_data(
     Returns:
         Inputs, targets and the function without noise, ``(points,)`` each.
     """
-    import numpy as np
-
     d = np.arange(1, 10)
     weights = np.random.RandomState(weights_seed).randn(2, 9) / d**2
     random = np.random.RandomState(seed)
@@ -79,15 +83,6 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
         ``gain`` and ``gain_error``: LML of M9 minus that of M3 for the first n points, the mean
         over orders with its error. Densities in nats.
     """
-    import torch
-
-    from gpclml.conditioning import RandomOrderings
-    from gpclml.evaluation import (
-        conditional_log_marginal_likelihood,
-        learning_curve,
-        log_marginal_likelihood,
-    )
-
     data = fourier_data(cell["weights_seed"], cell["seed"], cell["points"])
     x, y, function = map(torch.tensor, data)
     train_x, train_y = x[:_NUM_TRAIN], y[:_NUM_TRAIN]
@@ -112,11 +107,6 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _model(name: str, x: Tensor, y: Tensor) -> BayesianLinearModel:
-    import torch
-
-    from gpclml.kernels import FourierFeatures
-    from gpclml.models import BayesianLinearModel
-
     frequencies, decays = _MODELS[name]
     d = torch.arange(1, frequencies + 1, dtype=x.dtype)
     variance = (1 / d**2 if decays else torch.ones_like(d)).repeat(2)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import pandas
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
 
 from benchmarks.evidence.ledger.claims import Claim, Experiment, graded, with_error
-
-if TYPE_CHECKING:
-    import pandas
-    from matplotlib.figure import Figure
-    from torch import Tensor
+from gpclml.evidence.sampling import simple_monte_carlo
 
 __all__ = ["EXPERIMENT", "laplace_evidence", "true_evidence"]
 
@@ -41,8 +43,6 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
         Over ``width``: ``lml`` by quadrature, ``laplace`` (NaN where the prior ends short of the
         mode nearest to zero) and ``sampled``, by simple Monte Carlo; in nats. ``mode``, that mode.
     """
-    import torch
-
     generator = torch.Generator().manual_seed(cell["seed"])
     noise = torch.randn(cell["points"], dtype=torch.float64, generator=generator)
     data = math.sin(_TRUE_WEIGHT) + noise
@@ -67,8 +67,6 @@ def true_evidence(data: Tensor, width: float) -> float:
         data: ``(n,)``.
         width: :math:`\alpha`.
     """
-    import torch
-
     periods = math.floor(width / math.pi)
     rest = width - periods * math.pi  # on either side of the whole periods, together one 2 rest
     parts = [_log_integral(data, math.pi * periods, math.pi * periods + rest)]
@@ -92,8 +90,6 @@ def laplace_evidence(data: Tensor, width: float) -> float:
     Returns:
         NaN if the mode is outside the prior.
     """
-    import torch
-
     mode, mean = _mode(data), float(data.mean())
     if width < abs(mode):
         return math.nan
@@ -117,8 +113,6 @@ def _log_likelihood(data: Tensor, weights: Tensor) -> Tensor:
 
 def _log_integral(data: Tensor, low: float, high: float) -> Tensor:
     """Log of the integral of the likelihood between two weights."""
-    import torch
-
     weights = torch.linspace(low, high, _POINTS, dtype=torch.float64)
     values = _log_likelihood(data, weights)
     values[[0, -1]] -= math.log(2)
@@ -126,10 +120,6 @@ def _log_integral(data: Tensor, low: float, high: float) -> Tensor:
 
 
 def _sampled(data: Tensor, width: float, draws: int, generator: Any) -> float:
-    import torch
-
-    from gpclml.evidence.sampling import simple_monte_carlo
-
     uniform = torch.rand(draws, 1, dtype=torch.float64, generator=generator)
     prior = width * (2 * uniform - 1)
     return float(simple_monte_carlo(lambda w: _log_likelihood(data, w.squeeze(-1)), prior).value)
@@ -178,8 +168,6 @@ def _falls(cells: pandas.DataFrame) -> Claim:
 
 def _slope(widths: Sequence[float], values: Sequence[float], beyond: float) -> float:
     """Slope in the natural logarithm of the width, by least squares."""
-    import numpy as np
-
     pairs = [pair for pair in zip(widths, values, strict=True) if pair[0] >= beyond]
     x, y = np.array(pairs).T
     return float(np.polyfit(np.log(x), y, 1)[0])
@@ -191,8 +179,6 @@ def _spread(widths: Sequence[float], values: Sequence[float], beyond: float) -> 
 
 
 def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
-    import torch
-
     row = cells.sort_values("seed").iloc[0]
     curves, posterior = figure.subplots(1, 2)
     curves.semilogx(row["width"], row["lml"], label="evidence")

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import pandas
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
 
 from benchmarks.evidence.ledger.claims import Claim, Experiment, graded, with_error
 from benchmarks.evidence.ledger.differences import differs
-
-if TYPE_CHECKING:
-    import pandas
-    from matplotlib.figure import Figure
-    from torch import Tensor
-
-    from gpclml.models import BayesianLinearModel
+from gpclml.evaluation import learning_curve
+from gpclml.kernels import FourierFeatures
+from gpclml.models import BayesianLinearModel
 
 __all__ = ["EXPERIMENT"]
 
@@ -46,10 +48,6 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
         For each model M: ``M``, the means over orders of log p(y_i | y_<i), in nats, and
         ``M_rmse`` of its prediction from all points to the function at even points.
     """
-    import torch
-
-    from gpclml.evaluation import learning_curve
-
     x, y, even, function = _data(cell["seed"], cell["points"])
     result: dict[str, Any] = {}
     for name in _MODELS:
@@ -62,10 +60,6 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _data(seed: int, points: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    import torch
-
-    from gpclml.kernels import FourierFeatures
-
     generator = torch.Generator().manual_seed(seed)
     features = FourierFeatures(_FREQUENCIES)
     deviations = _true_variance().sqrt()
@@ -78,16 +72,11 @@ def _data(seed: int, points: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _true_variance() -> Tensor:
-    import torch
-
     d = torch.arange(1, _FREQUENCIES + 1, dtype=torch.float64)
     return (1 / d**4).repeat(2)
 
 
 def _model(name: str, x: Tensor, y: Tensor) -> BayesianLinearModel:
-    from gpclml.kernels import FourierFeatures
-    from gpclml.models import BayesianLinearModel
-
     variance = {"true": _true_variance(), "vague": _VAGUE, "small": 1.0}[name]
     features = FourierFeatures(_SMALL if name == "small" else _FREQUENCIES)
     return BayesianLinearModel(x, y, features, prior_variance=variance, noise=_NOISE**2)
@@ -148,8 +137,6 @@ def _gains(cells: pandas.DataFrame, first: str, second: str, part: str) -> list[
 
 
 def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
-    import numpy as np
-
     terms, sums = figure.subplots(1, 2)
     means = {name: np.array(cells[name].tolist()).mean(0) for name in _MODELS}
     n = np.arange(1, len(means["true"]) + 1)

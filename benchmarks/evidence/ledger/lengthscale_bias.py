@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas
+import torch
+from gpytorch.kernels import RBFKernel
+from matplotlib.figure import Figure
+from torch import Tensor
 
 from benchmarks.evidence.ledger.claims import Claim, Experiment, graded, with_error
 from benchmarks.evidence.ledger.differences import differs, mean_and_error
-
-if TYPE_CHECKING:
-    import pandas
-    from matplotlib.figure import Figure
-    from torch import Tensor
-
-    from gpclml.models import GPRegression
+from gpclml.conditioning import RandomOrderings
+from gpclml.evaluation import (
+    conditional_log_marginal_likelihood,
+    log_marginal_likelihood,
+)
+from gpclml.models import GPRegression
 
 __all__ = ["EXPERIMENT"]
 
@@ -49,14 +54,6 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     Returns:
         ``lml`` and ``clml``, the lengthscales chosen at each size.
     """
-    import torch
-
-    from gpclml.conditioning import RandomOrderings
-    from gpclml.evaluation import (
-        conditional_log_marginal_likelihood,
-        log_marginal_likelihood,
-    )
-
     x, y = _data(cell["seed"], max(cell["sizes"]))
     ends = math.log(_LOWEST), math.log(_HIGHEST)
     lengthscales = torch.linspace(*ends, cell["lengthscales"], dtype=x.dtype).exp()
@@ -71,8 +68,6 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _data(seed: int, points: int) -> tuple[Tensor, Tensor]:
-    import torch
-
     generator = torch.Generator().manual_seed(seed)
     x = _RANGE * torch.rand(points, 1, dtype=torch.float64, generator=generator)
     covariance = torch.exp(-0.5 * (x - x.mT).square() / _LENGTHSCALE**2)
@@ -82,10 +77,6 @@ def _data(seed: int, points: int) -> tuple[Tensor, Tensor]:
 
 def _models(x: Tensor, y: Tensor, lengthscales: Tensor) -> GPRegression:
     """A batch of models, one for each lengthscale."""
-    from gpytorch.kernels import RBFKernel
-
-    from gpclml.models import GPRegression
-
     batch = lengthscales.shape
     kernel = RBFKernel(batch_shape=batch)
     x, y = x.expand(*batch, *x.shape), y.expand(*batch, *y.shape)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import torch
+from torch import Tensor
+
+from gpclml.datasets import load_images
+from gpclml.datasets.image_sources import image_files
 from gpclml.errors import UnknownNameError
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from gpclml.models import BayesianLinearModel
+from gpclml.kernels import RandomFourierFeatures
+from gpclml.models import BayesianLinearModel
 
 __all__ = ["PROBLEMS", "image_source", "linear_models"]
 
@@ -36,8 +36,6 @@ def image_source() -> str:
 
     Digits ship with scikit-learn, so that this runs everywhere.
     """
-    from gpclml.datasets.image_sources import image_files
-
     folder = os.environ.get("GPCLML_DATA")
     files = image_files()["mnist-test"]
     there = folder and all((Path(folder) / one.folder / one.file).is_file() for one in files)
@@ -68,8 +66,6 @@ def linear_models(
     Raises:
         UnknownNameError: No such problem.
     """
-    import torch
-
     if problem not in PROBLEMS:
         raise UnknownNameError("problem", problem, PROBLEMS)
     generator = torch.Generator().manual_seed(seed)
@@ -81,10 +77,6 @@ def linear_models(
 def _of_columns(
     problem: str, num_points: int, generator: torch.Generator
 ) -> dict[float, BayesianLinearModel]:
-    import torch
-
-    from gpclml.models import BayesianLinearModel
-
     columns, informative = (25, 25) if problem == "variance" else (30, _INFORMATIVE)
     y = torch.randn(num_points, generator=generator, dtype=torch.float64)
     x = torch.randn(num_points, columns, generator=generator, dtype=torch.float64)
@@ -104,11 +96,6 @@ def _of_columns(
 
 
 def _of_frequencies(x: Tensor, y: Tensor, seed: int) -> dict[float, BayesianLinearModel]:
-    import torch
-
-    from gpclml.kernels import RandomFourierFeatures
-    from gpclml.models import BayesianLinearModel
-
     distance = float(torch.pdist(x).median())
     generator = torch.Generator().manual_seed(1000 + seed)
     weight = torch.randn(300, x.shape[-1], generator=generator, dtype=torch.float64)
@@ -124,10 +111,6 @@ def _of_frequencies(x: Tensor, y: Tensor, seed: int) -> dict[float, BayesianLine
 
 def _two_digits(data: str, num_points: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Images of zeros and ones in random order, with pixels in [0, 1]."""
-    import torch
-
-    from gpclml.datasets import load_images
-
     images = load_images(data, progress=False)
     rows = (images.labels < 2).nonzero().squeeze(-1)
     rows = rows[torch.randperm(len(rows), generator=generator)[:num_points]]

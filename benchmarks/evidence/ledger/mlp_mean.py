@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import pandas
+import torch
+from gpytorch.kernels import RBFKernel
+from matplotlib.figure import Figure
+from torch import Tensor
 
 from benchmarks.evidence.ledger.claims import Claim, Experiment, graded, with_error
 from benchmarks.evidence.ledger.differences import differs
-
-if TYPE_CHECKING:
-    import pandas
-    from matplotlib.figure import Figure
-    from torch import Tensor
-
-    from gpclml.models import GPRegression
+from gpclml.conditioning import LastPoints, RandomHoldout, RandomOrderings
+from gpclml.evaluation import (
+    conditional_log_marginal_likelihood,
+    log_marginal_likelihood,
+    marginal_log_predictive,
+)
+from gpclml.fit import fit_mll
+from gpclml.mlls import ConditionalMarginalLogLikelihood
+from gpclml.models import GPRegression
 
 __all__ = ["EXPERIMENT"]
 
@@ -57,8 +66,6 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _data(seed: int) -> tuple[Tensor, Tensor]:
-    import torch
-
     x = torch.linspace(0, 10, 2 * _NUM_TRAIN, dtype=torch.float64).unsqueeze(-1)
     covariance = torch.exp(-0.5 * (x - x.mT).square() / _LENGTHSCALE**2)
     root = torch.linalg.cholesky(covariance + _NOISE * torch.eye(len(x), dtype=x.dtype))
@@ -67,13 +74,6 @@ def _data(seed: int) -> tuple[Tensor, Tensor]:
 
 
 def _fitted(name: str, x: Tensor, y: Tensor, seed: int, steps: int) -> GPRegression:
-    from gpytorch.kernels import RBFKernel
-
-    from gpclml.conditioning import LastPoints, RandomHoldout
-    from gpclml.fit import fit_mll
-    from gpclml.mlls import ConditionalMarginalLogLikelihood
-    from gpclml.models import GPRegression
-
     mean = "constant" if name == "constant" else "mlp"
     model = GPRegression(x, y, kernel=RBFKernel(), mean=mean, seed=seed, standardize=False)
     model.covar_module.lengthscale = _LENGTHSCALE
@@ -86,15 +86,6 @@ def _fitted(name: str, x: Tensor, y: Tensor, seed: int, steps: int) -> GPRegress
 
 
 def _scores(model: GPRegression, x: Tensor, y: Tensor, orders: int) -> dict[str, Any]:
-    import torch
-
-    from gpclml.conditioning import RandomOrderings
-    from gpclml.evaluation import (
-        conditional_log_marginal_likelihood,
-        log_marginal_likelihood,
-        marginal_log_predictive,
-    )
-
     test = slice(_NUM_TRAIN, None)
     clml = conditional_log_marginal_likelihood(model, RandomOrderings(orders, 45, seed=0))
     with torch.no_grad():
@@ -164,8 +155,6 @@ def _gap(cells: pandas.DataFrame, first: str, second: str, score: str) -> list[f
 
 
 def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
-    import numpy as np
-
     row = cells.sort_values("seed").iloc[0]
     x, y = np.array(row["x"]), np.array(row["y"])
     several = figure.subplots(1, len(_MEANS), sharey=True)

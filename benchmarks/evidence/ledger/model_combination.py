@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import pandas
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from benchmarks.evidence.ledger.claims import Claim, Experiment, graded, with_error
 from benchmarks.evidence.ledger.differences import differs
 from benchmarks.evidence.ledger.linear_problems import PROBLEMS, linear_models
 from benchmarks.evidence.ledger.ranks import best_place, rank_correlation
-
-if TYPE_CHECKING:
-    import pandas
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from gpclml.evaluation import log_marginal_likelihood
+from gpclml.evidence.training_speed import (
+    expected_combination,
+    model_predictions,
+    sampled_combination,
+    training_speed,
+)
 
 __all__ = ["EXPERIMENT"]
 
@@ -53,16 +61,6 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
         ``fit``, the mean squared error on the training points under the posterior; for each
         scheme, its weights of one run and, with ``_mean``, their expectation.
     """
-    import torch
-
-    from gpclml.evaluation import log_marginal_likelihood
-    from gpclml.evidence.training_speed import (
-        expected_combination,
-        model_predictions,
-        sampled_combination,
-        training_speed,
-    )
-
     models = linear_models(cell["problem"], cell["seed"], cell["num_points"])
     several = list(models.values())
     order = torch.arange(cell["num_points"]).unsqueeze(0)
@@ -200,8 +198,6 @@ def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
 
 
 def _draw_problem(axes: Axes, cells: pandas.DataFrame, problem: str) -> None:
-    import numpy as np
-
     setting = cells["setting"].iloc[0]
     for scheme in _SCHEMES:
         weights = np.array(cells[scheme].tolist())

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pandas
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
 
 from benchmarks.evidence.ledger.claims import Claim, Experiment, graded
 from benchmarks.evidence.ledger.ranks import best_place, rank_correlation
-
-if TYPE_CHECKING:
-    import pandas
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from torch import Tensor
+from gpclml.evidence.bounds import conditional_evidence_bound, evidence_bound, mcallester_bound
 
 __all__ = ["EXPERIMENT"]
 
@@ -51,8 +52,6 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
         ``clml_loss`` and ``loss_gain``, by how much the risk of the chosen width exceeds the
         lowest, in nats a point.
     """
-    import torch
-
     draws = _draws(cell["num_data"], cell["data_sets"], cell["seed"])
     firsts = _first_halves(draws, cell["orders"], cell["seed"])
     every = [_scores(width, draws, firsts, cell["delta"]) for width in _WIDTHS]
@@ -71,8 +70,6 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
 
 def _draws(num_data: int, data_sets: int, seed: int) -> Tensor:
     """Which (class, bin) each point is in, as one number, ``(D, n)``."""
-    import torch
-
     generator = torch.Generator().manual_seed(seed)
     count = data_sets * num_data
     return torch.multinomial(_truth(), count, replacement=True, generator=generator).reshape(
@@ -82,8 +79,6 @@ def _draws(num_data: int, data_sets: int, seed: int) -> Tensor:
 
 def _first_halves(draws: Tensor, orders: int, seed: int) -> list[Tensor]:
     """Counts ``(D, 2 BINS)`` of the points that each order has first."""
-    import torch
-
     generator = torch.Generator().manual_seed(10_000 + seed)
     n = draws.shape[-1]
     chosen = [torch.randperm(n, generator=generator)[: n // 2] for _ in range(orders)]
@@ -91,30 +86,22 @@ def _first_halves(draws: Tensor, orders: int, seed: int) -> list[Tensor]:
 
 
 def _counts(draws: Tensor) -> Tensor:
-    import torch
-
     counts = torch.zeros(len(draws), 2 * _BINS, dtype=torch.float64)
     return counts.scatter_add(1, draws, torch.ones_like(draws, dtype=torch.float64))
 
 
 def _truth() -> Tensor:
     """Probabilities of (class, bin), ``(2 BINS,)``."""
-    import torch
-
     p = torch.sigmoid(4 * _inputs() - 1)
     return torch.cat([1 - p, p]) / _BINS
 
 
 def _inputs() -> Tensor:
-    import torch
-
     return torch.linspace(-1, 1, _BINS, dtype=torch.float64)
 
 
 def _losses(width: float) -> Tensor:
     """Negative log-likelihood of each hypothesis at each (class, bin), ``(H, 2 BINS)``."""
-    import torch
-
     grid = torch.linspace(-width, width, _GRID, dtype=torch.float64)
     slope, offset = (part.reshape(-1, 1) for part in torch.meshgrid(grid, grid, indexing="ij"))
     p = torch.sigmoid(slope * _inputs() + offset).clamp(0.05, 0.95)
@@ -123,10 +110,6 @@ def _losses(width: float) -> Tensor:
 
 def _scores(width: float, draws: Tensor, firsts: Sequence[Tensor], delta: float) -> dict[str, Any]:
     """Scores, bounds and risk of one model, ``(D,)`` each."""
-    import torch
-
-    from gpclml.evidence.bounds import conditional_evidence_bound, evidence_bound, mcallester_bound
-
     losses, counts, n = _losses(width), _counts(draws), draws.shape[-1]
     totals = counts @ losses.T
     q = torch.softmax(-totals, -1)
@@ -146,15 +129,11 @@ def _scores(width: float, draws: Tensor, firsts: Sequence[Tensor], delta: float)
 
 
 def _log_evidence(totals: Tensor) -> Tensor:
-    import torch
-
     return torch.logsumexp(-totals, -1) - math.log(totals.shape[-1])
 
 
 def _agreement(scores: list[list[float]], risks: list[list[float]]) -> tuple[Tensor, Tensor]:
     """Of each data set, rank correlation with minus the risk, and the risk lost by choosing."""
-    import torch
-
     pairs = list(zip(scores, risks, strict=True))
     ranks = [rank_correlation(score, [-one for one in risk]) for score, risk in pairs]
     lost = [risk[best_place(score)] - min(risk) for score, risk in pairs]

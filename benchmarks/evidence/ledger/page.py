@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pandas
 
 from benchmarks._figures import new_figure, save_figure
 from benchmarks._tables import code, describe_cells, section, table
@@ -13,9 +14,6 @@ from benchmarks.evidence.ledger.claims import Claim, Experiment
 from benchmarks.evidence.ledger.experiments import EXPERIMENTS
 from benchmarks.runner import load_commands, load_failures, load_results
 from gpclml.errors import DataError
-
-if TYPE_CHECKING:
-    import pandas
 
 __all__ = ["claim_lines", "ledger_cells", "write_page"]
 
@@ -96,8 +94,6 @@ def write_page(path: str | os.PathLike[str], page: str | os.PathLike[str]) -> st
 
 
 def _about(path: str | os.PathLike[str], found: dict[str, pandas.DataFrame]) -> list[str]:
-    import pandas
-
     every = pandas.concat(list(found.values()))
     failures = load_failures(path)
     failed = len(failures["experiment"].dropna()) if "experiment" in failures else 0
@@ -105,8 +101,6 @@ def _about(path: str | os.PathLike[str], found: dict[str, pandas.DataFrame]) -> 
 
 
 def _summary(claims: dict[str, Sequence[Claim]]) -> str:
-    import pandas
-
     rows = [
         {"experiment": f"[{name}](#{name})", "claim": one.statement, "verdict": one.verdict}
         for name, several in claims.items()
@@ -116,8 +110,6 @@ def _summary(claims: dict[str, Sequence[Claim]]) -> str:
 
 
 def _section(experiment: Experiment, claims: Sequence[Claim], picture: str) -> str:
-    import pandas
-
     rows = [
         {
             "source": one.source, "claim": one.statement, "published": one.published,

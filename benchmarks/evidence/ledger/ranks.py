@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from scipy.stats import spearmanr
+
 __all__ = ["best_place", "rank_correlation"]
 
 
@@ -14,8 +16,6 @@ def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
         first: At least two values, not all equal.
         second: As many.
     """
-    from scipy.stats import spearmanr
-
     return float(spearmanr(first, second).statistic)  # type: ignore[attr-defined]
 
 

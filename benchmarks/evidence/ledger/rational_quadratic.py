@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import pandas
+import torch
+from gpytorch.kernels import RQKernel, ScaleKernel
+from matplotlib.figure import Figure
+from torch import Tensor
 
 from benchmarks.evidence.ledger.claims import Claim, Experiment, graded, with_error
 from benchmarks.evidence.ledger.differences import differs
-
-if TYPE_CHECKING:
-    import pandas
-    from matplotlib.figure import Figure
-    from torch import Tensor
-
-    from gpclml.models import GPRegression
+from gpclml.conditioning import RandomOrderings
+from gpclml.evaluation import (
+    conditional_log_marginal_likelihood,
+    joint_log_predictive,
+    log_marginal_likelihood,
+)
+from gpclml.models import GPRegression
 
 __all__ = ["EXPERIMENT"]
 
@@ -51,15 +58,6 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
         Over ``alpha``: ``lml``, ``clml`` (m = 45, the mean over orders), ``test``, the joint log
         density of the test points, all in nats, and ``rmse`` to the function there.
     """
-    import torch
-
-    from gpclml.conditioning import RandomOrderings
-    from gpclml.evaluation import (
-        conditional_log_marginal_likelihood,
-        joint_log_predictive,
-        log_marginal_likelihood,
-    )
-
     x, y, function = _data(cell["seed"])
     alphas = torch.linspace(0.001, 0.3, cell["alphas"], dtype=x.dtype)
     train, test = slice(_NUM_TRAIN), slice(_NUM_TRAIN, None)
@@ -78,8 +76,6 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _data(seed: int) -> tuple[Tensor, Tensor, Tensor]:
-    import torch
-
     generator = torch.Generator().manual_seed(seed)
     x = torch.linspace(0, 1, _NUM_ALL, dtype=torch.float64)
     x = x[torch.randperm(_NUM_ALL, generator=generator)].unsqueeze(-1)
@@ -93,10 +89,6 @@ def _data(seed: int) -> tuple[Tensor, Tensor, Tensor]:
 
 def _models(x: Tensor, y: Tensor, alphas: Tensor, noise: float) -> GPRegression:
     """A batch of models, one for each alpha."""
-    from gpytorch.kernels import RQKernel, ScaleKernel
-
-    from gpclml.models import GPRegression
-
     batch = alphas.shape
     kernel = ScaleKernel(RQKernel(batch_shape=batch), batch_shape=batch)
     x, y = x.expand(*batch, *x.shape), y.expand(*batch, *y.shape)
@@ -176,8 +168,6 @@ def _adequate(cells: pandas.DataFrame) -> Claim:
 
 def _correlation(cells: pandas.DataFrame, name: str, ranks: bool = False) -> list[float]:
     """Correlation of a score with the test density over shapes, for each data set."""
-    import numpy as np
-
     pairs = zip(cells[name], cells["test"], strict=True)
     if ranks:
         pairs = [(np.argsort(np.argsort(one)), np.argsort(np.argsort(two))) for one, two in pairs]
@@ -214,8 +204,6 @@ def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
 
 def _below_best(curves: pandas.Series) -> list[float]:
     """Median over data sets of a curve minus its largest value."""
-    import numpy as np
-
     values = np.array(curves.tolist())
     return np.median(values - values.max(1, keepdims=True), axis=0).tolist()
 

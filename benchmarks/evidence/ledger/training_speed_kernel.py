@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+import pandas
+import torch
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from benchmarks.evidence.data import images
 from benchmarks.evidence.ledger.claims import Claim, Experiment, graded, with_error
 from benchmarks.evidence.ledger.differences import differs
 from benchmarks.evidence.ledger.linear_problems import image_source
-
-if TYPE_CHECKING:
-    import pandas
-    from matplotlib.figure import Figure
-    from torch import Tensor
+from benchmarks.evidence.networks import network
+from gpclml.curvature import GaussianWeightPrior
+from gpclml.evaluation import learning_curve, log_marginal_likelihood
+from gpclml.evidence.training_speed import posterior_divergences
+from gpclml.kernels import NeuralTangentKernel
+from gpclml.models import BayesianLinearModel
 
 __all__ = ["EXPERIMENT"]
 
@@ -54,10 +62,6 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
         ``_fitted`` at the scale of most evidence, ``scale``; ``terms``, the mean over orders of
         L(D_<=i) - L(D_<i) for each i; test ``accuracy``.
     """
-    import torch
-
-    from benchmarks.evidence.data import images
-
     data = images(cell["data"], cell["num_train"], cell["seed"])
     x = torch.cat([data.train_x, data.test_x[: cell["num_test"]]]).double()
     classes = torch.cat([data.train_y, data.test_y[: cell["num_test"]]])
@@ -68,12 +72,6 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
 
 def _kernel_root(name: str, x: Tensor, seed: int) -> Tensor:
     """Features of the points whose inner products are the scaled tangent kernel, ``(n, n)``."""
-    import torch
-
-    from benchmarks.evidence.networks import network
-    from gpclml.curvature import GaussianWeightPrior
-    from gpclml.kernels import NeuralTangentKernel
-
     channels, size = x.shape[1:3]
     start = network(name, channels, size, 1, seed)
     module = torch.nn.Sequential(torch.nn.Unflatten(1, (channels, size, size)), start).double()
@@ -88,12 +86,6 @@ def _kernel_root(name: str, x: Tensor, seed: int) -> Tensor:
 
 
 def _scores(root: Tensor, y: Tensor, cell: Mapping[str, Any]) -> dict[str, Any]:
-    import torch
-
-    from gpclml.evaluation import learning_curve, log_marginal_likelihood
-    from gpclml.evidence.training_speed import posterior_divergences
-    from gpclml.models import BayesianLinearModel
-
     n = cell["num_train"]
     generator = torch.Generator().manual_seed(100 + cell["seed"])
     orders = torch.stack([torch.randperm(n, generator=generator) for _ in range(cell["orders"])])
@@ -152,8 +144,6 @@ def _evidence(cells: pandas.DataFrame, data: str) -> Claim:
 
 
 def _curves(cells: pandas.DataFrame, data: str) -> Claim:
-    import numpy as np
-
     terms = np.array(cells["terms"].tolist())  # (seeds, 2, n)
     gain = terms[:, 0] - terms[:, 1]
     parts = [part.mean(1).tolist() for part in np.array_split(gain, _PARTS, axis=1)]
@@ -189,8 +179,6 @@ def _compared(cells: pandas.DataFrame, name: str) -> tuple[list[float], list[flo
 
 
 def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
-    import numpy as np
-
     names = list(cells["data"].unique())
     for axes, data in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
         terms = np.array(cells[cells["data"] == data]["terms"].tolist()).mean(0)

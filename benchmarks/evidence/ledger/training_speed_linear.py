@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
+import pandas
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
 
 from benchmarks.evidence.ledger.claims import Claim, Experiment, graded, with_error
 from benchmarks.evidence.ledger.differences import differs
 from benchmarks.evidence.ledger.linear_problems import PROBLEMS, image_source, linear_models
 from benchmarks.evidence.ledger.ranks import best_place, rank_correlation
-
-if TYPE_CHECKING:
-    import pandas
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from torch import Tensor
-
-    from gpclml.models import BayesianLinearModel
+from gpclml.evaluation import learning_curve
+from gpclml.evidence.training_speed import (
+    posterior_divergences,
+    training_speed,
+    training_speed_by_descent,
+)
+from gpclml.linalg.gaussians import DiagonalGaussian, gaussian_kl, linear_posterior
+from gpclml.models import BayesianLinearModel
 
 __all__ = ["EXPERIMENT"]
 
@@ -65,10 +72,6 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _scores(model: BayesianLinearModel, cell: Mapping[str, Any]) -> dict[str, float]:
-    import torch
-
-    from gpclml.evidence.training_speed import training_speed, training_speed_by_descent
-
     x, y = _data(model)
     seed = 100 + cell["seed"]  # not that of the data
     order = torch.arange(len(y)).unsqueeze(0)
@@ -95,10 +98,6 @@ def _divergences_of_weights(model: BayesianLinearModel) -> float:
 
     From the Gaussians themselves, by none of the estimators' code.
     """
-    import torch
-
-    from gpclml.linalg.gaussians import DiagonalGaussian, gaussian_kl, linear_posterior
-
     x, y = _data(model)
     with torch.no_grad():
         features, prior = model.features(x), model.prior_variance
@@ -112,11 +111,6 @@ def _divergences_of_weights(model: BayesianLinearModel) -> float:
 
 
 def _terms(model: BayesianLinearModel) -> dict[str, list[float]]:
-    import torch
-
-    from gpclml.evaluation import learning_curve
-    from gpclml.evidence.training_speed import posterior_divergences
-
     order = torch.arange(len(_data(model)[1])).unsqueeze(0)
     with torch.no_grad():
         lml = learning_curve(model, order)[0]
@@ -272,8 +266,6 @@ def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
 
 
 def _draw_problem(axes: Axes, cells: pandas.DataFrame, problem: str) -> None:
-    import numpy as np
-
     n = cells["num_points"].iloc[0]
     setting = cells["setting"].iloc[0]
     lowest = []
@@ -291,8 +283,6 @@ def _draw_problem(axes: Axes, cells: pandas.DataFrame, problem: str) -> None:
 
 
 def _draw_terms(axes: Axes, cells: pandas.DataFrame) -> None:
-    import numpy as np
-
     for name, label in (("lml_terms", "LML"), ("expected_terms", "L")):
         mean = np.array(cells[name].tolist()).mean(0)
         axes.plot(range(1, len(mean) + 1), mean, label=label)

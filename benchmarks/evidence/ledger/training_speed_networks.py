@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
+import pandas
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from benchmarks.evidence.data import images
 from benchmarks.evidence.ledger.claims import Claim, Experiment, graded, with_error
 from benchmarks.evidence.ledger.differences import differs
 from benchmarks.evidence.ledger.linear_problems import image_source
 from benchmarks.evidence.ledger.ranks import rank_correlation
-
-if TYPE_CHECKING:
-    import pandas
-    import torch
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from torch import Tensor
-
-    from gpclml.evidence.training_speed import SumOfTrainingLosses
+from benchmarks.evidence.networks import network
+from benchmarks.evidence.training import CLASSES
+from gpclml.evidence.training_speed import SumOfTrainingLosses
 
 __all__ = ["EXPERIMENT"]
 
@@ -60,12 +63,6 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
         at test points, nats a point; weights ``concurrent`` and ``after``; and ``curves``, the
         mean loss of each epoch.
     """
-    import torch
-
-    from benchmarks.evidence.data import images
-    from benchmarks.evidence.networks import network
-    from benchmarks.evidence.training import CLASSES
-
     data = images(cell["data"], cell["num_train"], cell["seed"])
     networks = [
         network(name, *data.train_x.shape[1:3], CLASSES, cell["seed"])
@@ -92,11 +89,6 @@ def _train(
     networks: Sequence[torch.nn.Module], x: Tensor, y: Tensor, cell: Mapping[str, Any]
 ) -> tuple[list[SumOfTrainingLosses], Tensor]:
     """Trains the networks in place: what they lost on the way, and the weights."""
-    import torch
-    from torch.nn.functional import cross_entropy
-
-    from gpclml.evidence.training_speed import SumOfTrainingLosses
-
     speeds = [SumOfTrainingLosses() for _ in networks]
     optimizers = [torch.optim.Adam(one.parameters(), lr=cell["lr"]) for one in networks]
     weights = torch.full((len(networks),), 1 / len(networks))
@@ -119,8 +111,6 @@ def _train(
 
 def _weights_after(outputs: Tensor, y: Tensor, cell: Mapping[str, Any]) -> Tensor:
     """Weights trained on outputs ``(N, C, M)`` of trained networks."""
-    import torch
-
     weights = torch.full(outputs.shape[-1:], 1 / outputs.shape[-1])
     for epoch in _epochs(len(y), cell):
         for rows in epoch:
@@ -130,17 +120,12 @@ def _weights_after(outputs: Tensor, y: Tensor, cell: Mapping[str, Any]) -> Tenso
 
 def _weights_step(weights: Tensor, outputs: Tensor, y: Tensor, lr: float) -> Tensor:
     """One step on the cross-entropy of the combination of outputs ``(B, C, M)``."""
-    import torch
-    from torch.nn.functional import cross_entropy
-
     weights = weights.requires_grad_()
     (gradient,) = torch.autograd.grad(cross_entropy(outputs @ weights, y), weights)
     return weights.detach() - lr * gradient
 
 
 def _epochs(num_points: int, cell: Mapping[str, Any]) -> Iterator[tuple[Tensor, ...]]:
-    import torch
-
     generator = torch.Generator().manual_seed(100 + cell["seed"])
     for _ in range(cell["epochs"]):
         yield torch.randperm(num_points, generator=generator).split(_BATCH)
@@ -261,8 +246,6 @@ def _scatter(axes: Axes, cells: pandas.DataFrame, score: str, label: str) -> Non
 
 
 def _draw_curves(axes: Axes, cells: pandas.DataFrame) -> None:
-    import numpy as np
-
     curves = np.array(cells["curves"].tolist()).mean(0)
     for place, curve in enumerate(curves):
         axes.semilogy(range(1, len(curve) + 1), curve, color=f"C{place}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Annotated
 
@@ -9,38 +11,23 @@ import pandas as pd
 import torch
 import typer
 
-from benchmarks.speed.header import describe_run
+from benchmarks.speed.runs import Csv, Device, Rounds, Threads, print_tables
+from benchmarks.speed.scale.accuracy import errors_of_solvers
+from benchmarks.speed.scale.cost import cost_of_steps, draw_costs, machine_constants, slopes
+from benchmarks.speed.scale.training import compare_training, full_evaluation, load_split
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
     help="Beyond one Cholesky factor: accuracy, cost, and training at large n.",
 )  # fmt: skip
 
-Csv = Annotated[Path | None, typer.Option(help="Write the table there as well.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda or cuda:1")]
-Threads = Annotated[int, typer.Option(min=1, help="CPU threads.")]
 _SETS = ["kin8nm", "power", "protein"]
 _NOISES = [1e-1, 1e-2, 1e-3]
 _ACCURACY_SIZES = [2000, 8000]
 _COST_SIZES = [500, 1000, 2000, 4000, 8000, 16000, 32000, 50000]
 
 
-class _Table:
-    """Rows that are printed and saved as they come: a long run that is stopped keeps them."""
-
-    def __init__(self, program: str, device: str, csv: Path | None) -> None:
-        self._header, self._csv = describe_run(program, device), csv
-        self._tables: list[pd.DataFrame] = []
-        print(self._header, flush=True)
-
-    def add(self, rows: pd.DataFrame) -> None:
-        shown = rows.to_string(
-            index=False, header=not self._tables, float_format=lambda value: f"{value:.3g}"
-        )
-        print(shown, flush=True)
-        self._tables.append(rows)
-        if self._csv:
-            self._csv.write_text(f"{self._header}\n{pd.concat(self._tables).to_csv(index=False)}")
+_print = partial(print_tables, "benchmarks.speed.scale", digits=".3g", joined=True)
 
 
 @app.command()
@@ -55,18 +42,11 @@ def accuracy(
     csv: Csv = None,
 ) -> None:
     """Values and gradients by conjugate gradients against Cholesky factors in float64."""
-    from benchmarks.speed.scale.accuracy import errors_of_solvers
-
-    torch.set_num_threads(threads)
-    table = _Table("benchmarks.speed.scale", device, csv)
-    for size in n:
-        for name in data:
-            for variance in noise:
-                for fitted in (False, True):
-                    row = errors_of_solvers(
-                        name, size, variance, fitted, block=block, rank=rank, device=device
-                    )
-                    table.add(pd.DataFrame([row]))
+    rows = (
+        errors_of_solvers(name, size, variance, fitted, block=block, rank=rank, device=device)
+        for size, name, variance, fitted in product(n, data, noise, (False, True))
+    )
+    _print((pd.DataFrame([row]) for row in rows), device=device, threads=threads, csv=csv)
 
 
 @app.command()
@@ -74,18 +54,15 @@ def cost(
     n: Annotated[list[int], typer.Option(help="Points; may be repeated.")] = _COST_SIZES,
     dtype: Annotated[str, typer.Option(help="float32 or float64.")] = "float32",
     device: Device = "cpu",
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds a size.")] = 3,
+    rounds: Rounds = 3,
     memory: Annotated[bool, typer.Option(help="Measure peak memory too.")] = True,
     threads: Threads = 2,
     csv: Csv = None,
 ) -> None:
     """Time and memory of one gradient step against n, of methods that fit."""
-    from benchmarks.speed.scale.cost import cost_of_steps
-
-    torch.set_num_threads(threads)
-    table = _Table("benchmarks.speed.scale", device, csv)
-    for size in n:
-        table.add(cost_of_steps(size, getattr(torch, dtype), device, rounds, memory))
+    kind = getattr(torch, dtype)
+    tables = (cost_of_steps(size, kind, device, rounds, memory) for size in n)
+    _print(tables, device=device, threads=threads, csv=csv)
 
 
 @app.command()
@@ -97,12 +74,9 @@ def constants(
     csv: Csv = None,
 ) -> None:
     """10⁹ operations, or kernel entries, a second: what costs at other sizes follow from."""
-    from benchmarks.speed.scale.constants import machine_constants
-
-    torch.set_num_threads(threads)
-    table = _Table("benchmarks.speed.scale", device, csv)
-    for dtype in (torch.float32, torch.float64):
-        table.add(machine_constants(n, dtype, device, columns))
+    kinds = (torch.float32, torch.float64)
+    tables = (machine_constants(n, dtype, device, columns) for dtype in kinds)
+    _print(tables, device=device, threads=threads, csv=csv)
 
 
 @app.command()
@@ -115,13 +89,8 @@ def training(
     csv: Csv = None,
 ) -> None:
     """Training on redrawn subsets of all points against training on a few fixed ones."""
-    from benchmarks.speed.scale.data import load_split
-    from benchmarks.speed.scale.training import compare_training
-
-    torch.set_num_threads(threads)
-    table = _Table("benchmarks.speed.scale", "cpu", csv)
-    for row in compare_training(load_split(data, num_test, seed), steps, seed):
-        table.add(row)
+    tables = compare_training(load_split(data, num_test, seed), steps, seed)
+    _print(tables, threads=threads, csv=csv)
 
 
 @app.command()
@@ -134,12 +103,8 @@ def evaluation(
     csv: Csv = None,
 ) -> None:
     """One value and gradient given all other points, by conjugate gradients in float64."""
-    from benchmarks.speed.scale.data import load_split
-    from benchmarks.speed.scale.evaluation import full_evaluation
-
-    torch.set_num_threads(threads)
-    table = _Table("benchmarks.speed.scale", "cpu", csv)
-    table.add(full_evaluation(load_split(data, 2, seed, n), block, seed))
+    tables = (full_evaluation(load_split(data, 2, seed, n), block, seed) for _ in range(1))
+    _print(tables, threads=threads, csv=csv)
 
 
 @app.command()
@@ -148,9 +113,6 @@ def report(
     figure: Annotated[Path | None, typer.Option(help="Draw time and memory against n.")] = None,
 ) -> None:
     """The growth of time and memory with n, and a figure of both."""
-    from benchmarks.speed.scale.cost import slopes
-    from benchmarks.speed.scale.figure import draw_costs
-
     table = pd.read_csv(csv, comment="#")
     print(slopes(table).to_string(index=False, float_format="%.2f"))
     if figure:

@@ -12,7 +12,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from torch import Tensor
 
 from benchmarks.speed.methods import ExactRBF, gpytorch_defaults
-from benchmarks.speed.timing import wait_for
+from benchmarks.speed.runs import wait_for
 from gpclml.conditioning import RandomHoldout
 from gpclml.datasets import load
 from gpclml.fit import fit_mll

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 import gpytorch
 import pandas as pd
@@ -13,23 +14,64 @@ from torch import Tensor
 from torch.distributions import Normal
 from tqdm.auto import tqdm
 
+from benchmarks.speed.memory import highest_resident
 from benchmarks.speed.methods import ExactRBF
-from benchmarks.speed.resident_memory import highest_resident
-from benchmarks.speed.scale.data import Data, starting_model
 from gpclml.conditioning import RandomHoldout
+from gpclml.datasets import load
 from gpclml.inference import IterativePosterior
 from gpclml.linalg import ConjugateGradients
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 
-__all__ = ["compare_training"]
+__all__ = ["Data", "compare_training", "full_evaluation", "load_split"]
 
 FEW = 2000
 CONDITION_ON, BLOCK = 4000, 256
 _LR = 0.1
-_RANK = 2000
+_RANK, _RANK_OF_ONE = 2000, 1000
 _PREDICTING = ConjugateGradients(
     tolerance=2e-3, preconditioner_rank=_RANK, kept_bytes=2**32, on_failure="warn", progress=True
 )
+
+
+@dataclass(frozen=True)
+class Data:
+    """Standardized by the training points."""
+
+    x: Tensor
+    y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+
+
+def load_split(dataset: str, num_test: int, seed: int, num_train: int | None = None) -> Data:
+    """Random test points of a set; all others, or some, to train on. In single precision.
+
+    Args:
+        dataset: A UCI set.
+        num_test: Test points.
+        seed: Of the split.
+        num_train: Training points; all others if None.
+    """
+    data = load(dataset)
+    order = torch.randperm(len(data.inputs), generator=torch.Generator().manual_seed(seed))
+    test, train = order[:num_test], order[num_test:][:num_train]
+    x, y = data.inputs.double(), data.targets.double()
+    location, scale = x[train].mean(0), x[train].std(0).clamp_min(1e-12)
+    x, y = (x - location) / scale, (y - y[train].mean()) / y[train].std()
+    return Data(*(part.float() for part in (x[train], y[train], x[test], y[test])))
+
+
+def starting_model(data: Data) -> ExactRBF:
+    """Where training starts from: lengthscales √d, a noise of a tenth.
+
+    Args:
+        data: Training points.
+    """
+    model = ExactRBF(data.x, data.y).to(data.x)
+    model.covar_module.base_kernel.lengthscale = data.x.shape[-1] ** 0.5
+    model.covar_module.outputscale = 1.0
+    model.likelihood.noise = 0.1
+    return model.train()
 
 
 def compare_training(data: Data, steps: int = 100, seed: int = 0) -> Iterator[pd.DataFrame]:
@@ -122,3 +164,33 @@ def _scored(model: ExactRBF, given: Data) -> tuple[dict[str, float], Tensor]:
         "error bound": float(found.mean_error.max()),
         "excess bound": float(found.variance_excess.max()), "residual": found.residual,
     }, density  # fmt: skip
+
+
+def full_evaluation(data: Data, block: int = 256, seed: int = 0) -> pd.DataFrame:
+    """One value and gradient of the CLML of a block given all other points, in double precision.
+
+    Args:
+        data: Training points; hyperparameters are those that training starts from.
+        block: Held-out points.
+        seed: Of the block.
+
+    Returns:
+        One row: nats per held-out point, residual, bound of the error, iterations, seconds, peak.
+    """
+    double = Data(*(part.double() for part in (data.x, data.y, data.test_x, data.test_y)))
+    model = starting_model(double)
+    n = len(data.y)
+    solver = ConjugateGradients(preconditioner_rank=_RANK_OF_ONE, on_failure="warn", progress=True)
+    mll = ConditionalMarginalLogLikelihood(
+        model.likelihood, model, RandomHoldout(block / n, seed=seed), solver=solver
+    )
+    start = time.perf_counter()
+    value = mll(model(*model.train_inputs), model.train_targets)
+    value.backward()
+    [report] = mll.last_solve
+    return pd.DataFrame([{
+        "n": n, "block": block, "nats per point": float(value.detach()),
+        "residual": report.residual, "error bound": report.error_bound,
+        "iterations": report.iterations, "seconds": time.perf_counter() - start,
+        "GiB": highest_resident() / 2**30,
+    }])  # fmt: skip

@@ -1,0 +1,193 @@
+"""Times of steps taken in turn, their ratios round by round, and how tables of them are told.
+
+Every round takes each step once, so that whatever slows the machine for a while slows all
+methods alike; a ratio is formed within its round only.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Annotated
+
+import pandas as pd
+import torch
+from typer import Option
+
+from benchmarks.runner import package_versions
+from gpclml.errors import ArgumentError, UnknownNameError
+
+__all__ = [
+    "Csv",
+    "Device",
+    "Rounds",
+    "Threads",
+    "describe_run",
+    "interleaved_times",
+    "print_tables",
+    "ratio_table",
+    "ratios",
+    "wait_for",
+]
+
+Csv = Annotated[Path | None, Option(help="Write the table there as well.")]
+Device = Annotated[str, Option(help="cpu, cuda or cuda:1")]
+Rounds = Annotated[int, Option(min=1, help="Rounds.")]
+Threads = Annotated[int, Option(min=1, help="CPU threads.")]
+
+
+def print_tables(
+    program: str,
+    tables: Iterable[pd.DataFrame],
+    *,
+    device: str = "cpu",
+    threads: int | None = None,
+    csv: Path | None = None,
+    digits: str = ".2f",
+    joined: bool = False,
+) -> None:
+    """Prints tables as they come, below the command, the versions and the machine.
+
+    Args:
+        program: The module that is run.
+        tables: The tables, each computed when it is asked for.
+        device: Where they are computed.
+        threads: CPU threads; torch's if None.
+        csv: Also written after each table, so that a long run that is stopped keeps what it has.
+        digits: Format of numbers.
+        joined: Whether further tables are further rows of the first.
+    """
+    if threads:
+        torch.set_num_threads(threads)
+    header = describe_run(program, device)
+    print(header, flush=True)
+    done: list[pd.DataFrame] = []
+    for table in tables:
+        shown = table.to_string(
+            index=False, header=not (joined and done), float_format=lambda x: format(x, digits)
+        )
+        print(shown if joined else f"\n{shown}", flush=True)
+        done.append(table)
+        if csv:
+            csv.write_text(f"{header}\n{pd.concat(done).to_csv(index=False)}")
+
+
+def describe_run(program: str, device: str) -> str:
+    """Comment lines with the command of this process, versions, and what it ran on.
+
+    Args:
+        program: The module that was run.
+        device: Where it computed.
+    """
+    versions = ", ".join(f"{name} {version}" for name, version in package_versions().items())
+    return "\n".join(
+        [
+            f"# python -m {program} {' '.join(sys.argv[1:])}".rstrip(),
+            f"# {versions}",
+            f"# {_device_name(device)}, {torch.get_num_threads()} CPU threads",
+        ]
+    )
+
+
+def _device_name(device: str) -> str:
+    if torch.device(device).type == "cuda":
+        name, precision = torch.cuda.get_device_name(device), torch.get_float32_matmul_precision()
+        return f"{name}, precision of float32 products: {precision} (TF32 if high)"
+    cpu = Path("/proc/cpuinfo")
+    lines = cpu.read_text().splitlines() if cpu.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def interleaved_times(
+    steps: Mapping[str, Callable[[], object]],
+    rounds: int,
+    device: str | torch.device = "cpu",
+    warm_up: bool = True,
+) -> pd.DataFrame:
+    """Wall time of every step in every round, in seconds.
+
+    A first round that is not kept warms up allocators and libraries. The order is rotated by
+    one each round.
+
+    Args:
+        steps: What to run, by name.
+        rounds: Number of rounds that are kept, at least 1.
+        device: Waited for before the clock is read, where it is a GPU.
+        warm_up: Whether there is that first round.
+
+    Returns:
+        A row a round, a column a step.
+
+    Raises:
+        ArgumentError: If ``rounds`` is below 1.
+    """
+    if rounds < 1:
+        raise ArgumentError("rounds", rounds, "an integer of at least 1")
+    names = list(steps)
+    for name in names if warm_up else []:
+        _seconds(steps[name], device)
+    rows = []
+    for turn in range(rounds):
+        start = turn % len(names)
+        times = {name: _seconds(steps[name], device) for name in names[start:] + names[:start]}
+        rows.append(times)
+    return pd.DataFrame(rows, columns=names)
+
+
+def _seconds(step: Callable[[], object], device: str | torch.device) -> float:
+    wait_for(device)
+    start = time.perf_counter()
+    step()
+    wait_for(device)
+    return time.perf_counter() - start
+
+
+def wait_for(device: str | torch.device) -> None:
+    """Until all that is queued on a GPU is done.
+
+    Args:
+        device: Of any type.
+    """
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def ratios(times: pd.DataFrame, base: str) -> pd.DataFrame:
+    """Each step's time over the base's in the same round: median and quartiles over rounds.
+
+    Args:
+        times: From :func:`interleaved_times`.
+        base: Name of the step that counts as 1.
+
+    Returns:
+        Columns ``median``, ``low`` and ``high`` (the quartiles), a row a step.
+
+    Raises:
+        UnknownNameError: If there is no such step.
+    """
+    if base not in times:
+        raise UnknownNameError("base", base, times.columns)
+    quantiles = times.div(times[base], axis=0).quantile([0.5, 0.25, 0.75]).T
+    return quantiles.set_axis(["median", "low", "high"], axis=1)
+
+
+def ratio_table(
+    times: pd.DataFrame, base: str, *, ratio: str, name: str, more: Mapping[str, object]
+) -> pd.DataFrame:
+    """A row a step: what is said of it, then the ratios to a base with their quartiles.
+
+    Args:
+        times: From :func:`interleaved_times`, or their inverses.
+        base: The step whose ratio is 1.
+        ratio: Name of the column of ratios.
+        name: Name of the column of steps.
+        more: Columns in front.
+    """
+    table = ratios(times, base).rename(columns={"median": ratio})
+    for place, (column, values) in enumerate(more.items()):
+        table.insert(place, column, values)
+    return table.rename_axis(name).reset_index()
