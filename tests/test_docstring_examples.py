@@ -128,7 +128,7 @@ SETUPS = {
     "gpclml.curvature.invariances": of_a_network,
     "gpclml.kernels.neural_tangent": of_a_network,
     "gpclml.meta.deep_kernel_transfer": few_shot,
-    "gpclml.meta.episodes": of_images,
+    "gpclml.meta.tasks": of_images,
     "gpclml.mlls.laplace_marginal_log_likelihood": of_a_network,
     "gpclml.mlls.linear_evidence_lower_bound": linear,
     "gpclml.mlls.sum_marginal_log_likelihood": of_botorch,

@@ -1,49 +1,57 @@
-"""A kernel on the features of a network."""
+"""Kernels and means on what a network computes: deep kernels, network means, cosine similarity."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from gpytorch.kernels import Kernel
+from gpytorch.means import Mean
 from linear_operator import LinearOperator
 from torch import Tensor
 
 from gpclml._utils.arguments import checked
-from gpclml.errors import UnsupportedError
-from gpclml.kernels.networks import apply_network
+from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
+from gpclml.kernels.networks import MLP, apply_network
 
-__all__ = ["DeepKernel"]
+__all__ = [
+    "CosineSimilarityKernel",
+    "DeepKernel",
+    "NetworkMean",
+    "SkipFeatures",
+]
 
 
 class DeepKernel(Kernel):
-    r"""A base kernel applied to a network's features: deep kernel learning.
+    r"""Deep kernel: a base kernel applied to the features of a network.
 
-    With ``residual=True`` the base kernel sees the inputs beside the features,
+    With ``residual=True`` the base kernel is given the inputs beside the features,
 
     .. math::
         k(x, x') = k_\text{base}\big([x, g(x)], [x', g(x')]\big),
 
-    so a network whose output is zero leaves the base kernel on ``x``, and a stationary base
-    kernel can only lose correlation by it. Start the network *near* zero, not at it: the
-    kernel depends on squared differences of features, so at a constant output their gradient
-    is zero and the network would never learn. Give the base kernel ``ard_num_dims=d + q``
-    for a lengthscale to each input and each feature. With ``residual=False`` it is the plain
+    so that a network whose output is zero gives the base kernel on ``x``; other outputs can only
+    reduce the correlations of a stationary base kernel. Start the network *near* zero, not at it:
+    the kernel depends on squared differences of features, whose gradient at a constant output is
+    zero, so that the network would never learn. Give the base kernel ``ard_num_dims=d + q``
+    for a lengthscale of each input and each feature. ``residual=False`` gives the plain
     deep kernel :math:`k_\text{base}(g(x), g(x'))` (Wilson et al. 2016, Eq. 5).
 
-    Features are not rescaled in any hidden way: their scale is learned by the network and the
-    base kernel's lengthscales. In a batch the network is shared; the base kernel may have a
-    ``batch_shape``. The network runs once where both arguments hold the same points.
+    Features are not rescaled: network and lengthscales learn their scale. In a batch the network is
+    shared; the base kernel may have a ``batch_shape``. The network runs once if both arguments are
+    the same points.
 
     Args:
         feature_extractor: Maps ``(*batch, n, d)`` to ``(*batch, n, q)``.
         base_kernel: Kernel on the features.
-        residual: Whether the base kernel sees the inputs too.
+        residual: Whether the base kernel is given the inputs too.
         active_dims: Columns of the inputs to use; all if None.
 
     Raises:
-        UnsupportedError: The base kernel models derivatives, which it would take with
-            respect to the features, not the inputs.
+        UnsupportedError: The base kernel models derivatives, which would be with respect to the
+            features, not the inputs.
 
     Examples:
         >>> base = gpytorch.kernels.RBFKernel(ard_num_dims=3 + 2)
@@ -72,7 +80,7 @@ class DeepKernel(Kernel):
         self.residual = residual
 
     def features(self, x: Tensor) -> Tensor:
-        """What the base kernel sees: ``[x, network(x)]`` if residual, else ``network(x)``.
+        """The base kernel's inputs: ``[x, network(x)]`` if residual, else ``network(x)``.
 
         Args:
             x: Points. Shape ``(*batch, n, d)``, or ``(n,)`` for one column.
@@ -104,7 +112,7 @@ class DeepKernel(Kernel):
             x2: Points. Shape ``(*batch, m, d)``.
             diag: Return the diagonal only.
             last_dim_is_batch: Not supported.
-            **params: Handed to the base kernel.
+            **params: Passed to the base kernel.
 
         Returns:
             Covariance. Shape ``(*batch, n, m)``, or ``(*batch, n)`` with ``diag``.
@@ -121,11 +129,157 @@ class DeepKernel(Kernel):
         return self.base_kernel(features1, features2, diag=diag, **params)
 
     def num_outputs_per_input(self, x1: Tensor, x2: Tensor) -> int:
-        """Rows of the covariance for each point, as the base kernel has them."""
+        """Rows of the covariance for each point, those of the base kernel."""
         return self.base_kernel.num_outputs_per_input(x1, x2)
 
     def prediction_strategy(self, train_inputs, train_prior_dist, train_labels, likelihood):
-        """The base kernel's way of predicting."""
+        """The prediction strategy of the base kernel."""
         return self.base_kernel.prediction_strategy(
             train_inputs, train_prior_dist, train_labels, likelihood
         )
+
+
+class SkipFeatures(torch.nn.Module):
+    r"""A linear map of the inputs beside the outputs of a network.
+
+    .. math:: g(x) = \big[\operatorname{diag}(e^{s}) x + M x,\ \operatorname{MLP}(x)\big]
+
+    With the full matrix a stationary kernel on the features measures distances along sums of
+    inputs, which a lengthscale for each input cannot. The diagonal is a logarithm, so that a line
+    search can reach scales that separate single values. All features start near zero.
+
+    Args:
+        sizes: Widths of the network, input and output included.
+        start: Approximate size of the features at the start.
+        activation: Class of the modules between two layers.
+        generator: Source of the start; seed 0 if None.
+
+    Raises:
+        ArgumentError: Fewer than two sizes, a size that is not a positive integer, or a start
+            that is not positive.
+
+    Examples:
+        >>> SkipFeatures([3, 50, 50, 2])(torch.randn(10, 3)).shape
+        torch.Size([10, 5])
+    """
+
+    @checked
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        start: float = 1e-3,
+        activation: type[torch.nn.Module] = torch.nn.SiLU,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        if not 0 < start < math.inf:
+            raise ArgumentError("start", start, "a positive number")
+        self.start = start
+        self.network = MLP(sizes, activation, output_scale=start, generator=generator)
+        self.sizes = self.network.sizes
+        d = self.sizes[0]
+        self.log_scale = torch.nn.Parameter(torch.full((d,), math.log(start)))
+        self.mixing = torch.nn.Parameter(torch.zeros(d, d))
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draws the network again and resets the linear map, in place.
+
+        Args:
+            generator: Source of the draws; seed 0 if None.
+        """
+        self.network.reset_parameters(generator)
+        self.log_scale.fill_(math.log(self.start))
+        self.mixing.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features of points.
+
+        Args:
+            x: Points. Shape ``(*batch, n, d)``.
+
+        Returns:
+            Features. Shape ``(*batch, n, d + q)``.
+        """
+        return torch.cat([x * self.log_scale.exp() + x @ self.mixing, self.network(x)], dim=-1)
+
+
+class NetworkMean(Mean):
+    r"""Mean function given by a network, :math:`m(x) = g(x)`.
+
+    In a batch the network is shared.
+
+    Args:
+        network: Maps ``(*batch, n, d)`` to ``(*batch, n, 1)``.
+
+    Examples:
+        >>> mean = NetworkMean(MLP([3, 50, 50, 1]))
+        >>> mean(torch.randn(10, 3)).shape
+        torch.Size([10])
+    """
+
+    @checked
+    def __init__(self, network: torch.nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    @checked(late=True, passes_on="x", x="float (*batch, n, d)")
+    def forward(self, x: Tensor) -> Tensor:
+        """The mean at each point.
+
+        Args:
+            x: Points. Shape ``(*batch, n, d)``.
+
+        Returns:
+            Means. Shape ``(*batch, n)``.
+
+        Raises:
+            ShapeError: The network does not give one number a point.
+            NonFiniteError: The network's output holds NaN or infinite values.
+        """
+        output = apply_network(self.network, x)
+        if output.shape[-1] != 1:
+            mend = "End the network with one output, e.g. MLP([d, 50, 50, 1])."
+            expected = str((*x.shape[:-1], 1))
+            raise ShapeError("network output", tuple(output.shape), expected, mend)
+        return output.squeeze(-1)
+
+
+class CosineSimilarityKernel(Kernel):
+    r"""The cosine of the angle between two points: a linear kernel on the unit sphere.
+
+    .. math:: k(x, x') = \frac{x^\top x'}{\lVert x \rVert \, \lVert x' \rVert}
+
+    It has no parameters; wrap it in a ``ScaleKernel`` for a variance. Its rank is at most the
+    number of columns. The zero vector has covariance zero with every point, itself included.
+
+    Examples:
+        >>> kernel = gpytorch.kernels.ScaleKernel(CosineSimilarityKernel())
+    """
+
+    def forward(
+        self,
+        x1: Tensor,
+        x2: Tensor,
+        diag: bool = False,
+        last_dim_is_batch: bool = False,
+        **params: object,
+    ) -> Tensor:
+        """Covariances of points.
+
+        Args:
+            x1: Points. Shape ``(*batch, n, d)``.
+            x2: Points. Shape ``(*batch, m, d)``.
+            diag: Return the covariances of corresponding points only.
+            last_dim_is_batch: Treat each column as a member of a batch.
+            **params: Not used.
+
+        Returns:
+            Shape ``(*batch, n, m)``; ``(*batch, n)`` with ``diag``.
+        """
+        same = x1 is x2
+        if last_dim_is_batch:
+            x1, x2 = x1.mT.unsqueeze(-1), x2.mT.unsqueeze(-1)
+        x1 = torch.nn.functional.normalize(x1, dim=-1)
+        x2 = x1 if same else torch.nn.functional.normalize(x2, dim=-1)
+        return (x1 * x2).sum(-1) if diag else x1 @ x2.mT

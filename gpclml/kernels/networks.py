@@ -1,4 +1,4 @@
-"""Small networks with a seeded start, and how a network is applied to points."""
+"""Fully connected networks with a seeded start, stacks of networks, and checks of their outputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["MLP", "StackedNetwork", "apply_network", "check_finite_output", "res
 
 
 class MLP(torch.nn.Sequential):
-    """A fully connected network whose start is drawn from a generator, not the global RNG.
+    """Fully connected network whose start is drawn from a generator, not the global RNG.
 
     Weights and biases of a layer with ``k`` inputs start uniform on
     ``[-1/sqrt(k), 1/sqrt(k)]``, as in ``torch.nn.Linear``. They are drawn in float64 and
@@ -25,11 +25,11 @@ class MLP(torch.nn.Sequential):
 
     Args:
         sizes: Width of the input, of each hidden layer and of the output, e.g. ``[d, 50, 50, 2]``.
-        activation: Makes the module between two layers, e.g. ``torch.nn.Tanh``.
+        activation: Class of the modules between two layers, such as ``torch.nn.Tanh``.
         zero_output: Start with the last layer at zero, so that the network is zero
             everywhere. A network mean learns from there; a deep kernel does not (see
             :class:`gpclml.kernels.DeepKernel`).
-        output_scale: What the last layer's start is multiplied by.
+        output_scale: Factor of the last layer's start.
         generator: Source of the start; seed 0 if None.
         dtype: Dtype of the parameters; torch's default if None.
         device: Device of the parameters.
@@ -75,7 +75,7 @@ class MLP(torch.nn.Sequential):
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draws the start anew, in place.
+        """Draws the start again, in place.
 
         Args:
             generator: Source of the draws; seed 0 if None.
@@ -98,14 +98,14 @@ class MLP(torch.nn.Sequential):
 
 
 class StackedNetwork(torch.nn.Module):
-    """Networks of one build, each applied to its own member of a batch, in one pass.
+    """Networks of one architecture, each applied to its member of a batch, in one pass.
 
     Args:
-        networks: The networks; their parameters are copied. Their forward pass must be one
-            that ``torch.func.vmap`` can batch.
+        networks: The networks, whose parameters are copied and whose forward pass
+            ``torch.func.vmap`` can batch.
 
     Raises:
-        ArgumentError: There is none, or they are of several classes.
+        ArgumentError: There is no network, or they are of several classes.
     """
 
     @checked
@@ -118,7 +118,7 @@ class StackedNetwork(torch.nn.Module):
             expected = f"{type(networks[0]).__name__}, as the first"
             raise ArgumentError("networks", unlike[0], expected)
         parameters, buffers = torch.func.stack_module_state(list(networks))
-        # In a tuple it is no submodule: it lends its code only, never its parameters.
+        # In a tuple it is no submodule: its code is used, never its parameters.
         self._build = (copy.deepcopy(networks[0]),)
         self._names = list(parameters)
         self._buffer_names = list(buffers)
@@ -155,14 +155,14 @@ class StackedNetwork(torch.nn.Module):
 
 @checked
 def reset_network(network: torch.nn.Module, generator: torch.Generator) -> None:
-    """Draws a network's start anew, in place, and leaves the global RNG as it was.
+    """Draws a network's start again, in place, without changing the global RNG.
 
     A module with ``reset_parameters(generator)``, such as :class:`MLP`, draws from the
     generator; torch's own layers, whose ``reset_parameters()`` takes none, draw under a seed
     taken from it. Parameters of modules without ``reset_parameters`` stay as they are.
 
     Args:
-        network: Any module.
+        network: The network.
         generator: Source of the draws.
     """
     seed = torch.randint(2**62, (), generator=generator, device=generator.device)
@@ -209,10 +209,10 @@ def apply_network(network: torch.nn.Module, x: Tensor) -> Tensor:
 
 @checked(late=True, output="(*batch)")
 def check_finite_output(output: Tensor) -> None:
-    """Raises where a network gave NaN or infinite values.
+    """Raises where the output of a network is NaN or infinite.
 
     Args:
-        output: What it gave, of any shape.
+        output: The output, of any shape.
 
     Raises:
         NonFiniteError: Not all values are finite.

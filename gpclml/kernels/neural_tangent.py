@@ -1,30 +1,35 @@
-"""The covariance of a network that is linear in its weights."""
+"""Kernel and mean of a network that is linear in its weights."""
 
 from __future__ import annotations
 
 import torch
 from gpytorch.kernels import Kernel
+from gpytorch.means import Mean
 from torch import Tensor
+from torch.func import functional_call, jvp
 
 from gpclml._utils.arguments import checked
 from gpclml.curvature import GaussianWeightPrior, sample_gradients
 from gpclml.errors import ShapeError, UnsupportedError
 
-__all__ = ["NeuralTangentKernel"]
+__all__ = [
+    "LinearizedMean",
+    "NeuralTangentKernel",
+]
 
 
 class NeuralTangentKernel(Kernel):
-    r"""Inner products of a network's gradients in its weights, under their prior.
+    r"""Neural tangent kernel: inner products of a network's gradients under a prior of weights.
 
     .. math:: k(x, x') = J_{w_*}(x) \, P_0^{-1} J_{w_*}(x')^\top
 
-    (Jacot et al. 2018; Immer et al. 2021, Section 2). With the mean of
-    :class:`~gpclml.kernels.LinearizedMean` it makes the linearized network a GP. Differentiable in
-    prior precisions and in the points; the weights stay where they are.
+    (Jacot et al. 2018; Immer et al. 2021, Section 2). With :class:`LinearizedMean` as mean it
+    makes the linearized network a GP. It is differentiable in the prior precisions and in the
+    points, not in the weights.
 
     Args:
-        network: Maps ``(N, *event)`` to ``(N, 1)``, each point on its own.
-        prior: Over its trainable parameters.
+        network: Maps ``(N, *event)`` to ``(N, 1)``, each point independently.
+        prior: Prior over its trainable parameters.
 
     Examples:
         >>> kernel = NeuralTangentKernel(network, GaussianWeightPrior(network))
@@ -49,7 +54,7 @@ class NeuralTangentKernel(Kernel):
         Args:
             x1: Points. Shape ``(n, d)``.
             x2: Points. Shape ``(m, d)``.
-            diag: Only those of corresponding points.
+            diag: Return the covariances of corresponding points only.
             last_dim_is_batch: Not supported.
             **params: Not used.
 
@@ -67,7 +72,7 @@ class NeuralTangentKernel(Kernel):
         return (first * second).sum(-1) if diag else first @ second.mT
 
     def _rows(self, x: Tensor) -> Tensor:
-        """Gradients over the roots of precisions, ``(n, P)``."""
+        """Gradients divided by the roots of the prior precisions, ``(n, P)``."""
         if x.ndim != 2:
             raise UnsupportedError("x", f"shape {tuple(x.shape)}", "points (n, d), no batch")
         gradients = sample_gradients(self.network, x, _only_output)
@@ -76,6 +81,38 @@ class NeuralTangentKernel(Kernel):
             for name, precision in self.prior.precisions().items()
         ]
         return torch.cat(parts, dim=-1)
+
+
+class LinearizedMean(Mean):
+    r"""Mean of the linearized network under a prior of mean zero, :math:`f(x; w_*) - J(x) w_*`.
+
+    It is not differentiable in the weights.
+
+    Args:
+        network: Maps ``(N, *event)`` to ``(N, 1)``.
+    """
+
+    @checked
+    def __init__(self, network: torch.nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The mean at points.
+
+        Args:
+            x: Points. Shape ``(n, d)``.
+
+        Returns:
+            Shape ``(n,)``.
+        """
+        weights = {k: p.detach() for k, p in self.network.named_parameters() if p.requires_grad}
+        both = jvp(
+            lambda parameters: functional_call(self.network, parameters, (x,)),
+            (weights,),
+            (weights,),
+        )
+        return (both[0] - both[1]).squeeze(-1)
 
 
 def _only_output(outputs: Tensor) -> Tensor:

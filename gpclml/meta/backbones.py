@@ -1,4 +1,4 @@
-"""Feature extractors of few-shot learning."""
+"""Convolutional networks that extract features for few-shot learning."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import itertools
 import torch
 from torch import Tensor
 
-from gpclml._utils.arguments import checked
-from gpclml.errors import ArgumentError
+from gpclml._utils.arguments import check_counts, checked
 from gpclml.kernels.networks import reset_network
 
 __all__ = ["Conv3", "Conv4", "ConvBlocks"]
@@ -17,7 +16,7 @@ __all__ = ["Conv3", "Conv4", "ConvBlocks"]
 class ConvBlocks(torch.nn.Module):
     """Blocks of 3x3 convolution, batch normalization, 2x2 max pooling and ReLU.
 
-    The two last commute; they are in the cheaper order. Channels are kept last in memory.
+    Pooling and ReLU commute and are applied in the cheaper order. Channels are last in memory.
 
     Args:
         blocks: Number of blocks.
@@ -39,8 +38,8 @@ class ConvBlocks(torch.nn.Module):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        count = _positive("blocks", blocks)
-        sizes = [_positive("channels", channels)] + count * [_positive("width", width)]
+        check_counts(blocks=blocks, channels=channels, width=width)
+        sizes = [channels] + blocks * [width]
         self.blocks = torch.nn.Sequential(*[_block(*pair) for pair in itertools.pairwise(sizes)])
         self.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         reset_network(self, _or_first(generator))
@@ -60,7 +59,7 @@ class ConvBlocks(torch.nn.Module):
 
 
 class Conv4(ConvBlocks):
-    """Four such blocks: the usual backbone of few-shot classification.
+    """Four :class:`ConvBlocks`, the usual backbone of few-shot classification.
 
     (Vinyals et al. 2016; Snell et al. 2017.) Images have 16 pixels a side or more.
 
@@ -101,7 +100,8 @@ class Conv3(torch.nn.Module):
         self, channels: int = 3, width: int = 36, generator: torch.Generator | None = None
     ) -> None:
         super().__init__()
-        sizes = [_positive("channels", channels)] + 3 * [_positive("width", width)]
+        check_counts(channels=channels, width=width)
+        sizes = [channels] + 3 * [width]
         layers: list[torch.nn.Module] = []
         for size, next_size in itertools.pairwise(sizes):
             convolution = torch.nn.utils.skip_init(
@@ -132,9 +132,3 @@ def _block(channels: int, width: int) -> torch.nn.Sequential:
 
 def _or_first(generator: torch.Generator | None) -> torch.Generator:
     return torch.Generator().manual_seed(0) if generator is None else generator
-
-
-def _positive(name: str, number: int) -> int:
-    if number < 1:
-        raise ArgumentError(name, number, "at least 1")
-    return number

@@ -1,12 +1,21 @@
-"""A Gaussian process on learned features whose kernel is shared by all tasks."""
+"""Deep Kernel Transfer: a Gaussian process on learned features that all tasks share."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import cast
 
 import torch
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.kernels import Kernel
+from gpytorch.kernels import (
+    Kernel,
+    LinearKernel,
+    MaternKernel,
+    PolynomialKernel,
+    RBFKernel,
+    ScaleKernel,
+)
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
 from gpytorch.models import ExactGP
@@ -14,21 +23,30 @@ from gpytorch.settings import lazily_evaluate_kernels
 from torch import Tensor
 from torch.distributions import Normal
 
-from gpclml._utils.arguments import checked
-from gpclml.errors import ArgumentError, ShapeError
+from gpclml._utils.arguments import check_counts, checked
+from gpclml.errors import ArgumentError, ShapeError, UnknownNameError
 from gpclml.inference import evaluating, exact_posterior
+from gpclml.kernels import CosineSimilarityKernel, JointSpectralMixtureKernel
 from gpclml.kernels.networks import check_finite_output
-from gpclml.meta._kernels import BATCH_NORM, SUPPORT_NORM, make_kernel
-from gpclml.meta.episodes import Episodes
+from gpclml.meta.tasks import Episodes
 
-__all__ = ["DeepKernelTransfer", "one_vs_rest"]
+__all__ = [
+    "BATCH_NORM",
+    "KERNELS",
+    "SUPPORT_NORM",
+    "DeepKernelTransfer",
+    "make_kernel",
+    "one_vs_rest",
+]
 
 _FIRST_NOISE = 0.1
 _LEAST_VARIANCE = 0.01  # added to that of support points, which may all have one value
+BATCH_NORM, SUPPORT_NORM = "batch-norm-cosine", "support-norm-cosine"
+_MIXTURES = 4
 
 
 class DeepKernelTransfer(ExactGP):
-    r"""Few-shot regression and classification by one GP on learned features.
+    r"""Deep Kernel Transfer: few-shot learning by a GP on features learned over many tasks.
 
     Features :math:`g(x)` and the kernel on them are learned over many tasks by an objective of
     exact GPs; a new task is learned in closed form, by conditioning on its few points
@@ -37,26 +55,26 @@ class DeepKernelTransfer(ExactGP):
     its one factorization.
 
     All tasks of a batch and all classes of a task are one batched GP: features
-    ``(tasks, 1, n, q)``, targets ``(tasks, ways, n)``. The objective decides what of a task is
-    learned from: ``LastPoints(m=0)`` is the log marginal likelihood of support and query
-    points together, ``LastPoints(m=num_support)`` the conditional one of the query points
-    given the support points (Lotfi et al. 2022, Section 8.2).
+    ``(tasks, 1, n, q)``, targets ``(tasks, ways, n)``. The objective decides which points of a task
+    are conditioned on: ``LastPoints(m=0)`` is the log marginal likelihood of support and query
+    points together, ``LastPoints(m=num_support)`` the conditional one of the query points given the
+    support points (Lotfi et al. 2022, Section 8.2).
 
     Args:
         backbone: Maps inputs ``(n, *event)`` to features ``(n, q)``.
         kernel: A kernel on features, or one of ``"batch-norm-cosine"`` (of features
             standardized over the batch in training and by running statistics afterwards; the
-            normalization is a layer of the network and trains with it),
+            normalization is a layer of the network and is trained with it),
             ``"cosine"``, ``"linear"``, ``"matern"``, ``"polynomial"``, ``"rbf"``,
             ``"spectral-mixture"``, ``"support-norm-cosine"`` (of features standardized by the
-            support points of each task, in training and afterwards alike; no better than
-            ``"cosine"`` on the characters it was tried on).
-        num_features: Number q of features; needed for ``"batch-norm-cosine"`` and
+            support points of each task, in training and afterwards; on the characters of Omniglot
+            it was no better than ``"cosine"``).
+        num_features: Number q of features; used by ``"batch-norm-cosine"`` and
             ``"spectral-mixture"``.
 
     Raises:
-        UnknownNameError: No such kernel.
-        ArgumentError: ``num_features`` is missing or below 1.
+        UnknownNameError: The name of the kernel is not known.
+        ArgumentError: ``num_features`` is below 1.
 
     Examples:
         >>> model = DeepKernelTransfer(Conv4(), "cosine", num_features=64)
@@ -68,8 +86,7 @@ class DeepKernelTransfer(ExactGP):
     def __init__(
         self, backbone: torch.nn.Module, kernel: str | Kernel = "cosine", num_features: int = 64
     ) -> None:
-        if num_features < 1:
-            raise ArgumentError("num_features", num_features, "at least 1")
+        check_counts(num_features=num_features)
         likelihood = GaussianLikelihood()
         likelihood.initialize(noise=_FIRST_NOISE)
         super().__init__(None, None, likelihood)
@@ -82,16 +99,16 @@ class DeepKernelTransfer(ExactGP):
         self.covar_module = make_kernel(kernel, num_features)
 
     def network_parameters(self) -> list[torch.nn.Parameter]:
-        """Parameters of all layers that make features: the backbone and what normalizes after it.
+        """Parameters of the backbone and of the normalization of its features.
 
         The other parameters, of kernel, mean and noise, are hyperparameters of the GP on
-        features, which train at a lower rate.
+        features, which are trained with a lower rate.
         """
         layers = torch.nn.ModuleList([self.backbone, self.normalization])
         return list(layers.parameters())
 
     def features(self, x: Tensor) -> Tensor:
-        """Features of the points of all tasks in one pass.
+        """Features of the points of all tasks, by one pass of the backbone.
 
         Args:
             x: Points. Shape ``(tasks, n, *event)``.
@@ -123,7 +140,7 @@ class DeepKernelTransfer(ExactGP):
             return MultivariateNormal(mean, self.covar_module(features))
 
     def prior(self, episodes: Episodes) -> tuple[MultivariateNormal, Tensor]:
-        """What an objective takes: the prior at all points of the tasks, and their targets.
+        """The prior at all points of the tasks and their targets, as an objective takes them.
 
         Support points come first. The points become the model's training data.
 
@@ -146,14 +163,14 @@ class DeepKernelTransfer(ExactGP):
     def predict(self, episodes: Episodes) -> Normal:
         """The predictive marginals at the query points given the support points, with noise.
 
-        The query targets are not looked at. One factorization a task; modules are in eval mode
-        meanwhile.
+        The query targets are not used. It costs one factorization a task. The modules are in eval
+        mode meanwhile.
 
         Args:
             episodes: Tasks of one size.
 
         Returns:
-            Means and standard deviations, ``(tasks, ways, q)``; one way in regression.
+            Means and standard deviations, ``(tasks, ways, q)``, with one way in regression.
         """
         s = episodes.num_support
         x = torch.cat([episodes.support_x, episodes.query_x], dim=1)
@@ -166,7 +183,7 @@ class DeepKernelTransfer(ExactGP):
             return Normal(latent.mean, (latent.variance + noise).sqrt())
 
     def _standardized(self, features: Tensor, num_support: int) -> Tensor:
-        """Features, support points first, standardized by these where the kernel asks for it."""
+        """Features, standardized by the support points, which come first, if the kernel asks."""
         if not self.by_support:
             return features
         support = features[..., :num_support, :]
@@ -180,12 +197,60 @@ def one_vs_rest(labels: Tensor, ways: int, dtype: torch.dtype) -> Tensor:
     Args:
         labels: Classes from 0, or targets of a regression, ``(tasks, n)``.
         ways: Number of classes; 0 in regression.
-        dtype: Of the targets.
+        dtype: Dtype of the targets.
 
     Returns:
-        Shape ``(tasks, ways, n)``; ``(tasks, 1, n)`` in regression.
+        Targets, ``(tasks, ways, n)``; ``(tasks, 1, n)`` in regression.
     """
     if ways == 0:
         return labels.to(dtype).unsqueeze(-2)
     classes = torch.arange(ways, device=labels.device).unsqueeze(-1)
     return torch.where(labels.unsqueeze(-2) == classes, 1.0, -1.0).to(dtype)
+
+
+def _scaled(kernel: Kernel, variance: float = 1.0) -> Kernel:
+    scaled = ScaleKernel(kernel)
+    scaled.outputscale = variance
+    return scaled
+
+
+def _linear(features: int) -> Kernel:
+    kernel = LinearKernel()
+    kernel.raw_variance.requires_grad_(False)  # the scale around it is the same parameter
+    kernel.variance = 1.0
+    return _scaled(kernel, 1 / features)
+
+
+def _with_lengthscale(kernel: Kernel, features: int) -> Kernel:
+    kernel.initialize(lengthscale=math.sqrt(features))
+    return _scaled(kernel)
+
+
+# Kernels start with a variance and correlations of order one on q features of order one.
+_MAKERS: dict[str, Callable[[int], Kernel]] = {
+    BATCH_NORM: lambda features: _scaled(CosineSimilarityKernel()),
+    "cosine": lambda features: _scaled(CosineSimilarityKernel()),
+    "linear": _linear,
+    "matern": lambda features: _with_lengthscale(MaternKernel(2.5), features),
+    "polynomial": lambda features: _scaled(PolynomialKernel(2), features**-2),
+    "rbf": lambda features: _with_lengthscale(RBFKernel(), features),
+    SUPPORT_NORM: lambda features: _scaled(CosineSimilarityKernel()),
+    "spectral-mixture": lambda features: JointSpectralMixtureKernel(_MIXTURES, features),
+}
+KERNELS = tuple(sorted(_MAKERS))
+
+
+def make_kernel(kernel: str | Kernel, features: int) -> Kernel:
+    """Makes the kernel of a name; a kernel is returned itself.
+
+    Args:
+        kernel: A name in ``KERNELS``, or a kernel on features.
+        features: Number of features.
+    """
+    if isinstance(kernel, Kernel):
+        return kernel
+    if not isinstance(kernel, str):
+        raise ArgumentError("kernel", type(kernel).__name__, "a name or a gpytorch Kernel")
+    if kernel not in _MAKERS:
+        raise UnknownNameError("kernel", kernel, KERNELS)
+    return _MAKERS[kernel](features)

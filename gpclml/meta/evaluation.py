@@ -1,4 +1,4 @@
-"""How well a model predicts the query points of tasks it has not seen."""
+"""Scores of predictions for tasks that were not trained on, and class probabilities."""
 
 from __future__ import annotations
 
@@ -7,38 +7,45 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy
 import torch
 from torch import Tensor
+from torch.distributions import Normal
 
-from gpclml._utils.arguments import checked
-from gpclml.errors import ArgumentError
+from gpclml._utils.arguments import check_counts, checked
 from gpclml.evaluation.calibration import expected_calibration_error
-from gpclml.meta.class_probabilities import class_log_probabilities
 from gpclml.meta.deep_kernel_transfer import DeepKernelTransfer
-from gpclml.meta.episodes import Episodes
+from gpclml.meta.tasks import Episodes
 
-__all__ = ["TaskScores", "Tasks", "evaluate_tasks"]
+__all__ = [
+    "TaskScores",
+    "Tasks",
+    "class_log_probabilities",
+    "class_probabilities",
+    "evaluate_tasks",
+]
 
 _AT_ONCE = 20
+_NODES = 48
 
 
 class Tasks(Protocol):
-    """What gives numbered tasks: :class:`~gpclml.meta.ImageTasks` and the like."""
+    """A source of numbered tasks, such as :class:`~gpclml.meta.ImageTasks`."""
 
     def draw(self, indices: Sequence[int]) -> Episodes:
-        """These tasks as one batch."""
+        """Draws tasks by their numbers, as one batch."""
         ...
 
 
 @dataclass(frozen=True)
 class TaskScores:
-    """Scores a task, each the mean over its query points.
+    """Scores of tasks, each the mean over the query points of a task.
 
     Attributes:
-        metric: ``"accuracy"``, the share of query points whose likeliest class is theirs, or in
-            regression ``"mse"``, the squared error of predictive means in squared units of the
-            targets.
-        values: That score, ``(tasks,)``.
+        metric: ``"accuracy"``, the share of query points whose most probable class is right, or in
+            regression ``"mse"``, the mean squared error of predictive means in squared units of
+            the targets.
+        values: The score of each task, ``(tasks,)``.
         nll: Negative log probability of the classes, or density of the targets, ``(tasks,)``,
             in nats.
         calibration_error: Expected calibration error over the query points of all tasks; NaN
@@ -60,19 +67,19 @@ class TaskScores:
         """Half the 95% interval of the mean over tasks: 1.96 standard errors.
 
         Args:
-            scores: One a task, ``(tasks,)``.
+            scores: The score of each task, ``(tasks,)``.
         """
         return 1.96 * float(scores.std()) / math.sqrt(len(scores))
 
 
 @checked
 def evaluate_tasks(model: DeepKernelTransfer, tasks: Tasks, count: int) -> TaskScores:
-    """Scores predictions of the first tasks of a source; the model's mode stays as it is.
+    """Scores predictions of the first tasks of a source, without changing the model's mode.
 
     Args:
-        model: A model.
-        tasks: Where tasks come from.
-        count: How many, from number 0.
+        model: The model.
+        tasks: Source of tasks.
+        count: Number of tasks, from number 0.
 
     Returns:
         The scores.
@@ -80,8 +87,7 @@ def evaluate_tasks(model: DeepKernelTransfer, tasks: Tasks, count: int) -> TaskS
     Raises:
         ArgumentError: If ``count`` is below 1.
     """
-    if count < 1:
-        raise ArgumentError("count", count, "at least 1")
+    check_counts(count=count)
     own = next(model.parameters())
     values: list[Tensor] = []
     nlls: list[Tensor] = []
@@ -106,3 +112,45 @@ def evaluate_tasks(model: DeepKernelTransfer, tasks: Tasks, count: int) -> TaskS
         return TaskScores("mse", score, nll, math.nan)
     calibration = expected_calibration_error(torch.cat(probabilities), torch.cat(labels))
     return TaskScores("accuracy", score, nll, calibration)
+
+
+@checked
+def class_probabilities(predictive: Normal) -> Tensor:
+    r"""The probability of each class: that its one-vs-rest target is the largest.
+
+    .. math:: p_c = \int \mathcal N(t; \mu_c, \sigma_c^2)
+        \prod_{k \ne c} \Phi\!\left(\frac{t - \mu_k}{\sigma_k}\right) dt
+
+    for independent one-vs-rest targets: the multiclass probit rule on the predictive marginals. It
+    is computed by Gauss-Hermite quadrature and normalized to one. If the variances are equal the
+    most probable class is that of the largest mean.
+
+    Args:
+        predictive: Marginals of the one-vs-rest targets, ``(*batch, ways, q)``.
+
+    Returns:
+        Probabilities, ``(*batch, q, ways)``.
+    """
+    return class_log_probabilities(predictive).exp()
+
+
+def class_log_probabilities(predictive: Normal) -> Tensor:
+    """The logarithms of :func:`class_probabilities`, finite where these underflow.
+
+    Args:
+        predictive: Marginals of the one-vs-rest targets, ``(*batch, ways, q)``.
+
+    Returns:
+        Log probabilities, ``(*batch, q, ways)``.
+    """
+    mean, scale = predictive.mean.mT, predictive.stddev.mT  # (*batch, q, ways)
+    nodes, weights = (
+        torch.as_tensor(part).to(mean) for part in numpy.polynomial.hermite_e.hermegauss(_NODES)
+    )
+    at = mean.unsqueeze(-1) + scale.unsqueeze(-1) * nodes  # (*batch, q, ways, nodes)
+    standard = (at.unsqueeze(-2) - mean[..., None, :, None]) / scale[..., None, :, None]
+    below = torch.special.log_ndtr(standard)  # (*batch, q, ways, ways, nodes)
+    own = torch.eye(mean.shape[-1], dtype=torch.bool, device=mean.device).unsqueeze(-1)
+    others = below.masked_fill(own, 0.0).sum(-2)
+    log_terms = others + weights.log()
+    return torch.log_softmax(log_terms.logsumexp(-1), dim=-1)

@@ -1,4 +1,4 @@
-"""Learning a Deep Kernel Transfer model over many tasks, with checkpoints."""
+"""Training of a Deep Kernel Transfer model over many tasks, with checkpoints."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 from gpytorch.mlls import MarginalLogLikelihood
 from torch import Tensor
 
-from gpclml._utils.arguments import callers_level, check_learning_rate, checked
+from gpclml._utils.arguments import callers_level, check_counts, check_learning_rate, checked
 from gpclml._utils.checkpoint import (
     read_checkpoint,
     write_checkpoint,
@@ -30,7 +30,6 @@ from gpclml._utils.resuming import (
 )
 from gpclml.errors import ArgumentError, DataError, NonFiniteError
 from gpclml.meta.deep_kernel_transfer import DeepKernelTransfer
-from gpclml.meta.episodes import check_counts
 from gpclml.meta.evaluation import Tasks, evaluate_tasks
 
 __all__ = ["Training", "load_model", "train_on_tasks"]
@@ -41,14 +40,14 @@ _REQUIRED = {"best": dict, "optimizer": dict, "training": dict}
 
 @dataclass
 class Training:
-    """What a training has done.
+    """The course of a training.
 
     Attributes:
         objectives: The objective at each step, the mean over tasks and ways, in nats per
             held-out target.
-        looks: Numbers of steps at which validation tasks were looked at.
-        scores: Mean accuracy, or negative squared error, of the validation tasks at each look.
-        best: Number of steps of the best look; that of the last step without validation.
+        looks: Numbers of steps after which validation tasks were scored.
+        scores: Mean accuracy, or negative squared error, of the validation tasks at each of them.
+        best: Number of steps with the best score; of the last step without validation.
         seconds: Wall time, of all runs where it was resumed.
     """
 
@@ -74,28 +73,28 @@ def train_on_tasks(
     checkpoint: str | Path | None = None,
     progress: bool = True,
 ) -> Training:
-    """Takes Adam steps on the objective of fresh tasks, and keeps the best look.
+    """Trains a model by Adam on new tasks at each step, and keeps the best validated parameters.
 
-    Step ``s`` sees tasks ``s k`` to ``(s + 1) k - 1`` of the source, k tasks a step: with the
-    same sources and objective a training repeats itself. With a checkpoint it is saved at
-    every look and, as of the last whole step, at an interrupt. It goes on from there bit for bit
-    as if it had not stopped, redrawn hold-outs included; only layers that draw from PyTorch's
-    global source, such as dropout, draw anew. A training on other tasks, which are told by the
-    first, or with other settings does not go on from it; ``steps`` may differ.
+    With k tasks a step, step ``s`` takes tasks ``s k`` to ``(s + 1) k - 1`` of the source: the same
+    sources and objective give the same training. A checkpoint is saved at every validation and, as
+    of the last whole step, at an interrupt. A training that is resumed from it gives the same
+    numbers bit for bit, with the same redrawn hold-outs; only layers that draw from PyTorch's
+    global generator, such as dropout, draw others. Tasks, of which the first is compared, and
+    settings must be the same; ``steps`` may differ.
 
     Args:
-        model: Trained in place; left in eval mode, as it was at its best look.
+        model: Trained in place; left in eval mode, with the best parameters.
         mll: An objective of the model, which decides what of a task is conditioned on. Its state
             is saved too, so that its draws go on.
-        tasks: Where tasks come from.
+        tasks: Source of training tasks.
         steps: Number of steps.
         tasks_per_step: Tasks in the one batched GP of a step.
         lr: Learning rate of Adam for the network, which includes a batch normalization of its
             features; of kernel, mean and noise a tenth of it.
-        validation: Where validation tasks come from; None looks at none and keeps the end.
+        validation: Source of validation tasks; if None the last parameters are kept.
         validation_tasks: Number of validation tasks.
-        look_every: Steps between looks at them.
-        checkpoint: File to save to and to go on from.
+        look_every: Steps between validations.
+        checkpoint: File to save to and to resume from.
         progress: Whether to show a progress bar on standard error.
 
     Returns:
@@ -107,7 +106,7 @@ def train_on_tasks(
             then as after the last step.
         NotPSDError: A covariance is not positive definite even with jitter.
         DataError: The checkpoint cannot be written or read, is damaged, or is of another
-            architecture, objective, training, or release whose training cannot go on here.
+            architecture, objective, training, or of a release whose training cannot be resumed.
 
     Note:
         A checkpoint costs a copy of the parameters and of Adam's moments a step.
@@ -155,7 +154,7 @@ def train_on_tasks(
                     if checkpoint is not None:
                         save(checkpoint, run.content())
         except KeyboardInterrupt:
-            # What a step or a look has begun is left out: it is done again, as it was.
+            # A step or a validation that has begun is left out, and repeated on resuming.
             if checkpoint is not None and whole:
                 whole["training"]["seconds"] = time.perf_counter() - start
                 save(checkpoint, whole)
@@ -166,10 +165,10 @@ def train_on_tasks(
 
 @checked
 def load_model(model: DeepKernelTransfer, path: str | Path) -> DeepKernelTransfer:
-    """Gives a model the best parameters of a checkpoint.
+    """Loads the best parameters of a checkpoint into a model.
 
     Args:
-        model: Of the architecture that was trained; changed in place, left in eval mode.
+        model: A model of the architecture that was trained; changed in place, left in eval mode.
         path: A checkpoint of :func:`train_on_tasks`.
 
     Returns:
@@ -232,7 +231,7 @@ class _Run:
         self.model.eval()
 
     def content(self) -> dict[str, Any]:
-        """All that decides how the training goes on; a copy."""
+        """A copy of the state that a resumed training needs."""
         course = {
             name: list(entry) if isinstance(entry, list) else entry
             for name, entry in vars(self.training).items()
@@ -263,7 +262,7 @@ class _Run:
         else:
             raise DataError(
                 f"checkpoint: {path} lacks the state of the objective. Restore a copy of it, or "
-                "give another file to train anew."
+                "give another file to train again."
             )
         _check(module, state, path)
         _check(self.model, content["best"], path)
@@ -282,7 +281,7 @@ class _Run:
 
 
 def _first_task(tasks: Tasks) -> str:
-    """A digest of the first task, which says of what data, sizes and seed all of them are."""
+    """A digest of the first task, by which data, sizes and seed of all tasks are compared."""
     first = tasks.draw([0])
     return digest([first.support_x, first.support_y, first.query_x, first.query_y, first.ways])
 

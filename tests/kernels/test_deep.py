@@ -1,3 +1,7 @@
+"""Kernels and means on the features of networks."""
+
+from __future__ import annotations
+
 import copy
 
 import gpytorch
@@ -5,9 +9,9 @@ import pytest
 import torch
 from gpytorch.kernels import MaternKernel, MultitaskKernel, RBFKernel, RBFKernelGrad, ScaleKernel
 
-from gpclml.errors import NonFiniteError, ShapeError, UnsupportedError
-from gpclml.kernels import DeepKernel
-from gpclml.kernels.networks import MLP
+from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnsupportedError
+from gpclml.kernels import CosineSimilarityKernel, DeepKernel, NetworkMean, SkipFeatures
+from gpclml.kernels.networks import MLP, reset_network
 
 NO_BATCH = torch.Size()
 
@@ -217,3 +221,86 @@ def test_prediction_of_an_exact_gp():
         posterior.covariance_matrix,
         kernel(x2).to_dense() - cross @ torch.linalg.solve(noisy, cross.mT),
     )
+
+
+def test_the_mean_is_the_network():
+    network = MLP([3, 5, 1], dtype=torch.float64)
+    x = torch.randn(2, 7, 3, dtype=torch.float64)
+    mean = NetworkMean(network)(x)
+    assert torch.equal(mean, network(x)[..., 0])
+    mean.sum().backward()
+    assert network[0].weight.grad.abs().max() > 0
+
+
+def test_one_column_of_inputs():
+    assert NetworkMean(MLP([1, 1]))(torch.randn(5)).shape == (5,)
+
+
+@pytest.mark.parametrize("network", [MLP([3, 2]), torch.nn.Flatten(0), torch.nn.Flatten(1)])
+def test_wrong_shapes(network):
+    with pytest.raises(ShapeError, match="network output"):
+        NetworkMean(network)(torch.randn(7, 3))
+
+
+def test_non_finite_output():
+    with pytest.raises(NonFiniteError, match="1 non-finite of 2"):
+        NetworkMean(torch.nn.Identity())(torch.tensor([[1.0], [torch.nan]]))
+
+
+def test_features_are_the_linear_map_beside_the_network():
+    features = SkipFeatures([3, 5, 2]).double()
+    x = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(4, 3)
+    with torch.no_grad():
+        features.log_scale.copy_(torch.tensor([0.0, 1.0, -1.0]))
+        features.mixing.copy_(torch.arange(9.0).reshape(3, 3))
+    matrix = torch.diag(features.log_scale.exp()) + features.mixing
+    output = features(x)
+    torch.testing.assert_close(output[:, :3], x @ matrix)
+    torch.testing.assert_close(output[:, 3:], features.network(x))
+    torch.testing.assert_close(features(x.expand(2, 4, 3)), output.expand(2, 4, 5))
+
+
+def test_it_starts_small_and_is_reset_to_its_start():
+    features = SkipFeatures([3, 5, 2], start=1e-3)
+    x = torch.ones(1, 3)
+    assert 0 < features(x).abs().max() < 2e-3
+    start = features(x).detach().clone()
+    with torch.no_grad():
+        for parameter in features.parameters():
+            parameter.add_(1.0)
+    features.reset_parameters()
+    assert torch.equal(features(x), start)
+    reset_network(features, torch.Generator().manual_seed(5))
+    assert torch.equal(features(x)[:, :3], start[:, :3])
+    assert not torch.equal(features(x)[:, 3:], start[:, 3:])
+
+
+def test_sizes_are_checked():
+    with pytest.raises(ArgumentError, match="sizes"):
+        SkipFeatures([3])
+
+
+def test_it_is_the_cosine():
+    x, z = points(2, 4, 3), points(2, 5, 3, seed=1)
+    expected = torch.nn.functional.cosine_similarity(x.unsqueeze(-2), z.unsqueeze(-3), dim=-1)
+    torch.testing.assert_close(CosineSimilarityKernel()(x, z).to_dense(), expected)
+
+
+def test_its_diagonal_scale_and_gradient():
+    kernel, x = CosineSimilarityKernel(), points(4, 3).requires_grad_()
+    torch.testing.assert_close(kernel(x, diag=True), torch.ones(4, dtype=torch.float64))
+    torch.testing.assert_close(kernel(7 * x).to_dense(), kernel(x).to_dense())
+    assert torch.autograd.gradcheck(lambda x: kernel(x).to_dense(), (x,))
+
+
+def test_zero_vectors_are_unrelated_to_all():
+    x = torch.cat([points(2, 3), torch.zeros(1, 3, dtype=torch.float64)])
+    K = CosineSimilarityKernel()(x).to_dense()
+    assert torch.equal(K[2], torch.zeros(3, dtype=torch.float64))
+
+
+def test_columns_as_batch_members():
+    with pytest.warns(DeprecationWarning, match="last_dim_is_batch"):  # GPyTorch's own
+        K = CosineSimilarityKernel()(points(4, 3), last_dim_is_batch=True).to_dense()
+    assert K.shape == (3, 4, 4)
+    assert torch.equal(K.abs(), torch.ones(3, 4, 4, dtype=torch.float64))

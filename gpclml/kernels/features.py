@@ -1,0 +1,420 @@
+"""Feature maps, and the kernel of a model that is linear in features."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import combinations_with_replacement
+from typing import cast
+
+import gpytorch
+import torch
+from gpytorch.constraints import Positive
+from gpytorch.kernels import Kernel
+from linear_operator.operators import (
+    LinearOperator,
+    LowRankRootLinearOperator,
+    MatmulLinearOperator,
+    RootLinearOperator,
+)
+from torch import Tensor
+
+from gpclml._utils.arguments import check_counts, checked
+from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
+from gpclml.linalg import refuse_double_backward
+
+__all__ = [
+    "FeatureKernel",
+    "FourierFeatures",
+    "IdentityFeatures",
+    "PolynomialFeatures",
+    "PrefixFeatures",
+    "RandomFourierFeatures",
+    "scaled_cosines",
+]
+
+_COLUMNS_AT_ONCE = 4096
+
+
+class FeatureKernel(Kernel):
+    r"""Kernel of a linear model: inner products of features under its prior variances.
+
+    .. math:: k(x, x') = \phi(x)^\top S \, \phi(x'), \qquad w \sim N(0, S), \; f(x) = w^\top \phi(x)
+
+    With fewer features than points the covariance is an operator of low rank, and every exact
+    objective and score costs n R² instead of n³. The kernel is differentiable in S and in the
+    parameters of the features.
+
+    Args:
+        features: Maps ``(*batch, n, d)`` to ``(*batch, n, R)``: a module, whose parameters are
+            the kernel's, or a function.
+        prior_variance: S, one number for all weights or one each, ``(R,)``.
+
+    Raises:
+        ArgumentError: A prior variance is not positive.
+
+    Examples:
+        >>> kernel = FeatureKernel(PolynomialFeatures(3))
+    """
+
+    has_lengthscale = False
+
+    @checked(prior_variance="float () | (R,)")
+    def __init__(
+        self, features: Callable[[Tensor], Tensor], prior_variance: float | Tensor = 1.0
+    ) -> None:
+        super().__init__()
+        self.features = features
+        start = torch.as_tensor(prior_variance).detach().reshape(-1)
+        if not start.is_floating_point():
+            start = start.to(torch.get_default_dtype())
+        _register_positive(self, "prior_variance", start)
+
+    @property
+    def prior_variance(self) -> Tensor:
+        """Prior variances of the weights, ``(1,)`` or ``(R,)``."""
+        return _get_positive(self, "prior_variance")
+
+    @prior_variance.setter
+    def prior_variance(self, value: float | Tensor) -> None:
+        _set_positive(self, "prior_variance", value)
+
+    def features_of(self, x: Tensor) -> Tensor:
+        """Features of points.
+
+        Args:
+            x: ``(*batch, n, d)``.
+
+        Returns:
+            ``(*batch, n, R)``.
+
+        Raises:
+            ShapeError: The features have another shape, or their number is not that of the prior
+                variances.
+        """
+        phi = self.features(x)
+        if phi.shape[:-1] != x.shape[:-1] or phi.shape[-1] == 0:
+            expected = f"{(*x.shape[:-1],)} and R features"
+            raise ShapeError("features", f"{tuple(phi.shape)} of {tuple(x.shape)}", expected)
+        count = self.prior_variance.shape[-1]
+        if count not in (1, phi.shape[-1]):
+            expected = f"one number, or {phi.shape[-1]}, one for each feature"
+            raise ShapeError("prior_variance", f"{count} numbers", expected)
+        return phi
+
+    def forward(
+        self,
+        x1: Tensor,
+        x2: Tensor,
+        diag: bool = False,
+        last_dim_is_batch: bool = False,
+        **params: object,
+    ) -> Tensor | LinearOperator:
+        """Covariances of points.
+
+        Args:
+            x1: Points. Shape ``(*batch, n, d)``.
+            x2: Points. Shape ``(*batch, m, d)``.
+            diag: Return the covariances of corresponding points only.
+            last_dim_is_batch: Not supported.
+            **params: Not used.
+
+        Returns:
+            Shape ``(*batch, n, m)``, an operator of low rank; ``(*batch, n)`` with ``diag``.
+
+        Raises:
+            UnsupportedError: ``last_dim_is_batch`` is set.
+            ShapeError: The features do not fit.
+        """
+        if last_dim_is_batch:
+            raise UnsupportedError("last_dim_is_batch", True, "False")
+        scale = self.prior_variance.sqrt()
+        first = self.features_of(x1) * scale
+        same = x1 is x2 or (x1.shape == x2.shape and torch.equal(x1, x2))
+        second = first if same else self.features_of(x2) * scale
+        if diag:
+            return (first * second).sum(-1)
+        if not same:
+            return MatmulLinearOperator(first, second.mT)
+        low_rank = first.shape[-1] < first.shape[-2]
+        return LowRankRootLinearOperator(first) if low_rank else RootLinearOperator(first)
+
+
+class IdentityFeatures(torch.nn.Module):
+    """The inputs themselves, with a column of ones if asked.
+
+    Args:
+        intercept: Put a column of ones first.
+    """
+
+    @checked
+    def __init__(self, intercept: bool = False) -> None:
+        super().__init__()
+        self.intercept = intercept
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Features of points, ``(*batch, n, d)`` to the same, or to ``d + 1`` columns."""
+        return torch.cat([torch.ones_like(x[..., :1]), x], dim=-1) if self.intercept else x
+
+
+class PolynomialFeatures(torch.nn.Module):
+    r"""All products of at most p columns, the empty product 1 included.
+
+    They are ordered by degree; of one column they are :math:`1, x, x^2, \ldots`. There are
+    :math:`\binom{d + p}{p}` of them. Scale the inputs to [-1, 1] for high degrees.
+
+    Args:
+        degree: Largest number of factors p.
+
+    Raises:
+        ArgumentError: The degree is negative.
+    """
+
+    @checked
+    def __init__(self, degree: int) -> None:
+        super().__init__()
+        check_counts(0, degree=degree)
+        self.degree = degree
+
+    @checked(late=True, x="float (*batch, n, d)")
+    def forward(self, x: Tensor) -> Tensor:
+        """Features of points, ``(*batch, n, d)`` to ``(*batch, n, R)``."""
+        columns = [torch.ones_like(x[..., 0])]
+        for count in range(1, self.degree + 1):
+            for chosen in combinations_with_replacement(range(x.shape[-1]), count):
+                columns.append(x[..., list(chosen)].prod(-1))
+        return torch.stack(columns, dim=-1)
+
+
+class PrefixFeatures(torch.nn.Module):
+    """The first columns of the inputs, which gives nested models of growing size.
+
+    Args:
+        num_features: Number of columns.
+
+    Raises:
+        ArgumentError: The number is below one.
+    """
+
+    @checked
+    def __init__(self, num_features: int) -> None:
+        super().__init__()
+        check_counts(num_features=num_features)
+        self.num_features = num_features
+
+    @checked(late=True, x="float (*batch, n, d)")
+    def forward(self, x: Tensor) -> Tensor:
+        """Features of points, ``(*batch, n, d)`` to ``(*batch, n, num_features)``.
+
+        Raises:
+            ShapeError: The points have fewer columns.
+        """
+        if x.shape[-1] < self.num_features:
+            raise ShapeError("x", tuple(x.shape), f"at least {self.num_features} columns")
+        return x[..., : self.num_features]
+
+
+class FourierFeatures(torch.nn.Module):
+    r"""Sines and cosines of whole frequencies, :math:`\sin(dx), \cos(dx)`, d = 1 .. D.
+
+    The Fourier models of Lotfi et al. (2022, Section 4.3 and Figure 4): all sines, then all
+    cosines.
+
+    Args:
+        num_frequencies: Number D of frequencies.
+
+    Raises:
+        ArgumentError: D is below one.
+    """
+
+    @checked
+    def __init__(self, num_frequencies: int) -> None:
+        super().__init__()
+        check_counts(num_frequencies=num_frequencies)
+        self.num_frequencies = num_frequencies
+
+    @checked(late=True, x="float (*batch, n, 1)")
+    def forward(self, x: Tensor) -> Tensor:
+        """Features of points.
+
+        Args:
+            x: One column, ``(*batch, n, 1)``.
+
+        Returns:
+            ``(*batch, n, 2 D)``.
+
+        Raises:
+            ShapeError: There are several columns.
+        """
+        if x.shape[-1] != 1:
+            raise ShapeError("x", tuple(x.shape), "(*batch, n, 1)", "Use RandomFourierFeatures.")
+        angles = x * torch.arange(1, self.num_frequencies + 1, dtype=x.dtype, device=x.device)
+        return torch.cat([angles.sin(), angles.cos()], dim=-1)
+
+
+class RandomFourierFeatures(gpytorch.Module):
+    r"""Cosines at random frequencies, whose inner products approximate an RBF kernel.
+
+    .. math:: \phi(x) = \sigma_k \sqrt{2 / R} \, \cos(W x / \ell + b), \qquad
+        W_{rj} \sim N(0, 1), \; b_r \sim U[0, 2\pi]
+
+    (Rahimi and Recht 2007; Harvey and Hughes 2026, Section 2). Lengthscale and amplitude are
+    GPyTorch parameters; frequencies and phases are fixed.
+
+    Args:
+        num_inputs: Number d of columns.
+        num_features: Number R of features.
+        lengthscale: Start of the lengthscale.
+        amplitude: Start of :math:`\sigma_k`, whose square is the variance of the kernel.
+        ard: Whether each column has a lengthscale of its own.
+        seed: Seed of frequencies and phases.
+        weight: Frequencies W instead of random ones, ``(R, d)``.
+        bias: Phases b to go with them, ``(R,)``.
+
+    Raises:
+        ArgumentError: A number is below one, lengthscale or amplitude not positive, or one of
+            weight and bias is missing.
+        ShapeError: Weight and bias are not of these shapes.
+
+    Examples:
+        >>> features = RandomFourierFeatures(num_inputs=3, num_features=500)
+        >>> model = BayesianLinearModel(x, y, features)
+    """
+
+    weight: Tensor
+    bias: Tensor
+
+    @checked(weight="float (R, d)", bias="float (R,)")
+    def __init__(
+        self,
+        num_inputs: int,
+        num_features: int,
+        *,
+        lengthscale: float = 1.0,
+        amplitude: float = 1.0,
+        ard: bool = False,
+        seed: int = 0,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        check_counts(num_inputs=num_inputs, num_features=num_features)
+        if (weight is None) != (bias is None):
+            raise ArgumentError("bias", bias, "phases wherever weight is given, and only there")
+        if weight is None or bias is None:
+            generator = torch.Generator().manual_seed(seed)
+            shape = num_features, num_inputs
+            weight = torch.randn(shape, dtype=torch.float64, generator=generator)
+            bias = 2 * math.pi * torch.rand(num_features, dtype=torch.float64, generator=generator)
+            weight, bias = (part.to(torch.get_default_dtype()) for part in (weight, bias))
+        elif weight.shape != (num_features, num_inputs) or bias.shape != (num_features,):
+            got = f"{tuple(weight.shape)} and {tuple(bias.shape)}"
+            expected = f"({num_features}, {num_inputs}) and ({num_features},)"
+            raise ShapeError("weight, bias", got, expected)
+        self.register_buffer("weight", weight)
+        self.register_buffer("bias", bias)
+        for name, start, size in (
+            ("lengthscale", lengthscale, num_inputs if ard else 1),
+            ("amplitude", amplitude, 1),
+        ):
+            _register_positive(self, name, weight.new_full((size,), start))
+
+    @property
+    def lengthscale(self) -> Tensor:
+        """Lengthscale, one or one a column, ``(1,)`` or ``(d,)``."""
+        return _get_positive(self, "lengthscale")
+
+    @lengthscale.setter
+    def lengthscale(self, value: float | Tensor) -> None:
+        _set_positive(self, "lengthscale", value)
+
+    @property
+    def amplitude(self) -> Tensor:
+        """Standard deviation of the approximated process, ``(1,)``."""
+        return _get_positive(self, "amplitude")
+
+    @amplitude.setter
+    def amplitude(self, value: float | Tensor) -> None:
+        _set_positive(self, "amplitude", value)
+
+    @checked(late=True, x="float (*batch, n, d)")
+    def forward(self, x: Tensor) -> Tensor:
+        """Features of points.
+
+        Args:
+            x: ``(*batch, n, d)``.
+
+        Returns:
+            ``(*batch, n, R)``.
+
+        Raises:
+            ShapeError: The points have another number of columns.
+        """
+        R, d = self.weight.shape
+        if x.shape[-1] != d:
+            raise ShapeError("x", tuple(x.shape), f"(*batch, n, {d})")
+        scale = (self.amplitude * math.sqrt(2 / R)).squeeze()
+        return scaled_cosines(x / self.lengthscale, self.weight, self.bias, scale)
+
+
+def _register_positive(module: gpytorch.Module, name: str, start: Tensor) -> None:
+    """Gives a module a positive parameter, which GPyTorch's constraint maps from any number."""
+    module.register_parameter(f"raw_{name}", torch.nn.Parameter(torch.zeros_like(start)))
+    module.register_constraint(f"raw_{name}", Positive())
+    _set_positive(module, name, start)
+
+
+def _get_positive(module: gpytorch.Module, name: str) -> Tensor:
+    constraint = cast(Positive, getattr(module, f"raw_{name}_constraint"))
+    return constraint.transform(cast(Tensor, getattr(module, f"raw_{name}")))
+
+
+def _set_positive(module: gpytorch.Module, name: str, value: float | Tensor) -> None:
+    raw = cast(Tensor, getattr(module, f"raw_{name}"))
+    wanted = torch.as_tensor(value, dtype=raw.dtype, device=raw.device)
+    if wanted.shape not in ((), (1,), raw.shape):
+        raise ShapeError(name, tuple(wanted.shape), f"a number or {tuple(raw.shape)}")
+    if not bool((wanted > 0).all()):
+        lowest = float(wanted.min())
+        got = lowest if wanted.numel() == 1 else f"as low as {lowest:g}"
+        raise ArgumentError(name, got, "positive numbers")
+    constraint = getattr(module, f"raw_{name}_constraint")
+    module.initialize(**{f"raw_{name}": constraint.inverse_transform(wanted.expand_as(raw))})
+
+
+def scaled_cosines(x: Tensor, weight: Tensor, bias: Tensor, scale: Tensor) -> Tensor:
+    r"""The features :math:`s \cos(W x + b)`, ``(*batch, n, d)`` to ``(*batch, n, R)``.
+
+    The angles are computed again for the gradient, which costs less than a second array of their
+    size: with d columns 2 n R d operations.
+
+    Args:
+        x: ``(*batch, n, d)``.
+        weight: W, ``(R, d)``; without a gradient.
+        bias: b, ``(R,)``; without a gradient.
+        scale: s, a number.
+    """
+    features = _ScaledCosines.apply(x, weight, bias, scale)
+    assert isinstance(features, Tensor)
+    return features
+
+
+class _ScaledCosines(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias, scale):
+        ctx.save_for_backward(x, weight, bias, scale)
+        return torch.nn.functional.linear(x, weight, bias).cos_().mul_(scale)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        refuse_double_backward("scaled_cosines")
+        x, weight, bias, scale = ctx.saved_tensors
+        of_x, of_scale = torch.zeros_like(x), torch.zeros_like(scale)
+        for grad, W, b in zip(
+            grads[0].split(_COLUMNS_AT_ONCE, -1), weight.split(_COLUMNS_AT_ONCE),
+            bias.split(_COLUMNS_AT_ONCE), strict=True,
+        ):  # fmt: skip
+            angles = torch.nn.functional.linear(x, W, b)
+            of_scale += (grad * angles.cos()).sum()
+            of_x -= (angles.sin_().mul_(grad) @ W) * scale
+        return of_x, None, None, of_scale

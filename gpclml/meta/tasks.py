@@ -1,0 +1,369 @@
+"""Few-shot tasks, each drawn by its number: images to classify, functions, angles, head poses."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy
+import torch
+from torch import Tensor
+
+from gpclml._utils.arguments import check_counts, checked
+from gpclml.errors import ArgumentError, ShapeError
+
+__all__ = [
+    "Episodes",
+    "HeadPoseTasks",
+    "ImageTasks",
+    "NumberedTasks",
+    "PeriodicTasks",
+    "RotationTasks",
+    "task_generator",
+    "unit_range",
+]
+
+_QUARTER_TURNS = 4
+_PITCHES, _YAWS = 7, 19
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """A batch of few-shot tasks of one size, each with support points and query points.
+
+    Attributes:
+        support_x: Inputs of the support points, which are learned from, ``(tasks, s, *event)``.
+        support_y: Their targets, ``(tasks, s)``: classes from 0 as integers, or numbers.
+        query_x: Inputs of the query points, which are predicted, ``(tasks, q, *event)``.
+        query_y: Their targets, ``(tasks, q)``.
+        ways: Number of classes of a task; 0 in regression.
+    """
+
+    support_x: Tensor
+    support_y: Tensor
+    query_x: Tensor
+    query_y: Tensor
+    ways: int = 0
+
+    @property
+    def num_tasks(self) -> int:
+        """Number of tasks."""
+        return len(self.support_x)
+
+    @property
+    def num_support(self) -> int:
+        """Number of support points of a task."""
+        return self.support_y.shape[-1]
+
+    @staticmethod
+    def stack(parts: Sequence[Episodes]) -> Episodes:
+        """Joins batches of tasks of one size.
+
+        Args:
+            parts: The batches, at least one.
+        """
+        names = [field.name for field in fields(Episodes) if field.name != "ways"]
+        tensors = [torch.cat([getattr(part, name) for part in parts]) for name in names]
+        return Episodes(*tensors, ways=parts[0].ways)
+
+    def to(self, *args: object, **kwargs: object) -> Episodes:
+        """The tasks with inputs, and targets of a regression, of another dtype or device.
+
+        Args:
+            *args: As for ``torch.Tensor.to``; a dtype does not change classes.
+            **kwargs: As for ``torch.Tensor.to``.
+        """
+
+        def moved(values: Tensor) -> Tensor:
+            there = values.to(*args, **kwargs)  # type: ignore[arg-type]
+            return there if values.is_floating_point() else there.to(values.dtype)
+
+        return Episodes(
+            self.support_x.to(*args, **kwargs),  # type: ignore[arg-type]
+            moved(self.support_y),
+            self.query_x.to(*args, **kwargs),  # type: ignore[arg-type]
+            moved(self.query_y),
+            ways=self.ways,
+        )
+
+
+class NumberedTasks(ABC):
+    """Base class of sources of tasks of one size, each of which depends on its number alone."""
+
+    def draw(self, indices: Sequence[int]) -> Episodes:
+        """Draws tasks by their numbers, as one batch.
+
+        Args:
+            indices: Numbers of tasks, from 0.
+        """
+        return Episodes.stack([self._task(index) for index in indices])
+
+    @abstractmethod
+    def _task(self, index: int) -> Episodes:
+        """One task, as a batch of one."""
+
+
+class ImageTasks(NumberedTasks):
+    """N-way K-shot classification tasks from labelled images.
+
+    The images of a class follow each other. Task ``i`` is drawn from a generator seeded by ``seed``
+    and ``i``, so that it is the same for every worker and in every order.
+
+    Args:
+        images: Images, ``(N, channels, height, width)``; integers count as 0 to 255 and become
+            0 to 1.
+        labels: Their classes, any integers, ``(N,)``.
+        ways: Number of classes of a task.
+        shots: Support images of each class.
+        queries: Query images of each class.
+        rotations: Whether each quarter turn of a class is another class, as usual for Omniglot
+            (Santoro et al. 2016).
+        seed: Seed of all tasks.
+
+    Raises:
+        ShapeError: The numbers of images and labels differ, or images to be turned are not square.
+        ArgumentError: A number is below 1, there are fewer classes than ways, or a class has
+            too few images.
+
+    Examples:
+        >>> tasks = ImageTasks(images, labels, ways=5, shots=1, queries=16)
+        >>> tasks.draw(range(8)).support_x.shape
+        torch.Size([8, 5, 1, 28, 28])
+    """
+
+    @checked(images="(N, channels, height, width)", labels="integer (N,)")
+    def __init__(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        *,
+        ways: int = 5,
+        shots: int = 1,
+        queries: int = 15,
+        rotations: bool = False,
+        seed: int = 0,
+    ) -> None:
+        check_counts(ways=ways, shots=shots, queries=queries)
+        if rotations and images.shape[-1] != images.shape[-2]:
+            got = f"images of shape {tuple(images.shape[1:])}"
+            raise ShapeError("images", got, "square ones, to be turned", "Pass rotations=False.")
+        self.images = images
+        self.ways, self.shots, self.queries = ways, shots, queries
+        self.rotations = rotations
+        self.seed = seed
+        self._rows = [(labels == label).nonzero()[:, 0] for label in labels.unique()]
+        if self.num_classes < ways:
+            raise ArgumentError("ways", ways, f"at most the {self.num_classes} classes there are")
+        fewest = min(len(rows) for rows in self._rows)
+        if fewest < shots + queries:
+            expected = f"at most the {fewest} images of the smallest class"
+            mend = "Take fewer shots or queries, or leave out that class."
+            raise ArgumentError("shots + queries", shots + queries, expected, mend)
+
+    @property
+    def num_classes(self) -> int:
+        """Number of classes that tasks are drawn from, including turned ones."""
+        return len(self._rows) * (_QUARTER_TURNS if self.rotations else 1)
+
+    def _task(self, index: int) -> Episodes:
+        generator = task_generator(self.seed, index)
+        chosen = torch.randperm(self.num_classes, generator=generator)[: self.ways].tolist()
+        images = torch.stack([self._images_of(one, generator) for one in chosen])
+        labels = torch.arange(self.ways).unsqueeze(-1).expand(-1, self.shots + self.queries)
+        support, query = slice(None, self.shots), slice(self.shots, None)
+        parts = [
+            values[:, which].flatten(0, 1).unsqueeze(0)
+            for which in (support, query)
+            for values in (images, labels)
+        ]
+        return Episodes(*parts, ways=self.ways)
+
+    def _images_of(self, index: int, generator: torch.Generator) -> Tensor:
+        turns, place = divmod(index, len(self._rows))
+        rows = self._rows[place]
+        order = torch.randperm(len(rows), generator=generator)[: self.shots + self.queries]
+        images = unit_range(self.images[rows[order]])
+        return torch.rot90(images, turns, dims=(-2, -1)) if turns else images
+
+
+class PeriodicTasks(NumberedTasks):
+    r"""Sine waves of unknown amplitude and phase, :math:`y = a \sin(x + \phi) + \epsilon`.
+
+    :math:`a \sim U(0.1, 5)`, :math:`\phi \sim U(0, \pi)`, noise of standard deviation 0.1;
+    support points uniform on [-5, 5] (Patacchiola et al. 2020, Section 5.1; Finn et al. 2017).
+    Query points are spread evenly: on [-5, 5], or ``out_of_range`` on [-5, 10]. Task ``i``
+    depends on ``seed`` and ``i`` alone. Inputs are ``(tasks, n, 1)``.
+
+    Args:
+        support: Number of support points.
+        queries: Number of query points.
+        out_of_range: Whether query points extend beyond the range of support points.
+        noise: Standard deviation of the noise.
+        seed: Seed of all tasks.
+
+    Raises:
+        ArgumentError: A number is out of range.
+    """
+
+    @checked
+    def __init__(
+        self,
+        support: int = 5,
+        queries: int = 50,
+        *,
+        out_of_range: bool = False,
+        noise: float = 0.1,
+        seed: int = 0,
+    ) -> None:
+        check_counts(support=support, queries=queries)
+        if not 0 <= noise < math.inf:
+            raise ArgumentError("noise", noise, "a number, 0 or above")
+        self.support, self.queries = support, queries
+        self.range = (-5.0, 10.0 if out_of_range else 5.0)
+        self.noise = noise
+        self.seed = seed
+
+    def _task(self, index: int) -> Episodes:
+        generator = task_generator(self.seed, index)
+        amplitude = 0.1 + 4.9 * torch.rand((), generator=generator)
+        phase = math.pi * torch.rand((), generator=generator)
+        support = 10 * torch.rand(self.support, generator=generator) - 5
+        x = torch.cat([support, torch.linspace(*self.range, self.queries)])
+        noise = self.noise * torch.randn(len(x), generator=generator)
+        y = amplitude * torch.sin(x + phase) + noise
+        return _episode(x.unsqueeze(-1), y, self.support)
+
+
+class RotationTasks(NumberedTasks):
+    """The angle by which an image is turned, from a few turned views of known angle.
+
+    A task is one image. Its views are turned by angles uniform on [-90°, 90°], with bilinear
+    interpolation and background outside of it; targets are angles in units of 90°. Task ``i``
+    depends on ``seed`` and ``i`` alone. Inputs are ``(tasks, n, channels, size, size)``.
+
+    Args:
+        images: Images, ``(N, channels, height, width)``; integers count as 0 to 255 and become
+            0 to 1. Zero is background.
+        support: Number of support views.
+        queries: Number of query views.
+        seed: Seed of all tasks.
+
+    Raises:
+        ShapeError: Images are not square or not of four dimensions.
+        ArgumentError: A number is out of range.
+    """
+
+    @checked(images="(N, channels, height, width)")
+    def __init__(
+        self, images: Tensor, support: int = 10, queries: int = 20, *, seed: int = 0
+    ) -> None:
+        if images.ndim != 4 or images.shape[-1] != images.shape[-2] or len(images) == 0:
+            expected = "(N, channels, size, size), square and at least one"
+            raise ShapeError("images", tuple(images.shape), expected)
+        check_counts(support=support, queries=queries)
+        self.images = images
+        self.support, self.queries = support, queries
+        self.seed = seed
+
+    def _task(self, index: int) -> Episodes:
+        generator = task_generator(self.seed, index)
+        image = unit_range(self.images[torch.randint(len(self.images), (), generator=generator)])
+        angle = 2 * torch.rand(self.support + self.queries, generator=generator) - 1
+        return _episode(_turned(image, angle * math.pi / 2), angle, self.support)
+
+
+class HeadPoseTasks(NumberedTasks):
+    r"""The pitch of a head along a path of 19 pictures, from the pitches of a few of them.
+
+    A task is one person whose head turns from yaw 0 to 180 degrees in steps of ten while its
+    pitch follows :math:`a \sin(\phi + i)`, :math:`a \sim U(-3, 3)`, :math:`\phi \sim U(-5, 5)`, in
+    units of 10 degrees about level and rounded to them (Patacchiola et al. 2020, Section 5.1).
+    Targets are pitches in units of 30 degrees, from -1 to 1. Support points are drawn from
+    the path; all others are query points. Task ``i`` depends on ``seed`` and ``i`` alone. Inputs
+    are ``(tasks, n, channels, height, width)``.
+
+    Args:
+        images: Pictures by person, pitch and yaw, ``(people, 7, 19, channels, height, width)``;
+            integers count as 0 to 255 and become 0 to 1.
+        support: Number of support pictures.
+        yaws: Number of yaws of the path, from 0 degrees on: 10 for a training whose test is out of
+            range.
+        support_yaws: Number of yaws that support points are drawn from; all of the path if None.
+        seed: Seed of all tasks.
+
+    Raises:
+        ShapeError: Images have another shape.
+        ArgumentError: A number is out of range.
+    """
+
+    @checked(images="(people, 7, 19, channels, height, width)")
+    def __init__(
+        self,
+        images: Tensor,
+        support: int = 5,
+        *,
+        yaws: int = _YAWS,
+        support_yaws: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        if images.ndim != 6 or images.shape[1:3] != (_PITCHES, _YAWS) or len(images) == 0:
+            expected = f"(people, {_PITCHES}, {_YAWS}, channels, height, width)"
+            raise ShapeError("images", tuple(images.shape), expected)
+        support_yaws = yaws if support_yaws is None else support_yaws
+        check_counts(support=support, yaws=yaws, support_yaws=support_yaws)
+        if not support_yaws <= yaws <= _YAWS:
+            got = f"{support_yaws} of {yaws}"
+            raise ArgumentError("support_yaws", got, f"at most yaws, and those at most {_YAWS}")
+        if support > support_yaws or support == yaws:
+            expected = f"at most the {support_yaws} pictures to choose from, and fewer than {yaws}"
+            raise ArgumentError("support", support, expected)
+        self.images = images
+        self.support, self.yaws, self.support_yaws = support, yaws, support_yaws
+        self.seed = seed
+
+    def _task(self, index: int) -> Episodes:
+        generator = task_generator(self.seed, index)
+        person = int(torch.randint(len(self.images), (), generator=generator))
+        amplitude, phase = (2 * torch.rand(2, generator=generator) - 1) * torch.tensor([3.0, 5.0])
+        path = torch.arange(self.yaws)
+        pitches = (amplitude * torch.sin(phase + path)).round().long()  # -3 .. 3
+        chosen = torch.randperm(self.support_yaws, generator=generator)[: self.support]
+        others = path[~torch.isin(path, chosen)]
+        images = unit_range(self.images[person, pitches + _PITCHES // 2, path])
+        targets = pitches / (_PITCHES // 2)
+        x, y = images.unsqueeze(0), targets.unsqueeze(0)
+        return Episodes(x[:, chosen], y[:, chosen], x[:, others], y[:, others])
+
+
+def _turned(image: Tensor, angles: Tensor) -> Tensor:
+    """The image turned by each angle in radians, ``(n, channels, size, size)``."""
+    cos, sin = angles.cos(), angles.sin()
+    zero = torch.zeros_like(cos)
+    turns = torch.stack([cos, -sin, zero, sin, cos, zero], dim=-1).reshape(-1, 2, 3).to(image)
+    images = image.expand(len(angles), *image.shape)
+    grid = torch.nn.functional.affine_grid(turns, list(images.shape), align_corners=False)
+    return torch.nn.functional.grid_sample(images, grid, align_corners=False)
+
+
+def _episode(x: Tensor, y: Tensor, support: int) -> Episodes:
+    x, y = x.unsqueeze(0), y.unsqueeze(0)
+    return Episodes(x[:, :support], y[:, :support], x[:, support:], y[:, support:])
+
+
+def unit_range(images: Tensor) -> Tensor:
+    """Scales integers from 0 to 255 to numbers from 0 to 1; other numbers are not changed."""
+    return images if images.is_floating_point() else images.float() / 255
+
+
+def task_generator(seed: int, index: int) -> torch.Generator:
+    """The generator of one task.
+
+    Args:
+        seed: Seed of all tasks, 0 or above.
+        index: Number of the task, 0 or above.
+    """
+    # torch's CPU generator uses 32 bits of a seed: both numbers are mixed into them.
+    mixed = numpy.random.SeedSequence([seed, index]).generate_state(1)
+    return torch.Generator().manual_seed(int(mixed[0]))
