@@ -1,18 +1,28 @@
 """Folders that are written whole or not at all, in which the files of others stay as they are.
 
 A folder is made beside its place, with ``.part`` after its name. Its record (``records.py``) names
-the files that the command wrote, with their checksums: these alone are ever replaced or removed,
-and only while they are as they were written. When all is there the record is written once more, as
-finished; from then on the new folder counts, and the files get their places one after another, the
-record last. A run that is killed before that leaves the old folder, one that is killed after it
-leaves a finished folder that is put in place by whoever comes next (:func:`finish_interrupted`).
+the files that the command wrote, with their checksums: only these are ever replaced or removed, and
+only while they are as they were written. When all files are there, the record is written again and
+says that the folder is finished. Then the folder is put in its place:
+
+- where nothing is in its place yet, it is renamed;
+- where a folder is there, the two are exchanged in one step (``exchange.py``), so that a run that
+  is killed at any moment leaves all files of the old result or all files of the new one;
+- where that is impossible, the files are replaced one after another. A run that is killed
+  meanwhile leaves files of both results until the next command for this folder. This is so on
+  Windows, on file systems that cannot exchange folders or have no hard links (networks, mostly),
+  where another file system is mounted in the folder, where it has files or folders of other users
+  that cannot be linked or made, where others have files in the ``.part`` folder, and where the
+  folder is the current one or the current one is in it.
+
+Last, the record in its place is written without the note that the folder is finished. While it has
+that note, the next command for this folder does what is left to do (:func:`finish_interrupted`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
 import stat
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -20,22 +30,34 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from gpclml._utils.files import sync_folder, temporary_name, write_atomically
+from gpclml.cli.exchange import (
+    exchange_folders,
+    inodes_of_others,
+    link_others,
+    move_others,
+    remove_links,
+)
 from gpclml.cli.locks import only_run
 from gpclml.cli.records import (
     MODEL,
     REPORT,
     FolderKind,
+    check_complete,
+    check_places,
     files_of,
+    is_file,
+    is_temporary,
+    own_files,
     read_record,
     record_text,
     sha256_of,
+    status_of,
 )
 from gpclml.errors import DataError
 
 __all__ = ["WorkFolder", "finish_interrupted", "open_work_folder"]
 
 _BEGUN, _FINISHED = {"work": "begun"}, {"work": "finished"}  # of folders that are not in place yet
-_MEND = "Move it elsewhere, or name another folder."
 
 
 @contextlib.contextmanager
@@ -61,9 +83,9 @@ def open_work_folder(out: Path, kind: FolderKind, names: Collection[str]) -> Ite
         raise _cannot_write(out, error) from error
     with only_run(out):
         _finish(out, kind)
-        own = {out: _own_files(out, kind), _work_path(out): _own_files(_work_path(out), kind, True)}
+        own = {out: own_files(out, kind), _work_path(out): own_files(_work_path(out), kind, True)}
         for folder, files in own.items():
-            _check_places(folder, {*names, *files}, {name: {files[name]} for name in files})
+            check_places(folder, {*names, *files}, {name: {files[name]} for name in files})
         try:
             work = WorkFolder(out, kind, own[_work_path(out)])
             _sweep(work.path, [kind.record, *names, *work.files])
@@ -103,7 +125,7 @@ class WorkFolder:
             DataError: Another file is there.
         """
         self.remove(name for name in writers if name in self.files)
-        _check_places(self.path, writers, {})
+        check_places(self.path, writers, {})
         written: dict[str, Path] = {}
         try:
             for name, write in writers.items():
@@ -139,10 +161,7 @@ class WorkFolder:
             names: Of files in :attr:`files`.
         """
         names = list(names)
-        for name in names:
-            if _is_file(self.path / name, {self.files[name]}):
-                (self.path / name).unlink()
-        _remove_empty(self.path, names)
+        _remove_files(self.path, {name: self.files[name] for name in names})
         for name in names:
             del self.files[name]
 
@@ -164,9 +183,9 @@ class WorkFolder:
         Raises:
             DataError: A file in its place is no longer as it was when the work folder was opened.
         """
-        own = _own_files(self._out, self._kind)
+        own = own_files(self._out, self._kind)
         accepted = {name: {checksum} for name, checksum in own.items()}
-        _check_places(self._out, {*own, *self.files}, accepted)
+        check_places(self._out, {*own, *self.files}, accepted)
         self._write_record({**_FINISHED, **content})
         try:
             _finish(self._out, self._kind)
@@ -203,52 +222,112 @@ def finish_interrupted(folder: Path) -> None:
 def _finish(out: Path, kind: FolderKind) -> None:
     """Puts a finished work folder in its place, if there is one; may be done again at any point.
 
-    A finished work folder says so in its record, and a folder in its place does not, so that none
-    is taken for the other, whatever they are called.
+    The record of a finished work folder says so. It still does when the folder has just been
+    renamed or exchanged, until what is left of the old one has been removed.
     """
     part = _work_path(out)
     new = _finished_record(part, kind)
     if new is None:
-        _settle(out, out, kind)
+        _settle(out, kind)
         return
     files = files_of(part / kind.record, kind, new)
-    if not os.path.lexists(out) and _has_only(part, {*files, kind.record}):
-        _check_complete(part, part, files)
-        os.rename(part, out)
-        sync_folder(out.parent)
-        _settle(out, out, kind)
-        return
-    old = _own_files(out, kind)
+    remove_links(part, out, _former(new)["inodes"])  # of a run that was killed while it made them
+    old = own_files(out, kind)
     accepted = {name: {old.get(name), files.get(name)} for name in {*old, *files}}
-    _check_places(out, accepted, accepted)
-    _check_complete(part, out, files)
+    check_places(out, accepted, accepted)
+    check_complete(part, out, files)
+    alone = _has_only(part, {*files, kind.record})  # files of others there stay where they are
+    if alone and not os.path.lexists(out):
+        os.rename(part, out)
+    elif not alone or not _exchange(part, out, kind, new, old.keys()):
+        _replace_files(part, out, kind, files, old.keys())
+    sync_folder(out.parent)
+    _settle(out, kind)
+
+
+def _exchange(
+    part: Path, out: Path, kind: FolderKind, record: Mapping[str, Any], old: Collection[str]
+) -> bool:
+    """Exchanges a finished work folder with the one in its place; False if that is impossible."""
+    files, own = record["files"], {kind.record, *old}
+    if not all(os.path.lexists(part / name) for name in files):
+        return False  # a run was killed while it replaced files one after another
+    inodes = []
+    try:
+        inodes = inodes_of_others(out, own)
+        former = {"inode": os.lstat(out).st_ino, "inodes": inodes}
+        _write(part / kind.record, record_text(kind, {**record, "former": former}, files))
+        link_others(out, part, own, {kind.record, *files})
+        exchange_folders(part, out)
+    except OSError:
+        remove_links(part, out, inodes)
+        return False
+    return True
+
+
+def _replace_files(
+    part: Path, out: Path, kind: FolderKind, files: Collection[str], old: Collection[str]
+) -> None:
+    """Moves the files of a finished work folder to their places, one after another."""
     out.mkdir(exist_ok=True)
     if not os.path.lexists(out / kind.record):  # an empty folder becomes one of this kind
-        _write(out / kind.record, record_text(kind, _BEGUN, {}))
+        _put_record(part, out, kind, _BEGUN, {})
     for name in files:
         if os.path.lexists(part / name):
             _make_folders(out, name)
             os.replace(part / name, out / name)
-    for name in old.keys() - files.keys():
+    gone = set(old) - set(files)
+    for name in gone:
         (out / name).unlink(missing_ok=True)
-    _remove_empty(out, old.keys() - files.keys())
+    _remove_empty(out, gone)
     _remove_empty(part, files)
     for folder in {(out / name).parent for name in files}:
         sync_folder(folder)
-    _settle(part, out, kind)
-    (part / kind.record).unlink()
+    os.replace(part / kind.record, out / kind.record)
+
+
+def _settle(out: Path, kind: FolderKind) -> None:
+    """Does what is left to do when a finished folder is in its place, if that is so.
+
+    What is left of the old folder is removed: the files of the command and the second names of
+    files of others. Whether a work folder is what is left of it is known by its inode number.
+    """
+    record = _finished_record(out, kind)
+    if record is None:
+        return
+    files = files_of(out / kind.record, kind, record)
+    part, former = _work_path(out), _former(record)
+    status = status_of(part)
+    if status is not None and status.st_ino == former["inode"]:
+        old = read_record(part / kind.record)
+        if old is not None and kind.is_record(old):
+            _remove_files(part, files_of(part / kind.record, kind, old))
+            (part / kind.record).unlink()
+        _sweep(part, [kind.record])
+        remove_links(part, out, former["inodes"])
+        move_others(part, out, former["inodes"])
+    content = {name: value for name, value in record.items() if name not in ("work", "former")}
+    _put_record(part, out, kind, content, files)
+
+
+def _put_record(
+    part: Path, out: Path, kind: FolderKind, content: Mapping[str, Any], files: Mapping[str, str]
+) -> None:
+    """Writes the record of a folder, by way of the work folder: it never holds a file too many."""
+    status = status_of(part)
+    work = part if status is None or stat.S_ISDIR(status.st_mode) else out
+    work.mkdir(exist_ok=True)
+    temporary = temporary_name(work / kind.record)
+    _write(temporary, record_text(kind, content, files))
+    os.replace(temporary, out / kind.record)
+    sync_folder(out)
     _remove_folder(part)
 
 
-def _settle(folder: Path, out: Path, kind: FolderKind) -> None:
-    """Writes what a finished record in a folder says, if it is one, as the record of ``out``."""
-    record = _finished_record(folder, kind)
-    if record is None:
-        return
-    files = files_of(folder / kind.record, kind, record)
-    del record["work"]
-    _write(out / kind.record, record_text(kind, record, files))
-    _sweep(out, [kind.record])
+def _former(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Inode numbers of the folder that it was exchanged with, and of the files linked there."""
+    noted = record.get("former", {})
+    return {"inode": noted.get("inode"), "inodes": set(noted.get("inodes", ()))}
 
 
 def _finished_record(folder: Path, kind: FolderKind) -> dict[str, Any] | None:
@@ -277,88 +356,11 @@ def _work_path(out: Path) -> Path:
     return out.with_name(f"{out.name}.part") if out.name else out / ".part"
 
 
-def _own_files(folder: Path, kind: FolderKind, work: bool = False) -> dict[str, str]:
-    """SHA-256 of the files in a folder, or in a work folder, that the command wrote, by name.
-
-    Raises:
-        DataError: The folder is not one that the command wrote, nor empty.
-    """
-    status = _status(folder)
-    if status is None:
-        return {}
-    if stat.S_ISLNK(status.st_mode):
-        raise DataError(f"--out: {folder} is a link. Name the folder itself, or another one.")
-    path = folder / kind.record
-    record = read_record(path) if _is_file(path) else None
-    if record is not None and kind.is_record(record):
-        if not work or "work" in record:
-            return files_of(path, kind, record)
-        why = f"its {kind.record} is of a folder in its place"  # whose name happens to end so
-    elif stat.S_ISDIR(status.st_mode):
-        if all(_is_temporary(entry, [kind.record]) for entry in folder.iterdir()):
-            return {}
-        link = f"its {kind.record} is a link" if path.is_symlink() else ""
-        lacks = f"its {kind.record} is of another program" if os.path.lexists(path) else ""
-        why = link or lacks or f"it has no {kind.record}"
-    else:
-        why = "it is no folder"
-    what = f"{folder} is there and was not written by this command ({why})"
-    raise DataError(f"--out: {what}. Name another folder.")
-
-
-def _check_places(
-    folder: Path, names: Iterable[str], accepted: Mapping[str, Collection[str | None]]
-) -> None:
-    """Raises where a file would take the place of one that the command did not write as it is."""
-    for name in sorted(names):
-        for parent in reversed(PurePosixPath(name).parents[:-1]):
-            status = _status(folder / parent)
-            if status is not None and not stat.S_ISDIR(status.st_mode):
-                raise DataError(f"--out: {folder / parent} is there and is no folder. {_MEND}")
-        path = folder / name
-        if not os.path.lexists(path):
-            continue
-        if name not in accepted or not _is_file(path):
-            raise DataError(f"--out: {path} is there and was not written by this command. {_MEND}")
-        if not _is_file(path, accepted[name]):
-            raise DataError(f"--out: {path} has been changed since gpclml wrote it. {_MEND}")
-
-
-def _check_complete(part: Path, out: Path, files: Mapping[str, str]) -> None:
-    for name, checksum in files.items():
-        place = part / name if os.path.lexists(part / name) else out / name
-        if not _is_file(place, {checksum}):
-            said = f"{place} is missing or has been changed since gpclml wrote it"
-            raise DataError(f"--out: {said}. Remove {part}, and run the command again.")
-
-
-def _status(path: Path) -> os.stat_result | None:
-    """What a name is, without following it if it is a link; None where there is nothing."""
-    try:
-        return os.lstat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-
-
-def _is_file(path: Path, checksums: Collection[str | None] | None = None) -> bool:
-    """Whether there is a plain file, with one of the checksums if some are given."""
-    status = _status(path)
-    if status is None or not stat.S_ISREG(status.st_mode):
-        return False
-    return checksums is None or sha256_of(path) in checksums
-
-
-def _is_temporary(path: Path, names: Iterable[str]) -> bool:
-    """Whether a file is one of those that a killed run leaves behind, of these names."""
-    stems = "|".join(re.escape(PurePosixPath(name).name) for name in names)
-    return bool(re.fullmatch(rf"({stems})(\.[0-9a-f]{{32}}\.part)+", path.name)) and _is_file(path)
-
-
 def _sweep(folder: Path, names: Collection[str]) -> None:
     """Removes the temporary files that a killed run left."""
     for parent in {(folder / name).parent for name in names}:
         for entry in list(parent.iterdir()) if parent.is_dir() else ():
-            if _is_temporary(entry, names):
+            if is_temporary(entry, names):
                 entry.unlink()
 
 
@@ -371,6 +373,14 @@ def _has_only(folder: Path, names: Collection[str]) -> bool:
 
 def _make_folders(folder: Path, name: str) -> None:
     (folder / name).parent.mkdir(parents=True, exist_ok=True)
+
+
+def _remove_files(folder: Path, files: Mapping[str, str]) -> None:
+    """Removes files that have the checksums that are given, and folders that become empty by it."""
+    for name, checksum in files.items():
+        if is_file(folder / name, {checksum}):
+            (folder / name).unlink()
+    _remove_empty(folder, files)
 
 
 def _remove_empty(folder: Path, names: Iterable[str]) -> None:

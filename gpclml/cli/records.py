@@ -1,19 +1,39 @@
-"""Records: the JSON file of a folder that says what it is and which of its files are its own."""
+"""The record of a folder, and whether the files in the folder are as it says.
+
+A record is the JSON file of a folder that says what the folder is and which of its files the
+command wrote, with their checksums.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
-from collections.abc import Mapping
+import stat
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from gpclml import __version__
 from gpclml.errors import DataError
 
-__all__ = ["MODEL", "REPORT", "FolderKind", "files_of", "read_record", "record_text", "sha256_of"]
+__all__ = [
+    "MODEL",
+    "REPORT",
+    "FolderKind",
+    "check_complete",
+    "check_places",
+    "files_of",
+    "is_file",
+    "is_temporary",
+    "own_files",
+    "read_record",
+    "record_text",
+    "sha256_of",
+    "status_of",
+]
 
 _VERSION = 2
 _READ_ALSO = (1,)  # of models: it had no checksums, and so nothing of it is replaced
@@ -126,6 +146,125 @@ def sha256_of(path: Path) -> str:
     """
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def own_files(folder: Path, kind: FolderKind, work: bool = False) -> dict[str, str]:
+    """SHA-256 of the files in a folder that the command wrote, by name.
+
+    Args:
+        folder: The folder; it need not be there.
+        kind: What it should be.
+        work: Whether it is a work folder, which is not in its place yet.
+
+    Raises:
+        DataError: The folder was not written by the command, and is not empty.
+    """
+    status = status_of(folder)
+    if status is None:
+        return {}
+    if stat.S_ISLNK(status.st_mode):
+        raise DataError(f"--out: {folder} is a link. Name the folder itself, or another one.")
+    path = folder / kind.record
+    record = read_record(path) if is_file(path) else None
+    if record is not None and kind.is_record(record):
+        if not work or "work" in record:
+            return files_of(path, kind, record)
+        why = f"its {kind.record} is of a folder in its place"  # whose name happens to end so
+    elif stat.S_ISDIR(status.st_mode):
+        if all(is_temporary(entry, [kind.record]) for entry in folder.iterdir()):
+            return {}
+        link = f"its {kind.record} is a link" if path.is_symlink() else ""
+        other = f"its {kind.record} is of another program" if os.path.lexists(path) else ""
+        why = link or other or f"it has no {kind.record}"
+    else:
+        why = "it is no folder"
+    what = f"{folder} is there and was not written by this command ({why})"
+    raise DataError(f"--out: {what}. Name another folder.")
+
+
+def check_places(
+    folder: Path, names: Iterable[str], accepted: Mapping[str, Collection[str | None]]
+) -> None:
+    """Checks that files may be written: nothing that others wrote has their names.
+
+    Args:
+        folder: Where the files are to be.
+        names: Of the files.
+        accepted: SHA-256 of the files that may be replaced, by name.
+
+    Raises:
+        DataError: Something that is not accepted has the name of a file or of its folder.
+    """
+    for name in sorted(names):
+        for parent in reversed(PurePosixPath(name).parents[:-1]):
+            status = status_of(folder / parent)
+            if status is not None and not stat.S_ISDIR(status.st_mode):
+                raise _in_the_way(folder / parent, "is there and is no folder")
+        path = folder / name
+        if not os.path.lexists(path):
+            continue
+        if name not in accepted or not is_file(path):
+            raise _in_the_way(path, "is there and was not written by this command")
+        if not is_file(path, accepted[name]):
+            raise _in_the_way(path, "has been changed since gpclml wrote it")
+
+
+def check_complete(part: Path, out: Path, files: Mapping[str, str]) -> None:
+    """Checks that each file is in the work folder, or else in its place, as it was written.
+
+    Args:
+        part: The work folder.
+        out: The folder in its place.
+        files: SHA-256 of the files, by name.
+
+    Raises:
+        DataError: A file is missing or has been changed.
+    """
+    for name, checksum in files.items():
+        place = part / name if os.path.lexists(part / name) else out / name
+        if not is_file(place, {checksum}):
+            said = f"{place} is missing or has been changed since gpclml wrote it"
+            raise DataError(f"--out: {said}. Remove {part}, and run the command again.")
+
+
+def status_of(path: Path) -> os.stat_result | None:
+    """Status of a file or folder, of a link itself; None where there is nothing.
+
+    Args:
+        path: The file or folder.
+    """
+    try:
+        return os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def is_file(path: Path, checksums: Collection[str | None] | None = None) -> bool:
+    """Whether a plain file is there, with one of the checksums if some are given.
+
+    Args:
+        path: The file.
+        checksums: SHA-256 that it may have.
+    """
+    status = status_of(path)
+    if status is None or not stat.S_ISREG(status.st_mode):
+        return False
+    return checksums is None or sha256_of(path) in checksums
+
+
+def is_temporary(path: Path, names: Iterable[str]) -> bool:
+    """Whether a file is a temporary one of these names, as a killed run leaves them behind.
+
+    Args:
+        path: The file.
+        names: Of the files that were to be written.
+    """
+    stems = "|".join(re.escape(PurePosixPath(name).name) for name in names)
+    return bool(re.fullmatch(rf"({stems})(\.[0-9a-f]{{32}}\.part)+", path.name)) and is_file(path)
+
+
+def _in_the_way(path: Path, what: str) -> DataError:
+    return DataError(f"--out: {path} {what}. Move it elsewhere, or name another folder.")
 
 
 def _checksum(record: Mapping[str, Any]) -> str:

@@ -1,12 +1,18 @@
-"""Kills the command before each of its changes of files, one after another, and says what is left.
+"""Kills the command before each of its changes of files, one by one, and checks what is left.
 
-To be run by itself (``python killed_runs.py fit FOLDER``): it forks. Models and pages are made once
-and handed to each run, so that only what the command does with files is done again. It prints how
-many runs were killed, and what was wrong after which.
+It is run by itself (``python killed_runs.py fit FOLDER there exchanged``) because it forks. Models
+and pages are made once and handed to each run, so that only what the command does with files is
+done again. It prints how many runs were killed, and what was wrong after which of them.
+
+Right after a kill, before any other command has run, the bytes on the disk are compared: the files
+of the command are all those of the old result or all those of the new one, and the files of others
+are in their place. ``replaced`` instead of ``exchanged`` takes the exchange of folders away, as on
+Windows: then files may be of both results until the next command.
 """
 
 from __future__ import annotations
 
+import errno
 import functools
 import hashlib
 import io
@@ -15,6 +21,7 @@ import json
 import os
 import shutil
 import signal
+import stat
 import sys
 import traceback
 from contextlib import redirect_stderr, redirect_stdout
@@ -23,9 +30,12 @@ from pathlib import Path
 import numpy as np
 import pandas
 
-from gpclml.cli import app, comparing, fitting, report_folder
+from gpclml.cli import app, comparing, fitting, folders, report_folder
 
-CHANGES = "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate"
+CHANGES = (
+    "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate",
+    "os.chmod", "os.chown", "os.utime", "os.setxattr",
+)  # fmt: skip
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 OLD, NEW = 3, 4  # seeds
 RECORDS = {"fit": "model.json", "compare": "report.json"}
@@ -39,17 +49,38 @@ def changes(event, arguments):
 
 
 def die_before_change(number, root):
-    """This process is killed before its change of that number in a folder."""
+    """This process is killed before its change of that number in a folder.
+
+    Python does not audit the call that exchanges two folders: before and after it a change is
+    counted, so that there is a run that is killed just before it and one that is killed just after.
+    """
     counter = itertools.count(1)
+
+    def count():
+        if next(counter) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
 
     def hook(event, arguments):
         if not changes(event, arguments):
             return
         paths = [os.fsdecode(one) for one in arguments if isinstance(one, str | bytes | Path)]
-        if any(path.startswith(str(root)) for path in paths) and next(counter) == number:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if any(path.startswith(str(root)) for path in paths):
+            count()
 
+    exchange = folders.exchange_folders
+
+    def exchange_and_count(first, second):
+        count()
+        exchange(first, second)
+        count()
+
+    folders.exchange_folders = exchange_and_count
     sys.addaudithook(hook)
+
+
+def no_exchange(first, second):
+    """Stands for a system that cannot exchange folders."""
+    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
 
 def run(*words, before=lambda: None):
@@ -110,19 +141,26 @@ def is_whole(files, kind, seed):
     record = json.loads(files.get(RECORDS[kind], b"{}"))
     if "files" not in record:
         return False
-    seeds = [record["made_from"]["seed"]] if kind == "fit" else [
-        one["recipe"]["seed"] for one in record["fitted"].values()
+    seeds = [record.get("made_from", {}).get("seed")] if kind == "fit" else [
+        one["recipe"]["seed"] for one in record.get("fitted", {}).values()
     ]  # fmt: skip
     sums = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
     del sums[RECORDS[kind]]
     return set(seeds) == {seed} and sums == record["files"]
 
 
+def status_of(path):
+    """Type, mode and time of modification of a file or folder."""
+    status = os.lstat(path)
+    return stat.S_IFMT(status.st_mode), stat.S_IMODE(status.st_mode), status.st_mtime_ns
+
+
 class Runs:
     """Runs of a command whose output is there, killed one after another."""
 
-    def __init__(self, kind, root):
-        self.kind, self.root, self.wrong = kind, root, []
+    def __init__(self, kind, root, there, exchanged):
+        self.kind, self.root, self.there, self.exchanged = kind, root, there, exchanged
+        self.wrong = []
         self.out = root / "now" / "out"
         self.data = root / "data.csv"
         rng = np.random.default_rng(0)
@@ -142,7 +180,7 @@ class Runs:
     def model(self):
         return self.out if self.kind == "fit" else self.out / "models" / "linear"
 
-    def prepare(self, there):
+    def prepare(self):
         """The output of the old run with files of others, or none, or an empty folder."""
         (self.root / "now").mkdir()
         for seed in (NEW, OLD):  # both are made here, and known to all that are forked
@@ -151,20 +189,30 @@ class Runs:
             if seed == NEW:
                 shutil.rmtree(self.out)
         self.old = files_in(self.out)
-        if there == "there":
+        if self.there == "there":
             self.foreign = {
-                "notes.txt": b"mine", "pictures/a.png": b"\x89PNG", "models/rbf/mine.txt": b"mine",
+                "notes.txt": b"mine", "pictures/old/a.png": b"\x89PNG",
+                "models/rbf/mine.txt": b"mine",
             }  # fmt: skip
             for name, content in self.foreign.items():
                 (self.out / name).parent.mkdir(parents=True, exist_ok=True)
                 (self.out / name).write_bytes(content)
+            (self.out / "link").symlink_to("notes.txt")
+            os.mkfifo(self.out / "pipe")
+            (self.out / "empty").mkdir()
+            (self.out / "notes.txt").chmod(0o440)
+            (self.out / "pictures").chmod(0o711)
+            for name in ("notes.txt", "pictures/old/a.png", "pictures/old", "pictures", "empty"):
+                os.utime(self.out / name, (1_000_000, 1_000_000))
         else:
             shutil.rmtree(self.out)
             self.old = {}
-            if there == "empty":
+            if self.there == "empty":
                 self.out.mkdir()
+        names = [*self.foreign, "link", "pipe", "empty", "pictures/old", "pictures"]
+        self.entries = {name: status_of(self.out / name) for name in names if self.foreign}
         (self.root / "now" / "out.part.mine").write_bytes(b"mine")
-        shutil.copytree(self.root / "now", self.root / "before")
+        copy(self.root / "now", self.root / "before")
 
     def own(self):
         """Files of the output that are not of others, which must be there as they were."""
@@ -172,6 +220,12 @@ class Runs:
         for name, content in self.foreign.items():
             if files.pop(name, None) != content:
                 self.say(f"{name} of others is gone or changed")
+        files.pop("link", None)
+        for name, status in self.entries.items():
+            if not os.path.lexists(self.out / name) or status_of(self.out / name) != status:
+                self.say(f"{name} of others is gone, or its mode or time has changed")
+        if self.there != "absent" and not self.out.is_dir():
+            self.say("the folder is gone")
         if (self.out.parent / "out.part.mine").read_bytes() != b"mine":
             self.say("a file beside the output was changed")
         return files
@@ -183,7 +237,7 @@ class Runs:
         for number in itertools.count(1):
             self.number = number
             shutil.rmtree(self.root / "now")
-            shutil.copytree(self.root / "before", self.root / "now")
+            copy(self.root / "before", self.root / "now")
             die = functools.partial(die_before_change, number, self.root / "now")
             code = run(*self.words(NEW), before=die)
             if code == 0:
@@ -196,6 +250,10 @@ class Runs:
 
     def check(self):
         own = self.own()
+        if self.exchanged and own != self.old and not is_whole(own, self.kind, NEW):
+            self.say(f"before any other command, the files are of neither result: {sorted(own)}")
+        if self.there == "absent" and not own and self.out.exists() and self.exchanged:
+            self.say("the folder is there without its files")
         for name in self.old.keys() - own.keys():
             if not name.startswith("models/rbf/"):
                 self.say(f"{name} is missing")
@@ -217,9 +275,27 @@ class Runs:
             self.say(f"{what} left {left}")
 
 
+def copy(source, target):
+    """Copies a folder with its times and modes, links and pipes as such."""
+    target.mkdir()
+    for entry in source.iterdir():
+        place = target / entry.name
+        if entry.is_dir() and not entry.is_symlink():
+            copy(entry, place)
+        elif entry.is_fifo():
+            os.mkfifo(place)
+            shutil.copystat(entry, place)
+        else:
+            shutil.copy2(entry, place, follow_symlinks=False)
+    shutil.copystat(source, target)
+
+
 if __name__ == "__main__":
-    kind, root, there = sys.argv[1], Path(sys.argv[2]).resolve(), sys.argv[3]
+    kind, root, there, way = sys.argv[1:]
     hand_over()
-    runs = Runs(kind, root)
-    runs.prepare(there)
+    os.fsync = lambda handle: None  # what was written outlasts a kill anyway, and this takes long
+    runs = Runs(kind, Path(root).resolve(), there, way == "exchanged")
+    if way == "replaced":
+        folders.exchange_folders = no_exchange
+    runs.prepare()
     print(json.dumps(runs.all()))
