@@ -1,31 +1,35 @@
-"""What the layers of a network see and what comes back to them, point by point.
+"""Inputs of a network's layers and gradients of their outputs, and the products of these.
 
-A layer is recorded only if its input and the gradient of its output say all about its
-parameters: it is a ``Linear`` or ``Conv2d`` itself, nothing changes its weights or its output on
-the way, and that one layer uses its parameters once. Those of all others are returned by name.
+A layer is recorded only if its input and the gradient of its output determine the gradient of its
+parameters: it is a ``Linear`` or ``Conv2d`` itself, nothing changes its weights or its output, and
+its parameters are used once. The parameters of all other modules are returned by name.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.func import functional_call
 from torch.nn.utils.parametrize import is_parametrized
 
-from gpclml.curvature._parameters import (
+from gpclml.curvature.structure import (
+    Cotangents,
     check_cotangents,
     check_network,
     fresh_parameters,
     layer_of,
 )
-from gpclml.curvature._records import LayerRecord
-from gpclml.curvature._sample_gradients import Cotangents
 from gpclml.errors import UnsupportedError
+from gpclml.linalg import symmetric_product
 
-__all__ = ["record_layers"]
+__all__ = [
+    "LayerRecord",
+    "record_layers",
+]
 
 _SUPPORTED = (torch.nn.Linear, torch.nn.Conv2d)
 _KINDS = ("weight", "bias")
@@ -35,17 +39,17 @@ _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backw
 def record_layers(
     module: torch.nn.Module, x: Tensor, cotangents: Cotangents, *, only: bool = True
 ) -> tuple[list[LayerRecord], list[str]]:
-    """The records of all layers that have one, from one pass and K passes back.
+    """Records the layers of a network, by one forward and K backward passes.
 
     Args:
         module: Maps ``(N, *event)`` to ``(N, C)``.
-        x: Points, ``(N, *event)``; where they require a gradient so do the records.
+        x: Points, ``(N, *event)``; if they require a gradient so do the records.
         cotangents: Maps outputs to columns of their curvature, ``(N, K, C)``.
         only: Whether all trained parameters must be of layers that have a record.
 
     Returns:
-        One a layer, in the order of the network's parameters; and the names of the trained
-        parameters that are in none.
+        The record of each layer, in the order of the network's parameters; and the names of the
+        trained parameters without a record.
 
     Raises:
         UnsupportedError: There are such parameters and ``only`` is set; the layer is named.
@@ -101,8 +105,94 @@ def record_layers(
     return records, [name for name in parameters if layer_of(name) in excluded]
 
 
+@dataclass(frozen=True)
+class LayerRecord:
+    """Inputs and output gradients of a linear map, applied at T places of each point.
+
+    T is 1 in a plain layer. Versions of a point that a network averages over count as places.
+    Tensors keep the layout of the layer, channels first in a convolution.
+
+    Attributes:
+        layer: Linear or Conv2d.
+        weight: Name of its weight in the network; None if it is not trained.
+        bias: Name of its bias; None if it is not trained, or there is none.
+        num_points: Number of points N.
+        raw_inputs: Inputs of the layer.
+        raw_gradients: Gradients of its outputs, one for each column of output curvature.
+    """
+
+    layer: torch.nn.Module
+    weight: str | None
+    bias: str | None
+    num_points: int
+    raw_inputs: Tensor
+    raw_gradients: Sequence[Tensor]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the map is applied at one place of each point."""
+        rows, _, places = next(self._gradients()).shape
+        return rows * places == self.num_points
+
+    def mean_inputs(self) -> Tensor:
+        """Inputs of the map, their mean over places, ``(N, in)``."""
+        return self._inputs().mean(2).unflatten(0, (self.num_points, -1)).mean(1)
+
+    def summed_gradients(self) -> Tensor:
+        """Gradients of its outputs, summed over places, ``(N, K, out)``: those of the bias."""
+        sums = [g.sum(2).unflatten(0, (self.num_points, -1)).sum(1) for g in self._gradients()]
+        return torch.stack(sums, dim=1)
+
+    def weight_gradients(self) -> Tensor:
+        """Gradients of the weight at each point, ``(N, K, out in)``."""
+        inputs = self._inputs().mT
+        columns = [
+            torch.bmm(g, inputs).unflatten(0, (self.num_points, -1)).sum(1).flatten(1)
+            for g in self._gradients()
+        ]
+        return torch.stack(columns, dim=1)
+
+    def input_product(self, reduce: bool) -> tuple[Tensor, int]:
+        r"""The sum of :math:`a a^\top`, float64, and the number of its terms.
+
+        Args:
+            reduce: Whether a is the mean over places; else each place is a term.
+        """
+        # In float64, so that rounding does not fill the null space of many inputs.
+        if reduce:
+            a = self.mean_inputs().double()
+            return symmetric_product(a.mT, a.mT), len(a)
+        a = self._inputs().double()
+        return _outer_products(a), a.shape[0] * a.shape[2]
+
+    def gradient_product(self, reduce: bool) -> Tensor:
+        r"""The sum of :math:`g g^\top` over points and columns, float64.
+
+        Args:
+            reduce: Whether g is the sum over places; else each place is a term.
+        """
+        if not reduce:
+            return torch.stack([_outer_products(g) for g in self._gradients()]).sum(0)
+        rows = self.summed_gradients().flatten(0, 1)
+        return symmetric_product(rows.mT, rows.mT).double()
+
+    def _inputs(self) -> Tensor:
+        """Inputs, ``(R, in, T)``, of R points or versions of them."""
+        if isinstance(self.layer, torch.nn.Conv2d):
+            return _patches(self.layer, self.raw_inputs)
+        return _channels_first(self.raw_inputs)
+
+    def _gradients(self) -> Iterator[Tensor]:
+        """Gradients of the outputs, ``(R, out, T)``, for each column."""
+        for gradient in self.raw_gradients:
+            if isinstance(self.layer, torch.nn.Conv2d):
+                yield gradient.flatten(2)
+            else:
+                yield _channels_first(gradient)
+
+
 class _Pass:
-    """What went through a layer: how often, whether by its own weights, and what at last."""
+    """One pass: number of calls of a layer, whether by its own weights, last input and output."""
 
     calls: int = 0
     own: bool = True
@@ -158,10 +248,10 @@ def _excluded_by_build(module: torch.nn.Module, names: Mapping[str, Tensor]) -> 
 def _excluded_by_use(
     outputs: Tensor, passes: Mapping[str, _Pass], parameters: Mapping[str, Tensor]
 ) -> dict[str, str]:
-    """Layers whose parameters the outputs depend on in another way than by one pass, and why.
+    """Layers whose parameters change the outputs in another way than by one pass, and why.
 
-    Read off the graph of the pass, which costs nothing and needs no tolerance, where a comparison
-    with the network's own gradient would take a further pass back.
+    This is read from the graph of the pass. A comparison with the network's own gradient would need
+    a tolerance and another backward pass.
     """
     nodes, uses = _graph(outputs)
     excluded = {}
@@ -209,6 +299,48 @@ def _recorder(name: str, parameters: Mapping[str, Tensor], seen: _Pass):
             for kind in _KINDS if (full := _full_name(name, kind)) in parameters
         )  # fmt: skip
         seen.inputs, seen.output = args[0] if args else kwargs["input"], output
-        return output.clone()  # what works in place afterwards leaves the record as it is
+        return output.clone()  # later operations in place do not change the record
 
     return hook
+
+
+def _channels_first(values: Tensor) -> Tensor:
+    """``(R, T, channels)`` of any number of places as ``(R, channels, T)``."""
+    return values.reshape(len(values), -1, values.shape[-1]).mT
+
+
+def _outer_products(values: Tensor) -> Tensor:
+    """The sum over R and T of products of ``(R, channels, T)`` with itself, float64.
+
+    Point by point, without a transposed copy, where that takes no more memory than the values.
+    """
+    _, channels, places = values.shape
+    if places > 1 and channels <= places:
+        return torch.bmm(values, values.mT).sum(0, dtype=torch.float64)
+    rows = values.mT.flatten(0, 1)
+    return symmetric_product(rows.mT, rows.mT).double()
+
+
+def _patches(layer: torch.nn.Conv2d, inputs: Tensor) -> Tensor:
+    """Inputs of each place of a convolution's output, ``(R, in, T)``."""
+    padded = torch.nn.functional.pad(inputs, _padding(layer))
+    if layer.dilation != (1, 1):
+        return torch.nn.functional.unfold(
+            padded, layer.kernel_size, layer.dilation, stride=layer.stride
+        )
+    # One copy of views: several times faster on a CPU than torch's unfold.
+    (height, width), (down, right) = layer.kernel_size, layer.stride
+    views = padded.unfold(2, height, down).unfold(3, width, right)
+    return views.permute(0, 1, 4, 5, 2, 3).flatten(1, 3).flatten(2)
+
+
+def _padding(layer: torch.nn.Conv2d) -> tuple[int, int, int, int]:
+    """Padding on the left, on the right, above and below."""
+    if layer.padding == "same":
+        reach = [d * (k - 1) for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
+        (above, below), (left, right) = ((one // 2, one - one // 2) for one in reach)
+        return left, right, above, below
+    if isinstance(layer.padding, str):  # "valid"
+        return 0, 0, 0, 0
+    above, left = layer.padding
+    return left, left, above, above

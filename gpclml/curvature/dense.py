@@ -1,4 +1,4 @@
-"""Curvature as dense matrices: of all parameters, or of blocks of them."""
+"""Curvature of all parameters, of blocks of them, of each alone, and in function space."""
 
 from __future__ import annotations
 
@@ -11,16 +11,139 @@ from torch import Tensor
 from typing_extensions import override
 
 from gpclml._utils.arguments import checked
-from gpclml.curvature._draws import Draw, normal_draws
-from gpclml.curvature._parameters import layer_of
-from gpclml.curvature._sample_gradients import Cotangents, sample_gradients
-from gpclml.curvature.structure import Curvature, Structure
-from gpclml.errors import UnknownNameError
+from gpclml.curvature._layers import LayerRecord, record_layers
+from gpclml.curvature.structure import (
+    Cotangents,
+    Curvature,
+    Draw,
+    Structure,
+    layer_of,
+    normal_draws,
+    sample_gradients,
+)
+from gpclml.errors import UnknownNameError, UnsupportedError
 from gpclml.linalg import safe_cholesky
 
-__all__ = ["BlockDiagonal", "DenseCurvature", "Full"]
+__all__ = [
+    "BlockDiagonal",
+    "DenseCurvature",
+    "Diagonal",
+    "DiagonalCurvature",
+    "Full",
+    "FunctionSpace",
+    "FunctionSpaceCurvature",
+]
 
 _FORMS = ("smaller", "parameters", "samples")
+
+
+@checked
+@dataclass(frozen=True)
+class Full(Structure):
+    """Structure of the full curvature, of all parameters together.
+
+    Args:
+        form: ``"parameters"`` for a P x P matrix, ``"samples"`` for N K x N K, ``"smaller"`` for
+            the smaller of both.
+
+    Note:
+        Costs the cube of the smaller of P and N K, and N K P numbers in memory.
+    """
+
+    form: Literal["smaller", "parameters", "samples"] = "smaller"
+
+    def __post_init__(self) -> None:
+        _check_form(self.form)
+
+    @override
+    def of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> DenseCurvature:
+        gradients = sample_gradients(module, x, cotangents)
+        return DenseCurvature.of_gradients(gradients, [gradients], self.form)
+
+
+@checked
+@dataclass(frozen=True)
+class BlockDiagonal(Structure):
+    """Structure of independent blocks, one for each layer or each parameter tensor.
+
+    The log-determinant is at least that of the full curvature (Fischer's inequality; Immer et
+    al. 2023, Theorem 1), so that the evidence is a lower bound.
+
+    Args:
+        by: ``"layer"`` for a module with its weight and bias, or ``"parameter"``.
+        form: As for :class:`Full`.
+    """
+
+    by: Literal["layer", "parameter"] = "layer"
+    form: Literal["smaller", "parameters", "samples"] = "smaller"
+
+    def __post_init__(self) -> None:
+        _check_form(self.form)
+        if self.by not in ("layer", "parameter"):
+            raise UnknownNameError("by", self.by, ("layer", "parameter"))
+
+    @override
+    def of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> DenseCurvature:
+        gradients = sample_gradients(module, x, cotangents)
+        blocks: dict[str, list[str]] = {}
+        for name in gradients:
+            blocks.setdefault(layer_of(name) if self.by == "layer" else name, []).append(name)
+        return DenseCurvature.of_gradients(gradients, blocks.values(), self.form)
+
+
+class DenseCurvature(Curvature):
+    r"""Dense blocks of :math:`H = \sum_{nk} (J_n^\top v_{nk}) (J_n^\top v_{nk})^\top`."""
+
+    @checked(late=True)
+    def __init__(self, blocks: Sequence[_Block]) -> None:
+        self._blocks = tuple(blocks)
+
+    @classmethod
+    def of_gradients(
+        cls, gradients: Mapping[str, Tensor], blocks: Iterable[Iterable[str]], form: str
+    ) -> DenseCurvature:
+        """The curvature from the gradients at single points.
+
+        Args:
+            gradients: Rows of each parameter by name, ``(N, K, *shape)``.
+            blocks: Names of the parameters of each block.
+            form: ``"parameters"`` for matrices as large as a block, ``"samples"`` for N K x N K,
+                ``"smaller"`` for the smaller of both.
+        """
+        made = []
+        flat = {name: rows.reshape(*rows.shape[:2], -1) for name, rows in gradients.items()}
+        for names in map(tuple, blocks):
+            rows = torch.cat([flat[name] for name in names], dim=-1).flatten(0, 1)
+            shapes = {name: gradients[name].shape[2:] for name in names}
+            by_samples = form == "samples" or (form == "smaller" and len(rows) < rows.shape[1])
+            made.append(_Block(shapes, by_samples, rows if by_samples else rows.mT @ rows))
+        return cls(made)
+
+    @override
+    def log_det_ratio(
+        self, precisions: Mapping[str, Tensor], scale: Tensor | float = 1.0
+    ) -> Tensor:
+        return torch.stack([one.log_det_ratio(precisions, scale) for one in self._blocks]).sum()
+
+    @override
+    @torch.no_grad()
+    def sample(
+        self,
+        precisions: Mapping[str, Tensor],
+        scale: Tensor | float = 1.0,
+        count: int = 1,
+        generator: torch.Generator | None = None,
+    ) -> dict[str, Tensor]:
+        draw = normal_draws(generator, next(iter(precisions.values())))
+        draws: dict[str, Tensor] = {}
+        for block in self._blocks:
+            draws |= block.sample(precisions, float(scale), count, draw)
+        return draws
+
+    @override
+    def __add__(self, other: Self) -> Self:
+        pairs = zip(self._blocks, other._blocks, strict=True)
+        return type(self)([one.plus(two) for one, two in pairs])
 
 
 @dataclass(frozen=True)
@@ -82,39 +205,45 @@ class _Block:
         return replace(self, by_samples=False, matrix=mine + theirs)
 
 
-class DenseCurvature(Curvature):
-    r"""Blocks of :math:`H = \sum_{nk} (J_n^\top v_{nk}) (J_n^\top v_{nk})^\top`."""
+@dataclass(frozen=True)
+class Diagonal(Structure):
+    """Structure of independent parameters: the loosest bound (Immer et al. 2023, Theorem 1).
+
+    Note:
+        Costs N K P numbers in memory.
+    """
+
+    @override
+    def of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> DiagonalCurvature:
+        return DiagonalCurvature.of_gradients(sample_gradients(module, x, cotangents))
+
+
+class DiagonalCurvature(Curvature):
+    r"""The diagonal of the curvature, :math:`h = \sum_{nk} (J_n^\top v_{nk})^{\circ 2}`.
+
+    Args:
+        diagonal: Diagonal of each parameter by name, in the parameter's shape.
+    """
 
     @checked(late=True)
-    def __init__(self, blocks: Sequence[_Block]) -> None:
-        self._blocks = tuple(blocks)
+    def __init__(self, diagonal: Mapping[str, Tensor]) -> None:
+        self.diagonal = dict(diagonal)
 
     @classmethod
-    def of_gradients(
-        cls, gradients: Mapping[str, Tensor], blocks: Iterable[Iterable[str]], form: str
-    ) -> DenseCurvature:
-        """From the rows of each parameter.
+    def of_gradients(cls, gradients: Mapping[str, Tensor]) -> DiagonalCurvature:
+        """The diagonal from the gradients at single points.
 
         Args:
-            gradients: ``(N, K, *shape)`` by name.
-            blocks: Names of the parameters of each block.
-            form: ``"parameters"`` for matrices as large as a block, ``"samples"`` for N K x N K,
-                ``"smaller"`` for whichever is.
+            gradients: Rows of each parameter by name, ``(N, K, *shape)``.
         """
-        made = []
-        flat = {name: rows.reshape(*rows.shape[:2], -1) for name, rows in gradients.items()}
-        for names in map(tuple, blocks):
-            rows = torch.cat([flat[name] for name in names], dim=-1).flatten(0, 1)
-            shapes = {name: gradients[name].shape[2:] for name in names}
-            by_samples = form == "samples" or (form == "smaller" and len(rows) < rows.shape[1])
-            made.append(_Block(shapes, by_samples, rows if by_samples else rows.mT @ rows))
-        return cls(made)
+        return cls({name: rows.square().sum((0, 1)) for name, rows in gradients.items()})
 
     @override
     def log_det_ratio(
         self, precisions: Mapping[str, Tensor], scale: Tensor | float = 1.0
     ) -> Tensor:
-        return torch.stack([one.log_det_ratio(precisions, scale) for one in self._blocks]).sum()
+        terms = [(scale * h / precisions[name]).log1p().sum() for name, h in self.diagonal.items()]
+        return torch.stack(terms).sum()
 
     @override
     @torch.no_grad()
@@ -126,68 +255,94 @@ class DenseCurvature(Curvature):
         generator: torch.Generator | None = None,
     ) -> dict[str, Tensor]:
         draw = normal_draws(generator, next(iter(precisions.values())))
-        draws: dict[str, Tensor] = {}
-        for block in self._blocks:
-            draws |= block.sample(precisions, float(scale), count, draw)
-        return draws
+        return {
+            name: draw(count, *h.shape) * (float(scale) * h + precisions[name]).rsqrt()
+            for name, h in self.diagonal.items()
+        }
 
     @override
     def __add__(self, other: Self) -> Self:
-        pairs = zip(self._blocks, other._blocks, strict=True)
-        return type(self)([one.plus(two) for one, two in pairs])
+        return type(self)({k: h + other.diagonal[k] for k, h in self.diagonal.items()})
 
 
-@checked
 @dataclass(frozen=True)
-class Full(Structure):
-    """The curvature of all parameters together.
+class FunctionSpace(Structure):
+    """Structure of the full curvature in function space, by inner products of layers.
 
-    Args:
-        form: ``"parameters"``, a P x P matrix; ``"samples"``, N K x N K; or the ``"smaller"``.
+    It serves stochastic estimates of a large network's evidence from few points and outputs (Immer
+    et al. 2023, Section 4), and is exact for every network.
 
     Note:
-        The smaller of P and N K, cubed; N K P numbers in memory.
+        Costs K backward passes and (N K)² (in + out) a plain layer. Convolutions, parameters of
+        other modules, and layers that :class:`Kronecker` refuses, such as tied ones, need gradients
+        at single points, N K times the size of their parameters.
     """
 
-    form: Literal["smaller", "parameters", "samples"] = "smaller"
-
-    def __post_init__(self) -> None:
-        _check_form(self.form)
-
     @override
-    def of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> DenseCurvature:
-        gradients = sample_gradients(module, x, cotangents)
-        return DenseCurvature.of_gradients(gradients, [gradients], self.form)
+    def of(
+        self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents
+    ) -> FunctionSpaceCurvature:
+        grams = {}
+        records, others = record_layers(module, x, cotangents, only=False)
+        for record in records:
+            if record.weight is not None:
+                grams[record.weight] = _weight_gram(record)
+            if record.bias is not None:
+                grams[record.bias] = _gram(record.summed_gradients())
+        if others:
+            gradients = sample_gradients(module, x, cotangents, others)
+            grams |= {
+                name: _gram(rows.reshape(*rows.shape[:2], -1)) for name, rows in gradients.items()
+            }
+        return FunctionSpaceCurvature(grams)
 
 
-@checked
-@dataclass(frozen=True)
-class BlockDiagonal(Structure):
-    """The curvature of each layer, or each parameter tensor, without what couples them.
+class FunctionSpaceCurvature(Curvature):
+    r"""Inner products :math:`v_{nk}^\top J_n J_m^\top v_{ml}`, a matrix for each parameter.
 
-    Its log-determinant is at least that of the full curvature (Fischer's inequality; Immer et
-    al. 2023, Theorem 1): the evidence is a lower bound.
+    Its log-determinant, :math:`\log |I + s V^\top J P_0^{-1} J^\top V|`, is that of the full
+    curvature. It supports neither draws nor sums.
 
     Args:
-        by: ``"layer"``, a module with its weight and bias, or ``"parameter"``.
-        form: As for :class:`Full`.
+        grams: Inner products by the parameter's name, ``(N K, N K)``.
     """
 
-    by: Literal["layer", "parameter"] = "layer"
-    form: Literal["smaller", "parameters", "samples"] = "smaller"
-
-    def __post_init__(self) -> None:
-        _check_form(self.form)
-        if self.by not in ("layer", "parameter"):
-            raise UnknownNameError("by", self.by, ("layer", "parameter"))
+    @checked(late=True)
+    def __init__(self, grams: Mapping[str, Tensor]) -> None:
+        self.grams = dict(grams)
 
     @override
-    def of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> DenseCurvature:
-        gradients = sample_gradients(module, x, cotangents)
-        blocks: dict[str, list[str]] = {}
-        for name in gradients:
-            blocks.setdefault(layer_of(name) if self.by == "layer" else name, []).append(name)
-        return DenseCurvature.of_gradients(gradients, blocks.values(), self.form)
+    def log_det_ratio(
+        self, precisions: Mapping[str, Tensor], scale: Tensor | float = 1.0
+    ) -> Tensor:
+        kernel = torch.stack([gram / precisions[name] for name, gram in self.grams.items()]).sum(0)
+        eye = torch.eye(len(kernel), dtype=kernel.dtype, device=kernel.device)
+        factor = safe_cholesky(torch.addcmul(eye, kernel, torch.as_tensor(scale).to(kernel)))
+        return 2 * factor.diagonal().log().sum().to(kernel.dtype)
+
+    @override
+    def sample(self, *args: object, **kwargs: object) -> dict[str, Tensor]:
+        raise UnsupportedError("curvature", "a FunctionSpace", "one with draws", "Use Full.")
+
+    @override
+    def __add__(self, other: Self) -> Self:
+        raise UnsupportedError(
+            "curvature", "a FunctionSpace over several batches", "one batch", "Use Full for a sum."
+        )
+
+
+def _weight_gram(record: LayerRecord) -> Tensor:
+    if not record.is_plain:
+        return _gram(record.weight_gradients())
+    gradients, inputs = record.summed_gradients(), record.mean_inputs()
+    k = gradients.shape[1]
+    of_inputs = (inputs @ inputs.mT).repeat_interleave(k, 0).repeat_interleave(k, 1)
+    return of_inputs * _gram(gradients)
+
+
+def _gram(rows: Tensor) -> Tensor:
+    flat = rows.flatten(0, 1)
+    return flat @ flat.mT
 
 
 def _check_form(form: str) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from gpclml._utils.arguments import checked
+from gpclml._utils.arguments import check_counts, checked
 from gpclml._utils.resuming import ResumableDraws
 from gpclml.errors import ArgumentError, ShapeError, UnknownNameError
 
@@ -25,13 +25,13 @@ _GENERATORS = {
 
 
 class AffineAugmentation(ResumableDraws):
-    r"""Affine transformations drawn from a box whose sides are parameters.
+    r"""Random affine transformations of images, whose ranges are parameters.
 
     .. math:: A = \exp\Big(\sum_i u_i \eta_i G_i\Big), \qquad u_i \sim \mathcal U[-1, 1]
 
     with G the generators of the affine group (Benton et al. 2020, Section 4; Immer et al. 2022).
-    Differentiable in the ranges, so that the evidence of a network averaged over the
-    transformations says how much of each the data support.
+    The images are differentiable in the ranges, so that these can be learned by maximizing the
+    evidence of a network averaged over the transformations.
 
     Args:
         ranges: Start of the ranges by name: ``"translation_x"`` and ``"translation_y"`` (one is
@@ -42,8 +42,8 @@ class AffineAugmentation(ResumableDraws):
             is part of ``state_dict()``.
 
     Raises:
-        UnknownNameError: No such transformation.
-        ArgumentError: A range is not positive, there is none, or S is below 1.
+        UnknownNameError: A transformation is not known.
+        ArgumentError: A range is not positive, there is no range, or S is below 1.
 
     Examples:
         >>> augmentation = AffineAugmentation({"rotation": 0.1}, samples=8)
@@ -60,8 +60,7 @@ class AffineAugmentation(ResumableDraws):
                 raise UnknownNameError("ranges", name, _GENERATORS)
             if not 0 < value < math.inf:
                 raise ArgumentError("ranges", f"{name}: {value}", "positive numbers")
-        if samples < 1:
-            raise ArgumentError("samples", samples, "at least 1")
+        check_counts(samples=samples)
         self.names = tuple(ranges)
         self.samples = samples
         start = torch.tensor([math.log(value) for value in ranges.values()])
@@ -71,21 +70,21 @@ class AffineAugmentation(ResumableDraws):
         self._generator = torch.Generator().manual_seed(seed)
 
     def ranges(self) -> dict[str, float]:
-        """The ranges by name, as they are."""
+        """The current ranges by name."""
         return dict(zip(self.names, self.log_ranges.detach().exp().tolist(), strict=True))
 
     @checked(late=True, x="float (N, channels, height, width)")
     def forward(self, x: Tensor) -> Tensor:
-        """Versions of images, with zeros where they come from outside.
+        """Transforms images, with zeros outside of them.
 
         Args:
             x: Images, ``(N, channels, height, width)``.
 
         Returns:
-            Shape ``(N, S, channels, height, width)``.
+            S versions of each image, ``(N, S, channels, height, width)``.
 
         Raises:
-            ShapeError: The images are of another shape.
+            ShapeError: The images have another shape.
         """
         if x.ndim != 4:
             raise ShapeError("x", tuple(x.shape), "(N, channels, height, width)")
@@ -104,12 +103,12 @@ class AffineAugmentation(ResumableDraws):
 
 
 class AveragedNetwork(torch.nn.Module):
-    r"""The mean of a network's outputs over S versions of each point.
+    r"""A network whose outputs are the mean over S versions of each point.
 
     .. math:: \bar f(x) = \frac1S \sum_s f(x_s)
 
-    Its Kronecker curvature is right with ``Kronecker("reduce")``: the average is a sharing of
-    weights whose gradients add up.
+    Use ``Kronecker("reduce")`` for its curvature: the versions share weights, and their gradients
+    add up.
 
     Args:
         network: Maps ``(N, *event)`` to ``(N, C)``.
@@ -121,13 +120,13 @@ class AveragedNetwork(torch.nn.Module):
         self.network = network
 
     def forward(self, x: Tensor) -> Tensor:
-        """Mean outputs.
+        """Mean outputs over versions of points.
 
         Args:
             x: Versions of points, ``(N, S, *event)``.
 
         Returns:
-            Shape ``(N, C)``.
+            Outputs, ``(N, C)``.
         """
         outputs = self.network(x.flatten(0, 1))
         return outputs.unflatten(0, x.shape[:2]).mean(1)

@@ -12,12 +12,16 @@ from torch import Tensor
 from typing_extensions import override
 
 from gpclml._utils.arguments import checked
-from gpclml.curvature._draws import Draw, normal_draws
 from gpclml.curvature._layers import record_layers
-from gpclml.curvature._sample_gradients import Cotangents, sample_gradients
-from gpclml.curvature.dense import DenseCurvature
-from gpclml.curvature.diagonal import DiagonalCurvature
-from gpclml.curvature.structure import Curvature, Structure
+from gpclml.curvature.dense import DenseCurvature, DiagonalCurvature
+from gpclml.curvature.structure import (
+    Cotangents,
+    Curvature,
+    Draw,
+    Structure,
+    normal_draws,
+    sample_gradients,
+)
 from gpclml.errors import UnknownNameError, UnsupportedError
 
 __all__ = ["Factors", "Kronecker", "KroneckerCurvature"]
@@ -25,16 +29,16 @@ __all__ = ["Factors", "Kronecker", "KroneckerCurvature"]
 
 @dataclass(frozen=True)
 class Factors:
-    r"""Sums that make the blocks of a layer: :math:`B \otimes A` of its weight, B of its bias.
+    r"""Kronecker factors of a layer: :math:`B \otimes A` of its weight, B of its bias.
 
     Attributes:
-        weight: Name of its weight; None if that is not trained.
+        weight: Name of its weight; None if it is not trained.
         bias: Name of its bias; None if that is not trained, or there is none.
         gradients: B, the sum of g gᵀ, ``(out, out)``.
         inputs: A times the number of its terms, the sum of a aᵀ, ``(in, in)``; None without a
             weight.
-        count: Number of the latter's terms.
-        shape: Of the weight.
+        count: Number of terms of that sum.
+        shape: Shape of the weight.
     """
 
     weight: str | None
@@ -45,7 +49,7 @@ class Factors:
     shape: torch.Size
 
     def eigenvalues(self) -> dict[str, Tensor]:
-        """Of each block by the parameter's name, ``(out, in)`` and ``(out,)``, float64."""
+        """Eigenvalues by the parameter's name, ``(out, in)`` and ``(out,)``, float64."""
         of_gradients = _eigenvalues(self.gradients)
         found = {} if self.bias is None else {self.bias: of_gradients}
         if self.weight is not None and self.inputs is not None:
@@ -56,7 +60,7 @@ class Factors:
     def sample(
         self, precisions: Mapping[str, Tensor], scale: float, count: int, draw: Draw
     ) -> dict[str, Tensor]:
-        """Draws with the covariance (s B ⊗ A + δ I)⁻¹ of each block, by eigenvectors."""
+        """Draws of weights with covariance (s B ⊗ A + δ I)⁻¹ of each block, by eigenvectors."""
         like = next(iter(precisions.values()))
         values, vectors = (part.to(like) for part in torch.linalg.eigh(self.gradients.double()))
         values = values.clamp_min(0.0)
@@ -85,8 +89,8 @@ class KroneckerCurvature(Curvature):
     r"""Blocks :math:`B \otimes A` of weights and B of biases.
 
     Args:
-        factors: Of each layer.
-        others: Curvature of the parameters that have none.
+        factors: Factors of each layer.
+        others: Curvature of the parameters without factors.
     """
 
     @checked(late=True)
@@ -151,25 +155,26 @@ class KroneckerCurvature(Curvature):
 @checked
 @dataclass(frozen=True)
 class Kronecker(Structure):
-    r"""Independent inputs and gradients of a layer: :math:`H \approx B \otimes A`.
+    r"""Structure of Kronecker factors for each layer: :math:`H \approx B \otimes A`.
 
     :math:`A` is the mean over points of :math:`a a^\top`, :math:`B` the sum over points and
     columns of :math:`g g^\top` (Martens and Grosse 2015; with weights shared by places of a
-    point, Eschenhagen et al. 2023). Exact for one point with one place and for a linear
-    network's last layer; not a bound of the evidence (with a = g = (0, 2) on two points its
-    log-determinant is below that of the exact one).
+    point, Eschenhagen et al. 2023). It is exact for one point with one place and for
+    a linear network's last layer. It gives no bound of the evidence: with a = g = (0, 2) on two
+    points its log-determinant is smaller than the exact one.
 
     Args:
-        sharing: ``"expand"``: places are as points; ``"reduce"``: a is their mean and g their
-            sum, which fits augmentations that are averaged.
-        others: What becomes of parameters of other modules than Linear and Conv2d, and of layers
-            whose input and output do not say all about their parameters: subclasses (LoRA), layers
-            that are pruned, parametrized (weight and spectral norm) or have hooks, weights that
-            are tied, used by a function too, or applied twice. They are ``"refuse"``-d by name,
-            or have an exact ``"diagonal"`` or ``"full"`` block of their own.
+        sharing: ``"expand"`` treats places as points; with ``"reduce"`` a is their mean and g
+            their sum, as averaged augmentations need.
+        others: Treatment of the parameters of modules other than Linear and Conv2d, and of layers
+            whose inputs and outputs do not determine the gradient: subclasses (LoRA), layers that
+            are pruned, parametrized (weight and spectral norm) or have hooks, and weights that are
+            tied, used by a function too, or applied twice. ``"refuse"`` raises an error that names
+            them; ``"diagonal"`` and ``"full"`` give them an exact block of their own.
 
     Note:
-        K passes back and, a layer, the eigenvalues of an in x in and an out x out matrix.
+        Costs K backward passes and, for each layer, the eigenvalues of an in x in and an out x out
+        matrix.
     """
 
     sharing: Literal["expand", "reduce"] = "expand"
@@ -201,5 +206,5 @@ class Kronecker(Structure):
 
 
 def _eigenvalues(factor: Tensor) -> Tensor:
-    """In float64, where rounding below zero is small enough to be cut."""
+    """Eigenvalues in float64; those below zero, which are rounding, are set to zero."""
     return torch.linalg.eigvalsh(factor.double()).clamp_min(0.0)

@@ -25,38 +25,38 @@ _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
 class OutputLikelihood(Protocol):
-    """A density of targets given outputs, each point on its own.
+    """Density of targets given a network's outputs, independent for each point.
 
-    Its derivatives are those of a core without hyperparameters, times a scale.
+    Its derivatives in the outputs are those of a core without hyperparameters, times a scale.
     """
 
     def log_density(self, outputs: Tensor, target: Tensor) -> Tensor:
-        """Of each point, ``(N,)``."""
+        """Log density of each point, ``(N,)``."""
         ...
 
     def core(self, outputs: Tensor, target: Tensor) -> Tensor:
-        """What depends on outputs in the log density, over the scale; ``(N,)``."""
+        """The part of the log density that depends on outputs, divided by the scale, ``(N,)``."""
         ...
 
     def columns(self, outputs: Tensor, target: Tensor) -> Tensor:
-        """S with S Sᵀ the negative core's Hessian; column k as a row, ``(N, K, C)``."""
+        """Columns of S, as rows, with S Sᵀ the Hessian of the negative core, ``(N, K, C)``."""
         ...
 
     def scale(self) -> Tensor | float:
-        """What the core is multiplied by: the inverse noise of a Gaussian."""
+        """Factor of the core: the inverse noise variance of a Gaussian."""
         ...
 
 
 @checked
 def output_likelihood(likelihood: Likelihood) -> OutputLikelihood:
-    """What a GPyTorch likelihood is for a network.
+    """The likelihood of a network's outputs that corresponds to one of GPyTorch.
 
     Args:
         likelihood: ``GaussianLikelihood``, ``SoftmaxLikelihood`` without mixing weights, or
             ``BernoulliLikelihood`` (probit).
 
     Raises:
-        UnsupportedError: It is another one.
+        UnsupportedError: The likelihood is of another class.
     """
     if isinstance(likelihood, GaussianLikelihood):
         return _Gaussian(likelihood)
@@ -84,10 +84,10 @@ def gradient_columns(likelihood: OutputLikelihood, outputs: Tensor, target: Tens
 
 @checked(late=True, columns="float (N, K, C)")
 def output_column(columns: Tensor, place: int) -> Tensor:
-    """What curves in one output alone, as one column, ``(N, 1, C)``.
+    """Curvature of one output alone, as one column, ``(N, 1, C)``.
 
     Args:
-        columns: Of all the curvature, ``(N, K, C)``.
+        columns: Columns of the curvature of all outputs, ``(N, K, C)``.
         place: Number of the output.
     """
     if not 0 <= place < columns.shape[-1]:
@@ -110,7 +110,7 @@ class _Gaussian:
         _check_shape(target, tuple(outputs.shape))
         if target.dtype == torch.bool or target.is_complex():
             raise ArgumentError("target", f"{target.dtype}", "real numbers")
-        # On an accelerator looking at them would wait for it at each step.
+        # On an accelerator this check would wait for all queued work at each step.
         if reads_are_free(target.device) and not all_finite(target):
             count = int((~target.isfinite()).sum())
             mend = "A network needs every target: leave points without one out."

@@ -1,21 +1,41 @@
-"""What a structure of the curvature is, and what it makes."""
+"""Base classes of curvature and its structures, and gradients at single points."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.func import functional_call, vjp, vmap
 
-from gpclml.curvature._sample_gradients import Cotangents
+from gpclml._utils.arguments import check_finite, checked
+from gpclml.errors import ArgumentError, ModelModeError, ShapeError
 
-__all__ = ["Curvature", "Structure"]
+__all__ = [
+    "Cotangents",
+    "Curvature",
+    "Draw",
+    "Structure",
+    "check_cotangents",
+    "check_network",
+    "fresh_parameters",
+    "layer_of",
+    "normal_draws",
+    "sample_gradients",
+]
+
+Cotangents = Callable[[Tensor], Tensor]
+"""Maps outputs ``(N, C)`` to columns of their curvature, ``(N, K, C)``."""
+
+_DROPOUT = torch.nn.modules.dropout._DropoutNd
+_BATCH_NORM = torch.nn.modules.batchnorm._BatchNorm
+Draw = Callable[..., Tensor]
 
 
 class Curvature(ABC):
-    r"""The curvature H of a network's negative log likelihood at points, or what stands for it.
+    r"""Base class of the curvature H of a network's negative log likelihood, or an approximation.
 
     :math:`H = \sum_{nk} (J_n^\top v_{nk}) (J_n^\top v_{nk})^\top` with columns v of output
     curvature.
@@ -29,7 +49,7 @@ class Curvature(ABC):
 
         Args:
             precisions: Prior precision of each parameter, by name.
-            scale: What H is multiplied by.
+            scale: Factor s of H.
 
         Returns:
             A number; differentiable in the precisions, the scale and the points.
@@ -47,24 +67,24 @@ class Curvature(ABC):
 
         Args:
             precisions: Prior precision of each parameter, by name.
-            scale: What H is multiplied by.
+            scale: Factor s of H.
             count: Number of draws.
             generator: Source of the draws; seed 0 if None.
 
         Returns:
-            ``(count, *shape)`` by name.
+            Draws by name, ``(count, *shape)``.
 
         Raises:
-            UnsupportedError: It does not give weights.
+            UnsupportedError: Draws are not available in this structure.
         """
 
     @abstractmethod
     def __add__(self, other: Any) -> Self:
-        """The curvature at the points of both; raises an UnsupportedError if it is not known."""
+        """The curvature at the points of both, or an UnsupportedError if it is not known."""
 
 
 class Structure(ABC):
-    """Which parts of the curvature are kept, and in which form."""
+    """Base class of structures: which parts of the curvature are kept, and in which form."""
 
     @abstractmethod
     def of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> Curvature:
@@ -72,7 +92,7 @@ class Structure(ABC):
 
         Args:
             module: Maps ``(N, *event)`` to ``(N, C)``.
-            x: Points, ``(N, *event)``; where they require a gradient so does the curvature.
+            x: Points, ``(N, *event)``; if they require a gradient so does the curvature.
             cotangents: Maps outputs to columns of their curvature, ``(N, K, C)``.
 
         Raises:
@@ -80,5 +100,110 @@ class Structure(ABC):
             ModelModeError: Dropout or batch normalization is in train mode.
             ShapeError: The network's outputs or the columns have other shapes.
             NonFiniteError: A column is not finite.
-            UnsupportedError: The structure does not take a module of the network; named.
+            UnsupportedError: The structure does not support a module of the network, which the
+                error names.
         """
+
+
+@checked(late=True, passes_on="x", x="(N, *event)")
+def sample_gradients(
+    module: torch.nn.Module, x: Tensor, cotangents: Cotangents, names: Iterable[str] | None = None
+) -> dict[str, Tensor]:
+    r"""Gradients at single points: the rows :math:`J_n^\top v_{nk}` of each parameter.
+
+    Args:
+        module: Maps ``(N, *event)`` to ``(N, C)``, each point independently.
+        x: Points, ``(N, *event)``.
+        cotangents: Maps outputs to the columns v of their curvature.
+        names: Names of trained parameters; all if None.
+
+    Returns:
+        Rows by the parameter's name, ``(N, K, *shape)``; differentiable in ``x``.
+
+    Raises:
+        ArgumentError, ModelModeError, ShapeError, NonFiniteError: The network or the
+            cotangents cannot be used.
+
+    Note:
+        N K P numbers in memory.
+    """
+    check_network(module)
+    every = fresh_parameters(module)
+    parameters = every if names is None else {name: every[name] for name in names}
+
+    def outputs(values: dict[str, Tensor], points: Tensor) -> Tensor:
+        return functional_call(module, every | values, (points,))
+
+    values_at_x = outputs(parameters, x)
+    columns = cotangents(values_at_x)
+    check_cotangents(columns, values_at_x)
+
+    def of_one(point: Tensor, vectors: Tensor) -> dict[str, Tensor]:
+        pull = vjp(lambda values: outputs(values, point.unsqueeze(0)).squeeze(0), parameters)[1]
+        return vmap(pull)(vectors)[0]
+
+    return vmap(of_one)(x, columns)
+
+
+def check_network(module: torch.nn.Module) -> None:
+    """Raises where the curvature of a network is not defined.
+
+    Raises:
+        ArgumentError: No parameter is trainable.
+        ModelModeError: Dropout or batch normalization is in train mode.
+    """
+    if not any(p.requires_grad for p in module.parameters()):
+        raise ArgumentError(
+            "module", "a network without trainable parameters", "at least one",
+            "Set requires_grad on some.",
+        )  # fmt: skip
+    for name, part in module.named_modules():
+        active = isinstance(part, _DROPOUT) and part.p > 0
+        if part.training and (active or isinstance(part, _BATCH_NORM)):
+            raise ModelModeError(
+                "module",
+                f"{name or 'the module'} ({type(part).__name__}) in train mode",
+                "one whose output at a point is a function of that point",
+                "Call module.eval() before curvature is computed, and train() after it.",
+            )
+
+
+def check_cotangents(cotangents: Tensor, outputs: Tensor) -> None:
+    """Raises where columns of output curvature have a wrong shape or are not finite.
+
+    Args:
+        cotangents: Columns, ``(N, K, C)``.
+        outputs: Outputs of the network, ``(N, C)``.
+    """
+    if outputs.ndim != 2:
+        raise ShapeError("module", f"outputs {tuple(outputs.shape)}", "outputs (N, C)")
+    if cotangents.ndim != 3 or cotangents.shape[::2] != outputs.shape:
+        n, c = outputs.shape
+        raise ShapeError("cotangents", tuple(cotangents.shape), f"({n}, K, {c})")
+    check_finite("output curvature", cotangents, "Check the outputs of the network.")
+
+
+def fresh_parameters(module: torch.nn.Module) -> dict[str, Tensor]:
+    """The trainable parameters, detached: gradients do not reach those of the network."""
+    return {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
+
+
+def layer_of(name: str) -> str:
+    """The module that a parameter belongs to, by the parameter's name."""
+    return name.rpartition(".")[0]
+
+
+def normal_draws(generator: torch.Generator | None, like: Tensor) -> Draw:
+    """A function that draws standard normal numbers of a shape; one seed gives one draw everywhere.
+
+    Args:
+        generator: Source of the draws, in float64; seed 0 if None.
+        like: A tensor of the dtype and on the device of the draws.
+    """
+    source = torch.Generator().manual_seed(0) if generator is None else generator
+
+    def draw(*shape: int) -> Tensor:
+        numbers = torch.randn(shape, generator=source, dtype=torch.float64, device=source.device)
+        return numbers.to(like)
+
+    return draw

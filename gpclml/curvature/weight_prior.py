@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gpclml._utils.arguments import checked
-from gpclml.curvature._parameters import layer_of
+from gpclml.curvature.structure import layer_of
 from gpclml.errors import ArgumentError, UnknownNameError
 
 __all__ = ["GaussianWeightPrior"]
@@ -18,18 +18,18 @@ _GROUPS = ("network", "layer", "parameter")
 
 
 class GaussianWeightPrior(torch.nn.Module):
-    r"""Weights :math:`w \sim \mathcal N(0, P_0^{-1})` with a precision for each group of them.
+    r"""Gaussian prior of weights, :math:`w \sim \mathcal N(0, P_0^{-1})`.
 
-    Precisions are parameters, kept as logarithms.
+    Each group of weights has one precision. The logarithms of the precisions are parameters.
 
     Args:
-        network: Whose trainable parameters it is over.
-        by: ``"network"``, one precision; ``"layer"``, one a module, or ``"parameter"``, one a
-            tensor.
+        network: Network whose trainable parameters it is over.
+        by: ``"network"`` for one precision, ``"layer"`` for one a module, ``"parameter"`` for one
+            a tensor.
         precision: Start of all precisions.
 
     Raises:
-        UnknownNameError: No such grouping.
+        UnknownNameError: The grouping is not known.
         ArgumentError: The precision is not positive, or no parameter is trainable.
 
     Examples:
@@ -61,15 +61,15 @@ class GaussianWeightPrior(torch.nn.Module):
         self.log_precision = torch.nn.Parameter(start.to(like.device))
 
     def precisions(self) -> dict[str, Tensor]:
-        """The precision of each parameter tensor, by name; numbers."""
+        """The precision of each parameter tensor by name, each a number."""
         values = self.log_precision.exp()
         return {name: values[group] for name, group in self._group_of.items()}
 
     def penalty(self, network: torch.nn.Module) -> Tensor:
-        r""":math:`w^\top P_0 w` at the network's weights.
+        r"""The quadratic form :math:`w^\top P_0 w` at the network's weights.
 
         Args:
-            network: The network, or one of the same parameters.
+            network: The network, or one with the same parameters.
 
         Returns:
             A number; differentiable in weights and precisions.
