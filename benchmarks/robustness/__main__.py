@@ -8,121 +8,99 @@ from typing import Annotated
 
 import pandas as pd
 import typer
+from tqdm import tqdm
+from typer import Option
 
-from benchmarks.robustness.singular_study import (
-    run_accuracy,
-    run_singular,
-    summarize_accuracy,
-    summarize_singular,
-)
-from benchmarks.robustness.solver_study import run_solver, summarize_solver
-from benchmarks.robustness.study import run, summarize
+from benchmarks.robustness import accuracy as exactness
+from benchmarks.robustness import objectives as hard
+from benchmarks.robustness import solver as systems
 from benchmarks.runner import package_versions
 
-app = typer.Typer(add_completion=False, no_args_is_help=True)
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True,
+    help="What objectives, solvers and arguments do where they are hard.",
+)  # fmt: skip
+
+Seed = Annotated[int, Option(min=0, max=2**40, help="Seed of the problems.")]
+Problems = Annotated[int, Option(min=1, help="Number of problems.")]
+Csv = Annotated[Path | None, Option(help="Write a row a problem, and a method, there.")]
 
 
-@app.callback()
-def robustness() -> None:
-    """What objectives, solvers and arguments do where they are hard."""
-
-
-@app.command("objectives")
-def objectives(
-    problems: Annotated[int, typer.Option(min=1, help="Number of problems.")] = 500,
-    seed: Annotated[int, typer.Option(min=0, max=2**40, help="Seed of the problems.")] = 0,
-    csv: Annotated[
-        Path | None, typer.Option(help="Write a row a problem and method there.")
-    ] = None,
-) -> None:
+@app.command()
+def objectives(problems: Problems = 500, seed: Seed = 0, csv: Csv = None) -> None:
     """Failures and float32 errors of objectives on hard random problems."""
-    header = _header()
-    print(f"{header}\n", flush=True)
-    results = run(problems, seed)
-    table = summarize(results)
+    _print_header()
+    results = hard.run(problems, seed)
+    table = hard.summarize(results)
     counts = table.loc[:, :"jittered64"]
     errors = table[["method", *table.columns[table.columns.get_loc("value_median") :]]]
     print("Counts in float32; the last two in float64. failed: where float64 succeeds.\n")
     print(counts.to_string(index=False))
     print("\nRelative errors of float32 against float64; own: on the same float32 kernel.\n")
     print(errors.to_string(index=False, float_format="%.1e"))
-    _print_errors(results)
-    if csv:
-        csv.write_text(f"{header}\n{results.to_csv(index=False)}")
+    raised = results[results["raised"]]
+    if len(raised):
+        print("\nWhat was raised, by method:\n")
+        kinds = raised["error"].str.partition(":")[0].rename("error")
+        numbers = raised.groupby(["method", kinds], sort=False).size().rename("count")
+        print(numbers.reset_index().to_string(index=False))
+    _write(results, csv)
 
 
-@app.command("fuzz")
+@app.command()
 def fuzz(
-    calls: Annotated[int, typer.Option(min=1, help="Number of calls.")] = 15_000,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the calls.")] = 0,
-    limit: Annotated[float, typer.Option(min=1.0, help="Seconds that a call may take.")] = 60.0,
-    csv: Annotated[Path | None, typer.Option(help="Write a row a call there.")] = None,
+    calls: Annotated[int, Option(min=1, help="Number of calls.")] = 15_000,
+    seed: Annotated[int, Option(min=0, help="Seed of the calls.")] = 0,
+    limit: Annotated[float, Option(min=1.0, help="Seconds that a call may take.")] = 60.0,
+    csv: Annotated[Path | None, Option(help="Write a row a call there.")] = None,
 ) -> None:
     """Public functions and classes called with wrong arguments: what is raised."""
-    from benchmarks.robustness.fuzz import by_kind, raw_errors
-    from benchmarks.robustness.fuzz import run as run_calls
+    # Not at the top: it imports BoTorch, which changes GPyTorch's settings for all others.
+    from benchmarks.robustness import fuzz as wrong
 
-    header = _header()
-    print(f"{header}\n", flush=True)
-    results = run_calls(calls, seed, limit)
+    _print_header()
+    results = wrong.run(calls, seed, limit)
     print("Calls by the kind of what is wrong, and what came of them.\n")
-    print(by_kind(results).to_string())
-    table = raw_errors(results)
+    print(wrong.by_kind(results).to_string())
+    table = wrong.raw_errors(results)
     if len(table):
         print("\nErrors that do not say what is wrong, by callable.\n")
         print(table.to_string(index=False))
-    if csv:
-        csv.write_text(f"{header}\n{results.to_csv(index=False)}")
+    _write(results, csv)
 
 
-_Seed = Annotated[int, typer.Option(min=0, max=2**40, help="Seed of the problems.")]
-_Csv = Annotated[Path | None, typer.Option(help="Write a row a problem there.")]
-
-
-@app.command("solver")
+@app.command()
 def solver(
-    problems: Annotated[int, typer.Option(min=1, help="Number of systems.")] = 1000,
-    most: Annotated[int, typer.Option(min=20, help="Largest number of points.")] = 1500,
-    seed: _Seed = 0,
-    csv: _Csv = None,
+    problems: Annotated[int, Option(min=1, help="Number of systems.")] = 1000,
+    most: Annotated[int, Option(min=20, help="Largest number of points.")] = 1500,
+    seed: Seed = 0,
+    csv: Csv = None,
 ) -> None:
     """Whether conjugate gradients end, and whether their error bounds are true."""
-    from tqdm import tqdm
-
-    rows = tqdm(run_solver(problems, seed, most), total=problems, desc="systems")
+    rows = tqdm(systems.run_solver(problems, seed, most), total=problems, desc="systems")
     results = pd.DataFrame(rows)
-    table = summarize_solver(results).T
-    _report(results, table.to_string(header=False), csv)
+    _print_header()
+    print(systems.summarize_solver(results).T.to_string(header=False))
+    _write(results, csv)
 
 
-@app.command("singular")
-def singular(
-    problems: Annotated[int, typer.Option(min=1, help="Number of problems.")] = 300,
-    seed: _Seed = 0,
-    csv: _Csv = None,
-) -> None:
+@app.command()
+def singular(problems: Problems = 300, seed: Seed = 0, csv: Csv = None) -> None:
     """What is said of covariances that are singular in float32."""
-    results = run_singular(problems, seed)
-    _report(results, summarize_singular(results).to_string(index=False), csv)
+    results = hard.run_singular(problems, seed)
+    _print_header()
+    print(hard.summarize_singular(results).to_string(index=False))
+    _write(results, csv)
 
 
-@app.command("accuracy")
-def accuracy(
-    problems: Annotated[int, typer.Option(min=1, help="Number of problems.")] = 200,
-    seed: _Seed = 0,
-    csv: _Csv = None,
-) -> None:
+@app.command()
+def accuracy(problems: Problems = 200, seed: Seed = 0, csv: Csv = None) -> None:
     """Value and gradient of the log marginal likelihood against extended precision."""
-    results = run_accuracy(problems, seed)
-    table = summarize_accuracy(results).to_string(index=False, float_format="%.2e")
-    _report(results, table, csv)
-
-
-def _report(results: pd.DataFrame, table: str, csv: Path | None) -> None:
-    header = _header()
-    print(f"{header}\n\n{table}")
-    if csv:
-        csv.write_text(f"{header}\n{results.to_csv(index=False)}")
+    results = exactness.run_accuracy(problems, seed)
+    _print_header()
+    table = exactness.summarize_accuracy(results)
+    print(table.to_string(index=False, float_format="%.2e"))
+    _write(results, csv)
 
 
 def _header() -> str:
@@ -132,13 +110,13 @@ def _header() -> str:
     return f"# {command}\n# {versions}"
 
 
-def _print_errors(results: pd.DataFrame) -> None:
-    raised = results[results["raised"]]
-    if len(raised):
-        print("\nWhat was raised, by method:\n")
-        kinds = raised["error"].str.partition(":")[0].rename("error")
-        counts = raised.groupby(["method", kinds], sort=False).size().rename("count")
-        print(counts.reset_index().to_string(index=False))
+def _print_header() -> None:
+    print(f"{_header()}\n", flush=True)
+
+
+def _write(results: pd.DataFrame, csv: Path | None) -> None:
+    if csv:
+        csv.write_text(f"{_header()}\n{results.to_csv(index=False)}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import gpytorch
 import torch
 from torch import Tensor
 
-__all__ = ["KERNELS", "HardProblem", "draw_problem"]
+__all__ = ["KERNELS", "HardProblem", "draw_duplicates", "draw_problem"]
 
 KERNELS = {
     "RBF": gpytorch.kernels.RBFKernel,
@@ -129,3 +129,33 @@ def _targets(x: Tensor, uniform: partial, normal: partial) -> Tensor:
     waves = normal(x.shape[-1], 10) * _log_uniform(0.1, 10.0, uniform(1))
     y = (x @ waves + 2 * math.pi * uniform(10)).cos().sum(-1) + 0.1 * normal(len(x))
     return ((y - y.mean()) / y.std()).float()
+
+
+def draw_duplicates(seed: int, index: int) -> HardProblem:
+    """A problem with copies among its rows and a kernel far above its noise of 1e-4.
+
+    Log-uniform: n from 4 to 200, the lengthscale from 0.05 to 10, the outputscale from 1e2 to 1e6.
+    Uniform: 1 to 5 features, the kernel, and a share of up to 0.9 of the rows that copy another.
+
+    Args:
+        seed: Seed of the family.
+        index: Number of the problem.
+    """
+    generator = torch.Generator().manual_seed(seed * 1_000_003 + index)
+    normal = partial(torch.randn, generator=generator, dtype=torch.float64)
+
+    def uniform() -> float:
+        return float(torch.rand(1, generator=generator, dtype=torch.float64))
+
+    n, d = int(4 * (201 / 4) ** uniform()), 1 + int(5 * uniform())
+    kernel = list(KERNELS)[int(len(KERNELS) * uniform())]
+    copies = max(1, min(n - 2, int(0.9 * uniform() * n)))
+    x = normal(n - copies, d)
+    picked = torch.randint(len(x), (copies,), generator=generator)
+    x = torch.cat([x, x[picked]])[torch.randperm(n, generator=generator)]
+    lengthscale, outputscale = 0.05 * 200 ** uniform(), 1e2 * 1e4 ** uniform()
+    waves = normal(d, 10) * 0.1 * 30 ** uniform()
+    y = (x @ waves + 2 * math.pi * normal(10)).cos().sum(-1) + 0.1 * normal(n)
+    y = (y - y.mean()) / y.std()
+    scales = torch.full((d,), lengthscale, dtype=torch.float32)
+    return HardProblem(index, kernel, x.float(), y.float(), scales, outputscale, 0.0, copies)

@@ -9,17 +9,19 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from benchmarks.robustness import METHODS, draw_problem, run, summarize
 from benchmarks.robustness.__main__ import app
-from benchmarks.robustness.extended import is_extended
-from benchmarks.robustness.methods import OURS, evaluate
-from benchmarks.robustness.singular_study import (
-    run_accuracy,
+from benchmarks.robustness.accuracy import is_extended, run_accuracy, summarize_accuracy
+from benchmarks.robustness.objectives import (
+    METHODS,
+    OURS,
+    evaluate,
+    run,
     run_singular,
-    summarize_accuracy,
+    summarize,
     summarize_singular,
 )
-from benchmarks.robustness.solver_study import run_solver, summarize_solver
+from benchmarks.robustness.problems import draw_problem
+from benchmarks.robustness.solver import run_solver, summarize_solver
 from gpclml.errors import ArgumentError
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from linear_operator import to_linear_operator
 
-from benchmarks.robustness.extended import cholesky, extended, forward
+from benchmarks.robustness.accuracy import cholesky, extended, forward
 from gpclml.linalg import (
     ConjugateGradients,
     NoisyCovariance,

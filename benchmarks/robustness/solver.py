@@ -16,7 +16,7 @@ import torch
 from linear_operator.utils.errors import NotPSDError
 from torch import Tensor
 
-from benchmarks.robustness.extended import cholesky, extended, forward, log_density_of_last
+from benchmarks.robustness.accuracy import cholesky, extended, forward, log_density_of_last
 from benchmarks.robustness.problems import KERNELS
 from gpclml.errors import ArgumentError
 from gpclml.linalg import (
@@ -145,20 +145,12 @@ def run_solver(systems: int = 1000, seed: int = 0, most: int = 1500) -> Iterator
         raise ArgumentError("systems", systems, "an integer of at least 1")
     for index in range(systems):
         system = draw_system(seed, index, most)
-        yield _describe(system) | _outcome(system)
-
-
-def _describe(system: HardSystem) -> dict:
-    return {
-        "index": system.index,
-        "kernel": system.kernel,
-        "dtype": str(system.dtype).removeprefix("torch."),
-        "n": len(system.x),
-        "d": system.x.shape[-1],
-        "b": len(system.held_out),
-        "lengthscale": system.lengthscale,
-        "ratio": system.outputscale / system.noise,
-    }
+        yield {
+            "index": index, "kernel": system.kernel,
+            "dtype": str(system.dtype).removeprefix("torch."), "n": len(system.x),
+            "d": system.x.shape[-1], "b": len(system.held_out), "lengthscale": system.lengthscale,
+            "ratio": system.outputscale / system.noise,
+        } | _outcome(system)  # fmt: skip
 
 
 def _outcome(system: HardSystem) -> dict:
@@ -184,21 +176,13 @@ def _outcome(system: HardSystem) -> dict:
     rounding = epsilon * max(abs(reference), 1.0) + asymmetry
     bound = report.error_bound
     assert bound is not None
-    # Where there is no density to be near to, any finite bound is wrong.
-    excess = (error - bound) / rounding if reference == reference else _unless_infinite(bound)
+    excess = (error - bound) / rounding
+    if reference != reference:  # there is no density to be near to: any finite bound is wrong
+        excess = -math.inf if bound == math.inf else math.inf
     return found | {
-        "iterations": report.iterations,
-        "value": float(value) / b,
-        "reference": reference,
-        "error": error,
-        "bound": bound,
-        "rounding": rounding,
-        "excess": excess,
-    }
-
-
-def _unless_infinite(bound: float) -> float:
-    return -math.inf if bound == math.inf else math.inf
+        "iterations": report.iterations, "value": float(value) / b, "reference": reference,
+        "error": error, "bound": bound, "rounding": rounding, "excess": excess,
+    }  # fmt: skip
 
 
 def _reference(system: HardSystem, latent: Tensor) -> tuple[float, float]:
@@ -247,18 +231,11 @@ def summarize_solver(results: pd.DataFrame) -> pd.DataFrame:
     rows = []
     for dtype, group in results.groupby("dtype"):
         passed = group[group["raised"] == ""]
-        rows.append(
-            {
-                "dtype": dtype,
-                "systems": len(group),
-                "raised": int((group["raised"] != "").sum()),
-                "bounded": int(np.isfinite(group["bound"]).sum()),
-                "untrue": int((group["excess"] > 20).sum()),
-                "most_roundings": group["excess"].max(),
-                "slowest": group["seconds"].max(),
-                "error_median": passed["error"].median(),
-                "bound_median": passed["bound"].median(),
-                "error_max": passed["error"].max(),
-            }
-        )
+        rows.append({
+            "dtype": dtype, "systems": len(group), "raised": int((group["raised"] != "").sum()),
+            "bounded": int(np.isfinite(group["bound"]).sum()),
+            "untrue": int((group["excess"] > 20).sum()), "most_roundings": group["excess"].max(),
+            "slowest": group["seconds"].max(), "error_median": passed["error"].median(),
+            "bound_median": passed["bound"].median(), "error_max": passed["error"].max(),
+        })  # fmt: skip
     return pd.DataFrame(rows)

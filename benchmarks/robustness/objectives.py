@@ -1,0 +1,329 @@
+"""Objectives on hard problems in float32 and float64: value, gradient, and all that goes wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import pandas as pd
+import torch
+from gpytorch import settings
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
+from linear_operator import to_linear_operator
+from linear_operator.utils.errors import NotPSDError
+from linear_operator.utils.warnings import NumericalWarning
+from torch import Tensor
+
+from benchmarks.robustness.problems import HardProblem, draw_duplicates, draw_problem
+from gpclml.conditioning import KFold, LastPoints, LeaveOneOut, RandomHoldout
+from gpclml.errors import ArgumentError
+from gpclml.mlls import ConditionalMarginalLogLikelihood
+
+__all__ = [
+    "METHODS",
+    "OURS",
+    "Evaluation",
+    "evaluate",
+    "run",
+    "run_singular",
+    "summarize",
+    "summarize_singular",
+]
+
+_PAIRS = {"LastPoints(m=0)": "gpytorch LML", "LeaveOneOut()": "gpytorch LOO"}
+_TENFOLD = 10.0
+
+
+def _conditional(conditioning: Callable) -> Callable:
+    return lambda likelihood, model: ConditionalMarginalLogLikelihood(
+        likelihood, model, conditioning()
+    )
+
+
+OURS: dict[str, Callable] = {
+    "RandomHoldout(0.1)": _conditional(partial(RandomHoldout, 0.1)),
+    "KFold(10)": _conditional(partial(KFold, 10)),
+    "LeaveOneOut()": _conditional(LeaveOneOut),
+    "LastPoints(m=0)": _conditional(partial(LastPoints, 0)),
+}
+"""What makes gpclml's objectives from likelihood and model, by name."""
+
+METHODS: dict[str, Callable] = OURS | {
+    "gpytorch LML": ExactMarginalLogLikelihood,
+    "gpytorch LOO": LeaveOneOutPseudoLikelihood,
+}
+"""All objectives by name."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Value and gradient of an objective, or the error that it raised.
+
+    Attributes:
+        value: Nats per point; None if it raised.
+        gradient: All parameters' gradients in one row, float64; None if it raised.
+        error: Type and message of what it raised; empty if it did not.
+        jittered: Whether jitter was added to a covariance, by the warning it gives.
+    """
+
+    value: float | None
+    gradient: Tensor | None
+    error: str
+    jittered: bool
+
+    @property
+    def finite_value(self) -> bool:
+        """Whether there is a value and it is finite."""
+        return self.value is not None and math.isfinite(self.value)
+
+    @property
+    def finite_gradient(self) -> bool:
+        """Whether there is a gradient and all of it is finite."""
+        return self.gradient is not None and bool(torch.isfinite(self.gradient).all())
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether value and gradient are finite."""
+        return self.finite_value and self.finite_gradient
+
+
+@contextlib.contextmanager
+def _defaults_of_gpytorch() -> Iterator[None]:
+    """GPyTorch as shipped, but for the Cholesky path: importing BoTorch changes its settings."""
+    with (
+        settings.max_cholesky_size(100_000),
+        settings.cholesky_max_tries(3),
+        settings.cholesky_jitter(float_value=1e-6, double_value=1e-8),
+        settings.fast_computations(log_prob=True),
+        settings.observation_nan_policy("ignore"),
+    ):
+        yield
+
+
+def evaluate(method: str, problem: HardProblem, dtype: torch.dtype) -> Evaluation:
+    """Value and gradient of one objective on one problem.
+
+    Args:
+        method: A name in ``METHODS``.
+        problem: The problem, cast to ``dtype``.
+        dtype: ``torch.float32`` or ``torch.float64``.
+
+    Returns:
+        What came out. Whatever is raised is recorded, not passed on.
+    """
+    model = problem.model(dtype)
+    mll = METHODS[method](model.likelihood, model)
+    value = gradient = None
+    error = ""
+    with warnings.catch_warnings(record=True) as caught, _defaults_of_gpytorch():
+        warnings.simplefilter("always")
+        try:
+            output = mll(model(*model.train_inputs), model.train_targets)
+            output.backward()
+        except Exception as raised:  # any failure at all is what is being counted
+            error = f"{type(raised).__name__}: {raised}"
+        else:
+            value, gradient = output.item(), _gradient(model)
+    jittered = any(issubclass(warning.category, NumericalWarning) for warning in caught)
+    return Evaluation(value, gradient, error, jittered)
+
+
+def value_of_rounded_kernel(method: str, problem: HardProblem) -> float:
+    """The objective of the float32 kernel matrix with everything after it in float64.
+
+    Its difference from the float32 value is the objective's own rounding; the rest of the
+    float32 error is the kernel's, which no objective can undo.
+
+    Args:
+        method: A name in ``METHODS``.
+        problem: The problem.
+
+    Returns:
+        Nats per point; NaN where the rounded kernel plus noise is not positive definite.
+    """
+    single, double = problem.model(torch.float32), problem.model(torch.float64)
+    mll = METHODS[method](double.likelihood, double)
+    with warnings.catch_warnings(), _defaults_of_gpytorch():
+        # Not under no_grad: GPyTorch computes distances otherwise there.
+        prior = single(*single.train_inputs)
+        kernel = prior.lazy_covariance_matrix.to_dense().double()
+        warnings.simplefilter("error", NumericalWarning)
+        try:
+            rounded = MultivariateNormal(prior.mean.double(), to_linear_operator(kernel))
+            return mll(rounded, double.train_targets).item()
+        except (NumericalWarning, NotPSDError):
+            return math.nan
+
+
+def _gradient(model: torch.nn.Module) -> Tensor:
+    parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+    return torch.cat([part.flatten() for part in parts]).double()
+
+
+def run(problems: int = 500, seed: int = 0) -> pd.DataFrame:
+    """Value and gradient of every objective on hard problems, float32 against float64.
+
+    Args:
+        problems: Number of problems, at least 1.
+        seed: Seed of the family of problems.
+
+    Returns:
+        A row a problem and method. What the problem is: ``index``, ``kernel``, ``n``, ``d``,
+        ``num_duplicates``, ``lengthscale_min``, ``lengthscale_max``, ``outputscale``. In
+        float32: ``value``, ``error`` (empty if nothing was raised), ``raised``,
+        ``nonfinite_value``, ``nonfinite_gradient`` (both of what was not raised) and
+        ``jittered``. In float64: ``value64``, ``error64``, ``succeeded64`` and ``jittered64``.
+        ``value_error`` and ``gradient_error``: difference of float32 from float64 over the
+        float64 value or gradient norm, or over one where that is smaller; NaN unless both
+        succeeded, in float64 without jitter. ``own_error``: as ``value_error``, but from
+        float64 on the same float32 kernel matrix, so without the kernel's own rounding; NaN
+        also where that matrix with noise is not positive definite.
+
+    Raises:
+        ArgumentError: If ``problems`` is below 1.
+    """
+    return pd.DataFrame(
+        {
+            "index": problem.index, "kernel": problem.kernel, "n": problem.x.shape[0],
+            "d": problem.x.shape[1], "num_duplicates": problem.num_duplicates,
+            "lengthscale_min": float(problem.lengthscale.min()),
+            "lengthscale_max": float(problem.lengthscale.max()),
+            "outputscale": problem.outputscale, "method": method,
+        }
+        | _outcome(method, problem)
+        for problem, method in _problems(draw_problem, problems, seed)
+    )  # fmt: skip
+
+
+def _problems(
+    draw: Callable[[int, int], HardProblem], problems: int, seed: int
+) -> Iterator[tuple[HardProblem, str]]:
+    """Each problem with each method."""
+    if problems < 1:
+        raise ArgumentError("problems", problems, "an integer of at least 1")
+    for index in range(problems):
+        problem = draw(seed, index)
+        for method in METHODS:
+            yield problem, method
+
+
+def _outcome(method: str, problem: HardProblem) -> dict:
+    single = evaluate(method, problem, torch.float32)
+    double = evaluate(method, problem, torch.float64)
+    raised = bool(single.error)
+    value_error, gradient_error = _relative_errors(single, double)
+    rounded = value_of_rounded_kernel(method, problem)
+    own_error = math.nan if single.value is None else _relative(single.value, rounded)
+    return {
+        "value": single.value, "error": single.error, "raised": raised,
+        "nonfinite_value": not raised and not single.finite_value,
+        "nonfinite_gradient": not raised and not single.finite_gradient,
+        "jittered": single.jittered, "value64": double.value, "error64": double.error,
+        "succeeded64": double.succeeded, "jittered64": double.jittered,
+        "value_error": value_error, "own_error": own_error, "gradient_error": gradient_error,
+    }  # fmt: skip
+
+
+def _relative_errors(single: Evaluation, double: Evaluation) -> tuple[float, float]:
+    if not (single.succeeded and double.succeeded) or double.jittered:
+        return math.nan, math.nan
+    assert single.value is not None
+    assert double.value is not None
+    assert single.gradient is not None
+    assert double.gradient is not None
+    difference = float((single.gradient - double.gradient).norm())
+    of_gradient = difference / max(float(double.gradient.norm()), 1.0)
+    return _relative(single.value, double.value), of_gradient
+
+
+def _relative(value: float, reference: float) -> float:
+    return abs(value - reference) / max(abs(reference), 1.0)
+
+
+def summarize(results: pd.DataFrame) -> pd.DataFrame:
+    """Counts of failures and quantiles of relative errors of every method.
+
+    Args:
+        results: From :func:`run`.
+
+    Returns:
+        A row a method, in the order tested. ``failed``: raised, or not finite, in float32 where
+        float64 succeeded. ``raised``, ``nonfinite_value``, ``nonfinite_gradient``,
+        ``jittered``: counts in float32; ``failed64``, ``jittered64``: in float64. Then the
+        median, 99% quantile and maximum of the value, own and gradient errors, over the
+        problems that have one.
+    """
+    ok = ~(results["raised"] | results["nonfinite_value"] | results["nonfinite_gradient"])
+    results = results.assign(
+        failed=results["succeeded64"] & ~ok,
+        failed64=~results["succeeded64"],
+    )
+    groups = results.groupby("method", sort=False)
+    counts = ["failed", "raised", "nonfinite_value", "nonfinite_gradient", "jittered"]
+    table = groups[[*counts, "failed64", "jittered64"]].sum()
+    table.insert(0, "problems", groups.size())
+    for kind in ("value", "own", "gradient"):
+        errors = groups[f"{kind}_error"]
+        table[f"{kind}_median"] = errors.median()
+        table[f"{kind}_p99"] = errors.quantile(0.99)
+        table[f"{kind}_max"] = errors.max()
+    return table.reset_index()
+
+
+def run_singular(problems: int = 300, seed: int = 0) -> pd.DataFrame:
+    """Objectives in float32 on problems with duplicated rows, against float64.
+
+    Args:
+        problems: Number of problems.
+        seed: Seed of the family.
+
+    Returns:
+        A row a problem and method: ``index``, ``n``, ``outputscale``, ``method``, ``value``,
+        ``raised``, ``warned`` of jitter, ``value64``, and ``error``, the difference over the
+        float64 value or over one where that is smaller.
+
+    Raises:
+        ArgumentError: Fewer than one problem.
+    """
+    rows = []
+    for problem, method in _problems(draw_duplicates, problems, seed):
+        single = evaluate(method, problem, torch.float32)
+        double = evaluate(method, problem, torch.float64)
+        value, reference = (math.nan if e.value is None else e.value for e in (single, double))
+        rows.append({
+            "index": problem.index, "n": len(problem.x), "outputscale": problem.outputscale,
+            "method": method, "value": value, "raised": bool(single.error),
+            "warned": single.jittered, "value64": reference, "error": _relative(value, reference),
+        })  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def summarize_singular(results: pd.DataFrame) -> pd.DataFrame:
+    """What was said of singular covariances, a row a method.
+
+    Args:
+        results: From :func:`run_singular`.
+
+    Returns:
+        ``raised``, ``warned``, ``silent`` (neither), ``tenfold`` (silent and off by more than ten
+        times the float64 value), ``largest`` (error of the silent ones) and ``failed_alone``
+        (raised where GPyTorch's objective of the same kind gives a value).
+    """
+    raised = results.pivot(index="index", columns="method", values="raised")
+    rows = []
+    for method, group in results.groupby("method", sort=False):
+        silent = group[~group["raised"] & ~group["warned"]]
+        peer = _PAIRS.get(str(method))
+        alone = int((raised[method] & ~raised[peer]).sum()) if peer else None
+        rows.append({
+            "method": method, "problems": len(group), "raised": int(group["raised"].sum()),
+            "warned": int((group["warned"] & ~group["raised"]).sum()), "silent": len(silent),
+            "tenfold": int((silent["error"] > _TENFOLD).sum()), "largest": silent["error"].max(),
+            "failed_alone": alone,
+        })  # fmt: skip
+    return pd.DataFrame(rows)
