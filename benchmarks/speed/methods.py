@@ -23,7 +23,7 @@ from gpclml.conditioning import (
     RandomOrderings,
 )
 from gpclml.errors import UnknownNameError
-from gpclml.inference.solvers import Solver
+from gpclml.inference import Solver
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 
 __all__ = [

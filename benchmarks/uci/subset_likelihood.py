@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gpclml.conditioning import RandomHoldout
 from gpclml.inference.observations import Observations, observations, training_observations
-from gpclml.linalg import conditional_log_density, permute, take
+from gpclml.linalg import conditional_log_density, take
 
 __all__ = ["SubsetMarginalLogLikelihood"]
 
@@ -75,7 +75,7 @@ class SubsetMarginalLogLikelihood(ExactMarginalLogLikelihood):
     def _objective(self, data: Observations, generator: torch.Generator) -> Tensor:
         [block] = data.split(self.drawing, generator).held_out
         rows = block.squeeze(0).to(data.residual.device)
-        covariance, residual = permute(data.covariance, rows), take(data.residual, rows)
+        covariance, residual = data.covariance.take(rows), take(data.residual, rows)
         density = conditional_log_density(covariance, residual, torch.arange(len(rows)))
         terms = self._add_other_terms(torch.zeros_like(density), data.params)
         return data.per_held_out_target(density, [block]) + terms / data.num_observed()

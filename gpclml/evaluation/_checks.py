@@ -66,7 +66,7 @@ def _targets_in(name: str, model: ExactGP, units: Units) -> Tensor:
         expected = "a standardization of the targets, or none"
         got = f"an outcome transform {type(getattr(model, 'outcome_transform', None)).__name__}"
         raise UnsupportedError(f"models[{name!r}]", got, expected, mend) from error
-    return scale * _targets(model).to("cpu", torch.float64) + shift
+    return scale.cpu() * _targets(model).to("cpu", torch.float64) + shift.cpu()
 
 
 def _check_same(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any, cast
 
-import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.likelihoods import Likelihood
@@ -14,17 +13,9 @@ from linear_operator.operators import LowRankRootLinearOperator
 from torch import Tensor
 
 from gpclml.inference.observations import training_observations
-from gpclml.linalg import (
-    LowRankPlusDiagonal,
-    conditional_log_density,
-    leave_one_out_moments,
-    permute,
-    safe_cholesky,
-)
+from gpclml.linalg import Covariance
 
-__all__ = ["condition_number", "left_out", "log_density", "observed_gaussian"]
-
-Covariance = Tensor | LowRankPlusDiagonal
+__all__ = ["observed_gaussian"]
 
 
 def observed_gaussian(
@@ -38,34 +29,7 @@ def observed_gaussian(
     if len(rows) == data.num_rows:
         return data.covariance, data.residual
     rows = rows.to(data.residual.device)
-    covariance = data.covariance
-    if isinstance(covariance, LowRankPlusDiagonal):
-        return covariance.take(rows), data.residual[rows]
-    return permute(covariance, rows), data.residual[rows]
-
-
-def log_density(covariance: Covariance, residual: Tensor) -> float:
-    """The joint log density of all residuals."""
-    return float(conditional_log_density(covariance, residual, torch.arange(len(residual))))
-
-
-def left_out(covariance: Covariance, residual: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance of each residual given all others, ``(n,)`` each."""
-    return leave_one_out_moments(covariance, residual, torch.arange(len(residual)))
-
-
-def condition_number(covariance: Covariance) -> float:
-    """Of a dense covariance LAPACK's estimate in the 1-norm; of low rank the eigenvalues' ratio."""
-    if isinstance(covariance, LowRankPlusDiagonal):
-        features = covariance.features.double()
-        largest = torch.linalg.eigvalsh(features.mT @ features)[-1] + covariance.noise.max()
-        return float(largest / covariance.noise.min())
-    from scipy.linalg import lapack
-
-    factor = safe_cholesky(covariance).to("cpu", torch.float64)
-    norm = float(covariance.abs().sum(0).max())
-    estimate, _ = cast(Any, lapack).dpocon(factor.numpy().T, norm, uplo="U")
-    return 1 / estimate if estimate > 0 else math.inf
+    return data.covariance.take(rows), data.residual[rows]
 
 
 class _WiderPrior(Likelihood):

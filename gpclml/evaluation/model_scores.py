@@ -12,16 +12,10 @@ from torch.distributions import Normal
 
 from gpclml._utils.arguments import all_finite
 from gpclml.errors import NonFiniteError, ShapeError
-from gpclml.evaluation._gaussian import (
-    Covariance,
-    condition_number,
-    left_out,
-    log_density,
-    observed_gaussian,
-)
+from gpclml.evaluation._gaussian import observed_gaussian
 from gpclml.evaluation.scores import learning_curve
 from gpclml.inference.units import Units, units_of_targets
-from gpclml.linalg import block_conditional_log_densities, conditional_log_density
+from gpclml.linalg import Covariance, DenseCovariance
 
 __all__ = ["WIDER", "ModelScores", "score_model"]
 
@@ -98,17 +92,17 @@ def score_model(
     """
     rows = (~targets.isnan()).nonzero().squeeze(-1)
     count = len(rows)
-    scale, _ = units_of_targets(model, units)
+    scale = units_of_targets(model, units)[0].cpu()
     parts = _Parts(name)
     given = parts.covariance(lambda: observed_gaussian(model, rows))
-    covariance, residual = given or (scale.new_empty(0, 0), scale.new_empty(0))
+    covariance, residual = given or (DenseCovariance(scale.new_empty(0, 0)), scale.new_empty(0))
     place = torch.full((len(targets),), -1)
     place[rows] = torch.arange(count)
     tails = place[orders[:, m:count]]
     log_scale = float(scale.log())
 
     def lml() -> tuple[Tensor, ...]:
-        return (_number(log_density(covariance, residual)) - count * log_scale,)
+        return (_plain(covariance.log_density(residual)) - count * log_scale,)
 
     def clml() -> tuple[Tensor, ...]:
         return (_tail_densities(covariance, residual, tails) - (count - m) * log_scale,)
@@ -122,11 +116,11 @@ def score_model(
 
     def wider() -> tuple[Tensor, ...]:
         wide, _ = observed_gaussian(model, rows, WIDER)
-        total = _number(log_density(wide, residual)) - count * log_scale
+        total = _plain(wide.log_density(residual)) - count * log_scale
         return total, _leave_one_out(wide, residual, scale)[0]
 
     def condition() -> tuple[Tensor, ...]:
-        return (_number(condition_number(covariance)),)
+        return (_number(covariance.condition_number()),)
 
     (total,) = parts("LML", lml, ())
     (conditional,) = parts("CLML", clml, (len(orders),))
@@ -212,7 +206,7 @@ def _leave_one_out(
     covariance: Covariance, residual: Tensor, scale: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Log densities in units of this scale; errors and variances in training units."""
-    mean, variance = (_plain(part) for part in left_out(covariance, residual))
+    mean, variance = map(_plain, covariance.leave_one_out(residual, torch.arange(len(residual))))
     error = _plain(residual) - mean
     normal = Normal(torch.zeros_like(error), variance.sqrt(), validate_args=False)
     return normal.log_prob(error) - scale.log(), error, variance
@@ -222,10 +216,10 @@ def _tail_densities(covariance: Covariance, residual: Tensor, tails: Tensor) -> 
     """The joint density of each tail given all other points."""
     at_once = _NUMBERS_AT_ONCE // tails.shape[-1] ** 2
     if at_once < _WORTH_AN_INVERSE:
-        values = [conditional_log_density(covariance, residual, tail) for tail in tails]
+        values = [covariance.conditional_log_density(residual, tail) for tail in tails]
         return _plain(torch.stack(values))
     parts = tails.split(at_once)
-    values = [block_conditional_log_densities(covariance, residual, [part]) for part in parts]
+    values = [covariance.block_log_densities(residual, [part]) for part in parts]
     return _plain(torch.cat(values))
 
 

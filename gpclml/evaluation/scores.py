@@ -11,22 +11,14 @@ from __future__ import annotations
 import torch
 from gpytorch.models import ExactGP
 from torch import Tensor
-from torch.distributions import Normal
 
 from gpclml._utils.arguments import all_finite, checked
 from gpclml.conditioning import Conditioning, LastPoints, LeaveOneOut, as_orders
 from gpclml.errors import ArgumentError, NonFiniteError
-from gpclml.inference.held_out_densities import held_out_densities
-from gpclml.inference.observations import Observations, training_observations
+from gpclml.inference.covariances import Solver
+from gpclml.inference.observations import training_observations
 from gpclml.inference.predictive import marginal_predictive, predictive_observations
-from gpclml.inference.solvers import Solver, check_solver
 from gpclml.inference.units import Units, log_target_scale, term_offset
-from gpclml.linalg import (
-    LowRankPlusDiagonal,
-    sequential_log_densities,
-    sequential_predictions,
-)
-from gpclml.linalg import conditional_log_density as _conditional_log_density
 
 __all__ = [
     "conditional_log_marginal_likelihood",
@@ -94,7 +86,7 @@ def conditional_log_marginal_likelihood(
     data = training_observations(model)
     split = data.split(conditioning, torch.Generator().manual_seed(seed))
     part, blocks = data.at(split)
-    values, _ = held_out_densities(part, blocks, check_solver(solver))
+    values = part.covariance_by(solver, blocks).held_out_log_densities(part.residual, blocks)
     # A missing target has its own, constant term; so has the change of units.
     offset = term_offset(model, data, units)
     offsets = [offset[..., group.to(offset.device)].sum(-1) for group in split.held_out]
@@ -143,16 +135,7 @@ def learning_curve(
     offset = term_offset(model, data, units)
     if data.missing is not None:
         offset = offset.masked_fill(data.missing, float("nan"))
-    return _curves(data, orders) - offset[..., orders.to(offset.device)]
-
-
-def _curves(data: Observations, orders: Tensor) -> Tensor:
-    """Log densities of points given those before them, ``(*batch, k, n)``."""
-    if isinstance(data.covariance, LowRankPlusDiagonal) and data.residual.ndim == 1:
-        errors, variances = sequential_predictions(data.covariance, data.residual, orders)
-        return Normal(torch.zeros_like(errors), variances.sqrt()).log_prob(errors)
-    terms = [sequential_log_densities(data.covariance, data.residual, order) for order in orders]
-    return torch.stack(terms, dim=-2)
+    return data.covariance.sequential(data.residual, orders) - offset[..., orders.to(offset.device)]
 
 
 @torch.no_grad()
@@ -207,7 +190,7 @@ def joint_log_predictive(
         (n + t)³/3 floating-point operations.
     """
     data, held_out = predictive_observations(model, x, y, noise)
-    value = _conditional_log_density(data.covariance, data.residual, held_out)
+    value = data.covariance.conditional_log_density(data.residual, held_out)
     return value - term_offset(model, data, units)[..., held_out.to(value.device)].sum(-1)
 
 

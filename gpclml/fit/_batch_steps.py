@@ -15,7 +15,7 @@ from gpclml.conditioning import Split
 from gpclml.errors import NonFiniteError, UnsupportedError
 from gpclml.inference.observations import Observations, training_observations
 from gpclml.mlls import ConditionalMarginalLogLikelihood
-from gpclml.mlls.members import member_objectives
+from gpclml.mlls.conditional_marginal_log_likelihood import member_objectives
 from gpclml.models.stack import ModelStack
 
 __all__ = ["Batch"]
@@ -181,8 +181,11 @@ class Batch:
             raise _not_alike(str(error)) from error
         for row, mll in enumerate(self._members()):
             alone = training_observations(cast(ExactGP, mll.model))
-            for name in ("covariance", "residual"):
-                one, other = getattr(together.member(row), name), getattr(alone, name)
+            member = together.member(row)
+            for name, one, other in (
+                ("covariance", member.covariance.to_dense(), alone.covariance.to_dense()),
+                ("residual", member.residual, alone.residual),
+            ):
                 tolerance = 1e3 * torch.finfo(one.dtype).eps * float(other.abs().max())
                 if one.shape != other.shape or not bool((one - other).abs().max() <= tolerance):
                     raise _not_alike(f"another {name} in the stack than alone")

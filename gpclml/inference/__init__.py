@@ -1,17 +1,21 @@
 """From a GPyTorch model to a covariance and a residual, and back to a posterior.
 
 :mod:`~gpclml.inference.observations` reads the Gaussian of the training targets off a model,
-:mod:`~gpclml.inference.held_out_densities` scores blocks of them, and the posterior is exact, by a
-Cholesky factor, or by conjugate gradients with bounded errors (:class:`IterativePosterior`).
+:mod:`~gpclml.inference.covariances` says in which form a solver takes their covariance, and the
+posterior is exact, by a Cholesky factor, or by conjugate gradients with bounded errors
+(:class:`IterativePosterior`).
 """
 
-from gpclml.inference.dense_posterior import evaluating, exact_posterior
-from gpclml.inference.iterative_posterior import IterativePosterior
+from gpclml.inference.covariances import Solver, SolverWarning
+from gpclml.inference.iterative_posterior import (
+    IterativePosterior,
+    IterativePrediction,
+    SolveReport,
+)
 from gpclml.inference.observations import Observations, likelihood_parameters, training_observations
+from gpclml.inference.posterior import evaluating, exact_posterior
 from gpclml.inference.posterior_normal import PosteriorNormal
 from gpclml.inference.predictive import marginal_predictive, predictive_observations
-from gpclml.inference.solve_reports import IterativePrediction, SolveReport
-from gpclml.inference.solvers import Solver, SolverWarning
 from gpclml.inference.units import Units
 
 __all__ = [

@@ -4,29 +4,78 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import cast
 
 import torch
 from gpytorch.likelihoods import Likelihood
 from gpytorch.models import ExactGP
-from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
 from gpclml._utils import memory
 from gpclml._utils.arguments import checked
 from gpclml.errors import ArgumentError, UnsupportedError
-from gpclml.inference.joint_prior import JointPrior, new_points, reading
-from gpclml.inference.model_state import ModelState
 from gpclml.inference.observations import Observations, training_observations
-from gpclml.inference.posterior_normal import PosteriorNormal, above_rounding
-from gpclml.inference.posterior_solver import VECTORS_AT_PEAK, num_points_at_once, refuse_gradient
-from gpclml.inference.solve_reports import IterativePrediction, SolveReport
-from gpclml.inference.units import Units, log_target_scale, to_training_units
-from gpclml.linalg import ConjugateGradients, NoisyCovariance, RowProducts, safe_cholesky
+from gpclml.inference.posterior import (
+    VECTORS_AT_PEAK,
+    JointPrior,
+    new_points,
+    num_points_at_once,
+    posterior_given,
+    reading,
+    refuse_gradient,
+)
+from gpclml.inference.posterior_normal import PosteriorNormal
+from gpclml.inference.units import Units, units_of_targets
+from gpclml.linalg import (
+    ConjugateGradients,
+    IterativeCovariance,
+    NoisyCovariance,
+    RowProducts,
+    safe_cholesky,
+)
 from gpclml.linalg.conjugate_gradients import check_finite
-from gpclml.linalg.iterative_conditioning import IterativeConditioning
 
-__all__ = ["IterativePosterior"]
+__all__ = ["IterativePosterior", "IterativePrediction", "SolveReport"]
+
+
+@dataclass(frozen=True)
+class SolveReport:
+    """How well the training targets were solved for.
+
+    Attributes:
+        iterations: Products with the covariance.
+        residual: Norm of what was left unsolved, as a share of the right-hand side's.
+        mean_error: Upper bound of the error of :meth:`IterativePosterior.mean`, in prior standard
+            deviations of the function at the point. Infinite where noise is not independent, or
+            lost in the rounding of the covariance.
+    """
+
+    iterations: int
+    residual: float
+    mean_error: float
+
+
+@dataclass(frozen=True)
+class IterativePrediction:
+    """A posterior at points, and how exact it is.
+
+    Attributes:
+        distribution: Mean ``(*batch, m)`` and covariance ``(*batch, m, m)``.
+        mean_error: Upper bound of the distance of the mean from the exact one, ``(*batch, m)``, in
+            the units of the targets.
+        variance_excess: Upper bound of what a variance is above the exact one, ``(*batch, m)``, in
+            those units squared; it is below by rounding only. Both bounds are for the covariance as
+            its kernel evaluates it, with an allowance for the rounding of products.
+        residual: Largest norm of a residual as a share of that of its right-hand side.
+        iterations: Products with the covariance, of up to as many vectors as points at once.
+    """
+
+    distribution: PosteriorNormal
+    mean_error: Tensor
+    variance_excess: Tensor
+    residual: float
+    iterations: int
 
 
 class IterativePosterior:
@@ -98,10 +147,11 @@ class IterativePosterior:
                     "model", f"one of {data.num_tasks} tasks", "one of a single task",
                     "Use the model's own posterior, by a dense factorization.",
                 )  # fmt: skip
-            self._scale, self._shift = _affine(model, units, data.residual)
+            self._scale, self._shift = units_of_targets(model, units)
             covariance, self._held = _products(data, solver)
-            given = self._given = IterativeConditioning(covariance, data.residual, solver)
-            self._state = ModelState(model)  # in eval mode BoTorch's hold transformed inputs
+            given = IterativeCovariance(covariance, solver).predictor(data.residual, data.missing)
+            self._given = given
+            self._state = _ModelState(model)  # in eval mode BoTorch's hold transformed inputs
         self.report = SolveReport(given.iterations, given.residual, float(given.error.max()))
 
     @checked
@@ -209,19 +259,7 @@ class IterativePosterior:
             times the points at once, and for the joint covariance 3 n m + 4 m² numbers more.
         """
         with self._at(x, joint=not marginal) as (x, prior, chunks):
-            blocks = [
-                self._given.given(prior.cross(rows).to_dense().mT.contiguous(), keep=not marginal)
-                for rows in chunks
-            ]
-            mean = (prior.mean + torch.cat([block.shift for block in blocks], dim=-1)).to(x)
-            if marginal:
-                known = torch.cat([block.reduction for block in blocks], dim=-1)
-                own = torch.cat([prior.variance(rows) for rows in chunks], dim=-1)
-                variance = above_rounding((own - known).to(x), own)
-                posterior = PosteriorNormal(mean, DiagLinearOperator(variance))
-            else:
-                spread = prior.conditional_covariance(chunks, blocks)
-                posterior = PosteriorNormal(mean, spread.to(x))
+            posterior, blocks = posterior_given(prior, self._given, chunks, marginal, x)
             if observation_noise:
                 likelihood = cast(Likelihood, self._model.likelihood)
                 posterior = cast(PosteriorNormal, likelihood(posterior, [x]))
@@ -267,9 +305,53 @@ def _products(data: Observations, solver: ConjugateGradients) -> tuple[NoisyCova
     return covariance, held
 
 
-def _affine(model: ExactGP, units: Units, like: Tensor) -> tuple[Tensor, Tensor]:
-    """What takes targets in training units to these, float64, broadcasting to ``(*batch, m)``."""
-    scale = torch.as_tensor(log_target_scale(model, units), device=like.device).double().exp()
-    if units == "training":
-        return scale, torch.zeros_like(scale)
-    return scale, -to_training_units(model, like.new_zeros(1)) * scale
+class _ModelState:
+    """A copy of all that a GP's posterior depends on: parameters, buffers, training data.
+
+    Values are compared, not versions of tensors: GPyTorch's setters write through ``.data``, which
+    leaves no trace in a version.
+
+    Args:
+        model: The model, which is kept, and copies of its tensors.
+    """
+
+    def __init__(self, model: ExactGP) -> None:
+        self.model = model
+        self._copies = {name: value.detach().clone() for name, value in _tensors(model)}
+
+    def check(self) -> None:
+        """Refuses a model that has changed.
+
+        Raises:
+            ArgumentError: It has; with the name of what did.
+
+        Note:
+            One comparison for each number of the model and its data.
+        """
+        now = dict(_tensors(self.model))
+        changed = [name for name in {**self._copies, **now} if not self._is_same(name, now)]
+        if changed:
+            raise ArgumentError(
+                "model", f"another {changed[0]} than when it was solved for",
+                "the parameters and data it had then", "Make a new posterior of the model.",
+            )  # fmt: skip
+
+    def _is_same(self, name: str, now: dict[str, Tensor]) -> bool:
+        if name not in now or name not in self._copies:
+            return False
+        old, new = self._copies[name], now[name].detach()
+        if (old.shape, old.dtype, old.device) != (new.shape, new.dtype, new.device):
+            return False
+        same = old == new
+        if old.is_floating_point():  # missing targets are NaN
+            same |= old.isnan() & new.isnan()
+        return bool(same.all())
+
+
+def _tensors(model: ExactGP) -> list[tuple[str, Tensor]]:
+    named = [*model.named_parameters(), *model.named_buffers()]
+    for i, inputs in enumerate(model.train_inputs or ()):
+        named.append((f"train_inputs[{i}]", inputs))
+    if isinstance(model.train_targets, Tensor):
+        named.append(("train_targets", model.train_targets))
+    return named

@@ -1,10 +1,10 @@
-"""The Gaussian of the observations, flattened, with missing targets taken out."""
+"""The prior Gaussian of a model's observed targets: covariance, residuals, what is missing."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -19,16 +19,21 @@ from torch import Tensor
 from gpclml._utils.arguments import all_finite, check_placement, checked
 from gpclml.conditioning import Conditioning, Split
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnsupportedError
-from gpclml.inference.missing import MISSING_TERM, missing_targets
-from gpclml.inference.observed_covariance import ObservedCovariance, observed_covariance
-from gpclml.linalg import LowRankPlusDiagonal, take
+from gpclml.inference.covariances import ObservedCovariance, Solver, observed_covariance
+from gpclml.linalg import Covariance, take
 
 __all__ = [
+    "MISSING_TERM",
     "Observations",
+    "check_targets",
     "likelihood_parameters",
+    "missing_targets",
     "observations",
     "training_observations",
 ]
+
+MISSING_TERM = -0.5 * math.log(2 * math.pi)
+"""What a missing target adds to a log density: it enters as a standard normal at its mean."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +58,35 @@ class Observations:
     interleaved: bool = True
     params: tuple[Any, ...] = ()
 
-    @cached_property
-    def covariance(self) -> Tensor | LowRankPlusDiagonal:
-        """The covariance, evaluated: as its parts where it is of low rank plus noise."""
-        return self.lazy_covariance.evaluate()
+    @property
+    def covariance(self) -> Covariance:
+        """The covariance, evaluated: dense, or of low rank plus a diagonal."""
+        return self.lazy_covariance.evaluated
+
+    @checked(late=True, blocks="index (k, b) | (*batch, k, b)")
+    def covariance_by(
+        self,
+        solver: Solver,
+        blocks: Sequence[Tensor],
+        factor_dtype: torch.dtype | None = None,
+        *,
+        checked: bool = True,
+    ) -> Covariance:
+        """The covariance in the form that densities of held-out blocks are computed in.
+
+        Args:
+            solver: "cholesky", "cg", settings of conjugate gradients, or "auto": a Cholesky factor
+                where it fits into memory, else conjugate gradients with a warning.
+            blocks: Held-out blocks, ``(k_i, b_i)`` a size.
+            factor_dtype: See :func:`gpclml.linalg.factorization_dtype`.
+            checked: See :func:`gpclml.linalg.safe_cholesky`.
+
+        Raises:
+            ArgumentError: If memory does not suffice; with the figures.
+        """
+        largest = max(group.shape[-1] for group in blocks)
+        covariance = self.lazy_covariance.by(solver, self.residual, largest)
+        return covariance.factored_in(factor_dtype, checked=checked)
 
     def split(self, conditioning: Conditioning, generator: torch.Generator | None) -> Split:
         """A split in flat target indices, ``(k_i, b_i t)``: a held-out row takes all its tasks."""
@@ -311,6 +341,55 @@ def likelihood_parameters(model: ExactGP, likelihood: Likelihood) -> tuple[Tenso
             "task_feature_index=..., the column of the inputs that holds them.",
         )
     return tuple(tasks)
+
+
+@checked(late=True, target="(*batch)")
+def missing_targets(target: Tensor, checked: bool = True) -> Tensor | None:
+    """Which targets are missing under GPyTorch's policy, same shape; None where none is.
+
+    Args:
+        target: Any shape; NaN is missing under ``observation_nan_policy("mask")``.
+        checked: Look at the targets under the "ignore" policy too, which on a GPU waits for all
+            that is queued.
+
+    Raises:
+        UnsupportedError: Under the "fill" policy.
+        NonFiniteError: If a target is not finite, outside the mask policy.
+    """
+    policy = settings.observation_nan_policy.value()
+    if policy == "fill":
+        raise UnsupportedError(
+            "observation_nan_policy", "'fill'", "'ignore' or 'mask'", "Use 'mask'."
+        )
+    if (policy == "ignore" and not checked) or all_finite(target):
+        return None
+    finite = torch.isfinite(target)
+    missing = torch.isnan(target)
+    if policy == "mask" and bool((finite | missing).all()):
+        return missing
+    raise NonFiniteError(
+        "target",
+        f"{int((~finite).sum())} non-finite of {target.numel()} values "
+        f"(shape {tuple(target.shape)})",
+        "finite targets",
+        "Mark missing targets as NaN under "
+        "gpytorch.settings.observation_nan_policy('mask'), or remove those rows.",
+    )
+
+
+def check_targets(model: torch.nn.Module, target: Tensor) -> None:
+    """Lets a model refuse targets that are in other units than its output.
+
+    A model that changes the units of its targets has a method ``check_targets(target)`` that
+    raises an error; of any other model all targets are taken.
+
+    Args:
+        model: Whose output the targets are of.
+        target: As they came to the objective.
+    """
+    check: Callable[[Tensor], None] | None = getattr(model, "check_targets", None)
+    if check is not None:
+        check(target)
 
 
 def _check_placement(

@@ -13,8 +13,8 @@ from torch.distributions import Normal
 
 from gpclml._utils.arguments import all_finite, checked
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
-from gpclml.inference.dense_posterior import evaluating, exact_posterior
 from gpclml.inference.observations import Observations, observations
+from gpclml.inference.posterior import evaluating, exact_posterior, new_points
 from gpclml.inference.units import to_training_units
 
 __all__ = ["marginal_predictive", "predictive_observations"]
@@ -42,14 +42,15 @@ def predictive_observations(
         ArgumentError: If the model has no training data, or noise is missing or superfluous.
     """
     with evaluating(model):
-        train_x, train_y, x = _training_data_and(model, x)
-        points = _cat(train_x, x, -2)
+        x = new_points(model, x)
+        points = _cat(cast(Any, model.train_inputs)[0], x, -2)
         prior = cast(MultivariateNormal, model.forward(points))
         multitask = isinstance(prior, MultitaskMultivariateNormal)
         dim = -2 if multitask else -1
         rows = x.shape[-2]
         _check_targets(y, rows, dim)
-        target = _cat(train_y, to_training_units(model, y, multitask), dim)
+        trained_on = cast(Tensor, model.train_targets)
+        target = _cat(trained_on, to_training_units(model, y, multitask), dim)
         likelihood = cast(Likelihood, model.likelihood)
         if _takes_noise(likelihood, noise):
             trained = cast(FixedNoiseGaussianLikelihood, likelihood).noise_covar
@@ -79,7 +80,7 @@ def marginal_predictive(
         ShapeError, ArgumentError: As for :func:`predictive_observations`.
     """
     with evaluating(model):
-        _, _, x = _training_data_and(model, x)
+        x = new_points(model, x)
         _check_targets(y, x.shape[-2], -1)
         likelihood = cast(Likelihood, model.likelihood)
         arguments = {"noise": noise} if _takes_noise(likelihood, noise) else {}
@@ -91,20 +92,6 @@ def marginal_predictive(
             raise NonFiniteError("predictions at x", "NaN or infinite values", "finite ones", mend)
         normal = Normal(mean, deviation)
         return normal, to_training_units(model, y)
-
-
-def _training_data_and(model: ExactGP, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Training data and new inputs as the kernel of a model in eval mode takes them."""
-    if model.train_inputs is None:
-        raise ArgumentError("model", "no training data", "a model with training data")
-    train_x, train_y = model.train_inputs[0], cast(Tensor, model.train_targets)
-    transform = getattr(model, "transform_inputs", None)
-    x = x if transform is None else transform(X=x)
-    if x.ndim < 2 or x.shape[-1] != train_x.shape[-1]:
-        raise ShapeError("x", tuple(x.shape), f"(*batch, t, {train_x.shape[-1]}), as trained on")
-    if not all_finite(x):
-        raise NonFiniteError("x", f"{int((~x.isfinite()).sum())} non-finite values", "finite ones")
-    return train_x, train_y, x
 
 
 def _check_targets(y: Tensor, rows: int, dim: int) -> None:

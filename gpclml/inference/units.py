@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from gpytorch.models import ExactGP
@@ -10,8 +10,7 @@ from torch import Tensor
 
 from gpclml._utils.arguments import checked
 from gpclml.errors import ArgumentError, UnsupportedError
-from gpclml.inference.missing import MISSING_TERM
-from gpclml.inference.observations import Observations
+from gpclml.inference.observations import MISSING_TERM, Observations
 
 __all__ = ["Units", "log_target_scale", "term_offset", "to_training_units", "units_of_targets"]
 
@@ -34,14 +33,8 @@ def to_training_units(model: ExactGP, target: Tensor, multitask: bool = False) -
     Raises:
         UnsupportedError: If the outcome transform is not affine.
     """
-    standardizer = getattr(model, "target_standardizer", None)
-    if standardizer is not None:
-        return standardizer.transform(target)
-    transform = _affine_outcome_transform(model)
-    if transform is None:
-        return target
-    offset, scale = (_aligned(s, multitask) for s in (transform.means, transform.stdvs))
-    return (target - offset) / scale
+    units = _offset_and_scale(model, multitask)
+    return target if units is None else (target - units[0]) / units[1]
 
 
 @checked
@@ -63,15 +56,11 @@ def log_target_scale(model: ExactGP, units: Units, multitask: bool = False) -> T
         ArgumentError: If ``units`` is neither name.
         UnsupportedError: If the outcome transform is not affine.
     """
-    if units not in ("training", "original"):
-        raise ArgumentError("units", repr(units), "'training' or 'original'")
+    _check_units(units)
     if units == "training":
         return 0.0
-    standardizer = getattr(model, "target_standardizer", None)
-    if standardizer is not None:
-        return standardizer.scale.log()
-    transform = _affine_outcome_transform(model)
-    return 0.0 if transform is None else _aligned(transform.stdvs, multitask).log()
+    original = _offset_and_scale(model, multitask)
+    return 0.0 if original is None else original[1].log()
 
 
 @checked
@@ -105,34 +94,46 @@ def units_of_targets(model: ExactGP, units: Units) -> tuple[Tensor, Tensor]:
     """What takes targets in training units to these: scale times target plus shift.
 
     Args:
-        model: As for :func:`to_training_units`, of one output and no batch.
+        model: As for :func:`to_training_units`, of one output.
         units: Those asked for.
 
     Returns:
-        Scale and shift, numbers in float64 on the CPU.
+        Scale and shift in float64, on the device of the targets; they broadcast to targets
+        ``(*batch, n)``.
 
     Raises:
         ArgumentError, UnsupportedError: As for :func:`log_target_scale`.
     """
-    targets = model.train_targets
-    assert isinstance(targets, Tensor)
-    scale = torch.as_tensor(log_target_scale(model, units)).exp().to("cpu", torch.float64)
-    if units == "training":
-        return scale.reshape(()), torch.zeros((), dtype=torch.float64)
-    zero = to_training_units(model, targets.detach().new_zeros(1)).to("cpu", torch.float64)
-    return scale.reshape(()), -(zero * scale).reshape(())
+    _check_units(units)
+    original = None if units == "training" else _offset_and_scale(model, multitask=False)
+    if original is None:
+        zero = cast(Tensor, model.train_targets).new_zeros((), dtype=torch.float64)
+        return zero + 1, zero
+    offset, scale = original
+    return scale.double(), offset.double()
 
 
-def _affine_outcome_transform(model: ExactGP):
+def _check_units(units: str) -> None:
+    if units not in ("training", "original"):
+        raise ArgumentError("units", repr(units), "'training' or 'original'")
+
+
+def _offset_and_scale(model: ExactGP, multitask: bool) -> tuple[Tensor, Tensor] | None:
+    """Offset and scale of the targets' transformation in the type of the model; None without."""
+    standardizer = getattr(model, "target_standardizer", None)
+    if standardizer is not None:
+        return standardizer.offset, standardizer.scale
     transform = getattr(model, "outcome_transform", None)
-    if transform is None or hasattr(transform, "stdvs"):
-        return transform
-    raise UnsupportedError(
-        "model.outcome_transform",
-        type(transform).__name__,
-        "botorch's Standardize, or none",
-        "Other transforms have a Jacobian of their own: score in training units.",
-    )
+    if transform is None:
+        return None
+    if not hasattr(transform, "stdvs"):
+        raise UnsupportedError(
+            "model.outcome_transform",
+            type(transform).__name__,
+            "botorch's Standardize, or none",
+            "Other transforms have a Jacobian of their own: score in training units.",
+        )
+    return _aligned(transform.means, multitask), _aligned(transform.stdvs, multitask)
 
 
 def _aligned(statistic: Tensor, multitask: bool) -> Tensor:

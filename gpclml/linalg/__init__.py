@@ -1,36 +1,59 @@
-"""Gaussian log densities, dense, of low rank or by conjugate gradients: tensors in and out."""
+"""Covariances of observations behind one interface, and the Gaussian densities made of them.
 
-from gpclml.linalg._checks import refuse_double_backward
-from gpclml.linalg._products import symmetric_product
-from gpclml.linalg.block import block_conditional_log_densities
-from gpclml.linalg.cholesky import DOUBLE_UP_TO, factorization_dtype, safe_cholesky
+A :class:`Covariance` is dense, of low rank plus a diagonal, or solved by conjugate gradients.
+Tensors go in and tensors come out: nothing here knows of models.
+"""
+
 from gpclml.linalg.conjugate_gradients import ConjugateGradients, NotConvergedWarning
+from gpclml.linalg.covariance import ConditionedBlock, Covariance, Predictor
 from gpclml.linalg.covariance_products import (
     CovarianceProducts,
     NoisyCovariance,
     OperatorProducts,
     RowProducts,
 )
-from gpclml.linalg.covariance_solver import CovarianceSolver
-from gpclml.linalg.iterative import IterativeReport, iterative_conditional_log_density
-from gpclml.linalg.iterative_conditioning import IterativeConditioning
-from gpclml.linalg.leave_one_out import leave_one_out_moments
+from gpclml.linalg.covariance_solver import CovarianceSolver, IterativeConditioning
+from gpclml.linalg.dense import DenseCovariance
+from gpclml.linalg.densities import (
+    block_conditional_log_densities,
+    conditional_log_density,
+    leave_one_out_moments,
+    sequential_log_densities,
+    sequential_predictions,
+)
+from gpclml.linalg.iterative import (
+    IterativeCovariance,
+    IterativeReport,
+    iterative_conditional_log_density,
+)
 from gpclml.linalg.low_rank import LowRankPlusDiagonal
-from gpclml.linalg.permutations import permute, take, take_rows
-from gpclml.linalg.predictions import sequential_predictions
-from gpclml.linalg.sequential import conditional_log_density, sequential_log_densities
+from gpclml.linalg.matrices import (
+    DOUBLE_UP_TO,
+    factorization_dtype,
+    permute,
+    refuse_double_backward,
+    safe_cholesky,
+    symmetric_product,
+    take,
+    take_rows,
+)
 
 __all__ = [
     "DOUBLE_UP_TO",
+    "ConditionedBlock",
     "ConjugateGradients",
+    "Covariance",
     "CovarianceProducts",
     "CovarianceSolver",
+    "DenseCovariance",
     "IterativeConditioning",
+    "IterativeCovariance",
     "IterativeReport",
     "LowRankPlusDiagonal",
     "NoisyCovariance",
     "NotConvergedWarning",
     "OperatorProducts",
+    "Predictor",
     "RowProducts",
     "block_conditional_log_densities",
     "conditional_log_density",

@@ -17,26 +17,28 @@ are read off it.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Size, Tensor
 
 from gpclml._utils.arguments import checked
-from gpclml.errors import ArgumentError, NotConvergedError
-from gpclml.linalg._checks import check_indices, check_residual
-from gpclml.linalg.cholesky import safe_cholesky
+from gpclml.errors import ArgumentError, NotConvergedError, UnsupportedError
 from gpclml.linalg.conjugate_gradients import (
     ConjugateGradients,
     Solution,
     check_finite,
     column_norms,
 )
+from gpclml.linalg.covariance import Covariance
 from gpclml.linalg.covariance_products import NoisyCovariance
-from gpclml.linalg.covariance_solver import CovarianceSolver, ResidualBound
+from gpclml.linalg.covariance_solver import CovarianceSolver, IterativeConditioning, ResidualBound
+from gpclml.linalg.matrices import safe_cholesky
 
-__all__ = ["IterativeReport", "iterative_conditional_log_density"]
+__all__ = ["IterativeCovariance", "IterativeReport", "iterative_conditional_log_density"]
 
+_VECTORS = 12  # arrays of n times the size of a block at the peak of a step
 _MARGIN = 0.7  # of the error bound, for residuals that are computed anew
 _TIGHTEST = 0.01  # of the residuals, at once: bounds may be far above errors
 
@@ -58,6 +60,89 @@ class IterativeReport:
     iterations: int
     residual: float
     error_bound: float | None
+
+
+class IterativeCovariance(Covariance):
+    """A covariance that is known by its products with vectors, and solved by conjugate gradients.
+
+    Args:
+        products: Multiplies by the covariance, ``(*batch, n, n)``.
+        settings: Tolerance, iterations, preconditioner, and what happens on failure.
+
+    Attributes:
+        reports: How well each block of the last density was solved for, an
+            :class:`IterativeReport` each.
+    """
+
+    @checked
+    def __init__(self, products: NoisyCovariance, settings: ConjugateGradients) -> None:
+        self.products, self.settings = products, settings
+        self.reports: tuple[IterativeReport, ...] = ()
+
+    @property
+    def shape(self) -> Size:
+        """That of the products."""
+        return self.products.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """That of the products."""
+        return self.products.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """That of the products."""
+        return self.products.device
+
+    @classmethod
+    def memory(cls, shape: Size, block: int) -> int:
+        """A dozen arrays of n times the size of the block and one more."""
+        return _VECTORS * shape[:-1].numel() * (block + 1)
+
+    def predictor(self, residual: Tensor, missing: Tensor | None = None) -> IterativeConditioning:
+        """By one solve that is kept, and one for each value that is predicted."""
+        return IterativeConditioning(self.products, residual, self.settings)
+
+    def _conditional_log_density(self, residual: Tensor, held_out: Tensor) -> Tensor:
+        value, report = self._density(residual, held_out)
+        self.reports = (report,)
+        return value
+
+    def _block_log_densities(self, residual: Tensor, blocks: Sequence[Tensor]) -> Tensor:
+        done = [self._density(residual, block) for group in blocks for block in group]
+        self.reports = tuple(report for _, report in done)
+        return torch.stack([value for value, _ in done], dim=-1)
+
+    def _density(self, residual: Tensor, held_out: Tensor) -> tuple[Tensor, IterativeReport]:
+        n, b = residual.shape[-1], held_out.shape[-1]
+        if held_out.ndim > 1:
+            raise UnsupportedError(
+                "conditioning", "held-out points of its own in each batch member",
+                "the same in all, for conjugate gradients", "Use solver='cholesky'.",
+            )  # fmt: skip
+        if b == n:
+            raise ArgumentError(
+                "held_out", f"all {n} points", "at least one point left to condition on",
+                "Hold out fewer points, or use solver='cholesky' for the log marginal likelihood.",
+            )  # fmt: skip
+        held_out = held_out.to(self.device)
+        solve = _Solve(self.products, residual.detach(), held_out, self.settings)
+        directions = solve.directions()
+        product = self.products.matmul(directions)
+        left = directions[..., :b].double()
+        spread = left.mT @ product[..., :b].double()
+        rest = residual - product[..., b]
+        error = (left.mT @ rest.double().unsqueeze(-1)).squeeze(-1)
+        factor, definite = solve.factor(0.5 * (spread + spread.mT))
+        z = torch.linalg.solve_triangular(factor, error.unsqueeze(-1), upper=False).squeeze(-1)
+        log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        value = -0.5 * z.square().sum(-1) - log_det - 0.5 * b * math.log(2 * math.pi)
+        with torch.no_grad():
+            unsolved = torch.cat([-product[..., :b], rest.unsqueeze(-1)], -1)
+            unsolved = unsolved.masked_fill_(solve.gone, 0.0)
+            report = solve.report(unsolved, directions, factor, z, definite)
+        self.settings.check(report.residual, report.iterations, report.error_bound)
+        return value.to(residual.dtype), report
 
 
 @checked(residual="float (*batch, n)", held_out="index (b,)")
@@ -91,33 +176,9 @@ def iterative_conditional_log_density(
         gradient; memory for about ten n x b arrays and a chunk of rows, beside what the solver
         keeps.
     """
-    solver = solver or ConjugateGradients()
-    batch = torch.Size(check_residual(covariance.shape, residual))
-    n, b = residual.shape[-1], held_out.shape[-1]
-    held_out = check_indices("held_out", held_out, n).to(covariance.device)
-    if b == n:
-        raise ArgumentError(
-            "held_out", f"all {n} points", "at least one point left to condition on",
-            "Hold out fewer points, or use solver='cholesky' for the log marginal likelihood.",
-        )  # fmt: skip
-    residual = residual.expand(*batch, n)
-    solve = _Solve(covariance, residual.detach(), held_out, solver)
-    directions = solve.directions()
-    product = covariance.matmul(directions)
-    left = directions[..., :b].double()
-    spread = left.mT @ product[..., :b].double()
-    rest = residual - product[..., b]
-    error = (left.mT @ rest.double().unsqueeze(-1)).squeeze(-1)
-    factor, definite = solve.factor(0.5 * (spread + spread.mT))
-    z = torch.linalg.solve_triangular(factor, error.unsqueeze(-1), upper=False).squeeze(-1)
-    log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    value = -0.5 * z.square().sum(-1) - log_det - 0.5 * b * math.log(2 * math.pi)
-    with torch.no_grad():
-        unsolved = torch.cat([-product[..., :b], rest.unsqueeze(-1)], -1)
-        unsolved = unsolved.masked_fill_(solve.gone, 0.0)
-        report = solve.report(unsolved, directions, factor, z, definite)
-    solver.check(report.residual, report.iterations, report.error_bound)
-    return value.to(residual.dtype), report
+    by_products = IterativeCovariance(covariance, solver or ConjugateGradients())
+    value = by_products.conditional_log_density(residual, held_out)
+    return value, by_products.reports[0]
 
 
 class _Solve:

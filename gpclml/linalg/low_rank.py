@@ -13,22 +13,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from linear_operator import to_linear_operator
+from linear_operator.operators import LinearOperator, LowRankRootLinearOperator
+from torch import Size, Tensor
 
 from gpclml._utils.arguments import checked
 from gpclml.errors import ShapeError
-from gpclml.linalg.cholesky import safe_cholesky
-from gpclml.linalg.permutations import take, take_rows
+from gpclml.linalg.covariance import Covariance, Predictor
+from gpclml.linalg.dense import DenseCovariance
+from gpclml.linalg.matrices import safe_cholesky, take, take_rows
 
 __all__ = ["LowRankPlusDiagonal"]
 
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+_ARRAYS = 12  # of the features' size at the peak of a step
 _NUMBERS_AT_ONCE = 2**25  # in the largest array of a loop over orders or blocks
 
 
 @checked(late=True, features="float (*batch, n, R)", noise="float (*batch, n)")
 @dataclass(frozen=True)
-class LowRankPlusDiagonal:
+class LowRankPlusDiagonal(Covariance):
     r"""The covariance :math:`\Phi \Phi^\top + D` of observations, as its parts.
 
     Attributes:
@@ -53,11 +57,11 @@ class LowRankPlusDiagonal:
             raise ShapeError("noise", f"batch shape {got}", expected) from error
 
     @property
-    def shape(self) -> torch.Size:
+    def shape(self) -> Size:
         """That of the dense covariance."""
         n = self.features.shape[-2]
         batch = torch.broadcast_shapes(self.features.shape[:-2], self.noise.shape[:-1])
-        return torch.Size((*batch, n, n))
+        return Size((*batch, n, n))
 
     @property
     def dtype(self) -> torch.dtype:
@@ -68,6 +72,11 @@ class LowRankPlusDiagonal:
     def device(self) -> torch.device:
         """Of the features."""
         return self.features.device
+
+    @classmethod
+    def memory(cls, shape: Size, block: int) -> int:
+        """A dozen arrays of the features' size, and a few of R x R."""
+        return _ARRAYS * (shape.numel() + shape[:-2].numel() * shape[-1] ** 2)
 
     def __getitem__(self, index: int | slice) -> LowRankPlusDiagonal:
         """Members of a batch, along its first dimension."""
@@ -82,6 +91,20 @@ class LowRankPlusDiagonal:
     def diagonal(self) -> Tensor:
         """Variances of the observations, ``(*batch, n)``."""
         return self.features.square().sum(-1) + self.noise
+
+    def operators(self) -> tuple[LinearOperator, Tensor]:
+        """The product of the features as an operator, and the noise."""
+        return LowRankRootLinearOperator(to_linear_operator(self.features)), self.noise
+
+    def condition_number(self) -> float:
+        """The ratio of the eigenvalues' bounds, in float64."""
+        features = self.features.double()
+        largest = torch.linalg.eigvalsh(features.mT @ features)[-1] + self.noise.max()
+        return float(largest / self.noise.min())
+
+    def predictor(self, residual: Tensor, missing: Tensor | None = None) -> Predictor:
+        """By one factor of the matrix: Woodbury's identity cancels where the noise is small."""
+        return DenseCovariance(self.to_dense()).predictor(residual, missing)
 
     def masked(self, missing: Tensor) -> LowRankPlusDiagonal:
         """With points taken out: each has variance one and no correlation.
@@ -104,7 +127,7 @@ class LowRankPlusDiagonal:
             noise = noise.expand(*rows.shape[:-1], noise.shape[-1])
         return LowRankPlusDiagonal(take_rows(features, rows), take(noise, rows))
 
-    def log_density(self, residual: Tensor) -> Tensor:
+    def _log_density(self, residual: Tensor) -> Tensor:
         r"""The joint log density of all residuals, in nats.
 
         With the posterior mean :math:`\mu = M^{-1} \Phi^\top D^{-1} r` the quadratic form is
@@ -163,19 +186,11 @@ class LowRankPlusDiagonal:
         left = residual.double() - _rows_times(data.features, mean)
         return LowRankPlusDiagonal(_under(L, data.features), data.noise), left
 
-    def conditional_log_density(self, residual: Tensor, held_out: Tensor) -> Tensor:
-        """The joint log density of held-out residuals given all others, in nats.
-
-        Args:
-            residual: ``(*batch, n)``.
-            held_out: ``(b,)`` or ``(*batch, b)``.
-
-        Returns:
-            ``(*batch,)``, in the type of the features.
-        """
+    def _conditional_log_density(self, residual: Tensor, held_out: Tensor) -> Tensor:
+        held_out = held_out.to(self.device)
         n, b = residual.shape[-1], held_out.shape[-1]
         if b == n:
-            return self.log_density(residual)
+            return self._log_density(residual)
         data = self._in_double()
         residual = residual.double()
         kept = torch.ones(*held_out.shape[:-1], n, dtype=torch.bool, device=held_out.device)
@@ -186,63 +201,63 @@ class LowRankPlusDiagonal:
         of_held_out, left = data.take(held_out).given(
             data.take(rest), take(residual, rest), take(residual, held_out)
         )
-        return of_held_out.log_density(left).to(self.dtype)
+        return of_held_out._log_density(left).to(self.dtype)
 
-    def block_log_densities(self, residual: Tensor, blocks: Sequence[Tensor]) -> Tensor:
-        """The joint log density of each block given all points outside it, in nats.
-
-        Args:
-            residual: ``(*batch, n)``.
-            blocks: Indices, ``(k_i, b_i)`` each.
-
-        Returns:
-            ``(*batch, k_1 + k_2 + ...)``, in the type of the features.
-
-        Note:
-            One posterior for all blocks of at most R points, which are taken out of it; one for
-            each larger block.
-        """
+    def _block_log_densities(self, residual: Tensor, blocks: Sequence[Tensor]) -> Tensor:
+        # One posterior for all blocks of at most R points, which are taken out of it; one for each
+        # larger block.
         data = self._in_double()
         residual = residual.double()
         L, mean = data.posterior(residual)
         alpha = (residual - _rows_times(data.features, mean)) / data.noise
         leverage = _under(L, data.features) / data.noise.unsqueeze(-1)
         values = []
-        for group in blocks:
+        for group in (block.to(self.device, non_blocking=True) for block in blocks):
             if group.shape[-1] <= self.features.shape[-1]:
                 values.append(_taken_out(leverage, alpha, data.noise, group))
             else:
-                each = [data.conditional_log_density(residual, block) for block in group]
+                each = [data._conditional_log_density(residual, block) for block in group]
                 values.append(torch.stack(each, dim=-1))
         return torch.cat(values, dim=-1).to(self.dtype)
 
-    def sequential_predictions(self, residual: Tensor, orders: Tensor) -> tuple[Tensor, Tensor]:
-        """Errors and variances of each point's prediction from those before it.
+    def _leave_one_out(self, residual: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        # From one posterior of the weights, out of which each point is taken.
+        data = self._in_double()
+        L, mean = data.posterior(residual)
+        alpha = (residual.double() - _rows_times(data.features, mean)) / data.noise
+        leverage = _under(L, data.features).square().sum(-1)
+        variance = 1 / (1 / data.noise - leverage / data.noise.square())
+        left_out = residual.double() - alpha * variance
+        return left_out[..., rows].to(residual), variance[..., rows].to(residual)
 
-        Points are taken in blocks of about R: one posterior a block, and within it the factor of
-        the block's own covariance, for all orders at once.
+    def _condition(
+        self, residual: Tensor, rows: Tensor, others: Tensor
+    ) -> tuple[LowRankPlusDiagonal, Tensor]:
+        of_rest, left = self.take(others).given(
+            self.take(rows), take(residual, rows), take(residual, others)
+        )
+        return of_rest, left
 
-        Args:
-            residual: ``(n,)``.
-            orders: ``(k, n)``.
+    def _sequential(self, residual: Tensor, orders: Tensor | None) -> Tensor:
+        single = self.features.ndim == 2 and residual.ndim == 1
+        if orders is None or not single or torch.is_grad_enabled():
+            return DenseCovariance(self.to_dense())._sequential(residual, orders)
+        errors, variances = self._predictions(residual, orders)
+        return torch.distributions.Normal(torch.zeros_like(errors), variances.sqrt()).log_prob(
+            errors
+        )
 
-        Returns:
-            Errors and variances, noise included, ``(k, n)`` each, in the order of arrival.
-
-        Note:
-            About 4 n R² floating-point operations for each order.
-        """
-        if self.features.ndim != 2:
-            got = tuple(self.features.shape)
-            raise ShapeError("features", got, "(n, R): one model, no batch of models")
+    def _predictions(self, residual: Tensor, orders: Tensor) -> tuple[Tensor, Tensor]:
+        # Points are taken in blocks of about R: one posterior a block, and within it the factor of
+        # the block's own covariance, for all orders at once: about 4 n R² operations an order.
         data = self._in_double()
         R = self.features.shape[-1]
         at_once = max(1, _NUMBERS_AT_ONCE // (R * max(R, _block_size(R))))
-        parts = [data._predictions(residual.double(), part) for part in orders.split(at_once)]
+        parts = [data._predicted(residual.double(), part) for part in orders.split(at_once)]
         errors, variances = zip(*parts, strict=True)
         return torch.cat(errors).to(self.dtype), torch.cat(variances).to(self.dtype)
 
-    def _predictions(self, residual: Tensor, orders: Tensor) -> tuple[Tensor, Tensor]:
+    def _predicted(self, residual: Tensor, orders: Tensor) -> tuple[Tensor, Tensor]:
         k, R = len(orders), self.features.shape[-1]
         precision = torch.eye(R, dtype=self.dtype, device=self.device).repeat(k, 1, 1)
         right = precision.new_zeros(k, R, 1)

@@ -1,4 +1,4 @@
-"""What every objective adds to its log density: hyperparameter priors and added losses."""
+"""What objectives share: priors and added losses, and a check of the model's mode."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from gpytorch.models import GP
 from gpytorch.priors import Prior
 from torch import Tensor
 
-__all__ = ["prior_and_added_loss"]
+from gpclml.errors import ModelModeError
+
+__all__ = ["check_train_mode", "prior_and_added_loss"]
 
 
 def prior_and_added_loss(
@@ -86,3 +88,19 @@ def _fits(own: torch.Size, batch_shape: torch.Size) -> bool:
         return torch.broadcast_shapes(own, batch_shape) == batch_shape
     except RuntimeError:
         return False
+
+
+def check_train_mode(model: torch.nn.Module) -> None:
+    """Refuses a model whose output is its posterior.
+
+    Raises:
+        ModelModeError: It is in eval mode.
+    """
+    if not model.training:
+        raise ModelModeError(
+            "model",
+            "a model in eval mode, whose output is its posterior",
+            "a model in train mode",
+            "Call model.train() before the objective; for scores of a fitted model use "
+            "gpclml.evaluation.",
+        )

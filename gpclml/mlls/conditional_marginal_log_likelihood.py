@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Hashable, Sequence
 from typing import Any, cast
 
 import torch
@@ -12,19 +14,24 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models import ExactGP
 from torch import Tensor
 
-from gpclml._utils.arguments import checked
+from gpclml._utils.arguments import all_finite, checked
 from gpclml._utils.memory import reads_are_free
 from gpclml._utils.resuming import ResumableDraws
 from gpclml.conditioning import Conditioning, KFold, LastPoints, RandomHoldout, Split
 from gpclml.errors import NonFiniteError, UnsupportedError
-from gpclml.inference.observations import Observations, observations, training_observations
-from gpclml.inference.solvers import Solver, check_solver
+from gpclml.inference.covariances import Solver, check_solver
+from gpclml.inference.observations import (
+    Observations,
+    check_targets,
+    observations,
+    training_observations,
+)
 from gpclml.linalg import IterativeReport
-from gpclml.mlls._held_out import held_out_density
-from gpclml.mlls._terms import prior_and_added_loss
-from gpclml.mlls._train_mode import check_targets, check_train_mode
+from gpclml.mlls._terms import check_train_mode, prior_and_added_loss
 
-__all__ = ["ConditionalMarginalLogLikelihood"]
+__all__ = ["ConditionalMarginalLogLikelihood", "member_objectives"]
+
+_Blocks = Sequence[Tensor]
 
 
 class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihood):
@@ -62,7 +69,7 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
             :class:`~gpclml.mlls.SumMarginalLogLikelihood`.
         conditioning: Which points are held out; see above for the default.
         factor_dtype: Type to factor covariances in; see
-            :func:`gpclml.linalg.cholesky.factorization_dtype`.
+            :func:`gpclml.linalg.factorization_dtype`.
         seed: Seed of all draws of held-out points. The state of the generator is part of
             ``state_dict()``, so that a resumed training draws the same points.
         solver: "cholesky", exact; "cg" or :class:`~gpclml.linalg.ConjugateGradients`, memory for n
@@ -112,6 +119,7 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
         self.solver: Solver = check_solver(solver)
         self.last_solve: tuple[IterativeReport, ...] = ()
         self.conditioning = conditioning
+        self._default = RandomHoldout(0.1)
         self.factor_dtype = factor_dtype
         self.seed = seed
         self._generator = torch.Generator().manual_seed(seed)
@@ -189,7 +197,7 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
     @property
     def _drawing(self) -> Conditioning:
         """The strategy of a call of the objective."""
-        return RandomHoldout(0.1) if self.conditioning is None else self.conditioning
+        return self._default if self.conditioning is None else self.conditioning
 
     def objective_at(self, data: Observations, split: Split, *, redrawn: bool = False) -> Tensor:
         """The objective at given held-out points.
@@ -204,7 +212,7 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
             Nats per observed held-out target, ``(*batch,)``.
         """
         part, blocks = data.at(split)
-        value, self.last_solve = held_out_density(
+        value, self.last_solve = _held_out_density(
             part, blocks, self.solver, self.factor_dtype, redrawn=redrawn
         )
         terms = prior_and_added_loss(self.model, value.shape, data.params)
@@ -236,3 +244,91 @@ def _check_parts(likelihood: Likelihood, model: ExactGP) -> None:
                 "finite inputs",
                 "Remove or impute those rows before building the model.",
             )
+
+
+def member_objectives(
+    mlls: Sequence[ConditionalMarginalLogLikelihood],
+    stack: ExactGP,
+    data: Observations,
+    blocks: Sequence[_Blocks],
+) -> Tensor:
+    """The objective of each member at its own held-out points.
+
+    Runs of consecutive members with one held-out block of the same size, or with the very same
+    blocks, are evaluated in one pass; others one by one.
+
+    Args:
+        mlls: The objectives of the members.
+        stack: Their models stacked, ``batch_shape`` ``(k,)``.
+        data: The Gaussian of the stack's observations.
+        blocks: Held-out blocks of each member, as its ``draw_split`` gives them.
+
+    Returns:
+        Nats per observed held-out target, ``(k,)``.
+    """
+    keys = [(mll.factor_dtype, *_key(own)) for mll, own in zip(mlls, blocks, strict=True)]
+    values = []
+    for key, run in itertools.groupby(range(len(mlls)), keys.__getitem__):
+        places = list(run)
+        part = slice(places[0], places[-1] + 1)
+        rows = data if len(places) == len(mlls) else data.member(part)
+        joined = _joined([blocks[place] for place in places])
+        dtype = cast(torch.dtype | None, key[0])
+        values.append(_held_out_density(rows, joined, "cholesky", dtype)[0])
+    value = torch.cat(values)
+    terms = prior_and_added_loss(stack, value.shape, data.params)
+    return value + terms / data.num_observed()
+
+
+def _is_single(blocks: _Blocks) -> bool:
+    return len(blocks) == 1 and len(blocks[0]) == 1
+
+
+def _key(blocks: _Blocks) -> tuple[Hashable, ...]:
+    """Equal for members that can be evaluated in one pass."""
+    if _is_single(blocks):
+        return (blocks[0].shape[-1],)
+    return tuple((group.shape, group.numpy().tobytes()) for group in blocks)
+
+
+def _joined(members: Sequence[_Blocks]) -> _Blocks:
+    return [torch.stack([own[0] for own in members])] if _is_single(members[0]) else members[0]
+
+
+def _held_out_density(
+    data: Observations,
+    blocks: Sequence[Tensor],
+    solver: Solver = "cholesky",
+    factor_dtype: torch.dtype | None = None,
+    *,
+    redrawn: bool = False,
+) -> tuple[Tensor, tuple[IterativeReport, ...]]:
+    """The mean over held-out targets of the blocks' log densities given all others.
+
+    A GPU is looked at once, at the end, by the density. Where that is not finite, it is computed
+    again with every step looked at: with jitter, or an error that says what was wrong.
+
+    Args:
+        data: The Gaussian of the observations.
+        blocks: Flat target indices, ``(k_i, b_i)`` a block size, or ``(*batch, 1, b)`` for one
+            block of its own in each batch member.
+        solver: As :meth:`~gpclml.inference.Observations.covariance_by` takes it.
+        factor_dtype: The same.
+        redrawn: As :meth:`~gpclml.inference.Observations.per_held_out_target` takes it.
+
+    Returns:
+        Nats per observed held-out target, ``(*batch,)``; and how well each block was solved for.
+
+    Raises:
+        NonFiniteError: If a density is not finite.
+    """
+    checked = reads_are_free(data.residual.device)
+    covariance = data.covariance_by(solver, blocks, factor_dtype, checked=checked)
+    value = covariance.held_out_log_densities(data.residual, blocks).sum(-1)
+    if not all_finite(value):
+        if not checked:
+            del value  # what it holds for the gradient
+            covariance = data.covariance_by(solver, blocks, factor_dtype)
+            value = covariance.held_out_log_densities(data.residual, blocks).sum(-1)
+        data.check_density(value)
+    return data.per_held_out_target(value, blocks, redrawn=redrawn), covariance.reports

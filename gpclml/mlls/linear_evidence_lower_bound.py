@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gpclml._utils.arguments import checked
 from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
-from gpclml.inference.missing import missing_targets
+from gpclml.inference.observations import check_targets, missing_targets
 from gpclml.linalg.gaussians import (
     DiagonalFamily,
     GaussianFamily,
@@ -23,8 +23,7 @@ from gpclml.linalg.gaussians import (
     expected_square,
     gaussian_kl,
 )
-from gpclml.mlls._terms import prior_and_added_loss
-from gpclml.mlls._train_mode import check_targets, check_train_mode
+from gpclml.mlls._terms import check_train_mode, prior_and_added_loss
 from gpclml.models.bayesian_linear_model import BayesianLinearModel
 
 __all__ = ["LinearData", "LinearEvidenceLowerBound"]

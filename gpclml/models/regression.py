@@ -22,8 +22,8 @@ from gpclml._utils.checkpoint import read_checkpoint, write_checkpoint
 from gpclml._utils.memory import reads_are_free
 from gpclml.errors import ArgumentError, DataError
 from gpclml.inference import IterativePosterior, PosteriorNormal, evaluating, exact_posterior
-from gpclml.inference.posterior_solver import choose_posterior_solver
-from gpclml.inference.solvers import Solver
+from gpclml.inference.covariances import Solver
+from gpclml.inference.posterior import choose_posterior_solver
 from gpclml.models._checks import check_stored, checked_points, checked_training_data
 from gpclml.models._parts import PartOptions, make_kernel, make_mean
 from gpclml.models._warm_start import start_as_ard_gp

@@ -14,8 +14,8 @@ from gpclml.cli.report import answer, best_on_test, chosen_models, headline, pre
 from gpclml.cli.report import predicted as predictions_of
 from gpclml.errors import ShapeError
 from gpclml.evaluation import score_models
-from gpclml.inference import dense_posterior as dense
-from gpclml.linalg import safe_cholesky
+from gpclml.inference import posterior
+from gpclml.linalg import dense, safe_cholesky
 from gpclml.models import GPRegression
 
 
@@ -62,9 +62,9 @@ def test_many_rows_are_predicted_from_one_factorization(monkeypatch, capsys):
     model = GPRegression(x, x.sum(-1).sin())
     factored = []
 
-    def counted(matrix, *options):
+    def counted(matrix, *options, **more):
         factored.append(tuple(matrix.shape))
-        return safe_cholesky(matrix, *options)
+        return safe_cholesky(matrix, *options, **more)
 
     monkeypatch.setattr(dense, "safe_cholesky", counted)
     mean, deviation = predictions_of(model, new)
@@ -88,7 +88,7 @@ def test_predictions_in_parts_are_those_of_one_call(data, monkeypatch):
     x, y = data
     model = GPRegression(x, y)
     mean, deviation = predictions_of(model, x)
-    monkeypatch.setattr(dense, "_CHUNK", 7)
+    monkeypatch.setattr(posterior, "_CHUNK", 7)
     parts = predictions_of(model, x)
     torch.testing.assert_close((mean, deviation), parts)
     normal = model.predict(x)

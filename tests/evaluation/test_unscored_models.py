@@ -21,6 +21,7 @@ from gpclml.evaluation import (
     ranking,
     score_models,
 )
+from gpclml.linalg import DenseCovariance, LowRankPlusDiagonal
 from gpclml.models import GPRegression
 
 pytestmark = pytest.mark.filterwarnings("ignore:A not p.d.")
@@ -64,23 +65,29 @@ class NegativeGP(gpytorch.models.ExactGP):
 
 @pytest.fixture
 def failing(monkeypatch):
-    """Makes a function of ``model_scores`` fail for the models of these names."""
+    """Makes a function of ``model_scores`` or of covariances fail for the models of these names."""
 
     def make(function, names, error=NotPSDError):
         current = [""]
-        score, computed = model_scores.score_model, getattr(model_scores, function)
+        own = hasattr(model_scores, function)
+        owners = [model_scores] if own else [DenseCovariance, LowRankPlusDiagonal]
+        score = model_scores.score_model
 
         def tracked(name, *arguments):
             current[0] = name
             return score(name, *arguments)
 
-        def failing(*arguments, **options):
-            if current[0] in names:
-                raise error(f"{function} of {current[0]} failed")
-            return computed(*arguments, **options)
+        def failing(computed):
+            def compute(*arguments, **options):
+                if current[0] in names:
+                    raise error(f"{function} of {current[0]} failed")
+                return computed(*arguments, **options)
+
+            return compute
 
         monkeypatch.setattr(ranking, "score_model", tracked)
-        monkeypatch.setattr(model_scores, function, failing)
+        for owner in owners:
+            monkeypatch.setattr(owner, function, failing(getattr(owner, function)))
 
     return make
 
@@ -211,7 +218,7 @@ def test_of_equal_models_the_first_ranked_is_every_favourite(data):
 
 
 def test_of_models_equal_by_one_criterion_the_first_ranked_is_its_favourite(models, monkeypatch):
-    monkeypatch.setattr(model_scores, "log_density", lambda *_: -3.0)
+    monkeypatch.setattr(DenseCovariance, "log_density", lambda *_: torch.tensor(-3.0))
     found = score_models({name: models[name] for name in ("good", "bad")}, **OPTIONS)
     first = found.table.index[0]
     assert first == "good"  # by name "bad" would come first

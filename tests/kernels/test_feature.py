@@ -26,7 +26,7 @@ from gpclml.evaluation import (
 )
 from gpclml.inference.observations import observations
 from gpclml.kernels import FeatureKernel, IdentityFeatures, PolynomialFeatures
-from gpclml.linalg import LowRankPlusDiagonal
+from gpclml.linalg import DenseCovariance, LowRankPlusDiagonal
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 
 N = 14
@@ -123,7 +123,7 @@ def test_objectives_are_those_of_the_dense_covariance(kernel, likelihood, missin
         for model in models:
             data = observations(model.likelihood, model(*model.train_inputs), y, model.train_inputs)
             forms.append(type(data.covariance))
-        assert forms == [LowRankPlusDiagonal, torch.Tensor]
+        assert forms == [LowRankPlusDiagonal, DenseCovariance]
         for conditioning in CONDITIONINGS:
             results = []
             for model in models:
@@ -172,7 +172,7 @@ def test_more_features_than_points_are_dense():
     ):
         model = Model(x, y, GaussianLikelihood(), kernel).double()
         data = observations(model.likelihood, model(x), y)
-        assert isinstance(data.covariance, torch.Tensor)
+        assert isinstance(data.covariance, DenseCovariance)
 
 
 @pytest.mark.parametrize("scaled", [False, True])

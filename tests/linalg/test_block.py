@@ -7,8 +7,11 @@ from hypothesis import strategies as st
 
 import reference
 from gpclml.errors import ArgumentError, UnsupportedError
-from gpclml.linalg import block_conditional_log_densities, conditional_log_density
-from gpclml.linalg._products import symmetric_product
+from gpclml.linalg import (
+    block_conditional_log_densities,
+    conditional_log_density,
+    symmetric_product,
+)
 
 PARTITION = torch.tensor([[3, 0], [5, 1], [2, 4]])
 OVERLAPPING = torch.tensor([[3, 0, 1], [1, 4, 0], [2, 5, 3], [5, 3, 4]])

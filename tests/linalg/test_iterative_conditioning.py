@@ -16,8 +16,7 @@ from gpclml.linalg import (
     OperatorProducts,
 )
 from gpclml.linalg.conjugate_gradients import Solution
-from gpclml.linalg.covariance_solver import CovarianceSolver
-from gpclml.linalg.iterative_conditioning import IterativeConditioning
+from gpclml.linalg.covariance_solver import CovarianceSolver, IterativeConditioning
 from reference import random_covariance, random_residual
 
 N, M, NOISE = 30, 4, 0.1

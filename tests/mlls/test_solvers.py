@@ -5,13 +5,11 @@ import pytest
 import torch
 
 import gpclml._utils.memory
-import gpclml.inference.solvers
 from gpclml.conditioning import HeldOut, KFold, LastPoints, RandomHoldout
 from gpclml.errors import ArgumentError, NotConvergedError, UnknownNameError, UnsupportedError
 from gpclml.evaluation import conditional_log_marginal_likelihood
 from gpclml.fit import fit_batch
-from gpclml.inference.observed_covariance import ObservedCovariance
-from gpclml.inference.solvers import SolverWarning
+from gpclml.inference.covariances import ObservedCovariance, SolverWarning
 from gpclml.linalg import ConjugateGradients, OperatorProducts
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression

@@ -5,7 +5,7 @@ import torch
 
 import gpclml._utils.memory
 from gpclml.errors import ArgumentError, NotConvergedError, UnknownNameError, UnsupportedError
-from gpclml.inference.solvers import SolverWarning
+from gpclml.inference import SolverWarning
 from gpclml.linalg import ConjugateGradients, NotConvergedWarning
 from gpclml.models import GPRegression
 

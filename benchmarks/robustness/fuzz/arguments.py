@@ -245,9 +245,14 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
         self=IterativePosterior(gp()), x=inputs(3), generator=generator()),
     "inference.PosteriorNormal": lambda: dict(mean=normal(8), covariance_matrix=covariance()),
     "inference.exact_posterior": lambda: dict(model=gp().eval(), x=inputs(3), marginal=False),
-    "inference.held_out_densities.held_out_densities": lambda: dict(
-        data=training_observations(gp()), blocks=[torch.tensor([[0, 1]])]),
-    "inference.missing.missing_targets": lambda: dict(target=targets()),
+    "inference.Observations.covariance_by": lambda: dict(
+        self=training_observations(gp()), solver="auto", blocks=[torch.tensor([[0, 1]])]),
+    "inference.covariances.check_solver": lambda: dict(solver="auto"),
+    "inference.covariances.observed_covariance": lambda: dict(
+        likelihood=(model := gp()).likelihood, prior=model(inputs())),
+    "inference.observations.check_targets": lambda: dict(
+        model=(model := gp()), target=model.train_targets),
+    "inference.observations.missing_targets": lambda: dict(target=targets()),
     (
         "inference.observations.likelihood_parameters",
         "inference.observations.training_observations",
@@ -255,11 +260,6 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     "inference.observations.observations": lambda: dict(
         likelihood=(model := gp()).likelihood, function_dist=model(inputs()),
         target=model.train_targets),
-    "inference.observed_covariance.observed_covariance": lambda: dict(
-        likelihood=(model := gp()).likelihood, prior=model(inputs())),
-    "inference.solvers.check_solver": lambda: dict(solver="auto"),
-    "inference.solvers.choose_solver": lambda: dict(
-        solver="auto", data=training_observations(gp()), blocks=[torch.tensor([[0, 1]])]),
     ("inference.units.log_target_scale", "inference.units.units_of_targets"): lambda: dict(
         model=gp(), units="original"),
     "inference.units.term_offset": lambda: dict(
@@ -295,6 +295,7 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     "linalg.CovarianceSolver": lambda: dict(covariance=noisy(), settings=ConjugateGradients()),
     "linalg.IterativeConditioning": lambda: dict(
         covariance=noisy(), residual=normal(8), settings=ConjugateGradients()),
+    "linalg.IterativeCovariance": lambda: dict(products=noisy(), settings=ConjugateGradients()),
     "linalg.LowRankPlusDiagonal": lambda: dict(features=normal(8, 3), noise=positive(8)),
     "linalg.OperatorProducts": lambda: dict(operator=to_linear_operator(covariance())),
     "linalg.RowProducts": lambda: dict(

@@ -19,9 +19,7 @@ __all__ = ["EXAMPLES", "LEFT_OUT", "Example", "public_callables", "without_examp
 
 _NO_ROOMS = {"cli"}  # the command has tests of its own
 _MODULES = (
-    "gpclml.inference.held_out_densities", "gpclml.inference.observations",
-    "gpclml.inference.observed_covariance", "gpclml.inference.solvers", "gpclml.inference.units",
-    "gpclml.inference.missing",
+    "gpclml.inference.observations", "gpclml.inference.covariances", "gpclml.inference.units",
     "gpclml.curvature.output_likelihoods", "gpclml.evidence.bounds", "gpclml.kernels.networks",
     "gpclml.models.botorch",
 )  # fmt: skip
@@ -66,8 +64,7 @@ LEFT_OUT: Mapping[str, str] = MappingProxyType(
         "cli.report.package_versions": _NOTHING,
         "cli.report.page_of": _REPORT,
         "cli.report.report_text": _REPORT,
-        "inference.solvers.iterative_settings": _FIGURES,
-        "inference.solvers.takes_cholesky": _FIGURES,
+        "inference.covariances.choose_solver": _FIGURES,
     }
 )
 """Public callables that are not called, each with the reason."""

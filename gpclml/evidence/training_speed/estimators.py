@@ -24,7 +24,7 @@ from gpclml.conditioning import as_orders
 from gpclml.errors import ArgumentError, UnsupportedError
 from gpclml.inference.observations import Observations, observations, training_observations
 from gpclml.inference.units import Units, term_offset
-from gpclml.linalg import LowRankPlusDiagonal, sequential_predictions
+from gpclml.linalg import Covariance, sequential_predictions
 
 __all__ = [
     "Estimate",
@@ -256,7 +256,7 @@ class Prefixes:
 
 
 def predict_prefixes(
-    covariance: Tensor | LowRankPlusDiagonal,  # shape: (n, n)
+    covariance: Tensor | Covariance,  # shape: (n, n)
     residual: Tensor,  # shape: (n,)
     noise: Tensor,  # shape: (n,)
     orders: Tensor,  # shape: (k, n)
@@ -315,13 +315,13 @@ def noise_variances(likelihood: Likelihood, data: Observations) -> Tensor:
     Raises:
         UnsupportedError: If the noise of two observations is correlated.
     """
-    if isinstance(data.covariance, LowRankPlusDiagonal):
-        return data.covariance.noise
+    noise = data.lazy_covariance.noise
+    if noise is not None:
+        return noise if data.missing is None else noise.masked_fill(data.missing, 1.0)
     zero = torch.zeros_like(data.residual)
     target = zero if data.missing is None else zero.masked_fill(data.missing, float("nan"))
     certain = MultivariateNormal(zero, DiagLinearOperator(zero))
-    covariance = observations(likelihood, certain, target, *data.params).covariance
-    assert isinstance(covariance, Tensor)
+    covariance = observations(likelihood, certain, target, *data.params).covariance.to_dense()
     noise = covariance.diagonal()
     if bool((covariance != torch.diag_embed(noise)).any()):
         raise UnsupportedError(

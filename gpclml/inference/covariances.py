@@ -1,17 +1,18 @@
-"""The covariance of observations before it is evaluated: whole, at some points, by products."""
+"""The covariance of a model's observations before it is evaluated, and the choice of a solver."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from functools import cached_property
+from typing import Any, Literal, cast
 
 import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from gpytorch.likelihoods.noise_models import HomoskedasticNoise
-from linear_operator import to_linear_operator
 from linear_operator.operators import (
     AddedDiagLinearOperator,
     ConstantMulLinearOperator,
@@ -23,16 +24,36 @@ from linear_operator.operators import (
 )
 from torch import Tensor
 
-from gpclml._utils.arguments import checked
+from gpclml._utils import memory
+from gpclml._utils.arguments import callers_level, checked
+from gpclml.errors import UnknownNameError
 from gpclml.linalg import (
+    ConjugateGradients,
+    Covariance,
     CovarianceProducts,
+    DenseCovariance,
+    IterativeCovariance,
     LowRankPlusDiagonal,
     NoisyCovariance,
     OperatorProducts,
     RowProducts,
 )
 
-__all__ = ["ObservedCovariance", "observed_covariance"]
+__all__ = [
+    "ObservedCovariance",
+    "Solver",
+    "SolverWarning",
+    "check_solver",
+    "choose_solver",
+    "observed_covariance",
+]
+
+Solver = Literal["auto", "cholesky", "cg"] | ConjugateGradients
+"""A name, or the settings of conjugate gradients."""
+
+
+class SolverWarning(UserWarning):
+    """``solver="auto"`` took conjugate gradients."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +73,9 @@ class ObservedCovariance:
     missing: Tensor | None = None
 
     @staticmethod
-    def of(evaluated: Tensor | LowRankPlusDiagonal) -> ObservedCovariance:
-        """What has been evaluated, in this form."""
-        if isinstance(evaluated, LowRankPlusDiagonal):
-            latent = LowRankRootLinearOperator(to_linear_operator(evaluated.features))
-            return ObservedCovariance(latent, evaluated.noise)
-        return ObservedCovariance(to_linear_operator(evaluated))
+    def of(evaluated: Covariance) -> ObservedCovariance:
+        """A covariance that has been evaluated, in this form."""
+        return ObservedCovariance(*evaluated.operators())
 
     @property
     def shape(self) -> torch.Size:
@@ -80,21 +98,61 @@ class ObservedCovariance:
             missing=None if self.missing is None else self.missing[..., rows],
         )
 
-    def evaluate(self) -> Tensor | LowRankPlusDiagonal:
-        """The covariance as a matrix, or as its parts where it is of low rank plus noise."""
+    @cached_property
+    def evaluated(self) -> Covariance:
+        """The covariance: of low rank plus a diagonal where the kernel gives it so, else dense."""
         latent = _evaluated(self.latent)
         if self.noise is not None and isinstance(latent, LowRankRootLinearOperator):
             low_rank = LowRankPlusDiagonal(latent.root.to_dense(), self.noise)
             return low_rank if self.missing is None else low_rank.masked(self.missing)
-        covariance = latent.to_dense()
+        matrix = latent.to_dense()
         if self.noise is not None:
-            one = torch.eye(covariance.shape[-1], dtype=covariance.dtype, device=covariance.device)
-            covariance = torch.addcmul(covariance, self.noise.unsqueeze(-1), one)
+            one = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+            matrix = torch.addcmul(matrix, self.noise.unsqueeze(-1), one)
         if self.missing is not None:
             gone = self.missing.unsqueeze(-1) | self.missing.unsqueeze(-2)
-            covariance = covariance.masked_fill(gone, 0.0)
-            covariance = covariance + torch.diag_embed(self.missing.to(covariance))
-        return covariance
+            matrix = matrix.masked_fill(gone, 0.0) + torch.diag_embed(self.missing.to(matrix))
+        return DenseCovariance(matrix)
+
+    def by(self, solver: Solver, like: Tensor, block: int) -> Covariance:
+        """The covariance in the form that a solver asks for.
+
+        Args:
+            solver: See :func:`choose_solver`. Covariances of low rank have exact algebra of their
+                own, which "auto" and "cholesky" take.
+            like: Residuals, ``(*batch, N)``.
+            block: Size of the largest held-out block.
+
+        Raises:
+            ArgumentError: What was asked for needs more memory than the device has; with both
+                figures.
+
+        Warns:
+            SolverWarning: "auto" takes conjugate gradients.
+        """
+        numbers = DenseCovariance.memory(self.shape, block)
+        if (
+            solver in ("auto", "cholesky")
+            and not memory.fits(numbers * like.itemsize, like.device)
+            and self.is_low_rank()
+        ):
+            return self.evaluated
+
+        def check_block() -> None:
+            needed = IterativeCovariance.memory(torch.Size((*like.shape, like.shape[-1])), block)
+            memory.check_memory(
+                "conditioning", f"a block of {block} held-out points", needed, like.dtype,
+                like.device, "Hold out a smaller share of the points.",
+            )  # fmt: skip
+
+        settings = choose_solver(
+            solver, numbers, like, f"n = {like.shape[-1]}",
+            "Use solver='cg', or condition on fewer points: RandomHoldout(fraction, "
+            "condition_on=m).", check_block,
+        )  # fmt: skip
+        if settings is None:
+            return self.evaluated
+        return IterativeCovariance(self.products(settings.room(like.device)), settings)
 
     def has_structure(self) -> bool:
         """Whether the kernel, evaluated, is anything but a dense matrix; found at two points."""
@@ -137,6 +195,72 @@ class ObservedCovariance:
     def _kernels(self) -> list[LazyEvaluatedKernelTensor]:
         """Kernels that are yet to be evaluated: one, or the terms of a sum that a model made."""
         return [part for part in _terms(self.latent) if isinstance(part, LazyEvaluatedKernelTensor)]
+
+
+def check_solver(solver: Solver) -> Solver:
+    """The solver as it came.
+
+    Raises:
+        UnknownNameError: It is neither a known name nor settings.
+    """
+    names = ("auto", "cholesky", "cg")
+    if not isinstance(solver, ConjugateGradients) and solver not in names:
+        raise UnknownNameError("solver", str(solver), names)
+    return solver
+
+
+def choose_solver(
+    solver: Solver,
+    numbers: int,
+    like: Tensor,
+    size: str,
+    mend: str,
+    check: Callable[[], object],
+    loss: str = "",
+) -> ConjugateGradients | None:
+    """The settings of conjugate gradients, or None for a Cholesky factor.
+
+    "auto" takes a Cholesky factor, which is exact, where it fits into the memory of the device,
+    and warns where it does not.
+
+    Args:
+        solver: What was asked for.
+        numbers: How many numbers the Cholesky factor needs, with all that is computed from it.
+        like: A tensor of their type and on their device.
+        size: The sizes that decide, for messages.
+        mend: What to do where a Cholesky factor was asked for and does not fit.
+        check: Called before conjugate gradients are taken; raises an error where they cannot be.
+        loss: What conjugate gradients give up beside exactness, for the warning.
+
+    Raises:
+        UnknownNameError: The solver is neither a known name nor settings.
+        ArgumentError: What was asked for needs more memory than the device has; with both
+            figures.
+
+    Warns:
+        SolverWarning: "auto" takes conjugate gradients.
+    """
+    asked = check_solver(solver)
+    if asked == "cholesky":
+        memory.check_memory(
+            "solver", f"'cholesky' at {size}", numbers, like.dtype, like.device, mend
+        )
+        return None
+    if asked == "auto" and memory.fits(numbers * like.dtype.itemsize, like.device):
+        return None
+    check()
+    settings = asked if isinstance(asked, ConjugateGradients) else ConjugateGradients()
+    if asked == "auto":
+        there = memory.available_memory(like.device)
+        warnings.warn(
+            f"{size}: a Cholesky factor needs {numbers * like.dtype.itemsize / 2**30:.1f} GiB, the "
+            f"{like.device.type} has {there / 2**30:.1f}, so conjugate gradients are used, with "
+            f"relative residuals of at most {settings.tolerance:g}{loss}. Pass solver='cg', or "
+            "ConjugateGradients(...), to choose them.",
+            SolverWarning,
+            stacklevel=callers_level(),
+        )
+    return settings
 
 
 @checked(late=True)

@@ -1,0 +1,388 @@
+"""The posterior of an exact GP, from a prior of training and new points and any covariance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from gpytorch import settings
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.likelihoods import Likelihood
+from gpytorch.models import ExactGP
+from linear_operator.operators import DiagLinearOperator, LinearOperator
+from torch import Tensor
+
+from gpclml._utils import memory
+from gpclml._utils.arguments import all_finite, checked
+from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnsupportedError
+from gpclml.inference.covariances import Solver, choose_solver
+from gpclml.inference.observations import Observations, observations
+from gpclml.inference.posterior_normal import PosteriorNormal, above_rounding
+from gpclml.linalg import ConditionedBlock, ConjugateGradients, Predictor
+
+__all__ = [
+    "VECTORS_AT_PEAK",
+    "JointPrior",
+    "checked_points",
+    "choose_posterior_solver",
+    "evaluating",
+    "exact_posterior",
+    "new_points",
+    "num_points_at_once",
+    "posterior_given",
+    "reading",
+    "refuse_gradient",
+]
+
+_CHUNK = 4096  # points whose covariance with the training points is held at a time
+_MATRICES, _WITH_GRADIENT, _WITH_MISSING = 5, 11, 2
+"""Arrays n x n at the peak of a dense posterior; under autograd; more with targets missing."""
+VECTORS_AT_PEAK = 16
+"""Arrays of n times points at the peak of a solve: conjugate gradients', kernel's, the result."""
+_NUMBERS_AT_ONCE = 2**23
+"""In one such array: 64 MiB in float64."""
+
+
+@checked(passes_on="x", x="float (*batch, m, d)")
+def exact_posterior(
+    model: ExactGP, x: Tensor, marginal: bool, progress: bool = False
+) -> PosteriorNormal:
+    r"""The latent posterior at x by one dense factorization.
+
+    With :math:`L L^\top = K_{XX} + \Sigma`, :math:`V = L^{-1} K_{X*}` and
+    :math:`z = L^{-1} (y - m)`, the mean is :math:`m_* + V^\top z` and the covariance
+    :math:`K_{**} - V^\top V` (Rasmussen and Williams 2006, Algorithm 2.1).
+
+    GPyTorch's own prediction counts a NaN target as observed in the covariance; here its row
+    is replaced by the identity's and so drops out, in each batch element on its own. A variance is
+    at least the rounding of the prior's, which a difference near a training point may fall below.
+    O(n^3 + n^2 m) operations; O(n^2 + n m) memory, with ``marginal`` O(n^2 + m) and a chunk.
+
+    Args:
+        model: A model in eval mode, with training data.
+        x: Points. Shape ``(*batch, m, d)``.
+        marginal: Give the variances only.
+        progress: Show a bar of the points on standard error, where variances of more than one chunk
+            of them are asked for.
+
+    Returns:
+        Mean ``(*batch, m)`` and covariance ``(*batch, m, m)``, diagonal with ``marginal``.
+    """
+    with (
+        settings.lazily_evaluate_kernels(True),
+        settings.debug(False),
+        settings.observation_nan_policy("mask"),
+    ):
+        prior = JointPrior.of(model, x)
+        data = prior.training_data(model)
+        predictor = data.covariance.predictor(data.residual, data.missing)
+        m = prior.mean.shape[-1]
+        step = _CHUNK if marginal else m
+        chunks = [slice(first, min(first + step, m)) for first in range(0, m, step)]
+        return posterior_given(prior, predictor, chunks, marginal, x, progress)[0]
+
+
+def posterior_given(
+    prior: JointPrior,
+    predictor: Predictor,
+    chunks: Sequence[slice],
+    marginal: bool,
+    like: Tensor,
+    progress: bool = False,
+) -> tuple[PosteriorNormal, list[Any]]:
+    """The latent posterior at new points, by any solver.
+
+    Args:
+        prior: Of training and new points.
+        predictor: The training points, solved for.
+        chunks: Of the new points, in order.
+        marginal: Give the variances only.
+        like: A tensor of the type of the result.
+        progress: Show a bar of the chunks.
+
+    Returns:
+        The posterior, and what the training points say of each chunk.
+    """
+    from tqdm import tqdm
+
+    bar = tqdm(
+        chunks, desc="predict", unit=f" chunks of {_CHUNK} points", leave=False,
+        disable=not progress or len(chunks) == 1,
+    )  # fmt: skip
+    blocks = [predictor.given(prior.cross(rows).to_dense().mT, keep=not marginal) for rows in bar]
+    mean = (prior.mean + torch.cat([block.shift for block in blocks], dim=-1)).to(like)
+    if not marginal:
+        return PosteriorNormal(mean, prior.conditional_covariance(chunks, blocks, like)), blocks
+    own = torch.cat([prior.variance(rows) for rows in chunks], dim=-1)
+    known = torch.cat([block.reduction for block in blocks], dim=-1)
+    variance = above_rounding((own - known).to(like), own)
+    return PosteriorNormal(mean, DiagLinearOperator(variance.expand_as(mean))), blocks
+
+
+@dataclass(frozen=True)
+class JointPrior:
+    """The prior at n training and m new points.
+
+    Attributes:
+        mean: At the new points, ``(*batch, m)``.
+        train_mean: At the training points, ``(*batch, n)``.
+        num_train: n.
+        operator: Covariance of all, ``(*batch, n + m, n + m)``, a kernel yet to be evaluated.
+    """
+
+    mean: Tensor
+    train_mean: Tensor
+    num_train: int
+    operator: LinearOperator
+
+    @staticmethod
+    def of(model: ExactGP, x: Tensor) -> JointPrior:
+        """The prior of a model in eval mode, under ``lazily_evaluate_kernels``.
+
+        Args:
+            model: With training data.
+            x: New points as its ``forward`` takes them, ``(*batch, m, d)``; batches broadcast.
+        """
+        train_x = _training_inputs(model)
+        n = train_x.shape[-2]
+        batch = torch.broadcast_shapes(x.shape[:-2], train_x.shape[:-2])
+        points = [part.expand(*batch, *part.shape[-2:]) for part in (train_x, x)]
+        prior = cast(MultivariateNormal, model.forward(torch.cat(points, dim=-2)))
+        mean = prior.mean
+        return JointPrior(mean[..., n:], mean[..., :n], n, prior.lazy_covariance_matrix)
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """That of model and points together."""
+        return self.operator.shape[:-2]
+
+    def training_data(self, model: ExactGP) -> Observations:
+        """The prior Gaussian of the model's training targets.
+
+        Args:
+            model: That the prior is of.
+        """
+        seen = slice(0, self.num_train)
+        prior = MultivariateNormal(self.train_mean, cast(Any, self.operator)[..., seen, seen])
+        likelihood, targets = cast(Likelihood, model.likelihood), cast(Tensor, model.train_targets)
+        return observations(likelihood, prior, targets, [_training_inputs(model)])
+
+    def cross(self, rows: slice) -> LinearOperator:
+        """Covariance of new points with the training points, ``(*batch, rows, n)``."""
+        return self._block(rows, slice(0, self.num_train))
+
+    def variance(self, rows: slice) -> Tensor:
+        """Variances of new points, ``(*batch, rows)``."""
+        return self._block(rows, self._new(rows)).diagonal(dim1=-1, dim2=-2)
+
+    def conditional_covariance(
+        self, chunks: Sequence[slice], blocks: Sequence[ConditionedBlock], like: Tensor
+    ) -> Tensor:
+        """Covariance of all new points given the training points, ``(*batch, m, m)``.
+
+        Args:
+            chunks: Of the new points, in order.
+            blocks: What the training points say of each, with vectors.
+            like: A tensor of the type of the result.
+        """
+        parts, own, whole = list(zip(chunks, blocks, strict=True)), [], []
+        for rows, left in parts:
+            row = []
+            for columns, right in parts:
+                prior = self._block(rows, self._new(columns)).to_dense()
+                if left is right:
+                    own.append(prior.diagonal(dim1=-1, dim2=-2))
+                row.append(prior - left.joint_reduction(right))
+            whole.append(torch.cat(row, dim=-1))
+        covariance = torch.cat(whole, dim=-2)
+        covariance = (0.5 * (covariance + covariance.mT)).to(like)
+        variance = covariance.diagonal(dim1=-1, dim2=-2)
+        raised = above_rounding(variance, torch.cat(own, dim=-1))
+        return covariance + torch.diag_embed(raised - variance)
+
+    def _block(self, rows: slice, columns: slice) -> LinearOperator:
+        return cast(LinearOperator, self.operator[..., self._new(rows), columns])
+
+    def _new(self, rows: slice) -> slice:
+        return slice(self.num_train + rows.start, self.num_train + rows.stop)
+
+
+@contextmanager
+def reading(model: ExactGP) -> Iterator[None]:
+    """Modes and settings as a posterior needs them, whatever they are outside; no gradient."""
+    with (
+        evaluating(model),
+        torch.no_grad(),
+        settings.lazily_evaluate_kernels(True),
+        settings.debug(False),
+        settings.observation_nan_policy("mask"),
+    ):
+        yield
+
+
+def checked_points(x: Tensor, train_x: Tensor) -> Tensor:
+    """New points as ``(*batch, m, d)`` that fit the training inputs, or a typed error.
+
+    Args:
+        x: ``(*batch, m, d)``, or ``(m,)`` for one column.
+        train_x: ``(*batch, n, d)``.
+
+    Raises:
+        ShapeError: Columns or batch do not fit the training inputs.
+        ArgumentError: No tensor, or another dtype or device than theirs.
+        NonFiniteError: A number is not finite.
+    """
+    if not isinstance(x, Tensor):
+        raise ArgumentError("x", type(x).__name__, "a torch.Tensor", "Use torch.as_tensor(x).")
+    columns = train_x.shape[-1]
+    x = x.unsqueeze(-1) if x.ndim == 1 else x
+    if x.ndim < 2 or x.shape[-1] != columns or 0 in x.shape:
+        raise ShapeError(
+            "x", tuple(x.shape), f"(*batch, m, {columns}) with m >= 1, as trained on",
+            "Give one row a point with the columns of the training inputs.",
+        )  # fmt: skip
+    if (x.dtype, x.device) != (train_x.dtype, train_x.device):
+        raise ArgumentError(
+            "x", f"{x.dtype} on {x.device}", f"{train_x.dtype} on {train_x.device}, as trained on",
+            f"Use x.to({train_x.dtype}), on the device of the model.",
+        )  # fmt: skip
+    try:
+        torch.broadcast_shapes(x.shape[:-2], train_x.shape[:-2])
+    except RuntimeError:
+        expected = f"a batch that broadcasts with {tuple(train_x.shape[:-2])}"
+        mend = "Give one set of points, or one for each batch element."
+        raise ShapeError("x", tuple(x.shape), expected, mend) from None
+    if not all_finite(x):
+        raise NonFiniteError(
+            "x", f"{int((~x.isfinite()).sum())} non-finite values", "finite values",
+            "Drop or impute the rows with missing inputs.",
+        )  # fmt: skip
+    return x
+
+
+def new_points(model: ExactGP, x: Tensor) -> Tensor:
+    """New points as the ``forward`` of a model in eval mode takes them, or a typed error.
+
+    Args:
+        model: A model with training data.
+        x: Points as the model takes them; see :func:`checked_points`, which checks them.
+
+    Raises:
+        ArgumentError: The model has no training data, or as for :func:`checked_points`.
+        ShapeError, NonFiniteError: As for :func:`checked_points`.
+    """
+    if model.train_inputs is None:
+        raise ArgumentError("model", "no training data", "a model with training data")
+    transform = getattr(model, "transform_inputs", None)
+    # In eval mode BoTorch's models hold transformed training inputs, and these beside them.
+    original = getattr(model, "_original_train_inputs", None)
+    x = checked_points(x, _training_inputs(model) if original is None else original)
+    return x if transform is None else transform(X=x)
+
+
+def _training_inputs(model: ExactGP) -> Tensor:
+    return cast(Any, model.train_inputs)[0]
+
+
+@contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Within the block the model is in eval mode; after it every module is as it was."""
+    modes = [(module, module.training) for module in model.modules()]
+    training = model.training
+    try:
+        model.eval()
+        yield
+    finally:
+        if training:
+            model.train()  # also clears what was cached in eval mode
+        for module, mode in modes:
+            module.training = mode
+
+
+def choose_posterior_solver(
+    solver: Solver, train_x: Tensor, train_y: Tensor, x: Tensor, marginal: bool
+) -> ConjugateGradients | None:
+    """The settings of conjugate gradients, or None for a dense factorization.
+
+    "auto" factors, which is exact, where that fits into the memory of the device, and warns where
+    it does not. It needs about 5 n² numbers without a gradient and 11 n² with one, 2 n² more where
+    targets are missing, and n m + 3 m² for a joint covariance.
+
+    Args:
+        solver: What was asked for.
+        train_x: Training inputs, ``(*batch, n, d)``.
+        train_y: Their targets, ``(*batch, n)``.
+        x: New points, ``(*batch, m, d)``.
+        marginal: Whether only variances are asked for.
+
+    Raises:
+        UnknownNameError: The solver is neither a known name nor settings.
+        ArgumentError: What was asked for needs more memory than the device has; with both figures.
+        UnsupportedError: x asks for a gradient of conjugate gradients.
+
+    Warns:
+        SolverWarning: "auto" takes conjugate gradients.
+    """
+    n, m = train_x.shape[-2], x.shape[-2]
+    batch = torch.broadcast_shapes(train_x.shape[:-2], x.shape[:-2]).numel()
+    matrices = _WITH_GRADIENT if torch.is_grad_enabled() else _MATRICES
+    matrices += _WITH_MISSING * bool(train_y.isnan().any())
+    numbers = batch * (matrices * n * n + (not marginal) * (n + 3 * m) * m)
+
+    def check() -> None:
+        refuse_gradient(x)
+        num_points_at_once(x, batch * n, batch, not marginal)
+
+    return choose_solver(
+        solver, numbers, x, f"n = {n}, m = {m}",
+        "Use solver='cg', torch.no_grad(), or fewer points.", check, " and without a gradient",
+    )  # fmt: skip
+
+
+def num_points_at_once(
+    x: Tensor, size: int, batch: int, joint: bool, held: int = 0, asked: int | None = None
+) -> int:
+    """How many new points are solved for together, or an error before anything is.
+
+    Args:
+        x: New points, ``(*batch, m, d)``.
+        size: Training points of all batch members.
+        batch: Number of those.
+        joint: Whether the joint covariance of all m is asked for.
+        held: Numbers in memory throughout.
+        asked: How many were asked for; as many as go well and fit if None.
+
+    Raises:
+        ArgumentError: They need more memory than the device has; with both figures.
+    """
+    m = x.shape[-2]
+    if joint:
+        held += 3 * size * m + 4 * batch * m * m * 8 // x.dtype.itemsize  # those in float64
+    if asked is None:
+        there = memory.available_memory(x.device) // x.dtype.itemsize - held
+        asked = max(1, min(_NUMBERS_AT_ONCE, there // (2 * VECTORS_AT_PEAK)) // size)
+    got, mend = f"{min(m, asked)} points at once", "Lower points_at_once."
+    if joint:
+        got, mend = f"{m} points jointly", "Give fewer, or ask for their marginals."
+    numbers = held + VECTORS_AT_PEAK * size * min(m, asked)
+    memory.check_memory("x", got, numbers, x.dtype, x.device, mend)
+    return min(m, asked)
+
+
+def refuse_gradient(x: Tensor) -> None:
+    """Refuses points that ask for a gradient, which conjugate gradients do not give.
+
+    Args:
+        x: Any shape.
+
+    Raises:
+        UnsupportedError: They do, outside ``torch.no_grad()``.
+    """
+    if torch.is_grad_enabled() and isinstance(x, Tensor) and x.requires_grad:
+        raise UnsupportedError(
+            "x", "points that ask for a gradient", "points without one",
+            "Use x.detach(), or a dense posterior (solver='cholesky').",
+        )  # fmt: skip

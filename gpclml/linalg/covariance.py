@@ -1,0 +1,312 @@
+"""The one interface that densities, scores and predictions have to a covariance of observations."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from linear_operator.operators import LinearOperator
+from torch import Size, Tensor
+
+from gpclml._utils.arguments import checked
+from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
+from gpclml.linalg.matrices import check_indices, check_member_indices, check_residual
+
+__all__ = ["ConditionedBlock", "Covariance", "Predictor"]
+
+
+class Covariance(ABC):
+    """The covariance of n observations, noise included, ``(*batch, n, n)``.
+
+    A kind of covariance is a subclass that implements what it can: dense with a Cholesky factor
+    (:class:`~gpclml.linalg.DenseCovariance`), of low rank plus a diagonal
+    (:class:`~gpclml.linalg.LowRankPlusDiagonal`), or known by its products with vectors
+    (:class:`~gpclml.linalg.IterativeCovariance`). What a kind cannot do raises an
+    :class:`~gpclml.errors.UnsupportedError`. Arguments are checked here, once for all kinds; a
+    subclass implements the methods of the same names with an underscore.
+
+    A residual is an observation minus its prior mean; batches of residuals broadcast with those of
+    the covariance. Log densities are in nats.
+
+    Attributes:
+        reports: How well each block of the last density was solved for; empty where that is exact.
+    """
+
+    reports: tuple[Any, ...] = ()
+
+    @property
+    @abstractmethod
+    def shape(self) -> Size:
+        """``(*batch, n, n)``."""
+
+    @property
+    @abstractmethod
+    def dtype(self) -> torch.dtype:
+        """Floating-point type of the entries, and of what is computed from them."""
+
+    @property
+    @abstractmethod
+    def device(self) -> torch.device:
+        """Where the entries are."""
+
+    @classmethod
+    @abstractmethod
+    def memory(cls, shape: Size, block: int) -> int:
+        """How many numbers the density of a held-out block and its gradient hold at their peak.
+
+        Args:
+            shape: Shape of the covariance; of the features where it is of low rank.
+            block: Number of held-out points.
+        """
+
+    def log_density(self, residual: Tensor) -> Tensor:
+        """The joint log density of all residuals, ``(*batch,)``.
+
+        Args:
+            residual: ``(*batch, n)``.
+        """
+        return self.conditional_log_density(residual, torch.arange(self.shape[-1]))
+
+    @checked(late=True, residual="float (*batch, n)", held_out="index (b,) | (*batch, b)")
+    def conditional_log_density(self, residual: Tensor, held_out: Tensor) -> Tensor:
+        """The joint log density of held-out residuals given all others, ``(*batch,)``.
+
+        Args:
+            residual: ``(*batch, n)``.
+            held_out: Indices, ``(b,)``, or ``(*batch, b)`` for points of its own in each member.
+        """
+        residual = self._expanded(residual)
+        if held_out.ndim == 1:
+            check_indices("held_out", held_out, residual.shape[-1])
+        else:
+            check_member_indices("held_out", held_out, residual.shape[:-1], residual.shape[-1])
+        return self._conditional_log_density(residual, held_out)
+
+    @checked(late=True, residual="float (*batch, n)")
+    def block_log_densities(self, residual: Tensor, blocks: Sequence[Tensor]) -> Tensor:
+        """The joint log density of each block given all points outside it.
+
+        Args:
+            residual: ``(*batch, n)``.
+            blocks: Indices, blocks of one size stacked, ``(k_i, b_i)`` each.
+
+        Returns:
+            ``(*batch, k_1 + k_2 + ...)``, in the order given.
+        """
+        residual = self._expanded(residual)
+        n = residual.shape[-1]
+        if len(blocks) == 0:
+            raise ArgumentError("blocks", "none", "at least one group of blocks, each (k, b)")
+        for group in blocks:
+            if group.ndim != 2 or group.numel() == 0:
+                raise ArgumentError("blocks", f"shape {tuple(group.shape)}", "(k, b), not empty")
+            for block in [group.unique()] if group.shape[-1] == 1 else group:
+                check_indices("blocks", block, n)
+        return self._block_log_densities(residual, blocks)
+
+    def held_out_log_densities(self, residual: Tensor, blocks: Sequence[Tensor]) -> Tensor:
+        """The same for one block or several, by whichever of the two methods costs less.
+
+        Args:
+            residual: ``(*batch, n)``.
+            blocks: ``(k_i, b_i)`` each, or ``(*batch, 1, b)`` for one block of its own in each
+                member.
+        """
+        if len(blocks) == 1 and blocks[0].shape[-2] == 1:
+            return self.conditional_log_density(residual, blocks[0].squeeze(-2)).unsqueeze(-1)
+        return self.block_log_densities(residual, blocks)
+
+    @checked(late=True, residual="float (*batch, n)", rows="index (b,)")
+    def leave_one_out(self, residual: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and variance of single residuals given all others, ``(*batch, b)`` each.
+
+        Args:
+            residual: ``(*batch, n)``.
+            rows: Indices of those that are predicted, ``(b,)``.
+        """
+        check_indices("held_out", rows, residual.shape[-1])
+        return self._leave_one_out(self._expanded(residual), rows.to(self.device))
+
+    @checked(late=True, residual="float (*batch, n)", orders="integer (k, n)")
+    def sequential(self, residual: Tensor, orders: Tensor | None = None) -> Tensor:
+        """Learning curves: the log density of each point given those before it.
+
+        Args:
+            residual: ``(*batch, n)``.
+            orders: Orders in which the points arrive, ``(k, n)``; data order if None.
+
+        Returns:
+            ``(*batch, k, n)``; term i of curve j is that of point ``orders[j, i]``.
+        """
+        residual = self._expanded(residual)
+        for order in () if orders is None else orders:
+            check_indices("order", order, residual.shape[-1], count=residual.shape[-1])
+        return self._sequential(residual, None if orders is None else orders.to(self.device))
+
+    @checked(late=True, residual="float (n,)", orders="integer (k, n)")
+    def predictions(self, residual: Tensor, orders: Tensor) -> tuple[Tensor, Tensor]:
+        """Errors and variances of each point's prediction from those before it, ``(k, n)`` each.
+
+        Args:
+            residual: ``(n,)``, of one covariance without a batch.
+            orders: As for :meth:`sequential`.
+        """
+        if len(self.shape) != 2:
+            raise ShapeError("covariance", tuple(self.shape), "(n, n), no batch")
+        check_residual(self.shape, residual)
+        n = residual.shape[-1]
+        if residual.ndim != 1:
+            raise ShapeError("residual", tuple(residual.shape), f"({n},), no batch")
+        if orders.ndim != 2:
+            raise ShapeError("orders", tuple(orders.shape), f"(k, {n})")
+        for order in orders:
+            check_indices("orders", order, n, count=n)
+        return self._predictions(residual, orders.to(residual.device))
+
+    @checked(late=True, residual="float (*batch, n)", rows="index (b,)")
+    def condition(self, residual: Tensor, rows: Tensor) -> tuple[Covariance, Tensor]:
+        """All other points under the posterior given those at these indices, in data order.
+
+        Args:
+            residual: ``(*batch, n)``.
+            rows: Indices of the points that are conditioned on, ``(b,)``, ``1 <= b < n``.
+
+        Returns:
+            Their covariance, noise included, and their residuals from the conditional mean.
+        """
+        residual = self._expanded(residual)
+        n = residual.shape[-1]
+        rows = check_indices("rows", rows, n).to(self.device)
+        if len(rows) == n:
+            raise ArgumentError("rows", f"all {n} points", "fewer, so that others are left")
+        others = torch.ones(n, dtype=torch.bool, device=self.device)
+        others[rows] = False
+        return self._condition(residual, rows, others.nonzero().squeeze(-1))
+
+    def predictor(self, residual: Tensor, missing: Tensor | None = None) -> Predictor:
+        """Solves for the residuals once, to predict other values from them.
+
+        Args:
+            residual: ``(*batch, n)``; zero where missing.
+            missing: Which observations are missing and so say nothing, ``(*batch, n)``; the
+                covariance has variance one and no correlation there. None where none is.
+        """
+        raise self._refused("predictor")
+
+    def take(self, rows: Tensor) -> Covariance:
+        """The covariance of the points at these indices.
+
+        Args:
+            rows: ``(b,)``, or ``(*batch, b)`` for points of its own in each member.
+        """
+        raise self._refused("take")
+
+    def __getitem__(self, index: Any) -> Covariance:
+        """The members of the batch at an index of the leading dimensions."""
+        raise self._refused("index")
+
+    def diagonal(self) -> Tensor:
+        """Variances of the observations, ``(*batch, n)``."""
+        raise self._refused("diagonal")
+
+    def to_dense(self) -> Tensor:
+        """The covariance as a matrix, ``(*batch, n, n)``."""
+        raise self._refused("to_dense")
+
+    def condition_number(self) -> float:
+        """The condition number, or an estimate of it, of one covariance without a batch."""
+        raise self._refused("condition_number")
+
+    def operators(self) -> tuple[LinearOperator, Tensor | None]:
+        """A linear operator, and variances ``(*batch, n)`` to add to its diagonal or None."""
+        raise self._refused("operators")
+
+    def factored_in(self, dtype: torch.dtype | None, *, checked: bool = True) -> Covariance:
+        """The same covariance with other settings of its Cholesky factors, where it has any.
+
+        Args:
+            dtype: See :func:`gpclml.linalg.factorization_dtype`.
+            checked: See :func:`gpclml.linalg.safe_cholesky`.
+        """
+        return self
+
+    def _expanded(self, residual: Tensor) -> Tensor:
+        """The residual in the batch shape of both."""
+        batch = check_residual(self.shape, residual)
+        return residual.expand(*batch, residual.shape[-1])
+
+    def _conditional_log_density(self, residual: Tensor, held_out: Tensor) -> Tensor:
+        raise self._refused("conditional_log_density")
+
+    def _block_log_densities(self, residual: Tensor, blocks: Sequence[Tensor]) -> Tensor:
+        raise self._refused("block_log_densities")
+
+    def _leave_one_out(self, residual: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        raise self._refused("leave_one_out")
+
+    def _sequential(self, residual: Tensor, orders: Tensor | None) -> Tensor:
+        raise self._refused("sequential")
+
+    def _predictions(self, residual: Tensor, orders: Tensor) -> tuple[Tensor, Tensor]:
+        raise self._refused("predictions")
+
+    def _condition(
+        self, residual: Tensor, rows: Tensor, others: Tensor
+    ) -> tuple[Covariance, Tensor]:
+        raise self._refused("condition")
+
+    def _refused(self, method: str) -> UnsupportedError:
+        return UnsupportedError(
+            "covariance",
+            f"{type(self).__name__}, which has no {method}",
+            "a covariance with a Cholesky factor",
+            "Use solver='cholesky', or a DenseCovariance.",
+        )
+
+
+class ConditionedBlock(ABC):
+    """What observations say of some other values.
+
+    Attributes:
+        shift: What the mean of each value gains, ``(*batch, k)``.
+        reduction: What the variance of each value loses, ``(*batch, k)``.
+    """
+
+    shift: Tensor
+    reduction: Tensor
+
+    @abstractmethod
+    def joint_reduction(self, other: Any) -> Tensor:
+        """What the covariance with another block's values loses, ``(*batch, k, l)``.
+
+        Args:
+            other: Values of the same observations; both blocks keep their vectors.
+        """
+
+
+class Predictor(ABC):
+    """Observations that have been solved for, from which other values are predicted.
+
+    Attributes:
+        missing: Which observations are missing, ``(*batch, n)``; None where none is.
+    """
+
+    missing: Tensor | None = None
+
+    def given(self, cross: Tensor, keep: bool = False) -> ConditionedBlock:
+        """What the observations say of other values.
+
+        Args:
+            cross: Covariance of the observations with these values, ``(*batch, n, k)``; batches
+                broadcast.
+            keep: Keep what the joint covariance with other blocks is made of.
+        """
+        if self.missing is not None:
+            cross = torch.where(self.missing.unsqueeze(-1), 0.0, cross)
+        return self._given(cross, keep)
+
+    @abstractmethod
+    def _given(self, cross: Tensor, keep: bool) -> ConditionedBlock:
+        """The same, where what is missing has no correlation."""

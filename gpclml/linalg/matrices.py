@@ -1,0 +1,351 @@
+"""Dense matrices: Cholesky factors, points in another order, symmetric products, checks."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy
+import torch
+from linear_operator.utils.errors import NotPSDError
+from linear_operator.utils.warnings import NumericalWarning
+from torch import Size, Tensor
+
+from gpclml._utils.arguments import callers_level, checked
+from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnsupportedError
+
+__all__ = [
+    "DOUBLE_UP_TO",
+    "Sharing",
+    "check_indices",
+    "check_member_indices",
+    "check_residual",
+    "factorization_dtype",
+    "order_with_last",
+    "permute",
+    "refuse_double_backward",
+    "safe_cholesky",
+    "symmetric_product",
+    "take",
+    "take_rows",
+]
+
+DOUBLE_UP_TO = 512
+"""Largest n at which a float32 covariance is factored in float64 without being asked."""
+
+_PANEL = 256  # rows of a symmetric product that are computed at once
+_ROUNDINGS = 2  # epsilons of a variance that a squared pivot has to be above
+
+
+@checked(late=True, covariance="float (*batch, n, n)")
+def factorization_dtype(
+    covariance: Tensor,  # shape: (*batch, n, n)
+    factor_dtype: torch.dtype | None = None,
+) -> torch.dtype:
+    """The floating-point type in which a covariance is factored.
+
+    The policy, when ``factor_dtype`` is not given: float64 stays float64; float32 is
+    factored in float64 up to ``n = DOUBLE_UP_TO``, where the factorization costs less
+    than the kernel around it, and in float32 above. Whatever is chosen, a float32
+    factorization that fails is repeated in float64 before any jitter is added.
+
+    Args:
+        covariance: Covariance matrices, ``(*batch, n, n)``.
+        factor_dtype: ``torch.float32`` or ``torch.float64`` to override the policy.
+
+    Returns:
+        The type to factor in.
+
+    Raises:
+        ArgumentError: If ``factor_dtype`` is another type.
+    """
+    if factor_dtype not in (None, torch.float32, torch.float64):
+        raise ArgumentError(
+            "factor_dtype",
+            factor_dtype,
+            "torch.float32, torch.float64 or None",
+            "Leave it out for the default policy.",
+        )
+    if factor_dtype is not None:
+        return factor_dtype
+    small = covariance.shape[-1] <= DOUBLE_UP_TO
+    return torch.float64 if small or covariance.dtype == torch.float64 else torch.float32
+
+
+@checked(late=True, covariance="float (*batch, n, n)")
+def safe_cholesky(
+    covariance: Tensor,  # shape: (*batch, n, n)
+    factor_dtype: torch.dtype | None = None,
+    *,
+    checked: bool = True,
+) -> Tensor:
+    r"""The lower Cholesky factor :math:`L`, :math:`K = L L^\top`, jittered only if needed.
+
+    The first attempt takes the matrix as it is. It fails where the matrix is not positive definite
+    or singular to the rounding of the type in which it came: where a squared pivot, the variance of
+    a point given those before it, is below two epsilons of that type times its variance. If it
+    fails, float32 is repeated in float64, which cannot restore what the entries have lost, and then
+    each failing batch member gets jitter of :math:`10^{-8}, 10^{-7}, \ldots, 10^{-3}` times its
+    mean diagonal, from :math:`10^{-6}` on where it came in float32, with a ``NumericalWarning``: a
+    jittered density is that of a slightly noisier model.
+
+    Args:
+        covariance: Symmetric matrices, ``(*batch, n, n)``; only the lower triangle counts.
+        factor_dtype: See :func:`factorization_dtype`.
+        checked: Look at once whether the first attempt succeeded, which on a GPU waits for all
+            that is queued. If not, one that failed has NaN on its diagonal and is not repeated.
+
+    Returns:
+        Lower-triangular factors, ``(*batch, n, n)``, in the type they were computed in.
+
+    Raises:
+        NonFiniteError: If the covariance holds NaN or infinite entries.
+        NotPSDError: If it is not positive definite even with jitter; BoTorch's
+            ``fit_gpytorch_mll`` retries on this error.
+    """
+    matrix = covariance.to(factorization_dtype(covariance, factor_dtype))
+    least = _ROUNDINGS * torch.finfo(covariance.dtype).eps
+    factor, left = _factor(matrix)
+    if not checked:
+        factor.diagonal(dim1=-2, dim2=-1).masked_fill_(~(left > least).unsqueeze(-1), torch.nan)
+        return factor
+    if left.amin().item() > least:
+        return factor
+    _check_finite(covariance)
+    if matrix.dtype == torch.float32:
+        matrix = matrix.double()
+        factor, left = _factor(matrix)
+    # Each member on its own, with jitter to its own scale.
+    members = zip(_members(factor), left.flatten().tolist(), _members(matrix), strict=True)
+    factors = [one if share > least else _jittered(member, least) for one, share, member in members]
+    return torch.stack(factors).reshape(matrix.shape)
+
+
+def _members(matrices: Tensor) -> Tensor:
+    return matrices.reshape(-1, *matrices.shape[-2:])
+
+
+def _factor(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """The factor, and its least squared pivot as a share of its variance, ``(*batch,)``.
+
+    Roundings of the entries that a pivot is the difference of are of the order of the epsilon of
+    the type in which they came times the variance. Where a factorization failed the share is
+    negative, or NaN where it did so on a GPU without an error code.
+    """
+    factor, info = torch.linalg.cholesky_ex(matrix)
+    pivots = factor.detach().diagonal(dim1=-2, dim2=-1).square()
+    return factor, (pivots / matrix.detach().diagonal(dim1=-2, dim2=-1)).amin(-1) - info
+
+
+def _check_finite(covariance: Tensor) -> None:
+    bad = int((~torch.isfinite(covariance)).sum())
+    if bad:
+        raise NonFiniteError(
+            "covariance",
+            f"{bad} non-finite of {covariance.numel()} entries "
+            f"(shape {tuple(covariance.shape)}, {covariance.dtype})",
+            "finite entries",
+            "Check the inputs for NaN, and lower the learning rate if hyperparameters diverged.",
+        )
+
+
+def _jittered(matrix: Tensor, least: float) -> Tensor:
+    """The factor with the first jitter that lifts all pivots above rounding."""
+    scale = float(matrix.detach().diagonal().mean().abs()) or 1.0
+    share = 1e-8 if least < 1e-8 else 1e-6
+    while share < 2e-3:
+        jitter = torch.full_like(matrix[..., 0].detach(), share * scale)
+        factor, left = _factor(matrix + torch.diag(jitter))
+        if left.item() > least:
+            warnings.warn(
+                f"A covariance of shape {tuple(matrix.shape)} is singular to rounding: jitter of "
+                f"{share * scale:.1e} was added to its diagonal, of mean {scale:.3g}.",
+                NumericalWarning,
+                stacklevel=callers_level(),
+            )
+            return factor
+        share *= 10
+    raise NotPSDError(
+        f"covariance of shape {tuple(matrix.shape)}, factored in {matrix.dtype}, with mean "
+        f"diagonal {scale:.3g}: not positive definite even with jitter of 1e-3 of that. Raise the "
+        "noise floor of the likelihood, or look for hyperparameters that degenerated."
+    )
+
+
+def order_with_last(
+    held_out: Tensor,  # shape: (b,) or (*batch, b)
+    n: int,
+) -> Tensor | None:
+    """All other points in data order, then the held-out ones; None if no order is needed.
+
+    None is needed where all are held out, or all members hold out the last ones in data order.
+    """
+    b = held_out.shape[-1]
+    if b == n or torch.equal(
+        held_out, torch.arange(n - b, n, device=held_out.device).expand_as(held_out)
+    ):
+        return None
+    kept = torch.ones(*held_out.shape[:-1], n, dtype=torch.bool, device=held_out.device)
+    kept.scatter_(-1, held_out, False)
+    rest = kept.nonzero()[:, -1].reshape(*held_out.shape[:-1], n - b)
+    return torch.cat([rest, held_out], dim=-1)
+
+
+@checked(late=True, values="(*members, n)", order="index (b,) | (*members, b)")
+def take(
+    values: Tensor,  # shape: (*batch, n)
+    order: Tensor,  # shape: (b,) or (*batch, b)
+) -> Tensor:
+    """The values at these indices, ``(*batch, b)``."""
+    return values.index_select(-1, order) if order.ndim == 1 else values.gather(-1, order)
+
+
+@checked(late=True, values="(*members, n, k)", order="index (b,) | (*members, b)")
+def take_rows(
+    values: Tensor,  # shape: (*batch, n, c)
+    order: Tensor,  # shape: (b,) or (*batch, b)
+) -> Tensor:
+    """The rows at these indices, ``(*batch, b, c)``."""
+    if order.ndim == 1:
+        return values.index_select(-2, order)
+    # Blocks of memory are copied whole, which a gather would not do.
+    n, members = values.shape[-2], order.shape[:-1]
+    first = torch.arange(members.numel(), device=order.device).mul_(n).reshape(*members, 1)
+    rows = values.reshape(-1, values.shape[-1]).index_select(0, (order + first).flatten())
+    return rows.reshape(*order.shape, values.shape[-1])
+
+
+@checked(late=True, matrix="(*members, n, n)", order="index (b,) | (*members, b)")
+def permute(
+    matrix: Tensor,  # shape: (*batch, n, n)
+    order: Tensor,  # shape: (b,) or (*batch, b)
+) -> Tensor:
+    """Rows and columns at these indices, ``(*batch, b, b)``."""
+    # Rows as blocks of memory, then a gather within rows: several times faster on a CPU
+    # than indexing with two index tensors.
+    rows = take_rows(matrix, order)
+    return rows.gather(-1, order.unsqueeze(-2).expand(*rows.shape[:-1], order.shape[-1]))
+
+
+@checked(late=True, left="float (*batch, n, k)", right="float (*batch, n, k)")
+def symmetric_product(
+    left: Tensor,  # shape: (*batch, n, k)
+    right: Tensor,  # shape: (*batch, n, k)
+) -> Tensor:
+    """``left @ right.mT`` for a product that is symmetric: only its lower half is computed.
+
+    Row panels stop at the diagonal and are mirrored, which saves up to half of the 2 n² k
+    floating-point operations.
+
+    Args:
+        left: The left factor, ``(*batch, n, k)``.
+        right: The right factor, ``(*batch, n, k)``.
+
+    Returns:
+        The product, ``(*batch, n, n)``, exactly symmetric off the diagonal panels.
+    """
+    n = left.shape[-2]
+    if n < 2 * _PANEL:
+        return left @ right.mT
+    product = left.new_empty(*left.shape[:-1], n)
+    for start in range(0, n, _PANEL):
+        stop = min(start + _PANEL, n)
+        panel = left[..., start:stop, :] @ right[..., :stop, :].mT
+        product[..., start:stop, :stop] = panel
+        product[..., :start, start:stop] = panel[..., :start].mT
+    return product
+
+
+class Sharing:
+    """How a batch splits into covariances and the residuals of each.
+
+    Args:
+        covariances: Batch shape of the covariance; residuals share one in dimensions where it
+            has size 1 or that it lacks.
+        batch: Batch shape of the residuals, to which the former broadcasts.
+    """
+
+    def __init__(self, covariances: Size, batch: Size) -> None:
+        padded = (1,) * (len(batch) - len(covariances)) + tuple(covariances)
+        shared = [i for i, size in enumerate(padded) if size < batch[i]]
+        own = [i for i in range(len(batch)) if i not in shared]
+        self._dims = own + shared
+        self._own = Size([batch[i] for i in own])
+        self._shared = Size([batch[i] for i in shared])
+
+    def covariances(self, values: Tensor) -> Tensor:
+        """Each covariance once, ``(*own, n, n)``."""
+        return values.reshape(*self._own, *values.shape[-2:])
+
+    def residuals(self, values: Tensor) -> Tensor:
+        """The residuals of each covariance, ``(*batch, n)`` to ``(*own, k, n)``."""
+        ordered = values.permute(*self._dims, -1)
+        return ordered.reshape(*self._own, self._shared.numel(), values.shape[-1])
+
+    def values(self, values: Tensor, event: int = 0) -> Tensor:
+        """Numbers of each residual, ``(*own, k, *event)`` to ``(*batch, *event)``.
+
+        Args:
+            values: The numbers, one a residual where there is no event.
+            event: Number of dimensions of an event.
+        """
+        rest = values.shape[values.ndim - event :]
+        ordered = values.reshape((*self._own, *self._shared, *rest))
+        back = sorted(range(len(self._dims)), key=self._dims.__getitem__)
+        return ordered.permute((*back, *range(len(back), len(back) + event)))
+
+
+def check_residual(covariance: torch.Size, residual: Tensor) -> tuple[int, ...]:
+    """The batch shape of a covariance of that shape and a residual together."""
+    if len(covariance) < 2 or covariance[-1] != covariance[-2] or covariance[-1] == 0:
+        raise ShapeError("covariance", tuple(covariance), "(*batch, n, n) with n >= 1")
+    n = covariance[-1]
+    if residual.ndim < 1 or residual.shape[-1] != n:
+        raise ShapeError("residual", tuple(residual.shape), f"(*batch, {n}), as the covariance")
+    try:
+        return numpy.broadcast_shapes(covariance[:-2], residual.shape[:-1])
+    except ValueError as error:
+        raise ShapeError(
+            "residual",
+            f"batch shape {tuple(residual.shape[:-1])}",
+            f"one that broadcasts with the covariance's {tuple(covariance[:-2])}",
+        ) from error
+
+
+def check_indices(argument: str, indices: Tensor, n: int, count: int | None = None) -> Tensor:
+    """The indices as they came: integer, one-dimensional, distinct, within 0 .. n - 1."""
+    expected = f"{count or 'at least 1'} distinct integers from 0 to {n - 1}, one-dimensional"
+    if indices.ndim != 1 or indices.dtype.is_floating_point or indices.dtype == torch.bool:
+        raise ArgumentError(argument, f"shape {tuple(indices.shape)} of {indices.dtype}", expected)
+    if indices.numel() == 0 or count not in (None, indices.numel()):
+        raise ArgumentError(argument, f"{indices.numel()} indices", expected)
+    values = indices.tolist()
+    low, high = min(values), max(values)
+    if low < 0 or high >= n:
+        raise ArgumentError(argument, f"indices from {low} to {high}", expected)
+    if len(set(values)) != len(values):
+        raise ArgumentError(argument, "repeated indices", expected)
+    return indices
+
+
+def check_member_indices(argument: str, indices: Tensor, batch: torch.Size, n: int) -> Tensor:
+    """The indices as they came: for each batch member as :func:`check_indices` asks."""
+    if indices.shape[:-1] != batch:
+        expected = f"(b,), or {tuple(batch)} and b: a row of indices for each batch member"
+        raise ShapeError(argument, f"shape {tuple(indices.shape)}", expected)
+    check_indices(argument, indices.flatten().unique(), n)
+    ordered = indices.sort(-1).values
+    if bool((ordered[..., 1:] == ordered[..., :-1]).any()):
+        raise ArgumentError(argument, "repeated indices", f"distinct integers from 0 to {n - 1}")
+    return indices
+
+
+def refuse_double_backward(name: str) -> None:
+    """Raises when a gradient is asked for that could itself be differentiated."""
+    if torch.is_grad_enabled():
+        raise UnsupportedError(
+            name,
+            "backward with create_graph=True",
+            "a first derivative only",
+            "Its gradient is in closed form and not itself differentiable: take finite "
+            "differences of the gradient for a Hessian.",
+        )
