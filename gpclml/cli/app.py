@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import io
 import sys
 import traceback
 import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpclml.cli.errors import errors_as_text
-from gpclml.cli.terminal import tell
+from gpclml.cli.terminal import errors_as_text, tell
 
 if TYPE_CHECKING:
     from gpclml.cli.options import TableOptions
+    from gpclml.cli.report import Recipe
 
 __all__ = ["app", "main"]
 
@@ -32,112 +36,136 @@ app = typer.Typer(
 )  # fmt: skip
 
 _OF_OUT = (
-    "Replaced are files that this command wrote there, if they have not been changed since; all "
+    "The command replaces only files that it wrote there and that have not been changed since; all "
     "others stay."
 )
 
 Table = Annotated[Path, typer.Argument(help="The table: a CSV or Parquet file.")]
-Target = Annotated[str, typer.Option(help="The column to predict.")]
-Objective = Annotated[
-    str,
-    typer.Option(
-        help="What fits maximize: lml (log marginal likelihood: the first choice for a table), "
-        "clml (conditional: ten folds), loo (leave-one-out)."
-    ),
-]
-Rows = Annotated[
-    int, typer.Option(min=20, help="Rows to train on, at most; random ones where there are more.")
-]
-Seed = Annotated[int, typer.Option(min=0, max=2**64 - 1, help="Seed of rows, starts and networks.")]
-Steps = Annotated[
-    int | None,
-    typer.Option(
-        help="Most steps of a fit. If not given as many as it takes, for sm 50, for deep 300."
-    ),
-]
-Restarts = Annotated[int, typer.Option(help="Further fits from other starts, not of deep.")]
-Drop = Annotated[list[str] | None, typer.Option(help="A column to leave out; may be repeated.")]
-Categories = Annotated[
-    list[str] | None,
-    typer.Option(help="A column whose values are categories, also if numbers; may be repeated."),
-]
-Missing = Annotated[
-    list[str] | None,
-    typer.Option(help="A text that stands for a missing value, such as ?; may be repeated."),
-]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress and no notes.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress and no notes.")]
+
+
+@dataclass(frozen=True)
+class _Common:
+    """The options that ``compare`` and ``fit`` have in common."""
+
+    data: Table
+    target: Annotated[str, typer.Option(help="The column to predict.")]
+    objective: Annotated[
+        str,
+        typer.Option(
+            help="What fits maximize: lml (log marginal likelihood: the first choice for a "
+            "table), clml (conditional: ten folds), loo (leave-one-out)."
+        ),
+    ] = "lml"
+    rows: Annotated[
+        int,
+        typer.Option(min=20, help="Train on at most so many rows; random ones if there are more."),
+    ] = 4000
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**64 - 1, help="Seed of rows, starts and networks.")
+    ] = 0
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            help="Most steps of a fit. If not given, 50 for sm, 300 for deep, and no limit for "
+            "the others."
+        ),
+    ] = None
+    restarts: Annotated[
+        int, typer.Option(help="Further fits from other starts; deep has none.")
+    ] = 0
+    drop: Annotated[
+        list[str] | None, typer.Option(help="A column to leave out; may be repeated.")
+    ] = None
+    categories: Annotated[
+        list[str] | None,
+        typer.Option(help="A column of categories, also if they are numbers; may be repeated."),
+    ] = None
+    missing: Annotated[
+        list[str] | None,
+        typer.Option(help="A text that stands for a missing value, such as ?; may be repeated."),
+    ] = None
+    quiet: Quiet = False
+
+    def table(self) -> TableOptions:
+        """The table, and how it is read."""
+        from gpclml.cli.options import TableOptions, check_encodable
+
+        lists = self.drop, self.categories, self.missing
+        drop, categories, missing = (tuple(dict.fromkeys(values or ())) for values in lists)
+        for option, texts in (
+            ("--target", (self.target,)), ("--drop", drop), ("--categories", categories),
+            ("--missing", missing),
+        ):  # fmt: skip
+            check_encodable(option, *texts)
+        return TableOptions(self.data, self.target, self.rows, self.seed, drop, categories, missing)
+
+    def recipe(self, model: str) -> Recipe:
+        """A model and its fit."""
+        from gpclml.cli.report import Recipe
+
+        return Recipe(model, self.objective, self.seed, self.steps, self.restarts)
+
+
+def _with_common_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Gives a command the options of :class:`_Common` beside its own."""
+    common = inspect.signature(_Common, eval_str=True).parameters
+    own = inspect.signature(command, eval_str=True).parameters
+    options = [*(own[name] for name in own if name != "common"), *common.values()]
+    options.sort(key=lambda option: option.default is not option.empty)  # required ones first
+
+    @functools.wraps(command)
+    def run(**values: Any) -> None:
+        given = {name: values.pop(name) for name in common}
+        command(common=_Common(**given), **values)
+
+    del run.__wrapped__  # typer would take the options of the command itself
+    run.__signature__ = inspect.Signature(options)  # pyright: ignore[reportAttributeAccessIssue]
+    run.__annotations__ = {option.name: option.annotation for option in options}
+    return run
 
 
 @app.command()
+@_with_common_options
 def compare(
-    data: Table,
-    target: Target,
+    common: _Common,
     models: Annotated[
         str | None,
         typer.Option(
             help="Models, comma-separated: linear, rbf, rq, matern, sm (spectral mixture), deep. "
-            "If not given those that the size of the table allows."
+            "If not given, those that the size of the table allows."
         ),
     ] = None,
-    objective: Objective = "lml",
     out: Annotated[Path, typer.Option(help="Folder of the report. " + _OF_OUT)] = Path("report"),
-    rows: Rows = 4000,
-    seed: Seed = 0,
-    steps: Steps = None,
-    restarts: Restarts = 0,
-    drop: Drop = None,
-    categories: Categories = None,
-    missing: Missing = None,
-    quiet: Quiet = False,
 ) -> None:
-    """Which model of the table to trust, and whether the criteria agree.
+    """Compare models of a table: which one to trust, and whether the criteria agree.
 
-    Sets a random fifth of the rows apart to test on (1000 at most), fits each model on the others,
+    Sets a random fifth of the rows aside for testing (1000 at most), fits each model on the others,
     prints LML, CLML, LOO and the test scores, and writes a page, the fitted models and a Python
     file that rebuilds the first. After Ctrl-C the same command goes on from the fitted models.
     """
     with errors_as_text():
         from gpclml.cli.comparing import compare_table
         from gpclml.cli.options import CompareOptions
-        from gpclml.cli.report import Recipe
 
-        options = CompareOptions(
-            table=_table_options(data, target, rows, seed, drop, categories, missing),
-            models=None if models is None else _model_names(models),
-            recipe=Recipe("rbf", objective, seed, steps, restarts),
-            out=out,
-        )
-        compare_table(options, quiet)
+        names = None if models is None else _model_names(models)
+        options = CompareOptions(common.table(), names, common.recipe("rbf"), out)
+        compare_table(options, common.quiet)
 
 
 @app.command()
+@_with_common_options
 def fit(
-    data: Table,
-    target: Target,
+    common: _Common,
     model: Annotated[str, typer.Option(help="linear, rbf, rq, matern, sm or deep.")] = "rbf",
-    objective: Objective = "lml",
     out: Annotated[Path, typer.Option(help="Folder of the model. " + _OF_OUT)] = Path("model"),
-    rows: Rows = 4000,
-    seed: Seed = 0,
-    steps: Steps = None,
-    restarts: Restarts = 0,
-    drop: Drop = None,
-    categories: Categories = None,
-    missing: Missing = None,
-    quiet: Quiet = False,
 ) -> None:
     """Fit one model on all rows of a table, and save it."""
     with errors_as_text():
         from gpclml.cli.fitting import fit_table
         from gpclml.cli.options import FitOptions
-        from gpclml.cli.report import Recipe
 
-        options = FitOptions(
-            table=_table_options(data, target, rows, seed, drop, categories, missing),
-            recipe=Recipe(model, objective, seed, steps, restarts),
-            out=out,
-        )
-        fit_table(options, quiet)
+        fit_table(FitOptions(common.table(), common.recipe(model), out), common.quiet)
 
 
 @app.command()
@@ -197,20 +225,6 @@ def _options(
     ] = False,
 ) -> None:
     pass
-
-
-def _table_options(
-    data: Path, target: str, rows: int, seed: int, *lists: list[str] | None
-) -> TableOptions:
-    from gpclml.cli.options import TableOptions, check_encodable
-
-    drop, categories, missing = (tuple(dict.fromkeys(values or ())) for values in lists)
-    for option, texts in (
-        ("--target", (target,)), ("--drop", drop), ("--categories", categories),
-        ("--missing", missing),
-    ):  # fmt: skip
-        check_encodable(option, *texts)
-    return TableOptions(data, target, rows, seed, drop, categories, missing)
 
 
 def _model_names(text: str) -> tuple[str, ...]:

@@ -1,25 +1,35 @@
-"""The command ``fit``: one model of all rows of a table."""
+"""The command ``fit``, and how one model of a table is fitted."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 
+import torch
+from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 
-from gpclml.cli.chosen_by_size import check_size
-from gpclml.cli.errors import error_text
-from gpclml.cli.fit_recipe import fit_recipe
 from gpclml.cli.folders import open_work_folder
 from gpclml.cli.options import FitOptions
-from gpclml.cli.progress import shows_progress
 from gpclml.cli.records import MODEL
+from gpclml.cli.report import FittedModel, Recipe, package_versions
 from gpclml.cli.saved_models import MODEL_FILES, SavedModel, add_model, record_of
-from gpclml.cli.table_data import read_table_data
-from gpclml.cli.terminal import give, tell
-from gpclml.cli.threads import threads_for
+from gpclml.cli.table_data import TableData, read_table_data
+from gpclml.cli.terminal import FitError, error_text, give, shows_progress, tell, warned
+from gpclml.errors import ArgumentError
 from gpclml.evaluation.scores import leave_one_out, log_marginal_likelihood
 
-__all__ = ["fit_table"]
+__all__ = [
+    "check_size",
+    "default_models",
+    "fit_recipe",
+    "fit_table",
+    "made_from",
+    "one_thread_serves",
+    "threads_for",
+]
 
 
 def fit_table(options: FitOptions, quiet: bool = False) -> SavedModel:
@@ -66,3 +76,116 @@ def _score(name: str, score: Callable[..., Tensor], saved: SavedModel) -> str:
         return f"{name} {float(score(saved.model, units='original').sum()):.1f} nats"
     except Exception as error:
         return f"no {name} ({error_text(error)})"
+
+
+def fit_recipe(recipe: Recipe, data: TableData, progress: bool) -> SavedModel:
+    """The model fitted on the training rows.
+
+    Args:
+        recipe: Which model, and how.
+        data: The table.
+        progress: Whether to show progress bars on standard error.
+
+    Raises:
+        FitError: Its start cannot be evaluated.
+    """
+    start = time.perf_counter()
+    with warned() as said:
+        try:
+            fit = recipe.fit(*data.train, progress=progress)
+        except (NanError, NotPSDError) as error:
+            raise FitError(f"{recipe.model} could not be fitted: {error}") from error
+    told = " ".join(filter(None, (fit.note, *said)))
+    fitted = FittedModel(recipe, time.perf_counter() - start, told, fit.problem)
+    return SavedModel(fit.model, data.encoding, fitted, made_from(recipe, data))
+
+
+def made_from(recipe: Recipe, data: TableData) -> dict[str, object]:
+    """What decides the fitted model: data, rows, recipe, packages."""
+    return {**data.made_from, "recipe": asdict(recipe), "packages": package_versions()}
+
+
+# Row pairs times inputs. A step of "sm" holds and differentiates four numbers for each: a second on
+# a core for the first, a few GB for the second.
+_SM_BY_DEFAULT, _SM_AT_MOST = 1_300_000, 8_000_000
+_ALL_SMOOTH = 2000  # rows up to which rq and matern are fitted by default beside rbf
+
+
+def default_models(num_train: int, num_inputs: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Names of models, and a sentence for each that is left out for its cost.
+
+    Args:
+        num_train: Rows to train on, n.
+        num_inputs: Inputs, d.
+    """
+    names, said = ["linear", "rbf"], []
+    if num_train <= _ALL_SMOOTH:
+        names += ["rq", "matern"]
+    else:
+        said.append(
+            f"rq and matern are left out above {_ALL_SMOOTH} rows to train on, for their time: "
+            "name them in --models to have them."
+        )
+    pairs = num_train**2 * num_inputs
+    if pairs <= _SM_BY_DEFAULT:
+        names.append("sm")
+    elif pairs <= _SM_AT_MOST:
+        said.append(
+            f"sm is left out with {num_train} rows and {num_inputs} inputs, for its time: name it "
+            "in --models to have it."
+        )
+    else:
+        said.append(
+            f"sm is left out: {num_train} rows with {num_inputs} inputs take too much memory."
+        )
+    return (*names, "deep"), tuple(said)
+
+
+def check_size(names: tuple[str, ...], num_train: int, num_inputs: int) -> None:
+    """Raises where a model does not fit in memory.
+
+    Args:
+        names: Of the models.
+        num_train: Rows to train on.
+        num_inputs: Inputs.
+
+    Raises:
+        ArgumentError: ``"sm"`` is among them and there is too much data.
+    """
+    if "sm" in names and num_train**2 * num_inputs > _SM_AT_MOST:
+        most = int((_SM_AT_MOST / num_inputs) ** 0.5)
+        got = f"sm with {num_train} rows and {num_inputs} inputs"
+        raise ArgumentError(
+            "models", got, f"at most {most} rows for it", f"Leave it out, or pass --rows {most}."
+        )
+
+
+_SMALL = 1000  # rows
+
+
+def one_thread_serves(num_train: int) -> bool:
+    """Whether there are at most 1000 rows.
+
+    Steps of milliseconds gain little from more threads, and lose tenfold where the cores have other
+    work.
+
+    Args:
+        num_train: Rows to train on.
+    """
+    return num_train <= _SMALL
+
+
+@contextmanager
+def threads_for(num_train: int) -> Iterator[None]:
+    """Within the block one thread where that serves, else as many as before.
+
+    Args:
+        num_train: Rows to train on.
+    """
+    before = torch.get_num_threads()
+    if one_thread_serves(num_train):
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

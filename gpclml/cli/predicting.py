@@ -12,13 +12,12 @@ import numpy as np
 from torch import Tensor
 
 from gpclml._utils.files import write_atomically
-from gpclml.cli.progress import shows_progress
 from gpclml.cli.report import predicted, prediction_scores
-from gpclml.cli.report.headline import percent
 from gpclml.cli.report.predictions import half_width
+from gpclml.cli.report.words import percent
 from gpclml.cli.saved_models import SavedModel, load_model
 from gpclml.cli.tables import read_table
-from gpclml.cli.terminal import tell
+from gpclml.cli.terminal import shows_progress, tell
 from gpclml.errors import ArgumentError, DataError
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from pathlib import Path
 import numpy as np
 import pandas
 
-from gpclml.cli import app, comparing, fitting, folders, report_folder
+from gpclml.cli import app, comparing, fitting, folders
 
 CHANGES = (
     "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate",
@@ -124,8 +124,8 @@ def hand_over():
     fitting.fit_recipe = comparing.fit_recipe = fit
     make = once(comparing.make_report, lambda options, *rest: options.table.seed)
     comparing.make_report = make
-    page = once(report_folder.page_of, lambda report: report.command)
-    report_folder.page_of = page
+    page = once(comparing.page_of, lambda report: report.command)
+    comparing.page_of = page
 
 
 def files_in(folder):

@@ -11,8 +11,8 @@ import torch
 import typer
 from linear_operator.utils.errors import NanError, NotPSDError
 
-from gpclml.cli.errors import FitError, error_text, errors_as_text
 from gpclml.cli.report import Recipe
+from gpclml.cli.terminal import FitError, error_text, errors_as_text
 from gpclml.errors import ArgumentError, DataError, NonFiniteError, NotConvergedError
 
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import torch
 
+from gpclml.cli.fitting import threads_for
 from gpclml.cli.report import Recipe, predicted, prediction_scores
 from gpclml.cli.saved_models import load_model
 from gpclml.cli.tables import fit_encoding, read_table, read_targets, split_rows
-from gpclml.cli.threads import threads_for
 from gpclml.evaluation import score_models
 
 

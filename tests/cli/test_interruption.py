@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from gpytorch.kernels import SpectralMixtureKernel
 
-from gpclml.cli.fit_recipe import made_from
+from gpclml.cli.fitting import made_from
 from gpclml.cli.options import TableOptions
 from gpclml.cli.report import Recipe
 from gpclml.cli.saved_models import load_model_made_from

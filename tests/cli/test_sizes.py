@@ -7,11 +7,10 @@ import pandas
 import pytest
 import torch
 
-from gpclml.cli.chosen_by_size import check_size, default_models
+from gpclml.cli.fitting import check_size, default_models, threads_for
 from gpclml.cli.options import TableOptions
 from gpclml.cli.report import MODELS
 from gpclml.cli.table_data import read_table_data
-from gpclml.cli.threads import threads_for
 from gpclml.errors import ArgumentError
 
 

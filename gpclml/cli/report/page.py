@@ -1,28 +1,39 @@
-"""The page of a comparison: one file that needs nothing beside it."""
+"""The page of a comparison, one HTML file with its figures, and the same as text."""
 
 from __future__ import annotations
 
+import base64
+import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gpclml.cli.report._page_tables import (
+from gpclml._utils.files import printable
+from gpclml.cli.report.predictions import PredictionScores
+from gpclml.cli.report.recipes import DESCRIPTIONS, FittedModel
+from gpclml.cli.report.words import (
     MODEL_COLUMNS,
+    answer,
     choice_rows,
     column_rows,
+    headline,
     left_out_rows,
     model_rows,
 )
-from gpclml.cli.report.figures import page_figures
-from gpclml.cli.report.fitted_model import FittedModel
-from gpclml.cli.report.headline import answer, headline
-from gpclml.cli.report.predictions import PredictionScores
-from gpclml.cli.report.recipes import DESCRIPTIONS
 from gpclml.cli.tables import TableEncoding
-from gpclml.evaluation import Comparison
+from gpclml.evaluation import (
+    Comparison,
+    plot_calibration,
+    plot_compare,
+    plot_fit,
+    plot_learning_curves,
+)
 
-__all__ = ["Report", "page_of"]
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["PageFigure", "Report", "page_figures", "page_of", "report_text"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,3 +114,90 @@ def _values(report: Report) -> dict[str, Any]:
         "left_out": left_out_rows(report.encoding),
         "figures": page_figures(comparison, one_input=len(report.encoding.inputs) == 1),
     }
+
+
+_DOTS_PER_INCH = 200  # 1120 pixels wide: sharp on a phone and on a wide screen
+
+
+@dataclass(frozen=True)
+class PageFigure:
+    """A figure of a page.
+
+    Attributes:
+        title: What it is of.
+        reading: How to read it.
+        address: The image as a data URI.
+    """
+
+    title: str
+    reading: str
+    address: str
+
+
+def page_figures(comparison: Comparison, one_input: bool) -> tuple[PageFigure, ...]:
+    """What the criteria say, how models learn, how calibrated they are, and how they fit.
+
+    Args:
+        comparison: Of the models.
+        one_input: Whether they have a single input.
+    """
+    drawn = (
+        (
+            "What the criteria say",
+            "Each panel is a criterion and each dot a model, as far from the first-ranked as the "
+            "criterion puts it: a dot clearly to the right of the line is a model that this "
+            "criterion prefers to it.",
+            plot_compare(comparison),
+        ),
+        (
+            "How the models learn",
+            "Above, how well the next row is predicted from those before it (higher is better); "
+            "below, what a model gains on the first-ranked in all rows so far: the last value is "
+            "the difference in LML, and what comes before the dotted line is not in the CLML.",
+            plot_learning_curves(comparison),
+        ),
+        (
+            "Whether their intervals hold",
+            "Lines should stay in the grey band: below it in the lower panel, or high at both ends "
+            "in the upper one, a model is surer of its predictions than it should be.",
+            plot_calibration(comparison),
+        ),
+        (
+            "How they fit the training rows",
+            "Mean and two standard deviations of new observations along the input, with the rows."
+            if one_input
+            else "The target of each row against its prediction from all other rows, with two "
+            "standard deviations: dots should lie along the line.",
+            plot_fit(comparison),
+        ),
+    )
+    return tuple(PageFigure(title, reading, _address(figure)) for title, reading, figure in drawn)
+
+
+def _address(figure: Figure) -> str:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=_DOTS_PER_INCH, metadata={"Software": None})
+    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def report_text(report: Report) -> str:
+    """The table of models and what is to be said of it.
+
+    Args:
+        report: What is to be told.
+    """
+    lines = [["model", *MODEL_COLUMNS]]
+    for name, cells in model_rows(report.comparison, report.predictions, report.fitted):
+        lines.append([name, *(f"{text} ± {error}" if error else text for text, error in cells)])
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    table = [
+        "  ".join(
+            cell.ljust(width) if place == 0 else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+        )
+        for line in lines
+    ]
+    said = headline(report.comparison, printable(report.encoding.target))
+    told = answer(report.comparison, report.predictions)
+    text = "\n".join([*table, "", said, told, *report.comparison.sentences])
+    return text.replace("\N{MINUS SIGN}", "-")  # not in every code page

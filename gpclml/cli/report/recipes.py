@@ -1,10 +1,14 @@
-"""How models of a table are made and fitted: as functions, and as lines of a script."""
+"""How models of a table are made and fitted: as functions, and as a Python file that repeats it."""
 
 from __future__ import annotations
 
+import importlib
+import platform
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -19,7 +23,17 @@ from gpclml.kernels import FeatureKernel, IdentityFeatures, initialize_spectral_
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
 
-__all__ = ["DESCRIPTIONS", "MODELS", "OBJECTIVES", "Recipe", "RecipeFit", "kernel_object"]
+__all__ = [
+    "DESCRIPTIONS",
+    "MODELS",
+    "OBJECTIVES",
+    "FittedModel",
+    "Recipe",
+    "RecipeFit",
+    "kernel_object",
+    "package_versions",
+    "script_of",
+]
 
 DESCRIPTIONS = {
     "linear": "a linear function of the inputs",
@@ -223,3 +237,112 @@ def _said_of_networks(result: StoppingResult) -> str:
         f"Held-out folds support a second kernel on learned features, {trained}: {gain:.3f} ± "
         f"{error:.3f} nats a row better than the RBF GP."
     )
+
+
+@dataclass(frozen=True)
+class FittedModel:
+    """How a model of a report was fitted.
+
+    Attributes:
+        recipe: What it was fitted by.
+        seconds: Wall time of the fit.
+        note: A sentence on the fit, or empty.
+        problem: What is wrong with the fit, or empty.
+    """
+
+    recipe: Recipe
+    seconds: float
+    note: str = ""
+    problem: str = ""
+
+
+_IMPORTS = {
+    "gpclml.conditioning": ("KFold", "LastPoints", "LeaveOneOut"),
+    "gpclml.fit": ("fit_mll", "fit_networks"),
+    "gpclml.kernels": ("FeatureKernel", "IdentityFeatures", "initialize_spectral_mixture"),
+    "gpclml.mlls": ("ConditionalMarginalLogLikelihood",),
+    "gpclml.models": ("GPRegression",),
+    "gpclml.cli.report": ("predicted", "prediction_scores"),
+    "gpclml.evaluation": ("leave_one_out", "log_marginal_likelihood"),
+    "gpclml.cli.tables": ("TableEncoding", "read_table", "split_rows"),
+}
+
+
+@checked
+def script_of(
+    recipe: Recipe, data: Path, most_rows: int, split_seed: int, version: str, one_thread: bool
+) -> str:
+    """The text of the file.
+
+    It reads the table and ``table.json`` beside itself, takes the same rows, encodes and fits
+    them alike, and prints LML and LOO of the training rows and the scores of the test rows.
+
+    Args:
+        recipe: Of the model.
+        data: The table; another one may be named when the file is run.
+        most_rows: Rows to train on, at most.
+        split_seed: Of the rows.
+        version: Of gpclml.
+        one_thread: Whether the model was fitted on one thread; so is this one then, which rounds
+            alike.
+    """
+    body = [
+        "HERE = Path(__file__).resolve().parent",
+        f"DATA = sys.argv[1] if len(sys.argv) > 1 else {str(data)!r}",
+        "",
+        'encoding = TableEncoding.load(HERE / "table.json")',
+        "table = read_table(DATA, missing=encoding.missing)",
+        f"rows = split_rows(encoding.targets(table), seed={split_seed}, most_rows={most_rows})",
+        "x, y = encoding.tensors(table.iloc[rows.train])",
+        "test_x, test_y = encoding.tensors(table.iloc[rows.test])",
+        "",
+        *(["torch.set_num_threads(1)  # as in the report: rounds alike"] if one_thread else []),
+        *recipe.lines(),
+        "",
+        "print(f\"lml {log_marginal_likelihood(model, units='original'):.4f}\")",
+        "print(f\"loo {leave_one_out(model, units='original').sum():.4f}\")",
+        "scores = prediction_scores(test_y, *predicted(model, test_x))",
+        'print(f"test_rmse {scores.rmse:.6g}")',
+        'print(f"test_nll {scores.nll:.4f}")',
+        'print(f"test_coverage {scores.coverage:.3f}")',
+    ]
+    return "\n".join([*_head(recipe, version), *_imports("\n".join(body)), "", *body, ""])
+
+
+def _head(recipe: Recipe, version: str) -> list[str]:
+    return [
+        f'"""Rebuilds the model {recipe.model!r} of the report beside it (gpclml {version}).',
+        "",
+        "Run it, with the path of the table if that has moved: it prints the report's scores.",
+        '"""',
+        "",
+    ]
+
+
+def _imports(body: str) -> list[str]:
+    lines = ["import sys", "from pathlib import Path", ""]
+    if "torch." in body:
+        lines += ["import torch", ""]
+    for module, names in _IMPORTS.items():
+        used = [name for name in names if f"{name}(" in body or f"{name}." in body]
+        if used:
+            lines.append(f"from {module} import {', '.join(used)}")
+    return lines
+
+
+_PACKAGES = (
+    "gpclml", "torch", "gpytorch", "linear-operator", "botorch", "numpy", "scipy", "pandas",
+    "matplotlib",
+)  # fmt: skip
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of Python and of the packages that compute, by name."""
+    return {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES}
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:  # a checkout that is not installed
+        return str(importlib.import_module(package).__version__)

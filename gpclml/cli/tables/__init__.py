@@ -1,11 +1,15 @@
 """Tables as people keep them: read, split into rows, and encoded as inputs and targets."""
 
 from gpclml.cli.tables.columns import CategoryColumn, NumberColumn
-from gpclml.cli.tables.encoding import EncodedRows, TableEncoding
-from gpclml.cli.tables.fitting import FEW_MISSING, check_columns, fit_encoding
+from gpclml.cli.tables.encoding import (
+    FEW_MISSING,
+    EncodedRows,
+    TableEncoding,
+    check_columns,
+    fit_encoding,
+)
 from gpclml.cli.tables.reading import read_table
-from gpclml.cli.tables.splitting import MOST_ROWS, num_test_rows, split_rows, subset_rows
-from gpclml.cli.tables.targets import read_targets
+from gpclml.cli.tables.rows import MOST_ROWS, num_test_rows, read_targets, split_rows, subset_rows
 
 __all__ = [
     "FEW_MISSING",

@@ -1,20 +1,185 @@
-"""Columns of a table as inputs of a model."""
+"""What the columns of a table hold, and the inputs of a model that they become."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
 
-from gpclml.cli.tables.kinds import NumberKind, numbers_of, texts_of
+from gpclml.errors import ArgumentError
 
 if TYPE_CHECKING:
     import pandas
     from numpy.typing import NDArray
 
-__all__ = ["CategoryColumn", "NumberColumn"]
+__all__ = [
+    "CategoryColumn",
+    "Kind",
+    "NumberColumn",
+    "NumberKind",
+    "column_of",
+    "kind_of",
+    "numbers_of",
+    "texts_of",
+]
+
+NumberKind = Literal["number", "boolean", "date"]
+Kind = Literal["number", "boolean", "date", "category", "empty", "other"]
+
+_ISO_DATE = r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?:Z|[+-]\d{2}:?\d{2})?)?"
+_MICROSECONDS_OF_A_DAY = 86_400_000_000
+_BOOLEANS = {"true": 1.0, "false": 0.0, "1": 1.0, "0": 0.0, "1.0": 1.0, "0.0": 0.0}
+_MEND = "Leave those cells empty, or put right what they say."
+_MEND_OF_MIXED = (
+    "Leave those cells empty or list them under --missing; an input may also be named under --drop "
+    "or --categories."
+)
+
+
+def column_of(table: pandas.DataFrame, name: str) -> pandas.Series:
+    """The column of this name, one of a table whose names differ."""
+    return cast("pandas.Series", table[name])
+
+
+def kind_of(column: pandas.Series) -> Kind:
+    """What a column holds, by its values.
+
+    Dates are those of a date type and texts of the form 2024-05-31, with a time or without.
+    Texts that are all numbers are numbers. ``"empty"`` has no value, ``"other"`` lists and such.
+
+    Args:
+        column: The values, missing ones among them.
+
+    Raises:
+        ArgumentError: Some values are numbers and some are other texts.
+    """
+    import pandas
+    from pandas.api import types
+
+    values = column.dropna()
+    dtype = values.dtype
+    if len(values) == 0:
+        return "empty"
+    if types.is_bool_dtype(dtype) and not isinstance(dtype, pandas.CategoricalDtype):
+        return "boolean"
+    if types.is_complex_dtype(dtype):
+        return "other"
+    if types.is_numeric_dtype(dtype) or types.is_timedelta64_dtype(dtype):
+        return "number"
+    if types.is_datetime64_any_dtype(dtype):
+        return "date"
+    if isinstance(dtype, pandas.CategoricalDtype):
+        return "category"
+    if values.map(lambda value: isinstance(value, bool | np.bool_)).all():
+        return "boolean"
+    if values.map(lambda value: not np.isscalar(value) and hasattr(value, "__len__")).any():
+        return "other"
+    return _kind_of_texts(values)
+
+
+def numbers_of(column: pandas.Series, kind: NumberKind) -> NDArray[np.float64]:
+    """The numbers that values stand for, NaN where missing.
+
+    Booleans are 0 and 1, dates days since the first of January 1970 in UTC, durations days.
+
+    Args:
+        column: The values, ``(n,)``.
+        kind: What they are to be.
+
+    Raises:
+        ArgumentError: Values are of another kind, or infinite; the message names column and rows.
+    """
+    import pandas
+    from pandas.api import types
+
+    if kind == "date":
+        dates = pandas.to_datetime(column, errors="coerce", utc=True, format="ISO8601")
+        # Nanoseconds, which pandas else goes by, end in the year 2262.
+        microseconds = dates.dt.as_unit("us").astype("int64").where(dates.notna())
+        result = microseconds / _MICROSECONDS_OF_A_DAY
+        expected = "dates such as 2024-05-31"
+    elif kind == "boolean":
+        result = column.astype(object).map(
+            lambda value: _BOOLEANS.get(str(value).strip().lower(), np.nan)
+        )
+        expected = "true and false"
+    elif types.is_timedelta64_dtype(column.dtype):
+        result, expected = column / pandas.Timedelta(days=1), "durations"
+    else:
+        result, expected = _to_numeric(column), "numbers"
+    numbers = result.to_numpy(dtype=np.float64, na_value=np.nan)
+    _check_all(column, ~np.isnan(numbers) | column.isna().to_numpy(), expected)
+    _check_finite(column, numbers)
+    return numbers
+
+
+def texts_of(column: pandas.Series) -> NDArray[np.object_]:
+    """The texts of categories, None where missing; whole numbers have no decimal point.
+
+    Args:
+        column: The values, ``(n,)``.
+    """
+    missing = column.isna().to_numpy()
+    texts = np.empty(len(column), dtype=object)
+    for place, value in enumerate(column.astype(object)):
+        texts[place] = None if missing[place] else _text(value)
+    return texts
+
+
+def _text(value: object) -> str:
+    if isinstance(value, float | np.floating) and float(value).is_integer():
+        return str(int(value))
+    return str(value).strip()
+
+
+def _kind_of_texts(values: pandas.Series) -> Kind:
+    numeric = _to_numeric(values).notna().to_numpy()
+    if numeric.all():
+        return "number"
+    texts = values.astype(str).str.strip()
+    if texts.str.fullmatch(_ISO_DATE).all():
+        return "date"
+    if numeric.any():
+        expected = f"numbers alone, as the {int(numeric.sum())} others are"
+        _check_all(values, numeric, expected, _MEND_OF_MIXED)
+    return "category"
+
+
+def _to_numeric(column: pandas.Series) -> pandas.Series:
+    import pandas
+    from pandas.api import types
+
+    if types.is_numeric_dtype(column.dtype):
+        return column
+    texts = column.astype(object).map(
+        lambda value: value.strip() if isinstance(value, str) else value
+    )
+    return cast("pandas.Series", pandas.to_numeric(texts, errors="coerce"))
+
+
+def _check_all(
+    column: pandas.Series, fine: NDArray[np.bool_], expected: str, mend: str = _MEND
+) -> None:
+    if not fine.all():
+        bad = cast("pandas.Series", column[~fine])
+        shown = ", ".join(f"{value!r} (row {_row(row)})" for row, value in bad.head(3).items())
+        count = f"{len(bad)} of {len(column)} values such as {shown}"
+        raise ArgumentError(f"column {column.name!r}", count, expected, mend)
+
+
+def _check_finite(column: pandas.Series, numbers: NDArray[np.float64]) -> None:
+    infinite = np.isinf(numbers)
+    if infinite.any():
+        rows = ", ".join(_row(row) for row in column.index[infinite][:3])
+        got = f"{int(infinite.sum())} infinite values (row {rows})"
+        raise ArgumentError(f"column {column.name!r}", got, "finite numbers", _MEND)
+
+
+def _row(label: object) -> str:
+    """Rows are counted from 1, column names not among them."""
+    return str(int(label) + 1) if isinstance(label, int | np.integer) else str(label)
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,26 @@
-"""Files to tables: CSV and Parquet, with errors that name the file and the mend."""
+"""Reads tables from CSV and Parquet files."""
 
 from __future__ import annotations
 
+import csv
 import difflib
+import gzip
+import io
 import os
+import re
+import warnings
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpclml._utils.arguments import checked
-from gpclml.cli.tables._separated_text import parse_separated_text
 from gpclml.errors import DataError
 
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["read_table"]
+__all__ = ["parse_separated_text", "read_table"]
 
 _PARQUET = (".parquet", ".pq")
 
@@ -96,3 +101,122 @@ def _nearest(path: Path) -> str:
         return f"There is no folder {path.parent} either."
     nearest = difflib.get_close_matches(path.name, names, n=1, cutoff=0.75)
     return f"Did you mean {path.parent / nearest[0]}?" if nearest else "Check its name."
+
+
+_SEPARATORS = (",", ";", "\t", "|")
+_OF_NO_TEXT = re.compile(rb"[\0-\x08\x0e-\x19\x1c-\x1f]")
+_DECIMAL_COMMA = r"\s*[+-]?\d+,\d+(?:[eE][+-]?\d+)?\s*"
+
+
+def parse_separated_text(path: Path, missing: list[str]) -> pandas.DataFrame:
+    """The table in a text file, its column names as they are there.
+
+    Args:
+        path: A file that exists.
+        missing: Texts that stand for a missing value, beside those of pandas.
+
+    Raises:
+        DataError: It is no text, no table, or has no column names.
+    """
+    text = _text(path)
+    if not text.strip():
+        raise DataError(
+            f"{path} is empty. Give a file with a line of column names and a line a row."
+        )
+    if text.lstrip()[0] in "<{[":
+        raise DataError(f"{path} is no table (it looks like HTML or JSON). Save the table as CSV.")
+    separator = _separator(text)
+    names = _column_names(path, text, separator)
+    table = _parsed(path, text, separator, names, missing, decimal=".")
+    if separator == ";" and _has_decimal_commas(table):
+        table = _parsed(path, text, separator, names, missing, decimal=",")
+    return table
+
+
+def _text(path: Path) -> str:
+    try:
+        content = path.read_bytes()
+        if path.suffix.lower() == ".gz":
+            content = gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path} cannot be read: {error}. Save it again.") from error
+    if _OF_NO_TEXT.search(content):
+        raise DataError(f"{path} is no text file. Save the table as CSV, in UTF-8.")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path} is not in UTF-8 (byte {error.start} is 0x{content[error.start]:02x}). Save it "
+            "as 'CSV UTF-8'."
+        ) from error
+
+
+def _separator(text: str) -> str:
+    """The most frequent one in the first line, outside of quotes; comma where there is none."""
+    first = next(line for line in text.splitlines() if line.strip())
+    plain = "".join(first.split('"')[::2])
+    return max(_SEPARATORS, key=plain.count)
+
+
+def _column_names(path: Path, text: str, separator: str) -> list[str]:
+    lines = csv.reader(io.StringIO(text), delimiter=separator, skipinitialspace=True)
+    try:
+        names = [name.strip() for name in next(line for line in lines if line)]
+    except csv.Error as error:
+        raise DataError(f"{path} is no table: {error}. Save the table as CSV.") from error
+    if any(names) and all(_is_number(name) for name in names if name):
+        raise DataError(
+            f"{path}: the first line has numbers, not column names ({', '.join(names[:4])}). Put a "
+            "line of names before it."
+        )
+    return [name or f"column {place}" for place, name in enumerate(names, start=1)]
+
+
+def _parsed(
+    path: Path, text: str, separator: str, names: list[str], missing: list[str], decimal: str
+) -> pandas.DataFrame:
+    import pandas
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pandas.errors.ParserWarning)
+        try:
+            table = pandas.read_csv(
+                io.StringIO(text), sep=separator, header=0, index_col=False, na_values=missing,
+                skipinitialspace=True, low_memory=False, decimal=decimal,
+            )  # fmt: skip
+        except (ValueError, pandas.errors.ParserWarning) as error:
+            raise DataError(
+                f"{path} is no table: {_reason(error, len(names))}. Quote cells that contain the "
+                f"separator {separator!r}, or save the table as CSV again."
+            ) from error
+    table.columns = names
+    return table
+
+
+def _reason(error: Exception, count: int) -> str:
+    text = str(error).strip().splitlines()[0]
+    if "Length of header" in text:
+        return f"rows have more cells than the {count} column names"
+    return text.removeprefix("Error tokenizing data. C error: ").rstrip(".")
+
+
+def _has_decimal_commas(table: pandas.DataFrame) -> bool:
+    from pandas.api.types import is_numeric_dtype
+
+    for name in table.columns:
+        cells = table[name].dropna()
+        if len(cells) and not is_numeric_dtype(cells):
+            text = cells.astype(str)
+            whole = text.str.fullmatch(r"\s*[+-]?\d+\s*")
+            decimal = text.str.fullmatch(_DECIMAL_COMMA)
+            if bool(decimal.any()) and bool((whole | decimal).all()):
+                return True
+    return False
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
