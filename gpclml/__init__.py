@@ -134,7 +134,8 @@ _MOVED = {
     "evaluation.WarningName": "evaluation.FindingName",
     "evidence.sampling.conditional_log_density":
         "evidence.sampling.estimate_conditional_log_density",
-    "fit.batch_size": "fit.suggest_batch_size",
+    "fit.LinearBoundFit": "fit.FitResult", "fit.OnlineFit": "fit.OnlineFitResult",
+    "fit.StoppingResult": "fit.NetworksFitResult", "fit.batch_size": "fit.suggest_batch_size",
     "models.networks_of": "models.find_networks",
 }  # fmt: skip
 

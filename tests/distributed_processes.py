@@ -13,8 +13,8 @@ import traceback
 import torch
 import torch.distributed as dist
 
+from gpclml.fit._exchange import Processes
 from gpclml.fit.distributed import DistributedConditioning
-from gpclml.fit.distributed._processes import Processes
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
 

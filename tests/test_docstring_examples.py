@@ -123,7 +123,7 @@ SETUPS = {
     "gpclml.models.botorch": of_botorch,
     "gpclml.evaluation.ranking": comparison,
     "gpclml.curvature.weight_prior": of_a_network,
-    "gpclml.fit.map": of_a_network,
+    "gpclml.fit.weights": of_a_network,
     "gpclml.linalg.gaussians.families": linear,
     "gpclml.curvature.invariances": of_a_network,
     "gpclml.kernels.neural_tangent": of_a_network,
@@ -132,9 +132,8 @@ SETUPS = {
     "gpclml.mlls.laplace_marginal_log_likelihood": of_a_network,
     "gpclml.mlls.linear_evidence_lower_bound": linear,
     "gpclml.mlls.sum_marginal_log_likelihood": of_botorch,
-    "gpclml.models.bayesian_linear_model": of_one_column,
-    "gpclml.models.linearized_gp": of_a_network,
-    "gpclml.models.linearized_network": of_a_network,
+    "gpclml.models.linear": of_a_network,
+    "gpclml.models.linear.BayesianLinearModel": of_one_column,
     "gpclml.evidence.training_speed.losses": training,
 }
 
@@ -161,7 +160,7 @@ def test_an_example_runs(test, monkeypatch, tmp_path):
     names = public_names() | {
         "MLP": MLP, "log_marginal_likelihood": log_marginal_likelihood,
         "learning_curve": learning_curve,
-    } | SETUPS.get(module, regression)()  # fmt: skip
+    } | SETUPS.get(test.name, SETUPS.get(module, regression))()  # fmt: skip
     for example in test.examples:
         tree = ast.parse(example.source)
         if isinstance(tree.body[0], ast.Expr) and example.want:

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import gpclml
 
-# What fits share with the warm start of a model, below both.
-SHARED = {"_losses", "_optimize", "_searches", "_upstream_settings", "_utils"}
+SHARED = {"_utils"}
 
 
 def test_no_private_module_is_imported_from_another_package():

@@ -118,7 +118,7 @@ def _evidences(
     for by in ("network", "layer"):
         fitted = objective(_network(mll), len(x), precision, by)
         name = "lml_global" if by == "network" else "lml_layer"
-        found[name] = fit_hyperparameters(fitted, x, y, steps=100, batch_size=500)
+        found[name] = fit_hyperparameters(fitted, x, y, steps=100, batch_size=500).objective
     return found
 
 

@@ -60,7 +60,7 @@ def run_invariance(cell: Mapping[str, Any]) -> dict[str, float]:
         outputs = torch.cat([averaged(augmentation(part)) for part in test_x.split(100)])
     return {
         "rotation": math.degrees(augmentation.ranges()["rotation"]),
-        "evidence": max(fit.evidences),
+        "evidence": fit.objective,
         "best_epoch": float(fit.best),
         **predictive_scores(mll, outputs.unsqueeze(0), data.test_y, "map"),
     }

@@ -78,7 +78,7 @@ def run_regression(cell: Mapping[str, Any]) -> dict[str, float]:
     return {
         **nlls,
         "rmse": float(error.square().mean().sqrt()) * unit,
-        "evidence": max(fit.evidences),
+        "evidence": fit.objective,
         "noise": float(likelihood.noise.detach().sqrt()),
         "best_epoch": float(fit.best),
     }

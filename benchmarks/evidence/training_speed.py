@@ -57,6 +57,6 @@ def run_size(cell: Mapping[str, Any]) -> dict[str, float]:
     return {
         **following,
         "lml_fixed": float(evidence_of_all(mll, x, y)().detach()),
-        "lml": fit_hyperparameters(fitted, x, y, batch_size=500),
+        "lml": fit_hyperparameters(fitted, x, y, batch_size=500).objective,
         **predictive_scores(mll, outputs, data.test_y, "map"),
     }

@@ -8,12 +8,12 @@ import torch
 from gpytorch.kernels import Kernel, RBFKernel, RQKernel, ScaleKernel
 from gpytorch.models import ExactGP
 
-from gpclml._searches import are_constant
 from gpclml.errors import UnknownNameError
 from gpclml.evaluation._criteria import Scores, value_of
 from gpclml.evaluation.findings import Finding
 from gpclml.evaluation.model_scores import ModelScores
 from gpclml.evaluation.words import joined, nats
+from gpclml.inference.predictive import are_constant
 
 __all__ = ["fit_findings"]
 

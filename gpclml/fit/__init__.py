@@ -2,19 +2,20 @@
 
 from gpclml import explain_moved
 from gpclml.fit.batch import fit_batch, suggest_batch_size
-from gpclml.fit.hyperparameters import fit_hyperparameters
-from gpclml.fit.linear_bound import LinearBoundFit, fit_linear_bound
-from gpclml.fit.map import fit_map
-from gpclml.fit.mll import FitResult, FitWarning, fit_mll
-from gpclml.fit.networks import StoppingResult, fit_networks
-from gpclml.fit.online import OnlineFit, fit_online
+from gpclml.fit.deep_kernel import warm_start
+from gpclml.fit.linear_bound import fit_linear_bound
+from gpclml.fit.mll import MLLFitResult, fit_mll
+from gpclml.fit.networks import NetworksFitResult, fit_networks
+from gpclml.fit.online import OnlineFitResult, fit_hyperparameters, fit_online
+from gpclml.fit.result import FitResult, FitWarning
+from gpclml.fit.weights import fit_map
 
 __all__ = [
     "FitResult",
     "FitWarning",
-    "LinearBoundFit",
-    "OnlineFit",
-    "StoppingResult",
+    "MLLFitResult",
+    "NetworksFitResult",
+    "OnlineFitResult",
     "fit_batch",
     "fit_hyperparameters",
     "fit_linear_bound",
@@ -23,6 +24,7 @@ __all__ = [
     "fit_networks",
     "fit_online",
     "suggest_batch_size",
+    "warm_start",
 ]
 
 explain_moved(__name__)

@@ -1,27 +1,33 @@
-"""Fitting many small models at once, as one batch in which each has its own parameters."""
+"""Fits of many small models at once, as one batch in which each has its own parameters."""
 
 from __future__ import annotations
 
 import contextlib
 import time
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
 import torch
 from gpytorch.models import ExactGP
 from linear_operator.utils.errors import NanError, NotPSDError
+from torch import Tensor
 
-from gpclml._losses import fixed_loss
-from gpclml._searches import FitWarning
 from gpclml._utils.arguments import callers_level, checked
-from gpclml.errors import ArgumentError, UnsupportedError
-from gpclml.fit._batch_steps import Batch
-from gpclml.fit._options import STEPS, check_step_options, frozen, optimizer_factory
-from gpclml.fit.mll import FitResult
+from gpclml._utils.upstream_settings import load_botorch
+from gpclml.conditioning import Split
+from gpclml.errors import ArgumentError, NonFiniteError, UnsupportedError
+from gpclml.fit._optimize import frozen
+from gpclml.fit.deep_kernel import warm_start_fresh_models
+from gpclml.fit.mll import STEPS, check_step_options, optimizer_factory
+from gpclml.fit.result import FitResult, FitWarning
+from gpclml.inference.observations import Observations, training_observations
 from gpclml.mlls import ConditionalMarginalLogLikelihood
+from gpclml.mlls.conditional_marginal_log_likelihood import member_objectives
+from gpclml.mlls.losses import fixed_loss
+from gpclml.models.stack import ModelStack
 
-__all__ = ["fit_batch", "suggest_batch_size"]
+__all__ = ["Batch", "fit_batch", "suggest_batch_size"]
 
 # Largest n and models in a batch; beyond, memory traffic costs more than overhead saves.
 _ON_CPU = ((150, 10), (250, 5))
@@ -113,6 +119,7 @@ def fit_batch(
     _check_members(mlls)
     start = time.perf_counter()
     for mll in mlls:
+        warm_start_fresh_models(mll)
         mll.train()
     with contextlib.ExitStack() as stack:
         for mll in mlls:
@@ -134,7 +141,11 @@ def fit_batch(
         message, value = stopped.get(place, ""), objectives[place]
         problem = "stopped" if message else ""
         history = batch.histories[place]
-        results.append(FitResult(value, history, [value], seconds, message, problem))
+        results.append(
+            FitResult(
+                objective=value, history=history, seconds=seconds, message=message, problem=problem
+            )
+        )
     return results
 
 
@@ -181,3 +192,219 @@ def _check_members(mlls: Sequence[ConditionalMarginalLogLikelihood]) -> None:
         if mll.likelihood is not cast(ExactGP, mll.model).likelihood:
             mend = "Pass model.likelihood to the objective."
             raise UnsupportedError("mlls", "a likelihood not its model's", "its model's", mend)
+
+
+Faults = dict[int, Exception]
+
+
+class Batch:
+    """Objectives of models that are stacked and stepped together.
+
+    Args:
+        mlls: The objectives, in train mode.
+        make_optimizer: Makes the optimizer of a list of parameters.
+
+    Attributes:
+        active: Places of the members still in the batch.
+        histories: The objective at each step, a list a member.
+        messages: Why a member left, by its place.
+
+    Raises:
+        UnsupportedError: If the models cannot be stacked.
+    """
+
+    def __init__(
+        self,
+        mlls: Sequence[ConditionalMarginalLogLikelihood],
+        make_optimizer: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer],
+    ) -> None:
+        self._mlls = list(mlls)
+        self._make_optimizer = make_optimizer
+        self.histories: list[list[float]] = [[] for _ in mlls]
+        self.messages: dict[int, str] = {}
+        self.active = list(range(len(mlls)))
+        self._kept: list[Tensor] | None = None
+        self._retire_unusable()
+        if self.active:
+            self._restack()
+            self._check_stack()
+
+    def evaluate(self) -> None:
+        """Value and gradient of every member at fresh held-out points, in ``parameters.grad``.
+
+        Members for which they are not finite, or do not exist, leave the batch.
+        """
+        self._blocks: dict[int, list[Tensor]] = {}
+        while self.active:
+            try:
+                self._optimizer.zero_grad()
+                values = self._objectives()
+                (-values.sum()).backward()
+                self._values = values.detach()
+                faults = self._non_finite()
+            except (NanError, NotPSDError):
+                faults = self._faults_alone()
+                if not faults:
+                    raise
+            if not faults:
+                self._kept = [p.detach().clone() for p in self._stack.parameters]
+                return
+            self._retire(faults)
+
+    def step(self) -> None:
+        """A step of the optimizer, noted in the histories."""
+        if not self.active:
+            return
+        for place, value in zip(self.active, self._values.tolist(), strict=True):
+            self.histories[place].append(value)
+        self._optimizer.step()
+        with torch.no_grad():
+            for parameter, limits in zip(self._stack.parameters, self._limits, strict=True):
+                if limits is not None:
+                    parameter.clamp_(*limits)
+
+    def write_back(self) -> None:
+        """Copies the parameters of all active members to their models."""
+        for row in range(len(self.active)):
+            self._stack.write_back(row)
+
+    def _members(self) -> list[ConditionalMarginalLogLikelihood]:
+        return [self._mlls[place] for place in self.active]
+
+    def _objectives(self) -> Tensor:
+        data = training_observations(self._stack.model)
+        for row, place in enumerate(self.active):
+            if place not in self._blocks:
+                self._blocks[place] = self._blocks_of(place, data.member(row))
+        blocks = [self._blocks[place] for place in self.active]
+        return member_objectives(self._members(), self._stack.model, data, blocks)
+
+    def _blocks_of(self, place: int, data: Observations) -> list[Tensor]:
+        split = self._mlls[place].draw_split(data)
+        if split.conditioned_on is not None:
+            raise UnsupportedError(
+                "mlls", "held-out points conditioned on some of the others", "on all others",
+                "Fit such models one by one with fit_mll.",
+            )  # fmt: skip
+        return split.held_out
+
+    def _non_finite(self) -> Faults:
+        bad = ~torch.isfinite(self._values)
+        for parameter in self._stack.parameters:
+            if parameter.grad is not None:
+                bad |= ~torch.isfinite(parameter.grad.reshape(len(bad), -1)).all(-1)
+        rows = bad.nonzero().flatten().tolist()
+        return {row: _non_finite_error(float(self._values[row])) for row in rows}
+
+    def _faults_alone(self) -> Faults:
+        """The members whose objective cannot be evaluated on their own either."""
+        faults: Faults = {}
+        self.write_back()
+        for row, place in enumerate(self.active):
+            mll = self._mlls[place]
+            try:
+                with torch.no_grad():
+                    data = training_observations(cast(ExactGP, mll.model))
+                    if place not in self._blocks:
+                        self._blocks[place] = self._blocks_of(place, data)
+                    mll.objective_at(data, Split(self._blocks[place]))
+            except (NanError, NotPSDError) as error:
+                faults[row] = error
+        return faults
+
+    def _retire(self, faults: Faults) -> None:
+        """Leaves members at their last good parameters; the others keep all they have."""
+        self.write_back()
+        rows = [row for row in range(len(self.active)) if row not in faults]
+        for row, error in faults.items():
+            self.messages[self.active[row]] = str(error)
+            if self._kept is not None:
+                self._stack.write_back(row, self._kept)
+        self.active = [self.active[row] for row in rows]
+        if not self.active:
+            return
+        old = self._optimizer, self._stack.parameters
+        self._restack()
+        _take_over_state(self._optimizer, self._stack.parameters, *old, rows)
+        if self._kept is not None:
+            self._kept = [kept[rows] for kept in self._kept]
+
+    def _retire_unusable(self) -> None:
+        """Leaves members out whose observations do not exist at the start."""
+        usable = []
+        for place, mll in enumerate(self._mlls):
+            try:
+                with torch.no_grad():
+                    _ = training_observations(cast(ExactGP, mll.model)).covariance
+                usable.append(place)
+            except (NanError, NotPSDError) as error:
+                self.messages[place] = str(error)
+        self.active = usable
+
+    def _restack(self) -> None:
+        self._stack = ModelStack([cast(ExactGP, mll.model) for mll in self._members()])
+        self._optimizer = self._make_optimizer(self._stack.parameters)
+        self._limits = _limits(self._members()[0], self._stack.own_parameters(0))
+
+    @torch.no_grad()
+    def _check_stack(self) -> None:
+        """A stack must be the same models: modules of others may not take a batch so."""
+        try:
+            together = training_observations(self._stack.model)
+        except RuntimeError as error:
+            raise _not_alike(str(error)) from error
+        for row, mll in enumerate(self._members()):
+            alone = training_observations(cast(ExactGP, mll.model))
+            member = together.member(row)
+            for name, one, other in (
+                ("covariance", member.covariance.to_dense(), alone.covariance.to_dense()),
+                ("residual", member.residual, alone.residual),
+            ):
+                tolerance = 1e3 * torch.finfo(one.dtype).eps * float(other.abs().max())
+                if one.shape != other.shape or not bool((one - other).abs().max() <= tolerance):
+                    raise _not_alike(f"another {name} in the stack than alone")
+
+
+def _limits(
+    mll: ConditionalMarginalLogLikelihood, parameters: Sequence[Tensor]
+) -> list[tuple[Tensor, Tensor] | None]:
+    """Bounds of constraints without a transform, to which a lone fit keeps as well."""
+    load_botorch()
+    from botorch.optim.utils import get_parameters_and_bounds
+
+    named, bounds = get_parameters_and_bounds(mll)
+    names = {id(parameter): name for name, parameter in named.items()}
+    limits: list[tuple[Tensor, Tensor] | None] = []
+    for parameter in parameters:
+        pair = bounds.get(names[id(parameter)])
+        if pair is None:
+            limits.append(None)
+        else:
+            lower, upper = (torch.as_tensor(bound).to(parameter) for bound in pair)
+            limits.append((lower, upper))
+    return limits
+
+
+def _take_over_state(
+    optimizer: torch.optim.Optimizer,
+    parameters: Sequence[torch.nn.Parameter],
+    before: torch.optim.Optimizer,
+    parameters_before: Sequence[torch.nn.Parameter],
+    rows: Sequence[int],
+) -> None:
+    """Gives a new optimizer the state that these members had in the one before."""
+    for parameter, own in zip(parameters, parameters_before, strict=True):
+        for name, value in before.state.get(own, {}).items():
+            of_members = isinstance(value, Tensor) and value.shape == own.shape
+            optimizer.state[parameter][name] = value[list(rows)] if of_members else value
+
+
+def _non_finite_error(value: float) -> NonFiniteError:
+    got = f"value {value}, or non-finite gradients"
+    mend = "Lower the learning rate, or look for degenerate hyperparameters."
+    return NonFiniteError("objective", got, "finite values", mend)
+
+
+def _not_alike(reason: str) -> UnsupportedError:
+    mend = "Fit such models one by one with fit_mll."
+    return UnsupportedError("mlls", reason, "models that GPyTorch can batch", mend)

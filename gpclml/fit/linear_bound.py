@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+import time
 from typing import cast
 
 import torch
@@ -11,23 +11,11 @@ from torch import Tensor
 
 from gpclml._utils.arguments import check_learning_rate, checked
 from gpclml.errors import ArgumentError, NonFiniteError, UnsupportedError
+from gpclml.fit.result import FitResult
 from gpclml.linalg.gaussians import gaussian_kl
 from gpclml.mlls import LinearEvidenceLowerBound
 
-__all__ = ["LinearBoundFit", "fit_linear_bound"]
-
-
-@dataclass
-class LinearBoundFit:
-    """The course of a fit.
-
-    Attributes:
-        bound: The largest bound, nats per point, whose hyperparameters the model has.
-        bounds: Those of all steps.
-    """
-
-    bound: float = -math.inf
-    bounds: list[float] = field(default_factory=list)
+__all__ = ["fit_linear_bound"]
 
 
 @checked
@@ -39,7 +27,7 @@ def fit_linear_bound(
     fit_noise: bool = True,
     empirical_bayes: bool = False,
     progress: bool = True,
-) -> LinearBoundFit:
+) -> FitResult:
     r"""Ascends one group of parameters after the other, each but the last in closed form.
 
     A step takes the best q; then, with q held, the noise
@@ -57,7 +45,8 @@ def fit_linear_bound(
         progress: Whether to show a progress bar.
 
     Returns:
-        The course; after an interruption the best so far is kept as well.
+        The largest bound in nats per point, whose hyperparameters the model has, and those of all
+        steps. After an interruption the model has the best so far as well.
 
     Raises:
         UnsupportedError: The objective has a trainable q: use an optimizer for all.
@@ -73,7 +62,8 @@ def fit_linear_bound(
     trained = [p for p in mll.parameters() if p.requires_grad and id(p) not in fixed]
     optimizer = torch.optim.Adam(trained, lr=lr) if trained else None
     schedule = optimizer and torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    fit = LinearBoundFit()
+    start = time.perf_counter()
+    largest, bounds = -math.inf, list[float]()
     best = {name: value.clone() for name, value in mll.state_dict().items()}
     try:
         for _ in _steps(steps, progress):
@@ -92,9 +82,9 @@ def fit_linear_bound(
             if not math.isfinite(number):
                 mend = "Lower the learning rate, or look at the data for huge values."
                 raise NonFiniteError("mll", f"a bound of {number}", "a finite bound", mend)
-            fit.bounds.append(number)
-            if number > fit.bound:
-                fit.bound = number
+            bounds.append(number)
+            if number > largest:
+                largest = number
                 best = {name: value.clone() for name, value in mll.state_dict().items()}
             if optimizer is not None and schedule is not None:
                 optimizer.zero_grad()
@@ -103,7 +93,8 @@ def fit_linear_bound(
                 schedule.step()
     finally:
         mll.load_state_dict(best)
-    return fit
+    seconds = time.perf_counter() - start
+    return FitResult(objective=largest, history=bounds, seconds=seconds)
 
 
 def _check(mll: LinearEvidenceLowerBound, steps: int, lr: float, empirical_bayes: bool) -> None:

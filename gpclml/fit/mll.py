@@ -1,8 +1,9 @@
-"""Fitting hyperparameters: thin over ``botorch.fit`` and ``torch.optim``.
+"""Fits of a model's hyperparameters to an objective, by a line search or a torch optimizer.
 
-What is added: the right function for the optimizer (fresh held-out points for a stochastic
-one, fixed ones for a line search), one joint fit where a batch shares parameters, progress,
-a history, checks that values are finite, freezing, and restarts that redraw networks.
+Built on BoTorch's optimizers and ``torch.optim``. What is added: the right function for the
+optimizer (fresh held-out points for a stochastic one, fixed ones for a line search), one joint fit
+where a batch shares parameters, progress, a history, checks that values are finite, freezing, and
+restarts that redraw networks.
 """
 
 from __future__ import annotations
@@ -13,54 +14,51 @@ import time
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import torch
 from gpytorch.mlls import MarginalLogLikelihood
 from linear_operator.utils.errors import NanError, NotPSDError
 
-from gpclml._losses import fixed_loss
-from gpclml._optimize import OptimizerFactory, StoppedError, stochastic
-from gpclml._searches import FitWarning, Problem, search
-from gpclml._utils.arguments import callers_level, checked
-from gpclml.errors import ArgumentError
-from gpclml.fit._options import STEPS, check_step_options, frozen, optimizer_factory
+from gpclml._utils.arguments import callers_level, check_learning_rate, checked
+from gpclml.errors import ArgumentError, UnknownNameError, UnsupportedError
+from gpclml.fit._optimize import OptimizerFactory, StoppedError, frozen, stochastic
+from gpclml.fit._searches import search
+from gpclml.fit.deep_kernel import warm_start_fresh_models
+from gpclml.fit.result import FitResult, FitWarning, Problem
 from gpclml.kernels.networks import reset_network
+from gpclml.mlls.losses import fixed_loss
 from gpclml.models import find_networks
 
-__all__ = ["FitResult", "FitWarning", "fit_mll"]
+__all__ = [
+    "STEPS",
+    "FitResult",
+    "FitWarning",
+    "check_step_options",
+    "fit_mll",
+    "optimizer_factory",
+]
 
 
-@dataclass(frozen=True)
-class FitResult:
-    """What a fit did.
+STEPS = 300
+"""Steps of a torch optimizer that are taken if no number is given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLLFitResult(FitResult):
+    """What :func:`fit_mll` did.
+
+    ``objective`` has held-out points fixed and is summed over a batch; ``history`` is of the
+    attempt that was kept.
 
     Attributes:
-        objective: The objective at the end, held-out points fixed, summed over a batch; nats
-            per point.
-        history: The objective at each step of the attempt that was kept.
         attempts: The objective that each attempt reached; NaN for one that failed.
-        seconds: Wall time of all attempts.
-        message: What is wrong with the kept attempt, and what to do; empty if nothing is.
-        problem: The same in a word: "limit" if its steps were spent before it converged, "stopped"
-            if it met values it could not use, "abnormal" if a line search ended before an
-            optimum, "constant" if points predicted from all others get all the same prediction,
-            "bound" if a parameter is at a bound and predictions are worse than the mean.
         starts: Starts that the line searches of the kept attempt were taken from.
     """
 
-    objective: float
-    history: list[float]
     attempts: list[float]
-    seconds: float
-    message: str = ""
-    problem: Problem = ""
     starts: int = 1
-
-    @property
-    def converged(self) -> bool:
-        """Whether nothing is known to be wrong with it."""
-        return not self.problem
 
 
 @dataclass
@@ -91,7 +89,7 @@ def fit_mll(
     freeze: Iterable[str] = (),
     seed: int = 0,
     progress: bool = True,
-) -> FitResult:
+) -> MLLFitResult:
     """Maximizes an objective over the parameters of its model, in place.
 
     A stochastic optimizer sees the objective itself, which redraws its held-out points at each
@@ -104,6 +102,9 @@ def fit_mll(
     everywhere, or at a bound. Then others are taken from less noise with shorter and with longer
     lengthscales, and the best end is kept. What is still wrong is in the result, and a
     :class:`FitWarning` says it.
+
+    A model with the kernel ``"deep"`` that is as it was made is first started by
+    :func:`~gpclml.fit.warm_start`, frozen parameters too.
 
     Args:
         mll: Any GPyTorch or gpclml objective of a model with training data.
@@ -142,6 +143,7 @@ def fit_mll(
         if count < 0:
             raise ArgumentError(name, count, "0 or more")
     start = time.perf_counter()
+    warm_start_fresh_models(mll)
     generator = torch.Generator().manual_seed(seed)
     initial = copy.deepcopy(mll.state_dict())
     best: _Attempt | None = None
@@ -167,9 +169,10 @@ def fit_mll(
     assert best is not None
     if best.problem not in ("", "limit"):
         warnings.warn(best.message, FitWarning, stacklevel=callers_level())
-    return FitResult(
-        best.objective, best.history, attempts, time.perf_counter() - start,
-        best.message, best.problem, best.starts,
+    return MLLFitResult(
+        objective=best.objective, history=best.history, attempts=attempts,
+        seconds=time.perf_counter() - start, message=best.message, problem=best.problem,
+        starts=best.starts,
     )  # fmt: skip
 
 
@@ -237,3 +240,34 @@ def _redraw(mll: MarginalLogLikelihood, generator: torch.Generator) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         sample_all_priors(cast(Any, mll.model))
+
+
+def optimizer_factory(optimizer: str | OptimizerFactory) -> OptimizerFactory | None:
+    """The factory; None for the line search."""
+    if isinstance(optimizer, type) and not issubclass(optimizer, torch.optim.Optimizer):
+        raise UnsupportedError("optimizer", optimizer.__name__, "a class of torch.optim")
+    if callable(optimizer):
+        return partial(_make_optimizer, optimizer)
+    factories = {"lbfgs": None, "adam": torch.optim.Adam}
+    if optimizer not in factories:
+        raise UnknownNameError("optimizer", optimizer, factories)
+    return factories[optimizer]
+
+
+def _make_optimizer(factory: OptimizerFactory, parameters: Any, lr: float) -> torch.optim.Optimizer:
+    name = getattr(factory, "__name__", type(factory).__name__)
+    expected = "a class of torch.optim, or a function of parameters and lr that makes one"
+    try:
+        made = factory(parameters, lr=lr)
+    except TypeError as error:
+        raise UnsupportedError("optimizer", f"{name} ({error})", expected) from error
+    if not isinstance(made, torch.optim.Optimizer):
+        raise UnsupportedError("optimizer", f"{name}, which made no optimizer", expected)
+    return made
+
+
+def check_step_options(steps: int | None, lr: float) -> None:
+    """Raises an ArgumentError if a number of steps or a learning rate is out of range."""
+    if steps is not None and steps < 1:
+        raise ArgumentError("steps", steps, "at least 1")
+    check_learning_rate(lr)

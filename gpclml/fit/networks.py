@@ -1,47 +1,71 @@
-"""Training networks only as far as data they have not seen support it."""
+"""Training networks only as far as held-out data support it."""
 
 from __future__ import annotations
 
 import copy
+import math
 import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from typing import cast
 
 import torch
 from gpytorch.mlls import MarginalLogLikelihood
+from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
+from torch.distributions import Normal
 
-from gpclml._optimize import StoppedError
 from gpclml._utils.arguments import check_learning_rate, checked
 from gpclml.conditioning import KFold
-from gpclml.errors import ArgumentError, UnsupportedError
-from gpclml.fit._deep_start import drop_second_part, has_second_part
-from gpclml.fit._held_out_gains import Gain, held_out_gains
-from gpclml.fit._subset_training import SubsetTraining
+from gpclml.errors import ArgumentError, NonFiniteError, UnsupportedError
+from gpclml.fit._optimize import StoppedError
+from gpclml.fit.deep_kernel import (
+    drop_second_part,
+    has_second_part,
+    start_second_part,
+    warm_start_fresh_models,
+)
+from gpclml.fit.result import FitResult
+from gpclml.inference.observations import training_observations
+from gpclml.linalg import leave_one_out_moments
+from gpclml.mlls.losses import fixed_loss, fresh_loss
 from gpclml.models import GPRegression, find_networks
 
-__all__ = ["StoppingResult", "fit_networks"]
+__all__ = ["NetworksFitResult", "fit_networks"]
 
-_LOOKS = 4  # at the held-out folds, evenly over the steps, after the one at the start
-_ENOUGH = 1000  # held-out points to judge by: with as many, further folds are not looked at
+_CHECKPOINTS = 4  # at which folds are scored, evenly over the steps, after the one at the start
+_ENOUGH = 1000  # held-out points to judge by: with as many, further folds are not used
 _MARGIN = 1.5  # standard errors that a gain must exceed
+# Standard errors below no gain at which training is given up: at its start, from which steps may
+# still gain, and after steps.
+_WORSE_START, _WORSE = 2.0, 1.0
+_SUBSET = 400  # rows of a step: its cost does not grow with n
+_START_ROWS = 1000  # at most
+_NETWORK_RATE, _OTHER_RATE = 0.1, 2.0  # of the learning rate, in the kernel "deep"
+_WARM_UP = 50  # steps
+
+_Scores = list[tuple[Tensor, Tensor]]
 
 
-@dataclass(frozen=True)
-class StoppingResult:
-    """What held-out folds chose and why.
+@dataclass(frozen=True, kw_only=True)
+class NetworksFitResult(FitResult):
+    """What :func:`fit_networks` did, and what held-out folds chose and why.
+
+    ``objective`` is at the end, with held-out points fixed and all data; ``history`` is that of the
+    steps on all data, each of its random rows, and empty where no training was chosen.
 
     Attributes:
-        chosen: Index of the chosen look; 0 keeps the model as it was.
-        steps: Number of steps taken at each look. The first look is the model as it was, the
+        chosen: Index of the chosen checkpoint; 0 keeps the model as it was.
+        steps: Number of steps taken at each checkpoint. The first is the model as it was, the
             second the start of the training, which differs for the kernel ``"deep"``. The last
             is where training was given up, if it was.
         gains: Mean gain in held-out log density over the model as it was, nats per point.
         standard_errors: Of the gains, over points.
         error_gains: Mean decrease in held-out squared error, in squared standardized units.
-        num_held_out: Number of held-out points looked at, each time.
-        seconds: Wall time of everything.
-        message: Why training on all data failed, after which the model is as it was.
+        num_held_out: Number of held-out points scored, each time.
     """
 
     chosen: int
@@ -50,8 +74,6 @@ class StoppingResult:
     standard_errors: list[float]
     error_gains: list[float]
     num_held_out: list[int]
-    seconds: float
-    message: str = ""
 
 
 @checked
@@ -60,26 +82,27 @@ def fit_networks(
     *,
     steps: int = 300,
     lr: float = 0.01,
-    folds: int = 4,
+    n_splits: int = 4,
     seed: int = 0,
     progress: bool = True,
-) -> StoppingResult:
+) -> NetworksFitResult:
     r"""Trains the networks of a model, with as many steps as held-out folds support.
 
-    The kernel ``"deep"`` first gets a second part beside the fitted ARD kernel, its linear map
-    and hyperparameters fitted by line searches (from a shorter lengthscale and from an indicator
-    of one column's values, of which the better goes on) on the log marginal likelihood of up to
-    1000 rows; then everything, network and full linear map included, is trained by Adam, each
-    step under the objective of 400 random rows, so that a step's cost does not grow with n. Of
-    any other model the networks alone are trained. Each fold does so with a copy on the other
-    folds and scores its own points, :math:`\log p(y_i \mid y_{\ne i})`, whose targets have no
-    part in the hyperparameters. The look is chosen whose mean gain over the model as it was
-    exceeds 1.5 standard errors the most, among those with no larger a squared error; training
-    on all data goes as far. Where there is none the model stays as it was; ``"deep"`` becomes
-    the ARD GP alone, its second part without variance: with its warm start just the GP that
-    :func:`~gpclml.fit.fit_mll` makes of the kernel ``"rbf"`` under the LML. Training is given up
-    as soon as a gain is a standard error below none (two at the start, from which steps may still
-    gain) or steps no longer raise it.
+    The kernel ``"deep"`` starts as the fitted ARD GP (:func:`gpclml.fit.warm_start`). It then gets
+    a second part, whose linear map and hyperparameters are fitted by line searches on the log
+    marginal likelihood of up to 1000 rows: from a shorter lengthscale and from an indicator of one
+    column's values, of which the better goes on. Then everything is trained by Adam, each step
+    under the objective of 400 random rows, so that the cost of a step does not grow with n. Of any
+    other model the networks alone are trained.
+
+    Each fold does so with a copy on the other folds and scores its own points by
+    :math:`\log p(y_i \mid y_{\ne i})`, whose targets have no part in the hyperparameters, at five
+    checkpoints. That checkpoint is chosen whose mean gain over the model as it was exceeds 1.5
+    standard errors the most, among those with no larger a squared error; training on all data goes
+    as far. Where there is none the model stays as it was, and ``"deep"`` becomes the ARD GP alone:
+    the GP that :func:`~gpclml.fit.fit_mll` makes of the kernel ``"rbf"`` under the LML. Training
+    is given up as soon as the gain is a standard error below zero (two at the start, from which
+    steps may still gain) or steps no longer raise it.
 
     Args:
         mll: An objective of a :class:`~gpclml.models.GPRegression` with a network in its
@@ -87,19 +110,19 @@ def fit_networks(
         steps: Most steps.
         lr: Learning rate of Adam, with a rise and a cosine decay; in the kernel ``"deep"`` a
             tenth of it for the network and twice it for everything else.
-        folds: Number of folds. Only so many are looked at as hold 1000 points together.
+        n_splits: Number of folds. Only as many are used as hold 1000 points together.
         seed: Seed of the folds and subsets.
         progress: Whether to show progress bars on standard error.
 
     Returns:
-        The look chosen and why. The objective and its model are left in eval mode.
+        The checkpoint chosen and why. The objective and its model are left in eval mode.
 
     Raises:
         UnsupportedError: If the model is no GPRegression, batched, or has no network.
-        ArgumentError: If ``steps``, ``lr`` or ``folds`` is out of range.
+        ArgumentError: If ``steps``, ``lr`` or ``n_splits`` is out of range.
 
     Note:
-        At most one training each fold looked at, and one on all data; where the start of the
+        At most one training for each fold used, and one on all data; where the start of the
         first fold is clearly no gain, that start.
     """
     start = time.perf_counter()
@@ -107,26 +130,34 @@ def fit_networks(
     if steps < 1:
         raise ArgumentError("steps", steps, "at least 1")
     check_learning_rate(lr)
-    looks = sorted({round(steps * k / _LOOKS) for k in range(_LOOKS + 1)})
-    gains = held_out_gains(mll, _folds(model, folds, seed), looks, lr, seed, progress)
-    chosen = _choose(gains)
-    message = ""
+    checkpoints = sorted({round(steps * k / _CHECKPOINTS) for k in range(_CHECKPOINTS + 1)})
+    folds = _folds(model, n_splits, seed)
+    warm_start_fresh_models(mll)
+    gains = _held_out_gains(mll, folds, checkpoints, lr, seed, progress)
+    chosen, message = _choose(gains), ""
+    history: list[float] = []
+    rows = _observed(model)
     if chosen:
-        rows = _observed(model)
-        message = _train_on_all(mll, rows, looks[chosen - 1], looks[-1], lr, seed, progress)
+        training = _SubsetTraining(mll, rows, checkpoints[-1], lr, seed)
+        message = _train_on_all(training, checkpoints[chosen - 1], progress)
+        history = training.history
         chosen = 0 if message else chosen
     if chosen == 0 and has_second_part(model):
         drop_second_part(model)
+    objective = _objective(mll, rows)
     mll.eval()
-    return StoppingResult(
+    return NetworksFitResult(
+        objective=objective,
+        history=history,
+        seconds=time.perf_counter() - start,
+        message=message,
+        problem="stopped" if message else "",
         chosen=chosen,
-        steps=[0, *looks][: len(gains)],
+        steps=[0, *checkpoints][: len(gains)],
         gains=[gain.mean for gain in gains],
         standard_errors=[gain.standard_error for gain in gains],
         error_gains=[gain.error for gain in gains],
         num_held_out=[gain.num_held_out for gain in gains],
-        seconds=time.perf_counter() - start,
-        message=message,
     )
 
 
@@ -145,12 +176,12 @@ def _observed(model: GPRegression) -> Tensor:
     return (~cast(Tensor, model.train_targets).isnan()).nonzero()[:, 0]
 
 
-def _choose(gains: list[Gain]) -> int:
+def _choose(gains: list[_Gain]) -> int:
     best, most = 0, 0.0
-    for look, gain in enumerate(gains):
+    for checkpoint, gain in enumerate(gains):
         least = gain.mean - _MARGIN * gain.standard_error
         if gain.error >= 0 and least > most:
-            best, most = look, least
+            best, most = checkpoint, least
     return best
 
 
@@ -169,22 +200,254 @@ def _folds(model: GPRegression, count: int, seed: int) -> list[tuple[Tensor, Ten
     return folds
 
 
-def _train_on_all(
-    mll: MarginalLogLikelihood,
-    rows: Tensor,
-    steps: int,
-    course: int,
-    lr: float,
-    seed: int,
-    progress: bool,
-) -> str:
+def _train_on_all(training: _SubsetTraining, steps: int, progress: bool | None) -> str:
     """Why it failed, with the parameters back where they were; empty if it did not."""
-    before = copy.deepcopy(mll.state_dict())
-    training = SubsetTraining(mll, rows, course, lr, seed)
+    before = copy.deepcopy(training.mll.state_dict())
     try:
         training.start()
         training.train(steps, progress)
     except StoppedError as error:
-        mll.load_state_dict(before)
+        training.mll.load_state_dict(before)
         return str(error)
     return ""
+
+
+@torch.no_grad()
+def _objective(mll: MarginalLogLikelihood, rows: Tensor) -> float:
+    """Of the observed rows, held-out points fixed; NaN where it cannot be evaluated."""
+    mll.train()
+    try:
+        with _conditioned_on(cast(GPRegression, mll.model), rows):
+            return -float(fixed_loss(mll))
+    except (NanError, NotPSDError):
+        return math.nan
+
+
+@dataclass(frozen=True)
+class _Gain:
+    """What a training has gained at a checkpoint, by the held-out points.
+
+    Attributes:
+        mean: Mean gain in log density over the model as it was, nats per point.
+        standard_error: Of that mean, over points.
+        error: Mean decrease in squared error, in squared standardized units.
+        num_held_out: Number of points scored.
+    """
+
+    mean: float
+    standard_error: float
+    error: float
+    num_held_out: int
+
+
+def _held_out_gains(
+    mll: MarginalLogLikelihood,
+    folds: Sequence[tuple[Tensor, Tensor]],
+    checkpoints: Sequence[int],
+    lr: float,
+    seed: int,
+    progress: bool,
+) -> list[_Gain]:
+    """Trains a copy for each fold, all to one checkpoint before any to the next.
+
+    Training ends where the gain at a checkpoint is a standard error (at the start, two) below zero
+    in the folds scored so far, steps have not raised it, or a fold cannot be trained on.
+
+    Args:
+        mll: The objective; not changed.
+        folds: Rows to train on and rows held out, a pair a fold.
+        checkpoints: Numbers of steps at which to score the folds, from 0.
+        lr: Learning rate.
+        seed: Seed of the subsets.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        The gain of the model as it was (none), at the start of the training and after each of
+        the numbers of steps above 0; the last one of fewer folds if training was given up.
+    """
+    from tqdm import tqdm
+
+    last = checkpoints[-1]
+    trainings = [_SubsetTraining(copy.deepcopy(mll), kept, last, lr, seed) for kept, _ in folds]
+    stages: list[Callable[[_SubsetTraining], None]] = [_SubsetTraining.start]
+    stages += [partial(_SubsetTraining.train, steps=b - a) for a, b in pairwise(checkpoints)]
+    gains: list[_Gain] = []
+    try:
+        before = [
+            training.score(block) for training, (_, block) in zip(trainings, folds, strict=True)
+        ]
+        gains.append(_gain(before, before))
+        with tqdm(total=len(folds) * len(stages), desc="folds", disable=not progress) as bar:
+            for stage in stages:
+                worse = _WORSE_START if len(gains) == 1 else _WORSE
+                scores: _Scores = []
+                gains.append(gains[0])
+                for training, (_, block) in zip(trainings, folds, strict=True):
+                    stage(training)
+                    scores.append(training.score(block))
+                    bar.update()
+                    gains[-1] = _gain(scores, before)
+                    if gains[-1].mean < -worse * gains[-1].standard_error:
+                        return gains
+                if len(gains) > 2 and gains[-1].mean <= max(gain.mean for gain in gains[:-1]):
+                    return gains
+    except StoppedError:
+        return gains[:-1] or [_Gain(0.0, 0.0, 0.0, 0)]  # the last was not of all folds
+    return gains
+
+
+def _gain(scores: _Scores, before: _Scores) -> _Gain:
+    """Over the folds scored by now, which are the first ones."""
+    densities, errors = (
+        torch.cat([now[kind] - then[kind] for now, then in zip(scores, before, strict=False)])
+        for kind in range(2)
+    )
+    count = len(densities)
+    error = float(densities.std()) / math.sqrt(count) if count > 1 else math.inf
+    return _Gain(float(densities.mean()), error, -float(errors.mean()), count)
+
+
+class _SubsetTraining:
+    """Training of an objective on some rows of its model's data.
+
+    Of the kernel ``"deep"`` everything is trained, of any other model the networks alone.
+
+    Args:
+        mll: The objective. Its model is changed in place, but keeps all its data.
+        rows: Indices of the rows to train on, all observed.
+        steps: Length of the course of the learning rate: a rise, then a half cosine.
+        lr: Learning rate of Adam; in the kernel ``"deep"`` a tenth of it for the network and
+            twice it for everything else.
+        seed: Seed of the subsets.
+    """
+
+    def __init__(
+        self, mll: MarginalLogLikelihood, rows: Tensor, steps: int, lr: float, seed: int
+    ) -> None:
+        self.mll = mll
+        self.model = cast(GPRegression, mll.model)
+        self.rows = rows
+        self._losses: list[Tensor] = []
+        self.generator = torch.Generator().manual_seed(seed)
+        self.optimizer = torch.optim.Adam(self._groups(lr), lr=lr)
+        self.schedule = torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, lambda step: _share_of_rate(step, steps)
+        )
+
+    @property
+    def history(self) -> list[float]:
+        """The objective at each step, of its rows."""
+        return (-torch.stack(self._losses)).tolist() if self._losses else []
+
+    def start(self) -> None:
+        """Brings the kernel ``"deep"`` to where its training starts.
+
+        Raises:
+            StoppedError: That cannot be evaluated.
+        """
+        if has_second_part(self.model):
+            try:
+                start_second_part(self.model, self._subset(_START_ROWS))
+            except (NanError, NotPSDError) as error:
+                raise StoppedError(error, nothing_done=False) from error
+
+    def train(self, steps: int, progress: bool | None = False) -> None:
+        """Takes that many steps, each on a fresh subset of the rows.
+
+        Args:
+            steps: How many.
+            progress: Whether to show a progress bar.
+
+        Raises:
+            StoppedError: Value or gradient is not finite, or a covariance not definite.
+        """
+        from tqdm import tqdm
+
+        self.mll.train()
+        for _ in tqdm(range(steps), desc="all rows", disable=not progress):
+            self.optimizer.zero_grad()
+            with _conditioned_on(self.model, self._subset(_SUBSET)):
+                try:
+                    loss = fresh_loss(self.mll)
+                    loss.backward()
+                    self._losses.append(loss.detach())
+                except (NanError, NotPSDError) as error:
+                    raise StoppedError(error, nothing_done=False) from error
+            self.optimizer.step()
+            self.schedule.step()
+            finite = torch.stack([torch.isfinite(p).all() for p in self.model.parameters()])
+            if not bool(finite.all()):  # one read from the device a step
+                raise _not_finite("parameters")
+        self.optimizer.zero_grad()
+
+    @torch.no_grad()
+    def score(self, held_out: Tensor) -> tuple[Tensor, Tensor]:
+        """Log densities and squared errors of other rows, each given all rows but itself.
+
+        Conditioning on the other held-out rows too, as a prediction from all data will, judges
+        the hyperparameters at the full number of rows.
+
+        Args:
+            held_out: Indices of rows that are not trained on. Shape ``(b,)``.
+
+        Returns:
+            Two of shape ``(b,)``: nats, and squared standardized units.
+
+        Raises:
+            StoppedError: A value is not finite, or a covariance not definite.
+        """
+        try:
+            with _conditioned_on(self.model, torch.cat([self.rows, held_out])):
+                data = training_observations(self.model)
+                last = torch.arange(len(self.rows), data.num_rows)
+                mean, variance = leave_one_out_moments(data.covariance, data.residual, last)
+        except (NanError, NotPSDError) as error:
+            raise StoppedError(error, nothing_done=False) from error
+        error = data.residual[last] - mean
+        if not bool((torch.isfinite(error) & torch.isfinite(variance)).all()):
+            raise _not_finite("held-out densities")
+        return Normal(0.0, variance.sqrt()).log_prob(error), error.square()
+
+    def _groups(self, lr: float) -> list[dict]:
+        networks = [p for network in find_networks(self.model) for p in network.parameters()]
+        if not has_second_part(self.model):
+            return [{"params": networks, "lr": lr}]
+        inside = [
+            p
+            for network in find_networks(self.model)
+            for module in getattr(network, "network", network).modules()
+            for p in module.parameters(recurse=False)
+        ]
+        known = {id(p) for p in inside}
+        others = [p for p in self.mll.parameters() if id(p) not in known and p.requires_grad]
+        return [
+            {"params": inside, "lr": _NETWORK_RATE * lr},
+            {"params": others, "lr": _OTHER_RATE * lr},
+        ]
+
+    def _subset(self, size: int) -> Tensor:
+        order = torch.randperm(len(self.rows), generator=self.generator)[:size]
+        return self.rows[order.to(self.rows.device)]
+
+
+@contextmanager
+def _conditioned_on(model: GPRegression, rows: Tensor) -> Iterator[None]:
+    """Within the block these rows are the model's training data."""
+    assert model.train_inputs is not None
+    x, y = model.train_inputs[0], cast(Tensor, model.train_targets)
+    model.set_train_data(x[rows], y[rows], strict=False)
+    try:
+        yield
+    finally:
+        model.set_train_data(x, y, strict=False)
+
+
+def _not_finite(what: str) -> StoppedError:
+    mend = "Lower the learning rate, or look for duplicated rows."
+    error = NonFiniteError(what, "NaN or infinite values", "finite ones", mend)
+    return StoppedError(error, nothing_done=False)
+
+
+def _share_of_rate(step: int, steps: int) -> float:
+    rise = min(1.0, (step + 1) / _WARM_UP)
+    return rise * 0.5 * (1 + math.cos(math.pi * min(step, steps) / steps))

@@ -1,21 +1,253 @@
-"""Weights and hyperparameters of a network in one training, the latter by its Laplace evidence."""
+"""Training weights and hyperparameters of a network, the latter by the Laplace evidence."""
 
 from __future__ import annotations
 
+import copy
+import math
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from gpclml._utils.arguments import checked
-from gpclml._utils.checkpoint import write_checkpoint
-from gpclml.errors import ArgumentError, UnknownNameError
-from gpclml.fit._online_run import CHECKPOINT, OnlineFit, OnlineRun
-from gpclml.fit._weight_training import check_training
+from gpclml._utils.checkpoint import read_checkpoint, write_checkpoint
+from gpclml._utils.resuming import (
+    check_fingerprint,
+    digest,
+    load_optimizer_state,
+    module_classes,
+    restored,
+    warn_of_no_fingerprint,
+)
+from gpclml.curvature import FunctionSpace
+from gpclml.errors import ArgumentError, DataError, UnknownNameError
+from gpclml.fit.result import FitResult
+from gpclml.fit.weights import WeightTraining, check_finite, check_training
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 
-__all__ = ["OnlineFit", "fit_online"]
+__all__ = ["OnlineFitResult", "fit_hyperparameters", "fit_online"]
+
+_CHECKPOINT = "gpclml.OnlineFit"
+_REQUIRED = {
+    "state": dict, "best": (dict, type(None)), "of_weights": dict, "of_hyperparameters": dict,
+    "generator": Tensor, "fit": dict,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnlineFitResult(FitResult):
+    """What :func:`fit_online` did, in all runs where it was resumed.
+
+    ``objective`` is the largest evidence, nats per point, whose weights and hyperparameters the
+    model has (NaN if there was none), ``history`` the evidence each time that hyperparameters were
+    fitted.
+
+    Attributes:
+        log_joints: Log joint density in nats per point at each epoch, the mean over its batches.
+        evaluated: Numbers of epochs after which hyperparameters were fitted.
+        best: Number of epochs of the largest evidence; that of the last epoch if there was none.
+    """
+
+    log_joints: list[float] = field(repr=False)
+    evaluated: list[int] = field(repr=False)
+    best: int
+
+
+@dataclass
+class _Course:
+    """What has been done; the names are those of the checkpoint."""
+
+    objectives: list[float] = field(default_factory=list)
+    looks: list[int] = field(default_factory=list)
+    evidences: list[float] = field(default_factory=list)
+    best: int = 0
+    seconds: float = 0.0
+
+    def result(self) -> OnlineFitResult:
+        return OnlineFitResult(
+            objective=max(self.evidences, default=math.nan), history=self.evidences,
+            seconds=self.seconds, log_joints=self.objectives, evaluated=self.looks, best=self.best,
+        )  # fmt: skip
+
+
+class _OnlineRun(WeightTraining):
+    """Optimizers and course of a training of weights and hyperparameters.
+
+    Args:
+        mll: The objective.
+        x: Points.
+        y: Their targets.
+        hyper_lr: Learning rate of the hyperparameters.
+        **options: Of :class:`WeightTraining`.
+    """
+
+    def __init__(
+        self, mll: LaplaceMarginalLogLikelihood, x: Tensor, y: Tensor, hyper_lr: float,
+        **options: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(mll, x, y, **options)
+        own = {id(p) for p in self.model.network.parameters()}
+        hyper = [p for p in mll.parameters() if id(p) not in own and p.requires_grad]
+        if not hyper:
+            raise ArgumentError("mll", "no trainable hyperparameter", "at least one")
+        self.of_hyperparameters = torch.optim.Adam(hyper, lr=hyper_lr)
+        self.hyperparameters = hyper
+        self.course = _Course()
+        self.best: dict[str, Any] | None = None
+
+    def train_weights(self, done: int) -> None:
+        """An epoch on the weights, after so many."""
+        self.course.objectives.append(self.epoch(done))
+
+    def train_hyperparameters(self, steps: int) -> list[float]:
+        """Steps on the hyperparameters and the evidence after them, in eval mode.
+
+        Args:
+            steps: How many.
+
+        Returns:
+            The evidence before each step, or its estimate from a batch.
+        """
+        values: list[Tensor] = []
+        network = self.model.network
+        modes = {module: module.training for module in network.modules()}
+        network.eval()
+        try:
+            evidence = self._evidence_of_all() if self._adds_up() else None
+            for _ in range(steps):
+                self.of_hyperparameters.zero_grad()
+                value = evidence() if evidence is not None else self._value_of_a_batch()
+                values.append(value.detach())
+                gradients = torch.autograd.grad(-value, self.hyperparameters, allow_unused=True)
+                for p, gradient in zip(self.hyperparameters, gradients, strict=True):
+                    p.grad = gradient
+                self.of_hyperparameters.step()
+            with torch.no_grad():
+                value = evidence() if evidence is not None else self._mean_over_batches()
+        finally:
+            for module, mode in modes.items():
+                module.training = mode
+        number = float(value)
+        check_finite("evidence", number, "Lower hyper_lr.")
+        if number > max(self.course.evidences, default=-math.inf):
+            self.best, self.course.best = self._state(), len(self.course.objectives)
+        self.course.looks.append(len(self.course.objectives))
+        self.course.evidences.append(number)
+        return torch.stack(values).tolist() if values else []
+
+    def _adds_up(self) -> bool:
+        """Whether the evidence of all data is known from curvature that is computed once."""
+        one_batch = self.batch_size >= len(self.x)
+        every_output = self.mll.hessian == "ef" or self.mll.outputs == "all"
+        same_points = self.model.augmentation is None
+        sums = one_batch or not isinstance(self.mll.curvature, FunctionSpace)
+        return every_output and same_points and sums
+
+    def _evidence_of_all(self) -> Any:
+        total: Any = None
+        for batch in self.batches():
+            part = self.mll.evidence_of(*batch)
+            total = part if total is None else total + part
+        return total
+
+    def _value_of_a_batch(self) -> Tensor:
+        """Of a part drawn by its size, whose expectation is the mean over all."""
+        parts = self.parts()
+        sizes = torch.tensor([float(len(rows)) for rows in parts])
+        place = int(torch.multinomial(sizes, 1, generator=self.generator))
+        return self.mll.evidence_of(*self.rows(parts[place]))()
+
+    def _mean_over_batches(self) -> Tensor:
+        values = [self.mll.evidence_of(*self.rows(rows))() * len(rows) for rows in self.parts()]
+        return torch.stack(values).sum() / len(self.x)
+
+    def evaluations_since_best(self) -> int:
+        """Number of times that the evidence was not larger than the best before."""
+        return len(self.course.looks) - 1 - self.course.looks.index(self.course.best)
+
+    def keep_best(self) -> None:
+        """Puts back what was best; what there is without a look."""
+        if self.best is None:
+            self.course.best = len(self.course.objectives)
+        else:
+            self.mll.load_state_dict(self.best)
+
+    def fingerprint(self, **settings: Any) -> dict[str, Any]:
+        """What decides the course: digests of data and objective, and settings as they are.
+
+        Args:
+            **settings: Those of the training.
+        """
+        mll = self.mll
+        return {
+            "train_x": digest(self.x),
+            "train_y": digest(self.y),
+            "objective": digest(
+                [module_classes(mll), mll.num_data, mll.hessian, mll.outputs, mll.curvature]
+            ),
+            **settings,
+        }
+
+    def content(self) -> dict[str, Any]:
+        """All that decides how the training goes on, the objective's draws included; a copy."""
+        course = {
+            name: list(entry) if isinstance(entry, list) else entry
+            for name, entry in vars(self.course).items()
+        }
+        return {
+            "state": self._state(),
+            "best": self.best,
+            "of_weights": copy.deepcopy(self.of_weights.state_dict()),
+            "of_hyperparameters": copy.deepcopy(self.of_hyperparameters.state_dict()),
+            "generator": self.generator.get_state(),
+            "fit": course,
+        }
+
+    def read(self, path: str | Path, fingerprint: dict[str, Any]) -> None:
+        """Goes on from a file.
+
+        Args:
+            path: The file.
+            fingerprint: What decides this training.
+
+        Raises:
+            DataError: It is of another model or training, or damaged; nothing is changed then.
+        """
+        content = read_checkpoint(path, _CHECKPOINT, self.x.device, _REQUIRED)
+        mine, *theirs = (
+            {name: getattr(value, "shape", None) for name, value in state.items()}
+            for state in (self.mll.state_dict(), content["state"], content["best"])
+            if state is not None
+        )
+        if any(mine != state for state in theirs):
+            raise DataError(
+                f"checkpoint: {path} is of another model. Build the model as it was, or give "
+                "another file."
+            )
+        if "fingerprint" in content:
+            check_fingerprint(path, content["fingerprint"], fingerprint)
+        else:
+            warn_of_no_fingerprint(path)
+        try:
+            fit = restored(self.course, content["fit"])
+            load_optimizer_state(self.of_weights, content["of_weights"])
+            load_optimizer_state(self.of_hyperparameters, content["of_hyperparameters"])
+            self.generator.set_state(content["generator"].cpu())
+        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            raise DataError(
+                f"checkpoint: {path} does not hold a training that can go on ({error}). Give "
+                "another file to start anew."
+            ) from error
+        self.mll.load_state_dict(content["state"])
+        self.best = content["best"]
+        self.course.__dict__.update(fit)
+
+    def _state(self) -> dict[str, Any]:
+        return copy.deepcopy(self.mll.state_dict())
+
 
 _PARTITIONS = ("random", "class")
 
@@ -39,7 +271,7 @@ def fit_online(
     seed: int = 0,
     checkpoint: str | Path | None = None,
     progress: bool = True,
-) -> OnlineFit:
+) -> OnlineFitResult:
     """Alternates Adam steps on the weights and on the hyperparameters (Immer et al. 2021, Alg. 1).
 
     Weights climb the log joint density of mini-batches, in the network's own mode; after a
@@ -98,7 +330,7 @@ def fit_online(
         raise UnknownNameError("partition", partition, _PARTITIONS)
     if partition == "class" and train_y.is_floating_point():
         raise ArgumentError("partition", "'class' and targets that are no classes", "'random'")
-    run = OnlineRun(
+    run = _OnlineRun(
         mll, train_x, train_y, hyper_lr, batch_size=batch_size, lr=lr, final_lr=final_lr,
         epochs=epochs, seed=seed, by_class=partition == "class",
     )  # fmt: skip
@@ -114,14 +346,14 @@ def fit_online(
             run.read(checkpoint, decided_by)
 
     def save(path: str | Path, content: dict[str, Any]) -> None:
-        write_checkpoint(path, CHECKPOINT, {**content, "fingerprint": decided_by})
+        write_checkpoint(path, _CHECKPOINT, {**content, "fingerprint": decided_by})
 
     from tqdm import tqdm
 
-    fit = run.fit
-    start = time.perf_counter() - fit.seconds
-    done = len(fit.objectives)
-    if patience is not None and fit.looks and run.looks_since_best() >= patience:
+    course = run.course
+    start = time.perf_counter() - course.seconds
+    done = len(course.objectives)
+    if patience is not None and course.looks and run.evaluations_since_best() >= patience:
         epochs = done  # it had ended
     whole: dict[str, Any] = {}
     with tqdm(total=epochs, initial=done, desc="epochs", disable=not progress) as bar:
@@ -132,11 +364,11 @@ def fit_online(
                 bar.update()
                 if epoch > burn_in and (epoch - burn_in - 1) % every == 0:
                     run.train_hyperparameters(hyper_steps)
-                    bar.set_postfix(evidence=f"{fit.evidences[-1]:.4f}", refresh=False)
-                    fit.seconds = time.perf_counter() - start
+                    bar.set_postfix(evidence=f"{course.evidences[-1]:.4f}", refresh=False)
+                    course.seconds = time.perf_counter() - start
                     if checkpoint is not None:
                         save(checkpoint, run.content())
-                    if patience is not None and run.looks_since_best() >= patience:
+                    if patience is not None and run.evaluations_since_best() >= patience:
                         break
         except KeyboardInterrupt:
             # What an epoch or a look has begun is left out: it is done again, as it was.
@@ -145,5 +377,49 @@ def fit_online(
                 save(checkpoint, whole)
             raise
     run.keep_best()
-    fit.seconds = time.perf_counter() - start
-    return fit
+    course.seconds = time.perf_counter() - start
+    return course.result()
+
+
+@checked(train_x="(N, *event)", train_y="(N, *outputs)")
+def fit_hyperparameters(
+    mll: LaplaceMarginalLogLikelihood,
+    train_x: Tensor,
+    train_y: Tensor,
+    *,
+    steps: int = 100,
+    batch_size: int | None = None,
+    lr: float = 0.1,
+    seed: int = 0,
+) -> FitResult:
+    """Fits prior precisions, noise and the like to the evidence at the weights as they are.
+
+    By Adam; what :func:`fit_online` does at each look. The curvature is computed once, where it
+    adds up over batches.
+
+    Args:
+        mll: The objective; ``num_data`` is the number of training points. Trained in place.
+        train_x: Points, ``(N, *event)``.
+        train_y: Their targets.
+        steps: Steps of Adam.
+        batch_size: Points that curvature is computed of at a time; all if None.
+        lr: Learning rate.
+        seed: Seed of the order of the points.
+
+    Returns:
+        The evidence after it, nats per point; ``history`` is that of each step.
+
+    Raises:
+        ArgumentError: A number is out of range, ``num_data`` is another, or no hyperparameter is
+            trainable.
+        ShapeError: Points and targets are not as many.
+        NonFiniteError: The evidence is not finite.
+    """
+    check_training(mll, train_x, train_y, steps=steps, batch_size=batch_size, lr=lr)
+    start = time.perf_counter()
+    run = _OnlineRun(
+        mll, train_x, train_y, lr, batch_size=batch_size, lr=1.0, final_lr=None, epochs=1, seed=seed
+    )
+    history = run.train_hyperparameters(steps)
+    evidence, seconds = run.course.evidences[-1], time.perf_counter() - start
+    return FitResult(objective=evidence, history=history, seconds=seconds)

@@ -17,7 +17,9 @@ from gpclml.inference.observations import Observations, observations
 from gpclml.inference.posterior import evaluating, exact_posterior, new_points
 from gpclml.inference.units import to_training_units
 
-__all__ = ["marginal_predictive", "predictive_observations"]
+__all__ = ["are_constant", "marginal_predictive", "predictive_observations"]
+
+_LEAST_SHARE = 1e-3  # of the predictive variance that predictions must vary by
 
 
 @checked(x="float (*batch, t, d)")
@@ -97,6 +99,19 @@ def marginal_predictive(
 def _check_targets(y: Tensor, rows: int, dim: int) -> None:
     if y.ndim < -dim or y.shape[dim] != rows:
         raise ShapeError("y", tuple(y.shape), f"targets of the {rows} rows of x")
+
+
+def are_constant(spread: Tensor, variance: Tensor) -> Tensor:
+    """Whether predictions are the same everywhere, beside how uncertain they are.
+
+    Args:
+        spread: Variance of the predictive means of points from all others.
+        variance: The mean of their predictive variances, noise included.
+
+    Returns:
+        True where the spread is below a thousandth of the variance.
+    """
+    return spread < _LEAST_SHARE * variance
 
 
 def _takes_noise(likelihood: Likelihood, noise: Tensor | None) -> bool:

@@ -21,7 +21,7 @@ from gpclml.curvature.output_likelihoods import (
 )
 from gpclml.errors import ArgumentError, UnknownNameError, UnsupportedError
 from gpclml.kernels.networks import check_finite_output
-from gpclml.models.linearized_network import Linearization, LinearizedNetwork
+from gpclml.models.linear import Linearization, LinearizedNetwork
 
 __all__ = ["LaplaceEvidence", "LaplaceMarginalLogLikelihood"]
 

@@ -24,7 +24,7 @@ from gpclml.linalg.gaussians import (
     gaussian_kl,
 )
 from gpclml.mlls._terms import check_train_mode, prior_and_added_loss
-from gpclml.models.bayesian_linear_model import BayesianLinearModel
+from gpclml.models.linear import BayesianLinearModel
 
 __all__ = ["LinearData", "LinearEvidenceLowerBound"]
 

@@ -12,9 +12,9 @@ from gpytorch.mlls import MarginalLogLikelihood
 from gpytorch.models import GP
 from torch import Tensor
 
-from gpclml._losses import training_loss
 from gpclml._utils.arguments import checked
 from gpclml.mlls.conditional_marginal_log_likelihood import ConditionalMarginalLogLikelihood
+from gpclml.mlls.losses import training_loss
 
 __all__ = ["SumMarginalLogLikelihood"]
 

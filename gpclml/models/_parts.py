@@ -1,4 +1,4 @@
-"""The kernels and means that go by a name."""
+"""The kernels and means that go by a name, and the networks inside a model."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from gpytorch.kernels import (
 from gpytorch.means import ConstantMean, Mean, ZeroMean
 from torch import Tensor
 
+from gpclml._utils.arguments import checked
 from gpclml.errors import ArgumentError, UnknownNameError
 from gpclml.kernels import DeepKernel, NetworkMean, SkipFeatures, initialize_spectral_mixture
 from gpclml.kernels.networks import MLP
 
-__all__ = ["KERNELS", "MEANS", "PartOptions", "make_kernel", "make_mean"]
+__all__ = ["KERNELS", "MEANS", "PartOptions", "find_networks", "make_kernel", "make_mean"]
 
 _STATIONARY: dict[str, type[Kernel]] = {"matern": MaternKernel, "rbf": RBFKernel, "rq": RQKernel}
 # Near zero, so that the deep kernel starts as its base kernel; at zero it has no gradient.
@@ -138,3 +139,24 @@ def make_mean(
     if mean == "mlp":
         return NetworkMean(MLP([x.shape[-1], *options.hidden, 1], generator=generator)).to(x)
     raise UnknownNameError("mean", mean, MEANS)
+
+
+@checked
+def find_networks(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """The networks of a model's deep kernels and network means, each once.
+
+    ``gpclml.kernels.networks.reset_network`` draws one anew, e.g. for a restart.
+
+    Args:
+        model: Any module, e.g. an ``ExactGP``.
+
+    Returns:
+        The networks, in the order of ``model.modules()``.
+    """
+    networks: dict[int, torch.nn.Module] = {}
+    for module in model.modules():
+        if isinstance(module, DeepKernel):
+            networks.setdefault(id(module.feature_extractor), module.feature_extractor)
+        elif isinstance(module, NetworkMean):
+            networks.setdefault(id(module.network), module.network)
+    return list(networks.values())

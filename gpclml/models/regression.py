@@ -24,9 +24,8 @@ from gpclml.errors import ArgumentError, DataError
 from gpclml.inference import IterativePosterior, PosteriorNormal, evaluating, exact_posterior
 from gpclml.inference.covariances import Solver
 from gpclml.inference.posterior import choose_posterior_solver
-from gpclml.models._checks import check_stored, checked_points, checked_training_data
+from gpclml.models._inputs import check_stored, checked_points, checked_training_data
 from gpclml.models._parts import PartOptions, make_kernel, make_mean
-from gpclml.models._warm_start import start_as_ard_gp
 from gpclml.models.standardize import Standardizer
 
 __all__ = ["GPRegression"]
@@ -51,9 +50,10 @@ class GPRegression(ExactGP):
     - ``"rbf"``, ``"rq"``, ``"matern"`` (smoothness 5/2), with a lengthscale a column if ``ard``;
     - ``"spectral_mixture"``: ``num_mixtures`` components, started from the data, unscaled;
     - ``"deep"``: RBF on the inputs plus RQ on the features of a linear map and a network
-      with ``num_features`` outputs, which start near zero and count for little. With
-      ``warm_start`` the first part is fitted under the log marginal likelihood, so that it
-      starts as the fitted ARD GP; train it by :func:`gpclml.fit.fit_networks`;
+      with ``num_features`` outputs, which start near zero and count for little. Train it by
+      :func:`gpclml.fit.fit_networks`. Fits of this package first call
+      :func:`gpclml.fit.warm_start`, after which the model is the fitted ARD GP; call it before a
+      loop of your own;
     - ``"deep-bottleneck"``: RBF on the features alone (Wilson et al. 2016).
 
     Lengthscales of standardized inputs start at the root of the number of columns, as distances
@@ -81,8 +81,8 @@ class GPRegression(ExactGP):
         hidden: Widths of the hidden layers of networks.
         num_mixtures: Components of the spectral mixture.
         seed: Seed of networks and of the spectral mixture's start.
-        warm_start: Whether ``"deep"`` starts from fitted ARD hyperparameters. Costs a short
-            L-BFGS fit, O(n^3) an iteration.
+        warm_start: Whether a fit of ``"deep"`` starts from fitted ARD hyperparameters. The
+            constructor fits nothing.
 
     Raises:
         ShapeError: Inputs and targets do not match, or hold no points.
@@ -92,7 +92,7 @@ class GPRegression(ExactGP):
         UnknownNameError: A kernel or mean name that is not known.
 
     Examples:
-        >>> model = GPRegression(x, y, kernel="deep")
+        >>> model = GPRegression(x, y, kernel="rbf")
         >>> mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
         >>> botorch.fit.fit_gpytorch_mll(mll)
         >>> model.predict(x_new).mean
@@ -151,9 +151,13 @@ class GPRegression(ExactGP):
             "hidden": [int(width) for width in hidden],
             "num_mixtures": int(num_mixtures),
             "seed": int(seed),
+            "warm_start": bool(warm_start),
         }
-        if warm_start and kernel == "deep":
-            start_as_ard_gp(self, self.with_kernel("rbf"))
+
+    @property
+    def starts_warm(self) -> bool:
+        """Whether a fit of the kernel ``"deep"`` begins with :func:`gpclml.fit.warm_start`."""
+        return self._config["warm_start"]
 
     @property
     def target_scale(self) -> Tensor:
@@ -354,7 +358,8 @@ class GPRegression(ExactGP):
             ArgumentError: An object that the model was made with is missing or does not fit.
         """
         content = read_checkpoint(path, _CHECKPOINT, map_location, _REQUIRED)
-        config, state = dict(content["config"]), content["state_dict"]
+        # Files of earlier releases do not say how fits start.
+        config, state = {"warm_start": True, **content["config"]}, content["state_dict"]
         check_stored(path, config, state, content["train_x"])
         given = {"kernel": kernel, "mean": mean, "likelihood": likelihood}
         for name, value in given.items():
@@ -367,7 +372,7 @@ class GPRegression(ExactGP):
         targets = content["train_targets"]
         original = targets * state["target_standardizer.scale"]
         original = original + state["target_standardizer.offset"]
-        model = cls(content["train_x"], original, **config, warm_start=False)
+        model = cls(content["train_x"], original, **config)
         try:
             model.load_state_dict(state)
         except RuntimeError as error:

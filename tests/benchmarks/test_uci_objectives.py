@@ -8,10 +8,10 @@ from torch.distributions import MultivariateNormal
 from benchmarks.uci.objectives import make_objective, objective_names, uses_held_out
 from benchmarks.uci.subset_likelihood import SubsetMarginalLogLikelihood
 from gpclml import datasets
-from gpclml._losses import fresh_loss
 from gpclml.conditioning import KFold, RandomHoldout, RandomOrderings
 from gpclml.fit import fit_mll
 from gpclml.mlls import ConditionalMarginalLogLikelihood
+from gpclml.mlls.losses import fresh_loss
 from gpclml.models import GPRegression
 
 N = 30

@@ -166,4 +166,4 @@ def test_bad_arguments():
     with pytest.raises(ArgumentError, match="lr"):
         fit_networks(objective(x, y, warm_start=False), lr=0.0)
     with pytest.raises(ArgumentError, match="folds"):
-        fit_networks(objective(x, y, warm_start=False), folds=1)
+        fit_networks(objective(x, y, warm_start=False), n_splits=1)

@@ -53,7 +53,7 @@ def test_published_figures(family, lr, noise, lengthscale, amplitude, elbo, lml)
     assert round(model.noise.sqrt().item(), digits) == pytest.approx(noise, abs=1e-9)
     assert features.lengthscale.item() == pytest.approx(lengthscale, abs=6e-5)
     assert features.amplitude.item() == pytest.approx(amplitude, abs=6e-5)
-    assert 20 * fit.bound == pytest.approx(elbo, abs=6e-5)
+    assert 20 * fit.objective == pytest.approx(elbo, abs=6e-5)
     assert log_marginal_likelihood(model).item() == pytest.approx(lml, abs=6e-5)
 
 
@@ -74,7 +74,7 @@ def test_empirical_bayes_shrinks_the_prior_of_a_rank_one_posterior():
     # What is left is noise alone.
     y = model.train_targets
     noise_alone = -10 * (1 + math.log(2 * math.pi * y.square().mean().item()))
-    assert 20 * fit.bound == pytest.approx(noise_alone, abs=0.5)
+    assert 20 * fit.objective == pytest.approx(noise_alone, abs=0.5)
     assert model.noise.item() > 0.3
 
 
@@ -86,8 +86,8 @@ def test_without_features_to_train_every_step_is_an_ascent(family):
     model = BayesianLinearModel(x, y)
     mll = LinearEvidenceLowerBound(model.likelihood, model, family)
     fit = fit_linear_bound(mll, steps=40, empirical_bayes=True, progress=False)
-    assert all(b >= a - 1e-12 for a, b in itertools.pairwise(fit.bounds))
-    assert fit.bound == max(fit.bounds) > fit.bounds[0] + 0.1
+    assert all(b >= a - 1e-12 for a, b in itertools.pairwise(fit.history))
+    assert fit.objective == max(fit.history) > fit.history[0] + 0.1
 
 
 def test_fixed_noise_stays():

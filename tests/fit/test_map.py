@@ -31,9 +31,9 @@ def linear(delta=2.0, noise=0.3):
 
 def test_the_mode_of_a_linear_model():
     mll, x, y, mode = linear()
-    objectives = fit_map(mll, x, y, epochs=400, lr=0.05, final_lr=1e-4, progress=False)
-    assert len(objectives) == 400
-    assert objectives[-1] > objectives[0]
+    fit = fit_map(mll, x, y, epochs=400, lr=0.05, final_lr=1e-4, progress=False)
+    assert len(fit.history) == 400
+    assert fit.objective == fit.history[-1] > fit.history[0]
     torch.testing.assert_close(mll.model.network.weight[0].detach(), mode, atol=1e-4, rtol=0)
 
 
@@ -42,7 +42,10 @@ def test_hyperparameters_at_fixed_weights_reach_a_stationary_point():
     with torch.no_grad():
         mll.model.network.weight.copy_(mode)
     before = float(mll(mll.model(x), y).detach())
-    after = fit_hyperparameters(mll, x, y, steps=300, batch_size=9)
+    fit = fit_hyperparameters(mll, x, y, steps=300, batch_size=9)
+    after = fit.objective
+    assert fit.history[0] == pytest.approx(before, abs=1e-9)
+    assert len(fit.history) == 300
     assert torch.equal(mll.model.network.weight[0].detach(), mode)
     value = mll(mll.model(x), y)
     assert after == pytest.approx(float(value.detach()), abs=1e-9)
@@ -95,7 +98,7 @@ def test_estimates_over_batches_of_a_class():
             mll, x, y, epochs=30, batch_size=10, lr=0.02, hyper_lr=1e-9, burn_in=29,
             hyper_steps=1, partition=partition, progress=False,
         )  # fmt: skip
-        return fit.evidences[-1]
+        return fit.history[-1]
 
     assert evidence("class") > evidence("random")  # a tighter lower bound
 

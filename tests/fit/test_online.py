@@ -44,12 +44,12 @@ def state(mll):
 def test_the_noise_is_found_and_the_best_is_kept(structure):
     mll, data = regression(structure), waves()
     result = fit(mll, data, epochs=300, hyper_steps=20)
-    assert result.looks[0] == 11
-    assert max(result.evidences) > result.evidences[0] + 0.3
+    assert result.evaluated[0] == 11
+    assert result.objective > result.history[0] + 0.3
     assert NOISE / 1.6 < float(mll.likelihood.noise.detach().sqrt()) < NOISE * 1.6
     value = float(mll(mll.model(data[0]), data[1]).detach())
-    assert value == pytest.approx(max(result.evidences), abs=1e-9)
-    assert result.looks[result.evidences.index(max(result.evidences))] == result.best
+    assert value == pytest.approx(result.objective, abs=1e-9)
+    assert result.evaluated[result.history.index(result.objective)] == result.best
 
 
 def test_batches_and_a_whole_give_one_evidence():
@@ -77,8 +77,8 @@ def test_repeated_and_resumed_trainings(tmp_path):
     fit(resumed, data, epochs=9, checkpoint=path, **options)
     resumed = regression()
     later = fit(resumed, data, epochs=20, checkpoint=path, **options)
-    assert later.objectives == result.objectives
-    assert later.evidences == result.evidences
+    assert later.log_joints == result.log_joints
+    assert later.history == result.history
     assert all(torch.equal(v, resumed.state_dict()[k]) for k, v in once.state_dict().items())
 
 
@@ -111,8 +111,8 @@ def test_an_interrupted_training_ends_as_a_whole_one(tmp_path, monkeypatch, step
             fit(regression(outputs=outputs), data, checkpoint=path, **options)
     resumed = regression(outputs=outputs)
     result = fit(resumed, data, checkpoint=path, **options)
-    assert result.objectives == expected.objectives
-    assert (result.looks, result.evidences) == (expected.looks, expected.evidences)
+    assert result.log_joints == expected.log_joints
+    assert (result.evaluated, result.history) == (expected.evaluated, expected.history)
     for name, stored in whole.state_dict().items():
         assert torch.equal(stored, resumed.state_dict()[name]), name
 
@@ -121,10 +121,10 @@ def test_what_ended_by_patience_stays_ended(tmp_path):
     data, path = waves(), tmp_path / "a.pt"
     options = {"lr": 0.5, "burn_in": 0, "every": 1, "patience": 2, "hyper_steps": 1}
     whole = fit(regression(), data, checkpoint=path, **options)
-    assert len(whole.objectives) < 60
+    assert len(whole.log_joints) < 60
     resumed = regression()
     again = fit(resumed, data, checkpoint=path, **options)
-    assert again.objectives == whole.objectives
+    assert again.log_joints == whole.log_joints
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_stochastic_estimates(structure, outputs):
     model = LinearizedNetwork(network, GaussianWeightPrior(network, "layer", 0.01))
     mll = LaplaceMarginalLogLikelihood(likelihood, model, 60, structure, outputs=outputs)
     result = fit(mll, (x, y), epochs=60, batch_size=20, hyper_steps=5)
-    assert max(result.evidences) > result.evidences[0]
+    assert result.objective > result.history[0]
     assert bool((model.prior.log_precision > -4.6).all())  # up from 0.01, far too weak
 
 
@@ -171,8 +171,8 @@ def test_a_temperature_that_is_a_parameter_is_fitted():
 def test_training_ends_without_a_better_evidence():
     mll = regression()
     result = fit(mll, waves(), epochs=60, burn_in=0, hyper_lr=5.0, lr=1e-12, every=1, patience=3)
-    assert len(result.objectives) < 60
-    assert len(result.looks) - 1 - result.looks.index(result.best) == 3
+    assert len(result.log_joints) < 60
+    assert len(result.evaluated) - 1 - result.evaluated.index(result.best) == 3
 
 
 def test_bad_input(tmp_path):

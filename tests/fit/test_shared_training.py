@@ -149,15 +149,15 @@ def disagree_at_the_start(rank):
 
 def count_digests(rank):
     """How often what was digested in seven steps, compared at every third."""
-    from gpclml.fit.distributed import shared_training
+    from gpclml.fit import distributed
 
-    kinds, digest = [], shared_training.digest
+    kinds, digest = [], distributed.digest
 
     def counted(value):
         kinds.append(sum(entry.numel() for entry in value if isinstance(entry, torch.Tensor)))
         return digest(value)
 
-    shared_training.digest = counted
+    distributed.digest = counted
     mll = objective(DistributedConditioning(RandomHoldout(0.2)))
     optimizer = torch.optim.SGD(mll.parameters(), lr=0.1)
     training = SharedTraining(mll, optimizer, every=3, timeout=LONG)

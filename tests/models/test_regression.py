@@ -1,62 +1,18 @@
-import copy
-import pickle
 import warnings
 
 import gpytorch
 import pytest
 import torch
 from gpytorch.kernels import RBFKernel, ScaleKernel
-from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from gpytorch.means import LinearMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.utils.warnings import GPInputWarning
-from sklearn.datasets import load_diabetes
 
-from gpclml.conditioning import LastPoints
-from gpclml.errors import (
-    ArgumentError,
-    DataError,
-    NonFiniteError,
-    ShapeError,
-    UnknownNameError,
-)
 from gpclml.kernels import DeepKernel
 from gpclml.kernels.networks import MLP, reset_network
-from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression, find_networks
-
-KERNELS = ["rbf", "rq", "matern", "spectral_mixture", "deep", "deep-bottleneck"]
-
-
-@pytest.fixture(scope="module")
-def diabetes():
-    x, y = load_diabetes(return_X_y=True, scaled=False)
-    return torch.tensor(x), torch.tensor(y)
-
-
-@pytest.fixture(scope="module")
-def train(diabetes):
-    return diabetes[0][:60], diabetes[1][:60]
-
-
-@pytest.fixture(scope="module")
-def new_x(diabetes):
-    return diabetes[0][60:70]
-
-
-def lml(model):
-    mll = ExactMarginalLogLikelihood(model.likelihood, model)
-    return mll(model(*model.train_inputs), model.train_targets)
-
-
-def steps(model, count=5):
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
-    for _ in range(count):
-        optimizer.zero_grad()
-        loss = -lml(model).sum()
-        loss.backward()
-        optimizer.step()
-    return loss
+from regression_cases import KERNELS, lml, steps
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -130,92 +86,6 @@ def test_prediction_keeps_the_mode_of_every_module(train, new_x):
     assert not any(module.training for module in model.modules())
 
 
-@pytest.mark.parametrize("kernel", ["rbf", "spectral_mixture", "deep"])
-def test_units_do_not_matter(kernel, train, new_x):
-    x, y = train
-    factor, shift = torch.logspace(-2, 3, 10, dtype=x.dtype), torch.arange(10.0)
-    # Without a warm start, whose optimum is found to a line search's tolerance only.
-    first = GPRegression(x, y, kernel=kernel, warm_start=False)
-    second = GPRegression(x * factor + shift, 7 * y - 300, kernel=kernel, warm_start=False)
-    torch.testing.assert_close(lml(first), lml(second))
-    one, two = first.predict(new_x), second.predict(new_x * factor + shift)
-    torch.testing.assert_close(two.mean, 7 * one.mean - 300, rtol=1e-3, atol=0.1)
-    torch.testing.assert_close(two.covariance_matrix, 49 * one.covariance_matrix, rtol=1e-3, atol=1)
-    torch.testing.assert_close(second.target_scale, 7 * first.target_scale)
-
-
-def test_target_scale_turns_densities_into_original_units(train):
-    x, y = train
-    model = GPRegression(x, y)
-    density = lml(model) * 60 - 60 * model.target_scale.log()
-    prior = model.likelihood(model(x))
-    covariance = prior.covariance_matrix * y.var()
-    original = torch.distributions.MultivariateNormal(y.mean() + 0 * y, covariance).log_prob(y)
-    torch.testing.assert_close(density, original)
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_an_objective_refuses_targets_in_original_units(train, dtype):
-    x, y = (part.to(dtype) for part in train)
-    model = GPRegression(x, y, kernel="rbf")
-    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(m=0))
-    for original in (y, y.clone(), y.unsqueeze(-1).squeeze(-1)):
-        with pytest.raises(ArgumentError, match=r"Pass model\.train_targets"):
-            mll(model(x), original)
-    value = mll(model(x), model.train_targets)
-    assert torch.equal(mll(model(x), model.train_targets.clone()), value)
-    other = model.train_targets + 0.1 * torch.randn_like(y)  # as in a bootstrap of the noise
-    assert not torch.equal(mll(model(x), other), value)
-    missing = y.clone()
-    missing[3] = torch.nan
-    model = GPRegression(x, missing, kernel="rbf")
-    mll = ConditionalMarginalLogLikelihood(model.likelihood, model)
-    with gpytorch.settings.observation_nan_policy("mask"):
-        with pytest.raises(ArgumentError, match="original units"):
-            mll(model(x), missing)
-        mll(model(x), model.train_targets)
-
-
-def test_targets_that_are_standardized_already_are_taken(train):
-    x, y = train
-    y = (y - y.mean()) / y.std()
-    for model, target in [
-        (GPRegression(x, y), y),
-        (GPRegression(x, 5 * y, standardize=False), 5 * y),
-    ]:
-        mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(m=0))
-        torch.testing.assert_close(
-            mll(model(x), target), mll(model(x), model.train_targets), rtol=1e-9, atol=1e-12
-        )
-
-
-def test_where_reads_wait_targets_are_compared_until_some_have_passed(train, monkeypatch):
-    x, y = train
-    model = GPRegression(x, y)
-    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(m=0))
-    monkeypatch.setattr("gpclml.models.regression.reads_are_free", lambda device: False)
-    compared = []
-    before = torch.allclose
-    monkeypatch.setattr(torch, "allclose", lambda *a, **k: compared.append(a) or before(*a, **k))
-    with pytest.raises(ArgumentError, match="original units"):
-        mll(model(x), y)
-    compared.clear()
-    mll(model(x), model.train_targets)
-    assert not compared
-    for _ in range(3):
-        mll(model(x), model.train_targets.clone())
-    assert len(compared) == 1
-
-
-def test_without_standardization(train, new_x):
-    x, y = (train[0] - train[0].mean(0)) / train[0].std(0), train[1] / 100
-    model = GPRegression(x, y, standardize=False)
-    assert torch.equal(model.train_targets, y)
-    assert model.target_scale == 1
-    covariance = model.covar_module(x).to_dense()
-    assert torch.equal(model(x).covariance_matrix, covariance)
-
-
 def test_batch_is_the_stack_of_singles(diabetes):
     x, y = diabetes[0][:60].reshape(3, 20, 10), diabetes[1][:60].reshape(3, 20)
     new = diabetes[0][60:68]
@@ -237,83 +107,6 @@ def test_batch_is_the_stack_of_singles(diabetes):
             torch.testing.assert_close(prediction.mean[i], alone.mean)
             torch.testing.assert_close(prediction.covariance_matrix[i], alone.covariance_matrix)
             torch.testing.assert_close(marginal.variance[i], alone.variance)
-
-
-def test_warm_start_is_the_fit_of_the_ard_gp(train, new_x):
-    from gpclml.fit import fit_mll
-
-    cold = GPRegression(*train, kernel="deep", warm_start=False)
-    warm = GPRegression(*train, kernel="deep")
-    ard = GPRegression(*train, kernel="rbf")
-    fit_mll(ConditionalMarginalLogLikelihood(ard.likelihood, ard, LastPoints(m=0)), progress=False)
-    ard.train()
-    assert lml(warm) > lml(cold) + 0.1
-    assert torch.equal(warm.likelihood.noise, ard.likelihood.noise)
-    inside = warm.covar_module.base_kernel.base_kernel.kernels[0]
-    assert torch.equal(inside.lengthscale, ard.covar_module.base_kernel.lengthscale)
-    # Beside it the second part has a ten thousandth of the variance.
-    torch.testing.assert_close(lml(warm), lml(ard), rtol=0, atol=1e-3)
-    torch.testing.assert_close(warm.predict(new_x).mean, ard.predict(new_x).mean, rtol=1e-2, atol=1)
-    assert warm.training
-    assert all(parameter.requires_grad for parameter in warm.parameters())
-    assert all(parameter.grad is None for parameter in warm.parameters())
-    network, cold_network = find_networks(warm)[0], find_networks(cold)[0]
-    for a, b in zip(network.parameters(), cold_network.parameters(), strict=True):
-        assert torch.equal(a, b)
-    x = warm.input_standardizer(train[0])
-    assert 0 < network(x).abs().max() < 1e-2  # silenced in the warm start only
-
-
-def test_the_deep_kernel_learns_after_the_warm_start(train):
-    model = GPRegression(*train, kernel="deep")
-    before, x = lml(model).item(), model.input_standardizer(train[0])
-    spread = find_networks(model)[0](x).std().item()
-    steps(model, 30)
-    assert find_networks(model)[0](x).std().item() > 1.05 * spread
-    assert lml(model).item() > before
-
-
-def test_warm_start_without_gradients_and_in_a_batch(diabetes):
-    x, y = diabetes[0][:40].reshape(2, 20, 10), diabetes[1][:40].reshape(2, 20)
-    with torch.no_grad():
-        warm = GPRegression(x, y, kernel="deep")
-    cold = GPRegression(x, y, kernel="deep", warm_start=False)
-    assert (lml(warm) > lml(cold)).all()
-
-
-def test_missing_targets(train, new_x):
-    x, y = train
-    missing = y.clone()
-    missing[::6] = torch.nan
-    observed = ~missing.isnan()
-    model = GPRegression(x, missing, kernel="deep")
-    reference = GPRegression(x[observed], y[observed], kernel="deep")
-    reference.load_state_dict(model.state_dict())
-    for marginal in (False, True):
-        ours = model.predict(new_x, marginal=marginal)
-        theirs = reference.predict(new_x, marginal=marginal)
-        torch.testing.assert_close(ours.mean, theirs.mean)
-        torch.testing.assert_close(ours.covariance_matrix, theirs.covariance_matrix)
-    with gpytorch.settings.observation_nan_policy("mask"):
-        value = lml(model)
-    torch.testing.assert_close(value * 60, lml(reference) * 50)
-    cold = GPRegression(x[observed], y[observed], kernel="deep", warm_start=False)
-    assert lml(reference) > lml(cold)
-
-
-def test_missing_targets_of_a_batch_are_left_out_element_by_element(diabetes):
-    x, y = diabetes[0][:40].reshape(2, 20, 10), diabetes[1][:40].reshape(2, 20).clone()
-    y[0, 3] = torch.nan
-    y[1, 7:9] = torch.nan
-    prediction = GPRegression(x, y).predict(diabetes[0][60:65])
-    for i in range(2):
-        observed = ~y[i].isnan()
-        model = GPRegression(x[i], y[i])
-        alone = GPRegression(x[i][observed], y[i][observed])
-        alone.load_state_dict(model.state_dict())
-        expected = alone.predict(diabetes[0][60:65])
-        torch.testing.assert_close(prediction.mean[i], expected.mean)
-        torch.testing.assert_close(prediction.covariance_matrix[i], expected.covariance_matrix)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -411,77 +204,6 @@ def test_ard_is_a_choice(train):
     assert deep.covar_module.base_kernel.base_kernel.kernels[0].lengthscale.shape == (1, 10)
 
 
-def test_deepcopy_and_pickle_even_after_a_prediction(train, new_x):
-    model = GPRegression(*train, kernel="deep")
-    model.eval()
-    model(new_x).mean.sum().backward()
-    expected = model.predict(new_x).mean
-    for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert torch.equal(copied.predict(new_x).mean, expected)
-
-
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_save_and_load_give_the_same_predictions(kernel, train, new_x, tmp_path):
-    model = GPRegression(*train, kernel=kernel, mean="mlp", num_mixtures=3)
-    steps(model, 2)
-    path = tmp_path / "model.pt"
-    model.save(path)
-    loaded = GPRegression.load(path)
-    one, two = model.predict(new_x), loaded.predict(new_x)
-    assert torch.equal(one.mean, two.mean)
-    assert torch.equal(one.covariance_matrix, two.covariance_matrix)
-    assert torch.equal(model.train_targets, loaded.train_targets)
-    assert list(tmp_path.iterdir()) == [path]
-    assert torch.equal(steps(model, 1), steps(loaded, 1))
-
-
-def test_save_and_load_with_missing_targets_batches_and_given_parts(diabetes, tmp_path):
-    x, y = diabetes[0][:40].reshape(2, 20, 10), diabetes[1][:40].reshape(2, 20).clone()
-    y[0, 3] = torch.nan
-    path = tmp_path / "model.pt"
-
-    def kernel():
-        return ScaleKernel(RBFKernel())
-
-    def noise():
-        return GaussianLikelihood(noise_constraint=gpytorch.constraints.GreaterThan(1e-2))
-
-    model = GPRegression(x, y, kernel=kernel(), likelihood=noise())
-    model.covar_module.outputscale = 3.0
-    model.save(path)
-    with pytest.raises(ArgumentError, match=r"load\(path, kernel="):
-        GPRegression.load(path)
-    with pytest.raises(ArgumentError, match=r"load\(path, likelihood="):
-        GPRegression.load(path, kernel=kernel())
-    with pytest.raises(ArgumentError, match="same classes and sizes"):
-        GPRegression.load(path, kernel=RBFKernel(), likelihood=noise())
-    loaded = GPRegression.load(path, kernel=kernel(), likelihood=noise())
-    new = diabetes[0][60:65]
-    assert torch.equal(loaded.predict(new).mean, model.predict(new).mean)
-
-
-def test_files_that_cannot_be_read_or_written(train, tmp_path):
-    model = GPRegression(*train)
-    with pytest.raises(DataError, match="cannot write"):
-        model.save(tmp_path / "missing" / "model.pt")
-    with pytest.raises(DataError, match="cannot write"):
-        model.save(tmp_path)
-    with pytest.raises(DataError, match="no file"):
-        GPRegression.load(tmp_path / "model.pt")
-    path = tmp_path / "model.pt"
-    model.save(path)
-    for content in [b"", b"nonsense", path.read_bytes()[:500]]:
-        path.write_bytes(content)
-        with pytest.raises(DataError, match="damaged"):
-            GPRegression.load(path)
-    torch.save({"format": "other"}, path)
-    with pytest.raises(DataError, match=r"no gpclml\.GPRegression checkpoint"):
-        GPRegression.load(path)
-    torch.save({"format": "gpclml.GPRegression", "version": 99}, path)
-    with pytest.raises(DataError, match="version 99"):
-        GPRegression.load(path)
-
-
 def test_botorch_fits_it(train):
     from botorch.fit import fit_gpytorch_mll
 
@@ -494,58 +216,3 @@ def test_botorch_fits_it(train):
     assert not model.training
     model.train()
     assert lml(model).item() > before
-
-
-X, Y = torch.zeros(5, 2) + torch.arange(5.0).unsqueeze(-1), torch.arange(5.0)
-
-
-@pytest.mark.parametrize(
-    ("x", "y", "options", "error", "match"),
-    [
-        (X, Y[:4], {}, ShapeError, "train_y"),
-        (X, Y.unsqueeze(-1), {}, ShapeError, "squeeze"),
-        (X[:0], Y[:0], {}, ShapeError, "train_x"),
-        (X[:, :0], Y, {}, ShapeError, "train_x"),
-        (torch.tensor(1.0), Y, {}, ShapeError, "train_x"),
-        (X.long(), Y, {}, ArgumentError, r"train_x.double\(\)"),
-        (X, Y.half(), {}, ArgumentError, r"train_y.double\(\)"),
-        (X, Y.double(), {}, ArgumentError, "as train_x"),
-        (X.numpy(), Y, {}, ArgumentError, "as_tensor"),
-        (X / 0, Y, {}, NonFiniteError, "train_x"),
-        (X, Y / 0, {}, NonFiniteError, "NaN"),
-        (X, Y * torch.nan, {}, ArgumentError, "observed"),
-        (X, Y, {"kernel": "rbff"}, UnknownNameError, "'rbf'"),
-        (X, Y, {"mean": "constnat"}, UnknownNameError, "'constant'"),
-        (X, Y, {"kernel": 3}, ArgumentError, "kernel"),
-        (X, Y, {"mean": None}, ArgumentError, "mean"),
-        (
-            X,
-            Y,
-            {"likelihood": gpytorch.likelihoods.BernoulliLikelihood()},
-            ArgumentError,
-            "Gaussian",
-        ),
-    ],
-)
-def test_bad_input(x, y, options, error, match):
-    with pytest.raises(error, match=match):
-        GPRegression(x, y, **options)
-
-
-@pytest.mark.parametrize(
-    ("x", "error"),
-    [
-        (X[:, :1], ShapeError),
-        (Y, ShapeError),
-        (X[:0], ShapeError),
-        (X.double(), ArgumentError),
-        (X / 0, NonFiniteError),
-        ([[1.0, 2.0]], ArgumentError),
-    ],
-)
-def test_bad_points(x, error):
-    with pytest.raises(error, match="x: got"):
-        GPRegression(X, Y).predict(x)
-    batch = GPRegression(torch.randn(2, 5, 2), torch.randn(2, 5))
-    with pytest.raises(ShapeError, match="broadcasts"):
-        batch.predict(torch.randn(3, 5, 2))

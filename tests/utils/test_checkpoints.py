@@ -160,6 +160,8 @@ def test_missing_entries_are_named(tmp_path, kind, value):
     for part, name in places:
         if name.endswith("_bound"):  # of constraints, for which GPyTorch takes its defaults
             continue
+        if name == "warm_start" and value is None:  # files of earlier releases have none
+            continue
         kept = part.pop(name)
         if value is not None and not isinstance(kept, (int, float)):
             part[name] = value

@@ -134,7 +134,7 @@ def learned_bound(
         )
         with torch.no_grad():
             at_one = float(mll.at_temperature(1.0, model(x), y))
-        bounds = (NUM_DATA * fit.bound, NUM_DATA * at_one)
+        bounds = (NUM_DATA * fit.objective, NUM_DATA * at_one)
         runs.append(LearnedBound(model, *bounds, mll, test_x, test_y))
     return max(runs, key=lambda run: run.bound)
 

@@ -216,6 +216,7 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     "evidence.training_speed.training_speed": lambda: dict(
         model=gp(), orderings=orders(), repeats=1, num_samples=2),
     "evidence.training_speed.training_speed_by_descent": lambda: linear() | {"repeats": 1},
+    "fit.warm_start": lambda: dict(model=gp("deep")),
     "fit.suggest_batch_size": lambda: dict(num_data=50),
     "fit.distributed.DistributedConditioning": lambda: dict(
         conditioning=RandomHoldout(0.2), num_replicas=2, rank=1),
@@ -234,7 +235,7 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
         mll=laplace(3), epochs=2, batch_size=4, train_x=inputs(), train_y=labels()),
     "fit.fit_map.regression": lambda: train(mll=laplace(), epochs=2, batch_size=4),
     "fit.fit_mll": lambda: dict(mll=objective(), steps=2, optimizer="adam"),
-    "fit.fit_networks": lambda: dict(mll=objective(gp("deep-bottleneck")), steps=4, folds=2),
+    "fit.fit_networks": lambda: dict(mll=objective(gp("deep-bottleneck")), steps=4, n_splits=2),
     "fit.fit_online": lambda: dict(
         mll=laplace(3), train_x=inputs(), train_y=labels(), epochs=2, batch_size=4,
         hyper_steps=1, burn_in=0, patience=2),

@@ -21,16 +21,16 @@ _NO_ROOMS = {"cli"}  # the command has tests of its own
 _MODULES = (
     "gpclml.inference.observations", "gpclml.inference.covariances", "gpclml.inference.units",
     "gpclml.curvature.output_likelihoods", "gpclml.evidence.bounds", "gpclml.kernels.networks",
-    "gpclml.models.botorch",
+    "gpclml.models.botorch", "gpclml.fit.distributed",
 )  # fmt: skip
 """Public beside what their rooms export."""
 
 _SIZES = {
     "ard_num_dims", "blocks", "burn_in", "count", "curves", "cycles", "data_or_n", "degree",
     "epochs", "epochs_per_cycle", "every", "folds", "hyper_steps", "k", "leapfrog_steps",
-    "look_every", "num_data", "num_features", "num_frequencies", "num_inputs", "num_mixtures",
-    "num_samples", "passes", "queries", "repeats", "restarts", "retries", "runs", "samples",
-    "steps", "support", "tasks_per_step", "temperatures", "validation_tasks", "width",
+    "look_every", "n_splits", "num_data", "num_features", "num_frequencies", "num_inputs",
+    "num_mixtures", "num_samples", "passes", "queries", "repeats", "restarts", "retries", "runs",
+    "samples", "steps", "support", "tasks_per_step", "temperatures", "validation_tasks", "width",
 }  # fmt: skip
 _NO_SIZES = {  # where an argument of that name is something else, or is checked against others
     "blocks": ("conditioning", "curvature", "inference", "linalg"), "count": ("cli",),

@@ -18,7 +18,7 @@ from torch import Tensor
 from gpclml._utils.arguments import checked
 from gpclml.conditioning import Conditioning, KFold, LastPoints, LeaveOneOut
 from gpclml.errors import ArgumentError, UnknownNameError
-from gpclml.fit import FitWarning, StoppingResult, fit_mll, fit_networks
+from gpclml.fit import FitWarning, NetworksFitResult, fit_mll, fit_networks
 from gpclml.kernels import FeatureKernel, IdentityFeatures, initialize_spectral_mixture
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
@@ -225,7 +225,7 @@ def _grid_lines(seed: int) -> list[str]:
     ]
 
 
-def _said_of_networks(result: StoppingResult) -> str:
+def _said_of_networks(result: NetworksFitResult) -> str:
     if result.message:
         return f"Training on all rows failed, so it is the ARD GP: {result.message}"
     if result.chosen == 0:

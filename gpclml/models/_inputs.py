@@ -33,6 +33,7 @@ _CONFIG: dict[str, Callable[[Any], bool]] = {
     "hidden": lambda value: isinstance(value, list) and all(map(_is_size, value)),
     "num_mixtures": _is_size,
     "seed": lambda value: isinstance(value, int),
+    "warm_start": lambda value: isinstance(value, bool),
 }
 _UNITS = ("target_standardizer.scale", "target_standardizer.offset")
 

@@ -1,28 +1,31 @@
-"""Linear models of features, with everything in closed form."""
+"""Models that are linear in their weights: Bayesian linear models, linearized networks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from gpytorch.constraints import Positive
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from gpytorch.means import Mean, ZeroMean
 from gpytorch.mlls import MarginalLogLikelihood
-from gpytorch.models import ExactGP
+from gpytorch.models import GP, ExactGP
 from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
 from gpclml._utils.arguments import checked
-from gpclml.errors import ArgumentError
+from gpclml.curvature import GaussianWeightPrior
+from gpclml.errors import ArgumentError, ShapeError
 from gpclml.inference import PosteriorNormal
-from gpclml.kernels import FeatureKernel, IdentityFeatures
+from gpclml.kernels import FeatureKernel, IdentityFeatures, LinearizedMean, NeuralTangentKernel
+from gpclml.kernels.networks import check_finite_output
 from gpclml.linalg.gaussians import DualGaussian, FullGaussian, linear_posterior
-from gpclml.models._checks import checked_points, checked_training_data
+from gpclml.models._inputs import checked_points, checked_training_data
 
-__all__ = ["BayesianLinearModel"]
+__all__ = ["BayesianLinearModel", "Linearization", "LinearizedGP", "LinearizedNetwork"]
 
 
 class BayesianLinearModel(ExactGP):
@@ -185,3 +188,122 @@ class BayesianLinearModel(ExactGP):
     def _training_data(self) -> tuple[Tensor, Tensor]:
         assert self.train_inputs is not None
         return self.train_inputs[0], cast(Any, self.train_targets)
+
+
+@dataclass(frozen=True)
+class Linearization:
+    """The linearized network at points.
+
+    Attributes:
+        points: Where, ``(N, *event)``; what an augmentation made of them.
+        mean: The network's outputs, ``(N, C)``.
+    """
+
+    points: Tensor
+    mean: Tensor
+
+
+class LinearizedNetwork(GP):
+    r"""The model :math:`f(x; w_*) + J_{w_*}(x) (w - w_*)` with a Gaussian prior over w.
+
+    What the Laplace approximation with the generalized Gauss-Newton matrix is exact for (Immer
+    et al. 2021, Section 2). The weights around which it is linear are those of the network: they
+    are trained as ever.
+
+    Args:
+        network: Maps ``(N, *event)`` to ``(N, C)``, each point on its own.
+        prior: Over its trainable parameters; a precision of one for each layer if None.
+        augmentation: Makes of points, ``(N, *event)``, what the network is given; for an
+            :class:`~gpclml.curvature.AveragedNetwork` S versions of each, ``(N, S, *event)``.
+            Its parameters are hyperparameters.
+
+    Examples:
+        >>> model = LinearizedNetwork(network, GaussianWeightPrior(network, "layer"))
+        >>> mll = LaplaceMarginalLogLikelihood(likelihood, model, num_data=len(train_x))
+        >>> loss = -mll(model(batch_x), batch_y)
+    """
+
+    @checked
+    def __init__(
+        self,
+        network: torch.nn.Module,
+        prior: GaussianWeightPrior | None = None,
+        augmentation: torch.nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        self.augmentation = augmentation
+        self.network = network
+        self.prior = GaussianWeightPrior(network) if prior is None else prior
+
+    @checked(late=True, passes_on="x", x="(N, *event)")
+    def forward(self, x: Tensor) -> Linearization:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The network's outputs at points, which the curvature is to be taken at.
+
+        Args:
+            x: Points, ``(N, *event)``.
+
+        Raises:
+            ShapeError: The network's outputs are not ``(N, C)``.
+            NonFiniteError: They are not finite.
+        """
+        points = self.points(x)
+        mean = self.network(points)
+        if mean.ndim != 2 or len(mean) != len(x):
+            expected = f"({len(x)}, C), a row for each point"
+            raise ShapeError("network", f"outputs {tuple(mean.shape)}", expected)
+        check_finite_output(mean)
+        return Linearization(points, mean)
+
+    def points(self, x: Tensor) -> Tensor:
+        """What the network is given at points: themselves, or what the augmentation makes of them.
+
+        Args:
+            x: Points, ``(N, *event)``.
+        """
+        return x if self.augmentation is None else self.augmentation(x)
+
+    def __call__(self, x: Tensor) -> Linearization:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """See :meth:`forward`."""
+        return torch.nn.Module.__call__(self, x)
+
+
+class LinearizedGP(ExactGP):
+    r"""A network, linear in its weights around where they are, as a GP over functions.
+
+    Every objective of exact GPs takes it: log marginal likelihood, conditional, leave-one-out.
+    Its evidence is that of the linear model with the weights integrated out exactly, and at
+    least the Laplace evidence at :math:`w_*`:
+
+    .. math:: \text{GP} - \text{Laplace} = \tfrac12 g^\top (H + P_0)^{-1} g
+
+    with g the gradient of the log joint density; equal where the weights are at the mode. The
+    point of linearization has seen all data: the conditional density is not that of a network
+    trained on the points that are conditioned on.
+
+    Args:
+        train_x: Points, ``(n, d)``.
+        train_y: Their targets, ``(n,)``.
+        likelihood: A Gaussian likelihood.
+        network: The network, of one output, and its prior.
+
+    Examples:
+        >>> gp = LinearizedGP(train_x, train_y, likelihood, LinearizedNetwork(network))
+        >>> mll = ConditionalMarginalLogLikelihood(likelihood, gp)
+        >>> value = mll(gp(train_x), train_y)
+    """
+
+    @checked(train_x="float (N, *event)", train_y="float (N,)")
+    def __init__(
+        self, train_x: Tensor, train_y: Tensor, likelihood: Likelihood, network: LinearizedNetwork
+    ) -> None:
+        super().__init__(train_x, train_y, cast(Any, likelihood))
+        self.mean_module = LinearizedMean(network.network)
+        self.covar_module = NeuralTangentKernel(network.network, network.prior)
+
+    def forward(self, x: Tensor) -> MultivariateNormal:
+        """The prior at points.
+
+        Args:
+            x: Points, ``(n, d)``.
+        """
+        return MultivariateNormal(cast(Tensor, self.mean_module(x)), self.covar_module(x))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, cast
@@ -14,11 +14,11 @@ from gpytorch.mlls import MarginalLogLikelihood
 from linear_operator.utils.errors import NanError, NotPSDError
 from linear_operator.utils.warnings import NumericalWarning
 
-from gpclml._losses import fixed_loss, fresh_loss, has_shared_parameters
-from gpclml._upstream_settings import load_botorch
-from gpclml.errors import NonFiniteError
+from gpclml._utils.upstream_settings import load_botorch
+from gpclml.errors import NonFiniteError, UnknownNameError
+from gpclml.mlls.losses import fixed_loss, fresh_loss, has_shared_parameters
 
-__all__ = ["LineSearchEnd", "StoppedError", "line_search", "stochastic"]
+__all__ = ["LineSearchEnd", "StoppedError", "frozen", "line_search", "stochastic"]
 
 _RESUMES = 3  # from the best point, without what the search remembers of the curvature
 _WINDOW, _LEAST_GAIN = 20, 0.002  # a search ends where so many steps gain less, nats in all
@@ -341,3 +341,22 @@ class _Tracked:
 
 def _trainable(mll: MarginalLogLikelihood) -> dict[str, torch.Tensor]:
     return {name: p for name, p in mll.named_parameters() if p.requires_grad}
+
+
+@contextmanager
+def frozen(mll: MarginalLogLikelihood, names: Iterable[str]) -> Iterator[None]:
+    """Within the block the parameters of these names or prefixes are not trained."""
+    named = dict(mll.named_parameters())
+    frozen = []
+    for name in names:
+        matches = [p for key, p in named.items() if key == name or key.startswith(f"{name}.")]
+        if not matches:
+            raise UnknownNameError("freeze", name, named)
+        frozen += [p for p in matches if p.requires_grad]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(True)

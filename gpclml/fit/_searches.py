@@ -19,26 +19,20 @@ from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 from torch.distributions import Normal
 
-from gpclml._losses import fixed_loss
-from gpclml._optimize import LineSearchEnd, Record, StoppedError, line_search
+from gpclml.fit._optimize import LineSearchEnd, Record, StoppedError, line_search
+from gpclml.fit.result import Problem
 from gpclml.inference.observations import training_observations
+from gpclml.inference.predictive import are_constant
 from gpclml.linalg import leave_one_out_moments
+from gpclml.mlls.losses import fixed_loss
 
-__all__ = ["FitWarning", "Problem", "Search", "are_constant", "search"]
-
-Problem = Literal["", "limit", "stopped", "abnormal", "constant", "bound"]
-"""What is wrong with a fit; empty if nothing is."""
+__all__ = ["Search", "search"]
 
 _FAILED = ("abnormal", "constant", "bound")
-_LEAST_SHARE = 1e-3  # of the predictive variance that predictions must vary by
 # Of the start lengthscales: far shorter ones tell all points apart, where nothing can be learned.
 _SHORTER, _LONGER = (0.25,), (8.0, 64.0)
 _LESS_NOISE = 0.1  # of the start noise: what it takes for noise it need not explain
 _MOST_POINTS = 10_000  # beyond which predictions are not looked at
-
-
-class FitWarning(RuntimeWarning):
-    """A fit failed, or ended where it is of little use."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +67,7 @@ def search(mll: MarginalLogLikelihood, steps: int | None, record: Record, retrie
 
     Args:
         mll: Any objective, in train mode.
-        steps: Most iterations of each search; see :func:`~gpclml._optimize.line_search`.
+        steps: Most iterations of each search; see :func:`~gpclml.fit._optimize.line_search`.
         record: Called at each iteration.
         retries: Most further starts.
 
@@ -162,16 +156,6 @@ def _problem_of_predictions(
     density = _mean(Normal(0.0, variance.clamp_min(0.0).sqrt(), False).log_prob(error), observed)
     of_one = -0.5 * (of_targets.log() + math.log(2 * math.pi) + 1)
     return "bound" if at_bound and bool(((density < of_one) & varied).any()) else ""
-
-
-def are_constant(spread: Tensor, variance: Tensor) -> Tensor:
-    """Whether predictions are the same everywhere, for what they are used for.
-
-    Args:
-        spread: Variance of the predictive means of points from all others.
-        variance: The mean of their predictive variances, noise included.
-    """
-    return spread < _LEAST_SHARE * variance
 
 
 def _mean(values: Tensor, observed: Tensor) -> Tensor:

@@ -1,21 +1,23 @@
-"""Adam on the weights of a network, epoch by epoch."""
+"""Training the weights of a network by Adam, to the mode of their posterior."""
 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
 from typing import cast
 
 import torch
 from torch import Tensor
 
-from gpclml._utils.arguments import all_finite
+from gpclml._utils.arguments import all_finite, checked
 from gpclml.conditioning import partition_at_random, partition_by_class
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
+from gpclml.fit.result import FitResult
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
 
-__all__ = ["WeightTraining", "check_finite", "check_training"]
+__all__ = ["WeightTraining", "check_finite", "check_training", "fit_map"]
 
 
 class WeightTraining:
@@ -139,3 +141,61 @@ def check_finite(what: str, value: float, mend: str) -> None:
     """Raises a NonFiniteError for another number than a finite one."""
     if not math.isfinite(value):
         raise NonFiniteError(what, value, "a finite number", mend)
+
+
+@checked(train_x="(N, *event)", train_y="(N, *outputs)")
+def fit_map(
+    mll: LaplaceMarginalLogLikelihood,
+    train_x: Tensor,
+    train_y: Tensor,
+    *,
+    epochs: int = 100,
+    batch_size: int | None = None,
+    lr: float = 1e-3,
+    final_lr: float | None = None,
+    seed: int = 0,
+    progress: bool = True,
+) -> FitResult:
+    """Trains the weights alone, by Adam, to the mode of their posterior.
+
+    They climb :meth:`~gpclml.mlls.LaplaceMarginalLogLikelihood.log_joint` in the network's own
+    mode; the hyperparameters stay as they are.
+
+    Args:
+        mll: The objective; ``num_data`` is the number of training points. Trained in place.
+        train_x: Points, ``(N, *event)``.
+        train_y: Their targets.
+        epochs: Number of passes over the data.
+        batch_size: Points of a batch; all if None.
+        lr: Learning rate of the first epoch.
+        final_lr: That of the last, by half a cosine; the first throughout if None.
+        seed: Seed of the order of the points.
+        progress: Whether to show a progress bar on standard error.
+
+    Returns:
+        The log joint density in nats per point at each epoch, the mean over its batches before
+        their steps; ``objective`` is that of the last.
+
+    Raises:
+        ArgumentError: A number is out of range, or ``num_data`` is another.
+        ShapeError: Points and targets are not as many.
+        NonFiniteError: A log joint density is not finite.
+
+    Examples:
+        >>> fit_map(mll, train_x, train_y, epochs=50, batch_size=128, final_lr=1e-5)
+        >>> evidence = mll(model(train_x), train_y).item()
+    """
+    check_training(
+        mll, train_x, train_y, epochs=epochs, batch_size=batch_size, lr=lr, final_lr=final_lr
+    )
+    training = WeightTraining(
+        mll, train_x, train_y, batch_size=batch_size, lr=lr, final_lr=final_lr, epochs=epochs,
+        seed=seed,
+    )  # fmt: skip
+    from tqdm import trange
+
+    start = time.perf_counter()
+    bar = trange(epochs, desc="epochs", disable=not progress)
+    history = [training.epoch(done) for done in bar]
+    seconds = time.perf_counter() - start
+    return FitResult(objective=history[-1], history=history, seconds=seconds)

@@ -1,0 +1,329 @@
+"""Starts of the kernel ``"deep"``: the fitted ARD GP, then a second part beside it.
+
+A fit first runs :func:`warm_start` on a model that is as it was made; :mod:`gpclml.fit.networks`
+starts the second part.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import math
+import time
+import warnings
+from typing import Any, NamedTuple, cast
+
+import gpytorch
+import torch
+from gpytorch.constraints import GreaterThan
+from gpytorch.kernels import AdditiveKernel, RBFKernel, ScaleKernel
+from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.mlls import (
+    ExactMarginalLogLikelihood,
+    MarginalLogLikelihood,
+    SumMarginalLogLikelihood,
+)
+from gpytorch.models import ExactGP
+from linear_operator.utils.errors import NanError, NotPSDError
+from torch import Tensor
+from torch.nn import Module
+
+from gpclml._utils.arguments import callers_level, checked
+from gpclml.conditioning import LastPoints
+from gpclml.errors import UnsupportedError
+from gpclml.fit._optimize import StoppedError, frozen
+from gpclml.fit._searches import Search, search
+from gpclml.fit.result import FitResult, FitWarning
+from gpclml.inference.observations import training_observations
+from gpclml.kernels import DeepKernel, SkipFeatures
+from gpclml.linalg import conditional_log_density
+from gpclml.mlls import ConditionalMarginalLogLikelihood
+from gpclml.mlls.losses import fixed_loss
+from gpclml.models import GPRegression, find_networks
+
+__all__ = [
+    "drop_second_part",
+    "has_second_part",
+    "start_second_part",
+    "warm_start",
+    "warm_start_fresh_models",
+]
+
+_RETRIES = 2  # of the warm start, as many as fit_mll takes
+_TRIAL_STEPS, _STEPS = 15, 45  # of the line searches: each start's, and then the better one's
+_SHARE = 0.3  # of the variance that the second part starts with
+_SHRINK = 0.37  # its lengthscales at the start, relative to the ARD GP's
+_NO_VARIANCE = 1e-12
+_LEAST_NOISE = 0.3  # of the ARD GP's: the likelihood makes too much of near duplicates
+_APART, _NOTHING = 6.0, -4.0  # logarithms of scales: one value from the next, or no difference
+_LARGEST = 7.0  # of the logarithm of a scale
+_ROUNDING = 1e-3  # of squared distances, which are differences of squared scaled inputs
+
+
+class _Parts(NamedTuple):
+    whole: ScaleKernel
+    ard: RBFKernel
+    features: SkipFeatures
+    residual: ScaleKernel
+
+
+class _Fit(NamedTuple):
+    lml: float
+    state: dict[str, Tensor]
+
+
+@checked
+def warm_start(model: GPRegression) -> FitResult:
+    """Starts the kernel ``"deep"`` as the fitted ARD GP, in place.
+
+    The plain GP of the same data, with the kernel ``"rbf"``, is made anew and fitted as by
+    :func:`gpclml.fit.fit_mll` under the log marginal likelihood. Its lengthscales, variance, mean
+    and noise become those of the model, whose second part stays near zero. Networks of the mean
+    are not trained. Missing (NaN) targets are left out.
+
+    :func:`~gpclml.fit.fit_mll`, :func:`~gpclml.fit.fit_networks` and
+    :func:`~gpclml.fit.fit_batch` do this by themselves for a model that is as it was made with
+    ``warm_start=True``. Call it before a loop of your own, or before BoTorch's
+    ``fit_gpytorch_mll``.
+
+    Args:
+        model: One with the kernel ``"deep"``. Left in train mode.
+
+    Returns:
+        The fit of the plain GP. A search that stops early (usual in float32) keeps its best point.
+
+    Raises:
+        UnsupportedError: The model has another kernel.
+
+    Warns:
+        FitWarning: The plain GP cannot be evaluated at its start, which is kept.
+
+    Note:
+        One line search, O(n^3) an iteration.
+
+    Examples:
+        >>> model = GPRegression(x, y, kernel="deep")
+        >>> fit = warm_start(model)
+    """
+    parts = _parts(model)
+    if parts is None:
+        raise UnsupportedError(
+            "model", "another kernel", 'a GPRegression with kernel="deep"', "Fit it with fit_mll."
+        )
+    start = time.perf_counter()
+    plain = model.with_kernel("rbf").train()
+    mll = _LogMarginalLikelihood(plain.likelihood, plain)
+    missing = bool(torch.isnan(cast(Tensor, plain.train_targets)).any())
+    names = {id(p): name for name, p in mll.named_parameters()}
+    networks = [names[id(p)] for network in find_networks(plain) for p in network.parameters()]
+    found = Search("", "", 1, [])
+    with (
+        frozen(mll, networks),
+        torch.enable_grad(),
+        gpytorch.settings.observation_nan_policy("mask" if missing else "ignore"),
+    ):
+        try:
+            found = search(mll, None, lambda _, result: None, _RETRIES)
+        except StoppedError as error:
+            message = (
+                f"The warm start failed and its start is kept ({error}). Use float64, look for "
+                "duplicated rows, or pass warm_start=False."
+            )
+            found = Search("stopped", message, 1, [])
+            warnings.warn(message, FitWarning, stacklevel=callers_level())
+    _copy_ard_part(model, parts, plain)
+    model.train()
+    return FitResult(
+        objective=max(found.history, default=math.nan), history=found.history,
+        seconds=time.perf_counter() - start, message=found.message, problem=found.problem,
+    )  # fmt: skip
+
+
+def warm_start_fresh_models(mll: MarginalLogLikelihood) -> None:
+    """Runs :func:`warm_start` on each model of an objective that is as it was made.
+
+    Args:
+        mll: An objective, or a sum of them.
+    """
+    if isinstance(mll, SumMarginalLogLikelihood):
+        for member in cast(Any, mll.mlls):
+            warm_start_fresh_models(member)
+        return
+    model = mll.model
+    if isinstance(model, GPRegression) and model.starts_warm and _is_at_start(model):
+        warm_start(model)
+
+
+def _is_at_start(model: GPRegression) -> bool:
+    """Whether it is ``"deep"``, and what a warm start changes is as in a model made anew."""
+    parts = _parts(model)
+    if parts is None:
+        return False
+    fresh = model.with_kernel("rbf")
+    of_networks = {id(p) for network in find_networks(model) for p in network.parameters()}
+    return all(
+        torch.equal(one, other)
+        for ours, others in _pairs(model, parts, fresh)
+        for one, other in zip(ours.parameters(), others.parameters(), strict=True)
+        if id(one) not in of_networks
+    ) and torch.equal(*_scales(parts, fresh))
+
+
+@torch.no_grad()
+def _copy_ard_part(model: GPRegression, parts: _Parts, plain: GPRegression) -> None:
+    for ours, fitted in _pairs(model, parts, plain):
+        ours.load_state_dict(fitted.state_dict(), strict=ours is not parts.ard)
+    scale, fitted_scale = _scales(parts, plain)
+    scale.copy_(fitted_scale)
+
+
+def _pairs(model: GPRegression, parts: _Parts, plain: GPRegression) -> list[tuple[Module, Module]]:
+    """The modules that a warm start changes, and where it takes them from."""
+    fitted = cast(ScaleKernel, plain.covar_module)
+    return [
+        (parts.ard, fitted.base_kernel),
+        (cast(Module, model.mean_module), cast(Module, plain.mean_module)),
+        (model.likelihood, plain.likelihood),
+    ]
+
+
+def _scales(parts: _Parts, plain: GPRegression) -> tuple[Tensor, Tensor]:
+    fitted = cast(ScaleKernel, plain.covar_module)
+    return cast(Tensor, parts.whole.raw_outputscale), cast(Tensor, fitted.raw_outputscale)
+
+
+class _LogMarginalLikelihood(ExactMarginalLogLikelihood):
+    """The log marginal likelihood per point, exact whatever settings are in force."""
+
+    def compute_custom_loss(self) -> Tensor:
+        data = training_observations(cast(ExactGP, self.model))
+        everything = torch.arange(data.residual.shape[-1])
+        value = conditional_log_density(data.covariance, data.residual, everything)
+        return -value / data.num_observed()
+
+
+def has_second_part(model: GPRegression) -> bool:
+    """Whether the kernel is the one that goes by the name of ``"deep"``."""
+    return _parts(model) is not None
+
+
+@torch.no_grad()
+def drop_second_part(model: GPRegression) -> None:
+    """Leaves the ARD GP alone: the second part's variance becomes nothing beside rounding.
+
+    Args:
+        model: One that :func:`has_second_part`.
+    """
+    parts = _parts(model)
+    assert parts is not None
+    parts.residual.outputscale = _NO_VARIANCE
+
+
+def start_second_part(model: GPRegression, rows: Tensor) -> None:
+    """Fits everything but network and mixing matrix by L-BFGS on the LML, in place.
+
+    The second part starts with a share of the ARD GP's variance, once with a shorter lengthscale
+    and once as an indicator of the values of the one column for which the LML is largest; after
+    a few iterations the better of both goes on. The noise stays above three tenths of what it was.
+    Costs O(n^3) an iteration, n of them rows.
+
+    Args:
+        model: One that :func:`has_second_part`, with fitted ARD hyperparameters.
+        rows: Indices of the rows to fit to.
+
+    Raises:
+        NonFiniteError, NotPSDError: If a start cannot be evaluated.
+    """
+    trial = copy.deepcopy(model)
+    parts = _parts(trial)
+    assert parts is not None
+    assert trial.train_inputs is not None
+    targets = cast(Tensor, trial.train_targets)
+    trial.set_train_data(trial.train_inputs[0][rows], targets[rows], strict=False)
+    with torch.no_grad():
+        parts.residual.outputscale = _SHARE / (1 - _SHARE)
+        parts.whole.outputscale = parts.whole.outputscale * (1 - _SHARE)
+        _bound_noise(trial)
+    mll = ConditionalMarginalLogLikelihood(trial.likelihood, trial, LastPoints(0))
+    shorter = -(_SHRINK * parts.ard.lengthscale.detach()).log().flatten()
+    starts = [shorter.expand_as(parts.features.log_scale), _best_indicator(mll, parts.features)]
+    before = _state(mll)
+    trials = []
+    for start in starts:
+        mll.load_state_dict(before)
+        with torch.no_grad():
+            parts.features.log_scale.copy_(start)
+        trials.append(_Fit(_fit(mll, parts.features, _TRIAL_STEPS), _state(mll)))
+    mll.load_state_dict(max(trials, key=lambda fit: fit.lml).state)
+    _fit(mll, parts.features, _STEPS)
+    with torch.no_grad():
+        parts.features.log_scale.clamp_(-_LARGEST, _largest(parts.features.log_scale.dtype))
+        for ours, fitted in zip(model.parameters(), trial.parameters(), strict=True):
+            ours.copy_(fitted)
+        if isinstance(model.likelihood, GaussianLikelihood):  # its bound was the trial's
+            model.likelihood.noise = cast(GaussianLikelihood, trial.likelihood).noise
+
+
+def _largest(dtype: torch.dtype) -> float:
+    """The largest logarithm of a scale at which the kernel is definite beside its noise."""
+    return min(_LARGEST, 0.5 * math.log(_ROUNDING / torch.finfo(dtype).eps))
+
+
+def _state(mll: ConditionalMarginalLogLikelihood) -> dict[str, Tensor]:
+    return copy.deepcopy(mll.state_dict())
+
+
+def _fit(mll: ConditionalMarginalLogLikelihood, features: SkipFeatures, steps: int) -> float:
+    """The LML after a line search in place; network and mixing matrix are held."""
+    kept = {id(p) for p in features.parameters()} - {id(features.log_scale)}
+    freeze = [name for name, p in mll.named_parameters() if id(p) in kept]
+    mll.train()
+    with frozen(mll, freeze):
+        try:
+            search(mll, steps, lambda _, result: None, retries=0)
+        except StoppedError as stopped:  # its best point so far will do
+            if stopped.nothing_done:
+                raise stopped.error from None
+        mll.train()
+        with torch.no_grad():
+            try:
+                return -float(fixed_loss(mll))
+            except (NanError, NotPSDError):
+                return math.nan
+
+
+@torch.no_grad()
+def _best_indicator(mll: ConditionalMarginalLogLikelihood, features: SkipFeatures) -> Tensor:
+    """Scales at which the second part tells the values of one column apart, and no others."""
+    mll.train()
+    d = features.log_scale.numel()
+    apart = min(_APART, _largest(features.log_scale.dtype))
+    starts = torch.full((d, d), _NOTHING).fill_diagonal_(apart).to(features.log_scale)
+    values = [-math.inf] * d
+    for column, start in enumerate(starts):
+        features.log_scale.copy_(start)
+        with contextlib.suppress(NanError, NotPSDError):
+            values[column] = -float(mll.compute_custom_loss())
+    return starts[values.index(max(values))]
+
+
+def _parts(model: GPRegression) -> _Parts | None:
+    whole = model.covar_module
+    deep = whole.base_kernel if isinstance(whole, ScaleKernel) else None
+    if not isinstance(deep, DeepKernel) or not isinstance(deep.feature_extractor, SkipFeatures):
+        return None
+    if not isinstance(deep.base_kernel, AdditiveKernel):
+        return None
+    ard, residual = deep.base_kernel.kernels
+    if not isinstance(ard, RBFKernel) or not isinstance(residual, ScaleKernel):
+        return None
+    return _Parts(cast(ScaleKernel, whole), ard, deep.feature_extractor, residual)
+
+
+def _bound_noise(model: GPRegression) -> None:
+    likelihood = model.likelihood
+    if isinstance(likelihood, GaussianLikelihood):
+        noise = likelihood.noise.clone()
+        least = max(_LEAST_NOISE * float(noise), 1e-4)
+        likelihood.noise_covar.register_constraint("raw_noise", GreaterThan(least))
+        likelihood.noise = noise.clamp_min(1.01 * least)
