@@ -15,9 +15,9 @@ import numpy
 import pytest
 from PIL import Image
 
-from gpclml.datasets import _load_images
-from gpclml.datasets.head_poses import PITCHES, YAWS
-from gpclml.datasets.image_sources import ImageFile, image_files
+from gpclml.datasets import images
+from gpclml.datasets.images import PITCHES, YAWS
+from gpclml.datasets.sources import ImageFile, image_files
 
 
 def idx(array):
@@ -63,7 +63,7 @@ def register(patch: pytest.MonkeyPatch, folder: Path, names: Iterable[str]) -> N
         return replace(one, checksum=checksum, bytes=len(body))
 
     made = {name: tuple(found(one) for one in image_files()[name]) for name in names}
-    patch.setattr(_load_images, "image_files", lambda: image_files() | made)
+    patch.setattr(images, "image_files", lambda: image_files() | made)
 
 
 def emnist_archive(path, part="test", split="byclass", images=None, labels=(0, 61)):

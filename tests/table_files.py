@@ -43,5 +43,5 @@ def write_table(folder: Path, name: str, rows: numpy.ndarray) -> UciSource:
 def register(patch: pytest.MonkeyPatch, sources: Iterable[UciSource]) -> None:
     """Entries in place of those of the same names, until the patch is undone."""
     known = dict(uci_sources()) | {source.name: source for source in sources}
-    for module in ("_load", "sources"):
+    for module in ("regression", "sources"):
         patch.setattr(f"gpclml.datasets.{module}.uci_sources", lambda: known)

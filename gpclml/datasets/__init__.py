@@ -1,25 +1,31 @@
-"""Data sets by name, checked against registries: regression with its splits, and images.
+"""Data sets by name, whose files are checked against registries: regression and images.
 
-``load`` gives a regression data set, ``fetch`` the original file of one, ``split`` a random split
-and ``load_published_splits`` those that published results were computed with; ``load_images`` gives
-labelled images, ``load_head_poses`` faces at known angles. Files are kept under ``$GPCLML_DATA``
-where that environment variable is set, else in the user's cache.
+``load`` loads a regression data set and ``fetch`` downloads its original file; ``split`` draws a
+random split, ``load_published_splits`` loads those of published results. ``load_images`` loads
+labelled images, ``load_head_poses`` pictures of heads at known angles. Files are kept in the folder
+named by ``$GPCLML_DATA``, or in the user's cache if it is not set.
 """
 
 from gpclml import explain_moved
-from gpclml.datasets._fetch import fetch
-from gpclml.datasets._load import load, names
-from gpclml.datasets._load_images import image_names, load_emnist, load_images, load_omniglot
-from gpclml.datasets._published import (
+from gpclml.datasets.images import (
+    HeadPoses,
+    LabelledImages,
+    image_names,
+    load_emnist,
+    load_head_poses,
+    load_images,
+    load_omniglot,
+)
+from gpclml.datasets.regression import RegressionData, load, names
+from gpclml.datasets.sources import UciSource, fetch, uci_source, uci_sources
+from gpclml.datasets.splits import (
+    TrainTestSplit,
     load_published_split,
     load_published_splits,
     num_published_splits,
+    split,
+    subset,
 )
-from gpclml.datasets.head_poses import HeadPoses, load_head_poses
-from gpclml.datasets.labelled_images import LabelledImages
-from gpclml.datasets.regression_data import RegressionData
-from gpclml.datasets.sources import UciSource, uci_source, uci_sources
-from gpclml.datasets.splits import TrainTestSplit, split, subset
 
 __all__ = [
     "HeadPoses",

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gpclml.datasets import load_images
-from gpclml.datasets.image_sources import image_files
+from gpclml.datasets.sources import image_files
 from gpclml.errors import UnknownNameError
 from gpclml.kernels import RandomFourierFeatures
 from gpclml.models import BayesianLinearModel

@@ -1,12 +1,18 @@
-"""Loading by name: the embedded set, and every registered file where the data are at hand."""
+"""Regression data sets: the registry, tables in the layout of each set, loading by name."""
 
 from __future__ import annotations
+
+import gzip
+import re
+from dataclasses import replace
 
 import pytest
 import torch
 from table_files import register, smooth_rows, write_table
 
 from gpclml import datasets
+from gpclml.datasets import uci_source, uci_sources
+from gpclml.datasets.regression import read_table
 from gpclml.errors import DataError, ShapeError, UnknownNameError
 
 
@@ -126,3 +132,111 @@ def test_one_changed_byte_is_found(data_folder, tmp_path):
     with pytest.raises(DataError, match=datasets.uci_source("yacht").sha256):
         datasets.load("yacht", folder=tmp_path)
     assert not path.exists()
+
+
+SOURCE = replace(
+    uci_source("yacht"), num_data=3, num_features=2, target_column=2, delimiter="whitespace"
+)
+
+
+def written(folder, text: str, name: str = "table.txt"):
+    path = folder / name
+    path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "changes"),
+    [
+        ("  1 2\t3 \n4  5 6\n7 8 9.1\n", "table.txt", {}),
+        ("1 2 3 0\n4 5 6 0\n7 8 9.1 0\n", "table.txt", {}),
+        ("a,b,c\n1,2,3\n4,5,6\n7,8,9.1\n", "table.csv", {"delimiter": "comma", "header_lines": 1}),
+        ("1,2,3\n4,5,6\n7,8,9.1\n", "table.csv.gz", {"delimiter": "comma", "target_column": -1}),
+    ],
+    ids=["whitespace", "columns after the target", "header", "gzip, last column"],
+)
+def test_layouts(tmp_path, text, name, changes):
+    data = read_table(written(tmp_path, text, name), replace(SOURCE, **changes))
+    assert data.inputs.tolist() == [[1, 2], [4, 5], [7, 8]]
+    assert data.targets.tolist() == [3, 6, 9.1]
+    assert data.inputs.dtype == data.targets.dtype == torch.float64
+    assert (data.name, data.source, data.licence) == ("yacht", SOURCE.address, SOURCE.licence)
+
+
+@pytest.mark.parametrize(
+    ("text", "changes", "found"),
+    [
+        ("1 2 3\n4 5 6\n", {}, "2 rows of 3 columns"),
+        ("1 2\n4 5\n7 8\n", {}, "3 rows of 2 columns"),
+        ("1 2 3 4\n4 5 6 7\n7 8 9 9\n", {"target_column": -1}, "3 rows of 4 columns"),
+        ("1 2 3\n4 nan 6\n7 8 9\n", {}, "nan in row 1, column 1"),
+        ("1 2 3\n4 5 6\n7 8 -inf\n", {}, "-inf in row 2, column 2"),
+        ("1 2 3\n4 5\n7 8 9\n", {}, "not a table of numbers"),
+        ("1 2 3\n4 b 6\n7 8 9\n", {}, "not a table of numbers"),
+    ],
+)
+def test_not_as_registered(tmp_path, text, changes, found):
+    path = written(tmp_path, text)
+    with pytest.raises(DataError, match=found) as caught:
+        read_table(path, replace(SOURCE, **changes))
+    assert str(path) in str(caught.value)
+
+
+def test_broken_gzip(tmp_path):
+    path = written(tmp_path, "1 2 3\n" * 1000, "table.gz")
+    path.write_bytes(path.read_bytes()[:-12])
+    with pytest.raises(DataError, match="not a table of numbers"):
+        read_table(path, SOURCE)
+
+
+NAMES = [
+    "bike",
+    "boston",
+    "concrete",
+    "energy",
+    "kin40k",
+    "kin8nm",
+    "naval",
+    "pol",
+    "power",
+    "protein",
+    "pumadyn32nm",
+    "wine-red",
+    "wine-white",
+    "yacht",
+]
+
+
+def test_names():
+    assert sorted(uci_sources()) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_entries_are_pinned_and_complete(name):
+    source = uci_source(name)
+    assert source.name == name
+    assert re.fullmatch(r"[0-9a-f]{64}", source.sha256)
+    assert re.fullmatch(
+        r"https://raw\.githubusercontent\.com/[\w-]+/[\w-]+/[0-9a-f]{40}/[\w/.-]+", source.address
+    )
+    assert source.delimiter in ("comma", "whitespace")
+    assert source.target_column in (-1, source.num_features)
+    assert source.bytes > 10_000
+    assert source.note
+    assert source.licence
+
+
+def test_files_are_distinct():
+    sources = uci_sources().values()
+    assert len({source.file for source in sources}) == len({s.sha256 for s in sources}) == 14
+
+
+def test_registry_is_read_only():
+    with pytest.raises(TypeError):
+        uci_sources()["new"] = uci_source("yacht")
+
+
+@pytest.mark.parametrize("name", ["wine", None, ["yacht"]])
+def test_unknown_name(name):
+    with pytest.raises(UnknownNameError, match="wine-red"):
+        uci_source(name)

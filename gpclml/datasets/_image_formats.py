@@ -1,0 +1,308 @@
+"""Readers of image files: idx, numpy arrays, and the archives of EMNIST and Omniglot."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import re
+import string
+import struct
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path, PurePosixPath
+
+import numpy
+import torch
+from torch import Tensor
+
+from gpclml._utils.arguments import check_counts
+from gpclml.errors import DataError, UnknownNameError
+
+__all__ = [
+    "EMNIST_CLASSES",
+    "archive_entries",
+    "paired_images",
+    "parse_idx",
+    "read_emnist",
+    "read_idx",
+    "read_idx_images",
+    "read_npz_images",
+    "read_omniglot",
+]
+
+_UNSIGNED_BYTES = 8
+_MERGED = tuple(string.digits + string.ascii_uppercase + "abdefghnqrt")
+
+EMNIST_CLASSES = {
+    "balanced": _MERGED,
+    "byclass": tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase),
+    "bymerge": _MERGED,
+    "digits": tuple(string.digits),
+    "letters": tuple(string.ascii_uppercase),
+    "mnist": tuple(string.digits),
+}
+"""Classes of each split of EMNIST (Cohen et al. 2017, Table II). In the merged splits small letters
+that look like capitals share their class, in ``"letters"`` all do."""
+
+_ENTRY = re.compile(r"(?P<alphabet>[^/]+)/(?P<character>character\d+)/(?P<drawing>\d+_\d+)\.png")
+_MOST_PIXELS = 1024 * 1024  # of an image: an archive may claim anything
+
+
+def read_idx_images(
+    images: str | os.PathLike[str], labels: str | os.PathLike[str]
+) -> tuple[Tensor, Tensor]:
+    """Reads images and labels in the files of MNIST.
+
+    Args:
+        images: File of three dimensions.
+        labels: File of one dimension.
+
+    Returns:
+        Images ``(N, 1, height, width)``, uint8, and labels ``(N,)``.
+
+    Raises:
+        DataError: A file has another format, or the two do not belong together.
+    """
+    return paired_images(read_idx(images), read_idx(labels), f"{images} and {labels}")
+
+
+def read_npz_images(path: str | os.PathLike[str]) -> tuple[Tensor, Tensor]:
+    """Reads the arrays ``images`` and ``labels`` of a numpy file; nothing in it is unpickled.
+
+    Args:
+        path: The file.
+
+    Returns:
+        Images ``(N, channels, height, width)``, uint8, and labels ``(N,)``.
+
+    Raises:
+        DataError: The file is missing, damaged or lacks an array of that kind.
+    """
+    try:
+        with open(path, "rb") as file, numpy.load(file, allow_pickle=False) as arrays:
+            images, labels = arrays["images"], arrays["labels"]
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(
+            f"{path}: no file of the arrays images and labels ({error}). Put a whole copy there."
+        ) from error
+    if images.dtype != numpy.uint8 or labels.dtype.kind not in "iu":
+        raise DataError(
+            f"{path}: images of {images.dtype} and labels of {labels.dtype}, where uint8 and "
+            "integers belong. Put the original file there."
+        )
+    return paired_images(torch.tensor(images), torch.tensor(labels.astype(numpy.int64)), str(path))
+
+
+def read_emnist(
+    archive: str | os.PathLike[str], split: str = "byclass", part: str = "test"
+) -> tuple[Tensor, Tensor]:
+    """Reads images and labels of one split of EMNIST's archive, which is not extracted.
+
+    Args:
+        archive: Path of the original ``gzip.zip``.
+        split: One of ``EMNIST_CLASSES``.
+        part: ``"train"`` or ``"test"``.
+
+    Returns:
+        Images ``(N, 1, 28, 28)``, uint8, upright, and labels from 0, ``(N,)``.
+
+    Raises:
+        UnknownNameError: Split or part is not known.
+        DataError: The archive is missing or damaged, or lacks the files.
+    """
+    if split not in EMNIST_CLASSES:
+        raise UnknownNameError("split", split, EMNIST_CLASSES)
+    if part not in ("train", "test"):
+        raise UnknownNameError("part", part, ("train", "test"))
+    names = [f"emnist-{split}-{part}-{kind}-ubyte.gz" for kind in ("images-idx3", "labels-idx1")]
+    found = {
+        name.rpartition("/")[2]: body
+        for name, body in archive_entries(archive, lambda name: name.rpartition("/")[2] in names)
+    }
+    for name in names:
+        if name not in found:
+            raise DataError(f"{archive}: no file {name} in it. Put EMNIST's gzip.zip there.")
+    images, labels = (parse_idx(found[name], f"{archive}: {name}") for name in names)
+    upright = images.mT if images.ndim == 3 else images  # columns are stored one after another
+    pictures, classes = paired_images(upright, labels, f"{archive}: {' and '.join(names)}")
+    first = 1 if split == "letters" else 0
+    return pictures, classes - first
+
+
+def read_omniglot(
+    archives: Sequence[str | os.PathLike[str]], size: int = 28
+) -> tuple[Tensor, Tensor, tuple[str, ...], tuple[str, ...]]:
+    """Reads all characters of Omniglot's archives, such as ``images_background.zip``.
+
+    Entries are read in memory, in the order of their names. Drawings, black on white at 105 x 105,
+    are inverted and scaled by a Lanczos filter.
+
+    Args:
+        archives: Paths.
+        size: Pixels a side.
+
+    Returns:
+        Images ``(N, 1, size, size)``, uint8; classes ``(N,)``, one a character in the order of
+        alphabets and characters; names of classes, ``alphabet/character``; their alphabets.
+
+    Raises:
+        ArgumentError: ``size`` is below 1.
+        DataError: An archive is missing, damaged or without characters, an entry leads out of it
+            or is not an image, or images have different sizes.
+    """
+    check_counts(size=size)
+    pictures: dict[tuple[str, str], dict[str, numpy.ndarray]] = {}
+    shapes: set[tuple[int, int]] = set()
+    for archive in archives:
+        for name, body in archive_entries(archive):
+            match = _ENTRY.fullmatch("/".join(PurePosixPath(name).parts[-3:]))
+            if match is None:
+                raise DataError(
+                    f"{archive}: the entry {name} is no <alphabet>/characterNN/<id>_<drawer>.png. "
+                    "Give an original archive of Omniglot."
+                )
+            picture, shape = _picture(archive, name, body, size)
+            shapes.add(shape)
+            of_class = pictures.setdefault((match["alphabet"], match["character"]), {})
+            of_class[match["drawing"]] = picture  # the small archives share some
+    if len(shapes) != 1:
+        got = f"images of sizes {sorted(shapes)}" if shapes else "no images"
+        listed = ", ".join(map(str, archives))
+        raise DataError(f"{listed}: {got}, expected one size. Give original archives of Omniglot.")
+    classes = sorted(pictures)
+    images = numpy.stack([picture for one in classes for picture in pictures[one].values()])
+    labels = [place for place, one in enumerate(classes) for _ in pictures[one]]
+    names = tuple("/".join(one) for one in classes)
+    alphabets = tuple(alphabet for alphabet, _ in classes)
+    return torch.from_numpy(images).unsqueeze(1), torch.tensor(labels), names, alphabets
+
+
+def read_idx(path: str | os.PathLike[str]) -> Tensor:
+    """Reads an array of unsigned bytes from an idx file, gzipped or not.
+
+    Args:
+        path: The file; see :func:`parse_idx`.
+
+    Raises:
+        DataError: The file is missing, cut short, too long, or of another format.
+    """
+    try:
+        body = Path(path).read_bytes()
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    return parse_idx(body, path)
+
+
+def parse_idx(body: bytes, origin: object) -> Tensor:
+    """Parses an array of unsigned bytes in the idx format, gzipped or not.
+
+    Args:
+        body: Two zero bytes, type, number of dimensions, sizes as big-endian 32-bit integers,
+            then the numbers.
+        origin: Name of the file for errors.
+
+    Raises:
+        DataError: The content is cut short, too long, or of another format.
+    """
+    try:
+        if body[:2] == b"\x1f\x8b":
+            body = gzip.decompress(body)
+    except (OSError, EOFError, zlib.error) as error:
+        raise _unreadable(origin, error) from error
+    if len(body) < 4 or body[:2] != b"\0\0" or body[2] != _UNSIGNED_BYTES:
+        raise DataError(
+            f"{origin}: no idx file of unsigned bytes (it begins with {body[:4].hex()}). Put the "
+            "original file there."
+        )
+    dimensions = body[3]
+    start = 4 + 4 * dimensions
+    if len(body) < start:
+        raise DataError(f"{origin}: the header is cut short. Put a whole copy there.")
+    shape = struct.unpack(f">{dimensions}I", body[4:start])
+    expected = int(numpy.prod(shape, dtype=numpy.int64))
+    if len(body) - start != expected:
+        raise DataError(
+            f"{origin}: {len(body) - start} numbers, where the header says {shape}, {expected} of "
+            "them. Put a whole copy there."
+        )
+    return torch.tensor(numpy.frombuffer(body, numpy.uint8, offset=start).reshape(shape))
+
+
+def paired_images(images: Tensor, labels: Tensor, origin: str) -> tuple[Tensor, Tensor]:
+    """Brings images to channels first and labels to integers, and checks their numbers.
+
+    Args:
+        images: ``(N, height, width)``, or with channels last.
+        labels: ``(N,)``.
+        origin: Names of the files for errors.
+
+    Raises:
+        DataError: The two do not belong together.
+    """
+    if images.ndim not in (3, 4) or labels.shape != images.shape[:1]:
+        raise DataError(
+            f"{origin}: shapes {tuple(images.shape)} and {tuple(labels.shape)}, where "
+            "(N, height, width), or with channels, and (N,) belong. Give the images and labels of "
+            "one set."
+        )
+    channels_first = images.unsqueeze(1) if images.ndim == 3 else images.movedim(-1, 1)
+    return channels_first.contiguous(), labels.long()
+
+
+def archive_entries(
+    archive: str | os.PathLike[str], wanted: Callable[[str], bool] = lambda name: True
+) -> Iterator[tuple[str, bytes]]:
+    """Names and contents of the files in a zip archive, sorted by name; nothing is extracted.
+
+    Args:
+        archive: Path of the zip archive.
+        wanted: Whether the file of a name is read.
+
+    Raises:
+        DataError: The archive is missing or damaged, or an entry leads out of it.
+    """
+    try:
+        with zipfile.ZipFile(archive) as file:
+            for info in sorted(file.infolist(), key=lambda info: info.filename):
+                _check_inside(archive, info.filename)
+                if not info.is_dir() and wanted(info.filename):
+                    yield info.filename, file.read(info)
+    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
+        if isinstance(error, DataError):
+            raise
+        raise DataError(
+            f"{archive}: missing, cut short or no zip archive ({error}). Put a whole copy there."
+        ) from error
+
+
+def _unreadable(origin: object, error: Exception) -> DataError:
+    return DataError(f"{origin}: the file cannot be read ({error}). Put a whole copy there.")
+
+
+def _check_inside(archive: str | os.PathLike[str], name: str) -> None:
+    if name.startswith(("/", "\\")) or ".." in re.split(r"[/\\]", name) or ":" in name:
+        raise DataError(
+            f"{archive}: the entry {name!r} leads out of the archive, so it is not an original "
+            "one. Nothing was extracted; get it again from its source."
+        )
+
+
+def _picture(
+    archive: str | os.PathLike[str], name: str, body: bytes, size: int
+) -> tuple[numpy.ndarray, tuple[int, int]]:
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(body), formats=["PNG"]) as image:
+            if image.width * image.height > _MOST_PIXELS:
+                raise ValueError(f"{image.width} x {image.height} pixels")
+            shape = image.size
+            small = image.convert("L").resize((size, size), Image.Resampling.LANCZOS)
+    except (OSError, ValueError, SyntaxError) as error:
+        raise DataError(
+            f"{archive}: the entry {name} is no image that can be read ({error}). Put a whole "
+            "copy of the archive there."
+        ) from error
+    return 255 - numpy.asarray(small, dtype=numpy.uint8), shape
