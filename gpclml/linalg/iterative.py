@@ -101,7 +101,8 @@ class IterativeCovariance(Covariance):
 
     def predictor(self, residual: Tensor, missing: Tensor | None = None) -> IterativeConditioning:
         """By one solve that is kept, and one for each value that is predicted."""
-        return IterativeConditioning(self.products, residual, self.settings)
+        given = self.products if missing is None else replace(self.products, missing=missing)
+        return IterativeConditioning(given, residual, self.settings)
 
     def _conditional_log_density(self, residual: Tensor, held_out: Tensor) -> Tensor:
         value, report = self._density(residual, held_out)

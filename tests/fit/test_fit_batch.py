@@ -93,6 +93,14 @@ def test_every_kernel_and_mean(options):
     assert_same_fits(together, results, alone, lone)
 
 
+def test_linear_kernels_whose_covariance_is_of_low_rank():
+    together = [objective(seed, kernel=gpytorch.kernels.LinearKernel()) for seed in range(3)]
+    alone = copy.deepcopy(together)
+    results = fit_batch(together, steps=5, progress=False)
+    lone = [fit_mll(mll, "adam", steps=5, progress=False) for mll in alone]
+    assert_same_fits(together, results, alone, lone)
+
+
 def test_float32():
     together = [objective(seed, dtype=torch.float32) for seed in range(2)]
     alone = copy.deepcopy(together)

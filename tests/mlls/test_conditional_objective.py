@@ -6,7 +6,7 @@ import pickle
 import gpytorch
 import pytest
 import torch
-from gpytorch.priors import GammaPrior, NormalPrior
+from objective_cases import STRATEGIES, data, dense, gradients_of, make
 
 import reference
 from gpclml.conditioning import (
@@ -24,73 +24,6 @@ from gpclml.errors import (
     UnsupportedError,
 )
 from gpclml.mlls import ConditionalMarginalLogLikelihood
-
-
-class RBFModel(gpytorch.models.ExactGP):
-    def __init__(self, x, y, likelihood, batch=(), priors=False):
-        super().__init__(x, y, likelihood)
-        batch = torch.Size(batch)
-        d = x.shape[-1]
-        self.mean_module = gpytorch.means.ConstantMean(batch_shape=batch)
-        self.covar_module = gpytorch.kernels.ScaleKernel(
-            gpytorch.kernels.RBFKernel(
-                ard_num_dims=d,
-                batch_shape=batch,
-                lengthscale_prior=GammaPrior(3.0, 6.0) if priors else None,
-            ),
-            batch_shape=batch,
-            outputscale_prior=GammaPrior(2.0, 0.15) if priors else None,
-        )
-        if priors:
-            self.mean_module.register_prior(
-                "mean_prior",
-                NormalPrior(0.0, 1.0),
-                lambda module: module.constant,
-                lambda module, value: None,
-            )
-
-    def forward(self, x):
-        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
-
-
-def data(n=12, d=2, batch=(), dtype=torch.float64):
-    generator = torch.Generator().manual_seed(0)
-    x = torch.rand(*batch, n, d, generator=generator, dtype=torch.float64)
-    noise = torch.randn(*batch, n, generator=generator, dtype=torch.float64)
-    y = torch.sin(4.0 * x.sum(-1)) + 0.2 * noise + 0.3
-    return x.to(dtype), y.to(dtype)
-
-
-def make(x, y, batch=(), priors=False, likelihood=None):
-    noise_prior = GammaPrior(1.1, 0.5) if priors else None
-    if likelihood is None:
-        likelihood = gpytorch.likelihoods.GaussianLikelihood(
-            noise_prior=noise_prior, batch_shape=torch.Size(batch)
-        )
-    model = RBFModel(x, y, likelihood, batch, priors).to(x)
-    likelihood.to(x)
-    model.train()
-    return model, likelihood
-
-
-def dense(model, likelihood, x, y):
-    output = likelihood(model(x), x)
-    return output.lazy_covariance_matrix.to_dense(), y - output.mean
-
-
-def gradients_of(value, model):
-    return torch.autograd.grad(value.sum(), list(model.parameters()), allow_unused=True)
-
-
-STRATEGIES = [
-    RandomHoldout(0.3, seed=4),
-    KFold(5, seed=4),
-    LeaveOneOut(),
-    LastPoints(m=7),
-    LastPoints(m=0),
-    RandomOrderings(3, m=6, seed=4),
-    HeldOut([0, 3], [5], [7, 2, 9]),
-]
 
 
 @pytest.mark.parametrize("conditioning", STRATEGIES, ids=repr)
@@ -199,100 +132,6 @@ def test_fixed_noise():
     expected = reference.conditional_log_density(K, y - model(x).mean, held_out) / 3
     torch.testing.assert_close(mll(model(x), y), expected)
     torch.testing.assert_close(mll(model(x), y, x), expected)
-
-
-class MultitaskModel(gpytorch.models.ExactGP):
-    def __init__(self, x, y, likelihood, interleaved=True):
-        super().__init__(x, y, likelihood)
-        self.interleaved = interleaved
-        t = y.shape[-1]
-        self.mean_module = gpytorch.means.MultitaskMean(gpytorch.means.ConstantMean(), t)
-        self.covar_module = gpytorch.kernels.MultitaskKernel(
-            gpytorch.kernels.RBFKernel(), num_tasks=t, rank=1
-        )
-
-    def forward(self, x):
-        mean, covariance = self.mean_module(x), self.covar_module(x)
-        if not self.interleaved:
-            n, t = mean.shape[-2:]
-            order = torch.arange(n * t).view(n, t).mT.flatten()
-            covariance = covariance.to_dense()[..., order.unsqueeze(-1), order]
-        return gpytorch.distributions.MultitaskMultivariateNormal(
-            mean, covariance, interleaved=self.interleaved
-        )
-
-
-@pytest.mark.parametrize("interleaved", [True, False])
-def test_multitask_holds_out_rows_with_all_their_tasks(interleaved):
-    x, _ = data(n=7, d=1)
-    y = torch.cat([torch.sin(5 * x), torch.cos(5 * x), x], dim=-1)
-    likelihood = gpytorch.likelihoods.MultitaskGaussianLikelihood(num_tasks=3).double()
-    model = MultitaskModel(x, y, likelihood).double()
-    output = likelihood(model(x))
-    K = output.lazy_covariance_matrix.to_dense()
-    r = (y - output.mean).flatten()
-    rows = torch.tensor([4, 1])
-    flat = (rows[:, None] * 3 + torch.arange(3)).flatten()
-    expected = reference.conditional_log_density(K, r, flat) / 6
-    if not interleaved:
-        # Task noises differ by task: the same covariance in the other order.
-        state = model.state_dict()
-        model = MultitaskModel(x, y, likelihood, interleaved=False).double()
-        model.load_state_dict(state)
-    mll = ConditionalMarginalLogLikelihood(likelihood, model, HeldOut(rows))
-    torch.testing.assert_close(mll(model(x), y), expected)
-    folds = ConditionalMarginalLogLikelihood(likelihood, model, KFold(3))
-    assert folds(model(x), y).shape == ()
-
-
-@pytest.mark.parametrize("conditioning", STRATEGIES[:4], ids=repr)
-def test_missing_targets_leave_value_and_count(conditioning):
-    x, y = data()
-    y[3] = y[10] = float("nan")
-    keep = ~y.isnan()
-    model, likelihood = make(x, y)
-    complete, _ = make(x[keep], y[keep], likelihood=likelihood)
-    complete.load_state_dict(model.state_dict())
-    with gpytorch.settings.observation_nan_policy("mask"):
-        mll = ConditionalMarginalLogLikelihood(likelihood, model, conditioning)
-        value = mll(model(x), y)
-        gradients = gradients_of(value, model)
-    mll = ConditionalMarginalLogLikelihood(likelihood, complete, conditioning)
-    expected = mll(complete(x[keep]), y[keep])
-    torch.testing.assert_close(value, expected)
-    for one, other in zip(gradients, gradients_of(expected, complete), strict=True):
-        torch.testing.assert_close(one, other)
-
-
-def test_missing_targets_of_one_batch_member_do_not_touch_the_others():
-    x, y = data(batch=(2,))
-    y[1, 4] = float("nan")
-    model, likelihood = make(x, y, (2,), priors=True)
-    with gpytorch.settings.observation_nan_policy("mask"):
-        mll = ConditionalMarginalLogLikelihood(likelihood, model, LeaveOneOut())
-        value = mll(model(x), y)
-    for i in range(2):
-        keep = ~y[i].isnan()
-        one, one_likelihood = make(x[i][keep], y[i][keep], priors=True)
-        mll = ConditionalMarginalLogLikelihood(one_likelihood, one, LeaveOneOut())
-        torch.testing.assert_close(value[i], mll(one(x[i][keep]), y[i][keep]))
-
-
-def test_missing_tasks_of_a_row():
-    x, _ = data(n=6, d=1)
-    y = torch.cat([torch.sin(5 * x), torch.cos(5 * x)], dim=-1)
-    likelihood = gpytorch.likelihoods.MultitaskGaussianLikelihood(num_tasks=2).double()
-    model = MultitaskModel(x, y, likelihood).double()
-    output = likelihood(model(x))
-    K, r = output.lazy_covariance_matrix.to_dense(), (y - output.mean).flatten()
-    y[2, 0] = y[5, 0] = y[5, 1] = float("nan")
-    observed = torch.tensor([i for i in range(12) if i not in (4, 10, 11)])
-    K, r = K[observed][:, observed], r[observed]
-    # Row 2 keeps task 1 (flat 5, now at 4); row 5 is gone whole.
-    expected = reference.conditional_log_density(K, r, torch.tensor([0, 1, 4])) / 3
-    with gpytorch.settings.observation_nan_policy("mask"):
-        mll = ConditionalMarginalLogLikelihood(likelihood, model, HeldOut([0, 2, 5]))
-        torch.testing.assert_close(mll(model(x), y), expected)
 
 
 def test_default_redraws_in_a_loop_and_is_fixed_for_a_line_search():

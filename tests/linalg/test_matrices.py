@@ -7,7 +7,14 @@ from linear_operator.utils.warnings import NumericalWarning
 
 import reference
 from gpclml.errors import ArgumentError, NonFiniteError
-from gpclml.linalg import DOUBLE_UP_TO, factorization_dtype, safe_cholesky
+from gpclml.linalg import (
+    DOUBLE_UP_TO,
+    factorization_dtype,
+    permute,
+    safe_cholesky,
+    take,
+    take_rows,
+)
 
 
 def test_policy_of_precision():
@@ -91,3 +98,21 @@ def test_non_finite(value):
     with pytest.raises(NonFiniteError, match="2 non-finite of 16 entries") as caught:
         safe_cholesky(K)
     assert isinstance(caught.value, NanError)  # BoTorch steps back on it
+
+
+N, BATCH = 5, (2, 3)
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize("b", [1, 3, N])
+def test_orders_are_those_of_plain_indexing(own, b):
+    orders = [torch.randperm(N)[:b] for _ in range(6)] if own else [torch.randperm(N)[:b]] * 6
+    order = torch.stack(orders).reshape(*BATCH, b) if own else orders[0]
+    vector, matrix = torch.randn(*BATCH, N), torch.randn(*BATCH, N, N)
+    rectangle = torch.randn(*BATCH, N, 2)
+    members = zip(orders, vector.reshape(6, N), matrix.reshape(6, N, N), strict=True)
+    for place, (one, v, M) in enumerate(members):
+        member = divmod(place, BATCH[1])
+        assert torch.equal(take(vector, order)[member], v[one])
+        assert torch.equal(permute(matrix, order)[member], M[one][:, one])
+        assert torch.equal(take_rows(rectangle, order)[member], rectangle[member][one])
