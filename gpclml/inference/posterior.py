@@ -30,6 +30,7 @@ __all__ = [
     "choose_posterior_solver",
     "evaluating",
     "exact_posterior",
+    "joint_prior",
     "new_points",
     "num_points_at_once",
     "posterior_given",
@@ -146,11 +147,8 @@ class JointPrior:
             model: With training data.
             x: New points as its ``forward`` takes them, ``(*batch, m, d)``; batches broadcast.
         """
-        train_x = _training_inputs(model)
-        n = train_x.shape[-2]
-        batch = torch.broadcast_shapes(x.shape[:-2], train_x.shape[:-2])
-        points = [part.expand(*batch, *part.shape[-2:]) for part in (train_x, x)]
-        prior = cast(MultivariateNormal, model.forward(torch.cat(points, dim=-2)))
+        n = _training_inputs(model).shape[-2]
+        _, prior = joint_prior(model, x)
         mean = prior.mean
         return JointPrior(mean[..., n:], mean[..., :n], n, prior.lazy_covariance_matrix)
 
@@ -210,6 +208,19 @@ class JointPrior:
         return slice(self.num_train + rows.start, self.num_train + rows.stop)
 
 
+def joint_prior(model: ExactGP, x: Tensor) -> tuple[Tensor, MultivariateNormal]:
+    """The training inputs followed by new points, and the prior of a model in eval mode there.
+
+    Args:
+        model: With training data.
+        x: New points as its ``forward`` takes them, ``(*batch, m, d)``; batches broadcast.
+    """
+    train_x = _training_inputs(model)
+    batch = torch.broadcast_shapes(x.shape[:-2], train_x.shape[:-2])
+    points = torch.cat([part.expand(*batch, *part.shape[-2:]) for part in (train_x, x)], dim=-2)
+    return points, cast(MultivariateNormal, model.forward(points))
+
+
 @contextmanager
 def reading(model: ExactGP) -> Iterator[None]:
     """Modes and settings as a posterior needs them, whatever they are outside; no gradient."""
@@ -236,7 +247,8 @@ def checked_points(x: Tensor, train_x: Tensor) -> Tensor:
         NonFiniteError: A number is not finite.
     """
     if not isinstance(x, Tensor):
-        raise ArgumentError("x", type(x).__name__, "a torch.Tensor", "Use torch.as_tensor(x).")
+        mend = "Use torch.as_tensor(x, dtype=torch.float64)."
+        raise ArgumentError("x", type(x).__name__, "a torch.Tensor", mend)
     columns = train_x.shape[-1]
     x = x.unsqueeze(-1) if x.ndim == 1 else x
     if x.ndim < 2 or x.shape[-1] != columns or 0 in x.shape:

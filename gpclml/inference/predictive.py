@@ -14,7 +14,7 @@ from torch.distributions import Normal
 from gpclml._utils.arguments import all_finite, checked
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
 from gpclml.inference.observations import Observations, observations
-from gpclml.inference.posterior import evaluating, exact_posterior, new_points
+from gpclml.inference.posterior import evaluating, exact_posterior, joint_prior, new_points
 from gpclml.inference.units import to_training_units
 
 __all__ = ["are_constant", "marginal_predictive", "predictive_observations"]
@@ -45,8 +45,7 @@ def predictive_observations(
     """
     with evaluating(model):
         x = new_points(model, x)
-        points = _cat(cast(Any, model.train_inputs)[0], x, -2)
-        prior = cast(MultivariateNormal, model.forward(points))
+        points, prior = joint_prior(model, x)
         multitask = isinstance(prior, MultitaskMultivariateNormal)
         dim = -2 if multitask else -1
         rows = x.shape[-2]

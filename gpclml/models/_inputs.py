@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gpclml.errors import ArgumentError, DataError, NonFiniteError, ShapeError
 
-__all__ = ["check_stored", "checked_points", "checked_training_data"]
+__all__ = ["check_stored", "checked_training_data"]
 
 
 def _is_size(value: object) -> bool:
@@ -60,25 +60,6 @@ def checked_training_data(train_x: Tensor, train_y: Tensor) -> tuple[Tensor, Ten
         mend = "Give each batch element at least one observed target."
         raise ArgumentError("train_y", "NaN at every point", "an observed target", mend)
     return train_x, train_y
-
-
-def checked_points(x: Tensor, train_x: Tensor) -> Tensor:
-    """Points as ``(*batch, m, d)`` that fit the training inputs, or a typed error."""
-    _check_tensor("x", x)
-    x = x.unsqueeze(-1) if x.ndim == 1 else x
-    if x.ndim < 2 or x.shape[-1] != train_x.shape[-1] or 0 in x.shape:
-        expected = f"(*batch, m, {train_x.shape[-1]}), m at least 1"
-        mend = "Give one row a point with the columns of the training inputs."
-        raise ShapeError("x", tuple(x.shape), expected, mend)
-    try:
-        torch.broadcast_shapes(x.shape[:-2], train_x.shape[:-2])
-    except RuntimeError:
-        expected = f"a batch that broadcasts with {tuple(train_x.shape[:-2])}"
-        mend = "Give one set of points, or one for each batch element."
-        raise ShapeError("x", tuple(x.shape), expected, mend) from None
-    _check_same("x", x, "the training inputs", train_x)
-    _check_finite("x", x, "Drop or impute the rows with missing inputs.")
-    return x
 
 
 def _check_tensor(argument: str, value: object) -> None:

@@ -20,10 +20,11 @@ from gpclml._utils.arguments import checked
 from gpclml.curvature import GaussianWeightPrior
 from gpclml.errors import ArgumentError, ShapeError
 from gpclml.inference import PosteriorNormal
+from gpclml.inference.posterior import checked_points
 from gpclml.kernels import FeatureKernel, IdentityFeatures, LinearizedMean, NeuralTangentKernel
 from gpclml.kernels.networks import check_finite_output
 from gpclml.linalg.gaussians import DualGaussian, FullGaussian, linear_posterior
-from gpclml.models._inputs import checked_points, checked_training_data
+from gpclml.models._inputs import checked_training_data
 
 __all__ = ["BayesianLinearModel", "Linearization", "LinearizedGP", "LinearizedNetwork"]
 

@@ -23,8 +23,8 @@ from gpclml._utils.memory import reads_are_free
 from gpclml.errors import ArgumentError, DataError
 from gpclml.inference import IterativePosterior, PosteriorNormal, evaluating, exact_posterior
 from gpclml.inference.covariances import Solver
-from gpclml.inference.posterior import choose_posterior_solver
-from gpclml.models._inputs import check_stored, checked_points, checked_training_data
+from gpclml.inference.posterior import checked_points, choose_posterior_solver
+from gpclml.models._inputs import check_stored, checked_training_data
 from gpclml.models._parts import PartOptions, make_kernel, make_mean
 from gpclml.models.standardize import Standardizer
 
