@@ -1,4 +1,4 @@
-"""How far class probabilities are from what happens, and the temperature that mends them."""
+"""Calibration of class probabilities: its error, a temperature, and detection of other data."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from gpclml._utils.arguments import all_finite, checked
-from gpclml.errors import ArgumentError, NonFiniteError
+from gpclml._utils.arguments import check_counts, check_finite, checked
+from gpclml.errors import ArgumentError
 
 __all__ = ["expected_calibration_error", "fit_temperature", "out_of_distribution_auroc"]
 
@@ -17,26 +17,25 @@ _LARGEST_LOG = math.log(1e3)
 
 @checked(probabilities="(*points, ways)", labels="integer (*points)")
 def expected_calibration_error(probabilities: Tensor, labels: Tensor, bins: int = 15) -> float:
-    """How far confidence is from accuracy on average, between 0 and 1.
+    """The expected calibration error: mean difference of confidence and accuracy, 0 to 1.
 
-    Predictions are put in bins of equal width by the probability of the likeliest class; the
-    absolute differences of mean probability and accuracy are averaged by the bins' shares of
-    the predictions (Guo et al. 2017, Eq. 5).
+    Predictions are put in bins of equal width by the probability of the most probable class. The
+    absolute differences of mean probability and accuracy are averaged with the bins' shares of
+    predictions as weights (Guo et al. 2017, Eq. 5).
 
     Args:
-        probabilities: ``(*batch, ways)``.
+        probabilities: Class probabilities, ``(*batch, ways)``.
         labels: True classes, ``(*batch,)``.
         bins: Number of bins.
 
     Raises:
-        ShapeError: If the two do not fit, or there is no prediction.
-        ArgumentError: If there is no bin, or a label that is no class.
+        ShapeError: If the shapes do not fit each other, or there is no prediction.
+        ArgumentError: If there is no bin, or a label is not a class.
         NonFiniteError: If a probability is NaN or infinite.
     """
-    if bins < 1:
-        raise ArgumentError("bins", bins, "at least 1")
+    check_counts(bins=bins)
     _check_classes(labels, probabilities.shape[-1])
-    _check_finite("probabilities", probabilities)
+    check_finite("probabilities", probabilities)
     confidence, guess = probabilities.detach().double().max(-1)
     right = (guess == labels).double().flatten()
     confidence = confidence.flatten()
@@ -52,18 +51,18 @@ def fit_temperature(outputs: Tensor, labels: Tensor) -> float:
 
     .. math:: \max_T \sum_n \log \frac1S \sum_s \operatorname{softmax}(f_{sn} / T)_{y_n}
 
-    One network is S = 1; with several draws of its weights the average of them is tempered.
+    S is 1 for one network; with several draws of its weights each of them is tempered.
 
     Args:
         outputs: Logits of points that were not trained on, ``(N, C)`` or ``(S, N, C)``.
         labels: True classes, ``(N,)``.
 
     Returns:
-        T, between .001 and 1000; to be divided by.
+        T, between .001 and 1000; divide logits by it.
 
     Raises:
-        ShapeError: Outputs and labels do not fit, or there is none.
-        ArgumentError: A label is no class.
+        ShapeError: The shapes do not fit each other, or there is no point.
+        ArgumentError: A label is not a class.
         NonFiniteError: An output is NaN or infinite.
     """
     from scipy.optimize import minimize_scalar
@@ -71,7 +70,7 @@ def fit_temperature(outputs: Tensor, labels: Tensor) -> float:
     logits = outputs.detach().double()
     logits = logits.unsqueeze(0) if logits.ndim == 2 else logits
     _check_classes(labels, logits.shape[-1])
-    _check_finite("outputs", logits)
+    check_finite("outputs", logits)
     index = labels.long().expand(len(logits), -1).unsqueeze(-1)
 
     def loss(log_temperature: float) -> float:
@@ -85,24 +84,24 @@ def fit_temperature(outputs: Tensor, labels: Tensor) -> float:
 
 @checked(inside="(N, C)", outside="(M, C)")
 def out_of_distribution_auroc(inside: Tensor, outside: Tensor) -> float:
-    """How well confidence tells points of the classes from others, 0.5 by chance.
+    """How well confidence separates points of the classes from others; 0.5 by chance.
 
-    The area under the receiver operating characteristic of the probability of the likeliest
-    class: how often a point inside has a larger one than a point outside (Hendrycks and Gimpel
-    2017).
+    It is the area under the receiver operating characteristic of the probability of the most
+    probable class: how often a point inside has a larger one than a point outside (Hendrycks and
+    Gimpel 2017).
 
     Args:
         inside: Probabilities of points of the classes, ``(N, C)``.
         outside: Probabilities of other points, ``(M, C)``.
 
     Raises:
-        ShapeError: Either has no point, or they are of other classes.
+        ShapeError: There are no points, or the numbers of classes differ.
         NonFiniteError: A probability is NaN or infinite.
     """
     from sklearn.metrics import roc_auc_score
 
     for name, probabilities in (("inside", inside), ("outside", outside)):
-        _check_finite(name, probabilities)
+        check_finite(name, probabilities)
     confidence = torch.cat([inside, outside]).detach().double().max(-1).values.cpu()
     of_inside = torch.cat([torch.ones(len(inside)), torch.zeros(len(outside))])
     return float(roc_auc_score(of_inside.numpy(), confidence.numpy()))
@@ -113,9 +112,3 @@ def _check_classes(labels: Tensor, ways: int) -> None:
     if least < 0 or most >= ways:
         got = f"classes from {least} to {most}"
         raise ArgumentError("labels", got, f"integers from 0 to {ways - 1}")
-
-
-def _check_finite(name: str, values: Tensor) -> None:
-    if not all_finite(values):
-        count = int((~values.isfinite()).sum())
-        raise NonFiniteError(name, f"{count} NaN or infinite values", "finite ones")

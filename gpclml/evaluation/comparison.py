@@ -1,41 +1,61 @@
-"""A comparison of models: the table, what it was made of, and what it says."""
+"""A comparison of models: its table, the scores in it, and sentences about them."""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 from gpytorch.models import ExactGP
 from torch import Tensor
 
-from gpclml.evaluation._criteria import Criterion, Scores, favourites
-from gpclml.evaluation._sentences import sentences
-from gpclml.evaluation._table import for_display
-from gpclml.evaluation.findings import Finding
+from gpclml.evaluation.criteria import (
+    CRITERIA,
+    ROUNDING,
+    Criterion,
+    Scores,
+    difference_in,
+    favourites,
+    scored_in,
+    stacking_weights,
+    value_of,
+)
+from gpclml.evaluation.findings import Finding, failures_in_words, joined, plus_minus
 from gpclml.inference.units import Units
 
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["Comparison"]
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = [
+    "Comparison",
+    "for_display",
+    "make_table",
+    "sentences",
+]
+
+_SMALLEST_WEIGHT = 0.005
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Comparison:
-    """Models scored on the data they were trained on; it prints as a table and sentences.
+    """Scores of models on their training data; it prints as a table with sentences.
 
     Attributes:
-        table: As :func:`gpclml.evaluation.compare` gives it.
-        scores: All scores of each model, the first-ranked first.
-        findings: What calls for care.
-        models: The models themselves, in the same order.
+        table: The table of :func:`gpclml.evaluation.compare`.
+        scores: All scores of each model, in the order of the ranking.
+        findings: Reasons for care.
+        models: The models, in the same order.
         targets: Observed targets in the units of the comparison, ``(n,)``.
-        rows: Their rows in the training data, ``(n,)``.
-        orders: The orderings, as rows, ``(k, n)``.
+        rows: Rows of these targets in the training data, ``(n,)``.
+        orders: Rows in the order of each ordering, ``(k, n)``.
         m: Number of points that the CLML conditions on.
-        rank_by: The criterion that ranks.
+        rank_by: The criterion by which models are ranked.
         units: Units of the targets.
     """
 
@@ -52,18 +72,18 @@ class Comparison:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """What the comparison says: ranking, agreement, weights, then a sentence a finding."""
+        """The comparison in sentences: ranking, agreement, weights, then each finding."""
         weights = dict(zip(self.table.index, self.table["weight"], strict=True))
         return sentences(self.scores, self.rank_by, weights, self.findings)
 
     @property
     def favourites(self) -> Mapping[Criterion, str]:
-        """The best model by each criterion that some model has; of equal ones the first-ranked."""
+        """The best model by each criterion; of equal ones the first-ranked."""
         return favourites(self.scores)
 
     @property
     def pointwise(self) -> pandas.DataFrame:
-        """Log densities of points given all others: a row a point, a column a model."""
+        """Log densities of points given all others, with a column for each model."""
         import pandas
 
         columns = {name: scores.loo.numpy() for name, scores in self.scores.items()}
@@ -84,3 +104,136 @@ class Comparison:
             f"nats; CLML of {len(self.targets) - self.m} points given {self.m}, mean over "
             f"{len(self.orders)} orderings; ranked by {self.rank_by.upper()}"
         )
+
+
+def make_table(scores: Scores, rank_by: Criterion, findings: Sequence[Finding]) -> pandas.DataFrame:
+    """The table, with a row for each model in their order."""
+    import pandas
+
+    first = next(iter(scores.values()))
+    weights = _weights(scores)
+    rows = []
+    for rank, (name, model) in enumerate(scores.items()):
+        difference = difference_in(rank_by, model, first)
+        in_loo = difference_in("loo", model, first)
+        rows.append(
+            {
+                "rank": rank,
+                "lml": model.lml,
+                "clml": value_of("clml", model),
+                "clml_se": _deviation(model.clml) / math.sqrt(len(model.clml)),
+                "loo": value_of("loo", model),
+                "loo_se": _deviation(model.loo) * math.sqrt(len(model.loo)),
+                "difference": difference.value,
+                "difference_se": difference.standard_error,
+                "p_worse": in_loo.p_worse if rank else math.nan,
+                "weight": weights.get(name, math.nan),
+                "findings": tuple(one.name for one in findings if name in one.models),
+                "failure": "; ".join(failures_in_words(model)),
+            }
+        )
+    return pandas.DataFrame(rows, index=pandas.Index(list(scores), name="model"))
+
+
+def for_display(table: pandas.DataFrame) -> pandas.DataFrame:
+    """The table with numbers as short texts, without the reasons of missing scores."""
+    shown = table.drop(columns="failure")
+    for column in shown.columns:
+        if column == "findings":
+            shown[column] = [", ".join(names) for names in table[column]]
+        elif column != "rank":
+            digits = 3 if column == "p_worse" else 2
+            shown[column] = [_short(value, digits) for value in table[column]]
+    return shown
+
+
+def _weights(scores: Scores) -> dict[str, float]:
+    """Stacking weights of the models that have LOO."""
+    names = scored_in("loo", scores)
+    if not names:
+        return {}
+    weights = stacking_weights(torch.stack([scores[name].loo for name in names]))
+    return dict(zip(names, weights.tolist(), strict=True))
+
+
+def _short(value: float, digits: int) -> str:
+    return "" if math.isnan(value) else f"{value:.{digits}f}"
+
+
+def _deviation(values: Tensor) -> float:
+    return float(values.std()) if len(values) > 1 else math.nan
+
+
+def sentences(
+    scores: Scores,
+    rank_by: Criterion,
+    weights: Mapping[str, float],
+    findings: Sequence[Finding],
+) -> tuple[str, ...]:
+    """Sentences on ranking, agreement and weights, then the texts of the findings."""
+    if len(scores) == 1:
+        return tuple(finding.text for finding in findings)
+    said = [*_ranking(scores, rank_by), *_agreement(scores, findings), *_mixture(scores, weights)]
+    return (*said, *(finding.text for finding in findings))
+
+
+def _ranking(scores: Scores, rank_by: Criterion) -> Iterator[str]:
+    first, *others = scored_in(rank_by, scores)
+    if not others:
+        yield f"{first} is the only model whose {rank_by.upper()} could be computed."
+        return
+    second = others[0]
+    lead = difference_in(rank_by, scores[first], scores[second])
+    yield f"{rank_by.upper()} ranks {first} first, {plus_minus(lead)} ahead of {second}."
+    in_loo = difference_in("loo", scores[second], scores[first])
+    if math.isnan(in_loo.value):
+        return
+    yield (
+        f"The probability that {second} predicts worse than {first} is {in_loo.p_worse:.3f}, from "
+        "paired differences in LOO."
+    )
+
+
+def _agreement(scores: Scores, findings: Sequence[Finding]) -> Iterator[str]:
+    best = favourites(scores)
+    if len(set(best.values())) == 1:
+        alike = [
+            name for name in scores if _score_the_same(scores, name, next(iter(best.values())))
+        ]
+        names = joined([criterion.upper() for criterion in best])
+        if len(alike) == len(scores):
+            yield f"{names} are the same for all models."
+        elif len(best) > 1:
+            every = "all" if len(best) == len(CRITERIA) else "both"
+            yield f"{names} {every} prefer {joined(alike)}."
+        return
+    by_model = {
+        name: joined([criterion.upper() for criterion in best if best[criterion] == name])
+        for name in dict.fromkeys(best.values())
+    }
+    parts = [
+        f"{criteria} {'prefer' if ' and ' in criteria else 'prefers'} {name}"
+        for name, criteria in by_model.items()
+    ]
+    clear = any(finding.name == "criteria-disagree" for finding in findings)
+    yield f"{'; '.join(parts)}{'' if clear else ', none of them clearly'}."
+
+
+def _mixture(scores: Scores, weights: Mapping[str, float]) -> Iterator[str]:
+    if len(scored_in("loo", scores)) < 2:
+        return
+    shares = {name: weights[name] for name in scores if weights[name] >= _SMALLEST_WEIGHT}
+    if len(shares) == 1:
+        yield f"Stacking gives {next(iter(shares))} all weight: no mixture predicts better."
+        return
+    parts = [f"{weight:.2f} of {name}" for name, weight in shares.items()]
+    yield f"The mixture that predicts best in LOO is {joined(parts)}."
+
+
+def _score_the_same(scores: Scores, name: str, other: str) -> bool:
+    differences = [
+        difference_in(one, scores[name], scores[other])
+        for one in CRITERIA
+        if not math.isnan(value_of(one, scores[other]))
+    ]
+    return all(abs(difference.value) < ROUNDING for difference in differences)

@@ -1,27 +1,41 @@
-"""What in a comparison calls for care: named findings, each a sentence with the figures."""
+"""Findings of a comparison: named reasons for care, each a sentence with the figures."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from statistics import NormalDist, median
 from typing import Literal
 
-from gpclml.evaluation._criteria import (
+import torch
+from gpytorch.kernels import Kernel, RBFKernel, RQKernel, ScaleKernel
+from gpytorch.models import ExactGP
+
+from gpclml.errors import UnknownNameError
+from gpclml.evaluation.criteria import (
     Criterion,
+    PairedDifference,
     Scores,
     difference_in,
     favourites,
     scored_in,
     value_of,
 )
-from gpclml.evaluation.differences import PairedDifference
 from gpclml.evaluation.model_scores import ModelScores
-from gpclml.evaluation.words import joined, nats, plus_minus
+from gpclml.inference.predictive import are_constant
 
-__all__ = ["Finding", "FindingName", "collect_findings", "failures_in_words"]
+__all__ = [
+    "Finding",
+    "FindingName",
+    "collect_findings",
+    "failures_in_words",
+    "fit_findings",
+    "joined",
+    "nats",
+    "plus_minus",
+]
 
 FindingName = Literal[
     "below-contained",
@@ -45,15 +59,18 @@ _LARGEST_ROUNDING = 0.01
 _FEW_POINTS = 100
 _SMALL_DIFFERENCE = 4.0  # nats
 _MANY_MODELS = 11
+_BELOW = 0.5  # nats
+_MOST_DECIMALS = 4
+_SMALLEST = 0.5 * 10**-_MOST_DECIMALS
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A reason for care.
+    """A reason for care in a comparison.
 
     Attributes:
-        name: Which; :func:`gpclml.evaluation.compare` says what each means.
-        models: The models it is about.
+        name: Name of the finding; :func:`gpclml.evaluation.compare` says what each means.
+        models: Names of the models that it is about.
         text: A sentence with the figures.
     """
 
@@ -63,20 +80,20 @@ class Finding:
 
 
 def collect_findings(scores: Scores) -> tuple[Finding, ...]:
-    """All findings.
+    """Collects the findings that follow from the scores.
 
     Args:
-        scores: Of the models, the first-ranked first.
+        scores: Scores of the models, in the order of the ranking.
     """
     rules = _not_scored, _disagreement, _first_terms, _prior, _conditioning, _few, _small, _many
     return tuple(finding for rule in rules for finding in rule(scores))
 
 
 def failures_in_words(scores: ModelScores) -> list[str]:
-    """What could not be computed of a model, and why: a text for each reason.
+    """What could not be computed for a model, and why: a text for each reason.
 
     Args:
-        scores: Of the model.
+        scores: Scores of the model.
     """
     reasons = dict.fromkeys(scores.failures.values())
     parts = {
@@ -84,6 +101,42 @@ def failures_in_words(scores: ModelScores) -> list[str]:
         for reason in reasons
     }
     return [f"no {joined(names, 'or')} ({reason.rstrip('.')})" for reason, names in parts.items()]
+
+
+def fit_findings(
+    scores: Scores, models: Mapping[str, ExactGP], problems: Mapping[str, str]
+) -> Iterator[Finding]:
+    """Findings of fits that failed, as reported or as seen in the scores.
+
+    Args:
+        scores: Scores of the models.
+        models: The models.
+        problems: Known problems of fits, by name; empty texts are no problems.
+
+    Raises:
+        UnknownNameError: A problem is of a model that is not there.
+    """
+    for name, problem in problems.items():
+        if name not in scores:
+            raise UnknownNameError("problems", name, scores)
+        if problem:
+            yield Finding("fit-failed", (name,), f"{name}: {problem}")
+    constant = [name for name, model in scores.items() if _is_constant(model)]
+    if constant:
+        text = (
+            f"Whatever the inputs, {joined(constant)} predict{'s' if len(constant) == 1 else ''} "
+            "the mean: there is nothing to find, or the fit missed it."
+        )
+        yield Finding("predicts-mean", tuple(constant), text)
+    for name, inner in _contained(models):
+        below = scores[inner].lml - scores[name].lml
+        worse = value_of("loo", scores[name]) < value_of("loo", scores[inner])
+        if below > _BELOW and worse:
+            text = (
+                f"{name} is {nats(below)} below {inner} in LML, which it contains as its shape "
+                f"grows: its fit missed that. Start it from {inner}."
+            )
+            yield Finding("below-contained", (name,), text)
 
 
 def _not_scored(scores: Scores) -> Iterator[Finding]:
@@ -198,7 +251,7 @@ def _small(scores: Scores) -> Iterator[Finding]:
 
 
 def _many(scores: Scores) -> Iterator[Finding]:
-    """As in McLatchie and Vehtari (2024): is the best better than the best of noise would be?"""
+    """Whether the best model exceeds the best of equal ones (McLatchie and Vehtari 2024)."""
     names = scored_in("loo", scores)
     if len(names) <= _MANY_MODELS:
         return
@@ -213,3 +266,59 @@ def _many(scores: Scores) -> Iterator[Finding]:
             f"more than the best of as many equal ones would be by chance ({nats(expected)})."
         )
         yield Finding("many-models", tuple(names), text)
+
+
+def _is_constant(model: ModelScores) -> bool:
+    return bool(are_constant(model.loo_mean.var(correction=0), model.loo_variance.mean()))
+
+
+def _contained(models: Mapping[str, ExactGP]) -> Iterator[tuple[str, str]]:
+    """Rational quadratic kernels, and the RBF kernels of the same structure that they contain."""
+    bases = {name: _base(model) for name, model in models.items()}
+    for name, base in bases.items():
+        if not isinstance(base, RQKernel):
+            continue
+        for inner, other in bases.items():
+            alike = isinstance(other, RBFKernel) and other.ard_num_dims == base.ard_num_dims
+            if alike and _same_parts(models[name], models[inner]):
+                yield name, inner
+
+
+def _base(model: ExactGP) -> torch.nn.Module | None:
+    kernel = getattr(model, "covar_module", None)
+    base = kernel.base_kernel if isinstance(kernel, ScaleKernel) else None
+    plain = isinstance(base, Kernel) and base.active_dims is None
+    return base if plain and type(base) in (RBFKernel, RQKernel) else None
+
+
+def _same_parts(one: ExactGP, other: ExactGP) -> bool:
+    parts = [
+        (type(model), type(getattr(model, "mean_module", None)), type(model.likelihood))
+        for model in (one, other)
+    ]
+    return parts[0] == parts[1]
+
+
+def nats(value: float, sign: bool = False) -> str:
+    """A number of nats as text, to a tenth, or to two digits if it is small."""
+    return f"{value:{'+' if sign else ''}.{_decimals(value)}f} nats"
+
+
+def plus_minus(difference: PairedDifference) -> str:
+    """A difference and its error as text, to two digits of the error."""
+    error = difference.standard_error
+    if math.isnan(error) or error < _SMALLEST:
+        return nats(difference.value)
+    decimals = _decimals(error)
+    return f"{difference.value:.{decimals}f} ± {error:.{decimals}f} nats"
+
+
+def joined(parts: Sequence[str], last: str = "and") -> str:
+    """Joins parts to a list in a sentence, with a word before the last."""
+    return f" {last} ".join(part for part in (", ".join(parts[:-1]), parts[-1]) if part)
+
+
+def _decimals(value: float) -> int:
+    if abs(value) >= 1 or value == 0:
+        return 1
+    return min(_MOST_DECIMALS, 1 - math.floor(math.log10(abs(value))))

@@ -1,4 +1,4 @@
-"""All scores of one model that a comparison is made of."""
+"""Scores of one model for a comparison."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpclml.linalg import Covariance, DenseCovariance
 __all__ = ["WIDER", "ModelScores", "score_model"]
 
 WIDER = 4.0
-"""How much more variable the function is under the wider prior: its deviations are doubled."""
+"""Factor of the prior covariance of the function under the wider prior."""
 
 _NUMBERS_AT_ONCE = 2**25  # in the covariances of held-out blocks
 _WORTH_AN_INVERSE = 4  # held-out blocks at once
@@ -28,24 +28,25 @@ _WORTH_AN_INVERSE = 4  # held-out blocks at once
 
 @dataclass(frozen=True, eq=False)
 class ModelScores:
-    """Scores of a model as it stands, in nats, in float64 on the CPU; n observed targets.
+    """Scores of a model on its n observed training targets, in nats, in float64 on the CPU.
 
     Attributes:
         lml: The log marginal likelihood.
         clml: Log densities of the points after the m-th given the first m, one for each
             ordering, ``(k,)``.
         loo: Log densities of points given all others, ``(n,)``.
-        loo_mean: Their predictive means, in the units of the comparison, ``(n,)``.
-        loo_variance: Their predictive variances, noise included, ``(n,)``.
+        loo_mean: Predictive means of points given all others, in the units of the comparison,
+            ``(n,)``.
+        loo_variance: Predictive variances of points given all others, with noise, ``(n,)``.
         curves: Terms log p(y_i | y_<i) of the first orderings, ``(c, n)``.
         wider_lml: The log marginal likelihood with a prior covariance of the function, noise and
             mean left out, that is four times as large.
         wider_loo: Log densities of points given all others under that prior, ``(n,)``.
         condition_number: Of the covariance of the observations, in the 1-norm; for a model of
             fewer features than points the ratio of its extreme eigenvalues.
-        rounding: The condition number times the rounding of the covariance's type.
-        failures: Why a part is NaN, by its name: "LML", "CLML", "LOO", "learning curves", "wider
-            prior", "condition number". Empty where all could be computed.
+        rounding: The condition number times the machine precision of the covariance's dtype.
+        failures: Reasons why parts are NaN, by name: "LML", "CLML", "LOO", "learning curves",
+            "wider prior", "condition number". Empty if all could be computed.
     """
 
     lml: float
@@ -71,18 +72,18 @@ def score_model(
     num_curves: int,
     units: Units,
 ) -> tuple[ModelScores, Mapping[str, Exception]]:
-    """Scores a model on its training data; its parameters, mode and caches stay as they are.
+    """Scores a model on its training data, without changing its parameters, mode and caches.
 
-    A part that fails is NaN and takes no other along; an interrupt ends everything.
+    A part that fails is NaN and does not affect the others; an interrupt ends everything.
 
     Args:
-        name: Of the model, for errors.
+        name: Name of the model, for errors.
         model: An exact GP of one output.
         targets: Its targets in these units, NaN where missing, ``(n,)``.
         orders: Orders of all rows, those with missing targets last, ``(k, n)``.
         m: Number of points that the CLML conditions on.
         num_curves: Number of orders whose learning curves are computed.
-        units: Of the targets.
+        units: Units of the targets.
 
     Returns:
         The scores, and the errors of the parts that failed, by the names of the parts.
@@ -145,7 +146,7 @@ def score_model(
 
 
 class _Parts:
-    """Parts of a model's scores, each computed whatever becomes of the others."""
+    """Computes parts of a model's scores, of which one that fails does not affect the others."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -155,7 +156,7 @@ class _Parts:
     def covariance(
         self, compute: Callable[[], tuple[Covariance, Tensor]]
     ) -> tuple[Covariance, Tensor] | None:
-        """What all parts are computed from; without it each of them fails."""
+        """The covariance and residuals, without which all parts fail."""
         try:
             covariance, residual = compute()
         except Warning:
@@ -176,7 +177,7 @@ class _Parts:
         *shapes: tuple[int, ...],
         finite: bool = True,
     ) -> tuple[Tensor, ...]:
-        """What is computed, or NaN of these shapes and an error in ``errors``."""
+        """The values of a part, or NaN of these shapes and an error in ``errors``."""
         nothing = tuple(torch.full(shape, torch.nan, dtype=torch.float64) for shape in shapes)
         if self._of_covariance is not None:
             self.errors[part] = self._of_covariance
@@ -197,7 +198,7 @@ class _Parts:
 
 
 def _said(error: Exception) -> str:
-    """An error with its notes, in one line."""
+    """The text of an error and its notes, in one line."""
     notes = getattr(error, "__notes__", ())
     return " ".join(" ".join([str(error) or type(error).__name__, *notes]).split())
 

@@ -101,7 +101,7 @@ def test_units(data):
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"m": 25}, "m: got 25, expected a whole number from 0 to 24"),
+        ({"m": 25}, "m: got 25, expected an integer from 0 to 24"),
         ({"m": -1}, "m: got -1"),
         ({"m": 2.5}, "m: got 2.5"),
         ({"m": True}, "m: got True"),

@@ -16,7 +16,7 @@ from gpclml.cli.report.predictions import (
 from gpclml.cli.report.recipes import FittedModel
 from gpclml.cli.tables import CategoryColumn, NumberColumn, TableEncoding
 from gpclml.evaluation import CRITERIA, Comparison
-from gpclml.evaluation.words import joined, plus_minus
+from gpclml.evaluation.findings import joined, plus_minus
 
 __all__ = [
     "MODEL_COLUMNS",

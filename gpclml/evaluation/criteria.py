@@ -1,0 +1,178 @@
+"""Criteria that models are compared by, paired differences of models, and stacking weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gpclml._utils.arguments import all_finite, checked
+from gpclml.errors import NonFiniteError
+from gpclml.evaluation.model_scores import ModelScores
+
+__all__ = [
+    "CRITERIA",
+    "ROUNDING",
+    "Criterion",
+    "PairedDifference",
+    "Scores",
+    "difference_in",
+    "favourites",
+    "paired_difference",
+    "scored_in",
+    "stacking_weights",
+    "value_of",
+]
+
+Criterion = Literal["loo", "clml", "lml"]
+Scores = Mapping[str, ModelScores]
+
+CRITERIA: tuple[Criterion, ...] = ("lml", "clml", "loo")
+"""Names of the criteria that models are compared by."""
+
+_VALUES: dict[Criterion, Callable[[ModelScores], float]] = {
+    "lml": lambda scores: scores.lml,
+    "clml": lambda scores: float(scores.clml.mean()),
+    "loo": lambda scores: float(scores.loo.sum()),
+}
+
+ROUNDING = 1e-6
+"""Nats within which two models score the same."""
+
+_TOLERANCE = 1e-12  # of the objective a point
+_MOST_STEPS = 1000
+_ROUNDING = 1e-10  # of a weight
+
+
+@dataclass(frozen=True)
+class PairedDifference:
+    """Difference of the scores of a model and a reference, with its error.
+
+    Attributes:
+        value: Difference in nats; negative if the model is worse.
+        standard_error: Of the difference, from the spread of paired terms; NaN for one term.
+    """
+
+    value: float
+    standard_error: float
+
+    @property
+    def p_worse(self) -> float:
+        r"""The probability that the model is worse, :math:`\Phi(-d / s)`.
+
+        It is a normal approximation, as in R's ``loo_compare``, and 0.5 if value and error are both
+        within 1e-6 nats of zero.
+        """
+        if max(abs(self.value), self.standard_error) < ROUNDING:
+            return 0.5
+        if self.standard_error == 0.0:
+            return float(self.value < 0)
+        return 0.5 * math.erfc(self.value / self.standard_error / math.sqrt(2))
+
+
+@checked(terms="float (n,)", reference="float (n,)")
+def paired_difference(terms: Tensor, reference: Tensor) -> PairedDifference:
+    r"""The sum of n paired differences, with error :math:`\sqrt n` times their standard deviation.
+
+    (Vehtari, Gelman and Gabry 2017, Eq. 24.)
+
+    Args:
+        terms: Log densities of points under the model, ``(n,)``.
+        reference: Log densities of the same points under the reference, ``(n,)``.
+
+    Raises:
+        ShapeError: If the shapes differ.
+    """
+    difference = terms - reference
+    count = len(difference)
+    spread = float(difference.std()) if count > 1 else math.nan
+    return PairedDifference(float(difference.sum()), math.sqrt(count) * spread)
+
+
+@checked(log_densities="float (M, n)")
+def stacking_weights(log_densities: Tensor) -> Tensor:
+    r"""Stacking weights: the mixture of models with the best leave-one-out predictions.
+
+    .. math:: \max_w \sum_i \log \sum_k w_k\, p_k(y_i \mid y_{-i}), \qquad
+        w_k \ge 0, \; \sum_k w_k = 1
+
+    (Yao et al. 2018, Eq. 5). The problem is convex. A weight says what a model adds to the others,
+    not how probable it is: of two models with the same predictions one may get weight zero.
+
+    Args:
+        log_densities: log p_k(y_i | y_-i) of n points under M models, ``(M, n)``.
+
+    Returns:
+        The weights, ``(M,)``, with sum one.
+
+    Raises:
+        ShapeError: If the shape is not ``(M, n)``.
+        NonFiniteError: If a log density is not finite.
+
+    Note:
+        n M operations a step of sequential quadratic programming, on the CPU in float64.
+    """
+    import numpy as np
+    from scipy.optimize import minimize
+
+    got = tuple(log_densities.shape)
+    if not all_finite(log_densities):
+        raise NonFiniteError("log_densities", f"NaN or infinite values, shape {got}", "finite nats")
+    logs = log_densities.detach().to("cpu", torch.float64)
+    densities = (logs - logs.amax(0)).exp().numpy()  # relative to the best model of each point
+    start = np.full(got[0], 1 / got[0])
+    if got[0] > 1:
+        found = minimize(
+            lambda w: -float(np.log(w @ densities).mean()),
+            start,
+            jac=lambda w: -(densities / (w @ densities)).mean(1),
+            method="SLSQP",
+            bounds=[(0.0, 1.0)] * got[0],
+            constraints={"type": "eq", "fun": lambda w: w.sum() - 1, "jac": np.ones_like},
+            options={"ftol": _TOLERANCE, "maxiter": _MOST_STEPS},
+        )
+        start = np.where(found.x > _ROUNDING, found.x, 0.0)
+    return torch.as_tensor(start / start.sum()).to(log_densities)
+
+
+def value_of(criterion: Criterion, scores: ModelScores) -> float:
+    """The value of a criterion for a model; NaN if it could not be computed."""
+    return _VALUES[criterion](scores)
+
+
+def scored_in(criterion: Criterion, scores: Scores) -> list[str]:
+    """Names of the models whose criterion could be computed, in their order."""
+    return [name for name in scores if not math.isnan(value_of(criterion, scores[name]))]
+
+
+def favourites(scores: Scores) -> dict[Criterion, str]:
+    """The best model by each criterion; of equal ones the first in their order.
+
+    A criterion that no model has is left out.
+
+    Args:
+        scores: Of the models, the first-ranked first.
+    """
+    found: dict[Criterion, str] = {}
+    for criterion in CRITERIA:
+        values = {name: value_of(criterion, scores[name]) for name in scored_in(criterion, scores)}
+        if values:
+            least = max(values.values()) - ROUNDING
+            found[criterion] = next(name for name, value in values.items() if value >= least)
+    return found
+
+
+def difference_in(
+    criterion: Criterion, scores: ModelScores, reference: ModelScores
+) -> PairedDifference:
+    """Difference in a criterion, paired over points for LOO, over orderings for the CLML."""
+    if criterion == "loo":
+        return paired_difference(scores.loo, reference.loo)
+    if criterion == "lml":
+        return PairedDifference(scores.lml - reference.lml, math.nan)
+    total, count = paired_difference(scores.clml, reference.clml), len(scores.clml)
+    return PairedDifference(total.value / count, total.standard_error / count)

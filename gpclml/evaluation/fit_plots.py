@@ -1,0 +1,221 @@
+"""Plots of predictions: how models fit their data, and whether their errors are calibrated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
+from gpytorch.models import ExactGP
+from torch import Tensor
+
+from gpclml.evaluation.comparison import Comparison
+from gpclml.evaluation.criteria import scored_in
+from gpclml.evaluation.model_scores import ModelScores
+from gpclml.evaluation.plots import (
+    GUIDE,
+    as_comparison,
+    colour,
+    figure_and_axes,
+    legend_below,
+    say_nothing_drawn,
+    set_title,
+)
+from gpclml.inference.predictive import marginal_predictive
+from gpclml.inference.units import Units, units_of_targets
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from numpy.typing import NDArray
+
+__all__ = [
+    "plot_calibration",
+    "plot_fit",
+]
+
+_DEVIATIONS = 2
+_PLACES = 300  # along one input
+_ROOM = 0.05  # beyond the data
+_BINS = 10
+_TAILS = (0.025, 0.975)
+
+
+def plot_fit(
+    comparison: Comparison | Mapping[str, ExactGP],
+    *,
+    axes: Axes | Sequence[Axes] | None = None,
+    **options: Any,
+) -> Figure:
+    """Plots the predictions of each model and the targets, a panel for each model.
+
+    With one input it shows mean and two standard deviations of observations over the input, given
+    all targets; otherwise targets against their predictions from all other points, with two
+    standard deviations. The panel of a model without LOO says so.
+
+    Args:
+        comparison: Result of :func:`score_models`, or models, for which it is called.
+        axes: Axes to draw in, one for each model in the order of the ranking.
+        **options: Options of :func:`score_models`, if models are given.
+
+    Returns:
+        The figure, without a window; save it with ``savefig``.
+
+    Raises:
+        UnsupportedError: If ``comparison`` is neither a comparison nor models.
+        ArgumentError: If there are not as many axes as models, or options are given with a
+            comparison.
+    """
+    compared = as_comparison(comparison, options)
+    inputs = {name: _one_input(model) for name, model in compared.models.items()}
+    count = len(inputs)
+    one_input = all(values is not None for values in inputs.values())
+    columns = 1 if one_input else min(count, 2)
+    lines = -(-count // columns)
+    if one_input:
+        figure, panels = figure_and_axes(axes, (count, 1), 0.6 + 1.9 * count, sharex=True)
+    else:
+        shape = (1, count) if axes is not None else (lines, columns)
+        figure, panels = figure_and_axes(axes, shape, 0.4 + (2.7 if columns == 2 else 4.2) * lines)
+    for panel in panels[count:]:
+        panel.remove()
+    scored = scored_in("loo", compared.scores)
+    for place, (name, panel) in enumerate(zip(inputs, panels, strict=False)):
+        set_title(panel, name)
+        if name not in scored:
+            say_nothing_drawn(panel, "predictions")
+        elif one_input:
+            _draw_function(panel, compared, name, cast(Any, inputs[name]), colour(place))
+        else:
+            _draw_left_out(panel, compared, name, colour(place))
+        if place % columns == 0:
+            panel.set_ylabel("target")
+        if place + columns >= count:
+            panel.set_xlabel("input" if one_input else "prediction from the others")
+    return figure
+
+
+def plot_calibration(
+    comparison: Comparison | Mapping[str, ExactGP],
+    *,
+    axes: Sequence[Axes] | None = None,
+    **options: Any,
+) -> Figure:
+    r"""Plots calibration: probability integral transforms and coverage of intervals, in two panels.
+
+    Predictions are from all other points; models without LOO are left out. The upper panel is a
+    histogram of :math:`\Phi((y_i - \mu_{-i}) / \sigma_{-i})`: flat for calibrated predictions, high
+    at both ends for overconfident ones, high in the middle for underconfident ones. The lower panel
+    is the share of targets within the central interval of each nominal share, less that share; an
+    overconfident model is below zero. Grey bands contain 95% of what chance gives for independent
+    points, which is an approximation.
+
+    Args:
+        comparison: Result of :func:`score_models`, or models, for which it is called.
+        axes: Two axes to draw in.
+        **options: Options of :func:`score_models`, if models are given.
+
+    Returns:
+        The figure, without a window; save it with ``savefig``.
+
+    Raises:
+        UnsupportedError: If ``comparison`` is neither a comparison nor models.
+        ArgumentError: If there are not two axes, or options are given with a comparison.
+    """
+    from scipy.stats import binom
+
+    compared = as_comparison(comparison, options)
+    figure, (above, below) = figure_and_axes(axes, (2, 1), 5.6)
+    count = len(compared.targets)
+    nominal = np.linspace(0, 1, 101)
+    low, high = (float(binom.ppf(q, count, 1 / _BINS)) * _BINS / count for q in _TAILS)
+    above.axhspan(low, high, color="gray", alpha=0.2, lw=0)
+    low, high = (binom.ppf(q, count, nominal) / count - nominal for q in _TAILS)
+    below.fill_between(nominal, low, high, color="gray", alpha=0.2, lw=0)
+    scored = scored_in("loo", compared.scores)
+    for place, (name, scores) in enumerate(compared.scores.items()):
+        if name not in scored:
+            continue
+        places = _places(scores, compared.targets).numpy()
+        heights, edges = np.histogram(places, bins=_BINS, range=(0, 1), density=True)
+        above.stairs(heights, edges, color=colour(place), baseline=None, linewidth=1.5)
+        inside = (np.abs(2 * places - 1)[:, None] <= nominal).mean(0)
+        below.plot(nominal, inside - nominal, color=colour(place), label=name)
+    above.axhline(1, **GUIDE)
+    below.axhline(0, **GUIDE)
+    set_title(above, "place of targets in their predictions")
+    above.set(
+        xlabel="predictive probability of less", ylabel="density", xlim=(0, 1), ylim=(0, None)
+    )
+    set_title(below, "coverage of central intervals")
+    below.set(xlabel="nominal share", ylabel="observed less nominal", xlim=(0, 1))
+    if not scored:
+        say_nothing_drawn(above, "LOO")
+    legend_below(below, *below.get_legend_handles_labels())
+    return figure
+
+
+def _one_input(model: ExactGP) -> Tensor | None:
+    """Inputs of a model of one column, in the user's units, if these are known."""
+    assert model.train_inputs is not None
+    inputs = model.train_inputs
+    if len(inputs) != 1 or inputs[0].shape[-1] != 1:
+        return None
+    x = inputs[0].detach()
+    transform = getattr(model, "input_transform", None)
+    if transform is None or model.training:
+        return x
+    try:
+        return transform.untransform(x)
+    except NotImplementedError:
+        return None
+
+
+def _draw_function(axes: Axes, compared: Comparison, name: str, x: Tensor, color: str) -> None:
+    """Draws mean and deviations of new observations over one input, and the targets."""
+    model = compared.models[name]
+    low, high = float(x.min()), float(x.max())
+    room = _ROOM * (high - low)
+    grid = torch.linspace(low - room, high + room, _PLACES, dtype=x.dtype, device=x.device)
+    mean, deviation = _predictions(model, grid.unsqueeze(-1), compared.units)
+    at = grid.cpu().numpy()
+    axes.fill_between(
+        at, mean - _DEVIATIONS * deviation, mean + _DEVIATIONS * deviation, color=color,
+        alpha=0.2, lw=0,
+    )  # fmt: skip
+    axes.plot(at, mean, color=color)
+    points = x.squeeze(-1).cpu()[compared.rows]
+    axes.plot(points.numpy(), compared.targets.numpy(), "k.", markersize=4, alpha=0.7)
+
+
+@torch.no_grad()
+def _predictions(
+    model: ExactGP, x: Tensor, units: Units
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Means and deviations of new observations; fixed noises are replaced by their mean."""
+    noise = None
+    if isinstance(model.likelihood, FixedNoiseGaussianLikelihood):
+        noise = cast(Any, model.likelihood.noise_covar).noise.mean().expand(len(x))
+    normal, _ = marginal_predictive(model, x, x.new_zeros(len(x)), noise)
+    scale, shift = units_of_targets(model, units)
+    mean, deviation = (part.cpu().double() for part in (normal.mean, normal.stddev))
+    return (scale * mean + shift).numpy(), (scale * deviation).numpy()
+
+
+def _draw_left_out(axes: Axes, compared: Comparison, name: str, color: str) -> None:
+    """Draws targets against their predictions from all other points."""
+    scores, targets = compared.scores[name], compared.targets.numpy()
+    mean, deviation = scores.loo_mean.numpy(), scores.loo_variance.sqrt().numpy()
+    axes.errorbar(
+        mean, targets, xerr=_DEVIATIONS * deviation, fmt=".", color=color, markersize=5,
+        elinewidth=0.6, alpha=min(1.0, 0.15 + 30 / len(targets)),
+    )  # fmt: skip
+    ends = [min(targets.min(), mean.min()), max(targets.max(), mean.max())]
+    axes.plot(ends, ends, color="black", linewidth=0.8)
+
+
+def _places(scores: ModelScores, targets: Tensor) -> Tensor:
+    """Predictive probabilities of a smaller value than each target."""
+    return torch.special.ndtr((targets - scores.loo_mean) / scores.loo_variance.sqrt())
