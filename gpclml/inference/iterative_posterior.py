@@ -31,7 +31,6 @@ from gpclml.linalg import (
     ConjugateGradients,
     IterativeCovariance,
     NoisyCovariance,
-    RowProducts,
     safe_cholesky,
 )
 from gpclml.linalg.conjugate_gradients import check_finite
@@ -295,9 +294,10 @@ def _products(data: Observations, solver: ConjugateGradients) -> tuple[NoisyCova
     """The covariance by its products, and how many numbers it and its preconditioner will hold."""
     covariance = data.lazy_covariance.products(solver.room(data.residual.device))
     latent, size, n = covariance.latent, data.residual.numel(), data.residual.shape[-1]
-    kept = latent.kept_numbers if isinstance(latent, RowProducts) else 0
     rank = min(solver.preconditioner_rank, n)
-    held = 3 * size * rank * torch.float64.itemsize // covariance.dtype.itemsize + kept
+    held = (
+        3 * size * rank * torch.float64.itemsize // covariance.dtype.itemsize + latent.kept_numbers
+    )
     memory.check_memory(
         "model", f"{n} training points", held + VECTORS_AT_PEAK * size, covariance.dtype,
         covariance.device, "Lower the solver's kept_bytes or preconditioner_rank.",

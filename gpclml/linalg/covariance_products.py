@@ -45,8 +45,10 @@ class CovarianceProducts(ABC):
         shape: ``(*batch, n, n)``.
         dtype: Floating-point type of its entries.
         device: Where they are computed.
+        kept_numbers: How many numbers are kept from one product for the solver to the next.
     """
 
+    kept_numbers: int = 0
     shape: torch.Size
     dtype: torch.dtype
     device: torch.device

@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
+from pathlib import Path
 
 import gpytorch
 import pytest
 import torch
 from objective_cases import STRATEGIES, data, dense, gradients_of, make
 
+import gpclml
 import reference
 from gpclml.conditioning import (
     HeldOut,
@@ -295,3 +298,28 @@ def test_conditioning_that_does_not_fit_the_data(conditioning):
     mll = ConditionalMarginalLogLikelihood(likelihood, model, conditioning)
     with pytest.raises(ArgumentError):
         mll(model(x), y)
+
+
+def test_a_call_enters_few_files_before_the_factorization(monkeypatch):
+    model, likelihood = make(*data())
+    mll = ConditionalMarginalLogLikelihood(likelihood, model)
+    folder = str(Path(gpclml.__file__).parent)
+    entered, factor = {}, torch.linalg.cholesky_ex
+
+    def watch(frame, event, argument):
+        if event == "call" and frame.f_code.co_filename.startswith(folder):
+            entered.setdefault(frame.f_code.co_filename.removeprefix(folder), 0)
+
+    def stop(*arguments, **options):
+        sys.setprofile(None)
+        return factor(*arguments, **options)
+
+    monkeypatch.setattr(torch.linalg, "cholesky_ex", stop)
+    before = sys.getprofile()
+    sys.setprofile(watch)
+    try:
+        mll(model(*model.train_inputs), model.train_targets)
+    finally:
+        sys.setprofile(before)
+    assert len(entered) <= 9, list(entered)
+    assert any("dense" in name for name in entered)
