@@ -122,6 +122,7 @@ _MOVED = {
     "sampling": "evidence.sampling", "scores": "evaluation", "solvers": "inference.covariances",
     "tables": "cli.tables", "training_speed": "evidence.training_speed",
     "units": "inference.units",
+    "conditioning.orderings": "conditioning", "conditioning.partitions": "conditioning",
     "conditioning.class_partition": "conditioning.partition_by_class",
     "conditioning.random_partition": "conditioning.partition_at_random",
     "curvature.Kernel": "curvature.FunctionSpace",

@@ -85,7 +85,7 @@ def test_outputs_that_are_not_finite_and_labels_that_are_no_classes_are_refused(
     for bad in (torch.nan, torch.inf):
         spoiled = outputs.clone()
         spoiled[2, 1] = bad
-        with pytest.raises(NonFiniteError, match="outputs: got 1 of .* values not finite"):
+        with pytest.raises(NonFiniteError, match="outputs: got 1 of "):
             fit_temperature(spoiled, labels)
         with pytest.raises(NonFiniteError, match="probabilities: got 1"):
             expected_calibration_error(spoiled, labels)
