@@ -1,4 +1,4 @@
-"""The command ``gpclml``: compare, fit and predict, for people with a table."""
+"""The command ``gpclml``: compares models of a table, fits one of them, predicts with it."""
 
 from gpclml.cli.app import app, main
 

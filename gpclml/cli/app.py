@@ -1,4 +1,4 @@
-"""The commands and their options."""
+"""The commands ``compare``, ``fit`` and ``predict``, and their options."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 __all__ = ["app", "main"]
 
 _HELP = (
-    "Gaussian processes of a table: compare models, fit one, predict with it. Tables are CSV (any "
-    "of the separators comma, semicolon, tab, bar) or Parquet. Exit codes: 0 done, 2 something is "
-    "given wrong, 3 a computation failed, 1 a file or the memory failed, 130 Ctrl-C."
+    "Gaussian processes for a table: compare models, fit one, predict with it. Tables are CSV "
+    "(with comma, semicolon, tab or bar as separator) or Parquet. Exit codes: 0 success, 2 wrong "
+    "input, 3 a computation failed, 1 a file could not be written or memory ran out, 130 Ctrl-C."
 )
 
 app = typer.Typer(
@@ -192,13 +192,13 @@ def main() -> None:
     """The command ``gpclml``."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="replace")  # ± and − are not in every code page
+            stream.reconfigure(errors="replace")  # code pages without ± or − show ?
     warnings.showwarning = _show_warning
     try:
         sys.exit(app(prog_name="gpclml", standalone_mode=False))
     except Exception as error:
         shown = io.StringIO()
-        if hasattr(error, "show"):  # of Click, of which newer typer has a copy: words misplaced
+        if hasattr(error, "show"):  # an error of Click, or of its copy in newer typer
             error.show(file=shown)  # pyright: ignore[reportAttributeAccessIssue]
         else:
             traceback.print_exception(error, file=shown)
@@ -221,7 +221,7 @@ def _version(value: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Tell the version.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
     pass

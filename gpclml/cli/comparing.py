@@ -60,23 +60,23 @@ __all__ = ["REPORT_FILES", "add_report", "compare_table", "make_report"]
 def compare_table(options: CompareOptions, quiet: bool = False) -> Report:
     """Fits models of a table, compares them and writes the report.
 
-    Each model is kept in the work folder as soon as it is fitted, and taken from there by a run
-    that would fit it from the same data alike.
+    Each model is saved in the work folder as soon as it is fitted. If the run is interrupted, the
+    next run takes the models from there that it would fit in the same way from the same data.
 
     Args:
         options: What to compare, and how.
-        quiet: Whether nothing is told but the result.
+        quiet: Whether to print nothing but the result.
 
     Returns:
-        The report, as it was written.
+        The report that was written.
 
     Raises:
-        ArgumentError, DataError: Something is given wrong; nothing has been written.
+        ArgumentError, DataError: The input is wrong; nothing has been written.
         FitError: No model could be fitted.
-        typer.Exit: On Ctrl-C, with code 130, where fitted models are kept.
+        typer.Exit: On Ctrl-C, with code 130, if fitted models are kept.
     """
-    check_encodable("data", str(options.table.data.absolute()))  # the page and the Python file say
-    check_encodable("--out", str(options.out))  # where the table is, and what was typed where
+    check_encodable("data", str(options.table.data.absolute()))  # the page and the Python file name
+    check_encodable("--out", str(options.out))  # the table, the folder and the command
     check_encodable("the current folder", os.getcwd())
     data = read_table_data(options.table, tests=True)
     recipes, notes = _recipes(options, data)
@@ -114,7 +114,7 @@ def _recipes(options: CompareOptions, data: TableData) -> tuple[dict[str, Recipe
 def _fit_all(
     recipes: Mapping[str, Recipe], data: TableData, work: WorkFolder, quiet: bool
 ) -> tuple[dict[str, SavedModel], list[str]]:
-    """Models that could be fitted, and sentences on those that could not."""
+    """The fitted models, and a sentence for each model that could not be fitted."""
     before = _kept_from_before(recipes, data, work)
     saved: dict[str, SavedModel] = {}
     failures: list[str] = []
@@ -132,14 +132,14 @@ def _fit_all(
         if known is None:
             add_named_model(work, name, saved[name])
     if not saved:
-        raise FitError("no model could be fitted. Look for columns of extreme values.")
+        raise FitError("no model could be fitted. Look for columns with extreme values.")
     return saved, failures
 
 
 def _kept_from_before(
     recipes: Mapping[str, Recipe], data: TableData, work: WorkFolder
 ) -> dict[str, SavedModel]:
-    """Models that these recipes would make of this data; all else that was written is removed."""
+    """Saved models that these recipes would make of this data; other saved files are removed."""
     found = {
         name: load_model_made_from(work.path / "models" / name, made_from(recipe, data))
         for name, recipe in recipes.items()
@@ -152,7 +152,7 @@ def _kept_from_before(
 
 
 def _kept(recipes: Mapping[str, Recipe], work: WorkFolder) -> list[str]:
-    """Names of the models in a work folder."""
+    """Names of the models that are saved in the work folder."""
     return sorted(name for name in recipes if set(names_of_model(name)) <= work.files.keys())
 
 
@@ -160,12 +160,12 @@ def _tell_what_is_kept(part: Path, kept: list[str]) -> None:
     tell(
         "",
         f"Interrupted. Fitted models are kept in {part}: {', '.join(kept)}. The same command "
-        f"goes on from there; with --models {','.join(kept)} it compares these alone.",
+        f"continues from there; with --models {','.join(kept)} it compares only these.",
     )
 
 
 REPORT_FILES = ("index.html", "model.py", "table.json")
-"""The files of a report, beside its record and its models."""
+"""The files of a report beside its record and its models."""
 
 
 def make_report(
@@ -180,8 +180,8 @@ def make_report(
     Args:
         options: What was compared, and how.
         data: The table.
-        saved: The models.
-        notes: Sentences on them, beside those on the table.
+        saved: The models, by name.
+        notes: Sentences on the models; those on the table are added.
         progress: Whether to show progress bars on standard error.
 
     Raises:
@@ -216,7 +216,7 @@ def make_report(
 def _predictions(
     models: Mapping[str, ExactGP], x: Tensor, y: Tensor, progress: bool
 ) -> tuple[dict[str, PredictionScores], list[str]]:
-    """Scores on the test rows, and sentences on the models that could not predict them."""
+    """Scores on the test rows, and a sentence for each model that could not predict them."""
     found: dict[str, PredictionScores] = {}
     failures = []
     for name, model in models.items():
@@ -232,15 +232,15 @@ def _predictions(
 
 
 def add_report(work: WorkFolder, report: Report, options: CompareOptions) -> dict[str, Any]:
-    """Writes the page, the encoding, and the Python file.
+    """Writes the page, the encoding of the table and the Python file to a work folder.
 
     Args:
-        work: Where to; its models are there.
-        report: What to write.
+        work: The work folder, which has the models already.
+        report: The report.
         options: What was compared, and how.
 
     Returns:
-        What the page says as data: what the record of the folder is to say.
+        The contents of the page as data, for the record of the folder.
     """
     recipe = report.fitted[report.chosen].recipe
     script = script_of(
@@ -273,7 +273,7 @@ def _record(report: Report) -> dict[str, Any]:
 
 
 def _numbers(line: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by name; NaN, which JSON has not, as null."""
+    """Values by name, with null for NaN, which JSON does not have."""
     return {
         str(key): list(value) if isinstance(value, tuple) else None if value != value else value
         for key, value in line.items()

@@ -1,14 +1,14 @@
-"""Puts a new folder in the place of an old one in one step, with the files that others have there.
+"""Exchanges a new folder with an old one in one step, with the files that others have in there.
 
-The new folder is made beside the old one. It gets everything that others have in the old one: a
-hard link to each of their files, and folders with the same owners, modes and times
+The new folder is made beside the old one. First it gets what others have in the old one: a hard
+link to each of their files, and folders with the same owners, modes and times
 (:func:`link_others`). Then one system call exchanges the names of the two folders
-(:func:`exchange_folders`), so that at every moment the old folder or the new one is in place, as a
-whole. What is left of the old folder is removed afterwards (:func:`remove_links`,
+(:func:`exchange_folders`), so that at every moment the whole old folder or the whole new one is in
+place. What is left of the old folder is removed afterwards (:func:`remove_links`,
 :func:`move_others`); the files of others stay, since each has its second name in the new folder.
 
-Anything that does not work raises :exc:`OSError` before the exchange, and nothing has happened to
-the old folder then.
+If a step is impossible, it raises :exc:`OSError` before the exchange, and the old folder is as it
+was.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _EXCHANGE = 2  # RENAME_EXCHANGE on Linux, RENAME_SWAP on macOS
 def exchange_folders(first: Path, second: Path) -> None:
     """Exchanges the names of two folders of one file system in one step.
 
-    It calls ``renameat2`` of Linux or ``renamex_np`` of macOS through ctypes: Python does not offer
-    them.
+    It calls ``renameat2`` of Linux or ``renamex_np`` of macOS through ctypes, since Python has no
+    function for it.
 
     Args:
         first: A folder.
@@ -54,7 +54,7 @@ def exchange_folders(first: Path, second: Path) -> None:
 
 
 def inodes_of_others(folder: Path, own: Collection[str]) -> list[int]:
-    """Inode numbers of the files that others have in a folder, by which their links are known.
+    """Inode numbers of the files that others have in a folder; their links have the same numbers.
 
     Args:
         folder: The folder.
@@ -67,7 +67,7 @@ def inodes_of_others(folder: Path, own: Collection[str]) -> list[int]:
     _system_call()  # raises where there is none
     root, here = os.lstat(folder), Path.cwd()
     if any(os.path.samestat(root, os.stat(one)) for one in (here, *here.parents)):
-        # This process, and the shell that started it, would be in a folder that is removed.
+        # The current folder of this process, and of its shell, would be removed.
         raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), str(folder))
     inodes = []
     for name, status in [(".", root), *_entries(folder)]:
@@ -105,9 +105,9 @@ def link_others(old: Path, new: Path, own: Collection[str], files: Collection[st
         elif name not in own:
             (new / path).parent.mkdir(parents=True, exist_ok=True)
             os.link(old / path, new / path, follow_symlinks=False)
-    for path in reversed(folders):  # what changes a folder's time is done within it by then
+    for path in reversed(folders):  # inner folders first: changes in a folder change its time
         if not (new / path).is_dir():
-            continue  # it had files of the command alone, which the new folder does not have
+            continue  # it held only files of the command that the new folder does not have
         status = os.lstat(old / path)
         os.chown(new / path, status.st_uid, status.st_gid)
         shutil.copystat(old / path, new / path)
@@ -117,7 +117,7 @@ def link_others(old: Path, new: Path, own: Collection[str], files: Collection[st
 
 
 def remove_links(folder: Path, other: Path, inodes: Collection[int]) -> bool:
-    """Removes links to files of others, and the folders that were made or kept for them alone.
+    """Removes links to files of others, and folders that hold nothing else.
 
     Args:
         folder: The folder with the links. Before the exchange this is the new one, afterwards what
@@ -142,10 +142,10 @@ def remove_links(folder: Path, other: Path, inodes: Collection[int]) -> bool:
 
 
 def move_others(old: Path, new: Path, inodes: Collection[int]) -> None:
-    """Moves what others wrote in the old folder just before the exchange to the new one.
+    """Moves what others wrote in the old folder just before the exchange to the new folder.
 
-    Nothing that others wrote in the new folder is replaced: what has its name there stays in the
-    old one.
+    It replaces nothing that others wrote in the new folder since: if the name is taken there, the
+    file stays in the old folder.
 
     Args:
         old: What is left of the old folder when its links are removed.
@@ -173,7 +173,7 @@ def _system_call() -> Callable[..., int]:
 
 
 def _entries(folder: Path, within: str = "") -> Iterator[tuple[str, os.stat_result]]:
-    """Name and status of all in a folder and its folders, each folder before what is in it."""
+    """Names and status of all entries of a folder and its folders; folders before their entries."""
     for entry in list(os.scandir(folder / within)):
         name = f"{within}/{entry.name}" if within else entry.name
         status = entry.stat(follow_symlinks=False)

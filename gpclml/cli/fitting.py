@@ -37,14 +37,15 @@ def fit_table(options: FitOptions, quiet: bool = False) -> SavedModel:
 
     Args:
         options: What to fit, and how.
-        quiet: Whether nothing is told but the result.
+        quiet: Whether to print nothing but the result.
 
     Returns:
         The model, as it was saved.
 
     Raises:
-        ArgumentError, DataError: Something is given wrong; nothing has been written.
-        FitError: The model could not be fitted; nothing has been written, nor is it on Ctrl-C.
+        ArgumentError, DataError: The input is wrong; nothing has been written.
+        FitError: The model could not be fitted; nothing has been written. Ctrl-C writes nothing
+            either.
     """
     data = read_table_data(options.table, tests=False)
     check_size((options.recipe.model,), *data.train[0].shape)
@@ -71,7 +72,7 @@ def fit_table(options: FitOptions, quiet: bool = False) -> SavedModel:
 
 
 def _score(name: str, score: Callable[..., Tensor], saved: SavedModel) -> str:
-    """A score in words; the model is saved, and stays so, where it cannot be computed."""
+    """A score as text. If it cannot be computed, the text says so: the model is saved by then."""
     try:
         return f"{name} {float(score(saved.model, units='original').sum()):.1f} nats"
     except Exception as error:
@@ -79,15 +80,15 @@ def _score(name: str, score: Callable[..., Tensor], saved: SavedModel) -> str:
 
 
 def fit_recipe(recipe: Recipe, data: TableData, progress: bool) -> SavedModel:
-    """The model fitted on the training rows.
+    """Fits a model on the training rows, and keeps the warnings of the fit as its note.
 
     Args:
-        recipe: Which model, and how.
+        recipe: The model, and how to fit it.
         data: The table.
         progress: Whether to show progress bars on standard error.
 
     Raises:
-        FitError: Its start cannot be evaluated.
+        FitError: The objective cannot be evaluated at the start of the fit.
     """
     start = time.perf_counter()
     with warned() as said:
@@ -101,38 +102,38 @@ def fit_recipe(recipe: Recipe, data: TableData, progress: bool) -> SavedModel:
 
 
 def made_from(recipe: Recipe, data: TableData) -> dict[str, object]:
-    """What decides the fitted model: data, rows, recipe, packages."""
+    """All that decides the fitted model: data, rows, recipe and versions of packages."""
     return {**data.made_from, "recipe": asdict(recipe), "packages": package_versions()}
 
 
-# Row pairs times inputs. A step of "sm" holds and differentiates four numbers for each: a second on
-# a core for the first, a few GB for the second.
+# Pairs of rows times inputs. A step of "sm" computes four numbers for each, and their gradients. It
+# takes a second on one core at the first limit, and a few GB of memory at the second.
 _SM_BY_DEFAULT, _SM_AT_MOST = 1_300_000, 8_000_000
 _ALL_SMOOTH = 2000  # rows up to which rq and matern are fitted by default beside rbf
 
 
 def default_models(num_train: int, num_inputs: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of models, and a sentence for each that is left out for its cost.
+    """Names of the models to compare if none are named, and sentences on models that cost too much.
 
     Args:
-        num_train: Rows to train on, n.
-        num_inputs: Inputs, d.
+        num_train: Number of training rows, n.
+        num_inputs: Number of inputs, d.
     """
     names, said = ["linear", "rbf"], []
     if num_train <= _ALL_SMOOTH:
         names += ["rq", "matern"]
     else:
         said.append(
-            f"rq and matern are left out above {_ALL_SMOOTH} rows to train on, for their time: "
-            "name them in --models to have them."
+            f"rq and matern are left out because they take long with more than {_ALL_SMOOTH} "
+            "training rows: name them in --models to have them."
         )
     pairs = num_train**2 * num_inputs
     if pairs <= _SM_BY_DEFAULT:
         names.append("sm")
     elif pairs <= _SM_AT_MOST:
         said.append(
-            f"sm is left out with {num_train} rows and {num_inputs} inputs, for its time: name it "
-            "in --models to have it."
+            f"sm is left out because it takes long with {num_train} rows and {num_inputs} inputs: "
+            "name it in --models to have it."
         )
     else:
         said.append(
@@ -142,12 +143,12 @@ def default_models(num_train: int, num_inputs: int) -> tuple[tuple[str, ...], tu
 
 
 def check_size(names: tuple[str, ...], num_train: int, num_inputs: int) -> None:
-    """Raises where a model does not fit in memory.
+    """Checks that the models fit in memory.
 
     Args:
-        names: Of the models.
-        num_train: Rows to train on.
-        num_inputs: Inputs.
+        names: Names of the models.
+        num_train: Number of training rows.
+        num_inputs: Number of inputs.
 
     Raises:
         ArgumentError: ``"sm"`` is among them and there is too much data.
@@ -164,23 +165,23 @@ _SMALL = 1000  # rows
 
 
 def one_thread_serves(num_train: int) -> bool:
-    """Whether there are at most 1000 rows.
+    """Whether a fit should use one thread only: up to 1000 rows.
 
-    Steps of milliseconds gain little from more threads, and lose tenfold where the cores have other
-    work.
+    Such a fit takes steps of milliseconds. They gain little from more threads, and take ten times
+    as long if the cores have other work.
 
     Args:
-        num_train: Rows to train on.
+        num_train: Number of training rows.
     """
     return num_train <= _SMALL
 
 
 @contextmanager
 def threads_for(num_train: int) -> Iterator[None]:
-    """Within the block one thread where that serves, else as many as before.
+    """Uses one thread within the block if :func:`one_thread_serves`, else as many as before.
 
     Args:
-        num_train: Rows to train on.
+        num_train: Number of training rows.
     """
     before = torch.get_num_threads()
     if one_thread_serves(num_train):

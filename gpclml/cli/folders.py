@@ -57,28 +57,31 @@ from gpclml.errors import DataError
 
 __all__ = ["WorkFolder", "finish_interrupted", "open_work_folder"]
 
-_BEGUN, _FINISHED = {"work": "begun"}, {"work": "finished"}  # of folders that are not in place yet
+# What the record of a folder says as long as the folder is not settled in its place.
+_BEGUN, _FINISHED = {"work": "begun"}, {"work": "finished"}
 
 
 @contextlib.contextmanager
 def open_work_folder(out: Path, kind: FolderKind, names: Collection[str]) -> Iterator[WorkFolder]:
-    """Makes the folder in which ``out`` is made, or takes the one that an interrupted run left.
+    """Opens the work folder of ``out``: a new one, or the one that an interrupted run left.
 
-    Within the block no other run writes ``out``. What is left of the work folder stays there.
+    Within the block no other run writes ``out``. The work folder is not removed at its end: see
+    :meth:`WorkFolder.publish` and :meth:`WorkFolder.discard`.
 
     Args:
-        out: The folder that is to be there in the end.
-        kind: What it is to be.
-        names: Of the files that may be written in it, its record aside.
+        out: The folder that is to be written.
+        kind: The kind of the folder.
+        names: Names of the files that may be written in it, without its record.
 
     Raises:
-        DataError: ``out`` or the work folder is there and no folder of this kind, or a link; a file
-            in them has one of the names and is not the command's, or has been changed; another run
-            writes them; or they cannot be written.
+        DataError: ``out`` or the work folder is a link, or is there and is no folder of this kind;
+            a file in them has one of the names and was not written by the command, or has been
+            changed; another run writes them; or they cannot be written.
     """
     out = _place_of(out)
     try:
-        tempfile.TemporaryFile(dir=out.parent).close()  # permissions do not tell all
+        # It is tried, since permissions do not bind every user.
+        tempfile.TemporaryFile(dir=out.parent).close()
     except OSError as error:
         raise _cannot_write(out, error) from error
     with only_run(out):
@@ -96,16 +99,16 @@ def open_work_folder(out: Path, kind: FolderKind, names: Collection[str]) -> Ite
 
 
 class WorkFolder:
-    """The folder in which another is made.
+    """The folder in which a result is written before it is put in its place.
 
     Args:
-        out: The folder that is to be there in the end.
-        kind: What it is to be.
-        files: SHA-256 of the command's files that are in the work folder, by name.
+        out: The place of the result.
+        kind: The kind of the folder.
+        files: SHA-256 of the files of the command that are in the work folder already, by name.
 
     Attributes:
-        path: Where it is.
-        files: SHA-256 of the files in it, by name.
+        path: Path of the work folder.
+        files: SHA-256 of the files of the command in it, by name.
     """
 
     def __init__(self, out: Path, kind: FolderKind, files: Mapping[str, str]) -> None:
@@ -116,13 +119,13 @@ class WorkFolder:
         self._write_record(_BEGUN)
 
     def add(self, writers: Mapping[str, Callable[[Path], object]]) -> None:
-        """Writes files, each whole or not at all.
+        """Writes files, each of them whole or not at all.
 
         Args:
-            writers: By name, what writes the file to the path that it is given.
+            writers: Functions that write a file to the path that they are given, by its name.
 
         Raises:
-            DataError: Another file is there.
+            DataError: A file of others has the name.
         """
         self.remove(name for name in writers if name in self.files)
         check_places(self.path, writers, {})
@@ -133,7 +136,7 @@ class WorkFolder:
                 written[name] = temporary_name(self.path / name)
                 write(written[name])
                 _sync_file(written[name])
-            # Noted before they have their names: no file is there that is not known to be ours.
+            # The record comes first: it names every file that the command has written here.
             self.files |= {name: sha256_of(path) for name, path in written.items()}
             self._write_record(_BEGUN)
             for name, path in written.items():
@@ -149,16 +152,16 @@ class WorkFolder:
         """Writes a text file, as :meth:`add` does.
 
         Args:
-            name: Of the file.
-            text: What it is to hold.
+            name: Name of the file.
+            text: Its content.
         """
         self.add({name: lambda path: path.write_bytes(text.encode())})
 
     def remove(self, names: Iterable[str]) -> None:
-        """Removes files, but none that has been changed.
+        """Removes files, except those that have been changed since they were written.
 
         Args:
-            names: Of files in :attr:`files`.
+            names: Names of files in :attr:`files`.
         """
         names = list(names)
         _remove_files(self.path, {name: self.files[name] for name in names})
@@ -166,22 +169,22 @@ class WorkFolder:
             del self.files[name]
 
     def discard(self) -> None:
-        """Removes the work folder, but nothing in it that the command did not write."""
+        """Removes the work folder, except what the command did not write."""
         record = read_record(self.path / self._kind.record)
         if record is None or record.get("work") != "begun":
-            return  # finished: it is what counts
+            return  # it is finished, and will be put in its place
         self.remove(list(self.files))
         (self.path / self._kind.record).unlink()
         _remove_folder(self.path)
 
     def publish(self, content: Mapping[str, Any]) -> None:
-        """Gives the finished folder its name; files of others that are in its place stay.
+        """Puts the folder in its place; files of others that are there stay.
 
         Args:
-            content: What its record says.
+            content: The content of its record.
 
         Raises:
-            DataError: A file in its place is no longer as it was when the work folder was opened.
+            DataError: A file in its place has been changed since the work folder was opened.
         """
         own = own_files(self._out, self._kind)
         accepted = {name: {checksum} for name, checksum in own.items()}
@@ -189,7 +192,7 @@ class WorkFolder:
         self._write_record({**_FINISHED, **content})
         try:
             _finish(self._out, self._kind)
-        except KeyboardInterrupt:  # too late: all is written, and takes a moment to be in place
+        except KeyboardInterrupt:  # all is written, and takes only a moment to be in place
             _finish(self._out, self._kind)
 
     def _write_record(self, content: Mapping[str, Any]) -> None:
@@ -197,13 +200,13 @@ class WorkFolder:
 
 
 def finish_interrupted(folder: Path) -> None:
-    """Puts in place what a run had finished that was killed while it did so.
+    """Completes what a killed run had left to do while it put a finished folder in its place.
 
     Args:
-        folder: Of a model, which may be one of a report.
+        folder: Folder of a model, which may be one of the models of a report.
 
     Raises:
-        DataError: A file in its place is not the command's, or cannot be written.
+        DataError: A file in its place was not written by the command, or cannot be written.
     """
     folder = folder.absolute()
     for out, kind in ((folder, MODEL), (folder.parent.parent, REPORT)):
@@ -220,10 +223,10 @@ def finish_interrupted(folder: Path) -> None:
 
 
 def _finish(out: Path, kind: FolderKind) -> None:
-    """Puts a finished work folder in its place, if there is one; may be done again at any point.
+    """Puts a finished work folder in its place, if there is one.
 
-    The record of a finished work folder says so. It still does when the folder has just been
-    renamed or exchanged, until what is left of the old one has been removed.
+    A run that is killed at any point of this function can be completed by calling it again: the
+    record keeps the note that the folder is finished until all is done.
     """
     part = _work_path(out)
     new = _finished_record(part, kind)
@@ -236,7 +239,8 @@ def _finish(out: Path, kind: FolderKind) -> None:
     accepted = {name: {old.get(name), files.get(name)} for name in {*old, *files}}
     check_places(out, accepted, accepted)
     check_complete(part, out, files)
-    alone = _has_only(part, {*files, kind.record})  # files of others there stay where they are
+    # Files that others have put in the work folder stay where they are.
+    alone = _has_only(part, {*files, kind.record})
     if alone and not os.path.lexists(out):
         os.rename(part, out)
     elif not alone or not _exchange(part, out, kind, new, old.keys()):
@@ -290,7 +294,8 @@ def _settle(out: Path, kind: FolderKind) -> None:
     """Does what is left to do when a finished folder is in its place, if that is so.
 
     What is left of the old folder is removed: the files of the command and the second names of
-    files of others. Whether a work folder is what is left of it is known by its inode number.
+    files of others. The inode number tells whether the ``.part`` folder is what is
+    left of the old one.
     """
     record = _finished_record(out, kind)
     if record is None:
@@ -313,7 +318,11 @@ def _settle(out: Path, kind: FolderKind) -> None:
 def _put_record(
     part: Path, out: Path, kind: FolderKind, content: Mapping[str, Any], files: Mapping[str, str]
 ) -> None:
-    """Writes the record of a folder, by way of the work folder: it never holds a file too many."""
+    """Writes the record of a folder.
+
+    The new file is made in the work folder and then moved, so that a run that is killed leaves no
+    temporary file in the folder itself.
+    """
     status = status_of(part)
     work = part if status is None or stat.S_ISDIR(status.st_mode) else out
     work.mkdir(exist_ok=True)
@@ -331,7 +340,7 @@ def _former(record: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _finished_record(folder: Path, kind: FolderKind) -> dict[str, Any] | None:
-    """The record of a folder that is finished, and not in its place as far as the record says."""
+    """The record of a folder if it has the note that the folder is finished, else None."""
     if folder.is_symlink() or (folder / kind.record).is_symlink():
         return None
     record = read_record(folder / kind.record)
@@ -341,7 +350,7 @@ def _finished_record(folder: Path, kind: FolderKind) -> dict[str, Any] | None:
 
 
 def _place_of(out: Path) -> Path:
-    """Where a folder is, by a path that has no links but perhaps itself."""
+    """The path of a folder without links, except that the folder itself may be one."""
     out = out.absolute()
     if out.name == "..":
         out = out.resolve()
@@ -357,7 +366,7 @@ def _work_path(out: Path) -> Path:
 
 
 def _sweep(folder: Path, names: Collection[str]) -> None:
-    """Removes the temporary files that a killed run left."""
+    """Removes temporary files of these names, which a killed run has left."""
     for parent in {(folder / name).parent for name in names}:
         for entry in list(parent.iterdir()) if parent.is_dir() else ():
             if is_temporary(entry, names):
@@ -365,7 +374,7 @@ def _sweep(folder: Path, names: Collection[str]) -> None:
 
 
 def _has_only(folder: Path, names: Collection[str]) -> bool:
-    """Whether nothing is in a folder but these files and the folders that they are in."""
+    """Whether a folder holds nothing but these files and their folders."""
     known = {folder / name for name in names}
     known |= {folder / parent for name in names for parent in PurePosixPath(name).parents}
     return all(path in known for path in folder.rglob("*"))
@@ -384,7 +393,7 @@ def _remove_files(folder: Path, files: Mapping[str, str]) -> None:
 
 
 def _remove_empty(folder: Path, names: Iterable[str]) -> None:
-    """Removes the folders of removed files, but none in which something is left."""
+    """Removes the folders that files were in, if nothing is left in them."""
     parents = {parent for name in names for parent in PurePosixPath(name).parents[:-1]}
     for parent in sorted(parents, key=lambda parent: len(parent.parts), reverse=True):
         _remove_folder(folder / parent)

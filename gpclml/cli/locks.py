@@ -1,4 +1,4 @@
-"""One run at a time for one folder."""
+"""Locks a folder, so that one run of the command at a time writes it."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ _BUSY = (errno.EACCES, errno.EAGAIN, errno.EDEADLK)
 
 @contextlib.contextmanager
 def only_run(out: Path) -> Iterator[None]:
-    """Within the block no other run of the command writes this folder.
+    """Makes sure that no other run of the command writes a folder within the block.
 
     An empty hidden file beside the folder is locked. The system releases the lock when the process
-    ends, however it ends; the file is removed with the block, and one that a killed run left is
-    taken again. File systems without locks, of some networks, are written all the same.
+    ends, however it ends. The file is removed at the end of the block; a file that a killed run
+    left is used again. On file systems without locks (some network drives) nothing is locked.
 
     Args:
-        out: The folder; its own folder must be there.
+        out: The folder, which need not be there; the folder that it is in must be.
 
     Raises:
-        DataError: Another run writes it, or the file is there and is not the command's.
+        DataError: Another run writes the folder, or the file is there and was not written by the
+            command.
         OSError: The file cannot be made.
     """
     path = out.with_name(f".{out.name}.gpclml-lock")
@@ -42,7 +43,7 @@ def only_run(out: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        if os.name == "posix":  # while it is locked: nobody else can have it
+        if os.name == "posix":  # while it is still locked, so that no other run has it
             path.unlink(missing_ok=True)
         os.close(handle)
         if os.name != "posix":  # an open file cannot be removed there
@@ -84,8 +85,10 @@ def _lock(handle: int, out: Path) -> None:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in _BUSY:
-            mend = "Wait until it has ended, or name another folder."
-            raise DataError(f"--out: another run of gpclml is writing {out}. {mend}") from error
+            suggestion = "Wait until it has ended, or name another folder."
+            raise DataError(
+                f"--out: another run of gpclml is writing {out}. {suggestion}"
+            ) from error
         if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP):
             raise
 

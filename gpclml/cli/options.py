@@ -1,4 +1,4 @@
-"""What commands are given, and the line that gives it."""
+"""The options of a command as data, and the command line that gives these options."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["CompareOptions", "FitOptions", "TableOptions", "check_encodable"]
 
 @dataclass(frozen=True)
 class TableOptions:
-    """Which table, and how it is read.
+    """Which table a command reads, and how.
 
     Attributes:
         data: Path of the table.
         target: Name of the column that is predicted.
-        rows: Rows to train on, at most.
-        seed: Of the choice of rows, and of the fits.
+        rows: Largest number of rows to train on.
+        seed: Seed of the choice of rows, and of the fits.
         drop: Columns to leave out.
         categories: Columns whose values are categories.
         missing: Further texts that stand for a missing value.
@@ -38,7 +38,7 @@ class TableOptions:
 
     @property
     def words(self) -> list[str]:
-        """The part of a command that gives this."""
+        """The words of a command line that give these options."""
         words = [str(self.data), "--target", self.target]
         for option, values in (
             ("--drop", self.drop), ("--categories", self.categories), ("--missing", self.missing),
@@ -49,7 +49,7 @@ class TableOptions:
 
 @dataclass(frozen=True)
 class FitOptions:
-    """What ``fit`` is given.
+    """The options of ``fit``.
 
     Attributes:
         table: The table.
@@ -63,19 +63,19 @@ class FitOptions:
 
     @property
     def command(self) -> str:
-        """The line that gives this."""
+        """The command line that gives these options."""
         words = ["gpclml", "fit", *self.table.words, "--model", self.recipe.model]
         return shlex.join([*words, *_words_of_fit(self.recipe), "--out", str(self.out)])
 
 
 @dataclass(frozen=True)
 class CompareOptions:
-    """What ``compare`` is given.
+    """The options of ``compare``.
 
     Attributes:
         table: The table.
         models: Names of models; None for those that the size of the table allows.
-        recipe: The fit of each, its model aside.
+        recipe: How each model is fitted; the model that it names does not count.
         out: The folder to write.
     """
 
@@ -86,7 +86,7 @@ class CompareOptions:
 
     @property
     def command(self) -> str:
-        """The line that gives this."""
+        """The command line that gives these options."""
         words = ["gpclml", "compare", *self.table.words]
         if self.models is not None:
             words += ["--models", ",".join(self.models)]
@@ -94,22 +94,22 @@ class CompareOptions:
 
 
 def check_encodable(what: str, *texts: str) -> None:
-    """Raises where a text holds bytes that are not UTF-8, which no file can be written with.
+    """Checks that texts can be written to a file as UTF-8.
 
     Args:
-        what: Name of the option, or what else it is.
-        *texts: What it is given.
+        what: Name of the option, or what the texts are.
+        *texts: The texts.
 
     Raises:
-        ArgumentError: One of them does.
+        ArgumentError: A text holds bytes that are not UTF-8.
     """
     for text in texts:
         try:
             text.encode()
         except UnicodeEncodeError:
             shown = f"'{printable(text)}'"
-            mend = "Rename it." if os.path.lexists(text) else ""
-            raise ArgumentError(what, shown, "a text that is valid UTF-8", mend) from None
+            suggestion = "Rename it." if os.path.lexists(text) else ""
+            raise ArgumentError(what, shown, "a text that is valid UTF-8", suggestion) from None
 
 
 def _words_of_fit(recipe: Recipe) -> list[str]:

@@ -1,4 +1,4 @@
-"""The command ``predict``: a saved model on a new table."""
+"""The command ``predict``: predicts the rows of a table with a saved model."""
 
 from __future__ import annotations
 
@@ -33,21 +33,22 @@ def predict_table(
 ) -> pandas.DataFrame:
     """Predicts the rows of a table and writes them as CSV.
 
-    A line a row, in the order of the table: mean, standard deviation of a new observation, and the
-    central 90 % interval. Rows without an input that the model cannot do without have empty cells.
+    The file has a line for each row, in the order of the table: mean and standard deviation of a
+    new observation, and its central 90 % interval. The cells are empty if an input that the model
+    needs is missing.
 
     Args:
-        folder: Of the model.
+        folder: Folder of the model.
         data: The table.
-        out: The file to write, replaced only if it has the columns of predictions;
-            ``predictions.csv`` in the current folder if None.
-        quiet: Whether nothing is told.
+        out: The file to write, which is replaced only if it has the columns of predictions; if
+            None, ``predictions.csv`` in the current folder.
+        quiet: Whether to print nothing.
 
     Returns:
-        What was written.
+        The table that was written.
 
     Raises:
-        ArgumentError, DataError: Something is given wrong; nothing has been written.
+        ArgumentError, DataError: The input is wrong; nothing has been written.
     """
     import pandas
 
@@ -74,7 +75,7 @@ def predict_table(
 
 
 def _check_output(path: Path, *others: Path) -> None:
-    """Raises where predictions cannot be written, or would replace anything but predictions."""
+    """Checks that predictions can be written and replace nothing but predictions."""
     folder = path.absolute().parent
     if path.is_symlink():
         raise DataError(f"--out: {path} is a link. Name the file itself.")
@@ -89,7 +90,7 @@ def _check_output(path: Path, *others: Path) -> None:
     try:
         tempfile.TemporaryFile(dir=folder).close()
         writable = os.access(path, os.W_OK) or not path.exists()
-    except OSError:  # permissions do not tell all, nor bind every user
+    except OSError:  # only trying tells: permissions do not bind every user
         writable = False
     if not writable:
         raise DataError(f"--out: cannot write {path}. Name a file elsewhere.")
@@ -113,13 +114,13 @@ def _spread(values: Tensor, rows: np.ndarray, count: int) -> np.ndarray:
 def _tell_scores(
     saved: SavedModel, table: pandas.DataFrame, rows: np.ndarray, mean: Tensor, deviation: Tensor
 ) -> None:
-    """How well the predictions are, where the table has the target."""
+    """Prints how good the predictions are, if the table has the target."""
     target = saved.encoding.target
     if target not in table.columns:
         return
     try:
         targets = saved.encoding.targets(table)[rows]
-    except ArgumentError:  # it is not asked for, and need not be one
+    except ArgumentError:  # nobody asked for it, so a column of texts is no error
         return
     known = ~targets.isnan()
     if bool(known.any()):

@@ -36,7 +36,7 @@ __all__ = [
 ]
 
 _VERSION = 2
-_READ_ALSO = (1,)  # of models: it had no checksums, and so nothing of it is replaced
+_READ_ALSO = (1,)  # of models: without checksums, so that nothing of them is replaced
 
 
 @dataclass(frozen=True)
@@ -45,8 +45,8 @@ class FolderKind:
 
     Attributes:
         record: Name of the file by which it is known.
-        format: What that file says it is.
-        names: A regular expression of the names of its other files.
+        format: The value of ``format`` in that file.
+        names: A regular expression for the names of the other files.
     """
 
     record: str
@@ -57,15 +57,15 @@ class FolderKind:
         """Whether what was read is a record of this kind.
 
         Args:
-            record: What :func:`read_record` gave.
+            record: The result of :func:`read_record`.
         """
         return record is not None and record.get("format") == self.format
 
     def is_known_version(self, record: Mapping[str, Any]) -> bool:
-        """Whether this release can read what the record is of.
+        """Whether this release can read the folder of a record.
 
         Args:
-            record: Of this kind.
+            record: A record of this kind.
         """
         return record.get("version") in (_VERSION, *_READ_ALSO)
 
@@ -78,16 +78,16 @@ REPORT = FolderKind(
     "gpclml.Report",
     r"index\.html|model\.py|table\.json|models/\w+/(model\.json|model\.pt|table\.json)",
 )
-"""The folder of a report, with those of its models."""
+"""The folder of a report, with the folders of its models."""
 
 
 def record_text(kind: FolderKind, content: Mapping[str, Any], files: Mapping[str, str]) -> str:
-    """The text of a record, with a checksum of itself.
+    """The text of a record, with a checksum of the record itself.
 
     Args:
-        kind: What it is a record of.
-        content: Numbers, texts, lists and mappings of them.
-        files: SHA-256 of the other files of the folder, by name.
+        kind: The kind of the folder.
+        content: Numbers, texts, lists and mappings of them, by name.
+        files: SHA-256 of the other files of the command in the folder, by name.
     """
     record = {
         "format": kind.format,
@@ -101,7 +101,7 @@ def record_text(kind: FolderKind, content: Mapping[str, Any], files: Mapping[str
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
-    """What is in a file that may be a record; None where it cannot be read or is no JSON object.
+    """The content of a file that may be a record; None if it cannot be read or is no JSON object.
 
     Args:
         path: The file.
@@ -117,12 +117,12 @@ def files_of(path: Path, kind: FolderKind, record: Mapping[str, Any]) -> dict[st
     """SHA-256 of the files that a record names, by name.
 
     Args:
-        path: Of the record, to be named in errors.
-        kind: What it is a record of.
-        record: What was read.
+        path: Path of the record, for error messages.
+        kind: The kind of the folder.
+        record: The record as it was read.
 
     Raises:
-        DataError: It is of a release that noted none, or it has been changed.
+        DataError: The record is of a release that did not write checksums, or it has been changed.
     """
     if record.get("version") != _VERSION:
         said = f"{path} was written by another release, which did not note the files that it wrote."
@@ -169,7 +169,8 @@ def own_files(folder: Path, kind: FolderKind, work: bool = False) -> dict[str, s
     if record is not None and kind.is_record(record):
         if not work or "work" in record:
             return files_of(path, kind, record)
-        why = f"its {kind.record} is of a folder in its place"  # whose name happens to end so
+        # It is no work folder, though its name ends in .part.
+        why = f"its {kind.record} is of a folder in its place"
     elif stat.S_ISDIR(status.st_mode):
         if all(is_temporary(entry, [kind.record]) for entry in folder.iterdir()):
             return {}
@@ -268,6 +269,6 @@ def _in_the_way(path: Path, what: str) -> DataError:
 
 
 def _checksum(record: Mapping[str, Any]) -> str:
-    """SHA-256 of what a record says, its own checksum aside."""
+    """SHA-256 of a record without its own checksum."""
     content = {name: value for name, value in record.items() if name != "checksum"}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

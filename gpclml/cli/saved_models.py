@@ -1,4 +1,4 @@
-"""Models with the encoding of their table, in a folder."""
+"""Saves fitted models with the encoding of their table in a folder, and loads them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 MODEL_FILES = ("model.pt", "table.json")
-"""The files of a model, beside its record."""
+"""The files of a model beside its record."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,10 +35,10 @@ class SavedModel:
     """A fitted model of a table.
 
     Attributes:
-        model: It.
-        encoding: What makes its inputs of a table.
+        model: The fitted model.
+        encoding: How a table becomes its inputs.
         fitted: How it was fitted.
-        made_from: What decides it: data, rows, recipe.
+        made_from: What decides the model: data, rows, recipe and versions of packages.
     """
 
     model: GPRegression
@@ -51,7 +51,7 @@ def add_model(work: WorkFolder, saved: SavedModel) -> None:
     """Writes a model to a work folder: ``model.pt`` and ``table.json``.
 
     Args:
-        work: Where to; it becomes the folder of the model.
+        work: The work folder, which becomes the folder of the model.
         saved: The model.
 
     Raises:
@@ -61,11 +61,11 @@ def add_model(work: WorkFolder, saved: SavedModel) -> None:
 
 
 def add_named_model(work: WorkFolder, name: str, saved: SavedModel) -> None:
-    """Writes a model to a folder of its own in a work folder, with its record, which is last.
+    """Writes a model to a folder of its own in a work folder, and last its record.
 
     Args:
-        work: Where to.
-        name: Of the model.
+        work: The work folder.
+        name: Name of the model.
         saved: The model.
 
     Raises:
@@ -78,17 +78,17 @@ def add_named_model(work: WorkFolder, name: str, saved: SavedModel) -> None:
 
 
 def names_of_model(name: str) -> tuple[str, str, str]:
-    """The files of a model that has a folder of its own in a work folder; its record is last.
+    """Paths of the files of a model in the folder of a report; its record is the last.
 
     Args:
-        name: Of the model.
+        name: Name of the model.
     """
     path, table, record = (f"models/{name}/{file}" for file in (*MODEL_FILES, MODEL.record))
     return path, table, record
 
 
 def record_of(saved: SavedModel) -> dict[str, Any]:
-    """What the record of a model says.
+    """The content of the record of a model.
 
     Args:
         saved: The model.
@@ -104,16 +104,17 @@ def record_of(saved: SavedModel) -> dict[str, Any]:
 
 
 def load_model(folder: Path) -> SavedModel:
-    """Reads the model in a folder; runs no code from it.
+    """Reads the model in a folder, without running any code from there.
 
-    Where a run was killed while it replaced the model by another that was finished, that one is put
-    in place first.
+    If a run was killed while it replaced the model by a new one that was complete, the new one is
+    put in place first.
 
     Args:
-        folder: Where from.
+        folder: Folder of the model.
 
     Raises:
-        DataError: There is no such folder, it holds no model, or a damaged or changed one.
+        DataError: There is no such folder, it holds no model, or the model is damaged or has been
+            changed.
     """
     finish_interrupted(folder)
     if not folder.is_dir():
@@ -121,11 +122,13 @@ def load_model(folder: Path) -> SavedModel:
     path = folder / MODEL.record
     record = read_record(path)
     if record is None or not MODEL.is_record(record) or record.get("work") == "begun":
-        mend = "Give one that 'gpclml fit' wrote."
+        suggestion = "Give one that 'gpclml fit' wrote."
         if (folder / "models").is_dir():
             names = sorted(entry.name for entry in (folder / "models").iterdir())
-            mend = f"It is a report: give one of its models, {folder}/models/{{{','.join(names)}}}."
-        raise DataError(f"{folder} holds no model. {mend}")
+            suggestion = (
+                f"It is a report: give one of its models, {folder}/models/{{{','.join(names)}}}."
+            )
+        raise DataError(f"{folder} holds no model. {suggestion}")
     if not MODEL.is_known_version(record):
         raise DataError(f"{folder} was written by another release. Fit the model again.")
     try:
@@ -140,15 +143,15 @@ def load_model(folder: Path) -> SavedModel:
         fitted=fitted,
         made_from=made_from,
     )
-    if record.get("version") != 1:  # the first noted no checksums
+    if record.get("version") != 1:  # which had no checksums
         _check_unchanged(folder, record)
     return saved
 
 
 def _check_unchanged(folder: Path, record: Mapping[str, Any]) -> None:
-    """Raises where a file is not the one that the record was written with.
+    """Checks that all files are those that the record was written with.
 
-    It comes after the reading, so that nothing is missed that another run replaced meanwhile.
+    This is done after the files are read, so that a run that replaces them meanwhile is noticed.
     """
     path = folder / MODEL.record
     if read_record(path) != record:
@@ -161,11 +164,11 @@ def _check_unchanged(folder: Path, record: Mapping[str, Any]) -> None:
 
 
 def load_model_made_from(folder: Path, made_from: Mapping[str, Any]) -> SavedModel | None:
-    """A saved model if there is one and it was made from just this.
+    """The saved model in a folder if it was made from the given data, rows, recipe and packages.
 
     Args:
-        folder: Where it would be.
-        made_from: What decides it.
+        folder: The folder, which need not be there.
+        made_from: What decides the model.
     """
     record = read_record(folder / MODEL.record)
     if record is None or record.get("made_from") != dict(made_from):

@@ -38,15 +38,15 @@ _LEAST_TRAINED, _LEAST_TESTED = 20, 5
 
 @dataclass(frozen=True, eq=False)
 class TableData:
-    """Rows to train on and to test on, and what is to be said of them.
+    """Training and test rows of a table, and notes on them.
 
     Attributes:
-        options: What it was read by.
-        sha256: Of the file.
+        options: The options that it was read with.
+        sha256: SHA-256 of the file.
         encoding: How columns became inputs.
-        train: Inputs ``(n, d)`` and targets ``(n,)``.
-        test: The same of the test rows, of which there may be none.
-        notes: Sentences on rows and columns.
+        train: Inputs ``(n, d)`` and targets ``(n,)`` of the training rows.
+        test: The same of the test rows; there may be none.
+        notes: Sentences on rows and columns for the user.
     """
 
     options: TableOptions
@@ -58,7 +58,7 @@ class TableData:
 
     @property
     def made_from(self) -> Mapping[str, Any]:
-        """What decides the training rows: the bytes of the table and the options."""
+        """All that decides the training rows: the bytes of the table, and the options."""
         options = self.options
         return {
             "sha256": self.sha256,
@@ -72,18 +72,18 @@ class TableData:
 
 
 def read_table_data(options: TableOptions, tests: bool) -> TableData:
-    """Reads a table, parts its rows and encodes its columns.
+    """Reads a table, splits its rows and encodes its columns.
 
     Args:
-        options: What to read, and how.
-        tests: Whether rows are set apart to test on.
+        options: The table, and how to read it.
+        tests: Whether to set rows aside for testing.
 
     Raises:
         DataError: The file is no table.
         ArgumentError: A column cannot be used, or there are too few rows.
     """
     if not options.data.is_file() and options.data.exists() and not options.data.is_dir():
-        # It is read again: for its hash, and by the Python file of a report.
+        # A pipe cannot be read again, for the checksum and by the Python file of a report.
         raise DataError(f"{options.data} is no plain file. Save the table to a file first.")
     table = read_table(options.data, options.missing)
     if len(table.columns) < 2:
@@ -130,45 +130,46 @@ def _check_enough(
 ) -> None:
     for (_, y), least, what in ((train, _LEAST_TRAINED, "train"), (test, _LEAST_TESTED, "test")):
         if len(y) < least and (tests or what == "train"):
-            got = f"{len(y)} rows to {what} on that have all values"
+            got = f"{len(y)} rows to {what} on without missing values"
             raise ArgumentError("rows", got, f"at least {least}", "Collect more rows.")
     y = train[1]
     if bool((y == y[0]).all()):
         got = f"the same value {float(y[0]):g} in all rows to train on"
-        mend = "Name another column, or another --seed."
-        raise ArgumentError(f"target {target!r}", got, "a column that varies", mend)
+        suggestion = "Name another column, or another --seed."
+        raise ArgumentError(f"target {target!r}", got, "a column that varies", suggestion)
 
 
 def _check_sizes(values: Tensor, column: str, power: int) -> None:
-    """Raises where values are so large, or so close together, that no model can be computed.
+    """Checks that values are neither so large nor so close together that no model can be computed.
 
     Args:
-        values: Of the column.
-        column: What it is to be called.
-        power: Which of their powers has to be a number: the second of targets, for variances.
+        values: Values of the column.
+        column: Name of the column for error messages.
+        power: The power of the values that must be a finite number: 2 for targets, whose variance
+            is computed.
     """
     limit = 10.0 ** (300 / power)
     largest = float(values.abs().max())
     spread = float((values / largest).std()) * largest if largest else 0.0
-    mend = "Multiply or divide the column by a power of ten."
+    suggestion = "Multiply or divide the column by a power of ten."
     if largest > limit:
         got, expected = f"a value of size {largest:.3g}", f"sizes of at most {limit:g}"
-        raise ArgumentError(column, got, expected, mend)
+        raise ArgumentError(column, got, expected, suggestion)
     if 0 < spread < 1 / limit:
         got, expected = f"a standard deviation of {spread:.3g}", f"at least {1 / limit:g}"
-        raise ArgumentError(column, got, expected, mend)
+        raise ArgumentError(column, got, expected, suggestion)
 
 
 def notes_on_rows(
     options: TableOptions, targets: Tensor, rows: TrainTestSplit, incomplete: tuple[int, int]
 ) -> list[str]:
-    """How many rows there are, and which are left out.
+    """Sentences on how many rows there are, and which of them are left out.
 
     Args:
-        options: What the table was read by.
-        targets: Of all rows, NaN where missing.
-        rows: Those to train on, and those to test on, if any.
-        incomplete: How many of each lack values and are left out.
+        options: The options that the table was read with.
+        targets: Targets of all rows, NaN where missing.
+        rows: Training rows, and test rows if there are any.
+        incomplete: How many of each are left out because values are missing.
     """
     tests = len(rows.test) > 0
     lacking = int(targets.isnan().sum())
@@ -190,11 +191,11 @@ def notes_on_rows(
 
 
 def notes_on_columns(encoding: TableEncoding, test: pandas.DataFrame) -> list[str]:
-    """Which columns are filled, have new levels in test rows, or only number the rows.
+    """Sentences on columns that are filled, have new levels in test rows, or only number the rows.
 
     Args:
-        encoding: Of the columns.
-        test: Rows to test on.
+        encoding: How columns become inputs.
+        test: The test rows.
     """
     return [*_notes_on_filled(encoding), *_notes_on_unknown(encoding, test), *encoding.notes]
 
@@ -204,7 +205,7 @@ def _notes_on_filled(encoding: TableEncoding) -> list[str]:
     if not filled:
         return []
     return [
-        f"Missing values are filled, beside an input that says where, in {', '.join(filled)}: at "
+        f"Missing values are filled in {', '.join(filled)}, and an input for each says where: at "
         f"least {percent(FEW_MISSING)} of the training rows have some."
     ]
 
@@ -214,10 +215,10 @@ def _is_filled(column: NumberColumn | CategoryColumn) -> bool:
 
 
 def _notes_on_unknown(encoding: TableEncoding, test: pandas.DataFrame) -> list[str]:
-    """Levels of categories that only test rows have."""
+    """A sentence for each column with levels that only test rows have."""
     unknown = encoding.encode(test).unknown
     return [
-        f"Column {name!r}: {_rows(sum(levels.values()), 'test row')} of levels that no training "
+        f"Column {name!r}: {_rows(sum(levels.values()), 'test row')} with levels that no training "
         f"row has: {', '.join(levels)}."
         for name, levels in unknown.items()
     ]

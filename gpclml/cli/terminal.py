@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import warnings
 from collections.abc import Iterator
@@ -26,9 +25,11 @@ __all__ = [
     "warned",
 ]
 
+_OF_PACKAGES = DeprecationWarning, PendingDeprecationWarning, FutureWarning, ImportWarning
+
 
 def tell(*lines: str) -> None:
-    """Says something on standard error: notes, progress, errors.
+    """Prints notes, progress or errors on standard error.
 
     Args:
         *lines: One or more lines; controls in them are shown as escapes.
@@ -48,19 +49,20 @@ def give(*lines: str) -> None:
 
 
 def shows_progress(quiet: bool) -> bool:
-    """Whether someone looks on: bars are for a terminal, and litter a file or a pipe.
+    """Whether to show progress bars: on a terminal, but not in a file or a pipe.
 
     Args:
-        quiet: Whether nothing is to be told.
+        quiet: Whether the user asked for silence.
     """
     return not quiet and sys.stderr.isatty()
 
 
 @contextmanager
 def warned() -> Iterator[list[str]]:
-    """Gives a list that is filled, when the block ends, with what it warned of, each text once.
+    """Collects the warnings within the block as texts, each text once.
 
-    Warnings of packages about their own code are left out.
+    The list that it gives is filled when the block ends. Warnings of packages about their own code,
+    such as deprecations, are left out.
     """
     said: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
@@ -70,27 +72,24 @@ def warned() -> Iterator[list[str]]:
     said += dict.fromkeys(str(one.message) for one in told)
 
 
-_OF_PACKAGES = DeprecationWarning, PendingDeprecationWarning, FutureWarning, ImportWarning
-
-
 FAILED, BAD_INPUT, NOT_COMPUTED, INTERRUPTED = 1, 2, 3, 130
-"""Exit codes: a file, the memory or the system failed; something is given wrong; a computation
-failed, such as a covariance that is not positive definite; Ctrl-C."""
+"""Exit codes: a file could not be read or written, or memory ran out; the input is wrong; a
+computation failed, for example because a covariance is not positive definite; Ctrl-C."""
 
 
 class FitError(RuntimeError):
     """A model could not be fitted, or none could be scored."""
 
 
-@contextlib.contextmanager
+@contextmanager
 def errors_as_text() -> Iterator[None]:
-    """Within the block an expected error is printed alone, with its notes, on standard error.
+    """Prints expected errors within the block on standard error, without a traceback.
 
     Raises:
-        typer.Exit: With code 2 for what is given wrong, 3 for a computation that fails, 1 for a
-            file or the memory, 130 on Ctrl-C.
+        typer.Exit: With code 2 for wrong input, 3 if a computation fails, 1 if a file fails or
+            memory runs out, 130 on Ctrl-C.
     """
-    # A command's help need not wait for torch.
+    # Imported here so that the help of a command does not wait for torch.
     import torch
     import typer
     from linear_operator.utils.errors import NanError, NotPSDError
@@ -103,9 +102,9 @@ def errors_as_text() -> Iterator[None]:
     except KeyboardInterrupt:
         tell("", "Interrupted; nothing was written.")
         raise typer.Exit(INTERRUPTED) from None
-    except BrokenPipeError:  # who reads the output has read enough: typer ends quietly
+    except BrokenPipeError:  # the reader of a pipe has closed it: typer ends quietly
         raise
-    # First what a computation ends with: some of these are errors of an argument as well.
+    # Failed computations come first: some of these types are argument errors as well.
     except (FitError, NanError, NotPSDError, NotConvergedError, singular) as error:
         tell(f"Error: {error_text(error)}")
         raise typer.Exit(NOT_COMPUTED) from None
@@ -118,10 +117,10 @@ def errors_as_text() -> Iterator[None]:
 
 
 def error_text(error: BaseException) -> str:
-    """What an error says, with its notes and those of the error that caused it, in one line.
+    """The message of an error with its notes and those of its cause, in one line.
 
     Args:
-        error: Any; its type stands for what says nothing.
+        error: Any error; if it has no message, the name of its type is given.
     """
     parts = [str(error) or type(error).__name__]
     for one in (error, error.__cause__):

@@ -1,8 +1,11 @@
-"""What cannot be compared: a message that names it and the mend, and nothing written."""
+"""Wrong input and damaged models end with a sentence, and nothing is written."""
 
 from __future__ import annotations
 
 import os
+import random
+import shutil
+from dataclasses import asdict
 
 import numpy as np
 import pandas
@@ -11,7 +14,9 @@ import torch
 import typer
 from linear_operator.utils.errors import NanError, NotPSDError
 
+from gpclml._utils.resuming import digest
 from gpclml.cli.report import Recipe
+from gpclml.cli.saved_models import load_model
 from gpclml.cli.terminal import FitError, error_text, errors_as_text
 from gpclml.errors import ArgumentError, DataError, NonFiniteError, NotConvergedError
 
@@ -217,3 +222,37 @@ def test_the_notes_of_a_cause_are_told_too():
     error = FitError("rbf could not be fitted: not positive definite")
     error.__cause__ = cause
     assert error_text(error) == f"{error} Member 3 of the batch."
+
+
+FLIPS = 150  # in each of the three files
+
+
+def content_of(folder):
+    saved = load_model(folder)
+    model = saved.model
+    parts = [dict(model.state_dict()), model.train_inputs[0], model.train_targets]
+    return digest([*parts, saved.encoding.to_json(), asdict(saved.fitted), dict(saved.made_from)])
+
+
+def test_no_flipped_bit_goes_unseen(report, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(report[0] / "models" / "rbf", folder)
+    expected = content_of(folder)
+    for name in ("model.pt", "table.json", "model.json"):
+        path = folder / name
+        raw, silent, refused = path.read_bytes(), [], 0
+        for bit in random.Random(name).sample(range(8 * len(raw)), FLIPS):
+            changed = bytearray(raw)
+            changed[bit // 8] ^= 1 << bit % 8
+            path.write_bytes(changed)
+            try:
+                found = content_of(folder)
+            except DataError:
+                refused += 1
+            else:
+                if found != expected:
+                    silent.append(bit)
+        path.write_bytes(raw)
+        assert silent == [], name
+        assert refused > 0.9 * FLIPS, name
+    assert content_of(folder) == expected

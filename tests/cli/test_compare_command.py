@@ -34,7 +34,7 @@ def test_it_prints_the_table_and_what_it_says(report, record):
     assert "\N{MINUS SIGN}" not in result.stdout
     for sentence in record["sentences"]:
         assert sentence in result.stdout
-    assert "On 26 test rows, which chose nothing" in result.stdout
+    assert "On 26 test rows, which no choice used" in result.stdout
 
 
 def test_it_tells_what_was_done_to_rows_and_columns(report, record):

@@ -1,4 +1,4 @@
-"""Files to tables, and what is said of files that are none."""
+"""Tables are read from files; files that hold no table are refused with a message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Targets, and which rows are to train on and which to test on."""
+"""The targets of a table, and which rows are trained and tested on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a comparison of models of a table leaves behind: a page, and a file that rebuilds one."""
+"""The report of a comparison: scores, the page, and the Python file that rebuilds a model."""
 
 from gpclml.cli.report.page import Report, page_of, report_text
 from gpclml.cli.report.predictions import (

@@ -38,21 +38,21 @@ __all__ = ["PageFigure", "Report", "page_figures", "page_of", "report_text"]
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """All that a page is made of.
+    """The content of a report.
 
     Attributes:
         data: Path of the table.
-        sha256: Of its bytes.
-        comparison: Of the models, on the training rows.
-        predictions: Scores on the test part, by model.
+        sha256: SHA-256 of the table.
+        comparison: Comparison of the models on the training rows.
+        predictions: Scores on the test rows, by model.
         fitted: How each model was fitted.
         encoding: How columns became inputs.
         notes: Sentences on rows, columns and models: what was done, and why.
-        command: What made the report.
-        fit_command: What fits the chosen model on all rows.
-        folder: Where that was typed.
-        versions: Of packages, by name.
-        made: Date and time.
+        command: The command that made the report.
+        fit_command: The command that fits the chosen model on all rows.
+        folder: The current folder of the command.
+        versions: Versions of packages, by name.
+        made: Date and time of the report.
     """
 
     data: Path
@@ -75,14 +75,14 @@ class Report:
 
 
 def page_of(report: Report) -> str:
-    """The page as HTML: one text with its style and figures, that asks for no other file.
+    """The page as HTML, with style and figures in it, so that it needs no other file.
 
     Args:
-        report: What it is made of.
+        report: The content of the page.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    # Names of columns, levels and files are anyone's text: all that is inserted is escaped.
+    # Names of columns, levels and files may be any text: everything that is inserted is escaped.
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent), autoescape=True, undefined=StrictUndefined,
         trim_blocks=True, lstrip_blocks=True,
@@ -124,7 +124,7 @@ class PageFigure:
     """A figure of a page.
 
     Attributes:
-        title: What it is of.
+        title: What the figure shows.
         reading: How to read it.
         address: The image as a data URI.
     """
@@ -135,36 +135,36 @@ class PageFigure:
 
 
 def page_figures(comparison: Comparison, one_input: bool) -> tuple[PageFigure, ...]:
-    """What the criteria say, how models learn, how calibrated they are, and how they fit.
+    """Figures of the criteria, of learning curves, of calibration, and of the fits.
 
     Args:
-        comparison: Of the models.
-        one_input: Whether they have a single input.
+        comparison: Comparison of the models.
+        one_input: Whether the models have a single input.
     """
     drawn = (
         (
             "What the criteria say",
-            "Each panel is a criterion and each dot a model, as far from the first-ranked as the "
-            "criterion puts it: a dot clearly to the right of the line is a model that this "
-            "criterion prefers to it.",
+            "Each panel is a criterion and each dot a model, placed by its difference to the "
+            "first-ranked model: a dot clearly to the right of the line is a model that this "
+            "criterion prefers to that one.",
             plot_compare(comparison),
         ),
         (
             "How the models learn",
-            "Above, how well the next row is predicted from those before it (higher is better); "
-            "below, what a model gains on the first-ranked in all rows so far: the last value is "
-            "the difference in LML, and what comes before the dotted line is not in the CLML.",
+            "Above: how well the next row is predicted from the rows before it (higher is better). "
+            "Below: what a model gains on the first-ranked one in all rows so far. The last value "
+            "is the difference in LML; the rows before the dotted line do not count for the CLML.",
             plot_learning_curves(comparison),
         ),
         (
             "Whether their intervals hold",
-            "Lines should stay in the grey band: below it in the lower panel, or high at both ends "
-            "in the upper one, a model is surer of its predictions than it should be.",
+            "Lines should stay in the grey band. A model whose line is below the band in the lower "
+            "panel, or high at both ends in the upper one, is too sure of its predictions.",
             plot_calibration(comparison),
         ),
         (
             "How they fit the training rows",
-            "Mean and two standard deviations of new observations along the input, with the rows."
+            "Mean and two standard deviations of new observations along the input. Dots are rows."
             if one_input
             else "The target of each row against its prediction from all other rows, with two "
             "standard deviations: dots should lie along the line.",
@@ -181,10 +181,10 @@ def _address(figure: Figure) -> str:
 
 
 def report_text(report: Report) -> str:
-    """The table of models and what is to be said of it.
+    """The table of models and the sentences on it, for a terminal.
 
     Args:
-        report: What is to be told.
+        report: The content.
     """
     lines = [["model", *MODEL_COLUMNS]]
     for name, cells in model_rows(report.comparison, report.predictions, report.fitted):
@@ -200,4 +200,4 @@ def report_text(report: Report) -> str:
     said = headline(report.comparison, printable(report.encoding.target))
     told = answer(report.comparison, report.predictions)
     text = "\n".join([*table, "", said, told, *report.comparison.sentences])
-    return text.replace("\N{MINUS SIGN}", "-")  # not in every code page
+    return text.replace("\N{MINUS SIGN}", "-")  # code pages of Windows lack it

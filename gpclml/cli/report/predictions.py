@@ -29,7 +29,7 @@ __all__ = [
 ]
 
 PREDICTED_SHARE = 0.9
-"""Share of new observations that a predicted interval is to hold."""
+"""Share of new observations that should lie in a predicted interval."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,12 +38,12 @@ class PredictionScores:
 
     Attributes:
         rmse: Root mean squared error.
-        rmse_se: Its error, by the delta method.
-        nll: Mean negative log density of the targets, nats a row.
-        nll_se: Its error.
-        coverage: Share of targets in the central intervals that are to hold nine tenths.
-        coverage_se: Its error.
-        log_densities: Of the targets, ``(t,)``.
+        rmse_se: Its standard error, by the delta method.
+        nll: Mean negative log density of the targets, in nats per row.
+        nll_se: Its standard error.
+        coverage: Share of targets in their central 90 % intervals.
+        coverage_se: Its standard error.
+        log_densities: Log densities of the targets, ``(t,)``.
     """
 
     rmse: float
@@ -56,10 +56,10 @@ class PredictionScores:
 
     @staticmethod
     def missing(count: int) -> PredictionScores:
-        """NaN throughout, for a model that cannot predict these rows.
+        """Scores that are all NaN, for a model that cannot predict the rows.
 
         Args:
-            count: How many rows there are.
+            count: Number of rows, t.
         """
         nan = math.nan
         densities = torch.full((count,), nan, dtype=torch.float64)
@@ -82,8 +82,8 @@ def predicted(model: GPRegression, x: Tensor, progress: bool = False) -> tuple[T
         progress: Whether to show a progress bar on standard error.
 
     Note:
-        One factorization, n³/3 operations, whatever t, and n² t for the rows; memory for n² numbers
-        and a chunk of rows.
+        The cost is one factorization of n³/3 operations for any number of rows t, and n² t
+        operations for the rows; the memory is that of n² numbers and a chunk of rows.
     """
     if len(x) == 0:
         return x.new_zeros(0), x.new_zeros(0)
@@ -96,12 +96,12 @@ def prediction_scores(targets: Tensor, mean: Tensor, deviation: Tensor) -> Predi
     """Scores of Gaussian predictions.
 
     Args:
-        targets: What was observed, ``(t,)``.
-        mean: What was predicted, ``(t,)``.
-        deviation: Standard deviations of the predictions, noise included, ``(t,)``.
+        targets: Observed targets, ``(t,)``.
+        mean: Predicted means, ``(t,)``.
+        deviation: Predicted standard deviations, with the noise, ``(t,)``.
 
     Raises:
-        ShapeError: The shapes are others.
+        ShapeError: The shapes differ.
         NonFiniteError: A number is not finite.
         ArgumentError: A deviation is not positive.
     """
@@ -126,7 +126,11 @@ def prediction_scores(targets: Tensor, mean: Tensor, deviation: Tensor) -> Predi
 
 
 def half_width(deviation: Tensor) -> Tensor:
-    """Half the width of the central interval that is to hold nine tenths of observations."""
+    """Half the width of the central 90 % interval of a Gaussian.
+
+    Args:
+        deviation: Standard deviations, of any shape.
+    """
     quantile = torch.special.ndtri(torch.tensor(0.5 + PREDICTED_SHARE / 2, dtype=torch.float64))
     return deviation * float(quantile)
 
@@ -140,13 +144,13 @@ _CLEAR = 2.0  # standard errors
 
 @dataclass(frozen=True)
 class ChosenModel:
-    """What a criterion chooses, beside the best model on the test part.
+    """The model that a criterion chooses, and the best model on the test rows.
 
     Attributes:
-        criterion: Which.
-        model: The model it prefers.
-        best: The model of the highest log density of the test part.
-        lead: By how much the best one's log density of the test part exceeds that of this one.
+        criterion: Name of the criterion.
+        model: The model that it chooses.
+        best: The model with the highest log density of the test rows.
+        lead: Log density of the test rows under the best model, minus that under the chosen one.
     """
 
     criterion: str
@@ -156,19 +160,19 @@ class ChosenModel:
 
     @property
     def agrees(self) -> bool:
-        """Whether criterion and test part choose the same model."""
+        """Whether the criterion and the test rows choose the same model."""
         return self.model == self.best
 
 
 @checked
 def best_on_test(predictions: Mapping[str, PredictionScores]) -> str:
-    """The model of the highest log density of the test part; of equal ones the first.
+    """The model with the highest log density of the test rows; the first of equal ones.
 
     Args:
-        predictions: Scores by model, at least one of them not missing.
+        predictions: Scores by model. At least one model must have scores.
 
     Raises:
-        ArgumentError: All are missing.
+        ArgumentError: No model has scores.
     """
     there = [name for name, scores in predictions.items() if not scores.is_missing]
     if not there:
@@ -177,29 +181,33 @@ def best_on_test(predictions: Mapping[str, PredictionScores]) -> str:
 
 
 def lead_of_best(predictions: Mapping[str, PredictionScores], model: str) -> PairedDifference:
-    """Log density of the test part under the model that is best there less that under this one.
+    """Log density of the test rows under the best model, minus that under a given one.
 
     Args:
         predictions: Scores by model.
-        model: Name of this one.
+        model: Name of the given model.
     """
     best = predictions[best_on_test(predictions)]
     return paired_difference(best.log_densities, predictions[model].log_densities)
 
 
 def is_clear(lead: PairedDifference) -> bool:
-    """Whether a lead is more than two standard errors."""
+    """Whether a lead is more than two standard errors.
+
+    Args:
+        lead: A difference of log densities.
+    """
     return lead.value > _CLEAR * lead.standard_error
 
 
 def chosen_models(
     comparison: Comparison, predictions: Mapping[str, PredictionScores]
 ) -> tuple[ChosenModel, ...]:
-    """What LML, CLML and LOO choose, each beside the test part.
+    """The models that LML, CLML and LOO choose, each compared with the best one on the test rows.
 
     Args:
-        comparison: Of the models.
-        predictions: Their scores on the test part, by name.
+        comparison: Comparison of the models.
+        predictions: Scores on the test rows, by model.
     """
     best = best_on_test(predictions)
     return tuple(

@@ -43,18 +43,18 @@ DESCRIPTIONS = {
     "sm": "a mixture of four patterns that may repeat along the inputs (spectral mixture)",
     "deep": "rbf and features that a network learns, where held-out rows support them",
 }
-"""What models are, for those who use no others."""
+"""What each model is, for people who do not know Gaussian processes."""
 
 MODELS = tuple(DESCRIPTIONS)
-"""Names of models, the cheapest first, the dearest last."""
+"""Names of models, from the cheapest to the most expensive."""
 
 OBJECTIVES = ("lml", "clml", "loo")
-"""Names of what is maximized."""
+"""Names of the objectives that a fit can maximize."""
 
 _NAMED_KERNELS = {
     "rbf": "rbf", "rq": "rq", "matern": "matern", "sm": "spectral_mixture", "deep": "deep",
 }  # fmt: skip
-_STEPS = {"sm": 50, "deep": 300}  # of the others as many as they take
+_STEPS = {"sm": 50, "deep": 300}  # the others have no limit
 _CONDITIONING: dict[str, tuple[Callable[..., Conditioning], dict[str, int]]] = {
     "lml": (LastPoints, {"m": 0}),
     "clml": (KFold, {"folds": 10}),
@@ -63,12 +63,13 @@ _CONDITIONING: dict[str, tuple[Callable[..., Conditioning], dict[str, int]]] = {
 
 
 class RecipeFit(NamedTuple):
-    """What a recipe made.
+    """The result of a recipe.
 
     Attributes:
         model: The fitted model.
-        note: Sentences on the fit, empty where there is nothing to say.
-        problem: The same where the fit failed, not where its steps were spent; else empty.
+        note: Sentences on the fit, or empty.
+        problem: Why the fit failed, or empty. A fit that reached its largest number of steps has
+            not failed.
     """
 
     model: GPRegression
@@ -79,28 +80,32 @@ class RecipeFit(NamedTuple):
 @checked
 @dataclass(frozen=True)
 class Recipe:
-    """A model of a table and its fit.
+    """A model of a table, and how it is fitted.
 
     - ``"linear"``: a Bayesian linear model of the standardized inputs and a constant;
-    - ``"rbf"``, ``"rq"``, ``"matern"``: a GP with that kernel, a lengthscale an input; ``"rq"``
-      starts from the fit of ``"rbf"``, which it contains and else may end far below;
-    - ``"sm"``: a GP with a spectral mixture of four components, started as on a grid;
-    - ``"deep"``: RBF and, beside it, a kernel of learned features where held-out folds support
-      it, trained by :func:`gpclml.fit.fit_networks`.
+    - ``"rbf"``, ``"rq"``, ``"matern"``: a GP with that kernel and a lengthscale for each input;
+      ``"rq"`` contains ``"rbf"`` and starts from its fit, since from elsewhere it may end far
+      below;
+    - ``"sm"``: a GP with a spectral mixture kernel of four components, whose start treats the
+      inputs as points on a grid;
+    - ``"deep"``: a GP with an RBF kernel, plus a kernel on learned features if held-out folds
+      support it, trained by :func:`gpclml.fit.fit_networks`.
 
-    All but the last are fitted by L-BFGS. The objective ``"clml"`` holds out ten fixed folds, each
-    given the others; for ``"deep"`` it holds out a fresh tenth at each step.
+    All but the last are fitted by L-BFGS. The objective ``"clml"`` holds out each of ten fixed
+    folds given the others; for ``"deep"`` it holds out a new random tenth at each step.
 
     Attributes:
         model: Name of the model.
-        objective: What is maximized: ``"lml"``, ``"clml"``, ``"loo"``.
-        seed: Of networks, starts and folds.
-        steps: Most steps; if None as many as it takes, for ``"sm"`` 50, for ``"deep"`` 300.
-        restarts: Further fits from other starts, of which the best is kept; not of ``"deep"``.
+        objective: The objective that is maximized: ``"lml"``, ``"clml"`` or ``"loo"``.
+        seed: Seed of networks, starts and folds.
+        steps: Largest number of steps. If None: 50 for ``"sm"``, 300 for ``"deep"``, and no limit
+            for the others.
+        restarts: Number of further fits from other starts, of which the best is kept; ``"deep"``
+            has none.
 
     Raises:
-        UnknownNameError: A model or objective that is not known.
-        ArgumentError: A number out of range.
+        UnknownNameError: There is no such model or objective.
+        ArgumentError: A number is out of range.
     """
 
     model: str
@@ -120,7 +125,7 @@ class Recipe:
             raise ArgumentError("restarts", self.restarts, "0 or more")
 
     def fit(self, x: Tensor, y: Tensor, progress: bool = True) -> RecipeFit:
-        """The fitted model, and what there is to say of the fit.
+        """Fits the model to data.
 
         Args:
             x: Inputs, ``(n, d)``.
@@ -128,13 +133,13 @@ class Recipe:
             progress: Whether to show progress bars on standard error.
 
         Raises:
-            NonFiniteError, NotPSDError: The start cannot be evaluated.
+            NonFiniteError, NotPSDError: The objective cannot be evaluated at the start of the fit.
         """
         model = GPRegression(x, y, seed=self.seed, **self._parts())
         make, options = _CONDITIONING[self.objective]
         conditioning = None if self._redraws() else make(**options)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FitWarning)  # the problem is in what is returned
+            warnings.simplefilter("ignore", FitWarning)  # the result has the problem
             if self.model == "sm":
                 _start_on_grid(model, x, self.seed)
             elif self.model == "rq":
@@ -151,11 +156,11 @@ class Recipe:
                 mll, steps=self._most_steps(), restarts=self.restarts, seed=self.seed,
                 progress=progress,
             )  # fmt: skip
-        failed = fitted.problem not in ("", "limit")  # a limit is what was asked for
+        failed = fitted.problem not in ("", "limit")  # the limit of steps was asked for
         return RecipeFit(model, fitted.message, fitted.message if failed else "")
 
     def lines(self) -> list[str]:
-        """The same as lines of Python, from ``x`` and ``y`` to ``model``."""
+        """Lines of Python that do the same as :meth:`fit`, from ``x`` and ``y`` to ``model``."""
         make, options = _CONDITIONING[self.objective]
         arguments = ", ".join(f"{name}={value}" for name, value in options.items())
         conditioning = "None" if self._redraws() else f"{make.__name__}({arguments})"
@@ -191,7 +196,7 @@ class Recipe:
 
 
 def kernel_object(model: str) -> Kernel | None:
-    """The kernel that a model is made with, where it has no name of its own.
+    """The kernel object of a model; None for models whose kernel is given by name.
 
     Args:
         model: Name of the model.
@@ -200,7 +205,11 @@ def kernel_object(model: str) -> Kernel | None:
 
 
 def _start_on_grid(model: GPRegression, x: Tensor, seed: int) -> None:
-    """A start that scattered points resolve: chance gaps of theirs are far below their spacing."""
+    """Starts the spectral mixture as if the inputs were on a grid.
+
+    Random inputs have some gaps far below their typical spacing. A start at frequencies up to the
+    smallest gap would have frequencies that the points cannot resolve.
+    """
     start = torch.Generator().manual_seed(seed)
     inputs = model.input_standardizer.transform(x)
     targets = cast(Tensor, model.train_targets)
@@ -227,15 +236,17 @@ def _grid_lines(seed: int) -> list[str]:
 
 def _said_of_networks(result: NetworksFitResult) -> str:
     if result.message:
-        return f"Training on all rows failed, so it is the ARD GP: {result.message}"
+        return f"Training on all rows failed, so the model is the RBF GP: {result.message}"
     if result.chosen == 0:
-        return "Held-out folds support no learned features: it is the RBF GP, fitted by LML."
+        return (
+            "Held-out folds support no learned features, so the model is the RBF GP, fitted by LML."
+        )
     gain, error = result.gains[result.chosen], result.standard_errors[result.chosen]
     steps = result.steps[result.chosen]
-    trained = f"trained for {steps} steps" if steps else "as line searches fit it"
+    trained = f"trained for {steps} steps" if steps else "fitted by line searches"
     return (
         f"Held-out folds support a second kernel on learned features, {trained}: {gain:.3f} ± "
-        f"{error:.3f} nats a row better than the RBF GP."
+        f"{error:.3f} nats per row better than the RBF GP."
     )
 
 
@@ -244,10 +255,10 @@ class FittedModel:
     """How a model of a report was fitted.
 
     Attributes:
-        recipe: What it was fitted by.
+        recipe: The model and how it was fitted.
         seconds: Wall time of the fit.
-        note: A sentence on the fit, or empty.
-        problem: What is wrong with the fit, or empty.
+        note: Sentences on the fit, or empty.
+        problem: Why the fit failed, or empty.
     """
 
     recipe: Recipe
@@ -272,20 +283,22 @@ _IMPORTS = {
 def script_of(
     recipe: Recipe, data: Path, most_rows: int, split_seed: int, version: str, one_thread: bool
 ) -> str:
-    """The text of the file.
+    """The text of a Python file that rebuilds a model of a report.
 
-    It reads the table and ``table.json`` beside itself, takes the same rows, encodes and fits
-    them alike, and prints LML and LOO of the training rows and the scores of the test rows.
+    The file reads the table, and ``table.json`` in its own folder. It takes the same rows, encodes
+    and fits them in the same way, and prints LML and LOO of the training rows and the scores of the
+    test rows.
 
     Args:
-        recipe: Of the model.
-        data: The table; another one may be named when the file is run.
-        most_rows: Rows to train on, at most.
-        split_seed: Of the rows.
-        version: Of gpclml.
-        one_thread: Whether the model was fitted on one thread; so is this one then, which rounds
-            alike.
+        recipe: The model and how it was fitted.
+        data: The table; another path may be given when the file is run.
+        most_rows: Largest number of training rows.
+        split_seed: Seed of the split of the rows.
+        version: Version of gpclml.
+        one_thread: Whether the model was fitted on one thread. The file then uses one thread too,
+            so that rounding is the same.
     """
+    threads = ["torch.set_num_threads(1)  # as in the report, for the same rounding"]
     body = [
         "HERE = Path(__file__).resolve().parent",
         f"DATA = sys.argv[1] if len(sys.argv) > 1 else {str(data)!r}",
@@ -296,7 +309,7 @@ def script_of(
         "x, y = encoding.tensors(table.iloc[rows.train])",
         "test_x, test_y = encoding.tensors(table.iloc[rows.test])",
         "",
-        *(["torch.set_num_threads(1)  # as in the report: rounds alike"] if one_thread else []),
+        *(threads if one_thread else ()),
         *recipe.lines(),
         "",
         "print(f\"lml {log_marginal_likelihood(model, units='original'):.4f}\")",
@@ -311,9 +324,9 @@ def script_of(
 
 def _head(recipe: Recipe, version: str) -> list[str]:
     return [
-        f'"""Rebuilds the model {recipe.model!r} of the report beside it (gpclml {version}).',
+        f'"""Rebuilds the model {recipe.model!r} of the report in this folder (gpclml {version}).',
         "",
-        "Run it, with the path of the table if that has moved: it prints the report's scores.",
+        "It prints the scores of the report. Give the path of the table if the table has moved.",
         '"""',
         "",
     ]
@@ -337,7 +350,7 @@ _PACKAGES = (
 
 
 def package_versions() -> dict[str, str]:
-    """Versions of Python and of the packages that compute, by name."""
+    """Versions of Python and of the packages that compute the results, by name."""
     return {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES}
 
 

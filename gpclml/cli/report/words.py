@@ -31,11 +31,11 @@ __all__ = [
 
 
 def headline(comparison: Comparison, target: str) -> str:
-    """One sentence: the model that ranks first, and whether LML, CLML and LOO agree.
+    """A sentence on which model ranks first, and whether LML, CLML and LOO agree.
 
     Args:
-        comparison: Of the models.
-        target: Name of what is predicted.
+        comparison: Comparison of the models.
+        target: Name of the column that is predicted.
     """
     first = str(comparison.table.index[0])
     if len(comparison.table) == 1:
@@ -64,18 +64,18 @@ def headline(comparison: Comparison, target: str) -> str:
 
 
 def answer(comparison: Comparison, predictions: Mapping[str, PredictionScores]) -> str:
-    """What the test part, which chose nothing, says of that.
+    """Sentences on how the first model predicts the test rows, and which model they prefer.
 
     Args:
-        comparison: Of the models.
-        predictions: Scores on the test part, by model.
+        comparison: Comparison of the models.
+        predictions: Scores on the test rows, by model.
     """
     first = str(comparison.table.index[0])
     scores = predictions[first]
     if scores.is_missing:
         return f"{first} could not predict the test rows; they prefer {best_on_test(predictions)}."
     said = (
-        f"On {len(scores.log_densities)} test rows, which chose nothing, {first} is off by "
+        f"On {len(scores.log_densities)} test rows, which no choice used, {first} is off by "
         f"{scores.rmse:.4g} (root mean square), and {percent(scores.coverage)} of them are in its "
         f"{percent(PREDICTED_SHARE)} intervals."
     )
@@ -90,18 +90,22 @@ def answer(comparison: Comparison, predictions: Mapping[str, PredictionScores]) 
 
 
 def percent(share: float) -> str:
-    """A share as a whole number of hundredths, with a space that does not break."""
+    """A share in percent, rounded to a whole number, with a non-breaking space.
+
+    Args:
+        share: Between 0 and 1.
+    """
     return f"{100 * share:.0f}\N{NO-BREAK SPACE}%"
 
 
 Row = list[tuple[str, str]]
-"""Texts and their errors; an empty error is not shown."""
+"""Values as texts, each with its standard error; an empty error is not shown."""
 
 MODEL_COLUMNS = (
     "LML", "CLML", "LOO", "LOO less first", "weight", "test RMSE", "test NLL",
     f"in {percent(PREDICTED_SHARE)}", "seconds",
 )  # fmt: skip
-"""Of a row of a model."""
+"""Names of the columns of the table of models."""
 
 _MOST_SHOWN = 6  # levels of a category
 
@@ -111,9 +115,14 @@ def model_rows(
     predictions: Mapping[str, PredictionScores],
     fitted: Mapping[str, FittedModel],
 ) -> list[tuple[str, Row]]:
-    """A row a model, the first-ranked first: criteria, test scores, seconds.
+    """The table of models: a row for each model with its criteria, test scores and seconds.
 
-    A model whose fit failed is marked beside its name.
+    A model whose fit failed is marked after its name.
+
+    Args:
+        comparison: Comparison of the models, which gives the order of the rows.
+        predictions: Scores on the test rows, by model.
+        fitted: How each model was fitted.
     """
     rows = []
     for name, line in comparison.table.to_dict("index").items():
@@ -144,13 +153,18 @@ def model_rows(
 def choice_rows(
     comparison: Comparison, predictions: Mapping[str, PredictionScores]
 ) -> list[tuple[str, Row]]:
-    """A row a criterion: what it chooses, and how far behind the best of the test part that is."""
+    """The table of criteria: which model each one chooses, and how far it is from the best one.
+
+    Args:
+        comparison: Comparison of the models.
+        predictions: Scores on the test rows, by model.
+    """
     rows = []
     for choice in chosen_models(comparison, predictions):
         scores = predictions[choice.model]
         best = "the same"
         if scores.is_missing:
-            best = f"{choice.best}; this one could not predict it"
+            best = f"{choice.best}; this one could not predict them"
         elif not choice.agrees:
             clearly = "clearly" if is_clear(choice.lead) else "not clearly"
             best = f"{choice.best}, by {plus_minus(choice.lead)}, {clearly}"
@@ -160,12 +174,20 @@ def choice_rows(
 
 
 def column_rows(encoding: TableEncoding) -> list[tuple[str, str, int]]:
-    """Columns that are inputs: name, how, and how many inputs."""
+    """The columns that become inputs: name, how, and how many inputs.
+
+    Args:
+        encoding: How columns become inputs.
+    """
     return [(one.name, _how(one), len(one.inputs)) for one in encoding.columns]
 
 
 def left_out_rows(encoding: TableEncoding) -> list[tuple[str, str]]:
-    """Columns that are none, and why."""
+    """The columns that are left out, and why.
+
+    Args:
+        encoding: How columns become inputs.
+    """
     return list(encoding.left_out.items())
 
 
@@ -198,12 +220,12 @@ def _nats(value: float) -> str:
 
 
 def _text(value: float, form: str) -> str:
-    """A number; nothing where there is none."""
+    """A number as text; empty for NaN."""
     return "" if math.isnan(value) else _minus(f"{value:{form}}")
 
 
 def _with_error(value: float, error: float) -> tuple[str, str]:
-    """A value to two digits of its error."""
+    """A value and its error, rounded to two digits of the error."""
     if not error > 0:
         return _text(value, ".4g"), ""
     decimals = max(0, 1 - math.floor(math.log10(error)))

@@ -1,4 +1,4 @@
-"""Tables as people keep them: read, split into rows, and encoded as inputs and targets."""
+"""Reads tables, splits their rows, and encodes their columns as inputs and targets of a model."""
 
 from gpclml.cli.tables.columns import CategoryColumn, NumberColumn
 from gpclml.cli.tables.encoding import (

@@ -31,26 +31,32 @@ Kind = Literal["number", "boolean", "date", "category", "empty", "other"]
 _ISO_DATE = r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?:Z|[+-]\d{2}:?\d{2})?)?"
 _MICROSECONDS_OF_A_DAY = 86_400_000_000
 _BOOLEANS = {"true": 1.0, "false": 0.0, "1": 1.0, "0": 0.0, "1.0": 1.0, "0.0": 0.0}
-_MEND = "Leave those cells empty, or put right what they say."
-_MEND_OF_MIXED = (
+_SUGGESTION = "Leave those cells empty, or correct them."
+_SUGGESTION_FOR_MIXED = (
     "Leave those cells empty or list them under --missing; an input may also be named under --drop "
     "or --categories."
 )
 
 
 def column_of(table: pandas.DataFrame, name: str) -> pandas.Series:
-    """The column of this name, one of a table whose names differ."""
+    """The column of a table with a name that only one column has.
+
+    Args:
+        table: The table.
+        name: Name of the column.
+    """
     return cast("pandas.Series", table[name])
 
 
 def kind_of(column: pandas.Series) -> Kind:
-    """What a column holds, by its values.
+    """The kind of the values in a column.
 
-    Dates are those of a date type and texts of the form 2024-05-31, with a time or without.
-    Texts that are all numbers are numbers. ``"empty"`` has no value, ``"other"`` lists and such.
+    Dates are values of a date type and texts such as 2024-05-31, with or without a time. A column
+    of texts that are all numbers is a column of numbers. An ``"empty"`` column has no value;
+    columns of lists, dictionaries and complex numbers are ``"other"``.
 
     Args:
-        column: The values, missing ones among them.
+        column: The values, some of which may be missing.
 
     Raises:
         ArgumentError: Some values are numbers and some are other texts.
@@ -80,13 +86,13 @@ def kind_of(column: pandas.Series) -> Kind:
 
 
 def numbers_of(column: pandas.Series, kind: NumberKind) -> NDArray[np.float64]:
-    """The numbers that values stand for, NaN where missing.
+    """The values of a column as numbers, NaN where missing.
 
     Booleans are 0 and 1, dates days since the first of January 1970 in UTC, durations days.
 
     Args:
         column: The values, ``(n,)``.
-        kind: What they are to be.
+        kind: The kind of the values.
 
     Raises:
         ArgumentError: Values are of another kind, or infinite; the message names column and rows.
@@ -96,7 +102,7 @@ def numbers_of(column: pandas.Series, kind: NumberKind) -> NDArray[np.float64]:
 
     if kind == "date":
         dates = pandas.to_datetime(column, errors="coerce", utc=True, format="ISO8601")
-        # Nanoseconds, which pandas else goes by, end in the year 2262.
+        # The default of pandas, nanoseconds, ends in the year 2262.
         microseconds = dates.dt.as_unit("us").astype("int64").where(dates.notna())
         result = microseconds / _MICROSECONDS_OF_A_DAY
         expected = "dates such as 2024-05-31"
@@ -116,7 +122,7 @@ def numbers_of(column: pandas.Series, kind: NumberKind) -> NDArray[np.float64]:
 
 
 def texts_of(column: pandas.Series) -> NDArray[np.object_]:
-    """The texts of categories, None where missing; whole numbers have no decimal point.
+    """The categories of a column as texts, None where missing; 2.0 is ``"2"``.
 
     Args:
         column: The values, ``(n,)``.
@@ -143,7 +149,7 @@ def _kind_of_texts(values: pandas.Series) -> Kind:
         return "date"
     if numeric.any():
         expected = f"numbers alone, as the {int(numeric.sum())} others are"
-        _check_all(values, numeric, expected, _MEND_OF_MIXED)
+        _check_all(values, numeric, expected, _SUGGESTION_FOR_MIXED)
     return "category"
 
 
@@ -160,13 +166,13 @@ def _to_numeric(column: pandas.Series) -> pandas.Series:
 
 
 def _check_all(
-    column: pandas.Series, fine: NDArray[np.bool_], expected: str, mend: str = _MEND
+    column: pandas.Series, fine: NDArray[np.bool_], expected: str, suggestion: str = _SUGGESTION
 ) -> None:
     if not fine.all():
         bad = cast("pandas.Series", column[~fine])
         shown = ", ".join(f"{value!r} (row {_row(row)})" for row, value in bad.head(3).items())
         count = f"{len(bad)} of {len(column)} values such as {shown}"
-        raise ArgumentError(f"column {column.name!r}", count, expected, mend)
+        raise ArgumentError(f"column {column.name!r}", count, expected, suggestion)
 
 
 def _check_finite(column: pandas.Series, numbers: NDArray[np.float64]) -> None:
@@ -174,23 +180,23 @@ def _check_finite(column: pandas.Series, numbers: NDArray[np.float64]) -> None:
     if infinite.any():
         rows = ", ".join(_row(row) for row in column.index[infinite][:3])
         got = f"{int(infinite.sum())} infinite values (row {rows})"
-        raise ArgumentError(f"column {column.name!r}", got, "finite numbers", _MEND)
+        raise ArgumentError(f"column {column.name!r}", got, "finite numbers", _SUGGESTION)
 
 
 def _row(label: object) -> str:
-    """Rows are counted from 1, column names not among them."""
+    """The number of a row for the user: from 1, without the line of column names."""
     return str(int(label) + 1) if isinstance(label, int | np.integer) else str(label)
 
 
 @dataclass(frozen=True)
 class NumberColumn:
-    """A column that is a number: as it is, booleans as 0 and 1, dates as days since 1970.
+    """A column that becomes a number: booleans 0 and 1, dates days since 1970.
 
     Attributes:
-        name: Of the column.
-        kind: What its values are.
-        fill: What stands for missing values, beside an input that is 1 where they are missing;
-            None if rows with missing values are not encoded.
+        name: Name of the column.
+        kind: Kind of its values.
+        fill: The number in place of a missing value; a second input is then 1 where values are
+            missing. None if rows with missing values are not encoded.
     """
 
     name: str
@@ -199,7 +205,7 @@ class NumberColumn:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Names of the inputs it becomes."""
+        """Names of the inputs that the column becomes."""
         return (self.name,) if self.fill is None else (self.name, f"{self.name} is missing")
 
     def encode(self, column: pandas.Series) -> NDArray[np.float64]:
@@ -220,14 +226,14 @@ class NumberColumn:
 
 @dataclass(frozen=True)
 class CategoryColumn:
-    """A column of categories: an input a level, 1 where the value is that level.
+    """A column of categories: one input for each level, which is 1 where the value is that level.
 
-    A level that is not known has zeros everywhere.
+    A value that is not among the levels has zeros everywhere.
 
     Attributes:
-        name: Of the column.
-        levels: The known levels.
-        has_missing: Whether missing values are a level of their own, the last; if not, rows with
+        name: Name of the column.
+        levels: The levels.
+        has_missing: Whether a missing value counts as one more level, the last; if not, rows with
             missing values are not encoded.
     """
 
@@ -237,7 +243,7 @@ class CategoryColumn:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Names of the inputs it becomes."""
+        """Names of the inputs that the column becomes."""
         names = tuple(f"{self.name} = {level}" for level in self.levels)
         return (*names, f"{self.name} is missing") if self.has_missing else names
 
@@ -257,7 +263,7 @@ class CategoryColumn:
         return inputs
 
     def unknown(self, column: pandas.Series) -> dict[str, int]:
-        """Levels that are not known, and how many rows have them.
+        """Values that are not among the levels, and how many rows have each of them.
 
         Args:
             column: Values, ``(n,)``.

@@ -47,11 +47,11 @@ class EncodedRows:
     """Rows of a table as inputs.
 
     Attributes:
-        inputs: Of the rows that could be encoded, ``(m, d)``, float64.
-        rows: Which rows of the table these are, counted from 0, ``(m,)``.
-        missing: Columns for whose missing values other rows could not be encoded, and how many
-            each has.
-        unknown: Columns with levels that are not known, and how many rows have each level.
+        inputs: Inputs of the rows that could be encoded, ``(m, d)``, float64.
+        rows: Numbers of these rows in the table, from 0, ``(m,)``.
+        missing: Number of missing values by column, of columns whose missing values cannot be
+            encoded.
+        unknown: By column, the values that are not among its levels, and how many rows have each.
     """
 
     inputs: Tensor
@@ -61,9 +61,9 @@ class EncodedRows:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is to be told of the rows, a sentence each."""
+        """Sentences for the user on missing values and unknown levels."""
         said = [
-            f"Column {name!r}: {count} {_values(count)} missing, which no training row was."
+            f"Column {name!r}: {count} {_values(count)} missing, but none was in the training rows."
             for name, count in self.missing.items()
         ]
         for name, levels in self.unknown.items():
@@ -75,12 +75,12 @@ class EncodedRows:
 
 @dataclass(frozen=True)
 class TableEncoding:
-    """What makes inputs and targets of a table, as :func:`fit_encoding` gives it.
+    """How a table becomes inputs and targets, as :func:`fit_encoding` decides it.
 
     Attributes:
         target: Name of the column that is predicted.
-        columns: The columns that are inputs, and how.
-        left_out: Columns that are none, and why.
+        columns: The columns that become inputs, and how.
+        left_out: The columns that do not, and why.
         missing: Texts that stand for a missing value, as for :func:`read_table`.
         notes: Further sentences on the columns.
     """
@@ -93,18 +93,17 @@ class TableEncoding:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """Names of the inputs, d of them."""
+        """Names of the d inputs."""
         return tuple(name for column in self.columns for name in column.inputs)
 
     def encode(self, table: pandas.DataFrame) -> EncodedRows:
-        """The inputs of rows.
+        """Encodes rows as inputs.
 
         Args:
-            table: Rows with the columns of this encoding; others are not looked at.
+            table: Rows with the columns of this encoding; other columns are ignored.
 
         Raises:
-            ArgumentError: A column is not there, or one of numbers has other values, or infinite
-                ones.
+            ArgumentError: A column is missing, or a column of numbers has other or infinite values.
         """
         _check_there(self.columns, table)
         parts, missing, unknown = [np.empty((len(table), 0))], {}, {}
@@ -128,15 +127,15 @@ class TableEncoding:
             table: Rows with the target's column.
 
         Raises:
-            UnknownNameError: The column is not there.
-            ArgumentError: It has values that are no numbers, or infinite ones.
+            UnknownNameError: The table does not have the column.
+            ArgumentError: The column has values that are no numbers, or infinite ones.
         """
         if self.target not in table.columns:
             raise UnknownNameError("target", self.target, map(str, table.columns))
         return torch.from_numpy(np.array(numbers_of(column_of(table, self.target), "number")))
 
     def tensors(self, table: pandas.DataFrame) -> tuple[Tensor, Tensor]:
-        """Inputs ``(m, d)`` and targets ``(m,)`` of the rows that have all of them, float64.
+        """Inputs ``(m, d)`` and targets ``(m,)`` of the rows without missing values, float64.
 
         Args:
             table: Rows with the columns of this encoding and the target.
@@ -150,7 +149,7 @@ class TableEncoding:
         return encoded.inputs[observed], targets[observed]
 
     def to_json(self) -> str:
-        """The encoding as text."""
+        """The encoding as JSON text."""
         columns = [
             {"as": "category" if isinstance(column, CategoryColumn) else "number", **asdict(column)}
             for column in self.columns
@@ -162,20 +161,20 @@ class TableEncoding:
         """Writes the encoding to a JSON file.
 
         Args:
-            path: The file; replaced if it is there, whole or not at all.
+            path: The file, which is replaced as a whole if it is there.
         """
         content = self.to_json().encode()
         write_atomically(path, lambda file: file.write(content))
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> TableEncoding:
-        """Reads what :meth:`save` wrote.
+        """Reads a file that :meth:`save` wrote.
 
         Args:
             path: The file.
 
         Raises:
-            DataError: It is missing, damaged, or no such file.
+            DataError: There is no such file, it is damaged, or it is no encoding.
         """
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -191,8 +190,10 @@ class TableEncoding:
         except FileNotFoundError as error:
             raise DataError(f"There is no file {path}. Check the path.") from error
         except (OSError, ValueError, KeyError, TypeError) as error:
-            mend = "Write it again, with this release."
-            raise DataError(f"{path} is damaged or no table encoding ({error}). {mend}") from error
+            suggestion = "Write it again, with this release."
+            raise DataError(
+                f"{path} is damaged or no table encoding ({error}). {suggestion}"
+            ) from error
 
 
 def _column(part: Mapping[str, Any]) -> NumberColumn | CategoryColumn:
@@ -221,10 +222,10 @@ def _values(count: int) -> str:
 
 
 MOST_LEVELS = 20
-"""Levels of a category above which it is left out."""
+"""Largest number of levels of a category; columns with more are left out."""
 
 FEW_MISSING = 0.05
-"""Share of rows with missing values below which these rows are left out, not filled."""
+"""If a smaller share of the rows has missing values, these rows are left out; else filled."""
 
 _OTHER_DATE = r"\d{1,4}[./-]\d{1,2}[./-]\d{1,4}(?:[T ].*)?"
 
@@ -238,25 +239,27 @@ def fit_encoding(
     categories: Iterable[str] = (),
     missing: Sequence[str] = (),
 ) -> TableEncoding:
-    """How the columns of these rows become inputs.
+    """Decides how the columns of a table become inputs.
 
-    Numbers stay numbers, booleans become 0 and 1, dates days since 1970, categories of at most 20
-    levels an input a level. Left out are columns without values, with one value, with lists, and
-    texts of more levels; ``left_out`` of the result has the reasons. Where fewer than 5 % of the
-    rows lack values they are not encoded, neither here nor in other tables. Otherwise missing
-    numbers and dates are filled by the median, booleans by the more frequent value, each beside an
-    input that is 1 where they are missing, and a missing category is a level of its own.
+    Numbers stay numbers, booleans become 0 and 1, dates become days since 1970, and categories of
+    at most 20 levels become one input for each level. Columns are left out if they have no value,
+    one value, lists, or texts of more levels; ``left_out`` of the result has the reasons.
+
+    If fewer than 5 % of the rows have missing values, rows with missing values are not encoded,
+    neither here nor in other tables. Otherwise missing numbers and dates are replaced by the median
+    and booleans by the more frequent value, with a second input that is 1 where the value was
+    missing, and a missing category is a level of its own.
 
     Args:
-        table: Training rows.
-        target: The column that is predicted.
+        table: The training rows.
+        target: Name of the column that is predicted.
         drop: Columns to leave out.
         categories: Columns whose values are categories, also where they are numbers.
         missing: Texts that stand for a missing value, kept for :func:`read_table`.
 
     Raises:
-        UnknownNameError: A name is of no column.
-        ArgumentError: A column has numbers and other texts, or no column is left.
+        UnknownNameError: There is no column of a name.
+        ArgumentError: A column has both numbers and other texts, or no column is left.
     """
     drop, categories = tuple(drop), tuple(categories)
     _check_names(table, target, drop, categories)
@@ -278,12 +281,12 @@ def fit_encoding(
         table = table.iloc[np.flatnonzero(~incomplete)]
         for name in [name for name in kinds if _is_constant(column_of(table, name))]:
             del kinds[name]
-            left_out[name] = "the same value in all rows that have all values"
+            left_out[name] = "the same value in all rows without missing values"
     if not kinds:
         reasons = "; ".join(f"{name!r}: {reason}" for name, reason in left_out.items())
         got = f"no usable column ({reasons or 'there is none beside the target'})"
-        mend = "Put one of them right, or add another."
-        raise ArgumentError("table", got, "at least one column to predict from", mend)
+        suggestion = "Correct one of them, or add another."
+        raise ArgumentError("table", got, "at least one column to predict from", suggestion)
     return TableEncoding(
         target=target,
         columns=tuple(_fitted(column_of(table, name), kind, fills) for name, kind in kinds.items()),
@@ -303,17 +306,17 @@ def check_columns(
     drop: Iterable[str] = (),
     categories: Iterable[str] = (),
 ) -> None:
-    """Raises where a column can be no input, so that it is told of all rows before they are parted.
+    """Checks all rows of the columns that may become inputs, before the rows are split.
 
     Args:
         table: All rows.
-        target: The column that is predicted, which is not looked at.
+        target: Name of the column that is predicted, which is not checked.
         drop: Columns to leave out.
         categories: Columns whose values are categories.
 
     Raises:
-        UnknownNameError: A name is of no column.
-        ArgumentError: A column has numbers and other texts, or infinite values.
+        UnknownNameError: There is no column of a name.
+        ArgumentError: A column has both numbers and other texts, or infinite values.
     """
     drop, categories = tuple(drop), tuple(categories)
     _check_names(table, target, drop, categories)
@@ -337,11 +340,11 @@ def _check_names(
 
 
 def _reason_against(column: pandas.Series, kind: Kind, asked: bool) -> str:
-    """Why a column is no input; empty if it is one."""
+    """Why a column does not become an input; empty if it does."""
     if kind == "empty":
         return "no values"
     if kind == "other":
-        return "its values are lists or such"
+        return "its values are lists or objects"
     if column.isna().mean() < FEW_MISSING and _is_constant(column.dropna()):
         return "the same value in all rows"
     if kind == "category" and not asked:
@@ -375,7 +378,7 @@ def _fitted(column: pandas.Series, kind: Kind, fills: bool) -> NumberColumn | Ca
 
 
 def _is_like_an_id(column: pandas.Series, kind: Kind) -> bool:
-    """Whether whole numbers, each there once, are in order or have an identifier's name."""
+    """Whether a column of different whole numbers is sorted, or is named like an identifier."""
     if kind != "number" or column.isna().any():
         return False
     numbers = numbers_of(column, kind)

@@ -27,22 +27,23 @@ _PARQUET = (".parquet", ".pq")
 
 @checked
 def read_table(path: str | os.PathLike[str], missing: Sequence[str] = ()) -> pandas.DataFrame:
-    """A table from a Parquet file (.parquet, .pq) or from separated text (any other name).
+    """Reads a table from a Parquet file (.parquet, .pq) or from text such as CSV (any other name).
 
-    Text is UTF-8, compressed if its name ends in ``.gz``, with column names in its first line.
-    The separator, one of comma, semicolon, tab and bar, is the one most frequent there; with
-    semicolons decimal commas are understood. Empty cells are missing, and so are ``NA``, ``N/A``,
-    ``NaN``, ``null``, ``None`` and the other markers of pandas.
+    Text files are in UTF-8, compressed if the name ends in ``.gz``, with the column names in the
+    first line. The separator is comma, semicolon, tab or bar, whichever is most frequent in that
+    line. With semicolons, numbers may have decimal commas. Empty cells are missing values, and so
+    are ``NA``, ``N/A``, ``NaN``, ``null``, ``None`` and the other markers of pandas.
 
     Args:
         path: The file.
         missing: Further texts that stand for a missing value, e.g. ``"?"``.
 
     Returns:
-        Columns by name, rows numbered from 0.
+        The table, its rows numbered from 0.
 
     Raises:
-        DataError: The file is missing, no table, has no column names, a name twice, or no rows.
+        DataError: There is no such file, it is no table, it has no column names or the same name
+            twice, or it has no rows.
 
     Note:
         Parquet needs the package ``pyarrow``: ``pip install 'gpclml[parquet]'``.
@@ -72,7 +73,7 @@ def _read_parquet(path: Path) -> pandas.DataFrame:
             "'gpclml[parquet]', or save the table as CSV."
         ) from error
     try:
-        with ParquetFile(path) as file:  # pandas.read_parquet fails where a name is there twice
+        with ParquetFile(path) as file:  # pandas.read_parquet fails if a name is there twice
             table = file.read().to_pandas()
     except Exception as error:  # pyarrow raises many kinds for damaged files
         reason = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
@@ -109,19 +110,19 @@ _DECIMAL_COMMA = r"\s*[+-]?\d+,\d+(?:[eE][+-]?\d+)?\s*"
 
 
 def parse_separated_text(path: Path, missing: list[str]) -> pandas.DataFrame:
-    """The table in a text file, its column names as they are there.
+    """Reads a table from a text file.
 
     Args:
         path: A file that exists.
         missing: Texts that stand for a missing value, beside those of pandas.
 
     Raises:
-        DataError: It is no text, no table, or has no column names.
+        DataError: The file is no text, is no table, or has no column names.
     """
     text = _text(path)
     if not text.strip():
         raise DataError(
-            f"{path} is empty. Give a file with a line of column names and a line a row."
+            f"{path} is empty. Give a file with a line of column names and a line for each row."
         )
     if text.lstrip()[0] in "<{[":
         raise DataError(f"{path} is no table (it looks like HTML or JSON). Save the table as CSV.")
@@ -152,7 +153,7 @@ def _text(path: Path) -> str:
 
 
 def _separator(text: str) -> str:
-    """The most frequent one in the first line, outside of quotes; comma where there is none."""
+    """The separator that is most frequent in the first line outside of quotes; else the comma."""
     first = next(line for line in text.splitlines() if line.strip())
     plain = "".join(first.split('"')[::2])
     return max(_SEPARATORS, key=plain.count)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["LEAST_ROWS", "MOST_ROWS", "num_test_rows", "read_targets", "split_rows", "subset_rows"]
 
 LEAST_ROWS = 25
-"""Rows with a target below which models are not compared: 20 to train on, 5 to test on."""
+"""Least number of rows with a target: 20 to train on and 5 to test on."""
 
 
 @checked
@@ -35,7 +35,7 @@ def read_targets(table: pandas.DataFrame, target: str) -> Tensor:
 
     Raises:
         UnknownNameError: There is no such column; the message lists the nearest names.
-        ArgumentError: The column is no column of numbers, has fewer than 25, or one value only.
+        ArgumentError: The column does not hold numbers, has fewer than 25, or a single value.
     """
     if target not in table.columns:
         raise UnknownNameError("target", target, map(str, table.columns))
@@ -45,10 +45,10 @@ def read_targets(table: pandas.DataFrame, target: str) -> Tensor:
     if kind == "empty":
         raise ArgumentError(argument, "no value at all", "numbers", "Name another column.")
     if kind != "number":
-        mend = f"{_columns_of_numbers(table)} Name another, or write its values as numbers."
+        suggestion = f"{_columns_of_numbers(table)} Name another, or write its values as numbers."
         if kind == "boolean":
-            mend = "Write 0 and 1 to predict them as numbers; classes are not modelled here."
-        raise ArgumentError(argument, _PLURALS[kind], "numbers", mend)
+            suggestion = "Write 0 and 1 to predict them as numbers; classes are not modelled here."
+        raise ArgumentError(argument, _PLURALS[kind], "numbers", suggestion)
     numbers = torch.from_numpy(np.array(numbers_of(column, "number")))
     observed = numbers[~numbers.isnan()]
     if len(observed) < LEAST_ROWS:
@@ -74,33 +74,38 @@ def _columns_of_numbers(table: pandas.DataFrame) -> str:
 
 
 _PLURALS = {
-    "boolean": "true and false", "date": "dates", "category": "texts", "other": "lists or such",
+    "boolean": "true and false", "date": "dates", "category": "texts", "other": "lists or objects",
 }  # fmt: skip
 
 
 MOST_ROWS = 4000
-"""Rows to train on, at most, where no other number is given."""
+"""Largest number of training rows, if no other number is given."""
 
 _SHARE, _MOST_TESTED = 0.2, 1000
 
 
 @checked
 def num_test_rows(count: int) -> int:
-    """How many of so many rows are to test on: a fifth, and 1000 at most."""
+    """Number of test rows: a fifth of the rows, and 1000 at most.
+
+    Args:
+        count: Number of rows with a target.
+    """
     return min(round(_SHARE * count), _MOST_TESTED)
 
 
 @checked(targets="float (n,)")
 def split_rows(targets: Tensor, seed: int = 0, most_rows: int = MOST_ROWS) -> TrainTestSplit:
-    """A random split of the rows that have a target.
+    """Splits the rows that have a target at random into training and test rows.
 
-    A fifth of them, and 1000 at most, is to test on, the rest to train on; where that is more
-    than ``most_rows``, so many are to train on and all others to test on.
+    A fifth of the rows, and 1000 at most, are test rows; the others are training rows. If that
+    makes more than ``most_rows`` training rows, there are ``most_rows`` of them and all others are
+    test rows.
 
     Args:
-        targets: Of all rows, NaN where missing, ``(n,)``.
-        seed: Of the split.
-        most_rows: Rows to train on, at most.
+        targets: Targets of all rows, NaN where missing, ``(n,)``.
+        seed: Seed of the split.
+        most_rows: Largest number of training rows.
 
     Returns:
         Row numbers, each part in ascending order.
@@ -123,12 +128,12 @@ def split_rows(targets: Tensor, seed: int = 0, most_rows: int = MOST_ROWS) -> Tr
 
 @checked(targets="float (n,)")
 def subset_rows(targets: Tensor, seed: int = 0, most_rows: int = MOST_ROWS) -> Tensor:
-    """All rows that have a target, or random ones of them where they are more than ``most_rows``.
+    """All rows that have a target, or a random choice if there are more than ``most_rows``.
 
     Args:
-        targets: Of all rows, NaN where missing, ``(n,)``.
-        seed: Of the choice.
-        most_rows: Rows, at most.
+        targets: Targets of all rows, NaN where missing, ``(n,)``.
+        seed: Seed of the choice.
+        most_rows: Largest number of rows.
 
     Returns:
         Row numbers in ascending order.
