@@ -1,4 +1,4 @@
-"""Whether a value is what an annotation says, and what the annotation says in words."""
+"""Checks of values against type annotations, and annotations in words."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from torch import Tensor
 __all__ = ["FEW", "describe", "first_unlike", "fits"]
 
 FEW = 1000
-"""Elements of a sequence that are looked at."""
+"""Number of elements of a sequence that are checked."""
 
 
 def fits(value: object, hint: Any) -> bool:
-    """Whether a value is what an annotation says, as far as that is seen at once.
+    """Whether a value has the type of an annotation, as far as a quick check can tell.
 
     Args:
         value: Anything.
@@ -87,11 +87,11 @@ def _fits_generic(value: object, origin: Any, arguments: tuple) -> bool:
 
 
 def first_unlike(name: str, value: Any, hint: Any) -> tuple[str, Any, Any]:
-    """The first element that is not what an annotation says, or all if it is no such collection.
+    """The first element whose type is not that of an annotation, or the value itself.
 
     Args:
-        name: Of the value.
-        value: That does not fit.
+        name: Name of the value.
+        value: The value, which does not fit the annotation.
         hint: The annotation.
 
     Returns:
@@ -157,7 +157,7 @@ _WORDS = {
 
 
 def describe(hint: Any) -> str:
-    """What an annotation says, in words.
+    """An annotation in words.
 
     Args:
         hint: As for :func:`fits`.

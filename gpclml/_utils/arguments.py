@@ -88,12 +88,12 @@ def checked(
     integers below the size ``n``); else it is any real numbers.
 
     Args:
-        function: What is checked, if it takes no tensors; a class is checked where it is made.
+        function: Function to check, if it takes no tensors; for a class, its constructor.
         late: Check only where the function has raised an error that does not name an argument:
             for functions in the loops of a fit, which then cost nothing more.
         passes_on: Argument that is given to a module of the caller's, which alone knows what it
             takes: an error of PyTorch's then is about that argument.
-        **shapes: By argument.
+        **shapes: Shapes by the argument's name.
 
     Examples:
         >>> from gpclml._utils.arguments import checked
@@ -112,7 +112,7 @@ def check_counts(least: int = 1, mend: str = "", /, **numbers: int | None) -> No
     Args:
         least: The smallest that is allowed.
         mend: What to do about it.
-        **numbers: By argument.
+        **numbers: Numbers by the argument's name.
     """
     for name, number in numbers.items():
         if number is not None and (not isinstance(number, Integral) or number < least):
@@ -136,7 +136,7 @@ def check_finite(argument: str, values: Tensor, mend: str = "") -> None:
 def all_finite(values: Tensor) -> bool:
     """Whether no value is NaN or infinite.
 
-    A sum is finite only where every value is; one that overflows is looked at value by value.
+    A sum is finite only where every value is; if it overflows every value is checked.
 
     Args:
         values: Any shape; real.
@@ -159,7 +159,7 @@ def check_placement(
         argument: Its name, as the caller writes it.
         value: The tensor.
         like: One whose type and device are expected.
-        name: What that one is.
+        name: Description of that tensor.
     """
     if value.dtype != like.dtype or value.device != like.device:
         got, expected = f"{value.dtype} on {value.device}", f"{like.dtype} on {like.device}"

@@ -61,8 +61,8 @@ def write_checkpoint(path: str | os.PathLike, kind: str, content: Mapping[str, A
 
     Args:
         path: File to write; replaced if it is there.
-        kind: What it is a checkpoint of; to be asked for again.
-        content: What to store: dense tensors and primitives, in lists, tuples and mappings.
+        kind: Name of what it is a checkpoint of, which :func:`read_checkpoint` compares.
+        content: Content to store: dense tensors and primitives, in lists, tuples and mappings.
 
     Raises:
         DataError: The file cannot be written, as on a full disk; what was there is as before, and
@@ -101,8 +101,8 @@ def read_checkpoint(
 
     Args:
         path: File to read.
-        kind: What it must be a checkpoint of.
-        map_location: Where tensors go, as for ``torch.load``.
+        kind: Name of what it must be a checkpoint of.
+        map_location: Device of the tensors, as for ``torch.load``.
         required: Entries that it must have, and of which type.
 
     Returns:

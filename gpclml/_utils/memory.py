@@ -39,7 +39,7 @@ def available_memory(device: torch.device) -> int:
 
 @cache
 def _memory_of_the_machine() -> int:
-    """What the machine or its container has in all, which is asked once: it stays the same."""
+    """Memory of the machine or its container in bytes, which is asked once and does not change."""
     total = psutil.virtual_memory().total
     for name in _LIMITS:
         path = Path(name)
@@ -49,11 +49,11 @@ def _memory_of_the_machine() -> int:
 
 
 def fits(needed: int, device: torch.device) -> bool:
-    """Whether that many bytes fit; on a GPU nobody is asked about a few.
+    """Whether a number of bytes fits; on a GPU small numbers are not checked.
 
     Args:
-        needed: Bytes.
-        device: Where.
+        needed: Number of bytes.
+        device: The device.
     """
     return (device.type == "cuda" and needed <= _FEW) or needed <= available_memory(device)
 
@@ -61,14 +61,14 @@ def fits(needed: int, device: torch.device) -> bool:
 def check_memory(
     argument: str, got: object, numbers: int, dtype: torch.dtype, device: torch.device, mend: str
 ) -> None:
-    """Refuses what cannot fit.
+    """Raises an ArgumentError where numbers do not fit into the memory of a device.
 
     Args:
         argument: Name of the argument that decides the size, as the caller writes it.
         got: Its value.
-        numbers: How many numbers are needed at a time.
+        numbers: Number of numbers that are needed at a time.
         dtype: Their type.
-        device: Where.
+        device: The device.
         mend: What to do about it.
 
     Raises:
@@ -88,6 +88,6 @@ def reads_are_free(device: torch.device) -> bool:
     """Whether values can be read at once; a GPU first finishes all that is queued.
 
     Args:
-        device: Where the values are.
+        device: Device of the values.
     """
     return device.type == "cpu"

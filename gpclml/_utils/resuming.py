@@ -33,15 +33,15 @@ _KEY = "_extra_state"  # under which torch stores what get_extra_state returns
 def check_fingerprint(
     path: str | os.PathLike, stored: Mapping[str, Any], own: Mapping[str, Any]
 ) -> None:
-    """Refuses to go on from a checkpoint of other data or settings.
+    """Raises a DataError where a checkpoint is of other data or settings.
 
     Args:
         path: The checkpoint.
-        stored: What decided the training that it is of, by name.
-        own: What decides this one.
+        stored: Data and settings of the checkpoint, by name.
+        own: Data and settings of this training.
 
     Raises:
-        DataError: They differ; names all in which they do.
+        DataError: They differ; the message names all differences.
     """
     missing = object()
     unlike = [
@@ -58,7 +58,7 @@ def check_fingerprint(
         )
         raise DataError(
             f"checkpoint: {path} is of a training that differs in {told}. Give data and settings "
-            "as they were to go on with it, or another file to start anew."
+            "as they were to resume it, or another file to start again."
         )
 
 
@@ -79,7 +79,7 @@ def restored(course: Any, stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def warn_of_no_fingerprint(path: str | os.PathLike) -> None:
-    """Says that a checkpoint of version 1 cannot be compared with the training that goes on.
+    """Warns that a checkpoint of version 1 cannot be compared with the training.
 
     Args:
         path: The checkpoint.
@@ -95,7 +95,7 @@ def warn_of_no_fingerprint(path: str | os.PathLike) -> None:
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Loads the state of an optimizer, and refuses what would fail at its next step.
+    """Loads the state of an optimizer, and raises for one that would fail at its next step.
 
     Args:
         optimizer: One of the same class on the same parameters.
@@ -119,11 +119,11 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, A
 
 
 class ResumableDraws(torch.nn.Module):
-    """A module that draws from ``self._generator``, and whose draws go on after a reload.
+    """Base class of modules that draw from ``self._generator`` and resume their draws.
 
-    The state of the generator is part of ``state_dict()``. A ``state_dict`` without it, as one
-    of another objective or of an earlier release, loads all the same: the draws then go on from
-    where the module's own generator is, which for a module just built is its seed.
+    The state of the generator is part of ``state_dict()``. A ``state_dict`` without it, from
+    another objective or an earlier release, can be loaded too; the draws then continue from the
+    module's own generator, for a new module from its seed.
     """
 
     _generator: torch.Generator
@@ -136,7 +136,7 @@ class ResumableDraws(torch.nn.Module):
         """Restores the state of the generator.
 
         Args:
-            state: What :meth:`get_extra_state` returned.
+            state: State from :meth:`get_extra_state`.
 
         Raises:
             ArgumentError: It is no state of a generator.
@@ -185,7 +185,7 @@ def module_classes(module: torch.nn.Module) -> list[str]:
 
 
 def _feed(found: Any, value: Any) -> None:
-    # Each value with its type and its length before it, so that no two run together alike.
+    # Each value comes with its type and length, so that no two sequences of values coincide.
     if isinstance(value, Tensor):
         own = value.detach().cpu().contiguous()
         _feed(found, f"{own.dtype} {tuple(own.shape)}")

@@ -54,7 +54,7 @@ class PairedDifference:
 
     Attributes:
         value: Difference in nats; negative if the model is worse.
-        standard_error: Of the difference, from the spread of paired terms; NaN for one term.
+        standard_error: Its standard error, from the spread of paired terms; NaN for one term.
     """
 
     value: float
@@ -155,7 +155,7 @@ def favourites(scores: Scores) -> dict[Criterion, str]:
     A criterion that no model has is left out.
 
     Args:
-        scores: Of the models, the first-ranked first.
+        scores: Scores of the models, in the order of the ranking.
     """
     found: dict[Criterion, str] = {}
     for criterion in CRITERIA:

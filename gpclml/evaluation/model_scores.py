@@ -42,8 +42,8 @@ class ModelScores:
         wider_lml: The log marginal likelihood with a prior covariance of the function, noise and
             mean left out, that is four times as large.
         wider_loo: Log densities of points given all others under that prior, ``(n,)``.
-        condition_number: Of the covariance of the observations, in the 1-norm; for a model of
-            fewer features than points the ratio of its extreme eigenvalues.
+        condition_number: Condition number of the observations' covariance, in the 1-norm; for a
+            model of fewer features than points the ratio of its extreme eigenvalues.
         rounding: The condition number times the machine precision of the covariance's dtype.
         failures: Reasons why parts are NaN, by name: "LML", "CLML", "LOO", "learning curves",
             "wider prior", "condition number". Empty if all could be computed.

@@ -50,7 +50,7 @@ class RiskBound:
         num_data: Number of points that the bound counts.
         num_models: Number k of models among which the data may have chosen.
         loss_range: Least and largest loss (a, b).
-        assumptions: What has to hold for the bound to hold.
+        assumptions: Conditions under which the bound holds.
         terms: The terms of the bound: ``"empirical_risk"`` in the units of the value; ``"kl"``,
             ``"log_evidence"`` and ``"confidence"`` (what δ, k and the bound's constants cost) in
             nats in all.

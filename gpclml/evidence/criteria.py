@@ -32,14 +32,13 @@ class PredictiveCriterion:
 
     Attributes:
         value: Sum over points, scalar.
-        standard_error: Of the value, from the spread over points; NaN for one point. It does not
-            include the Monte Carlo error of the draws.
-        effective_parameters: By how much the log density of the training data is larger, in nats,
-            scalar.
+        standard_error: Standard error of the value, from the spread over points; NaN for one point.
+            It does not include the Monte Carlo error of the draws.
+        effective_parameters: Log density of the training data less the value, in nats, scalar.
         pointwise: Terms of the value, ``(N,)``.
         diagnostic: Reliability of each term, ``(N,)``: for WAIC the variance over draws of the
             log-likelihood, for PSIS-LOO the Pareto shape k of the weights.
-        unreliable: Where the diagnostic is too large, ``(N,)``.
+        unreliable: Whether the diagnostic is too large, ``(N,)``.
         scale: ``"log"`` or ``"deviance"``, of value, standard error and terms.
     """
 

@@ -207,7 +207,7 @@ class _Run:
         (-value).backward()
         gradients = [p.grad for p in self.mll.parameters() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
-        objective, norm = torch.stack([value.detach(), norm.to(value)]).tolist()  # one look
+        objective, norm = torch.stack([value.detach(), norm.to(value)]).tolist()
         if not math.isfinite(objective) or not math.isfinite(norm):
             got = f"value {objective} with a gradient of norm {norm} at task {indices.start}"
             mend = "Lower the learning rate."
@@ -273,7 +273,7 @@ class _Run:
             raise DataError(
                 f"checkpoint: {path} was trained with other groups of learning rates, as batch "
                 "normalization of features was in earlier releases, or is not complete, and cannot "
-                f"be gone on with ({error}). Give another file to train anew, or use what it has "
+                f"be resumed ({error}). Give another file to train again, or use what it has "
                 "by load_model."
             ) from error
         module.load_state_dict(state)

@@ -41,9 +41,9 @@ class AnnealingPath:
     Attributes:
         posterior: The densities.
         betas: Inverse temperatures, from 0 to 1.
-        leapfrog_steps: Of one move.
-        scale: Of each parameter, ``(P,)``.
-        generator: Of momenta and acceptances.
+        leapfrog_steps: Leapfrog steps of one move.
+        scale: Factor of each parameter's step, ``(P,)``.
+        generator: Source of momenta and acceptances.
         progress: Whether to show a progress bar.
     """
 
@@ -175,8 +175,8 @@ class Chains:
         position: Parameters, ``(S, P)``.
         log_prior: Nats, ``(S,)``.
         log_likelihood: Nats, ``(S,)``.
-        prior_gradient: Of the log prior, ``(S, P)``.
-        likelihood_gradient: Of the log likelihood, ``(S, P)``.
+        prior_gradient: Gradient of the log prior, ``(S, P)``.
+        likelihood_gradient: Gradient of the log likelihood, ``(S, P)``.
     """
 
     position: Tensor
@@ -213,7 +213,7 @@ def hamiltonian_move(
 ) -> tuple[Chains, float]:
     """Moves each chain by one Hamiltonian trajectory, which is accepted or rejected.
 
-    Momenta are drawn anew from a standard normal. By the Metropolis test the move leaves the
+    Momenta are drawn from a standard normal. By the Metropolis test the move leaves the
     density at this temperature invariant for any step size.
 
     Args:
@@ -222,7 +222,7 @@ def hamiltonian_move(
         beta: Inverse temperature.
         step: A step for each parameter, ``(P,)``.
         count: Leapfrog steps.
-        generator: On the CPU; draws in float64 whatever the chains are.
+        generator: Source of the draws, on the CPU; they are in float64 for chains of any dtype.
 
     Returns:
         The chains and the mean probability of acceptance.
@@ -264,7 +264,7 @@ def leapfrog(
 
     Args:
         posterior: The densities.
-        chains: Where trajectories start.
+        chains: Starts of the trajectories.
         momentum: ``(S, P)``.
         beta: Inverse temperature.
         step: Steps, ``(S, P)`` or of a shape that expands to it.

@@ -44,7 +44,7 @@ class EvidenceBound:
 
     Attributes:
         value: A mean over chains whose expectation is a bound, in nats.
-        standard_error: Of that mean; infinite for one chain.
+        standard_error: Standard error of that mean; infinite for one chain.
     """
 
     value: float
@@ -60,7 +60,7 @@ class AnnealedEvidence:
             at the prior, above it where they began at exact draws of the posterior.
         estimate: The log mean weight (reversed: minus the log mean inverse weight), a tighter
             bound on the same side, whose error is less sure; with effective draws.
-        log_weights: One log evidence a chain, in nats, ``(S,)``.
+        log_weights: Log evidence by each chain, in nats, ``(S,)``.
         acceptance: Mean acceptance at each temperature between 0 and 1, ``(T - 1,)``.
         step_sizes: The leapfrog steps there, before jitter and scale, ``(T - 1,)``.
     """
@@ -149,8 +149,8 @@ def annealed_importance_sampling(
             it is adapted to an acceptance of 0.8 on pilot chains, which begin at a quarter of the
             draws and do not enter the result: steps adapted on the same chains would bias the
             weights.
-        scale: What the step of each parameter is multiplied by, ``(P,)``, such as the
-            prior's standard deviations; ones if None.
+        scale: Factor of each parameter's step, ``(P,)``, such as the prior's standard deviations;
+            ones if None.
         seed: Seed of momenta and acceptances.
         progress: Whether to show progress bars on standard error.
 
@@ -202,21 +202,23 @@ def reverse_annealed_importance_sampling(
     on each other the bound holds, but its error is too small.
 
     Args:
-        log_prior: As :func:`annealed_importance_sampling` takes it.
-        log_likelihood: The same.
+        log_prior: As for :func:`annealed_importance_sampling`.
+        log_likelihood: As for :func:`annealed_importance_sampling`.
         posterior_draws: Draws of the posterior, ``(S, P)``.
-        temperatures: As there.
-        leapfrog_steps: As there.
-        step_size: As there; a quarter of these draws begin the pilots.
-        scale: As there.
-        seed: As there.
-        progress: As there.
+        temperatures: As for :func:`annealed_importance_sampling`.
+        leapfrog_steps: As for :func:`annealed_importance_sampling`.
+        step_size: As for :func:`annealed_importance_sampling`; a quarter of these draws begin
+            the pilots.
+        scale: As for :func:`annealed_importance_sampling`.
+        seed: As for :func:`annealed_importance_sampling`.
+        progress: As for :func:`annealed_importance_sampling`.
 
     Returns:
         The bound, the estimate, and the log evidence by each chain.
 
     Raises:
-        ShapeError, ArgumentError, NonFiniteError, UnsupportedError: As there.
+        ShapeError, ArgumentError, NonFiniteError, UnsupportedError: As
+            :func:`annealed_importance_sampling`.
 
     Note:
         The cost is that of :func:`annealed_importance_sampling`.
@@ -249,23 +251,24 @@ def bidirectional_evidence(
     take their gap as the error of the lower bound.
 
     Args:
-        log_prior: As :func:`annealed_importance_sampling` takes it.
-        log_likelihood: The same.
+        log_prior: As for :func:`annealed_importance_sampling`.
+        log_likelihood: As for :func:`annealed_importance_sampling`.
         prior_draws: Independent draws of the prior, ``(S, P)``; if steps are adapted, pilot chains
             take a quarter of them.
         posterior_draws: Exact draws of the posterior, ``(S', P)``.
-        temperatures: As there.
-        leapfrog_steps: As there.
-        step_size: As there.
-        scale: As there.
-        seed: As there.
-        progress: As there.
+        temperatures: As for :func:`annealed_importance_sampling`.
+        leapfrog_steps: As for :func:`annealed_importance_sampling`.
+        step_size: As for :func:`annealed_importance_sampling`.
+        scale: As for :func:`annealed_importance_sampling`.
+        seed: As for :func:`annealed_importance_sampling`.
+        progress: As for :func:`annealed_importance_sampling`.
 
     Returns:
         Both bounds, and the chains of each.
 
     Raises:
-        ShapeError, ArgumentError, NonFiniteError, UnsupportedError: As there.
+        ShapeError, ArgumentError, NonFiniteError, UnsupportedError: As
+            :func:`annealed_importance_sampling`.
 
     Note:
         Three times T times the leapfrog steps gradients, two times if steps are given. With

@@ -43,7 +43,7 @@ def joint_log_density(likelihood: Likelihood, outputs: Tensor, target: Tensor) -
 
     Args:
         likelihood: As :class:`gpclml.mlls.LaplaceMarginalLogLikelihood` takes them.
-        outputs: Of a network at draws of its weights, ``(S, N, C)``.
+        outputs: Outputs of a network at draws of its weights, ``(S, N, C)``.
         target: Targets, ``(N,)`` or ``(N, C)``.
 
     Returns:
@@ -63,7 +63,7 @@ def marginal_log_densities(likelihood: Likelihood, outputs: Tensor, target: Tens
 
     Args:
         likelihood: As :class:`gpclml.mlls.LaplaceMarginalLogLikelihood` takes them.
-        outputs: Of a network at draws of its weights, ``(S, N, C)``.
+        outputs: Outputs of a network at draws of its weights, ``(S, N, C)``.
         target: Targets, ``(N,)`` or ``(N, C)``.
 
     Returns:
@@ -84,7 +84,7 @@ class SampledConditional:
     Attributes:
         joint: Log density of all held-out targets together, in nats.
         marginal: Mean over held-out targets of the log density of each alone, nats a point.
-        scale: What the covariance of the posterior was multiplied by.
+        scale: Factor of the posterior's covariance.
         num_held_out: Number of held-out targets.
     """
 
@@ -123,7 +123,7 @@ def estimate_conditional_log_density(
         held_out: Points and targets that neither the draws nor the scale have seen.
         scaling: Points and targets that the draws have not seen.
         center: Weights that the draws are scaled around, by name; their mean if None.
-        scales: What may multiply the covariance.
+        scales: Factors of the covariance among which one is chosen.
 
     Returns:
         The joint and the marginal density, and the scale; 1 without scaling points.
@@ -178,7 +178,7 @@ def conditional_split(
 
 @torch.no_grad()
 def _log_densities(likelihood: Likelihood, outputs: Tensor, target: Tensor) -> Tensor:
-    """Of each draw and target, ``(S, N)``, in float64."""
+    """Log densities of each target at each draw, ``(S, N)``, in float64."""
     count, n = outputs.shape[:2]
     every = target.repeat(count, *[1] * (target.ndim - 1))
     densities = output_likelihood(likelihood).log_density(outputs.flatten(0, 1), every)

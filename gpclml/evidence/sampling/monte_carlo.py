@@ -32,9 +32,9 @@ class SampledDensity:
 
     Attributes:
         value: Log of the mean over draws of the density, in nats.
-        standard_error: Of that, from the spread over draws (to first order); far too small
-            where few draws carry the mean.
-        effective_draws: How many draws of equal weight would do as well, 1 to their number.
+        standard_error: Standard error of the value, from the spread over draws (to first order);
+            far too small if few draws dominate the mean.
+        effective_draws: Number of draws of equal weight with the same error, from 1 to S.
     """
 
     value: float

@@ -267,11 +267,11 @@ def sampled_combination(
 
     Args:
         predictions: As for :func:`expected_combination`.
-        learning_rate: As there.
-        passes: As there.
-        start: As there.
+        learning_rate: As for :func:`expected_combination`.
+        passes: As for :func:`expected_combination`.
+        start: As for :func:`expected_combination`.
         runs: Number of independent runs.
-        seed: Of the draws.
+        seed: Seed of the draws.
 
     Returns:
         Weights and course of each run.

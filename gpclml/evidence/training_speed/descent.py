@@ -152,12 +152,12 @@ def training_speed_by_descent(
     Args:
         features: Φ, ``(N, R)``.
         target: y, ``(N,)``.
-        prior_variance: Of the weights, one number or ``(R,)``.
+        prior_variance: Prior variances of the weights, one number or ``(R,)``.
         noise: Noise variances, one number or ``(N,)``.
         num_samples: Draws k of one estimate, at least 2.
         steps: Steps of descent after each point.
         repeats: Number of independent estimates, of k draws each.
-        accelerated: Nesterov's momentum, begun anew at each point; False is plain descent.
+        accelerated: Nesterov's momentum, which restarts at each point; False is plain descent.
         seed: Seed of the draws, as for :func:`sample_then_optimize`.
 
     Returns:
@@ -236,7 +236,7 @@ class Whitened:
     Attributes:
         features: Rows divided by the noise's deviations, columns times the prior's, ``(N, R)``.
         target: Divided by the noise's deviations, ``(N,)``.
-        deviations: Of the prior, ``(R,)``.
+        deviations: Standard deviations of the prior, ``(R,)``.
         noise: Noise variances, ``(N,)``.
         largest: Largest eigenvalue of the Hessian I + AᵀA, A the features; the smallest is at
             least one.
@@ -302,7 +302,7 @@ def descend(
     accelerated one is Nesterov's for strongly convex functions.
 
     Args:
-        weights: Where to start.
+        weights: Weights to start from.
         anchors: The points :math:`u_0` that the prior pulls to.
         matrix: A.
         targets: b.

@@ -50,7 +50,7 @@ class Estimate:
 
     Attributes:
         value: The estimate, in total nats.
-        standard_error: Of the value; infinite for a single repetition.
+        standard_error: Standard error of the value; infinite for a single repetition.
     """
 
     value: float
@@ -246,7 +246,7 @@ class Prefixes:
 
     Attributes:
         errors: Targets less their predicted means, ``(k, n)``.
-        variances: Of the latent function at the point, without noise, ``(k, n)``.
+        variances: Variances of the latent function at the point, without noise, ``(k, n)``.
         noise: Noise variances, ``(k, n)``.
     """
 
@@ -264,10 +264,10 @@ def predict_prefixes(
     """The predictions in each order.
 
     Args:
-        covariance: Of the observations, noise included.
+        covariance: Covariance of the observations, with noise.
         residual: Targets less their prior mean.
         noise: The part of the covariance's diagonal that is noise.
-        orders: Point ``orders[j, i]`` is the i-th to arrive in order j.
+        orders: Point ``orders[j, i]`` is the i-th in order j.
 
     Raises:
         ArgumentError: If a row of ``orders`` is no permutation.

@@ -238,7 +238,7 @@ class FullGaussian(WeightDistribution):
             raise ShapeError("root", tuple(self.root.shape), f"({R}, {R}), as the mean")
 
     def variance(self) -> Tensor:
-        """Of each weight, ``(R,)``."""
+        """Variance of each weight, ``(R,)``."""
         return self.root.square().sum(-1)
 
     def log_det(self) -> Tensor:
@@ -347,19 +347,19 @@ class DualGaussian(WeightDistribution):
         return torch.cat(parts)
 
     def log_det(self) -> Tensor:
-        """Of the covariance."""
+        """Log-determinant of the covariance."""
         log_K = 2 * self.factor.diagonal().log().sum()
         return self.prior_variance.log().sum() + self.noise.log().sum() - log_K
 
     def predictive_variance(self, features: Tensor) -> Tensor:
-        """At points, ``(m, R)`` to ``(m,)``."""
+        """Variances at points, ``(m, R)`` to ``(m,)``."""
         cross = scaled_product(self.features, features, self.prior_variance)
         whitened = torch.linalg.solve_triangular(self.factor, cross, upper=False)
         prior = row_square_sums(features, self.prior_variance)
         return prior - whitened.square().sum(0)
 
     def precision_times(self, columns: Tensor) -> Tensor:
-        """From the prior's precision and the points', ``(R, k)`` to ``(R, k)``."""
+        """Products with the sum of the precisions of prior and points, ``(R, k)`` to ``(R, k)``."""
         of_points = self.features.mT @ ((self.features @ columns) / self.noise.unsqueeze(-1))
         return columns / self.prior_variance.unsqueeze(-1) + of_points
 
