@@ -234,6 +234,14 @@ def test_many_orderings_of_standard_normals_agree_with_the_closed_form():
     )
 
 
+def test_new_points_of_another_type_are_refused():
+    x = torch.rand(6, 2, dtype=torch.float64)
+    model = GPRegression(x, x.sum(-1))
+    for score in (joint_log_predictive, marginal_log_predictive):
+        with pytest.raises(ArgumentError, match=r"x: got torch.float32 .*expected torch.float64"):
+            score(model, x.float(), x.sum(-1))
+
+
 def test_bad_input(model):
     x, y = data(n=5)
     with pytest.raises(ShapeError, match="y"):

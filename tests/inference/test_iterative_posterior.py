@@ -29,6 +29,7 @@ from posterior_cases import (
     plain,
 )
 
+from gpclml.errors import ShapeError
 from gpclml.inference import IterativePosterior
 from gpclml.linalg import ConjugateGradients
 from gpclml.models import GPRegression
@@ -268,6 +269,22 @@ def test_botorch_models_are_read_as_botorch_reads_them():
     torch.testing.assert_close(posterior.covariance(points, False), reference.covariance_matrix)
     noisy = model.posterior(points, observation_noise=True).distribution
     torch.testing.assert_close(posterior.covariance(points), noisy.covariance_matrix)
+
+
+@pytest.mark.filterwarnings("ignore::botorch.exceptions.warnings.InputDataWarning")
+def test_an_input_transform_may_change_the_columns():
+    from botorch.models import SingleTaskGP
+    from botorch.models.transforms.input import OneHotToNumeric
+
+    x, y = data(20)
+    kinds = torch.nn.functional.one_hot(torch.arange(20) % 3, 3).to(x)
+    x = torch.cat([x, kinds], dim=-1)
+    transform = OneHotToNumeric(dim=D + 3, categorical_features={D: 3})
+    model = SingleTaskGP(x, y.unsqueeze(-1), input_transform=transform)
+    mean = IterativePosterior(model, TIGHT).mean(x[:4])
+    torch.testing.assert_close(mean, model.posterior(x[:4]).mean.squeeze(-1).detach())
+    with pytest.raises(ShapeError, match=r"x: got \(4, 3\), expected \(\*batch, m, 5\)"):
+        IterativePosterior(model, TIGHT).mean(x[:4, :3])
 
 
 def test_every_prediction_includes_the_noise_unless_asked_otherwise():
