@@ -27,62 +27,57 @@ from gpclml.errors import UnknownNameError, UnsupportedError
 __all__ = ["Factors", "Kronecker", "KroneckerCurvature"]
 
 
+@checked
 @dataclass(frozen=True)
-class Factors:
-    r"""Kronecker factors of a layer: :math:`B \otimes A` of its weight, B of its bias.
+class Kronecker(Structure):
+    r"""Structure of Kronecker factors for each layer: :math:`H \approx B \otimes A`.
 
-    Attributes:
-        weight: Name of its weight; None if it is not trained.
-        bias: Name of its bias; None if that is not trained, or there is none.
-        gradients: B, the sum of g gᵀ, ``(out, out)``.
-        inputs: A times the number of its terms, the sum of a aᵀ, ``(in, in)``; None without a
-            weight.
-        count: Number of terms of that sum.
-        shape: Shape of the weight.
+    :math:`A` is the mean over points of :math:`a a^\top`, :math:`B` the sum over points and
+    columns of :math:`g g^\top` (Martens and Grosse 2015; with weights shared by places of a
+    point, Eschenhagen et al. 2023). It is exact for one point with one place and for
+    a linear network's last layer. It gives no bound of the evidence: with a = g = (0, 2) on two
+    points its log-determinant is smaller than the exact one.
+
+    Args:
+        sharing: ``"expand"`` treats places as points; with ``"reduce"`` a is their mean and g
+            their sum, as averaged augmentations need.
+        others: Treatment of the parameters of modules other than Linear and Conv2d, and of layers
+            whose inputs and outputs do not determine the gradient: subclasses (LoRA), layers that
+            are pruned, parametrized (weight and spectral norm) or have hooks, and weights that are
+            tied, used by a function too, or applied twice. ``"refuse"`` raises an error that names
+            them; ``"diagonal"`` and ``"full"`` give them an exact block of their own.
+
+    Note:
+        Costs K backward passes and, for each layer, the eigenvalues of an in x in and an out x out
+        matrix.
     """
 
-    weight: str | None
-    bias: str | None
-    gradients: Tensor
-    inputs: Tensor | None
-    count: int
-    shape: torch.Size
+    sharing: Literal["expand", "reduce"] = "expand"
+    others: Literal["refuse", "diagonal", "full"] = "refuse"
 
-    def eigenvalues(self) -> dict[str, Tensor]:
-        """Eigenvalues by the parameter's name, ``(out, in)`` and ``(out,)``, float64."""
-        of_gradients = _eigenvalues(self.gradients)
-        found = {} if self.bias is None else {self.bias: of_gradients}
-        if self.weight is not None and self.inputs is not None:
-            of_inputs = _eigenvalues(self.inputs) / self.count
-            found[self.weight] = of_gradients.unsqueeze(-1) * of_inputs
-        return found
+    def __post_init__(self) -> None:
+        if self.sharing not in ("expand", "reduce"):
+            raise UnknownNameError("sharing", self.sharing, ("expand", "reduce"))
+        if self.others not in ("refuse", "diagonal", "full"):
+            raise UnknownNameError("others", self.others, ("refuse", "diagonal", "full"))
 
-    def sample(
-        self, precisions: Mapping[str, Tensor], scale: float, count: int, draw: Draw
-    ) -> dict[str, Tensor]:
-        """Draws of weights with covariance (s B ⊗ A + δ I)⁻¹ of each block, by eigenvectors."""
-        like = next(iter(precisions.values()))
-        values, vectors = (part.to(like) for part in torch.linalg.eigh(self.gradients.double()))
-        values = values.clamp_min(0.0)
-        draws = {}
-        if self.weight is not None and self.inputs is not None:
-            of_inputs, directions = torch.linalg.eigh(self.inputs.double() / self.count)
-            products = values.unsqueeze(-1) * of_inputs.to(like).clamp_min(0.0)
-            deviation = (scale * products + precisions[self.weight]).rsqrt()
-            scaled = draw(count, *deviation.shape) * deviation
-            made = vectors @ scaled @ directions.mT.to(like)
-            draws[self.weight] = made.reshape(count, *self.shape)
-        if self.bias is not None:
-            deviation = (scale * values + precisions[self.bias]).rsqrt()
-            draws[self.bias] = draw(count, len(values)) * deviation @ vectors.mT
-        return draws
-
-    def __add__(self, other: Factors) -> Factors:
-        inputs = None
-        if self.inputs is not None and other.inputs is not None:
-            inputs = self.inputs + other.inputs
-        gradients, count = self.gradients + other.gradients, self.count + other.count
-        return replace(self, gradients=gradients, inputs=inputs, count=count)
+    @override
+    def of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> KroneckerCurvature:
+        reduce = self.sharing == "reduce"
+        factors = []
+        records, names = record_layers(module, x, cotangents, only=self.others == "refuse")
+        for record in records:
+            inputs, count = (None, 0) if record.weight is None else record.input_product(reduce)
+            shape = cast(Tensor, record.layer.weight).shape
+            gradients = record.gradient_product(reduce)
+            factors.append(Factors(record.weight, record.bias, gradients, inputs, count, shape))
+        if not names:
+            return KroneckerCurvature(factors)
+        gradients = sample_gradients(module, x, cotangents, names)
+        if self.others == "diagonal":
+            return KroneckerCurvature(factors, DiagonalCurvature.of_gradients(gradients))
+        others = DenseCurvature.of_gradients(gradients, [names], "parameters")
+        return KroneckerCurvature(factors, others)
 
 
 class KroneckerCurvature(Curvature):
@@ -152,57 +147,62 @@ class KroneckerCurvature(Curvature):
         return type(self)(factors, both[0] + both[1])
 
 
-@checked
 @dataclass(frozen=True)
-class Kronecker(Structure):
-    r"""Structure of Kronecker factors for each layer: :math:`H \approx B \otimes A`.
+class Factors:
+    r"""Kronecker factors of a layer: :math:`B \otimes A` of its weight, B of its bias.
 
-    :math:`A` is the mean over points of :math:`a a^\top`, :math:`B` the sum over points and
-    columns of :math:`g g^\top` (Martens and Grosse 2015; with weights shared by places of a
-    point, Eschenhagen et al. 2023). It is exact for one point with one place and for
-    a linear network's last layer. It gives no bound of the evidence: with a = g = (0, 2) on two
-    points its log-determinant is smaller than the exact one.
-
-    Args:
-        sharing: ``"expand"`` treats places as points; with ``"reduce"`` a is their mean and g
-            their sum, as averaged augmentations need.
-        others: Treatment of the parameters of modules other than Linear and Conv2d, and of layers
-            whose inputs and outputs do not determine the gradient: subclasses (LoRA), layers that
-            are pruned, parametrized (weight and spectral norm) or have hooks, and weights that are
-            tied, used by a function too, or applied twice. ``"refuse"`` raises an error that names
-            them; ``"diagonal"`` and ``"full"`` give them an exact block of their own.
-
-    Note:
-        Costs K backward passes and, for each layer, the eigenvalues of an in x in and an out x out
-        matrix.
+    Attributes:
+        weight: Name of its weight; None if it is not trained.
+        bias: Name of its bias; None if that is not trained, or there is none.
+        gradients: B, the sum of g gᵀ, ``(out, out)``.
+        inputs: A times the number of its terms, the sum of a aᵀ, ``(in, in)``; None without a
+            weight.
+        count: Number of terms of that sum.
+        shape: Shape of the weight.
     """
 
-    sharing: Literal["expand", "reduce"] = "expand"
-    others: Literal["refuse", "diagonal", "full"] = "refuse"
+    weight: str | None
+    bias: str | None
+    gradients: Tensor
+    inputs: Tensor | None
+    count: int
+    shape: torch.Size
 
-    def __post_init__(self) -> None:
-        if self.sharing not in ("expand", "reduce"):
-            raise UnknownNameError("sharing", self.sharing, ("expand", "reduce"))
-        if self.others not in ("refuse", "diagonal", "full"):
-            raise UnknownNameError("others", self.others, ("refuse", "diagonal", "full"))
+    def eigenvalues(self) -> dict[str, Tensor]:
+        """Eigenvalues by the parameter's name, ``(out, in)`` and ``(out,)``, float64."""
+        of_gradients = _eigenvalues(self.gradients)
+        found = {} if self.bias is None else {self.bias: of_gradients}
+        if self.weight is not None and self.inputs is not None:
+            of_inputs = _eigenvalues(self.inputs) / self.count
+            found[self.weight] = of_gradients.unsqueeze(-1) * of_inputs
+        return found
 
-    @override
-    def of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> KroneckerCurvature:
-        reduce = self.sharing == "reduce"
-        factors = []
-        records, names = record_layers(module, x, cotangents, only=self.others == "refuse")
-        for record in records:
-            inputs, count = (None, 0) if record.weight is None else record.input_product(reduce)
-            shape = cast(Tensor, record.layer.weight).shape
-            gradients = record.gradient_product(reduce)
-            factors.append(Factors(record.weight, record.bias, gradients, inputs, count, shape))
-        if not names:
-            return KroneckerCurvature(factors)
-        gradients = sample_gradients(module, x, cotangents, names)
-        if self.others == "diagonal":
-            return KroneckerCurvature(factors, DiagonalCurvature.of_gradients(gradients))
-        others = DenseCurvature.of_gradients(gradients, [names], "parameters")
-        return KroneckerCurvature(factors, others)
+    def sample(
+        self, precisions: Mapping[str, Tensor], scale: float, count: int, draw: Draw
+    ) -> dict[str, Tensor]:
+        """Draws of weights with covariance (s B ⊗ A + δ I)⁻¹ of each block, by eigenvectors."""
+        like = next(iter(precisions.values()))
+        values, vectors = (part.to(like) for part in torch.linalg.eigh(self.gradients.double()))
+        values = values.clamp_min(0.0)
+        draws = {}
+        if self.weight is not None and self.inputs is not None:
+            of_inputs, directions = torch.linalg.eigh(self.inputs.double() / self.count)
+            products = values.unsqueeze(-1) * of_inputs.to(like).clamp_min(0.0)
+            deviation = (scale * products + precisions[self.weight]).rsqrt()
+            scaled = draw(count, *deviation.shape) * deviation
+            made = vectors @ scaled @ directions.mT.to(like)
+            draws[self.weight] = made.reshape(count, *self.shape)
+        if self.bias is not None:
+            deviation = (scale * values + precisions[self.bias]).rsqrt()
+            draws[self.bias] = draw(count, len(values)) * deviation @ vectors.mT
+        return draws
+
+    def __add__(self, other: Factors) -> Factors:
+        inputs = None
+        if self.inputs is not None and other.inputs is not None:
+            inputs = self.inputs + other.inputs
+        gradients, count = self.gradients + other.gradients, self.count + other.count
+        return replace(self, gradients=gradients, inputs=inputs, count=count)
 
 
 def _eigenvalues(factor: Tensor) -> Tensor:

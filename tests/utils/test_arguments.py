@@ -11,7 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpclml._utils.arguments import all_finite, check_learning_rate, checked
+from gpclml._utils.arguments import (
+    all_finite,
+    check_counts,
+    check_finite,
+    check_learning_rate,
+    checked,
+)
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnsupportedError
 
 
@@ -261,3 +267,19 @@ def test_one_bad_value_is_found(bad):
 def test_finite_values_whose_sum_is_not():
     assert all_finite(torch.full((3,), 3e38))
     assert all_finite(torch.empty(0))
+
+
+def test_counts_are_integers_and_large_enough():
+    check_counts(steps=1, size=None)
+    check_counts(2, "Draw more.", draws=np.int64(2))
+    for number in (0, -1, 1.5, math.nan):
+        with pytest.raises(ArgumentError, match=f"steps: got {number}, .* at least 1"):
+            check_counts(size=1, steps=number)
+    with pytest.raises(ArgumentError, match=r"draws: got 1, .* at least 2. Draw more\."):
+        check_counts(2, "Draw more.", draws=1)
+
+
+def test_values_that_are_not_finite_are_counted():
+    check_finite("x", torch.full((3,), 3e38))
+    with pytest.raises(NonFiniteError, match=r"x: got 2 of 4 values not finite, .* Fix it\."):
+        check_finite("x", torch.tensor([[1.0, torch.nan], [torch.inf, 0.0]]), "Fix it.")
