@@ -13,27 +13,14 @@ import typer
 from gpclml.errors import ArgumentError, DataError, UnknownNameError
 
 __all__ = [
-    "CsvFile",
-    "DataFolder",
-    "Device",
-    "FigureFile",
-    "ResultsFile",
-    "check_device",
-    "check_known",
-    "check_positive",
-    "errors_as_text",
-    "names",
-    "options_of",
-    "read_options",
-    "real_numbers",
-    "whole_numbers",
-    "with_options",
-]
+    "CsvFile", "DataFolder", "Device", "FigureFile", "ResultsFile", "check_device", "check_known",
+    "check_positive", "errors_as_text", "names", "options_of", "read_options", "real_numbers",
+    "whole_numbers", "with_options",
+]  # fmt: skip
 
 ResultsFile = Annotated[Path, typer.Option("--results", help="The SQLite file of results.")]
 CsvFile = Annotated[
-    Path | None,
-    typer.Option(help="Also write all cells to this CSV file; compressed as .csv.gz."),
+    Path | None, typer.Option(help="Also write all cells to this CSV file; compressed as .csv.gz.")
 ]
 FigureFile = Annotated[Path | None, typer.Option(help="Also draw a figure in this PNG file.")]
 DataFolder = Annotated[
@@ -59,10 +46,6 @@ def errors_as_text() -> Iterator[None]:
 
 def names(text: str, argument: str) -> tuple[str, ...]:
     """The names in a comma-separated list, each once.
-
-    Args:
-        text: The list.
-        argument: What it is an argument of, for the error.
 
     Raises:
         ArgumentError: There is none.

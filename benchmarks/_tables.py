@@ -19,11 +19,7 @@ _DIGITS = 6  # of numbers in CSV files
 
 
 def table(frame: pandas.DataFrame) -> str:
-    """A data frame as a Markdown table: its index as the first columns, numbers to the right.
-
-    Args:
-        frame: The table; each level of its index has a name.
-    """
+    """A data frame as a Markdown table: its index as the first columns, numbers to the right."""
     rows = [tuple(map(_text, row)) for row in frame.reset_index().itertuples(index=False)]
     heads = [_text(name) for name in (*frame.index.names, *frame.columns)]
     marks = ["---"] * frame.index.nlevels + ["---:"] * len(frame.columns)
@@ -45,12 +41,7 @@ def _text(value: object) -> str:
 
 
 def describe_cells(done: pandas.DataFrame, num_failed: int) -> list[str]:
-    """How many cells there are, how long they took, and what computed them.
-
-    Args:
-        done: Finished cells, loaded with their provenance.
-        num_failed: Number of failed cells.
-    """
+    """How many cells there are, how long they took, and what computed them."""
     versions = [f"{name} {_listed(done[f'_{name}'])}" for name in _PACKAGES]
     hours = done["_seconds"].sum() / 3600
     wall = done["_finished_at"].max() - (done["_finished_at"] - done["_seconds"]).min()

@@ -106,18 +106,9 @@ def run_tests(tests: list[Path], swapped: bool, options: list[str]) -> int:
     here = str(Path(__file__).parents[1])
     path = os.pathsep.join(filter(None, [here, os.environ.get("PYTHONPATH")]))
     environment = {**os.environ, "PYTHONPATH": path, _SWAPPED: str(int(swapped))}
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "no:warnings",
-    ]
-    plugin = ["-p", "benchmarks.upstream", f"--rootdir={root}", *options]
+    command = [sys.executable, "-P", "-m", "pytest", "-q"]
+    quiet = ["-p", "no:cacheprovider", "-p", "no:warnings"]
+    plugin = [*quiet, "-p", "benchmarks.upstream", f"--rootdir={root}", *options]
     return subprocess.run(
         [*command, *plugin, *map(str, tests)], cwd=root, env=environment
     ).returncode

@@ -10,15 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.bo.problems import Problem, initial_points, make_problem
-from benchmarks.bo.surrogates import feature_share, fitted
+from benchmarks.bo.surrogates import Problem, feature_share, fitted, initial_points, make_problem
 from benchmarks.uci.training import noting_failed_fits
 
 __all__ = ["SOURCES", "run_cell"]
 
 SOURCES = (
-    "benchmarks.bo.problems", "benchmarks.bo.surrogates", "benchmarks.uci.objectives",
-    "benchmarks.uci.training",
+    "benchmarks.bo.surrogates", "benchmarks.uci.objectives", "benchmarks.uci.training",
 )  # fmt: skip
 """The modules beside this one that decide the results of :func:`run_cell`."""
 
@@ -79,15 +77,11 @@ class _Run:
                 self._evaluate(self._next_point())
         regrets = self.problem.regrets(self.x).cummin(0).values[initial - 1 :]
         return {
-            "simple_regret": float(regrets[-1]),
-            "inference_regret": inferred[-1],
-            "simple_regret_at": regrets.tolist(),
-            "inference_at": looks,
-            "inference_regret_at": inferred,
-            "feature_share": feature_share(self.model),
-            "fit_seconds": self.fit_seconds,
-            "acquisition_seconds": self.acquisition_seconds,
-        }
+            "simple_regret": float(regrets[-1]), "inference_regret": inferred[-1],
+            "simple_regret_at": regrets.tolist(), "inference_at": looks,
+            "inference_regret_at": inferred, "feature_share": feature_share(self.model),
+            "fit_seconds": self.fit_seconds, "acquisition_seconds": self.acquisition_seconds,
+        }  # fmt: skip
 
     def _fit(self, anew: bool) -> None:
         start = time.perf_counter()

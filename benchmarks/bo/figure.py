@@ -12,7 +12,7 @@ from matplotlib.lines import Line2D
 
 from benchmarks._figures import new_figure, save_figure
 from benchmarks.bo.tables import LEAST_REGRET, REGRETS
-from benchmarks.uci.statistics import ordered_objectives
+from benchmarks.uci.tables import ordered_objectives
 
 __all__ = ["draw_figure"]
 

@@ -13,8 +13,7 @@ from benchmarks._options import Device, check_device, check_known, check_positiv
 from benchmarks._tables import section, table
 from benchmarks.bo.cells import SOURCES, run_cell
 from benchmarks.bo.figure import draw_figure
-from benchmarks.bo.problems import FUNCTIONS
-from benchmarks.bo.surrogates import SURROGATES, has_network
+from benchmarks.bo.surrogates import FUNCTIONS, SURROGATES, has_network
 from benchmarks.bo.tables import (
     REGRETS,
     labelled,

@@ -1,18 +1,96 @@
-"""The surrogates by name, and how they are fitted as points come."""
+"""The functions to maximize, on the unit cube, and the surrogates that are fitted to them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from gpytorch.kernels import AdditiveKernel
 from torch import Tensor
 
 from benchmarks.uci.objectives import make_objective
+from gpclml.errors import UnknownNameError
 from gpclml.fit import fit_mll
 from gpclml.kernels import DeepKernel
 
-__all__ = ["SURROGATES", "feature_share", "fitted", "has_network"]
+__all__ = [
+    "FUNCTIONS", "SURROGATES", "Problem", "feature_share", "fitted", "has_network",
+    "initial_points", "make_problem",
+]  # fmt: skip
+
+FUNCTIONS: Mapping[str, tuple[str, int]] = MappingProxyType(
+    {
+        "branin": ("Branin", 2),
+        "hartmann-6": ("Hartmann", 6),
+        "ackley-10": ("Ackley", 10),
+        "levy-10": ("Levy", 10),
+    }
+)
+"""Classes of ``botorch.test_functions`` and numbers of inputs, by name."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A function on the unit cube, without noise, to be maximized.
+
+    Args:
+        dim: Number of inputs.
+        optimum: Its largest value, to the five or six digits that BoTorch has.
+        values: Maps points ``(n, dim)`` to values ``(n, 1)``.
+    """
+
+    dim: int
+    optimum: float
+    values: Callable[[Tensor], Tensor]
+
+    def regrets(self, x: Tensor) -> Tensor:
+        """How much less than the largest value the function is at points.
+
+        Args:
+            x: Points in the unit cube. Shape ``(n, dim)``.
+
+        Returns:
+            Regrets, not negative. Shape ``(n,)``.
+        """
+        return (self.optimum - self.values(x)[:, 0]).clamp_min(0.0)
+
+
+def make_problem(name: str) -> Problem:
+    """The negative of BoTorch's test function of that name.
+
+    Args:
+        name: One of :data:`FUNCTIONS`.
+
+    Raises:
+        UnknownNameError: No such function.
+    """
+    from botorch import test_functions
+    from botorch.utils.transforms import unnormalize
+
+    if name not in FUNCTIONS:
+        raise UnknownNameError("functions", name, FUNCTIONS)
+    cls, dim = FUNCTIONS[name]
+    sizes: dict[str, Any] = {} if cls == "Branin" else {"dim": dim}
+    function = getattr(test_functions, cls)(negate=True, dtype=torch.float64, **sizes)
+
+    def values(x: Tensor) -> Tensor:
+        return function(unnormalize(x, function.bounds.to(x))).unsqueeze(-1)
+
+    return Problem(dim, float(function.optimal_value), values)
+
+
+def initial_points(dim: int, seed: int) -> Tensor:
+    """The points that an optimization starts from: 2 (dim + 1) of a scrambled Sobol sequence.
+
+    Returns:
+        Points in the unit cube, float64. Shape ``(2 (dim + 1), dim)``.
+    """
+    sobol = torch.quasirandom.SobolEngine(dim, scramble=True, seed=seed)
+    return sobol.draw(2 * (dim + 1), dtype=torch.float64)
+
 
 SURROGATES = ("deep", "single-task")
 """``"single-task"`` is BoTorch's ``SingleTaskGP``, ``"deep"`` is ``DeepKernelGP``."""
@@ -81,11 +159,7 @@ def fitted(
 
 @torch.no_grad()
 def feature_share(model: torch.nn.Module) -> float:
-    """The part of a surrogate's prior variance that is on its network's features, 0 to 1.
-
-    Args:
-        model: A surrogate.
-    """
+    """The part of a surrogate's prior variance that is on its network's features, 0 to 1."""
     for module in model.modules():
         if isinstance(module, AdditiveKernel):
             weight = float(module.kernels[1].outputscale)

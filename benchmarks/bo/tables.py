@@ -5,18 +5,11 @@ from __future__ import annotations
 import numpy
 import pandas
 
-from benchmarks.uci.statistics import CELL, paired_differences
-from benchmarks.uci.tables import difference_table, mean_table, wide
+from benchmarks.uci.tables import CELL, difference_table, mean_table, paired_differences, wide
 
 __all__ = [
-    "REGRETS",
-    "labelled",
-    "less_baseline",
-    "less_lml",
-    "mean_rows",
-    "median_rows",
-    "second_rows",
-]
+    "REGRETS", "labelled", "less_baseline", "less_lml", "mean_rows", "median_rows", "second_rows",
+]  # fmt: skip
 
 REGRETS = {"simple_regret": "Simple regret", "inference_regret": "Inference regret"}
 """The regrets of a cell and their headings."""
@@ -29,10 +22,7 @@ LEAST_REGRET = 1e-6
 
 
 def labelled(done: pandas.DataFrame) -> pandas.DataFrame:
-    """Cells with the columns by which :mod:`benchmarks.uci.statistics` groups and pairs them.
-
-    Args:
-        done: Finished cells.
+    """Cells with the columns by which :mod:`benchmarks.uci.tables` groups and pairs them.
 
     Returns:
         The cells with ``log_simple_regret`` and ``log_inference_regret``, logarithms to base 10,

@@ -11,21 +11,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.dkt.baselines import nearest_neighbour_accuracy, plain_gp_scores
-from benchmarks.dkt.sources import Sources
-from benchmarks.dkt.studies import FewShotStudy, study_named
+from benchmarks.dkt.studies import FewShotStudy, Sources, study_named
 from benchmarks.runner import cell_key, code_version
 from gpclml.conditioning import LastPoints
-from gpclml.meta import DeepKernelTransfer, TaskScores, evaluate_tasks, train_on_tasks
+from gpclml.fit import fit_mll
+from gpclml.meta import DeepKernelTransfer, Episodes, TaskScores, evaluate_tasks, train_on_tasks
 from gpclml.mlls import ConditionalMarginalLogLikelihood
+from gpclml.models import GPRegression
 
-__all__ = ["BASELINE", "CHECKPOINTS", "OBJECTIVES", "SOURCES", "run_cell"]
+__all__ = [
+    "BASELINE", "CHECKPOINTS", "OBJECTIVES", "SOURCES", "nearest_neighbour_accuracy",
+    "plain_gp_scores", "run_cell",
+]  # fmt: skip
+
 
 BASELINE = "pixels"
 """In place of a kernel: the baseline on raw inputs."""
 OBJECTIVES = ("lml", "clml")
-SOURCES = tuple(f"benchmarks.dkt.{name}" for name in ("baselines", "sources", "studies"))
-"""The modules beside this one that decide the results of :func:`run_cell`."""
+SOURCES = ("benchmarks.dkt.studies",)
+"""The module beside this one that decides the results of :func:`run_cell`."""
 CHECKPOINTS = "GPCLML_DKT_CHECKPOINTS"
 """Environment variable: the folder of checkpoints; without it a cell keeps none."""
 
@@ -104,3 +108,39 @@ def _baseline(study: FewShotStudy, sources: Sources, count: int) -> dict[str, fl
 
 def _mean(name: str, scores: Tensor) -> dict[str, float]:
     return {name: float(scores.mean()), "interval": TaskScores.interval(scores)}
+
+
+def nearest_neighbour_accuracy(episodes: Episodes) -> Tensor:
+    """The share of query points whose nearest support point, pixel by pixel, is of their class.
+
+    Args:
+        episodes: Classification tasks.
+
+    Returns:
+        One a task, ``(tasks,)``.
+    """
+    support, query = episodes.support_x.flatten(2).double(), episodes.query_x.flatten(2).double()
+    nearest = torch.cdist(query, support).argmin(-1)
+    guess = episodes.support_y.gather(-1, nearest)
+    return (guess == episodes.query_y).double().mean(-1)
+
+
+def plain_gp_scores(episodes: Episodes) -> tuple[Tensor, Tensor]:
+    """Scores of a GP with an RBF kernel of one lengthscale, fitted to each task alone by the LML.
+
+    Returns:
+        Mean squared errors and negative log densities, ``(tasks,)`` each.
+    """
+    errors, nlls = [], []
+    for task in range(episodes.num_tasks):
+        x, y = episodes.support_x[task].flatten(1).double(), episodes.support_y[task].double()
+        model = GPRegression(x, y, "rbf", ard=False)
+        mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(m=0))
+        fit_mll(mll, progress=False)
+        truth = episodes.query_y[task].double()
+        with torch.no_grad():
+            normal = model.predict(episodes.query_x[task].flatten(1).double(), marginal=True)
+            predictive = torch.distributions.Normal(normal.mean, normal.variance.sqrt())
+            errors.append((normal.mean - truth).square().mean())
+            nlls.append(-predictive.log_prob(truth).mean())
+    return torch.stack(errors), torch.stack(nlls)

@@ -21,11 +21,6 @@ _COLUMNS = 15
 def draw_examples(studies: Sequence[str], path: str | os.PathLike[str], seed: int = 0) -> None:
     """Draws the first test task of each study, support points above queries.
 
-    Args:
-        studies: Names of studies whose inputs are images.
-        path: The image file.
-        seed: Seed of the tasks.
-
     Raises:
         UnknownNameError: No such study.
         ArgumentError: A study has no images.

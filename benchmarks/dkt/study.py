@@ -86,17 +86,11 @@ def make_grid(
     ):
         trained = kernel != BASELINE
         cell = {
-            "study": name,
-            "shots": k,
-            "seed": seed,
-            "kernel": kernel,
-            "objective": objective if trained else None,
-            "steps": steps if trained else None,
-            "tasks_per_step": tasks_per_step if trained else None,
-            "lr": lr if trained else None,
-            "test_tasks": test_tasks,
-            "device": device,
-        }
+            "study": name, "shots": k, "seed": seed, "kernel": kernel,
+            "objective": objective if trained else None, "steps": steps if trained else None,
+            "tasks_per_step": tasks_per_step if trained else None, "lr": lr if trained else None,
+            "test_tasks": test_tasks, "device": device,
+        }  # fmt: skip
         cells.append(cell)
     return list({tuple(cell.items()): cell for cell in cells}.values())
 

@@ -13,12 +13,9 @@ from benchmarks.dkt.studies import STUDIES
 __all__ = ["sections"]
 
 _METRICS = {
-    "accuracy": "accuracy, %",
-    "mse": "squared error",
-    "nll": "NLL, nats a query point",
-    "calibration_error": "expected calibration error",
-    "train_seconds": "seconds of training",
-}
+    "accuracy": "accuracy, %", "mse": "squared error", "nll": "NLL, nats a query point",
+    "calibration_error": "expected calibration error", "train_seconds": "seconds of training",
+}  # fmt: skip
 _MAIN = ("accuracy", "mse")
 _KEYS = ["study", "shots", "kernel", "objective"]
 _ABOUT = (
@@ -33,11 +30,7 @@ _ABOUT_DIFFERENCES = (
 
 
 def sections(done: pandas.DataFrame) -> Iterator[str]:
-    """The sections of the report.
-
-    Args:
-        done: Finished cells.
-    """
+    """The sections of the report."""
     done = done.assign(objective=done["objective"].fillna("-"))
     for name in sorted(set(done["study"])):
         yield f"- `{name}`: {STUDIES[name].about}."

@@ -8,9 +8,7 @@ from typing import Any, Literal, cast
 
 import torch
 
-from benchmarks.evidence.data import images
-from benchmarks.evidence.networks import network
-from benchmarks.evidence.training import CLASSES, objective, trained
+from benchmarks.evidence.training import CLASSES, images, network, objective, trained
 from gpclml.conditioning import partition_at_random, partition_by_class
 from gpclml.curvature import BlockDiagonal, Diagonal, Full, FunctionSpace, Kronecker
 from gpclml.errors import UnknownNameError
@@ -19,14 +17,11 @@ from gpclml.mlls import LaplaceMarginalLogLikelihood
 __all__ = ["ESTIMATORS", "STRUCTURES", "run_estimator"]
 
 STRUCTURES = {
-    "full": Full(),
-    "block": BlockDiagonal("layer"),
-    "block-parameter": BlockDiagonal("parameter"),
+    "full": Full(), "block": BlockDiagonal("layer"), "block-parameter": BlockDiagonal("parameter"),
     "kronecker": Kronecker(others="diagonal"),
-    "kronecker-reduce": Kronecker("reduce", others="diagonal"),
-    "diagonal": Diagonal(),
+    "kronecker-reduce": Kronecker("reduce", others="diagonal"), "diagonal": Diagonal(),
     "kernel": FunctionSpace(),
-}
+}  # fmt: skip
 """The structures of the curvature by name."""
 
 ESTIMATORS = (

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from benchmarks.evidence.architectures import run_architecture
+from benchmarks.evidence.architectures import run_architecture, run_size
 from benchmarks.evidence.bounds import run_estimator
-from benchmarks.evidence.invariance import run_invariance
-from benchmarks.evidence.online import run_regression, run_search
-from benchmarks.evidence.training_speed import run_size
+from benchmarks.evidence.online import run_invariance, run_regression, run_search
 
 __all__ = ["SOURCES", "run_cell"]
 
@@ -23,12 +21,8 @@ _FUNCTIONS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, float]]] = {
 }
 
 SOURCES = tuple(
-    f"benchmarks.evidence.{name}"
-    for name in (
-        "architectures", "bounds", "data", "invariance", "networks", "online", "training",
-        "training_speed",
-    )
-)  # fmt: skip
+    f"benchmarks.evidence.{name}" for name in ("architectures", "bounds", "online", "training")
+)
 """The modules beside this one that decide the results of :func:`run_cell`."""
 
 

@@ -9,11 +9,9 @@ from types import MappingProxyType
 from typing import Any
 
 from benchmarks._options import check_device, check_known, check_positive
+from benchmarks.evidence.architectures import SIX
 from benchmarks.evidence.bounds import ESTIMATORS
-from benchmarks.evidence.data import DATA, images
-from benchmarks.evidence.networks import ARCHITECTURES, network
-from benchmarks.evidence.training import CLASSES
-from benchmarks.evidence.training_speed import SIX
+from benchmarks.evidence.training import ARCHITECTURES, CLASSES, DATA, images, network
 from gpclml.datasets import load
 
 __all__ = ["STUDIES", "Settings", "make_grid"]
@@ -28,7 +26,7 @@ class Settings:
     """What a study is run with.
 
     Attributes:
-        data: Images, one of ``benchmarks.evidence.data.DATA``.
+        data: Images, one of ``benchmarks.evidence.training.DATA``.
         architectures: Names of networks.
         precisions: Prior precisions; starts of those that are learned.
         num_train: Images to train on.

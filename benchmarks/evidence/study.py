@@ -11,18 +11,15 @@ import pandas
 import typer
 from typer import Argument, Option
 
-from benchmarks._options import (
-    CsvFile,
-    Device,
-    ResultsFile,
-    errors_as_text,
-    names,
-    real_numbers,
-)
+from benchmarks._options import CsvFile, Device, ResultsFile, errors_as_text, names, real_numbers
 from benchmarks.evidence.cells import SOURCES, run_cell
 from benchmarks.evidence.grid import STUDIES, make_grid
-from benchmarks.evidence.ledger.experiments import EXPERIMENTS, chosen_experiments
-from benchmarks.evidence.ledger.page import ledger_cells, write_page
+from benchmarks.evidence.ledger.page import (
+    EXPERIMENTS,
+    chosen_experiments,
+    ledger_cells,
+    write_page,
+)
 from benchmarks.evidence.tables import sections
 from benchmarks.runner import load_results
 from benchmarks.study import Study, Sweep

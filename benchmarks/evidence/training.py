@@ -1,8 +1,9 @@
-"""Networks with a softmax, trained to their mode, and what they predict."""
+"""The images to classify, the networks that are compared, and how they are trained."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import torch
@@ -10,13 +11,216 @@ from gpytorch.likelihoods import SoftmaxLikelihood
 from torch import Tensor
 
 from gpclml.curvature import GaussianWeightPrior, Kronecker
+from gpclml.datasets import load_images
+from gpclml.errors import ArgumentError, UnknownNameError
 from gpclml.evaluation.calibration import expected_calibration_error
 from gpclml.evidence.sampling import marginal_log_densities
 from gpclml.fit import fit_map
+from gpclml.kernels.networks import MLP
 from gpclml.mlls import LaplaceEvidence, LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
 
-__all__ = ["CLASSES", "evidence_of_all", "objective", "outputs_at", "predictive_scores", "trained"]
+__all__ = [
+    "ARCHITECTURES", "CLASSES", "DATA", "Images", "evidence_of_all", "images", "network",
+    "objective", "outputs_at", "predictive_scores", "rotated", "trained",
+]  # fmt: skip
+
+DATA = {
+    "digits": ("digits", None, 8),
+    "mnist-test": ("mnist-test", None, 28),
+    "cifar10-part": ("cifar10-part", "cifar10-part-test", 32),
+}
+"""Name to the images to train on, those to test on where they are others, and their size."""
+
+_MOST_TEST = 2000
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images of ten classes.
+
+    Attributes:
+        train_x: ``(N, channels, size, size)``, mean 0 and variance 1 over all pixels.
+        train_y: Classes, ``(N,)``.
+        test_x: Others, scaled alike.
+        test_y: Their classes.
+    """
+
+    train_x: Tensor
+    train_y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+
+
+def images(name: str, num_train: int, seed: int, device: str = "cpu") -> Images:
+    """Random images to train on and at most 2000 others to test on.
+
+    Args:
+        name: One of :data:`DATA`.
+        num_train: Number of them to train on.
+        seed: Seed of the choice.
+        device: Where they are put.
+
+    Raises:
+        UnknownNameError: No such data.
+        ArgumentError: There are not as many.
+        DataError: A file is missing.
+    """
+    if name not in DATA:
+        raise UnknownNameError("data", name, DATA)
+    source, other, _ = DATA[name]
+    train = load_images(source, progress=False)
+    order = torch.randperm(len(train.labels), generator=torch.Generator().manual_seed(seed))
+    most = len(order) if other else len(order) - 1
+    if not 1 <= num_train <= most:
+        raise ArgumentError("num_train", num_train, f"1 to {most}, the images of {name}")
+    rows, rest = order[:num_train], order[num_train : num_train + _MOST_TEST]
+    test = load_images(other, progress=False) if other else train
+    if other:
+        rest = torch.arange(min(len(test.labels), _MOST_TEST))
+    x = train.images[rows].to(torch.get_default_dtype()) / 255
+    mean, scale = x.mean(), x.std()
+    test_x = test.images[rest].to(x) / 255
+    parts = ((x - mean) / scale, train.labels[rows], (test_x - mean) / scale, test.labels[rest])
+    return Images(*(part.to(device) for part in parts))
+
+
+def rotated(x: Tensor, largest: float, seed: int) -> Tensor:
+    """Images turned by angles drawn from a range.
+
+    Args:
+        x: Images, ``(N, channels, size, size)``.
+        largest: Half the range, in radians.
+        seed: Seed of the angles.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    angle = largest * (2 * torch.rand(len(x), generator=generator) - 1).to(x)
+    zero = torch.zeros_like(angle)
+    rows = [
+        torch.stack([angle.cos(), -angle.sin(), zero], -1),
+        torch.stack([angle.sin(), angle.cos(), zero], -1),
+    ]
+    grid = torch.nn.functional.affine_grid(torch.stack(rows, 1), list(x.shape), align_corners=False)
+    empty = x.min()  # what has no ink, where the corners come from outside
+    return torch.nn.functional.grid_sample(x - empty, grid, align_corners=False) + empty
+
+
+ARCHITECTURES = (
+    *(f"mlp-{width}x{depth}" for width in (8, 32, 128) for depth in (1, 2, 3)),
+    *(f"cnn-{width}x{depth}" for width in (4, 8, 16) for depth in (1, 2, 3)),
+    *(f"resnet-{width}x{depth}" for width in (4, 8) for depth in (1, 2)),
+)
+"""Twenty-two of them: width, and number of hidden layers, convolutions or residual blocks."""
+
+
+def network(name: str, channels: int, size: int, outputs: int, seed: int) -> torch.nn.Module:
+    """A network by its name, such as ``"mlp-32x2"``, ``"cnn-8x3"``, ``"resnet-8x1"``.
+
+    Raises:
+        ArgumentError: The name is none of a network.
+    """
+    family, _, shape = name.partition("-")
+    width, _, depth = shape.partition("x")
+    build = {"mlp": _mlp, "cnn": _cnn, "resnet": _resnet}.get(family)
+    if build is None or not width.isdecimal() or not depth.isdecimal():
+        raise ArgumentError("architecture", repr(name), "e.g. mlp-32x2, cnn-8x3, resnet-8x1")
+    if not int(width) or not int(depth):
+        raise ArgumentError("architecture", repr(name), "a width and a depth of at least 1")
+    with torch.random.fork_rng(devices=[]):  # torch's layers draw their start from the global one
+        torch.manual_seed(seed)
+        return build(channels, size, outputs, int(width), int(depth))
+
+
+def _mlp(channels: int, size: int, outputs: int, width: int, depth: int) -> torch.nn.Module:
+    generator = torch.Generator().manual_seed(int(torch.randint(2**31, ())))
+    sizes = [channels * size * size, *[width] * depth, outputs]
+    return torch.nn.Sequential(torch.nn.Flatten(), MLP(sizes, generator=generator))
+
+
+def _cnn(channels: int, size: int, outputs: int, width: int, depth: int) -> torch.nn.Module:
+    layers: list[torch.nn.Module] = []
+    for layer in range(depth):
+        wide = width * 2**layer
+        layers += [torch.nn.Conv2d(channels, wide, 3, padding=1), torch.nn.ReLU()]
+        channels = wide
+        if size > 3:
+            layers.append(torch.nn.MaxPool2d(2))
+            size //= 2
+    layers += [torch.nn.Flatten(), torch.nn.Linear(channels * size * size, outputs)]
+    return torch.nn.Sequential(*layers)
+
+
+def _resnet(channels: int, size: int, outputs: int, width: int, depth: int) -> torch.nn.Module:
+    layers: list[torch.nn.Module] = [
+        torch.nn.Conv2d(channels, width, 3, padding=1, bias=False), Shift(), torch.nn.ReLU(),
+    ]  # fmt: skip
+    for block in range(depth):
+        wide = width * 2**block
+        layers.append(
+            FixupBlock(width * 2 ** max(block - 1, 0), wide, depth, stride=1 + (block > 0))
+        )
+    last = torch.nn.Linear(width * 2 ** (depth - 1), outputs)
+    torch.nn.init.zeros_(last.weight)
+    torch.nn.init.zeros_(last.bias)
+    layers += [torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), Shift(), last]
+    return torch.nn.Sequential(*layers)
+
+
+class Shift(torch.nn.Module):
+    """A number that is added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = torch.nn.Parameter(torch.zeros(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The same shape."""
+        return x + self.shift
+
+
+class Scale(torch.nn.Module):
+    """A number that multiplies."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The same shape."""
+        return x * self.scale
+
+
+class FixupBlock(torch.nn.Module):
+    """A residual block that trains without normalization (Zhang et al. 2019, Fixup, Section 3).
+
+    Args:
+        inputs: Channels in.
+        outputs: Channels out.
+        blocks: Number of blocks of the network, by which its start is scaled.
+        stride: Of the first convolution.
+    """
+
+    def __init__(self, inputs: int, outputs: int, blocks: int, stride: int = 1) -> None:
+        super().__init__()
+        first = torch.nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
+        second = torch.nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
+        with torch.no_grad():
+            first.weight.mul_(blocks**-0.5)
+            second.weight.zero_()
+        self.branch = torch.nn.Sequential(
+            Shift(), first, Shift(), torch.nn.ReLU(), Shift(), second, Scale(), Shift()
+        )
+        plain = inputs == outputs and stride == 1
+        self.skip = (
+            torch.nn.Identity()
+            if plain
+            else torch.nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images of the block's channels, ``(N, outputs, ...)``."""
+        return torch.relu(self.skip(x) + self.branch(x))
+
 
 CLASSES = 10
 _AT_ONCE = 500

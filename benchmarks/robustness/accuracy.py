@@ -22,14 +22,9 @@ from gpclml.conditioning import LastPoints
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 
 __all__ = [
-    "cholesky",
-    "extended",
-    "forward",
-    "is_extended",
-    "log_density_of_last",
-    "run_accuracy",
+    "cholesky", "extended", "forward", "is_extended", "log_density_of_last", "run_accuracy",
     "summarize_accuracy",
-]
+]  # fmt: skip
 
 _PARAMETERS = (
     "covar_module.base_kernel.raw_lengthscale", "covar_module.raw_outputscale",
@@ -45,11 +40,7 @@ def is_extended() -> bool:
 
 
 def extended(values: Tensor) -> Array:
-    """The same numbers in extended precision.
-
-    Args:
-        values: Any shape.
-    """
+    """The same numbers in extended precision."""
     return values.detach().double().cpu().numpy().astype(np.longdouble)
 
 
@@ -108,10 +99,6 @@ def run_accuracy(problems: int = 200, seed: int = 0) -> pd.DataFrame:
     An RBF kernel on 20 to 150 points in 1 to 3 dimensions, lengthscale 0.1 to 10, outputscale 0.1
     to 100 and noise 2e-4 to 1, all log-uniform. The gradient is by lengthscale, outputscale,
     noise and mean.
-
-    Args:
-        problems: Number of problems.
-        seed: Seed of the family.
 
     Returns:
         A row a problem, method and type: ``index``, ``method``, ``dtype``, ``value_error`` and

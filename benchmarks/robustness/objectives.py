@@ -25,15 +25,9 @@ from gpclml.errors import ArgumentError
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 
 __all__ = [
-    "METHODS",
-    "OURS",
-    "Evaluation",
-    "evaluate",
-    "run",
-    "run_singular",
-    "summarize",
+    "METHODS", "OURS", "Evaluation", "evaluate", "run", "run_singular", "summarize",
     "summarize_singular",
-]
+]  # fmt: skip
 
 _PAIRS = {"LastPoints(m=0)": "gpytorch LML", "LeaveOneOut()": "gpytorch LOO"}
 _TENFOLD = 10.0
@@ -259,10 +253,7 @@ def summarize(results: pd.DataFrame) -> pd.DataFrame:
         problems that have one.
     """
     ok = ~(results["raised"] | results["nonfinite_value"] | results["nonfinite_gradient"])
-    results = results.assign(
-        failed=results["succeeded64"] & ~ok,
-        failed64=~results["succeeded64"],
-    )
+    results = results.assign(failed=results["succeeded64"] & ~ok, failed64=~results["succeeded64"])
     groups = results.groupby("method", sort=False)
     counts = ["failed", "raised", "nonfinite_value", "nonfinite_gradient", "jittered"]
     table = groups[[*counts, "failed64", "jittered64"]].sum()
@@ -277,10 +268,6 @@ def summarize(results: pd.DataFrame) -> pd.DataFrame:
 
 def run_singular(problems: int = 300, seed: int = 0) -> pd.DataFrame:
     """Objectives in float32 on problems with duplicated rows, against float64.
-
-    Args:
-        problems: Number of problems.
-        seed: Seed of the family.
 
     Returns:
         A row a problem and method: ``index``, ``n``, ``outputscale``, ``method``, ``value``,

@@ -90,10 +90,6 @@ def draw_problem(seed: int, index: int) -> HardProblem:
     targets are a sum of cosines with noise, standardized. The noise variance is at GPyTorch's
     bound of 1e-4.
 
-    Args:
-        seed: Seed of the family.
-        index: Number of the problem.
-
     Returns:
         The problem.
     """
@@ -136,10 +132,6 @@ def draw_duplicates(seed: int, index: int) -> HardProblem:
 
     Log-uniform: n from 4 to 200, the lengthscale from 0.05 to 10, the outputscale from 1e2 to 1e6.
     Uniform: 1 to 5 features, the kernel, and a share of up to 0.9 of the rows that copy another.
-
-    Args:
-        seed: Seed of the family.
-        index: Number of the problem.
     """
     generator = torch.Generator().manual_seed(seed * 1_000_003 + index)
     normal = partial(torch.randn, generator=generator, dtype=torch.float64)

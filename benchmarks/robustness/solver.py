@@ -82,11 +82,6 @@ def draw_system(seed: int, index: int, most: int = 1500) -> HardSystem:
     float64, blocks of 1, 5, 20 or a tenth of the points; half of the systems have copies among
     their rows. Inputs are standard normal. Residuals are of the scale of the prior with its noise,
     or in a third of the systems noise of that scale, which the model does not expect.
-
-    Args:
-        seed: Seed of the family.
-        index: Number of the system.
-        most: Largest number of points.
     """
     generator = torch.Generator().manual_seed(seed * 1_000_003 + index)
     normal = partial(torch.randn, generator=generator, dtype=torch.float64)
@@ -124,11 +119,6 @@ def run_solver(systems: int = 1000, seed: int = 0, most: int = 1500) -> Iterator
     The reference is in extended precision, on the covariance as the kernel evaluates it, its lower
     triangle. A kernel's evaluation need not be symmetric: what its upper triangle changes in the
     density, to first order, counts as rounding, with the working type's epsilon times the value.
-
-    Args:
-        systems: Number of systems.
-        seed: Seed of the family.
-        most: Largest number of points.
 
     Yields:
         A row a system: ``index``, ``dtype``, ``n``, ``b``, ``ratio`` (outputscale over noise),

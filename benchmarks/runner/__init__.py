@@ -10,13 +10,6 @@ from benchmarks.runner.grid import GridSummary, run_grid
 from benchmarks.runner.results import load_commands, load_failures, load_results
 
 __all__ = [
-    "Batches",
-    "GridSummary",
-    "cell_key",
-    "code_version",
-    "load_commands",
-    "load_failures",
-    "load_results",
-    "package_versions",
-    "run_grid",
-]
+    "Batches", "GridSummary", "cell_key", "code_version", "load_commands", "load_failures",
+    "load_results", "package_versions", "run_grid",
+]  # fmt: skip

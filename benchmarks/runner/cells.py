@@ -17,17 +17,9 @@ from benchmarks._environment import variables
 from gpclml.errors import ArgumentError
 
 __all__ = [
-    "BatchError",
-    "Batches",
-    "Cell",
-    "CellFunction",
-    "Outcome",
-    "Work",
-    "canonical_json",
-    "cell_key",
-    "group_cells",
-    "plan_cells",
-]
+    "BatchError", "Batches", "Cell", "CellFunction", "Outcome", "Work", "canonical_json",
+    "cell_key", "group_cells", "plan_cells",
+]  # fmt: skip
 
 CellFunction = Callable[[dict[str, Any]], Mapping[str, Any]]
 BatchFunction = Callable[[list[dict[str, Any]]], list[Mapping[str, Any] | Exception]]

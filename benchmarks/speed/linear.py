@@ -132,12 +132,6 @@ def measure_memory(
 ) -> pd.DataFrame:
     """Peak memory of the bound of families, each in a process of its own.
 
-    Args:
-        num_features: R.
-        num_data: n.
-        families: Names of families.
-        dtypes: Types of numbers.
-
     Returns:
         A row a family and type, ``value`` and ``with gradient`` in GiB.
     """

@@ -86,10 +86,6 @@ def _peak_of_this_process(method: str, n: int, dtype: str, threads: int | None) 
 def in_fresh_process(function: Callable[..., int], *arguments: object) -> int:
     """What a function of a module returns in a process of its own.
 
-    Args:
-        function: It returns bytes.
-        *arguments: Its arguments, numbers and strings.
-
     Raises:
         subprocess.CalledProcessError: It fails.
     """

@@ -27,16 +27,9 @@ from gpclml.inference import Solver
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 
 __all__ = [
-    "BASE",
-    "LOO_BASE",
-    "METHODS",
-    "SCALE_METHODS",
-    "ExactRBF",
-    "Problem",
-    "gpytorch_defaults",
-    "gradient_step",
-    "sampled_data",
-]
+    "BASE", "LOO_BASE", "METHODS", "SCALE_METHODS", "ExactRBF", "Problem", "gpytorch_defaults",
+    "gradient_step", "sampled_data",
+]  # fmt: skip
 
 NUM_FEATURES = 8
 NOISE = 0.1
@@ -66,12 +59,6 @@ def sampled_data(
     n: int, dtype: torch.dtype, device: str | torch.device, seed: int
 ) -> tuple[Tensor, Tensor]:
     """Inputs uniform on the unit cube in eight dimensions, targets a mean of sines and noise.
-
-    Args:
-        n: Number of data points.
-        dtype: Type of the numbers.
-        device: Where they are.
-        seed: Seed of both draws.
 
     Returns:
         Inputs ``(n, 8)``, and targets ``(n,)`` with noise of standard deviation 0.1.

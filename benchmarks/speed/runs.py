@@ -21,17 +21,9 @@ from benchmarks.runner import package_versions
 from gpclml.errors import ArgumentError, UnknownNameError
 
 __all__ = [
-    "Csv",
-    "Device",
-    "Rounds",
-    "Threads",
-    "describe_run",
-    "interleaved_times",
-    "print_tables",
-    "ratio_table",
-    "ratios",
-    "wait_for",
-]
+    "Csv", "Device", "Rounds", "Threads", "describe_run", "interleaved_times", "print_tables",
+    "ratio_table", "ratios", "wait_for",
+]  # fmt: skip
 
 Csv = Annotated[Path | None, Option(help="Write the table there as well.")]
 Device = Annotated[str, Option(help="cpu, cuda or cuda:1")]
@@ -76,12 +68,7 @@ def print_tables(
 
 
 def describe_run(program: str, device: str) -> str:
-    """Comment lines with the command of this process, versions, and what it ran on.
-
-    Args:
-        program: The module that was run.
-        device: Where it computed.
-    """
+    """Comment lines with the command of this process, versions, and what it ran on."""
     versions = ", ".join(f"{name} {version}" for name, version in package_versions().items())
     return "\n".join(
         [
@@ -147,11 +134,7 @@ def _seconds(step: Callable[[], object], device: str | torch.device) -> float:
 
 
 def wait_for(device: str | torch.device) -> None:
-    """Until all that is queued on a GPU is done.
-
-    Args:
-        device: Of any type.
-    """
+    """Until all that is queued on a GPU is done."""
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -1,4 +1,4 @@
-"""One cell: a model trained on a few rows of a data set and tested on the rows set apart."""
+"""Cells: a model trained on a few rows of a data set and tested on others; or several at once."""
 
 from __future__ import annotations
 
@@ -13,29 +13,21 @@ import torch
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
-from benchmarks.uci.metrics import prediction_metrics, rmse
 from benchmarks.uci.objectives import make_objective
-from benchmarks.uci.training import noting_failed_fits, train
+from benchmarks.uci.training import has_fixed_steps, noting_failed_fits, train
 from gpclml import datasets
 from gpclml.errors import NonFiniteError
+from gpclml.fit import FitResult, fit_batch, suggest_batch_size
+from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
 
 __all__ = [
-    "CONFIGURATION",
-    "SOURCES",
-    "Metrics",
-    "Prepared",
-    "Training",
-    "evaluate",
-    "prepare",
-    "run_cell",
-    "train_cell",
+    "CONFIGURATION", "SOURCES", "Metrics", "Prepared", "Training", "batch_label", "evaluate",
+    "most_in_batch", "prediction_metrics", "prepare", "rmse", "run_cell", "run_cells", "train_cell",
     "training_rows",
-]
+]  # fmt: skip
 
-SOURCES = tuple(
-    f"benchmarks.uci.{name}" for name in ("metrics", "objectives", "subset_likelihood", "training")
-)
+SOURCES = ("benchmarks.uci.objectives", "benchmarks.uci.training")
 """The modules beside this one that decide the results of :func:`run_cell`."""
 
 CONFIGURATION = (
@@ -43,6 +35,8 @@ CONFIGURATION = (
     "held_out", "trace", "dtype", "device",
 )  # fmt: skip
 """The settings of a cell."""
+
+_STANDARD_NORMAL_975 = 1.959963984540054  # 95% lie between plus and minus this
 
 Metrics = dict[str, float | list[float]]
 
@@ -100,11 +94,6 @@ def training_rows(data: datasets.RegressionData, n: int, seed: int) -> datasets.
     They depend on data set, n and seed alone, so that kernels and objectives are compared on
     the same rows; those of a smaller n are among those of a larger one, and the rows to test
     on are the same for every n.
-
-    Args:
-        data: The data set.
-        n: Number of rows to train on.
-        seed: Seed of both draws.
 
     Raises:
         ArgumentError: There are fewer than n rows to train on.
@@ -181,13 +170,9 @@ def train_cell(prepared: Prepared, cell: Mapping[str, Any]) -> Training:
 def evaluate(prepared: Prepared, training: Training) -> Metrics:
     """Tests a trained model.
 
-    Args:
-        prepared: The model, trained in place.
-        training: What became of the training.
-
     Returns:
         - ``rmse``, ``nll``, ``crps``, ``coverage_95``: the test metrics, see
-          :func:`benchmarks.uci.metrics.prediction_metrics`;
+          :func:`benchmarks.uci.cells.prediction_metrics`;
         - ``train_objective``: the objective at the end of the training, nats per point, in
           units of the training targets' standard deviation, as are the noise variance
           ``noise`` and GPRegression's training;
@@ -245,3 +230,115 @@ def _check_finite(metrics: Metrics) -> None:
 
 def _is_finite(value: float | list[float]) -> bool:
     return all(map(math.isfinite, value if isinstance(value, list) else [value]))
+
+
+_SHARED = ("dataset", "n", "kernel", "mean", "steps", "lr", "dtype", "device")
+_OF_OBJECTIVE = ("objective", "held_out")
+
+
+def batch_label(cell: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What cells that are trained together have in common.
+
+    On a CPU that includes the objective: its gain is in few large operations on small
+    matrices. A GPU takes all objectives at once.
+    """
+    names = (*_SHARED, *_OF_OBJECTIVE) if cell["device"] == "cpu" else _SHARED
+    return tuple(cell[name] for name in names)
+
+
+def most_in_batch(cell: Mapping[str, Any]) -> int:
+    """How many cells like this one are best trained together; 1 for those that cannot be."""
+    fixed = has_fixed_steps(cell["kernel"], cell["mean"]) and not cell["trace"]
+    if not fixed or cell["objective"] == "lml-subset":
+        return 1
+    return suggest_batch_size(cell["n"], cell["device"], keeps_memory=True)  # the runner sees to it
+
+
+def run_cells(cells: list[dict[str, Any]]) -> list[Mapping[str, Any] | Exception]:
+    """Trains and tests the models of cells with one label, as ``run_cell`` would each.
+
+    A cell that cannot be prepared, started or tested gives its error in place of metrics and
+    leaves the others as they are. ``train_seconds`` is an equal share of the batch's.
+
+    Returns:
+        Metrics or an error a cell, in order.
+    """
+    # Members with one objective side by side are evaluated in one pass.
+    order = sorted(range(len(cells)), key=lambda i: str([cells[i][k] for k in _OF_OBJECTIVE]))
+    prepared = {i: _prepared(cells[i]) for i in order}
+    ready = {i: one for i, one in prepared.items() if isinstance(one, Prepared)}
+    fits = _fit(list(ready.values()), cells[0]) if ready else []
+    answers: dict[int, Metrics | Exception] = {
+        i: one for i, one in prepared.items() if isinstance(one, Exception)
+    }
+    for (i, one), fit in zip(ready.items(), fits, strict=True):
+        answers[i] = _answer(one, fit, cells[i])
+    return [answers[i] for i in range(len(cells))]
+
+
+def _prepared(cell: Mapping[str, Any]) -> Prepared | Exception:
+    try:
+        return prepare(cell)
+    except Exception as error:  # it is the answer of this cell
+        return error
+
+
+def _fit(prepared: list[Prepared], cell: Mapping[str, Any]) -> list[FitResult]:
+    mlls = [cast(ConditionalMarginalLogLikelihood, one.mll) for one in prepared]
+    with noting_failed_fits():  # the messages tell of them
+        return fit_batch(mlls, "adam", steps=cell["steps"], lr=cell["lr"], progress=False)
+
+
+def _answer(prepared: Prepared, fit: FitResult, cell: Mapping[str, Any]) -> Metrics | Exception:
+    try:
+        if not fit.history:  # alone it raises the error that tells why
+            return run_cell(cell)
+        return evaluate(prepared, Training(len(fit.history), fit.message, fit.seconds))
+    except Exception as error:  # it is the answer of this cell
+        return error
+
+
+def rmse(mean: Tensor, target: Tensor, unit: float) -> float:
+    """Root mean squared error, in the given unit of the targets.
+
+    Args:
+        mean: Predicted means, ``(num_test,)``.
+        target: Test targets, ``(num_test,)``.
+        unit: The unit.
+    """
+    return float((target - mean).square().mean().sqrt() / unit)
+
+
+def prediction_metrics(
+    mean: Tensor, variance: Tensor, target: Tensor, unit: float
+) -> dict[str, float]:
+    r"""Root mean squared error, negative log density, CRPS and coverage of normal predictions.
+
+    The CRPS of a normal is :math:`\sigma (z (2 \Phi(z) - 1) + 2 \phi(z) - \pi^{-1/2})`, z the
+    error over its standard deviation (Gneiting and Raftery 2007, Eq. 21).
+
+    Args:
+        mean: Predicted means, ``(num_test,)``.
+        variance: Variances of the predicted observations, ``(num_test,)``.
+        target: Test targets, ``(num_test,)``.
+        unit: The unit of the targets in which errors and densities are given.
+
+    Returns:
+        - ``rmse``: root mean squared error of the means;
+        - ``nll``: mean negative log density of one target, nats;
+        - ``crps``: mean continuous ranked probability score;
+        - ``coverage_95``: share of targets within their central 95% interval.
+    """
+    error = (target - mean) / unit
+    sd = variance.sqrt() / unit
+    z = error / sd
+    density = torch.exp(-0.5 * z.square()) / math.sqrt(2 * math.pi)
+    nll = 0.5 * z.square() + sd.log() + 0.5 * math.log(2 * math.pi)
+    crps = sd * (z * torch.erf(z / math.sqrt(2)) + 2 * density - 1 / math.sqrt(math.pi))
+    inside = error.abs() <= _STANDARD_NORMAL_975 * sd
+    return {
+        "rmse": rmse(mean, target, unit),
+        "nll": float(nll.mean()),
+        "crps": float(crps.mean()),
+        "coverage_95": float(inside.to(nll).mean()),
+    }

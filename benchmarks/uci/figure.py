@@ -15,7 +15,7 @@ from typer import Option
 
 from benchmarks._figures import new_figure, save_figure
 from benchmarks._options import names
-from benchmarks.uci.statistics import means, ordered_objectives
+from benchmarks.uci.tables import means, ordered_objectives
 from gpclml.errors import DataError, UnknownNameError
 
 __all__ = ["draw_figure"]

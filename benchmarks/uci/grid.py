@@ -1,20 +1,114 @@
-"""The cells of a sweep, checked before any of them is computed."""
+"""The grids of the benchmark: products of settings, some of them with a name, and their cells."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from benchmarks._options import check_device, check_known, check_positive
 from benchmarks.uci.objectives import objective_names, uses_held_out
-from benchmarks.uci.studies import STUDIES, Product
 from benchmarks.uci.training import has_fixed_steps, optimizer_for
 from gpclml import datasets
 from gpclml.errors import ArgumentError
 
-__all__ = ["left_out_sizes", "make_grid", "named_products", "product_cells"]
+__all__ = ["STUDIES", "Product", "left_out_sizes", "make_grid", "named_products", "product_cells"]
+
+
+@dataclass(frozen=True)
+class Product:
+    """Every combination of these settings.
+
+    Args:
+        datasets: Data sets.
+        sizes: Numbers of training rows, n.
+        seeds: Number of seeds; they are 0 to ``seeds - 1``.
+        objectives: Objectives.
+        kernels: Kernels.
+        means: Means.
+        steps: Numbers of Adam steps; not used under L-BFGS.
+        lr: Learning rate of Adam; not used under L-BFGS.
+        held_out: Shares of the training points that are held out, 1 - m/n; for objectives with
+            such a share.
+        trace: Whether the test error is also recorded in the course of training by Adam.
+        dtype: ``"float64"`` or ``"float32"``; matrices up to n = 512 are factored in float64
+            either way.
+    """
+
+    datasets: tuple[str, ...]
+    sizes: tuple[int, ...] = (100,)
+    seeds: int = 10
+    objectives: tuple[str, ...] = ("lml", "clml")
+    kernels: tuple[str, ...] = ("rbf", "deep", "deep-bottleneck")
+    means: tuple[str, ...] = ("constant",)
+    steps: tuple[int, ...] = (300,)
+    lr: float = 0.01
+    held_out: tuple[float, ...] = (0.1,)
+    trace: bool = False
+    dtype: str = "float64"
+
+
+_PAPER = ("boston", "concrete", "energy", "power", "wine-red", "wine-white")
+_ALL = (*_PAPER, "kin8nm", "naval", "protein", "yacht")
+_LARGE = ("kin8nm", "naval", "protein", "power")
+_ABLATION = ("boston", "concrete", "energy", "yacht", "power", "wine-red")
+_UP_TO_700 = tuple(range(100, 701, 100))
+_DEEP_SIZES = (100, 200, 300, 500, 700)
+_SHARES = (0.9, 0.75, 0.5, 0.25, 0.1)
+
+
+def _ablated(
+    objectives: tuple[str, ...], steps: int = 300, held_out: tuple[float, ...] = (0.1,)
+) -> Product:
+    return Product(
+        _ABLATION, objectives=objectives, kernels=("deep-bottleneck",), means=("constant", "mlp"),
+        steps=(steps,), held_out=held_out,
+    )  # fmt: skip
+
+
+STUDIES: Mapping[str, tuple[Product, ...]] = MappingProxyType(
+    {
+        "paper": (
+            Product(
+                _PAPER, _UP_TO_700, kernels=("deep-bottleneck",), steps=(100,), held_out=_SHARES,
+                dtype="float32",
+            ),
+        ),
+        "baselines": (
+            Product(
+                _ALL, _UP_TO_700, objectives=("lml",), kernels=("rbf", "rq", "spectral_mixture")
+            ),
+            Product(_ALL, _UP_TO_700, objectives=("clml",), kernels=("rbf",)),
+        ),
+        "deep": (
+            Product(_ALL, _DEEP_SIZES, objectives=("clml",), kernels=("deep",)),
+            Product(_ALL, _DEEP_SIZES, objectives=("lml",), kernels=("rbf",)),
+        ),
+        "large": (
+            Product(_LARGE, (1000, 2000, 5000), 5, ("clml",), ("deep",)),
+            Product(_LARGE, (1000, 2000, 5000), 5, ("lml",), ("rbf", "rq")),
+        ),
+        "ablation": (
+            _ablated(
+                (
+                    "lml", "clml", "clml-fixed", "clml-folds", "clml-orderings", "loo",
+                    "lml-subset",
+                )
+            ),
+            _ablated(("clml",), held_out=(0.25, 0.5, 0.75, 0.9)),
+            _ablated(("lml", "clml"), steps=100),
+            Product(_ABLATION, kernels=("deep-bottleneck",), steps=(1000,), trace=True),
+            Product(_ABLATION, kernels=("rbf",)),
+        ),
+    }
+)  # fmt: skip
+"""Named grids, each a union of products: ``paper`` is that of Lotfi et al. (2022), Figures 9(a)
+and 24, in single precision as their code; ``baselines`` kernels without a network; ``deep`` the
+residual deep kernel beside the plain ARD GP; ``large`` the same from n = 1000; ``ablation`` what
+makes the difference between the objectives at n = 100."""
+
 
 _DTYPES = ("float64", "float32")
 
@@ -23,7 +117,7 @@ def named_products(name: str, **changes: Any) -> tuple[Product, ...]:
     """The products of a named grid.
 
     Args:
-        name: A name of ``benchmarks.uci.studies.STUDIES``.
+        name: A name of ``benchmarks.uci.grid.STUDIES``.
         **changes: Settings of :class:`Product` that replace the grid's own, in every product.
 
     Raises:
@@ -83,11 +177,6 @@ def product_cells(
     A setting that does not decide a cell's result is None (``steps`` and ``lr`` under L-BFGS,
     ``held_out`` where no share is held out) or False (``trace``), so that a sweep with another
     value shares the cell.
-
-    Args:
-        product: The settings.
-        num_train: Number of rows to train on, by data set.
-        device: Where models are trained.
     """
     for name, n, seed, kernel, mean, objective, steps, held_out in itertools.product(
         product.datasets, product.sizes, range(product.seeds), product.kernels, product.means,
@@ -117,12 +206,7 @@ def product_cells(
 def left_out_sizes(
     products: Iterable[Product], cells: Iterable[Mapping[str, Any]]
 ) -> dict[str, list[int]]:
-    """The n of each data set that a grid asks for and has no cell of, where there are any.
-
-    Args:
-        products: The products that the cells were made from.
-        cells: The cells.
-    """
+    """The n of each data set that a grid asks for and has no cell of, where there are any."""
     present = {(cell["dataset"], cell["n"]) for cell in cells}
     asked = sorted(
         {

@@ -11,19 +11,18 @@ from typer import Option
 from benchmarks._options import names
 from benchmarks._tables import section, table
 from benchmarks.uci.cells import CONFIGURATION
-from benchmarks.uci.comparisons import (
+from benchmarks.uci.tables import (
+    METRICS,
+    difference_table,
+    label_kernels,
+    label_objectives,
+    less_lml,
+    less_plain,
+    mean_table,
     published_table,
     seconds_table,
     steps_table,
     turning_table,
-)
-from benchmarks.uci.statistics import label_kernels, label_objectives
-from benchmarks.uci.tables import (
-    METRICS,
-    difference_table,
-    less_lml,
-    less_plain,
-    mean_table,
     win_table,
 )
 from gpclml.errors import UnknownNameError

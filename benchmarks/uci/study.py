@@ -10,12 +10,17 @@ from typer import Option
 from benchmarks._options import Device, names, real_numbers, whole_numbers
 from benchmarks.runner import Batches
 from benchmarks.study import Study
-from benchmarks.uci.batches import batch_label, most_in_batch, run_cells
-from benchmarks.uci.cells import CONFIGURATION, SOURCES, run_cell
+from benchmarks.uci.cells import (
+    CONFIGURATION,
+    SOURCES,
+    batch_label,
+    most_in_batch,
+    run_cell,
+    run_cells,
+)
 from benchmarks.uci.figure import draw_figure
-from benchmarks.uci.grid import left_out_sizes, make_grid, named_products
+from benchmarks.uci.grid import Product, left_out_sizes, make_grid, named_products
 from benchmarks.uci.report import labelled, of_kernels, sections
-from benchmarks.uci.studies import Product
 from benchmarks.uci.tables import METRICS
 from gpclml.errors import ArgumentError
 
@@ -78,8 +83,7 @@ def _grid(
         real_numbers,
     ] = None,
     trace: Annotated[
-        bool | None,
-        Option("--trace", help="Also record the test RMSE in the course of training."),
+        bool | None, Option("--trace", help="Also record the test RMSE in the course of training.")
     ] = None,
     dtype: Annotated[
         str | None, Option(help="Type of all numbers: float64 or float32; float64.")
@@ -114,7 +118,7 @@ STUDY = Study(
     reporting="means over seeds, differences paired by seed, sign tests.",
     grid=_grid,
     cell=run_cell,
-    sources=(*SOURCES, "benchmarks.uci.batches"),
+    sources=SOURCES,
     batches=Batches(run_cells, batch_label, most_in_batch),
     needed=(*CONFIGURATION, *METRICS),
     label="{dataset} n={n} {kernel} {objective} seed {seed}",

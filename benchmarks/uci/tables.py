@@ -1,32 +1,133 @@
-"""Means and paired differences as tables of text, data sets side by side."""
+"""Means over seeds and differences paired by seed, as tables of text, data sets side by side."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from re import split
+from types import MappingProxyType
 from typing import Any
 
 import pandas
-
-from benchmarks.uci.statistics import (
-    CELL,
-    means,
-    ordered_objectives,
-    paired_differences,
-    sign_test,
-    verdicts,
-)
+from scipy.stats import binomtest
 
 __all__ = [
-    "JUDGED",
-    "METRICS",
-    "difference_table",
-    "less_lml",
-    "less_plain",
-    "mean_table",
-    "ordered_rows",
-    "wide",
-    "win_table",
-]
+    "CELL", "JUDGED", "METRICS", "PUBLISHED_MEDIANS", "PUBLISHED_SHARE", "SETTINGS",
+    "difference_table", "label_kernels", "label_objectives", "less_lml", "less_plain", "mean_table",
+    "means", "ordered_objectives", "ordered_rows", "paired_differences", "published_table",
+    "seconds_table", "sign_test", "steps_table", "turning_table", "verdicts", "wide", "win_table",
+]  # fmt: skip
+
+CELL = ("dataset", "n", "kernel_label", "objective_label")
+"""What tells the groups of seeds apart."""
+
+SETTINGS = ("mean", "optimizer", "steps", "lr", "dtype", "device")
+"""Settings of a cell that belong to its kernel; one with several values enters the label."""
+
+_ROUNDING = 1e-6
+_FIRST_OBJECTIVES = ("lml", "clml")
+
+
+def label_kernels(cells: pandas.DataFrame) -> pandas.Series:
+    """The kernel of each cell, with the settings that differ within that kernel.
+
+    Args:
+        cells: Cells as ``benchmarks.runner.load_results`` gives them.
+    """
+    return _labels(cells, "kernel", SETTINGS)
+
+
+def label_objectives(cells: pandas.DataFrame) -> pandas.Series:
+    """The objective of each cell, with its held-out share where that differs.
+
+    Args:
+        cells: Cells as ``benchmarks.runner.load_results`` gives them.
+    """
+    return _labels(cells, "objective", ("held_out",))
+
+
+def ordered_objectives(labels: Iterable[str]) -> list[str]:
+    """The distinct objectives in the order of tables and figures: the LML first, then the CLML.
+
+    Args:
+        labels: Labels of objectives; each begins with the objective's name.
+    """
+    rank = {name: place for place, name in enumerate(_FIRST_OBJECTIVES)}
+    return sorted(set(labels), key=lambda label: (rank.get(label.split()[0], len(rank)), label))
+
+
+def means(cells: pandas.DataFrame, metric: str, by: Sequence[str]) -> pandas.DataFrame:
+    """Mean of a metric over seeds.
+
+    Returns:
+        A row a group: ``mean``, standard error ``se`` (sample standard deviation over
+        root k; NaN for one seed) and number of ``seeds``, k. Indexed by the groups, sorted.
+    """
+    return cells.groupby(list(by))[metric].agg(mean="mean", se="sem", seeds="count")
+
+
+def paired_differences(
+    cells: pandas.DataFrame, baseline: pandas.DataFrame, metric: str, on: Sequence[str]
+) -> pandas.DataFrame:
+    """Mean over seeds of a metric less that of a baseline on the same rows.
+
+    Only seeds that both have count. Dataset and n must be among ``on``, for the rows are a
+    function of dataset, n and seed. Differences within rounding, 1e-6, are zero: a model that
+    fell back to the baseline is the baseline.
+
+    Args:
+        cells: Cells with columns ``kernel_label`` and ``objective_label``.
+        baseline: Cells to subtract, at most one for each value of ``on`` and seed.
+        metric: Name of the metric.
+        on: Columns that a cell and its baseline share, besides the seed.
+
+    Returns:
+        As from :func:`means`, the number of seeds being that of pairs; grouped by dataset, n,
+        kernel and objective label.
+    """
+    keys = [*on, "seed"]
+    other = baseline[[*keys, metric]].rename(columns={metric: "baseline"})
+    pairs = cells.merge(other, on=keys, validate="many_to_one")
+    difference = pairs[metric] - pairs["baseline"]
+    pairs["difference"] = difference.where(difference.abs() > _ROUNDING, 0.0)
+    return means(pairs, "difference", CELL)
+
+
+def verdicts(differences: pandas.DataFrame) -> pandas.Series:
+    """What each mean paired difference says: ``"win"``, ``"loss"`` or ``"tie"``.
+
+    Args:
+        differences: As from :func:`paired_differences`, of a metric that is better the lower.
+
+    Returns:
+        A win below minus two standard errors, a loss above two, a tie between or for one pair.
+    """
+    verdict = differences["mean"].map(lambda _: "tie").astype(object)
+    verdict[differences["mean"] < -2 * differences["se"]] = "win"
+    verdict[differences["mean"] > 2 * differences["se"]] = "loss"
+    return verdict
+
+
+def sign_test(differences: Iterable[float]) -> tuple[int, int, float]:
+    """Whether differences are as often below zero as above.
+
+    Returns:
+        The number below zero, the number that is not zero, and the two-sided p-value of the
+        sign test (1 where all are zero).
+    """
+    nonzero = [value for value in differences if value]
+    below = sum(value < 0 for value in nonzero)
+    return below, len(nonzero), float(binomtest(below, len(nonzero)).pvalue) if nonzero else 1.0
+
+
+def _labels(cells: pandas.DataFrame, name: str, settings: Sequence[str]) -> pandas.Series:
+    labels = cells[name].copy()
+    for _, group in cells.groupby(name):
+        for setting in settings:
+            values = group[setting].dropna()
+            if values.nunique() > 1:
+                labels[values.index] += values.map(lambda value, s=setting: f" {s}={value}")
+    return labels
+
 
 METRICS = {
     "rmse": "RMSE (standard deviations of all targets of the data set)",
@@ -59,12 +160,8 @@ def mean_table(done: pandas.DataFrame, metric: str) -> pandas.DataFrame:
 def less_lml(done: pandas.DataFrame, metric: str) -> pandas.DataFrame:
     """Each objective less the LML of the same kernel, paired by seed.
 
-    Args:
-        done: Finished cells with their labels.
-        metric: Name of a metric.
-
     Returns:
-        As from :func:`benchmarks.uci.statistics.paired_differences`.
+        As from :func:`benchmarks.uci.tables.paired_differences`.
     """
     is_lml = done["objective"] == "lml"
     on = ("dataset", "n", "kernel_label")
@@ -74,12 +171,8 @@ def less_lml(done: pandas.DataFrame, metric: str) -> pandas.DataFrame:
 def less_plain(done: pandas.DataFrame, metric: str) -> pandas.DataFrame:
     """Each kernel and objective less the plain ARD GP (rbf, lml), paired by seed.
 
-    Args:
-        done: Finished cells with their labels.
-        metric: Name of a metric.
-
     Returns:
-        As from :func:`benchmarks.uci.statistics.paired_differences`; empty without an ARD GP.
+        As from :func:`benchmarks.uci.tables.paired_differences`; empty without an ARD GP.
     """
     plain = (done[list(_PLAIN)] == list(_PLAIN.values())).all(axis=1)
     baseline = done[plain].drop_duplicates(["dataset", "n", "seed"])
@@ -90,7 +183,7 @@ def difference_table(differences: pandas.DataFrame, metric: str) -> pandas.DataF
     """Mean paired differences as text, and what they say over data sets.
 
     Args:
-        differences: As from :func:`benchmarks.uci.statistics.paired_differences`.
+        differences: As from :func:`benchmarks.uci.tables.paired_differences`.
         metric: The metric that they are of.
 
     Returns:
@@ -113,9 +206,6 @@ def difference_table(differences: pandas.DataFrame, metric: str) -> pandas.DataF
 
 def win_table(done: pandas.DataFrame) -> pandas.DataFrame:
     """How often each method is clearly better and worse than the plain ARD GP.
-
-    Args:
-        done: Finished cells with their labels.
 
     Returns:
         A row for each kernel and objective. For each metric the numbers of data sets and n
@@ -191,3 +281,117 @@ def _worst(differences: pandas.DataFrame) -> str:
     place = ratio.idxmax()
     row = differences.loc[place]
     return f"{place[0]} n = {place[1]}: {row['mean']:.4f} ± {row['se']:.4f}"
+
+
+PUBLISHED_SHARE = 0.1
+"""The share that the published CLML holds out, m = 0.9 n."""
+
+PUBLISHED_MEDIANS: Mapping[str, Mapping[int, tuple[float, float]]] = MappingProxyType(
+    {
+        "boston": {
+            100: (0.411, 0.334), 200: (0.405, 0.279), 300: (0.331, 0.224), 400: (0.283, 0.241),
+            455: (0.279, 0.229),
+        },
+        "concrete": {
+            100: (0.731, 0.588), 200: (0.497, 0.476), 300: (0.446, 0.439), 400: (0.409, 0.439),
+            500: (0.364, 0.425), 600: (0.392, 0.395), 700: (0.361, 0.385),
+        },
+        "energy": {
+            100: (0.285, 0.238), 200: (0.220, 0.199), 300: (0.198, 0.194), 400: (0.171, 0.154),
+            500: (0.138, 0.141), 600: (0.130, 0.122), 691: (0.106, 0.118),
+        },
+        "power": {
+            100: (0.444, 0.364), 200: (0.358, 0.289), 300: (0.322, 0.283), 400: (0.306, 0.280),
+            500: (0.303, 0.273), 600: (0.293, 0.266), 700: (0.291, 0.267),
+        },
+        "wine-red": {
+            100: (1.074, 0.998), 200: (1.298, 0.974), 300: (1.198, 0.955), 400: (1.107, 0.893),
+            500: (1.117, 0.845), 600: (0.969, 0.888), 700: (0.974, 0.831),
+        },
+        "wine-white": {
+            100: (1.397, 1.115), 200: (1.178, 1.023), 300: (1.164, 0.953), 400: (1.178, 0.960),
+            500: (1.178, 0.951), 600: (1.206, 0.918), 700: (1.164, 0.890),
+        },
+    }
+)  # fmt: skip
+"""RMSE under the LML and under the CLML by data set and n, medians of ten trials, normalised
+units: Lotfi et al. (2022), box plots of Figures 9(a) and 24, read off to about 0.01."""
+
+
+def published_table(done: pandas.DataFrame) -> pandas.DataFrame:
+    """Medians of the RMSE over seeds beside those of Lotfi et al. (2022).
+
+    Returns:
+        A row for each n, kernel and data set that both have (bottleneck kernel, constant mean,
+        CLML with m = 0.9 n): published and own medians under the LML and the CLML. Empty
+        where there is none.
+    """
+    deep = done[(done["kernel"] == "deep-bottleneck") & (done["mean"] == "constant")]
+    share = deep["held_out"] == PUBLISHED_SHARE
+    deep = deep[(deep["objective"] == "lml") | ((deep["objective"] == "clml") & share)]
+    own = deep.groupby(["dataset", "n", "kernel_label", "objective"])["rmse"].median()
+    rows = {}
+    for name, n, kernel in own.index.droplevel("objective").unique():
+        pair = PUBLISHED_MEDIANS.get(name, {}).get(n)
+        ours = [own.get((name, n, kernel, objective)) for objective in ("lml", "clml")]
+        if pair is not None and None not in ours:
+            values = [f"{value:.3f}" for value in (*pair, *ours)]
+            rows[name, n, kernel] = values
+    columns = ["paper, LML", "paper, CLML", "ours, LML", "ours, CLML"]
+    index = pandas.MultiIndex.from_tuples(list(rows), names=["dataset", "n", "kernel"])
+    return pandas.DataFrame(list(rows.values()), index=index, columns=columns)
+
+
+def turning_table(done: pandas.DataFrame) -> pandas.DataFrame:
+    """The first n at which an objective no longer has a lower mean RMSE than the LML.
+
+    Returns:
+        A row for each kernel and objective, a column a data set: the lowest n whose mean
+        paired difference is zero or above, ``"> n"`` where there is none up to n. Empty with
+        a single n.
+    """
+    differences = less_lml(done, "rmse")["mean"].reset_index()
+    if differences["n"].nunique() < 2:
+        return pandas.DataFrame()
+    groups = differences.groupby(["dataset", "kernel_label", "objective_label"])
+    first = groups.apply(_first_turn, include_groups=False)
+    table = first.unstack("dataset").rename_axis(columns=None)
+    table.index = table.index.set_names(["kernel", "objective"])
+    table = table.where(table.notna(), "-")
+    return table.loc[ordered_rows(table.index, place=1)]
+
+
+def steps_table(done: pandas.DataFrame) -> pandas.DataFrame:
+    """Adam steps to the test error that the LML ends with.
+
+    Args:
+        done: Finished cells with their labels; those that were traced count.
+
+    Returns:
+        As from :func:`benchmarks.uci.tables.wide`: the first of the steps looked at whose
+        mean RMSE over seeds is no higher than the LML's at the end of the same number of
+        steps, ``"-"`` where there is none. Empty without traced cells.
+    """
+    if "rmse_at" not in done:
+        return pandas.DataFrame()
+    traced = done[done["rmse_at"].notna()]
+    long = traced[[*CELL, "objective", "steps_at", "rmse_at"]].explode(["steps_at", "rmse_at"])
+    long["rmse_at"] = long["rmse_at"].astype(float)
+    curves = long.groupby([*CELL, "objective", "steps_at"])["rmse_at"].mean().reset_index()
+    ends = curves[curves["objective"] == "lml"].drop_duplicates(list(CELL), keep="last")
+    goals = ends.set_index(list(CELL[:3]))["rmse_at"].rename("goal")
+    reached = curves.join(goals, on=list(CELL[:3]))
+    reached = reached[reached["rmse_at"] <= reached["goal"]]
+    first = reached.groupby(list(CELL))["steps_at"].min().astype(int)
+    return wide(first) if len(first) else pandas.DataFrame()
+
+
+def seconds_table(done: pandas.DataFrame) -> pandas.DataFrame:
+    """Median wall time of building and training one model, seconds, as text."""
+    seconds = done.groupby(list(CELL))["train_seconds"].median()
+    return wide(seconds.map(lambda value: f"{value:.2f}"))
+
+
+def _first_turn(differences: pandas.DataFrame) -> str:
+    turned = differences.loc[differences["mean"] >= 0, "n"]
+    return f"> {differences['n'].max()}" if turned.empty else str(turned.min())

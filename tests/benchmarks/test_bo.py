@@ -11,9 +11,8 @@ import torch
 from typer.testing import CliRunner
 
 from benchmarks.bo.cells import run_cell
-from benchmarks.bo.problems import FUNCTIONS, initial_points, make_problem
 from benchmarks.bo.study import STUDY, make_grid
-from benchmarks.bo.surrogates import feature_share, fitted
+from benchmarks.bo.surrogates import FUNCTIONS, feature_share, fitted, initial_points, make_problem
 from benchmarks.bo.tables import LEAST_REGRET, labelled
 from benchmarks.runner import load_results
 from gpclml.errors import ArgumentError, UnknownNameError

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from benchmarks.dkt import studies
 from benchmarks.dkt.__main__ import app
-from benchmarks.dkt.baselines import nearest_neighbour_accuracy, plain_gp_scores
+from benchmarks.dkt.cells import nearest_neighbour_accuracy, plain_gp_scores
 from benchmarks.dkt.studies import STUDIES, study_named
 from benchmarks.dkt.study import make_grid
 from benchmarks.runner import load_results

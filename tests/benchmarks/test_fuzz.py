@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from benchmarks.robustness.__main__ import app
 from benchmarks.robustness.fuzz import by_kind, raw_errors, run, without_example
-from benchmarks.robustness.fuzz.calls import Call, draw, perform
 from benchmarks.robustness.fuzz.examples import EXAMPLES, LEFT_OUT, Example
 from benchmarks.robustness.fuzz.mutations import KINDS, mutations_of
+from benchmarks.robustness.fuzz.study import Call, draw, perform
 from gpclml.errors import ArgumentError, DataError
 
 READ_FILES = {"models.GPRegression.load", "meta.load_model", "cli.tables.read_table"}
@@ -76,7 +76,7 @@ def test_mutations_differ_from_the_argument():
 def _calls_of(monkeypatch, **calls):
     """What is called, in the process that makes the calls."""
     examples = {name: Example(name, call, lambda: {"x": 1}) for name, call in calls.items()}
-    monkeypatch.setattr("benchmarks.robustness.fuzz.calls.EXAMPLES", examples)
+    monkeypatch.setattr("benchmarks.robustness.fuzz.study.EXAMPLES", examples)
     return [Call(0, name, "type", "x: 1", {"x": 1}) for name in calls]
 
 

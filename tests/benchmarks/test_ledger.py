@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from benchmarks._figures import new_figure, save_figure
-from benchmarks.evidence.ledger.claims import graded, with_error
-from benchmarks.evidence.ledger.differences import differs, mean_and_error
-from benchmarks.evidence.ledger.elbo_problem import learned_bound
-from benchmarks.evidence.ledger.experiments import EXPERIMENTS, chosen_experiments
+from benchmarks.evidence.ledger.claims import differs, graded, mean_and_error, with_error
+from benchmarks.evidence.ledger.elbo_families import learned_bound
+from benchmarks.evidence.ledger.page import EXPERIMENTS, chosen_experiments
 from gpclml.errors import UnknownNameError
 
 SMALL = {

@@ -9,8 +9,8 @@ import torch
 
 import reference
 from benchmarks.evidence.ledger import training_speed_linear, training_speed_networks
+from benchmarks.evidence.ledger.claims import best_place, rank_correlation
 from benchmarks.evidence.ledger.linear_problems import PROBLEMS, linear_models
-from benchmarks.evidence.ledger.ranks import best_place, rank_correlation
 from gpclml.errors import UnknownNameError
 
 

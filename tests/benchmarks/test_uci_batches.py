@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.uci.batches import batch_label, most_in_batch, run_cells
-from benchmarks.uci.cells import run_cell
-from benchmarks.uci.grid import make_grid
-from benchmarks.uci.studies import Product
+from benchmarks.uci.cells import batch_label, most_in_batch, run_cell, run_cells
+from benchmarks.uci.grid import Product, make_grid
 from gpclml.errors import ArgumentError
 
 TIMES = ("train_seconds",)

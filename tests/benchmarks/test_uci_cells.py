@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from benchmarks.uci.cells import run_cell, training_rows
-from benchmarks.uci.grid import make_grid
+from benchmarks.uci.grid import Product, make_grid
 from benchmarks.uci.objectives import make_objective
-from benchmarks.uci.studies import Product
 from benchmarks.uci.training import optimizer_for
 from gpclml import datasets
 from gpclml.conditioning import KFold, RandomHoldout

@@ -79,7 +79,9 @@ def test_report_names_what_made_it(path):
 def test_report_of_some_kernels(path):
     answer = invoke("report --kernel rbf", "--results", path)
     assert answer.exit_code == 0
-    assert "deep-bottleneck" not in answer.stdout
+    header, tables = answer.stdout.split("```\n\n")
+    assert "deep-bottleneck" in header  # as the command that was run
+    assert "deep-bottleneck" not in tables
     unknown = invoke("report --kernel rbv", "--results", path)
     assert unknown.exit_code == 2
     assert "Did you mean 'rbf'?" in unknown.stderr

@@ -4,8 +4,7 @@ import numpy
 import pytest
 from table_files import register, write_table
 
-from benchmarks.uci.grid import left_out_sizes, make_grid, named_products
-from benchmarks.uci.studies import STUDIES
+from benchmarks.uci.grid import STUDIES, left_out_sizes, make_grid, named_products
 from gpclml.datasets import uci_sources
 from gpclml.errors import ArgumentError, UnknownNameError
 

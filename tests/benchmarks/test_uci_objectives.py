@@ -5,8 +5,12 @@ import torch
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch.distributions import MultivariateNormal
 
-from benchmarks.uci.objectives import make_objective, objective_names, uses_held_out
-from benchmarks.uci.subset_likelihood import SubsetMarginalLogLikelihood
+from benchmarks.uci.objectives import (
+    SubsetMarginalLogLikelihood,
+    make_objective,
+    objective_names,
+    uses_held_out,
+)
 from gpclml import datasets
 from gpclml.conditioning import KFold, RandomHoldout, RandomOrderings
 from gpclml.fit import fit_mll

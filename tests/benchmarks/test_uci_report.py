@@ -7,9 +7,15 @@ import pytest
 
 from benchmarks.runner import run_grid
 from benchmarks.uci.report import labelled
-from benchmarks.uci.statistics import means
 from benchmarks.uci.study import STUDY
-from benchmarks.uci.tables import difference_table, less_lml, less_plain, mean_table, win_table
+from benchmarks.uci.tables import (
+    difference_table,
+    less_lml,
+    less_plain,
+    mean_table,
+    means,
+    win_table,
+)
 from gpclml.errors import DataError
 
 

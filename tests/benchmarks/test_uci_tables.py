@@ -4,15 +4,18 @@ import pandas
 import pytest
 
 from benchmarks._tables import table
-from benchmarks.uci.comparisons import (
+from benchmarks.uci.tables import (
+    PUBLISHED_MEDIANS,
+    difference_table,
+    less_lml,
+    mean_table,
     published_table,
     seconds_table,
+    sign_test,
     steps_table,
     turning_table,
+    verdicts,
 )
-from benchmarks.uci.published import PUBLISHED_MEDIANS
-from benchmarks.uci.statistics import sign_test, verdicts
-from benchmarks.uci.tables import difference_table, less_lml, mean_table
 
 
 def cells(values, **more):

@@ -9,10 +9,12 @@ from typing import Any, Literal
 
 import pandas
 from matplotlib.figure import Figure
+from scipy.stats import spearmanr
 
-from benchmarks.evidence.ledger.differences import mean_and_error
-
-__all__ = ["Claim", "Experiment", "Verdict", "graded", "with_error"]
+__all__ = [
+    "Claim", "Experiment", "Verdict", "best_place", "differs", "graded", "less", "mean_and_error",
+    "rank_correlation", "with_error",
+]  # fmt: skip
 
 Verdict = Literal["reproduced", "partly", "not"]
 
@@ -81,3 +83,40 @@ def with_error(values: Sequence[float], digits: int = 3) -> str:
     if math.isinf(error):
         return f"{mean:.{digits}f}"
     return f"{mean:.{digits}f} ± {error:.{digits}f}"
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
+    """The mean of values and its standard error, infinite for a single value."""
+    count = len(values)
+    mean = sum(values) / count
+    if count < 2:
+        return mean, math.inf
+    variance = sum((value - mean) ** 2 for value in values) / (count - 1)
+    return mean, math.sqrt(variance / count)
+
+
+def differs(values: Sequence[float], sign: int, errors: float = 2.0) -> bool:
+    """Whether the mean of paired differences has a sign, beyond so many standard errors.
+
+    Args:
+        values: Differences, one a seed.
+        sign: +1 or -1.
+        errors: How many.
+    """
+    mean, error = mean_and_error(values)
+    return sign * mean > errors * error
+
+
+def less(first: Sequence[float], second: Sequence[float]) -> list[float]:
+    """Differences of values that belong together."""
+    return [a - b for a, b in zip(first, second, strict=True)]
+
+
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
+    """Spearman's rank correlation of two scores of the same models."""
+    return float(spearmanr(first, second).statistic)  # type: ignore[attr-defined]
+
+
+def best_place(values: Sequence[float]) -> int:
+    """Place of the largest value, the first of equal ones."""
+    return max(range(len(values)), key=values.__getitem__)

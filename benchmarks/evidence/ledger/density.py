@@ -12,7 +12,7 @@ import torch
 from matplotlib.figure import Figure
 from torch.distributions import Normal
 
-from benchmarks.evidence.ledger.claims import Claim, Experiment, graded
+from benchmarks.evidence.ledger.claims import Claim, Experiment, best_place, graded
 from gpclml.evaluation import log_marginal_likelihood
 from gpclml.kernels import PolynomialFeatures
 from gpclml.models import BayesianLinearModel
@@ -55,19 +55,16 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
         curves = [scores(variance)[:2] for variance in variances]
         lml, _, normal = scores(1.0)
     return {
-        "variances": variances,
-        "lml": [one for one, _ in curves],
-        "test": [one for _, one in curves],
-        "lml_at_one": lml,
-        "mean_at_one": float(normal.mean),
+        "variances": variances, "lml": [one for one, _ in curves],
+        "test": [one for _, one in curves], "lml_at_one": lml, "mean_at_one": float(normal.mean),
         "variance_at_one": float(normal.variance),
-    }
+    }  # fmt: skip
 
 
 def _claims(cells: pandas.DataFrame) -> list[Claim]:
     row = cells.iloc[0]
     lml, test = row["lml"], row["test"]
-    best = max(range(len(lml)), key=lml.__getitem__)
+    best = best_place(lml)
     variance = row["variances"][best]
     falls = all(b < a for a, b in pairwise(lml[best:]))
     rises = all(b > a for a, b in pairwise(test))

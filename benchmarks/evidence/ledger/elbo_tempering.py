@@ -10,7 +10,7 @@ import pandas
 from matplotlib.figure import Figure
 
 from benchmarks.evidence.ledger.claims import Claim, Experiment, graded
-from benchmarks.evidence.ledger.elbo_problem import NOISE, learned_bound
+from benchmarks.evidence.ledger.elbo_families import NOISE, learned_bound
 
 __all__ = ["EXPERIMENT"]
 
@@ -159,6 +159,6 @@ def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
 
 EXPERIMENT = Experiment(
     "elbo-tempering", "Tempered lower bounds", _cells, run_cell, _claims, _draw,
-    size=(8.0, 4.6), modules=("benchmarks.evidence.ledger.elbo_problem",),
+    size=(8.0, 4.6), modules=("benchmarks.evidence.ledger.elbo_families",),
 )  # fmt: skip
 """Harvey and Hughes (2026), Figures 4 and 5."""

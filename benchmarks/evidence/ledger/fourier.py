@@ -14,8 +14,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.evidence.ledger.claims import Claim, Experiment, graded, with_error
-from benchmarks.evidence.ledger.differences import differs
+from benchmarks.evidence.ledger.claims import Claim, Experiment, differs, graded, with_error
 from gpclml.conditioning import RandomOrderings
 from gpclml.evaluation import (
     conditional_log_marginal_likelihood,

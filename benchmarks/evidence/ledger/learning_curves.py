@@ -11,8 +11,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from benchmarks.evidence.ledger.claims import Claim, Experiment, graded, with_error
-from benchmarks.evidence.ledger.differences import differs
+from benchmarks.evidence.ledger.claims import Claim, Experiment, differs, graded, with_error
 from gpclml.evaluation import learning_curve
 from gpclml.kernels import FourierFeatures
 from gpclml.models import BayesianLinearModel

@@ -12,13 +12,17 @@ from gpytorch.kernels import RBFKernel
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from benchmarks.evidence.ledger.claims import Claim, Experiment, graded, with_error
-from benchmarks.evidence.ledger.differences import differs, mean_and_error
-from gpclml.conditioning import RandomOrderings
-from gpclml.evaluation import (
-    conditional_log_marginal_likelihood,
-    log_marginal_likelihood,
+from benchmarks.evidence.ledger.claims import (
+    Claim,
+    Experiment,
+    differs,
+    graded,
+    less,
+    mean_and_error,
+    with_error,
 )
+from gpclml.conditioning import RandomOrderings
+from gpclml.evaluation import conditional_log_marginal_likelihood, log_marginal_likelihood
 from gpclml.models import GPRegression
 
 __all__ = ["EXPERIMENT"]
@@ -94,7 +98,7 @@ def _claims(cells: pandas.DataFrame) -> list[Claim]:
 
 def _overestimates(sizes: list[int], lml: list[list[float]]) -> Claim:
     few = [one - _LENGTHSCALE for one in lml[0]]
-    shrinks = [a - b for a, b in zip(lml[0], lml[-1], strict=True)]
+    shrinks = less(lml[0], lml[-1])
     return Claim(
         _SOURCE,
         "The LML overestimates the lengthscale with few points, and less with more.",
@@ -107,10 +111,7 @@ def _overestimates(sizes: list[int], lml: list[list[float]]) -> Claim:
 
 
 def _compared(sizes: list[int], lml: list[list[float]], clml: list[list[float]]) -> Claim:
-    paired = [
-        [a - b for a, b in zip(one, other, strict=True)]
-        for one, other in zip(lml, clml, strict=True)
-    ]
+    paired = [less(one, other) for one, other in zip(lml, clml, strict=True)]
     published = [f"{a - b:+.2f}" for a, b in zip(*_PUBLISHED.values(), strict=True)]
     pooled = [sum(several) / len(several) for several in zip(*paired[2:], strict=True)]
     return Claim(

@@ -12,8 +12,7 @@ from gpytorch.kernels import RBFKernel
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from benchmarks.evidence.ledger.claims import Claim, Experiment, graded, with_error
-from benchmarks.evidence.ledger.differences import differs
+from benchmarks.evidence.ledger.claims import Claim, Experiment, differs, graded, with_error
 from gpclml.conditioning import LastPoints, RandomHoldout, RandomOrderings
 from gpclml.evaluation import (
     conditional_log_marginal_likelihood,

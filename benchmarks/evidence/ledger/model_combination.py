@@ -11,10 +11,17 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from benchmarks.evidence.ledger.claims import Claim, Experiment, graded, with_error
-from benchmarks.evidence.ledger.differences import differs
+from benchmarks.evidence.ledger.claims import (
+    Claim,
+    Experiment,
+    best_place,
+    differs,
+    graded,
+    less,
+    rank_correlation,
+    with_error,
+)
 from benchmarks.evidence.ledger.linear_problems import PROBLEMS, linear_models
-from benchmarks.evidence.ledger.ranks import best_place, rank_correlation
 from gpclml.evaluation import log_marginal_likelihood
 from gpclml.evidence.training_speed import (
     expected_combination,
@@ -125,7 +132,7 @@ def _compared(parts: Mapping[str, pandas.DataFrame]) -> Claim:
         concurrent = _correlations(cells, "concurrent")
         for scheme in ("posterior", "prior"):
             other = _correlations(cells, scheme)
-            gain = [a - b for a, b in zip(concurrent, other, strict=True)]
+            gain = less(concurrent, other)
             found.append(f"{name}, {scheme} draws {with_error(gain, 2)}")
             holds.append(differs(gain, 1))
     return Claim(

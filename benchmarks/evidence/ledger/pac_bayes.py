@@ -12,8 +12,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from benchmarks.evidence.ledger.claims import Claim, Experiment, graded
-from benchmarks.evidence.ledger.ranks import best_place, rank_correlation
+from benchmarks.evidence.ledger.claims import (
+    Claim,
+    Experiment,
+    best_place,
+    graded,
+    rank_correlation,
+)
 from gpclml.evidence.bounds import conditional_evidence_bound, evidence_bound, mcallester_bound
 
 __all__ = ["EXPERIMENT"]

@@ -1,21 +1,52 @@
-"""The ledger as one Markdown page with a picture an experiment."""
+"""The experiments of the ledger, and the page of their claims with a picture of each."""
 
 from __future__ import annotations
 
+import importlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import pandas
 
 from benchmarks._figures import new_figure, save_figure
 from benchmarks._tables import code, describe_cells, section, table
 from benchmarks.evidence.ledger.claims import Claim, Experiment
-from benchmarks.evidence.ledger.experiments import EXPERIMENTS
 from benchmarks.runner import load_commands, load_failures, load_results
-from gpclml.errors import DataError
+from gpclml.errors import DataError, UnknownNameError
 
-__all__ = ["claim_lines", "ledger_cells", "write_page"]
+__all__ = ["EXPERIMENTS", "chosen_experiments", "claim_lines", "ledger_cells", "write_page"]
+
+_MODULES = (
+    "density", "fourier", "rational_quadratic", "lengthscale_bias", "mlp_mean",
+    "training_speed_linear", "model_combination", "laplace_toy", "learning_curves",
+    "training_speed_kernel", "elbo_families", "elbo_tempering", "training_speed_networks",
+    "pac_bayes",
+)  # fmt: skip
+
+EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType(
+    {
+        one.name: one
+        for module in _MODULES
+        for one in [importlib.import_module(f"benchmarks.evidence.ledger.{module}").EXPERIMENT]
+    }
+)
+"""In the order of the page."""
+
+
+def chosen_experiments(name: str, others: Iterable[str] = ()) -> list[Experiment]:
+    """The experiment of that name, or every one for ``"ledger"``.
+
+    Raises:
+        UnknownNameError: There is none.
+    """
+    if name == "ledger":
+        return list(EXPERIMENTS.values())
+    if name not in EXPERIMENTS:
+        raise UnknownNameError("study", name, [*EXPERIMENTS, "ledger", *others])
+    return [EXPERIMENTS[name]]
+
 
 _FOLDER = "figures"
 _INTRODUCTION = (
@@ -26,9 +57,6 @@ _INTRODUCTION = (
 
 def ledger_cells(path: str | os.PathLike[str]) -> dict[str, pandas.DataFrame]:
     """Finished cells of experiments by name, in the order of the page.
-
-    Args:
-        path: The SQLite file.
 
     Raises:
         DataError: There is no such file.

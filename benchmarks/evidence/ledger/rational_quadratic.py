@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,15 @@ from gpytorch.kernels import RQKernel, ScaleKernel
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from benchmarks.evidence.ledger.claims import Claim, Experiment, graded, with_error
-from benchmarks.evidence.ledger.differences import differs
+from benchmarks.evidence.ledger.claims import (
+    Claim,
+    Experiment,
+    best_place,
+    differs,
+    graded,
+    less,
+    with_error,
+)
 from gpclml.conditioning import RandomOrderings
 from gpclml.evaluation import (
     conditional_log_marginal_likelihood,
@@ -113,7 +120,7 @@ def _claims(cells: pandas.DataFrame) -> list[Claim]:
 
 def _correlations(cells: pandas.DataFrame) -> Claim:
     lml, clml = (_correlation(cells, name) for name in ("lml", "clml"))
-    difference = [b - a for a, b in zip(lml, clml, strict=True)]
+    difference = less(clml, lml)
     negative = sum(one < 0 for one in lml)
     return Claim(
         _SOURCE,
@@ -133,8 +140,8 @@ def _correlations(cells: pandas.DataFrame) -> Claim:
 def _choices(cells: pandas.DataFrame) -> Claim:
     rmse, test = (_of_choices(cells, name) for name in ("rmse", "test"))
     alpha = _of_choices(cells, "alpha")
-    gain = [a - b for a, b in zip(rmse["lml"], rmse["clml"], strict=True)]
-    density = [b - a for a, b in zip(test["lml"], test["clml"], strict=True)]
+    gain = less(rmse["lml"], rmse["clml"])
+    density = less(test["clml"], test["lml"])
     return Claim(
         _SOURCE,
         "The shape that the CLML chooses predicts better than that which the LML chooses.",
@@ -150,10 +157,7 @@ def _adequate(cells: pandas.DataFrame) -> Claim:
     lml, clml = (_correlation(cells, name) for name in ("lml", "clml"))
     test = _of_choices(cells, "test")
     best = [max(values) for values in cells["test"]]
-    loss = {
-        name: [most - one for most, one in zip(best, test[name], strict=True)]
-        for name in ("lml", "clml")
-    }
+    loss = {name: less(best, test[name]) for name in ("lml", "clml")}
     return Claim(
         _SOURCE,
         "With the true noise both are adequate.",
@@ -178,14 +182,10 @@ def _of_choices(cells: pandas.DataFrame, name: str) -> dict[str, list[float]]:
     """A curve at the shape that the LML and that the CLML chooses, for each data set."""
     return {
         score: [
-            values[_best(by)] for values, by in zip(cells[name], cells[score], strict=True)
+            values[best_place(by)] for values, by in zip(cells[name], cells[score], strict=True)
         ]
         for score in ("lml", "clml")
     }  # fmt: skip
-
-
-def _best(values: Sequence[float]) -> int:
-    return max(range(len(values)), key=values.__getitem__)
 
 
 def _draw(cells: pandas.DataFrame, figure: Figure) -> None:

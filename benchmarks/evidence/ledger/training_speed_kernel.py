@@ -11,11 +11,9 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from benchmarks.evidence.data import images
-from benchmarks.evidence.ledger.claims import Claim, Experiment, graded, with_error
-from benchmarks.evidence.ledger.differences import differs
+from benchmarks.evidence.ledger.claims import Claim, Experiment, differs, graded, less, with_error
 from benchmarks.evidence.ledger.linear_problems import image_source
-from benchmarks.evidence.networks import network
+from benchmarks.evidence.training import images, network
 from gpclml.curvature import GaussianWeightPrior
 from gpclml.evaluation import learning_curve, log_marginal_likelihood
 from gpclml.evidence.training_speed import posterior_divergences
@@ -104,14 +102,11 @@ def _scores(root: Tensor, y: Tensor, cell: Mapping[str, Any]) -> dict[str, Any]:
         of_order = terms(model)
         predicted = model.predict(root[n:], marginal=True).mean
         return {
-            "lml": evidence(1.0),
-            "expected": float(of_order.sum()),
-            "scale": best,
-            "lml_fitted": evidence(best),
-            "expected_fitted": float(terms(of_scale(best)).sum()),
+            "lml": evidence(1.0), "expected": float(of_order.sum()), "scale": best,
+            "lml_fitted": evidence(best), "expected_fitted": float(terms(of_scale(best)).sum()),
             "terms": of_order.tolist(),
             "accuracy": float((predicted.sign() == y[n:]).double().mean()),
-        }
+        }  # fmt: skip
 
 
 def _claims(cells: pandas.DataFrame) -> list[Claim]:
@@ -175,7 +170,7 @@ def _accuracy(cells: pandas.DataFrame, data: str) -> Claim:
 def _compared(cells: pandas.DataFrame, name: str) -> tuple[list[float], list[float], list[float]]:
     """Values of the convolutional and the fully connected GP over seeds, and differences."""
     first, second = ([row[place] for row in cells[name]] for place in (0, 1))
-    return first, second, [a - b for a, b in zip(first, second, strict=True)]
+    return first, second, less(first, second)
 
 
 def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
@@ -195,9 +190,6 @@ def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
 EXPERIMENT = Experiment(
     "training-speed-ntk", "Tangent kernels: the convolutional network trains faster", _cells,
     run_cell, _claims, _draw,
-    modules=(
-        "benchmarks.evidence.data", "benchmarks.evidence.networks",
-        "benchmarks.evidence.ledger.linear_problems",
-    ),
+    modules=("benchmarks.evidence.training", "benchmarks.evidence.ledger.linear_problems"),
 )  # fmt: skip
 """Lyle et al. (2020), Figure 2 right."""

@@ -10,12 +10,20 @@ import pandas
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 from torch import Tensor
 
-from benchmarks.evidence.ledger.claims import Claim, Experiment, graded, with_error
-from benchmarks.evidence.ledger.differences import differs
+from benchmarks.evidence.ledger.claims import (
+    Claim,
+    Experiment,
+    best_place,
+    differs,
+    graded,
+    less,
+    rank_correlation,
+    with_error,
+)
 from benchmarks.evidence.ledger.linear_problems import PROBLEMS, image_source, linear_models
-from benchmarks.evidence.ledger.ranks import best_place, rank_correlation
 from gpclml.evaluation import learning_curve
 from gpclml.evidence.training_speed import (
     posterior_divergences,
@@ -160,11 +168,8 @@ def _ranking(problem: str, cells: pandas.DataFrame) -> Claim:
 
 
 def _gap(cells: pandas.DataFrame) -> Claim:
-    worst = max(
-        abs(lml - expected - kl) / kl
-        for columns in zip(cells["lml"], cells["expected"], cells["kl"], strict=True)
-        for lml, expected, kl in zip(*columns, strict=True)
-    )
+    lml, expected, kl = (_flat(cells, name) for name in ("lml", "expected", "kl"))
+    worst = float((abs(lml - expected - kl) / kl).max())
     return Claim(
         "Lyle et al. 2020, Proposition 3.1 and Eq. 6",
         "The LML exceeds L by the sum of the divergences KL of each posterior from the next.",
@@ -177,7 +182,7 @@ def _gap(cells: pandas.DataFrame) -> Claim:
 
 def _growth(cells: pandas.DataFrame, own_prior: pandas.DataFrame) -> Claim:
     gap = _gaps(cells)
-    steps = [[b - a for a, b in zip(gap[k], gap[k + 1], strict=True)] for k in range(len(gap) - 1)]
+    steps = [less(gap[k + 1], gap[k]) for k in range(len(gap) - 1)]
     remark = ""
     if len(own_prior):
         other = _gaps(own_prior)
@@ -198,40 +203,26 @@ def _growth(cells: pandas.DataFrame, own_prior: pandas.DataFrame) -> Claim:
 
 
 def _order(cells: pandas.DataFrame) -> Claim:
-    above = sum(
-        multi - expected < -4 * error or lml - multi < -4 * error
-        for columns in zip(
-            cells["lml"], cells["expected"], cells["multi_sample"], cells["multi_sample_error"],
-            strict=True,
-        )
-        for lml, expected, multi, error in zip(*columns, strict=True)
-    )  # fmt: skip
-    share = [
-        (multi - expected) / (lml - expected)
-        for columns in zip(cells["lml"], cells["expected"], cells["multi_sample"], strict=True)
-        for lml, expected, multi in zip(*columns, strict=True)
-    ]
+    names = ("lml", "expected", "multi_sample", "multi_sample_error")
+    lml, expected, multi, error = (_flat(cells, name) for name in names)
+    above = int(((multi - expected < -4 * error) | (lml - multi < -4 * error)).sum())
+    share = (multi - expected) / (lml - expected)
     return Claim(
         "Lyle et al. 2020, Section 3.1",
         "In expectation L <= L_k <= LML, k = 10.",
         "holds for every model",
         f"violated beyond 4 standard errors by {above} of {_count(cells)} models and data sets; "
-        f"L_10 closes {100 * sum(share) / len(share):.0f}% of the gap on average",
+        f"L_10 closes {100 * share.mean():.0f}% of the gap on average",
         graded(above == 0),
     )
 
 
 def _by_descent(cells: pandas.DataFrame) -> Claim:
-    distances = [
-        abs(descent - expected) / error
-        for columns in zip(
-            cells["expected"], cells["descent"], cells["descent_error"], strict=True
-        )
-        for expected, descent, error in zip(*columns, strict=True)
-    ]  # fmt: skip
+    names = ("expected", "descent", "descent_error")
+    expected, descent, error = (_flat(cells, name) for name in names)
+    near = float((abs(descent - expected) < 3 * error).mean())
     both = zip(cells["expected"], cells["descent"], strict=True)
     ranks = [rank_correlation(*one) for one in both]
-    near = sum(one < 3 for one in distances) / len(distances)
     return Claim(
         _SOURCE,
         "L by draws that gradient descent trains is L by exact draws.",
@@ -244,15 +235,17 @@ def _by_descent(cells: pandas.DataFrame) -> Claim:
 
 def _gaps(cells: pandas.DataFrame) -> list[list[float]]:
     """LML less L, for each model over data sets."""
-    rows = [
-        [lml - expected for lml, expected in zip(*both, strict=True)]
-        for both in zip(cells["lml"], cells["expected"], strict=True)
-    ]
-    return [list(column) for column in zip(*rows, strict=True)]
+    lml, expected = (np.array(cells[name].tolist()) for name in ("lml", "expected"))
+    return (lml - expected).T.tolist()
+
+
+def _flat(cells: pandas.DataFrame, name: str) -> NDArray[np.float64]:
+    """Of every model and data set."""
+    return np.concatenate([np.array(row) for row in cells[name]])
 
 
 def _count(cells: pandas.DataFrame) -> int:
-    return sum(len(row) for row in cells["lml"])
+    return len(_flat(cells, "lml"))
 
 
 def _draw(cells: pandas.DataFrame, figure: Figure) -> None:

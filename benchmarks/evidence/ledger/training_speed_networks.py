@@ -13,13 +13,16 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from benchmarks.evidence.data import images
-from benchmarks.evidence.ledger.claims import Claim, Experiment, graded, with_error
-from benchmarks.evidence.ledger.differences import differs
+from benchmarks.evidence.ledger.claims import (
+    Claim,
+    Experiment,
+    differs,
+    graded,
+    rank_correlation,
+    with_error,
+)
 from benchmarks.evidence.ledger.linear_problems import image_source
-from benchmarks.evidence.ledger.ranks import rank_correlation
-from benchmarks.evidence.networks import network
-from benchmarks.evidence.training import CLASSES
+from benchmarks.evidence.training import CLASSES, images, network
 from gpclml.evidence.training_speed import SumOfTrainingLosses
 
 __all__ = ["EXPERIMENT"]
@@ -75,14 +78,11 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     after = _weights_after(outputs, data.train_y, cell)
     found = test.gather(-1, data.test_y.expand(len(test), -1).unsqueeze(-1)).squeeze(-1)
     return {
-        "sum": [one.sum() for one in speeds],
-        "final": [one.epoch_means()[-1] for one in speeds],
+        "sum": [one.sum() for one in speeds], "final": [one.epoch_means()[-1] for one in speeds],
         "accuracy": (test.argmax(-1) == data.test_y).double().mean(-1).tolist(),
-        "log_density": found.mean(-1).tolist(),
-        "concurrent": concurrent.tolist(),
-        "after": after.tolist(),
-        "curves": [one.epoch_means() for one in speeds],
-    }
+        "log_density": found.mean(-1).tolist(), "concurrent": concurrent.tolist(),
+        "after": after.tolist(), "curves": [one.epoch_means() for one in speeds],
+    }  # fmt: skip
 
 
 def _train(
@@ -255,9 +255,6 @@ def _draw_curves(axes: Axes, cells: pandas.DataFrame) -> None:
 EXPERIMENT = Experiment(
     "training-speed-networks", "Networks: sums of training losses and weights of a combination",
     _cells, run_cell, _claims, _draw, size=(11.0, 5.6),
-    modules=(
-        "benchmarks.evidence.data", "benchmarks.evidence.networks", "benchmarks.evidence.training",
-        "benchmarks.evidence.ledger.linear_problems",
-    ),
+    modules=("benchmarks.evidence.training", "benchmarks.evidence.ledger.linear_problems"),
 )  # fmt: skip
 """Lyle et al. (2020), Section 4.2 and Figure 4."""

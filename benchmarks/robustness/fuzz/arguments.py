@@ -61,10 +61,7 @@ from gpclml.kernels import (
 )
 from gpclml.linalg import ConjugateGradients, LowRankPlusDiagonal
 from gpclml.linalg.gaussians import DiagonalFamily, DiagonalGaussian
-from gpclml.mlls import (
-    ConditionalMarginalLogLikelihood,
-    LinearEvidenceLowerBound,
-)
+from gpclml.mlls import ConditionalMarginalLogLikelihood, LinearEvidenceLowerBound
 from gpclml.models import LinearizedNetwork, Standardizer
 
 __all__ = ["ARGUMENTS", "CALLS"]

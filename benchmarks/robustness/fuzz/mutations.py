@@ -20,17 +20,10 @@ Mutation = tuple[str, str, Callable[[Random], Any]]
 """Kind, name, and what makes the wrong argument."""
 
 _WRONG_TYPES = {
-    "None": None,
-    "a string": "x",
-    "an integer": 3,
-    "a number": 0.5,
-    "a list": [1.0, 2.0],
-    "a dictionary": {"a": 1},
-    "an object": object(),
-    "a type": int,
-    "a tensor": torch.ones(3, dtype=torch.float64),
-    "a module": torch.nn.Linear(2, 2),
-}
+    "None": None, "a string": "x", "an integer": 3, "a number": 0.5, "a list": [1.0, 2.0],
+    "a dictionary": {"a": 1}, "an object": object(), "a type": int,
+    "a tensor": torch.ones(3, dtype=torch.float64), "a module": torch.nn.Linear(2, 2),
+}  # fmt: skip
 
 
 def mutations_of(value: object, is_size: bool) -> list[Mutation]:

@@ -28,13 +28,7 @@ _WARM_UP_TO = 10_000  # beyond, a step takes longer than any warming up
 
 
 def methods_that_fit(n: int, dtype: torch.dtype, device: str) -> list[str]:
-    """Names of the methods whose step fits into half the memory of the device.
-
-    Args:
-        n: Points.
-        dtype: Of the numbers.
-        device: Where.
-    """
+    """Names of the methods whose step fits into half the memory of the device."""
     room = available_memory(torch.device(device)) / 2
     of_subsets = [name for name in SCALE_METHODS if "given" in name and n < 4500]
     return [

@@ -62,11 +62,7 @@ def load_split(dataset: str, num_test: int, seed: int, num_train: int | None = N
 
 
 def starting_model(data: Data) -> ExactRBF:
-    """Where training starts from: lengthscales √d, a noise of a tenth.
-
-    Args:
-        data: Training points.
-    """
+    """Where training starts from: lengthscales √d, a noise of a tenth."""
     model = ExactRBF(data.x, data.y).to(data.x)
     model.covar_module.base_kernel.lengthscale = data.x.shape[-1] ** 0.5
     model.covar_module.outputscale = 1.0
@@ -81,11 +77,6 @@ def compare_training(data: Data, steps: int = 100, seed: int = 0) -> Iterator[pd
     all points; on the LML, and on the CLML of a redrawn tenth, of 2000 points that stay the same,
     until as many seconds are over. Each predicts given all training points, by conjugate
     gradients, and those trained on 2000 also given these alone.
-
-    Args:
-        data: Training and test points.
-        steps: Of the training on redrawn subsets.
-        seed: Of the draws.
 
     Yields:
         A row a training and number of points conditioned on, as it is done: ``steps``,
