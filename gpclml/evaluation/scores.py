@@ -104,7 +104,7 @@ def learning_curve(
 ) -> Tensor:
     r"""All terms :math:`\log p(y_i \mid y_{<i})` of one or many orderings, in nats.
 
-    The sum of a curve is the log marginal likelihood, whatever the order; the sum of its terms
+    The sum of a curve is the log marginal likelihood, for any order; the sum of its terms
     after the m-th is the CLML that conditions on the first m.
 
     Args:

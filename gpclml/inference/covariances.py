@@ -155,7 +155,7 @@ class ObservedCovariance:
         return IterativeCovariance(self.products(settings.room(like.device)), settings)
 
     def has_structure(self) -> bool:
-        """Whether the kernel, evaluated, is anything but a dense matrix; found at two points."""
+        """Whether the kernel evaluates to an operator with structure; found out at two points."""
         if not self._kernels():
             return not _is_dense(self.latent)
         few = min(2 * self._targets_a_point(), self.latent.shape[-1])
@@ -164,7 +164,7 @@ class ObservedCovariance:
             return not _is_dense(probe)
 
     def is_low_rank(self) -> bool:
-        """Whether it is of low rank plus independent noise, and so has exact algebra of its own."""
+        """Whether it is of low rank plus independent noise."""
         if self.noise is None or not self.has_structure():
             return False
         return isinstance(_evaluated(self.latent), LowRankRootLinearOperator)
@@ -198,7 +198,7 @@ class ObservedCovariance:
 
 
 def check_solver(solver: Solver) -> Solver:
-    """The solver as it came.
+    """The solver, if it is one.
 
     Raises:
         UnknownNameError: It is neither a known name nor settings.
@@ -230,7 +230,7 @@ def choose_solver(
         size: The sizes that decide, for messages.
         mend: What to do where a Cholesky factor was asked for and does not fit.
         check: Called before conjugate gradients are taken; raises an error where they cannot be.
-        loss: What conjugate gradients give up beside exactness, for the warning.
+        loss: What else conjugate gradients do without, for the warning.
 
     Raises:
         UnknownNameError: The solver is neither a known name nor settings.
@@ -293,7 +293,7 @@ def observed_covariance(
 
 
 def _is_homoskedastic(likelihood: Likelihood, prior: MultivariateNormal) -> bool:
-    """Whether there is one noise for all observations and nothing besides.
+    """Whether the likelihood adds one noise to all observations and does nothing else.
 
     The marginal then is the prior with that noise, without a likelihood's operators around it.
     """
@@ -312,7 +312,7 @@ def _evaluated(covariance: LinearOperator) -> LinearOperator:
 
 
 def _terms(operator: LinearOperator) -> Iterator[LinearOperator]:
-    """What sums and multiples are made of."""
+    """The terms of sums and multiples."""
     if isinstance(operator, ConstantMulLinearOperator | SumLinearOperator):
         for part in operator._args:
             if isinstance(part, LinearOperator):

@@ -90,8 +90,8 @@ class IterativePosterior:
     ``model.posterior`` leaves it out by default.
 
     Missing targets (NaN) are left out, in each batch member on its own. The model is read in eval
-    mode, after which every module is as it was. It is to stay as it is: where a parameter or the
-    data have changed since, every method raises. Nothing is differentiable.
+    mode, after which every module is as it was. Every method raises an error if a parameter or the
+    data of the model have changed since. Nothing is differentiable.
 
     Args:
         model: An exact GP with training data, of one task.
@@ -238,7 +238,7 @@ class IterativePosterior:
     def predict(
         self, x: Tensor, observation_noise: bool = True, marginal: bool = False
     ) -> IterativePrediction:
-        """The posterior at points, and what it is off by at most.
+        """The posterior at points, with bounds of its error.
 
         Args:
             x: Points as the model takes them, ``(*batch, m, d)``, or ``(m,)`` for one column.

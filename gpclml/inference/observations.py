@@ -47,7 +47,7 @@ class Observations:
         num_rows: Number n of data rows.
         num_tasks: Number t of targets a row.
         interleaved: Whether the tasks of one row are neighbours (else the rows of one task).
-        params: What the likelihood saw beside the distribution.
+        params: What the likelihood was given besides the distribution.
     """
 
     lazy_covariance: ObservedCovariance
@@ -171,7 +171,7 @@ class Observations:
                 "targets less prior mean",
                 f"{bad} non-finite of {self.residual.numel()}",
                 "finite values",
-                "Look for NaN or huge values in the targets and in the parameters of the mean.",
+                "Check the targets and the parameters of the mean for NaN and huge values.",
             )
 
     def per_held_out_target(
@@ -278,7 +278,7 @@ def observations(
 def training_observations(
     model: ExactGP, likelihood: Likelihood | None = None, **kwargs: Any
 ) -> Observations:
-    """The prior Gaussian of a model's own training data, in train and in eval mode alike.
+    """The prior Gaussian of a model's own training data, in train or eval mode.
 
     Args:
         model: An exact GP with training data; its mode and caches stay as they are.
@@ -304,7 +304,7 @@ def training_observations(
 
 @checked(late=True)
 def likelihood_parameters(model: ExactGP, likelihood: Likelihood) -> tuple[Tensor, ...]:
-    """What a likelihood is given of a model's training inputs, beside the model's output.
+    """The arguments that a likelihood takes besides the model's output at its training inputs.
 
     These are the inputs, transformed where a BoTorch model transforms them. A
     ``HadamardGaussianLikelihood`` takes the task indices i alone of a model that GPyTorch's
@@ -349,7 +349,7 @@ def missing_targets(target: Tensor, checked: bool = True) -> Tensor | None:
 
     Args:
         target: Any shape; NaN is missing under ``observation_nan_policy("mask")``.
-        checked: Look at the targets under the "ignore" policy too, which on a GPU waits for all
+        checked: Check the targets under the "ignore" policy too, which on a GPU waits for all
             that is queued.
 
     Raises:

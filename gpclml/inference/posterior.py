@@ -223,7 +223,7 @@ def joint_prior(model: ExactGP, x: Tensor) -> tuple[Tensor, MultivariateNormal]:
 
 @contextmanager
 def reading(model: ExactGP) -> Iterator[None]:
-    """Modes and settings as a posterior needs them, whatever they are outside; no gradient."""
+    """Within the block the model is in eval mode, with the settings that a posterior needs."""
     with (
         evaluating(model),
         torch.no_grad(),
@@ -289,7 +289,7 @@ def new_points(model: ExactGP, x: Tensor) -> Tensor:
     if model.train_inputs is None:
         raise ArgumentError("model", "no training data", "a model with training data")
     transform = getattr(model, "transform_inputs", None)
-    # In eval mode BoTorch's models hold transformed training inputs, and these beside them.
+    # In eval mode BoTorch's models keep the training inputs before their transform here.
     original = getattr(model, "_original_train_inputs", None)
     x = checked_points(x, _training_inputs(model) if original is None else original)
     return x if transform is None else transform(X=x)
@@ -357,7 +357,7 @@ def choose_posterior_solver(
 def num_points_at_once(
     x: Tensor, size: int, batch: int, joint: bool, held: int = 0, asked: int | None = None
 ) -> int:
-    """How many new points are solved for together, or an error before anything is.
+    """How many new points are solved for together; raises an error where they do not fit.
 
     Args:
         x: New points, ``(*batch, m, d)``.
@@ -365,7 +365,7 @@ def num_points_at_once(
         batch: Number of those.
         joint: Whether the joint covariance of all m is asked for.
         held: Numbers in memory throughout.
-        asked: How many were asked for; as many as go well and fit if None.
+        asked: How many were asked for; if None as many as fit, of at most 2²³ numbers an array.
 
     Raises:
         ArgumentError: They need more memory than the device has; with both figures.

@@ -1,4 +1,4 @@
-"""The normal distribution of predictions: no number of it depends on the units of the targets."""
+"""The normal distribution of predictions, whose numbers scale with the units of the targets."""
 
 from __future__ import annotations
 

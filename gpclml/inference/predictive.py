@@ -1,4 +1,4 @@
-"""Predictive densities of new observations, exact whatever the settings of others."""
+"""Predictive densities of new observations, independent of GPyTorch's settings."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def marginal_predictive(
         predictive = cast(MultivariateNormal, likelihood(latent, x, **arguments))
         mean, deviation = predictive.mean, predictive.variance.sqrt()
         if not all_finite(mean) or not all_finite(deviation):
-            mend = "Look at the magnitudes of x and of the training inputs."
+            mend = "Check the magnitudes of x and of the training inputs."
             raise NonFiniteError("predictions at x", "NaN or infinite values", "finite ones", mend)
         normal = Normal(mean, deviation)
         return normal, to_training_units(model, y)

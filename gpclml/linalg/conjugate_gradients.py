@@ -32,7 +32,7 @@ class NotConvergedWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Solution:
-    """What came of a solve.
+    """The result of a solve.
 
     Attributes:
         values: Solutions of all columns, ``(*batch, n, k)``.
@@ -64,7 +64,7 @@ class ConjugateGradients:
             the next; a larger one is evaluated anew in each iteration, in chunks of rows. A quarter
             of the device's memory if None.
         progress: Show the products with the covariance as they are taken, and the largest residual
-            whenever it is looked at.
+            whenever it is computed.
 
     Raises:
         ArgumentError: A value is out of its range.
@@ -107,14 +107,14 @@ class ConjugateGradients:
     ) -> Solution:
         """Solves for all columns together, those that are done leaving.
 
-        Conjugate gradients stop at a mean residual that they follow by recursion; here they start
-        again from the residual as it is, for the columns above the tolerance, until none is.
-        Nothing is raised where one remains: see :meth:`check`.
+        Conjugate gradients stop at a mean residual that they update by recursion. Here they start
+        again from the residual computed anew, for the columns above the tolerance, until no column
+        is above it. A column that stays above it raises no error here: see :meth:`check`.
 
         Args:
             multiply: Multiplies ``(*batch, n, k)`` by the matrix.
             right: Right-hand sides, ``(*batch, n, k)``.
-            precondition: Multiplies by something like its inverse.
+            precondition: Multiplies by an approximation of its inverse.
             start: Where to go on from, which is changed in place; its iterations count.
             tolerance: Another than that of the settings.
 
@@ -159,7 +159,7 @@ class ConjugateGradients:
         )  # fmt: skip
 
     def check(self, residual: float, iterations: int, error_bound: float | None = None) -> None:
-        """Says what was not reached, in the way that ``on_failure`` asks for.
+        """Raises an error or warns where the tolerance was not reached, as ``on_failure`` says.
 
         Args:
             residual: The largest relative one, as found afterwards.
@@ -167,7 +167,7 @@ class ConjugateGradients:
             error_bound: Of a density, in nats per held-out point; None where there is none.
 
         Raises:
-            NonFiniteError: A number is NaN, whatever ``on_failure`` is.
+            NonFiniteError: A number is NaN, for either value of ``on_failure``.
             NotConvergedError: Something was not reached and ``on_failure`` is "error".
         """
         bound = error_bound or 0.0
@@ -224,7 +224,7 @@ class _DivergedError(Exception):
 
 
 class _Counted:
-    """A product that counts how often it is taken, and knows that of nothing."""
+    """A product that counts how often it is taken; its first product may be with zeros."""
 
     def __init__(self, multiply: Multiply, products: int, bar: tqdm) -> None:
         self._multiply, self._bar = multiply, bar

@@ -27,8 +27,9 @@ class Covariance(ABC):
     :class:`~gpclml.errors.UnsupportedError`. Arguments are checked here, once for all kinds; a
     subclass implements the methods of the same names with an underscore.
 
-    A residual is an observation minus its prior mean; batches of residuals broadcast with those of
-    the covariance. Log densities are in nats.
+    Residuals are observations minus their prior mean, ``(*batch, n)``; their batches broadcast with
+    those of the covariance. Log densities are in nats. The functions of :mod:`gpclml.linalg` of the
+    same names say what is computed, from which equations, and at what cost.
 
     Attributes:
         reports: How well each block of the last density was solved for; empty where that is exact.
@@ -62,20 +63,14 @@ class Covariance(ABC):
         """
 
     def log_density(self, residual: Tensor) -> Tensor:
-        """The joint log density of all residuals, ``(*batch,)``.
-
-        Args:
-            residual: ``(*batch, n)``.
-        """
+        """The joint log density of all residuals, ``(*batch,)``."""
         return self.conditional_log_density(residual, torch.arange(self.shape[-1]))
 
     @checked(late=True, residual="float (*batch, n)", held_out="index (b,) | (*batch, b)")
     def conditional_log_density(self, residual: Tensor, held_out: Tensor) -> Tensor:
         """The joint log density of held-out residuals given all others, ``(*batch,)``.
 
-        Args:
-            residual: ``(*batch, n)``.
-            held_out: Indices, ``(b,)``, or ``(*batch, b)`` for points of its own in each member.
+        ``held_out`` has shape ``(b,)``, or ``(*batch, b)`` for points of its own in each member.
         """
         residual = self._expanded(residual)
         if held_out.ndim == 1:
@@ -86,14 +81,9 @@ class Covariance(ABC):
 
     @checked(late=True, residual="float (*batch, n)")
     def block_log_densities(self, residual: Tensor, blocks: Sequence[Tensor]) -> Tensor:
-        """The joint log density of each block given all points outside it.
+        """The log density of each block given all points outside it, ``(*batch, k_1 + k_2 + ...)``.
 
-        Args:
-            residual: ``(*batch, n)``.
-            blocks: Indices, blocks of one size stacked, ``(k_i, b_i)`` each.
-
-        Returns:
-            ``(*batch, k_1 + k_2 + ...)``, in the order given.
+        Blocks of one size are stacked, ``(k_i, b_i)``.
         """
         residual = self._expanded(residual)
         n = residual.shape[-1]
@@ -109,10 +99,7 @@ class Covariance(ABC):
     def held_out_log_densities(self, residual: Tensor, blocks: Sequence[Tensor]) -> Tensor:
         """The same for one block or several, by whichever of the two methods costs less.
 
-        Args:
-            residual: ``(*batch, n)``.
-            blocks: ``(k_i, b_i)`` each, or ``(*batch, 1, b)`` for one block of its own in each
-                member.
+        One block may have shape ``(*batch, 1, b)``, for points of its own in each member.
         """
         if len(blocks) == 1 and blocks[0].shape[-2] == 1:
             return self.conditional_log_density(residual, blocks[0].squeeze(-2)).unsqueeze(-1)
@@ -120,12 +107,7 @@ class Covariance(ABC):
 
     @checked(late=True, residual="float (*batch, n)", rows="index (b,)")
     def leave_one_out(self, residual: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance of single residuals given all others, ``(*batch, b)`` each.
-
-        Args:
-            residual: ``(*batch, n)``.
-            rows: Indices of those that are predicted, ``(b,)``.
-        """
+        """Mean and variance of the residuals at ``rows`` given all others, ``(*batch, b)`` each."""
         check_indices("held_out", rows, residual.shape[-1])
         return self._leave_one_out(self._expanded(residual), rows.to(self.device))
 
@@ -149,9 +131,7 @@ class Covariance(ABC):
     def predictions(self, residual: Tensor, orders: Tensor) -> tuple[Tensor, Tensor]:
         """Errors and variances of each point's prediction from those before it, ``(k, n)`` each.
 
-        Args:
-            residual: ``(n,)``, of one covariance without a batch.
-            orders: As for :meth:`sequential`.
+        For one covariance without a batch, in orders as :meth:`sequential` takes them.
         """
         if len(self.shape) != 2:
             raise ShapeError("covariance", tuple(self.shape), "(n, n), no batch")

@@ -1,4 +1,4 @@
-r"""Solves with one covariance, again and again, each with a bound of what it left unsolved.
+r"""Repeated solves with one covariance, each with a bound of its error, and predictions from them.
 
 The errors of what is made of a solve of :math:`K V = B` are made of the norms
 :math:`(R_j^\top K^{-1} R_j)^{1/2}` of the columns of its residual :math:`R = B - K V`. With noise D
@@ -58,7 +58,7 @@ _ROUNDING = 10  # units of double precision for the differences within a bound
 
 @dataclass(frozen=True)
 class ResidualBound:
-    r"""What bounds the residuals R of solves in the metric of :math:`K^{-1}`.
+    r"""Bound of the residuals R of solves in the metric of :math:`K^{-1}`.
 
     Attributes:
         root: X with :math:`R^\top K^{-1} R \preceq X^\top X`, ``(*batch, m, k)``, float64.
@@ -144,7 +144,7 @@ class CovarianceSolver:
     def solution(
         self, right: Tensor, tolerance: float | None = None, start: Solution | None = None
     ) -> Solution:
-        """Solves for all columns together; what was reached is for the caller to look at.
+        """Solves for all columns together, without a check of what was reached.
 
         Args:
             right: B, ``(*batch, n, k)``; zero where observations are missing.
@@ -157,7 +157,7 @@ class CovarianceSolver:
 
     @torch.no_grad()
     def bound(self, unsolved: Tensor, values: Tensor) -> ResidualBound | None:
-        r"""What bounds the residuals of solves.
+        r"""A bound of the residuals of solves.
 
         Args:
             unsolved: R, ``(*batch, n, k)``; zero where observations are missing.
@@ -256,7 +256,7 @@ class IterativeBlock(ConditionedBlock):
 
 
 class IterativeConditioning(Predictor):
-    r"""Observations, solved for once. Without gradients.
+    r"""Observations that are solved for once, to predict other values. Without gradients.
 
     Args:
         covariance: K, of the observations, ``(*batch, n, n)``.

@@ -48,7 +48,7 @@ class DenseCovariance(Covariance):
         matrix: ``(*batch, n, n)``, symmetric.
         factor_dtype: See :func:`gpclml.linalg.factorization_dtype`.
         checked: See :func:`gpclml.linalg.safe_cholesky`; values of conditional densities are NaN
-            where a factorization failed that was not looked at.
+            where a factorization failed that was not checked.
     """
 
     matrix: Tensor
@@ -72,7 +72,7 @@ class DenseCovariance(Covariance):
 
     @classmethod
     def memory(cls, shape: Size, block: int) -> int:
-        """Seven matrices, whatever the block."""
+        """Seven matrices, for a block of any size."""
         return _MATRICES * shape.numel()
 
     def to_dense(self) -> Tensor:

@@ -59,7 +59,7 @@ def conditional_log_density(
             ``(*batch, b)`` for points of its own in each batch member.
         factor_dtype: See :func:`gpclml.linalg.factorization_dtype`.
         checked: See :func:`gpclml.linalg.safe_cholesky`; the value is NaN where a factorization
-            failed that was not looked at.
+            failed that was not checked.
 
     Returns:
         One log density a batch member, ``(*batch,)``, in the type of ``covariance``.

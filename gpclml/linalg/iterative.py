@@ -159,7 +159,7 @@ def iterative_conditional_log_density(
         covariance: Of the observations, by its products, ``(*batch, n, n)``.
         residual: Observations minus their prior mean, ``(*batch, n)``; batches broadcast.
         held_out: Indices of the b points that are scored, ``1 <= b < n``.
-        solver: Tolerance, iterations, preconditioner.
+        solver: Tolerance, iterations, preconditioner; ``ConjugateGradients()`` if None.
 
     Returns:
         The log density, ``(*batch,)``, differentiable once in covariance and residual; and how
@@ -240,9 +240,10 @@ class _Solve:
         return directions
 
     def factor(self, spread: Tensor) -> tuple[Tensor, bool]:
-        """The Cholesky factor of S, and whether S is positive definite as it came.
+        """The Cholesky factor of S, and whether S is positive definite without jitter.
 
-        It is in exact arithmetic, whatever the solves left: what is not is lost in rounding.
+        In exact arithmetic S is positive definite for any error of the solves; rounding may change
+        that.
         """
         factor, info = torch.linalg.cholesky_ex(spread)
         definite = not bool(info.any())
@@ -264,7 +265,7 @@ class _Solve:
     def report(
         self, unsolved: Tensor, directions: Tensor, factor: Tensor, z: Tensor, definite: bool
     ) -> IterativeReport:
-        """How well they are solved, by residuals computed anew."""
+        """How well the systems are solved, by residuals computed anew."""
         worst = float((column_norms(unsolved) / self._norms).max())
         values = directions.clone()
         values[..., : self._one.shape[-1]] -= self._one
@@ -276,7 +277,7 @@ class _Solve:
         return IterativeReport(self._iterations, worst, error if definite else math.inf)
 
     def _bound_of(self, solution: Solution) -> tuple[float, float]:
-        """The bound at a solution, and what of it no further solve takes away.
+        """The bound at a solution, and the part of it that no further solve reduces.
 
         S and e need no further product with the covariance. Zero where nothing bounds the error.
         """
@@ -299,7 +300,7 @@ class _Solve:
 def _density_error(
     bound: ResidualBound, values: Tensor, factor: Tensor, z: Tensor, rounding: Tensor
 ) -> tuple[float, float]:
-    r"""What the residuals R of V and :math:`\rho` of a, and rounding, may do to the density.
+    r"""Bound of the density's error from rounding and the residuals R of V and :math:`\rho` of a.
 
     With :math:`G \succeq R^\top K^{-1} R`, :math:`C = S^{-1/2} G S^{-\top/2}` and
     :math:`c = tr\, C < 1`, the log-determinant is off by at most c / (1 - c), and e by a vector of

@@ -91,8 +91,9 @@ def safe_cholesky(
     Args:
         covariance: Symmetric matrices, ``(*batch, n, n)``; only the lower triangle counts.
         factor_dtype: See :func:`factorization_dtype`.
-        checked: Look at once whether the first attempt succeeded, which on a GPU waits for all
-            that is queued. If not, one that failed has NaN on its diagonal and is not repeated.
+        checked: Check at once whether the first attempt succeeded, which on a GPU waits for all
+            that is queued. Without this check a failed factor has NaN on its diagonal and is not
+            computed again.
 
     Returns:
         Lower-triangular factors, ``(*batch, n, n)``, in the type they were computed in.
@@ -312,7 +313,7 @@ def check_residual(covariance: torch.Size, residual: Tensor) -> tuple[int, ...]:
 
 
 def check_indices(argument: str, indices: Tensor, n: int, count: int | None = None) -> Tensor:
-    """The indices as they came: integer, one-dimensional, distinct, within 0 .. n - 1."""
+    """The indices, if they are integers from 0 to n - 1, distinct and one-dimensional."""
     expected = f"{count or 'at least 1'} distinct integers from 0 to {n - 1}, one-dimensional"
     if indices.ndim != 1 or indices.dtype.is_floating_point or indices.dtype == torch.bool:
         raise ArgumentError(argument, f"shape {tuple(indices.shape)} of {indices.dtype}", expected)
@@ -328,7 +329,7 @@ def check_indices(argument: str, indices: Tensor, n: int, count: int | None = No
 
 
 def check_member_indices(argument: str, indices: Tensor, batch: torch.Size, n: int) -> Tensor:
-    """The indices as they came: for each batch member as :func:`check_indices` asks."""
+    """The indices, if those of each batch member pass :func:`check_indices`."""
     if indices.shape[:-1] != batch:
         expected = f"(b,), or {tuple(batch)} and b: a row of indices for each batch member"
         raise ShapeError(argument, f"shape {tuple(indices.shape)}", expected)

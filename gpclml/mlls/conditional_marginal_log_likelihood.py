@@ -58,7 +58,7 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
     members; a member in which all targets of a redrawn block are missing scores 0 in that call.
 
     Of a model in eval mode the output is a posterior. The objective is then the joint density of
-    the targets under it, per target, with the priors' share, whatever the conditioning: what
+    the targets under it, per target, with the priors' share, for any conditioning: what
     ``gpytorch.mlls.ExactMarginalLogLikelihood`` gives there, so that validation steps need no
     change.
 
@@ -305,8 +305,8 @@ def _held_out_density(
 ) -> tuple[Tensor, tuple[IterativeReport, ...]]:
     """The mean over held-out targets of the blocks' log densities given all others.
 
-    A GPU is looked at once, at the end, by the density. Where that is not finite, it is computed
-    again with every step looked at: with jitter, or an error that says what was wrong.
+    On a GPU one number is read, the density. Where it is not finite, it is computed again with
+    every factorization checked, which adds jitter or raises an error that says what was wrong.
 
     Args:
         data: The Gaussian of the observations.
