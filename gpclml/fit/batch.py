@@ -13,7 +13,7 @@ from gpytorch.models import ExactGP
 from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 
-from gpclml._utils.arguments import callers_level, checked
+from gpclml._utils.arguments import callers_level, check_counts, checked
 from gpclml._utils.upstream_settings import load_botorch
 from gpclml.conditioning import Split
 from gpclml.errors import ArgumentError, NonFiniteError, UnsupportedError
@@ -56,8 +56,7 @@ def suggest_batch_size(
     Raises:
         ArgumentError: If ``num_data`` is below 1, or there is no such kind of device.
     """
-    if num_data < 1:
-        raise ArgumentError("num_data", num_data, "at least 1")
+    check_counts(num_data=num_data)
     try:
         kind = torch.device(device).type
     except RuntimeError as error:

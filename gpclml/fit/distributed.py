@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gpclml._utils.arguments import checked
+from gpclml._utils.arguments import check_counts, checked
 from gpclml._utils.resuming import ResumableDraws, digest
 from gpclml.conditioning import Conditioning, Split
 from gpclml.conditioning.strategies import integer
@@ -316,8 +316,7 @@ class SharedTraining:
         group: ProcessGroup | None = None,
         timeout: float = _TIMEOUT,
     ) -> None:
-        if every < 1:
-            raise ArgumentError("every", every, "at least 1")
+        check_counts(every=every)
         self._mll, self._optimizer, self._data = mll, optimizer, data
         self._given = dict(settings or {}, every=every)
         self._every, self._timeout = every, timeout

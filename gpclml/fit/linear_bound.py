@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from gpclml._utils.arguments import check_learning_rate, checked
+from gpclml._utils.arguments import check_counts, check_learning_rate, checked
 from gpclml.errors import ArgumentError, NonFiniteError, UnsupportedError
 from gpclml.fit.result import FitResult
 from gpclml.linalg.gaussians import gaussian_kl
@@ -102,8 +102,7 @@ def _check(mll: LinearEvidenceLowerBound, steps: int, lr: float, empirical_bayes
         expected = "a bound with the best q of a family"
         mend = "Train all parameters by an optimizer, as of any objective."
         raise UnsupportedError("mll", "a trainable posterior", expected, mend)
-    if steps < 1:
-        raise ArgumentError("steps", steps, "at least 1")
+    check_counts(steps=steps)
     check_learning_rate(lr)
     count = len(mll.linear_model.covar_module.prior_variance)
     if empirical_bayes and count != 1:

@@ -21,7 +21,7 @@ import torch
 from gpytorch.mlls import MarginalLogLikelihood
 from linear_operator.utils.errors import NanError, NotPSDError
 
-from gpclml._utils.arguments import callers_level, check_learning_rate, checked
+from gpclml._utils.arguments import callers_level, check_counts, check_learning_rate, checked
 from gpclml.errors import ArgumentError, UnknownNameError, UnsupportedError
 from gpclml.fit._optimize import OptimizerFactory, StoppedError, frozen, stochastic
 from gpclml.fit._searches import search
@@ -268,6 +268,5 @@ def _make_optimizer(factory: OptimizerFactory, parameters: Any, lr: float) -> to
 
 def check_step_options(steps: int | None, lr: float) -> None:
     """Raises an ArgumentError if a number of steps or a learning rate is out of range."""
-    if steps is not None and steps < 1:
-        raise ArgumentError("steps", steps, "at least 1")
+    check_counts(steps=steps)
     check_learning_rate(lr)

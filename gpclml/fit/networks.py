@@ -18,9 +18,9 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 from torch.distributions import Normal
 
-from gpclml._utils.arguments import check_learning_rate, checked
+from gpclml._utils.arguments import check_counts, check_learning_rate, checked
 from gpclml.conditioning import KFold
-from gpclml.errors import ArgumentError, NonFiniteError, UnsupportedError
+from gpclml.errors import NonFiniteError, UnsupportedError
 from gpclml.fit._optimize import StoppedError
 from gpclml.fit.deep_kernel import (
     drop_second_part,
@@ -127,8 +127,7 @@ def fit_networks(
     """
     start = time.perf_counter()
     model = _checked_model(mll)
-    if steps < 1:
-        raise ArgumentError("steps", steps, "at least 1")
+    check_counts(steps=steps)
     check_learning_rate(lr)
     checkpoints = sorted({round(steps * k / _CHECKPOINTS) for k in range(_CHECKPOINTS + 1)})
     folds = _folds(model, n_splits, seed)
@@ -273,9 +272,7 @@ def _held_out_gains(
     stages += [partial(_SubsetTraining.train, steps=b - a) for a, b in pairwise(checkpoints)]
     gains: list[_Gain] = []
     try:
-        before = [
-            training.score(block) for training, (_, block) in zip(trainings, folds, strict=True)
-        ]
+        before = [one.score(block) for one, (_, block) in zip(trainings, folds, strict=True)]
         gains.append(_gain(before, before))
         with tqdm(total=len(folds) * len(stages), desc="folds", disable=not progress) as bar:
             for stage in stages:

@@ -13,7 +13,7 @@ from gpytorch.models import ExactGP
 from torch import Tensor
 
 from gpclml._utils import memory
-from gpclml._utils.arguments import checked
+from gpclml._utils.arguments import check_counts, checked
 from gpclml.errors import ArgumentError, UnsupportedError
 from gpclml.inference.observations import Observations, training_observations
 from gpclml.inference.posterior import (
@@ -226,8 +226,7 @@ class IterativePosterior:
         Note:
             As :meth:`predict`, and m³/3 + m² S floating-point operations.
         """
-        if num_samples < 1:
-            raise ArgumentError("num_samples", num_samples, "at least 1")
+        check_counts(num_samples=num_samples)
         posterior = self.predict(x, observation_noise).distribution
         mean, factor = posterior.mean, safe_cholesky(posterior.covariance_matrix)
         normal = torch.randn(*mean.shape, num_samples, generator=generator, dtype=torch.float64).to(

@@ -20,8 +20,7 @@ from linear_operator.operators import LinearOperator
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from gpclml._utils.arguments import checked
-from gpclml.errors import ArgumentError
+from gpclml._utils.arguments import check_counts, checked
 from gpclml.linalg.matrices import safe_cholesky
 
 __all__ = [
@@ -99,8 +98,7 @@ class RowProducts(CovarianceProducts):
         kept_bytes: int,
         multiple: int = 1,
     ) -> None:
-        if multiple < 1:
-            raise ArgumentError("multiple", multiple, "at least 1")
+        check_counts(multiple=multiple)
         self.shape, self.dtype, self.device = shape, diagonal.dtype, diagonal.device
         self._rows, self._diagonal, self._multiple = rows, diagonal.detach(), multiple
         n = shape[-1]

@@ -10,7 +10,7 @@ from gpytorch.likelihoods import Likelihood
 from gpytorch.mlls import MarginalLogLikelihood
 from torch import Tensor
 
-from gpclml._utils.arguments import checked
+from gpclml._utils.arguments import check_counts, checked
 from gpclml._utils.resuming import ResumableDraws
 from gpclml.curvature import Curvature, Kronecker, Structure
 from gpclml.curvature.output_likelihoods import (
@@ -90,8 +90,7 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
             raise UnknownNameError("hessian", hessian, _HESSIANS)
         if outputs not in _OUTPUTS:
             raise UnknownNameError("outputs", outputs, _OUTPUTS)
-        if num_data < 1:
-            raise ArgumentError("num_data", num_data, "at least 1")
+        check_counts(num_data=num_data)
         if not 0 < float(torch.as_tensor(temperature).detach()) < math.inf:
             raise ArgumentError("temperature", temperature, "a positive number")
         output_likelihood(likelihood)
@@ -277,8 +276,7 @@ class LaplaceEvidence:
             ArgumentError: If ``count`` is below 1.
             UnsupportedError: The curvature is of a batch or one output, or ``FunctionSpace``.
         """
-        if count < 1:
-            raise ArgumentError("count", count, "at least 1")
+        check_counts(count=count)
         if self._copies != 1 or len(self._mean) != self._mll.num_data:
             raise UnsupportedError(
                 "evidence", f"one at {len(self._mean)} of {self._mll.num_data} points, outputs "

@@ -1,13 +1,16 @@
-"""A module whose name begins with an underscore is imported by its own package alone."""
+"""Rules for modules: who may import a private one, and how long a file may be."""
 
 from __future__ import annotations
 
 import ast
 from pathlib import Path
 
+import pytest
+
 import gpclml
 
 SHARED = {"_utils"}
+MOST_LINES = 450
 
 
 def test_no_private_module_is_imported_from_another_package():
@@ -25,3 +28,11 @@ def test_no_private_module_is_imported_from_another_package():
                     if parts[0] == "gpclml" and private and package[:depth] != parts[:depth]:
                         wrong.append(f"{path.relative_to(root)}: {'.'.join(parts)}")
     assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize("folder", ["gpclml", "tests", "benchmarks"])
+def test_no_file_is_longer_than_its_topic_needs(folder):
+    root = Path(gpclml.__file__).parents[1] / folder
+    lengths = {str(path): len(path.read_text().splitlines()) for path in root.rglob("*.py")}
+    assert lengths
+    assert not {path: lines for path, lines in lengths.items() if lines > MOST_LINES}
