@@ -81,7 +81,7 @@ def _way(
     def fit() -> None:
         mlls = []
         for seed, (x, y) in enumerate(data):
-            model = GPRegression(x, y, "deep-bottleneck", seed=seed)
+            model = GPRegression(x, y, "deep_bottleneck", seed=seed)
             mlls.append(
                 ConditionalMarginalLogLikelihood(
                     model.likelihood, model, _CONDITIONINGS[objective](), seed=seed

@@ -41,7 +41,7 @@ __all__ = [
 
 _FIRST_NOISE = 0.1
 _LEAST_VARIANCE = 0.01  # added to that of support points, which may all have one value
-BATCH_NORM, SUPPORT_NORM = "batch-norm-cosine", "support-norm-cosine"
+BATCH_NORM, SUPPORT_NORM = "batch_norm_cosine", "support_norm_cosine"
 _MIXTURES = 4
 
 
@@ -62,15 +62,15 @@ class DeepKernelTransfer(ExactGP):
 
     Args:
         backbone: Maps inputs ``(n, *event)`` to features ``(n, q)``.
-        kernel: A kernel on features, or one of ``"batch-norm-cosine"`` (of features
+        kernel: A kernel on features, or one of ``"batch_norm_cosine"`` (of features
             standardized over the batch in training and by running statistics afterwards; the
             normalization is a layer of the network and is trained with it),
             ``"cosine"``, ``"linear"``, ``"matern"``, ``"polynomial"``, ``"rbf"``,
-            ``"spectral-mixture"``, ``"support-norm-cosine"`` (of features standardized by the
+            ``"spectral_mixture"``, ``"support_norm_cosine"`` (of features standardized by the
             support points of each task, in training and afterwards; on the characters of Omniglot
             it was no better than ``"cosine"``).
-        num_features: Number q of features; used by ``"batch-norm-cosine"`` and
-            ``"spectral-mixture"``.
+        num_features: Number q of features; used by ``"batch_norm_cosine"`` and
+            ``"spectral_mixture"``.
 
     Raises:
         UnknownNameError: The name of the kernel is not known.
@@ -90,6 +90,7 @@ class DeepKernelTransfer(ExactGP):
         likelihood = GaussianLikelihood()
         likelihood.initialize(noise=_FIRST_NOISE)
         super().__init__(None, None, likelihood)
+        kernel = kernel.replace("-", "_") if isinstance(kernel, str) else kernel
         self.backbone = backbone
         self.normalization = (
             torch.nn.BatchNorm1d(num_features) if kernel == BATCH_NORM else torch.nn.Identity()
@@ -235,7 +236,7 @@ _MAKERS: dict[str, Callable[[int], Kernel]] = {
     "polynomial": lambda features: _scaled(PolynomialKernel(2), features**-2),
     "rbf": lambda features: _with_lengthscale(RBFKernel(), features),
     SUPPORT_NORM: lambda features: _scaled(CosineSimilarityKernel()),
-    "spectral-mixture": lambda features: JointSpectralMixtureKernel(_MIXTURES, features),
+    "spectral_mixture": lambda features: JointSpectralMixtureKernel(_MIXTURES, features),
 }
 KERNELS = tuple(sorted(_MAKERS))
 

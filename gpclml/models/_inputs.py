@@ -1,74 +1,209 @@
-"""Checks of training data, of points to predict at, and of stored models."""
+"""Training data and points to predict at, as tensors."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from itertools import pairwise
-from typing import Any
+import sys
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy
 import torch
 from torch import Tensor
+from typing_extensions import TypeIs
 
-from gpclml.errors import ArgumentError, DataError, NonFiniteError, ShapeError
+from gpclml._utils.arguments import callers_level
+from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
 
-__all__ = ["check_stored", "checked_training_data"]
+if TYPE_CHECKING:
+    import pandas
 
+    ArrayLike: TypeAlias = Tensor | numpy.ndarray | pandas.DataFrame | pandas.Series
 
-def _is_size(value: object) -> bool:
-    return isinstance(value, int) and value > 0
+__all__ = ["TrainingData", "checked_training_data", "points_as_tensor"]
 
-
-def _is_name(value: object) -> bool:
-    return value is None or isinstance(value, str)
-
-
-_CONFIG: dict[str, Callable[[Any], bool]] = {
-    "kernel": _is_name,
-    "mean": _is_name,
-    "likelihood": _is_name,
-    "standardize": lambda value: isinstance(value, bool),
-    "ard": lambda value: isinstance(value, bool),
-    "num_features": _is_size,
-    "hidden": lambda value: isinstance(value, list) and all(map(_is_size, value)),
-    "num_mixtures": _is_size,
-    "seed": lambda value: isinstance(value, int),
-    "warm_start": lambda value: isinstance(value, bool),
-}
-_UNITS = ("target_standardizer.scale", "target_standardizer.offset")
+_FLOATS = (torch.float32, torch.float64)
 
 
-def checked_training_data(train_x: Tensor, train_y: Tensor) -> tuple[Tensor, Tensor]:
-    """Inputs as ``(*batch, n, d)`` and targets as ``(*batch, n)``, or a typed error."""
-    _check_tensor("train_x", train_x)
-    _check_tensor("train_y", train_y)
-    train_x = train_x.unsqueeze(-1) if train_x.ndim == 1 else train_x
-    if train_x.ndim < 2 or 0 in train_x.shape:
+@dataclass(frozen=True)
+class TrainingData:
+    """Training data as tensors, and what they were made of.
+
+    Attributes:
+        x: Inputs. Shape ``(*batch, n, d)``.
+        y: Targets. Shape ``(*batch, n)``.
+        columns: Names of the inputs' columns, if they came in a data frame.
+        given: What was converted, a sentence an argument; empty if nothing was.
+    """
+
+    x: Tensor
+    y: Tensor
+    columns: list[str] | None
+    given: str
+
+
+def checked_training_data(train_x: ArrayLike, train_y: ArrayLike) -> TrainingData:
+    """Inputs and targets as tensors of one type on one device, or a typed error.
+
+    Tensors of single or double precision stay as they are. All else takes the type and device of
+    the one that is such a tensor, else double precision on the CPU.
+    """
+    like = next((one for one in (train_x, train_y) if _is_float_tensor(one)), None)
+    _check_index(train_x, train_y)
+    x, y = _tensor("train_x", train_x, like), _tensor("train_y", train_y, like)
+    x = x.unsqueeze(-1) if x.ndim == 1 else x
+    y = y.squeeze(-1) if _is_pandas(train_y) and y.ndim == 2 and y.shape[-1] == 1 else y
+    if x.ndim < 2 or 0 in x.shape:
         mend = "Give at least one point with at least one column."
         expected = "(n,) or (*batch, n, d), nothing of size zero"
-        raise ShapeError("train_x", tuple(train_x.shape), expected, mend)
-    if train_y.shape != train_x.shape[:-1]:
+        raise ShapeError("train_x", tuple(x.shape), expected, mend)
+    if y.shape != x.shape[:-1]:
         mend = "Give one target a point; a column of targets is train_y.squeeze(-1)."
-        raise ShapeError("train_y", tuple(train_y.shape), str(tuple(train_x.shape[:-1])), mend)
-    _check_same("train_y", train_y, "train_x", train_x)
-    _check_finite("train_x", train_x, "Drop or impute the rows with missing inputs.")
-    if torch.isinf(train_y).any():
-        count = int(torch.isinf(train_y).sum())
+        raise ShapeError("train_y", tuple(y.shape), str(tuple(x.shape[:-1])), mend)
+    _check_same("train_y", y, "train_x", x)
+    _check_finite("train_x", x, "Drop or impute the rows with missing inputs.")
+    if torch.isinf(y).any():
+        count = int(torch.isinf(y).sum())
         mend = "Mark missing targets with NaN, not with infinity."
         raise NonFiniteError("train_y", f"{count} infinite values", "finite values or NaN", mend)
-    if torch.isnan(train_y).all(-1).any():
+    if torch.isnan(y).all(-1).any():
         mend = "Give each batch element at least one observed target."
         raise ArgumentError("train_y", "NaN at every point", "an observed target", mend)
-    return train_x, train_y
+    named = (("train_x", train_x), ("train_y", train_y))
+    given = [
+        f"{name} was given as {_describe(value)}" for name, value in named
+        if not _is_float_tensor(value)
+    ]  # fmt: skip
+    return TrainingData(x, y, _columns(train_x), ", ".join(given))
 
 
-def _check_tensor(argument: str, value: object) -> None:
-    if not isinstance(value, Tensor):
+def points_as_tensor(
+    x: ArrayLike, train_x: Tensor, columns: list[str] | None, argument: str = "x"
+) -> Tensor:
+    """Points as a tensor; arrays, data frames and integers become what the training inputs are.
+
+    Args:
+        x: The points.
+        train_x: The training inputs.
+        columns: Names of their columns, if they are known.
+        argument: Name of the points, as the caller writes it.
+    """
+    named = _columns(x)
+    if named is not None and columns is not None and named != columns:
+        mend = f"Select them by {argument}[[...]], in the order of the training inputs."
+        got, expected = f"columns {', '.join(named)}", f"columns {', '.join(columns)}"
+        raise ArgumentError(argument, got, f"{expected}, as in the training inputs", mend)
+    return _tensor(argument, x, train_x)
+
+
+def _is_float_tensor(value: object) -> TypeIs[Tensor]:
+    return isinstance(value, Tensor) and value.dtype in _FLOATS
+
+
+def _is_pandas(value: object) -> bool:
+    pandas = sys.modules.get("pandas")  # without it nothing can be an object of it
+    return pandas is not None and isinstance(value, pandas.DataFrame | pandas.Series)
+
+
+def _tensor(argument: str, value: Any, like: Tensor | None) -> Tensor:
+    """The numbers as a tensor of single or double precision.
+
+    Arrays, pandas objects, integers and booleans take the type and device of ``like``; double
+    precision on the CPU if it is None.
+    """
+    if _is_float_tensor(value):
+        return value
+    if isinstance(value, Tensor):
+        if value.is_floating_point() or value.is_complex():
+            mend = f"Use {argument}.double(); factorizations need float32 or float64."
+            raise ArgumentError(argument, f"dtype {value.dtype}", "float32 or float64", mend)
+        made = value.to(torch.float64 if like is None else like.dtype)
+        _warn_of_lost_digits(argument, value, made.dtype)
+        return made
+    if not isinstance(value, numpy.ndarray) and not _is_pandas(value):
         mend = f"Use torch.as_tensor({argument}, dtype=torch.float64)."
-        raise ArgumentError(argument, type(value).__name__, "a torch.Tensor", mend)
-    if value.dtype not in (torch.float32, torch.float64):
-        mend = f"Use {argument}.double(); factorizations need float32 or float64."
-        raise ArgumentError(argument, f"dtype {value.dtype}", "float32 or float64", mend)
+        expected = "a tensor, a numpy array or a pandas object"
+        raise ArgumentError(argument, type(value).__name__, expected, mend)
+    array = _array_of_pandas(argument, value) if _is_pandas(value) else value
+    if array.dtype.kind not in "biuf":
+        mend = f"Use {argument}.astype(float)."
+        raise ArgumentError(argument, f"an array of {array.dtype}", "real numbers", mend)
+    dtype = torch.float64 if like is None else like.dtype
+    made = torch.from_numpy(numpy.array(array, dtype=str(dtype).removeprefix("torch."), order="C"))
+    if array.dtype.kind in "iu":
+        _warn_of_lost_digits(argument, array, dtype)
+    return made if like is None else made.to(like.device)
+
+
+def _array_of_pandas(argument: str, value: Any) -> numpy.ndarray:
+    """Missing values as NaN; integers of one type stay integers where none is missing."""
+    columns = [value] if value.ndim == 1 else [value.iloc[:, i] for i in range(value.shape[1])]
+    unlike = [
+        f"{column.name} ({column.dtype})" for column in columns
+        if getattr(column.dtype, "kind", "O") not in "biuf"
+    ]  # fmt: skip
+    if unlike:
+        raise ArgumentError(
+            argument, f"columns that are no numbers: {', '.join(unlike)}", "numbers",
+            "Encode them first, e.g. by pandas.get_dummies; the command gpclml does so by itself.",
+        )  # fmt: skip
+    arrays = [
+        column.to_numpy(dtype="float64", na_value=numpy.nan)
+        if column.isna().any() or column.dtype.kind in "bf"
+        else column.to_numpy()
+        for column in columns
+    ]
+    if value.ndim == 1:
+        return arrays[0]
+    if len({array.dtype for array in arrays}) > 1:
+        for array in arrays:
+            if array.dtype.kind in "iu":
+                _warn_of_lost_digits(argument, array, torch.float64)
+        arrays = [array.astype("float64") for array in arrays]
+    return numpy.stack(arrays, -1) if arrays else numpy.empty(value.shape)
+
+
+def _warn_of_lost_digits(argument: str, integers: Any, dtype: torch.dtype) -> None:
+    exact = round(2 / torch.finfo(dtype).eps)  # all integers up to it are numbers of the type
+    boolean = integers.dtype in (torch.bool, numpy.dtype(bool))
+    info: Any = torch.iinfo if isinstance(integers, Tensor) else numpy.iinfo
+    if boolean or info(integers.dtype).max <= exact:
+        return
+    beyond = integers > exact
+    if info(integers.dtype).min < 0:
+        beyond |= integers < -exact
+    if bool(beyond.any()):
+        warnings.warn(
+            f"{argument}: integers beyond {exact} were rounded to {dtype}, which cannot hold all "
+            "of their digits. Subtract an offset first.",
+            UserWarning,
+            stacklevel=callers_level(),
+        )
+
+
+def _columns(value: Any) -> list[str] | None:
+    """Names of the columns of a pandas object, as texts."""
+    if not _is_pandas(value):
+        return None
+    if value.ndim == 1:
+        return None if value.name is None else [str(value.name)]
+    return [str(name) for name in value.columns]
+
+
+def _check_index(train_x: Any, train_y: Any) -> None:
+    both = _is_pandas(train_x) and _is_pandas(train_y)
+    if both and len(train_x) == len(train_y) and not train_x.index.equals(train_y.index):
+        mend = "Use train_y.loc[train_x.index], or drop both by reset_index(drop=True)."
+        raise ArgumentError("train_y", "another index than train_x", "the same rows", mend)
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}"
+    kinds = {value.dtype} if value.ndim == 1 or not _is_pandas(value) else set(value.dtypes)
+    kind = "data frame" if _is_pandas(value) and value.ndim == 2 else type(value).__name__
+    kind = {"Series": "a series", "ndarray": "an array"}.get(kind, f"a {kind}")
+    return f"{kind} of {' and '.join(sorted(map(str, kinds)))}"
 
 
 def _check_same(argument: str, value: Tensor, other_name: str, other: Tensor) -> None:
@@ -83,44 +218,3 @@ def _check_finite(argument: str, value: Tensor, mend: str) -> None:
     if not finite.all():
         got = f"{int((~finite).sum())} non-finite values (shape {tuple(value.shape)}, "
         raise NonFiniteError(argument, got + f"dtype {value.dtype})", "finite values", mend)
-
-
-def check_stored(
-    path: str | os.PathLike, config: dict[str, Any], state: dict[str, Any], train_x: Tensor
-) -> None:
-    """Raises where a stored ``GPRegression`` is not complete, or larger than its own state.
-
-    Args:
-        path: Where it is stored, for the message.
-        config: Arguments of the model.
-        state: Its ``state_dict``.
-        train_x: Its inputs.
-
-    Raises:
-        DataError: With what is missing, or the two sizes.
-    """
-    unlike = [
-        name for name, fits in _CONFIG.items() if name not in config or not fits(config[name])
-    ]
-    unlike += [name for name in _UNITS if not isinstance(state.get(name), Tensor)]
-    unlike += ["train_x"] if train_x.ndim < 2 else []
-    if unlike:
-        raise DataError(
-            f"path: {path} lacks {', '.join(unlike)}, or has something else in their place. "
-            "Restore a copy of it, or save the model again."
-        )
-    # Networks and mixtures are made before their state is loaded, in whatever size is asked for.
-    d, widths = train_x.shape[-1], [train_x.shape[-1], *config["hidden"]]
-    asked = 0
-    if config["kernel"] in ("deep", "deep-bottleneck"):
-        asked += sum(a * b for a, b in pairwise([*widths, config["num_features"]]))
-    if config["kernel"] == "spectral_mixture":
-        asked += d * config["num_mixtures"]
-    if config["mean"] == "mlp":
-        asked += sum(a * b for a, b in pairwise([*widths, 1]))
-    stored = sum(entry.numel() for entry in state.values() if isinstance(entry, Tensor))
-    if asked > stored:
-        raise DataError(
-            f"path: {path} describes a model of at least {asked} parameters and holds {stored}. "
-            "Save the model again."
-        )

@@ -34,7 +34,7 @@ _FEATURE_START = 1e-3
 _LEAST_LENGTHSCALE = 1e-3
 _SHAPE_START = 3.0  # of the rational quadratic: near the RBF, which it becomes as its shape grows
 _RESIDUAL_START = 1e-4  # of the residual's variance to that of the ARD part
-KERNELS = ("deep", "deep-bottleneck", "matern", "rbf", "rq", "spectral_mixture")
+KERNELS = ("deep", "deep_bottleneck", "matern", "rbf", "rq", "spectral_mixture")
 MEANS = ("constant", "mlp", "zero")
 
 
@@ -101,7 +101,7 @@ def make_kernel(
         residual = ScaleKernel(rational, batch_shape=batch_shape)
         residual.outputscale = _RESIDUAL_START
         return scaled(DeepKernel(features, base + residual, residual=True))
-    if kernel == "deep-bottleneck":
+    if kernel == "deep_bottleneck":
         network = MLP([d, *options.hidden, q], generator=generator)
         return scaled(DeepKernel(network, stationary(RBFKernel, q), residual=False))
     if kernel == "spectral_mixture":

@@ -28,7 +28,7 @@ from gpclml.models._parts import PartOptions, make_kernel
 
 __all__ = ["DeepKernelGP"]
 
-_KERNELS = ("deep", "deep-bottleneck")
+_KERNELS = ("deep", "deep_bottleneck")
 
 
 class DeepKernelGP(SingleTaskGP):
@@ -38,7 +38,7 @@ class DeepKernelGP(SingleTaskGP):
       ARD kernel of ``SingleTaskGP`` with its prior and g a linear map and a network, which start
       near zero. The part s of the variance is a parameter; from its default it starts as the
       ``SingleTaskGP`` of the same data, to about four digits.
-    - ``kernel="deep-bottleneck"`` is a scaled RBF on the outputs of a network alone (Wilson et
+    - ``kernel="deep_bottleneck"`` is a scaled RBF on the outputs of a network alone (Wilson et
       al. 2016), without priors on its hyperparameters.
 
     Everything else is ``SingleTaskGP``'s: noise, mean, outcome transform, posteriors,
@@ -63,7 +63,7 @@ class DeepKernelGP(SingleTaskGP):
         train_Y: Outcomes. Shape ``(*batch, n, m)``.
         train_Yvar: Known noise variances, of the same shape; the noise is inferred if None.
         likelihood: As for ``SingleTaskGP``.
-        kernel: ``"deep"`` or ``"deep-bottleneck"``.
+        kernel: ``"deep"`` or ``"deep_bottleneck"``.
         mean_module: As for ``SingleTaskGP``.
         outcome_transform: As for ``SingleTaskGP``: ``Standardize`` by default.
         input_transform: ``Normalize`` to the unit cube by default, its bounds those of all
@@ -103,6 +103,7 @@ class DeepKernelGP(SingleTaskGP):
         feature_share: float = 1e-4,
         seed: int = 0,
     ) -> None:
+        kernel = kernel.replace("-", "_")
         if kernel not in _KERNELS:
             raise UnknownNameError("kernel", kernel, _KERNELS)
         if train_X.ndim < 2 or 0 in train_X.shape:

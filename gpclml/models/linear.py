@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from gpytorch.constraints import Positive
@@ -25,6 +25,9 @@ from gpclml.kernels import FeatureKernel, IdentityFeatures, LinearizedMean, Neur
 from gpclml.kernels.networks import check_finite_output
 from gpclml.linalg.gaussians import DualGaussian, FullGaussian, linear_posterior
 from gpclml.models._inputs import checked_training_data
+
+if TYPE_CHECKING:
+    from gpclml.models._inputs import ArrayLike
 
 __all__ = ["BayesianLinearModel", "Linearization", "LinearizedGP", "LinearizedNetwork"]
 
@@ -64,15 +67,16 @@ class BayesianLinearModel(ExactGP):
     @checked(prior_variance="float () | (R,)")
     def __init__(
         self,
-        train_x: Tensor,
-        train_y: Tensor,
+        train_x: ArrayLike,
+        train_y: ArrayLike,
         features: Callable[[Tensor], Tensor] | None = None,
         *,
         prior_variance: float | Tensor = 1.0,
         noise: float = 1.0,
         mean: Mean | None = None,
     ) -> None:
-        train_x, train_y = checked_training_data(train_x, train_y)
+        data = checked_training_data(train_x, train_y)
+        train_x, train_y = data.x, data.y
         if train_x.ndim != 2:
             mend = "Make one model for each member."
             raise ArgumentError("train_x", f"shape {tuple(train_x.shape)}", "(n, d)", mend)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -18,59 +18,68 @@ from gpytorch.models import ExactGP
 from torch import Tensor
 
 from gpclml._utils.arguments import checked
-from gpclml._utils.checkpoint import read_checkpoint, write_checkpoint
+from gpclml._utils.checkpoint import write_checkpoint
 from gpclml._utils.memory import reads_are_free
-from gpclml.errors import ArgumentError, DataError
+from gpclml._utils.upstream_settings import load_botorch
+from gpclml.errors import ArgumentError, ShapeError
 from gpclml.inference import IterativePosterior, PosteriorNormal, evaluating, exact_posterior
 from gpclml.inference.covariances import Solver
 from gpclml.inference.posterior import checked_points, choose_posterior_solver
-from gpclml.models._inputs import check_stored, checked_training_data
+from gpclml.models._inputs import checked_training_data, points_as_tensor
 from gpclml.models._parts import PartOptions, make_kernel, make_mean
+from gpclml.models._stored import CHECKPOINT, read_stored
 from gpclml.models.standardize import Standardizer
 
-__all__ = ["GPRegression"]
+if TYPE_CHECKING:
+    from botorch.acquisition.objective import PosteriorTransform
+    from botorch.posteriors import Posterior
 
-_CHECKPOINT = "gpclml.GPRegression"
-_REQUIRED = {"config": dict, "state_dict": dict, "train_x": Tensor, "train_targets": Tensor}
+    from gpclml.models._inputs import ArrayLike
+
+__all__ = ["GPRegression"]
 
 
 class GPRegression(ExactGP):
     r"""An exact GP on standardized data: :math:`y = m(x) + f(x) + \epsilon`.
 
     It trains in a plain GPyTorch loop and with BoTorch's ``fit_gpytorch_mll``, under any
-    objective. ``train_inputs`` are the inputs as given (``forward`` standardizes them);
-    ``train_targets`` are in standardized units, and so are an objective's value, the
-    likelihood's noise and what ``model(x)`` gives in eval mode. :meth:`predict` gives
-    original units. A density in original units is the standardized one with
-    ``log(model.target_scale)`` subtracted for each observed point. In a loop of one's own the
-    targets are ``model.train_targets``; this package's objectives refuse the original ones.
+    objective. ``train_inputs`` are in original units. ``train_targets`` are in standardized units,
+    and so are an objective's value, the likelihood's noise and what ``model(x)`` gives in eval
+    mode; :meth:`predict` and :meth:`posterior` give original units. A density in original units is
+    the standardized one with ``log(model.target_scale)`` subtracted for each observed point. In a
+    loop of your own the targets are ``model.train_targets``; objectives refuse the original ones.
 
     Kernels by name, each inside a ``ScaleKernel`` unless said otherwise:
 
     - ``"rbf"``, ``"rq"``, ``"matern"`` (smoothness 5/2), with a lengthscale a column if ``ard``;
     - ``"spectral_mixture"``: ``num_mixtures`` components, started from the data, unscaled;
     - ``"deep"``: RBF on the inputs plus RQ on the features of a linear map and a network
-      with ``num_features`` outputs, which start near zero and count for little. Train it by
-      :func:`gpclml.fit.fit_networks`. Fits of this package first call
-      :func:`gpclml.fit.warm_start`, after which the model is the fitted ARD GP; call it before a
-      loop of your own;
-    - ``"deep-bottleneck"``: RBF on the features alone (Wilson et al. 2016).
+      with ``num_features`` outputs, which start near zero. Train it by
+      :func:`gpclml.fit.fit_networks`; call :func:`gpclml.fit.warm_start` before a loop of your own,
+      as fits of this package do, which makes it the fitted ARD GP;
+    - ``"deep_bottleneck"``: RBF on the features alone (Wilson et al. 2016).
 
-    Lengthscales of standardized inputs start at the root of the number of columns, as distances
-    between points grow with it, and stay above 0.001; without standardization they start where
-    GPyTorch has them.
-
-    Means by name: ``"constant"``, ``"zero"``, ``"mlp"`` (a network of standardized inputs).
+    Lengthscales of standardized inputs start at the root of the number of columns and stay above
+    0.001; without standardization they start where GPyTorch has them. Means by name:
+    ``"constant"``, ``"zero"``, ``"mlp"`` (a network of standardized inputs).
 
     In a batch every element has hyperparameters of its own and networks are shared. Targets
     may be NaN where missing; train under ``gpytorch.settings.observation_nan_policy("mask")``.
     Kernel, mean and likelihood given as objects see standardized units and are cast to the
     data's dtype and device in place.
 
+    Tensors of float32 or float64 stay what they are. Arrays, pandas objects and integers of any
+    kind are computed with in the type and on the device of the tensor that they come with, else in
+    float64 on the CPU, as by scikit-learn; ``print(model)`` says what was converted, and a warning
+    that integers lost digits. The names of a data frame's columns are kept: points in a data frame
+    must have the same, in the same order.
+
     Args:
-        train_x: Inputs. Shape ``(*batch, n, d)``, or ``(n,)`` for one column.
-        train_y: Targets in original units. Shape ``(*batch, n)``.
-        kernel: A name, or a GPyTorch kernel.
+        train_x: Inputs. Shape ``(*batch, n, d)``, or ``(n,)`` for one column. A tensor, a numpy
+            array, or a data frame of numbers.
+        train_y: Targets in original units. Shape ``(*batch, n)``. A tensor, an array, or a series,
+            whose index must be that of the inputs if these have one.
+        kernel: A name, in which a hyphen is an underscore, or a GPyTorch kernel.
         mean: A name, or a GPyTorch mean.
         likelihood: A Gaussian likelihood; GPyTorch's ``GaussianLikelihood`` if None, its noise at
             least 1e-4. It starts at 0.69 (targets have variance 1): a network trained from a
@@ -87,12 +96,13 @@ class GPRegression(ExactGP):
     Raises:
         ShapeError: Inputs and targets do not match, or hold no points.
         NonFiniteError: An input is not finite, or a target infinite.
-        ArgumentError: A dtype that cannot be factorized, no observed target, or a spread whose
+        ArgumentError: A dtype that cannot be factorized, columns that are no numbers, rows of
+            another index, no observed target, or a spread whose
             square the dtype cannot hold (targets near 1e20 in float32, 1e155 in float64).
         UnknownNameError: A kernel or mean name that is not known.
 
     Examples:
-        >>> model = GPRegression(x, y, kernel="rbf")
+        >>> model = GPRegression(x, y)
         >>> mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
         >>> botorch.fit.fit_gpytorch_mll(mll)
         >>> model.predict(x_new).mean
@@ -103,8 +113,8 @@ class GPRegression(ExactGP):
     @checked
     def __init__(
         self,
-        train_x: Tensor,
-        train_y: Tensor,
+        train_x: ArrayLike,
+        train_y: ArrayLike,
         kernel: str | Kernel = "rbf",
         mean: str | Mean = "constant",
         likelihood: _GaussianLikelihoodBase | None = None,
@@ -117,16 +127,16 @@ class GPRegression(ExactGP):
         seed: int = 0,
         warm_start: bool = True,
     ) -> None:
-        train_x, train_y = checked_training_data(train_x, train_y)
+        data = checked_training_data(train_x, train_y)
+        train_x, train_y = data.x, data.y
         make = Standardizer.fit if standardize else Standardizer.identity
         input_standardizer, target_standardizer = make(train_x, dim=-2), make(train_y, dim=-1)
         input_standardizer.check_representable("train_x", power=1)
         target_standardizer.check_representable("train_y", power=2)
         targets = target_standardizer.transform(train_y)
-        batch_shape = train_x.shape[:-2]
         default_likelihood = likelihood is None
         if likelihood is None:
-            likelihood = GaussianLikelihood(batch_shape=batch_shape)
+            likelihood = GaussianLikelihood(batch_shape=train_x.shape[:-2])
         elif not isinstance(likelihood, _GaussianLikelihoodBase):
             mend = "Exact GPs need Gaussian noise, e.g. gpytorch.likelihoods.GaussianLikelihood()."
             got = type(likelihood).__name__
@@ -135,7 +145,9 @@ class GPRegression(ExactGP):
         self.input_standardizer = input_standardizer
         self.target_standardizer = target_standardizer
         self._targets_checked = False
+        self._columns, self._given = data.columns, data.given
 
+        kernel = kernel.replace("-", "_") if isinstance(kernel, str) else kernel
         generator = torch.Generator().manual_seed(seed)
         options = PartOptions(standardize, ard, hidden, num_features, num_mixtures)
         inputs = input_standardizer.transform(train_x)
@@ -180,9 +192,8 @@ class GPRegression(ExactGP):
         """Refuses the targets in original units in place of ``train_targets``.
 
         An objective asks before it takes the density of targets under ``model(train_x)``, which
-        is in standardized units. Other targets of the same points are taken as they are. The values
-        are compared where they are not ``train_targets`` themselves; on a device that first does
-        all that is queued, only until some have passed.
+        is in standardized units. Other targets of the same points are taken as they are. On a GPU
+        values are compared only until some have passed.
 
         Args:
             target: Shape ``(*batch, n)``.
@@ -198,7 +209,7 @@ class GPRegression(ExactGP):
             return
         if self._targets_checked and not reads_are_free(own.device):
             return
-        if _are_original(target, own, self.target_standardizer):
+        if self.target_standardizer.maps_back(own, target):
             raise ArgumentError(
                 "target",
                 "the targets in original units",
@@ -225,7 +236,7 @@ class GPRegression(ExactGP):
     @checked
     def predict(
         self,
-        x: Tensor,
+        x: ArrayLike,
         observation_noise: bool = True,
         marginal: bool = False,
         solver: Solver = "auto",
@@ -233,19 +244,18 @@ class GPRegression(ExactGP):
     ) -> PosteriorNormal:
         """The posterior at x in original units.
 
-        Exact by a dense factorization whatever GPyTorch's settings; missing targets are left
-        out. Evaluated with the model in eval mode, after which every module is back in the
-        mode it was in, so that it may be called in the middle of training. Gradients flow to
-        ``x`` and the parameters: use ``torch.no_grad()`` where they are not wanted, which also
-        halves the memory.
+        By a dense factorization, exact whatever GPyTorch's settings; missing targets are left out.
+        Every module keeps its mode, so that it may be called in the middle of training. Gradients
+        flow to ``x`` and the parameters; ``torch.no_grad()`` halves the memory.
 
-        Where the factorization does not fit into memory, by conjugate gradients, to a tolerance
-        that is checked, without gradients, and anew in each call. An
-        :class:`~gpclml.inference.IterativePosterior` of the model keeps its solve from
-        call to call and says how exact it is.
+        Where the factorization does not fit into memory, by conjugate gradients to a tolerance that
+        is checked, without gradients, anew in each call. An
+        :class:`~gpclml.inference.IterativePosterior` keeps its solve from call to call.
 
         Args:
-            x: Points in original units. Shape ``(*batch, m, d)``, or ``(m,)`` for one column.
+            x: Points in original units. Shape ``(*batch, m, d)``, or ``(m,)`` for one column. A
+                tensor, array or data frame as the training inputs; arrays and integers are
+                converted to their type and device.
             observation_noise: Predict new observations, the default as everywhere in gpclml, or
                 the noise-free function.
             marginal: Give a diagonal covariance: O(m) memory in place of O(m^2).
@@ -273,7 +283,7 @@ class GPRegression(ExactGP):
         assert self.train_inputs is not None
         train_x, train_y = self.train_inputs[0], self.train_targets
         assert isinstance(train_y, Tensor)
-        x = checked_points(x, train_x)
+        x = checked_points(points_as_tensor(x, train_x, self._columns), train_x)
         chosen = choose_posterior_solver(solver, train_x, train_y, x, marginal)
         if chosen is not None:
             posterior = IterativePosterior(self, chosen)
@@ -285,6 +295,68 @@ class GPRegression(ExactGP):
             assert isinstance(posterior, PosteriorNormal)
             units = self.target_standardizer
             return posterior.in_units(units.scale, units.offset, marginal)
+
+    @property
+    def num_outputs(self) -> int:
+        """Number of outputs, one, as BoTorch asks for it."""
+        return 1
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """Shape of the batch of models, as BoTorch asks for it."""
+        assert self.train_inputs is not None
+        return self.train_inputs[0].shape[:-2]
+
+    @checked
+    def posterior(
+        self,
+        X: ArrayLike,
+        output_indices: list[int] | None = None,
+        observation_noise: bool | Tensor = False,
+        posterior_transform: PosteriorTransform | None = None,
+    ) -> Posterior:
+        """The posterior at X in original units, as BoTorch's models give it.
+
+        What :meth:`predict` computes, so that acquisition functions take the model. As in BoTorch,
+        and unlike everywhere else in gpclml, the noise of observations is left out by default.
+
+        Args:
+            X: Points in original units. Shape ``(*batch, q, d)``.
+            output_indices: None or ``[0]``: there is one output.
+            observation_noise: Whether to add the likelihood's noise; or noise variances to add,
+                ``(*batch, q, 1)``, in standardized units as BoTorch's outcome transforms have it.
+            posterior_transform: Applied to the posterior, if given.
+
+        Returns:
+            A ``GPyTorchPosterior`` of mean ``(*batch, q, 1)``, the joint distribution of each q
+            points; or what the transform makes of it.
+
+        Raises:
+            ArgumentError: Another output is asked for, or as :meth:`predict`.
+            ShapeError, NonFiniteError: As :meth:`predict`.
+
+        Examples:
+            >>> model = GPRegression(x, y)
+            >>> model.posterior(x_new).mean.shape[-1]
+            1
+        """
+        load_botorch()
+        from botorch.posteriors import GPyTorchPosterior
+
+        if output_indices not in (None, [0]):
+            raise ArgumentError("output_indices", output_indices, "None or [0]")
+        assert self.train_inputs is not None
+        X = points_as_tensor(X, self.train_inputs[0], self._columns, "X")
+        normal = self.predict(X, observation_noise=observation_noise is True)
+        if isinstance(observation_noise, Tensor):
+            if observation_noise.shape[-2:] != (normal.mean.shape[-1], 1):
+                expected = f"(*batch, {normal.mean.shape[-1]}, 1)"
+                raise ShapeError("observation_noise", tuple(observation_noise.shape), expected)
+            noise = observation_noise.squeeze(-1) * self.target_scale.unsqueeze(-1).square()
+            covariance = normal.lazy_covariance_matrix.add_diagonal(noise)
+            normal = PosteriorNormal(normal.mean, covariance)
+        posterior = GPyTorchPosterior(normal)
+        return posterior if posterior_transform is None else posterior_transform(posterior, X=X)
 
     @checked
     def with_kernel(self, kernel: str | Kernel) -> GPRegression:
@@ -310,6 +382,7 @@ class GPRegression(ExactGP):
         for name in ("input_standardizer", "target_standardizer"):
             model.get_submodule(name).load_state_dict(self.get_submodule(name).state_dict())
         model.set_train_data(targets=targets, strict=False)  # these, not the same up to rounding
+        model._columns, model._given = self._columns, self._given
         return model
 
     def save(self, path: str | os.PathLike) -> None:
@@ -324,12 +397,12 @@ class GPRegression(ExactGP):
         """
         assert self.train_inputs is not None
         content = {
-            "config": self._config,
+            "config": {**self._config, "columns": self._columns},
             "state_dict": dict(self.state_dict()),
             "train_x": self.train_inputs[0].detach(),
             "train_targets": self.train_targets,
         }
-        write_checkpoint(path, _CHECKPOINT, content)
+        write_checkpoint(path, CHECKPOINT, content)
 
     @classmethod
     @checked
@@ -357,52 +430,21 @@ class GPRegression(ExactGP):
             DataError: The file is missing, damaged or no such checkpoint.
             ArgumentError: An object that the model was made with is missing or does not fit.
         """
-        content = read_checkpoint(path, _CHECKPOINT, map_location, _REQUIRED)
-        # Files of earlier releases do not say how fits start.
-        config, state = {"warm_start": True, **content["config"]}, content["state_dict"]
-        check_stored(path, config, state, content["train_x"])
-        given = {"kernel": kernel, "mean": mean, "likelihood": likelihood}
-        for name, value in given.items():
-            if value is None and config[name] is None:
-                mend = f"Call load(path, {name}=...) with one built as when the model was made."
-                raise ArgumentError(name, None, f"the {name} object the model was made with", mend)
-        for name, value in (("kernel", kernel), ("mean", mean)):
-            config[name] = value if config[name] is None else config[name]
-        config["likelihood"] = likelihood
-        targets = content["train_targets"]
-        original = targets * state["target_standardizer.scale"]
-        original = original + state["target_standardizer.offset"]
-        model = cls(content["train_x"], original, **config)
-        try:
-            model.load_state_dict(state)
-        except RuntimeError as error:
-            if all(value is None for value in given.values()):
-                raise DataError(
-                    f"path: {path} holds the state of another model than it describes "
-                    f"({str(error).splitlines()[-1].strip()}). Restore a copy of it, or save the "
-                    "model again."
-                ) from error
-            mend = "Pass objects of the same classes and sizes as when the model was made."
-            got = str(error).splitlines()[-1].strip()
-            raise ArgumentError("kernel, mean or likelihood", got, "the saved state", mend) from (
-                error
-            )
-        model.set_train_data(targets=targets, strict=False)
+        parts = {"kernel": kernel, "mean": mean, "likelihood": likelihood}
+        stored = read_stored(path, map_location, parts)
+        model = cls(stored.train_x, stored.original_targets, **stored.config)
+        stored.load_into(model)
+        model.set_train_data(targets=stored.targets, strict=False)
+        model._columns = stored.columns
         return model
+
+    def extra_repr(self) -> str:
+        """The training data, and what they were converted from."""
+        assert self.train_inputs is not None
+        shape, dtype = self.train_inputs[0].shape, self.train_inputs[0].dtype
+        given = f"; {self._given}" if self._given else ""
+        return f"train_x: {' x '.join(map(str, shape))}, {str(dtype).removeprefix('torch.')}{given}"
 
     def __getstate__(self) -> dict[str, Any]:
         # Caches of predictions hold autograd graphs, which cannot be pickled.
         return {**self.__dict__, "prediction_strategy": None}
-
-
-def _are_original(target: Tensor, standardized: Tensor, units: Standardizer) -> bool:
-    """Whether they are the standardized targets in original units, and not these themselves."""
-    target, standardized = target.detach(), standardized.detach()
-    original = units.inverse(standardized)
-    rounding = 64 * torch.finfo(standardized.dtype).eps
-    size = original.nan_to_num().abs().amax() + units.offset.abs().amax()
-    tolerance = rounding * float(size)
-    alike = torch.allclose(target, original, 0.0, tolerance, equal_nan=True)
-    return alike and not torch.allclose(
-        standardized, original, 0.0, max(tolerance, rounding), equal_nan=True
-    )

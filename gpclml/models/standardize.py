@@ -129,3 +129,19 @@ class Standardizer(torch.nn.Module):
     def forward(self, values: Tensor) -> Tensor:
         """The same as :meth:`transform`."""
         return self.transform(values)
+
+    def maps_back(self, values: Tensor, original: Tensor) -> bool:
+        """Whether the second are the standardized first in original units, not these themselves.
+
+        Args:
+            values: In standardized units.
+            original: Of the same shape, perhaps in original units.
+        """
+        values, original = values.detach(), original.detach()
+        back = self.inverse(values)
+        rounding = 64 * torch.finfo(values.dtype).eps
+        tolerance = rounding * float(back.nan_to_num().abs().amax() + self.offset.abs().amax())
+        same = torch.allclose(original, back, 0.0, tolerance, equal_nan=True)
+        return same and not torch.allclose(
+            values, back, 0.0, max(tolerance, rounding), equal_nan=True
+        )

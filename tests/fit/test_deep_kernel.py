@@ -24,7 +24,7 @@ def rows(n=40, seed=0):
     return x, x.sum(-1).sin() + 0.1 * torch.randn(n, generator=generator, dtype=torch.float64)
 
 
-@pytest.mark.parametrize("kernel", ["rbf", "deep-bottleneck"])
+@pytest.mark.parametrize("kernel", ["rbf", "deep_bottleneck"])
 def test_only_the_kernel_deep_has_a_second_part(kernel):
     assert not has_second_part(GPRegression(*rows(), kernel=kernel))
     assert has_second_part(GPRegression(*rows(), kernel="deep", warm_start=False))

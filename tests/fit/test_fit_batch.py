@@ -24,7 +24,7 @@ def objective(seed, conditioning=None, n=14, dtype=torch.float64, device="cpu", 
     generator = torch.Generator().manual_seed(seed)
     x = torch.rand(n, 2, generator=generator, dtype=torch.float64)
     y = (4 * x).sin().sum(-1) + 0.1 * torch.randn(n, generator=generator, dtype=torch.float64)
-    options = {"kernel": "deep-bottleneck", "hidden": (5, 4), "seed": seed} | options
+    options = {"kernel": "deep_bottleneck", "hidden": (5, 4), "seed": seed} | options
     model = GPRegression(x.to(device, dtype), y.to(device, dtype), **options)
     return ConditionalMarginalLogLikelihood(model.likelihood, model, conditioning, seed=seed)
 
@@ -81,7 +81,7 @@ def test_each_member_is_as_its_lone_fit(name):
         {"kernel": "spectral_mixture"},
         {"kernel": "deep"},
         {"kernel": "rbf", "mean": "mlp"},
-        {"kernel": "deep-bottleneck", "mean": "mlp"},
+        {"kernel": "deep_bottleneck", "mean": "mlp"},
     ],
     ids=str,
 )

@@ -88,18 +88,18 @@ def test_an_upstream_objective_on_a_plain_exact_gp():
 
 def test_the_same_seed_gives_the_same_fit():
     fits = [
-        fit_mll(objective("deep-bottleneck"), "adam", steps=10, restarts=1, seed=3, progress=False)
+        fit_mll(objective("deep_bottleneck"), "adam", steps=10, restarts=1, seed=3, progress=False)
         for _ in range(2)
     ]
     assert fits[0].history == fits[1].history
     other = fit_mll(
-        objective("deep-bottleneck"), "adam", steps=10, restarts=1, seed=4, progress=False
+        objective("deep_bottleneck"), "adam", steps=10, restarts=1, seed=4, progress=False
     )
     assert other.attempts[1] != fits[0].attempts[1]
 
 
 def test_restarts_redraw_networks_and_keep_the_best():
-    mll = objective("deep-bottleneck", mean="mlp", conditioning=LastPoints(0))
+    mll = objective("deep_bottleneck", mean="mlp", conditioning=LastPoints(0))
     state = torch.get_rng_state()
     result = fit_mll(mll, "adam", steps=15, lr=0.05, restarts=3, progress=False)
     assert torch.equal(state, torch.get_rng_state())

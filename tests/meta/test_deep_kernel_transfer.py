@@ -16,8 +16,8 @@ from gpclml.meta.deep_kernel_transfer import one_vs_rest
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 
 KERNELS = [
-    "batch-norm-cosine", "cosine", "linear", "matern", "polynomial", "rbf", "spectral-mixture",
-    "support-norm-cosine",
+    "batch_norm_cosine", "cosine", "linear", "matern", "polynomial", "rbf", "spectral_mixture",
+    "support_norm_cosine",
 ]  # fmt: skip
 TASKS, WAYS, SHOTS, QUERIES = 3, 4, 2, 3
 

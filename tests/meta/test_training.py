@@ -52,8 +52,8 @@ def redrawn(model):
 
 # Of kernel, mean and noise: the scale, the constant, the noise, and what a kernel adds.
 HYPERPARAMETERS = {
-    "batch-norm-cosine": 3, "cosine": 3, "linear": 3, "matern": 4, "polynomial": 4, "rbf": 4,
-    "spectral-mixture": 5, "support-norm-cosine": 3,
+    "batch_norm_cosine": 3, "cosine": 3, "linear": 3, "matern": 4, "polynomial": 4, "rbf": 4,
+    "spectral_mixture": 5, "support_norm_cosine": 3,
 }  # fmt: skip
 
 
@@ -70,7 +70,7 @@ def test_every_layer_that_makes_features_trains_at_the_full_rate(kernel):
     }
     fast = [name for name, by in moved.items() if by > 5e-4]
     slow = [name for name, by in moved.items() if 0 < by < 1.1e-4]
-    layers = 3 if kernel == "batch-norm-cosine" else 2  # a weight and a bias each
+    layers = 3 if kernel == "batch_norm_cosine" else 2  # a weight and a bias each
     assert len(fast) == 2 * layers
     assert all(name.startswith(("model.backbone.", "model.normalization.")) for name in fast)
     assert len(slow) == HYPERPARAMETERS[kernel]
@@ -157,7 +157,7 @@ def interrupt_adam(monkeypatch):
 
 
 @pytest.mark.parametrize("make", [objective, redrawn], ids=["fixed", "redrawn"])
-@pytest.mark.parametrize("kernel", ["rbf", "batch-norm-cosine"])
+@pytest.mark.parametrize("kernel", ["rbf", "batch_norm_cosine"])
 @pytest.mark.parametrize("place", ["tasks", "forward", "optimizer", "look"])
 def test_an_interrupted_training_ends_as_a_whole_one(tmp_path, monkeypatch, kernel, make, place):
     options = {"steps": 8, "tasks_per_step": 2, "look_every": 3, "progress": False}
@@ -228,7 +228,7 @@ def test_checkpoints_of_another_architecture_or_kind(tmp_path):
     with pytest.raises(DataError, match="another architecture"):
         load_model(transfer(width=9), path)
     with pytest.raises(DataError, match="another architecture"):
-        load_model(transfer(kernel="spectral-mixture"), path)
+        load_model(transfer(kernel="spectral_mixture"), path)
     with pytest.raises(DataError, match="there is no file"):
         load_model(transfer(), tmp_path / "other.pt")
     path.write_bytes(path.read_bytes()[:100])

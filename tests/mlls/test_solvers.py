@@ -208,7 +208,7 @@ def test_a_deep_kernel_trains_through_the_solver():
     found = []
     for solver in (TIGHT, "cholesky"):
         torch.manual_seed(0)
-        model = GPRegression(x, y, kernel="deep-bottleneck")
+        model = GPRegression(x, y, kernel="deep_bottleneck")
         mll = ConditionalMarginalLogLikelihood(model.likelihood, model, solver=solver)
         found.append(mll)
     assert_same(*found, tolerance=1e-5)

@@ -12,7 +12,7 @@ from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from gpclml.models.botorch import DeepKernelGP
 
 BARE = {"input_transform": None, "outcome_transform": None}
-KERNELS = ("deep", "deep-bottleneck")
+KERNELS = ("deep", "deep_bottleneck")
 SHAPES = [
     pytest.param(torch.Size(batch), m, id=f"batch{list(batch)}-outputs{m}")
     for batch, m in itertools.product([(), (2,)], [1, 2])

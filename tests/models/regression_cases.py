@@ -3,7 +3,7 @@
 import torch
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
-KERNELS = ["rbf", "rq", "matern", "spectral_mixture", "deep", "deep-bottleneck"]
+KERNELS = ["rbf", "rq", "matern", "spectral_mixture", "deep", "deep_bottleneck"]
 
 
 def lml(model):

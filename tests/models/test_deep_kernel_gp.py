@@ -185,13 +185,13 @@ def test_inputs_from_a_data_set():
     assert torch.equal(made["train_Y"], y)
     assert "train_Yvar" not in made
     noisy = SupervisedDataset(x, y, Yvar=torch.full_like(y, 0.1), **names)
-    model = DeepKernelGP(**DeepKernelGP.construct_inputs(noisy), kernel="deep-bottleneck")
+    model = DeepKernelGP(**DeepKernelGP.construct_inputs(noisy), kernel="deep_bottleneck")
     noise = 0.1 / model.outcome_transform.stdvs.squeeze() ** 2
     assert torch.allclose(model.likelihood.noise, noise)
 
 
 def test_networks_start_alike_and_are_drawn_anew_alike():
-    model = DeepKernelGP(*data(m=2), kernel="deep-bottleneck", hidden=(5,), num_features=3)
+    model = DeepKernelGP(*data(m=2), kernel="deep_bottleneck", hidden=(5,), num_features=3)
     [network] = find_networks(model)
     before = [parameter.clone() for parameter in network.parameters()]
     assert all(torch.equal(p[0], p[1]) for p in before)

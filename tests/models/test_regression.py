@@ -36,7 +36,7 @@ def test_means(mean, train, new_x):
     assert len(find_networks(model)) == (mean == "mlp")
 
 
-@pytest.mark.parametrize("kernel", ["rbf", "deep-bottleneck"])
+@pytest.mark.parametrize("kernel", ["rbf", "deep_bottleneck"])
 def test_prediction_is_gpytorchs(kernel, train, new_x):
     model = GPRegression(*train, kernel=kernel)
     steps(model)
@@ -89,7 +89,7 @@ def test_prediction_keeps_the_mode_of_every_module(train, new_x):
 def test_batch_is_the_stack_of_singles(diabetes):
     x, y = diabetes[0][:60].reshape(3, 20, 10), diabetes[1][:60].reshape(3, 20)
     new = diabetes[0][60:68]
-    for kernel in ["rbf", "deep-bottleneck", "spectral_mixture"]:
+    for kernel in ["rbf", "deep_bottleneck", "spectral_mixture"]:
         model = GPRegression(x, y, kernel=kernel, mean="mlp" if kernel == "rbf" else "constant")
         assert model.target_scale.shape == (3,)
         value, prediction = lml(model), model.predict(new)
@@ -125,7 +125,7 @@ def test_constant_columns_duplicates_and_float32(kernel, train, new_x):
 
 
 def test_float32_agrees_with_float64(train, new_x):
-    for kernel in ["rbf", "deep-bottleneck"]:
+    for kernel in ["rbf", "deep_bottleneck"]:
         double = GPRegression(*train, kernel=kernel)
         single = GPRegression(train[0].float(), train[1].float(), kernel=kernel)
         torch.testing.assert_close(lml(single).double(), lml(double), rtol=1e-4, atol=1e-4)
@@ -147,7 +147,7 @@ def test_one_and_two_points(kernel, n, train, new_x):
 def test_the_seed_decides_and_the_global_rng_is_untouched(train):
     before = torch.get_rng_state()
     values = [
-        lml(GPRegression(*train, kernel="deep-bottleneck", seed=seed)).item() for seed in (0, 0, 1)
+        lml(GPRegression(*train, kernel="deep_bottleneck", seed=seed)).item() for seed in (0, 0, 1)
     ]
     GPRegression(*train, kernel="spectral_mixture")
     assert torch.equal(before, torch.get_rng_state())
@@ -193,6 +193,12 @@ def test_lengthscales_start_at_the_root_of_the_number_of_columns(kernel, ard, tr
     plain = GPRegression(x, y, kernel=kernel, ard=ard, standardize=False)
     start = plain.covar_module.base_kernel.lengthscale.detach()
     torch.testing.assert_close(start, torch.full_like(start, 2.0).log())  # GPyTorch's
+
+
+def test_hyphens_in_names_are_underscores(train):
+    one, other = (GPRegression(*train, kernel=f"deep{sign}bottleneck") for sign in "_-")
+    assert one.state_dict().keys() == other.state_dict().keys()
+    assert one._config == other._config
 
 
 def test_ard_is_a_choice(train):
