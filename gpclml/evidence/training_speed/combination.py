@@ -174,9 +174,9 @@ class Combination:
     """Weights of models, learned by stochastic gradient descent.
 
     Attributes:
-        weights: After the last step, ``(M,)``; ``(runs, M)`` if sampled.
-        course: At the start and after each of T steps, ``(T + 1, M)``; ``(runs, T + 1, M)`` if
-            sampled.
+        weights: Weights after the last step, ``(M,)``; ``(runs, M)`` if sampled.
+        course: Weights at the start and after each of T steps, ``(T + 1, M)``;
+            ``(runs, T + 1, M)`` if sampled.
     """
 
     weights: Tensor

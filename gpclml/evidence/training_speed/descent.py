@@ -22,11 +22,8 @@ from gpclml.linalg import LowRankPlusDiagonal
 
 __all__ = [
     "DescentDraws",
-    "Whitened",
-    "descend",
     "sample_then_optimize",
     "training_speed_by_descent",
-    "whiten",
 ]
 
 
@@ -104,9 +101,9 @@ def sample_then_optimize(
     """
     check_counts(num_samples=num_samples)
     check_counts(0, steps=steps)
-    model = whiten(features, target, prior_variance, noise)
+    model = _whiten(features, target, prior_variance, noise)
     starts, targets = model.draws(num_samples, seed)
-    weights, gradients = descend(
+    weights, gradients = _descend(
         starts,
         starts,
         model.features,
@@ -174,7 +171,7 @@ def training_speed_by_descent(
     check_counts(2, "A variance needs two draws.", num_samples=num_samples)
     check_counts(repeats=repeats)
     check_counts(0, steps=steps)
-    model = whiten(features, target, prior_variance, noise)
+    model = _whiten(features, target, prior_variance, noise)
     n = len(target)
     deviations, gradient_norm = _deviations(
         model, num_samples * repeats, steps=steps, accelerated=accelerated, seed=seed
@@ -196,7 +193,7 @@ def training_speed_by_descent(
 
 
 def _deviations(
-    model: Whitened, count: int, *, steps: int, accelerated: bool, seed: int
+    model: _Whitened, count: int, *, steps: int, accelerated: bool, seed: int
 ) -> tuple[Tensor, float]:
     """Targets less the draws' predictions, ``(S, N)``, and the largest gradient norm left."""
     anchors, targets = model.draws(count, seed)
@@ -208,7 +205,7 @@ def _deviations(
         if i + 1 == len(model.target):
             break
         # The largest eigenvalue of all points bounds that of the first ones.
-        weights, gradients = descend(
+        weights, gradients = _descend(
             weights,
             anchors,
             model.features[: i + 1],
@@ -221,7 +218,7 @@ def _deviations(
     return torch.stack(deviations, dim=-1) * model.noise.sqrt(), float(left)
 
 
-def _gaussian(model: Whitened) -> tuple[LowRankPlusDiagonal, Tensor, Tensor]:
+def _gaussian(model: _Whitened) -> tuple[LowRankPlusDiagonal, Tensor, Tensor]:
     """Covariance, residual and noise of the observations, in float64."""
     noise = model.noise.double()
     features = model.features.double() * noise.sqrt().unsqueeze(-1)
@@ -230,7 +227,7 @@ def _gaussian(model: Whitened) -> tuple[LowRankPlusDiagonal, Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class Whitened:
+class _Whitened:
     """A linear model whose weights and noise have unit variance.
 
     Attributes:
@@ -257,12 +254,12 @@ class Whitened:
         return weights.to(self.target), self.target + noise.to(self.target)
 
 
-def whiten(
+def _whiten(
     features: Tensor,  # shape: (N, R)
     target: Tensor,  # shape: (N,)
     prior_variance: Tensor | float,
     noise: Tensor | float,
-) -> Whitened:
+) -> _Whitened:
     """The model in units of its prior and its noise.
 
     Raises:
@@ -282,10 +279,10 @@ def whiten(
         mend = "Measure the features in another unit."
         raise ArgumentError("features", f"a norm of {norm:.3g} over the noise", "its square", mend)
     largest = 1 + norm**2
-    return Whitened(matrix, target.to(features) / roots, deviations, noise, largest)
+    return _Whitened(matrix, target.to(features) / roots, deviations, noise, largest)
 
 
-def descend(
+def _descend(
     weights: Tensor,  # shape: (S, R)
     anchors: Tensor,  # shape: (S, R)
     matrix: Tensor,  # shape: (N, R)
