@@ -36,3 +36,9 @@ def test_no_file_is_longer_than_its_topic_needs(folder):
     lengths = {str(path): len(path.read_text().splitlines()) for path in root.rglob("*.py")}
     assert lengths
     assert not {path: lines for path, lines in lengths.items() if lines > MOST_LINES}
+
+
+def test_test_files_have_names_of_their_own():
+    """Pytest imports them by name alone, so that two of one name cannot be collected together."""
+    names = [path.name for path in Path(__file__).parent.rglob("test_*.py")]
+    assert len(names) == len(set(names))
