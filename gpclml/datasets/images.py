@@ -122,7 +122,7 @@ def image_names() -> tuple[str, ...]:
 
 
 def load_images(
-    name: str, *, folder: str | os.PathLike[str] | None = None, progress: bool = True
+    name: str, *, folder: str | os.PathLike[str] | None = None, progress: bool | None = None
 ) -> LabelledImages:
     """Loads labelled images by name from the data folder; missing files are downloaded.
 
@@ -143,7 +143,7 @@ def load_images(
     Args:
         name: One of ``image_names()``.
         folder: The data folder. None: ``$GPCLML_DATA``, else the user's cache.
-        progress: Whether a download shows a progress bar on standard error.
+        progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
 
     Raises:
         UnknownNameError: The name is not known; the message lists the nearest names.

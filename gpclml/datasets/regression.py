@@ -74,7 +74,7 @@ def names() -> tuple[str, ...]:
 
 @checked
 def load(
-    name: str, *, folder: str | os.PathLike[str] | None = None, progress: bool = True
+    name: str, *, folder: str | os.PathLike[str] | None = None, progress: bool | None = None
 ) -> RegressionData:
     """Loads a regression data set by name from the data folder; a missing file is downloaded.
 
@@ -85,7 +85,7 @@ def load(
         name: One of ``names()``.
         folder: The data folder; UCI files are in ``uci`` under it. None: ``$GPCLML_DATA``,
             else the user's cache.
-        progress: Whether a download shows a progress bar on standard error.
+        progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
 
     Raises:
         UnknownNameError: The name is not known; the message lists the nearest names.

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO
 
+from gpclml._utils.progress import shows_progress
 from gpclml.errors import DataError, UnknownNameError
 
 __all__ = [
@@ -139,7 +140,7 @@ def fetch(
     name: str,
     *,
     folder: str | os.PathLike[str] | None = None,
-    progress: bool = True,
+    progress: bool | None = None,
     address: str | None = None,
 ) -> Path:
     """Gives the path of a UCI data set's original file, which is downloaded if it is missing.
@@ -151,7 +152,7 @@ def fetch(
     Args:
         name: Name of the data set, one of ``uci_sources()``.
         folder: The data folder. None: ``$GPCLML_DATA``, else the user's cache.
-        progress: Whether a download shows a progress bar on standard error.
+        progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
         address: Address of a mirror in place of the registry's; the checksum must be that of the
             registry.
 
@@ -167,7 +168,7 @@ def fetch(
 def fetch_file(
     source: UciSource | ImageFile,
     directory: Path,
-    progress: bool = True,
+    progress: bool | None = None,
     address: str | None = None,
 ) -> Path:
     """Gives the path of an original file, downloaded if it is missing; see :func:`fetch`.
@@ -175,7 +176,7 @@ def fetch_file(
     Args:
         source: The entry of the file.
         directory: Folder in which it is kept.
-        progress: Whether a download shows a progress bar on standard error.
+        progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
         address: Address of a mirror in place of the entry's.
 
     Raises:
@@ -259,7 +260,9 @@ def _reject_corrupt(path: Path, source: UciSource | ImageFile, address: str) -> 
     raise _error(path, "the file is corrupt or is another version", source, found, f"{mend}.")
 
 
-def _downloader(source: UciSource | ImageFile, path: Path, progress: bool) -> Callable[..., None]:
+def _downloader(
+    source: UciSource | ImageFile, path: Path, progress: bool | None
+) -> Callable[..., None]:
     """A pooch downloader that raises for anything but the registered file, and says what came."""
 
     def download(address: str, output_file: str, pooch: object) -> None:
@@ -281,7 +284,7 @@ def _downloader(source: UciSource | ImageFile, path: Path, progress: bool) -> Ca
 
 
 def _download(
-    address: str, output_file: str, source: UciSource | ImageFile, progress: bool
+    address: str, output_file: str, source: UciSource | ImageFile, progress: bool | None
 ) -> None:
     import pooch
     from tqdm import tqdm
@@ -302,7 +305,7 @@ def _download(
     try:
         with open(output_file, "wb") as file:
             limited: Any = _Limited(file, source)  # pooch writes to it and flushes it
-            if not progress:
+            if not shows_progress(progress):
                 pooch.HTTPDownloader(**options)(address, limited, None)
                 return
             # A bar of our own is closed whatever happens; pooch's is left open by an error.

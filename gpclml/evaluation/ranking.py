@@ -12,6 +12,7 @@ from gpytorch.models import ExactGP
 from torch import Tensor
 
 from gpclml._utils.arguments import checked
+from gpclml._utils.progress import shows_progress
 from gpclml.conditioning import as_orders
 from gpclml.errors import ArgumentError, ShapeError, UnknownNameError, UnsupportedError
 from gpclml.evaluation.comparison import Comparison, make_table
@@ -51,7 +52,7 @@ def score_models(
     units: Units = "original",
     seed: int = 0,
     problems: Mapping[str, str] | None = None,
-    progress: bool = False,
+    progress: bool | None = None,
 ) -> Comparison:
     """Compares models as :func:`compare` does, and returns all scores besides the table.
 
@@ -86,7 +87,7 @@ def score_models(
     num_curves = number_of_curves(curves, len(orders), len(rows))
     scores: dict[str, ModelScores] = {}
     error: Exception | None = None
-    for name, model in tqdm(checked.items(), desc="models", disable=not progress):
+    for name, model in tqdm(checked.items(), desc="models", disable=not shows_progress(progress)):
         scores[name], errors = score_model(name, model, targets, orders, m, num_curves, units)
         if error is None and rank_by.upper() in errors:
             error = errors[rank_by.upper()]
@@ -127,7 +128,7 @@ def compare(
     units: Units = "original",
     seed: int = 0,
     problems: Mapping[str, str] | None = None,
-    progress: bool = False,
+    progress: bool | None = None,
 ) -> pandas.DataFrame:
     r"""Compares models on their training data by LOO, CLML and LML, and ranks them.
 
@@ -201,7 +202,7 @@ def compare(
         seed: Seed of the orderings.
         problems: Problems of fits by name of the model, such as ``FitResult.message``; empty texts
             are no problems.
-        progress: Whether to show a progress bar.
+        progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
 
     Returns:
         The table, whose ``attrs`` are ``m``, ``orderings``, ``curves``, ``rank_by``, ``units`` and

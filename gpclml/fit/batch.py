@@ -14,6 +14,7 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 
 from gpclml._utils.arguments import callers_level, check_counts, checked
+from gpclml._utils.progress import shows_progress
 from gpclml._utils.upstream_settings import load_botorch
 from gpclml.conditioning import Split
 from gpclml.errors import ArgumentError, NonFiniteError, UnsupportedError
@@ -75,7 +76,7 @@ def fit_batch(
     steps: int | None = None,
     lr: float = 0.01,
     freeze: Iterable[str] = (),
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> list[FitResult]:
     """Fits each model as :func:`gpclml.fit.fit_mll` would alone, all in the same steps.
 
@@ -94,7 +95,7 @@ def fit_batch(
         steps: Most steps; 300 if None.
         lr: Learning rate.
         freeze: Names or name prefixes of parameters that stay as they are, in every model.
-        progress: Whether to show a progress bar on standard error.
+        progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
 
     Returns:
         A result for each objective, in order; ``seconds`` is an equal share of the wall time.
@@ -148,10 +149,10 @@ def fit_batch(
     return results
 
 
-def _take_steps(batch: Batch, steps: int, progress: bool) -> None:
+def _take_steps(batch: Batch, steps: int, progress: bool | None) -> None:
     from tqdm import tqdm
 
-    with tqdm(total=steps, desc="fit", disable=not progress) as bar:
+    with tqdm(total=steps, desc="fit", disable=not shows_progress(progress)) as bar:
         try:
             for _ in range(steps):
                 batch.evaluate()

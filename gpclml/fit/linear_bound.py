@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gpclml._utils.arguments import check_counts, check_learning_rate, checked
+from gpclml._utils.progress import shows_progress
 from gpclml.errors import ArgumentError, NonFiniteError, UnsupportedError
 from gpclml.fit.result import FitResult
 from gpclml.linalg.gaussians import gaussian_kl
@@ -26,7 +27,7 @@ def fit_linear_bound(
     lr: float = 0.01,
     fit_noise: bool = True,
     empirical_bayes: bool = False,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> FitResult:
     r"""Ascends one group of parameters after the other, each but the last in closed form.
 
@@ -42,7 +43,7 @@ def fit_linear_bound(
         lr: Learning rate of Adam at the start.
         fit_noise: Whether the noise is fitted.
         empirical_bayes: Whether the prior variance is; one for all weights.
-        progress: Whether to show a progress bar.
+        progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
 
     Returns:
         The largest bound in nats per point, whose hyperparameters the model has, and those of all
@@ -109,7 +110,7 @@ def _check(mll: LinearEvidenceLowerBound, steps: int, lr: float, empirical_bayes
         raise ArgumentError("empirical_bayes", f"{count} prior variances", "one for all weights")
 
 
-def _steps(steps: int, progress: bool):
+def _steps(steps: int, progress: bool | None):
     from tqdm import tqdm
 
-    return tqdm(range(steps), disable=not progress, desc="evidence lower bound")
+    return tqdm(range(steps), disable=not shows_progress(progress), desc="evidence lower bound")

@@ -22,6 +22,7 @@ from gpytorch.mlls import MarginalLogLikelihood
 from linear_operator.utils.errors import NanError, NotPSDError
 
 from gpclml._utils.arguments import callers_level, check_counts, check_learning_rate, checked
+from gpclml._utils.progress import shows_progress
 from gpclml.errors import ArgumentError, UnknownNameError, UnsupportedError
 from gpclml.fit._optimize import OptimizerFactory, StoppedError, frozen, stochastic
 from gpclml.fit._searches import search
@@ -88,7 +89,7 @@ def fit_mll(
     retries: int = 2,
     freeze: Iterable[str] = (),
     seed: int = 0,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> MLLFitResult:
     """Maximizes an objective over the parameters of its model, in place.
 
@@ -118,7 +119,7 @@ def fit_mll(
         freeze: Names or name prefixes of parameters that stay as they are, as in
             ``mll.named_parameters()``.
         seed: Seed of the restarts.
-        progress: Whether to show a progress bar on standard error.
+        progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
 
     Returns:
         The history and outcome. The objective and its model are left in eval mode.
@@ -187,14 +188,14 @@ def _attempt(
     steps: int | None,
     lr: float,
     retries: int,
-    progress: bool,
+    progress: bool | None,
     must_start: bool,
 ) -> _Attempt:
     from tqdm import tqdm
 
     attempt = _Attempt()
     total = steps if factory is None else (steps or STEPS)
-    with tqdm(total=total, desc="fit", disable=not progress) as bar:
+    with tqdm(total=total, desc="fit", disable=not shows_progress(progress)) as bar:
 
         def record(_: Any, result: Any) -> None:
             attempt.history.append(-float(result.fval))

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.distributions import Normal
 
 from gpclml._utils.arguments import check_counts, check_learning_rate, checked
+from gpclml._utils.progress import shows_progress
 from gpclml.conditioning import KFold
 from gpclml.errors import NonFiniteError, UnsupportedError
 from gpclml.fit._optimize import StoppedError
@@ -84,7 +85,7 @@ def fit_networks(
     lr: float = 0.01,
     n_splits: int = 4,
     seed: int = 0,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> NetworksFitResult:
     r"""Trains the networks of a model, with as many steps as held-out folds support.
 
@@ -112,7 +113,7 @@ def fit_networks(
             tenth of it for the network and twice it for everything else.
         n_splits: Number of folds. Only as many are used as hold 1000 points together.
         seed: Seed of the folds and subsets.
-        progress: Whether to show progress bars on standard error.
+        progress: Whether to show progress bars; None shows them on terminals and in notebooks.
 
     Returns:
         The checkpoint chosen and why. The objective and its model are left in eval mode.
@@ -224,14 +225,7 @@ def _objective(mll: MarginalLogLikelihood, rows: Tensor) -> float:
 
 @dataclass(frozen=True)
 class _Gain:
-    """What a training has gained at a checkpoint, by the held-out points.
-
-    Attributes:
-        mean: Mean gain in log density over the model as it was, nats per point.
-        standard_error: Of that mean, over points.
-        error: Mean decrease in squared error, in squared standardized units.
-        num_held_out: Number of points scored.
-    """
+    """What a training has gained at a checkpoint; see :class:`NetworksFitResult`."""
 
     mean: float
     standard_error: float
@@ -245,7 +239,7 @@ def _held_out_gains(
     checkpoints: Sequence[int],
     lr: float,
     seed: int,
-    progress: bool,
+    progress: bool | None,
 ) -> list[_Gain]:
     """Trains a copy for each fold, all to one checkpoint before any to the next.
 
@@ -258,7 +252,7 @@ def _held_out_gains(
         checkpoints: Numbers of steps at which to score the folds, from 0.
         lr: Learning rate.
         seed: Seed of the subsets.
-        progress: Whether to show a progress bar.
+        progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
 
     Returns:
         The gain of the model as it was (none), at the start of the training and after each of
@@ -274,7 +268,8 @@ def _held_out_gains(
     try:
         before = [one.score(block) for one, (_, block) in zip(trainings, folds, strict=True)]
         gains.append(_gain(before, before))
-        with tqdm(total=len(folds) * len(stages), desc="folds", disable=not progress) as bar:
+        hidden, total = not shows_progress(progress), len(folds) * len(stages)
+        with tqdm(total=total, desc="folds", disable=hidden) as bar:
             for stage in stages:
                 worse = _WORSE_START if len(gains) == 1 else _WORSE
                 scores: _Scores = []
@@ -348,12 +343,12 @@ class _SubsetTraining:
             except (NanError, NotPSDError) as error:
                 raise StoppedError(error, nothing_done=False) from error
 
-    def train(self, steps: int, progress: bool | None = False) -> None:
+    def train(self, steps: int, progress: bool | None = None) -> None:
         """Takes that many steps, each on a fresh subset of the rows.
 
         Args:
             steps: How many.
-            progress: Whether to show a progress bar.
+            progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
 
         Raises:
             StoppedError: Value or gradient is not finite, or a covariance not definite.
@@ -361,7 +356,7 @@ class _SubsetTraining:
         from tqdm import tqdm
 
         self.mll.train()
-        for _ in tqdm(range(steps), desc="all rows", disable=not progress):
+        for _ in tqdm(range(steps), desc="all rows", disable=not shows_progress(progress)):
             self.optimizer.zero_grad()
             with _conditioned_on(self.model, self._subset(_SUBSET)):
                 try:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gpclml._utils.arguments import checked
 from gpclml._utils.checkpoint import read_checkpoint, write_checkpoint
+from gpclml._utils.progress import shows_progress
 from gpclml._utils.resuming import (
     check_fingerprint,
     digest,
@@ -270,7 +271,7 @@ def fit_online(
     partition: Literal["random", "class"] = "random",
     seed: int = 0,
     checkpoint: str | Path | None = None,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> OnlineFitResult:
     """Alternates Adam steps on the weights and on the hyperparameters (Immer et al. 2021, Alg. 1).
 
@@ -304,7 +305,7 @@ def fit_online(
             by ``"class"``, a tighter bound as a rule.
         seed: Seed of the order of the points.
         checkpoint: File to save to at every look and at an interrupt, and to go on from.
-        progress: Whether to show a progress bar on standard error.
+        progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
 
     Returns:
         The course of the training.
@@ -356,7 +357,9 @@ def fit_online(
     if patience is not None and course.looks and run.evaluations_since_best() >= patience:
         epochs = done  # it had ended
     whole: dict[str, Any] = {}
-    with tqdm(total=epochs, initial=done, desc="epochs", disable=not progress) as bar:
+    with tqdm(
+        total=epochs, initial=done, desc="epochs", disable=not shows_progress(progress)
+    ) as bar:
         try:
             for epoch in range(done + 1, epochs + 1):
                 whole = run.content() if checkpoint is not None else {}

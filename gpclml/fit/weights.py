@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gpclml._utils.arguments import all_finite, checked
+from gpclml._utils.progress import shows_progress
 from gpclml.conditioning import partition_at_random, partition_by_class
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
 from gpclml.fit.result import FitResult
@@ -154,7 +155,7 @@ def fit_map(
     lr: float = 1e-3,
     final_lr: float | None = None,
     seed: int = 0,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> FitResult:
     """Trains the weights alone, by Adam, to the mode of their posterior.
 
@@ -170,7 +171,7 @@ def fit_map(
         lr: Learning rate of the first epoch.
         final_lr: That of the last, by half a cosine; the first throughout if None.
         seed: Seed of the order of the points.
-        progress: Whether to show a progress bar on standard error.
+        progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
 
     Returns:
         The log joint density in nats per point at each epoch, the mean over its batches before
@@ -195,7 +196,7 @@ def fit_map(
     from tqdm import trange
 
     start = time.perf_counter()
-    bar = trange(epochs, desc="epochs", disable=not progress)
+    bar = trange(epochs, desc="epochs", disable=not shows_progress(progress))
     history = [training.epoch(done) for done in bar]
     seconds = time.perf_counter() - start
     return FitResult(objective=history[-1], history=history, seconds=seconds)

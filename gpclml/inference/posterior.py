@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gpclml._utils import memory
 from gpclml._utils.arguments import all_finite, checked
+from gpclml._utils.progress import shows_progress
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnsupportedError
 from gpclml.inference.covariances import Solver, choose_solver
 from gpclml.inference.observations import Observations, observations
@@ -49,7 +50,7 @@ _NUMBERS_AT_ONCE = 2**23
 
 @checked(passes_on="x", x="float (*batch, m, d)")
 def exact_posterior(
-    model: ExactGP, x: Tensor, marginal: bool, progress: bool = False
+    model: ExactGP, x: Tensor, marginal: bool, progress: bool | None = None
 ) -> PosteriorNormal:
     r"""The latent posterior at x by one dense factorization.
 
@@ -92,7 +93,7 @@ def posterior_given(
     chunks: Sequence[slice],
     marginal: bool,
     like: Tensor,
-    progress: bool = False,
+    progress: bool | None = None,
 ) -> tuple[PosteriorNormal, list[Any]]:
     """The latent posterior at new points, by any solver.
 
@@ -111,7 +112,7 @@ def posterior_given(
 
     bar = tqdm(
         chunks, desc="predict", unit=f" chunks of {_CHUNK} points", leave=False,
-        disable=not progress or len(chunks) == 1,
+        disable=not shows_progress(progress) or len(chunks) == 1,
     )  # fmt: skip
     blocks = [predictor.given(prior.cross(rows).to_dense().mT, keep=not marginal) for rows in bar]
     mean = (prior.mean + torch.cat([block.shift for block in blocks], dim=-1)).to(like)

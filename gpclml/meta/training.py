@@ -20,6 +20,7 @@ from gpclml._utils.checkpoint import (
     read_checkpoint,
     write_checkpoint,
 )
+from gpclml._utils.progress import shows_progress
 from gpclml._utils.resuming import (
     check_fingerprint,
     digest,
@@ -71,7 +72,7 @@ def train_on_tasks(
     validation_tasks: int = 100,
     look_every: int = 500,
     checkpoint: str | Path | None = None,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> Training:
     """Trains a model by Adam on new tasks at each step, and keeps the best validated parameters.
 
@@ -95,7 +96,7 @@ def train_on_tasks(
         validation_tasks: Number of validation tasks.
         look_every: Steps between validations.
         checkpoint: File to save to and to resume from.
-        progress: Whether to show a progress bar on standard error.
+        progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
 
     Returns:
         The course of the training.
@@ -141,7 +142,7 @@ def train_on_tasks(
 
     done = len(run.training.objectives)
     whole: dict[str, Any] = {}
-    with tqdm(total=steps, initial=done, desc="steps", disable=not progress) as bar:
+    with tqdm(total=steps, initial=done, desc="steps", disable=not shows_progress(progress)) as bar:
         try:
             for step in range(done, steps):
                 whole = run.content() if checkpoint is not None else {}

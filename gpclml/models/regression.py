@@ -240,7 +240,7 @@ class GPRegression(ExactGP):
         observation_noise: bool = True,
         marginal: bool = False,
         solver: Solver = "auto",
-        progress: bool = False,
+        progress: bool | None = None,
     ) -> PosteriorNormal:
         """The posterior at x in original units.
 
@@ -261,8 +261,8 @@ class GPRegression(ExactGP):
             marginal: Give a diagonal covariance: O(m) memory in place of O(m^2).
             solver: "cholesky", "cg" or :class:`~gpclml.linalg.ConjugateGradients`; "auto" takes
                 Cholesky where it fits, else conjugate gradients with a warning.
-            progress: Show a bar on standard error while the variances of many points are computed
-                from a Cholesky factor; conjugate gradients have a setting of their own.
+            progress: Whether to show a bar while the variances of many points are computed from a
+                factor; None shows it on terminals and in notebooks.
 
         Returns:
             A normal with mean ``(*batch, m)`` and covariance ``(*batch, m, m)``, without GPyTorch's

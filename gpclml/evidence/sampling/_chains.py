@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gpclml._utils.arguments import check_finite
+from gpclml._utils.progress import shows_progress
 from gpclml.errors import ArgumentError, ShapeError
 from gpclml.evidence.sampling.monte_carlo import LogDensity, log_values
 
@@ -44,7 +45,7 @@ class AnnealingPath:
         leapfrog_steps: Leapfrog steps of one move.
         scale: Factor of each parameter's step, ``(P,)``.
         generator: Source of momenta and acceptances.
-        progress: Whether to show a progress bar.
+        progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
     """
 
     posterior: TemperedPosterior
@@ -52,7 +53,7 @@ class AnnealingPath:
     leapfrog_steps: int
     scale: Tensor
     generator: torch.Generator
-    progress: bool
+    progress: bool | None
 
     def given_steps(self, step_size: float | Sequence[float] | Tensor) -> list[float]:
         """A step for each temperature at which chains move, as the caller gives them."""
@@ -124,7 +125,7 @@ class AnnealingPath:
 
         inner = self.betas[-2:0:-1] if reverse else self.betas[1:-1]
         label = " ".join(filter(None, ["reverse" if reverse else "", "annealing", name]))
-        return iter(tqdm(inner, desc=label, disable=not self.progress))
+        return iter(tqdm(inner, desc=label, disable=not shows_progress(self.progress)))
 
 
 @dataclass(frozen=True)

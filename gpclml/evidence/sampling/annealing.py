@@ -125,7 +125,7 @@ def annealed_importance_sampling(
     step_size: float | Sequence[float] | Tensor | None = None,
     scale: Tensor | None = None,
     seed: int = 0,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> AnnealedEvidence:
     r"""A lower bound and an estimate of the log evidence, from chains that begin at the prior.
 
@@ -152,7 +152,7 @@ def annealed_importance_sampling(
         scale: Factor of each parameter's step, ``(P,)``, such as the prior's standard deviations;
             ones if None.
         seed: Seed of momenta and acceptances.
-        progress: Whether to show progress bars on standard error.
+        progress: Whether to show progress bars; None shows them on terminals and in notebooks.
 
     Returns:
         The bound, the estimate, and the log evidence by each chain.
@@ -185,7 +185,7 @@ def reverse_annealed_importance_sampling(
     step_size: float | Sequence[float] | Tensor | None = None,
     scale: Tensor | None = None,
     seed: int = 0,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> AnnealedEvidence:
     r"""An upper bound of the log evidence, from chains that begin at the posterior.
 
@@ -241,7 +241,7 @@ def bidirectional_evidence(
     step_size: float | Sequence[float] | Tensor | None = None,
     scale: Tensor | None = None,
     seed: int = 0,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> BidirectionalEvidence:
     """A lower and an upper bound of the log evidence, whose gap says how tight they are.
 
@@ -320,7 +320,7 @@ def _path(
     leapfrog_steps: int,
     scale: Tensor | None,
     seed: int,
-    progress: bool,
+    progress: bool | None,
 ) -> AnnealingPath:
     """The path of chains with these settings, if prior and likelihood can be differentiated."""
     for name, density in zip(("log_prior", "log_likelihood"), densities, strict=True):

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.func import functional_call, jvp, vmap
 
 from gpclml._utils.arguments import check_counts, check_learning_rate, check_placement, checked
+from gpclml._utils.progress import shows_progress
 from gpclml.conditioning import partition_at_random
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
 from gpclml.mlls import LaplaceMarginalLogLikelihood
@@ -40,7 +41,7 @@ def sample_sgld(
     lr: float = 1e-3,
     exploration: float = 0.8,
     seed: int = 0,
-    progress: bool = True,
+    progress: bool | None = None,
 ) -> dict[str, Tensor]:
     r"""Draws from the posterior of the weights by Langevin dynamics with a cyclical step.
 
@@ -65,7 +66,7 @@ def sample_sgld(
         lr: The largest step :math:`\epsilon_0`, per point: N times what it is for the total.
         exploration: Share of a cycle that explores, from which no draw is taken.
         seed: Seed of the batches and the noise.
-        progress: Whether to show a progress bar on standard error.
+        progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
 
     Returns:
         Weights by name, ``(S, *shape)``.
@@ -94,7 +95,7 @@ def sample_sgld(
     first = round(exploration * steps)
     kept = {steps - 1 - ((steps - first) * i) // per_cycle for i in range(per_cycle)}
     draws: list[dict[str, Tensor]] = []
-    with tqdm(total=cycles * steps, desc="SGLD", disable=not progress) as bar:
+    with tqdm(total=cycles * steps, desc="SGLD", disable=not shows_progress(progress)) as bar:
         for _ in range(cycles):
             for k in range(steps):
                 chain.step(lr / 2 * (math.cos(math.pi * k / steps) + 1), noise=k >= first)

@@ -1,0 +1,41 @@
+import inspect
+import sys
+import types
+
+import pytest
+
+import gpclml.datasets
+import gpclml.evaluation
+import gpclml.evidence.sampling
+import gpclml.fit
+import gpclml.meta
+from gpclml._utils.progress import shows_progress
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_bars_are_shown_on_terminals_and_in_notebooks(monkeypatch, terminal):
+    stream = types.SimpleNamespace(isatty=lambda: terminal)
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.delitem(sys.modules, "IPython", raising=False)
+    assert shows_progress(None) == terminal
+    assert shows_progress(True)
+    assert not shows_progress(False)
+    for shell in (None, types.SimpleNamespace(), types.SimpleNamespace(kernel=object())):
+        ipython = types.SimpleNamespace(get_ipython=lambda shell=shell: shell)
+        monkeypatch.setitem(sys.modules, "IPython", ipython)
+        assert shows_progress(None) == (terminal or hasattr(shell, "kernel"))
+
+
+def test_the_default_is_the_same_everywhere():
+    packages = (
+        gpclml.datasets, gpclml.evaluation, gpclml.evidence.sampling, gpclml.fit, gpclml.meta,
+    )  # fmt: skip
+    public = [getattr(package, name) for package in packages for name in package.__all__]
+    functions = [one for one in public if inspect.isfunction(one)] + [gpclml.GPRegression.predict]
+    defaults = {
+        function.__name__: inspect.signature(function).parameters["progress"].default
+        for function in functions
+        if "progress" in inspect.signature(function).parameters
+    }
+    assert len(defaults) > 12
+    assert set(defaults.values()) == {None}, defaults
