@@ -84,7 +84,7 @@ def small(monkeypatch) -> tuple[UciSource, bytes]:
 def test_whole_file_is_fetched_once_and_then_read(tmp_path, small, capsys):
     source, body = small
     with serving(sending(body)) as address:
-        path = datasets.fetch("yacht", folder=tmp_path, address=address)
+        path = datasets.fetch("yacht", folder=tmp_path, address=address, progress=True)
     assert path == tmp_path / "uci" / "yacht.txt"
     assert path.read_bytes() == body
     assert "yacht.txt: 100%" in capsys.readouterr().err
