@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -77,7 +77,7 @@ class Covariance(ABC):
             check_indices("held_out", held_out, residual.shape[-1])
         else:
             check_member_indices("held_out", held_out, residual.shape[:-1], residual.shape[-1])
-        return self._conditional_log_density(residual, held_out)
+        return self._own("conditional_log_density")(residual, held_out)
 
     @checked(late=True, residual="float (*batch, n)")
     def block_log_densities(self, residual: Tensor, blocks: Sequence[Tensor]) -> Tensor:
@@ -94,7 +94,7 @@ class Covariance(ABC):
                 raise ArgumentError("blocks", f"shape {tuple(group.shape)}", "(k, b), not empty")
             for block in [group.unique()] if group.shape[-1] == 1 else group:
                 check_indices("blocks", block, n)
-        return self._block_log_densities(residual, blocks)
+        return self._own("block_log_densities")(residual, blocks)
 
     def held_out_log_densities(self, residual: Tensor, blocks: Sequence[Tensor]) -> Tensor:
         """The same for one block or several, by whichever of the two methods costs less.
@@ -109,7 +109,7 @@ class Covariance(ABC):
     def leave_one_out(self, residual: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of the residuals at ``rows`` given all others, ``(*batch, b)`` each."""
         check_indices("held_out", rows, residual.shape[-1])
-        return self._leave_one_out(self._expanded(residual), rows.to(self.device))
+        return self._own("leave_one_out")(self._expanded(residual), rows.to(self.device))
 
     @checked(late=True, residual="float (*batch, n)", orders="integer (k, n)")
     def sequential(self, residual: Tensor, orders: Tensor | None = None) -> Tensor:
@@ -125,7 +125,7 @@ class Covariance(ABC):
         residual = self._expanded(residual)
         for order in () if orders is None else orders:
             check_indices("order", order, residual.shape[-1], count=residual.shape[-1])
-        return self._sequential(residual, None if orders is None else orders.to(self.device))
+        return self._own("sequential")(residual, None if orders is None else orders.to(self.device))
 
     @checked(late=True, residual="float (n,)", orders="integer (k, n)")
     def predictions(self, residual: Tensor, orders: Tensor) -> tuple[Tensor, Tensor]:
@@ -143,7 +143,7 @@ class Covariance(ABC):
             raise ShapeError("orders", tuple(orders.shape), f"(k, {n})")
         for order in orders:
             check_indices("orders", order, n, count=n)
-        return self._predictions(residual, orders.to(residual.device))
+        return self._own("predictions")(residual, orders.to(residual.device))
 
     @checked(late=True, residual="float (*batch, n)", rows="index (b,)")
     def condition(self, residual: Tensor, rows: Tensor) -> tuple[Covariance, Tensor]:
@@ -163,7 +163,7 @@ class Covariance(ABC):
             raise ArgumentError("rows", f"all {n} points", "fewer, so that others are left")
         others = torch.ones(n, dtype=torch.bool, device=self.device)
         others[rows] = False
-        return self._condition(residual, rows, others.nonzero().squeeze(-1))
+        return self._own("condition")(residual, rows, others.nonzero().squeeze(-1))
 
     def predictor(self, residual: Tensor, missing: Tensor | None = None) -> Predictor:
         """Solves for the residuals once, to predict other values from them.
@@ -217,25 +217,12 @@ class Covariance(ABC):
         batch = check_residual(self.shape, residual)
         return residual.expand(*batch, residual.shape[-1])
 
-    def _conditional_log_density(self, residual: Tensor, held_out: Tensor) -> Tensor:
-        raise self._refused("conditional_log_density")
-
-    def _block_log_densities(self, residual: Tensor, blocks: Sequence[Tensor]) -> Tensor:
-        raise self._refused("block_log_densities")
-
-    def _leave_one_out(self, residual: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        raise self._refused("leave_one_out")
-
-    def _sequential(self, residual: Tensor, orders: Tensor | None) -> Tensor:
-        raise self._refused("sequential")
-
-    def _predictions(self, residual: Tensor, orders: Tensor) -> tuple[Tensor, Tensor]:
-        raise self._refused("predictions")
-
-    def _condition(
-        self, residual: Tensor, rows: Tensor, others: Tensor
-    ) -> tuple[Covariance, Tensor]:
-        raise self._refused("condition")
+    def _own(self, method: str) -> Callable[..., Any]:
+        """The method of the kind itself, whose arguments have been checked."""
+        own = getattr(self, f"_{method}", None)
+        if own is None:
+            raise self._refused(method)
+        return own
 
     def _refused(self, method: str) -> UnsupportedError:
         return UnsupportedError(

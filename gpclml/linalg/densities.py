@@ -192,13 +192,11 @@ def sequential_predictions(
         ``orders[j, i]``.
 
     Raises:
-        ShapeError: If the shapes do not fit one another.
         ArgumentError: If an order is not a permutation.
-        NonFiniteError, NotPSDError: As :func:`~gpclml.linalg.safe_cholesky`.
+        ShapeError, NonFiniteError, NotPSDError: As :func:`conditional_log_density`.
 
     Note:
-        n³/3 floating-point operations for each order; about 4 n R² with rank R, for all orders
-        at once.
+        n³/3 floating-point operations for each order; with rank R about 4 n R² for all at once.
     """
     return _as_covariance(covariance, residual).predictions(residual, orders)
 
@@ -233,13 +231,10 @@ def leave_one_out_moments(
         ``covariance``.
 
     Raises:
-        ShapeError, ArgumentError: If the arguments do not fit together.
-        NonFiniteError: If a value is not finite.
-        NotPSDError: If the covariance is not positive definite even with jitter.
+        ShapeError, ArgumentError, NonFiniteError, NotPSDError: As :func:`conditional_log_density`.
 
     Note:
-        (n³ + b³)/3 floating-point operations; n R² where the covariance has R features and a
-        diagonal.
+        (n³ + b³)/3 floating-point operations; n R² where the covariance has rank R.
     """
     return _as_covariance(covariance, residual, factor_dtype).leave_one_out(residual, held_out)
 
