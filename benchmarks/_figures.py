@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gpclml.errors import DataError
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["new_figure", "save_figure"]
+__all__ = ["bare", "legend_above", "new_figure", "save_figure"]
 
 _DOTS_AN_INCH = 150
 
@@ -29,6 +31,24 @@ def new_figure(width: float, height: float, **options: Any) -> Figure:
     figure = Figure(figsize=(width, height), **options)
     FigureCanvasAgg(figure)
     return figure
+
+
+def bare(axes: Axes) -> None:
+    """Axes with faint horizontal lines and no frame above and to the right."""
+    axes.grid(axis="y", color="0.9")
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def legend_above(
+    figure: Figure, looks: Mapping[tuple[str, str], Mapping[str, Any]], columns: int
+) -> None:
+    """A legend of lines by the two names of each, above all panels."""
+    from matplotlib.lines import Line2D
+
+    lines = [Line2D([], [], **look) for look in looks.values()]
+    labels = [", ".join(names) for names in looks]
+    figure.legend(lines, labels, loc="outside upper center", ncols=columns, frameon=False)
 
 
 def save_figure(figure: Figure, path: str | os.PathLike[str]) -> None:

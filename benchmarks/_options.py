@@ -129,18 +129,24 @@ def read_options(function: Callable | None, options: Mapping[str, Any]) -> dict[
 
 
 def with_options(
-    command: Callable, left_out: Sequence[str], *functions: Callable | None
+    command: Callable, parameters: Iterable[Parameter], left_out: Sequence[str] = ()
 ) -> Callable:
-    """The command with the options of functions before its own, in the place of ``**options``."""
-    hints = get_type_hints(command, include_extras=True, localns={"Any": Any})
+    """The command with further options before its own, in the place of its ``**options``.
+
+    Args:
+        command: The command.
+        parameters: From :func:`options_of`; what has a reader is taken as text.
+        left_out: Its own options that it shall not have.
+    """
+    hints = get_type_hints(command, include_extras=True)
     own = [
         parameter.replace(annotation=hints[name], kind=Parameter.KEYWORD_ONLY)
         for name, parameter in signature(command).parameters.items()
         if name != "options" and name not in left_out
     ]
-    added = [_as_text(one) for function in functions for one in options_of(function).values()]
-    command.__signature__ = Signature([*added, *own])
-    command.__annotations__ = {one.name: one.annotation for one in [*added, *own]}
+    every = [*map(_as_text, parameters), *own]
+    command.__signature__ = Signature(every)
+    command.__annotations__ = {one.name: one.annotation for one in every}
     return command
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.runner import package_versions
 from gpclml.errors import DataError
 
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["code", "describe_cells", "section", "table", "write_rows"]
+__all__ = ["code", "command_lines", "describe_cells", "section", "table", "write_rows"]
 
 _PACKAGES = ("gpclml", "torch", "gpytorch", "botorch", "python")
 _DIGITS = 6  # of numbers in CSV files
@@ -24,6 +26,12 @@ def table(frame: pandas.DataFrame) -> str:
     heads = [_text(name) for name in (*frame.index.names, *frame.columns)]
     marks = ["---"] * frame.index.nlevels + ["---:"] * len(frame.columns)
     return "\n".join(f"| {' | '.join(row)} |" for row in [heads, marks, *rows])
+
+
+def command_lines(program: str) -> str:
+    """The command of this process and the versions of packages, as comments above a table."""
+    versions = ", ".join(f"{name} {version}" for name, version in package_versions().items())
+    return f"# python -m {program} {' '.join(sys.argv[1:])}".rstrip() + f"\n# {versions}"
 
 
 def section(heading: str, *paragraphs: str) -> str:

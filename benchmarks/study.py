@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from benchmarks._environment import variables
 from benchmarks._options import (
     CsvFile,
     DataFolder,
@@ -23,6 +22,7 @@ from benchmarks._options import (
     read_options,
     with_options,
 )
+from benchmarks._process import variables
 from benchmarks._tables import code, describe_cells, section, write_rows
 from benchmarks.runner import (
     Batches,
@@ -237,7 +237,8 @@ class Study:
                 ]
             _end_run(summaries, quiet)
 
-        return with_options(run, [] if "folder" in dict(self.folders) else ["folder"], self.grid)
+        left_out = [] if "folder" in dict(self.folders) else ["folder"]
+        return with_options(run, options_of(self.grid).values(), left_out)
 
     def _report_command(self) -> Callable[..., None]:
         def report(
@@ -248,8 +249,8 @@ class Study:
                     options |= read_options(function, options)
                 typer.echo(self.sections(results, csv, figure, **options))
 
-        left_out = [] if self.figure else ["figure"]
-        return with_options(report, left_out, self.choose, self.figure)
+        further = (options_of(self.choose) | options_of(self.figure)).values()
+        return with_options(report, further, [] if self.figure else ["figure"])
 
     def _command_of(self, ctx: typer.Context) -> str:
         """What was asked for: the options given, but for those of the machine."""

@@ -23,7 +23,7 @@ from typing import Annotated, Any
 import gpytorch
 import typer
 
-from benchmarks.runner import package_versions
+from benchmarks._tables import command_lines
 from gpclml.conditioning import LastPoints, LeaveOneOut
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 
@@ -94,11 +94,6 @@ def fetch_tests(folder: Path) -> list[Path]:
 def run_tests(tests: list[Path], swapped: bool, options: list[str]) -> int:
     """Runs the tests in a process of their own.
 
-    Args:
-        tests: Files of one source distribution.
-        swapped: Whether our objectives take the place of GPyTorch's.
-        options: Further options of pytest.
-
     Returns:
         The exit status of pytest.
     """
@@ -118,8 +113,7 @@ def main(
     keyword: Annotated[str, typer.Option("-k", help="Only tests that pytest's -k selects.")] = "",
 ) -> None:
     """GPyTorch's own tests of its exact objectives, with these and with ours in their place."""
-    versions = ", ".join(f"{name} {version}" for name, version in package_versions().items())
-    print(f"# python -m benchmarks.upstream\n# {versions}", flush=True)
+    print(command_lines("benchmarks.upstream"), flush=True)
     options = ["-k", keyword] if keyword else []
     with tempfile.TemporaryDirectory() as folder:
         tests = fetch_tests(Path(folder))

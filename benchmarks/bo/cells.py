@@ -15,9 +15,7 @@ from benchmarks.uci.training import noting_failed_fits
 
 __all__ = ["SOURCES", "run_cell"]
 
-SOURCES = (
-    "benchmarks.bo.surrogates", "benchmarks.uci.objectives", "benchmarks.uci.training",
-)  # fmt: skip
+SOURCES = ("benchmarks.bo.surrogates", "benchmarks.uci.training")
 """The modules beside this one that decide the results of :func:`run_cell`."""
 
 _RESTARTS, _RAW_SAMPLES = 4, 64  # of the acquisition function's optimization

@@ -12,10 +12,10 @@ from typer import Option
 from benchmarks._options import Device, check_device, check_known, check_positive, names
 from benchmarks._tables import section, table
 from benchmarks.bo.cells import SOURCES, run_cell
-from benchmarks.bo.figure import draw_figure
 from benchmarks.bo.surrogates import FUNCTIONS, SURROGATES, has_network
 from benchmarks.bo.tables import (
     REGRETS,
+    draw_figure,
     labelled,
     less_baseline,
     less_lml,
@@ -27,7 +27,7 @@ from benchmarks.study import Study
 
 __all__ = ["STUDY", "make_grid"]
 
-_OBJECTIVES = ("lml", "clml", "loo")  # of benchmarks.uci.objectives
+_OBJECTIVES = ("lml", "clml", "loo")  # of benchmarks.uci.training
 _ABOUT = {
     "simple_regret": "The largest value of the function less the best one seen.",
     "inference_regret": "The largest value of the function less its value where the posterior "

@@ -11,7 +11,7 @@ import torch
 from gpytorch.kernels import AdditiveKernel
 from torch import Tensor
 
-from benchmarks.uci.objectives import make_objective
+from benchmarks.uci.training import make_objective
 from gpclml.errors import UnknownNameError
 from gpclml.fit import fit_mll
 from gpclml.kernels import DeepKernel
@@ -129,7 +129,7 @@ def fitted(
 
     Args:
         surrogate: One of :data:`SURROGATES`.
-        objective: As for :func:`benchmarks.uci.objectives.make_objective`.
+        objective: As for :func:`benchmarks.uci.training.make_objective`.
         x: Points in the unit cube. Shape ``(n, d)``.
         y: Values. Shape ``(n, 1)``.
         steps: Number of Adam steps; not used without a network.

@@ -113,9 +113,6 @@ def _mean(name: str, scores: Tensor) -> dict[str, float]:
 def nearest_neighbour_accuracy(episodes: Episodes) -> Tensor:
     """The share of query points whose nearest support point, pixel by pixel, is of their class.
 
-    Args:
-        episodes: Classification tasks.
-
     Returns:
         One a task, ``(tasks,)``.
     """

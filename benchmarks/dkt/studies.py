@@ -91,11 +91,7 @@ def rotation(shots: int, seed: int) -> Sources:
 
 
 def periodic(out_of_range: bool) -> Make:
-    """Sine waves.
-
-    Args:
-        out_of_range: Whether test points go beyond the range of support points.
-    """
+    """Sine waves."""
 
     def make(shots: int, seed: int) -> Sources:
         train, validation, test = (
@@ -197,10 +193,6 @@ def _conv3(generator: torch.Generator) -> torch.nn.Module:
     return Conv3(generator=generator)
 
 
-def _digit_network(generator: torch.Generator) -> torch.nn.Module:
-    return ConvBlocks(2, width=32, generator=generator)
-
-
 def _function_network(generator: torch.Generator) -> torch.nn.Module:
     return MLP([1, 40, 40, 40], generator=generator)
 
@@ -235,7 +227,8 @@ STUDIES: Mapping[str, FewShotStudy] = MappingProxyType(
         "digits": FewShotStudy(
             "scikit-learn's 8 x 8 digits: quarter turns of 0 to 5 to learn from, 3-way tasks of "
             "6 to 9 to test on",
-            "digits", digits, _digit_network, 128, (1, 5), True,
+            "digits", digits, lambda generator: ConvBlocks(2, width=32, generator=generator), 128,
+            (1, 5), True,
         ),
         "omniglot": FewShotStudy(
             "Omniglot: 25 background alphabets to learn from, 5 to choose by, the 20 evaluation "

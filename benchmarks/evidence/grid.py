@@ -23,17 +23,7 @@ _PRECISIONS = (0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
 
 @dataclass(frozen=True)
 class Settings:
-    """What a study is run with.
-
-    Attributes:
-        data: Images, one of ``benchmarks.evidence.training.DATA``.
-        architectures: Names of networks.
-        precisions: Prior precisions; starts of those that are learned.
-        num_train: Images to train on.
-        epochs: Passes over them; steps of at most 100 images in ``training-speed``.
-        seeds: Number of seeds, 0, 1, ....
-        device: Where networks are trained.
-    """
+    """What a study is run with; epochs are steps of at most 100 images in ``training-speed``."""
 
     data: str = "digits"
     architectures: tuple[str, ...] = ARCHITECTURES

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import pandas
@@ -12,6 +14,7 @@ import typer
 from typer import Argument, Option
 
 from benchmarks._options import CsvFile, Device, ResultsFile, errors_as_text, names, real_numbers
+from benchmarks._tables import section, table
 from benchmarks.evidence.cells import SOURCES, run_cell
 from benchmarks.evidence.grid import STUDIES, make_grid
 from benchmarks.evidence.ledger.page import (
@@ -20,12 +23,225 @@ from benchmarks.evidence.ledger.page import (
     ledger_cells,
     write_page,
 )
-from benchmarks.evidence.tables import sections
 from benchmarks.runner import load_results
 from benchmarks.study import Study, Sweep
 from gpclml.errors import ArgumentError
 
-__all__ = ["STUDY", "report"]
+__all__ = ["PUBLISHED_NLL", "STUDY", "report", "sections"]
+
+PUBLISHED_NLL: Mapping[str, Mapping[str, tuple[float, float]]] = MappingProxyType(
+    {
+        "boston": {
+            "CV MAP": (2.71, 0.10), "CV Laplace": (2.57, 0.05), "full, ggn": (2.69, 0.12),
+            "full, ef": (2.62, 0.12), "kronecker, ggn": (2.70, 0.09),
+        },
+        "concrete": {
+            "CV MAP": (3.17, 0.04), "CV Laplace": (3.05, 0.04), "full, ggn": (3.06, 0.05),
+            "full, ef": (3.07, 0.04), "kronecker, ggn": (3.13, 0.06),
+        },
+        "energy": {
+            "CV MAP": (1.02, 0.05), "CV Laplace": (0.82, 0.03), "full, ggn": (0.55, 0.11),
+            "full, ef": (0.73, 0.15), "kronecker, ggn": (0.53, 0.02),
+        },
+        "yacht": {
+            "CV MAP": (2.30, 0.02), "CV Laplace": (1.01, 0.05), "full, ggn": (5.89, 1.25),
+            "full, ef": (2.43, 0.61), "kronecker, ggn": (1.48, 0.07),
+        },
+    }
+)  # fmt: skip
+"""Test NLL (nats, original units) and its standard error over ten splits, by data set and method:
+Immer et al. (2021), Table 1; a curvature's name stands for their online marginal likelihood."""
+
+
+_SCORES = ("lml", "lml_global", "lml_layer", "clml", "clml_marginal", "validation")
+_REACHED = (
+    "accuracy_map", "accuracy_bma", "log_density_map", "log_density_bma",
+    "log_density_map_tempered", "log_density_bma_tempered",
+)  # fmt: skip
+_GROUPS = {"all": ("mlp", "cnn", "resnet"), "mlp": ("mlp",), "cnn, resnet": ("cnn", "resnet")}
+
+
+def correlations(cells: pandas.DataFrame) -> pandas.DataFrame:
+    """Spearman's rho of scores with test results, by precision and family of networks."""
+    rows = {}
+    family = cells["architecture"].str.partition("-")[0]
+    for precision, of_precision in cells.groupby("precision", sort=True):
+        for group, families in _GROUPS.items():
+            chosen = of_precision[family[of_precision.index].isin(families)]
+            means = chosen.groupby("architecture")[[*_SCORES, *_REACHED]].mean()
+            if len(means) < 3:
+                continue
+            rho = means.corr(method="spearman")
+            for score in _SCORES:
+                key = (f"{precision:g}", group, score)
+                rows[key] = {name: f"{rho.loc[score, name]:+.2f}" for name in _REACHED}
+    return _frame(pandas.DataFrame.from_dict(rows, orient="index"), ["precision", "of", "score"])
+
+
+def architecture_rows(cells: pandas.DataFrame) -> pandas.DataFrame:
+    """Scores and test results of each network and precision."""
+    names = [*_SCORES, "accuracy_map", "accuracy_bma", "log_density_map", "log_density_bma"]
+    keys = ["precision", "architecture", "parameters"]
+    means = cells.groupby(keys)[names].mean()
+    shown = means.map(lambda value: f"{value:.3f}")
+    for name in ("accuracy_map", "accuracy_bma"):
+        shown[name] = means[name].map(lambda value: f"{100 * value:.1f}")
+    return shown
+
+
+def bound_rows(cells: pandas.DataFrame) -> pandas.DataFrame:
+    """Every estimate by its time, with its gap to the full GGN."""
+    keys = ["architecture", "structure", "hessian", "batch_size", "partition", "outputs"]
+    cells = cells.copy()
+    cells["batch_size"] = cells["batch_size"].fillna(0).astype(int).replace(0, "all")
+    means = cells.groupby(keys)[["evidence", "evidence_spread", "seconds_each"]].mean()
+    full = means.xs(("full", "ggn", "all", "random", "all"), level=tuple(keys[1:]))["evidence"]
+    gap = full.reindex(means.index.get_level_values("architecture")).to_numpy() - means["evidence"]
+    shown = means.sort_values("seconds_each").sort_index(level="architecture", sort_remaining=False)
+    return shown.assign(gap=gap)[["seconds_each", "evidence", "gap", "evidence_spread"]].map(
+        lambda value: f"{value:.4f}"
+    )
+
+
+def invariance_rows(cells: pandas.DataFrame) -> pandas.DataFrame:
+    """Learned ranges and test results of turned and upright images."""
+    names = ("rotation", "evidence", "accuracy_map", "log_density_map")
+    return _with_errors(cells, ["architecture", "turned", "invariance"], names)
+
+
+def regression_rows(cells: pandas.DataFrame) -> pandas.DataFrame:
+    """Test errors of networks on UCI sets, beside the published ones."""
+    cells = cells.assign(method=cells["structure"] + ", " + cells["hessian"])
+    names = ("nll_map", "nll_laplace", "rmse", "evidence")
+    shown = _with_errors(cells, ["data", "method"], names)
+    for data, rows in PUBLISHED_NLL.items():
+        for method, (value, error) in rows.items():
+            if data in shown.index.get_level_values("data"):
+                shown.loc[(data, method), "published NLL"] = f"{value:.2f} ± {error:.2f}"
+    return shown.fillna("-").sort_index()
+
+
+def search_rows(cells: pandas.DataFrame) -> pandas.DataFrame:
+    """Evidence and test results at precisions of a grid and at learned ones."""
+    names = ("evidence", "accuracy_map", "log_density_map", "calibration_error_map")
+    return _with_errors(cells, ["data", "architecture", "by", "precision"], names)
+
+
+def size_rows(cells: pandas.DataFrame) -> pandas.DataFrame:
+    """Accuracy of each network by the number of points."""
+    means = cells.groupby(["architecture", "num_train"])["accuracy_map"].mean().unstack()
+    means.columns = [str(int(n)) for n in means.columns]
+    return means.map(lambda value: f"{100 * value:.1f}")
+
+
+def speed_ranks(cells: pandas.DataFrame) -> pandas.DataFrame:
+    """Training speed and evidence of each network beside what it reaches with all points."""
+    largest = cells["num_train"].max()
+    nats = (cells["next_log_density"] * cells["num_train"]).groupby(
+        [cells["architecture"], cells["seed"]]
+    )
+    last = cells[cells["num_train"] == largest].groupby("architecture")
+    frame = nats.sum().groupby(level=0).mean().to_frame("training speed")
+    frame["LML"] = last["lml"].mean()
+    frame["accuracy, %"] = 100 * last["accuracy_map"].mean()
+    frame["log density"] = last["log_density_map"].mean()
+    frame = frame.sort_values("log density", ascending=False)
+    return frame.map(lambda value: f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}")
+
+
+def _with_errors(
+    cells: pandas.DataFrame, keys: Sequence[str], names: Sequence[str]
+) -> pandas.DataFrame:
+    """Means over seeds with their standard errors."""
+    names = [name for name in names if name in cells]
+    groups = cells.groupby(list(keys))[names]
+    means, errors, counts = groups.mean(), groups.std(), groups.count()
+    shown = means.astype(object)
+    for name in names:
+        shown[name] = [
+            _text(mean, error / math.sqrt(max(count, 1)))
+            for mean, error, count in zip(means[name], errors[name], counts[name], strict=True)
+        ]
+    return shown
+
+
+def _text(mean: float, error: float) -> str:
+    if mean != mean:
+        return "-"
+    return f"{mean:.3f}" if error != error else f"{mean:.3f} ± {error:.3f}"
+
+
+def _frame(frame: pandas.DataFrame, names: list[str]) -> pandas.DataFrame:
+    frame.index = pandas.MultiIndex.from_tuples(list(frame.index), names=names)
+    return frame
+
+
+_Table = Callable[[pandas.DataFrame], pandas.DataFrame]
+
+_SECTIONS: Mapping[str, tuple[tuple[str, str, _Table], ...]] = {
+    "architectures": (
+        (
+            "Which score says how a network generalizes",
+            "Spearman correlation over networks of each score with what they reach on test points; "
+            "`lml_global` and `lml_layer` have precisions fitted to the evidence after training. "
+            "`bma` is the average over the Laplace posterior, `tempered` after temperature "
+            "scaling.",
+            correlations,
+        ),
+        ("The networks", "Nats a point, mean over seeds; accuracy in %.", architecture_rows),
+    ),
+    "bounds": (
+        (
+            "Tightness and cost of estimates",
+            "Nats a point, of one trained network each. `spread`: standard deviation over at most "
+            "ten batches of a partition. `seconds`: one estimate with its gradient in the "
+            "precisions of layers, the fastest. Gap: full GGN less the estimate; a lower bound "
+            "has a positive one.",
+            bound_rows,
+        ),
+    ),
+    "invariance": (
+        (
+            "A rotation that is learned",
+            "Mean over seeds ± standard error; `rotation` is half the range, in degrees, "
+            "from a start of 11.5.",
+            invariance_rows,
+        ),
+    ),
+    "online-regression": (
+        (
+            "UCI networks [D, 50, 1], precisions and noise learned online",
+            "Test NLL, nats in original units, mean over splits ± standard error, beside Immer et "
+            "al. (2021, Table 1; ten splits of their own).",
+            regression_rows,
+        ),
+    ),
+    "online-search": (
+        (
+            "Precisions from a grid, and learned online",
+            "Mean over seeds ± standard error. `grid`: one precision throughout; `network` and "
+            "`layer`: learned in training, from 1.",
+            search_rows,
+        ),
+    ),
+    "training-speed": (
+        ("Against the number of points", "Accuracy, %, mean over seeds.", size_rows),
+        (
+            "Speed and end",
+            "Training speed is the sum of log densities of the next n points, n = 25, 50, ..., in "
+            "nats; the LML is that of the last n with precisions fitted to it.",
+            speed_ranks,
+        ),
+    ),
+}
+
+
+def sections(done: pandas.DataFrame) -> Iterator[str]:
+    """The sections of the report."""
+    for study, tables in _SECTIONS.items():
+        cells = done[done["study"] == study].dropna(axis="columns", how="all")
+        for title, text, make in tables if len(cells) else ():
+            yield section(title, text, table(make(cells)))
 
 
 def _grid(

@@ -263,17 +263,7 @@ def trained(
     seed: int,
     lr: float = 3e-3,
 ) -> LaplaceMarginalLogLikelihood:
-    """A network at its mode under a prior; in eval mode.
-
-    Args:
-        network: The network, trained in place.
-        x: Points.
-        y: Classes.
-        precision: Prior precision of all weights.
-        epochs: Passes over the points, in batches of 100.
-        seed: Seed of their order.
-        lr: Learning rate, which falls to a hundredth.
-    """
+    """A network at its mode under a prior; in eval mode."""
     mll = objective(network, len(x), precision)
     fit_map(
         mll, x, y, epochs=epochs, batch_size=100, lr=lr, final_lr=lr / 100, seed=seed,

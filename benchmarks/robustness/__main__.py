@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -11,10 +10,10 @@ import typer
 from tqdm import tqdm
 from typer import Option
 
+from benchmarks._tables import command_lines
 from benchmarks.robustness import accuracy as exactness
 from benchmarks.robustness import objectives as hard
 from benchmarks.robustness import solver as systems
-from benchmarks.runner import package_versions
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True,
@@ -103,20 +102,13 @@ def accuracy(problems: Problems = 200, seed: Seed = 0, csv: Csv = None) -> None:
     _write(results, csv)
 
 
-def _header() -> str:
-    """The command and the versions, as comments above what it prints."""
-    versions = ", ".join(f"{name} {version}" for name, version in package_versions().items())
-    command = f"python -m benchmarks.robustness {' '.join(sys.argv[1:])}".rstrip()
-    return f"# {command}\n# {versions}"
-
-
 def _print_header() -> None:
-    print(f"{_header()}\n", flush=True)
+    print(f"{command_lines('benchmarks.robustness')}\n", flush=True)
 
 
 def _write(results: pd.DataFrame, csv: Path | None) -> None:
     if csv:
-        csv.write_text(f"{_header()}\n{results.to_csv(index=False)}")
+        csv.write_text(f"{command_lines('benchmarks.robustness')}\n{results.to_csv(index=False)}")
 
 
 if __name__ == "__main__":

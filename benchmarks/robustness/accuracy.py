@@ -2,7 +2,7 @@
 
 NumPy's ``longdouble`` has no LAPACK behind it, so the factorization is written out by columns; it
 takes about five seconds at n = 1500. Where ``longdouble`` is ``float64`` (Windows, some ARM) the
-reference is no better than what it judges, which :func:`is_extended` says.
+reference is no better than what it judges.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gpclml.conditioning import LastPoints
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 
 __all__ = [
-    "cholesky", "extended", "forward", "is_extended", "log_density_of_last", "run_accuracy",
+    "cholesky", "extended", "forward", "log_density_of_last", "run_accuracy",
     "summarize_accuracy",
 ]  # fmt: skip
 
@@ -32,11 +32,6 @@ _PARAMETERS = (
 )  # fmt: skip
 _BLOCK = 48
 Array = NDArray[np.longdouble]
-
-
-def is_extended() -> bool:
-    """Whether ``longdouble`` has more digits than ``float64`` here."""
-    return bool(np.finfo(np.longdouble).eps < np.finfo(np.float64).eps)
 
 
 def extended(values: Tensor) -> Array:

@@ -59,13 +59,13 @@ class Evaluation:
     """Value and gradient of an objective, or the error that it raised.
 
     Attributes:
-        value: Nats per point; None if it raised.
+        value: Nats per point; NaN if it raised.
         gradient: All parameters' gradients in one row, float64; None if it raised.
         error: Type and message of what it raised; empty if it did not.
         jittered: Whether jitter was added to a covariance, by the warning it gives.
     """
 
-    value: float | None
+    value: float
     gradient: Tensor | None
     error: str
     jittered: bool
@@ -73,7 +73,7 @@ class Evaluation:
     @property
     def finite_value(self) -> bool:
         """Whether there is a value and it is finite."""
-        return self.value is not None and math.isfinite(self.value)
+        return math.isfinite(self.value)
 
     @property
     def finite_gradient(self) -> bool:
@@ -112,8 +112,7 @@ def evaluate(method: str, problem: HardProblem, dtype: torch.dtype) -> Evaluatio
     """
     model = problem.model(dtype)
     mll = METHODS[method](model.likelihood, model)
-    value = gradient = None
-    error = ""
+    value, gradient, error = math.nan, None, ""
     with warnings.catch_warnings(record=True) as caught, _defaults_of_gpytorch():
         warnings.simplefilter("always")
         try:
@@ -162,10 +161,6 @@ def _gradient(model: torch.nn.Module) -> Tensor:
 def run(problems: int = 500, seed: int = 0) -> pd.DataFrame:
     """Value and gradient of every objective on hard problems, float32 against float64.
 
-    Args:
-        problems: Number of problems, at least 1.
-        seed: Seed of the family of problems.
-
     Returns:
         A row a problem and method. What the problem is: ``index``, ``kernel``, ``n``, ``d``,
         ``num_duplicates``, ``lengthscale_min``, ``lengthscale_max``, ``outputscale``. In
@@ -212,22 +207,20 @@ def _outcome(method: str, problem: HardProblem) -> dict:
     raised = bool(single.error)
     value_error, gradient_error = _relative_errors(single, double)
     rounded = value_of_rounded_kernel(method, problem)
-    own_error = math.nan if single.value is None else _relative(single.value, rounded)
     return {
         "value": single.value, "error": single.error, "raised": raised,
         "nonfinite_value": not raised and not single.finite_value,
         "nonfinite_gradient": not raised and not single.finite_gradient,
         "jittered": single.jittered, "value64": double.value, "error64": double.error,
         "succeeded64": double.succeeded, "jittered64": double.jittered,
-        "value_error": value_error, "own_error": own_error, "gradient_error": gradient_error,
+        "value_error": value_error, "own_error": _relative(single.value, rounded),
+        "gradient_error": gradient_error,
     }  # fmt: skip
 
 
 def _relative_errors(single: Evaluation, double: Evaluation) -> tuple[float, float]:
     if not (single.succeeded and double.succeeded) or double.jittered:
         return math.nan, math.nan
-    assert single.value is not None
-    assert double.value is not None
     assert single.gradient is not None
     assert double.gradient is not None
     difference = float((single.gradient - double.gradient).norm())
@@ -281,11 +274,11 @@ def run_singular(problems: int = 300, seed: int = 0) -> pd.DataFrame:
     for problem, method in _problems(draw_duplicates, problems, seed):
         single = evaluate(method, problem, torch.float32)
         double = evaluate(method, problem, torch.float64)
-        value, reference = (math.nan if e.value is None else e.value for e in (single, double))
         rows.append({
             "index": problem.index, "n": len(problem.x), "outputscale": problem.outputscale,
-            "method": method, "value": value, "raised": bool(single.error),
-            "warned": single.jittered, "value64": reference, "error": _relative(value, reference),
+            "method": method, "value": single.value, "raised": bool(single.error),
+            "warned": single.jittered, "value64": double.value,
+            "error": _relative(single.value, double.value),
         })  # fmt: skip
     return pd.DataFrame(rows)
 

@@ -12,8 +12,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from benchmarks._allocator import keep_freed_memory
-from benchmarks._environment import variables
+from benchmarks._process import keep_freed_memory, variables
 from gpclml.errors import ArgumentError
 
 __all__ = [

@@ -9,29 +9,32 @@ from typing import Annotated
 import pandas as pd
 import torch
 import typer
+from typer import Option
 
 from benchmarks.speed.memory import peak_memory
 from benchmarks.speed.methods import BASE, LOO_BASE, METHODS, Problem, gradient_step
-from benchmarks.speed.runs import Csv, Device, interleaved_times, print_tables, ratios
+from benchmarks.speed.runs import Device, interleaved_times, ratios, sweep_command
 
 __all__ = ["main", "measure"]
 
 
+class Dtype(StrEnum):
+    """A floating-point type by name."""
+
+    FLOAT32 = "float32"
+    FLOAT64 = "float64"
+
+
 def measure(
-    n: int,
-    dtype: torch.dtype = torch.float64,
-    device: str = "cpu",
-    rounds: int | None = None,
-    memory: bool = True,
+    n: Annotated[int, Option(help="Number of points; may be repeated.")],
+    dtype: Annotated[Dtype, Option(help="Number type; may be repeated.")] = Dtype.FLOAT64,
+    device: Device = "cpu",
+    rounds: Annotated[
+        int | None, Option(min=1, help="Rounds a size [default: fewer at large n]")
+    ] = None,
+    memory: Annotated[bool, Option(help="Measure peak memory too.")] = True,
 ) -> pd.DataFrame:
     """Time and memory of every method, relative to GPyTorch's LML step by Cholesky.
-
-    Args:
-        n: Number of data points.
-        dtype: ``torch.float32`` or ``torch.float64``.
-        device: ``"cpu"`` or a CUDA device.
-        rounds: Number of rounds; fewer at large n if None.
-        memory: Whether to measure peak memory too, one more process a method on a CPU.
 
     Returns:
         A row a method. ``ms``: median time of a step. ``ratio``, ``low``, ``high``: median and
@@ -42,16 +45,17 @@ def measure(
     """
     if rounds is None:  # a run of minutes; odd for a clear median
         rounds = 41 if n <= 500 else 21 if n <= 1000 else 11 if n <= 2000 else 7
-    problem = Problem(n, dtype, device)
+    kind = getattr(torch, dtype)
+    problem = Problem(n, kind, device)
     steps = {name: gradient_step(name, problem) for name in METHODS}
     times = interleaved_times(steps, rounds, device)
     table = ratios(times, BASE).rename(columns={"median": "ratio"})
     table.insert(0, "ms", times.median() * 1e3)
     table["of_loo"] = ratios(times, LOO_BASE)["median"]
     if memory:
-        table = table.join(_memory(n, dtype, device))
+        table = table.join(_memory(n, kind, device))
     table.insert(0, "n", n)
-    table.insert(0, "dtype", str(dtype).removeprefix("torch."))
+    table.insert(0, "dtype", str(dtype))
     table["rounds"] = rounds
     return table.rename_axis("method").reset_index()
 
@@ -66,38 +70,13 @@ def _memory(n: int, dtype: torch.dtype, device: str) -> pd.DataFrame:
     )
 
 
-class Dtype(StrEnum):
-    """A floating-point type by name."""
-
-    FLOAT32 = "float32"
-    FLOAT64 = "float64"
-
-
-SIZES = [250, 500, 1000, 2000, 4000]
-DTYPES = [Dtype.FLOAT32, Dtype.FLOAT64]
-
-
-def main(
-    n: Annotated[list[int], typer.Option(help="Number of points; may be repeated.")] = SIZES,
-    dtype: Annotated[list[Dtype], typer.Option(help="Number type; may be repeated.")] = DTYPES,
-    rounds: Annotated[
-        int | None, typer.Option(min=1, help="Rounds a size [default: fewer at large n]")
-    ] = None,
-    device: Device = "cpu",
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="CPU threads [default: torch's]")
-    ] = None,
-    memory: Annotated[bool, typer.Option(help="Measure peak memory too.")] = True,
-    csv: Csv = None,
-) -> None:
-    """Time and memory of gradient steps, relative to GPyTorch's LML step by Cholesky."""
-    tables = (
-        measure(size, getattr(torch, kind.value), device, rounds, memory)
-        for kind in dtype
-        for size in n
-    )
-    print_tables("benchmarks.speed", tables, device=device, threads=threads, csv=csv)
-
+main = sweep_command(
+    "benchmarks.speed",
+    measure,
+    {"dtype": list(Dtype), "n": [250, 500, 1000, 2000, 4000]},
+    "Time and memory of gradient steps, relative to GPyTorch's LML step by Cholesky.",
+    threads=None,
+)
 
 if __name__ == "__main__":
     typer.run(main)

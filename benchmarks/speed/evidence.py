@@ -11,15 +11,14 @@ import torch
 import typer
 from gpytorch.likelihoods import SoftmaxLikelihood
 from torch import Tensor
+from typer import Option
 
 from benchmarks.speed.runs import (
-    Csv,
     Device,
     Rounds,
-    Threads,
     interleaved_times,
-    print_tables,
     ratio_table,
+    sweep_command,
 )
 from gpclml.curvature import FunctionSpace, GaussianWeightPrior, Kronecker
 from gpclml.errors import UnknownNameError
@@ -50,18 +49,17 @@ NETWORKS: dict[str, Callable[[], torch.nn.Module]] = {"mlp": _mlp, "cnn": _cnn}
 
 
 def measure_evidence(
-    name: str, points: int = 1000, rounds: int = 5, device: str = "cpu", others: bool = True
+    network: Annotated[
+        str, Option(help="mlp (1.3 million parameters), cnn (13 thousand); may be repeated.")
+    ],
+    points: Annotated[int, Option(help="Number of points; may be repeated.")] = 1000,
+    rounds: Rounds = 5,
+    device: Device = "cpu",
+    others: bool = True,
 ) -> pd.DataFrame:
     """Time of the evidence with its gradient in the precisions of all parameter tensors.
 
     Images of 28 x 28 pixels, ten classes, a softmax, float32; curvature in batches of 250.
-
-    Args:
-        name: ``"mlp"``, 1.3 million parameters, or ``"cnn"``, 13 thousand.
-        points: Number of points.
-        rounds: Rounds in which each way is timed once.
-        device: Where the network is.
-        others: Whether to time laplace-torch's Kronecker evidence too, where it is installed.
 
     Returns:
         A row a method. ``milliseconds`` is the median, ``ratio`` the median over rounds of its
@@ -71,23 +69,23 @@ def measure_evidence(
     Raises:
         UnknownNameError: No such network.
     """
-    if name not in NETWORKS:
-        raise UnknownNameError("network", name, NETWORKS)
+    if network not in NETWORKS:
+        raise UnknownNameError("network", network, NETWORKS)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(points, 1, 28, 28, generator=generator).to(device)
     y = torch.randint(_CLASSES, (points,), generator=generator).to(device)
-    network = NETWORKS[name]().to(device)
+    module = NETWORKS[network]().to(device)
     steps = {
-        BASE: _of_all(network, x, y),
-        "kronecker, 150-10": _of_a_batch(network, x, y, Kronecker(), "all"),
-        "kronecker, 150-1": _of_a_batch(network, x, y, Kronecker(), "single"),
-        "kernel, 150-1": _of_a_batch(network, x, y, FunctionSpace(), "single"),
+        BASE: _of_all(module, x, y),
+        "kronecker, 150-10": _of_a_batch(module, x, y, Kronecker(), "all"),
+        "kronecker, 150-1": _of_a_batch(module, x, y, Kronecker(), "single"),
+        "kernel, 150-1": _of_a_batch(module, x, y, FunctionSpace(), "single"),
     }
     if others and importlib.util.find_spec("laplace") is not None:
-        steps |= _others(network, x, y)
+        steps |= _others(module, x, y)
     times = interleaved_times(steps, rounds, device)
     more = {
-        "network": name, "parameters": sum(p.numel() for p in network.parameters()),
+        "network": network, "parameters": sum(p.numel() for p in module.parameters()),
         "points": points, "milliseconds": 1e3 * times.median(),
     }  # fmt: skip
     return ratio_table(times, BASE, ratio="ratio", name="method", more=more)
@@ -159,22 +157,13 @@ def _others(network: torch.nn.Module, x: Tensor, y: Tensor) -> dict[str, Callabl
     return {name: step_of(backend) for name, backend in backends.items()}
 
 
-def main(
-    network: Annotated[
-        list[str], typer.Option(help="mlp (1.3 million parameters), cnn (13 thousand).")
-    ] = list(NETWORKS),  # noqa: B006
-    points: Annotated[list[int], typer.Option(help="Numbers of points; may be repeated.")] = [1000],  # noqa: B006
-    rounds: Rounds = 5,
-    device: Device = "cpu",
-    threads: Threads = 1,
-    csv: Csv = None,
-) -> None:
-    """Value and gradient of a network's evidence: all points, estimates, laplace-torch."""
-    tables = (measure_evidence(name, count, rounds, device) for name in network for count in points)
-    print_tables(
-        "benchmarks.speed.evidence", tables, device=device, threads=threads, csv=csv, digits=".3f"
-    )
-
+main = sweep_command(
+    "benchmarks.speed.evidence",
+    measure_evidence,
+    {"network": list(NETWORKS), "points": [1000]},
+    "Value and gradient of a network's evidence: all points, estimates, laplace-torch.",
+    digits=".3f",
+)
 
 if __name__ == "__main__":
     typer.run(main)

@@ -6,23 +6,33 @@ methods alike; a ratio is formed within its round only.
 
 from __future__ import annotations
 
+import itertools
 import platform
-import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from inspect import Parameter
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_args
 
 import pandas as pd
 import torch
 from typer import Option
 
-from benchmarks.runner import package_versions
+from benchmarks._options import options_of, with_options
+from benchmarks._tables import command_lines
 from gpclml.errors import ArgumentError, UnknownNameError
 
 __all__ = [
-    "Csv", "Device", "Rounds", "Threads", "describe_run", "interleaved_times", "print_tables",
-    "ratio_table", "ratios", "wait_for",
+    "Csv",
+    "Device",
+    "Rounds",
+    "Threads",
+    "interleaved_times",
+    "print_tables",
+    "ratio_table",
+    "ratios",
+    "sweep_command",
+    "wait_for",
 ]  # fmt: skip
 
 Csv = Annotated[Path | None, Option(help="Write the table there as well.")]
@@ -54,7 +64,8 @@ def print_tables(
     """
     if threads:
         torch.set_num_threads(threads)
-    header = describe_run(program, device)
+    machine = f"# {_device_name(device)}, {torch.get_num_threads()} CPU threads"
+    header = f"{command_lines(program)}\n{machine}"
     print(header, flush=True)
     done: list[pd.DataFrame] = []
     for table in tables:
@@ -67,16 +78,47 @@ def print_tables(
             csv.write_text(f"{header}\n{pd.concat(done).to_csv(index=False)}")
 
 
-def describe_run(program: str, device: str) -> str:
-    """Comment lines with the command of this process, versions, and what it ran on."""
-    versions = ", ".join(f"{name} {version}" for name, version in package_versions().items())
-    return "\n".join(
-        [
-            f"# python -m {program} {' '.join(sys.argv[1:])}".rstrip(),
-            f"# {versions}",
-            f"# {_device_name(device)}, {torch.get_num_threads()} CPU threads",
-        ]
-    )
+def sweep_command(
+    program: str,
+    measure: Callable[..., pd.DataFrame],
+    over: Mapping[str, Sequence[object]],
+    about: str,
+    *,
+    digits: str = ".2f",
+    threads: int | None = 1,
+    **defaults: object,
+) -> Callable[..., None]:
+    """A command that prints the tables of every combination of some arguments.
+
+    Args:
+        program: The module that is run.
+        measure: Makes a table. Its arguments with a ``typer.Option`` are options.
+        over: Arguments that may be given several times, the outermost first, and what they are
+            where they are not given.
+        about: Help of the command.
+        digits: Format of numbers.
+        threads: CPU threads where the option is not given; torch's if None.
+        **defaults: What other arguments are where they are not given.
+    """
+
+    def main(csv: Csv = None, **options: Any) -> None:
+        threads = options.pop("threads")
+        values = itertools.product(*(options.pop(name) for name in over))
+        tables = (measure(**dict(zip(over, some, strict=True)), **options) for some in values)
+        device = options.get("device", "cpu")
+        print_tables(program, tables, device=device, threads=threads, csv=csv, digits=digits)
+
+    parameters = []
+    for name, one in options_of(measure).items():
+        kind, option = get_args(one.annotation)
+        default = defaults.get(name, one.default)
+        if name in over:
+            kind, default = list[kind], list(over[name])
+        parameters.append(one.replace(annotation=Annotated[kind, option], default=default))
+    kind = Annotated[int | None, Option(min=1, help="CPU threads; torch's if not given.")]
+    of_threads = Parameter("threads", Parameter.KEYWORD_ONLY, default=threads, annotation=kind)
+    main.__doc__ = about
+    return with_options(main, [*parameters, of_threads])
 
 
 def _device_name(device: str) -> str:
@@ -99,12 +141,6 @@ def interleaved_times(
 
     A first round that is not kept warms up allocators and libraries. The order is rotated by
     one each round.
-
-    Args:
-        steps: What to run, by name.
-        rounds: Number of rounds that are kept, at least 1.
-        device: Waited for before the clock is read, where it is a GPU.
-        warm_up: Whether there is that first round.
 
     Returns:
         A row a round, a column a step.

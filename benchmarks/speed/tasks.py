@@ -13,15 +13,14 @@ from gpytorch.likelihoods import GaussianLikelihood, LikelihoodList
 from gpytorch.mlls import SumMarginalLogLikelihood
 from gpytorch.models import ExactGP, IndependentModelList
 from torch import Tensor
+from typer import Option
 
 from benchmarks.speed.runs import (
-    Csv,
     Device,
     Rounds,
-    Threads,
     interleaved_times,
-    print_tables,
     ratio_table,
+    sweep_command,
 )
 from gpclml.conditioning import LastPoints
 from gpclml.meta import Conv4, DeepKernelTransfer, Episodes
@@ -29,8 +28,6 @@ from gpclml.mlls import ConditionalMarginalLogLikelihood
 
 __all__ = ["measure_tasks"]
 
-KERNELS = ["rbf", "cosine"]
-TASKS = [1]
 _FEATURES = 64
 _PLAIN = "plain, LML"
 
@@ -49,22 +46,14 @@ class _Way(ExactGP):
 
 
 def measure_tasks(
-    kernel: str = "rbf",
+    kernel: Annotated[str, Option(help="Kernel on features; may be repeated.")] = "rbf",
     ways: int = 5,
     images: int = 17,
-    tasks: int = 1,
-    rounds: int = 21,
-    device: str = "cpu",
+    tasks: Annotated[int, Option(help="Tasks of a step; may be repeated.")] = 1,
+    rounds: Rounds = 21,
+    device: Device = "cpu",
 ) -> pd.DataFrame:
     """Time of value and gradient on given features, and of a Conv4 step on the same images.
-
-    Args:
-        kernel: Kernel on the features.
-        ways: Classes of a task.
-        images: Images of each class; the first of them is the support.
-        tasks: Tasks of a step.
-        rounds: Rounds in which each way is timed once.
-        device: Where the features are.
 
     Returns:
         A row a method: ``plain, LML``, a GPyTorch ``ExactGP`` for each way of each task in an
@@ -136,24 +125,12 @@ def _network_step(pictures: Tensor, device: str) -> Callable[[], object]:
     return step
 
 
-def main(
-    kernel: Annotated[
-        list[str], typer.Option(help="Kernels on features; may be repeated.")
-    ] = KERNELS,
-    tasks: Annotated[list[int], typer.Option(help="Tasks of a step; may be repeated.")] = TASKS,
-    rounds: Rounds = 21,
-    device: Device = "cpu",
-    threads: Threads = 1,
-    csv: Csv = None,
-) -> None:
-    """The GP part of a 5-way step on 85 images: ours, GPyTorch's classes way by way, Conv4."""
-    tables = (
-        measure_tasks(name, tasks=count, rounds=rounds, device=device)
-        for name in kernel
-        for count in tasks
-    )
-    print_tables("benchmarks.speed.tasks", tables, device=device, threads=threads, csv=csv)
-
+main = sweep_command(
+    "benchmarks.speed.tasks",
+    measure_tasks,
+    {"kernel": ["rbf", "cosine"], "tasks": [1]},
+    "The GP part of a 5-way step on 85 images: ours, GPyTorch's classes way by way, Conv4.",
+)
 
 if __name__ == "__main__":
     typer.run(main)

@@ -13,8 +13,7 @@ import torch
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
-from benchmarks.uci.objectives import make_objective
-from benchmarks.uci.training import has_fixed_steps, noting_failed_fits, train
+from benchmarks.uci.training import has_fixed_steps, make_objective, noting_failed_fits, train
 from gpclml import datasets
 from gpclml.errors import NonFiniteError
 from gpclml.fit import FitResult, fit_batch, suggest_batch_size
@@ -27,7 +26,7 @@ __all__ = [
     "training_rows",
 ]  # fmt: skip
 
-SOURCES = ("benchmarks.uci.objectives", "benchmarks.uci.training")
+SOURCES = ("benchmarks.uci.training",)
 """The modules beside this one that decide the results of :func:`run_cell`."""
 
 CONFIGURATION = (

@@ -9,11 +9,10 @@ from typing import Annotated, Any
 
 import pandas
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator
 from typer import Option
 
-from benchmarks._figures import new_figure, save_figure
+from benchmarks._figures import bare, legend_above, new_figure, save_figure
 from benchmarks._options import names
 from benchmarks.uci.tables import means, ordered_objectives
 from gpclml.errors import DataError, UnknownNameError
@@ -52,7 +51,7 @@ def draw_figure(
     beyond 2.
 
     Args:
-        done: Finished cells with their labels, as ``benchmarks.uci.report.labelled`` gives them.
+        done: Finished cells with their labels, as ``benchmarks.uci.study.labelled`` gives them.
         path: The image file.
         figure_kernels: Names or labels of the kernels to draw; all if None.
         figure_objectives: Names or labels of the objectives to draw; all if None.
@@ -78,7 +77,10 @@ def draw_figure(
             _draw_dataset(rows[:, column], done[done["dataset"] == name], name, looks)
         for axes, label in zip(rows[:, 0], _ROWS.values(), strict=True):
             axes.set_ylabel(label)
-    _draw_legend(figure, looks)
+    width = _INCHES_A_LINE + _INCHES_A_CHARACTER * max(len(", ".join(names)) for names in looks)
+    most = int(figure.get_size_inches()[0] / width)
+    with_size = {names: {"markersize": 5, **look} for names, look in looks.items()}
+    legend_above(figure, with_size, columns=max(1, min(len(looks), most)))
     save_figure(figure, path)
 
 
@@ -144,9 +146,7 @@ def _draw_panel(
     axes.set_xticks(ticks, [str(n) for n in sizes])
     error = table["se"].fillna(0.0)
     _set_scale(axes, metric, float((table["mean"] - error).min()), table["mean"] + error)
-    axes.grid(axis="y", color="0.9")
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    bare(axes)
 
 
 def _set_scale(axes: Axes, metric: str, low: float, tops: pandas.Series) -> None:
@@ -166,12 +166,3 @@ def _set_scale(axes: Axes, metric: str, low: float, tops: pandas.Series) -> None
     marks = [mark for mark in marks if bottom <= mark <= top]
     axes.set_yticks(marks, [f"{mark:g}" for mark in marks])
     axes.yaxis.set_minor_locator(NullLocator())
-
-
-def _draw_legend(figure: Any, looks: dict[tuple[str, str], dict[str, Any]]) -> None:
-    lines = [Line2D([], [], markersize=5, **look) for look in looks.values()]
-    labels = [f"{kernel}, {objective}" for kernel, objective in looks]
-    width = figure.get_size_inches()[0]
-    entry = _INCHES_A_LINE + _INCHES_A_CHARACTER * max(map(len, labels))
-    columns = max(1, min(len(lines), int(width / entry)))
-    figure.legend(lines, labels, loc="outside upper center", ncols=columns, frameon=False)

@@ -9,8 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from benchmarks._options import check_device, check_known, check_positive
-from benchmarks.uci.objectives import objective_names, uses_held_out
-from benchmarks.uci.training import has_fixed_steps, optimizer_for
+from benchmarks.uci.training import has_fixed_steps, objective_names, optimizer_for, uses_held_out
 from gpclml import datasets
 from gpclml.errors import ArgumentError
 
@@ -19,23 +18,7 @@ __all__ = ["STUDIES", "Product", "left_out_sizes", "make_grid", "named_products"
 
 @dataclass(frozen=True)
 class Product:
-    """Every combination of these settings.
-
-    Args:
-        datasets: Data sets.
-        sizes: Numbers of training rows, n.
-        seeds: Number of seeds; they are 0 to ``seeds - 1``.
-        objectives: Objectives.
-        kernels: Kernels.
-        means: Means.
-        steps: Numbers of Adam steps; not used under L-BFGS.
-        lr: Learning rate of Adam; not used under L-BFGS.
-        held_out: Shares of the training points that are held out, 1 - m/n; for objectives with
-            such a share.
-        trace: Whether the test error is also recorded in the course of training by Adam.
-        dtype: ``"float64"`` or ``"float32"``; matrices up to n = 512 are factored in float64
-            either way.
-    """
+    """Every combination of these settings, which are those of the command."""
 
     datasets: tuple[str, ...]
     sizes: tuple[int, ...] = (100,)

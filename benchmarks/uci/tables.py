@@ -12,7 +12,7 @@ from scipy.stats import binomtest
 
 __all__ = [
     "CELL", "JUDGED", "METRICS", "PUBLISHED_MEDIANS", "PUBLISHED_SHARE", "SETTINGS",
-    "difference_table", "label_kernels", "label_objectives", "less_lml", "less_plain", "mean_table",
+    "difference_table", "labels", "less_lml", "less_plain", "mean_table",
     "means", "ordered_objectives", "ordered_rows", "paired_differences", "published_table",
     "seconds_table", "sign_test", "steps_table", "turning_table", "verdicts", "wide", "win_table",
 ]  # fmt: skip
@@ -27,30 +27,19 @@ _ROUNDING = 1e-6
 _FIRST_OBJECTIVES = ("lml", "clml")
 
 
-def label_kernels(cells: pandas.DataFrame) -> pandas.Series:
-    """The kernel of each cell, with the settings that differ within that kernel.
-
-    Args:
-        cells: Cells as ``benchmarks.runner.load_results`` gives them.
-    """
-    return _labels(cells, "kernel", SETTINGS)
-
-
-def label_objectives(cells: pandas.DataFrame) -> pandas.Series:
-    """The objective of each cell, with its held-out share where that differs.
-
-    Args:
-        cells: Cells as ``benchmarks.runner.load_results`` gives them.
-    """
-    return _labels(cells, "objective", ("held_out",))
+def labels(cells: pandas.DataFrame, name: str, settings: Sequence[str]) -> pandas.Series:
+    """The entry of each cell in a column, with those of its settings that differ within it."""
+    found = cells[name].copy()
+    for _, group in cells.groupby(name):
+        for setting in settings:
+            values = group[setting].dropna()
+            if values.nunique() > 1:
+                found[values.index] += values.map(lambda value, s=setting: f" {s}={value}")
+    return found
 
 
 def ordered_objectives(labels: Iterable[str]) -> list[str]:
-    """The distinct objectives in the order of tables and figures: the LML first, then the CLML.
-
-    Args:
-        labels: Labels of objectives; each begins with the objective's name.
-    """
+    """The distinct objectives in the order of tables and figures: the LML first, then the CLML."""
     rank = {name: place for place, name in enumerate(_FIRST_OBJECTIVES)}
     return sorted(set(labels), key=lambda label: (rank.get(label.split()[0], len(rank)), label))
 
@@ -117,16 +106,6 @@ def sign_test(differences: Iterable[float]) -> tuple[int, int, float]:
     nonzero = [value for value in differences if value]
     below = sum(value < 0 for value in nonzero)
     return below, len(nonzero), float(binomtest(below, len(nonzero)).pvalue) if nonzero else 1.0
-
-
-def _labels(cells: pandas.DataFrame, name: str, settings: Sequence[str]) -> pandas.Series:
-    labels = cells[name].copy()
-    for _, group in cells.groupby(name):
-        for setting in settings:
-            values = group[setting].dropna()
-            if values.nunique() > 1:
-                labels[values.index] += values.map(lambda value, s=setting: f" {s}={value}")
-    return labels
 
 
 METRICS = {

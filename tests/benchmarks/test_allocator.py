@@ -12,7 +12,7 @@ import pytest
 PROGRAM = """
 import resource, sys
 import torch
-from benchmarks._allocator import keep_freed_memory
+from benchmarks._process import keep_freed_memory
 from benchmarks.speed.methods import sampled_data
 from gpclml.fit import fit_batch
 from gpclml.mlls import ConditionalMarginalLogLikelihood

@@ -5,8 +5,7 @@ import torch
 
 from benchmarks.uci.cells import run_cell, training_rows
 from benchmarks.uci.grid import Product, make_grid
-from benchmarks.uci.objectives import make_objective
-from benchmarks.uci.training import optimizer_for
+from benchmarks.uci.training import make_objective, optimizer_for
 from gpclml import datasets
 from gpclml.conditioning import KFold, RandomHoldout
 from gpclml.errors import ArgumentError, UnknownNameError

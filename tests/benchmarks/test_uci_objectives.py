@@ -5,7 +5,7 @@ import torch
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch.distributions import MultivariateNormal
 
-from benchmarks.uci.objectives import (
+from benchmarks.uci.training import (
     SubsetMarginalLogLikelihood,
     make_objective,
     objective_names,

@@ -6,8 +6,7 @@ import pandas
 import pytest
 
 from benchmarks.runner import run_grid
-from benchmarks.uci.report import labelled
-from benchmarks.uci.study import STUDY
+from benchmarks.uci.study import STUDY, labelled
 from benchmarks.uci.tables import (
     difference_table,
     less_lml,

@@ -73,12 +73,7 @@ def graded(*holds: bool) -> Verdict:
 
 
 def with_error(values: Sequence[float], digits: int = 3) -> str:
-    """Mean and standard error of values, as text.
-
-    Args:
-        values: At least one; of a single one there is no error.
-        digits: After the point.
-    """
+    """Mean and standard error of values, as text."""
     mean, error = mean_and_error(values)
     if math.isinf(error):
         return f"{mean:.{digits}f}"
@@ -96,13 +91,7 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
 
 
 def differs(values: Sequence[float], sign: int, errors: float = 2.0) -> bool:
-    """Whether the mean of paired differences has a sign, beyond so many standard errors.
-
-    Args:
-        values: Differences, one a seed.
-        sign: +1 or -1.
-        errors: How many.
-    """
+    """Whether the mean of paired differences has a sign, beyond so many standard errors."""
     mean, error = mean_and_error(values)
     return sign * mean > errors * error
 

@@ -88,10 +88,6 @@ def claim_lines(experiment: Experiment, cells: pandas.DataFrame) -> str:
 def write_page(path: str | os.PathLike[str], page: str | os.PathLike[str]) -> str:
     """Writes the page, and the pictures into a folder ``figures`` beside it.
 
-    Args:
-        path: The SQLite file.
-        page: The Markdown file, replaced if it is there.
-
     Returns:
         The claims as text.
 

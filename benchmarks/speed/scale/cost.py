@@ -44,23 +44,14 @@ def cost_of_steps(
     device: str = "cpu",
     rounds: int = 3,
     memory: bool = True,
-    methods: list[str] | None = None,
 ) -> pd.DataFrame:
     """Seconds and peak memory of a step of each method that fits, interleaved in one run.
-
-    Args:
-        n: Points.
-        dtype: Of the numbers.
-        device: Where.
-        rounds: In which each takes a step.
-        memory: Whether to measure memory too, in a process each on a CPU.
-        methods: Names; all that fit if None.
 
     Returns:
         A row a method: ``seconds``, the median; ``ratio`` to GPyTorch's Cholesky step in the same
         round, where that fits; ``GiB`` beyond data and parameters.
     """
-    names = methods or methods_that_fit(n, dtype, device)
+    names = methods_that_fit(n, dtype, device)
     problem = Problem(n, dtype, device)
     steps = {name: gradient_step(name, problem) for name in names}
     torch.manual_seed(0)  # of GPyTorch's random vectors

@@ -44,14 +44,7 @@ class Data:
 
 
 def load_split(dataset: str, num_test: int, seed: int, num_train: int | None = None) -> Data:
-    """Random test points of a set; all others, or some, to train on. In single precision.
-
-    Args:
-        dataset: A UCI set.
-        num_test: Test points.
-        seed: Of the split.
-        num_train: Training points; all others if None.
-    """
+    """Random test points of a set; all others, or some, to train on. In single precision."""
     data = load(dataset)
     order = torch.randperm(len(data.inputs), generator=torch.Generator().manual_seed(seed))
     test, train = order[:num_test], order[num_test:][:num_train]

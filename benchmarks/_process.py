@@ -1,12 +1,31 @@
-"""Freed memory stays with the process, so that a step does not pay for fresh pages again."""
+"""The process that computes: its environment for a while, and memory that stays with it."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import os
 import platform
+from collections.abc import Iterator, Mapping
 
-__all__ = ["keep_freed_memory"]
+__all__ = ["keep_freed_memory", "variables"]
+
+
+@contextlib.contextmanager
+def variables(values: Mapping[str, str]) -> Iterator[None]:
+    """Within the block these environment variables are set; after it they are as before."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
 
 # Of mallopt in glibc's malloc.h.
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
