@@ -137,7 +137,7 @@ _MOVED = {
         "evidence.sampling.estimate_conditional_log_density",
     "fit.LinearBoundFit": "fit.FitResult", "fit.OnlineFit": "fit.OnlineFitResult",
     "fit.StoppingResult": "fit.NetworksFitResult", "fit.batch_size": "fit.suggest_batch_size",
-    "models.networks_of": "models.find_networks",
+    "meta.Training": "meta.TasksFitResult", "models.networks_of": "models.find_networks",
 }  # fmt: skip
 
 

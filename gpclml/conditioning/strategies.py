@@ -187,24 +187,24 @@ class KFold(Conditioning):
     """Holds out each fold of a random partition, given the others; sizes differ by at most one.
 
     Args:
-        folds: Number of folds, at least 2; with fewer points than folds, one point a fold.
+        n_splits: Number of folds, at least 2; with fewer points than folds, one point a fold.
         seed: See :class:`Conditioning`.
 
     Raises:
-        ArgumentError: If ``folds`` is below 2.
+        ArgumentError: If ``n_splits`` is below 2.
     """
 
     _is_random = True
 
     @checked
-    def __init__(self, folds: int = 10, seed: int | None = None) -> None:
+    def __init__(self, n_splits: int = 10, seed: int | None = None) -> None:
         super().__init__(seed)
-        self.folds = integer("folds", folds, 2)
+        self.n_splits = integer("n_splits", n_splits, 2)
 
     def _blocks(self, rows, num_data, generator):
         n = rows.numel()
         order = rows[torch.randperm(n, generator=generator)]
-        return stack_by_size(order.tensor_split(min(self.folds, n)))
+        return stack_by_size(order.tensor_split(min(self.n_splits, n)))
 
 
 class RandomOrderings(Conditioning):

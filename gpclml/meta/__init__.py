@@ -1,10 +1,11 @@
 """Few-shot learning: tasks, backbones, Deep Kernel Transfer, its training and evaluation."""
 
+from gpclml import explain_moved
 from gpclml.meta.backbones import Conv3, Conv4, ConvBlocks
 from gpclml.meta.deep_kernel_transfer import KERNELS, DeepKernelTransfer
 from gpclml.meta.evaluation import Tasks, TaskScores, class_probabilities, evaluate_tasks
 from gpclml.meta.tasks import Episodes, HeadPoseTasks, ImageTasks, PeriodicTasks, RotationTasks
-from gpclml.meta.training import Training, load_model, train_on_tasks
+from gpclml.meta.training import TasksFitResult, load_model, train_on_tasks
 
 __all__ = [
     "KERNELS",
@@ -19,9 +20,11 @@ __all__ = [
     "RotationTasks",
     "TaskScores",
     "Tasks",
-    "Training",
+    "TasksFitResult",
     "class_probabilities",
     "evaluate_tasks",
     "load_model",
     "train_on_tasks",
 ]
+
+explain_moved(__name__)

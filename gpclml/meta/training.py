@@ -30,33 +30,50 @@ from gpclml._utils.resuming import (
     warn_of_no_fingerprint,
 )
 from gpclml.errors import ArgumentError, DataError, NonFiniteError
+from gpclml.fit import FitResult
 from gpclml.meta.deep_kernel_transfer import DeepKernelTransfer
 from gpclml.meta.evaluation import Tasks, evaluate_tasks
 
-__all__ = ["Training", "load_model", "train_on_tasks"]
+__all__ = ["TasksFitResult", "load_model", "train_on_tasks"]
 
 _CHECKPOINT = "gpclml.DeepKernelTransfer"
 _REQUIRED = {"best": dict, "optimizer": dict, "training": dict}
 
 
-@dataclass
-class Training:
-    """The course of a training.
+@dataclass(frozen=True, kw_only=True)
+class TasksFitResult(FitResult):
+    """What :func:`train_on_tasks` did, in all runs where it was resumed.
+
+    ``history`` is the objective at each step, the mean over tasks and ways in nats per held-out
+    target; ``objective`` is that of the last step that the model keeps.
 
     Attributes:
-        objectives: The objective at each step, the mean over tasks and ways, in nats per
-            held-out target.
-        looks: Numbers of steps after which validation tasks were scored.
+        validated: Numbers of steps after which validation tasks were scored.
         scores: Mean accuracy, or negative squared error, of the validation tasks at each of them.
         best: Number of steps with the best score; of the last step without validation.
-        seconds: Wall time, of all runs where it was resumed.
     """
+
+    validated: list[int] = field(repr=False)
+    scores: list[float] = field(repr=False)
+    best: int
+
+
+@dataclass
+class _Course:
+    """What has been done; the names are those of the checkpoint."""
 
     objectives: list[float] = field(default_factory=list)
     looks: list[int] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
     best: int = 0
     seconds: float = 0.0
+
+    def result(self) -> TasksFitResult:
+        return TasksFitResult(
+            objective=self.objectives[self.best - 1] if self.best else math.nan,
+            history=self.objectives, seconds=self.seconds, validated=self.looks,
+            scores=self.scores, best=self.best,
+        )  # fmt: skip
 
 
 @checked
@@ -73,7 +90,7 @@ def train_on_tasks(
     look_every: int = 500,
     checkpoint: str | Path | None = None,
     progress: bool | None = None,
-) -> Training:
+) -> TasksFitResult:
     """Trains a model by Adam on new tasks at each step, and keeps the best validated parameters.
 
     With k tasks a step, step ``s`` takes tasks ``s k`` to ``(s + 1) k - 1`` of the source: the same
@@ -161,7 +178,7 @@ def train_on_tasks(
                 save(checkpoint, whole)
             raise
     run.keep_best()
-    return run.training
+    return run.training.result()
 
 
 @checked
@@ -196,7 +213,7 @@ class _Run:
         self.optimizer = torch.optim.Adam(
             [{"params": network, "lr": lr}, {"params": others, "lr": 0.1 * lr}]
         )
-        self.training = Training()
+        self.training = _Course()
         self.best = _state(model)
 
     def step(self, tasks: Tasks, indices: range) -> None:
@@ -268,7 +285,7 @@ class _Run:
         _check(module, state, path)
         _check(self.model, content["best"], path)
         try:
-            training = Training(**restored(self.training, content["training"]))
+            training = _Course(**restored(self.training, content["training"]))
             load_optimizer_state(self.optimizer, content["optimizer"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(

@@ -117,8 +117,8 @@ def test_fraction_out_of_range(fraction):
 @pytest.mark.parametrize(
     ("make", "match"),
     [
-        (lambda: KFold(1), "folds"),
-        (lambda: KFold(2.5), "folds"),
+        (lambda: KFold(1), "n_splits"),
+        (lambda: KFold(2.5), "n_splits"),
         (lambda: LastPoints(-1), "m: got -1"),
         (lambda: LastPoints(0.9), "m: got 0.9"),
         (lambda: RandomOrderings(0, 1), "k"),
@@ -145,7 +145,7 @@ def test_bad_arguments_are_named(make, match):
 
 
 def test_representation_names_the_arguments():
-    assert repr(KFold(5, seed=3)) == "KFold(seed=3, folds=5)"
+    assert repr(KFold(5, seed=3)) == "KFold(seed=3, n_splits=5)"
     assert repr(LeaveOneOut()) == "LeaveOneOut()"
 
 

@@ -89,7 +89,7 @@ def test_it_learns_what_tasks_have_in_common(m):
     assert after.values.mean() > before.values.mean() + margin
     assert after.nll.mean() < before.nll.mean()
     assert 0 <= after.calibration_error < 1
-    assert len(training.objectives) == training.best == 150
+    assert len(training.history) == training.best == 150
     assert not model.training
 
 
@@ -113,8 +113,8 @@ def test_the_best_look_is_kept():
         model, objective(model), tasks(), steps=12, look_every=5, validation=tasks(seed=1),
         validation_tasks=10, lr=0.3, progress=False,
     )  # fmt: skip
-    assert training.looks == [5, 10, 12]
-    assert training.best == training.looks[training.scores.index(max(training.scores))]
+    assert training.validated == [5, 10, 12]
+    assert training.best == training.validated[training.scores.index(max(training.scores))]
     score = float(evaluate_tasks(model, tasks(seed=1), 10).gain.mean())
     assert score == pytest.approx(max(training.scores))
 
@@ -179,8 +179,8 @@ def test_an_interrupted_training_ends_as_a_whole_one(tmp_path, monkeypatch, kern
             train_on_tasks(first, make(first), source, checkpoint=path, **broken)
     again = transfer(kernel=kernel, seed=5)
     resumed = train_on_tasks(again, make(again), tasks(), checkpoint=path, **options)
-    assert resumed.objectives == expected.objectives
-    assert (resumed.looks, resumed.scores) == (expected.looks, expected.scores)
+    assert resumed.history == expected.history
+    assert (resumed.validated, resumed.scores) == (expected.validated, expected.scores)
     for name, stored in whole.state_dict().items():
         assert torch.equal(stored, again.state_dict()[name]), name
     loaded = load_model(transfer(kernel=kernel, seed=7), path)
@@ -210,7 +210,7 @@ def test_a_checkpoint_of_an_earlier_release_goes_on_with_a_warning(tmp_path):
         resumed = train_on_tasks(again, objective(again), tasks(), steps=4, **options)
     del options["checkpoint"]
     expected = train_on_tasks(whole, objective(whole), tasks(), steps=4, **options)
-    assert resumed.objectives == expected.objectives  # its hold-outs are not drawn at random
+    assert resumed.history == expected.history  # its hold-outs are not drawn at random
     groups = content["optimizer"]["param_groups"]
     groups[1]["params"].append(groups[0]["params"].pop())
     torch.save(content, path)

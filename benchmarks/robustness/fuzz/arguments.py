@@ -97,7 +97,7 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     "cli.tables.read_targets": lambda: dict(table=table(), target="y"),
     ("cli.tables.split_rows", "cli.tables.subset_rows"): lambda: dict(targets=normal(30)),
     "conditioning.HeldOut": lambda: dict(blocks=(torch.tensor([0, 2]), torch.tensor([5]))),
-    "conditioning.KFold": lambda: dict(folds=3, seed=0),
+    "conditioning.KFold": lambda: dict(n_splits=3, seed=0),
     "conditioning.LastPoints": lambda: dict(m=2),
     "conditioning.RandomHoldout": lambda: dict(fraction=0.2, seed=0, condition_on=3),
     "conditioning.RandomHoldout.split": lambda: dict(

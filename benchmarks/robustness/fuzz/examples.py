@@ -27,7 +27,7 @@ _MODULES = (
 
 _SIZES = {
     "ard_num_dims", "blocks", "burn_in", "count", "curves", "cycles", "data_or_n", "degree",
-    "epochs", "epochs_per_cycle", "every", "folds", "hyper_steps", "k", "leapfrog_steps",
+    "epochs", "epochs_per_cycle", "every", "hyper_steps", "k", "leapfrog_steps",
     "look_every", "n_splits", "num_data", "num_features", "num_frequencies", "num_inputs",
     "num_mixtures", "num_samples", "passes", "queries", "repeats", "restarts", "retries", "runs",
     "samples", "steps", "support", "tasks_per_step", "temperatures", "validation_tasks", "width",
