@@ -11,9 +11,9 @@ says that the folder is finished. Then the folder is put in its place:
 - where that is impossible, the files are replaced one after another. A run that is killed
   meanwhile leaves files of both results until the next command for this folder. This is so on
   Windows, on file systems that cannot exchange folders or have no hard links (networks, mostly),
-  where another file system is mounted in the folder, where it has files or folders of other users
-  that cannot be linked or made, where others have files in the ``.part`` folder, and where the
-  folder is the current one or the current one is in it.
+  where another file system is mounted in the folder, where it has write-protected folders or files
+  of other users that cannot be linked, where others have files in the ``.part`` folder, and where
+  the folder is the current one or the current one is in it.
 
 Last, the record in its place is written without the note that the folder is finished. While it has
 that note, the next command for this folder does what is left to do (:func:`finish_interrupted`).
@@ -234,7 +234,9 @@ def _finish(out: Path, kind: FolderKind) -> None:
         _settle(out, kind)
         return
     files = files_of(part / kind.record, kind, new)
-    remove_links(part, out, _former(new)["inodes"])  # of a run that was killed while it made them
+    # What a run has left that was killed before the exchange.
+    _sweep(part, [kind.record])
+    remove_links(part, out, _former(new)["inodes"])
     old = own_files(out, kind)
     accepted = {name: {old.get(name), files.get(name)} for name in {*old, *files}}
     check_places(out, accepted, accepted)

@@ -24,7 +24,7 @@ import signal
 import stat
 import sys
 import traceback
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import numpy as np
@@ -230,6 +230,25 @@ class Runs:
             self.say("a file beside the output was changed")
         return files
 
+    @contextmanager
+    def must_exchange(self, what):
+        """Checks that a command that changes the output exchanges it, unless it was not there."""
+        if not (self.exchanged and self.out.exists()):
+            yield
+            return
+        before, handle = files_in(self.out), os.open(self.out, os.O_RDONLY)
+        yield
+        # The handle keeps the inode number from being given to another folder meanwhile.
+        if os.path.samestat(os.fstat(handle), self.out.stat()) and self.changes(before):
+            self.say(f"{what} replaced files one by one")
+        os.close(handle)
+
+    def changes(self, before):
+        """Whether files are not as before, the note in a record that all is finished aside."""
+        now = files_in(self.out)
+        names = {name for name in {*now, *before} if now.get(name) != before.get(name)}
+        return bool(names - {RECORDS[self.kind]})
+
     def say(self, what):
         self.wrong.append(f"{self.number}: {what}")
 
@@ -258,12 +277,17 @@ class Runs:
             if not name.startswith("models/rbf/"):
                 self.say(f"{name} is missing")
         if own:
-            if code := run("predict", self.model, self.data, "--out", self.root / "mean.csv"):
+            words = "predict", self.model, self.data, "--out", self.root / "mean.csv"
+            with self.must_exchange("the next command"):
+                code = run(*words)
+            if code:
                 self.say(f"the model cannot be used ({code})")
             own = self.own()
         if own != self.old and not is_whole(own, self.kind, NEW):
             self.say("the output is neither the old nor the new one")
-        if code := run(*self.words(NEW)):
+        with self.must_exchange("the next run"):
+            code = run(*self.words(NEW))
+        if code:
             self.say(f"the next run ended with {code}")
         self.check_new("the next run")
 

@@ -252,6 +252,25 @@ def test_a_folder_that_is_put_beside_it_after_a_kill_stays(out, monkeypatch, tmp
     assert (tmp_path / "moved" / "model.pt").read_text() == "old"
 
 
+def test_what_a_killed_run_left_in_the_new_folder(out, monkeypatch):
+    """A temporary file there, and links to some of the files, do not hinder the exchange."""
+
+    def killed(first, second):
+        (first / f"model.json.{32 * '0'}.part").write_text("unfinished")
+        (first / "notes.txt").unlink()
+        (first / "pictures" / "old" / "b.png").unlink()
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folders, "exchange_folders", killed)
+        with pytest.raises(Killed):
+            write(out, "new")
+    inode = out.stat().st_ino
+    finish_interrupted(out)
+    check(out, "new")
+    assert out.stat().st_ino != inode
+
+
 def test_ctrl_c_during_the_exchange(out, monkeypatch):
     calls = []
 
