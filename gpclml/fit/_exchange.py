@@ -84,8 +84,9 @@ AGREED = {
     "order": "Give every process the same inputs, and the rows in the same order.",
     "conditioning": "Give every objective the same strategy and seed; DistributedConditioning has "
     "each process take a draw of its own.",
-    "parameters": "Change parameters in all processes alike, by optimizers with the same settings.",
-    "settings": "Build model, objective and optimizer alike in every process.",
+    "parameters": "Change parameters in the same way in all processes, by optimizers with the same "
+    "settings.",
+    "settings": "Build model, objective and optimizer in the same way in every process.",
 }
 """What processes must agree in, and what to do where they do not."""
 
@@ -195,7 +196,7 @@ class Exchange:
                 "parameters",
                 f"processes that disagree in {self._call} ({told})",
                 "the same call, value, number, order, shapes and dtypes in every process",
-                "Build the model alike in every process.",
+                "Build the model in the same way in every process.",
             )
         self._check_agreed([other[3:] for other in rows])
 

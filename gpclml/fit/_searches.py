@@ -32,7 +32,7 @@ _FAILED = ("abnormal", "constant", "bound")
 # Of the start lengthscales: far shorter ones tell all points apart, where nothing can be learned.
 _SHORTER, _LONGER = (0.25,), (8.0, 64.0)
 _LESS_NOISE = 0.1  # of the start noise: what it takes for noise it need not explain
-_MOST_POINTS = 10_000  # beyond which predictions are not looked at
+_MOST_POINTS = 10_000  # beyond which predictions are not computed
 
 
 @dataclass(frozen=True)

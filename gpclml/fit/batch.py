@@ -352,7 +352,7 @@ class Batch:
         try:
             together = training_observations(self._stack.model)
         except RuntimeError as error:
-            raise _not_alike(str(error)) from error
+            raise _not_the_same(str(error)) from error
         for row, mll in enumerate(self._members()):
             alone = training_observations(cast(ExactGP, mll.model))
             member = together.member(row)
@@ -362,7 +362,7 @@ class Batch:
             ):
                 tolerance = 1e3 * torch.finfo(one.dtype).eps * float(other.abs().max())
                 if one.shape != other.shape or not bool((one - other).abs().max() <= tolerance):
-                    raise _not_alike(f"another {name} in the stack than alone")
+                    raise _not_the_same(f"another {name} in the stack than alone")
 
 
 def _limits(
@@ -405,6 +405,6 @@ def _non_finite_error(value: float) -> NonFiniteError:
     return NonFiniteError("objective", got, "finite values", mend)
 
 
-def _not_alike(reason: str) -> UnsupportedError:
+def _not_the_same(reason: str) -> UnsupportedError:
     mend = "Fit such models one by one with fit_mll."
     return UnsupportedError("mlls", reason, "models that GPyTorch can batch", mend)

@@ -193,7 +193,7 @@ def _scales(parts: _Parts, plain: GPRegression) -> tuple[Tensor, Tensor]:
 
 
 class _LogMarginalLikelihood(ExactMarginalLogLikelihood):
-    """The log marginal likelihood per point, exact whatever settings are in force."""
+    """The log marginal likelihood per point, exact under any settings of GPyTorch."""
 
     def compute_custom_loss(self) -> Tensor:
         data = training_observations(cast(ExactGP, self.model))

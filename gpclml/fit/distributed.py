@@ -132,13 +132,13 @@ def broadcast_parameters(
     group: ProcessGroup | None = None,
     timeout: float = _TIMEOUT,
 ) -> None:
-    """Gives all processes the parameters of one, so that they start alike.
+    """Gives all processes the parameters of one, so that all start from the same.
 
     Buffers stay as they are. One flattened broadcast a dtype; without ``torch.distributed``
     nothing changes.
 
     Args:
-        module: A model or objective, built alike in every process.
+        module: A model or objective, built in the same way in every process.
         source: Rank in the group of the process whose parameters all get.
         group: Process group; all processes if None.
         timeout: Seconds to wait for the other processes.
@@ -237,7 +237,7 @@ class DistributedConditioning(Conditioning):
                 "The global generators of several processes need not agree.",
             )
         before = generator.get_state()
-        # All of them, so that the generators of all processes advance alike.
+        # All of them, so that the generators of all processes advance by the same.
         splits = [
             self.conditioning._split(rows, num_data, generator) for _ in range(self.num_replicas)
         ]
@@ -252,7 +252,7 @@ class DistributedConditioning(Conditioning):
 
 
 class SharedTraining:
-    """Starts all processes alike, averages their gradients, and refuses where they disagree.
+    """Gives all processes one start, averages their gradients, and refuses where they disagree.
 
     When it is made all processes get the parameters of rank 0. At the first step and at every
     ``every``-th after it, they compare digests of

@@ -170,7 +170,7 @@ class _OnlineRun(WeightTraining):
         return len(self.course.looks) - 1 - self.course.looks.index(self.course.best)
 
     def keep_best(self) -> None:
-        """Puts back what was best; what there is without a look."""
+        """Puts back the best state; without an evaluation the current one stays."""
         if self.best is None:
             self.course.best = len(self.course.objectives)
         else:
@@ -282,10 +282,10 @@ def fit_online(
     augmentation take a fresh batch a step. What was best by the evidence is kept, weights and
     hyperparameters together.
 
-    With a checkpoint the training is saved after every look and, as of the last whole epoch, at
-    an interrupt. It goes on from there bit for bit as if it had not stopped; only layers that draw
+    With a checkpoint the training is saved after every evaluation and, as of the last whole epoch,
+    at an interrupt. It resumes from there bit for bit as if it had not stopped; only layers that draw
     from PyTorch's global source, such as dropout, draw anew. A training with other data, seed,
-    rates or the like does not go on from it; ``patience`` may differ, and ``epochs`` where there
+    rates or the like does not resume from it; ``patience`` may differ, and ``epochs`` where there
     is no ``final_lr``.
 
     Args:
@@ -300,11 +300,12 @@ def fit_online(
         hyper_steps: Steps on the hyperparameters at a time.
         burn_in: Epochs before the first of them.
         every: Epochs between them.
-        patience: Looks without a better evidence after which training ends; None never ends it.
+        patience: Evaluations without a better evidence after which training ends; None never
+            ends it.
         partition: Of the points, where the evidence is estimated from batches: ``"random"``, or
             by ``"class"``, a tighter bound as a rule.
         seed: Seed of the order of the points.
-        checkpoint: File to save to at every look and at an interrupt, and to go on from.
+        checkpoint: File to save to at every evaluation and at an interrupt, and to resume from.
         progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
 
     Returns:
@@ -374,7 +375,7 @@ def fit_online(
                     if patience is not None and run.evaluations_since_best() >= patience:
                         break
         except KeyboardInterrupt:
-            # What an epoch or a look has begun is left out: it is done again, as it was.
+            # An epoch that was interrupted is left out, and done again when the training resumes.
             if checkpoint is not None and whole:
                 whole["fit"]["seconds"] = time.perf_counter() - start
                 save(checkpoint, whole)
@@ -397,7 +398,7 @@ def fit_hyperparameters(
 ) -> FitResult:
     """Fits prior precisions, noise and the like to the evidence at the weights as they are.
 
-    By Adam; what :func:`fit_online` does at each look. The curvature is computed once, where it
+    By Adam, as :func:`fit_online` does between epochs. The curvature is computed once, where it
     adds up over batches.
 
     Args:

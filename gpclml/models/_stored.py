@@ -70,7 +70,7 @@ def _check_stored(
             f"path: {path} lacks {', '.join(unlike)}, or has something else in their place. "
             "Restore a copy of it, or save the model again."
         )
-    # Networks and mixtures are made before their state is loaded, in whatever size is asked for.
+    # Networks and mixtures are made before their state is loaded, as large as the file asks for.
     d, widths = train_x.shape[-1], [train_x.shape[-1], *config["hidden"]]
     asked = 0
     if config["kernel"] in ("deep", "deep_bottleneck"):

@@ -244,7 +244,7 @@ class GPRegression(ExactGP):
     ) -> PosteriorNormal:
         """The posterior at x in original units.
 
-        By a dense factorization, exact whatever GPyTorch's settings; missing targets are left out.
+        By a dense factorization, exact under any settings; missing targets are left out.
         Every module keeps its mode, so that it may be called in the middle of training. Gradients
         flow to ``x`` and the parameters; ``torch.no_grad()`` halves the memory.
 

@@ -30,7 +30,7 @@ class ModelStack:
     :meth:`write_back` copies to the models.
 
     Args:
-        models: The models, in train mode, alike in all but numbers.
+        models: The models, in train mode, which differ in numbers alone.
 
     Attributes:
         model: The stack, ``batch_shape`` beginning with ``k = len(models)``.
@@ -173,4 +173,4 @@ def _check_equal(target: torch.nn.Module, modules: Sequence[torch.nn.Module]) ->
 
 
 def _unlike(what: str) -> UnsupportedError:
-    return UnsupportedError("models", what, "models alike in all but numbers", _MEND)
+    return UnsupportedError("models", what, "models that differ in numbers alone", _MEND)
