@@ -32,6 +32,7 @@ __all__ = [
     "check_learning_rate",
     "check_placement",
     "checked",
+    "reads_are_free",
 ]
 
 F = TypeVar("F", bound=Callable)
@@ -131,6 +132,15 @@ def check_finite(argument: str, values: Tensor, mend: str = "") -> None:
         bad = int((~torch.isfinite(values)).sum())
         got = f"{bad} of {values.numel()} values not finite"
         raise NonFiniteError(argument, got, "finite values", mend)
+
+
+def reads_are_free(device: torch.device) -> bool:
+    """Whether values can be read at once; a GPU first finishes all that is queued.
+
+    Args:
+        device: Device of the values.
+    """
+    return device.type == "cpu"
 
 
 def all_finite(values: Tensor) -> bool:

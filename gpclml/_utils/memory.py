@@ -14,7 +14,6 @@ __all__ = [
     "available_memory",
     "check_memory",
     "fits",
-    "reads_are_free",
 ]
 
 _FEW = 2**28  # bytes that a GPU is not asked about
@@ -82,12 +81,3 @@ def check_memory(
             argument, f"{got}, which needs {needed / gib:.1f} GiB",
             f"at most {there / gib:.1f} GiB, what the {device.type} has", mend,
         )  # fmt: skip
-
-
-def reads_are_free(device: torch.device) -> bool:
-    """Whether values can be read at once; a GPU first finishes all that is queued.
-
-    Args:
-        device: Device of the values.
-    """
-    return device.type == "cpu"

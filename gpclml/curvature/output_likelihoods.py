@@ -15,8 +15,7 @@ from gpytorch.likelihoods import (
 )
 from torch import Tensor
 
-from gpclml._utils.arguments import all_finite, checked
-from gpclml._utils.memory import reads_are_free
+from gpclml._utils.arguments import all_finite, checked, reads_are_free
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnsupportedError
 
 __all__ = ["OutputLikelihood", "gradient_columns", "output_column", "output_likelihood"]

@@ -27,6 +27,7 @@ from torch import Tensor
 from gpclml._utils import memory
 from gpclml._utils.arguments import callers_level, checked
 from gpclml.errors import UnknownNameError
+from gpclml.inference.known_kernels import known_covariance
 from gpclml.linalg import (
     ConjugateGradients,
     Covariance,
@@ -37,6 +38,7 @@ from gpclml.linalg import (
     NoisyCovariance,
     OperatorProducts,
     RowProducts,
+    common_batch,
 )
 
 __all__ = [
@@ -47,6 +49,8 @@ __all__ = [
     "choose_solver",
     "observed_covariance",
 ]
+
+_SMALL = 2**20  # entries of covariances for which nobody asks how much memory there is
 
 Solver = Literal["auto", "cholesky", "cg"] | ConjugateGradients
 """A name, or the settings of conjugate gradients."""
@@ -81,7 +85,7 @@ class ObservedCovariance:
     def shape(self) -> torch.Size:
         """``(*batch, N, N)``."""
         parts = [part.shape[:-1] for part in (self.noise, self.missing) if part is not None]
-        batch = torch.broadcast_shapes(self.latent.shape[:-2], *parts)
+        batch = common_batch(self.latent.shape[:-2], *parts)
         return torch.Size((*batch, *self.latent.shape[-2:]))
 
     def at(self, rows: Tensor) -> ObservedCovariance:
@@ -101,6 +105,12 @@ class ObservedCovariance:
     @cached_property
     def evaluated(self) -> Covariance:
         """The covariance: of low rank plus a diagonal where the kernel gives it so, else dense."""
+        if isinstance(self.latent, LazyEvaluatedKernelTensor):
+            known = known_covariance(self.latent, self.noise)
+            if known is not None:
+                return (
+                    known if self.missing is None else DenseCovariance(self._masked(known.matrix))
+                )
         latent = _evaluated(self.latent)
         if self.noise is not None and isinstance(latent, LowRankRootLinearOperator):
             low_rank = LowRankPlusDiagonal(latent.root.to_dense(), self.noise)
@@ -109,10 +119,14 @@ class ObservedCovariance:
         if self.noise is not None:
             one = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
             matrix = torch.addcmul(matrix, self.noise.unsqueeze(-1), one)
-        if self.missing is not None:
-            gone = self.missing.unsqueeze(-1) | self.missing.unsqueeze(-2)
-            matrix = matrix.masked_fill(gone, 0.0) + torch.diag_embed(self.missing.to(matrix))
-        return DenseCovariance(matrix)
+        return DenseCovariance(self._masked(matrix))
+
+    def _masked(self, matrix: Tensor) -> Tensor:
+        """The matrix with variance one and no correlation where observations are missing."""
+        if self.missing is None:
+            return matrix
+        gone = self.missing.unsqueeze(-1) | self.missing.unsqueeze(-2)
+        return matrix.masked_fill(gone, 0.0) + torch.diag_embed(self.missing.to(matrix))
 
     def by(self, solver: Solver, like: Tensor, block: int) -> Covariance:
         """The covariance in the form that a solver asks for.
@@ -130,6 +144,8 @@ class ObservedCovariance:
         Warns:
             SolverWarning: "auto" takes conjugate gradients.
         """
+        if solver in ("auto", "cholesky") and self.shape.numel() <= _SMALL:
+            return self.evaluated
         numbers = DenseCovariance.memory(self.shape, block)
         if (
             solver in ("auto", "cholesky")

@@ -29,6 +29,7 @@ from gpclml.linalg.iterative import (
 from gpclml.linalg.low_rank import LowRankPlusDiagonal
 from gpclml.linalg.matrices import (
     DOUBLE_UP_TO,
+    common_batch,
     factorization_dtype,
     permute,
     refuse_double_backward,
@@ -37,9 +38,11 @@ from gpclml.linalg.matrices import (
     take,
     take_rows,
 )
+from gpclml.linalg.radial import PROFILES, RadialCovariance, radial_covariance
 
 __all__ = [
     "DOUBLE_UP_TO",
+    "PROFILES",
     "ConditionedBlock",
     "ConjugateGradients",
     "Covariance",
@@ -54,13 +57,16 @@ __all__ = [
     "NotConvergedWarning",
     "OperatorProducts",
     "Predictor",
+    "RadialCovariance",
     "RowProducts",
     "block_conditional_log_densities",
+    "common_batch",
     "conditional_log_density",
     "factorization_dtype",
     "iterative_conditional_log_density",
     "leave_one_out_moments",
     "permute",
+    "radial_covariance",
     "refuse_double_backward",
     "safe_cholesky",
     "sequential_log_densities",

@@ -85,16 +85,8 @@ class Covariance(ABC):
 
         Blocks of one size are stacked, ``(k_i, b_i)``.
         """
-        residual = self._expanded(residual)
-        n = residual.shape[-1]
-        if len(blocks) == 0:
-            raise ArgumentError("blocks", "none", "at least one group of blocks, each (k, b)")
-        for group in blocks:
-            if group.ndim != 2 or group.numel() == 0:
-                raise ArgumentError("blocks", f"shape {tuple(group.shape)}", "(k, b), not empty")
-            for block in [group.unique()] if group.shape[-1] == 1 else group:
-                check_indices("blocks", block, n)
-        return self._own("block_log_densities")(residual, blocks)
+        _check_blocks(blocks, self.shape[-1])
+        return self._own("block_log_densities")(self._expanded(residual), blocks)
 
     def held_out_log_densities(self, residual: Tensor, blocks: Sequence[Tensor]) -> Tensor:
         """The same for one block or several, by whichever of the two methods costs less.
@@ -104,6 +96,19 @@ class Covariance(ABC):
         if len(blocks) == 1 and blocks[0].shape[-2] == 1:
             return self.conditional_log_density(residual, blocks[0].squeeze(-2)).unsqueeze(-1)
         return self.block_log_densities(residual, blocks)
+
+    @checked(late=True, residual="float (*batch, n)")
+    def held_out_log_density(self, residual: Tensor, blocks: Sequence[Tensor]) -> Tensor:
+        """The sum of these log densities, ``(*batch,)``, whose gradient may cost less than theirs.
+
+        Args:
+            residual: ``(*batch, n)``.
+            blocks: As for :meth:`held_out_log_densities`.
+        """
+        if len(blocks) == 1 and blocks[0].shape[-2] == 1:
+            return self.conditional_log_density(residual, blocks[0].squeeze(-2))
+        _check_blocks(blocks, self.shape[-1])
+        return self._block_log_density(self._expanded(residual), blocks)
 
     @checked(late=True, residual="float (*batch, n)", rows="index (b,)")
     def leave_one_out(self, residual: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -217,6 +222,9 @@ class Covariance(ABC):
         batch = check_residual(self.shape, residual)
         return residual.expand(*batch, residual.shape[-1])
 
+    def _block_log_density(self, residual: Tensor, blocks: Sequence[Tensor]) -> Tensor:
+        return self._own("block_log_densities")(residual, blocks).sum(-1)
+
     def _own(self, method: str) -> Callable[..., Any]:
         """The method of the kind itself, whose arguments have been checked."""
         own = getattr(self, f"_{method}", None)
@@ -231,6 +239,16 @@ class Covariance(ABC):
             "a covariance with a Cholesky factor",
             "Use solver='cholesky', or a DenseCovariance.",
         )
+
+
+def _check_blocks(blocks: Sequence[Tensor], n: int) -> None:
+    if len(blocks) == 0:
+        raise ArgumentError("blocks", "none", "at least one group of blocks, each (k, b)")
+    for group in blocks:
+        if group.ndim != 2 or group.numel() == 0:
+            raise ArgumentError("blocks", f"shape {tuple(group.shape)}", "(k, b), not empty")
+        for block in [group.unique()] if group.shape[-1] == 1 else group:
+            check_indices("blocks", block, n)
 
 
 class ConditionedBlock(ABC):

@@ -1,4 +1,4 @@
-r"""Gaussian densities and predictions by one Cholesky factor, with gradients in closed form.
+r"""Dense covariances: densities and predictions by a Cholesky factor, gradients in closed form.
 
 With :math:`K = L L^\top` and :math:`z = L^{-1} r`, the density of one point given its predecessors
 is :math:`\log p(r_i \mid r_{<i}) = -z_i^2/2 - \log L_{ii} - \tfrac12\log 2\pi`. The sum over all
@@ -9,8 +9,9 @@ conditioned on the first ones. Many held-out blocks are read off one inverse.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -25,18 +26,28 @@ from gpclml.linalg.matrices import (
     order_with_last,
     permute,
     refuse_double_backward,
+    rows_in_data_order,
     safe_cholesky,
-    symmetric_product,
+    sandwich,
+    sandwich_of_disjoint,
+    symmetric_columns,
     take,
     take_rows,
 )
 
-__all__ = ["DenseCovariance"]
+__all__ = [
+    "BlockLogDensities",
+    "ClosedForm",
+    "ConditionalLogDensity",
+    "DenseCovariance",
+    "SequentialLogDensities",
+    "differentiable",
+]
 
+_MATRICES = 7  # at the peak of a step: those of the kernel, of the factor and of the gradient
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 # Up to this held-out share, n x b triangular solves cost less than two inverses.
 _SOLVE_UP_TO = 0.3
-_MATRICES = 7  # at the peak of a step: those of the kernel, of the factor and of the gradient
 
 
 @checked(late=True, matrix="float (*batch, n, n)")
@@ -85,11 +96,11 @@ class DenseCovariance(Covariance):
 
     def take(self, rows: Tensor) -> DenseCovariance:
         """Rows and columns of the matrix, as :func:`gpclml.linalg.permute` takes them."""
-        return replace(self, matrix=permute(self.matrix, rows))
+        return self._with(permute(self.matrix, rows))
 
     def __getitem__(self, index: Any) -> DenseCovariance:
         """The matrices at an index of the batch."""
-        return replace(self, matrix=self.matrix[index])
+        return self._with(self.matrix[index])
 
     def operators(self) -> tuple[LinearOperator, None]:
         """The matrix as an operator, noise and all."""
@@ -97,7 +108,7 @@ class DenseCovariance(Covariance):
 
     def factored_in(self, dtype: torch.dtype | None, *, checked: bool = True) -> DenseCovariance:
         """With these settings of the Cholesky factors."""
-        return replace(self, factor_dtype=dtype, checked=checked)
+        return DenseCovariance(self.matrix, dtype, checked)
 
     def condition_number(self) -> float:
         """LAPACK's estimate in the 1-norm, from a Cholesky factor."""
@@ -114,6 +125,10 @@ class DenseCovariance(Covariance):
         whitened = torch.linalg.solve_triangular(factor, residual.unsqueeze(-1), upper=False)
         return _DensePredictor(factor, whitened, missing)
 
+    def _with(self, matrix: Tensor) -> DenseCovariance:
+        """Another matrix with the same settings."""
+        return DenseCovariance(matrix, self.factor_dtype, self.checked)
+
     def _conditional_log_density(self, residual: Tensor, held_out: Tensor) -> Tensor:
         matrix, n = self.matrix, residual.shape[-1]
         if held_out.ndim > 1:  # in an order of its own for each residual
@@ -121,30 +136,23 @@ class DenseCovariance(Covariance):
         order = order_with_last(held_out.cpu(), n)
         if order is not None:
             order = order.to(self.device, non_blocking=True)
+        density = ConditionalLogDensity(order, held_out.shape[-1], self.factor_dtype, self.checked)
         sharing = Sharing(matrix.shape[:-2], residual.shape[:-1])
-        value = _ConditionalLogDensity.apply(
-            sharing.covariances(matrix),
-            sharing.residuals(residual),
-            order,
-            held_out.shape[-1],
-            self.factor_dtype,
-            self.checked,
-        )
-        return sharing.values(cast(Tensor, value))
+        residuals = sharing.residuals(residual)
+        return sharing.values(differentiable(density, sharing.covariances(matrix), residuals))
 
     def _block_log_densities(self, residual: Tensor, blocks: Sequence[Tensor]) -> Tensor:
+        density = self._blocks(blocks)
+        sharing = Sharing(self.shape[:-2], residual.shape[:-1])
+        residuals = sharing.residuals(residual)
+        values = differentiable(density, sharing.covariances(self.matrix), residuals)
+        return sharing.values(values, event=1)
+
+    def _blocks(self, blocks: Sequence[Tensor]) -> BlockLogDensities:
         indices = torch.cat([group.flatten() for group in blocks])
         disjoint = indices.numel() == indices.unique().numel()
-        sharing = Sharing(self.shape[:-2], residual.shape[:-1])
-        values = _BlockLogDensities.apply(
-            sharing.covariances(self.matrix),
-            sharing.residuals(residual),
-            self.factor_dtype,
-            self.checked,
-            disjoint,
-            *[group.to(self.device, non_blocking=True) for group in blocks],
-        )
-        return sharing.values(cast(Tensor, values), event=1)
+        moved = tuple(group.to(self.device, non_blocking=True) for group in blocks)
+        return BlockLogDensities(moved, disjoint, self.factor_dtype, self.checked)
 
     def _leave_one_out(self, residual: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         # Points ordered so that those asked for are last, the last block of K⁻¹ is
@@ -168,7 +176,9 @@ class DenseCovariance(Covariance):
     def _sequential(self, residual: Tensor, orders: Tensor | None) -> Tensor:
         matrix = self.matrix.expand(*residual.shape, residual.shape[-1])
         terms = [
-            cast(Tensor, _SequentialLogDensities.apply(matrix, residual, order, self.factor_dtype))
+            differentiable(
+                SequentialLogDensities(order, self.factor_dtype), matrix, residual.unsqueeze(-2)
+            )
             for order in ([None] if orders is None else orders)
         ]
         return torch.stack(terms, dim=-2)
@@ -188,7 +198,7 @@ class DenseCovariance(Covariance):
         cross = take_rows(self.matrix, rows).index_select(-1, others)
         block = self.take(rows).predictor(take(residual, rows)).given(cross, keep=True)
         spread = permute(self.matrix, others) - block.joint_reduction(block)
-        return replace(self, matrix=spread), take(residual, others) - block.shift
+        return self._with(spread), take(residual, others) - block.shift
 
 
 class _DensePredictor(Predictor):
@@ -217,6 +227,42 @@ class _DenseBlock(ConditionedBlock):
         return self.vectors.mT @ other.vectors
 
 
+State = Sequence[Tensor]
+"""What a gradient needs of an evaluation."""
+
+
+class ClosedForm(ABC):
+    """Densities of residuals ``(*batch, k, n)`` that share covariances ``(*batch, n, n)``."""
+
+    @abstractmethod
+    def evaluate(self, covariance: Tensor, residuals: Tensor) -> tuple[Tensor, State]:
+        """The densities, in the type of the factor, and what the gradient needs."""
+
+    @abstractmethod
+    def gradient(self, state: State, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients of the densities' weighted sum, ``weights`` of their shape and type."""
+
+
+def differentiable(density: ClosedForm, covariance: Tensor, residuals: Tensor) -> Tensor:
+    """The densities with their gradient in closed form, in the type of the covariance."""
+    return cast(Tensor, _Differentiable.apply(covariance, residuals, density))
+
+
+class _Differentiable(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, covariance, residuals, density):
+        values, state = density.evaluate(covariance, residuals)
+        ctx.save_for_backward(*state)
+        ctx.density, ctx.type, ctx.dtype = density, values.dtype, covariance.dtype
+        return values.to(covariance.dtype)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        refuse_double_backward(type(ctx.density).__name__)
+        gradients = ctx.density.gradient(ctx.saved_tensors, grads[0].to(ctx.type))
+        return *[one.to(ctx.dtype) for one in gradients], None
+
+
 def _factor(
     covariance: Tensor,
     residuals: Tensor,
@@ -238,33 +284,33 @@ def _terms(L: Tensor, z: Tensor) -> Tensor:
     return -0.5 * z.square() - log_diagonal - _HALF_LOG_2PI
 
 
-class _ConditionalLogDensity(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, covariance, residuals, order, num_held_out, factor_dtype, checked):
-        L, z = _factor(covariance, residuals, order, factor_dtype, checked)
-        ctx.save_for_backward(L, z, order)
-        ctx.num_held_out, ctx.dtype = num_held_out, covariance.dtype
-        return _terms(L, z)[..., -num_held_out:, :].sum(-2).to(covariance.dtype)
+@dataclass(frozen=True)
+class ConditionalLogDensity(ClosedForm):
+    """The joint log density of the points that come last, given those before them.
 
-    @staticmethod
-    def backward(ctx, *grads):
-        refuse_double_backward("conditional_log_density")
-        L, z, order = ctx.saved_tensors
-        grad = grads[0].to(L.dtype).unsqueeze(-2)  # (*batch, 1, k)
-        few = ctx.num_held_out <= _SOLVE_UP_TO * z.shape[-2]
+    Attributes:
+        order: Of all points, ``(n,)`` or ``(*batch, n)``; None for data order.
+        num_held_out: Number of points that are scored.
+    """
+
+    order: Tensor | None
+    num_held_out: int
+    factor_dtype: torch.dtype | None = None
+    checked: bool = True
+
+    def evaluate(self, covariance: Tensor, residuals: Tensor) -> tuple[Tensor, State]:
+        """Densities ``(*batch, k)``."""
+        L, z = _factor(covariance, residuals, self.order, self.factor_dtype, self.checked)
+        return _terms(L, z)[..., -self.num_held_out :, :].sum(-2), (L, z)
+
+    def gradient(self, state: State, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """By n x b triangular solves, or by two inverses where many points are held out."""
+        L, z = state
+        weights = weights.unsqueeze(-2)  # (*batch, 1, k)
+        few = self.num_held_out <= _SOLVE_UP_TO * z.shape[-2]
         of_covariance = _gradient_by_solve if few else _gradient_by_inverse
-        gradient, u = of_covariance(L, z, order, ctx.num_held_out, grad)
-        of_residuals = -(grad * u).mT
-        return gradient.to(ctx.dtype), of_residuals.to(ctx.dtype), None, None, None, None
-
-
-def _rows_in_data_order(values: Tensor, order: Tensor | None) -> Tensor:
-    return values if order is None else take_rows(values, order.argsort(-1))
-
-
-def _symmetric(u: Tensor, v: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Columns whose product is the weighted sum of (u vᵀ + v uᵀ) / 2 over columns."""
-    return torch.cat([u, v], dim=-1), 0.5 * torch.cat([weight * v, weight * u], dim=-1)
+        gradient, u = of_covariance(L, z, self.order, self.num_held_out, weights)
+        return gradient, -(weights * u).mT
 
 
 def _gradient_by_solve(L, z, order, b, grad):
@@ -273,10 +319,10 @@ def _gradient_by_solve(L, z, order, b, grad):
     right[..., n - b :, :b] = torch.eye(b, dtype=z.dtype, device=z.device)
     right[..., n - b :, b : b + k] = z[..., n - b :, :]
     right[..., b + k :] = z
-    solved = _rows_in_data_order(torch.linalg.solve_triangular(L.mT, right, upper=True), order)
+    solved = rows_in_data_order(torch.linalg.solve_triangular(L.mT, right, upper=True), order)
     W, u, alpha = solved.split([b, k, k], dim=-1)
     # -uuᵀ/2 + (uαᵀ + αuᵀ)/2 as one symmetric term a residual.
-    left, right = _symmetric(u, alpha - 0.5 * u, grad)
+    left, right = symmetric_columns(u, alpha - 0.5 * u, grad)
     left = torch.cat([W, left], dim=-1)
     right = torch.cat([-0.5 * grad.sum(-1, keepdim=True) * W, right], dim=-1)
     return left @ right.mT, u
@@ -296,26 +342,32 @@ def _gradient_by_inverse(L, z, order, b, grad):
     tail = torch.cat([torch.zeros_like(z[..., :m, :]), z[..., m:, :]], dim=-2)
     solved = torch.linalg.solve_triangular(L.mT, torch.cat([tail, z], dim=-1), upper=True)
     u, alpha = solved.split(k, dim=-1)
-    left, right = _symmetric(u, alpha - 0.5 * u, grad)
+    left, right = symmetric_columns(u, alpha - 0.5 * u, grad)
     gradient.mul_(scale).add_(left @ right.mT)
     if order is not None:
         gradient = permute(gradient, order.argsort(-1))
-    return gradient, _rows_in_data_order(u, order)
+    return gradient, rows_in_data_order(u, order)
 
 
-class _SequentialLogDensities(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, covariance, residual, order, factor_dtype):
-        L, z = _factor(covariance, residual.unsqueeze(-2), order, factor_dtype)
-        ctx.save_for_backward(L, z, order)
-        ctx.dtype = covariance.dtype
-        return _terms(L, z).squeeze(-1).to(covariance.dtype)
+@dataclass(frozen=True)
+class SequentialLogDensities(ClosedForm):
+    """The log density of each point given those before it.
 
-    @staticmethod
-    def backward(ctx, *grads):
-        refuse_double_backward("sequential_log_densities")
-        L, z, order = ctx.saved_tensors
-        weights = grads[0].to(L.dtype)
+    Attributes:
+        order: In which the points arrive, ``(n,)``; None for data order.
+    """
+
+    order: Tensor | None
+    factor_dtype: torch.dtype | None = None
+
+    def evaluate(self, covariance: Tensor, residuals: Tensor) -> tuple[Tensor, State]:
+        """Terms of one residual a covariance, ``(*batch, n)``."""
+        L, z = _factor(covariance, residuals, self.order, self.factor_dtype)
+        return _terms(L, z).squeeze(-1), (L, z)
+
+    def gradient(self, state: State, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """By two triangular solves with n columns."""
+        L, z = state
         n = z.shape[-2]
         first = torch.arange(n, device=z.device)
         first = torch.minimum(first[:, None], first)
@@ -324,50 +376,58 @@ class _SequentialLogDensities(torch.autograd.Function):
         solved = torch.linalg.solve_triangular(L.mT, right, upper=True)
         WV, u, alpha = solved.split([n, 1, 1], dim=-1)
         gradient = -0.5 * torch.linalg.solve_triangular(L.mT, WV.mT, upper=True)
-        left, right = _symmetric(u, alpha, torch.ones_like(u[..., :1, :]))
+        left, right = symmetric_columns(u, alpha, torch.ones_like(u[..., :1, :]))
         gradient = gradient + left @ right.mT
-        if order is not None:
-            gradient = permute(gradient, order.argsort(-1))
-        of_residual = -_rows_in_data_order(u, order).squeeze(-1)
-        return gradient.to(ctx.dtype), of_residual.to(ctx.dtype), None, None
+        if self.order is not None:
+            gradient = permute(gradient, self.order.argsort(-1))
+        return gradient, -rows_in_data_order(u, self.order).mT
 
 
-class _BlockLogDensities(torch.autograd.Function):
-    """Residuals are ``(*batch, r, n)``, r to a covariance; values ``(*batch, r, k_1 + ...)``."""
+@dataclass(frozen=True)
+class BlockLogDensities(ClosedForm):
+    """The joint log density of each of several blocks given all points outside it.
 
-    @staticmethod
-    def forward(ctx, covariance, residuals, factor_dtype, checked, disjoint, *blocks):
-        L = safe_cholesky(covariance, factor_dtype, checked=checked)
+    Attributes:
+        blocks: Indices on the covariance's device, ``(k_i, b_i)`` each.
+        disjoint: Whether no point is in two blocks.
+    """
+
+    blocks: tuple[Tensor, ...]
+    disjoint: bool
+    factor_dtype: torch.dtype | None = None
+    checked: bool = True
+
+    def evaluate(self, covariance: Tensor, residuals: Tensor) -> tuple[Tensor, State]:
+        """Densities of r residuals a covariance, ``(*batch, r, k_1 + k_2 + ...)``."""
+        L = safe_cholesky(covariance, self.factor_dtype, checked=self.checked)
         alpha = torch.cholesky_solve(residuals.mT.to(L.dtype), L)  # (*batch, n, r)
         Q = torch.cholesky_inverse(L)
         values, factors, sources = zip(
-            *[_densities_of_group(Q, alpha, group, checked) for group in blocks], strict=True
+            *[_densities_of_group(Q, alpha, group, self.checked) for group in self.blocks],
+            strict=True,
         )
-        ctx.save_for_backward(Q, alpha, *blocks, *factors, *sources)
-        ctx.dtype, ctx.disjoint = covariance.dtype, disjoint
-        return torch.cat(values, dim=-2).mT.to(covariance.dtype)
+        return torch.cat(values, dim=-2).mT, (Q, alpha, *factors, *sources)
 
-    @staticmethod
-    def backward(ctx, *grads):
-        refuse_double_backward("block_conditional_log_densities")
-        Q, alpha, *saved = ctx.saved_tensors
-        count = len(saved) // 3
-        blocks, factors, sources = saved[:count], saved[count : 2 * count], saved[2 * count :]
-        weights = grads[0].double().mT.split([len(group) for group in blocks], dim=-2)
+    def gradient(self, state: State, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """By products of the inverse with its blocks."""
+        Q, alpha, *saved = state
+        count = len(self.blocks)
+        sizes = [len(group) for group in self.blocks]
         middles, source = [], torch.zeros_like(alpha)
-        for group, L_Q, s, weight in zip(blocks, factors, sources, weights, strict=True):
+        for group, L_Q, s, weight in zip(
+            self.blocks, saved[:count], saved[count:], weights.mT.split(sizes, dim=-2), strict=True
+        ):
             weight = weight.unsqueeze(-2)  # (*batch, k, 1, r)
             inverse = weight.sum(-1, keepdim=True) * torch.cholesky_inverse(L_Q)
             middles.append(((weight * s) @ s.mT + inverse).to(Q.dtype))
             weighted = (weight * s).flatten(-3, -2).to(Q.dtype)  # (*batch, k b, r)
             source.scatter_add_(-2, group.reshape(-1, 1).expand(weighted.shape), weighted)
-        product = _sandwich_of_disjoint if ctx.disjoint else _sandwich
-        gradient = product(Q, middles, blocks).mul_(-0.5)
+        product = sandwich_of_disjoint if self.disjoint else sandwich
+        gradient = product(Q, middles, self.blocks).mul_(-0.5)
         u = Q @ source
         left = torch.cat([u, alpha], dim=-1)
         right = 0.5 * torch.cat([alpha, u], dim=-1)
-        gradient.add_(left @ right.mT)
-        return gradient.to(ctx.dtype), -u.mT.to(ctx.dtype), None, None, None, *[None] * count
+        return gradient.add_(left @ right.mT), -u.mT
 
 
 def _densities_of_group(
@@ -385,31 +445,3 @@ def _densities_of_group(
     quadratic = (alpha_B * s).sum(-2)
     half_log_det = L_Q.diagonal(dim1=-2, dim2=-1).log().sum(-1, keepdim=True)
     return half_log_det - 0.5 * quadratic - group.shape[-1] * _HALF_LOG_2PI, L_Q, s
-
-
-def _sandwich_of_disjoint(Q: Tensor, middles: list[Tensor], blocks: list[Tensor]) -> Tensor:
-    """Sum over blocks of Q_:B M_B Q_B:, with no more columns than points."""
-    # LAPACK returns Q column by column: its transpose, equal by symmetry, has rows in memory.
-    by_rows = Q.mT
-    rows, scaled = [], []
-    for group, M in zip(blocks, middles, strict=True):
-        Q_B = by_rows.index_select(-2, group.flatten())  # (*batch, k b, n)
-        rows.append(Q_B)
-        if group.shape[-1] == 1:
-            scaled.append(M.flatten(-3).unsqueeze(-1) * Q_B)
-        else:
-            scaled.append((M @ Q_B.unflatten(-2, group.shape)).flatten(-3, -2))
-    return symmetric_product(_cat_rows(scaled).mT, _cat_rows(rows).mT)
-
-
-def _cat_rows(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-2)
-
-
-def _sandwich(Q: Tensor, middles: list[Tensor], blocks: list[Tensor]) -> Tensor:
-    """The same for overlapping blocks: the M_B are added up first, one product serves all."""
-    total = torch.zeros_like(Q)
-    for group, M in zip(blocks, middles, strict=True):
-        for block, M_B in zip(group, M.unbind(-3), strict=True):
-            total[..., block.unsqueeze(-1), block] += M_B
-    return symmetric_product(Q @ total, Q)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 
 import numpy
 import torch
@@ -19,11 +20,16 @@ __all__ = [
     "check_indices",
     "check_member_indices",
     "check_residual",
+    "common_batch",
     "factorization_dtype",
     "order_with_last",
     "permute",
     "refuse_double_backward",
+    "rows_in_data_order",
     "safe_cholesky",
+    "sandwich",
+    "sandwich_of_disjoint",
+    "symmetric_columns",
     "symmetric_product",
     "take",
     "take_rows",
@@ -295,6 +301,52 @@ class Sharing:
         return ordered.permute((*back, *range(len(back), len(back) + event)))
 
 
+def rows_in_data_order(values: Tensor, order: Tensor | None) -> Tensor:
+    """Rows that stand in an order, in data order again."""
+    return values if order is None else take_rows(values, order.argsort(-1))
+
+
+def symmetric_columns(u: Tensor, v: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Columns whose product is the weighted sum of (u vᵀ + v uᵀ) / 2 over columns."""
+    return torch.cat([u, v], dim=-1), 0.5 * torch.cat([weight * v, weight * u], dim=-1)
+
+
+def sandwich_of_disjoint(Q: Tensor, middles: list[Tensor], blocks: Sequence[Tensor]) -> Tensor:
+    """Sum over blocks of Q_:B M_B Q_B:, with no more columns than points."""
+    # LAPACK returns Q column by column: its transpose, equal by symmetry, has rows in memory.
+    by_rows = Q.mT
+    rows, scaled = [], []
+    for group, M in zip(blocks, middles, strict=True):
+        Q_B = by_rows.index_select(-2, group.flatten())  # (*batch, k b, n)
+        rows.append(Q_B)
+        if group.shape[-1] == 1:
+            scaled.append(M.flatten(-3).unsqueeze(-1) * Q_B)
+        else:
+            scaled.append((M @ Q_B.unflatten(-2, group.shape)).flatten(-3, -2))
+    return symmetric_product(_cat_rows(scaled).mT, _cat_rows(rows).mT)
+
+
+def _cat_rows(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-2)
+
+
+def sandwich(Q: Tensor, middles: list[Tensor], blocks: Sequence[Tensor]) -> Tensor:
+    """The same for overlapping blocks: the M_B are added up first, one product serves all."""
+    total = torch.zeros_like(Q)
+    for group, M in zip(blocks, middles, strict=True):
+        for block, M_B in zip(group, M.unbind(-3), strict=True):
+            total[..., block.unsqueeze(-1), block] += M_B
+    return symmetric_product(Q @ total, Q)
+
+
+def common_batch(*shapes: Size) -> Size:
+    """The batch shape that these broadcast to; equal ones, the usual case, take no time."""
+    first = shapes[0]
+    if all(shape == first for shape in shapes):
+        return first
+    return torch.broadcast_shapes(*shapes)
+
+
 def check_residual(covariance: torch.Size, residual: Tensor) -> tuple[int, ...]:
     """The batch shape of a covariance of that shape and a residual together."""
     if len(covariance) < 2 or covariance[-1] != covariance[-2] or covariance[-1] == 0:
@@ -302,6 +354,8 @@ def check_residual(covariance: torch.Size, residual: Tensor) -> tuple[int, ...]:
     n = covariance[-1]
     if residual.ndim < 1 or residual.shape[-1] != n:
         raise ShapeError("residual", tuple(residual.shape), f"(*batch, {n}), as the covariance")
+    if covariance[:-2] == residual.shape[:-1]:
+        return covariance[:-2]
     try:
         return numpy.broadcast_shapes(covariance[:-2], residual.shape[:-1])
     except ValueError as error:

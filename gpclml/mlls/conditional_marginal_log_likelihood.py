@@ -14,8 +14,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models import ExactGP
 from torch import Tensor
 
-from gpclml._utils.arguments import all_finite, checked
-from gpclml._utils.memory import reads_are_free
+from gpclml._utils.arguments import all_finite, checked, reads_are_free
 from gpclml._utils.resuming import ResumableDraws
 from gpclml.conditioning import Conditioning, KFold, LastPoints, RandomHoldout, Split
 from gpclml.errors import NonFiniteError, UnsupportedError
@@ -324,11 +323,11 @@ def _held_out_density(
     """
     checked = reads_are_free(data.residual.device)
     covariance = data.covariance_by(solver, blocks, factor_dtype, checked=checked)
-    value = covariance.held_out_log_densities(data.residual, blocks).sum(-1)
+    value = covariance.held_out_log_density(data.residual, blocks)
     if not all_finite(value):
         if not checked:
             del value  # what it holds for the gradient
             covariance = data.covariance_by(solver, blocks, factor_dtype)
-            value = covariance.held_out_log_densities(data.residual, blocks).sum(-1)
+            value = covariance.held_out_log_density(data.residual, blocks)
         data.check_density(value)
     return data.per_held_out_target(value, blocks, redrawn=redrawn), covariance.reports

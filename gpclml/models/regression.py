@@ -17,9 +17,8 @@ from gpytorch.mlls import MarginalLogLikelihood
 from gpytorch.models import ExactGP
 from torch import Tensor
 
-from gpclml._utils.arguments import checked
+from gpclml._utils.arguments import checked, reads_are_free
 from gpclml._utils.checkpoint import write_checkpoint
-from gpclml._utils.memory import reads_are_free
 from gpclml._utils.upstream_settings import load_botorch
 from gpclml.errors import ArgumentError, ShapeError
 from gpclml.inference import IterativePosterior, PosteriorNormal, evaluating, exact_posterior

@@ -272,6 +272,7 @@ def test_more_points_than_there_are_to_condition_on():
 
 def test_too_little_memory_is_said_before_anything_is_allocated(monkeypatch):
     monkeypatch.setattr(gpclml._utils.memory, "available_memory", lambda device: 150_000)
+    monkeypatch.setattr(gpclml.inference.covariances, "_SMALL", 0)
     with pytest.raises(ArgumentError, match=r"'cholesky' at n = 60, which needs .* GiB"):
         value_and_gradient(objective("cholesky"))
     with pytest.warns(SolverWarning, match="n = 60: a Cholesky factor needs"):

@@ -1,0 +1,172 @@
+"""Kernels of GPyTorch whose covariance is computed with derivatives in closed form."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+from gpytorch.kernels import (
+    AdditiveKernel,
+    ConstantKernel,
+    CosineKernel,
+    Kernel,
+    LinearKernel,
+    MaternKernel,
+    PeriodicKernel,
+    ProductKernel,
+    RBFKernel,
+    RQKernel,
+    ScaleKernel,
+)
+from gpytorch.lazy import LazyEvaluatedKernelTensor
+from torch import Tensor
+
+from gpclml.linalg import DenseCovariance, RadialCovariance, radial_covariance
+
+__all__ = ["known_covariance"]
+
+_MATERN = {0.5: "matern_12", 1.5: "matern_32", 2.5: "matern_52"}
+
+
+def known_covariance(
+    kernel: LazyEvaluatedKernelTensor, noise: Tensor | None
+) -> DenseCovariance | None:
+    """The covariance of a kernel at its own inputs, if every part of it is a kernel known here.
+
+    These are GPyTorch's RBF, Matern, rational quadratic, periodic and cosine kernels, scaled, and
+    sums and products of them with each other and with linear and constant kernels. A subclass is
+    another kernel, as is one with hooks or with a ``forward`` of its own.
+
+    Args:
+        kernel: Not yet evaluated, the inputs of its rows being those of its columns.
+        noise: Variances to add on the diagonal, ``(*batch, n)``; none if None.
+
+    Returns:
+        The covariance, ``(*batch, n, n)``; None if a part is not known.
+    """
+    if kernel.last_dim_is_batch or kernel.params:
+        return None
+    x, parts = cast(Tensor, kernel.x1), cast(Kernel, kernel.kernel)
+    if not _is_known(parts, x.shape[-1], top=True) or not _is_radial(parts):
+        return None
+    with torch.set_grad_enabled(kernel._is_grad_enabled):
+        scale = None
+        while type(parts) is ScaleKernel:
+            own = cast(Tensor, parts.outputscale)
+            scale, parts = own if scale is None else scale * own, cast(Kernel, parts.base_kernel)
+        if type(parts) in _RADIAL:
+            radial = _RADIAL[type(parts)](parts, x)
+            return RadialCovariance(**radial, scale=scale, noise=noise)
+        return DenseCovariance(_covariance(parts, x, scale, noise))
+
+
+def _is_known(kernel: Kernel, num_dims: int, *, top: bool = False) -> bool:
+    """Whether all parts are known, and fit the number of input dimensions."""
+    if kernel._forward_hooks or kernel._forward_pre_hooks or "forward" in kernel.__dict__:
+        return False
+    if kernel.active_dims is not None and not top:
+        num_dims = len(cast(Tensor, kernel.active_dims))
+    kind = type(kernel)
+    if kind is ScaleKernel:  # which selects dimensions for its base, and calls its forward
+        return _is_known(cast(Kernel, kernel.base_kernel), num_dims, top=True)
+    if kind is AdditiveKernel or kind is ProductKernel:
+        return all(_is_known(cast(Kernel, part), num_dims) for part in cast(Any, kernel.kernels))
+    if kernel.ard_num_dims is not None and kernel.ard_num_dims != num_dims:
+        return False  # GPyTorch says so
+    return kind in _RADIAL or kind in (LinearKernel, ConstantKernel)
+
+
+def _is_radial(kernel: Kernel) -> bool:
+    """Whether its covariance is a dense matrix; else it may be of low rank."""
+    if type(kernel) is ScaleKernel:
+        return _is_radial(cast(Kernel, kernel.base_kernel))
+    if type(kernel) in (AdditiveKernel, ProductKernel):
+        return any(_is_radial(cast(Kernel, part)) for part in cast(Any, kernel.kernels))
+    return type(kernel) not in (LinearKernel, ConstantKernel)
+
+
+def _covariance(kernel: Kernel, x: Tensor, scale: Tensor | None, noise: Tensor | None) -> Tensor:
+    if type(kernel) is ScaleKernel:
+        own = cast(Tensor, kernel.outputscale)
+        return _covariance(
+            cast(Kernel, kernel.base_kernel), x, own if scale is None else scale * own, noise
+        )
+    if type(kernel) is AdditiveKernel:
+        parts = sorted(cast(Any, kernel.kernels), key=_is_product)
+        total = _covariance(parts[0], _selected(parts[0], x), scale, noise)
+        for part in parts[1:]:
+            total = total + _covariance(part, _selected(part, x), scale, None)
+        return total
+    if type(kernel) is ProductKernel:
+        parts = list(cast(Any, kernel.kernels))
+        total = _covariance(parts[0], _selected(parts[0], x), scale, None)
+        for part in parts[1:]:
+            total = total * _covariance(part, _selected(part, x), None, None)
+        return _with_noise(total, noise)
+    if type(kernel) in _RADIAL:
+        return radial_covariance(**_RADIAL[type(kernel)](kernel, x), scale=scale, noise=noise)
+    of_one = _linear if type(kernel) is LinearKernel else _constant
+    return _with_noise(of_one(kernel, x, scale), noise)
+
+
+def _is_product(kernel: Kernel) -> bool:
+    """Whether noise is added to its covariance by a step of its own."""
+    if type(kernel) is ScaleKernel:
+        return _is_product(cast(Kernel, kernel.base_kernel))
+    return type(kernel) in (ProductKernel, LinearKernel, ConstantKernel)
+
+
+def _selected(kernel: Kernel, x: Tensor) -> Tensor:
+    return x if kernel.active_dims is None else x.index_select(-1, cast(Tensor, kernel.active_dims))
+
+
+def _with_noise(covariance: Tensor, noise: Tensor | None) -> Tensor:
+    return covariance if noise is None else covariance + torch.diag_embed(noise)
+
+
+def _rbf(kernel: Any, x: Tensor) -> dict[str, Any]:
+    return {"points": x / kernel.lengthscale, "profile": "rbf"}
+
+
+def _matern(kernel: Any, x: Tensor) -> dict[str, Any]:
+    return {"points": x / kernel.lengthscale, "profile": _MATERN[kernel.nu]}
+
+
+def _rational_quadratic(kernel: Any, x: Tensor) -> dict[str, Any]:
+    power = kernel.alpha.squeeze(-1)
+    return {"points": x / kernel.lengthscale, "profile": "rational_quadratic", "power": power}
+
+
+def _periodic(kernel: Any, x: Tensor) -> dict[str, Any]:
+    # exp(-2 sin²(pi (x - x') / p) / l) is an RBF kernel of the points on circles of radius
+    # 1 / sqrt(l), whose squared distance is 4 sin²(pi (x - x') / p) / l.
+    angle = x * (2.0 * math.pi / kernel.period_length)
+    radius = kernel.lengthscale.rsqrt()
+    return {"points": torch.cat([angle.cos() * radius, angle.sin() * radius], -1), "profile": "rbf"}
+
+
+def _cosine(kernel: Any, x: Tensor) -> dict[str, Any]:
+    return {"points": x / kernel.period_length, "profile": "cosine"}
+
+
+def _linear(kernel: Any, x: Tensor, scale: Tensor | None) -> Tensor:
+    variance = kernel.variance if scale is None else kernel.variance * scale[..., None, None]
+    return (x * variance) @ x.mT
+
+
+def _constant(kernel: Any, x: Tensor, scale: Tensor | None) -> Tensor:
+    constant = kernel.constant if scale is None else kernel.constant * scale.unsqueeze(-1)
+    n = x.shape[-2]
+    batch = torch.broadcast_shapes(constant.shape[:-1], x.shape[:-2])
+    return constant.to(x).unsqueeze(-1).expand(*batch, n, n)
+
+
+_RADIAL: dict[type[Kernel], Callable[[Kernel, Tensor], dict[str, Any]]] = {
+    RBFKernel: _rbf,
+    MaternKernel: _matern,
+    RQKernel: _rational_quadratic,
+    PeriodicKernel: _periodic,
+    CosineKernel: _cosine,
+}

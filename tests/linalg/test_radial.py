@@ -1,0 +1,115 @@
+"""Functions of distance: value by definition, gradients by finite differences, hard inputs."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from gpclml.errors import UnknownNameError, UnsupportedError
+from gpclml.linalg.radial import PROFILES, radial_covariance
+
+BY_DEFINITION = {
+    "rbf": lambda r, a: torch.exp(-(r**2) / 2),
+    "matern_12": lambda r, a: torch.exp(-r),
+    "matern_32": lambda r, a: (1 + math.sqrt(3) * r) * torch.exp(-math.sqrt(3) * r),
+    "matern_52": lambda r, a: (
+        (1 + math.sqrt(5) * r + 5 * r**2 / 3) * torch.exp(-math.sqrt(5) * r)
+    ),
+    "rational_quadratic": lambda r, a: (1 + r**2 / (2 * a)) ** -a,
+    "cosine": lambda r, a: torch.cos(math.pi * r),
+}  # fmt: skip
+
+
+def distances(points):
+    return torch.cdist(points, points, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def arguments(profile, batch, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    points, scale, noise, power = batch
+
+    def draw(*shape):
+        return torch.rand(shape, generator=generator, dtype=torch.float64)
+
+    return (
+        draw(*points, 6, 3).mul_(2.0).requires_grad_(),
+        (draw(*scale) + 0.5).requires_grad_(),
+        draw(*noise, 6).requires_grad_(),
+        (draw(*power) + 0.3).requires_grad_() if profile == "rational_quadratic" else None,
+    )
+
+
+BATCHES = [((), (), (), ()), ((2, 1), (3,), (), (3,)), ((), (2,), (3, 2), ()), ((3,), (), (3,), ())]
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("profile", PROFILES)
+def test_values_and_gradients(profile, batch):
+    points, scale, noise, power = arguments(profile, batch)
+
+    def covariance(points, scale, noise, power):
+        return radial_covariance(points, profile, scale=scale, noise=noise, power=power)
+
+    a = None if power is None else power[..., None, None]
+    expected = scale[..., None, None] * BY_DEFINITION[profile](distances(points), a)
+    expected = expected + torch.diag_embed(noise)
+    value = covariance(points, scale, noise, power)
+    torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-12)
+    assert torch.autograd.gradcheck(covariance, (points, scale, noise, power))
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_without_scale_and_noise(profile):
+    points, _, _, power = arguments(profile, BATCHES[0])
+    assert torch.autograd.gradcheck(
+        lambda points, power: radial_covariance(points, profile, power=power), (points, power)
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("profile", PROFILES)
+def test_equal_points_far_from_the_origin(profile, dtype):
+    """Their covariance is the variance, and they do not pull at each other."""
+    points = torch.tensor([[1e3, 0.1], [1e3, 0.1], [1e3 + 1, 0.3]], dtype=dtype)
+    points.requires_grad_()
+    power = torch.ones((), dtype=dtype) if profile == "rational_quadratic" else None
+    K = radial_covariance(points, profile, power=power)
+    assert K[0, 1].item() == pytest.approx(1.0, abs=4 * torch.finfo(dtype).eps)
+    (gradient,) = torch.autograd.grad(K[0, 1], points, retain_graph=True)
+    assert gradient.abs().max() < 1e-3
+    assert torch.isfinite(torch.autograd.grad(K.sum(), points)[0]).all()
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+@pytest.mark.parametrize("lengthscale", [1e-6, 1e6])
+def test_extreme_lengthscales(profile, lengthscale):
+    points, _, _, power = arguments(profile, BATCHES[0])
+    scaled = (points.detach() / lengthscale).requires_grad_()
+    K = radial_covariance(scaled, profile, power=power)
+    a = None if power is None else power[..., None, None]
+    expected = BY_DEFINITION[profile](distances(scaled.detach()), a)
+    # The angle of a cosine is then known to a few roundings of a million only.
+    atol = 1e-6 if profile == "cosine" and lengthscale < 1 else 1e-10
+    torch.testing.assert_close(K, expected, rtol=1e-9, atol=atol)
+    K.sum().backward()
+    assert torch.isfinite(scaled.grad).all()
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_one_point(profile):
+    points = torch.zeros(1, 2, dtype=torch.float64, requires_grad=True)
+    power = torch.ones((), dtype=torch.float64) if profile == "rational_quadratic" else None
+    K = radial_covariance(points, profile, power=power)
+    K.sum().backward()
+    assert K.item() == 1.0
+    assert points.grad.abs().max() == 0.0
+
+
+def test_errors():
+    points = torch.zeros(2, 1, requires_grad=True)
+    with pytest.raises(UnknownNameError, match="rbf"):
+        radial_covariance(points, "gaussian")
+    with pytest.raises(UnsupportedError, match="first derivative"):
+        torch.autograd.grad(radial_covariance(points, "rbf").sum(), points, create_graph=True)
