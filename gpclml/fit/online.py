@@ -283,8 +283,8 @@ def fit_online(
     hyperparameters together.
 
     With a checkpoint the training is saved after every evaluation and, as of the last whole epoch,
-    at an interrupt. It resumes from there bit for bit as if it had not stopped; only layers that draw
-    from PyTorch's global source, such as dropout, draw anew. A training with other data, seed,
+    at an interrupt. It resumes from there bit for bit as if it had not stopped; only layers that
+    draw from PyTorch's global source, such as dropout, draw anew. A training with other data, seed,
     rates or the like does not resume from it; ``patience`` may differ, and ``epochs`` where there
     is no ``final_lr``.
 
