@@ -57,7 +57,7 @@ _NAMED_KERNELS = {
 _STEPS = {"sm": 50, "deep": 300}  # the others have no limit
 _CONDITIONING: dict[str, tuple[Callable[..., Conditioning], dict[str, int]]] = {
     "lml": (LastPoints, {"m": 0}),
-    "clml": (KFold, {"folds": 10}),
+    "clml": (KFold, {"n_splits": 10}),
     "loo": (LeaveOneOut, {}),
 }
 
