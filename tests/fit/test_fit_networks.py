@@ -165,5 +165,5 @@ def test_bad_arguments():
         fit_networks(objective(x, y, warm_start=False), steps=0)
     with pytest.raises(ArgumentError, match="lr"):
         fit_networks(objective(x, y, warm_start=False), lr=0.0)
-    with pytest.raises(ArgumentError, match="folds"):
+    with pytest.raises(ArgumentError, match="n_splits"):
         fit_networks(objective(x, y, warm_start=False), n_splits=1)
