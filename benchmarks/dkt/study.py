@@ -170,7 +170,10 @@ def make_grid(
     """
     if checkpoints is not None:
         checkpoints.mkdir(parents=True, exist_ok=True)
-    check_known("kernels", kernels, (*KERNELS, BASELINE))
+    # Cells name kernels with hyphens, as those of results that are stored do.
+    kernels = tuple(dict.fromkeys(name.replace("_", "-") for name in kernels))
+    known = [name.replace("_", "-") for name in (*KERNELS, BASELINE)]
+    check_known("kernels", kernels, known)
     check_known("objectives", objectives, OBJECTIVES)
     check_positive(
         seeds=seeds, steps=steps, tasks_per_step=tasks_per_step, test_tasks=test_tasks, lr=lr

@@ -12,10 +12,7 @@ from functools import partial
 import pandas as pd
 import torch
 from gpytorch import settings
-from gpytorch.distributions import MultivariateNormal
 from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
-from linear_operator import to_linear_operator
-from linear_operator.utils.errors import NotPSDError
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
@@ -126,33 +123,6 @@ def evaluate(method: str, problem: HardProblem, dtype: torch.dtype) -> Evaluatio
     return Evaluation(value, gradient, error, jittered)
 
 
-def value_of_rounded_kernel(method: str, problem: HardProblem) -> float:
-    """The objective of the float32 kernel matrix with everything after it in float64.
-
-    Its difference from the float32 value is the objective's own rounding; the rest of the
-    float32 error is the kernel's, which no objective can undo.
-
-    Args:
-        method: A name in ``METHODS``.
-        problem: The problem.
-
-    Returns:
-        Nats per point; NaN where the rounded kernel plus noise is not positive definite.
-    """
-    single, double = problem.model(torch.float32), problem.model(torch.float64)
-    mll = METHODS[method](double.likelihood, double)
-    with warnings.catch_warnings(), _defaults_of_gpytorch():
-        # Not under no_grad: GPyTorch computes distances otherwise there.
-        prior = single(*single.train_inputs)
-        kernel = prior.lazy_covariance_matrix.to_dense().double()
-        warnings.simplefilter("error", NumericalWarning)
-        try:
-            rounded = MultivariateNormal(prior.mean.double(), to_linear_operator(kernel))
-            return mll(rounded, double.train_targets).item()
-        except (NumericalWarning, NotPSDError):
-            return math.nan
-
-
 def _gradient(model: torch.nn.Module) -> Tensor:
     parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
     return torch.cat([part.flatten() for part in parts]).double()
@@ -169,9 +139,7 @@ def run(problems: int = 500, seed: int = 0) -> pd.DataFrame:
         ``jittered``. In float64: ``value64``, ``error64``, ``succeeded64`` and ``jittered64``.
         ``value_error`` and ``gradient_error``: difference of float32 from float64 over the
         float64 value or gradient norm, or over one where that is smaller; NaN unless both
-        succeeded, in float64 without jitter. ``own_error``: as ``value_error``, but from
-        float64 on the same float32 kernel matrix, so without the kernel's own rounding; NaN
-        also where that matrix with noise is not positive definite.
+        succeeded, in float64 without jitter.
 
     Raises:
         ArgumentError: If ``problems`` is below 1.
@@ -206,15 +174,13 @@ def _outcome(method: str, problem: HardProblem) -> dict:
     double = evaluate(method, problem, torch.float64)
     raised = bool(single.error)
     value_error, gradient_error = _relative_errors(single, double)
-    rounded = value_of_rounded_kernel(method, problem)
     return {
         "value": single.value, "error": single.error, "raised": raised,
         "nonfinite_value": not raised and not single.finite_value,
         "nonfinite_gradient": not raised and not single.finite_gradient,
         "jittered": single.jittered, "value64": double.value, "error64": double.error,
         "succeeded64": double.succeeded, "jittered64": double.jittered,
-        "value_error": value_error, "own_error": _relative(single.value, rounded),
-        "gradient_error": gradient_error,
+        "value_error": value_error, "gradient_error": gradient_error,
     }  # fmt: skip
 
 
@@ -242,7 +208,7 @@ def summarize(results: pd.DataFrame) -> pd.DataFrame:
         A row a method, in the order tested. ``failed``: raised, or not finite, in float32 where
         float64 succeeded. ``raised``, ``nonfinite_value``, ``nonfinite_gradient``,
         ``jittered``: counts in float32; ``failed64``, ``jittered64``: in float64. Then the
-        median, 99% quantile and maximum of the value, own and gradient errors, over the
+        median, 99% quantile and maximum of the value and gradient errors, over the
         problems that have one.
     """
     ok = ~(results["raised"] | results["nonfinite_value"] | results["nonfinite_gradient"])
@@ -251,7 +217,7 @@ def summarize(results: pd.DataFrame) -> pd.DataFrame:
     counts = ["failed", "raised", "nonfinite_value", "nonfinite_gradient", "jittered"]
     table = groups[[*counts, "failed64", "jittered64"]].sum()
     table.insert(0, "problems", groups.size())
-    for kind in ("value", "own", "gradient"):
+    for kind in ("value", "gradient"):
         errors = groups[f"{kind}_error"]
         table[f"{kind}_median"] = errors.median()
         table[f"{kind}_p99"] = errors.quantile(0.99)

@@ -38,8 +38,8 @@ from gpclml.linalg import (
     NoisyCovariance,
     OperatorProducts,
     RowProducts,
-    common_batch,
 )
+from gpclml.linalg.matrices import common_batch
 
 __all__ = [
     "ObservedCovariance",

@@ -29,7 +29,6 @@ from gpclml.linalg.iterative import (
 from gpclml.linalg.low_rank import LowRankPlusDiagonal
 from gpclml.linalg.matrices import (
     DOUBLE_UP_TO,
-    common_batch,
     factorization_dtype,
     permute,
     refuse_double_backward,
@@ -60,7 +59,6 @@ __all__ = [
     "RadialCovariance",
     "RowProducts",
     "block_conditional_log_densities",
-    "common_batch",
     "conditional_log_density",
     "factorization_dtype",
     "iterative_conditional_log_density",

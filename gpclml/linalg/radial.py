@@ -22,11 +22,20 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Size, Tensor
 
+from gpclml._utils.arguments import checked
 from gpclml.errors import UnknownNameError
 from gpclml.linalg.dense import ClosedForm, ConditionalLogDensity, DenseCovariance
-from gpclml.linalg.matrices import common_batch, order_with_last, refuse_double_backward
+from gpclml.linalg.matrices import (
+    DOUBLE_UP_TO,
+    common_batch,
+    order_with_last,
+    refuse_double_backward,
+)
 
 __all__ = ["PROFILES", "RadialCovariance", "radial_covariance"]
+
+
+_ROWS = 1024  # of double-precision distances that are made at a time
 
 
 class Profile(NamedTuple):
@@ -34,8 +43,7 @@ class Profile(NamedTuple):
 
     Attributes:
         factor: Points are multiplied by it before distances are taken.
-        value: ``(e, floor, power) -> (k, *kept)``, with what the derivatives need; may overwrite e.
-            Squared distances below the floor are rounding.
+        value: ``(e, power) -> (k, *kept)``, with what the derivatives need; may overwrite e.
         slope: ``(k, *kept) -> k'``, the derivative by e.
         power_slope: ``(k, *kept) -> dk / d power``, where there is a power.
     """
@@ -54,8 +62,8 @@ def _distance(e: Tensor) -> Tensor:
     return e.mul_(-2.0).sqrt_()
 
 
-def _matern_12(e: Tensor, floor: Tensor, _: Any) -> tuple[Tensor, Tensor]:
-    t = _distance(e.masked_fill_(e > -0.5 * floor, 0.0))
+def _matern_12(e: Tensor, _: Any) -> tuple[Tensor, Tensor]:
+    t = _distance(e)
     k = t.neg().exp_()
     return k, t
 
@@ -74,7 +82,7 @@ def _matern_52(e: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
     return third.add_(slope), slope.div_(3.0)
 
 
-def _rational_quadratic(e: Tensor, _: Any, power: Tensor) -> tuple[Tensor, Tensor]:
+def _rational_quadratic(e: Tensor, power: Tensor) -> tuple[Tensor, Tensor]:
     base = torch.div(e, power).neg_().add_(1.0)
     return base.log().mul_(-power).exp_(), base
 
@@ -98,6 +106,13 @@ PROFILES = {
 """The functions of distance by name, each of unit variance at distance zero."""
 
 
+_SHAPES = {
+    "points": "float (*batch, n, d)", "scale": "float (*batch)", "noise": "float (*batch, n)",
+    "power": "float (*batch)",
+}  # fmt: skip
+
+
+@checked(late=True, **_SHAPES)
 def radial_covariance(
     points: Tensor,  # shape: (*batch, n, d)
     profile: str,
@@ -134,6 +149,7 @@ def radial_covariance(
         kept for the gradient (one for ``"rbf"``).
 
     Examples:
+        >>> from gpclml.linalg import radial_covariance
         >>> x = torch.rand(5, 2, dtype=torch.float64)
         >>> lengthscale = torch.tensor([0.5, 2.0], dtype=torch.float64, requires_grad=True)
         >>> radial_covariance(x / lengthscale, "matern_52").shape
@@ -146,6 +162,7 @@ def radial_covariance(
     return covariance
 
 
+@checked(late=True, **_SHAPES)
 class RadialCovariance(DenseCovariance):
     """The covariance of observations as a function of the distances of their points.
 
@@ -242,7 +259,7 @@ class RadialCovariance(DenseCovariance):
 
 
 class _Parts(NamedTuple):
-    """What a covariance is made of, as its gradients need it."""
+    """What a covariance is made of, as its gradients need it, all in one type."""
 
     z: Tensor
     scale: Tensor | None
@@ -257,17 +274,29 @@ def _covariance(
     power: Tensor | None,
     profile: Profile,
 ) -> tuple[Tensor, _Parts]:
-    z = points - points.mean(-2, keepdim=True)  # smaller numbers, and so smaller roundings
+    # Distances are differences of large numbers where points are far apart for their lengthscales:
+    # they are computed in double precision, and so is all else where the factor will be.
+    n, dtype = points.shape[-2], points.dtype
+    z = points.double()
+    z = z - z.mean(-2, keepdim=True)
     if profile.factor != 1.0:
         z.mul_(profile.factor)
     half = z.square().sum(-1, keepdim=True).mul_(-0.5)
     one = torch.ones_like(half)
-    e = torch.cat([z, half, one], -1) @ torch.cat([z, one, half], -1).mT
-    e.clamp_max_(0.0).diagonal(dim1=-2, dim2=-1).zero_()
-    floor = None
-    if profile.value is _matern_12:
-        floor = -16.0 * torch.finfo(z.dtype).eps * half.amin((-2, -1), keepdim=True)
-    k, *kept = profile.value(e, floor, None if power is None else power[..., None, None])
+    left, right = torch.cat([z, half, one], -1), torch.cat([z, one, half], -1).mT
+    if n <= DOUBLE_UP_TO or dtype == torch.float64:
+        dtype, e = torch.float64, left @ right
+    else:
+        e = torch.empty(*points.shape[:-1], n, dtype=dtype, device=points.device)
+        for start in range(0, n, _ROWS):
+            e[..., start : start + _ROWS, :] = left[..., start : start + _ROWS, :] @ right
+    # Equal points have to be at distance zero exactly, as each is to itself.
+    floor = (4.0 * torch.finfo(torch.float64).eps * half.amin((-2, -1), keepdim=True)).to(dtype)
+    e.masked_fill_(e > floor, 0.0).diagonal(dim1=-2, dim2=-1).zero_()
+    z, (scale, noise, power) = z.to(dtype), [
+        None if one is None else one.to(dtype) for one in (scale, noise, power)
+    ]  # fmt: skip
+    k, *kept = profile.value(e, None if power is None else power[..., None, None])
     parts = _Parts(z, scale, k, kept)
     if scale is None and noise is None:
         return k, parts
@@ -329,16 +358,16 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
     return torch.einsum("...ij,...ij->...", a, b)
 
 
-def _shape(value: Tensor | None) -> Size | None:
-    return None if value is None else value.shape
+def _like(value: Tensor | None) -> tuple[Size, torch.dtype] | None:
+    return None if value is None else (value.shape, value.dtype)
 
 
-def _summed(gradient: Tensor | None, shape: Size | None) -> Tensor | None:
-    """The gradient in the shape of its argument."""
-    if gradient is None or gradient.shape == shape:
-        return gradient
-    assert shape is not None
-    return gradient.sum_to_size(shape)
+def _fitted(gradient: Tensor | None, like: tuple[Size, torch.dtype] | None) -> Tensor | None:
+    """The gradient in the shape and type of its argument."""
+    if gradient is None or like is None:
+        return None
+    shape, dtype = like
+    return (gradient if gradient.shape == shape else gradient.sum_to_size(shape)).to(dtype)
 
 
 def _reaching(values: Tensor, ndim: int) -> Tensor:
@@ -350,20 +379,20 @@ class _Matrix(torch.autograd.Function):
     @staticmethod
     def forward(ctx, points, scale, noise, power, profile):
         covariance, parts = _covariance(points, scale, noise, power, profile)
-        ctx.save_for_backward(parts.z, scale, parts.k, *parts.kept)
+        ctx.save_for_backward(parts.z, parts.scale, parts.k, *parts.kept)
         ctx.profile = profile
-        ctx.shapes = [_shape(one) for one in (points, scale, noise, power)]
-        return covariance
+        ctx.likes = [_like(one) for one in (points, scale, noise, power)]
+        return covariance.to(points.dtype)
 
     @staticmethod
     def backward(ctx, *grads):
         refuse_double_backward("radial_covariance")
         z, scale, k, *kept = ctx.saved_tensors
         gradients = _gradients(
-            grads[0], _Parts(z, scale, k, kept), ctx.profile, ctx.needs_input_grad[:4],
+            grads[0].to(k.dtype), _Parts(z, scale, k, kept), ctx.profile, ctx.needs_input_grad[:4],
             symmetric=False,
         )  # fmt: skip
-        return *map(_summed, gradients, ctx.shapes), None
+        return *map(_fitted, gradients, ctx.likes), None
 
 
 class _LogDensity(torch.autograd.Function):
@@ -372,15 +401,15 @@ class _LogDensity(torch.autograd.Function):
     @staticmethod
     def forward(ctx, points, scale, noise, power, residual, profile, density):
         covariance, parts = _covariance(points, scale, noise, power, profile)
-        values, state = density.evaluate(covariance, residual.unsqueeze(-2))
+        values, state = density.evaluate(covariance, residual.unsqueeze(-2).to(covariance.dtype))
         needed = ctx.needs_input_grad
         if any(needed):
             grad, of_residual = density.gradient(state, torch.ones_like(values))
-            dtype = points.dtype
+            dtype = parts.z.dtype
             gradients = _gradients(grad.to(dtype), parts, profile, needed[:4], symmetric=True)
-            gradients.append(of_residual.squeeze(-2).to(dtype) if needed[4] else None)
+            gradients.append(of_residual.squeeze(-2) if needed[4] else None)
             ctx.save_for_backward(*gradients)
-            ctx.shapes = [_shape(one) for one in (points, scale, noise, power, residual)]
+            ctx.likes = [_like(one) for one in (points, scale, noise, power, residual)]
         return values.flatten(covariance.ndim - 2).sum(-1).to(points.dtype)
 
     @staticmethod
@@ -388,7 +417,7 @@ class _LogDensity(torch.autograd.Function):
         refuse_double_backward("log densities")
         (grad,) = grads
         gradients = [
-            None if one is None else _summed(one * _reaching(grad, one.ndim), shape)
-            for one, shape in zip(ctx.saved_tensors, ctx.shapes, strict=True)
+            None if one is None else _fitted(one * _reaching(grad, one.ndim), like)
+            for one, like in zip(ctx.saved_tensors, ctx.likes, strict=True)
         ]
         return *gradients, None, None

