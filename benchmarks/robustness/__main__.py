@@ -35,7 +35,7 @@ def objectives(problems: Problems = 500, seed: Seed = 0, csv: Csv = None) -> Non
     errors = table[["method", *table.columns[table.columns.get_loc("value_median") :]]]
     print("Counts in float32; the last two in float64. failed: where float64 succeeds.\n")
     print(counts.to_string(index=False))
-    print("\nRelative errors of float32 against float64; own: on the same float32 kernel.\n")
+    print("\nRelative errors of float32 against float64.\n")
     print(errors.to_string(index=False, float_format="%.1e"))
     raised = results[results["raised"]]
     if len(raised):

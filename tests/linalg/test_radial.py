@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from gpclml.errors import UnknownNameError, UnsupportedError
+from gpclml.linalg import radial
 from gpclml.linalg.radial import PROFILES, radial_covariance
 
 BY_DEFINITION = {
@@ -113,3 +114,28 @@ def test_errors():
         radial_covariance(points, "gaussian")
     with pytest.raises(UnsupportedError, match="first derivative"):
         torch.autograd.grad(radial_covariance(points, "rbf").sum(), points, create_graph=True)
+
+
+@pytest.mark.parametrize("batch", [(), (2,)])
+@pytest.mark.parametrize("profile", PROFILES)
+def test_many_points_in_single_precision(monkeypatch, profile, batch):
+    """Distances are made in double precision, some rows at a time; all else is in single."""
+    monkeypatch.setattr(radial, "DOUBLE_UP_TO", 4)
+    monkeypatch.setattr(radial, "_ROWS", 3)
+    points = 1e3 * torch.rand(*batch, 8, 2, generator=torch.Generator().manual_seed(0))
+    points[..., 5:, :] = points[..., :3, :]  # duplicates, and neighbours
+    points[..., 4, :] = points[..., 3, :] + 0.25
+    points.requires_grad_()
+    power = torch.tensor(0.7) if profile == "rational_quadratic" else None
+    K = radial_covariance(points, profile, power=power)
+    a = None if power is None else power.double()
+    double = points.detach().double().requires_grad_()
+    expected = BY_DEFINITION[profile](distances(double), a)
+    assert K.dtype == torch.float32
+    # The angle of a cosine is rounded to single precision.
+    atol = 1e-3 if profile == "cosine" else 1e-6
+    torch.testing.assert_close(K.double(), expected, rtol=1e-5, atol=atol)
+    if profile != "cosine":
+        (gradient,) = torch.autograd.grad(K[..., 3, 4].sum(), points)
+        (expected,) = torch.autograd.grad(expected[..., 3, 4].sum(), double)
+        torch.testing.assert_close(gradient.double(), expected, rtol=1e-3, atol=1e-6)
