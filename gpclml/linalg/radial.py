@@ -290,8 +290,9 @@ def _covariance(
         e = torch.empty(*points.shape[:-1], n, dtype=dtype, device=points.device)
         for start in range(0, n, _ROWS):
             e[..., start : start + _ROWS, :] = left[..., start : start + _ROWS, :] @ right
-    # Equal points have to be at distance zero exactly, as each is to itself.
-    floor = (4.0 * torch.finfo(torch.float64).eps * half.amin((-2, -1), keepdim=True)).to(dtype)
+    # Equal points have to be at distance zero exactly, as each is to itself. They have one norm, of
+    # which a few roundings are left as their distance.
+    floor = (4.0 * torch.finfo(torch.float64).eps * half).to(dtype)
     e.masked_fill_(e > floor, 0.0).diagonal(dim1=-2, dim2=-1).zero_()
     z, (scale, noise, power) = z.to(dtype), [
         None if one is None else one.to(dtype) for one in (scale, noise, power)

@@ -139,3 +139,12 @@ def test_many_points_in_single_precision(monkeypatch, profile, batch):
         (gradient,) = torch.autograd.grad(K[..., 3, 4].sum(), points)
         (expected,) = torch.autograd.grad(expected[..., 3, 4].sum(), double)
         torch.testing.assert_close(gradient.double(), expected, rtol=1e-3, atol=1e-6)
+
+
+def test_a_point_far_away_does_not_make_neighbours_equal():
+    points = torch.zeros(100, 1, dtype=torch.float64)
+    points[1], points[-1] = 1e-3, 1e5
+    K = radial_covariance(points, "matern_12")
+    assert K[0, 1].item() == pytest.approx(math.exp(-1e-3), abs=1e-6)
+    assert K[0, 2].item() == 1.0
+    assert K[0, -1].item() == 0.0
