@@ -1,4 +1,4 @@
-"""Typed errors: each names the argument, what came, what was expected and the mend."""
+"""Typed errors: each names the argument, what came, what was expected and what to do."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ __all__ = [
 ]
 
 
-def _message(argument: str, got: object, expected: str, mend: str) -> str:
-    return f"{argument}: got {got}, expected {expected}. {mend}".rstrip()
+def _message(argument: str, got: object, expected: str, suggestion: str) -> str:
+    return f"{argument}: got {got}, expected {expected}. {suggestion}".rstrip()
 
 
 class ArgumentError(ValueError):
@@ -31,11 +31,11 @@ class ArgumentError(ValueError):
         argument: Name of the argument, as the caller writes it.
         got: What came; shown with ``str``.
         expected: What would have been accepted.
-        mend: One sentence saying what to do about it.
+        suggestion: One sentence saying what to do about it.
     """
 
-    def __init__(self, argument: str, got: object, expected: str, mend: str = "") -> None:
-        super().__init__(_message(argument, got, expected, mend))
+    def __init__(self, argument: str, got: object, expected: str, suggestion: str = "") -> None:
+        super().__init__(_message(argument, got, expected, suggestion))
         self.argument = argument
 
     def __reduce__(self):
@@ -85,8 +85,8 @@ class UnknownNameError(ArgumentError):
     def __init__(self, argument: str, name: str, known: Iterable[str]) -> None:
         known = sorted(known)
         nearest = difflib.get_close_matches(str(name).lower(), known, n=3, cutoff=0.5)
-        mend = f"Did you mean {' or '.join(map(repr, nearest))}?" if nearest else ""
-        super().__init__(argument, repr(name), f"one of {', '.join(known)}", mend)
+        suggestion = f"Did you mean {' or '.join(map(repr, nearest))}?" if nearest else ""
+        super().__init__(argument, repr(name), f"one of {', '.join(known)}", suggestion)
 
 
 class DataError(OSError):

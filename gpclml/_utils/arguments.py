@@ -107,31 +107,31 @@ def checked(
     return lambda function: _wrap(function, patterns, late, passes_on)
 
 
-def check_counts(least: int = 1, mend: str = "", /, **numbers: int | None) -> None:
+def check_counts(least: int = 1, suggestion: str = "", /, **numbers: int | None) -> None:
     """Raises an ArgumentError where a number is no integer or too small; None is passed over.
 
     Args:
         least: The smallest that is allowed.
-        mend: What to do about it.
+        suggestion: What to do about it.
         **numbers: Numbers by the argument's name.
     """
     for name, number in numbers.items():
         if number is not None and (not isinstance(number, Integral) or number < least):
-            raise ArgumentError(name, number, f"an integer of at least {least}", mend)
+            raise ArgumentError(name, number, f"an integer of at least {least}", suggestion)
 
 
-def check_finite(argument: str, values: Tensor, mend: str = "") -> None:
+def check_finite(argument: str, values: Tensor, suggestion: str = "") -> None:
     """Raises a NonFiniteError where a value is NaN or infinite.
 
     Args:
         argument: Its name, as the caller writes it.
         values: Any shape; real.
-        mend: What to do about it.
+        suggestion: What to do about it.
     """
     if not all_finite(values):
         bad = int((~torch.isfinite(values)).sum())
         got = f"{bad} of {values.numel()} values not finite"
-        raise NonFiniteError(argument, got, "finite values", mend)
+        raise NonFiniteError(argument, got, "finite values", suggestion)
 
 
 def reads_are_free(device: torch.device) -> bool:
@@ -173,8 +173,8 @@ def check_placement(
     """
     if value.dtype != like.dtype or value.device != like.device:
         got, expected = f"{value.dtype} on {value.device}", f"{like.dtype} on {like.device}"
-        mend = "Move data, model and likelihood to one dtype and device with .to(...)."
-        raise ArgumentError(argument, got, f"{expected}, as {name}", mend)
+        suggestion = "Move data, model and likelihood to one dtype and device with .to(...)."
+        raise ArgumentError(argument, got, f"{expected}, as {name}", suggestion)
 
 
 def callers_level() -> int:
@@ -271,9 +271,9 @@ class _Check:
         if self.passes_on and isinstance(error, RuntimeError | IndexError | ValueError):
             given = dict(self.given(args, kwargs))[self.passes_on]
             got = f"{given.dtype} of shape {tuple(given.shape)}"
-            mend = f"It said: {' '.join(str(error).split())}"
+            suggestion = f"It said: {' '.join(str(error).split())}"
             raise ShapeError(
-                self.passes_on, got, "what the module it is given to takes", mend
+                self.passes_on, got, "what the module it is given to takes", suggestion
             ) from (error)
 
     def _check_values(self, given: dict[str, Any], sizes: _Sizes) -> None:
@@ -317,8 +317,8 @@ def _check_type(name: str, value: object, hint: Any) -> None:
         got = shown if isinstance(shown, str) else shown.__name__
         if isinstance(value, Tensor) and value.is_meta:
             got = 'a tensor on the device "meta", which has no numbers'
-        mend = "Use torch.as_tensor(...)." if describe(hint) == "a tensor" else ""
-        raise UnsupportedError(name, got, describe(hint), mend)
+        suggestion = "Use torch.as_tensor(...)." if describe(hint) == "a tensor" else ""
+        raise UnsupportedError(name, got, describe(hint), suggestion)
     if isinstance(value, int):
         least, most = _SEEDS if name.endswith("seed") else _INTEGERS
         if not least <= value <= most:
@@ -375,8 +375,8 @@ class _Pattern:
 def _check_tensor(name: str, value: Tensor, patterns: list[_Pattern], sizes: _Sizes) -> None:
     words, takes = _KINDS[patterns[0].kind]
     if not takes(value.dtype):
-        mend = f"Use {name}.double()." if patterns[0].kind == "float" else ""
-        raise ArgumentError(name, f"a tensor of {value.dtype}", words, mend)
+        suggestion = f"Use {name}.double()." if patterns[0].kind == "float" else ""
+        raise ArgumentError(name, f"a tensor of {value.dtype}", words, suggestion)
     for pattern in patterns:
         bound = pattern.bound(value.shape, sizes, name)
         if bound is not None:

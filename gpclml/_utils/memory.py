@@ -58,7 +58,12 @@ def fits(needed: int, device: torch.device) -> bool:
 
 
 def check_memory(
-    argument: str, got: object, numbers: int, dtype: torch.dtype, device: torch.device, mend: str
+    argument: str,
+    got: object,
+    numbers: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    suggestion: str,
 ) -> None:
     """Raises an ArgumentError where numbers do not fit into the memory of a device.
 
@@ -68,7 +73,7 @@ def check_memory(
         numbers: Number of numbers that are needed at a time.
         dtype: Their type.
         device: The device.
-        mend: What to do about it.
+        suggestion: What to do about it.
 
     Raises:
         ArgumentError: They need more than the device has; the message gives both figures.
@@ -79,5 +84,5 @@ def check_memory(
         gib = 2**30
         raise ArgumentError(
             argument, f"{got}, which needs {needed / gib:.1f} GiB",
-            f"at most {there / gib:.1f} GiB, what the {device.type} has", mend,
+            f"at most {there / gib:.1f} GiB, what the {device.type} has", suggestion,
         )  # fmt: skip

@@ -112,9 +112,9 @@ class _Gaussian:
         # On an accelerator this check would wait for all queued work at each step.
         if reads_are_free(target.device) and not all_finite(target):
             count = int((~target.isfinite()).sum())
-            mend = "A network needs every target: leave points without one out."
+            suggestion = "A network needs every target: leave points without one out."
             got = f"{count} NaN or infinite values"
-            raise NonFiniteError("target", got, "finite numbers", mend)
+            raise NonFiniteError("target", got, "finite numbers", suggestion)
         return -0.5 * (target - outputs).square().sum(-1)
 
     def columns(self, outputs: Tensor, target: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from gpclml.errors import DataError, ShapeError, UnknownNameError
 __all__ = ["EMBEDDED", "RegressionData", "load", "names", "read_table"]
 
 _DELIMITERS = {"comma": ",", "whitespace": None}
-_MEND = "The registry's entry does not describe this file: please report it."
+_SUGGESTION = "The registry's entry does not describe this file: please report it."
 
 
 @checked
@@ -138,14 +138,14 @@ def read_table(path: Path, source: UciSource) -> RegressionData:
         raise DataError(
             f"{path}: found {len(table)} rows of {num_columns} columns, expected "
             f"{source.num_data} rows with {source.num_features} features before target column "
-            f"{source.target_column}. {_MEND}"
+            f"{source.target_column}. {_SUGGESTION}"
         )
     table = table[:, : target + 1]
     if not np.isfinite(table).all():
         row, column = np.argwhere(~np.isfinite(table))[0]
         raise DataError(
             f"{path}: found {table[row, column]} in row {row}, column {column} (from 0, without "
-            f"header), expected finite numbers. {_MEND}"
+            f"header), expected finite numbers. {_SUGGESTION}"
         )
     return RegressionData(
         name=source.name,
@@ -168,4 +168,4 @@ def _numbers(path: Path, source: UciSource) -> np.ndarray:
             ndmin=2,
         )
     except (ValueError, OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path}: not a table of numbers ({error}). {_MEND}") from error
+        raise DataError(f"{path}: not a table of numbers ({error}). {_SUGGESTION}") from error

@@ -188,8 +188,10 @@ def fetch_file(
     path = directory / source.file
     _reject_corrupt(path, source, address)
     if not address and not path.exists():
-        mend = f"It has no public address: put a copy there, or name its folder by {VARIABLE}."
-        raise _error(path, "no such file", source, "no file", mend)
+        suggestion = (
+            f"It has no public address: put a copy there, or name its folder by {VARIABLE}."
+        )
+        raise _error(path, "no such file", source, "no file", suggestion)
     cache = pooch.create(
         path=directory,
         base_url="",
@@ -249,15 +251,15 @@ def _reject_corrupt(path: Path, source: UciSource | ImageFile, address: str) -> 
     try:
         path.unlink()
     except OSError as error:
-        mend = f"It could not be removed ({error}): delete it and call again"
+        suggestion = f"It could not be removed ({error}): delete it and call again"
     else:
-        mend = "It has been removed: call again"
-    mend += (
+        suggestion = "It has been removed: call again"
+    suggestion += (
         f" to download it from {address}, or put a whole copy there"
         if address
         else (" with a whole copy there")
     )
-    raise _error(path, "the file is corrupt or is another version", source, found, f"{mend}.")
+    raise _error(path, "the file is corrupt or is another version", source, found, f"{suggestion}.")
 
 
 def _downloader(
@@ -266,7 +268,7 @@ def _downloader(
     """A pooch downloader that raises for anything but the registered file, and says what came."""
 
     def download(address: str, output_file: str, pooch: object) -> None:
-        mend = (
+        suggestion = (
             "Nothing was kept. Check the network (and proxy) and call again, "
             f"or put the file there from {address}."
         )
@@ -275,10 +277,10 @@ def _downloader(
         # requests' errors are OSErrors; a malformed reply or address can be a ValueError.
         except (OSError, ValueError) as error:
             what = f"the download from {address} failed ({error})"
-            raise _error(path, what, source, _partial(output_file, source), mend) from error
+            raise _error(path, what, source, _partial(output_file, source), suggestion) from error
         if _checksum(output_file, source) != source.checksum:
             what = f"what came from {address} is corrupt or another version"
-            raise _error(path, what, source, _partial(output_file, source), mend)
+            raise _error(path, what, source, _partial(output_file, source), suggestion)
 
     return download
 
@@ -354,10 +356,11 @@ def _checksum(path: str | Path, source: UciSource | ImageFile) -> str:
 
 
 def _error(
-    path: Path, what: str, source: UciSource | ImageFile, found: str, mend: str
+    path: Path, what: str, source: UciSource | ImageFile, found: str, suggestion: str
 ) -> DataError:
     return DataError(
-        f"{path}: {what}. Expected {source.checksum} ({source.bytes} bytes), found {found}. {mend}"
+        f"{path}: {what}. Expected {source.checksum} ({source.bytes} bytes), found {found}. "
+        f"{suggestion}"
     )
 
 

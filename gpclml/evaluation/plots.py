@@ -212,8 +212,10 @@ def as_comparison(comparison: object, options: Mapping[str, Any]) -> Comparison:
     """The comparison itself, or that of models, which are scored."""
     if isinstance(comparison, Comparison):
         if options:
-            mend = "Give them to score_models."
-            raise ArgumentError("options", ", ".join(options), "none beside a comparison", mend)
+            suggestion = "Give them to score_models."
+            raise ArgumentError(
+                "options", ", ".join(options), "none beside a comparison", suggestion
+            )
         return comparison
     if not isinstance(comparison, Mapping):
         raise UnsupportedError(

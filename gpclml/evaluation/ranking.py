@@ -249,8 +249,8 @@ def compare(
 def checked_models(models: object) -> dict[str, ExactGP]:
     """The models, checked to be exact GPs of one output with training data."""
     if not isinstance(models, Mapping):
-        expected, mend = "a mapping of names to models", "Write {'name': model, ...}."
-        raise UnsupportedError("models", type(models).__name__, expected, mend)
+        expected, suggestion = "a mapping of names to models", "Write {'name': model, ...}."
+        raise UnsupportedError("models", type(models).__name__, expected, suggestion)
     if not models:
         raise ArgumentError("models", "none", "at least one model")
     for name, model in models.items():
@@ -264,8 +264,8 @@ def checked_models(models: object) -> dict[str, ExactGP]:
         targets = _targets(model)
         if targets.ndim != 1:
             got, expected = f"targets of shape {tuple(targets.shape)}", "(n,), one output, no batch"
-            mend = "Compare outputs, or members of a batch, as models of their own."
-            raise ShapeError(argument, got, expected, mend)
+            suggestion = "Compare outputs, or members of a batch, as models of their own."
+            raise ShapeError(argument, got, expected, suggestion)
     return dict(models)
 
 
@@ -285,8 +285,8 @@ def checked_m(m: int | None, count: int) -> int:
     """Number of observed points that the CLML conditions on, by default nine tenths."""
     if m is None:
         return count - max(1, round(count / 10))
-    mend = "m is the number of points conditioned on; at least one must remain."
-    return _whole("m", m, 0, count - 1, mend)
+    suggestion = "m is the number of points conditioned on; at least one must remain."
+    return _whole("m", m, 0, count - 1, suggestion)
 
 
 def shared_orders(orderings: int | Tensor | None, targets: Tensor, m: int, seed: int) -> Tensor:
@@ -320,10 +320,10 @@ def _targets_in(name: str, model: ExactGP, units: Units) -> Tensor:
     try:
         scale, shift = units_of_targets(model, units)
     except UnsupportedError as error:
-        mend = "Compare in units='training' if all models transform targets alike."
+        suggestion = "Compare in units='training' if all models transform targets alike."
         expected = "a standardization of the targets, or none"
         got = f"an outcome transform {type(getattr(model, 'outcome_transform', None)).__name__}"
-        raise UnsupportedError(f"models[{name!r}]", got, expected, mend) from error
+        raise UnsupportedError(f"models[{name!r}]", got, expected, suggestion) from error
     return scale.cpu() * _targets(model).to("cpu", torch.float64) + shift.cpu()
 
 
@@ -333,13 +333,15 @@ def _check_same(
     argument = f"models[{name!r}]"
     if values.shape != targets.shape:
         expected = f"the {len(targets)} of {first!r}"
-        mend = "Train all models on the same rows."
-        raise ShapeError(argument, f"{len(values)} training points", expected, mend)
+        suggestion = "Train all models on the same rows."
+        raise ShapeError(argument, f"{len(values)} training points", expected, suggestion)
     missing = targets.isnan()
     if not torch.equal(missing, values.isnan()):
         row = int((missing != values.isnan()).nonzero()[0])
-        mend = "Train all models on the same targets."
-        raise ArgumentError(argument, f"row {row} missing in one of the two", f"as {first!r}", mend)
+        suggestion = "Train all models on the same targets."
+        raise ArgumentError(
+            argument, f"row {row} missing in one of the two", f"as {first!r}", suggestion
+        )
     observed = targets[~missing]
     if len(observed) == 0:
         raise ArgumentError(argument, "no observed target", "at least one")
@@ -349,10 +351,10 @@ def _check_same(
     if bool((apart > allowed).any()):
         row = int((~missing).nonzero()[apart.argmax()])
         got = f"target {float(values[row]):.6g} in row {row}, in {units} units"
-        mend = "Train all models on the same rows in the same order."
+        suggestion = "Train all models on the same rows in the same order."
         if units == "training":
-            mend += " Models that standardize differently compare in units='original'."
-        raise ArgumentError(argument, got, f"{float(targets[row]):.6g}, as {first!r}", mend)
+            suggestion += " Models that standardize differently compare in units='original'."
+        raise ArgumentError(argument, got, f"{float(targets[row]):.6g}, as {first!r}", suggestion)
 
 
 def _affordable(size: int, most: int) -> int:
@@ -360,8 +362,8 @@ def _affordable(size: int, most: int) -> int:
     return max(int(min(_OPERATIONS // size**3, most)), _FEWEST)
 
 
-def _whole(argument: str, value: object, least: int, most: int, mend: str) -> int:
+def _whole(argument: str, value: object, least: int, most: int, suggestion: str) -> int:
     whole = isinstance(value, Integral) and not isinstance(value, bool)
     if not whole or not least <= cast(int, value) <= most:
-        raise ArgumentError(argument, value, f"an integer from {least} to {most}", mend)
+        raise ArgumentError(argument, value, f"an integer from {least} to {most}", suggestion)
     return int(cast(int, value))

@@ -266,8 +266,8 @@ def conditional_evidence_bound(
     """
     _Setting(num_data, delta, loss_range, num_models)
     if not isinstance(m, Integral) or not 0 <= m < num_data:
-        mend = "m counts the points conditioned on; some must be left."
-        raise ArgumentError("m", m, f"an integer from 0 to {num_data - 1}", mend)
+        suggestion = "m counts the points conditioned on; some must be left."
+        raise ArgumentError("m", m, f"an integer from 0 to {num_data - 1}", suggestion)
     setting = _Setting(num_data - m, delta, loss_range, num_models)
     prior = f"prior chosen with {m} other points, to which those counted are added"
     return _by_evidence("conditional_log_evidence", conditional_log_evidence, setting, prior)
@@ -278,8 +278,8 @@ def _by_evidence(
 ) -> RiskBound:
     (evidence,) = _finite_tensors(**{name: log_evidence})
     n, (lower, upper) = setting.num_data, setting.loss_range
-    mend = "It is of all points counted, in nats, of a likelihood within the range."
-    _check_within(name, evidence, (-n * upper, -n * lower), mend)
+    suggestion = "It is of all points counted, in nats, of a likelihood within the range."
+    _check_within(name, evidence, (-n * upper, -n * lower), suggestion)
     confidence = evidence.new_tensor(math.log(setting.num_models / setting.delta))
     value = _value((confidence - evidence) / n - lower, setting.loss_range, 1.0)
     terms = {"log_evidence": evidence, "confidence": confidence}
@@ -315,12 +315,14 @@ class _Setting:
     def __post_init__(self) -> None:
         check_counts(num_data=self.num_data, num_models=self.num_models)
         if not 0 < self.delta < 1:
-            mend = "It is the probability that the bound fails, such as 0.05."
-            raise ArgumentError("delta", self.delta, "between 0 and 1, both excluded", mend)
+            suggestion = "It is the probability that the bound fails, such as 0.05."
+            raise ArgumentError("delta", self.delta, "between 0 and 1, both excluded", suggestion)
         lower, upper = self.loss_range
         if not -math.inf < lower < upper < math.inf:
-            mend = "The loss must be bounded: clip it, and its evidence with it."
-            raise ArgumentError("loss_range", (lower, upper), "finite (a, b) with a < b", mend)
+            suggestion = "The loss must be bounded: clip it, and its evidence with it."
+            raise ArgumentError(
+                "loss_range", (lower, upper), "finite (a, b) with a < b", suggestion
+            )
 
     def bound(
         self, value: Tensor, units: str, terms: Mapping[str, Tensor], posterior: str
@@ -364,7 +366,7 @@ def _finite_tensors(**values: Tensor | float) -> list[Tensor]:
     return list(torch.broadcast_tensors(*tensors))
 
 
-def _check_within(name: str, values: Tensor, limits: tuple[float, float], mend: str) -> None:
+def _check_within(name: str, values: Tensor, limits: tuple[float, float], suggestion: str) -> None:
     """Raises an ArgumentError unless all values are within limits, up to rounding."""
     lower, upper = limits
     # Rounding of a sum over data: some hundreds of units in the last place of the larger limit.
@@ -373,4 +375,4 @@ def _check_within(name: str, values: Tensor, limits: tuple[float, float], mend: 
     outside = (values < lower - slack) | (values > upper + slack)
     if outside.any():
         first = float(values[outside].flatten()[0])
-        raise ArgumentError(name, f"{first:g}", f"within [{lower:g}, {upper:g}]", mend)
+        raise ArgumentError(name, f"{first:g}", f"within [{lower:g}, {upper:g}]", suggestion)

@@ -192,9 +192,9 @@ def _array_stats():
     try:
         from arviz_stats.base.array import array_stats
     except ImportError as error:
-        mend = f"Install it: pip install 'gpclml[criteria]'. {error}"
+        suggestion = f"Install it: pip install 'gpclml[criteria]'. {error}"
         expected = "the package beside gpclml"
-        raise UnsupportedError("psis_loo", "no arviz-stats", expected, mend) from None
+        raise UnsupportedError("psis_loo", "no arviz-stats", expected, suggestion) from None
     return array_stats
 
 

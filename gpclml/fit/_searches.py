@@ -226,16 +226,16 @@ def _within(constraint: Interval, values: Tensor) -> Tensor:
 def _sentence(problem: Problem, end: LineSearchEnd, starts: int, steps: int) -> str:
     others = "Another start" if starts == 2 else f"{starts - 1} other starts"
     tried = "" if starts == 1 else f" {others} ended no better."
-    mend = "Look at the units of the inputs, set other start lengthscales, or pass restarts."
+    suggestion = "Look at the units of the inputs, set other start lengthscales, or pass restarts."
     if problem == "constant":
         return (
             "The fit explains nothing: its predictions are the same everywhere, and what targets "
-            f"differ by is taken for noise.{tried} If there is something to find: {mend}"
+            f"differ by is taken for noise.{tried} If there is something to find: {suggestion}"
         )
     if problem == "bound":
         return (
             f"The fit ended at a bound of {', '.join(end.at_bounds)}, where it predicts worse than "
-            f"the mean and deviation of the targets.{tried} {mend}"
+            f"the mean and deviation of the targets.{tried} {suggestion}"
         )
     if problem == "abnormal":
         return (

@@ -114,8 +114,8 @@ def fit_batch(
     check_step_options(steps, lr)
     factory = optimizer_factory(optimizer)
     if factory is None:
-        mend = "Use 'adam', or fit_mll for each model."
-        raise ArgumentError("optimizer", repr(optimizer), "a torch optimizer", mend)
+        suggestion = "Use 'adam', or fit_mll for each model."
+        raise ArgumentError("optimizer", repr(optimizer), "a torch optimizer", suggestion)
     _check_members(mlls)
     start = time.perf_counter()
     for mll in mlls:
@@ -184,14 +184,16 @@ def _check_members(mlls: Sequence[ConditionalMarginalLogLikelihood]) -> None:
             expected = "ConditionalMarginalLogLikelihood (LastPoints(m=0) is the LML)"
             raise UnsupportedError("mlls", type(mll).__name__, expected, "Use fit_mll.")
         if mll.solver not in ("auto", "cholesky"):
-            mend = (
+            suggestion = (
                 "Fit such models one by one with fit_mll; conjugate gradients are for large ones."
             )
             got, expected = f"solver={mll.solver!r}", "'cholesky', or 'auto' where that fits"
-            raise UnsupportedError("mlls", got, expected, mend)
+            raise UnsupportedError("mlls", got, expected, suggestion)
         if mll.likelihood is not cast(ExactGP, mll.model).likelihood:
-            mend = "Pass model.likelihood to the objective."
-            raise UnsupportedError("mlls", "a likelihood not its model's", "its model's", mend)
+            suggestion = "Pass model.likelihood to the objective."
+            raise UnsupportedError(
+                "mlls", "a likelihood not its model's", "its model's", suggestion
+            )
 
 
 Faults = dict[int, Exception]
@@ -401,10 +403,10 @@ def _take_over_state(
 
 def _non_finite_error(value: float) -> NonFiniteError:
     got = f"value {value}, or non-finite gradients"
-    mend = "Lower the learning rate, or look for degenerate hyperparameters."
-    return NonFiniteError("objective", got, "finite values", mend)
+    suggestion = "Lower the learning rate, or look for degenerate hyperparameters."
+    return NonFiniteError("objective", got, "finite values", suggestion)
 
 
 def _not_the_same(reason: str) -> UnsupportedError:
-    mend = "Fit such models one by one with fit_mll."
-    return UnsupportedError("mlls", reason, "models that GPyTorch can batch", mend)
+    suggestion = "Fit such models one by one with fit_mll."
+    return UnsupportedError("mlls", reason, "models that GPyTorch can batch", suggestion)

@@ -81,8 +81,8 @@ def fit_linear_bound(
             value = (data.expected_log_likelihood(q) - mll.temperature * kl) / len(data.residual)
             number = float(value.detach())
             if not math.isfinite(number):
-                mend = "Lower the learning rate, or look at the data for huge values."
-                raise NonFiniteError("mll", f"a bound of {number}", "a finite bound", mend)
+                suggestion = "Lower the learning rate, or look at the data for huge values."
+                raise NonFiniteError("mll", f"a bound of {number}", "a finite bound", suggestion)
             bounds.append(number)
             if number > largest:
                 largest = number
@@ -101,8 +101,8 @@ def fit_linear_bound(
 def _check(mll: LinearEvidenceLowerBound, steps: int, lr: float, empirical_bayes: bool) -> None:
     if mll.posterior is not None:
         expected = "a bound with the best q of a family"
-        mend = "Train all parameters by an optimizer, as of any objective."
-        raise UnsupportedError("mll", "a trainable posterior", expected, mend)
+        suggestion = "Train all parameters by an optimizer, as of any objective."
+        raise UnsupportedError("mll", "a trainable posterior", expected, suggestion)
     check_counts(steps=steps)
     check_learning_rate(lr)
     count = len(mll.linear_model.covar_module.prior_variance)

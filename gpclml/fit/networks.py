@@ -435,8 +435,8 @@ def _conditioned_on(model: GPRegression, rows: Tensor) -> Iterator[None]:
 
 
 def _not_finite(what: str) -> StoppedError:
-    mend = "Lower the learning rate, or look for duplicated rows."
-    error = NonFiniteError(what, "NaN or infinite values", "finite ones", mend)
+    suggestion = "Lower the learning rate, or look for duplicated rows."
+    error = NonFiniteError(what, "NaN or infinite values", "finite ones", suggestion)
     return StoppedError(error, nothing_done=False)
 
 

@@ -131,17 +131,17 @@ def check_training(
     for name, values in (("train_x", train_x), ("train_y", train_y)):
         if not all_finite(values):
             count = int((~values.isfinite()).sum())
-            mend = "A network needs them all: leave out the points without."
-            raise NonFiniteError(name, f"{count} NaN or infinite values", "finite ones", mend)
+            suggestion = "A network needs them all: leave out the points without."
+            raise NonFiniteError(name, f"{count} NaN or infinite values", "finite ones", suggestion)
     if mll.num_data != len(train_x):
         expected = f"num_data = {mll.num_data}, as the objective has it"
         raise ArgumentError("train_x", f"{len(train_x)} points", expected)
 
 
-def check_finite(what: str, value: float, mend: str) -> None:
+def check_finite(what: str, value: float, suggestion: str) -> None:
     """Raises a NonFiniteError for another number than a finite one."""
     if not math.isfinite(value):
-        raise NonFiniteError(what, value, "a finite number", mend)
+        raise NonFiniteError(what, value, "a finite number", suggestion)
 
 
 @checked(train_x="(N, *event)", train_y="(N, *outputs)")

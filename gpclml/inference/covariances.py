@@ -230,7 +230,7 @@ def choose_solver(
     numbers: int,
     like: Tensor,
     size: str,
-    mend: str,
+    suggestion: str,
     check: Callable[[], object],
     loss: str = "",
 ) -> ConjugateGradients | None:
@@ -244,7 +244,7 @@ def choose_solver(
         numbers: How many numbers the Cholesky factor needs, with all that is computed from it.
         like: A tensor of their type and on their device.
         size: The sizes that decide, for messages.
-        mend: What to do where a Cholesky factor was asked for and does not fit.
+        suggestion: What to do where a Cholesky factor was asked for and does not fit.
         check: Called before conjugate gradients are taken; raises an error where they cannot be.
         loss: What else conjugate gradients do without, for the warning.
 
@@ -259,7 +259,7 @@ def choose_solver(
     asked = check_solver(solver)
     if asked == "cholesky":
         memory.check_memory(
-            "solver", f"'cholesky' at {size}", numbers, like.dtype, like.device, mend
+            "solver", f"'cholesky' at {size}", numbers, like.dtype, like.device, suggestion
         )
         return None
     if asked == "auto" and memory.fits(numbers * like.dtype.itemsize, like.device):

@@ -248,8 +248,8 @@ def checked_points(x: Tensor, train_x: Tensor) -> Tensor:
         NonFiniteError: A number is not finite.
     """
     if not isinstance(x, Tensor):
-        mend = "Use torch.as_tensor(x, dtype=torch.float64)."
-        raise ArgumentError("x", type(x).__name__, "a torch.Tensor", mend)
+        suggestion = "Use torch.as_tensor(x, dtype=torch.float64)."
+        raise ArgumentError("x", type(x).__name__, "a torch.Tensor", suggestion)
     columns = train_x.shape[-1]
     x = x.unsqueeze(-1) if x.ndim == 1 else x
     if x.ndim < 2 or x.shape[-1] != columns or 0 in x.shape:
@@ -266,8 +266,8 @@ def checked_points(x: Tensor, train_x: Tensor) -> Tensor:
         torch.broadcast_shapes(x.shape[:-2], train_x.shape[:-2])
     except RuntimeError:
         expected = f"a batch that broadcasts with {tuple(train_x.shape[:-2])}"
-        mend = "Give one set of points, or one for each batch element."
-        raise ShapeError("x", tuple(x.shape), expected, mend) from None
+        suggestion = "Give one set of points, or one for each batch element."
+        raise ShapeError("x", tuple(x.shape), expected, suggestion) from None
     if not all_finite(x):
         raise NonFiniteError(
             "x", f"{int((~x.isfinite()).sum())} non-finite values", "finite values",
@@ -377,11 +377,11 @@ def num_points_at_once(
     if asked is None:
         there = memory.available_memory(x.device) // x.dtype.itemsize - held
         asked = max(1, min(_NUMBERS_AT_ONCE, there // (2 * VECTORS_AT_PEAK)) // size)
-    got, mend = f"{min(m, asked)} points at once", "Lower points_at_once."
+    got, suggestion = f"{min(m, asked)} points at once", "Lower points_at_once."
     if joint:
-        got, mend = f"{m} points jointly", "Give fewer, or ask for their marginals."
+        got, suggestion = f"{m} points jointly", "Give fewer, or ask for their marginals."
     numbers = held + VECTORS_AT_PEAK * size * min(m, asked)
-    memory.check_memory("x", got, numbers, x.dtype, x.device, mend)
+    memory.check_memory("x", got, numbers, x.dtype, x.device, suggestion)
     return min(m, asked)
 
 

@@ -89,8 +89,10 @@ def marginal_predictive(
         predictive = cast(MultivariateNormal, likelihood(latent, x, **arguments))
         mean, deviation = predictive.mean, predictive.variance.sqrt()
         if not all_finite(mean) or not all_finite(deviation):
-            mend = "Check the magnitudes of x and of the training inputs."
-            raise NonFiniteError("predictions at x", "NaN or infinite values", "finite ones", mend)
+            suggestion = "Check the magnitudes of x and of the training inputs."
+            raise NonFiniteError(
+                "predictions at x", "NaN or infinite values", "finite ones", suggestion
+            )
         normal = Normal(mean, deviation)
         return normal, to_training_units(model, y)
 

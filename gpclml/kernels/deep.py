@@ -72,9 +72,11 @@ class DeepKernel(Kernel):
         if base_kernel.num_outputs_per_input(one, one) != base_kernel.num_outputs_per_input(
             two, two
         ):
-            mend = "Its derivatives would be with respect to the features; use a kernel of values."
+            suggestion = (
+                "Its derivatives would be with respect to the features; use a kernel of values."
+            )
             expected = "a kernel with as many outputs for any number of columns"
-            raise UnsupportedError("base_kernel", type(base_kernel).__name__, expected, mend)
+            raise UnsupportedError("base_kernel", type(base_kernel).__name__, expected, suggestion)
         self.feature_extractor = feature_extractor
         self.base_kernel = base_kernel
         self.residual = residual
@@ -121,8 +123,10 @@ class DeepKernel(Kernel):
             UnsupportedError: ``last_dim_is_batch`` is set.
         """
         if last_dim_is_batch:
-            mend = "A network mixes the columns; sum or multiply kernels of single columns instead."
-            raise UnsupportedError("last_dim_is_batch", True, "False", mend)
+            suggestion = (
+                "A network mixes the columns; sum or multiply kernels of single columns instead."
+            )
+            raise UnsupportedError("last_dim_is_batch", True, "False", suggestion)
         features1 = self.features(x1)
         same = x1 is x2 or torch.equal(x1, x2)
         features2 = features1 if same else self.features(x2)
@@ -239,9 +243,9 @@ class NetworkMean(Mean):
         """
         output = apply_network(self.network, x)
         if output.shape[-1] != 1:
-            mend = "End the network with one output, e.g. MLP([d, 50, 50, 1])."
+            suggestion = "End the network with one output, e.g. MLP([d, 50, 50, 1])."
             expected = str((*x.shape[:-1], 1))
-            raise ShapeError("network output", tuple(output.shape), expected, mend)
+            raise ShapeError("network output", tuple(output.shape), expected, suggestion)
         return output.squeeze(-1)
 
 

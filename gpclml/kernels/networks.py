@@ -56,8 +56,8 @@ class MLP(torch.nn.Sequential):
     ) -> None:
         sizes = [_checked_size(size, sizes) for size in sizes]
         if len(sizes) < 2:
-            mend = "Give at least the input and the output width, e.g. [d, 50, 50, 2]."
-            raise ArgumentError("sizes", sizes, "two or more widths", mend)
+            suggestion = "Give at least the input and the output width, e.g. [d, 50, 50, 2]."
+            raise ArgumentError("sizes", sizes, "two or more widths", suggestion)
         device = torch.get_default_device() if device is None else device
         layers: list[torch.nn.Module] = []
         for width, next_width in pairwise(sizes):
@@ -200,9 +200,9 @@ def apply_network(network: torch.nn.Module, x: Tensor) -> Tensor:
     """
     output = network(x)
     if output.shape[:-1] != x.shape[:-1]:
-        mend = "The network must map the last dimension only, keeping batch and points."
+        suggestion = "The network must map the last dimension only, keeping batch and points."
         expected = f"{tuple(x.shape[:-1])} and one more dimension"
-        raise ShapeError("network output", tuple(output.shape), expected, mend)
+        raise ShapeError("network output", tuple(output.shape), expected, suggestion)
     check_finite_output(output)
     return output
 
@@ -221,12 +221,12 @@ def check_finite_output(output: Tensor) -> None:
         count = int((~torch.isfinite(output)).sum())
         got = f"{count} non-finite of {output.numel()} values (shape {tuple(output.shape)}, "
         got += f"dtype {output.dtype})"
-        mend = "Lower the learning rate, clip gradients, use float64 or restart the network."
-        raise NonFiniteError("network output", got, "finite values", mend)
+        suggestion = "Lower the learning rate, clip gradients, use float64 or restart the network."
+        raise NonFiniteError("network output", got, "finite values", suggestion)
 
 
 def _checked_size(size: int, sizes: Sequence[int]) -> int:
     if isinstance(size, bool) or int(size) != size or size < 1:
-        mend = "Give widths of one or more; the input width is the number of columns of x."
-        raise ArgumentError("sizes", list(sizes), "positive integers", mend)
+        suggestion = "Give widths of one or more; the input width is the number of columns of x."
+        raise ArgumentError("sizes", list(sizes), "positive integers", suggestion)
     return int(size)

@@ -123,8 +123,10 @@ class JointSpectralMixtureKernel(Kernel):
             UnsupportedError: ``last_dim_is_batch`` is set.
         """
         if last_dim_is_batch:
-            mend = "Frequencies are of all columns together; sum kernels of single columns instead."
-            raise UnsupportedError("last_dim_is_batch", True, "False", mend)
+            suggestion = (
+                "Frequencies are of all columns together; sum kernels of single columns instead."
+            )
+            raise UnsupportedError("last_dim_is_batch", True, "False", suggestion)
         scales = (2 * math.pi * self.mixture_scales).unsqueeze(-2)  # (Q, 1, d)
         scaled1, scaled2 = x1.unsqueeze(-3) * scales, x2.unsqueeze(-3) * scales
         distance = self.covar_dist(scaled1, scaled2, diag=diag, square_dist=True)
@@ -195,9 +197,13 @@ def initialize_spectral_mixture(
     train_x = train_x.unsqueeze(-1) if train_x.ndim == 1 else train_x
     found = list(_spectral_mixtures(kernel, train_x))
     if not found:
-        mend = "Pass a SpectralMixtureKernel, alone or inside scale, sum, product or deep kernels."
+        suggestion = (
+            "Pass a SpectralMixtureKernel, alone or inside scale, sum, product or deep kernels."
+        )
         got = type(kernel).__name__
-        raise ArgumentError("kernel", got, "a kernel with a SpectralMixtureKernel in it", mend)
+        raise ArgumentError(
+            "kernel", got, "a kernel with a SpectralMixtureKernel in it", suggestion
+        )
     for mixture, inputs in found:
         _initialize(mixture, inputs, train_y, generator, spacing)
     return kernel
@@ -231,8 +237,8 @@ def _initialize(
 ) -> None:
     if kernel.ard_num_dims != x.shape[-1]:
         expected = f"{kernel.ard_num_dims} columns, the kernel's ard_num_dims"
-        mend = f"Make the kernel with ard_num_dims={x.shape[-1]}."
-        raise ShapeError("train_x", tuple(x.shape), expected, mend)
+        suggestion = f"Make the kernel with ard_num_dims={x.shape[-1]}."
+        raise ShapeError("train_x", tuple(x.shape), expected, suggestion)
     parameter = kernel.raw_mixture_means
     assert isinstance(parameter, Tensor)
     shape = parameter.shape  # (*kernel batch, Q, 1, d)

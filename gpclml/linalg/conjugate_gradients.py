@@ -173,17 +173,17 @@ class ConjugateGradients:
         bound = error_bound or 0.0
         if math.isnan(residual) or math.isnan(bound):
             raise _non_finite(f"a relative residual of {residual} and an error bound of {bound}")
-        mend = (
+        suggestion = (
             "Raise preconditioner_rank or max_iterations, compute in float64, or use "
             "solver='cholesky' where memory allows."
         )
         after = f"after {iterations} iterations"
         if not residual <= self.tolerance:
             got = f"a relative residual of {residual:.2g} {after}"
-            error = NotConvergedError("tolerance", got, f"at most {self.tolerance:g}", mend)
+            error = NotConvergedError("tolerance", got, f"at most {self.tolerance:g}", suggestion)
         elif self.max_error is not None and not bound <= self.max_error:
             got = f"an error of up to {error_bound:.2g} nats per held-out point {after}"
-            error = NotConvergedError("max_error", got, f"at most {self.max_error:g}", mend)
+            error = NotConvergedError("max_error", got, f"at most {self.max_error:g}", suggestion)
         else:
             return
         if self.on_failure == "error":

@@ -159,8 +159,8 @@ class ImageTasks(NumberedTasks):
         fewest = min(len(rows) for rows in self._rows)
         if fewest < shots + queries:
             expected = f"at most the {fewest} images of the smallest class"
-            mend = "Take fewer shots or queries, or leave out that class."
-            raise ArgumentError("shots + queries", shots + queries, expected, mend)
+            suggestion = "Take fewer shots or queries, or leave out that class."
+            raise ArgumentError("shots + queries", shots + queries, expected, suggestion)
 
     @property
     def num_classes(self) -> int:

@@ -228,8 +228,8 @@ class _Run:
         objective, norm = torch.stack([value.detach(), norm.to(value)]).tolist()
         if not math.isfinite(objective) or not math.isfinite(norm):
             got = f"value {objective} with a gradient of norm {norm} at task {indices.start}"
-            mend = "Lower the learning rate."
-            raise NonFiniteError("objective", got, "finite values", mend)
+            suggestion = "Lower the learning rate."
+            raise NonFiniteError("objective", got, "finite values", suggestion)
         self.optimizer.step()
         self.training.objectives.append(objective)
 

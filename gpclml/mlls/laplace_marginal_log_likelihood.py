@@ -187,9 +187,9 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
     def _evidence(self, points: Tensor, target: Tensor, mean: Tensor | None) -> LaplaceEvidence:
         count = len(points)
         if count > self.num_data:
-            mend = "Pass the number of all points that the weights are trained on."
+            suggestion = "Pass the number of all points that the weights are trained on."
             expected = f"at most num_data = {self.num_data}"
-            raise ArgumentError("output", f"{count} points", expected, mend)
+            raise ArgumentError("output", f"{count} points", expected, suggestion)
         likelihood = output_likelihood(cast(Likelihood, self.likelihood))
         network = cast(LinearizedNetwork, self.model).network
         seen: dict[str, Any] = {"mean": mean}

@@ -54,21 +54,23 @@ def checked_training_data(train_x: ArrayLike, train_y: ArrayLike) -> TrainingDat
     x = x.unsqueeze(-1) if x.ndim == 1 else x
     y = y.squeeze(-1) if _is_pandas(train_y) and y.ndim == 2 and y.shape[-1] == 1 else y
     if x.ndim < 2 or 0 in x.shape:
-        mend = "Give at least one point with at least one column."
+        suggestion = "Give at least one point with at least one column."
         expected = "(n,) or (*batch, n, d), nothing of size zero"
-        raise ShapeError("train_x", tuple(x.shape), expected, mend)
+        raise ShapeError("train_x", tuple(x.shape), expected, suggestion)
     if y.shape != x.shape[:-1]:
-        mend = "Give one target a point; a column of targets is train_y.squeeze(-1)."
-        raise ShapeError("train_y", tuple(y.shape), str(tuple(x.shape[:-1])), mend)
+        suggestion = "Give one target a point; a column of targets is train_y.squeeze(-1)."
+        raise ShapeError("train_y", tuple(y.shape), str(tuple(x.shape[:-1])), suggestion)
     _check_same("train_y", y, "train_x", x)
     _check_finite("train_x", x, "Drop or impute the rows with missing inputs.")
     if torch.isinf(y).any():
         count = int(torch.isinf(y).sum())
-        mend = "Mark missing targets with NaN, not with infinity."
-        raise NonFiniteError("train_y", f"{count} infinite values", "finite values or NaN", mend)
+        suggestion = "Mark missing targets with NaN, not with infinity."
+        raise NonFiniteError(
+            "train_y", f"{count} infinite values", "finite values or NaN", suggestion
+        )
     if torch.isnan(y).all(-1).any():
-        mend = "Give each batch element at least one observed target."
-        raise ArgumentError("train_y", "NaN at every point", "an observed target", mend)
+        suggestion = "Give each batch element at least one observed target."
+        raise ArgumentError("train_y", "NaN at every point", "an observed target", suggestion)
     named = (("train_x", train_x), ("train_y", train_y))
     given = [
         f"{name} was given as {_describe(value)}" for name, value in named
@@ -90,9 +92,9 @@ def points_as_tensor(
     """
     named = _columns(x)
     if named is not None and columns is not None and named != columns:
-        mend = f"Select them by {argument}[[...]], in the order of the training inputs."
+        suggestion = f"Select them by {argument}[[...]], in the order of the training inputs."
         got, expected = f"columns {', '.join(named)}", f"columns {', '.join(columns)}"
-        raise ArgumentError(argument, got, f"{expected}, as in the training inputs", mend)
+        raise ArgumentError(argument, got, f"{expected}, as in the training inputs", suggestion)
     return _tensor(argument, x, train_x)
 
 
@@ -115,19 +117,19 @@ def _tensor(argument: str, value: Any, like: Tensor | None) -> Tensor:
         return value
     if isinstance(value, Tensor):
         if value.is_floating_point() or value.is_complex():
-            mend = f"Use {argument}.double(); factorizations need float32 or float64."
-            raise ArgumentError(argument, f"dtype {value.dtype}", "float32 or float64", mend)
+            suggestion = f"Use {argument}.double(); factorizations need float32 or float64."
+            raise ArgumentError(argument, f"dtype {value.dtype}", "float32 or float64", suggestion)
         made = value.to(torch.float64 if like is None else like.dtype)
         _warn_of_lost_digits(argument, value, made.dtype)
         return made
     if not isinstance(value, numpy.ndarray) and not _is_pandas(value):
-        mend = f"Use torch.as_tensor({argument}, dtype=torch.float64)."
+        suggestion = f"Use torch.as_tensor({argument}, dtype=torch.float64)."
         expected = "a tensor, a numpy array or a pandas object"
-        raise ArgumentError(argument, type(value).__name__, expected, mend)
+        raise ArgumentError(argument, type(value).__name__, expected, suggestion)
     array = _array_of_pandas(argument, value) if _is_pandas(value) else value
     if array.dtype.kind not in "biuf":
-        mend = f"Use {argument}.astype(float)."
-        raise ArgumentError(argument, f"an array of {array.dtype}", "real numbers", mend)
+        suggestion = f"Use {argument}.astype(float)."
+        raise ArgumentError(argument, f"an array of {array.dtype}", "real numbers", suggestion)
     dtype = torch.float64 if like is None else like.dtype
     made = torch.from_numpy(numpy.array(array, dtype=str(dtype).removeprefix("torch."), order="C"))
     if array.dtype.kind in "iu":
@@ -193,8 +195,8 @@ def _columns(value: Any) -> list[str] | None:
 def _check_index(train_x: Any, train_y: Any) -> None:
     both = _is_pandas(train_x) and _is_pandas(train_y)
     if both and len(train_x) == len(train_y) and not train_x.index.equals(train_y.index):
-        mend = "Use train_y.loc[train_x.index], or drop both by reset_index(drop=True)."
-        raise ArgumentError("train_y", "another index than train_x", "the same rows", mend)
+        suggestion = "Use train_y.loc[train_x.index], or drop both by reset_index(drop=True)."
+        raise ArgumentError("train_y", "another index than train_x", "the same rows", suggestion)
 
 
 def _describe(value: Any) -> str:
@@ -213,8 +215,8 @@ def _check_same(argument: str, value: Tensor, other_name: str, other: Tensor) ->
         raise ArgumentError(argument, got, expected, f"Use {argument}.to({other_name}).")
 
 
-def _check_finite(argument: str, value: Tensor, mend: str) -> None:
+def _check_finite(argument: str, value: Tensor, suggestion: str) -> None:
     finite = torch.isfinite(value)
     if not finite.all():
         got = f"{int((~finite).sum())} non-finite values (shape {tuple(value.shape)}, "
-        raise NonFiniteError(argument, got + f"dtype {value.dtype})", "finite values", mend)
+        raise NonFiniteError(argument, got + f"dtype {value.dtype})", "finite values", suggestion)

@@ -131,8 +131,10 @@ class StoredModel:
             got = str(error).splitlines()[-1].strip()
             if self.has_given_parts:
                 name, expected = "kernel, mean or likelihood", "the saved state"
-                mend = "Pass objects of the same classes and sizes as when the model was made."
-                raise ArgumentError(name, got, expected, mend) from error
+                suggestion = (
+                    "Pass objects of the same classes and sizes as when the model was made."
+                )
+                raise ArgumentError(name, got, expected, suggestion) from error
             raise DataError(
                 f"path: {self.path} holds the state of another model than it describes ({got}). "
                 "Restore a copy of it, or save the model again."
@@ -163,8 +165,10 @@ def read_stored(
     columns = config.pop("columns")
     for name, value in parts.items():
         if value is None and config[name] is None:
-            mend = f"Call load(path, {name}=...) with one built as when the model was made."
-            raise ArgumentError(name, None, f"the {name} object the model was made with", mend)
+            suggestion = f"Call load(path, {name}=...) with one built as when the model was made."
+            raise ArgumentError(
+                name, None, f"the {name} object the model was made with", suggestion
+            )
     for name in ("kernel", "mean"):
         config[name] = parts[name] if config[name] is None else config[name]
     config["likelihood"] = parts["likelihood"]

@@ -78,8 +78,8 @@ class BayesianLinearModel(ExactGP):
         data = checked_training_data(train_x, train_y)
         train_x, train_y = data.x, data.y
         if train_x.ndim != 2:
-            mend = "Make one model for each member."
-            raise ArgumentError("train_x", f"shape {tuple(train_x.shape)}", "(n, d)", mend)
+            suggestion = "Make one model for each member."
+            raise ArgumentError("train_x", f"shape {tuple(train_x.shape)}", "(n, d)", suggestion)
         if not 0 < noise < float("inf"):
             raise ArgumentError("noise", noise, "a positive variance")
         likelihood = GaussianLikelihood(noise_constraint=Positive()).to(train_x)

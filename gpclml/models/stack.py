@@ -19,7 +19,7 @@ from gpclml.kernels.networks import StackedNetwork
 
 __all__ = ["ModelStack"]
 
-_MEND = "Fit such models one by one with fit_mll."
+_SUGGESTION = "Fit such models one by one with fit_mll."
 
 
 class ModelStack:
@@ -173,4 +173,4 @@ def _check_equal(target: torch.nn.Module, modules: Sequence[torch.nn.Module]) ->
 
 
 def _unlike(what: str) -> UnsupportedError:
-    return UnsupportedError("models", what, "models that differ in numbers alone", _MEND)
+    return UnsupportedError("models", what, "models that differ in numbers alone", _SUGGESTION)

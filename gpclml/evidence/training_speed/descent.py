@@ -276,8 +276,10 @@ def _whiten(
     matrix = features * deviations / roots.unsqueeze(-1)
     norm = float(torch.linalg.matrix_norm(matrix, ord=2))
     if not norm < torch.finfo(matrix.dtype).max ** 0.5:
-        mend = "Measure the features in another unit."
-        raise ArgumentError("features", f"a norm of {norm:.3g} over the noise", "its square", mend)
+        suggestion = "Measure the features in another unit."
+        raise ArgumentError(
+            "features", f"a norm of {norm:.3g} over the noise", "its square", suggestion
+        )
     largest = 1 + norm**2
     return _Whitened(matrix, target.to(features) / roots, deviations, noise, largest)
 

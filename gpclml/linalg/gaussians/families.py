@@ -68,8 +68,10 @@ def linear_posterior(
     check_positive("prior_variance", prior_variance)
     check_positive("noise", noise)
     n, R = features.shape
-    mend = "Use fewer points at a time, or fewer features."
-    check_memory("features", (n, R), min(n, R) ** 2 * 3, features.dtype, features.device, mend)
+    suggestion = "Use fewer points at a time, or fewer features."
+    check_memory(
+        "features", (n, R), min(n, R) ** 2 * 3, features.dtype, features.device, suggestion
+    )
     if n >= R:
         scale = prior_variance.sqrt()
         L, mean = LowRankPlusDiagonal(features * scale, noise).posterior(residual)
@@ -155,8 +157,8 @@ class LowRankFamily(GaussianFamily):
 
     def __post_init__(self) -> None:
         if self.rank < 1:
-            mend = "Use DiagonalFamily for independent weights."
-            raise ArgumentError("rank", self.rank, "at least 1", mend)
+            suggestion = "Use DiagonalFamily for independent weights."
+            raise ArgumentError("rank", self.rank, "at least 1", suggestion)
         if not 0 < self.epsilon < float("inf"):
             raise ArgumentError("epsilon", self.epsilon, "a positive number")
 
@@ -256,8 +258,10 @@ def _smallest(
 ) -> tuple[Tensor, Tensor]:
     """Eigenvectors ``(R, k)`` of A with the smallest eigenvalues ``(k,)``."""
     R = features.shape[-1]
-    mend = "Use fewer features, or one prior variance for all with at least n + rank features."
-    check_memory("features", R, 3 * R * R, features.dtype, features.device, mend)
+    suggestion = (
+        "Use fewer features, or one prior variance for all with at least n + rank features."
+    )
+    check_memory("features", R, 3 * R * R, features.dtype, features.device, suggestion)
     scaled = features / noise.unsqueeze(-1)
     values, vectors = torch.linalg.eigh(scaled.mT @ features + torch.diag(1 / prior_variance))
     return vectors[:, :rank], values[:rank]
