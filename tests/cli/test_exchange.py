@@ -141,8 +141,11 @@ def test_others_keep_their_files_with_modes_and_times(out):
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="needs the rights to give away")
 def test_folders_keep_their_owners(out):
-    os.chown(out, 12, 34)
-    os.chown(out / "pictures", 56, 78)
+    try:
+        os.chown(out, 12, 34)
+        os.chown(out / "pictures", 56, 78)
+    except OSError as error:  # a container, whose root has other users nowhere
+        pytest.skip(f"other owners are unknown here: {error}")
     write(out, "new")
     check(out, "new")
     for path, owner in ((out, (12, 34)), (out / "pictures", (56, 78))):
