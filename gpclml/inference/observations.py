@@ -82,8 +82,10 @@ class Observations:
             checked: See :func:`gpclml.linalg.safe_cholesky`.
 
         Raises:
-            ArgumentError: If memory does not suffice; with the figures.
+            ArgumentError: If there is no block; if memory does not suffice, with the figures.
         """
+        if len(blocks) == 0:
+            raise ArgumentError("blocks", "none", "at least one group of blocks, each (k, b)")
         largest = max(group.shape[-1] for group in blocks)
         covariance = self.lazy_covariance.by(solver, self.residual, largest)
         return covariance.factored_in(factor_dtype, checked=checked)

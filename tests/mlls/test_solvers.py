@@ -9,6 +9,7 @@ from gpclml.conditioning import HeldOut, KFold, LastPoints, RandomHoldout
 from gpclml.errors import ArgumentError, NotConvergedError, UnknownNameError, UnsupportedError
 from gpclml.evaluation import conditional_log_marginal_likelihood
 from gpclml.fit import fit_batch
+from gpclml.inference import training_observations
 from gpclml.inference.covariances import ObservedCovariance, SolverWarning
 from gpclml.linalg import ConjugateGradients, OperatorProducts
 from gpclml.mlls import ConditionalMarginalLogLikelihood
@@ -268,6 +269,12 @@ def test_only_the_points_that_take_part_are_evaluated():
 def test_more_points_than_there_are_to_condition_on():
     with pytest.raises(ArgumentError, match="condition_on: got 55, expected at most 54"):
         value_and_gradient(objective("auto", conditioning=RandomHoldout(0.1, condition_on=55)))
+
+
+def test_no_block_is_refused():
+    model = GPRegression(torch.rand(5, 1).double(), torch.rand(5).double())
+    with pytest.raises(ArgumentError, match="blocks: got none"):
+        training_observations(model).covariance_by("auto", [])
 
 
 def test_too_little_memory_is_said_before_anything_is_allocated(monkeypatch):
