@@ -16,5 +16,6 @@ def three_values(conditioning):
 
 print("redrawn, values that differ:", len(set(three_values(RandomHoldout(0.1)))))
 print("with a seed:", three_values(RandomHoldout(0.1, seed=0)))
-clml = conditional_log_marginal_likelihood(model, RandomOrderings(k=200, m=90, seed=0))
+orderings = RandomOrderings(k=200, m=90, seed=0)
+clml = conditional_log_marginal_likelihood(model, orderings, units="training")  # as the objective
 print(f"CLML of 10 points given 90: {clml.mean():.2f} nats, {clml.std():.2f} over orders")

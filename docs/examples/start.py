@@ -14,5 +14,5 @@ fit_mll(mll, progress=False)
 
 predicted = model.predict(x[test])  # original units
 error = (predicted.mean - y[test]).square().mean().sqrt().item()
-density = marginal_log_predictive(model, x[test], y[test], units="original").mean().item()
+density = marginal_log_predictive(model, x[test], y[test]).mean().item()
 print(f"test RMSE {error:.1f}, test log density {density:.2f} nats a point")

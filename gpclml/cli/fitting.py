@@ -74,7 +74,7 @@ def fit_table(options: FitOptions, quiet: bool = False) -> SavedModel:
 def _score(name: str, score: Callable[..., Tensor], saved: SavedModel) -> str:
     """A score as text. If it cannot be computed, the text says so: the model is saved by then."""
     try:
-        return f"{name} {float(score(saved.model, units='original').sum()):.1f} nats"
+        return f"{name} {float(score(saved.model).sum()):.1f} nats"
     except Exception as error:
         return f"no {name} ({error_text(error)})"
 

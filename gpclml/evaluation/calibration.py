@@ -1,4 +1,7 @@
-"""Calibration of class probabilities: its error, a temperature, and detection of other data."""
+"""Calibration of class probabilities: its error, a temperature, and detection of other data.
+
+Numpy arrays and pandas objects are taken where tensors are.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gpclml._utils.arguments import check_counts, check_finite, checked
+from gpclml._utils.arrays import ArrayLike, takes_arrays
 from gpclml.errors import ArgumentError
 
 __all__ = ["expected_calibration_error", "fit_temperature", "out_of_distribution_auroc"]
@@ -15,8 +19,11 @@ __all__ = ["expected_calibration_error", "fit_temperature", "out_of_distribution
 _LARGEST_LOG = math.log(1e3)
 
 
+@takes_arrays()
 @checked(probabilities="(*points, ways)", labels="integer (*points)")
-def expected_calibration_error(probabilities: Tensor, labels: Tensor, bins: int = 15) -> float:
+def expected_calibration_error(
+    probabilities: ArrayLike, labels: ArrayLike, bins: int = 15
+) -> float:
     """The expected calibration error: mean difference of confidence and accuracy, 0 to 1.
 
     Predictions are put in bins of equal width by the probability of the most probable class. The
@@ -45,8 +52,9 @@ def expected_calibration_error(probabilities: Tensor, labels: Tensor, bins: int 
     return float(excess.abs().sum()) / labels.numel()
 
 
+@takes_arrays()
 @checked(outputs="(N, C) | (S, N, C)", labels="integer (N,)")
-def fit_temperature(outputs: Tensor, labels: Tensor) -> float:
+def fit_temperature(outputs: ArrayLike, labels: ArrayLike) -> float:
     r"""The temperature T of the largest log likelihood of labels (Guo et al. 2017, Section 4.2).
 
     .. math:: \max_T \sum_n \log \frac1S \sum_s \operatorname{softmax}(f_{sn} / T)_{y_n}
@@ -82,8 +90,9 @@ def fit_temperature(outputs: Tensor, labels: Tensor) -> float:
     return math.exp(found.x)  # pyright: ignore[reportAttributeAccessIssue]
 
 
+@takes_arrays()
 @checked(inside="(N, C)", outside="(M, C)")
-def out_of_distribution_auroc(inside: Tensor, outside: Tensor) -> float:
+def out_of_distribution_auroc(inside: ArrayLike, outside: ArrayLike) -> float:
     """How well confidence separates points of the classes from others; 0.5 by chance.
 
     It is the area under the receiver operating characteristic of the probability of the most

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gpclml._utils.arguments import all_finite, checked
+from gpclml._utils.arrays import ArrayLike, takes_arrays
 from gpclml.errors import NonFiniteError
 from gpclml.evaluation.model_scores import ModelScores
 
@@ -74,8 +75,9 @@ class PairedDifference:
         return 0.5 * math.erfc(self.value / self.standard_error / math.sqrt(2))
 
 
+@takes_arrays()
 @checked(terms="float (n,)", reference="float (n,)")
-def paired_difference(terms: Tensor, reference: Tensor) -> PairedDifference:
+def paired_difference(terms: ArrayLike, reference: ArrayLike) -> PairedDifference:
     r"""The sum of n paired differences, with error :math:`\sqrt n` times their standard deviation.
 
     (Vehtari, Gelman and Gabry 2017, Eq. 24.)
@@ -93,8 +95,9 @@ def paired_difference(terms: Tensor, reference: Tensor) -> PairedDifference:
     return PairedDifference(float(difference.sum()), math.sqrt(count) * spread)
 
 
+@takes_arrays()
 @checked(log_densities="float (M, n)")
-def stacking_weights(log_densities: Tensor) -> Tensor:
+def stacking_weights(log_densities: ArrayLike) -> Tensor:
     r"""Stacking weights: the mixture of models with the best leave-one-out predictions.
 
     .. math:: \max_w \sum_i \log \sum_k w_k\, p_k(y_i \mid y_{-i}), \qquad

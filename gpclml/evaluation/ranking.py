@@ -12,6 +12,7 @@ from gpytorch.models import ExactGP
 from torch import Tensor
 
 from gpclml._utils.arguments import checked
+from gpclml._utils.arrays import ArrayLike, takes_arrays
 from gpclml._utils.progress import shows_progress
 from gpclml.conditioning import as_orders
 from gpclml.errors import ArgumentError, ShapeError, UnknownNameError, UnsupportedError
@@ -41,12 +42,13 @@ _NUMBERS = 2**25  # in all held-out blocks
 _MOST_ORDERS, _MOST_CURVES, _FEWEST = 1000, 100, 4
 
 
+@takes_arrays()
 @checked(orderings="index (k, n)")
 def score_models(
     models: Mapping[str, ExactGP],
     *,
     m: int | None = None,
-    orderings: int | Tensor | None = None,
+    orderings: int | ArrayLike | None = None,
     curves: int | None = None,
     rank_by: Criterion = "loo",
     units: Units = "original",
@@ -117,12 +119,13 @@ def score_models(
     )
 
 
+@takes_arrays()
 @checked(orderings="index (k, n)")
 def compare(
     models: Mapping[str, ExactGP],
     *,
     m: int | None = None,
-    orderings: int | Tensor | None = None,
+    orderings: int | ArrayLike | None = None,
     curves: int | None = None,
     rank_by: Criterion = "loo",
     units: Units = "original",

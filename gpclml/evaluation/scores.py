@@ -1,9 +1,12 @@
 """Scores of a model as it stands: log densities of data, without priors, without training.
 
 They ask the same of any exact GP, of GPyTorch, BoTorch or gpclml, in train or eval mode, and
-leave its parameters, mode and caches alone. Nothing is divided by a number of points. By
-default densities are of targets as the model was trained on them; ``units="original"`` gives
-those of the original targets, so that models with different standardizations compare.
+leave its parameters, mode and caches alone. Nothing is divided by a number of points. Numpy arrays
+and pandas objects are taken where tensors are.
+
+Densities are of the original targets, so that models with different standardizations compare;
+``units="training"`` gives those of the targets as the model was trained on them. For each target
+the two differ by the logarithm of the scale, which is zero if targets are not transformed.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from gpytorch.models import ExactGP
 from torch import Tensor
 
 from gpclml._utils.arguments import all_finite, checked
+from gpclml._utils.arrays import ArrayLike, takes_arrays
 from gpclml.conditioning import Conditioning, LastPoints, LeaveOneOut, as_orders
 from gpclml.errors import ArgumentError, NonFiniteError
 from gpclml.inference.covariances import Solver
@@ -32,7 +36,7 @@ __all__ = [
 
 @torch.no_grad()
 @checked
-def log_marginal_likelihood(model: ExactGP, *, units: Units = "training") -> Tensor:
+def log_marginal_likelihood(model: ExactGP, *, units: Units = "original") -> Tensor:
     """The log density of all training targets under the prior, in nats.
 
     Args:
@@ -54,7 +58,7 @@ def conditional_log_marginal_likelihood(
     model: ExactGP,
     conditioning: Conditioning,
     *,
-    units: Units = "training",
+    units: Units = "original",
     seed: int = 0,
     solver: Solver = "auto",
 ) -> Tensor:
@@ -94,12 +98,13 @@ def conditional_log_marginal_likelihood(
 
 
 @torch.no_grad()
+@takes_arrays()
 @checked(orderings="index (k, n)")
 def learning_curve(
     model: ExactGP,
-    orderings: int | Tensor = 1,
+    orderings: int | ArrayLike = 1,
     *,
-    units: Units = "training",
+    units: Units = "original",
     seed: int = 0,
 ) -> Tensor:
     r"""All terms :math:`\log p(y_i \mid y_{<i})` of one or many orderings, in nats.
@@ -140,7 +145,7 @@ def learning_curve(
 
 @torch.no_grad()
 @checked
-def leave_one_out(model: ExactGP, *, units: Units = "training") -> Tensor:
+def leave_one_out(model: ExactGP, *, units: Units = "original") -> Tensor:
     """The log density of each training point given all others, in nats.
 
     Noise is included (Rasmussen and Williams 2006, Eqs. 5.10-5.12). A point of a multitask
@@ -160,20 +165,21 @@ def leave_one_out(model: ExactGP, *, units: Units = "training") -> Tensor:
 
 
 @torch.no_grad()
-@checked(x="float (*batch, t, d)")
+@takes_arrays("x", "y", "noise")
+@checked(x="float (*batch, t, d) | (t,)")
 def joint_log_predictive(
     model: ExactGP,
-    x: Tensor,
-    y: Tensor,
+    x: ArrayLike,
+    y: ArrayLike,
     *,
-    noise: Tensor | None = None,
-    units: Units = "training",
+    noise: ArrayLike | None = None,
+    units: Units = "original",
 ) -> Tensor:
     """The joint log density of new points given the training data, in nats.
 
     Args:
         model: An exact GP with training data.
-        x: New inputs as the model takes them, ``(*batch, t, d)``.
+        x: New inputs as the model takes them, ``(*batch, t, d)``, or ``(t,)`` for one column.
         y: Their targets in original units, ``(*batch, t)``.
         noise: Noise variances of the new points in training units, for a fixed-noise
             likelihood, ``(*batch, t)``.
@@ -195,14 +201,15 @@ def joint_log_predictive(
 
 
 @torch.no_grad()
-@checked(x="float (*batch, t, d)", y="float (*batch, t)", noise="float (*batch, t)")
+@takes_arrays("x", "y", "noise")
+@checked(x="float (*batch, t, d) | (t,)", y="float (*batch, t)", noise="float (*batch, t)")
 def marginal_log_predictive(
     model: ExactGP,
-    x: Tensor,
-    y: Tensor,
+    x: ArrayLike,
+    y: ArrayLike,
     *,
-    noise: Tensor | None = None,
-    units: Units = "training",
+    noise: ArrayLike | None = None,
+    units: Units = "original",
 ) -> Tensor:
     """The log density of each new point given the training data alone, in nats.
 
@@ -210,7 +217,7 @@ def marginal_log_predictive(
 
     Args:
         model: An exact GP with training data; one target a row.
-        x: New inputs as the model takes them, ``(*batch, t, d)``.
+        x: New inputs as the model takes them, ``(*batch, t, d)``, or ``(t,)`` for one column.
         y: Their targets in original units, ``(*batch, t)``.
         noise: As for :func:`joint_log_predictive`.
         units: Units of the targets in the result; see the module.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from gpytorch.likelihoods import Likelihood
@@ -34,6 +34,9 @@ from gpclml.linalg import (
     safe_cholesky,
 )
 from gpclml.linalg.conjugate_gradients import check_finite
+
+if TYPE_CHECKING:
+    from gpclml._utils.arrays import ArrayLike
 
 __all__ = ["IterativePosterior", "IterativePrediction", "SolveReport"]
 
@@ -91,7 +94,8 @@ class IterativePosterior:
 
     Missing targets (NaN) are left out, in each batch member on its own. The model is read in eval
     mode, after which every module is as it was. Every method raises an error if a parameter or the
-    data of the model have changed since. Nothing is differentiable.
+    data of the model have changed since. Nothing is differentiable. New points may be numpy arrays
+    and data frames.
 
     Args:
         model: An exact GP with training data, of one task.
@@ -154,7 +158,7 @@ class IterativePosterior:
         self.report = SolveReport(given.iterations, given.residual, float(given.error.max()))
 
     @checked
-    def mean(self, x: Tensor) -> Tensor:
+    def mean(self, x: ArrayLike) -> Tensor:
         """The posterior mean, from the solve at the start.
 
         Args:
@@ -181,7 +185,7 @@ class IterativePosterior:
             check_finite(mean, "means of new points")
             return (mean * self._scale + self._shift).to(mean)
 
-    def variance(self, x: Tensor, observation_noise: bool = True) -> Tensor:
+    def variance(self, x: ArrayLike, observation_noise: bool = True) -> Tensor:
         """The posterior variances, ``(*batch, m)``, as :meth:`predict` has them.
 
         Args:
@@ -190,7 +194,7 @@ class IterativePosterior:
         """
         return self.predict(x, observation_noise, marginal=True).distribution.variance
 
-    def covariance(self, x: Tensor, observation_noise: bool = True) -> Tensor:
+    def covariance(self, x: ArrayLike, observation_noise: bool = True) -> Tensor:
         """The posterior covariance, ``(*batch, m, m)``, as :meth:`predict` has it.
 
         Args:
@@ -202,7 +206,7 @@ class IterativePosterior:
     @checked
     def sample(
         self,
-        x: Tensor,
+        x: ArrayLike,
         num_samples: int = 1,
         generator: torch.Generator | None = None,
         observation_noise: bool = True,
@@ -235,7 +239,7 @@ class IterativePosterior:
         return mean + (factor.to(mean) @ normal).movedim(-1, 0)
 
     def predict(
-        self, x: Tensor, observation_noise: bool = True, marginal: bool = False
+        self, x: ArrayLike, observation_noise: bool = True, marginal: bool = False
     ) -> IterativePrediction:
         """The posterior at points, with bounds of its error.
 
@@ -274,7 +278,7 @@ class IterativePosterior:
 
     @contextmanager
     def _at(
-        self, x: Tensor, joint: bool = False
+        self, x: ArrayLike, joint: bool = False
     ) -> Iterator[tuple[Tensor, JointPrior, list[slice]]]:
         """The points as the kernel takes them, their prior, and chunks of them."""
         refuse_gradient(x)

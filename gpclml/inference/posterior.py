@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from gpytorch import settings
@@ -17,12 +17,16 @@ from torch import Tensor
 
 from gpclml._utils import memory
 from gpclml._utils.arguments import all_finite, checked
+from gpclml._utils.arrays import points_as_tensor
 from gpclml._utils.progress import shows_progress
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnsupportedError
 from gpclml.inference.covariances import Solver, choose_solver
 from gpclml.inference.observations import Observations, observations
 from gpclml.inference.posterior_normal import PosteriorNormal, above_rounding
 from gpclml.linalg import ConditionedBlock, ConjugateGradients, Predictor
+
+if TYPE_CHECKING:
+    from gpclml._utils.arrays import ArrayLike
 
 __all__ = [
     "VECTORS_AT_PEAK",
@@ -235,21 +239,21 @@ def reading(model: ExactGP) -> Iterator[None]:
         yield
 
 
-def checked_points(x: Tensor, train_x: Tensor) -> Tensor:
+def checked_points(x: ArrayLike, train_x: Tensor, column_names: list[str] | None = None) -> Tensor:
     """New points as ``(*batch, m, d)`` that fit the training inputs, or a typed error.
 
     Args:
-        x: ``(*batch, m, d)``, or ``(m,)`` for one column.
+        x: ``(*batch, m, d)``, or ``(m,)`` for one column; arrays, data frames and integers become
+            what the training inputs are.
         train_x: ``(*batch, n, d)``.
+        column_names: Names of the columns, if they are known.
 
     Raises:
         ShapeError: Columns or batch do not fit the training inputs.
-        ArgumentError: No tensor, or another dtype or device than theirs.
+        ArgumentError: No tensor or array, another dtype or device than theirs, or other columns.
         NonFiniteError: A number is not finite.
     """
-    if not isinstance(x, Tensor):
-        suggestion = "Use torch.as_tensor(x, dtype=torch.float64)."
-        raise ArgumentError("x", type(x).__name__, "a torch.Tensor", suggestion)
+    x = points_as_tensor(x, train_x, column_names)
     columns = train_x.shape[-1]
     x = x.unsqueeze(-1) if x.ndim == 1 else x
     if x.ndim < 2 or x.shape[-1] != columns or 0 in x.shape:
@@ -276,7 +280,7 @@ def checked_points(x: Tensor, train_x: Tensor) -> Tensor:
     return x
 
 
-def new_points(model: ExactGP, x: Tensor) -> Tensor:
+def new_points(model: ExactGP, x: ArrayLike) -> Tensor:
     """New points as the ``forward`` of a model in eval mode takes them, or a typed error.
 
     Args:
@@ -292,7 +296,8 @@ def new_points(model: ExactGP, x: Tensor) -> Tensor:
     transform = getattr(model, "transform_inputs", None)
     # In eval mode BoTorch's models keep the training inputs before their transform here.
     original = getattr(model, "_original_train_inputs", None)
-    x = checked_points(x, _training_inputs(model) if original is None else original)
+    train_x = _training_inputs(model) if original is None else original
+    x = checked_points(x, train_x, getattr(model, "column_names", None))
     return x if transform is None else transform(X=x)
 
 
@@ -385,7 +390,7 @@ def num_points_at_once(
     return min(m, asked)
 
 
-def refuse_gradient(x: Tensor) -> None:
+def refuse_gradient(x: object) -> None:
     """Refuses points that ask for a gradient, which conjugate gradients do not give.
 
     Args:

@@ -22,7 +22,7 @@ __all__ = ["are_constant", "marginal_predictive", "predictive_observations"]
 _LEAST_SHARE = 1e-3  # of the predictive variance that predictions must vary by
 
 
-@checked(x="float (*batch, t, d)")
+@checked(x="float (*batch, t, d) | (t,)")
 def predictive_observations(
     model: ExactGP, x: Tensor, y: Tensor, noise: Tensor | None = None
 ) -> tuple[Observations, Tensor]:
@@ -62,7 +62,7 @@ def predictive_observations(
     return data, data.flat_indices(new.unsqueeze(0))[0]
 
 
-@checked(x="float (*batch, t, d)", y="float (*batch, t)", noise="float (*batch, t)")
+@checked(x="float (*batch, t, d) | (t,)", y="float (*batch, t)", noise="float (*batch, t)")
 def marginal_predictive(
     model: ExactGP, x: Tensor, y: Tensor, noise: Tensor | None = None
 ) -> tuple[Normal, Tensor]:

@@ -131,7 +131,7 @@ def _offset_and_scale(model: ExactGP, multitask: bool) -> tuple[Tensor, Tensor] 
             "model.outcome_transform",
             type(transform).__name__,
             "botorch's Standardize, or none",
-            "Other transforms have a Jacobian of their own: score in training units.",
+            "Other transforms have a Jacobian of their own: score with units='training'.",
         )
     return _aligned(transform.means, multitask), _aligned(transform.stdvs, multitask)
 

@@ -17,6 +17,7 @@ from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
 from gpclml._utils.arguments import checked
+from gpclml._utils.arrays import checked_training_data
 from gpclml.curvature import GaussianWeightPrior
 from gpclml.errors import ArgumentError, ShapeError
 from gpclml.inference import PosteriorNormal
@@ -24,10 +25,9 @@ from gpclml.inference.posterior import checked_points
 from gpclml.kernels import FeatureKernel, IdentityFeatures, LinearizedMean, NeuralTangentKernel
 from gpclml.kernels.networks import check_finite_output
 from gpclml.linalg.gaussians import DualGaussian, FullGaussian, linear_posterior
-from gpclml.models._inputs import checked_training_data
 
 if TYPE_CHECKING:
-    from gpclml.models._inputs import ArrayLike
+    from gpclml._utils.arrays import ArrayLike
 
 __all__ = ["BayesianLinearModel", "Linearization", "LinearizedGP", "LinearizedNetwork"]
 
@@ -42,7 +42,8 @@ class BayesianLinearModel(ExactGP):
     GPyTorch parameters. Data stay in their own units; nothing is standardized.
 
     Args:
-        train_x: Inputs, ``(n, d)``, or ``(n,)`` for one column.
+        train_x: Inputs, ``(n, d)``, or ``(n,)`` for one column. A tensor, an array or a data frame,
+            as for :class:`GPRegression`; so are points to predict at.
         train_y: Targets, ``(n,)``; NaN where missing.
         features: Maps ``(n, d)`` to ``(n, R)``: a map of :mod:`gpclml.kernels`, any module or
             function; the columns themselves if None.
@@ -85,6 +86,7 @@ class BayesianLinearModel(ExactGP):
         likelihood = GaussianLikelihood(noise_constraint=Positive()).to(train_x)
         likelihood.noise = torch.as_tensor(noise, dtype=train_x.dtype, device=train_x.device)
         super().__init__(train_x, train_y, likelihood)
+        self.column_names = data.columns
         variance = torch.as_tensor(prior_variance, dtype=train_x.dtype, device=train_x.device)
         kernel = FeatureKernel(IdentityFeatures() if features is None else features, variance)
         self.covar_module = kernel.to(train_x)
@@ -123,7 +125,7 @@ class BayesianLinearModel(ExactGP):
         x, y = self._training_data()
         return -cast(Tensor, mll(self(x), y, x, **kwargs))
 
-    def features(self, x: Tensor) -> Tensor:
+    def features(self, x: ArrayLike) -> Tensor:
         """Features of points.
 
         Args:
@@ -135,7 +137,9 @@ class BayesianLinearModel(ExactGP):
         Raises:
             ShapeError, NonFiniteError, ArgumentError: The points do not fit the training inputs.
         """
-        return self.covar_module.features_of(checked_points(x, self._training_data()[0]))
+        return self.covar_module.features_of(
+            checked_points(x, self._training_data()[0], self.column_names)
+        )
 
     def weight_posterior(self) -> FullGaussian | DualGaussian:
         r"""The posterior of the weights given the observed targets.
@@ -164,7 +168,7 @@ class BayesianLinearModel(ExactGP):
 
     @checked
     def predict(
-        self, x: Tensor, observation_noise: bool = True, marginal: bool = False
+        self, x: ArrayLike, observation_noise: bool = True, marginal: bool = False
     ) -> PosteriorNormal:
         """The posterior predictive at points, from the posterior of the weights.
 
@@ -180,7 +184,7 @@ class BayesianLinearModel(ExactGP):
         Raises:
             ShapeError, NonFiniteError, ArgumentError: The points do not fit the training inputs.
         """
-        x = checked_points(x, self._training_data()[0])
+        x = checked_points(x, self._training_data()[0], self.column_names)
         posterior, phi = self.weight_posterior(), self.features(x)
         mean = cast(Tensor, self.mean_module(x)) + phi @ posterior.mean
         noise = self.noise.expand(len(x)) * float(observation_noise)

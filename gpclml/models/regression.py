@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -18,13 +18,13 @@ from gpytorch.models import ExactGP
 from torch import Tensor
 
 from gpclml._utils.arguments import checked, reads_are_free
+from gpclml._utils.arrays import checked_training_data, points_as_tensor
 from gpclml._utils.checkpoint import write_checkpoint
 from gpclml._utils.upstream_settings import load_botorch
 from gpclml.errors import ArgumentError, ShapeError
 from gpclml.inference import IterativePosterior, PosteriorNormal, evaluating, exact_posterior
 from gpclml.inference.covariances import Solver
 from gpclml.inference.posterior import checked_points, choose_posterior_solver
-from gpclml.models._inputs import checked_training_data, points_as_tensor
 from gpclml.models._parts import PartOptions, make_kernel, make_mean
 from gpclml.models._stored import CHECKPOINT, read_stored
 from gpclml.models.standardize import Standardizer
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from botorch.acquisition.objective import PosteriorTransform
     from botorch.posteriors import Posterior
 
-    from gpclml.models._inputs import ArrayLike
+    from gpclml._utils.arrays import ArrayLike
 
 __all__ = ["GPRegression"]
 
@@ -92,6 +92,9 @@ class GPRegression(ExactGP):
         warm_start: Whether a fit of ``"deep"`` starts from fitted ARD hyperparameters. The
             constructor fits nothing.
 
+    Attributes:
+        column_names: Names of the inputs' columns, if they came in a data frame; else None.
+
     Raises:
         ShapeError: Inputs and targets do not match, or hold no points.
         NonFiniteError: An input is not finite, or a target infinite.
@@ -144,7 +147,7 @@ class GPRegression(ExactGP):
         self.input_standardizer = input_standardizer
         self.target_standardizer = target_standardizer
         self._targets_checked = False
-        self._columns, self._given = data.columns, data.given
+        self.column_names, self._given = data.columns, data.given
 
         kernel = kernel.replace("-", "_") if isinstance(kernel, str) else kernel
         generator = torch.Generator().manual_seed(seed)
@@ -201,8 +204,7 @@ class GPRegression(ExactGP):
             ArgumentError: They are the targets that the model was made with, and it has
                 standardized these.
         """
-        own = self.train_targets
-        assert isinstance(own, Tensor)
+        own = self._training_data()[1]
         placed = (target.shape, target.dtype, target.device) == (own.shape, own.dtype, own.device)
         if target is own or not placed:  # what is placed elsewhere is refused by the objective
             return
@@ -279,10 +281,8 @@ class GPRegression(ExactGP):
         Warns:
             SolverWarning: "auto" takes conjugate gradients.
         """
-        assert self.train_inputs is not None
-        train_x, train_y = self.train_inputs[0], self.train_targets
-        assert isinstance(train_y, Tensor)
-        x = checked_points(points_as_tensor(x, train_x, self._columns), train_x)
+        train_x, train_y = self._training_data()
+        x = checked_points(x, train_x, self.column_names)
         chosen = choose_posterior_solver(solver, train_x, train_y, x, marginal)
         if chosen is not None:
             posterior = IterativePosterior(self, chosen)
@@ -303,8 +303,7 @@ class GPRegression(ExactGP):
     @property
     def batch_shape(self) -> torch.Size:
         """Shape of the batch of models, as BoTorch asks for it."""
-        assert self.train_inputs is not None
-        return self.train_inputs[0].shape[:-2]
+        return self._training_data()[0].shape[:-2]
 
     @checked
     def posterior(
@@ -344,8 +343,7 @@ class GPRegression(ExactGP):
 
         if output_indices not in (None, [0]):
             raise ArgumentError("output_indices", output_indices, "None or [0]")
-        assert self.train_inputs is not None
-        X = points_as_tensor(X, self.train_inputs[0], self._columns, "X")
+        X = points_as_tensor(X, self._training_data()[0], self.column_names, "X")
         normal = self.predict(X, observation_noise=observation_noise is True)
         if isinstance(observation_noise, Tensor):
             if observation_noise.shape[-2:] != (normal.mean.shape[-1], 1):
@@ -368,20 +366,18 @@ class GPRegression(ExactGP):
             The model, at its start. A mean or likelihood that was given as an object is copied as
             it is now.
         """
-        assert self.train_inputs is not None
         config = dict(self._config, kernel=kernel)
         if config["mean"] is None:
             config["mean"] = copy.deepcopy(self.mean_module)
         default = config["likelihood"] is not None
         config["likelihood"] = None if default else copy.deepcopy(self.likelihood)
-        targets = self.train_targets
-        assert isinstance(targets, Tensor)
+        inputs, targets = self._training_data()
         original = self.target_standardizer.inverse(targets)
-        model = type(self)(self.train_inputs[0], original, **config)
+        model = type(self)(inputs, original, **config)
         for name in ("input_standardizer", "target_standardizer"):
             model.get_submodule(name).load_state_dict(self.get_submodule(name).state_dict())
         model.set_train_data(targets=targets, strict=False)  # these, not the same up to rounding
-        model._columns, model._given = self._columns, self._given
+        model.column_names, model._given = self.column_names, self._given
         return model
 
     def save(self, path: str | os.PathLike) -> None:
@@ -394,12 +390,12 @@ class GPRegression(ExactGP):
             DataError: The file cannot be written.
             UnsupportedError: A part given as an object has a state that could not be read back.
         """
-        assert self.train_inputs is not None
+        train_x, train_targets = self._training_data()
         content = {
-            "config": {**self._config, "columns": self._columns},
+            "config": {**self._config, "columns": self.column_names},
             "state_dict": dict(self.state_dict()),
-            "train_x": self.train_inputs[0].detach(),
-            "train_targets": self.train_targets,
+            "train_x": train_x.detach(),
+            "train_targets": train_targets,
         }
         write_checkpoint(path, CHECKPOINT, content)
 
@@ -434,15 +430,18 @@ class GPRegression(ExactGP):
         model = cls(stored.train_x, stored.original_targets, **stored.config)
         stored.load_into(model)
         model.set_train_data(targets=stored.targets, strict=False)
-        model._columns = stored.columns
+        model.column_names = stored.columns
         return model
 
     def extra_repr(self) -> str:
         """The training data, and what they were converted from."""
-        assert self.train_inputs is not None
-        shape, dtype = self.train_inputs[0].shape, self.train_inputs[0].dtype
+        train_x = self._training_data()[0]
+        shape, dtype = train_x.shape, train_x.dtype
         given = f"; {self._given}" if self._given else ""
         return f"train_x: {' x '.join(map(str, shape))}, {str(dtype).removeprefix('torch.')}{given}"
+
+    def _training_data(self) -> tuple[Tensor, Tensor]:
+        return cast(Any, self.train_inputs)[0], cast(Tensor, self.train_targets)
 
     def __getstate__(self) -> dict[str, Any]:
         # Caches of predictions hold autograd graphs, which cannot be pickled.

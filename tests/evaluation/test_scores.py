@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import gpytorch
 import pytest
@@ -19,6 +20,7 @@ from gpclml.evaluation import (
     log_marginal_likelihood,
     marginal_log_predictive,
 )
+from gpclml.evidence.training_speed import training_speed
 from gpclml.models import GPRegression
 
 SCALE = 37.0
@@ -46,6 +48,7 @@ def dense(model):
 @pytest.mark.parametrize("training", [True, False])
 def test_scores_match_their_definitions_and_leave_the_mode(model, training):
     K, r = dense(model)
+    K, r = model.target_scale**2 * K, model.target_scale * r
     model.train(training)
     n = len(r)
     lml = log_marginal_likelihood(model)
@@ -78,15 +81,41 @@ def test_random_orderings_average_to_the_mean_of_tails(model):
     assert not torch.equal(curves, learning_curve(model, 7, seed=4))
 
 
-def test_original_units_are_those_of_the_untransformed_targets(model):
-    K, r = dense(model)
-    scale = model.target_scale
-    K, r = scale**2 * K, scale * r
-    expected = reference.log_density(K, r)
-    torch.testing.assert_close(log_marginal_likelihood(model, units="original"), expected)
-    loo = leave_one_out(model, units="original")
-    torch.testing.assert_close(loo[3], reference.conditional_log_density(K, r, torch.tensor([3])))
-    torch.testing.assert_close(learning_curve(model, units="original").sum(), expected)
+NEW = data(n=6, seed=4)
+
+
+def sum_of_speed(model, **units):
+    return torch.tensor(training_speed(model, 3, **units).expected.value, dtype=torch.float64)
+
+
+# Each score, and how many targets each of its values is the density of.
+ALL_SCORES = {
+    "lml": (log_marginal_likelihood, 15),
+    "clml": (partial(conditional_log_marginal_likelihood, conditioning=KFold(5)), 3),
+    "curve": (learning_curve, 1),
+    "loo": (leave_one_out, 1),
+    "joint": (partial(joint_log_predictive, x=NEW[0], y=NEW[1]), 6),
+    "marginal": (partial(marginal_log_predictive, x=NEW[0], y=NEW[1]), 1),
+    "speed": (sum_of_speed, 15),
+}
+
+
+@pytest.mark.parametrize("name", ALL_SCORES)
+@pytest.mark.parametrize("make", ["gpclml", "botorch"])
+def test_original_units_are_the_default(name, make):
+    score, count = ALL_SCORES[name]
+    x, y = data()
+    model = GPRegression(x, y)
+    if make == "botorch":
+        model = SingleTaskGP(x, y.unsqueeze(-1), outcome_transform=Standardize(1))
+    training, original = (score(model, units=units) for units in ("training", "original"))
+    torch.testing.assert_close(training - original, (count * y.std().log()).expand_as(original))
+    assert torch.equal(score(model), original)
+    plain = GPRegression(x, y, standardize=False)
+    assert torch.equal(score(plain), score(plain, units="training"))
+
+
+def test_units_of_another_name_are_refused(model):
     with pytest.raises(ArgumentError, match="units"):
         log_marginal_likelihood(model, units="orginal")
 
@@ -98,11 +127,8 @@ def test_predictive_densities(model, training):
     with torch.no_grad():
         normal = model.predict(x)
     expected = torch.distributions.MultivariateNormal(normal.mean, normal.covariance_matrix)
-    joint = joint_log_predictive(model, x, y, units="original")
-    torch.testing.assert_close(joint, expected.log_prob(y))
-    in_training_units = joint_log_predictive(model, x, y)
-    torch.testing.assert_close(in_training_units - joint, 9 * model.target_scale.log())
-    marginal = marginal_log_predictive(model, x, y, units="original")
+    torch.testing.assert_close(joint_log_predictive(model, x, y), expected.log_prob(y))
+    marginal = marginal_log_predictive(model, x, y)
     expected = torch.distributions.Normal(normal.mean, normal.variance.sqrt())
     torch.testing.assert_close(marginal, expected.log_prob(y))
     assert model.training == training
@@ -133,13 +159,11 @@ def test_missing_targets_are_left_out():
         complete = GPRegression(x[keep], y[keep])
         # Same standardization of inputs, so that the two are the same model.
         complete.input_standardizer = model.input_standardizer
-        torch.testing.assert_close(
-            log_marginal_likelihood(model), log_marginal_likelihood(complete)
-        )
-        torch.testing.assert_close(
-            log_marginal_likelihood(model, units="original"),
-            log_marginal_likelihood(complete, units="original"),
-        )
+        for units in ("training", "original"):
+            torch.testing.assert_close(
+                log_marginal_likelihood(model, units=units),
+                log_marginal_likelihood(complete, units=units),
+            )
         torch.testing.assert_close(leave_one_out(model), leave_one_out(complete))
         order = torch.arange(15).unsqueeze(0)
         curve = learning_curve(model, order)[0]
@@ -159,14 +183,14 @@ def test_botorch_models_with_transforms(training):
     y = torch.stack([y, 0.1 * y.cos()], -1)
     model = SingleTaskGP(x, y, input_transform=Normalize(2), outcome_transform=Standardize(2))
     model.train(training)
-    training_units = log_marginal_likelihood(model)
+    training_units = log_marginal_likelihood(model, units="training")
     assert training_units.shape == (2,)
-    original = log_marginal_likelihood(model, units="original")
+    original = log_marginal_likelihood(model)
     torch.testing.assert_close(training_units - original, 15 * y.std(0).log())
     new_x, _ = data(n=6, seed=4)
     new_y = torch.stack([new_x[:, 0], new_x[:, 1]])  # outputs are batch members
-    joint = joint_log_predictive(model, new_x, new_y, units="original")
-    marginal = marginal_log_predictive(model, new_x, new_y, units="original")
+    joint = joint_log_predictive(model, new_x, new_y)
+    marginal = marginal_log_predictive(model, new_x, new_y)
     assert model.training == training
     model.eval()
     with torch.no_grad():
@@ -182,12 +206,12 @@ def test_kronecker_multitask_counts_rows_with_all_tasks():
     x, y = data(n=8)
     y = torch.stack([y, y.sin(), 3 * x[:, 0]], -1)
     model = KroneckerMultiTaskGP(x, y, outcome_transform=Standardize(3))
-    total = log_marginal_likelihood(model)
-    original = log_marginal_likelihood(model, units="original")
+    total = log_marginal_likelihood(model, units="training")
+    original = log_marginal_likelihood(model)
     torch.testing.assert_close(total - original, 8 * y.std(0).log().sum())
     assert leave_one_out(model).shape == (8,)
     (clml,) = conditional_log_marginal_likelihood(model, LastPoints(m=5))
-    part_joint = joint_log_predictive(model, x[:2] + 0.1, y[:2], units="original")
+    part_joint = joint_log_predictive(model, x[:2] + 0.1, y[:2])
     assert torch.isfinite(clml)
     assert part_joint.shape == ()
     with pytest.raises(ArgumentError, match="3 targets a row"):
@@ -219,7 +243,7 @@ def test_priors_do_not_count():
     assert list(plain.named_priors())
     K, r = dense(plain)
     torch.testing.assert_close(
-        log_marginal_likelihood(plain).squeeze(), reference.log_density(K, r)
+        log_marginal_likelihood(plain, units="training").squeeze(), reference.log_density(K, r)
     )
 
 
@@ -253,6 +277,6 @@ def test_bad_input(model):
     with pytest.raises(ArgumentError, match="order"):
         learning_curve(model, torch.tensor([[0, 1]]))
     log = SingleTaskGP(x, ((y - y.mean()) / y.std()).exp().unsqueeze(-1), outcome_transform=Log())
-    assert torch.isfinite(log_marginal_likelihood(log)).all()
-    with pytest.raises(UnsupportedError, match="Standardize"):
-        log_marginal_likelihood(log, units="original")
+    assert torch.isfinite(log_marginal_likelihood(log, units="training")).all()
+    with pytest.raises(UnsupportedError, match=r"Standardize.*units='training'"):
+        log_marginal_likelihood(log)

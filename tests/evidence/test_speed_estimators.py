@@ -248,11 +248,10 @@ def test_missing_targets_count_for_nothing(kernel):
 def test_units_shift_all_values_alike():
     x, y = data()
     model = GPRegression(x, 30 * y + 4)
-    for units in ("training", "original"):
-        result = training_speed(model, 3, units=units)
+    training, result = (training_speed(model, 3, units=units) for units in ("training", "original"))
+    for one, units in ((training, "training"), (result, "original")):
         lml = float(log_marginal_likelihood(model, units=units))
-        assert result.log_marginal_likelihood == pytest.approx(lml)
-    training = training_speed(model, 3)
+        assert one.log_marginal_likelihood == pytest.approx(lml)
     shift = N * float(model.target_scale.log())
     assert training.lower.value - result.lower.value == pytest.approx(shift)
     assert training.gap == pytest.approx(result.gap)

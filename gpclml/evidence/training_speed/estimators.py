@@ -20,6 +20,7 @@ from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
 from gpclml._utils.arguments import check_counts, checked
+from gpclml._utils.arrays import ArrayLike, takes_arrays
 from gpclml.conditioning import as_orders
 from gpclml.errors import ArgumentError, UnsupportedError
 from gpclml.inference.observations import Observations, observations, training_observations
@@ -100,14 +101,15 @@ class TrainingSpeed:
 
 
 @torch.no_grad()
+@takes_arrays()
 @checked(orderings="index (k, n)")
 def training_speed(
     model: ExactGP,
     num_samples: int = 10,
     *,
-    orderings: int | Tensor = 1,
+    orderings: int | ArrayLike = 1,
     repeats: int = 10,
-    units: Units = "training",
+    units: Units = "original",
     seed: int = 0,
 ) -> TrainingSpeed:
     r"""Lower bounds and estimates of the log marginal likelihood by draws of each next point.

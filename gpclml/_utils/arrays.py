@@ -1,11 +1,14 @@
-"""Training data and points to predict at, as tensors."""
+"""Tensors from numpy arrays and pandas objects: training data, points and other arguments."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import sys
 import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy
 import torch
@@ -16,13 +19,62 @@ from gpclml._utils.arguments import callers_level
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
 
 if TYPE_CHECKING:
-    import pandas
+    # A tensor, a numpy array, a data frame or a series. Type checkers do not see that a decorator
+    # has made a tensor of it.
+    ArrayLike: TypeAlias = Any
+else:
+    ArrayLike = Tensor  # what it is when `checked` looks at it
 
-    ArrayLike: TypeAlias = Tensor | numpy.ndarray | pandas.DataFrame | pandas.Series
+__all__ = [
+    "ArrayLike",
+    "TrainingData",
+    "checked_training_data",
+    "points_as_tensor",
+    "takes_arrays",
+]
 
-__all__ = ["TrainingData", "checked_training_data", "points_as_tensor"]
+F = TypeVar("F", bound=Callable)
 
 _FLOATS = (torch.float32, torch.float64)
+
+
+def takes_arrays(*data: str) -> Callable[[F], F]:
+    """Makes a function take numpy arrays and pandas objects where it takes tensors.
+
+    Their numbers stay what they are: integers become 64-bit integers, real numbers keep their
+    precision if it is single or double. Arguments that hold data for a model, the first argument,
+    become what its training inputs are, as :class:`~gpclml.models.GPRegression` converts them; if
+    several have an index, it has to be the same. It stands above ``checked``.
+
+    Args:
+        *data: Names of the arguments that hold data for a model, points first.
+    """
+
+    def decorated(function: F) -> F:
+        names = tuple(inspect.signature(function).parameters)
+
+        @functools.wraps(function)
+        def converts(*args: Any, **kwargs: Any) -> Any:
+            given = {**dict(zip(names, args, strict=False)), **kwargs}
+            for name, value in given.items():
+                if name not in data and _is_array(value):
+                    given[name] = _tensor_of_kind(name, value)
+            inputs = getattr(given.get(names[0]), "train_inputs", None)
+            if data and inputs:
+                columns = getattr(given[names[0]], "column_names", None)
+                found = {name: given[name] for name in data if given.get(name) is not None}
+                _check_index(found)
+                for name, value in found.items():
+                    known = columns if name == data[0] else None
+                    made = points_as_tensor(value, inputs[0], known, name)
+                    given[name] = _column(value, made) if name != data[0] else made
+            rest = args[len(names) :]
+            named = {name: given[name] for name in kwargs}
+            return function(*(given[name] for name in names[: len(args)]), *rest, **named)
+
+        return converts  # pyright: ignore[reportReturnType]
+
+    return decorated
 
 
 @dataclass(frozen=True)
@@ -49,10 +101,10 @@ def checked_training_data(train_x: ArrayLike, train_y: ArrayLike) -> TrainingDat
     the one that is such a tensor, else double precision on the CPU.
     """
     like = next((one for one in (train_x, train_y) if _is_float_tensor(one)), None)
-    _check_index(train_x, train_y)
+    _check_index({"train_x": train_x, "train_y": train_y})
     x, y = _tensor("train_x", train_x, like), _tensor("train_y", train_y, like)
     x = x.unsqueeze(-1) if x.ndim == 1 else x
-    y = y.squeeze(-1) if _is_pandas(train_y) and y.ndim == 2 and y.shape[-1] == 1 else y
+    y = _column(train_y, y)
     if x.ndim < 2 or 0 in x.shape:
         suggestion = "Give at least one point with at least one column."
         expected = "(n,) or (*batch, n, d), nothing of size zero"
@@ -102,6 +154,10 @@ def _is_float_tensor(value: object) -> TypeIs[Tensor]:
     return isinstance(value, Tensor) and value.dtype in _FLOATS
 
 
+def _is_array(value: object) -> bool:
+    return isinstance(value, numpy.ndarray) or _is_pandas(value)
+
+
 def _is_pandas(value: object) -> bool:
     pandas = sys.modules.get("pandas")  # without it nothing can be an object of it
     return pandas is not None and isinstance(value, pandas.DataFrame | pandas.Series)
@@ -122,19 +178,39 @@ def _tensor(argument: str, value: Any, like: Tensor | None) -> Tensor:
         made = value.to(torch.float64 if like is None else like.dtype)
         _warn_of_lost_digits(argument, value, made.dtype)
         return made
-    if not isinstance(value, numpy.ndarray) and not _is_pandas(value):
+    if not _is_array(value):
         suggestion = f"Use torch.as_tensor({argument}, dtype=torch.float64)."
         expected = "a tensor, a numpy array or a pandas object"
         raise ArgumentError(argument, type(value).__name__, expected, suggestion)
-    array = _array_of_pandas(argument, value) if _is_pandas(value) else value
-    if array.dtype.kind not in "biuf":
-        suggestion = f"Use {argument}.astype(float)."
-        raise ArgumentError(argument, f"an array of {array.dtype}", "real numbers", suggestion)
+    array = _real_array(argument, value)
     dtype = torch.float64 if like is None else like.dtype
     made = torch.from_numpy(numpy.array(array, dtype=str(dtype).removeprefix("torch."), order="C"))
     if array.dtype.kind in "iu":
         _warn_of_lost_digits(argument, array, dtype)
     return made if like is None else made.to(like.device)
+
+
+def _tensor_of_kind(argument: str, value: Any) -> Tensor:
+    """The numbers of an array or pandas object as a tensor of their own kind."""
+    array = _real_array(argument, value)
+    kinds = {"b": "bool", "f": "float32" if array.dtype == numpy.float32 else "float64"}
+    return torch.from_numpy(
+        numpy.array(array, dtype=kinds.get(array.dtype.kind, "int64"), order="C")
+    )
+
+
+def _column(value: Any, made: Tensor) -> Tensor:
+    """A data frame of one column, which is made of targets, as a vector."""
+    return made.squeeze(-1) if _is_pandas(value) and made.shape[1:] == (1,) else made
+
+
+def _real_array(argument: str, value: Any) -> numpy.ndarray:
+    """The numbers of an array or pandas object, or a typed error."""
+    array = _array_of_pandas(argument, value) if _is_pandas(value) else value
+    if array.dtype.kind not in "biuf":
+        suggestion = f"Use {argument}.astype(float)."
+        raise ArgumentError(argument, f"an array of {array.dtype}", "real numbers", suggestion)
+    return array
 
 
 def _array_of_pandas(argument: str, value: Any) -> numpy.ndarray:
@@ -192,11 +268,15 @@ def _columns(value: Any) -> list[str] | None:
     return [str(name) for name in value.columns]
 
 
-def _check_index(train_x: Any, train_y: Any) -> None:
-    both = _is_pandas(train_x) and _is_pandas(train_y)
-    if both and len(train_x) == len(train_y) and not train_x.index.equals(train_y.index):
-        suggestion = "Use train_y.loc[train_x.index], or drop both by reset_index(drop=True)."
-        raise ArgumentError("train_y", "another index than train_x", "the same rows", suggestion)
+def _check_index(data: Mapping[str, Any]) -> None:
+    """Refuses pandas objects of as many rows as the first one whose index is another."""
+    indexed = {name: value for name, value in data.items() if _is_pandas(value)}
+    first = next(iter(indexed), "")
+    for name, value in indexed.items():
+        other = indexed[first]
+        if len(value) == len(other) and not value.index.equals(other.index):
+            suggestion = f"Use {name}.loc[{first}.index], or drop both by reset_index(drop=True)."
+            raise ArgumentError(name, f"another index than {first}", "the same rows", suggestion)
 
 
 def _describe(value: Any) -> str:
