@@ -21,12 +21,7 @@ FEW = 1000
 
 
 def fits(value: object, hint: Any) -> bool:
-    """Whether a value has the type of an annotation, as far as a quick check can tell.
-
-    Args:
-        value: Anything.
-        hint: A class, ``None``, a union, ``Literal``, or a generic of ``collections.abc``.
-    """
+    """Whether a value has the type of an annotation, as far as a quick check can tell."""
     if hint is Any:
         return True
     check = _CHECKS.get(hint) if isinstance(hint, type) else None
@@ -87,16 +82,7 @@ def _fits_generic(value: object, origin: Any, arguments: tuple) -> bool:
 
 
 def first_unlike(name: str, value: Any, hint: Any) -> tuple[str, Any, Any]:
-    """The first element whose type is not that of an annotation, or the value itself.
-
-    Args:
-        name: Name of the value.
-        value: The value, which does not fit the annotation.
-        hint: The annotation.
-
-    Returns:
-        Name, value and annotation of that element.
-    """
+    """Name, value and annotation of the first element that does not fit, or of the value itself."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         for one in arguments:
@@ -157,11 +143,7 @@ _WORDS = {
 
 
 def describe(hint: Any) -> str:
-    """An annotation in words.
-
-    Args:
-        hint: As for :func:`fits`.
-    """
+    """An annotation in words."""
     if hint is None:
         return "None"
     if isinstance(hint, type) and hint in _WORDS:

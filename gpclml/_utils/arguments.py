@@ -108,26 +108,14 @@ def checked(
 
 
 def check_counts(least: int = 1, suggestion: str = "", /, **numbers: int | None) -> None:
-    """Raises an ArgumentError where a number is no integer or too small; None is passed over.
-
-    Args:
-        least: The smallest that is allowed.
-        suggestion: What to do about it.
-        **numbers: Numbers by the argument's name.
-    """
+    """Raises an ArgumentError where a number is no integer or below the least; None passes."""
     for name, number in numbers.items():
         if number is not None and (not isinstance(number, Integral) or number < least):
             raise ArgumentError(name, number, f"an integer of at least {least}", suggestion)
 
 
 def check_finite(argument: str, values: Tensor, suggestion: str = "") -> None:
-    """Raises a NonFiniteError where a value is NaN or infinite.
-
-    Args:
-        argument: Its name, as the caller writes it.
-        values: Any shape; real.
-        suggestion: What to do about it.
-    """
+    """Raises a NonFiniteError where a value is NaN or infinite; says how many are."""
     if not all_finite(values):
         bad = int((~torch.isfinite(values)).sum())
         got = f"{bad} of {values.numel()} values not finite"
@@ -135,11 +123,7 @@ def check_finite(argument: str, values: Tensor, suggestion: str = "") -> None:
 
 
 def reads_are_free(device: torch.device) -> bool:
-    """Whether values can be read at once; a GPU first finishes all that is queued.
-
-    Args:
-        device: Device of the values.
-    """
+    """Whether values can be read at once; a GPU first finishes all that is queued."""
     return device.type == "cpu"
 
 
@@ -147,9 +131,6 @@ def all_finite(values: Tensor) -> bool:
     """Whether no value is NaN or infinite.
 
     A sum is finite only where every value is; if it overflows every value is checked.
-
-    Args:
-        values: Any shape; real.
     """
     return math.isfinite(values.detach().sum().item()) or bool(torch.isfinite(values).all())
 
@@ -163,14 +144,7 @@ def check_learning_rate(lr: float, dtype: torch.dtype = torch.float64) -> None:
 def check_placement(
     argument: str, value: Tensor, like: Tensor, name: str = "the model's output"
 ) -> None:
-    """Raises an ArgumentError where a tensor has another type or is on another device.
-
-    Args:
-        argument: Its name, as the caller writes it.
-        value: The tensor.
-        like: One whose type and device are expected.
-        name: Description of that tensor.
-    """
+    """Raises an ArgumentError where a tensor differs in type or device from one like it."""
     if value.dtype != like.dtype or value.device != like.device:
         got, expected = f"{value.dtype} on {value.device}", f"{like.dtype} on {like.device}"
         suggestion = "Move data, model and likelihood to one dtype and device with .to(...)."
@@ -219,26 +193,26 @@ class _Check:
         self.function, self.patterns, self.passes_on = function, patterns, passes_on
 
     @functools.cached_property
+    def parameters(self) -> list[inspect.Parameter]:
+        return list(inspect.signature(self.function).parameters.values())
+
+    @functools.cached_property
     def names(self) -> tuple[str, ...]:
         kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
-        parameters = inspect.signature(self.function).parameters.values()
-        return tuple(parameter.name for parameter in parameters if parameter.kind in kinds)
+        return tuple(p.name for p in self.parameters if p.kind in kinds)
 
     @functools.cached_property
     def rest(self) -> str:
-        parameters = inspect.signature(self.function).parameters.values()
-        return next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "")
+        return next((p.name for p in self.parameters if p.kind is p.VAR_POSITIONAL), "")
 
     @functools.cached_property
     def hints(self) -> dict[str, Any]:
-        parameters = inspect.signature(self.function).parameters.values()
-        scope = _Scope(getattr(self.function, "__globals__", {}))
+        scope = getattr(self.function, "__globals__", {})
         found = {}
-        for parameter in parameters:
-            named = parameter.kind is not parameter.VAR_KEYWORD
-            if named and isinstance(parameter.annotation, str):
+        for p in self.parameters:
+            if p.kind is not p.VAR_KEYWORD and isinstance(p.annotation, str):
                 try:
-                    found[parameter.name] = eval(parameter.annotation, {}, scope)
+                    found[p.name] = eval(p.annotation, scope, _OfTypeCheckers())
                 except (NameError, AttributeError, TypeError, ImportError):
                     continue  # a name that type checkers alone know
         return found
@@ -294,20 +268,13 @@ class _Check:
                     raise ArgumentError(name, got, f"indices from 0 to {n - 1}")
 
 
-class _Scope(dict):
-    """Names of a module, and packages that it imports for type checkers alone."""
-
-    def __init__(self, names: dict[str, Any]) -> None:
-        super().__init__(names)
+class _OfTypeCheckers(dict):
+    """Names that modules import for type checkers alone, imported when an annotation has them."""
 
     def __missing__(self, name: str) -> Any:
-        builtins = self["__builtins__"]
-        builtins = builtins if isinstance(builtins, dict) else vars(builtins)
-        if name in builtins:
-            return builtins[name]
         if name == "pandas":
             return importlib.import_module(name)
-        raise NameError(name)
+        raise KeyError(name)
 
 
 def _check_type(name: str, value: object, hint: Any) -> None:

@@ -54,15 +54,11 @@ _STORED_TYPES = frozenset(
 
 
 def write_checkpoint(path: str | os.PathLike, kind: str, content: Mapping[str, Any]) -> None:
-    """Writes tensors and primitives, whole or not at all.
+    """Writes dense tensors and primitives, in lists, tuples and mappings, whole or not at all.
 
     Tensors that are parts of a larger storage, or that repeat entries of a smaller one, are stored
-    as what they show.
-
-    Args:
-        path: File to write; replaced if it is there.
-        kind: Name of what it is a checkpoint of, which :func:`read_checkpoint` compares.
-        content: Content to store: dense tensors and primitives, in lists, tuples and mappings.
+    as what they show. ``kind`` names what it is a checkpoint of, which :func:`read_checkpoint`
+    compares.
 
     Raises:
         DataError: The file cannot be written, as on a full disk; what was there is as before, and
@@ -97,16 +93,7 @@ def read_checkpoint(
 
     The digest, the size of every record and of every tensor are checked first, so that a file
     takes no more memory than its own size. Files of version 1, which have no digest, are checked
-    by the checksums of their records.
-
-    Args:
-        path: File to read.
-        kind: Name of what it must be a checkpoint of.
-        map_location: Device of the tensors, as for ``torch.load``.
-        required: Entries that it must have, and of which type.
-
-    Returns:
-        The stored content.
+    by the checksums of their records. ``required`` has the entries that must be there, and types.
 
     Raises:
         DataError: The file is missing, damaged, not such a checkpoint, lacks an entry, or cannot

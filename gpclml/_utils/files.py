@@ -36,18 +36,6 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], o
     file behind, named like the file with 32 hexadecimal digits and ``.part`` after it. The mode is
     that of the file that is replaced, else what the user's umask makes of it. A link is replaced,
     not followed.
-
-    Args:
-        path: The file; replaced if it is there.
-        write: Writes the content to the open file that it is given; what it raises is passed on.
-
-    Raises:
-        OSError: The file cannot be written.
-
-    Example:
-        ```python
-        write_atomically("notes.txt", lambda file: file.write(b"text"))
-        ```
     """
     path = Path(path)
     temporary = temporary_name(path)
@@ -65,24 +53,13 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], o
 
 
 def temporary_name(path: Path) -> Path:
-    """A name beside a file that no other file has.
-
-    Args:
-        path: The file.
-    """
+    """A name beside a file that no other file has."""
     name = os.fsencode(path.name)[:_LONGEST].decode(errors="ignore")
     return path.with_name(f"{name}.{secrets.token_hex(16)}.part")
 
 
 def sync_folder(folder: Path) -> None:
-    """Brings the names in a folder to the disk, where the system can do so.
-
-    Args:
-        folder: The folder.
-
-    Raises:
-        OSError: The disk fails.
-    """
+    """Brings the names in a folder to the disk, where the system can do so."""
     if os.name != "posix":  # elsewhere folders cannot be opened
         return
     try:
@@ -112,9 +89,6 @@ def printable(text: str) -> str:
     r"""The text in one line, in which controls are written as escapes such as ``\x1b``.
 
     What names of files and columns hold can so neither colour, move nor forge anything.
-
-    Args:
-        text: Any.
 
     Examples:
         >>> from gpclml._utils.files import printable

@@ -24,11 +24,9 @@ _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_b
 def available_memory(device: torch.device) -> int:
     """Bytes that the device has, less what is taken of them on a GPU.
 
-    What PyTorch keeps of a GPU's memory for its next tensors is not taken.
-
-    Args:
-        device: A CPU's is what the machine, or the container, has in all: what is free changes
-            from one moment to the next, and caches count against it.
+    What PyTorch keeps of a GPU's memory for its next tensors is not taken. A CPU's is what the
+    machine, or the container, has in all: what is free changes from one moment to the next, and
+    caches count against it.
     """
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -48,12 +46,7 @@ def _memory_of_the_machine() -> int:
 
 
 def fits(needed: int, device: torch.device) -> bool:
-    """Whether a number of bytes fits; on a GPU small numbers are not checked.
-
-    Args:
-        needed: Number of bytes.
-        device: The device.
-    """
+    """Whether a number of bytes fits; on a GPU small numbers are not checked."""
     return (device.type == "cuda" and needed <= _FEW) or needed <= available_memory(device)
 
 
@@ -65,19 +58,7 @@ def check_memory(
     device: torch.device,
     suggestion: str,
 ) -> None:
-    """Raises an ArgumentError where numbers do not fit into the memory of a device.
-
-    Args:
-        argument: Name of the argument that decides the size, as the caller writes it.
-        got: Its value.
-        numbers: Number of numbers that are needed at a time.
-        dtype: Their type.
-        device: The device.
-        suggestion: What to do about it.
-
-    Raises:
-        ArgumentError: They need more than the device has; the message gives both figures.
-    """
+    """Raises an ArgumentError, with both figures, where numbers do not fit into memory."""
     needed = numbers * dtype.itemsize
     if not fits(needed, device):
         there = available_memory(device)

@@ -33,16 +33,7 @@ _KEY = "_extra_state"  # under which torch stores what get_extra_state returns
 def check_fingerprint(
     path: str | os.PathLike, stored: Mapping[str, Any], own: Mapping[str, Any]
 ) -> None:
-    """Raises a DataError where a checkpoint is of other data or settings.
-
-    Args:
-        path: The checkpoint.
-        stored: Data and settings of the checkpoint, by name.
-        own: Data and settings of this training.
-
-    Raises:
-        DataError: They differ; the message names all differences.
-    """
+    """Raises a DataError, which names all differences, where it is of another training."""
     missing = object()
     unlike = [
         name
@@ -58,20 +49,13 @@ def check_fingerprint(
         )
         raise DataError(
             f"checkpoint: {path} is of a training that differs in {told}. Give data and settings "
-            "as they were to resume it, or another file to start again."
+            "as they were to resume it, with the release that wrote it if names of classes changed "
+            "since, or another file to start again."
         )
 
 
 def restored(course: Any, stored: Mapping[str, Any]) -> dict[str, Any]:
-    """The stored fields of a dataclass.
-
-    Args:
-        course: One of the class with its defaults, lists and numbers.
-        stored: All of its fields, by name.
-
-    Raises:
-        TypeError: Some are missing, or of other types.
-    """
+    """The stored fields of a dataclass of lists and numbers; a TypeError where some are missing."""
     for name, own in vars(course).items():
         if not isinstance(stored.get(name), list if isinstance(own, list) else (int, float)):
             raise TypeError(f"no {name} of the training")
@@ -79,14 +63,7 @@ def restored(course: Any, stored: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def warn_of_no_fingerprint(path: str | os.PathLike) -> None:
-    """Warns that a checkpoint of version 1 cannot be compared with the training.
-
-    Args:
-        path: The checkpoint.
-
-    Warns:
-        UserWarning: Always, for whoever called the training.
-    """
+    """Warns that a checkpoint of version 1 cannot be compared with the training."""
     warnings.warn(
         f"{path} was written by an earlier release, which did not store what it was trained on. "
         "Make sure that data and settings are the same.",
@@ -95,15 +72,7 @@ def warn_of_no_fingerprint(path: str | os.PathLike) -> None:
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Loads the state of an optimizer, and raises for one that would fail at its next step.
-
-    Args:
-        optimizer: One of the same class on the same parameters.
-        state: Its ``state_dict()`` of before.
-
-    Raises:
-        ValueError: Groups or shapes are others than those of the parameters; nothing is changed.
-    """
+    """Loads the state of an optimizer; a ValueError, before any change, where its shapes differ."""
     groups = optimizer.param_groups
     stored = [group["params"] for group in state["param_groups"]]
     if [len(group["params"]) for group in groups] != [len(numbers) for numbers in stored]:
@@ -133,14 +102,7 @@ class ResumableDraws(torch.nn.Module):
         return self._generator.get_state()
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Restores the state of the generator.
-
-        Args:
-            state: State from :meth:`get_extra_state`.
-
-        Raises:
-            ArgumentError: It is no state of a generator.
-        """
+        """Restores the state of the generator; raises an ArgumentError for anything else."""
         try:
             self._generator.set_state(state.cpu())
         except (AttributeError, RuntimeError, TypeError) as error:
@@ -163,12 +125,7 @@ def digest(value: Any) -> str:
 
     Tensors enter with dtype, shape and the bits of their entries, in C order, wherever they lie;
     mappings in the order of their keys' texts; other objects by their class and public attributes.
-
-    Args:
-        value: Tensors, primitives, objects of these, and sequences and mappings of all.
-
-    Note:
-        Costs a copy to the host of tensors that lie elsewhere, and about a second a gigabyte.
+    It costs a copy to the host of tensors that lie elsewhere, and about a second a gigabyte.
     """
     found = hashlib.sha256()
     _feed(found, value)
@@ -176,11 +133,7 @@ def digest(value: Any) -> str:
 
 
 def module_classes(module: torch.nn.Module) -> list[str]:
-    """The classes of a module and of all its parts, by name.
-
-    Args:
-        module: The module.
-    """
+    """The classes of a module and of all its parts, by name."""
     return [f"{name}: {type(part).__qualname__}" for name, part in module.named_modules()]
 
 

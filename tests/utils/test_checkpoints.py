@@ -24,8 +24,8 @@ from checkpoint_files import (
 
 from gpclml._utils.checkpoint import read_checkpoint, write_checkpoint
 from gpclml._utils.resuming import digest
-from gpclml.conditioning import LastPoints
-from gpclml.curvature import Diagonal
+from gpclml.conditioning import LastPoints, RandomHoldout
+from gpclml.curvature import Diagonal, Kronecker
 from gpclml.errors import DataError, UnsupportedError
 from gpclml.meta import PeriodicTasks, load_model
 from gpclml.mlls import ConditionalMarginalLogLikelihood
@@ -217,9 +217,27 @@ def test_all_that_differs_is_named(tmp_path):
         train_online(path, y=data()[1] + 1, lr=0.5, seed=3)
 
 
-def another_conditioning():
-    mll = transfer()
-    return ConditionalMarginalLogLikelihood(mll.likelihood, mll.model, LastPoints(m=2))
+def another_conditioning(conditioning=None):
+    mll, conditioning = transfer(), conditioning or LastPoints(m=2)
+    return ConditionalMarginalLogLikelihood(mll.likelihood, mll.model, conditioning)
+
+
+OF_BEFORE = {
+    "gpclml.OnlineFit": lambda: laplace(curvature=type("OfBefore", (Kronecker,), {})()),
+    "gpclml.DeepKernelTransfer": lambda: another_conditioning(
+        type("OfBefore", (RandomHoldout,), {})(0.3)
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OF_BEFORE)
+def test_a_class_that_had_another_name_is_refused_with_what_to_do(tmp_path, kind):
+    path = tmp_path / "a.pt"
+    WRITERS[kind](path, OF_BEFORE[kind]())
+    raw = path.read_bytes()
+    with pytest.raises(DataError, match=r"differs in objective\. .* the release that wrote it"):
+        WRITERS[kind](path)
+    assert path.read_bytes() == raw
 
 
 OTHER_TASKS = {
