@@ -39,22 +39,11 @@ _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backw
 def record_layers(
     module: torch.nn.Module, x: Tensor, cotangents: Cotangents, *, only: bool = True
 ) -> tuple[list[LayerRecord], list[str]]:
-    """Records the layers of a network, by one forward and K backward passes.
+    """The record of each layer, and the names of trained parameters without one.
 
-    Args:
-        module: Maps ``(N, *event)`` to ``(N, C)``.
-        x: Points, ``(N, *event)``; if they require a gradient so do the records.
-        cotangents: Maps outputs to columns of their curvature, ``(N, K, C)``.
-        only: Whether all trained parameters must be of layers that have a record.
-
-    Returns:
-        The record of each layer, in the order of the network's parameters; and the names of the
-        trained parameters without a record.
-
-    Raises:
-        UnsupportedError: There are such parameters and ``only`` is set; the layer is named.
-        ArgumentError, ModelModeError, ShapeError, NonFiniteError: The network or the
-            cotangents cannot be used.
+    It takes one forward and K backward passes. Records are in the order of the network's
+    parameters, and differentiable in points that require a gradient. With ``only`` an
+    UnsupportedError names the first layer of parameters without a record.
     """
     check_network(module)
     parameters = {name: p.requires_grad_() for name, p in fresh_parameters(module).items()}
@@ -155,8 +144,7 @@ class LayerRecord:
     def input_product(self, reduce: bool) -> tuple[Tensor, int]:
         r"""The sum of :math:`a a^\top`, float64, and the number of its terms.
 
-        Args:
-            reduce: Whether a is the mean over places; else each place is a term.
+        With ``reduce`` a is the mean over places, else each place is a term.
         """
         # In float64, so that rounding does not fill the null space of many inputs.
         if reduce:
@@ -168,8 +156,7 @@ class LayerRecord:
     def gradient_product(self, reduce: bool) -> Tensor:
         r"""The sum of :math:`g g^\top` over points and columns, float64.
 
-        Args:
-            reduce: Whether g is the sum over places; else each place is a term.
+        With ``reduce`` g is the sum over places, else each place is a term.
         """
         if not reduce:
             return torch.stack([_outer_products(g) for g in self._gradients()]).sum(0)
@@ -340,7 +327,5 @@ def _padding(layer: torch.nn.Conv2d) -> tuple[int, int, int, int]:
         reach = [d * (k - 1) for d, k in zip(layer.dilation, layer.kernel_size, strict=True)]
         (above, below), (left, right) = ((one // 2, one - one // 2) for one in reach)
         return left, right, above, below
-    if isinstance(layer.padding, str):  # "valid"
-        return 0, 0, 0, 0
-    above, left = layer.padding
+    above, left = (0, 0) if isinstance(layer.padding, str) else layer.padding  # or "valid"
     return left, left, above, above

@@ -18,7 +18,6 @@ from gpclml.curvature.structure import (
     Draw,
     Structure,
     layer_of,
-    normal_draws,
     sample_gradients,
 )
 from gpclml.errors import UnknownNameError, UnsupportedError
@@ -102,14 +101,7 @@ class DenseCurvature(Curvature):
     def of_gradients(
         cls, gradients: Mapping[str, Tensor], blocks: Iterable[Iterable[str]], form: str
     ) -> DenseCurvature:
-        """The curvature from the gradients at single points.
-
-        Args:
-            gradients: Rows of each parameter by name, ``(N, K, *shape)``.
-            blocks: Names of the parameters of each block.
-            form: ``"parameters"`` for matrices as large as a block, ``"samples"`` for N K x N K,
-                ``"smaller"`` for the smaller of both.
-        """
+        """The curvature of blocks of parameters, from rows of these by name, ``(N, K, *shape)``."""
         made = []
         flat = {name: rows.reshape(*rows.shape[:2], -1) for name, rows in gradients.items()}
         for names in map(tuple, blocks):
@@ -126,18 +118,12 @@ class DenseCurvature(Curvature):
         return torch.stack([one.log_det_ratio(precisions, scale) for one in self._blocks]).sum()
 
     @override
-    @torch.no_grad()
-    def sample(
-        self,
-        precisions: Mapping[str, Tensor],
-        scale: Tensor | float = 1.0,
-        count: int = 1,
-        generator: torch.Generator | None = None,
+    def _draws(
+        self, precisions: Mapping[str, Tensor], scale: float, count: int, draw: Draw
     ) -> dict[str, Tensor]:
-        draw = normal_draws(generator, next(iter(precisions.values())))
         draws: dict[str, Tensor] = {}
         for block in self._blocks:
-            draws |= block.sample(precisions, float(scale), count, draw)
+            draws |= block.sample(precisions, scale, count, draw)
         return draws
 
     @override
@@ -166,9 +152,7 @@ class _Block:
             inner = rows @ rows.mT
         else:
             inner = self.matrix * root * root.unsqueeze(-1)
-        eye = torch.eye(len(inner), dtype=inner.dtype, device=inner.device)
-        factor = safe_cholesky(torch.addcmul(eye, inner, torch.as_tensor(scale).to(inner)))
-        return 2 * factor.diagonal().log().sum().to(inner.dtype)
+        return _log_det(inner, scale)
 
     def sample(
         self, precisions: Mapping[str, Tensor], scale: float, count: int, draw: Draw
@@ -177,14 +161,12 @@ class _Block:
         prior = draw(count, len(root))  # of standardized weights
         if self.by_samples:  # a draw from the prior, moved by what noisy rows say of it
             rows = scale**0.5 * self.matrix * root
-            eye = torch.eye(len(rows), dtype=rows.dtype, device=rows.device)
-            factor = safe_cholesky(rows @ rows.mT + eye).to(rows.dtype)
+            factor = _factor(rows @ rows.mT).to(rows.dtype)
             seen = prior @ rows.mT + draw(count, len(rows))
             values = prior - torch.cholesky_solve(seen.mT, factor).mT @ rows
         else:
             inner = scale * self.matrix * root * root.unsqueeze(-1)
-            eye = torch.eye(len(inner), dtype=inner.dtype, device=inner.device)
-            factor = safe_cholesky(inner + eye).to(inner.dtype)
+            factor = _factor(inner).to(inner.dtype)
             values = torch.linalg.solve_triangular(factor.mT, prior.mT, upper=True).mT
         parts = (root * values).split([n.numel() for n in self.shapes.values()], dim=-1)
         return {
@@ -231,11 +213,7 @@ class DiagonalCurvature(Curvature):
 
     @classmethod
     def of_gradients(cls, gradients: Mapping[str, Tensor]) -> DiagonalCurvature:
-        """The diagonal from the gradients at single points.
-
-        Args:
-            gradients: Rows of each parameter by name, ``(N, K, *shape)``.
-        """
+        """The diagonal from the rows of each parameter by name, ``(N, K, *shape)``."""
         return cls({name: rows.square().sum((0, 1)) for name, rows in gradients.items()})
 
     @override
@@ -246,17 +224,11 @@ class DiagonalCurvature(Curvature):
         return torch.stack(terms).sum()
 
     @override
-    @torch.no_grad()
-    def sample(
-        self,
-        precisions: Mapping[str, Tensor],
-        scale: Tensor | float = 1.0,
-        count: int = 1,
-        generator: torch.Generator | None = None,
+    def _draws(
+        self, precisions: Mapping[str, Tensor], scale: float, count: int, draw: Draw
     ) -> dict[str, Tensor]:
-        draw = normal_draws(generator, next(iter(precisions.values())))
         return {
-            name: draw(count, *h.shape) * (float(scale) * h + precisions[name]).rsqrt()
+            name: draw(count, *h.shape) * (scale * h + precisions[name]).rsqrt()
             for name, h in self.diagonal.items()
         }
 
@@ -316,12 +288,12 @@ class FunctionSpaceCurvature(Curvature):
         self, precisions: Mapping[str, Tensor], scale: Tensor | float = 1.0
     ) -> Tensor:
         kernel = torch.stack([gram / precisions[name] for name, gram in self.grams.items()]).sum(0)
-        eye = torch.eye(len(kernel), dtype=kernel.dtype, device=kernel.device)
-        factor = safe_cholesky(torch.addcmul(eye, kernel, torch.as_tensor(scale).to(kernel)))
-        return 2 * factor.diagonal().log().sum().to(kernel.dtype)
+        return _log_det(kernel, scale)
 
     @override
-    def sample(self, *args: object, **kwargs: object) -> dict[str, Tensor]:
+    def _draws(
+        self, precisions: Mapping[str, Tensor], scale: float, count: int, draw: Draw
+    ) -> dict[str, Tensor]:
         raise UnsupportedError("curvature", "a FunctionSpace", "one with draws", "Use Full.")
 
     @override
@@ -329,6 +301,16 @@ class FunctionSpaceCurvature(Curvature):
         raise UnsupportedError(
             "curvature", "a FunctionSpace over several batches", "one batch", "Use Full for a sum."
         )
+
+
+def _factor(matrix: Tensor, scale: Tensor | float = 1.0) -> Tensor:
+    """Cholesky factor of I + s M."""
+    eye = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+    return safe_cholesky(torch.addcmul(eye, matrix, torch.as_tensor(scale).to(matrix)))
+
+
+def _log_det(matrix: Tensor, scale: Tensor | float) -> Tensor:
+    return 2 * _factor(matrix, scale).diagonal().log().sum().to(matrix.dtype)
 
 
 def _weight_gram(record: LayerRecord) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gpclml._utils.arguments import check_counts, checked
 from gpclml._utils.resuming import ResumableDraws
-from gpclml.errors import ArgumentError, ShapeError, UnknownNameError
+from gpclml.errors import ArgumentError, UnknownNameError
 
 __all__ = ["AffineAugmentation", "AveragedNetwork"]
 
@@ -86,14 +86,9 @@ class AffineAugmentation(ResumableDraws):
         Raises:
             ShapeError: The images have another shape.
         """
-        if x.ndim != 4:
-            raise ShapeError("x", tuple(x.shape), "(N, channels, height, width)")
-        count = len(x) * self.samples
-        u = (
-            2 * torch.rand(count, len(self.names), generator=self._generator, dtype=torch.float64)
-            - 1
-        )
-        steps = u.to(x) * self.log_ranges.exp().to(x)
+        shape = len(x) * self.samples, len(self.names)
+        u = torch.rand(shape, generator=self._generator, dtype=torch.float64)
+        steps = (2 * u - 1).to(x) * self.log_ranges.exp().to(x)
         generators = self.get_buffer("generators").to(x)
         affine = torch.linalg.matrix_exp(torch.einsum("ni,ijk->njk", steps, generators))[:, :2]
         images = x.repeat_interleave(self.samples, dim=0)

@@ -19,7 +19,6 @@ from gpclml.curvature.structure import (
     Curvature,
     Draw,
     Structure,
-    normal_draws,
     sample_gradients,
 )
 from gpclml.errors import UnknownNameError, UnsupportedError
@@ -117,21 +116,14 @@ class KroneckerCurvature(Curvature):
         return torch.stack(terms).sum().to(next(iter(precisions.values())).dtype)
 
     @override
-    @torch.no_grad()
-    def sample(
-        self,
-        precisions: Mapping[str, Tensor],
-        scale: Tensor | float = 1.0,
-        count: int = 1,
-        generator: torch.Generator | None = None,
+    def _draws(
+        self, precisions: Mapping[str, Tensor], scale: float, count: int, draw: Draw
     ) -> dict[str, Tensor]:
-        source = torch.Generator().manual_seed(0) if generator is None else generator
-        draw = normal_draws(source, next(iter(precisions.values())))
         draws: dict[str, Tensor] = {}
         for one in self.factors:
-            draws |= one.sample(precisions, float(scale), count, draw)
+            draws |= one.sample(precisions, scale, count, draw)
         if self.others is not None:
-            draws |= self.others.sample(precisions, scale, count, source)
+            draws |= self.others._draws(precisions, scale, count, draw)
         return draws
 
     @override

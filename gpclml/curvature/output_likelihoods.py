@@ -15,8 +15,8 @@ from gpytorch.likelihoods import (
 )
 from torch import Tensor
 
-from gpclml._utils.arguments import all_finite, checked, reads_are_free
-from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnsupportedError
+from gpclml._utils.arguments import check_finite, checked, reads_are_free
+from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
 
 __all__ = ["OutputLikelihood", "gradient_columns", "output_column", "output_likelihood"]
 
@@ -83,12 +83,7 @@ def gradient_columns(likelihood: OutputLikelihood, outputs: Tensor, target: Tens
 
 @checked(late=True, columns="float (N, K, C)")
 def output_column(columns: Tensor, place: int) -> Tensor:
-    """Curvature of one output alone, as one column, ``(N, 1, C)``.
-
-    Args:
-        columns: Columns of the curvature of all outputs, ``(N, K, C)``.
-        place: Number of the output.
-    """
+    """Curvature of the output at a place alone, as one column ``(N, 1, C)``."""
     if not 0 <= place < columns.shape[-1]:
         raise ArgumentError("place", place, f"an output from 0 to {columns.shape[-1] - 1}")
     one = torch.zeros_like(columns[:, :1])
@@ -110,11 +105,9 @@ class _Gaussian:
         if target.dtype == torch.bool or target.is_complex():
             raise ArgumentError("target", f"{target.dtype}", "real numbers")
         # On an accelerator this check would wait for all queued work at each step.
-        if reads_are_free(target.device) and not all_finite(target):
-            count = int((~target.isfinite()).sum())
+        if reads_are_free(target.device):
             suggestion = "A network needs every target: leave points without one out."
-            got = f"{count} NaN or infinite values"
-            raise NonFiniteError("target", got, "finite numbers", suggestion)
+            check_finite("target", target, suggestion)
         return -0.5 * (target - outputs).square().sum(-1)
 
     def columns(self, outputs: Tensor, target: Tensor) -> Tensor:

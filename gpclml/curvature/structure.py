@@ -22,7 +22,6 @@ __all__ = [
     "check_network",
     "fresh_parameters",
     "layer_of",
-    "normal_draws",
     "sample_gradients",
 ]
 
@@ -55,7 +54,7 @@ class Curvature(ABC):
             A number; differentiable in the precisions, the scale and the points.
         """
 
-    @abstractmethod
+    @torch.no_grad()
     def sample(
         self,
         precisions: Mapping[str, Tensor],
@@ -77,6 +76,21 @@ class Curvature(ABC):
         Raises:
             UnsupportedError: Draws are not available in this structure.
         """
+        source = torch.Generator().manual_seed(0) if generator is None else generator
+        like = next(iter(precisions.values()))
+
+        def draw(*shape: int) -> Tensor:
+            # In float64, so that one seed gives one draw in every dtype and on every device.
+            normal = torch.randn(shape, generator=source, dtype=torch.float64, device=source.device)
+            return normal.to(like)
+
+        return self._draws(precisions, float(scale), count, draw)
+
+    @abstractmethod
+    def _draws(
+        self, precisions: Mapping[str, Tensor], scale: float, count: int, draw: Draw
+    ) -> dict[str, Tensor]:
+        """What :meth:`sample` returns, made of standard normal numbers ``draw(*shape)``."""
 
     @abstractmethod
     def __add__(self, other: Any) -> Self:
@@ -146,12 +160,7 @@ def sample_gradients(
 
 
 def check_network(module: torch.nn.Module) -> None:
-    """Raises where the curvature of a network is not defined.
-
-    Raises:
-        ArgumentError: No parameter is trainable.
-        ModelModeError: Dropout or batch normalization is in train mode.
-    """
+    """Raises where the curvature of a network is not defined."""
     if not any(p.requires_grad for p in module.parameters()):
         raise ArgumentError(
             "module", "a network without trainable parameters", "at least one",
@@ -169,12 +178,7 @@ def check_network(module: torch.nn.Module) -> None:
 
 
 def check_cotangents(cotangents: Tensor, outputs: Tensor) -> None:
-    """Raises where columns of output curvature have a wrong shape or are not finite.
-
-    Args:
-        cotangents: Columns, ``(N, K, C)``.
-        outputs: Outputs of the network, ``(N, C)``.
-    """
+    """Raises where columns of output curvature have a wrong shape or are not finite."""
     if outputs.ndim != 2:
         raise ShapeError("module", f"outputs {tuple(outputs.shape)}", "outputs (N, C)")
     if cotangents.ndim != 3 or cotangents.shape[::2] != outputs.shape:
@@ -191,19 +195,3 @@ def fresh_parameters(module: torch.nn.Module) -> dict[str, Tensor]:
 def layer_of(name: str) -> str:
     """The module that a parameter belongs to, by the parameter's name."""
     return name.rpartition(".")[0]
-
-
-def normal_draws(generator: torch.Generator | None, like: Tensor) -> Draw:
-    """A function that draws standard normal numbers of a shape; one seed gives one draw everywhere.
-
-    Args:
-        generator: Source of the draws, in float64; seed 0 if None.
-        like: A tensor of the dtype and on the device of the draws.
-    """
-    source = torch.Generator().manual_seed(0) if generator is None else generator
-
-    def draw(*shape: int) -> Tensor:
-        numbers = torch.randn(shape, generator=source, dtype=torch.float64, device=source.device)
-        return numbers.to(like)
-
-    return draw

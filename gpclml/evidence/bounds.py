@@ -295,17 +295,7 @@ def _value(excess: Tensor, loss_range: tuple[float, float], beta: float) -> Tens
 
 @dataclass(frozen=True)
 class _Setting:
-    """The arguments that all bounds share; checked when it is made.
-
-    Args:
-        num_data: Number n of points.
-        delta: Probability δ that the bound fails.
-        loss_range: Least and largest loss (a, b).
-        num_models: Number k of models.
-
-    Raises:
-        ArgumentError: If δ is not in (0, 1), a >= b or infinite, or a number is below 1.
-    """
+    """The arguments that all bounds share; checked when it is made."""
 
     num_data: int
     delta: float

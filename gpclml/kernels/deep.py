@@ -11,9 +11,11 @@ from gpytorch.kernels import Kernel
 from gpytorch.means import Mean
 from linear_operator import LinearOperator
 from torch import Tensor
+from typing_extensions import override
 
 from gpclml._utils.arguments import checked
 from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
+from gpclml.kernels.features import JointKernel, once_if_equal
 from gpclml.kernels.networks import MLP, apply_network
 
 __all__ = [
@@ -24,7 +26,7 @@ __all__ = [
 ]
 
 
-class DeepKernel(Kernel):
+class DeepKernel(JointKernel):
     r"""Deep kernel: a base kernel applied to the features of a network.
 
     With ``residual=True`` the base kernel is given the inputs beside the features,
@@ -68,13 +70,9 @@ class DeepKernel(Kernel):
         active_dims: tuple[int, ...] | None = None,
     ) -> None:
         super().__init__(active_dims=active_dims)
-        one, two = torch.zeros(1, 1), torch.zeros(1, 2)
-        if base_kernel.num_outputs_per_input(one, one) != base_kernel.num_outputs_per_input(
-            two, two
-        ):
-            suggestion = (
-                "Its derivatives would be with respect to the features; use a kernel of values."
-            )
+        columns = torch.zeros(1, 1), torch.zeros(1, 2)
+        if len({base_kernel.num_outputs_per_input(x, x) for x in columns}) > 1:
+            suggestion = "Its derivatives would be by the features; use a kernel of values."
             expected = "a kernel with as many outputs for any number of columns"
             raise UnsupportedError("base_kernel", type(base_kernel).__name__, expected, suggestion)
         self.feature_extractor = feature_extractor
@@ -98,39 +96,11 @@ class DeepKernel(Kernel):
         output = apply_network(self.feature_extractor, x)
         return torch.cat([x, output], dim=-1) if self.residual else output
 
-    @checked(late=True, x1="float (*batch, n, d)", x2="float (*batch, m, d)")
-    def forward(
-        self,
-        x1: Tensor,
-        x2: Tensor,
-        diag: bool = False,
-        last_dim_is_batch: bool = False,
-        **params: Any,
+    @override
+    def _covariances(
+        self, x1: Tensor, x2: Tensor, diag: bool, **params: Any
     ) -> Tensor | LinearOperator:
-        """The base kernel between the features of two sets of points.
-
-        Args:
-            x1: Points. Shape ``(*batch, n, d)``.
-            x2: Points. Shape ``(*batch, m, d)``.
-            diag: Return the diagonal only.
-            last_dim_is_batch: Not supported.
-            **params: Passed to the base kernel.
-
-        Returns:
-            Covariance. Shape ``(*batch, n, m)``, or ``(*batch, n)`` with ``diag``.
-
-        Raises:
-            UnsupportedError: ``last_dim_is_batch`` is set.
-        """
-        if last_dim_is_batch:
-            suggestion = (
-                "A network mixes the columns; sum or multiply kernels of single columns instead."
-            )
-            raise UnsupportedError("last_dim_is_batch", True, "False", suggestion)
-        features1 = self.features(x1)
-        same = x1 is x2 or torch.equal(x1, x2)
-        features2 = features1 if same else self.features(x2)
-        return self.base_kernel(features1, features2, diag=diag, **params)
+        return self.base_kernel(*once_if_equal(self.features, x1, x2), diag=diag, **params)
 
     def num_outputs_per_input(self, x1: Tensor, x2: Tensor) -> int:
         """Rows of the covariance for each point, those of the base kernel."""
@@ -261,6 +231,7 @@ class CosineSimilarityKernel(Kernel):
         >>> kernel = gpytorch.kernels.ScaleKernel(CosineSimilarityKernel())
     """
 
+    @override
     def forward(
         self,
         x1: Tensor,
@@ -269,18 +240,6 @@ class CosineSimilarityKernel(Kernel):
         last_dim_is_batch: bool = False,
         **params: object,
     ) -> Tensor:
-        """Covariances of points.
-
-        Args:
-            x1: Points. Shape ``(*batch, n, d)``.
-            x2: Points. Shape ``(*batch, m, d)``.
-            diag: Return the covariances of corresponding points only.
-            last_dim_is_batch: Treat each column as a member of a batch.
-            **params: Not used.
-
-        Returns:
-            Shape ``(*batch, n, m)``; ``(*batch, n)`` with ``diag``.
-        """
         same = x1 is x2
         if last_dim_is_batch:
             x1, x2 = x1.mT.unsqueeze(-1), x2.mT.unsqueeze(-1)

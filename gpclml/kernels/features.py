@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable
 from itertools import combinations_with_replacement
-from typing import cast
+from typing import Any, cast
 
 import gpytorch
 import torch
@@ -18,6 +19,7 @@ from linear_operator.operators import (
     RootLinearOperator,
 )
 from torch import Tensor
+from typing_extensions import override
 
 from gpclml._utils.arguments import check_counts, checked
 from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
@@ -27,23 +29,60 @@ __all__ = [
     "FeatureKernel",
     "FourierFeatures",
     "IdentityFeatures",
+    "JointKernel",
     "PolynomialFeatures",
     "PrefixFeatures",
     "RandomFourierFeatures",
+    "get_positive",
+    "once_if_equal",
+    "register_positive",
     "scaled_cosines",
 ]
 
 _COLUMNS_AT_ONCE = 4096
 
 
-class FeatureKernel(Kernel):
+class JointKernel(Kernel):
+    """Base class of kernels on all columns together, which refuse ``last_dim_is_batch``."""
+
+    @override
+    @checked(late=True, x1="float (*batch, n, d)", x2="float (*batch, m, d)")
+    def forward(
+        self,
+        x1: Tensor,
+        x2: Tensor,
+        diag: bool = False,
+        last_dim_is_batch: bool = False,
+        **params: Any,
+    ) -> Tensor | LinearOperator:
+        if last_dim_is_batch:
+            suggestion = "It takes the columns together; sum or multiply kernels of single ones."
+            raise UnsupportedError("last_dim_is_batch", True, "False", suggestion)
+        return self._covariances(x1, x2, diag, **params)
+
+    @abstractmethod
+    def _covariances(
+        self, x1: Tensor, x2: Tensor, diag: bool, **params: Any
+    ) -> Tensor | LinearOperator:
+        """Covariances ``(*batch, n, m)``, or ``(*batch, n)`` of corresponding points."""
+
+
+def once_if_equal(
+    function: Callable[[Tensor], Tensor], x1: Tensor, x2: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The values of a function at two sets of points, one tensor where these are the same."""
+    first = function(x1)
+    return first, first if x1 is x2 or torch.equal(x1, x2) else function(x2)
+
+
+class FeatureKernel(JointKernel):
     r"""Kernel of a linear model: inner products of features under its prior variances.
 
     .. math:: k(x, x') = \phi(x)^\top S \, \phi(x'), \qquad w \sim N(0, S), \; f(x) = w^\top \phi(x)
 
     With fewer features than points the covariance is an operator of low rank, and every exact
     objective and score costs n R² instead of n³. The kernel is differentiable in S and in the
-    parameters of the features.
+    parameters of the features. Features of a wrong shape are a :class:`~gpclml.errors.ShapeError`.
 
     Args:
         features: Maps ``(*batch, n, d)`` to ``(*batch, n, R)``: a module, whose parameters are
@@ -68,25 +107,19 @@ class FeatureKernel(Kernel):
         start = torch.as_tensor(prior_variance).detach().reshape(-1)
         if not start.is_floating_point():
             start = start.to(torch.get_default_dtype())
-        _register_positive(self, "prior_variance", start)
+        register_positive(self, "prior_variance", start)
 
     @property
     def prior_variance(self) -> Tensor:
         """Prior variances of the weights, ``(1,)`` or ``(R,)``."""
-        return _get_positive(self, "prior_variance")
+        return get_positive(self, "prior_variance")
 
     @prior_variance.setter
     def prior_variance(self, value: float | Tensor) -> None:
         _set_positive(self, "prior_variance", value)
 
     def features_of(self, x: Tensor) -> Tensor:
-        """Features of points.
-
-        Args:
-            x: ``(*batch, n, d)``.
-
-        Returns:
-            ``(*batch, n, R)``.
+        """Features of points, ``(*batch, n, d)`` to ``(*batch, n, R)``.
 
         Raises:
             ShapeError: The features have another shape, or their number is not that of the prior
@@ -102,39 +135,15 @@ class FeatureKernel(Kernel):
             raise ShapeError("prior_variance", f"{count} numbers", expected)
         return phi
 
-    def forward(
-        self,
-        x1: Tensor,
-        x2: Tensor,
-        diag: bool = False,
-        last_dim_is_batch: bool = False,
-        **params: object,
+    @override
+    def _covariances(
+        self, x1: Tensor, x2: Tensor, diag: bool, **params: Any
     ) -> Tensor | LinearOperator:
-        """Covariances of points.
-
-        Args:
-            x1: Points. Shape ``(*batch, n, d)``.
-            x2: Points. Shape ``(*batch, m, d)``.
-            diag: Return the covariances of corresponding points only.
-            last_dim_is_batch: Not supported.
-            **params: Not used.
-
-        Returns:
-            Shape ``(*batch, n, m)``, an operator of low rank; ``(*batch, n)`` with ``diag``.
-
-        Raises:
-            UnsupportedError: ``last_dim_is_batch`` is set.
-            ShapeError: The features do not fit.
-        """
-        if last_dim_is_batch:
-            raise UnsupportedError("last_dim_is_batch", True, "False")
         scale = self.prior_variance.sqrt()
-        first = self.features_of(x1) * scale
-        same = x1 is x2 or (x1.shape == x2.shape and torch.equal(x1, x2))
-        second = first if same else self.features_of(x2) * scale
+        first, second = once_if_equal(lambda x: self.features_of(x) * scale, x1, x2)
         if diag:
             return (first * second).sum(-1)
-        if not same:
+        if first is not second:
             return MatmulLinearOperator(first, second.mT)
         low_rank = first.shape[-1] < first.shape[-2]
         return LowRankRootLinearOperator(first) if low_rank else RootLinearOperator(first)
@@ -235,13 +244,7 @@ class FourierFeatures(torch.nn.Module):
 
     @checked(late=True, x="float (*batch, n, 1)")
     def forward(self, x: Tensor) -> Tensor:
-        """Features of points.
-
-        Args:
-            x: One column, ``(*batch, n, 1)``.
-
-        Returns:
-            ``(*batch, n, 2 D)``.
+        """Features of points in one column, ``(*batch, n, 1)`` to ``(*batch, n, 2 D)``.
 
         Raises:
             ShapeError: There are several columns.
@@ -317,12 +320,12 @@ class RandomFourierFeatures(gpytorch.Module):
             ("lengthscale", lengthscale, num_inputs if ard else 1),
             ("amplitude", amplitude, 1),
         ):
-            _register_positive(self, name, weight.new_full((size,), start))
+            register_positive(self, name, weight.new_full((size,), start))
 
     @property
     def lengthscale(self) -> Tensor:
         """Lengthscale, one or one a column, ``(1,)`` or ``(d,)``."""
-        return _get_positive(self, "lengthscale")
+        return get_positive(self, "lengthscale")
 
     @lengthscale.setter
     def lengthscale(self, value: float | Tensor) -> None:
@@ -331,7 +334,7 @@ class RandomFourierFeatures(gpytorch.Module):
     @property
     def amplitude(self) -> Tensor:
         """Standard deviation of the approximated process, ``(1,)``."""
-        return _get_positive(self, "amplitude")
+        return get_positive(self, "amplitude")
 
     @amplitude.setter
     def amplitude(self, value: float | Tensor) -> None:
@@ -339,13 +342,7 @@ class RandomFourierFeatures(gpytorch.Module):
 
     @checked(late=True, x="float (*batch, n, d)")
     def forward(self, x: Tensor) -> Tensor:
-        """Features of points.
-
-        Args:
-            x: ``(*batch, n, d)``.
-
-        Returns:
-            ``(*batch, n, R)``.
+        """Features of points, ``(*batch, n, d)`` to ``(*batch, n, R)``.
 
         Raises:
             ShapeError: The points have another number of columns.
@@ -357,14 +354,15 @@ class RandomFourierFeatures(gpytorch.Module):
         return scaled_cosines(x / self.lengthscale, self.weight, self.bias, scale)
 
 
-def _register_positive(module: gpytorch.Module, name: str, start: Tensor) -> None:
+def register_positive(module: gpytorch.Module, name: str, start: Tensor) -> None:
     """Gives a module a positive parameter, which GPyTorch's constraint maps from any number."""
     module.register_parameter(f"raw_{name}", torch.nn.Parameter(torch.zeros_like(start)))
     module.register_constraint(f"raw_{name}", Positive())
     _set_positive(module, name, start)
 
 
-def _get_positive(module: gpytorch.Module, name: str) -> Tensor:
+def get_positive(module: gpytorch.Module, name: str) -> Tensor:
+    """The value of such a parameter."""
     constraint = cast(Positive, getattr(module, f"raw_{name}_constraint"))
     return constraint.transform(cast(Tensor, getattr(module, f"raw_{name}")))
 
@@ -385,14 +383,8 @@ def _set_positive(module: gpytorch.Module, name: str, value: float | Tensor) -> 
 def scaled_cosines(x: Tensor, weight: Tensor, bias: Tensor, scale: Tensor) -> Tensor:
     r"""The features :math:`s \cos(W x + b)`, ``(*batch, n, d)`` to ``(*batch, n, R)``.
 
-    The angles are computed again for the gradient, which costs less than a second array of their
-    size: with d columns 2 n R d operations.
-
-    Args:
-        x: ``(*batch, n, d)``.
-        weight: W, ``(R, d)``; without a gradient.
-        bias: b, ``(R,)``; without a gradient.
-        scale: s, a number.
+    W and b have no gradient. The angles are computed again for the gradient by x and s, which costs
+    less than a second array of their size: with d columns 2 n R d operations.
     """
     features = _ScaledCosines.apply(x, weight, bias, scale)
     assert isinstance(features, Tensor)

@@ -86,12 +86,8 @@ class MLP(torch.nn.Sequential):
         for layer in linear:
             bound = layer.in_features**-0.5
             for parameter in (layer.weight, layer.bias):
-                draw = torch.rand(
-                    parameter.shape,
-                    generator=generator,
-                    dtype=torch.float64,
-                    device=generator.device,
-                )
+                at = {"dtype": torch.float64, "device": generator.device}
+                draw = torch.rand(parameter.shape, generator=generator, **at)
                 parameter.copy_((2 * draw - 1) * bound)
         linear[-1].weight.mul_(self.output_scale)
         linear[-1].bias.mul_(self.output_scale)
@@ -160,10 +156,6 @@ def reset_network(network: torch.nn.Module, generator: torch.Generator) -> None:
     A module with ``reset_parameters(generator)``, such as :class:`MLP`, draws from the
     generator; torch's own layers, whose ``reset_parameters()`` takes none, draw under a seed
     taken from it. Parameters of modules without ``reset_parameters`` stay as they are.
-
-    Args:
-        network: The network.
-        generator: Source of the draws.
     """
     seed = torch.randint(2**62, (), generator=generator, device=generator.device)
     cuda = {parameter.device for parameter in network.parameters() if parameter.is_cuda}
@@ -185,19 +177,7 @@ def _reset(module: torch.nn.Module, generator: torch.Generator) -> None:
 
 @checked(late=True, passes_on="x", x="float (*batch, n, d)")
 def apply_network(network: torch.nn.Module, x: Tensor) -> Tensor:
-    """The network's output at each point, checked for shape and for non-finite values.
-
-    Args:
-        network: Maps ``(*batch, n, d)`` to ``(*batch, n, q)``.
-        x: Points. Shape ``(*batch, n, d)``.
-
-    Returns:
-        Outputs. Shape ``(*batch, n, q)``.
-
-    Raises:
-        ShapeError: The output does not keep one row a point.
-        NonFiniteError: The output holds NaN or infinite values.
-    """
+    """Outputs ``(*batch, n, q)`` at ``(*batch, n, d)``, checked for rows and finite values."""
     output = network(x)
     if output.shape[:-1] != x.shape[:-1]:
         suggestion = "The network must map the last dimension only, keeping batch and points."
@@ -209,14 +189,7 @@ def apply_network(network: torch.nn.Module, x: Tensor) -> Tensor:
 
 @checked(late=True, output="(*batch)")
 def check_finite_output(output: Tensor) -> None:
-    """Raises where the output of a network is NaN or infinite.
-
-    Args:
-        output: The output, of any shape.
-
-    Raises:
-        NonFiniteError: Not all values are finite.
-    """
+    """Raises a NonFiniteError where the output of a network is NaN or infinite."""
     if not all_finite(output):
         count = int((~torch.isfinite(output)).sum())
         got = f"{count} non-finite of {output.numel()} values (shape {tuple(output.shape)}, "

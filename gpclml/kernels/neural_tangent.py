@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from gpytorch.kernels import Kernel
 from gpytorch.means import Mean
 from torch import Tensor
 from torch.func import functional_call, jvp
+from typing_extensions import override
 
 from gpclml._utils.arguments import checked
 from gpclml.curvature import GaussianWeightPrior, sample_gradients
 from gpclml.errors import ShapeError, UnsupportedError
+from gpclml.kernels.features import JointKernel, once_if_equal
 
 __all__ = [
     "LinearizedMean",
@@ -18,14 +21,14 @@ __all__ = [
 ]
 
 
-class NeuralTangentKernel(Kernel):
+class NeuralTangentKernel(JointKernel):
     r"""Neural tangent kernel: inner products of a network's gradients under a prior of weights.
 
     .. math:: k(x, x') = J_{w_*}(x) \, P_0^{-1} J_{w_*}(x')^\top
 
     (Jacot et al. 2018; Immer et al. 2021, Section 2). With :class:`LinearizedMean` as mean it
     makes the linearized network a GP. It is differentiable in the prior precisions and in the
-    points, not in the weights.
+    points, not in the weights. Points in a batch and networks of several outputs are refused.
 
     Args:
         network: Maps ``(N, *event)`` to ``(N, 1)``, each point independently.
@@ -41,34 +44,9 @@ class NeuralTangentKernel(Kernel):
         self.network = network
         self.prior = prior
 
-    def forward(
-        self,
-        x1: Tensor,
-        x2: Tensor,
-        diag: bool = False,
-        last_dim_is_batch: bool = False,
-        **params: object,
-    ) -> Tensor:
-        """Covariances of points.
-
-        Args:
-            x1: Points. Shape ``(n, d)``.
-            x2: Points. Shape ``(m, d)``.
-            diag: Return the covariances of corresponding points only.
-            last_dim_is_batch: Not supported.
-            **params: Not used.
-
-        Returns:
-            Shape ``(n, m)``; ``(n,)`` with ``diag``.
-
-        Raises:
-            UnsupportedError: ``last_dim_is_batch`` is set, or points come in a batch.
-            ShapeError: The network has several outputs.
-        """
-        if last_dim_is_batch:
-            raise UnsupportedError("last_dim_is_batch", True, "False")
-        first = self._rows(x1)
-        second = first if x1 is x2 or torch.equal(x1, x2) else self._rows(x2)
+    @override
+    def _covariances(self, x1: Tensor, x2: Tensor, diag: bool, **params: Any) -> Tensor:
+        first, second = once_if_equal(self._rows, x1, x2)
         return (first * second).sum(-1) if diag else first @ second.mT
 
     def _rows(self, x: Tensor) -> Tensor:
@@ -98,14 +76,7 @@ class LinearizedMean(Mean):
         self.network = network
 
     def forward(self, x: Tensor) -> Tensor:
-        """The mean at points.
-
-        Args:
-            x: Points. Shape ``(n, d)``.
-
-        Returns:
-            Shape ``(n,)``.
-        """
+        """The mean at points, ``(n, d)`` to ``(n,)``."""
         weights = {k: p.detach() for k, p in self.network.named_parameters() if p.requires_grad}
         both = jvp(
             lambda parameters: functional_call(self.network, parameters, (x,)),

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import torch
-from gpytorch.constraints import Positive
 from gpytorch.kernels import (
     AdditiveKernel,
     Kernel,
@@ -16,10 +15,12 @@ from gpytorch.kernels import (
     SpectralMixtureKernel,
 )
 from torch import Tensor
+from typing_extensions import override
 
 from gpclml._utils.arguments import check_counts, checked
-from gpclml.errors import ArgumentError, ShapeError, UnknownNameError, UnsupportedError
+from gpclml.errors import ArgumentError, ShapeError, UnknownNameError
 from gpclml.kernels.deep import DeepKernel
+from gpclml.kernels.features import JointKernel, get_positive, register_positive
 
 __all__ = [
     "JointSpectralMixtureKernel",
@@ -27,7 +28,7 @@ __all__ = [
 ]
 
 
-class JointSpectralMixtureKernel(Kernel):
+class JointSpectralMixtureKernel(JointKernel):
     r"""Spectral mixture kernel whose Gaussians are in the space of all columns' frequencies.
 
     .. math:: k(x, x') = \sum_q w_q
@@ -56,10 +57,6 @@ class JointSpectralMixtureKernel(Kernel):
     """
 
     mixture_means: torch.nn.Parameter
-    raw_mixture_weights: torch.nn.Parameter
-    raw_mixture_scales: torch.nn.Parameter
-    raw_mixture_weights_constraint: Positive
-    raw_mixture_scales_constraint: Positive
 
     @checked
     def __init__(
@@ -73,16 +70,8 @@ class JointSpectralMixtureKernel(Kernel):
         means = unit * torch.randn(shape, generator=generator)
         means[0] = 0.0
         self.register_parameter("mixture_means", torch.nn.Parameter(means))
-        self.register_parameter(
-            "raw_mixture_weights", torch.nn.Parameter(torch.zeros(num_mixtures))
-        )
-        self.register_parameter("raw_mixture_scales", torch.nn.Parameter(torch.zeros(shape)))
-        self.register_constraint("raw_mixture_weights", Positive())
-        self.register_constraint("raw_mixture_scales", Positive())
-        self.initialize(
-            raw_mixture_weights=self._raw("weights", 1 / num_mixtures),
-            raw_mixture_scales=self._raw("scales", unit),
-        )
+        register_positive(self, "mixture_weights", torch.full((num_mixtures,), 1 / num_mixtures))
+        register_positive(self, "mixture_scales", torch.full(shape, unit))
 
     @property
     def is_stationary(self) -> bool:
@@ -92,41 +81,15 @@ class JointSpectralMixtureKernel(Kernel):
     @property
     def mixture_weights(self) -> Tensor:
         """Variance of each component, ``(Q,)``."""
-        return self.raw_mixture_weights_constraint.transform(self.raw_mixture_weights)
+        return get_positive(self, "mixture_weights")
 
     @property
     def mixture_scales(self) -> Tensor:
         """Standard deviations of frequencies, ``(Q, d)``."""
-        return self.raw_mixture_scales_constraint.transform(self.raw_mixture_scales)
+        return get_positive(self, "mixture_scales")
 
-    def forward(
-        self,
-        x1: Tensor,
-        x2: Tensor,
-        diag: bool = False,
-        last_dim_is_batch: bool = False,
-        **params: object,
-    ) -> Tensor:
-        """Covariances of points.
-
-        Args:
-            x1: Points. Shape ``(*batch, n, d)``.
-            x2: Points. Shape ``(*batch, m, d)``.
-            diag: Return the covariances of corresponding points only.
-            last_dim_is_batch: Not supported.
-            **params: Not used.
-
-        Returns:
-            Shape ``(*batch, n, m)``; ``(*batch, n)`` with ``diag``.
-
-        Raises:
-            UnsupportedError: ``last_dim_is_batch`` is set.
-        """
-        if last_dim_is_batch:
-            suggestion = (
-                "Frequencies are of all columns together; sum kernels of single columns instead."
-            )
-            raise UnsupportedError("last_dim_is_batch", True, "False", suggestion)
+    @override
+    def _covariances(self, x1: Tensor, x2: Tensor, diag: bool, **params: Any) -> Tensor:
         scales = (2 * math.pi * self.mixture_scales).unsqueeze(-2)  # (Q, 1, d)
         scaled1, scaled2 = x1.unsqueeze(-3) * scales, x2.unsqueeze(-3) * scales
         distance = self.covar_dist(scaled1, scaled2, diag=diag, square_dist=True)
@@ -138,11 +101,6 @@ class JointSpectralMixtureKernel(Kernel):
         wave = (phase1.mT.unsqueeze(-1) - phase2.mT.unsqueeze(-2)).cos()  # (*batch, Q, n, m)
         terms = (-0.5 * distance).exp() * wave
         return (self.mixture_weights[:, None, None] * terms).sum(-3)
-
-    def _raw(self, name: str, value: float) -> Tensor:
-        parameter = getattr(self, f"raw_mixture_{name}")
-        constraint = getattr(self, f"raw_mixture_{name}_constraint")
-        return constraint.inverse_transform(torch.full_like(parameter, value))
 
 
 @torch.no_grad()
@@ -197,13 +155,9 @@ def initialize_spectral_mixture(
     train_x = train_x.unsqueeze(-1) if train_x.ndim == 1 else train_x
     found = list(_spectral_mixtures(kernel, train_x))
     if not found:
-        suggestion = (
-            "Pass a SpectralMixtureKernel, alone or inside scale, sum, product or deep kernels."
-        )
-        got = type(kernel).__name__
-        raise ArgumentError(
-            "kernel", got, "a kernel with a SpectralMixtureKernel in it", suggestion
-        )
+        suggestion = "Pass one, alone or inside scale, sum, product or deep kernels."
+        expected = "a kernel with a SpectralMixtureKernel in it"
+        raise ArgumentError("kernel", type(kernel).__name__, expected, suggestion)
     for mixture, inputs in found:
         _initialize(mixture, inputs, train_y, generator, spacing)
     return kernel

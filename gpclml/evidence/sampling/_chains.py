@@ -37,15 +37,10 @@ JITTER = 0.5
 
 @dataclass(frozen=True)
 class AnnealingPath:
-    """A path of tempered posteriors, and the moves of chains along it.
+    """A path of tempered posteriors between inverse temperatures 0 and 1, and chains along it.
 
-    Attributes:
-        posterior: The densities.
-        betas: Inverse temperatures, from 0 to 1.
-        leapfrog_steps: Leapfrog steps of one move.
-        scale: Factor of each parameter's step, ``(P,)``.
-        generator: Source of momenta and acceptances.
-        progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
+    ``scale`` is a factor of each parameter's step, ``(P,)``; the generator is the source of momenta
+    and acceptances.
     """
 
     posterior: TemperedPosterior
@@ -130,12 +125,7 @@ class AnnealingPath:
 
 @dataclass(frozen=True)
 class TemperedPosterior:
-    r"""The densities :math:`p(w) p(\mathcal D \mid w)^\beta` between prior and posterior.
-
-    Attributes:
-        log_prior: Maps parameters ``(S, P)`` to nats ``(S,)``.
-        log_likelihood: Maps the same to nats ``(S,)``.
-    """
+    r"""The densities :math:`p(w) p(\mathcal D \mid w)^\beta`, ``(S, P)`` to nats ``(S,)``."""
 
     log_prior: LogDensity
     log_likelihood: LogDensity
@@ -147,13 +137,8 @@ class TemperedPosterior:
         prior, likelihood = self._values(inputs)
         (prior_gradient,) = torch.autograd.grad(prior.sum(), inputs)
         (likelihood_gradient,) = torch.autograd.grad(likelihood.sum(), inputs)
-        return Chains(
-            inputs.detach(),
-            prior.detach(),
-            likelihood.detach(),
-            prior_gradient,
-            likelihood_gradient,
-        )
+        values = inputs.detach(), prior.detach(), likelihood.detach()
+        return Chains(*values, prior_gradient, likelihood_gradient)
 
     @torch.enable_grad()
     def gradient(self, position: Tensor, beta: float) -> Tensor:
@@ -170,15 +155,7 @@ class TemperedPosterior:
 
 @dataclass(frozen=True)
 class Chains:
-    """Positions of S chains, with both log densities and their gradients.
-
-    Attributes:
-        position: Parameters, ``(S, P)``.
-        log_prior: Nats, ``(S,)``.
-        log_likelihood: Nats, ``(S,)``.
-        prior_gradient: Gradient of the log prior, ``(S, P)``.
-        likelihood_gradient: Gradient of the log likelihood, ``(S, P)``.
-    """
+    """Positions ``(S, P)`` of S chains, with both log densities ``(S,)`` and their gradients."""
 
     position: Tensor
     log_prior: Tensor
@@ -212,21 +189,10 @@ def hamiltonian_move(
     count: int,
     generator: torch.Generator,
 ) -> tuple[Chains, float]:
-    """Moves each chain by one Hamiltonian trajectory, which is accepted or rejected.
+    """Chains after one Hamiltonian trajectory each, accepted or not, and the mean acceptance.
 
-    Momenta are drawn from a standard normal. By the Metropolis test the move leaves the
-    density at this temperature invariant for any step size.
-
-    Args:
-        posterior: The densities.
-        chains: The chains.
-        beta: Inverse temperature.
-        step: A step for each parameter, ``(P,)``.
-        count: Leapfrog steps.
-        generator: Source of the draws, on the CPU; they are in float64 for chains of any dtype.
-
-    Returns:
-        The chains and the mean probability of acceptance.
+    Momenta are drawn from a standard normal. By the Metropolis test the move leaves the density at
+    this temperature invariant for any steps ``(P,)``. Draws are in float64 for chains of any dtype.
     """
 
     def drawn(draw, *shape: int) -> Tensor:
@@ -258,24 +224,10 @@ def leapfrog(
     .. math:: p \leftarrow p + \tfrac12 \epsilon g(w), \quad w \leftarrow w + \epsilon p, \quad
         p \leftarrow p + \tfrac12 \epsilon g(w)
 
-    ``count`` times (Neal 2011). A trajectory stops where its position would be infinite or NaN, so
-    that densities which check their arguments do not raise. The momenta take the first half step:
-    if the positions did, moves from the tails towards the mode would be rejected, and chains far
-    out would stay there.
-
-    Args:
-        posterior: The densities.
-        chains: Starts of the trajectories.
-        momentum: ``(S, P)``.
-        beta: Inverse temperature.
-        step: Steps, ``(S, P)`` or of a shape that expands to it.
-        count: Number of steps.
-
-    Returns:
-        The end, its momentum ``(S, P)``, and a mask ``(S,)``.
-
-    Note:
-        One gradient a step.
+    ``count`` times (Neal 2011), at one gradient each. A trajectory stops where its position would
+    be infinite or NaN, so that densities which check their arguments do not raise. The momenta take
+    the first half step: if the positions did, moves from the tails towards the mode would be
+    rejected, and chains far out would stay there.
     """
     finite = torch.ones(len(momentum), dtype=torch.bool, device=momentum.device)
     position = chains.position

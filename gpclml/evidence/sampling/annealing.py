@@ -201,27 +201,12 @@ def reverse_annealed_importance_sampling(
     posterior, Langevin dynamics) it is an estimate that may lie on either side. If the draws depend
     on each other the bound holds, but its error is too small.
 
-    Args:
-        log_prior: As for :func:`annealed_importance_sampling`.
-        log_likelihood: As for :func:`annealed_importance_sampling`.
-        posterior_draws: Draws of the posterior, ``(S, P)``.
-        temperatures: As for :func:`annealed_importance_sampling`.
-        leapfrog_steps: As for :func:`annealed_importance_sampling`.
-        step_size: As for :func:`annealed_importance_sampling`; a quarter of these draws begin
-            the pilots.
-        scale: As for :func:`annealed_importance_sampling`.
-        seed: As for :func:`annealed_importance_sampling`.
-        progress: As for :func:`annealed_importance_sampling`.
+    Arguments, errors and cost are those of :func:`annealed_importance_sampling`, with draws of the
+    posterior ``(S, P)`` in place of draws of the prior; where steps are adapted a quarter of them
+    begin the pilots.
 
     Returns:
         The bound, the estimate, and the log evidence by each chain.
-
-    Raises:
-        ShapeError, ArgumentError, NonFiniteError, UnsupportedError: As
-            :func:`annealed_importance_sampling`.
-
-    Note:
-        The cost is that of :func:`annealed_importance_sampling`.
     """
     check_finite("posterior_draws", posterior_draws)
     densities = log_prior, log_likelihood
@@ -250,25 +235,11 @@ def bidirectional_evidence(
     form, or the parameters of simulated data. For a model of real data, simulate data from it and
     take their gap as the error of the lower bound.
 
-    Args:
-        log_prior: As for :func:`annealed_importance_sampling`.
-        log_likelihood: As for :func:`annealed_importance_sampling`.
-        prior_draws: Independent draws of the prior, ``(S, P)``; if steps are adapted, pilot chains
-            take a quarter of them.
-        posterior_draws: Exact draws of the posterior, ``(S', P)``.
-        temperatures: As for :func:`annealed_importance_sampling`.
-        leapfrog_steps: As for :func:`annealed_importance_sampling`.
-        step_size: As for :func:`annealed_importance_sampling`.
-        scale: As for :func:`annealed_importance_sampling`.
-        seed: As for :func:`annealed_importance_sampling`.
-        progress: As for :func:`annealed_importance_sampling`.
+    Arguments and errors are those of :func:`annealed_importance_sampling`, and exact draws of the
+    posterior, ``(S', P)``. If steps are adapted, pilot chains take a quarter of the prior's draws.
 
     Returns:
         Both bounds, and the chains of each.
-
-    Raises:
-        ShapeError, ArgumentError, NonFiniteError, UnsupportedError: As
-            :func:`annealed_importance_sampling`.
 
     Note:
         Three times T times the leapfrog steps gradients, two times if steps are given. With

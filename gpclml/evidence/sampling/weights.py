@@ -10,7 +10,13 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, jvp, vmap
 
-from gpclml._utils.arguments import check_counts, check_learning_rate, check_placement, checked
+from gpclml._utils.arguments import (
+    all_finite,
+    check_counts,
+    check_learning_rate,
+    check_placement,
+    checked,
+)
 from gpclml._utils.progress import shows_progress
 from gpclml.conditioning import partition_at_random
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
@@ -268,7 +274,7 @@ class _Chain:
     def weights(self) -> dict[str, Tensor]:
         draw = {name: p.detach().clone() for name, p in self._trained.items()}
         for name, value in draw.items():
-            if not bool(torch.isfinite(value).all()):
+            if not all_finite(value):
                 raise NonFiniteError("weights", name, "finite values", "Lower lr.")
         return draw
 
@@ -277,7 +283,7 @@ def _check_weights(network: torch.nn.Module, weights: Weights) -> None:
     shapes = {name: tuple(p.shape) for name, p in network.named_parameters()}
     for name, value in weights.items():
         if tuple(value.shape[1:]) != shapes.get(name):
-            expected = f"(S, {', '.join(map(str, shapes[name]))})" if name in shapes else (
-                f"draws of {', '.join(shapes)}"
-            )  # fmt: skip
+            expected = f"draws of {', '.join(shapes)}"
+            if name in shapes:
+                expected = f"(S, {', '.join(map(str, shapes[name]))})"
             raise ShapeError("weights", f"{name} of shape {tuple(value.shape)}", expected)

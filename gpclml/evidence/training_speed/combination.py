@@ -265,19 +265,11 @@ def sampled_combination(
     (Lyle et al. 2020, Section 4.1). The scheme of :func:`model_predictions` decides what is drawn
     from; the concurrent one is :math:`p(\theta_j \mid D_{<i})` in later passes too.
 
-    Args:
-        predictions: As for :func:`expected_combination`.
-        learning_rate: As for :func:`expected_combination`.
-        passes: As for :func:`expected_combination`.
-        start: As for :func:`expected_combination`.
-        runs: Number of independent runs.
-        seed: Seed of the draws.
+    Arguments and errors are those of :func:`expected_combination`; ``runs`` is the number of
+    independent runs and ``seed`` that of the draws.
 
     Returns:
         Weights and course of each run.
-
-    Raises:
-        ArgumentError, ShapeError, NonFiniteError: As :func:`expected_combination`.
     """
     check_counts(runs=runs)
     rate, weights = _check(predictions, learning_rate, passes, start)

@@ -230,13 +230,9 @@ def _gaussian(model: _Whitened) -> tuple[LowRankPlusDiagonal, Tensor, Tensor]:
 class _Whitened:
     """A linear model whose weights and noise have unit variance.
 
-    Attributes:
-        features: Rows divided by the noise's deviations, columns times the prior's, ``(N, R)``.
-        target: Divided by the noise's deviations, ``(N,)``.
-        deviations: Standard deviations of the prior, ``(R,)``.
-        noise: Noise variances, ``(N,)``.
-        largest: Largest eigenvalue of the Hessian I + AᵀA, A the features; the smallest is at
-            least one.
+    Rows of the features A, ``(N, R)``, and targets are divided by the noise's deviations, columns
+    multiplied by the prior's. Of the Hessian I + AᵀA ``largest`` is the largest eigenvalue; the
+    smallest is at least one.
     """
 
     features: Tensor
@@ -255,18 +251,9 @@ class _Whitened:
 
 
 def _whiten(
-    features: Tensor,  # shape: (N, R)
-    target: Tensor,  # shape: (N,)
-    prior_variance: Tensor | float,
-    noise: Tensor | float,
+    features: Tensor, target: Tensor, prior_variance: Tensor | float, noise: Tensor | float
 ) -> _Whitened:
-    """The model in units of its prior and its noise.
-
-    Raises:
-        ShapeError: If the arguments do not fit together.
-        NonFiniteError: If features or targets are not finite.
-        ArgumentError: If a variance is not a positive number.
-    """
+    """The model in units of its prior and its noise, if its numbers are finite and positive."""
     n, num_weights = features.shape
     for argument, values in (("features", features), ("target", target)):
         check_finite(argument, values, "Remove those rows.")
@@ -285,10 +272,10 @@ def _whiten(
 
 
 def _descend(
-    weights: Tensor,  # shape: (S, R)
-    anchors: Tensor,  # shape: (S, R)
-    matrix: Tensor,  # shape: (N, R)
-    targets: Tensor,  # shape: (S, N)
+    weights: Tensor,  # (S, R)
+    anchors: Tensor,  # u_0, (S, R)
+    matrix: Tensor,  # A, (N, R)
+    targets: Tensor,  # b, (S, N)
     *,
     steps: int,
     largest: float,
@@ -299,18 +286,6 @@ def _descend(
     The Hessian's eigenvalues lie in [1, largest]. Plain descent takes the step
     2 / (1 + largest), which shrinks the error by (largest - 1) / (largest + 1) each time; the
     accelerated one is Nesterov's for strongly convex functions.
-
-    Args:
-        weights: Weights to start from.
-        anchors: The points :math:`u_0` that the prior pulls to.
-        matrix: A.
-        targets: b.
-        steps: Number of steps.
-        largest: At least the largest eigenvalue of the Hessian.
-        accelerated: Whether to add momentum.
-
-    Returns:
-        Weights and the gradients at them, ``(S, R)`` each.
     """
     n, num_weights = matrix.shape
     right = anchors + targets @ matrix

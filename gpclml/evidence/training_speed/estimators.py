@@ -244,12 +244,9 @@ def mean_estimate(totals: Tensor) -> Estimate:
 
 @dataclass(frozen=True)
 class Prefixes:
-    """Predictions of each point given the points before it, in k orders, in float64.
+    """Predictions of each point given the points before it, in k orders, ``(k, n)`` in float64.
 
-    Attributes:
-        errors: Targets less their predicted means, ``(k, n)``.
-        variances: Variances of the latent function at the point, without noise, ``(k, n)``.
-        noise: Noise variances, ``(k, n)``.
+    Errors are targets less predicted means; variances are of the latent function, without noise.
     """
 
     errors: Tensor
@@ -258,24 +255,12 @@ class Prefixes:
 
 
 def predict_prefixes(
-    covariance: Tensor | Covariance,  # shape: (n, n)
-    residual: Tensor,  # shape: (n,)
-    noise: Tensor,  # shape: (n,)
-    orders: Tensor,  # shape: (k, n)
+    covariance: Tensor | Covariance, residual: Tensor, noise: Tensor, orders: Tensor
 ) -> Prefixes:
-    """The predictions in each order.
+    """The predictions in each order: point ``orders[j, i]`` is the i-th in order j.
 
-    Args:
-        covariance: Covariance of the observations, with noise.
-        residual: Targets less their prior mean.
-        noise: The part of the covariance's diagonal that is noise.
-        orders: Point ``orders[j, i]`` is the i-th in order j.
-
-    Raises:
-        ArgumentError: If a row of ``orders`` is no permutation.
-
-    Note:
-        As :func:`gpclml.linalg.sequential_predictions`.
+    The covariance of the observations has the noise on its diagonal, the residuals are targets less
+    their prior mean; it costs as much as :func:`gpclml.linalg.sequential_predictions`.
     """
     errors, variances = sequential_predictions(covariance, residual, orders)
     ordered = noise.double()[orders.to(noise.device)]
@@ -285,14 +270,7 @@ def predict_prefixes(
 
 
 def single_target_data(model: ExactGP) -> Observations:
-    """The training data of one model with one target a row.
-
-    Args:
-        model: An exact GP with training data.
-
-    Raises:
-        ArgumentError: If it is a batch of models, or has several targets a row.
-    """
+    """The training data of one model with one target a row; an ArgumentError for any other."""
     data = training_observations(model)
     if data.num_tasks > 1:
         raise ArgumentError(
@@ -308,14 +286,7 @@ def noise_variances(likelihood: Likelihood, data: Observations) -> Tensor:
     """Variance of each observation about the latent function, ``(n,)``.
 
     It is the likelihood's covariance for a function without variance: exact, where a difference
-    of two covariances would be rounded.
-
-    Args:
-        likelihood: The model's likelihood.
-        data: From :func:`single_target_data`.
-
-    Raises:
-        UnsupportedError: If the noise of two observations is correlated.
+    of two covariances would be rounded. Correlated noise is an UnsupportedError.
     """
     noise = data.lazy_covariance.noise
     if noise is not None:
@@ -362,15 +333,10 @@ def divergences(prefixes: Prefixes) -> Tensor:
 
 
 def sampled_terms(deviations: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Terms of the three estimators from draws of the function.
+    """Terms of the three estimators, ``(*batch, n)``, from targets less draws, ``(*batch, S, n)``.
 
-    Args:
-        deviations: Targets less draws of the function, ``(*batch, S, n)``.
-        noise: Noise variances, ``(n,)``.
-
-    Returns:
-        Mean log density, log mean density, and log density of the Gaussian with the draws'
-        mean and variance, ``(*batch, n)`` each.
+    They are the mean log density, the log mean density, and the log density of the Gaussian with
+    the draws' mean and variance.
     """
     densities = log_density(deviations, noise)
     of_mixture = densities.logsumexp(-2) - math.log(deviations.shape[-2])

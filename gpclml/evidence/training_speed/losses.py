@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -36,23 +37,18 @@ class SumOfTrainingLosses:
     """
 
     def __init__(self) -> None:
-        self._steps = 0
-        self._sum = 0.0
-        self._total = 0.0
-        self._epoch_total = 0.0
-        self._epoch_points = 0
-        self._epoch_means: list[float] = []
+        self._sums = _Sums()
         self._unread: list[tuple[Tensor, int]] = []
 
     @property
     def steps(self) -> int:
         """Number of batches so far."""
-        return self._steps + len(self._unread)
+        return self._sums.steps + len(self._unread)
 
     @property
     def epochs(self) -> int:
         """Number of ended epochs."""
-        return len(self._epoch_means)
+        return len(self._sums.epoch_means)
 
     def update(self, loss: Tensor | float, num_points: int) -> None:
         """Adds the loss of one batch, computed before the step that trains on it.
@@ -73,9 +69,8 @@ class SumOfTrainingLosses:
                 raise ShapeError("loss", tuple(loss.shape), expected, "Take loss.mean().")
             # A copy: a loop may write its next loss into the same memory.
             self._unread.append((loss.detach().clone().reshape(()), num_points))
-            return
-        self._read()
-        self._add(float(loss), num_points)
+        else:
+            self._read().add(float(loss), num_points)
 
     def end_epoch(self) -> None:
         """Ends an epoch and keeps its mean loss a point.
@@ -84,13 +79,12 @@ class SumOfTrainingLosses:
             ArgumentError: If there was no batch since the last epoch.
             NonFiniteError: If one of its losses is not finite.
         """
-        self._read()
-        if self._epoch_points == 0:
-            raise ArgumentError(
-                "epoch", "no batches", "at least one", "Call update() at each batch first."
-            )
-        self._epoch_means.append(self._epoch_total / self._epoch_points)
-        self._epoch_total, self._epoch_points = 0.0, 0
+        sums = self._read()
+        if sums.epoch_points == 0:
+            suggestion = "Call update() at each batch first."
+            raise ArgumentError("epoch", "no batches", "at least one", suggestion)
+        sums.epoch_means.append(sums.epoch_total / sums.epoch_points)
+        sums.epoch_total, sums.epoch_points = 0.0, 0
 
     def sum(self) -> float:
         r"""The sum over all iterations of the batch losses (Lyle et al. 2020, Section 4.2).
@@ -100,8 +94,7 @@ class SumOfTrainingLosses:
         Raises:
             NonFiniteError: If one of them is not finite.
         """
-        self._read()
-        return self._sum
+        return self._read().sum
 
     def total(self) -> float:
         r"""The sum over all points seen of their losses, :math:`\sum_t b_t \ell_t`.
@@ -111,12 +104,11 @@ class SumOfTrainingLosses:
         Raises:
             NonFiniteError: If a loss is not finite.
         """
-        self._read()
-        return self._total
+        return self._read().total
 
     def epoch_means(self) -> list[float]:
         """The mean loss a point of each ended epoch."""
-        return list(self._epoch_means)
+        return list(self._sums.epoch_means)
 
     def last_epochs(self, count: int) -> float:
         r"""The sum of the mean losses of the last E epochs, :math:`\sum_{t > T - E} \bar\ell_t`.
@@ -129,12 +121,11 @@ class SumOfTrainingLosses:
         Raises:
             ArgumentError: If no epoch ended, or E is out of range.
         """
-        self._check_ended()
-        if not isinstance(count, int) or not 1 <= count <= self.epochs:
-            raise ArgumentError(
-                "count", count, f"an integer from 1 to {self.epochs}, the epochs that ended"
-            )
-        return math.fsum(self._epoch_means[-count:])
+        means = self._ended_means()
+        if not isinstance(count, int) or not 1 <= count <= len(means):
+            expected = f"an integer from 1 to {len(means)}, the epochs that ended"
+            raise ArgumentError("count", count, expected)
+        return math.fsum(means[-count:])
 
     def decayed(self, decay: float) -> float:
         r"""The sum of epochs' mean losses, earlier ones weighing less.
@@ -147,11 +138,11 @@ class SumOfTrainingLosses:
         Raises:
             ArgumentError: If no epoch ended, or the decay is out of range.
         """
-        self._check_ended()
+        means = self._ended_means()
         if not 0 < decay <= 1:
             raise ArgumentError("decay", decay, "above 0 and at most 1")
         value = 0.0
-        for mean in self._epoch_means:
+        for mean in means:
             value = decay * value + mean
         return value
 
@@ -161,15 +152,7 @@ class SumOfTrainingLosses:
         Raises:
             NonFiniteError: If a loss is not finite.
         """
-        self._read()
-        return {
-            "steps": self._steps,
-            "sum": self._sum,
-            "total": self._total,
-            "epoch_total": self._epoch_total,
-            "epoch_points": self._epoch_points,
-            "epoch_means": list(self._epoch_means),
-        }
+        return asdict(self._read())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores a state of :meth:`state_dict`.
@@ -180,46 +163,51 @@ class SumOfTrainingLosses:
         Raises:
             ArgumentError: If entries are missing or unknown.
         """
-        expected = sorted(SumOfTrainingLosses().state_dict())
+        expected = sorted(asdict(_Sums()))
         if sorted(state) != expected:
             raise ArgumentError("state", sorted(state), f"the entries {', '.join(expected)}")
+        self._sums = _Sums(**{**state, "epoch_means": list(state["epoch_means"])})
         self._unread = []
-        self._steps = int(state["steps"])
-        self._sum, self._total = float(state["sum"]), float(state["total"])
-        self._epoch_total = float(state["epoch_total"])
-        self._epoch_points = int(state["epoch_points"])
-        self._epoch_means = [float(mean) for mean in state["epoch_means"]]
 
-    def _check_ended(self) -> None:
-        self._read()
-        if self.epochs == 0:
-            raise ArgumentError(
-                "epochs", "none ended", "at least one", "Call end_epoch() after each epoch."
-            )
+    def _ended_means(self) -> list[float]:
+        means = self._read().epoch_means
+        if not means:
+            suggestion = "Call end_epoch() after each epoch."
+            raise ArgumentError("epochs", "none ended", "at least one", suggestion)
+        return means
 
-    def _read(self) -> None:
-        """Reads the tensors that wait, in one transfer."""
-        if not self._unread:
-            return
-        values = torch.stack([loss for loss, _ in self._unread]).tolist()
-        for i, value in enumerate(values):
+    def _read(self) -> _Sums:
+        """The sums with the tensors that wait, which are read in one transfer."""
+        if self._unread:
+            values = torch.stack([loss for loss, _ in self._unread]).tolist()
+            read = 0
             try:
-                self._add(value, self._unread[i][1])
-            except NonFiniteError:
-                self._unread = self._unread[i:]  # every later question raises again
-                raise
-        self._unread = []
+                for value, (_, num_points) in zip(values, self._unread, strict=True):
+                    self._sums.add(value, num_points)
+                    read += 1
+            finally:  # a loss that is not finite stays, so that later questions raise again
+                del self._unread[:read]
+        return self._sums
 
-    def _add(self, loss: float, num_points: int) -> None:
+
+@dataclass
+class _Sums:
+    """What has been added up; the names are those of the state."""
+
+    steps: int = 0
+    sum: float = 0.0
+    total: float = 0.0
+    epoch_total: float = 0.0
+    epoch_points: int = 0
+    epoch_means: list[float] = field(default_factory=list)
+
+    def add(self, loss: float, num_points: int) -> None:
         if not math.isfinite(loss):
-            raise NonFiniteError(
-                "loss",
-                f"{loss} at step {self._steps + 1} (epoch {self.epochs + 1})",
-                "a finite number",
-                "Lower the learning rate, or look for NaN in the data.",
-            )
-        self._steps += 1
-        self._sum += loss
-        self._total += num_points * loss
-        self._epoch_total += num_points * loss
-        self._epoch_points += num_points
+            got = f"{loss} at step {self.steps + 1} (epoch {len(self.epoch_means) + 1})"
+            suggestion = "Lower the learning rate, or look for NaN in the data."
+            raise NonFiniteError("loss", got, "a finite number", suggestion)
+        self.steps += 1
+        self.sum += loss
+        self.total += num_points * loss
+        self.epoch_total += num_points * loss
+        self.epoch_points += num_points

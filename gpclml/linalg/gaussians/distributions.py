@@ -113,9 +113,6 @@ class DiagonalGaussian(WeightDistribution):
     variances: Tensor
 
     def __post_init__(self) -> None:
-        if self.mean.ndim != 1 or self.variances.shape != self.mean.shape:
-            got = f"{tuple(self.variances.shape)} beside a mean {tuple(self.mean.shape)}"
-            raise ShapeError("variances", got, "(R,), as the mean")
         check_positive("variances", self.variances)
 
     def variance(self) -> Tensor:
@@ -167,11 +164,9 @@ class LowRankGaussian(WeightDistribution):
     epsilon: float
 
     def __post_init__(self) -> None:
-        R = len(self.mean)
-        if self.factor.ndim != 2 or len(self.factor) != R:
-            raise ShapeError("factor", tuple(self.factor.shape), f"({R}, k), as the mean")
-        if self.factor.shape[1] > R:
-            raise ArgumentError("rank", self.factor.shape[1], f"at most {R}, the weights")
+        R, rank = self.factor.shape
+        if rank > R:
+            raise ArgumentError("rank", rank, f"at most {R}, the weights")
         if not 0 < self.epsilon < float("inf"):
             raise ArgumentError("epsilon", self.epsilon, "a positive number")
 
@@ -231,11 +226,6 @@ class FullGaussian(WeightDistribution):
 
     mean: Tensor
     root: Tensor
-
-    def __post_init__(self) -> None:
-        R = len(self.mean)
-        if self.root.shape != (R, R):
-            raise ShapeError("root", tuple(self.root.shape), f"({R}, {R}), as the mean")
 
     def variance(self) -> Tensor:
         """Variance of each weight, ``(R,)``."""
