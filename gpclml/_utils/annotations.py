@@ -14,7 +14,7 @@ import numpy
 import torch
 from torch import Tensor
 
-__all__ = ["FEW", "describe", "first_unlike", "fits"]
+__all__ = ["FEW", "describe", "first_unlike", "fits", "is_integer"]
 
 FEW = 1000
 """Number of elements of a sequence that are checked."""
@@ -102,7 +102,8 @@ def first_unlike(name: str, value: Any, hint: Any) -> tuple[str, Any, Any]:
     return name, value, hint
 
 
-def _is_integer(value: Any) -> bool:
+def is_integer(value: Any) -> bool:
+    """Whether Python takes a value as an index: also numbers of numpy, and of a tensor."""
     if isinstance(value, numbers.Integral):
         return True
     try:
@@ -126,7 +127,7 @@ def _is_truth(value: Any) -> bool:
 
 _CHECKS: dict[type, Callable[[Any], bool]] = {
     Tensor: lambda value: isinstance(value, Tensor) and not value.is_meta,
-    int: _is_integer,
+    int: is_integer,
     float: _is_number,
     bool: _is_truth,
     object: lambda value: True,

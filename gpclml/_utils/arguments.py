@@ -13,7 +13,6 @@ import math
 import re
 import sys
 from collections.abc import Callable
-from numbers import Integral
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
@@ -21,7 +20,7 @@ import torch
 from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 
-from gpclml._utils.annotations import FEW, describe, first_unlike, fits
+from gpclml._utils.annotations import FEW, describe, first_unlike, fits, is_integer
 from gpclml.errors import ArgumentError, DataError, NonFiniteError, ShapeError, UnsupportedError
 
 __all__ = [
@@ -110,7 +109,10 @@ def checked(
 def check_counts(least: int = 1, suggestion: str = "", /, **numbers: int | None) -> None:
     """Raises an ArgumentError where a number is no integer or below the least; None passes."""
     for name, number in numbers.items():
-        if number is not None and (not isinstance(number, Integral) or number < least):
+        if number is None:
+            continue
+        whole = isinstance(number, int) or is_integer(number)
+        if not whole or isinstance(number, bool) or number < least:
             raise ArgumentError(name, number, f"an integer of at least {least}", suggestion)
 
 

@@ -5,10 +5,12 @@ Digests of data and settings tell whether a checkpoint is of the training that g
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,22 +20,53 @@ from gpclml._utils.arguments import callers_level
 from gpclml.errors import ArgumentError, DataError
 
 __all__ = [
+    "Course",
     "ResumableDraws",
     "check_fingerprint",
+    "check_state",
     "digest",
     "load_optimizer_state",
     "module_classes",
-    "restored",
-    "warn_of_no_fingerprint",
 ]
 
 _KEY = "_extra_state"  # under which torch stores what get_extra_state returns
 
 
+@dataclass
+class Course:
+    """What has been done of a training; the names of the fields are those of its checkpoint."""
+
+    objectives: list[float] = field(default_factory=list)
+    looks: list[int] = field(default_factory=list)
+    best: int = 0
+    seconds: float = 0.0
+
+    def content(self) -> dict[str, Any]:
+        """A copy of the fields by name."""
+        return copy.deepcopy(vars(self))
+
+    def restored(self, stored: Mapping[str, Any]) -> dict[str, Any]:
+        """The stored fields; a TypeError where some are missing or of other types."""
+        for name, own in vars(self).items():
+            if not isinstance(stored.get(name), list if isinstance(own, list) else (int, float)):
+                raise TypeError(f"no {name} of the training")
+        return {name: stored[name] for name in vars(self)}
+
+
 def check_fingerprint(
-    path: str | os.PathLike, stored: Mapping[str, Any], own: Mapping[str, Any]
+    path: str | os.PathLike, stored: Mapping[str, Any] | None, own: Mapping[str, Any]
 ) -> None:
-    """Raises a DataError, which names all differences, where it is of another training."""
+    """Raises a DataError, which names all differences, where it is of another training.
+
+    A checkpoint of version 1, which has no fingerprint, cannot be compared, of which it warns.
+    """
+    if stored is None:
+        warnings.warn(
+            f"{path} was written by an earlier release, which did not store what it was trained "
+            "on. Make sure that data and settings are the same.",
+            stacklevel=callers_level(),
+        )
+        return
     missing = object()
     unlike = [
         name
@@ -54,21 +87,20 @@ def check_fingerprint(
         )
 
 
-def restored(course: Any, stored: Mapping[str, Any]) -> dict[str, Any]:
-    """The stored fields of a dataclass of lists and numbers; a TypeError where some are missing."""
-    for name, own in vars(course).items():
-        if not isinstance(stored.get(name), list if isinstance(own, list) else (int, float)):
-            raise TypeError(f"no {name} of the training")
-    return {name: stored[name] for name in vars(course)}
-
-
-def warn_of_no_fingerprint(path: str | os.PathLike) -> None:
-    """Warns that a checkpoint of version 1 cannot be compared with the training."""
-    warnings.warn(
-        f"{path} was written by an earlier release, which did not store what it was trained on. "
-        "Make sure that data and settings are the same.",
-        stacklevel=callers_level(),
-    )
+def check_state(path: str | os.PathLike, module: torch.nn.Module, state: Mapping[str, Any]) -> None:
+    """Raises a DataError where a stored ``state_dict`` has other entries than a module's."""
+    own = module.state_dict()
+    unlike = sorted(own.keys() ^ state.keys()) or [
+        f"{name}: {tuple(getattr(state[name], 'shape', ()))} stored, {tuple(value.shape)} here"
+        for name, value in own.items()
+        if isinstance(value, Tensor) and getattr(state[name], "shape", None) != value.shape
+    ]
+    if unlike:
+        raise DataError(
+            f"path: {path} is a checkpoint of another architecture or objective "
+            f"({', '.join(unlike[:3])}). Build model and objective as they were when they were "
+            "trained, or give another file."
+        )
 
 
 def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:

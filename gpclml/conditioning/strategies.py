@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpclml._utils.arguments import checked
+from gpclml._utils.arguments import check_counts, checked
 from gpclml.errors import ArgumentError
 
 __all__ = [
@@ -21,9 +21,6 @@ __all__ = [
     "RandomHoldout",
     "RandomOrderings",
     "Split",
-    "check_below",
-    "integer",
-    "stack_by_size",
 ]
 
 Indices = Sequence[int] | Tensor
@@ -55,7 +52,8 @@ class Conditioning(ABC):
     _is_random = False
 
     def __init__(self, seed: int | None = None) -> None:
-        self.seed = None if seed is None else integer("seed", seed, 0)
+        check_counts(0, seed=seed)
+        self.seed = None if seed is None else int(seed)
 
     @property
     def redraws(self) -> bool:
@@ -94,7 +92,8 @@ class Conditioning(ABC):
         Raises:
             ArgumentError: If there are no rows, or the strategy does not fit their number.
         """
-        rows = torch.arange(integer("num_data", num_data, 1))
+        check_counts(num_data=num_data)
+        rows = torch.arange(int(num_data))
         if observed is not None:
             rows = rows[observed.cpu()]
         if rows.numel() == 0:
@@ -154,10 +153,9 @@ class RandomHoldout(Conditioning):
         super().__init__(seed)
         if not 0 < fraction <= 1:
             raise ArgumentError("fraction", fraction, "a share in (0, 1]")
+        check_counts(condition_on=condition_on)
         self.fraction = float(fraction)
-        if condition_on is not None:
-            condition_on = integer("condition_on", condition_on, 1)
-        self.condition_on = condition_on
+        self.condition_on = None if condition_on is None else int(condition_on)
 
     def _blocks(self, rows, num_data, generator):
         n = rows.numel()
@@ -172,13 +170,10 @@ class RandomHoldout(Conditioning):
             return Split([block])
         others = rows[~torch.isin(rows, block)]
         if m > others.numel():
-            held_out, n = block.numel(), rows.numel()
-            raise ArgumentError(
-                "condition_on",
-                m,
-                f"at most {others.numel()}: {held_out} of {n} observed points are held out",
-                "Condition on fewer points, or hold out a smaller fraction.",
-            )
+            held_out = f"{block.numel()} of {rows.numel()} observed points are held out"
+            suggestion = "Condition on fewer points, or hold out a smaller fraction."
+            expected = f"at most {others.numel()}: {held_out}"
+            raise ArgumentError("condition_on", m, expected, suggestion)
         chosen = torch.randperm(others.numel(), generator=generator)[:m]
         return Split([block], others[chosen])
 
@@ -199,12 +194,13 @@ class KFold(Conditioning):
     @checked
     def __init__(self, n_splits: int = 10, seed: int | None = None) -> None:
         super().__init__(seed)
-        self.n_splits = integer("n_splits", n_splits, 2)
+        check_counts(2, n_splits=n_splits)
+        self.n_splits = int(n_splits)
 
     def _blocks(self, rows, num_data, generator):
         n = rows.numel()
         order = rows[torch.randperm(n, generator=generator)]
-        return stack_by_size(order.tensor_split(min(self.n_splits, n)))
+        return _stack_by_size(order.tensor_split(min(self.n_splits, n)))
 
 
 class RandomOrderings(Conditioning):
@@ -224,12 +220,13 @@ class RandomOrderings(Conditioning):
     @checked
     def __init__(self, k: int, m: int, seed: int | None = None) -> None:
         super().__init__(seed)
-        self.k = integer("k", k, 1)
-        self.m = integer("m", m, 0)
+        check_counts(k=k)
+        check_counts(0, m=m)
+        self.k, self.m = int(k), int(m)
 
     def _blocks(self, rows, num_data, generator):
         n = rows.numel()
-        check_below("m", self.m, n)
+        _check_below(self.m, n)
         tails = [rows[torch.randperm(n, generator=generator)[self.m :]] for _ in range(self.k)]
         return [torch.stack(tails)]
 
@@ -260,10 +257,11 @@ class LastPoints(Conditioning):
     @checked
     def __init__(self, m: int) -> None:
         super().__init__()
-        self.m = integer("m", m, 0)
+        check_counts(0, m=m)
+        self.m = int(m)
 
     def _blocks(self, rows, num_data, generator):
-        check_below("m", self.m, rows.numel())
+        _check_below(self.m, rows.numel())
         return [rows[self.m :].unsqueeze(0)]
 
 
@@ -292,10 +290,8 @@ class HeldOut(Conditioning):
         every = torch.cat(self.blocks)
         values, counts = every.unique(return_counts=True)
         if (counts > 1).any():
-            repeated = values[counts > 1].tolist()
-            raise ArgumentError(
-                "blocks", f"repeated indices {repeated[:5]}", "each row in one block, once"
-            )
+            repeated = f"repeated indices {values[counts > 1].tolist()[:5]}"
+            raise ArgumentError("blocks", repeated, "each row in one block, once")
 
     def _blocks(self, rows, num_data, generator):
         highest = max(int(block.max()) for block in self.blocks)
@@ -304,10 +300,9 @@ class HeldOut(Conditioning):
         kept = [block[torch.isin(block, rows)] for block in self.blocks]
         kept = [block for block in kept if block.numel()]
         if not kept:
-            raise ArgumentError(
-                "blocks", "rows whose targets are all missing", "at least one observed target"
-            )
-        return stack_by_size(kept)
+            got = "rows whose targets are all missing"
+            raise ArgumentError("blocks", got, "at least one observed target")
+        return _stack_by_size(kept)
 
 
 def _row_indices(block: Indices) -> Tensor:
@@ -322,25 +317,13 @@ def _row_indices(block: Indices) -> Tensor:
     return indices.long()
 
 
-def stack_by_size(blocks: Sequence[Tensor]) -> list[Tensor]:
+def _stack_by_size(blocks: Sequence[Tensor]) -> list[Tensor]:
     """Stacks blocks of one size in one tensor, ``(k_i, b_i)``, in the order of their sizes."""
     sizes = dict.fromkeys(block.numel() for block in blocks)
     return [torch.stack([b for b in blocks if b.numel() == size]) for size in sizes]
 
 
-def integer(argument: str, value: int, least: int) -> int:
-    """The value, if it is an integer of at least ``least``."""
-    if isinstance(value, bool) or not hasattr(value, "__index__") or int(value) < least:
-        raise ArgumentError(argument, repr(value), f"an integer of at least {least}")
-    return int(value)
-
-
-def check_below(argument: str, value: int, n: int) -> None:
-    """Raises an ArgumentError where a number of points conditioned on leaves none to score."""
-    if value >= n:
-        raise ArgumentError(
-            argument,
-            value,
-            f"an integer below the {n} observed points",
-            "m is the number of points conditioned on; at least one must remain to be scored.",
-        )
+def _check_below(m: int, n: int) -> None:
+    if m >= n:
+        suggestion = "m is the number of points conditioned on; at least one must remain."
+        raise ArgumentError("m", m, f"an integer below the {n} observed points", suggestion)

@@ -16,7 +16,6 @@ from torch import Tensor
 from gpclml._utils.arguments import check_counts, checked
 from gpclml._utils.resuming import ResumableDraws, digest
 from gpclml.conditioning import Conditioning, Split
-from gpclml.conditioning.strategies import integer
 from gpclml.errors import ArgumentError
 from gpclml.fit._exchange import AGREED, Exchange, Processes, processes
 
@@ -213,8 +212,9 @@ class DistributedConditioning(Conditioning):
             own = processes(group)
             num_replicas, rank = own.size, own.rank
         self.conditioning = conditioning
-        self.num_replicas = integer("num_replicas", num_replicas, 1)
-        self.rank = integer("rank", rank, 0)
+        check_counts(num_replicas=num_replicas)
+        check_counts(0, rank=rank)
+        self.num_replicas, self.rank = int(num_replicas), int(rank)
         if self.rank >= self.num_replicas:
             raise ArgumentError("rank", rank, f"below the number of replicas, {num_replicas}")
 

@@ -16,12 +16,12 @@ from gpclml._utils.arguments import checked
 from gpclml._utils.checkpoint import read_checkpoint, write_checkpoint
 from gpclml._utils.progress import shows_progress
 from gpclml._utils.resuming import (
+    Course,
     check_fingerprint,
+    check_state,
     digest,
     load_optimizer_state,
     module_classes,
-    restored,
-    warn_of_no_fingerprint,
 )
 from gpclml.curvature import FunctionSpace
 from gpclml.errors import ArgumentError, DataError, UnknownNameError
@@ -58,14 +58,10 @@ class OnlineFitResult(FitResult):
 
 
 @dataclass
-class _Course:
-    """What has been done; the names are those of the checkpoint."""
+class _Course(Course):
+    """With the evidence at each look."""
 
-    objectives: list[float] = field(default_factory=list)
-    looks: list[int] = field(default_factory=list)
     evidences: list[float] = field(default_factory=list)
-    best: int = 0
-    seconds: float = 0.0
 
     def result(self) -> OnlineFitResult:
         return OnlineFitResult(
@@ -75,15 +71,7 @@ class _Course:
 
 
 class _OnlineRun(WeightTraining):
-    """Optimizers and course of a training of weights and hyperparameters.
-
-    Args:
-        mll: The objective.
-        x: Points.
-        y: Their targets.
-        hyper_lr: Learning rate of the hyperparameters.
-        **options: Of :class:`WeightTraining`.
-    """
+    """Optimizers and course of a training of weights and hyperparameters."""
 
     def __init__(
         self, mll: LaplaceMarginalLogLikelihood, x: Tensor, y: Tensor, hyper_lr: float,
@@ -104,13 +92,9 @@ class _OnlineRun(WeightTraining):
         self.course.objectives.append(self.epoch(done))
 
     def train_hyperparameters(self, steps: int) -> list[float]:
-        """Steps on the hyperparameters and the evidence after them, in eval mode.
+        """The evidence before each of some steps, or its estimate from a batch, in eval mode.
 
-        Args:
-            steps: How many.
-
-        Returns:
-            The evidence before each step, or its estimate from a batch.
+        The evidence after the last of them is noted in the course.
         """
         values: list[Tensor] = []
         network = self.model.network
@@ -177,11 +161,7 @@ class _OnlineRun(WeightTraining):
             self.mll.load_state_dict(self.best)
 
     def fingerprint(self, **settings: Any) -> dict[str, Any]:
-        """What decides the course: digests of data and objective, and settings as they are.
-
-        Args:
-            **settings: Those of the training.
-        """
+        """What decides the course: digests of data and objective, and settings as they are."""
         mll = self.mll
         return {
             "train_x": digest(self.x),
@@ -194,46 +174,24 @@ class _OnlineRun(WeightTraining):
 
     def content(self) -> dict[str, Any]:
         """All that decides how the training goes on, the objective's draws included; a copy."""
-        course = {
-            name: list(entry) if isinstance(entry, list) else entry
-            for name, entry in vars(self.course).items()
-        }
         return {
             "state": self._state(),
             "best": self.best,
             "of_weights": copy.deepcopy(self.of_weights.state_dict()),
             "of_hyperparameters": copy.deepcopy(self.of_hyperparameters.state_dict()),
             "generator": self.generator.get_state(),
-            "fit": course,
+            "fit": self.course.content(),
         }
 
     def read(self, path: str | Path, fingerprint: dict[str, Any]) -> None:
-        """Goes on from a file.
-
-        Args:
-            path: The file.
-            fingerprint: What decides this training.
-
-        Raises:
-            DataError: It is of another model or training, or damaged; nothing is changed then.
-        """
+        """Goes on from a file; a DataError, before any change, where it is not of this training."""
         content = read_checkpoint(path, _CHECKPOINT, self.x.device, _REQUIRED)
-        mine, *theirs = (
-            {name: getattr(value, "shape", None) for name, value in state.items()}
-            for state in (self.mll.state_dict(), content["state"], content["best"])
-            if state is not None
-        )
-        if any(mine != state for state in theirs):
-            raise DataError(
-                f"checkpoint: {path} is of another model. Build the model as it was, or give "
-                "another file."
-            )
-        if "fingerprint" in content:
-            check_fingerprint(path, content["fingerprint"], fingerprint)
-        else:
-            warn_of_no_fingerprint(path)
+        for state in (content["state"], content["best"]):
+            if state is not None:
+                check_state(path, self.mll, state)
+        check_fingerprint(path, content.get("fingerprint"), fingerprint)
         try:
-            fit = restored(self.course, content["fit"])
+            fit = self.course.restored(content["fit"])
             load_optimizer_state(self.of_weights, content["of_weights"])
             load_optimizer_state(self.of_hyperparameters, content["of_hyperparameters"])
             self.generator.set_state(content["generator"].cpu())

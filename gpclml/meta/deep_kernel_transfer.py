@@ -193,15 +193,10 @@ class DeepKernelTransfer(ExactGP):
 
 
 def one_vs_rest(labels: Tensor, ways: int, dtype: torch.dtype) -> Tensor:
-    """Targets of the GP: one a class, 1 for its members and -1 for all others.
+    """Targets ``(tasks, ways, n)``, one a class: 1 for its members and -1 for all others.
 
-    Args:
-        labels: Classes from 0, or targets of a regression, ``(tasks, n)``.
-        ways: Number of classes; 0 in regression.
-        dtype: Dtype of the targets.
-
-    Returns:
-        Targets, ``(tasks, ways, n)``; ``(tasks, 1, n)`` in regression.
+    They are made from classes, ``(tasks, n)``. In regression, without ways, targets stay the same,
+    with shape ``(tasks, 1, n)``.
     """
     if ways == 0:
         return labels.to(dtype).unsqueeze(-2)
@@ -242,12 +237,7 @@ KERNELS = tuple(sorted(_MAKERS))
 
 
 def make_kernel(kernel: str | Kernel, features: int) -> Kernel:
-    """Makes the kernel of a name; a kernel is returned itself.
-
-    Args:
-        kernel: A name in ``KERNELS``, or a kernel on features.
-        features: Number of features.
-    """
+    """The kernel on so many features of a name in ``KERNELS``; a kernel is returned itself."""
     if isinstance(kernel, Kernel):
         return kernel
     if not isinstance(kernel, str):

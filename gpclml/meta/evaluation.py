@@ -135,14 +135,7 @@ def class_probabilities(predictive: Normal) -> Tensor:
 
 
 def class_log_probabilities(predictive: Normal) -> Tensor:
-    """The logarithms of :func:`class_probabilities`, finite where these underflow.
-
-    Args:
-        predictive: Marginals of the one-vs-rest targets, ``(*batch, ways, q)``.
-
-    Returns:
-        Log probabilities, ``(*batch, q, ways)``.
-    """
+    """The logarithms of :func:`class_probabilities`, finite where these underflow."""
     mean, scale = predictive.mean.mT, predictive.stddev.mT  # (*batch, q, ways)
     nodes, weights = (
         torch.as_tensor(part).to(mean) for part in numpy.polynomial.hermite_e.hermegauss(_NODES)

@@ -259,8 +259,8 @@ class RotationTasks(NumberedTasks):
     def __init__(
         self, images: Tensor, support: int = 10, queries: int = 20, *, seed: int = 0
     ) -> None:
-        if images.ndim != 4 or images.shape[-1] != images.shape[-2] or len(images) == 0:
-            expected = "(N, channels, size, size), square and at least one"
+        if images.shape[-1] != images.shape[-2]:
+            expected = "(N, channels, size, size), square"
             raise ShapeError("images", tuple(images.shape), expected)
         check_counts(support=support, queries=queries)
         self.images = images
@@ -308,9 +308,6 @@ class HeadPoseTasks(NumberedTasks):
         support_yaws: int | None = None,
         seed: int = 0,
     ) -> None:
-        if images.ndim != 6 or images.shape[1:3] != (_PITCHES, _YAWS) or len(images) == 0:
-            expected = f"(people, {_PITCHES}, {_YAWS}, channels, height, width)"
-            raise ShapeError("images", tuple(images.shape), expected)
         support_yaws = yaws if support_yaws is None else support_yaws
         check_counts(support=support, yaws=yaws, support_yaws=support_yaws)
         if not support_yaws <= yaws <= _YAWS:
@@ -358,12 +355,7 @@ def unit_range(images: Tensor) -> Tensor:
 
 
 def task_generator(seed: int, index: int) -> torch.Generator:
-    """The generator of one task.
-
-    Args:
-        seed: Seed of all tasks, 0 or above.
-        index: Number of the task, 0 or above.
-    """
+    """The generator of the task of that number."""
     # torch's CPU generator uses 32 bits of a seed: both numbers are mixed into them.
     mixed = numpy.random.SeedSequence([seed, index]).generate_state(1)
     return torch.Generator().manual_seed(int(mixed[0]))

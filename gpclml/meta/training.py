@@ -6,28 +6,23 @@ import copy
 import math
 import time
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from gpytorch.mlls import MarginalLogLikelihood
-from torch import Tensor
 
 from gpclml._utils.arguments import callers_level, check_counts, check_learning_rate, checked
-from gpclml._utils.checkpoint import (
-    read_checkpoint,
-    write_checkpoint,
-)
+from gpclml._utils.checkpoint import read_checkpoint, write_checkpoint
 from gpclml._utils.progress import shows_progress
 from gpclml._utils.resuming import (
+    Course,
     check_fingerprint,
+    check_state,
     digest,
     load_optimizer_state,
     module_classes,
-    restored,
-    warn_of_no_fingerprint,
 )
 from gpclml.errors import ArgumentError, DataError, NonFiniteError
 from gpclml.fit import FitResult
@@ -59,14 +54,10 @@ class TasksFitResult(FitResult):
 
 
 @dataclass
-class _Course:
-    """What has been done; the names are those of the checkpoint."""
+class _Course(Course):
+    """With the score of each validation."""
 
-    objectives: list[float] = field(default_factory=list)
-    looks: list[int] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
-    best: int = 0
-    seconds: float = 0.0
 
     def result(self) -> TasksFitResult:
         return TasksFitResult(
@@ -197,7 +188,7 @@ def load_model(model: DeepKernelTransfer, path: str | Path) -> DeepKernelTransfe
     """
     device = next(model.parameters()).device
     content = read_checkpoint(path, _CHECKPOINT, device, {"best": dict})
-    _check(model, content["best"], path)
+    check_state(path, model, content["best"])
     model.load_state_dict(content["best"])
     return model.eval()
 
@@ -250,24 +241,17 @@ class _Run:
 
     def content(self) -> dict[str, Any]:
         """A copy of the state that a resumed training needs."""
-        course = {
-            name: list(entry) if isinstance(entry, list) else entry
-            for name, entry in vars(self.training).items()
-        }
         return {
             "objective": _state(self.mll),
             "best": self.best,
             "optimizer": copy.deepcopy(self.optimizer.state_dict()),
-            "training": course,
+            "training": self.training.content(),
         }
 
     def read(self, path: str | Path, decided_by: dict[str, Any]) -> None:
         device = next(self.model.parameters()).device
         content = read_checkpoint(path, _CHECKPOINT, device, _REQUIRED)
-        if "fingerprint" in content:
-            check_fingerprint(path, content["fingerprint"], decided_by)
-        else:
-            warn_of_no_fingerprint(path)
+        check_fingerprint(path, content.get("fingerprint"), decided_by)
         if isinstance(content.get("objective"), dict):
             module, state = self.mll, content["objective"]
         elif isinstance(content.get("model"), dict):  # earlier releases kept the model alone
@@ -282,10 +266,10 @@ class _Run:
                 f"checkpoint: {path} lacks the state of the objective. Restore a copy of it, or "
                 "give another file to train again."
             )
-        _check(module, state, path)
-        _check(self.model, content["best"], path)
+        check_state(path, module, state)
+        check_state(path, self.model, content["best"])
         try:
-            training = _Course(**restored(self.training, content["training"]))
+            training = _Course(**self.training.restored(content["training"]))
             load_optimizer_state(self.optimizer, content["optimizer"])
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(
@@ -306,18 +290,3 @@ def _first_task(tasks: Tasks) -> str:
 
 def _state(module: torch.nn.Module) -> dict[str, Any]:
     return copy.deepcopy(module.state_dict())
-
-
-def _check(module: torch.nn.Module, state: Mapping[str, Any], path: str | Path) -> None:
-    own = module.state_dict()
-    unlike = sorted(own.keys() ^ state.keys()) or [
-        f"{name}: {tuple(getattr(state[name], 'shape', ()))} stored, {tuple(value.shape)} here"
-        for name, value in own.items()
-        if isinstance(value, Tensor) and getattr(state[name], "shape", None) != value.shape
-    ]
-    if unlike:
-        raise DataError(
-            f"path: {path} is a checkpoint of another architecture or objective "
-            f"({', '.join(unlike[:3])}). Build model and objective as they were when they were "
-            "trained, or give another file."
-        )

@@ -146,7 +146,7 @@ def test_online_training_moves_ranges_and_resumes(tmp_path):
     assert torch.equal(moved, resumed["model.augmentation.log_ranges"])
     mll, x, y = rotated_objective(FunctionSpace(), "single", samples=3)
     mll.model.augmentation = AffineAugmentation({"rotation": 0.1})
-    with pytest.raises(DataError, match="of another model"):
+    with pytest.raises(DataError, match="of another architecture"):
         fit_online(mll, x, y, epochs=6, progress=False, checkpoint=tmp_path / "a.pt")
 
 

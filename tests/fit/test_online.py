@@ -194,5 +194,5 @@ def test_bad_input(tmp_path):
     fit(regression(), data, epochs=1, burn_in=0, checkpoint=path)
     other = LinearizedNetwork(MLP([1, 5, 1]).double())
     mll = LaplaceMarginalLogLikelihood(GaussianLikelihood().double(), other, 60)
-    with pytest.raises(DataError, match="of another model"):
+    with pytest.raises(DataError, match="of another architecture"):
         fit(mll, data, checkpoint=path)
