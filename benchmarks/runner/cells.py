@@ -16,8 +16,8 @@ from benchmarks._process import keep_freed_memory, variables
 from gpclml.errors import ArgumentError
 
 __all__ = [
-    "BatchError", "Batches", "Cell", "CellFunction", "Outcome", "Work", "canonical_json",
-    "cell_key", "group_cells", "plan_cells",
+    "BatchError", "Batches", "Cell", "CellFunction", "Row", "Work", "canonical_json", "cell_key",
+    "done_row", "failed_row", "group_cells", "plan_cells",
 ]  # fmt: skip
 
 CellFunction = Callable[[dict[str, Any]], Mapping[str, Any]]
@@ -55,49 +55,36 @@ class BatchError(RuntimeError):
     """A batch function failed as a whole; says with what."""
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What came of one cell: metrics as JSON text, or the error that ended it.
+Row = dict[str, Any]
+"""What came of a cell, of JSON values: its key, configuration, seconds and host, and either its
+metrics or the error that ended it."""
 
-    Args:
-        key: Key of the cell.
-        configuration: Its configuration as JSON text.
-        seconds: Wall time of the cell function; of a batch, the cell's equal share.
-        host: Name of the machine that computed it.
-        metrics: JSON text of the metrics; None if the cell failed.
-        error_type: Class name of the error.
-        error_message: Text of the error.
-        traceback: Where the error arose.
-    """
 
-    key: str
-    configuration: str
-    seconds: float
-    host: str
-    metrics: str | None = None
-    error_type: str | None = None
-    error_message: str | None = None
-    traceback: str | None = None
+def done_row(cell: Cell, metrics: object, seconds: float) -> Row:
+    """The row of a cell that returned in this process; it fails if its metrics cannot be saved."""
+    row = _row(cell, seconds)
+    try:
+        return row | {"metrics": _plain_metrics(metrics, row["configuration"])}
+    except Exception as error:
+        return failed_row(cell, error, seconds)
 
-    @classmethod
-    def done(cls, cell: Cell, metrics: object, seconds: float) -> Outcome:
-        """Of a cell that returned in this process; it fails if its metrics cannot be saved."""
-        try:
-            text = _metrics_json(metrics, json.loads(cell.configuration))
-        except Exception as error:
-            return cls.failed(cell, error, seconds)
-        return cls(*cell, seconds, socket.gethostname(), metrics=text)
 
-    @classmethod
-    def failed(cls, cell: Cell, error: BaseException, seconds: float) -> Outcome:
-        """Of a cell that an error ended."""
-        texts = (str(error), "".join(traceback.format_exception(error)))
-        # Without the lone surrogates that SQLite cannot hold.
-        message, where = (text.encode("utf-8", "backslashreplace").decode() for text in texts)
-        return cls(
-            *cell, seconds, socket.gethostname(), error_type=type(error).__name__,
-            error_message=message, traceback=where,
-        )  # fmt: skip
+def failed_row(cell: Cell, error: BaseException, seconds: float) -> Row:
+    """The row of a cell that an error ended."""
+    texts = {
+        "_error_type": type(error).__name__, "_error_message": str(error),
+        "_traceback": "".join(traceback.format_exception(error)),
+    }  # fmt: skip
+    # Without lone surrogates, which no terminal and no file takes.
+    plain = {name: text.encode(errors="backslashreplace").decode() for name, text in texts.items()}
+    return _row(cell, seconds) | {"error": plain}
+
+
+def _row(cell: Cell, seconds: float) -> Row:
+    return {
+        "key": cell.key, "configuration": json.loads(cell.configuration), "seconds": seconds,
+        "host": socket.gethostname(),
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -107,30 +94,28 @@ class Work:
     Args:
         function: The cell function.
         batch_function: Computes several cells; None if every task is one cell.
-        threads: Number of threads for torch and BLAS; what was set before is restored.
         environment: Environment variables set meanwhile, and restored.
         check: Called first; raises where this worker has other code than the driver.
     """
 
     function: CellFunction
     batch_function: BatchFunction | None
-    threads: int
-    environment: Mapping[str, str]
+    environment: Mapping[str, str] | None
     check: Callable[[], None] | None = None
 
-    def __call__(self, cells: list[Cell]) -> list[Outcome] | BatchError:
+    def __call__(self, cells: list[Cell]) -> list[Row] | BatchError:
         """What came of the cells, in order, or the error that ended all of them at once.
 
         Raises:
             OtherCodeError: If this worker has other code than the driver.
         """
-        if self.check is not None:  # a worker may join a cluster after the others' check
+        if self.check is not None:
             self.check()
         keep_freed_memory()
         configurations = [json.loads(cell.configuration) for cell in cells]
         start = time.perf_counter()
         try:
-            with _threads(self.threads), variables(self.environment):
+            with _one_thread(), variables(self.environment or {}):
                 start = time.perf_counter()
                 if len(cells) == 1 or self.batch_function is None:
                     answers = [self.function(configuration) for configuration in configurations]
@@ -140,12 +125,10 @@ class Work:
             _check_answers(answers, len(cells))
         except (Exception, SystemExit) as error:
             if len(cells) == 1:
-                return [Outcome.failed(cells[0], error, time.perf_counter() - start)]
+                return [failed_row(cells[0], error, time.perf_counter() - start)]
             return BatchError(f"{type(error).__name__}: {error}")
         return [
-            Outcome.failed(cell, answer, share)
-            if isinstance(answer, Exception)
-            else Outcome.done(cell, answer, share)
+            (failed_row if isinstance(answer, Exception) else done_row)(cell, answer, share)
             for cell, answer in zip(cells, answers, strict=True)
         ]
 
@@ -217,7 +200,8 @@ def _kind(configuration: dict[str, Any], batches: Batches) -> tuple[Hashable, in
     return label, size
 
 
-def _metrics_json(metrics: object, configuration: Mapping[str, Any]) -> str:
+def _plain_metrics(metrics: object, configuration: Mapping[str, Any]) -> dict[str, Any]:
+    """Metrics as JSON gives them back."""
     if not isinstance(metrics, Mapping):
         fix = "Let the cell function return {name: value}."
         raise ArgumentError("metrics", type(metrics).__name__, "a dictionary", fix)
@@ -226,7 +210,7 @@ def _metrics_json(metrics: object, configuration: Mapping[str, Any]) -> str:
     shared = sorted(set(metrics) & set(configuration))
     if shared:
         raise ArgumentError("metrics", shared, "names not used by the cell", "Rename them.")
-    return json.dumps(dict(metrics), separators=(",", ":"), default=_plain)
+    return json.loads(json.dumps(dict(metrics), default=_plain))
 
 
 def _plain(value: Any) -> object:
@@ -261,14 +245,14 @@ def _check_answers(answers: object, count: int) -> None:
 
 
 @contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """Sets the threads of torch and of the BLAS libraries, and restores them."""
+def _one_thread() -> Iterator[None]:
+    """Within the block torch and the BLAS libraries have one thread, whatever number of jobs."""
     import threadpoolctl
     import torch
 
     before = torch.get_num_threads()
-    with threadpoolctl.threadpool_limits(count):
-        torch.set_num_threads(count)
+    with threadpoolctl.threadpool_limits(1):
+        torch.set_num_threads(1)
         try:
             yield
         finally:

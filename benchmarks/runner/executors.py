@@ -13,7 +13,7 @@ from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from typing import Any
 
-from benchmarks.runner.cells import Cell, Outcome, Work
+from benchmarks.runner.cells import Cell, Row, Work
 from benchmarks.runner.code import OtherCodeError
 from gpclml.errors import ArgumentError, UnknownNameError
 
@@ -25,7 +25,7 @@ CONNECT_SECONDS = 5.0
 WORKER_SECONDS = 50.0  # without any worker of a cluster, at the start or later: an error
 START = "dask worker ADDRESS --nworkers -1 --nthreads 1"
 
-Answer = list[Outcome] | Exception
+Answer = list[Row] | Exception
 """What came of cells, or the error of a batch, or that of a worker that was lost with them."""
 
 
@@ -159,7 +159,9 @@ class _DaskWorkers(Workers):
     def check(self) -> None:
         """Raises where the scheduler is lost, or had no worker for ``WORKER_SECONDS``."""
         if not self._workers() and time.monotonic() - self._workers_seen > WORKER_SECONDS:
-            raise _no_workers(self._address, "What ended is saved: repeat the call then.")
+            got = f"{self._address} without workers for {WORKER_SECONDS:g} s"
+            fix = f"Start some: {START}. What ended is saved: repeat the call then."
+            raise ArgumentError("address", got, "at least one", fix)
 
     def _workers(self) -> dict[str, int]:
         """Number of threads by worker, which is one."""
@@ -168,7 +170,11 @@ class _DaskWorkers(Workers):
         except OSError as error:
             raise self._lost(error) from error
         if threads:
-            _check_threads(threads, self._address)
+            most = max(threads.values())
+            if most > 1:  # torch has one state a process
+                got = f"{self._address} with workers of {most} threads"
+                fix = f"Start them by: {START}."
+                raise ArgumentError("address", got, "workers of one thread", fix)
             self._workers_seen = time.monotonic()
         return threads
 
@@ -199,20 +205,27 @@ def _dask_workers(
             address = str(stack.enter_context(cluster).scheduler_address)
         _check_scheduler(address)
         client = stack.enter_context(distributed.Client(address, set_as_default=False))
+        workers = _DaskWorkers(client, address)
         with contextlib.suppress(TimeoutError):
             client.wait_for_workers(1, timeout=WORKER_SECONDS)
-        threads = client.nthreads()
-        if not threads:
-            raise _no_workers(address)
-        _check_threads(threads, address)
+        workers.check()
         try:
             answers = client.run(check, on_error="return")
-        except Exception as error:  # of any kind: what a worker said that could not even start
+        except Exception as error:
             raise _unusable_worker(address, error) from error
         for worker, answer in answers.items():
             if isinstance(answer, BaseException):
                 raise _unusable_worker(worker, answer)
-        yield _DaskWorkers(client, address)
+        yield workers
+
+
+def _unusable_worker(worker: str, error: BaseException) -> ArgumentError:
+    """For an error of any kind: what a worker said that could not even start."""
+    fix = "" if isinstance(error, OtherCodeError) else (
+        "Start the workers where gpclml, benchmarks and the cell function can be imported."
+    )  # fmt: skip
+    got = f"workers that cannot be used ({worker}: {type(error).__name__}: {error})"
+    return ArgumentError("address", got, "workers with the code of the driver", fix)
 
 
 def _check_scheduler(address: str) -> None:
@@ -234,24 +247,3 @@ def _check_scheduler(address: str) -> None:
         expected = f"the address of a Dask scheduler that answers within {CONNECT_SECONDS:.0f} s"
         fix = "Start one with `dask scheduler` and give the address that it prints."
         raise ArgumentError("address", repr(address), expected, f"{fix} {why}")
-
-
-def _check_threads(threads: dict[str, int], address: str) -> None:
-    """Workers have one thread each: torch has one state a process."""
-    most = max(threads.values())
-    if most > 1:
-        got = f"{address} with workers of {most} threads"
-        raise ArgumentError("address", got, "workers of one thread", f"Start them by: {START}.")
-
-
-def _no_workers(address: str, more: str = "") -> ArgumentError:
-    got = f"{address} without workers for {WORKER_SECONDS:g} s"
-    return ArgumentError("address", got, "at least one", f"Start some: {START}. {more}".rstrip())
-
-
-def _unusable_worker(worker: str, error: BaseException) -> ArgumentError:
-    fix = "" if isinstance(error, OtherCodeError) else (
-        "Start the workers where gpclml, benchmarks and the cell function can be imported."
-    )  # fmt: skip
-    got = f"workers that cannot be used ({worker}: {type(error).__name__}: {error})"
-    return ArgumentError("address", got, "workers with the code of the driver", fix)

@@ -13,10 +13,10 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import FrameType, MappingProxyType
+from types import FrameType
 from typing import Any
 
 from tqdm import tqdm
@@ -25,8 +25,8 @@ from benchmarks.runner.cells import (
     Batches,
     Cell,
     CellFunction,
-    Outcome,
     Work,
+    failed_row,
     group_cells,
     plan_cells,
 )
@@ -37,32 +37,21 @@ from gpclml.errors import ArgumentError
 
 __all__ = ["GridSummary", "run_grid"]
 
-NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 RERUNS = 3  # of a cell whose worker was lost
 CHECK_SECONDS = 1.0  # between two checks that there still are workers
 
 
 @dataclass
 class GridSummary:
-    """How many cells of a grid were computed, and what became of the others.
-
-    Args:
-        path: The results file.
-        total: Number of distinct cells.
-        computed: Computed and saved by this run.
-        failed: Failed in this run.
-        skipped: Done before.
-        failed_before: Failed earlier and not tried again.
-        seconds: Wall time of this run.
-    """
+    """How many cells of a grid were computed, and what became of the others."""
 
     path: Path
-    total: int
-    computed: int = 0
-    failed: int = 0
-    skipped: int = 0
-    failed_before: int = 0
-    seconds: float = 0.0
+    total: int  # of distinct cells
+    computed: int = 0  # and saved by this run
+    failed: int = 0  # in this run
+    skipped: int = 0  # for they were done before
+    failed_before: int = 0  # and not tried again
+    seconds: float = 0.0  # wall time of this run
 
     @property
     def complete(self) -> bool:
@@ -86,11 +75,10 @@ def run_grid(
     backend: str = "loky",
     address: str | None = None,
     batches: Batches | None = None,
-    environment: Mapping[str, str] = NO_VARIABLES,
+    environment: Mapping[str, str] | None = None,
     retry_failed: bool = False,
     progress: bool = True,
     sources: Iterable[str | Path] = (),
-    threads_per_job: int = 1,
     command: str | None = None,
 ) -> GridSummary:
     """Computes the cells that a results file lacks, and saves each as soon as it ends.
@@ -124,7 +112,6 @@ def run_grid(
         retry_failed: Whether to compute failed cells again.
         progress: Whether to show a progress bar on stderr.
         sources: What else decides a result: dotted names of modules, or paths of files.
-        threads_per_job: Number of torch and BLAS threads of a cell, however many jobs run.
         command: What computes these cells, kept in the file for
             :func:`benchmarks.runner.load_commands`.
 
@@ -147,7 +134,8 @@ def run_grid(
         print(run_grid(cells, run_cell, "bo.sqlite", jobs=2, sources=SOURCES))
         ```
     """
-    _check_options(jobs, threads_per_job, environment)
+    if jobs == 0:
+        raise ArgumentError("jobs", jobs, "a number of processes, or -1 for all", "Use 1.")
     if batches is not None:
         sources = (*sources, function_name(batches.function).partition(":")[0])
     sources = [one.absolute() if isinstance(one, Path) else one for one in sources]
@@ -155,16 +143,22 @@ def run_grid(
     plan = plan_cells(cells, version)
     check = partial(check_code, function, sources, {"code": version, **packages})
     work = Work(
-        function, batches and batches.function, threads_per_job, dict(environment),
-        check=None if backend == "loky" else check,
-    )  # fmt: skip
+        function, batches and batches.function, environment, None if backend == "loky" else check
+    )
+    about = {"function": function_name(function), "code_version": version, **packages}
     with (
         _noted_interrupt() as interrupted,
         open_workers(backend, jobs, address, check) as workers,
-        ResultsStore(results_path, function_name(function), version, packages, command) as store,
+        ResultsStore(results_path, about, command) as store,
         tqdm(total=len(plan), disable=not progress, file=sys.stderr, unit="cell") as bar,
     ):
-        run = _Run(store, plan, batches, retry_failed, bar)
+        stored = store.stored()
+        fates = {"done": "skipped", "failed": None if retry_failed else "failed_before"}
+        before = {cell: fates.get(stored.get(cell.key, "")) for cell in plan}
+        groups = group_cells([cell for cell in plan if before[cell] is None], batches)
+        run = _Run(store, GridSummary(store.path, len(plan)), bar, deque(map(_Task, groups)))
+        for fate in before.values():
+            run.count(fate)
         run.compute(workers, work, interrupted)
         return run.summary
 
@@ -177,70 +171,59 @@ class _Task:
     losses: int = 0
 
 
+@dataclass
 class _Run:
     """The state of a run.
 
-    Args:
+    Attributes:
         store: The results file, opened.
-        plan: All cells.
-        batches: Which of them may be computed together.
-        retry_failed: Whether to compute failed cells again.
+        summary: What became of the cells so far.
         bar: A tqdm bar over all cells.
+        tasks: Those that wait.
+        suspects: Those whose worker was lost, which are computed one at a time.
+        running: Those that workers have.
     """
 
-    def __init__(
-        self,
-        store: ResultsStore,
-        plan: list[Cell],
-        batches: Batches | None,
-        retry_failed: bool,
-        bar: Any,
-    ) -> None:
-        self.summary = GridSummary(store.path, len(plan))
-        self._store, self._bar = store, bar
-        self._start = time.perf_counter()
-        stored = store.stored()
-        fates = {"done": "skipped", "failed": "" if retry_failed else "failed_before"}
-        waiting = [cell for cell in plan if not fates.get(stored.get(cell.key, ""))]
-        self._tasks = deque(map(_Task, group_cells(waiting, batches)))
-        self._suspects: deque[_Task] = deque()  # whose worker was lost: computed one at a time
-        self._running: dict[Future, _Task] = {}
-        for cell in plan:
-            self._count(fates.get(stored.get(cell.key, ""), ""))
+    store: ResultsStore
+    summary: GridSummary
+    bar: Any
+    tasks: deque[_Task]
+    suspects: deque[_Task] = field(default_factory=deque)
+    running: dict[Future, _Task] = field(default_factory=dict)
 
     def compute(self, workers: Workers, work: Work, interrupted: threading.Event) -> None:
         """Computes all that waits, until all is done or the user interrupts it."""
+        start = time.perf_counter()
         try:
-            try:
-                self._drive(workers, work, interrupted)
-            except Exception as error:
-                if interrupted.is_set():  # Ctrl-C reaches the workers too, which may be gone first
-                    raise KeyboardInterrupt from error
+            self._fill(workers, work)
+            while self.running:
+                if interrupted.is_set():
+                    raise KeyboardInterrupt
+                self._wait(workers)
+                self._fill(workers, work)
+        except BaseException as error:
+            # Ctrl-C reaches the workers too, which may be gone first: then it is another error.
+            if not isinstance(error, KeyboardInterrupt) and not interrupted.is_set():
                 raise
-        except KeyboardInterrupt:
-            for future in self._running:
+            for future in self.running:
                 if future.done() and not future.cancelled() and not future.exception():
                     self._save(future.result())
             saved = self.summary.computed + self.summary.skipped
             text = f"{saved} of {self.summary.total} cells are saved in {self.summary.path}."
             print(f"\nInterrupted: {text} Run the same command again to resume.", file=sys.stderr)
-            raise
+            raise KeyboardInterrupt from error
         finally:
-            self.summary.seconds = time.perf_counter() - self._start
+            self.summary.seconds = time.perf_counter() - start
 
-    def _drive(self, workers: Workers, work: Work, interrupted: threading.Event) -> None:
-        self._fill(workers, work)
-        while self._running:
-            if interrupted.is_set():
-                raise KeyboardInterrupt
-            done, _ = wait(self._running, CHECK_SECONDS, FIRST_COMPLETED)
-            if not done:
-                workers.check()
-            while done:  # no name keeps a future: a cluster forgets answers that are read
-                future = done.pop()
-                self._settle(self._running.pop(future), workers.answer(future))
-                del future
-            self._fill(workers, work)
+    def _wait(self, workers: Workers) -> None:
+        """Waits for an answer, or for a second, and settles what came."""
+        done, _ = wait(self.running, CHECK_SECONDS, FIRST_COMPLETED)
+        if not done:
+            workers.check()
+        while done:  # no name keeps a future: a cluster forgets answers that are read
+            future = done.pop()
+            self._settle(self.running.pop(future), workers.answer(future))
+            del future
 
     def _fill(self, workers: Workers, work: Work) -> None:
         """Hands tasks to workers that are free.
@@ -248,12 +231,11 @@ class _Run:
         A lost worker takes its neighbours with it. So all tasks that ran beside it are computed
         again one at a time, which tells the one that costs its workers from the others.
         """
-        while self._suspects or self._tasks:
-            alone = bool(self._suspects)
-            if len(self._running) >= (1 if alone else workers.places):
+        while waiting := self.suspects or self.tasks:
+            if len(self.running) >= (1 if self.suspects else workers.places):
                 return
-            task = (self._suspects if alone else self._tasks).popleft()
-            self._running[workers.submit(work, task.cells)] = task
+            task = waiting.popleft()
+            self.running[workers.submit(work, task.cells)] = task
 
     def _settle(self, task: _Task, answer: Answer) -> None:
         """Saves what came of a task; the cells of a batch that failed wait to be computed alone."""
@@ -261,32 +243,34 @@ class _Run:
             self._save(answer)
         elif isinstance(answer, BrokenProcessPool) and task.losses < RERUNS:
             task.losses += 1
-            self._suspects.append(task)
+            self.suspects.append(task)
         elif len(task.cells) == 1:
-            self._save([Outcome.failed(task.cells[0], answer, 0.0)])
+            self._save([failed_row(task.cells[0], answer, 0.0)])
         else:
-            self._tasks.extend(_Task([cell]) for cell in task.cells)
+            self.tasks.extend(_Task([cell]) for cell in task.cells)
             text = f"A batch of {len(task.cells)} cells failed and is computed cell by cell"
             warnings.warn(f"{text}: {answer}", RuntimeWarning, stacklevel=1)
 
-    def _save(self, outcomes: Answer) -> None:
-        if not isinstance(outcomes, list):
+    def _save(self, rows: Answer) -> None:
+        if not isinstance(rows, list):
             return
         try:
-            self._store.record(outcomes)
+            self.store.record(rows)
         except KeyboardInterrupt:  # these cells have ended, so they are saved first
-            self._store.record(outcomes)
+            self.store.record(rows)
             raise
         finally:
-            for outcome in outcomes:
-                self._count("failed" if outcome.metrics is None else "computed")
+            for row in rows:
+                self.count("computed" if "metrics" in row else "failed")
 
-    def _count(self, fate: str) -> None:
-        if fate:
-            setattr(self.summary, fate, getattr(self.summary, fate) + 1)
-            failed = self.summary.failed + self.summary.failed_before
-            self._bar.set_postfix(failed=failed, refresh=False)
-            self._bar.update()
+    def count(self, fate: str | None) -> None:
+        """Counts a cell by what became of it; None: it waits."""
+        if fate is None:
+            return
+        setattr(self.summary, fate, getattr(self.summary, fate) + 1)
+        failed = self.summary.failed + self.summary.failed_before
+        self.bar.set_postfix(failed=failed, refresh=False)
+        self.bar.update()
 
 
 @contextlib.contextmanager
@@ -309,14 +293,3 @@ def _noted_interrupt() -> Iterator[threading.Event]:
         yield interrupted
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _check_options(jobs: int, threads: int, environment: Mapping[str, str]) -> None:
-    if jobs == 0:
-        raise ArgumentError("jobs", jobs, "a number of processes, or -1 for all", "Use 1.")
-    if threads < 1:
-        raise ArgumentError("threads_per_job", threads, "at least 1", "Use 1.")
-    for item in environment.items():
-        if not all(isinstance(text, str) for text in item):
-            fix = "Leave out what is not to be set."
-            raise ArgumentError("environment", dict([item]), "strings by name", fix)

@@ -12,13 +12,12 @@ import json
 import os
 import sqlite3
 import time
-from collections import ChainMap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.runner.cells import Outcome
-from gpclml._utils.files import sync_folder, temporary_name
+from benchmarks.runner.cells import Row, canonical_json
+from gpclml._utils.files import write_atomically
 from gpclml.errors import ArgumentError, DataError
 
 if TYPE_CHECKING:
@@ -28,21 +27,18 @@ __all__ = ["ResultsStore", "load_commands", "load_failures", "load_results"]
 
 BUSY_SECONDS = 60.0
 APPLICATION_ID = 0x67706C6D  # marks the file as ours
-LAYOUT = 4  # the first had no digests, the second tables of several drivers, the third no commands
-_TEXT, _NUMBER = "TEXT NOT NULL", "REAL NOT NULL"
-_VERSIONS = ("python", "gpclml", "torch", "gpytorch", "botorch")
-COLUMNS = {
-    "key": "TEXT PRIMARY KEY", "status": f"{_TEXT} CHECK (status IN ('done', 'failed'))",
-    "function": _TEXT, "code_version": _TEXT, "configuration": _TEXT, "metrics": "TEXT",
-    "error_type": "TEXT", "error_message": "TEXT", "traceback": "TEXT",
-    "attempts": "INTEGER NOT NULL", "seconds": _NUMBER, "finished_at": _NUMBER, "host": _TEXT,
-    **dict.fromkeys(_VERSIONS, _TEXT),
-}  # fmt: skip
-DIGEST = "digest TEXT NOT NULL DEFAULT ''"  # of all columns before it
-ENTRIES = ", ".join(COLUMNS)
-OF_COMMANDS = "function, code_version, command, UNIQUE (function, code_version, command)"
+LAYOUT = 5  # of the tables below; a file of another one is refused
+TABLES = f"""
+    CREATE TABLE results (key TEXT PRIMARY KEY, status TEXT, row TEXT, digest TEXT);
+    CREATE TABLE commands (
+        function, code_version, command, UNIQUE (function, code_version, command)
+    );
+    PRAGMA application_id = {APPLICATION_ID};
+    PRAGMA user_version = {LAYOUT};
+"""
 PROVENANCE = (
-    "key", "function", "code_version", "attempts", "seconds", "finished_at", "host", *_VERSIONS,
+    "key", "function", "code_version", "seconds", "finished_at", "host", "python", "gpclml",
+    "torch", "gpytorch", "botorch",
 )  # fmt: skip
 DAMAGED = (
     "It is damaged or was cut short: restore a copy, or remove it and repeat the run, which "
@@ -72,9 +68,8 @@ class ResultsStore:
 
     Args:
         path: The SQLite file; made if it is missing.
-        function: Name of the cell function.
-        code_version: Version of the code.
-        versions: Versions of Python and the packages, by name.
+        about: What each row says of the run beside its cell: ``function``, ``code_version`` and
+            the versions of Python and the packages.
         command: What computes the cells, to be kept with them; None for what no command does.
 
     Raises:
@@ -84,15 +79,10 @@ class ResultsStore:
     """
 
     def __init__(
-        self,
-        path: str | os.PathLike,
-        function: str,
-        code_version: str,
-        versions: dict[str, str],
-        command: str | None = None,
+        self, path: str | os.PathLike, about: Mapping[str, str], command: str | None = None
     ) -> None:
         self.path = Path(path)
-        self._about = {"function": function, "code_version": code_version, **versions}
+        self._about = dict(about)
         _check_path(self.path, writing=True)
         with contextlib.ExitStack() as stack:
             stack.enter_context(_only_driver(self.path))
@@ -100,9 +90,10 @@ class ResultsStore:
                 _make(self.path.resolve())  # a link stays one
             self._connection = stack.enter_context(_opened(self.path))
             with self._transaction() as connection:
-                _bring_up_to_date(connection)
+                # In any case: a file that cannot be written is refused before any cell.
+                connection.execute(f"PRAGMA user_version = {LAYOUT}")
                 if command is not None:
-                    row = function, code_version, command
+                    row = about["function"], about["code_version"], command
                     connection.execute("INSERT OR IGNORE INTO commands VALUES (?, ?, ?)", row)
             self._closing = stack.pop_all()
 
@@ -117,24 +108,16 @@ class ResultsStore:
         with _errors_named(self.path):
             return dict(self._connection.execute("SELECT key, status FROM results").fetchall())
 
-    def record(self, outcomes: Iterable[Outcome]) -> None:
-        """Writes a row for each outcome, all or none; a row that is done stays as it is."""
+    def record(self, rows: Iterable[Row]) -> None:
+        """Writes what came of cells, all or none, in the place of what was there."""
         with self._transaction() as connection:
-            for outcome in outcomes:
-                row: dict[str, Any] = self._about | vars(outcome)
-                row["status"] = "failed" if outcome.metrics is None else "done"
-                row |= {"attempts": 1, "finished_at": time.time()}
-                changes = ", ".join(
-                    f"{name} = excluded.{name}" for name in row if name != "attempts"
+            for row in rows:
+                text = json.dumps(self._about | row | {"finished_at": time.time()})
+                entries = row["key"], "done" if "metrics" in row else "failed", text
+                connection.execute(
+                    "INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?)",
+                    (*entries, _digest(entries)),
                 )
-                written = connection.execute(
-                    f"INSERT INTO results ({', '.join(row)}) VALUES ({', '.join('?' * len(row))}) "
-                    f"ON CONFLICT (key) DO UPDATE SET {changes}, attempts = attempts + 1 "
-                    "WHERE status = 'failed'",
-                    tuple(row.values()),
-                )
-                if written.rowcount:
-                    _seal(connection, outcome.key)
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
@@ -168,14 +151,13 @@ def load_results(
     Raises:
         DataError: If the file is missing or not a results file.
     """
-    return _load(path, "done", ("metrics",), code_version, PROVENANCE if provenance else ())
+    return _load(path, "metrics", code_version, PROVENANCE if provenance else ())
 
 
 def load_failures(path: str | os.PathLike, *, code_version: str = "latest") -> pandas.DataFrame:
     """The failed cells: a row each, the configuration's columns and what went wrong.
 
-    The further columns are ``_error_type``, ``_error_message``, ``_traceback`` and
-    ``_attempts``.
+    The further columns are ``_error_type``, ``_error_message`` and ``_traceback``.
 
     Args:
         path: The SQLite file.
@@ -184,61 +166,56 @@ def load_failures(path: str | os.PathLike, *, code_version: str = "latest") -> p
     Raises:
         DataError: If the file is missing or not a results file.
     """
-    columns = ("error_type", "error_message", "traceback", "attempts")
-    return _load(path, "failed", (), code_version, columns)
+    return _load(path, "error", code_version, ())
 
 
 def load_commands(path: str | os.PathLike) -> list[str]:
     """The commands that asked for the cells of :func:`load_results`, in the order of their runs.
 
     Args:
-        path: The SQLite file; one that was written before commands were kept has none.
+        path: The SQLite file.
 
     Raises:
         DataError: If the file is missing or not a results file.
     """
+    rows, commands = _read(path)
+    latest = _latest_versions(rows)
+    return list(dict.fromkeys(text for name, code, text in commands if latest.get(name) == code))
+
+
+def _read(path: str | os.PathLike) -> tuple[list[Row], list[tuple[str, str, str]]]:
+    """All rows and all commands, each in the order in which they were written."""
     path = Path(path)
     _check_path(path, writing=False)
     with _opened(path) as connection:
-        if _layout(connection) < 4:
-            return []
-        latest = _latest_versions(connection)
-        rows = connection.execute(
-            "SELECT function, code_version, command FROM commands ORDER BY rowid"
-        ).fetchall()
-    return list(dict.fromkeys(text for name, version, text in rows if latest.get(name) == version))
+        texts = connection.execute("SELECT row FROM results").fetchall()
+        commands = connection.execute("SELECT * FROM commands ORDER BY rowid").fetchall()
+    rows = [json.loads(text) for (text,) in texts]
+    return sorted(rows, key=lambda row: (row["finished_at"], row["key"])), commands
 
 
-def _latest_versions(connection: sqlite3.Connection) -> dict[str, str]:
+def _latest_versions(rows: Iterable[Row]) -> dict[str, str]:
     """The version of each function whose row was written last."""
-    query = "SELECT function, code_version FROM results ORDER BY finished_at, key"
-    return dict(connection.execute(query).fetchall())
+    return {row["function"]: row["code_version"] for row in rows}
 
 
 def _load(
-    path: str | os.PathLike, status: str, metrics: tuple, version: str, columns: tuple
+    path: str | os.PathLike, part: str, version: str, columns: Iterable[str]
 ) -> pandas.DataFrame:
+    """A table of the rows that have a part: their configuration, that part, and more columns."""
     import pandas
 
-    path = Path(path)
-    _check_path(path, writing=False)
-    wanted = ", ".join(("function", "code_version", "configuration", *metrics, *columns))
-    with _opened(path) as connection:
-        rows = connection.execute(
-            f"SELECT {wanted} FROM results WHERE status = ? ORDER BY configuration, key", (status,)
-        ).fetchall()
-        latest = _latest_versions(connection)
-    documents = 1 + len(metrics)
-    records = []
-    for function, row_version, *values in rows:
-        if version in ("all", row_version) or (
-            version == "latest" and latest[function] == row_version
-        ):
-            parts = [json.loads(text) for text in values[:documents]]
-            named = dict(zip((f"_{name}" for name in columns), values[documents:], strict=True))
-            records.append((*parts, named))
-    names = {name: None for part in zip(*records, strict=True) for row in part for name in row}
-    return pandas.DataFrame([dict(ChainMap(*record)) for record in records], columns=list(names))
+    rows, _ = _read(path)
+    if version == "latest":
+        latest = _latest_versions(rows)
+        rows = [row for row in rows if row["code_version"] == latest[row["function"]]]
+    elif version != "all":
+        rows = [row for row in rows if row["code_version"] == version]
+    rows = [row for row in rows if part in row]
+    rows.sort(key=lambda row: (canonical_json(row["configuration"]), row["key"]))
+    parts = [[row[name] for row in rows] for name in ("configuration", part)]
+    parts.append([{f"_{name}": row[name] for name in columns} for row in rows])
+    return pandas.concat([pandas.DataFrame(one) for one in parts], axis=1)
 
 
 def _check_path(path: Path, writing: bool) -> None:
@@ -265,7 +242,7 @@ def _only_driver(path: Path) -> Iterator[None]:
     path = path.resolve()
     lock = FileLock(path.with_name(f".{path.name}.lock"))
     try:
-        lock.acquire(timeout=0)
+        held = lock.acquire(timeout=0)
     except Timeout as error:
         raise DataError(
             f"{path}: another run is writing this results file. Wait until it has ended, or name "
@@ -273,103 +250,66 @@ def _only_driver(path: Path) -> Iterator[None]:
         ) from error
     except (OSError, NotImplementedError) as error:
         raise DataError(f"{path}: it cannot be locked ({error}). {UNWRITABLE}") from error
-    try:
+    with held:
         yield
-    finally:
-        lock.release()
-
-
-def _connected(path: Path, mode: str) -> sqlite3.Connection:
-    return sqlite3.connect(
-        f"{path.absolute().as_uri()}?mode={mode}", uri=True, timeout=BUSY_SECONDS,
-        isolation_level=None,
-    )  # fmt: skip
 
 
 def _make(path: Path) -> None:
     """Makes the file with its tables at once, so that a killed run leaves none without them."""
-    part = temporary_name(path)
-    columns = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
+    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
+        connection.executescript(TABLES)
+        content = connection.serialize()
     try:
-        with _errors_named(path), contextlib.closing(_connected(part, "rwc")) as connection:
-            connection.executescript(
-                f"PRAGMA synchronous = EXTRA; BEGIN; CREATE TABLE results ({columns}, {DIGEST});"
-                f"PRAGMA application_id = {APPLICATION_ID};"
-                f"PRAGMA user_version = {LAYOUT}; COMMIT;"
-            )
-        os.replace(part, path)
-        sync_folder(path.absolute().parent)
+        write_atomically(path, lambda file: file.write(content))
     except OSError as error:
         raise DataError(f"{path}: {error}. {UNWRITABLE}") from error
-    finally:
-        part.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[sqlite3.Connection]:
     """A connection to a results file that has been checked."""
     # Read-write even for reading: only so is a transaction cut off by a kill undone.
-    with _errors_named(path), contextlib.closing(_connected(path, "rw")) as connection:
+    address = f"{path.absolute().as_uri()}?mode=rw"
+    with (
+        _errors_named(path),
+        contextlib.closing(
+            sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
+        ) as connection,
+    ):
         connection.execute("PRAGMA synchronous = EXTRA")
-        _check_layout(connection, path)
-        _check_whole(connection, path)
+        _check_content(connection, path)
         yield connection
 
 
-def _check_layout(connection: sqlite3.Connection, path: Path) -> None:
-    if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
+def _check_content(connection: sqlite3.Connection, path: Path) -> None:
+    """Raises where the file is of another kind, or pages, indices or digests do not fit."""
+
+    def answer(name: str) -> Any:
+        return connection.execute(f"PRAGMA {name}").fetchall()
+
+    if answer("application_id") != [(APPLICATION_ID,)]:
         raise DataError(
             f"{path}: an SQLite file, but not one of benchmark results. Name another results file."
         )
-    layout = _layout(connection)
-    if layout not in range(1, LAYOUT + 1):
+    [(layout,)] = answer("user_version")
+    if layout != LAYOUT:
         raise DataError(
-            f"{path}: results in layout {layout}, this code reads 1 to {LAYOUT}. "
+            f"{path}: results in layout {layout}, this code has layout {LAYOUT}. "
             "Use the code that wrote it, or name another results file."
+        )
+    if (problems := answer("integrity_check(3)")) != [("ok",)]:
+        raise DataError(f"{path}: {'; '.join(text for (text,) in problems)[:300]}. {DAMAGED}")
+    rows = connection.execute("SELECT key, status, row, digest FROM results").fetchall()
+    unlike = [row[0] for row in rows if _digest(row[:-1]) != row[-1]]
+    if unlike:
+        first = ", ".join(map(repr, unlike[:3]))
+        raise DataError(
+            f"{path}: {len(unlike)} rows are not as they were written ({first}). {DAMAGED}"
         )
 
 
-def _check_whole(connection: sqlite3.Connection, path: Path) -> None:
-    """Raises where pages or indices do not fit together, or a row not to its digest."""
-    problems = [line for (line,) in connection.execute("PRAGMA integrity_check(3)").fetchall()]
-    if problems != ["ok"]:
-        raise DataError(f"{path}: {'; '.join(problems)[:300]}. {DAMAGED}")
-    if _layout(connection) > 1:
-        rows = connection.execute(f"SELECT {ENTRIES}, digest FROM results").fetchall()
-        unlike = [row[0] for row in rows if _row_digest(row[:-1]) != row[-1]]
-        if unlike:
-            first = ", ".join(map(repr, unlike[:3]))
-            raise DataError(
-                f"{path}: {len(unlike)} rows are not as they were written ({first}). {DAMAGED}"
-            )
-
-
-def _bring_up_to_date(connection: sqlite3.Connection) -> None:
-    """Gives a file of an earlier layout this one, within a transaction."""
-    if _layout(connection) == 1:
-        connection.execute(f"ALTER TABLE results ADD COLUMN {DIGEST}")
-        for (key,) in connection.execute("SELECT key FROM results").fetchall():
-            _seal(connection, key)
-    for table in ("claims", "runners"):
-        connection.execute(f"DROP TABLE IF EXISTS {table}")
-    connection.execute(f"CREATE TABLE IF NOT EXISTS commands ({OF_COMMANDS})")
-    # Also where it is so already: a file that cannot be written is refused before any cell.
-    connection.execute(f"PRAGMA user_version = {LAYOUT}")
-
-
-def _layout(connection: sqlite3.Connection) -> int:
-    return connection.execute("PRAGMA user_version").fetchone()[0]
-
-
-def _seal(connection: sqlite3.Connection, key: str) -> None:
-    """Gives a row the digest of its entries, in the transaction that wrote it."""
-    query = f"SELECT {ENTRIES} FROM results WHERE key = ?"
-    digest = _row_digest(connection.execute(query, (key,)).fetchone())
-    connection.execute("UPDATE results SET digest = ? WHERE key = ?", (digest, key))
-
-
-def _row_digest(row: tuple) -> str:
-    return hashlib.sha256(repr(row).encode(errors="backslashreplace")).hexdigest()
+def _digest(entries: tuple) -> str:
+    return hashlib.sha256(repr(entries).encode(errors="backslashreplace")).hexdigest()
 
 
 @contextlib.contextmanager

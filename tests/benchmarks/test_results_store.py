@@ -11,25 +11,23 @@ import time
 import pytest
 
 from benchmarks.runner import load_commands, load_failures, load_results
-from benchmarks.runner.cells import Outcome
-from benchmarks.runner.results import ENTRIES, ResultsStore, _opened
+from benchmarks.runner.cells import Cell, done_row, failed_row
+from benchmarks.runner.results import ResultsStore, _opened
 from gpclml.errors import ArgumentError, DataError
 
 VERSIONS = dict.fromkeys(("python", "gpclml", "torch", "gpytorch", "botorch"), "1.0")
 
 
-def store(path, version="v1", function="module:cell"):
-    return ResultsStore(path, function, version, VERSIONS)
+def store(path, version="v1", function="module:cell", command=None):
+    return ResultsStore(path, {"function": function, "code_version": version, **VERSIONS}, command)
 
 
-def done(key, metrics='{"rmse":1.0}', configuration='{"seed":1}'):
-    return Outcome(str(key), configuration, 0.5, "host", metrics=metrics)
+def done(key, metrics=None, configuration='{"seed":1}'):
+    return done_row(Cell(str(key), configuration), metrics or {"rmse": 1.0}, 0.5)
 
 
 def failed(key, message="no", configuration='{"seed":1}'):
-    return Outcome(
-        str(key), configuration, 0.5, "host", error_type="ValueError", error_message=message
-    )
+    return failed_row(Cell(str(key), configuration), ValueError(message), 0.5)
 
 
 @pytest.fixture
@@ -48,8 +46,7 @@ def test_numbers_return_exactly(path):
     floats = [0.1, 1 / 3, 5e-324, -0.0, 1.7976931348623157e308, math.inf, -math.inf, math.nan]
     with store(path) as results:
         for index, value in enumerate(floats):
-            text = repr(value).replace("inf", "Infinity").replace("nan", "NaN")
-            results.record([done(index, f'{{"value":{text}}}', f'{{"index":{index}}}')])
+            results.record([done(index, {"value": value}, f'{{"index":{index}}}')])
     table = load_results(path)
     assert list(table.columns) == ["index", "value"]
     packed = [struct.pack("d", value) for value in table["value"]]
@@ -58,8 +55,8 @@ def test_numbers_return_exactly(path):
 
 def test_columns_of_unlike_cells_are_joined(path):
     with store(path) as results:
-        results.record([done("a", '{"rmse":1.5}', '{"model":"gp","seed":1}')])
-        results.record([done("b", '{"nll":2.5}', '{"depth":3,"model":"dkl"}')])
+        results.record([done("a", {"rmse": 1.5}, '{"model":"gp","seed":1}')])
+        results.record([done("b", {"nll": 2.5}, '{"depth":3,"model":"dkl"}')])
     table = load_results(path)
     assert list(table.columns) == ["depth", "model", "seed", "nll", "rmse"]
     assert list(table["model"]) == ["dkl", "gp"]
@@ -88,33 +85,22 @@ def test_provenance_is_there_on_request(path):
 def test_versions_of_the_code_are_not_mixed(path):
     for version, value in [("v2", 2), ("v1", 1)]:
         with store(path, version) as results:
-            results.record([done(f"a {version}", f'{{"rmse":{value}}}')])
+            results.record([done(f"a {version}", {"rmse": value})])
     with store(path, "w", "module:other") as results:
-        results.record([done("b", '{"rmse":9}', '{"seed":2}')])
+        results.record([done("b", {"rmse": 9}, '{"seed":2}')])
     assert load_results(path)["rmse"].tolist() == [1, 9]
     assert load_results(path, code_version="v2")["rmse"].tolist() == [2]
     assert sorted(load_results(path, code_version="all")["rmse"]) == [1, 2, 9]
-
-
-def test_a_result_is_written_once(path):
-    with store(path) as results:
-        results.record([done("a", '{"rmse":1.0}')])
-    with store(path) as late:
-        late.record([done("a", '{"rmse":2.0}'), failed("a")])
-    assert load_results(path)["rmse"].tolist() == [1.0]
-    assert load_failures(path).empty
 
 
 def test_a_failure_gives_way_to_a_result(path):
     with store(path) as results:
         results.record([failed("a", "first")])
         results.record([failed("a", "second")])
-        table = load_failures(path)
-        assert table["_attempts"].tolist() == [2]
-        assert table["_error_message"].tolist() == ["second"]
+        assert load_failures(path)["_error_message"].tolist() == ["second"]
         results.record([done("a")])
     assert load_failures(path).empty
-    assert load_results(path, provenance=True)["_attempts"].tolist() == [3]
+    assert len(load_results(path)) == 1
 
 
 CUT_OFF = """
@@ -122,7 +108,7 @@ import os, signal, sqlite3, sys
 connection = sqlite3.connect(sys.argv[1], isolation_level=None)
 connection.execute("PRAGMA cache_size = 1")  # so that pages reach the file before the commit
 connection.execute("BEGIN IMMEDIATE")
-connection.execute("UPDATE results SET metrics = 'lost', traceback = ?", ("x" * 1000000,))
+connection.execute("UPDATE results SET row = ?", ("x" * 1000000,))
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -142,7 +128,7 @@ def _filled(path):
     """A file of forty rows of both kinds, with pages that hold parts of long rows; its rows."""
     with store(path) as results:
         for index in range(40):
-            metrics = f'{{"rmse":{index}.5,"curve":[{"0.125," * 30 * (index % 5)}1.0]}}'
+            metrics = {"rmse": index + 0.5, "curve": [0.125] * 30 * (index % 5)}
             cell = f'{{"seed":{index}}}'
             results.record(
                 [failed(index, "x" * 99 * index, cell) if index % 3 else done(index, metrics, cell)]
@@ -152,7 +138,7 @@ def _filled(path):
 
 def _rows(path):
     with _opened(path) as connection:
-        return connection.execute(f"SELECT {ENTRIES} FROM results ORDER BY key").fetchall()
+        return connection.execute("SELECT * FROM results ORDER BY key").fetchall()
 
 
 def _damages(path, changed, expected):
@@ -210,37 +196,11 @@ def test_overwritten_parts_are_refused(path):
     assert _damages(path, changed, expected)[1] == []
 
 
-def _as_layout_1(path):
-    execute(path, "ALTER TABLE results DROP COLUMN digest")
-    execute(path, "PRAGMA user_version = 1")
-
-
-def test_files_of_the_first_layout_are_read_and_get_digests_when_written(path):
-    expected = _filled(path)
-    _as_layout_1(path)
-    assert _rows(path) == expected
-    assert execute(path, "PRAGMA user_version") == [(1,)]
-    with store(path) as results:
-        assert results.stored()["0"] == "done"
-        results.record([done("new")])
-    assert execute(path, "PRAGMA user_version") == [(4,)]
-    assert len(_rows(path)) == len(expected) + 1
-    execute(path, "UPDATE results SET metrics = replace(metrics, '0.5', '9.5') WHERE key = '0'")
+def test_a_row_that_was_changed_is_named(path):
+    _filled(path)
+    execute(path, "UPDATE results SET row = replace(row, '0.5', '9.5') WHERE key = '0'")
     with pytest.raises(DataError, match=r"1 rows are not as they were written \('0'\)"):
         load_results(path)
-
-
-def test_files_of_the_second_layout_are_read_and_written(path):
-    expected = _filled(path)
-    execute(path, "CREATE TABLE claims (key TEXT PRIMARY KEY, run TEXT NOT NULL)")
-    execute(path, "CREATE TABLE runners (run TEXT PRIMARY KEY)")
-    execute(path, "PRAGMA user_version = 2")
-    assert _rows(path) == expected
-    with store(path) as results:
-        results.record([done("new")])
-    tables = execute(path, "SELECT name FROM sqlite_master WHERE type = 'table'")
-    assert tables == [("results",), ("commands",)]
-    assert len(_rows(path)) == len(expected) + 1
 
 
 def names(path):
@@ -305,6 +265,14 @@ def _newer(path):
     return path
 
 
+def _older(path):
+    with store(path):
+        pass
+    execute(path, "DROP TABLE commands")
+    execute(path, "PRAGMA user_version = 4")
+    return path
+
+
 def _cut(path):
     with store(path):
         pass
@@ -321,6 +289,7 @@ UNUSABLE = [
     (_text, DataError, "no SQLite file"),
     (_foreign, DataError, "not one of benchmark results"),
     (_newer, DataError, "layout 99"),
+    (_older, DataError, "layout 4, this code has layout 5"),
     (_cut, DataError, "malformed|damaged"),
 ]
 
@@ -366,7 +335,7 @@ def test_write_protected_files_are_refused_but_read(path, protected):
 
 def test_commands_of_the_latest_code_are_kept_once(path):
     def run(command, version, key):
-        with ResultsStore(path, "module:cell", version, VERSIONS, command) as results:
+        with store(path, version, command=command) as results:
             results.record([done(key)])
 
     assert _filled(path)
@@ -376,14 +345,3 @@ def test_commands_of_the_latest_code_are_kept_once(path):
     for command in ("b", "a", "b"):
         run(command, "v2", f"of {command}")
     assert load_commands(path) == ["b", "a"]
-
-
-def test_files_of_the_third_layout_have_no_commands_and_get_some(path):
-    expected = _filled(path)
-    execute(path, "DROP TABLE commands")
-    execute(path, "PRAGMA user_version = 3")
-    assert load_commands(path) == []
-    assert _rows(path) == expected
-    with ResultsStore(path, "module:cell", "v1", VERSIONS, "python -m benchmarks.uci run"):
-        pass
-    assert load_commands(path) == ["python -m benchmarks.uci run"]
