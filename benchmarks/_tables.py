@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from benchmarks.runner import package_versions
 from gpclml.errors import DataError
 
 if TYPE_CHECKING:
     import pandas
+    from numpy.typing import ArrayLike
 
-__all__ = ["code", "command_lines", "describe_cells", "section", "table", "write_rows"]
+__all__ = [
+    "code", "command_lines", "describe_cells", "mean_and_error", "section", "table", "with_error",
+    "write_rows",
+]  # fmt: skip
 
 _PACKAGES = ("gpclml", "torch", "gpytorch", "botorch", "python")
 _DIGITS = 6  # of numbers in CSV files
@@ -26,6 +33,28 @@ def table(frame: pandas.DataFrame) -> str:
     heads = [_text(name) for name in (*frame.index.names, *frame.columns)]
     marks = ["---"] * frame.index.nlevels + ["---:"] * len(frame.columns)
     return "\n".join(f"| {' | '.join(row)} |" for row in [heads, marks, *rows])
+
+
+def mean_and_error(values: ArrayLike) -> tuple[float, float]:
+    """The mean of values and its standard error, infinite for a single value."""
+    found = np.asarray(values, dtype=float)
+    error = found.std(ddof=1) / math.sqrt(len(found)) if len(found) > 1 else math.inf
+    return float(found.mean()), float(error)
+
+
+def with_error(values: ArrayLike, digits: int = 3, sign: str = "") -> str:
+    """Mean and standard error of values, as text: of a single one its value, of none ``"-"``.
+
+    Args:
+        values: The values.
+        digits: Digits after the point.
+        sign: ``"+"`` for a sign before the mean in any case.
+    """
+    if not np.size(values):
+        return "-"
+    mean, error = mean_and_error(values)
+    spread = "" if math.isinf(error) else f" ± {error:.{digits}f}"
+    return f"{mean:{sign}.{digits}f}{spread}"
 
 
 def command_lines(program: str) -> str:

@@ -19,7 +19,7 @@ from benchmarks._options import (
     names,
     whole_numbers,
 )
-from benchmarks._tables import section, table
+from benchmarks._tables import section, table, with_error
 from benchmarks.dkt.cells import BASELINE, CHECKPOINTS, OBJECTIVES, SOURCES, run_cell
 from benchmarks.dkt.studies import STUDIES, study_named
 from benchmarks.study import Study
@@ -27,11 +27,11 @@ from gpclml.meta import KERNELS
 
 __all__ = ["STUDY", "make_grid", "sections"]
 
-_METRICS = {
-    "accuracy": "accuracy, %", "mse": "squared error", "nll": "NLL, nats a query point",
-    "calibration_error": "expected calibration error", "train_seconds": "seconds of training",
+_METRICS = {  # title, factor and digits
+    "accuracy": ("accuracy, %", 100, 1), "mse": ("squared error", 1, 3),
+    "nll": ("NLL, nats a query point", 1, 3),
+    "calibration_error": ("expected calibration error", 1, 3),
 }  # fmt: skip
-_MAIN = ("accuracy", "mse")
 _KEYS = ["study", "shots", "kernel", "objective"]
 _ABOUT = (
     "Mean over seeds ± its standard error, and half the 95% interval over the test tasks of all "
@@ -56,72 +56,42 @@ def sections(done: pandas.DataFrame) -> Iterator[str]:
 
 
 def _results(done: pandas.DataFrame) -> pandas.DataFrame:
-    rows = {}
-    for key, group in done.groupby(_KEYS, sort=True):
-        cells = {}
-        for name, title in _METRICS.items():
-            if name not in group:
-                continue
-            cells[title] = _mean(group, name)
-            if name in _MAIN:
-                cells[f"95% over tasks ({name})"] = _interval(group, name)
-        rows[key] = cells
-    frame = pandas.DataFrame.from_dict(rows, orient="index")
-    frame.index = pandas.MultiIndex.from_tuples(list(rows), names=_KEYS)
-    return frame.dropna(axis="columns", how="all").fillna("-")
+    columns = {}
+    for name, (title, factor, digits) in _METRICS.items():
+        if name in done:
+            columns[title] = done.groupby(_KEYS)[name].agg(_mean, factor, digits)
+        if name in done and name in ("accuracy", "mse"):
+            halves = done.assign(half=factor * done["interval"].where(done[name].notna()))
+            columns[f"95% over tasks ({name})"] = halves.groupby(_KEYS)["half"].agg(
+                _interval, digits
+            )
+    if "train_seconds" in done:
+        seconds = done.groupby(_KEYS)["train_seconds"].mean()
+        columns["seconds of training"] = seconds.map("{:.0f}".format, na_action="ignore")
+    return pandas.DataFrame(columns).fillna("-")
 
 
-def _mean(group: pandas.DataFrame, name: str) -> str:
+def _mean(values: pandas.Series, factor: int, digits: int, sign: str = "") -> str:
     """Over seeds, with its standard error where there are several."""
-    values = _in_units(group[name].dropna(), name)
-    if values.empty:
-        return "-"
-    if name == "train_seconds":
-        return f"{values.mean():.0f}"
-    digits = _digits(name)
-    error = values.std() / math.sqrt(len(values))
-    shown = "" if error != error else f" ± {error:.{digits}f}"
-    return f"{values.mean():.{digits}f}{shown}"
+    return with_error(factor * values.dropna(), digits, sign)
 
 
-def _interval(group: pandas.DataFrame, name: str) -> str:
+def _interval(halves: pandas.Series, digits: int) -> str:
     """Half the 95% interval of the mean over the test tasks of all seeds together."""
-    halves = _in_units(group.loc[group[name].notna(), "interval"], name)
-    if halves.empty:
-        return "-"
-    return f"± {math.sqrt((halves**2).sum()) / len(halves):.{_digits(name)}f}"
-
-
-def _digits(name: str) -> int:
-    return 1 if name in ("accuracy", "train_seconds") else 3
-
-
-def _in_units(values: pandas.Series, name: str) -> pandas.Series:
-    return 100 * values if name == "accuracy" else values
+    halves = halves.dropna()
+    return f"± {math.sqrt((halves**2).sum()) / len(halves):.{digits}f}" if len(halves) else "-"
 
 
 def _differences(done: pandas.DataFrame) -> pandas.DataFrame:
-    keys = ["study", "shots", "kernel"]
-    both = [
-        done[done["objective"] == objective].set_index([*keys, "seed"])
-        for objective in ("clml", "lml")
-    ]
-    rows: dict[tuple, dict[str, str]] = {}
-    for name in ("accuracy", "mse", "nll"):
-        if name not in done:
-            continue
-        pairs = (both[0][name] - both[1][name]).dropna()
-        for key, values in _in_units(pairs, name).groupby(level=keys):
-            error = values.std() / math.sqrt(len(values))
-            digits = _digits(name)
-            text = f"{values.mean():+.{digits}f}"
-            text += "" if error != error else f" ± {error:.{digits}f}"
-            rows.setdefault(key, {})[_METRICS[name]] = text
-    if not rows:
-        return pandas.DataFrame()
-    frame = pandas.DataFrame.from_dict(rows, orient="index").fillna("-")
-    frame.index = pandas.MultiIndex.from_tuples(list(rows), names=keys)
-    return frame
+    keys = _KEYS[:-1]
+    of_seeds = done.set_index([*keys, "seed"])
+    clml, lml = (of_seeds[of_seeds["objective"] == name] for name in ("clml", "lml"))
+    columns = {}
+    for name, (title, factor, digits) in _METRICS.items():
+        if name in done and name != "calibration_error":
+            pairs = (clml[name] - lml[name]).dropna()
+            columns[title] = pairs.groupby(level=keys).agg(_mean, factor, digits, "+")
+    return pandas.DataFrame(columns).dropna(axis="columns", how="all").fillna("-")
 
 
 def make_grid(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -14,7 +13,7 @@ import typer
 from typer import Argument, Option
 
 from benchmarks._options import CsvFile, Device, ResultsFile, errors_as_text, names, real_numbers
-from benchmarks._tables import section, table
+from benchmarks._tables import section, table, with_error
 from benchmarks.evidence.cells import SOURCES, run_cell
 from benchmarks.evidence.grid import STUDIES, make_grid
 from benchmarks.evidence.ledger.page import (
@@ -63,7 +62,7 @@ _GROUPS = {"all": ("mlp", "cnn", "resnet"), "mlp": ("mlp",), "cnn, resnet": ("cn
 
 def correlations(cells: pandas.DataFrame) -> pandas.DataFrame:
     """Spearman's rho of scores with test results, by precision and family of networks."""
-    rows = {}
+    rows = []
     family = cells["architecture"].str.partition("-")[0]
     for precision, of_precision in cells.groupby("precision", sort=True):
         for group, families in _GROUPS.items():
@@ -72,10 +71,9 @@ def correlations(cells: pandas.DataFrame) -> pandas.DataFrame:
             if len(means) < 3:
                 continue
             rho = means.corr(method="spearman")
-            for score in _SCORES:
-                key = (f"{precision:g}", group, score)
-                rows[key] = {name: f"{rho.loc[score, name]:+.2f}" for name in _REACHED}
-    return _frame(pandas.DataFrame.from_dict(rows, orient="index"), ["precision", "of", "score"])
+            shown = rho.loc[list(_SCORES), list(_REACHED)].map("{:+.2f}".format)
+            rows.append(pandas.concat({(f"{precision:g}", group): shown}))
+    return pandas.concat(rows).rename_axis(index=["precision", "of", "score"])
 
 
 def architecture_rows(cells: pandas.DataFrame) -> pandas.DataFrame:
@@ -153,27 +151,8 @@ def _with_errors(
     cells: pandas.DataFrame, keys: Sequence[str], names: Sequence[str]
 ) -> pandas.DataFrame:
     """Means over seeds with their standard errors."""
-    names = [name for name in names if name in cells]
-    groups = cells.groupby(list(keys))[names]
-    means, errors, counts = groups.mean(), groups.std(), groups.count()
-    shown = means.astype(object)
-    for name in names:
-        shown[name] = [
-            _text(mean, error / math.sqrt(max(count, 1)))
-            for mean, error, count in zip(means[name], errors[name], counts[name], strict=True)
-        ]
-    return shown
-
-
-def _text(mean: float, error: float) -> str:
-    if mean != mean:
-        return "-"
-    return f"{mean:.3f}" if error != error else f"{mean:.3f} ± {error:.3f}"
-
-
-def _frame(frame: pandas.DataFrame, names: list[str]) -> pandas.DataFrame:
-    frame.index = pandas.MultiIndex.from_tuples(list(frame.index), names=names)
-    return frame
+    present = [name for name in names if name in cells]
+    return cells.groupby(list(keys))[present].agg(lambda values: with_error(values.dropna()))
 
 
 _Table = Callable[[pandas.DataFrame], pandas.DataFrame]

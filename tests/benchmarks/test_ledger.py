@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks._figures import new_figure, save_figure
-from benchmarks.evidence.ledger.claims import differs, graded, mean_and_error, with_error
+from benchmarks.evidence.ledger.claims import differs, graded, listed, mean_and_error, with_error
 from benchmarks.evidence.ledger.elbo_families import learned_bound
 from benchmarks.evidence.ledger.page import EXPERIMENTS, chosen_experiments
 from gpclml.errors import UnknownNameError
@@ -72,6 +72,7 @@ def test_grades():
     assert graded(True, True) == "reproduced"
     assert graded(True, False) == "partly"
     assert graded(False, False) == "not"
+    assert listed([("a", True), ("b", True, False)], "of ") == ("of a; b", "partly")
 
 
 def test_differences():
@@ -80,6 +81,7 @@ def test_differences():
     assert error == pytest.approx(np.std([1, 2, 4], ddof=1) / math.sqrt(3))
     assert with_error([1.0, 2.0, 4.0], 2) == "2.33 ± 0.88"
     assert with_error([1.0], 2) == "1.00"
+    assert with_error([]) == "-"
     assert differs([1.0, 1.1, 0.9], 1)
     assert not differs([1.0, 1.1, 0.9], -1)
     assert not differs([1.0, -1.0, 0.5], 1)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import pandas
 from matplotlib.figure import Figure
+from numpy.typing import ArrayLike, NDArray
 from scipy.stats import spearmanr
 
+from benchmarks._tables import mean_and_error, with_error
+
 __all__ = [
-    "Claim", "Experiment", "Verdict", "best_place", "differs", "graded", "less", "mean_and_error",
-    "rank_correlation", "with_error",
+    "Claim", "Experiment", "Verdict", "array", "differs", "graded", "listed", "mean_and_error",
+    "rank_correlations", "with_error",
 ]  # fmt: skip
 
 Verdict = Literal["reproduced", "partly", "not"]
@@ -65,6 +69,11 @@ class Experiment:
     modules: tuple[str, ...] = ()
 
 
+def array(lists: pandas.Series) -> NDArray[np.float64]:
+    """Lists of equal length, one a cell, as an array: cells along its first axis."""
+    return np.array(lists.tolist(), dtype=float)
+
+
 def graded(*holds: bool) -> Verdict:
     """Whether all parts of a claim hold, some or none."""
     if all(holds):
@@ -72,40 +81,24 @@ def graded(*holds: bool) -> Verdict:
     return "partly" if any(holds) else "not"
 
 
-def with_error(values: Sequence[float], digits: int = 3) -> str:
-    """Mean and standard error of values, as text."""
-    mean, error = mean_and_error(values)
-    if math.isinf(error):
-        return f"{mean:.{digits}f}"
-    return f"{mean:.{digits}f} ± {error:.{digits}f}"
+def listed(parts: Iterable[tuple[Any, ...]], before: str = "") -> tuple[str, Verdict]:
+    """What is said of the parts of a claim as one text, and the verdict on all of it.
+
+    Args:
+        parts: Of each a text, and whether it holds, once or more often.
+        before: Begins the text.
+    """
+    texts, holds = zip(*((text, several) for text, *several in parts), strict=True)
+    return before + "; ".join(texts), graded(*itertools.chain(*holds))
 
 
-def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    """The mean of values and its standard error, infinite for a single value."""
-    count = len(values)
-    mean = sum(values) / count
-    if count < 2:
-        return mean, math.inf
-    variance = sum((value - mean) ** 2 for value in values) / (count - 1)
-    return mean, math.sqrt(variance / count)
-
-
-def differs(values: Sequence[float], sign: int, errors: float = 2.0) -> bool:
+def differs(values: ArrayLike, sign: int, errors: float = 2.0) -> bool:
     """Whether the mean of paired differences has a sign, beyond so many standard errors."""
     mean, error = mean_and_error(values)
     return sign * mean > errors * error
 
 
-def less(first: Sequence[float], second: Sequence[float]) -> list[float]:
-    """Differences of values that belong together."""
-    return [a - b for a, b in zip(first, second, strict=True)]
-
-
-def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
-    """Spearman's rank correlation of two scores of the same models."""
-    return float(spearmanr(first, second).statistic)  # type: ignore[attr-defined]
-
-
-def best_place(values: Sequence[float]) -> int:
-    """Place of the largest value, the first of equal ones."""
-    return max(range(len(values)), key=values.__getitem__)
+def rank_correlations(first: Iterable, second: Iterable) -> NDArray[np.float64]:
+    """Spearman's rank correlation of two scores of the same models, for each cell."""
+    pairs = zip(first, second, strict=True)
+    return np.array([spearmanr(*pair).statistic for pair in pairs])  # type: ignore[attr-defined]

@@ -167,7 +167,7 @@ def _figures(row: pandas.Series) -> Claim:
 
 
 def _crossing(row: pandas.Series) -> Claim:
-    n, error = _overtakes(row["gain"], row["gain_error"])
+    n, error = _overtakes(np.array(row["gain"]), np.array(row["gain_error"]))
     return Claim(
         _SOURCE,
         "The LML of M9 overtakes that of M3 only with about 300 points.",
@@ -178,8 +178,7 @@ def _crossing(row: pandas.Series) -> Claim:
 
 
 def _increments(row: pandas.Series) -> Claim:
-    gain = row["gain"]
-    lowest = min(range(len(gain)), key=gain.__getitem__) + 1
+    lowest = int(np.argmin(row["gain"])) + 1
     return Claim(
         _SOURCE,
         "M9 predicts the next point better than M3 from a few dozen points on, long before its LML "
@@ -191,10 +190,9 @@ def _increments(row: pandas.Series) -> Claim:
 
 
 def _on_other_data(cells: pandas.DataFrame) -> Claim:
-    lml = (cells["M9_lml"] - cells["M3_lml"]).tolist()
-    clml = (cells["M9_clml"] - cells["M3_clml"]).tolist()
-    rmse = (cells["M9_rmse"] - cells["M3_rmse"]).tolist()
-    reversed_ = sum(a < 0 < b and c < 0 for a, b, c in zip(lml, clml, rmse, strict=True))
+    names = ("lml", "clml", "rmse")
+    lml, clml, rmse = (cells[f"M9_{name}"] - cells[f"M3_{name}"] for name in names)
+    reversed_ = int(((lml < 0) & (clml > 0) & (rmse < 0)).sum())
     return Claim(
         _SOURCE,
         f"The same at n = 100 on {len(cells)} data sets of other seeds: M9 minus M3.",
@@ -205,9 +203,9 @@ def _on_other_data(cells: pandas.DataFrame) -> Claim:
     )
 
 
-def _overtakes(gain: list[float], error: list[float]) -> tuple[int, float]:
+def _overtakes(gain: NDArray[np.float64], error: NDArray[np.float64]) -> tuple[int, float]:
     """First number of points after which a gain stays positive, and its error."""
-    last = max((index for index, value in enumerate(gain) if value <= 0), default=-1)
+    last = max(np.flatnonzero(gain <= 0), default=-1)
     index = min(last + 1, len(gain) - 1)
     low, high = max(index - 10, 0), min(index + 10, len(gain) - 1)
     slope = (gain[high] - gain[low]) / (high - low)

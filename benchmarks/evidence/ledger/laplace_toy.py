@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pandas
 import torch
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.evidence.ledger.claims import Claim, Experiment, graded, with_error
@@ -18,6 +19,8 @@ from gpclml.evidence.sampling import simple_monte_carlo
 __all__ = ["EXPERIMENT", "laplace_evidence", "true_evidence"]
 
 _TRUE_WEIGHT = -1.0
+Values = NDArray[np.float64]
+
 _WIDTHS = (0.05, 1e8)
 _BEYOND = 100.0  # widths from here on hold more than thirty of the modes
 _POINTS = 20001
@@ -130,27 +133,27 @@ def _claims(cells: pandas.DataFrame) -> list[Claim]:
 
 
 def _flattens(cells: pandas.DataFrame) -> Claim:
-    slopes = [_slope(row["width"], row["lml"], _BEYOND) for _, row in cells.iterrows()]
-    spreads = [_spread(row["width"], row["lml"], _BEYOND) for _, row in cells.iterrows()]
-    sampled = [
-        abs(a - b)
-        for _, row in cells.iterrows()
-        for width, a, b in zip(row["width"], row["lml"], row["sampled"], strict=True)
-        if width > _BEYOND
-    ]
+    curves = [_beyond(row, "lml", _BEYOND) for _, row in cells.iterrows()]
+    steepest = max(abs(_slope(*curve)) for curve in curves)
+    spreads = [np.ptp(values) for _, values in curves]
+    sampled = [_beyond(row, "sampled", _BEYOND) for _, row in cells.iterrows()]
+    apart = max(
+        np.abs(one - other)[widths > _BEYOND].max()
+        for (widths, one), (_, other) in zip(curves, sampled, strict=True)
+    )
     return Claim(
         _SOURCE,
         "Once the prior holds the modes, the evidence no longer depends on its width.",
         "flat beyond the mode",
-        f"slope in log width beyond {_BEYOND:g}: {max(map(abs, slopes)):.1e} nats at most; "
+        f"slope in log width beyond {_BEYOND:g}: {steepest:.1e} nats at most; "
         f"largest minus least {with_error(spreads)} nats",
-        graded(max(map(abs, slopes)) < 0.01),
-        f"Simple Monte Carlo over draws of the prior agrees within {max(sampled):.3f} nats.",
+        graded(steepest < 0.01),
+        f"Simple Monte Carlo over draws of the prior agrees within {apart:.3f} nats.",
     )
 
 
 def _falls(cells: pandas.DataFrame) -> Claim:
-    slopes = [_slope(row["width"], row["laplace"], abs(row["mode"])) for _, row in cells.iterrows()]
+    slopes = [_slope(*_beyond(row, "laplace", abs(row["mode"]))) for _, row in cells.iterrows()]
     short = [row["lml"][-1] - row["laplace"][-1] for _, row in cells.iterrows()]
     curved = sum(abs(mode) > math.pi / 2 - 1e-6 for mode in cells["mode"])
     return Claim(
@@ -166,16 +169,15 @@ def _falls(cells: pandas.DataFrame) -> Claim:
     )
 
 
-def _slope(widths: Sequence[float], values: Sequence[float], beyond: float) -> float:
+def _beyond(row: pandas.Series, name: str, least: float) -> tuple[Values, Values]:
+    """Widths from the least one on, and the values of a score there."""
+    widths, values = np.array(row["width"]), np.array(row[name])
+    return widths[widths >= least], values[widths >= least]
+
+
+def _slope(widths: Values, values: Values) -> float:
     """Slope in the natural logarithm of the width, by least squares."""
-    pairs = [pair for pair in zip(widths, values, strict=True) if pair[0] >= beyond]
-    x, y = np.array(pairs).T
-    return float(np.polyfit(np.log(x), y, 1)[0])
-
-
-def _spread(widths: Sequence[float], values: Sequence[float], beyond: float) -> float:
-    some = [value for width, value in zip(widths, values, strict=True) if width >= beyond]
-    return max(some) - min(some)
+    return float(np.polyfit(np.log(widths), values, 1)[0])
 
 
 def _draw(cells: pandas.DataFrame, figure: Figure) -> None:

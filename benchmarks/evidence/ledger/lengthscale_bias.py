@@ -6,18 +6,20 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pandas
 import torch
 from gpytorch.kernels import RBFKernel
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.evidence.ledger.claims import (
     Claim,
     Experiment,
+    array,
     differs,
     graded,
-    less,
     mean_and_error,
     with_error,
 )
@@ -92,54 +94,49 @@ def _models(x: Tensor, y: Tensor, lengthscales: Tensor) -> GPRegression:
 
 def _claims(cells: pandas.DataFrame) -> list[Claim]:
     sizes = cells["sizes"].iloc[0]
-    lml, clml = (_by_size(cells, name) for name in ("lml", "clml"))
+    lml, clml = (array(cells[name]) for name in ("lml", "clml"))
     return [_overestimates(sizes, lml), _compared(sizes, lml, clml)]
 
 
-def _overestimates(sizes: list[int], lml: list[list[float]]) -> Claim:
-    few = [one - _LENGTHSCALE for one in lml[0]]
-    shrinks = less(lml[0], lml[-1])
+def _overestimates(sizes: list[int], lml: NDArray[np.float64]) -> Claim:
     return Claim(
         _SOURCE,
         "The LML overestimates the lengthscale with few points, and less with more.",
-        _listed(sizes, [f"{one:.2f}" for one in _PUBLISHED["lml"]], "true 4; LML "),
-        _listed(sizes, [with_error(one, 2) for one in lml], "LML "),
-        graded(differs(few, 1), differs(shrinks, 1)),
+        "true 4; LML " + _by_size(sizes, [f"{one:.2f}" for one in _PUBLISHED["lml"]]),
+        "LML " + _by_size(sizes, [with_error(one, 2) for one in lml.T]),
+        graded(differs(lml[:, 0] - _LENGTHSCALE, 1), differs(lml[:, 0] - lml[:, -1], 1)),
         "Means are over all data sets, those whose largest value lies at the end of the range "
         f"({_HIGHEST:g}) included.",
     )
 
 
-def _compared(sizes: list[int], lml: list[list[float]], clml: list[list[float]]) -> Claim:
-    paired = [less(one, other) for one, other in zip(lml, clml, strict=True)]
-    published = [f"{a - b:+.2f}" for a, b in zip(*_PUBLISHED.values(), strict=True)]
-    pooled = [sum(several) / len(several) for several in zip(*paired[2:], strict=True)]
+def _compared(sizes: list[int], lml: NDArray[np.float64], clml: NDArray[np.float64]) -> Claim:
+    paired = (lml - clml).T
+    published = np.subtract(*_PUBLISHED.values())
+    larger = paired[2:].mean(0) if len(paired) > 2 else paired[0]
     return Claim(
         _SOURCE,
         "The CLML (m = .9 n) is less biased than the LML.",
-        _listed(sizes, published, "LML minus CLML "),
-        _listed(sizes, [with_error(one, 2) for one in paired], "LML minus CLML ")
-        + "; "
-        + _listed(sizes, [with_error(one, 2) for one in clml], "CLML "),
-        graded(*(differs(one, 1) for one in paired[:2]), differs(pooled or paired[0], 1)),
+        "LML minus CLML " + _by_size(sizes, [f"{one:+.2f}" for one in published]),
+        "LML minus CLML "
+        + _by_size(sizes, [with_error(one, 2) for one in paired])
+        + "; CLML "
+        + _by_size(sizes, [with_error(one, 2) for one in clml.T]),
+        graded(*(differs(one, 1) for one in paired[:2]), differs(larger, 1)),
         "Three parts: with the fewest points, with the next size, and with all larger sizes "
         "together, the CLML is lower by two standard errors.",
     )
 
 
-def _listed(sizes: list[int], values: list[str], before: str) -> str:
-    return before + ", ".join(f"{one} (n = {n})" for n, one in zip(sizes, values, strict=False))
-
-
-def _by_size(cells: pandas.DataFrame, name: str) -> list[list[float]]:
-    return [list(values) for values in zip(*cells[name], strict=True)]
+def _by_size(sizes: list[int], values: list[str]) -> str:
+    return ", ".join(f"{one} (n = {n})" for n, one in zip(sizes, values, strict=False))
 
 
 def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
     axes = figure.subplots()
     sizes = cells["sizes"].iloc[0]
     for color, name in (("C0", "lml"), ("C1", "clml")):
-        several = [mean_and_error(values) for values in _by_size(cells, name)]
+        several = [mean_and_error(values) for values in array(cells[name]).T]
         means, errors = zip(*several, strict=True)
         axes.errorbar(sizes, means, errors, color=color, marker="o", label=name.upper())
         label = f"{name.upper()}, published"

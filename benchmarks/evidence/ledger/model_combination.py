@@ -10,15 +10,15 @@ import pandas
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 
 from benchmarks.evidence.ledger.claims import (
     Claim,
     Experiment,
-    best_place,
+    array,
     differs,
-    graded,
-    less,
-    rank_correlation,
+    listed,
+    rank_correlations,
     with_error,
 )
 from benchmarks.evidence.ledger.linear_problems import PROBLEMS, linear_models
@@ -100,97 +100,85 @@ def _parts(cells: pandas.DataFrame) -> dict[str, pandas.DataFrame]:
     return {name: some for name, some in named.items() if len(some)}
 
 
-def _correlations(cells: pandas.DataFrame, scheme: str, score: str = "lml") -> list[float]:
-    return [rank_correlation(*both) for both in zip(cells[score], cells[scheme], strict=True)]
+def _correlations(cells: pandas.DataFrame, scheme: str, score: str = "lml") -> NDArray[np.float64]:
+    return rank_correlations(cells[score], cells[scheme])
 
 
 def _concurrent(parts: Mapping[str, pandas.DataFrame]) -> Claim:
-    found, holds = [], []
-    for name, cells in parts.items():
+    def part(name: str, cells: pandas.DataFrame) -> tuple[str, bool]:
         ranks = _correlations(cells, "concurrent")
-        pairs = zip(cells["lml"], cells["concurrent_mean"], strict=True)
-        wins = sum(best_place(lml) == best_place(weights) for lml, weights in pairs)
-        found.append(
-            f"{name} {with_error(ranks, 2)} (expected weights "
-            f"{with_error(_correlations(cells, 'concurrent_mean'), 2)}, with L instead "
-            f"{with_error(_correlations(cells, 'concurrent_mean', 'expected'), 2)}; the same model "
-            f"first on {wins} of {len(cells)} data sets)"
+        expected, by_l = (
+            _correlations(cells, "concurrent_mean", score) for score in ("lml", "expected")
         )
-        holds.append(differs(ranks, 1))
+        lml, weights = (array(cells[one]).argmax(1) for one in ("lml", "concurrent_mean"))
+        text = (
+            f"{with_error(ranks, 2)} (expected weights {with_error(expected, 2)}, with L instead "
+            f"{with_error(by_l, 2)}; the same model first on {sum(lml == weights)} of "
+            f"{len(cells)} data sets)"
+        )
+        return f"{name} {text}", differs(ranks, 1)
+
     return Claim(
         _SOURCE,
         "Weights learned from draws that are concurrent with the data follow the LML.",
         "the largest weight at the model of most evidence",
-        "rank correlation with the LML: " + "; ".join(found),
-        graded(*holds),
+        *listed((part(*one) for one in parts.items()), "rank correlation with the LML: "),
     )
 
 
 def _compared(parts: Mapping[str, pandas.DataFrame]) -> Claim:
-    found, holds = [], []
-    for name, cells in parts.items():
-        concurrent = _correlations(cells, "concurrent")
-        for scheme in ("posterior", "prior"):
-            other = _correlations(cells, scheme)
-            gain = less(concurrent, other)
-            found.append(f"{name}, {scheme} draws {with_error(gain, 2)}")
-            holds.append(differs(gain, 1))
+    def part(name: str, cells: pandas.DataFrame, scheme: str) -> tuple[str, bool]:
+        gain = _correlations(cells, "concurrent") - _correlations(cells, scheme)
+        return f"{name}, {scheme} draws {with_error(gain, 2)}", differs(gain, 1)
+
+    found = (part(*one, scheme) for one in parts.items() for scheme in ("posterior", "prior"))
     return Claim(
         _SOURCE,
         "Concurrent draws follow the LML more closely than draws from the posterior or the prior.",
         "only concurrent draws do",
-        "gain in rank correlation over " + "; ".join(found),
-        graded(*holds),
+        *listed(found, "gain in rank correlation over "),
     )
 
 
 def _flexible(parts: Mapping[str, pandas.DataFrame]) -> Claim:
-    found, holds = [], []
-    for name, cells in parts.items():
-        gains = {scheme: _gains(cells, name, scheme) for scheme in ("posterior", "concurrent")}
-        fits = [
-            rank_correlation([-error for error in fit], weights)
-            for fit, weights in zip(cells["fit"], cells["posterior_mean"], strict=True)
-        ]
-        found.append(
-            f"{name} {with_error(gains['posterior'])} with posterior, "
-            f"{with_error(gains['concurrent'])} with concurrent draws (rank correlation of "
-            f"posterior weights with the fit {with_error(fits, 2)})"
+    def part(name: str, cells: pandas.DataFrame) -> tuple[str, bool]:
+        posterior, concurrent = (
+            _gains(cells, name, scheme) for scheme in ("posterior", "concurrent")
         )
-        holds.append(differs(gains["posterior"], 1))
+        fits = rank_correlations(-array(cells["fit"]), cells["posterior_mean"])
+        text = (
+            f"{with_error(posterior)} with posterior, {with_error(concurrent)} with concurrent "
+            f"draws (rank correlation of posterior weights with the fit {with_error(fits, 2)})"
+        )
+        return f"{name} {text}", differs(posterior, 1)
+
+    before = "expected weight of the most flexible model less that of the model of most evidence: "
     return Claim(
         _SOURCE,
         "Draws from the posterior give the most flexible model more weight than that of most "
         "evidence.",
         "weight rises with flexibility",
-        "expected weight of the most flexible model less that of the model of most evidence: "
-        + "; ".join(found),
-        graded(*holds),
+        *listed((part(*one) for one in parts.items()), before),
     )
 
 
-def _gains(cells: pandas.DataFrame, problem: str, scheme: str) -> list[float]:
+def _gains(cells: pandas.DataFrame, problem: str, scheme: str) -> NDArray[np.float64]:
     flexible = 0 if problem == "variance" else -1  # the widest prior, or all features
-    return [
-        weights[flexible] - weights[best_place(lml)]
-        for weights, lml in zip(cells[f"{scheme}_mean"], cells["lml"], strict=True)
-    ]
+    weights, best = array(cells[f"{scheme}_mean"]), array(cells["lml"]).argmax(1)
+    return weights[:, flexible] - weights[range(len(cells)), best]
 
 
 def _prior(parts: Mapping[str, pandas.DataFrame]) -> Claim:
-    ranks = {name: _correlations(cells, "prior") for name, cells in parts.items()}
-    expected = {name: _correlations(cells, "prior_mean") for name, cells in parts.items()}
+    def part(name: str, cells: pandas.DataFrame) -> tuple[Any, ...]:
+        ranks, expected = (_correlations(cells, scheme) for scheme in ("prior", "prior_mean"))
+        text = f"{with_error(ranks, 2)} (expected weights {with_error(expected, 2)})"
+        return f"{name} {text}", *(not differs(ranks, sign) for sign in (1, -1))
+
     return Claim(
         _SOURCE,
         "Weights learned from draws of the prior say nothing of the evidence.",
         "no relation",
-        "rank correlation with the LML: "
-        + "; ".join(
-            f"{name} {with_error(ranks[name], 2)} (expected weights "
-            f"{with_error(expected[name], 2)})"
-            for name in parts
-        ),
-        graded(*(not differs(values, sign) for values in ranks.values() for sign in (1, -1))),
+        *listed((part(*one) for one in parts.items()), "rank correlation with the LML: "),
         "Weights under the prior decay towards zero, the faster the larger the variance of a "
         "model's predictions: they have an order, though one that knows no target.",
     )
@@ -207,7 +195,7 @@ def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
 def _draw_problem(axes: Axes, cells: pandas.DataFrame, problem: str) -> None:
     setting = cells["setting"].iloc[0]
     for scheme in _SCHEMES:
-        weights = np.array(cells[scheme].tolist())
+        weights = array(cells[scheme])
         mean, deviation = weights.mean(0), weights.std(0)
         (line,) = axes.plot(setting, mean, marker=".", label=f"{scheme} draws")
         axes.fill_between(
@@ -217,7 +205,7 @@ def _draw_problem(axes: Axes, cells: pandas.DataFrame, problem: str) -> None:
     if problem == "variance":
         axes.set_xscale("log", base=4)
     right = axes.twinx()
-    right.plot(setting, np.array(cells["lml"].tolist()).mean(0), "k:", marker=".")
+    right.plot(setting, array(cells["lml"]).mean(0), "k:", marker=".")
     right.set_ylabel("LML, nats (dotted)")
 
 

@@ -15,9 +15,9 @@ from torch import Tensor
 from benchmarks.evidence.ledger.claims import (
     Claim,
     Experiment,
-    best_place,
     graded,
-    rank_correlation,
+    mean_and_error,
+    rank_correlations,
 )
 from gpclml.evidence.bounds import conditional_evidence_bound, evidence_bound, mcallester_bound
 
@@ -63,14 +63,16 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     result: dict[str, Any] = {
         name: [float(scores[name].double().mean()) for scores in every] for name in every[0]
     }
-    stacked = {name: torch.stack([s[name] for s in every], -1).tolist() for name in every[0]}
-    agreement = {name: _agreement(stacked[name], stacked["risk"]) for name in _SCORES}
-    for place, kind in enumerate(("rank", "loss")):
-        values = {name: agreement[name][place] for name in _SCORES}
-        for name in _SCORES:
-            result[f"{name}_{kind}"] = _mean_and_error(values[name])
-        result[f"{kind}_gain"] = _mean_and_error(values["clml"] - values["lml"])
-    return result
+    risks = torch.stack([scores["risk"] for scores in every], -1)
+    values = {}  # of each data set
+    for name in _SCORES:
+        of_widths = torch.stack([scores[name] for scores in every], -1)
+        chosen = risks.gather(-1, of_widths.argmax(-1, keepdim=True)).squeeze(-1)
+        values[f"{name}_rank"] = rank_correlations(of_widths, -risks)
+        values[f"{name}_loss"] = (chosen - risks.amin(-1)).numpy()
+    for kind in ("rank", "loss"):
+        values[f"{kind}_gain"] = values[f"clml_{kind}"] - values[f"lml_{kind}"]
+    return result | {name: list(mean_and_error(several)) for name, several in values.items()}
 
 
 def _draws(num_data: int, data_sets: int, seed: int) -> Tensor:
@@ -135,18 +137,6 @@ def _scores(width: float, draws: Tensor, firsts: Sequence[Tensor], delta: float)
 
 def _log_evidence(totals: Tensor) -> Tensor:
     return torch.logsumexp(-totals, -1) - math.log(totals.shape[-1])
-
-
-def _agreement(scores: list[list[float]], risks: list[list[float]]) -> tuple[Tensor, Tensor]:
-    """Of each data set, rank correlation with minus the risk, and the risk lost by choosing."""
-    pairs = list(zip(scores, risks, strict=True))
-    ranks = [rank_correlation(score, [-one for one in risk]) for score, risk in pairs]
-    lost = [risk[best_place(score)] - min(risk) for score, risk in pairs]
-    return torch.tensor(ranks), torch.tensor(lost)
-
-
-def _mean_and_error(values: Tensor) -> list[float]:
-    return [float(values.mean()), float(values.std() / len(values) ** 0.5)]
 
 
 def _claims(cells: pandas.DataFrame) -> list[Claim]:

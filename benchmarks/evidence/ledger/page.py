@@ -16,7 +16,7 @@ from benchmarks.evidence.ledger.claims import Claim, Experiment
 from benchmarks.runner import load_commands, load_failures, load_results
 from gpclml.errors import DataError, UnknownNameError
 
-__all__ = ["EXPERIMENTS", "chosen_experiments", "claim_lines", "ledger_cells", "write_page"]
+__all__ = ["EXPERIMENTS", "chosen_experiments", "ledger_cells", "write_page"]
 
 _MODULES = (
     "density", "fourier", "rational_quadratic", "lengthscale_bias", "mlp_mean",
@@ -72,24 +72,11 @@ def ledger_cells(path: str | os.PathLike[str]) -> dict[str, pandas.DataFrame]:
     }
 
 
-def claim_lines(experiment: Experiment, cells: pandas.DataFrame) -> str:
-    """The claims of one experiment as text for a terminal."""
-    lines = [f"{experiment.name}: {experiment.title}"]
-    for claim in experiment.claims(cells):
-        lines += [
-            f"  {claim.source}: {claim.statement}",
-            f"    published: {claim.published}",
-            f"    here:      {claim.ours}",
-            f"    {claim.verdict}" + (f" ({claim.remark})" if claim.remark else ""),
-        ]
-    return "\n".join(lines)
-
-
 def write_page(path: str | os.PathLike[str], page: str | os.PathLike[str]) -> str:
     """Writes the page, and the pictures into a folder ``figures`` beside it.
 
     Returns:
-        The claims as text.
+        The verdicts as a table.
 
     Raises:
         DataError: There is no finished experiment in the file, or the page cannot be written.
@@ -105,7 +92,8 @@ def write_page(path: str | os.PathLike[str], page: str | os.PathLike[str]) -> st
         raise DataError(f"{folder}: cannot be made ({error}). Name another page.") from error
     claims = {name: EXPERIMENTS[name].claims(cells) for name, cells in found.items()}
     parts = ["# Claims and what became of them", _INTRODUCTION, code(_about(path, found))]
-    parts.append(_summary(claims))
+    summary = _summary(claims)
+    parts.append(summary)
     for name, cells in found.items():
         picture = f"{_FOLDER}/{name}.png"
         _draw(EXPERIMENTS[name], cells, page.parent / picture)
@@ -114,7 +102,7 @@ def write_page(path: str | os.PathLike[str], page: str | os.PathLike[str]) -> st
         page.write_text("\n\n".join(parts) + "\n")
     except OSError as error:
         raise DataError(f"{page}: cannot be written ({error}). Name another page.") from error
-    return "\n\n".join(claim_lines(EXPERIMENTS[name], cells) for name, cells in found.items())
+    return summary
 
 
 def _about(path: str | os.PathLike[str], found: dict[str, pandas.DataFrame]) -> list[str]:

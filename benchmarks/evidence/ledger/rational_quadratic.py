@@ -11,15 +11,16 @@ import pandas
 import torch
 from gpytorch.kernels import RQKernel, ScaleKernel
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.evidence.ledger.claims import (
     Claim,
     Experiment,
-    best_place,
+    array,
     differs,
     graded,
-    less,
+    rank_correlations,
     with_error,
 )
 from gpclml.conditioning import RandomOrderings
@@ -120,28 +121,25 @@ def _claims(cells: pandas.DataFrame) -> list[Claim]:
 
 def _correlations(cells: pandas.DataFrame) -> Claim:
     lml, clml = (_correlation(cells, name) for name in ("lml", "clml"))
-    difference = less(clml, lml)
-    negative = sum(one < 0 for one in lml)
+    ranks = {name: rank_correlations(cells[name], cells["test"]) for name in ("lml", "clml")}
     return Claim(
         _SOURCE,
         "With over-estimated noise the LML falls where the test density rises, over shapes, and "
         "the CLML follows it.",
         "correlation with the test density -.71 of the LML, +.93 of the CLML (one data set)",
         f"{with_error(lml, 2)} of the LML, {with_error(clml, 2)} of the CLML; difference "
-        f"{with_error(difference, 2)}; that of the LML is negative on {negative} of {len(cells)} "
-        f"data sets; of ranks {with_error(_correlation(cells, 'lml', ranks=True), 2)} and "
-        f"{with_error(_correlation(cells, 'clml', ranks=True), 2)}",
-        graded(differs(lml, -1), differs(clml, 1), differs(difference, 1)),
+        f"{with_error(clml - lml, 2)}; that of the LML is negative on {sum(lml < 0)} of "
+        f"{len(cells)} data sets; of ranks {with_error(ranks['lml'], 2)} and "
+        f"{with_error(ranks['clml'], 2)}",
+        graded(differs(lml, -1), differs(clml, 1), differs(clml - lml, 1)),
         "The correlation of the LML depends on the smallest shapes: on most data sets all scores "
         "fall steeply below .01.",
     )
 
 
 def _choices(cells: pandas.DataFrame) -> Claim:
-    rmse, test = (_of_choices(cells, name) for name in ("rmse", "test"))
-    alpha = _of_choices(cells, "alpha")
-    gain = less(rmse["lml"], rmse["clml"])
-    density = less(test["clml"], test["lml"])
+    rmse, test, alpha = (_of_choices(cells, name) for name in ("rmse", "test", "alpha"))
+    gain, density = rmse["lml"] - rmse["clml"], test["clml"] - test["lml"]
     return Claim(
         _SOURCE,
         "The shape that the CLML chooses predicts better than that which the LML chooses.",
@@ -155,37 +153,29 @@ def _choices(cells: pandas.DataFrame) -> Claim:
 
 def _adequate(cells: pandas.DataFrame) -> Claim:
     lml, clml = (_correlation(cells, name) for name in ("lml", "clml"))
-    test = _of_choices(cells, "test")
-    best = [max(values) for values in cells["test"]]
-    loss = {name: less(best, test[name]) for name in ("lml", "clml")}
+    test, best = _of_choices(cells, "test"), array(cells["test"]).max(1)
     return Claim(
         _SOURCE,
         "With the true noise both are adequate.",
         "both correlate with the test density, and choose a shape that is nearly the best",
         f"correlation {with_error(lml, 2)} of the LML, {with_error(clml, 2)} of the CLML; joint "
-        f"test density below that of the best shape by {with_error(loss['lml'], 2)} and "
-        f"{with_error(loss['clml'], 2)} nats of 150 points",
+        f"test density below that of the best shape by {with_error(best - test['lml'], 2)} and "
+        f"{with_error(best - test['clml'], 2)} nats of 150 points",
         graded(differs(lml, 1), differs(clml, 1)),
         "Adequate is taken to mean a positive correlation over shapes.",
     )
 
 
-def _correlation(cells: pandas.DataFrame, name: str, ranks: bool = False) -> list[float]:
+def _correlation(cells: pandas.DataFrame, name: str) -> NDArray[np.float64]:
     """Correlation of a score with the test density over shapes, for each data set."""
     pairs = zip(cells[name], cells["test"], strict=True)
-    if ranks:
-        pairs = [(np.argsort(np.argsort(one)), np.argsort(np.argsort(two))) for one, two in pairs]
-    return [float(np.corrcoef(one, two)[0, 1]) for one, two in pairs]
+    return np.array([np.corrcoef(*pair)[0, 1] for pair in pairs])
 
 
-def _of_choices(cells: pandas.DataFrame, name: str) -> dict[str, list[float]]:
+def _of_choices(cells: pandas.DataFrame, name: str) -> dict[str, NDArray[np.float64]]:
     """A curve at the shape that the LML and that the CLML chooses, for each data set."""
-    return {
-        score: [
-            values[best_place(by)] for values, by in zip(cells[name], cells[score], strict=True)
-        ]
-        for score in ("lml", "clml")
-    }  # fmt: skip
+    values, sets = array(cells[name]), range(len(cells))
+    return {score: values[sets, array(cells[score]).argmax(1)] for score in ("lml", "clml")}
 
 
 def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
@@ -193,19 +183,15 @@ def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
     for axes, noise in zip(figure.subplots(1, len(noises), squeeze=False)[0], noises, strict=True):
         some = cells[cells["noise"] == noise]
         for name, label in (("lml", "LML"), ("clml", "CLML"), ("test", "test, joint")):
-            axes.plot(some["alpha"].iloc[0], _below_best(some[name]), label=label)
+            values = array(some[name])
+            below = np.median(values - values.max(1, keepdims=True), axis=0)
+            axes.plot(some["alpha"].iloc[0], below, label=label)
         axes.axvline(_TRUE_ALPHA, color="gray", linewidth=0.8)
         axes.set(
             xlabel="shape alpha", title=f"noise variance of the model {noise:g}", ylim=(-4, 0.2)
         )
     figure.axes[0].set_ylabel("below the best, median, nats")
     figure.axes[0].legend()
-
-
-def _below_best(curves: pandas.Series) -> list[float]:
-    """Median over data sets of a curve minus its largest value."""
-    values = np.array(curves.tolist())
-    return np.median(values - values.max(1, keepdims=True), axis=0).tolist()
 
 
 EXPERIMENT = Experiment(

@@ -11,7 +11,15 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from benchmarks.evidence.ledger.claims import Claim, Experiment, differs, graded, less, with_error
+from benchmarks.evidence.ledger.claims import (
+    Claim,
+    Experiment,
+    array,
+    differs,
+    graded,
+    listed,
+    with_error,
+)
 from benchmarks.evidence.ledger.linear_problems import image_source
 from benchmarks.evidence.training import images, network
 from gpclml.curvature import GaussianWeightPrior
@@ -117,31 +125,26 @@ def _claims(cells: pandas.DataFrame) -> list[Claim]:
 
 
 def _evidence(cells: pandas.DataFrame, data: str) -> Claim:
-    found, holds = [], []
+    found = []
     for ending, label in (("", "scale one"), ("_fitted", "scale fitted by the LML")):
         for name, score in (("lml", "LML"), ("expected", "L")):
-            first, second, gain = _compared(cells, name + ending)
-            found.append(
-                f"{label}, {score} {with_error(first, 1)} against {with_error(second, 1)}, gain "
-                f"{with_error(gain, 1)}"
-            )
-            holds.append(differs(gain, 1))
+            text, holds = _compared(cells, name + ending, 1)
+            found.append((f"{label}, {score} {text}", holds))
     return Claim(
         _SOURCE,
         f"The GP of a convolutional network's tangent kernel has more evidence on images ({data}) "
         "than that of a fully connected one, by the LML and by L.",
         "LML and L of the convolutional one higher",
-        f"nats of {cells['num_train'].iloc[0]:g} points: " + "; ".join(found),
-        graded(*holds),
+        *listed(found, f"nats of {cells['num_train'].iloc[0]:g} points: "),
         "Kernels at random weights of finite networks in place of infinite ones; noise .1. L "
         "falls without bound where the prior variance grows beside the noise, the LML hardly.",
     )
 
 
 def _curves(cells: pandas.DataFrame, data: str) -> Claim:
-    terms = np.array(cells["terms"].tolist())  # (seeds, 2, n)
+    terms = array(cells["terms"])  # (seeds, 2, n)
     gain = terms[:, 0] - terms[:, 1]
-    parts = [part.mean(1).tolist() for part in np.array_split(gain, _PARTS, axis=1)]
+    parts = [part.mean(1) for part in np.array_split(gain, _PARTS, axis=1)]
     share = float((gain.mean(0) > 0).mean())
     return Claim(
         _SOURCE,
@@ -156,27 +159,27 @@ def _curves(cells: pandas.DataFrame, data: str) -> Claim:
 
 
 def _accuracy(cells: pandas.DataFrame, data: str) -> Claim:
-    first, second, gain = _compared(cells, "accuracy")
+    text, holds = _compared(cells, "accuracy", 3)
     return Claim(
         _SOURCE,
         f"The convolutional one predicts better ({data}).",
         "convolutional networks generalize better on images",
-        f"test accuracy of the posterior mean's sign {with_error(first)} against "
-        f"{with_error(second)}, gain {with_error(gain)}",
-        graded(differs(gain, 1)),
+        f"test accuracy of the posterior mean's sign {text}",
+        graded(holds),
     )
 
 
-def _compared(cells: pandas.DataFrame, name: str) -> tuple[list[float], list[float], list[float]]:
-    """Values of the convolutional and the fully connected GP over seeds, and differences."""
-    first, second = ([row[place] for row in cells[name]] for place in (0, 1))
-    return first, second, less(first, second)
+def _compared(cells: pandas.DataFrame, name: str, digits: int) -> tuple[str, bool]:
+    """A score of the convolutional and the fully connected GP as text, and whether it gains."""
+    first, second = array(cells[name]).T
+    one, two, gain = (with_error(one, digits) for one in (first, second, first - second))
+    return f"{one} against {two}, gain {gain}", differs(first - second, 1)
 
 
 def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
     names = list(cells["data"].unique())
     for axes, data in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
-        terms = np.array(cells[cells["data"] == data]["terms"].tolist()).mean(0)
+        terms = array(cells[cells["data"] == data]["terms"]).mean(0)
         n = range(1, terms.shape[-1] + 1)
         low = max(float(terms[:, 2:].min()), -12.0)
         for place, name in enumerate(_NAMES):

@@ -16,11 +16,10 @@ from torch import Tensor
 from benchmarks.evidence.ledger.claims import (
     Claim,
     Experiment,
-    best_place,
+    array,
     differs,
     graded,
-    less,
-    rank_correlation,
+    rank_correlations,
     with_error,
 )
 from benchmarks.evidence.ledger.linear_problems import PROBLEMS, image_source, linear_models
@@ -75,7 +74,7 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     models = linear_models(cell["problem"], cell["seed"], cell["num_points"], cell["data"])
     rows = [_scores(model, cell) for model in models.values()]
     result = {name: [row[name] for row in rows] for name in rows[0]}
-    best = list(models.values())[best_place(result["lml"])]
+    best = list(models.values())[np.argmax(result["lml"])]
     return {"setting": list(models), **result, **_terms(best)}
 
 
@@ -145,23 +144,20 @@ def _claims(cells: pandas.DataFrame) -> list[Claim]:
 
 
 def _ranking(problem: str, cells: pandas.DataFrame) -> Claim:
-    ranks, wins = {}, {}
-    for name in _NAMES:
-        both = list(zip(cells["lml"], cells[name], strict=True))
-        ranks[name] = [rank_correlation(lml, other) for lml, other in both]
-        wins[name] = sum(best_place(lml) == best_place(other) for lml, other in both)
+    best = {name: array(cells[name]).argmax(1) for name in ("lml", *_NAMES)}
+    ranks = {name: rank_correlations(cells["lml"], cells[name]) for name in _NAMES}
+    wins = {name: int((best[name] == best["lml"]).sum()) for name in _NAMES}
     found = "; ".join(
         f"{label} {with_error(ranks[name], 2)}, {wins[name]} of {len(cells)}"
         for name, label in _NAMES.items()
     )
     images = f" ({' and '.join(sorted(cells['data'].unique()))})" if problem == "frequency" else ""
-    mean = sum(ranks["expected"]) / len(cells)
     return Claim(
         _SOURCE,
         f"L and the LML rank models alike: {PROBLEMS[problem]}{images}.",
         "the same ranking by the LML, by L with exact draws, and by descent",
         f"rank correlation with the LML, and how often the same model is best: {found}",
-        graded(mean >= 0.9, wins["expected"] >= 0.75 * len(cells)),
+        graded(ranks["expected"].mean() >= 0.9, wins["expected"] >= 0.75 * len(cells)),
         "Alike is taken to mean a mean rank correlation of L with the LML of at least .9, and the "
         "same best model on three of four data sets.",
     )
@@ -174,28 +170,28 @@ def _gap(cells: pandas.DataFrame) -> Claim:
         "Lyle et al. 2020, Proposition 3.1 and Eq. 6",
         "The LML exceeds L by the sum of the divergences KL of each posterior from the next.",
         "equal",
-        f"largest relative difference {worst:.1g} over {_count(cells)} models and data sets",
+        f"largest relative difference {worst:.1g} over {len(lml)} models and data sets",
         graded(worst < 1e-6),
         "The divergences are those of the Gaussians of the weights, by other code than L.",
     )
 
 
 def _growth(cells: pandas.DataFrame, own_prior: pandas.DataFrame) -> Claim:
-    gap = _gaps(cells)
-    steps = [less(gap[k + 1], gap[k]) for k in range(len(gap) - 1)]
+    gap = array(cells["lml"]) - array(cells["expected"])
+    steps = np.diff(gap).T
     remark = ""
     if len(own_prior):
-        other = _gaps(own_prior)
+        other = array(own_prior["lml"]) - array(own_prior["expected"])
         remark = (
             "With the prior variance 1/k² of k features, as in the authors' script, it goes from "
-            f"{with_error(other[0], 1)} to {with_error(other[-1], 1)} nats."
+            f"{with_error(other[:, 0], 1)} to {with_error(other[:, -1], 1)} nats."
         )
     return Claim(
         "Lyle et al. 2020, Figure 5",
         "The gap LML - L grows with the number of features.",
         "grows",
-        f"{with_error(gap[0], 1)} nats with {cells['setting'].iloc[0][0]} features, "
-        f"{with_error(gap[-1], 1)} with {cells['setting'].iloc[0][-1]}, each step up: "
+        f"{with_error(gap[:, 0], 1)} nats with {cells['setting'].iloc[0][0]} features, "
+        f"{with_error(gap[:, -1], 1)} with {cells['setting'].iloc[0][-1]}, each step up: "
         + ", ".join(with_error(step, 1) for step in steps),
         graded(*(differs(step, 1) for step in steps)),
         remark,
@@ -211,7 +207,7 @@ def _order(cells: pandas.DataFrame) -> Claim:
         "Lyle et al. 2020, Section 3.1",
         "In expectation L <= L_k <= LML, k = 10.",
         "holds for every model",
-        f"violated beyond 4 standard errors by {above} of {_count(cells)} models and data sets; "
+        f"violated beyond 4 standard errors by {above} of {len(lml)} models and data sets; "
         f"L_10 closes {100 * share.mean():.0f}% of the gap on average",
         graded(above == 0),
     )
@@ -221,31 +217,20 @@ def _by_descent(cells: pandas.DataFrame) -> Claim:
     names = ("expected", "descent", "descent_error")
     expected, descent, error = (_flat(cells, name) for name in names)
     near = float((abs(descent - expected) < 3 * error).mean())
-    both = zip(cells["expected"], cells["descent"], strict=True)
-    ranks = [rank_correlation(*one) for one in both]
+    ranks = rank_correlations(cells["expected"], cells["descent"])
     return Claim(
         _SOURCE,
         "L by draws that gradient descent trains is L by exact draws.",
         "the two agree",
-        f"within 3 standard errors of the closed form for {100 * near:.0f}% of {_count(cells)} "
+        f"within 3 standard errors of the closed form for {100 * near:.0f}% of {len(error)} "
         f"models and data sets; rank correlation with it {with_error(ranks)}",
-        graded(near >= 0.95, sum(ranks) / len(ranks) >= 0.95),
+        graded(near >= 0.95, ranks.mean() >= 0.95),
     )
-
-
-def _gaps(cells: pandas.DataFrame) -> list[list[float]]:
-    """LML less L, for each model over data sets."""
-    lml, expected = (np.array(cells[name].tolist()) for name in ("lml", "expected"))
-    return (lml - expected).T.tolist()
 
 
 def _flat(cells: pandas.DataFrame, name: str) -> NDArray[np.float64]:
     """Of every model and data set."""
     return np.concatenate([np.array(row) for row in cells[name]])
-
-
-def _count(cells: pandas.DataFrame) -> int:
-    return len(_flat(cells, "lml"))
 
 
 def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
@@ -263,11 +248,11 @@ def _draw_problem(axes: Axes, cells: pandas.DataFrame, problem: str) -> None:
     setting = cells["setting"].iloc[0]
     lowest = []
     for name, label in {"lml": "LML", **_NAMES}.items():
-        values = np.array(cells[name].tolist()) / n
+        values = array(cells[name]) / n
         style = "--" if name == "descent" else "-"
         axes.plot(setting, values.mean(0), style, marker=".", label=label)
         lowest.append(float(np.median(values.mean(0))))
-    top = max(np.array(cells["lml"].tolist()).mean(0)) / n
+    top = max(array(cells["lml"]).mean(0)) / n
     axes.set(xlabel=PROBLEMS[problem], ylim=(top - 2.5 * (top - min(lowest)) - 0.2, top + 0.2))
     if problem in ("variance", "frequency"):
         axes.set_xscale("log", base=2)
@@ -277,7 +262,7 @@ def _draw_problem(axes: Axes, cells: pandas.DataFrame, problem: str) -> None:
 
 def _draw_terms(axes: Axes, cells: pandas.DataFrame) -> None:
     for name, label in (("lml_terms", "LML"), ("expected_terms", "L")):
-        mean = np.array(cells[name].tolist()).mean(0)
+        mean = array(cells[name]).mean(0)
         axes.plot(range(1, len(mean) + 1), mean, label=label)
     axes.set(xlabel="point (one prior, best model)", ylabel="change by the point, nats")
     axes.legend(fontsize=7)

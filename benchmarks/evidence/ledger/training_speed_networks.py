@@ -10,15 +10,17 @@ import pandas
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from benchmarks.evidence.ledger.claims import (
     Claim,
     Experiment,
+    array,
     differs,
-    graded,
-    rank_correlation,
+    listed,
+    rank_correlations,
     with_error,
 )
 from benchmarks.evidence.ledger.linear_problems import image_source
@@ -136,91 +138,80 @@ def _claims(cells: pandas.DataFrame) -> list[Claim]:
     return [_generalization(parts), _final_loss(parts), _weights(parts), _trained_after(parts)]
 
 
-def _against(cells: pandas.DataFrame, score: str, other: str) -> list[float]:
+def _against(cells: pandas.DataFrame, score: str, other: str) -> NDArray[np.float64]:
     """Rank correlation over architectures, a seed each; of losses the negative."""
-    signs = [-1.0 if name in ("sum", "final") else 1.0 for name in (score, other)]
-    return [
-        rank_correlation([signs[0] * one for one in first], [signs[1] * one for one in second])
-        for first, second in zip(cells[score], cells[other], strict=True)
-    ]
+    sign = -1 if score in ("sum", "final") else 1
+    return rank_correlations(sign * array(cells[score]), cells[other])
 
 
 def _generalization(parts: Mapping[str, pandas.DataFrame]) -> Claim:
-    ranks = {
-        (data, test): _against(cells, "sum", test)
-        for data, cells in parts.items()
-        for test in ("accuracy", "log_density")
-    }
+    def part(data: str, cells: pandas.DataFrame) -> tuple[Any, ...]:
+        ranks = [_against(cells, "sum", test) for test in ("accuracy", "log_density")]
+        texts = " and ".join(with_error(values, 2) for values in ranks)
+        return f"{data} {texts}", *(differs(values, 1) for values in ranks)
+
+    before = "rank correlation of minus the sum with test accuracy and log density: "
     return Claim(
         _SOURCE,
         "Architectures with a lower sum of training losses predict better.",
         "sum of training losses and test performance are correlated",
-        "rank correlation of minus the sum with test accuracy and log density: "
-        + "; ".join(
-            f"{data} {with_error(ranks[data, 'accuracy'], 2)} and "
-            f"{with_error(ranks[data, 'log_density'], 2)}"
-            for data in parts
-        ),
-        graded(*(differs(values, 1) for values in ranks.values())),
+        *listed((part(*one) for one in parts.items()), before),
         f"{len(_ARCHITECTURES)} small networks: " + ", ".join(_ARCHITECTURES) + ".",
     )
 
 
 def _final_loss(parts: Mapping[str, pandas.DataFrame]) -> Claim:
-    found, holds = [], []
-    for data, cells in parts.items():
-        for test in ("accuracy", "log_density"):
-            final = _against(cells, "final", test)
-            both = zip(_against(cells, "sum", test), final, strict=True)
-            gain = [a - b for a, b in both]
-            found.append(
-                f"{data}, test {test.replace('_', ' ')}: {with_error(final, 2)}, gain by the sum "
-                f"{with_error(gain, 2)}"
-            )
-            holds.append(differs(gain, 1))
+    def part(data: str, cells: pandas.DataFrame, test: str) -> tuple[str, bool]:
+        final = _against(cells, "final", test)
+        gain = _against(cells, "sum", test) - final
+        text = f"{with_error(final, 2)}, gain by the sum {with_error(gain, 2)}"
+        return f"{data}, test {test.replace('_', ' ')}: {text}", differs(gain, 1)
+
+    found = (part(*one, test) for one in parts.items() for test in ("accuracy", "log_density"))
     return Claim(
         _SOURCE,
         "The training loss at the end says less than the sum.",
         "the sum is the better predictor",
-        "rank correlation of minus the loss of the last epoch with " + "; ".join(found),
-        graded(*holds),
+        *listed(found, "rank correlation of minus the loss of the last epoch with "),
     )
 
 
 def _weights(parts: Mapping[str, pandas.DataFrame]) -> Claim:
-    ranks = {data: _against(cells, "sum", "concurrent") for data, cells in parts.items()}
+    def part(data: str, cells: pandas.DataFrame) -> tuple[str, bool]:
+        ranks, others = (_against(cells, name, "concurrent") for name in ("sum", "accuracy"))
+        text = f"{with_error(ranks, 2)} (of test accuracy with the weight {with_error(others, 2)})"
+        return f"{data} {text}", differs(ranks, 1)
+
     return Claim(
         _SOURCE,
         "In a combination trained along with its networks, those with a lower sum of training "
         "losses get larger weights.",
         "weights and sums are correlated",
-        "rank correlation of minus the sum with the weight: "
-        + "; ".join(
-            f"{data} {with_error(values, 2)} (of test accuracy with the weight "
-            f"{with_error(_against(parts[data], 'accuracy', 'concurrent'), 2)})"
-            for data, values in ranks.items()
+        *listed(
+            (part(*one) for one in parts.items()),
+            "rank correlation of minus the sum with the weight: ",
         ),
-        graded(*(differs(values, 1) for values in ranks.values())),
     )
 
 
 def _trained_after(parts: Mapping[str, pandas.DataFrame]) -> Claim:
-    found, holds = [], []
-    for data, cells in parts.items():
-        after = _against(cells, "sum", "after")
-        both = zip(_against(cells, "sum", "concurrent"), after, strict=True)
-        gain = [a - b for a, b in both]
-        found.append(
-            f"{data} {with_error(after, 2)}, gain by concurrent training {with_error(gain, 2)} "
-            f"(with minus the final loss {with_error(_against(cells, 'final', 'after'), 2)})"
+    def part(data: str, cells: pandas.DataFrame) -> tuple[str, bool]:
+        after, final = (_against(cells, name, "after") for name in ("sum", "final"))
+        gain = _against(cells, "sum", "concurrent") - after
+        text = (
+            f"{with_error(after, 2)}, gain by concurrent training {with_error(gain, 2)} "
+            f"(with minus the final loss {with_error(final, 2)})"
         )
-        holds.append(differs(gain, 1))
+        return f"{data} {text}", differs(gain, 1)
+
     return Claim(
         _SOURCE,
         "Weights trained after the networks follow the sum of training losses less.",
         "of linear models: weights after training prefer those that fit best",
-        "rank correlation of minus the sum with the weight: " + "; ".join(found),
-        graded(*holds),
+        *listed(
+            (part(*one) for one in parts.items()),
+            "rank correlation of minus the sum with the weight: ",
+        ),
         "The paper shows it for linear models; for networks it is our reading.",
     )
 
@@ -246,7 +237,7 @@ def _scatter(axes: Axes, cells: pandas.DataFrame, score: str, label: str) -> Non
 
 
 def _draw_curves(axes: Axes, cells: pandas.DataFrame) -> None:
-    curves = np.array(cells["curves"].tolist()).mean(0)
+    curves = array(cells["curves"]).mean(0)
     for place, curve in enumerate(curves):
         axes.semilogy(range(1, len(curve) + 1), curve, color=f"C{place}")
     axes.set(xlabel="epoch", ylabel="training loss, nats a point")
