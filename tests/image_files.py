@@ -15,6 +15,7 @@ import numpy
 import pytest
 from PIL import Image
 
+from benchmarks import _images
 from gpclml.datasets import images
 from gpclml.datasets.images import PITCHES, YAWS
 from gpclml.datasets.sources import ImageFile, image_files
@@ -64,6 +65,17 @@ def register(patch: pytest.MonkeyPatch, folder: Path, names: Iterable[str]) -> N
 
     made = {name: tuple(found(one) for one in image_files()[name]) for name in names}
     patch.setattr(images, "image_files", lambda: image_files() | made)
+
+
+def register_arrays(patch: pytest.MonkeyPatch, folder: Path, name: str, **arrays) -> Path:
+    """Arrays in a data folder become the images of that name that only benchmarks use."""
+    file, _, source = _images.FILES[name]
+    path = folder / file
+    path.parent.mkdir(exist_ok=True)
+    numpy.savez(path, **arrays)
+    checksum = hashlib.sha256(path.read_bytes()).hexdigest()
+    patch.setitem(_images.FILES, name, (file, checksum, source))
+    return path
 
 
 def emnist_archive(path, part="test", split="byclass", images=None, labels=(0, 61)):

@@ -28,8 +28,8 @@ __all__ = [
 BASELINE = "pixels"
 """In place of a kernel: the baseline on raw inputs."""
 OBJECTIVES = ("lml", "clml")
-SOURCES = ("benchmarks.dkt.studies",)
-"""The module beside this one that decides the results of :func:`run_cell`."""
+SOURCES = ("benchmarks._images", "benchmarks.dkt.studies")
+"""The modules beside this one that decide the results of :func:`run_cell`."""
 CHECKPOINTS = "GPCLML_DKT_CHECKPOINTS"
 """Environment variable: the folder of checkpoints; without it a cell keeps none."""
 

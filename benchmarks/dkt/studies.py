@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 import torch
 
+from benchmarks._images import load_images
 from gpclml import datasets
 from gpclml.errors import UnknownNameError
 from gpclml.kernels.networks import MLP
@@ -60,7 +61,7 @@ def part_of_omniglot(part: str) -> Load:
     """
 
     def load() -> datasets.LabelledImages:
-        data = datasets.load_images("omniglot-small", progress=False)
+        data = load_images("omniglot-small")
         held_out = {"validation": _VALIDATION, "test": _TEST}
         rest = [one for one in data.groups if one not in (*_VALIDATION, *_TEST)]
         return data.of_groups(held_out.get(part, rest))
@@ -129,7 +130,7 @@ def head_poses(out_of_range: bool) -> Make:
 
 def digits(shots: int, seed: int) -> Sources:
     """3-way tasks of scikit-learn's digits."""
-    data = datasets.load_images("digits")
+    data = load_images("digits")
 
     def tasks(low: int, high: int, place: int) -> ImageTasks:
         rows = (data.labels >= low) & (data.labels < high)
@@ -199,14 +200,14 @@ def _function_network(generator: torch.Generator) -> torch.nn.Module:
 
 def _omniglot(name: str, chosen_by: bool | None = None) -> datasets.LabelledImages:
     """An original set, or only the alphabets to choose by, or all others."""
-    data = datasets.load_images(name, progress=False)
+    data = load_images(name)
     if chosen_by is None:
         return data
     return data.of_groups([one for one in data.groups if (one in _CHOSEN_BY) == chosen_by])
 
 
 def _emnist(to_choose_by: bool) -> datasets.LabelledImages:
-    data = datasets.load_images("emnist", progress=False)
+    data = load_images("emnist")
     rows = (data.labels % 2 == 0) == to_choose_by
     return datasets.LabelledImages(
         data.name, data.images[rows], data.labels[rows], data.class_names
@@ -246,11 +247,11 @@ STUDIES: Mapping[str, FewShotStudy] = MappingProxyType(
         ),
         "omniglot-part-to-cyrillic": _part(
             "42 handwritten Cyrillic letters of another data set to test on",
-            partial(datasets.load_images, "cyrillic", progress=False),
+            partial(load_images, "cyrillic"),
         ),
         "omniglot-part-to-mnist": _part(
             "MNIST's test digits to test on",
-            partial(datasets.load_images, "mnist-test", progress=False),
+            partial(load_images, "mnist-test"),
         ),
         "omniglot-to-emnist": FewShotStudy(
             "all 50 alphabets of Omniglot to learn from, every other of EMNIST's 62 digits and "

@@ -10,8 +10,8 @@ import torch
 from gpytorch.likelihoods import SoftmaxLikelihood
 from torch import Tensor
 
+from benchmarks._images import load_images
 from gpclml.curvature import GaussianWeightPrior, Kronecker
-from gpclml.datasets import load_images
 from gpclml.errors import ArgumentError, UnknownNameError
 from gpclml.evaluation.calibration import expected_calibration_error
 from gpclml.evidence.sampling import marginal_log_densities
@@ -69,13 +69,13 @@ def images(name: str, num_train: int, seed: int, device: str = "cpu") -> Images:
     if name not in DATA:
         raise UnknownNameError("data", name, DATA)
     source, other, _ = DATA[name]
-    train = load_images(source, progress=False)
+    train = load_images(source)
     order = torch.randperm(len(train.labels), generator=torch.Generator().manual_seed(seed))
     most = len(order) if other else len(order) - 1
     if not 1 <= num_train <= most:
         raise ArgumentError("num_train", num_train, f"1 to {most}, the images of {name}")
     rows, rest = order[:num_train], order[num_train : num_train + _MOST_TEST]
-    test = load_images(other, progress=False) if other else train
+    test = load_images(other) if other else train
     if other:
         rest = torch.arange(min(len(test.labels), _MOST_TEST))
     x = train.images[rows].to(torch.get_default_dtype()) / 255

@@ -1,4 +1,4 @@
-"""Readers of image files: idx, numpy arrays, and the archives of EMNIST and Omniglot."""
+"""Readers of image files: idx, and the archives of EMNIST and Omniglot."""
 
 from __future__ import annotations
 
@@ -23,12 +23,10 @@ from gpclml.errors import DataError, UnknownNameError
 __all__ = [
     "EMNIST_CLASSES",
     "archive_entries",
-    "paired_images",
     "parse_idx",
     "read_emnist",
     "read_idx",
     "read_idx_images",
-    "read_npz_images",
     "read_omniglot",
 ]
 
@@ -65,34 +63,7 @@ def read_idx_images(
     Raises:
         DataError: A file has another format, or the two do not belong together.
     """
-    return paired_images(read_idx(images), read_idx(labels), f"{images} and {labels}")
-
-
-def read_npz_images(path: str | os.PathLike[str]) -> tuple[Tensor, Tensor]:
-    """Reads the arrays ``images`` and ``labels`` of a numpy file; nothing in it is unpickled.
-
-    Args:
-        path: The file.
-
-    Returns:
-        Images ``(N, channels, height, width)``, uint8, and labels ``(N,)``.
-
-    Raises:
-        DataError: The file is missing, damaged or lacks an array of that kind.
-    """
-    try:
-        with open(path, "rb") as file, numpy.load(file, allow_pickle=False) as arrays:
-            images, labels = arrays["images"], arrays["labels"]
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(
-            f"{path}: no file of the arrays images and labels ({error}). Put a whole copy there."
-        ) from error
-    if images.dtype != numpy.uint8 or labels.dtype.kind not in "iu":
-        raise DataError(
-            f"{path}: images of {images.dtype} and labels of {labels.dtype}, where uint8 and "
-            "integers belong. Put the original file there."
-        )
-    return paired_images(torch.tensor(images), torch.tensor(labels.astype(numpy.int64)), str(path))
+    return _paired_images(read_idx(images), read_idx(labels), f"{images} and {labels}")
 
 
 def read_emnist(
@@ -126,7 +97,7 @@ def read_emnist(
             raise DataError(f"{archive}: no file {name} in it. Put EMNIST's gzip.zip there.")
     images, labels = (parse_idx(found[name], f"{archive}: {name}") for name in names)
     upright = images.mT if images.ndim == 3 else images  # columns are stored one after another
-    pictures, classes = paired_images(upright, labels, f"{archive}: {' and '.join(names)}")
+    pictures, classes = _paired_images(upright, labels, f"{archive}: {' and '.join(names)}")
     first = 1 if split == "letters" else 0
     return pictures, classes - first
 
@@ -230,25 +201,14 @@ def parse_idx(body: bytes, origin: object) -> Tensor:
     return torch.tensor(numpy.frombuffer(body, numpy.uint8, offset=start).reshape(shape))
 
 
-def paired_images(images: Tensor, labels: Tensor, origin: str) -> tuple[Tensor, Tensor]:
-    """Brings images to channels first and labels to integers, and checks their numbers.
-
-    Args:
-        images: ``(N, height, width)``, or with channels last.
-        labels: ``(N,)``.
-        origin: Names of the files for errors.
-
-    Raises:
-        DataError: The two do not belong together.
-    """
-    if images.ndim not in (3, 4) or labels.shape != images.shape[:1]:
+def _paired_images(images: Tensor, labels: Tensor, origin: str) -> tuple[Tensor, Tensor]:
+    """Images ``(N, 1, height, width)`` and their labels, whose numbers are checked."""
+    if images.ndim != 3 or labels.shape != images.shape[:1]:
         raise DataError(
             f"{origin}: shapes {tuple(images.shape)} and {tuple(labels.shape)}, where "
-            "(N, height, width), or with channels, and (N,) belong. Give the images and labels of "
-            "one set."
+            "(N, height, width) and (N,) belong. Give the images and labels of one set."
         )
-    channels_first = images.unsqueeze(1) if images.ndim == 3 else images.movedim(-1, 1)
-    return channels_first.contiguous(), labels.long()
+    return images.unsqueeze(1).contiguous(), labels.long()
 
 
 def archive_entries(

@@ -16,7 +16,6 @@ from gpclml.datasets._image_formats import (
     EMNIST_CLASSES,
     read_emnist,
     read_idx_images,
-    read_npz_images,
     read_omniglot,
 )
 from gpclml.datasets.sources import VARIABLE, data_folder, fetch_file, image_files
@@ -126,11 +125,6 @@ def load_images(
 ) -> LabelledImages:
     """Loads labelled images by name from the data folder; missing files are downloaded.
 
-    - ``"cifar10-part"`` and ``"cifar10-part-test"``: 8000 training and 2000 test images of
-      CIFAR-10, 32 x 32 in colour, decoded from JPEG; the files have no public address and must
-      be there;
-    - ``"cyrillic"``: 42 handwritten Cyrillic letters, 100 images each, 28 x 28; the file has
-      no public address and must be there;
     - ``"digits"``: 1797 digits of 8 x 8 pixels, which ship with scikit-learn;
     - ``"emnist"``: test images of EMNIST's 62 digits and letters, 28 x 28; other splits by
       :func:`load_emnist`;
@@ -160,8 +154,7 @@ def load_images(
         return load_omniglot(paths, name, source, licence)
     if name == "emnist":
         return load_emnist(paths[0], name=name, source=source, licence=licence)
-    read = read_npz_images if files[0].file.endswith(".npz") else read_idx_images
-    images, labels = read(*paths)
+    images, labels = read_idx_images(*paths)
     classes = tuple(str(label) for label in labels.unique().tolist())
     return LabelledImages(name, images, labels, classes, (), source, licence)
 

@@ -86,7 +86,7 @@ class ImageFile:
         name: Name of the data set.
         folder: Folder under the data folder.
         file: File name there.
-        address: Download address; empty where the file has none.
+        address: Download address.
         source: Origin of the images.
         checksum: Checksum of the file, ``"sha256:..."`` or, where only that is published,
             ``"md5:..."``.
@@ -187,11 +187,6 @@ def fetch_file(
     address = source.address if address is None else address
     path = directory / source.file
     _reject_corrupt(path, source, address)
-    if not address and not path.exists():
-        suggestion = (
-            f"It has no public address: put a copy there, or name its folder by {VARIABLE}."
-        )
-        raise _error(path, "no such file", source, "no file", suggestion)
     cache = pooch.create(
         path=directory,
         base_url="",
@@ -254,12 +249,8 @@ def _reject_corrupt(path: Path, source: UciSource | ImageFile, address: str) -> 
         suggestion = f"It could not be removed ({error}): delete it and call again"
     else:
         suggestion = "It has been removed: call again"
-    suggestion += (
-        f" to download it from {address}, or put a whole copy there"
-        if address
-        else (" with a whole copy there")
-    )
-    raise _error(path, "the file is corrupt or is another version", source, found, f"{suggestion}.")
+    suggestion += f" to download it from {address}, or put a whole copy there."
+    raise _error(path, "the file is corrupt or is another version", source, found, suggestion)
 
 
 def _downloader(

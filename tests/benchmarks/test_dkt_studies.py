@@ -6,7 +6,7 @@ import gzip
 
 import numpy
 import pytest
-from image_files import characters, emnist_archive, head_pose_folder, idx, register
+from image_files import characters, emnist_archive, head_pose_folder, idx, register, register_arrays
 
 from benchmarks.dkt.cells import run_cell
 from benchmarks.dkt.studies import study_named
@@ -50,8 +50,9 @@ def made_files(tmp_path, monkeypatch):
     few = labels < 10
     for file, body in (("images-idx3", images[few]), ("labels-idx1", labels[few])):
         (tmp_path / "mnist" / f"t10k-{file}-ubyte.gz").write_bytes(gzip.compress(idx(body)))
-    numpy.savez(tmp_path / "cyrillic42.npz", images=images[few], labels=labels[few])
-    names = "cyrillic emnist mnist-test omniglot omniglot-small"
+    letters = {"images": images[few], "labels": labels[few]}
+    register_arrays(monkeypatch, tmp_path, "cyrillic", **letters)
+    names = "emnist mnist-test omniglot omniglot-small"
     register(monkeypatch, tmp_path, [*names.split(), "omniglot-background", "omniglot-evaluation"])
     monkeypatch.setenv("GPCLML_DATA", str(tmp_path))
 

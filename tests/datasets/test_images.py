@@ -20,7 +20,7 @@ from image_files import (
 from PIL import Image
 
 from gpclml import datasets
-from gpclml.datasets._image_formats import read_idx, read_idx_images, read_npz_images
+from gpclml.datasets._image_formats import read_idx, read_idx_images
 from gpclml.datasets.images import PITCHES, YAWS
 from gpclml.datasets.sources import image_files
 from gpclml.errors import DataError, ShapeError, UnknownNameError
@@ -148,41 +148,6 @@ def test_emnist(tmp_path):
         datasets.load_emnist(unlike)
 
 
-def npz(path, **arrays):
-    numpy.savez(path, **arrays)
-    return path
-
-
-def test_arrays_of_images(tmp_path):
-    images, labels = numpy.zeros((3, 5, 4), numpy.uint8), numpy.array([0, 1, 1])
-    pictures, classes = read_npz_images(npz(tmp_path / "a.npz", images=images, labels=labels))
-    assert (pictures.shape, classes.tolist()) == ((3, 1, 5, 4), [0, 1, 1])
-    colour = images[..., None] + numpy.arange(3, dtype=numpy.uint8)
-    coloured, _ = read_npz_images(npz(tmp_path / "f.npz", images=colour, labels=labels))
-    assert coloured.shape == (3, 3, 5, 4)
-    assert torch.equal(coloured[:, 1], pictures[:, 0] + 1)
-    with pytest.raises(DataError, match="no file of the arrays"):
-        read_npz_images(npz(tmp_path / "b.npz", images=images))
-    objects = numpy.array([{}, {}, {}], dtype=object)
-    with pytest.raises(DataError, match="no file of the arrays"):
-        read_npz_images(npz(tmp_path / "c.npz", images=images, labels=objects))
-    with pytest.raises(DataError, match="images of float64"):
-        read_npz_images(npz(tmp_path / "d.npz", images=images * 1.0, labels=labels))
-    (tmp_path / "e.npz").write_bytes(b"PK\x03\x04 cut short")
-    with pytest.raises(DataError, match="no file of the arrays"):
-        read_npz_images(tmp_path / "e.npz")
-
-
-def test_a_file_without_an_address(tmp_path):
-    with pytest.raises(DataError, match="no public address: put a copy there") as caught:
-        datasets.load_images("cyrillic", folder=tmp_path, progress=False)
-    assert "sha256:01d8eace" in str(caught.value)
-    assert list(tmp_path.iterdir()) == []
-    (tmp_path / "cyrillic42.npz").write_bytes(b"something else")
-    with pytest.raises(DataError, match="removed: call again with a whole copy there"):
-        datasets.load_images("cyrillic", folder=tmp_path, progress=False)
-
-
 @pytest.mark.parametrize(
     ("name", "file"), [("emnist", "emnist/gzip.zip"), ("mnist", "mnist/train-images-idx3-ubyte.gz")]
 )
@@ -200,19 +165,16 @@ def test_digits_need_no_file():
     assert data.labels.unique().tolist() == list(range(10))
 
 
-PARTS = ("cifar10-part", "cifar10-part-test")
-
-
 def test_names_and_the_registry():
-    names = "cyrillic digits emnist mnist mnist-test omniglot omniglot-background"
+    names = "digits emnist mnist mnist-test omniglot omniglot-background"
     others = ("omniglot-evaluation", "omniglot-small")
-    assert datasets.image_names() == (*PARTS, *names.split(), *others)
+    assert datasets.image_names() == (*names.split(), *others)
     with pytest.raises(UnknownNameError, match="Did you mean 'digits'"):
         datasets.load_images("digit")
     for files in image_files().values():
         for one in files:
             assert re.fullmatch("sha256:[0-9a-f]{64}|md5:[0-9a-f]{32}", one.checksum)
-            assert one.address.startswith("https://") or one.name in ("cyrillic", *PARTS)
+            assert one.address.startswith("https://")
 
 
 def test_parts_that_do_not_fit():
@@ -228,7 +190,7 @@ def test_parts_that_do_not_fit():
 
 
 def test_small_files_in_the_registered_places(tmp_path, monkeypatch):
-    for folder in ("omniglot", "mnist", "cifar10"):
+    for folder in ("omniglot", "mnist"):
         (tmp_path / folder).mkdir()
     small = tmp_path / "omniglot" / "images_background_small"
     characters(small.with_name(f"{small.name}1.zip"), ("Greek", "Latin"))
@@ -237,22 +199,16 @@ def test_small_files_in_the_registered_places(tmp_path, monkeypatch):
     images = numpy.arange(20 * 28 * 28).reshape(20, 28, 28).astype(numpy.uint8)
     for file, body in (("images-idx3", images), ("labels-idx1", labels)):
         (tmp_path / "mnist" / f"t10k-{file}-ubyte.gz").write_bytes(gzip.compress(idx(body)))
-    npz(tmp_path / "cyrillic42.npz", images=images, labels=labels)
-    colours = numpy.stack([images[:, :, :]] * 3, axis=-1)
-    for file in ("train8000", "test2000"):
-        npz(tmp_path / "cifar10" / f"{file}.npz", images=colours, labels=labels)
-    register(monkeypatch, tmp_path, ["omniglot-small", "mnist-test", "cyrillic", *PARTS])
+    register(monkeypatch, tmp_path, ["omniglot-small", "mnist-test"])
 
     data = datasets.load_images("omniglot-small", folder=tmp_path, progress=False)
     assert data.images.shape == (120, 1, 28, 28)
     assert torch.equal(data.labels.bincount(), torch.full((6,), 20))
     assert data.groups == ("Greek", "Latin", "Tagalog")
-    for name in ("mnist-test", "cyrillic", *PARTS):
-        data = datasets.load_images(name, folder=tmp_path, progress=False)
-        channels = 3 if name in PARTS else 1
-        assert data.images.shape == (20, channels, 28, 28)
-        assert torch.equal(data.images[:, -1], torch.tensor(images))
-        assert data.labels.tolist() == labels.tolist()
+    data = datasets.load_images("mnist-test", folder=tmp_path, progress=False)
+    assert data.images.shape == (20, 1, 28, 28)
+    assert torch.equal(data.images[:, 0], torch.tensor(images))
+    assert data.labels.tolist() == labels.tolist()
 
 
 @pytest.mark.data
@@ -264,13 +220,6 @@ def test_the_real_characters(data_folder):
     digits = datasets.load_images("mnist-test", folder=data_folder, progress=False)
     assert digits.images.shape == (10_000, 1, 28, 28)
     assert digits.labels[:5].tolist() == [7, 2, 1, 0, 4]
-    for name, count in zip(PARTS, (800, 200), strict=True):
-        part = datasets.load_images(name, folder=data_folder, progress=False)
-        assert part.images.shape == (10 * count, 3, 32, 32)
-        assert torch.equal(part.labels.bincount(), torch.full((10,), count))
-    letters = datasets.load_images("cyrillic", folder=data_folder, progress=False)
-    assert letters.images.shape == (4200, 1, 28, 28)
-    assert torch.equal(letters.labels.bincount(), torch.full((42,), 100))
 
 
 @pytest.fixture(scope="module")
