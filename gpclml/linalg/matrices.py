@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy
 import torch
@@ -22,8 +22,10 @@ __all__ = [
     "check_residual",
     "common_batch",
     "factorization_dtype",
+    "inner_product",
     "order_with_last",
     "permute",
+    "products_by_rows",
     "refuse_double_backward",
     "rows_in_data_order",
     "safe_cholesky",
@@ -38,6 +40,8 @@ __all__ = [
 DOUBLE_UP_TO = 512
 """Largest n at which a float32 covariance is factored in float64 without being asked."""
 
+# Entries of a matrix that are multiplied at a time: they stay in a processor's cache.
+_AT_A_TIME = {"cpu": 1 << 16, "other": 1 << 22}
 _PANEL = 256  # rows of a symmetric product that are computed at once
 _ROUNDINGS = 2  # epsilons of a variance that a squared pivot has to be above
 
@@ -404,3 +408,34 @@ def refuse_double_backward(name: str) -> None:
             "Its gradient is in closed form and not itself differentiable: take finite "
             "differences of the gradient for a Hessian.",
         )
+
+
+def inner_product(a: Tensor, b: Tensor) -> Tensor:
+    """The sum of the products of two matrices' entries, ``(*batch,)``.
+
+    Args:
+        a: ``(*batch, n, n)``.
+        b: The same, or with a batch shape that is broadcast to that of ``a``.
+    """
+    # BLAS adds them one after another, which loses digits; torch.sum adds sums of sums.
+    sums = [products.sum((-2, -1)) for _, products in products_by_rows(a, b)]
+    return sums[0] if len(sums) == 1 else torch.stack(sums).sum(0)
+
+
+def products_by_rows(a: Tensor, b: Tensor) -> Iterator[tuple[slice, Tensor]]:
+    """Products of two matrices' entries, some rows at a time, always in the same memory.
+
+    Args:
+        a: ``(*batch, n, n)``.
+        b: The same, or with a batch shape that is broadcast to that of ``a``.
+    """
+    n, most = a.shape[-2], _AT_A_TIME.get(a.device.type, _AT_A_TIME["other"])
+    if a.numel() <= most:
+        yield slice(0, n), a * b
+        return
+    count = max(1, most * n // a.numel())
+    buffer = torch.empty_like(a[..., :count, :])
+    for start in range(0, n, count):
+        rows = slice(start, min(start + count, n))
+        part = buffer[..., : rows.stop - start, :]
+        yield rows, torch.mul(a[..., rows, :], b[..., rows, :], out=part)

@@ -6,10 +6,12 @@ and :math:`G = \partial L / \partial K` of a loss L,
 .. math:: \partial L / \partial z = M z - \operatorname{diag}(M 1)\, z,
     \qquad M = s\, (G + G^\top) \circ k',
 
-which takes two products of an n x n matrix with the points. The gradients by lengthscales, by
-periods and by the parameters of a network before the kernel follow by the chain rule from n x d
-numbers. No n x n array is made for each hyperparameter or for each dimension of the inputs, where
-differentiating the kernel step by step makes several.
+which takes two products of an n x n matrix with the points. The two terms cancel where neighbours
+are much closer to each other than to the origin, as on a line: in one dimension, where it takes no
+longer, differences of points are summed instead. The gradients by lengthscales, by periods and by
+the parameters of a network before the kernel follow by the chain rule from n x d numbers. No n x n
+array is made for each hyperparameter or for each dimension of the inputs, where differentiating the
+kernel step by step makes several.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ from gpclml.linalg.dense import ClosedForm, ConditionalLogDensity, DenseCovarian
 from gpclml.linalg.matrices import (
     DOUBLE_UP_TO,
     common_batch,
+    inner_product,
     order_with_last,
+    products_by_rows,
     refuse_double_backward,
 )
 
@@ -333,30 +337,42 @@ def _gradients(
     if of_noise:
         gradients[2] = grad.diagonal(dim1=-2, dim2=-1).clone()
     if of_scale:
-        gradients[1] = _dot(grad, k)
+        gradients[1] = inner_product(grad, k)
     if of_power:
         assert profile.power_slope is not None
-        by_power = _dot(grad, profile.power_slope(k, *kept))
+        by_power = inner_product(grad, profile.power_slope(k, *kept))
         gradients[3] = by_power if scale is None else by_power * scale
     if of_points:
-        M = grad * profile.slope(k, *kept)
-        # A point has no distance to itself; far from the origin its two terms would cancel badly.
-        M.diagonal(dim1=-2, dim2=-1).zero_()
-        columns = torch.cat([z, torch.ones_like(z[..., :1])], -1)
-        product = M @ columns
-        product = product.mul_(2.0) if symmetric else product + M.mT @ columns
-        gradient = product[..., :-1] - product[..., -1:] * z
+        differences = _differences if z.shape[-1] == 1 else _differences_by_product
+        gradient = differences(grad, z, profile.slope(k, *kept), symmetric)
         if profile.factor != 1.0:
             gradient.mul_(profile.factor)
         gradients[0] = gradient if scale is None else gradient * scale[..., None, None]
     return gradients
 
 
-def _dot(a: Tensor, b: Tensor) -> Tensor:
-    """Sum of the products of two matrices' entries, ``(*batch,)``."""
-    if a.ndim == b.ndim == 2:
-        return torch.dot(a.reshape(-1), b.reshape(-1))
-    return torch.einsum("...ij,...ij->...", a, b)
+def _differences(grad: Tensor, z: Tensor, slope: Tensor, symmetric: bool) -> Tensor:
+    """Sums over j of ``(M_ij + M_ji) (z_j - z_i)``, ``(*batch, n, 1)``, of points on a line."""
+    z = z.squeeze(-1).expand(grad.shape[:-1])
+    of_rows, of_columns, terms = torch.empty_like(z), torch.zeros_like(z), None
+    for rows, M in products_by_rows(grad, slope):
+        terms = torch.empty_like(M) if terms is None else terms[..., : M.shape[-2], :]
+        torch.sub(z[..., None, :], z[..., rows, None], out=terms).mul_(M)
+        torch.sum(terms, -1, out=of_rows[..., rows])
+        if not symmetric:
+            of_columns += terms.sum(-2)
+    return (of_rows.mul_(2.0) if symmetric else of_rows - of_columns).unsqueeze(-1)
+
+
+def _differences_by_product(grad: Tensor, z: Tensor, slope: Tensor, symmetric: bool) -> Tensor:
+    """The same in any number of dimensions, as ``M z - diag(M 1) z``."""
+    M = grad * slope
+    # A point has no distance to itself; far from the origin its two terms would cancel badly.
+    M.diagonal(dim1=-2, dim2=-1).zero_()
+    columns = torch.cat([z, torch.ones_like(z[..., :1])], -1)
+    product = M @ columns
+    product = product.mul_(2.0) if symmetric else product + M.mT @ columns
+    return product[..., :-1] - product[..., -1:] * z
 
 
 def _like(value: Tensor | None) -> tuple[Size, torch.dtype] | None:

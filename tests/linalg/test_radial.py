@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from gpclml.errors import UnknownNameError, UnsupportedError
-from gpclml.linalg import radial
+from gpclml.linalg import matrices, radial
 from gpclml.linalg.radial import PROFILES, radial_covariance
 
 BY_DEFINITION = {
@@ -59,6 +60,55 @@ def test_values_and_gradients(profile, batch):
     value = covariance(points, scale, noise, power)
     torch.testing.assert_close(value, expected, rtol=1e-12, atol=1e-12)
     assert torch.autograd.gradcheck(covariance, (points, scale, noise, power))
+
+
+@pytest.mark.parametrize("dims", [1, 2])
+@pytest.mark.parametrize("batch", BATCHES[:2])
+@pytest.mark.parametrize("profile", PROFILES)
+def test_gradients_some_rows_at_a_time(monkeypatch, profile, batch, dims):
+    given = [one if one is None else one.detach() for one in arguments(profile, batch)]
+    given[0] = given[0][..., :dims]
+    weights = torch.rand(radial_covariance(
+        given[0], profile, scale=given[1], noise=given[2], power=given[3]
+    ).shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)  # fmt: skip
+
+    def gradients():
+        leaves = [None if one is None else one.clone().requires_grad_() for one in given]
+        points, scale, noise, power = leaves
+        K = radial_covariance(points, profile, scale=scale, noise=noise, power=power)
+        return torch.autograd.grad((K * weights).sum(), [one for one in leaves if one is not None])
+
+    whole = gradients()
+    monkeypatch.setitem(matrices._AT_A_TIME, "cpu", weights.numel() // 6 * 4)
+    for one, other in zip(gradients(), whole, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.skipif(
+    np.finfo(np.longdouble).eps == np.finfo(np.float64).eps, reason="longdouble is float64 here"
+)
+def test_differences_on_a_line_do_not_cancel():
+    """Neighbours are much closer to each other than to the origin; weights have both signs."""
+    generator = torch.Generator().manual_seed(0)
+    x = 1e3 * torch.rand(100, 1, generator=generator, dtype=torch.float64)
+    x = torch.cat([x, x + 1e-2])
+    weights = torch.randn(200, 200, generator=generator, dtype=torch.float64)
+    weights = weights + weights.mT
+    _, parts = radial._covariance(x, None, None, None, PROFILES["rbf"])
+    needed = (True, False, False, False)
+    found, *_ = radial._gradients(weights, parts, PROFILES["rbf"], needed, symmetric=True)
+    assert found is not None
+    z, W, k = (one.numpy().astype(np.longdouble) for one in (parts.z[:, 0], weights, parts.k))
+    expected = 2 * (W * k * (z - z[:, None])).sum(-1)
+    assert abs(found[:, 0].numpy() - expected).max() < 1e-15 * abs(expected).max()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_inner_products_are_sums_of_sums(dtype):
+    a, b = torch.full((600, 600), 0.1, dtype=dtype), torch.ones(600, 600, dtype=dtype)
+    expected = 600 * 600 * a[0, 0].double().item()
+    found = matrices.inner_product(a, b).item()
+    assert found == pytest.approx(expected, rel=8 * torch.finfo(dtype).eps)
 
 
 @pytest.mark.parametrize("profile", PROFILES)
