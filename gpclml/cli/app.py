@@ -146,10 +146,10 @@ def compare(
     """
     with errors_as_text():
         from gpclml.cli.comparing import compare_table
-        from gpclml.cli.options import CompareOptions
+        from gpclml.cli.options import RunOptions
 
         names = None if models is None else _model_names(models)
-        options = CompareOptions(common.table(), names, common.recipe("rbf"), out)
+        options = RunOptions(common.table(), common.recipe("rbf"), out, names)
         compare_table(options, common.quiet)
 
 
@@ -163,9 +163,9 @@ def fit(
     """Fit one model on all rows of a table, and save it."""
     with errors_as_text():
         from gpclml.cli.fitting import fit_table
-        from gpclml.cli.options import FitOptions
+        from gpclml.cli.options import RunOptions
 
-        fit_table(FitOptions(common.table(), common.recipe(model), out), common.quiet)
+        fit_table(RunOptions(common.table(), common.recipe(model), out), common.quiet)
 
 
 @app.command()

@@ -6,7 +6,6 @@ import datetime
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -22,19 +21,11 @@ from gpclml.cli.fitting import (
     threads_for,
 )
 from gpclml.cli.folders import WorkFolder, open_work_folder
-from gpclml.cli.options import CompareOptions, FitOptions, check_encodable
+from gpclml.cli.options import RunOptions, check_encodable
 from gpclml.cli.records import REPORT
-from gpclml.cli.report import (
-    PredictionScores,
-    Recipe,
-    Report,
-    package_versions,
-    page_of,
-    predicted,
-    prediction_scores,
-    report_text,
-    script_of,
-)
+from gpclml.cli.report import PredictionScores, Recipe, predicted, prediction_scores
+from gpclml.cli.report.page import Report, page_of, report_text
+from gpclml.cli.report.recipes import package_versions, script_of
 from gpclml.cli.saved_models import (
     SavedModel,
     add_named_model,
@@ -57,15 +48,11 @@ from gpclml.models import GPRegression
 __all__ = ["REPORT_FILES", "add_report", "compare_table", "make_report"]
 
 
-def compare_table(options: CompareOptions, quiet: bool = False) -> Report:
+def compare_table(options: RunOptions, quiet: bool = False) -> Report:
     """Fits models of a table, compares them and writes the report.
 
     Each model is saved in the work folder as soon as it is fitted. If the run is interrupted, the
     next run takes the models from there that it would fit in the same way from the same data.
-
-    Args:
-        options: What to compare, and how.
-        quiet: Whether to print nothing but the result.
 
     Returns:
         The report that was written.
@@ -79,7 +66,11 @@ def compare_table(options: CompareOptions, quiet: bool = False) -> Report:
     check_encodable("--out", str(options.out))  # the table, the folder and the command
     check_encodable("the current folder", os.getcwd())
     data = read_table_data(options.table, tests=True)
-    recipes, notes = _recipes(options, data)
+    models, notes = default_models(*data.train[0].shape)
+    if options.models is not None:
+        models, notes = options.models, ()
+        check_size(models, *data.train[0].shape)
+    recipes = {name: replace(options.recipe, model=name) for name in models}
     for note in () if quiet else (*data.notes, *notes):
         tell(note)
     names = [*REPORT_FILES, *(file for name in recipes for file in names_of_model(name))]
@@ -89,26 +80,22 @@ def compare_table(options: CompareOptions, quiet: bool = False) -> Report:
                 saved, failures = _fit_all(recipes, data, work, quiet)
                 said = (*notes, *failures)
                 report = make_report(options, data, saved, said, shows_progress(quiet))
-            work.publish(add_report(work, report, options))
+            work.publish(add_report(work, report))
         except BaseException as error:
-            kept = _kept(recipes, work)
+            kept = sorted(_kept(recipes, work))
             if not kept:
                 work.discard()
             elif isinstance(error, KeyboardInterrupt):
-                _tell_what_is_kept(work.path, kept)
+                tell(
+                    "",
+                    f"Interrupted. Fitted models are kept in {work.path}: {', '.join(kept)}. The "
+                    f"same command continues from there; with --models {','.join(kept)} it "
+                    "compares only these.",
+                )
                 raise typer.Exit(INTERRUPTED) from None
             raise
     give(*report_text(report).split("\n"), "", f"Report: {options.out / 'index.html'}")
     return report
-
-
-def _recipes(options: CompareOptions, data: TableData) -> tuple[dict[str, Recipe], tuple[str, ...]]:
-    num_train, num_inputs = data.train[0].shape
-    names, notes = default_models(num_train, num_inputs)
-    if options.models is not None:
-        names, notes = options.models, ()
-        check_size(names, num_train, num_inputs)
-    return {name: replace(options.recipe, model=name) for name in names}, notes
 
 
 def _fit_all(
@@ -140,12 +127,12 @@ def _kept_from_before(
     recipes: Mapping[str, Recipe], data: TableData, work: WorkFolder
 ) -> dict[str, SavedModel]:
     """Saved models that these recipes would make of this data; other saved files are removed."""
-    found = {
-        name: load_model_made_from(work.path / "models" / name, made_from(recipe, data))
-        for name, recipe in recipes.items()
-        if set(names_of_model(name)) <= work.files.keys()
-    }
-    known = {name: saved for name, saved in found.items() if saved is not None}
+    known = {}
+    for name in _kept(recipes, work):
+        folder = work.path / "models" / name
+        saved = load_model_made_from(folder, made_from(recipes[name], data))
+        if saved is not None:
+            known[name] = saved
     kept = {file for name in known for file in names_of_model(name)}
     work.remove(work.files.keys() - kept)
     return known
@@ -153,15 +140,7 @@ def _kept_from_before(
 
 def _kept(recipes: Mapping[str, Recipe], work: WorkFolder) -> list[str]:
     """Names of the models that are saved in the work folder."""
-    return sorted(name for name in recipes if set(names_of_model(name)) <= work.files.keys())
-
-
-def _tell_what_is_kept(part: Path, kept: list[str]) -> None:
-    tell(
-        "",
-        f"Interrupted. Fitted models are kept in {part}: {', '.join(kept)}. The same command "
-        f"continues from there; with --models {','.join(kept)} it compares only these.",
-    )
+    return [name for name in recipes if set(names_of_model(name)) <= work.files.keys()]
 
 
 REPORT_FILES = ("index.html", "model.py", "table.json")
@@ -169,20 +148,13 @@ REPORT_FILES = ("index.html", "model.py", "table.json")
 
 
 def make_report(
-    options: CompareOptions,
+    options: RunOptions,
     data: TableData,
     saved: Mapping[str, SavedModel],
     notes: tuple[str, ...],
     progress: bool,
 ) -> Report:
     """Scores fitted models on the training rows and on the test rows.
-
-    Args:
-        options: What was compared, and how.
-        data: The table.
-        saved: The models, by name.
-        notes: Sentences on the models; those on the table are added.
-        progress: Whether to show progress bars on standard error.
 
     Raises:
         NonFiniteError, NotPSDError: No model can be scored.
@@ -196,21 +168,10 @@ def make_report(
             models, seed=options.table.seed, problems=problems, progress=progress
         )
         predictions, failures = _predictions(comparison.models, x, y, progress)
-    chosen = replace(options.recipe, model=next(iter(comparison.models)))
-    return Report(
-        data=options.table.data,
-        sha256=data.sha256,
-        comparison=comparison,
-        predictions=predictions,
-        fitted={name: saved[name].fitted for name in comparison.models},
-        encoding=data.encoding,
-        notes=(*data.notes, *notes, *failures, *said),
-        command=options.command,
-        fit_command=FitOptions(options.table, chosen, Path("model")).command,
-        folder=os.getcwd(),
-        versions=package_versions(),
-        made=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
-    )
+    fitted = {name: saved[name].fitted for name in comparison.models}
+    notes = (*data.notes, *notes, *failures, *said)
+    made = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
+    return Report(options, data, comparison, predictions, fitted, notes, made)
 
 
 def _predictions(
@@ -231,43 +192,34 @@ def _predictions(
     return found, failures
 
 
-def add_report(work: WorkFolder, report: Report, options: CompareOptions) -> dict[str, Any]:
+def add_report(work: WorkFolder, report: Report) -> dict[str, Any]:
     """Writes the page, the encoding of the table and the Python file to a work folder.
-
-    Args:
-        work: The work folder, which has the models already.
-        report: The report.
-        options: What was compared, and how.
 
     Returns:
         The contents of the page as data, for the record of the folder.
     """
-    recipe = report.fitted[report.chosen].recipe
+    options, versions = report.options, package_versions()
+    recipe, data = report.fitted[report.chosen].recipe, options.table.data
     script = script_of(
-        recipe, report.data.absolute(), options.table.rows, options.table.seed,
-        report.versions["gpclml"], one_thread_serves(len(report.comparison.targets)),
+        recipe, data.absolute(), options.table.rows, options.table.seed, versions["gpclml"],
+        one_thread_serves(len(report.comparison.targets)),
     )  # fmt: skip
     work.add_text("index.html", page_of(report))
     work.add_text("model.py", script)
-    work.add({"table.json": report.encoding.save})
-    return _record(report)
-
-
-def _record(report: Report) -> dict[str, Any]:
-    table = report.comparison.table
+    work.add({"table.json": report.data.encoding.save})
     return {
-        "command": report.command,
-        "data": str(report.data),
-        "sha256": report.sha256,
+        "command": options.command("compare"),
+        "data": str(data),
+        "sha256": report.data.sha256,
         "chosen": report.chosen,
         "models": {
             str(name): {**_numbers(line.to_dict()), **_test_scores(report.predictions[str(name)])}
-            for name, line in table.iterrows()
+            for name, line in report.comparison.table.iterrows()
         },
         "fitted": {name: asdict(one) for name, one in report.fitted.items()},
         "sentences": list(report.comparison.sentences),
         "notes": list(report.notes),
-        "packages": dict(report.versions),
+        "packages": versions,
         "made": report.made,
     }
 

@@ -12,9 +12,10 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 
 from gpclml.cli.folders import open_work_folder
-from gpclml.cli.options import FitOptions
+from gpclml.cli.options import RunOptions
 from gpclml.cli.records import MODEL
-from gpclml.cli.report import FittedModel, Recipe, package_versions
+from gpclml.cli.report import Recipe
+from gpclml.cli.report.recipes import FittedModel, package_versions
 from gpclml.cli.saved_models import MODEL_FILES, SavedModel, add_model, record_of
 from gpclml.cli.table_data import TableData, read_table_data
 from gpclml.cli.terminal import FitError, error_text, give, shows_progress, tell, warned
@@ -32,12 +33,8 @@ __all__ = [
 ]
 
 
-def fit_table(options: FitOptions, quiet: bool = False) -> SavedModel:
+def fit_table(options: RunOptions, quiet: bool = False) -> SavedModel:
     """Fits a model of a table and saves it with the encoding of the table.
-
-    Args:
-        options: What to fit, and how.
-        quiet: Whether to print nothing but the result.
 
     Returns:
         The model, as it was saved.
@@ -82,11 +79,6 @@ def _score(name: str, score: Callable[..., Tensor], saved: SavedModel) -> str:
 def fit_recipe(recipe: Recipe, data: TableData, progress: bool) -> SavedModel:
     """Fits a model on the training rows, and keeps the warnings of the fit as its note.
 
-    Args:
-        recipe: The model, and how to fit it.
-        data: The table.
-        progress: Whether to show progress bars on standard error.
-
     Raises:
         FitError: The objective cannot be evaluated at the start of the fit.
     """
@@ -113,12 +105,7 @@ _ALL_SMOOTH = 2000  # rows up to which rq and matern are fitted by default besid
 
 
 def default_models(num_train: int, num_inputs: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Names of the models to compare if none are named, and sentences on models that cost too much.
-
-    Args:
-        num_train: Number of training rows, n.
-        num_inputs: Number of inputs, d.
-    """
+    """Names of the models to compare by default, and sentences on those that cost too much."""
     names, said = ["linear", "rbf"], []
     if num_train <= _ALL_SMOOTH:
         names += ["rq", "matern"]
@@ -145,11 +132,6 @@ def default_models(num_train: int, num_inputs: int) -> tuple[tuple[str, ...], tu
 def check_size(names: tuple[str, ...], num_train: int, num_inputs: int) -> None:
     """Checks that the models fit in memory.
 
-    Args:
-        names: Names of the models.
-        num_train: Number of training rows.
-        num_inputs: Number of inputs.
-
     Raises:
         ArgumentError: ``"sm"`` is among them and there is too much data.
     """
@@ -169,20 +151,13 @@ def one_thread_serves(num_train: int) -> bool:
 
     Such a fit takes steps of milliseconds. They gain little from more threads, and take ten times
     as long if the cores have other work.
-
-    Args:
-        num_train: Number of training rows.
     """
     return num_train <= _SMALL
 
 
 @contextmanager
 def threads_for(num_train: int) -> Iterator[None]:
-    """Uses one thread within the block if :func:`one_thread_serves`, else as many as before.
-
-    Args:
-        num_train: Number of training rows.
-    """
+    """Uses one thread within the block if :func:`one_thread_serves`, else as many as before."""
     before = torch.get_num_threads()
     if one_thread_serves(num_train):
         torch.set_num_threads(1)

@@ -68,11 +68,6 @@ def open_work_folder(out: Path, kind: FolderKind, names: Collection[str]) -> Ite
     Within the block no other run writes ``out``. The work folder is not removed at its end: see
     :meth:`WorkFolder.publish` and :meth:`WorkFolder.discard`.
 
-    Args:
-        out: The folder that is to be written.
-        kind: The kind of the folder.
-        names: Names of the files that may be written in it, without its record.
-
     Raises:
         DataError: ``out`` or the work folder is a link, or is there and is no folder of this kind;
             a file in them has one of the names and was not written by the command, or has been
@@ -101,11 +96,6 @@ def open_work_folder(out: Path, kind: FolderKind, names: Collection[str]) -> Ite
 class WorkFolder:
     """The folder in which a result is written before it is put in its place.
 
-    Args:
-        out: The place of the result.
-        kind: The kind of the folder.
-        files: SHA-256 of the files of the command that are in the work folder already, by name.
-
     Attributes:
         path: Path of the work folder.
         files: SHA-256 of the files of the command in it, by name.
@@ -120,9 +110,6 @@ class WorkFolder:
 
     def add(self, writers: Mapping[str, Callable[[Path], object]]) -> None:
         """Writes files, each of them whole or not at all.
-
-        Args:
-            writers: Functions that write a file to the path that they are given, by its name.
 
         Raises:
             DataError: A file of others has the name.
@@ -149,20 +136,11 @@ class WorkFolder:
             sync_folder(folder)
 
     def add_text(self, name: str, text: str) -> None:
-        """Writes a text file, as :meth:`add` does.
-
-        Args:
-            name: Name of the file.
-            text: Its content.
-        """
+        """Writes a text file, as :meth:`add` does."""
         self.add({name: lambda path: path.write_bytes(text.encode())})
 
     def remove(self, names: Iterable[str]) -> None:
-        """Removes files, except those that have been changed since they were written.
-
-        Args:
-            names: Names of files in :attr:`files`.
-        """
+        """Removes files, except those that have been changed since they were written."""
         names = list(names)
         _remove_files(self.path, {name: self.files[name] for name in names})
         for name in names:
@@ -179,9 +157,6 @@ class WorkFolder:
 
     def publish(self, content: Mapping[str, Any]) -> None:
         """Puts the folder in its place; files of others that are there stay.
-
-        Args:
-            content: The content of its record.
 
         Raises:
             DataError: A file in its place has been changed since the work folder was opened.
@@ -201,9 +176,6 @@ class WorkFolder:
 
 def finish_interrupted(folder: Path) -> None:
     """Completes what a killed run had left to do while it put a finished folder in its place.
-
-    Args:
-        folder: Folder of a model, which may be one of the models of a report.
 
     Raises:
         DataError: A file in its place was not written by the command, or cannot be written.

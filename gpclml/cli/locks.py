@@ -30,9 +30,6 @@ def only_run(out: Path) -> Iterator[None]:
     ends, however it ends. The file is removed at the end of the block; a file that a killed run
     left is used again. On file systems without locks (some network drives) nothing is locked.
 
-    Args:
-        out: The folder, which need not be there; the folder that it is in must be.
-
     Raises:
         DataError: Another run writes the folder, or the file is there and was not written by the
             command.

@@ -6,12 +6,13 @@ import os
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from gpclml._utils.files import printable
 from gpclml.cli.report.recipes import Recipe
 from gpclml.errors import ArgumentError
 
-__all__ = ["CompareOptions", "FitOptions", "TableOptions", "check_encodable"]
+__all__ = ["RunOptions", "TableOptions", "check_encodable"]
 
 
 @dataclass(frozen=True)
@@ -48,61 +49,38 @@ class TableOptions:
 
 
 @dataclass(frozen=True)
-class FitOptions:
-    """The options of ``fit``.
+class RunOptions:
+    """The options of ``compare`` and ``fit``.
 
     Attributes:
         table: The table.
-        recipe: The model and its fit.
+        recipe: The model and its fit; ``compare`` fits each of its models in this way.
         out: The folder to write.
+        models: Names of the models of ``compare``; None for all that the table's size allows.
     """
 
     table: TableOptions
     recipe: Recipe
     out: Path
+    models: tuple[str, ...] | None = None
 
-    @property
-    def command(self) -> str:
+    def command(self, name: Literal["compare", "fit"]) -> str:
         """The command line that gives these options."""
-        words = ["gpclml", "fit", *self.table.words, "--model", self.recipe.model]
-        return shlex.join([*words, *_words_of_fit(self.recipe), "--out", str(self.out)])
-
-
-@dataclass(frozen=True)
-class CompareOptions:
-    """The options of ``compare``.
-
-    Attributes:
-        table: The table.
-        models: Names of models; None for those that the size of the table allows.
-        recipe: How each model is fitted; the model that it names does not count.
-        out: The folder to write.
-    """
-
-    table: TableOptions
-    models: tuple[str, ...] | None
-    recipe: Recipe
-    out: Path
-
-    @property
-    def command(self) -> str:
-        """The command line that gives these options."""
-        words = ["gpclml", "compare", *self.table.words]
-        if self.models is not None:
+        words = ["gpclml", name, *self.table.words]
+        if name == "fit":
+            words += ["--model", self.recipe.model]
+        elif self.models is not None:
             words += ["--models", ",".join(self.models)]
-        return shlex.join([*words, *_words_of_fit(self.recipe), "--out", str(self.out)])
+        words += ["--objective", self.recipe.objective]
+        if self.recipe.steps is not None:
+            words += ["--steps", str(self.recipe.steps)]
+        if self.recipe.restarts:
+            words += ["--restarts", str(self.recipe.restarts)]
+        return shlex.join([*words, "--out", str(self.out)])
 
 
 def check_encodable(what: str, *texts: str) -> None:
-    """Checks that texts can be written to a file as UTF-8.
-
-    Args:
-        what: Name of the option, or what the texts are.
-        *texts: The texts.
-
-    Raises:
-        ArgumentError: A text holds bytes that are not UTF-8.
-    """
+    """Refuses texts of an option, or of what it names, that cannot be written as UTF-8."""
     for text in texts:
         try:
             text.encode()
@@ -110,10 +88,3 @@ def check_encodable(what: str, *texts: str) -> None:
             shown = f"'{printable(text)}'"
             suggestion = "Rename it." if os.path.lexists(text) else ""
             raise ArgumentError(what, shown, "a text that is valid UTF-8", suggestion) from None
-
-
-def _words_of_fit(recipe: Recipe) -> list[str]:
-    words = ["--objective", recipe.objective]
-    if recipe.steps is not None:
-        words += ["--steps", str(recipe.steps)]
-    return words + (["--restarts", str(recipe.restarts)] if recipe.restarts else [])

@@ -37,13 +37,6 @@ def predict_table(
     new observation, and its central 90 % interval. The cells are empty if an input that the model
     needs is missing.
 
-    Args:
-        folder: Folder of the model.
-        data: The table.
-        out: The file to write, which is replaced only if it has the columns of predictions; if
-            None, ``predictions.csv`` in the current folder.
-        quiet: Whether to print nothing.
-
     Returns:
         The table that was written.
 

@@ -54,19 +54,11 @@ class FolderKind:
     names: str
 
     def is_record(self, record: Mapping[str, Any] | None) -> bool:
-        """Whether what was read is a record of this kind.
-
-        Args:
-            record: The result of :func:`read_record`.
-        """
+        """Whether what was read is a record of this kind."""
         return record is not None and record.get("format") == self.format
 
     def is_known_version(self, record: Mapping[str, Any]) -> bool:
-        """Whether this release can read the folder of a record.
-
-        Args:
-            record: A record of this kind.
-        """
+        """Whether this release can read the folder of a record."""
         return record.get("version") in (_VERSION, *_READ_ALSO)
 
 
@@ -82,13 +74,7 @@ REPORT = FolderKind(
 
 
 def record_text(kind: FolderKind, content: Mapping[str, Any], files: Mapping[str, str]) -> str:
-    """The text of a record, with a checksum of the record itself.
-
-    Args:
-        kind: The kind of the folder.
-        content: Numbers, texts, lists and mappings of them, by name.
-        files: SHA-256 of the other files of the command in the folder, by name.
-    """
+    """The text of a record, with a checksum of the record itself."""
     record = {
         "format": kind.format,
         "version": _VERSION,
@@ -101,11 +87,7 @@ def record_text(kind: FolderKind, content: Mapping[str, Any], files: Mapping[str
 
 
 def read_record(path: Path) -> dict[str, Any] | None:
-    """The content of a file that may be a record; None if it cannot be read or is no JSON object.
-
-    Args:
-        path: The file.
-    """
+    """The content of a file that may be a record; None if it is unreadable or no JSON object."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -115,11 +97,6 @@ def read_record(path: Path) -> dict[str, Any] | None:
 
 def files_of(path: Path, kind: FolderKind, record: Mapping[str, Any]) -> dict[str, str]:
     """SHA-256 of the files that a record names, by name.
-
-    Args:
-        path: Path of the record, for error messages.
-        kind: The kind of the folder.
-        record: The record as it was read.
 
     Raises:
         DataError: The record is of a release that did not write checksums, or it has been changed.
@@ -139,22 +116,13 @@ def files_of(path: Path, kind: FolderKind, record: Mapping[str, Any]) -> dict[st
 
 
 def sha256_of(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal digits.
-
-    Args:
-        path: The file.
-    """
+    """SHA-256 of a file, in hexadecimal digits."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def own_files(folder: Path, kind: FolderKind, work: bool = False) -> dict[str, str]:
     """SHA-256 of the files in a folder that the command wrote, by name.
-
-    Args:
-        folder: The folder; it need not be there.
-        kind: What it should be.
-        work: Whether it is a work folder, which is not in its place yet.
 
     Raises:
         DataError: The folder was not written by the command, and is not empty.
@@ -188,11 +156,6 @@ def check_places(
 ) -> None:
     """Checks that files may be written: nothing that others wrote has their names.
 
-    Args:
-        folder: Where the files are to be.
-        names: Of the files.
-        accepted: SHA-256 of the files that may be replaced, by name.
-
     Raises:
         DataError: Something that is not accepted has the name of a file or of its folder.
     """
@@ -213,11 +176,6 @@ def check_places(
 def check_complete(part: Path, out: Path, files: Mapping[str, str]) -> None:
     """Checks that each file is in the work folder, or else in its place, as it was written.
 
-    Args:
-        part: The work folder.
-        out: The folder in its place.
-        files: SHA-256 of the files, by name.
-
     Raises:
         DataError: A file is missing or has been changed.
     """
@@ -229,11 +187,7 @@ def check_complete(part: Path, out: Path, files: Mapping[str, str]) -> None:
 
 
 def status_of(path: Path) -> os.stat_result | None:
-    """Status of a file or folder, of a link itself; None where there is nothing.
-
-    Args:
-        path: The file or folder.
-    """
+    """Status of a file or folder, of a link itself; None where there is nothing."""
     try:
         return os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -241,12 +195,7 @@ def status_of(path: Path) -> os.stat_result | None:
 
 
 def is_file(path: Path, checksums: Collection[str | None] | None = None) -> bool:
-    """Whether a plain file is there, with one of the checksums if some are given.
-
-    Args:
-        path: The file.
-        checksums: SHA-256 that it may have.
-    """
+    """Whether a plain file is there, with one of the checksums if some are given."""
     status = status_of(path)
     if status is None or not stat.S_ISREG(status.st_mode):
         return False
@@ -254,12 +203,7 @@ def is_file(path: Path, checksums: Collection[str | None] | None = None) -> bool
 
 
 def is_temporary(path: Path, names: Iterable[str]) -> bool:
-    """Whether a file is a temporary one of these names, as a killed run leaves them behind.
-
-    Args:
-        path: The file.
-        names: Of the files that were to be written.
-    """
+    """Whether a file is a temporary one of these names, as a killed run leaves them behind."""
     stems = "|".join(re.escape(PurePosixPath(name).name) for name in names)
     return bool(re.fullmatch(rf"({stems})(\.[0-9a-f]{{32}}\.part)+", path.name)) and is_file(path)
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from gpclml.cli.folders import WorkFolder, finish_interrupted
 from gpclml.cli.records import MODEL, files_of, read_record, record_text, sha256_of
-from gpclml.cli.report import FittedModel, Recipe, package_versions
-from gpclml.cli.report.recipes import kernel_object
+from gpclml.cli.report import Recipe
+from gpclml.cli.report.recipes import FittedModel, kernel_object, package_versions
 from gpclml.cli.tables import TableEncoding
 from gpclml.errors import ArgumentError, DataError
 from gpclml.models import GPRegression
@@ -48,29 +48,12 @@ class SavedModel:
 
 
 def add_model(work: WorkFolder, saved: SavedModel) -> None:
-    """Writes a model to a work folder: ``model.pt`` and ``table.json``.
-
-    Args:
-        work: The work folder, which becomes the folder of the model.
-        saved: The model.
-
-    Raises:
-        DataError: It cannot be written.
-    """
+    """Writes a model to a work folder: ``model.pt`` and ``table.json``."""
     work.add({"model.pt": saved.model.save, "table.json": saved.encoding.save})
 
 
 def add_named_model(work: WorkFolder, name: str, saved: SavedModel) -> None:
-    """Writes a model to a folder of its own in a work folder, and last its record.
-
-    Args:
-        work: The work folder.
-        name: Name of the model.
-        saved: The model.
-
-    Raises:
-        DataError: It cannot be written.
-    """
+    """Writes a model to a folder of its own in a work folder, and last its record."""
     path, table, record = names_of_model(name)
     work.add({path: saved.model.save, table: saved.encoding.save})
     files = {"model.pt": work.files[path], "table.json": work.files[table]}
@@ -78,21 +61,13 @@ def add_named_model(work: WorkFolder, name: str, saved: SavedModel) -> None:
 
 
 def names_of_model(name: str) -> tuple[str, str, str]:
-    """Paths of the files of a model in the folder of a report; its record is the last.
-
-    Args:
-        name: Name of the model.
-    """
+    """Paths of the files of a model in the folder of a report; its record is the last."""
     path, table, record = (f"models/{name}/{file}" for file in (*MODEL_FILES, MODEL.record))
     return path, table, record
 
 
 def record_of(saved: SavedModel) -> dict[str, Any]:
-    """The content of the record of a model.
-
-    Args:
-        saved: The model.
-    """
+    """The content of the record of a model."""
     return {
         "recipe": asdict(saved.fitted.recipe),
         "seconds": saved.fitted.seconds,
@@ -107,14 +82,7 @@ def load_model(folder: Path) -> SavedModel:
     """Reads the model in a folder, without running any code from there.
 
     If a run was killed while it replaced the model by a new one that was complete, the new one is
-    put in place first.
-
-    Args:
-        folder: Folder of the model.
-
-    Raises:
-        DataError: There is no such folder, it holds no model, or the model is damaged or has been
-            changed.
+    put in place first. Damaged and changed models are refused.
     """
     finish_interrupted(folder)
     if not folder.is_dir():
@@ -164,12 +132,7 @@ def _check_unchanged(folder: Path, record: Mapping[str, Any]) -> None:
 
 
 def load_model_made_from(folder: Path, made_from: Mapping[str, Any]) -> SavedModel | None:
-    """The saved model in a folder if it was made from the given data, rows, recipe and packages.
-
-    Args:
-        folder: The folder, which need not be there.
-        made_from: What decides the model.
-    """
+    """The saved model in a folder if it was made from the given data, rows, recipe and packages."""
     record = read_record(folder / MODEL.record)
     if record is None or record.get("made_from") != dict(made_from):
         return None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,26 +13,16 @@ from torch import Tensor
 
 from gpclml.cli.options import TableOptions
 from gpclml.cli.report.words import percent
-from gpclml.cli.tables import (
-    FEW_MISSING,
-    CategoryColumn,
-    NumberColumn,
-    TableEncoding,
-    check_columns,
-    fit_encoding,
-    num_test_rows,
-    read_table,
-    read_targets,
-    split_rows,
-    subset_rows,
-)
+from gpclml.cli.tables import TableEncoding, fit_encoding, read_table, split_rows
+from gpclml.cli.tables.encoding import FEW_MISSING, check_columns
+from gpclml.cli.tables.rows import num_test_rows, read_targets, subset_rows
 from gpclml.datasets import TrainTestSplit
 from gpclml.errors import ArgumentError, DataError
 
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["TableData", "notes_on_columns", "notes_on_rows", "read_table_data"]
+__all__ = ["TableData", "read_table_data"]
 
 _LEAST_TRAINED, _LEAST_TESTED = 20, 5
 
@@ -57,26 +48,15 @@ class TableData:
     notes: tuple[str, ...]
 
     @property
-    def made_from(self) -> Mapping[str, Any]:
+    def made_from(self) -> dict[str, Any]:
         """All that decides the training rows: the bytes of the table, and the options."""
-        options = self.options
-        return {
-            "sha256": self.sha256,
-            "target": options.target,
-            "rows": options.rows,
-            "seed": options.seed,
-            "drop": list(options.drop),
-            "categories": list(options.categories),
-            "missing": list(options.missing),
-        }
+        options = json.loads(json.dumps(asdict(self.options), default=str))  # as read from a record
+        del options["data"]
+        return {"sha256": self.sha256, **options}
 
 
 def read_table_data(options: TableOptions, tests: bool) -> TableData:
     """Reads a table, splits its rows and encodes its columns.
-
-    Args:
-        options: The table, and how to read it.
-        tests: Whether to set rows aside for testing.
 
     Raises:
         DataError: The file is no table.
@@ -93,7 +73,7 @@ def read_table_data(options: TableOptions, tests: bool) -> TableData:
             "their names and values separated by comma, semicolon, tab or bar."
         )
     targets = read_targets(table, options.target)
-    check_columns(table, options.target, drop=options.drop, categories=options.categories)
+    check_columns(table, options.target, options.drop, options.categories)
     if tests:
         rows = split_rows(targets, options.seed, options.rows)
     else:
@@ -112,17 +92,11 @@ def read_table_data(options: TableOptions, tests: bool) -> TableData:
         _check_sizes(values, f"column {name!r}", power=1)
     incomplete = len(rows.train) - len(train[1]), len(rows.test) - len(test[1])
     notes = (
-        *notes_on_rows(options, targets, rows, incomplete),
-        *notes_on_columns(encoding, table.iloc[rows.test.numpy()]),
+        *_notes_on_rows(options, targets, rows, incomplete),
+        *_notes_on_columns(encoding, table.iloc[rows.test.numpy()]),
     )
-    return TableData(
-        options=options,
-        sha256=hashlib.sha256(options.data.read_bytes()).hexdigest(),
-        encoding=encoding,
-        train=train,
-        test=test,
-        notes=notes,
-    )
+    checksum = hashlib.sha256(options.data.read_bytes()).hexdigest()
+    return TableData(options, checksum, encoding, train, test, notes)
 
 
 def _check_enough(
@@ -140,37 +114,22 @@ def _check_enough(
 
 
 def _check_sizes(values: Tensor, column: str, power: int) -> None:
-    """Checks that values are neither so large nor so close together that no model can be computed.
-
-    Args:
-        values: Values of the column.
-        column: Name of the column for error messages.
-        power: The power of the values that must be a finite number: 2 for targets, whose variance
-            is computed.
-    """
+    """Refuses values so large or so close together that they, to this power, cannot be computed."""
     limit = 10.0 ** (300 / power)
     largest = float(values.abs().max())
     spread = float((values / largest).std()) * largest if largest else 0.0
-    suggestion = "Multiply or divide the column by a power of ten."
-    if largest > limit:
-        got, expected = f"a value of size {largest:.3g}", f"sizes of at most {limit:g}"
-        raise ArgumentError(column, got, expected, suggestion)
+    got, expected = f"a value of size {largest:.3g}", f"sizes of at most {limit:g}"
     if 0 < spread < 1 / limit:
         got, expected = f"a standard deviation of {spread:.3g}", f"at least {1 / limit:g}"
-        raise ArgumentError(column, got, expected, suggestion)
+    elif largest <= limit:
+        return
+    raise ArgumentError(column, got, expected, "Multiply or divide the column by a power of ten.")
 
 
-def notes_on_rows(
+def _notes_on_rows(
     options: TableOptions, targets: Tensor, rows: TrainTestSplit, incomplete: tuple[int, int]
 ) -> list[str]:
-    """Sentences on how many rows there are, and which of them are left out.
-
-    Args:
-        options: The options that the table was read with.
-        targets: Targets of all rows, NaN where missing.
-        rows: Training rows, and test rows if there are any.
-        incomplete: How many of each are left out because values are missing.
-    """
+    """Sentences on how many rows there are, and which of them are left out."""
     tests = len(rows.test) > 0
     lacking = int(targets.isnan().sum())
     count = len(targets) - lacking
@@ -190,38 +149,20 @@ def notes_on_rows(
     return said
 
 
-def notes_on_columns(encoding: TableEncoding, test: pandas.DataFrame) -> list[str]:
-    """Sentences on columns that are filled, have new levels in test rows, or only number the rows.
-
-    Args:
-        encoding: How columns become inputs.
-        test: The test rows.
-    """
-    return [*_notes_on_filled(encoding), *_notes_on_unknown(encoding, test), *encoding.notes]
-
-
-def _notes_on_filled(encoding: TableEncoding) -> list[str]:
-    filled = [one.name for one in encoding.columns if _is_filled(one)]
-    if not filled:
-        return []
-    return [
-        f"Missing values are filled in {', '.join(filled)}, and an input for each says where: at "
-        f"least {percent(FEW_MISSING)} of the training rows have some."
-    ]
-
-
-def _is_filled(column: NumberColumn | CategoryColumn) -> bool:
-    return column.has_missing if isinstance(column, CategoryColumn) else column.fill is not None
-
-
-def _notes_on_unknown(encoding: TableEncoding, test: pandas.DataFrame) -> list[str]:
-    """A sentence for each column with levels that only test rows have."""
-    unknown = encoding.encode(test).unknown
-    return [
-        f"Column {name!r}: {_rows(sum(levels.values()), 'test row')} with levels that no training "
-        f"row has: {', '.join(levels)}."
-        for name, levels in unknown.items()
-    ]
+def _notes_on_columns(encoding: TableEncoding, test: pandas.DataFrame) -> Iterator[str]:
+    """Sentences on columns that are filled, have new levels in test rows, or number the rows."""
+    filled = [one.name for one in encoding.columns if one.has_missing]
+    if filled:
+        yield (
+            f"Missing values are filled in {', '.join(filled)}, and an input for each says where: "
+            f"at least {percent(FEW_MISSING)} of the training rows have some."
+        )
+    for name, levels in encoding.encode(test).unknown.items():
+        yield (
+            f"Column {name!r}: {_rows(sum(levels.values()), 'test row')} with levels that no "
+            f"training row has: {', '.join(levels)}."
+        )
+    yield from encoding.notes
 
 
 def _rows(count: int, what: str = "row") -> str:

@@ -29,31 +29,19 @@ _OF_PACKAGES = DeprecationWarning, PendingDeprecationWarning, FutureWarning, Imp
 
 
 def tell(*lines: str) -> None:
-    """Prints notes, progress or errors on standard error.
-
-    Args:
-        *lines: One or more lines; controls in them are shown as escapes.
-    """
+    """Prints notes, progress or errors on standard error."""
     for line in lines:
         typer.echo(printable(line), err=True)
 
 
 def give(*lines: str) -> None:
-    """Prints a result on standard output.
-
-    Args:
-        *lines: One or more lines; controls in them are shown as escapes.
-    """
+    """Prints a result on standard output."""
     for line in lines:
         typer.echo(printable(line))
 
 
 def shows_progress(quiet: bool) -> bool:
-    """Whether to show progress bars: on a terminal, but not in a file or a pipe.
-
-    Args:
-        quiet: Whether the user asked for silence.
-    """
+    """Whether to show progress bars: on a terminal, but not in a file or a pipe."""
     return not quiet and sys.stderr.isatty()
 
 
@@ -91,12 +79,16 @@ def errors_as_text() -> Iterator[None]:
     """
     # Imported here so that the help of a command does not wait for torch.
     import torch
-    import typer
     from linear_operator.utils.errors import NanError, NotPSDError
 
     from gpclml.errors import ArgumentError, DataError, NotConvergedError
 
     singular = torch.linalg.LinAlgError  # pyright: ignore[reportPrivateImportUsage]
+    codes = {  # failed computations come first: some of these types are argument errors as well
+        NOT_COMPUTED: (FitError, NanError, NotPSDError, NotConvergedError, singular),
+        BAD_INPUT: (ArgumentError, DataError),
+        FAILED: (OSError, MemoryError),
+    }
     try:
         yield
     except KeyboardInterrupt:
@@ -104,24 +96,16 @@ def errors_as_text() -> Iterator[None]:
         raise typer.Exit(INTERRUPTED) from None
     except BrokenPipeError:  # the reader of a pipe has closed it: typer ends quietly
         raise
-    # Failed computations come first: some of these types are argument errors as well.
-    except (FitError, NanError, NotPSDError, NotConvergedError, singular) as error:
+    except Exception as error:
+        code = next((code for code, kinds in codes.items() if isinstance(error, kinds)), None)
+        if code is None:
+            raise
         tell(f"Error: {error_text(error)}")
-        raise typer.Exit(NOT_COMPUTED) from None
-    except (ArgumentError, DataError) as error:
-        tell(f"Error: {error_text(error)}")
-        raise typer.Exit(BAD_INPUT) from None
-    except (OSError, MemoryError) as error:
-        tell(f"Error: {error_text(error)}")
-        raise typer.Exit(FAILED) from None
+        raise typer.Exit(code) from None
 
 
 def error_text(error: BaseException) -> str:
-    """The message of an error with its notes and those of its cause, in one line.
-
-    Args:
-        error: Any error; if it has no message, the name of its type is given.
-    """
+    """The message of an error with its notes and those of its cause, in one line."""
     parts = [str(error) or type(error).__name__]
     for one in (error, error.__cause__):
         parts += getattr(one, "__notes__", ())

@@ -68,7 +68,7 @@ def test_new_tables_need_no_target_and_may_have_new_levels(csv, gpclml, tmp_path
     assert result.exit_code == 0
     written = pandas.read_csv(tmp_path / "out.csv")
     assert written["mean"].isna().tolist() == [False, False, True, False]
-    assert "Column 'bp': 1 value is missing, but none was in the training rows." in result.stderr
+    assert "Column 'bp': 1 value is missing, and no input says where." in result.stderr
     assert "levels that no training row has: 'x' (1)" in result.stderr
     assert "3 of 4 rows predicted" in result.stderr
     assert "RMSE" not in result.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +13,8 @@ import gpclml.fit
 import gpclml.kernels
 import gpclml.mlls
 import gpclml.models
-from gpclml.cli.report import MODELS, OBJECTIVES, Recipe, predicted, script_of
+from gpclml.cli.report import MODELS, OBJECTIVES, Recipe, predicted
+from gpclml.cli.report.recipes import script_of
 from gpclml.errors import ArgumentError, UnknownNameError
 from gpclml.evaluation import log_marginal_likelihood
 
@@ -50,7 +52,9 @@ def test_lines_do_what_the_function_does(data, recipe):
         x, y = x[:24], y[:24]
     model, note, _ = recipe.fit(x, y, progress=False)
     names = {**NAMES, "x": x, "y": y}
-    exec("\n".join(recipe.lines()), names)
+    script = script_of(recipe, Path("a.csv"), 4000, 0, "0.1.0", False)
+    fit = script[script.index("test_x, test_y") :].partition("\n")[2].partition("print(")[0]
+    exec(fit, names)
     same = names["model"].state_dict()
     assert model.state_dict().keys() == same.keys()
     for name, value in model.state_dict().items():
@@ -105,7 +109,7 @@ def test_the_rational_quadratic_does_not_end_below_the_rbf_that_it_contains(d, n
 def test_no_limit_of_steps_ends_a_fit_unless_it_is_asked_for():
     x, y = curved_data(16, 40, 3)
     for name in ("rbf", "rq"):
-        assert "steps" not in "".join(Recipe(name).lines())
+        assert "steps" not in script_of(Recipe(name), Path("a.csv"), 4000, 0, "0.1.0", False)
         assert Recipe(name).fit(x, y, progress=False).note == ""
 
 

@@ -10,8 +10,10 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from gpclml.cli.report import answer, best_on_test, chosen_models, headline, prediction_scores
 from gpclml.cli.report import predicted as predictions_of
+from gpclml.cli.report import prediction_scores
+from gpclml.cli.report.predictions import best_on_test, lead_of_best
+from gpclml.cli.report.words import answer, choice_rows, headline
 from gpclml.errors import ShapeError
 from gpclml.evaluation import score_models
 from gpclml.inference import posterior
@@ -116,9 +118,8 @@ def compared(data):
 def test_all_choose_the_good_model_and_it_is_said(compared):
     comparison, scores = compared
     assert best_on_test(scores) == "good"
-    assert [(one.criterion, one.model, one.agrees) for one in chosen_models(*compared)] == [
-        (criterion, "good", True) for criterion in ("lml", "clml", "loo")
-    ]
+    chosen = [(name, cells[0][0], cells[-1][0]) for name, cells in choice_rows(*compared)]
+    assert chosen == [(name, "good", "the same") for name in ("LML", "CLML", "LOO")]
     said = headline(comparison, "price")
     assert said == "good ranks first for price, and all three criteria agree."
     assert "They prefer good too." in answer(comparison, scores)
@@ -136,10 +137,11 @@ def test_a_disagreement_is_said(compared):
     assert headline(replace(unclear, findings=(warning,)), "price") == (
         "The criteria disagree: good ranks first for price, but LML prefers bad."
     )
-    by_lml = chosen_models(unclear, scores)[0]
-    assert (by_lml.model, by_lml.best, by_lml.agrees) == ("bad", "good", False)
+    _, by_lml = choice_rows(unclear, scores)[0]
+    assert by_lml[0][0] == "bad"
+    assert by_lml[-1][0].startswith("good, by ")
     difference = scores["good"].log_densities - scores["bad"].log_densities
-    assert by_lml.lead.value == pytest.approx(float(difference.sum()))
+    assert lead_of_best(scores, "bad").value == pytest.approx(float(difference.sum()))
     swapped = {"good": scores["bad"], "bad": scores["good"]}
     assert "They prefer bad, by" in answer(comparison, swapped)
     assert answer(comparison, swapped).endswith(("clearly.", "not clearly."))

@@ -95,7 +95,7 @@ def test_few_rows_with_missing_values_are_not_encoded():
     encoded = encoding.encode(table)
     assert encoded.rows.tolist() == [row for row in range(40) if row != 3]
     assert encoded.missing == {"z": 1}
-    assert encoded.notes == ("Column 'z': 1 value is missing, but none was in the training rows.",)
+    assert encoded.notes == ("Column 'z': 1 value is missing, and no input says where.",)
     x, y = encoding.tensors(table)
     assert x.shape == (39, 2)
     np.testing.assert_array_equal(y, table["y"].drop(3))

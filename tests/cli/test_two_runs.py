@@ -15,7 +15,7 @@ from gpclml.cli import fitting
 from gpclml.cli.fitting import fit_table
 from gpclml.cli.folders import open_work_folder
 from gpclml.cli.locks import only_run
-from gpclml.cli.options import FitOptions, TableOptions
+from gpclml.cli.options import RunOptions, TableOptions
 from gpclml.cli.records import MODEL, sha256_of
 from gpclml.cli.report import Recipe
 from gpclml.cli.saved_models import load_model
@@ -71,7 +71,7 @@ def test_twenty_times_at_once(csv, tmp_path):
 
 def test_while_one_fits_the_other_is_told_so(csv, gpclml, tmp_path, monkeypatch):
     out = tmp_path / "m"
-    options = FitOptions(TableOptions(csv, "progression", 4000), Recipe("linear", steps=2), out)
+    options = RunOptions(TableOptions(csv, "progression", 4000), Recipe("linear", steps=2), out)
     fits, told = threading.Event(), threading.Event()
     fit = fitting.fit_recipe
 

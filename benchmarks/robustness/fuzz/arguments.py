@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import gpytorch
 import torch
@@ -41,7 +40,6 @@ from benchmarks.robustness.fuzz.objects import (
     train,
     transfer,
 )
-from gpclml.cli.report import Recipe, prediction_scores
 from gpclml.conditioning import KFold, RandomHoldout
 from gpclml.curvature import DiagonalCurvature, Full, GaussianWeightPrior
 from gpclml.curvature.invariances import AffineAugmentation
@@ -82,20 +80,13 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
         "linalg.gaussians.LowRankFamily",
     ): dict,
     "cli.report.Recipe": lambda: dict(model="rbf", steps=2),
-    "cli.report.best_on_test": lambda: dict(
-        predictions={"a": prediction_scores(normal(8), normal(8, seed=1), positive(8))}),
     "cli.report.predicted": lambda: dict(model=gp(), x=inputs(3)),
     "cli.report.prediction_scores": lambda: dict(
         targets=normal(8), mean=normal(8, seed=1), deviation=positive(8)),
-    "cli.report.script_of": lambda: dict(
-        recipe=Recipe("rbf"), data=Path("a.csv"), most_rows=100, split_seed=0, version="0.1.0",
-        one_thread=True),
-    ("cli.tables.check_columns", "cli.tables.fit_encoding"): lambda: dict(
+    "cli.tables.fit_encoding": lambda: dict(
         table=table(), target="y", drop=("a",), categories=("b",)),
-    "cli.tables.num_test_rows": lambda: dict(count=30),
     "cli.tables.read_table": lambda: dict(path="no such table.csv", missing=("-",)),
-    "cli.tables.read_targets": lambda: dict(table=table(), target="y"),
-    ("cli.tables.split_rows", "cli.tables.subset_rows"): lambda: dict(targets=normal(30)),
+    "cli.tables.split_rows": lambda: dict(targets=normal(30)),
     "conditioning.HeldOut": lambda: dict(blocks=(torch.tensor([0, 2]), torch.tensor([5]))),
     "conditioning.KFold": lambda: dict(n_splits=3, seed=0),
     "conditioning.LastPoints": lambda: dict(m=2),

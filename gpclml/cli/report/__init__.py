@@ -1,40 +1,14 @@
-"""The report of a comparison: scores, the page, and the Python file that rebuilds a model."""
+"""How models of a table are fitted and scored on test rows, for the page and ``model.py``."""
 
-from gpclml.cli.report.page import Report, page_of, report_text
-from gpclml.cli.report.predictions import (
-    ChosenModel,
-    PredictionScores,
-    best_on_test,
-    chosen_models,
-    predicted,
-    prediction_scores,
-)
-from gpclml.cli.report.recipes import (
-    MODELS,
-    OBJECTIVES,
-    FittedModel,
-    Recipe,
-    package_versions,
-    script_of,
-)
-from gpclml.cli.report.words import answer, headline
+from gpclml.cli.report.predictions import PredictionScores, predicted, prediction_scores
+from gpclml.cli.report.recipes import MODELS, OBJECTIVES, Recipe, RecipeFit
 
 __all__ = [
     "MODELS",
     "OBJECTIVES",
-    "ChosenModel",
-    "FittedModel",
     "PredictionScores",
     "Recipe",
-    "Report",
-    "answer",
-    "best_on_test",
-    "chosen_models",
-    "headline",
-    "package_versions",
-    "page_of",
+    "RecipeFit",
     "predicted",
     "prediction_scores",
-    "report_text",
-    "script_of",
 ]

@@ -1,4 +1,4 @@
-"""Scores of predictions of the test rows, and whether each criterion chose the best model there."""
+"""Scores of predictions of the test rows, and the best model there."""
 
 from __future__ import annotations
 
@@ -12,17 +12,14 @@ from torch.distributions import Normal
 
 from gpclml._utils.arguments import all_finite, checked
 from gpclml.errors import ArgumentError, NonFiniteError
-from gpclml.evaluation import Comparison, PairedDifference, paired_difference
+from gpclml.evaluation import PairedDifference, paired_difference
 from gpclml.models import GPRegression
 
 __all__ = [
     "PREDICTED_SHARE",
-    "ChosenModel",
     "PredictionScores",
     "best_on_test",
-    "chosen_models",
     "half_width",
-    "is_clear",
     "lead_of_best",
     "predicted",
     "prediction_scores",
@@ -56,14 +53,9 @@ class PredictionScores:
 
     @staticmethod
     def missing(count: int) -> PredictionScores:
-        """Scores that are all NaN, for a model that cannot predict the rows.
-
-        Args:
-            count: Number of rows, t.
-        """
-        nan = math.nan
-        densities = torch.full((count,), nan, dtype=torch.float64)
-        return PredictionScores(nan, nan, nan, nan, nan, nan, densities)
+        """Scores of ``count`` rows that are all NaN, for a model that cannot predict them."""
+        densities = torch.full((count,), math.nan, dtype=torch.float64)
+        return PredictionScores(*[math.nan] * 6, log_densities=densities)
 
     @property
     def is_missing(self) -> bool:
@@ -126,11 +118,7 @@ def prediction_scores(targets: Tensor, mean: Tensor, deviation: Tensor) -> Predi
 
 
 def half_width(deviation: Tensor) -> Tensor:
-    """Half the width of the central 90 % interval of a Gaussian.
-
-    Args:
-        deviation: Standard deviations, of any shape.
-    """
+    """Half the width of the central 90 % interval of a Gaussian of these standard deviations."""
     quantile = torch.special.ndtri(torch.tensor(0.5 + PREDICTED_SHARE / 2, dtype=torch.float64))
     return deviation * float(quantile)
 
@@ -139,78 +127,13 @@ def _error_of_mean(values: Tensor) -> float:
     return float(values.std()) / math.sqrt(len(values)) if len(values) > 1 else math.nan
 
 
-_CLEAR = 2.0  # standard errors
-
-
-@dataclass(frozen=True)
-class ChosenModel:
-    """The model that a criterion chooses, and the best model on the test rows.
-
-    Attributes:
-        criterion: Name of the criterion.
-        model: The model that it chooses.
-        best: The model with the highest log density of the test rows.
-        lead: Log density of the test rows under the best model, minus that under the chosen one.
-    """
-
-    criterion: str
-    model: str
-    best: str
-    lead: PairedDifference
-
-    @property
-    def agrees(self) -> bool:
-        """Whether the criterion and the test rows choose the same model."""
-        return self.model == self.best
-
-
-@checked
 def best_on_test(predictions: Mapping[str, PredictionScores]) -> str:
-    """The model with the highest log density of the test rows; the first of equal ones.
-
-    Args:
-        predictions: Scores by model. At least one model must have scores.
-
-    Raises:
-        ArgumentError: No model has scores.
-    """
+    """The model with the highest log density of the test rows; the first of equal ones."""
     there = [name for name, scores in predictions.items() if not scores.is_missing]
-    if not there:
-        raise ArgumentError("predictions", "none", "scores of at least one model")
     return min(there, key=lambda name: predictions[name].nll)
 
 
 def lead_of_best(predictions: Mapping[str, PredictionScores], model: str) -> PairedDifference:
-    """Log density of the test rows under the best model, minus that under a given one.
-
-    Args:
-        predictions: Scores by model.
-        model: Name of the given model.
-    """
+    """Log density of the test rows under the best model, minus that under a given one."""
     best = predictions[best_on_test(predictions)]
     return paired_difference(best.log_densities, predictions[model].log_densities)
-
-
-def is_clear(lead: PairedDifference) -> bool:
-    """Whether a lead is more than two standard errors.
-
-    Args:
-        lead: A difference of log densities.
-    """
-    return lead.value > _CLEAR * lead.standard_error
-
-
-def chosen_models(
-    comparison: Comparison, predictions: Mapping[str, PredictionScores]
-) -> tuple[ChosenModel, ...]:
-    """The models that LML, CLML and LOO choose, each compared with the best one on the test rows.
-
-    Args:
-        comparison: Comparison of the models.
-        predictions: Scores on the test rows, by model.
-    """
-    best = best_on_test(predictions)
-    return tuple(
-        ChosenModel(criterion, model, best, lead_of_best(predictions, model))
-        for criterion, model in comparison.favourites.items()
-    )

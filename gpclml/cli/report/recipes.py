@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import platform
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from gpytorch.kernels import Kernel
@@ -23,6 +23,9 @@ from gpclml.kernels import FeatureKernel, IdentityFeatures, initialize_spectral_
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
 
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
 __all__ = [
     "DESCRIPTIONS",
     "MODELS",
@@ -32,6 +35,7 @@ __all__ = [
     "RecipeFit",
     "kernel_object",
     "package_versions",
+    "rendered",
     "script_of",
 ]
 
@@ -48,18 +52,15 @@ DESCRIPTIONS = {
 MODELS = tuple(DESCRIPTIONS)
 """Names of models, from the cheapest to the most expensive."""
 
-OBJECTIVES = ("lml", "clml", "loo")
-"""Names of the objectives that a fit can maximize."""
+OBJECTIVES: dict[str, Conditioning] = {
+    "lml": LastPoints(m=0), "clml": KFold(10), "loo": LeaveOneOut(),
+}  # fmt: skip
+"""The objectives that a fit can maximize: by name, what they condition on."""
 
 _NAMED_KERNELS = {
     "rbf": "rbf", "rq": "rq", "matern": "matern", "sm": "spectral_mixture", "deep": "deep",
 }  # fmt: skip
 _STEPS = {"sm": 50, "deep": 300}  # the others have no limit
-_CONDITIONING: dict[str, tuple[Callable[..., Conditioning], dict[str, int]]] = {
-    "lml": (LastPoints, {"m": 0}),
-    "clml": (KFold, {"n_splits": 10}),
-    "loo": (LeaveOneOut, {}),
-}
 
 
 class RecipeFit(NamedTuple):
@@ -124,8 +125,19 @@ class Recipe:
         if self.restarts < 0:
             raise ArgumentError("restarts", self.restarts, "0 or more")
 
+    @property
+    def conditioning(self) -> Conditioning | None:
+        """What the objective conditions on; None where it is drawn anew at each step."""
+        redraws = self.model == "deep" and self.objective == "clml"
+        return None if redraws else OBJECTIVES[self.objective]
+
+    @property
+    def most_steps(self) -> int | None:
+        """The limit of steps, None for none."""
+        return self.steps or _STEPS.get(self.model)
+
     def fit(self, x: Tensor, y: Tensor, progress: bool = True) -> RecipeFit:
-        """Fits the model to data.
+        """Fits the model to data; ``model.py`` of a report does the same, line by line.
 
         Args:
             x: Inputs, ``(n, d)``.
@@ -135,72 +147,35 @@ class Recipe:
         Raises:
             NonFiniteError, NotPSDError: The objective cannot be evaluated at the start of the fit.
         """
-        model = GPRegression(x, y, seed=self.seed, **self._parts())
-        make, options = _CONDITIONING[self.objective]
-        conditioning = None if self._redraws() else make(**options)
+        kernel = kernel_object(self.model)
+        parts: dict[str, Any] = {"kernel": kernel, "mean": "zero"}
+        if kernel is None:
+            parts = {"kernel": _NAMED_KERNELS[self.model]}
+        model = GPRegression(x, y, seed=self.seed, **parts)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FitWarning)  # the result has the problem
             if self.model == "sm":
                 _start_on_grid(model, x, self.seed)
             elif self.model == "rq":
                 rbf = model.with_kernel("rbf")
-                mll = ConditionalMarginalLogLikelihood(rbf.likelihood, rbf, conditioning)
-                fit_mll(mll, steps=self._most_steps(), progress=progress)
+                mll = ConditionalMarginalLogLikelihood(rbf.likelihood, rbf, self.conditioning)
+                fit_mll(mll, steps=self.most_steps, progress=progress)
                 model.load_state_dict(rbf.state_dict(), strict=False)
-            mll = ConditionalMarginalLogLikelihood(model.likelihood, model, conditioning)
+            mll = ConditionalMarginalLogLikelihood(model.likelihood, model, self.conditioning)
             if self.model == "deep":
-                steps = self.steps or _STEPS["deep"]
+                steps = cast(int, self.most_steps)
                 result = fit_networks(mll, steps=steps, seed=self.seed, progress=progress)
                 return RecipeFit(model, _said_of_networks(result), result.message)
             fitted = fit_mll(
-                mll, steps=self._most_steps(), restarts=self.restarts, seed=self.seed,
+                mll, steps=self.most_steps, restarts=self.restarts, seed=self.seed,
                 progress=progress,
             )  # fmt: skip
         failed = fitted.problem not in ("", "limit")  # the limit of steps was asked for
         return RecipeFit(model, fitted.message, fitted.message if failed else "")
 
-    def lines(self) -> list[str]:
-        """Lines of Python that do the same as :meth:`fit`, from ``x`` and ``y`` to ``model``."""
-        make, options = _CONDITIONING[self.objective]
-        arguments = ", ".join(f"{name}={value}" for name, value in options.items())
-        conditioning = "None" if self._redraws() else f"{make.__name__}({arguments})"
-        if self.model == "linear":
-            parts = 'kernel=FeatureKernel(IdentityFeatures(intercept=True)), mean="zero"'
-        else:
-            parts = f'kernel="{_NAMED_KERNELS[self.model]}"'
-        steps = "" if self._most_steps() is None else f"steps={self._most_steps()}, "
-        if self.model == "deep":
-            fit = f"fit_networks(mll, steps={self.steps or _STEPS['deep']}, seed={self.seed})"
-        else:
-            fit = f"fit_mll(mll, {steps}restarts={self.restarts}, seed={self.seed})"
-        return [
-            f"model = GPRegression(x, y, {parts}, seed={self.seed})",
-            f"conditioning = {conditioning}",
-            *(_grid_lines(self.seed) if self.model == "sm" else ()),
-            *(_rbf_lines(steps.rstrip(", ")) if self.model == "rq" else ()),
-            "mll = ConditionalMarginalLogLikelihood(model.likelihood, model, conditioning)",
-            fit,
-        ]
-
-    def _parts(self) -> dict[str, Any]:
-        kernel = kernel_object(self.model)
-        if kernel is not None:
-            return {"kernel": kernel, "mean": "zero"}
-        return {"kernel": _NAMED_KERNELS[self.model]}
-
-    def _most_steps(self) -> int | None:
-        return self.steps or _STEPS.get(self.model)
-
-    def _redraws(self) -> bool:
-        return self.model == "deep" and self.objective == "clml"
-
 
 def kernel_object(model: str) -> Kernel | None:
-    """The kernel object of a model; None for models whose kernel is given by name.
-
-    Args:
-        model: Name of the model.
-    """
+    """The kernel object of a model; None for models whose kernel is given by name."""
     return FeatureKernel(IdentityFeatures(intercept=True)) if model == "linear" else None
 
 
@@ -214,24 +189,6 @@ def _start_on_grid(model: GPRegression, x: Tensor, seed: int) -> None:
     inputs = model.input_standardizer.transform(x)
     targets = cast(Tensor, model.train_targets)
     initialize_spectral_mixture(cast(Kernel, model.covar_module), inputs, targets, start, "grid")
-
-
-def _rbf_lines(steps: str) -> list[str]:
-    return [
-        'rbf = model.with_kernel("rbf")  # rq contains it, and starts from its fit',
-        "mll = ConditionalMarginalLogLikelihood(rbf.likelihood, rbf, conditioning)",
-        f"fit_mll(mll{', ' if steps else ''}{steps})",
-        "model.load_state_dict(rbf.state_dict(), strict=False)",
-    ]
-
-
-def _grid_lines(seed: int) -> list[str]:
-    return [
-        f"start = torch.Generator().manual_seed({seed})",
-        "inputs = model.input_standardizer.transform(x)",
-        "targets = model.train_targets",
-        'initialize_spectral_mixture(model.covar_module, inputs, targets, start, spacing="grid")',
-    ]
 
 
 def _said_of_networks(result: NetworksFitResult) -> str:
@@ -267,19 +224,23 @@ class FittedModel:
     problem: str = ""
 
 
-_IMPORTS = {
-    "gpclml.conditioning": ("KFold", "LastPoints", "LeaveOneOut"),
-    "gpclml.fit": ("fit_mll", "fit_networks"),
-    "gpclml.kernels": ("FeatureKernel", "IdentityFeatures", "initialize_spectral_mixture"),
-    "gpclml.mlls": ("ConditionalMarginalLogLikelihood",),
-    "gpclml.models": ("GPRegression",),
-    "gpclml.cli.report": ("predicted", "prediction_scores"),
-    "gpclml.evaluation": ("leave_one_out", "log_marginal_likelihood"),
-    "gpclml.cli.tables": ("TableEncoding", "read_table", "split_rows"),
-}
+@functools.cache
+def _templates() -> Environment:
+    """The pages and files of a report; names of columns, levels and files in a page are escaped."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    return Environment(
+        loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined,
+        autoescape=lambda name: ".html" in str(name), trim_blocks=True, lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )  # fmt: skip
 
 
-@checked
+def rendered(template: str, **values: object) -> str:
+    """The text of a file of a report, from its template beside this module."""
+    return _templates().get_template(template).render(values)
+
+
 def script_of(
     recipe: Recipe, data: Path, most_rows: int, split_seed: int, version: str, one_thread: bool
 ) -> str:
@@ -287,60 +248,14 @@ def script_of(
 
     The file reads the table, and ``table.json`` in its own folder. It takes the same rows, encodes
     and fits them in the same way, and prints LML and LOO of the training rows and the scores of the
-    test rows.
-
-    Args:
-        recipe: The model and how it was fitted.
-        data: The table; another path may be given when the file is run.
-        most_rows: Largest number of training rows.
-        split_seed: Seed of the split of the rows.
-        version: Version of gpclml.
-        one_thread: Whether the model was fitted on one thread. The file then uses one thread too,
-            so that rounding is the same.
+    test rows. With ``one_thread`` it uses one thread, so that rounding is the same.
     """
-    threads = ["torch.set_num_threads(1)  # as in the report, for the same rounding"]
-    body = [
-        "HERE = Path(__file__).resolve().parent",
-        f"DATA = sys.argv[1] if len(sys.argv) > 1 else {str(data)!r}",
-        "",
-        'encoding = TableEncoding.load(HERE / "table.json")',
-        "table = read_table(DATA, missing=encoding.missing)",
-        f"rows = split_rows(encoding.targets(table), seed={split_seed}, most_rows={most_rows})",
-        "x, y = encoding.tensors(table.iloc[rows.train])",
-        "test_x, test_y = encoding.tensors(table.iloc[rows.test])",
-        "",
-        *(threads if one_thread else ()),
-        *recipe.lines(),
-        "",
-        'print(f"lml {log_marginal_likelihood(model):.4f}")',
-        'print(f"loo {leave_one_out(model).sum():.4f}")',
-        "scores = prediction_scores(test_y, *predicted(model, test_x))",
-        'print(f"test_rmse {scores.rmse:.6g}")',
-        'print(f"test_nll {scores.nll:.4f}")',
-        'print(f"test_coverage {scores.coverage:.3f}")',
-    ]
-    return "\n".join([*_head(recipe, version), *_imports("\n".join(body)), "", *body, ""])
-
-
-def _head(recipe: Recipe, version: str) -> list[str]:
-    return [
-        f'"""Rebuilds the model {recipe.model!r} of the report in this folder (gpclml {version}).',
-        "",
-        "It prints the scores of the report. Give the path of the table if the table has moved.",
-        '"""',
-        "",
-    ]
-
-
-def _imports(body: str) -> list[str]:
-    lines = ["import sys", "from pathlib import Path", ""]
-    if "torch." in body:
-        lines += ["import torch", ""]
-    for module, names in _IMPORTS.items():
-        used = [name for name in names if f"{name}(" in body or f"{name}." in body]
-        if used:
-            lines.append(f"from {module} import {', '.join(used)}")
-    return lines
+    steps = "" if recipe.most_steps is None else f", steps={recipe.most_steps}"
+    return rendered(
+        "model.py.jinja", recipe=recipe, data=str(data), most_rows=most_rows, version=version,
+        split_seed=split_seed, one_thread=one_thread, steps=steps,
+        kernel=_NAMED_KERNELS.get(recipe.model),
+    )  # fmt: skip
 
 
 _PACKAGES = (

@@ -9,13 +9,11 @@ from gpclml.cli.report.predictions import (
     PREDICTED_SHARE,
     PredictionScores,
     best_on_test,
-    chosen_models,
-    is_clear,
     lead_of_best,
 )
 from gpclml.cli.report.recipes import FittedModel
 from gpclml.cli.tables import CategoryColumn, NumberColumn, TableEncoding
-from gpclml.evaluation import CRITERIA, Comparison
+from gpclml.evaluation import CRITERIA, Comparison, PairedDifference
 from gpclml.evaluation.findings import joined, plus_minus
 
 __all__ = [
@@ -24,19 +22,13 @@ __all__ = [
     "choice_rows",
     "column_rows",
     "headline",
-    "left_out_rows",
     "model_rows",
     "percent",
 ]
 
 
 def headline(comparison: Comparison, target: str) -> str:
-    """A sentence on which model ranks first, and whether LML, CLML and LOO agree.
-
-    Args:
-        comparison: Comparison of the models.
-        target: Name of the column that is predicted.
-    """
+    """A sentence on which model ranks first, and whether LML, CLML and LOO agree."""
     first = str(comparison.table.index[0])
     if len(comparison.table) == 1:
         return f"{first} is the only model of {target} here: there is nothing to compare."
@@ -64,12 +56,7 @@ def headline(comparison: Comparison, target: str) -> str:
 
 
 def answer(comparison: Comparison, predictions: Mapping[str, PredictionScores]) -> str:
-    """Sentences on how the first model predicts the test rows, and which model they prefer.
-
-    Args:
-        comparison: Comparison of the models.
-        predictions: Scores on the test rows, by model.
-    """
+    """Sentences on how the first model predicts the test rows, and which model they prefer."""
     first = str(comparison.table.index[0])
     scores = predictions[first]
     if scores.is_missing:
@@ -84,17 +71,17 @@ def answer(comparison: Comparison, predictions: Mapping[str, PredictionScores]) 
     best = best_on_test(predictions)
     if best == first:
         return f"{said} They prefer {first} too."
-    lead = lead_of_best(predictions, first)
-    clearly = "clearly" if is_clear(lead) else "not clearly"
-    return f"{said} They prefer {best}, by {plus_minus(lead)}, {clearly}."
+    return f"{said} They prefer {best}, by {_clear(lead_of_best(predictions, first))}."
+
+
+def _clear(lead: PairedDifference) -> str:
+    """A lead, and whether it is more than two standard errors."""
+    clearly = "clearly" if lead.value > 2 * lead.standard_error else "not clearly"
+    return f"{plus_minus(lead)}, {clearly}"
 
 
 def percent(share: float) -> str:
-    """A share in percent, rounded to a whole number, with a non-breaking space.
-
-    Args:
-        share: Between 0 and 1.
-    """
+    """A share in percent, rounded to a whole number, with a non-breaking space."""
     return f"{100 * share:.0f}\N{NO-BREAK SPACE}%"
 
 
@@ -118,11 +105,6 @@ def model_rows(
     """The table of models: a row for each model with its criteria, test scores and seconds.
 
     A model whose fit failed is marked after its name.
-
-    Args:
-        comparison: Comparison of the models, which gives the order of the rows.
-        predictions: Scores on the test rows, by model.
-        fitted: How each model was fitted.
     """
     rows = []
     for name, line in comparison.table.to_dict("index").items():
@@ -153,42 +135,25 @@ def model_rows(
 def choice_rows(
     comparison: Comparison, predictions: Mapping[str, PredictionScores]
 ) -> list[tuple[str, Row]]:
-    """The table of criteria: which model each one chooses, and how far it is from the best one.
-
-    Args:
-        comparison: Comparison of the models.
-        predictions: Scores on the test rows, by model.
-    """
+    """The table of criteria: which model each one chooses, and how far it is from the best one."""
     rows = []
-    for choice in chosen_models(comparison, predictions):
-        scores = predictions[choice.model]
-        best = "the same"
+    for criterion, model in comparison.favourites.items():
+        scores, lead = predictions[model], lead_of_best(predictions, model)
+        best = best_on_test(predictions)
         if scores.is_missing:
-            best = f"{choice.best}; this one could not predict them"
-        elif not choice.agrees:
-            clearly = "clearly" if is_clear(choice.lead) else "not clearly"
-            best = f"{choice.best}, by {plus_minus(choice.lead)}, {clearly}"
-        shown = choice.model, _text(scores.rmse, ".4g"), _text(scores.nll, ".3f"), best
-        rows.append((choice.criterion.upper(), [(text, "") for text in shown]))
+            told = f"{best}; this one could not predict them"
+        elif model == best:
+            told = "the same"
+        else:
+            told = f"{best}, by {_clear(lead)}"
+        shown = model, _text(scores.rmse, ".4g"), _text(scores.nll, ".3f"), told
+        rows.append((criterion.upper(), [(text, "") for text in shown]))
     return rows
 
 
 def column_rows(encoding: TableEncoding) -> list[tuple[str, str, int]]:
-    """The columns that become inputs: name, how, and how many inputs.
-
-    Args:
-        encoding: How columns become inputs.
-    """
+    """The columns that become inputs: name, how, and how many inputs."""
     return [(one.name, _how(one), len(one.inputs)) for one in encoding.columns]
-
-
-def left_out_rows(encoding: TableEncoding) -> list[tuple[str, str]]:
-    """The columns that are left out, and why.
-
-    Args:
-        encoding: How columns become inputs.
-    """
-    return list(encoding.left_out.items())
 
 
 def _how(column: NumberColumn | CategoryColumn) -> str:

@@ -39,12 +39,7 @@ _SUGGESTION_FOR_MIXED = (
 
 
 def column_of(table: pandas.DataFrame, name: str) -> pandas.Series:
-    """The column of a table with a name that only one column has.
-
-    Args:
-        table: The table.
-        name: Name of the column.
-    """
+    """The column of a table with a name that only one column has."""
     return cast("pandas.Series", table[name])
 
 
@@ -54,9 +49,6 @@ def kind_of(column: pandas.Series) -> Kind:
     Dates are values of a date type and texts such as 2024-05-31, with or without a time. A column
     of texts that are all numbers is a column of numbers. An ``"empty"`` column has no value;
     columns of lists, dictionaries and complex numbers are ``"other"``.
-
-    Args:
-        column: The values, some of which may be missing.
 
     Raises:
         ArgumentError: Some values are numbers and some are other texts.
@@ -90,10 +82,6 @@ def numbers_of(column: pandas.Series, kind: NumberKind) -> NDArray[np.float64]:
 
     Booleans are 0 and 1, dates days since the first of January 1970 in UTC, durations days.
 
-    Args:
-        column: The values, ``(n,)``.
-        kind: The kind of the values.
-
     Raises:
         ArgumentError: Values are of another kind, or infinite; the message names column and rows.
     """
@@ -122,11 +110,7 @@ def numbers_of(column: pandas.Series, kind: NumberKind) -> NDArray[np.float64]:
 
 
 def texts_of(column: pandas.Series) -> NDArray[np.object_]:
-    """The categories of a column as texts, None where missing; 2.0 is ``"2"``.
-
-    Args:
-        column: The values, ``(n,)``.
-    """
+    """The categories of a column as texts, None where missing; 2.0 is ``"2"``."""
     missing = column.isna().to_numpy()
     texts = np.empty(len(column), dtype=object)
     for place, value in enumerate(column.astype(object)):
@@ -204,15 +188,17 @@ class NumberColumn:
     fill: float | None = None
 
     @property
+    def has_missing(self) -> bool:
+        """Whether rows with missing values are encoded."""
+        return self.fill is not None
+
+    @property
     def inputs(self) -> tuple[str, ...]:
         """Names of the inputs that the column becomes."""
         return (self.name,) if self.fill is None else (self.name, f"{self.name} is missing")
 
     def encode(self, column: pandas.Series) -> NDArray[np.float64]:
         """Inputs ``(n, k)``, NaN in rows that cannot be encoded.
-
-        Args:
-            column: Values, ``(n,)``.
 
         Raises:
             ArgumentError: Values are of another kind, or infinite.
@@ -248,11 +234,7 @@ class CategoryColumn:
         return (*names, f"{self.name} is missing") if self.has_missing else names
 
     def encode(self, column: pandas.Series) -> NDArray[np.float64]:
-        """Inputs ``(n, k)``, NaN in rows that cannot be encoded.
-
-        Args:
-            column: Values, ``(n,)``.
-        """
+        """Inputs ``(n, k)``, NaN in rows that cannot be encoded."""
         texts = texts_of(column)
         levels = np.array(self.levels, dtype=object)
         inputs = (texts[:, None] == levels).astype(np.float64)
@@ -263,10 +245,6 @@ class CategoryColumn:
         return inputs
 
     def unknown(self, column: pandas.Series) -> dict[str, int]:
-        """Values that are not among the levels, and how many rows have each of them.
-
-        Args:
-            column: Values, ``(n,)``.
-        """
+        """Values that are not among the levels, and how many rows have each of them."""
         counts = Counter(text for text in texts_of(column) if text is not None)
         return {level: count for level, count in counts.items() if level not in self.levels}

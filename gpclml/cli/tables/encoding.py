@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FEW_MISSING",
-    "MOST_LEVELS",
     "EncodedRows",
     "TableEncoding",
     "check_columns",
@@ -63,7 +63,8 @@ class EncodedRows:
     def notes(self) -> tuple[str, ...]:
         """Sentences for the user on missing values and unknown levels."""
         said = [
-            f"Column {name!r}: {count} {_values(count)} missing, but none was in the training rows."
+            f"Column {name!r}: {count} value{' is' if count == 1 else 's are'} missing, and no input "
+            "says where."
             for name, count in self.missing.items()
         ]
         for name, levels in self.unknown.items():
@@ -217,12 +218,7 @@ def _check_there(
         )
 
 
-def _values(count: int) -> str:
-    return "value is" if count == 1 else "values are"
-
-
-MOST_LEVELS = 20
-"""Largest number of levels of a category; columns with more are left out."""
+_MOST_LEVELS = 20  # of a category; columns with more are left out
 
 FEW_MISSING = 0.05
 """If a smaller share of the rows has missing values, these rows are left out; else filled."""
@@ -298,27 +294,10 @@ def fit_encoding(
     )
 
 
-@checked
 def check_columns(
-    table: pandas.DataFrame,
-    target: str,
-    *,
-    drop: Iterable[str] = (),
-    categories: Iterable[str] = (),
+    table: pandas.DataFrame, target: str, drop: tuple[str, ...], categories: tuple[str, ...]
 ) -> None:
-    """Checks all rows of the columns that may become inputs, before the rows are split.
-
-    Args:
-        table: All rows.
-        target: Name of the column that is predicted, which is not checked.
-        drop: Columns to leave out.
-        categories: Columns whose values are categories.
-
-    Raises:
-        UnknownNameError: There is no column of a name.
-        ArgumentError: A column has both numbers and other texts, or infinite values.
-    """
-    drop, categories = tuple(drop), tuple(categories)
+    """Checks all rows of the columns that may become inputs, before the rows are split."""
     _check_names(table, target, drop, categories)
     for name in table.columns:
         if name not in (target, *drop, *categories):
@@ -349,8 +328,8 @@ def _reason_against(column: pandas.Series, kind: Kind, asked: bool) -> str:
         return "the same value in all rows"
     if kind == "category" and not asked:
         levels = {text for text in texts_of(column) if text is not None}
-        if len(levels) > MOST_LEVELS:
-            return f"{len(levels)} different texts, more than {MOST_LEVELS}{_date_hint(column)}"
+        if len(levels) > _MOST_LEVELS:
+            return f"{len(levels)} different texts, more than {_MOST_LEVELS}{_date_hint(column)}"
     return ""
 
 
@@ -384,14 +363,10 @@ def _is_like_an_id(column: pandas.Series, kind: Kind) -> bool:
     numbers = numbers_of(column, kind)
     if not (numbers == np.round(numbers)).all() or len(np.unique(numbers)) < len(numbers):
         return False
-    before, after = numbers[:-1], numbers[1:]
-    words = str(column.name).lower().replace("_", " ").replace("-", " ").split()
-    return bool(
-        (before < after).all() or (before > after).all() or (words and words[-1] in _ID_NAMES)
-    )
-
-
-_ID_NAMES = ("id", "index", "number", "no", "nr")
+    steps = np.diff(numbers)
+    last = re.split(r"[\s_-]+", str(column.name).lower().strip(" _-"))[-1]
+    named = last in ("id", "index", "number", "no", "nr")
+    return bool(named or (steps > 0).all() or (steps < 0).all())
 
 
 def _id_note(name: str) -> str:

@@ -112,10 +112,6 @@ _DECIMAL_COMMA = r"\s*[+-]?\d+,\d+(?:[eE][+-]?\d+)?\s*"
 def parse_separated_text(path: Path, missing: list[str]) -> pandas.DataFrame:
     """Reads a table from a text file.
 
-    Args:
-        path: A file that exists.
-        missing: Texts that stand for a missing value, beside those of pandas.
-
     Raises:
         DataError: The file is no text, is no table, or has no column names.
     """

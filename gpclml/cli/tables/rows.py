@@ -16,27 +16,13 @@ from gpclml.errors import ArgumentError, UnknownNameError
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["LEAST_ROWS", "MOST_ROWS", "num_test_rows", "read_targets", "split_rows", "subset_rows"]
+__all__ = ["num_test_rows", "read_targets", "split_rows", "subset_rows"]
 
-LEAST_ROWS = 25
-"""Least number of rows with a target: 20 to train on and 5 to test on."""
+_LEAST_ROWS = 25  # with a target: 20 to train on and 5 to test on
 
 
-@checked
 def read_targets(table: pandas.DataFrame, target: str) -> Tensor:
-    """The targets of all rows, NaN where missing, in float64.
-
-    Args:
-        table: The table.
-        target: Name of the column.
-
-    Returns:
-        Shape ``(n,)``.
-
-    Raises:
-        UnknownNameError: There is no such column; the message lists the nearest names.
-        ArgumentError: The column does not hold numbers, has fewer than 25, or a single value.
-    """
+    """The targets of all rows, NaN where missing, in float64; checks that they can be modelled."""
     if target not in table.columns:
         raise UnknownNameError("target", target, map(str, table.columns))
     column = column_of(table, target)
@@ -51,9 +37,9 @@ def read_targets(table: pandas.DataFrame, target: str) -> Tensor:
         raise ArgumentError(argument, _PLURALS[kind], "numbers", suggestion)
     numbers = torch.from_numpy(np.array(numbers_of(column, "number")))
     observed = numbers[~numbers.isnan()]
-    if len(observed) < LEAST_ROWS:
+    if len(observed) < _LEAST_ROWS:
         got = f"{len(observed)} rows with a value, of {len(table)}"
-        expected = f"at least {LEAST_ROWS}, 20 to train on and 5 to test on"
+        expected = f"at least {_LEAST_ROWS}, 20 to train on and 5 to test on"
         raise ArgumentError(argument, got, expected, "Collect more rows.")
     if bool((observed == observed[0]).all()):
         got = f"the same value {float(observed[0]):g} in all {len(observed)} rows"
@@ -62,12 +48,7 @@ def read_targets(table: pandas.DataFrame, target: str) -> Tensor:
 
 
 def _columns_of_numbers(table: pandas.DataFrame) -> str:
-    from pandas.api.types import is_bool_dtype, is_numeric_dtype
-
-    columns = [(str(name), table[name].dtype) for name in table.columns]
-    names = [
-        name for name, dtype in columns if is_numeric_dtype(dtype) and not is_bool_dtype(dtype)
-    ]
+    names = list(map(str, table.select_dtypes("number", exclude="timedelta").columns))
     if not names:
         return "The table has no column of numbers."
     return f"Columns of numbers: {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}."
@@ -78,24 +59,16 @@ _PLURALS = {
 }  # fmt: skip
 
 
-MOST_ROWS = 4000
-"""Largest number of training rows, if no other number is given."""
-
 _SHARE, _MOST_TESTED = 0.2, 1000
 
 
-@checked
 def num_test_rows(count: int) -> int:
-    """Number of test rows: a fifth of the rows, and 1000 at most.
-
-    Args:
-        count: Number of rows with a target.
-    """
+    """Number of test rows among those with a target: a fifth of them, and 1000 at most."""
     return min(round(_SHARE * count), _MOST_TESTED)
 
 
 @checked(targets="float (n,)")
-def split_rows(targets: Tensor, seed: int = 0, most_rows: int = MOST_ROWS) -> TrainTestSplit:
+def split_rows(targets: Tensor, seed: int = 0, most_rows: int = 4000) -> TrainTestSplit:
     """Splits the rows that have a target at random into training and test rows.
 
     A fifth of the rows, and 1000 at most, are test rows; the others are training rows. If that
@@ -126,18 +99,8 @@ def split_rows(targets: Tensor, seed: int = 0, most_rows: int = MOST_ROWS) -> Tr
     )
 
 
-@checked(targets="float (n,)")
-def subset_rows(targets: Tensor, seed: int = 0, most_rows: int = MOST_ROWS) -> Tensor:
-    """All rows that have a target, or a random choice if there are more than ``most_rows``.
-
-    Args:
-        targets: Targets of all rows, NaN where missing, ``(n,)``.
-        seed: Seed of the choice.
-        most_rows: Largest number of rows.
-
-    Returns:
-        Row numbers in ascending order.
-    """
+def subset_rows(targets: Tensor, seed: int = 0, most_rows: int = 4000) -> Tensor:
+    """All rows that have a target, or a random choice if there are more than ``most_rows``."""
     observed = (~targets.isnan()).nonzero()[:, 0]
     if len(observed) <= most_rows:
         return observed
