@@ -29,15 +29,7 @@ from gpclml.inference.units import Units
 if TYPE_CHECKING:
     import pandas
 
-if TYPE_CHECKING:
-    import pandas
-
-__all__ = [
-    "Comparison",
-    "for_display",
-    "make_table",
-    "sentences",
-]
+__all__ = ["Comparison", "make_table"]
 
 _SMALLEST_WEIGHT = 0.005
 
@@ -74,7 +66,15 @@ class Comparison:
     def sentences(self) -> tuple[str, ...]:
         """The comparison in sentences: ranking, agreement, weights, then each finding."""
         weights = dict(zip(self.table.index, self.table["weight"], strict=True))
-        return sentences(self.scores, self.rank_by, weights, self.findings)
+        said = [finding.text for finding in self.findings]
+        if len(self.scores) == 1:
+            return tuple(said)
+        return (
+            *_ranking(self.scores, self.rank_by),
+            *_agreement(self.scores, self.findings),
+            *_mixture(self.scores, weights),
+            *said,
+        )
 
     @property
     def favourites(self) -> Mapping[Criterion, str]:
@@ -90,13 +90,19 @@ class Comparison:
         return pandas.DataFrame(columns, index=pandas.Index(self.rows.numpy(), name="row"))
 
     def __repr__(self) -> str:
-        lines = [self._head(), for_display(self.table).to_string(), *self.sentences]
-        return "\n".join(lines)
+        table = self._shown().to_string(float_format="{:.2f}".format, na_rep="")
+        return "\n".join([self._head(), table, *self.sentences])
 
     def _repr_html_(self) -> str:
         items = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in self.sentences)
-        table = for_display(self.table).to_html()
+        table = self._shown().to_html(float_format="{:.2f}".format, na_rep="")
         return f"<p>{html.escape(self._head())}</p>{table}<ul>{items}</ul>"
+
+    def _shown(self) -> pandas.DataFrame:
+        """The table as it is printed, without the reasons of missing scores."""
+        probabilities = self.table["p_worse"].map("{:.3f}".format, na_action="ignore")
+        findings = self.table["findings"].map(", ".join)
+        return self.table.drop(columns="failure").assign(p_worse=probabilities, findings=findings)
 
     def _head(self) -> str:
         return (
@@ -135,18 +141,6 @@ def make_table(scores: Scores, rank_by: Criterion, findings: Sequence[Finding]) 
     return pandas.DataFrame(rows, index=pandas.Index(list(scores), name="model"))
 
 
-def for_display(table: pandas.DataFrame) -> pandas.DataFrame:
-    """The table with numbers as short texts, without the reasons of missing scores."""
-    shown = table.drop(columns="failure")
-    for column in shown.columns:
-        if column == "findings":
-            shown[column] = [", ".join(names) for names in table[column]]
-        elif column != "rank":
-            digits = 3 if column == "p_worse" else 2
-            shown[column] = [_short(value, digits) for value in table[column]]
-    return shown
-
-
 def _weights(scores: Scores) -> dict[str, float]:
     """Stacking weights of the models that have LOO."""
     names = scored_in("loo", scores)
@@ -156,25 +150,8 @@ def _weights(scores: Scores) -> dict[str, float]:
     return dict(zip(names, weights.tolist(), strict=True))
 
 
-def _short(value: float, digits: int) -> str:
-    return "" if math.isnan(value) else f"{value:.{digits}f}"
-
-
 def _deviation(values: Tensor) -> float:
     return float(values.std()) if len(values) > 1 else math.nan
-
-
-def sentences(
-    scores: Scores,
-    rank_by: Criterion,
-    weights: Mapping[str, float],
-    findings: Sequence[Finding],
-) -> tuple[str, ...]:
-    """Sentences on ranking, agreement and weights, then the texts of the findings."""
-    if len(scores) == 1:
-        return tuple(finding.text for finding in findings)
-    said = [*_ranking(scores, rank_by), *_agreement(scores, findings), *_mixture(scores, weights)]
-    return (*said, *(finding.text for finding in findings))
 
 
 def _ranking(scores: Scores, rank_by: Criterion) -> Iterator[str]:

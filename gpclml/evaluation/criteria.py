@@ -156,9 +156,6 @@ def favourites(scores: Scores) -> dict[Criterion, str]:
     """The best model by each criterion; of equal ones the first in their order.
 
     A criterion that no model has is left out.
-
-    Args:
-        scores: Scores of the models, in the order of the ranking.
     """
     found: dict[Criterion, str] = {}
     for criterion in CRITERIA:

@@ -80,21 +80,13 @@ class Finding:
 
 
 def collect_findings(scores: Scores) -> tuple[Finding, ...]:
-    """Collects the findings that follow from the scores.
-
-    Args:
-        scores: Scores of the models, in the order of the ranking.
-    """
+    """Collects the findings that follow from the scores."""
     rules = _not_scored, _disagreement, _first_terms, _prior, _conditioning, _few, _small, _many
     return tuple(finding for rule in rules for finding in rule(scores))
 
 
 def failures_in_words(scores: ModelScores) -> list[str]:
-    """What could not be computed for a model, and why: a text for each reason.
-
-    Args:
-        scores: Scores of the model.
-    """
+    """What could not be computed for a model, and why: a text for each reason."""
     reasons = dict.fromkeys(scores.failures.values())
     parts = {
         reason: [part for part, why in scores.failures.items() if why == reason]
@@ -107,11 +99,6 @@ def fit_findings(
     scores: Scores, models: Mapping[str, ExactGP], problems: Mapping[str, str]
 ) -> Iterator[Finding]:
     """Findings of fits that failed, as reported or as seen in the scores.
-
-    Args:
-        scores: Scores of the models.
-        models: The models.
-        problems: Known problems of fits, by name; empty texts are no problems.
 
     Raises:
         UnknownNameError: A problem is of a model that is not there.

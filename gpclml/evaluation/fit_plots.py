@@ -56,17 +56,9 @@ def plot_fit(
     standard deviations. The panel of a model without LOO says so.
 
     Args:
-        comparison: Result of :func:`score_models`, or models, for which it is called.
+        comparison: As for :func:`plot_compare`, as are options, result and errors.
         axes: Axes to draw in, one for each model in the order of the ranking.
         **options: Options of :func:`score_models`, if models are given.
-
-    Returns:
-        The figure, without a window; save it with ``savefig``.
-
-    Raises:
-        UnsupportedError: If ``comparison`` is neither a comparison nor models.
-        ArgumentError: If there are not as many axes as models, or options are given with a
-            comparison.
     """
     compared = as_comparison(comparison, options)
     inputs = {name: _one_input(model) for name, model in compared.models.items()}
@@ -113,16 +105,9 @@ def plot_calibration(
     points, which is an approximation.
 
     Args:
-        comparison: Result of :func:`score_models`, or models, for which it is called.
+        comparison: As for :func:`plot_compare`, as are options, result and errors.
         axes: Two axes to draw in.
         **options: Options of :func:`score_models`, if models are given.
-
-    Returns:
-        The figure, without a window; save it with ``savefig``.
-
-    Raises:
-        UnsupportedError: If ``comparison`` is neither a comparison nor models.
-        ArgumentError: If there are not two axes, or options are given with a comparison.
     """
     from scipy.stats import binom
 

@@ -23,11 +23,9 @@ from gpclml.inference.observations import training_observations
 from gpclml.inference.units import Units, units_of_targets
 from gpclml.linalg import Covariance, DenseCovariance
 
-__all__ = ["WIDER", "ModelScores", "score_model"]
+__all__ = ["ModelScores", "score_model"]
 
-WIDER = 4.0
-"""Factor of the prior covariance of the function under the wider prior."""
-
+_WIDER = 4.0  # times the prior covariance of the function
 _NUMBERS_AT_ONCE = 2**25  # in the covariances of held-out blocks
 _WORTH_AN_INVERSE = 4  # held-out blocks at once
 
@@ -82,20 +80,10 @@ def score_model(
 
     A part that fails is NaN and does not affect the others; an interrupt ends everything.
 
-    Args:
-        name: Name of the model, for errors.
-        model: An exact GP of one output.
-        targets: Its targets in these units, NaN where missing, ``(n,)``.
-        orders: Orders of all rows, those with missing targets last, ``(k, n)``.
-        m: Number of points that the CLML conditions on.
-        num_curves: Number of orders whose learning curves are computed.
-        units: Units of the targets.
+    ``orders`` are of all rows, those with missing targets last; targets are in the units asked for.
 
     Returns:
         The scores, and the errors of the parts that failed, by the names of the parts.
-
-    Raises:
-        ShapeError: If the model's covariance has a batch.
     """
     rows = (~targets.isnan()).nonzero().squeeze(-1)
     count = len(rows)
@@ -122,12 +110,12 @@ def score_model(
         return (_plain(terms[:, :count]),)
 
     def wider() -> tuple[Tensor, ...]:
-        wide, _ = observed_gaussian(model, rows, WIDER)
+        wide, _ = observed_gaussian(model, rows, _WIDER)
         total = _plain(wide.log_density(residual)) - count * log_scale
         return total, _leave_one_out(wide, residual, scale)[0]
 
     def condition() -> tuple[Tensor, ...]:
-        return (_number(covariance.condition_number()),)
+        return (torch.tensor(covariance.condition_number(), dtype=torch.float64),)
 
     (total,) = parts("LML", lml, ())
     (conditional,) = parts("CLML", clml, (len(orders),))
@@ -228,10 +216,6 @@ def _tail_densities(covariance: Covariance, residual: Tensor, tails: Tensor) -> 
     parts = tails.split(at_once)
     values = [covariance.block_log_densities(residual, [part]) for part in parts]
     return _plain(torch.cat(values))
-
-
-def _number(value: float) -> Tensor:
-    return torch.tensor(value, dtype=torch.float64)
 
 
 def _plain(values: Tensor) -> Tensor:

@@ -133,16 +133,9 @@ def plot_learning_curves(
     logarithmic beyond 10 nats. Models whose curves could not be computed are left out.
 
     Args:
-        comparison: Result of :func:`score_models`, or models, for which it is called.
+        comparison: As for :func:`plot_compare`, as are options, result and errors.
         axes: Two axes to draw in.
         **options: Options of :func:`score_models`, if models are given.
-
-    Returns:
-        The figure, without a window; save it with ``savefig``.
-
-    Raises:
-        UnsupportedError: If ``comparison`` is neither a comparison nor models.
-        ArgumentError: If there are not two axes, or options are given with a comparison.
     """
     compared = as_comparison(comparison, options)
     places = {name: place for place, name in enumerate(compared.scores)}

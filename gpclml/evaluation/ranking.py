@@ -25,15 +25,7 @@ from gpclml.inference.units import Units, units_of_targets
 if TYPE_CHECKING:
     import pandas
 
-__all__ = [
-    "checked_m",
-    "checked_models",
-    "common_targets",
-    "compare",
-    "number_of_curves",
-    "score_models",
-    "shared_orders",
-]
+__all__ = ["compare", "score_models"]
 
 _SAME_SHARE = 1e-6  # of the spread of the targets
 _ROUNDINGS = 64  # of the largest target
@@ -58,35 +50,22 @@ def score_models(
 ) -> Comparison:
     """Compares models as :func:`compare` does, and returns all scores besides the table.
 
-    Args:
-        models: As for :func:`compare`.
-        m: As for :func:`compare`.
-        orderings: As for :func:`compare`.
-        curves: As for :func:`compare`.
-        rank_by: As for :func:`compare`.
-        units: As for :func:`compare`.
-        seed: As for :func:`compare`.
-        problems: As for :func:`compare`.
-        progress: As for :func:`compare`.
+    Arguments and errors are those of :func:`compare`.
 
     Returns:
         The table, scores of single points and orderings, findings and sentences. The plots of this
         package take it.
-
-    Raises:
-        ArgumentError, ShapeError, UnsupportedError, NonFiniteError, NotPSDError: As
-            :func:`compare`.
     """
     from tqdm import tqdm
 
     if rank_by not in CRITERIA:
         raise UnknownNameError("rank_by", rank_by, CRITERIA)
-    checked = checked_models(models)
-    targets = common_targets(checked, units)
+    checked = _checked_models(models)
+    targets = _common_targets(checked, units)
     rows = (~targets.isnan()).nonzero().squeeze(-1)
-    m = checked_m(m, len(rows))
-    orders = shared_orders(orderings, targets, m, seed)
-    num_curves = number_of_curves(curves, len(orders), len(rows))
+    m = _checked_m(m, len(rows))
+    orders = _shared_orders(orderings, targets, m, seed)
+    num_curves = _number_of_curves(curves, len(orders), len(rows))
     scores: dict[str, ModelScores] = {}
     error: Exception | None = None
     for name, model in tqdm(checked.items(), desc="models", disable=not shows_progress(progress)):
@@ -119,8 +98,6 @@ def score_models(
     )
 
 
-@takes_arrays()
-@checked(orderings="index (k, n)")
 def compare(
     models: Mapping[str, ExactGP],
     *,
@@ -249,7 +226,7 @@ def compare(
     return table
 
 
-def checked_models(models: object) -> dict[str, ExactGP]:
+def _checked_models(models: object) -> dict[str, ExactGP]:
     """The models, checked to be exact GPs of one output with training data."""
     if not isinstance(models, Mapping):
         expected, suggestion = "a mapping of names to models", "Write {'name': model, ...}."
@@ -272,7 +249,7 @@ def checked_models(models: object) -> dict[str, ExactGP]:
     return dict(models)
 
 
-def common_targets(models: Mapping[str, ExactGP], units: Units) -> Tensor:
+def _common_targets(models: Mapping[str, ExactGP], units: Units) -> Tensor:
     """The targets that all models share, NaN where missing, ``(n,)`` in float64."""
     first, targets, rounding = "", torch.empty(0), 0.0
     for name, model in models.items():
@@ -284,7 +261,7 @@ def common_targets(models: Mapping[str, ExactGP], units: Units) -> Tensor:
     return targets
 
 
-def checked_m(m: int | None, count: int) -> int:
+def _checked_m(m: int | None, count: int) -> int:
     """Number of observed points that the CLML conditions on, by default nine tenths."""
     if m is None:
         return count - max(1, round(count / 10))
@@ -292,7 +269,7 @@ def checked_m(m: int | None, count: int) -> int:
     return _whole("m", m, 0, count - 1, suggestion)
 
 
-def shared_orders(orderings: int | Tensor | None, targets: Tensor, m: int, seed: int) -> Tensor:
+def _shared_orders(orderings: int | Tensor | None, targets: Tensor, m: int, seed: int) -> Tensor:
     """Orders of all rows, those with missing targets last, ``(k, n)``."""
     n = len(targets)
     missing = targets.isnan()
@@ -306,7 +283,7 @@ def shared_orders(orderings: int | Tensor | None, targets: Tensor, m: int, seed:
     return orders.gather(-1, missing[orders].to(torch.int8).argsort(dim=-1, stable=True))
 
 
-def number_of_curves(curves: int | None, num_orders: int, n: int) -> int:
+def _number_of_curves(curves: int | None, num_orders: int, n: int) -> int:
     """Number of orders whose learning curves are computed."""
     if curves is None:
         return min(num_orders, _affordable(n, _MOST_CURVES))

@@ -62,11 +62,10 @@ class EncodedRows:
     @property
     def notes(self) -> tuple[str, ...]:
         """Sentences for the user on missing values and unknown levels."""
-        said = [
-            f"Column {name!r}: {count} value{' is' if count == 1 else 's are'} missing, and no input "
-            "says where."
-            for name, count in self.missing.items()
-        ]
+        said = []
+        for name, count in self.missing.items():
+            values = "value is" if count == 1 else "values are"
+            said.append(f"Column {name!r}: {count} {values} missing, and no input says where.")
         for name, levels in self.unknown.items():
             shown = ", ".join(f"{level!r} ({count})" for level, count in list(levels.items())[:5])
             more = f" and {len(levels) - 5} others" if len(levels) > 5 else ""
