@@ -54,13 +54,6 @@ def make_kernel(
 ) -> Kernel:
     """The kernel of that name for standardized data, or the kernel itself.
 
-    Args:
-        kernel: A name in ``KERNELS``, or a kernel.
-        x: Standardized inputs. Shape ``(*batch, n, d)``.
-        y: Standardized targets. Shape ``(*batch, n)``.
-        options: Sizes and choices.
-        generator: Source of random starts.
-
     Returns:
         The kernel, in the dtype and on the device of ``x``.
     """
@@ -118,12 +111,6 @@ def make_mean(
     mean: str | Mean, x: Tensor, options: PartOptions, generator: torch.Generator
 ) -> Mean:
     """The mean function of that name for standardized data, or the mean itself.
-
-    Args:
-        mean: A name in ``MEANS``, or a mean.
-        x: Standardized inputs. Shape ``(*batch, n, d)``.
-        options: Sizes and choices.
-        generator: Source of random starts.
 
     Returns:
         The mean, in the dtype and on the device of ``x``.

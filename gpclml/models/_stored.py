@@ -49,17 +49,7 @@ _UNITS = ("target_standardizer.scale", "target_standardizer.offset")
 def _check_stored(
     path: str | os.PathLike, config: dict[str, Any], state: dict[str, Any], train_x: Tensor
 ) -> None:
-    """Raises where a stored ``GPRegression`` is not complete, or larger than its own state.
-
-    Args:
-        path: Where it is stored, for the message.
-        config: Arguments of the model.
-        state: Its ``state_dict``.
-        train_x: Its inputs.
-
-    Raises:
-        DataError: With what is missing, or the two sizes.
-    """
+    """Raises where a stored ``GPRegression`` is not complete, or larger than its own state."""
     unlike = [
         name for name, fits in _CONFIG.items() if name not in config or not fits(config[name])
     ]
@@ -116,15 +106,7 @@ class StoredModel:
         return scaled + self.state["target_standardizer.offset"]
 
     def load_into(self, model: torch.nn.Module) -> None:
-        """Gives a model the state.
-
-        Args:
-            model: The model.
-
-        Raises:
-            DataError: The state is of another model than the file describes.
-            ArgumentError: The parts that were given do not fit.
-        """
+        """Gives a model the state."""
         try:
             model.load_state_dict(self.state)
         except RuntimeError as error:
@@ -144,17 +126,7 @@ class StoredModel:
 def read_stored(
     path: str | os.PathLike, map_location: Any, parts: dict[str, torch.nn.Module | None]
 ) -> StoredModel:
-    """Reads and checks a file.
-
-    Args:
-        path: The file.
-        map_location: As for ``torch.load``.
-        parts: Kernel, mean and likelihood, where the model was made with objects.
-
-    Raises:
-        DataError: The file is missing, damaged or no such checkpoint.
-        ArgumentError: A part that the model was made with is missing.
-    """
+    """Reads and checks a file."""
     content = read_checkpoint(path, CHECKPOINT, map_location, _REQUIRED)
     # Files of earlier releases say nothing of these two.
     config = {"warm_start": True, "columns": None, **content["config"]}

@@ -41,7 +41,6 @@ _NO_SIZES = {  # where an argument of that name is something else, or is checked
 
 _ARCHIVE = "reads an archive, whose damage has tests of its own"
 _NOTHING = "takes nothing"
-_REPORT = "takes a finished report, which a command makes"
 _FIGURES = "takes figures that its caller has computed"
 LEFT_OUT: Mapping[str, str] = MappingProxyType(
     {
@@ -58,12 +57,6 @@ LEFT_OUT: Mapping[str, str] = MappingProxyType(
         "datasets.uci_sources": _NOTHING,
         "linalg.refuse_double_backward": "a context without a computation",
         "inference.evaluating": "makes a context, which does nothing before it is entered",
-        "cli.report.answer": _REPORT,
-        "cli.report.chosen_models": _REPORT,
-        "cli.report.headline": _REPORT,
-        "cli.report.package_versions": _NOTHING,
-        "cli.report.page_of": _REPORT,
-        "cli.report.report_text": _REPORT,
         "inference.covariances.choose_solver": _FIGURES,
     }
 )
