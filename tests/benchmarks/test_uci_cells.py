@@ -1,8 +1,10 @@
 import math
+import warnings
 
 import pytest
 import torch
 
+from benchmarks.uci import cells
 from benchmarks.uci.cells import run_cell, training_rows
 from benchmarks.uci.grid import Product, make_grid
 from benchmarks.uci.training import make_objective, optimizer_for
@@ -81,6 +83,16 @@ def test_metrics_are_in_units_of_all_targets():
     assert metrics["crps"] == pytest.approx(float(crps), abs=1e-3)
     assert metrics["coverage_95"] == pytest.approx(float(inside.double().mean()))
     assert metrics["noise"] == pytest.approx(model.likelihood.noise.item(), rel=1e-9)
+
+
+def test_a_warm_start_that_gave_up_counts_as_ended_early(monkeypatch):
+    def train(*arguments):
+        warnings.warn("The warm start failed and its start is kept.", RuntimeWarning, stacklevel=1)
+        return 5, ""
+
+    [cell] = grid(objectives=("lml",), kernels=("deep",))
+    monkeypatch.setattr(cells, "train", train)
+    assert run_cell(cell)["ended_early"] == 1.0
 
 
 def test_rows_are_shared_nested_and_apart():
