@@ -10,14 +10,8 @@ import pandas
 from matplotlib.axes import Axes
 
 from benchmarks._figures import bare, legend_above, new_figure, save_figure
-from benchmarks.uci.tables import (
-    CELL,
-    difference_table,
-    mean_table,
-    ordered_objectives,
-    paired_differences,
-    wide,
-)
+from benchmarks.uci import tables
+from benchmarks.uci.tables import CELL, difference_table, mean_table, ordered_objectives, wide
 
 __all__ = [
     "REGRETS", "draw_figure", "labelled", "less_baseline", "less_lml", "mean_rows", "median_rows",
@@ -27,8 +21,8 @@ __all__ = [
 REGRETS = {"simple_regret": "Simple regret", "inference_regret": "Inference regret"}
 """The regrets of a cell and their headings."""
 
-BASELINE = ("single-task", "lml")
-"""Surrogate and objective that others are compared with."""
+BASELINE = {"surrogate": "single-task", "objective": "lml"}
+"""What the others are compared with."""
 
 LEAST_REGRET = 1e-6
 """Regrets below count as this: the largest values are known to about so many digits."""
@@ -60,68 +54,44 @@ def median_rows(cells: pandas.DataFrame, regret: str) -> pandas.DataFrame:
     """Median and quartiles of a regret over seeds, as text.
 
     Args:
-        cells: Cells as :func:`labelled` gives them.
+        cells: Cells as :func:`labelled` gives them, here and below.
         regret: One of :data:`REGRETS`.
     """
     quantiles = cells.groupby(list(CELL))[regret].quantile([0.25, 0.5, 0.75]).unstack()
     texts = [f"{row[1]:.3g} [{row[0]:.2g}, {row[2]:.2g}]" for row in quantiles.to_numpy()]
-    quantiles["text"] = texts
-    return _named(wide(quantiles["text"]))
+    return _named(wide(pandas.Series(texts, quantiles.index)))
 
 
 def mean_rows(cells: pandas.DataFrame, regret: str) -> pandas.DataFrame:
-    """Mean and standard error over seeds of a regret's logarithm, as text.
-
-    Args:
-        cells: Cells as :func:`labelled` gives them.
-        regret: One of :data:`REGRETS`.
-    """
+    """Mean and standard error over seeds of a regret's logarithm, as text."""
     return _named(mean_table(cells, f"log_{regret}"))
 
 
 def less_baseline(cells: pandas.DataFrame, regret: str) -> pandas.DataFrame:
     """Differences of a regret's logarithm to the baseline's, paired by seed, as text.
 
-    Args:
-        cells: Cells as :func:`labelled` gives them.
-        regret: One of :data:`REGRETS`.
-
     Returns:
         Mean ± standard error; empty without the baseline or anything beside it.
     """
-    surrogate, objective = BASELINE
-    is_baseline = (cells["surrogate"] == surrogate) & (cells["objective"] == objective)
-    return _differences(cells[~is_baseline], cells[is_baseline], regret, ("dataset", "n"))
+    return _texts(tables.less_plain(cells, f"log_{regret}", BASELINE), regret)
 
 
 def less_lml(cells: pandas.DataFrame, regret: str) -> pandas.DataFrame:
-    """Differences of a regret's logarithm to that of the LML, same surrogate, paired by seed.
-
-    Args:
-        cells: Cells as :func:`labelled` gives them.
-        regret: One of :data:`REGRETS`.
-
-    Returns:
-        Mean ± standard error; empty without the LML or anything beside it.
-    """
-    is_lml = cells["objective"] == "lml"
-    on = ("dataset", "n", "kernel_label")
-    return _differences(cells[~is_lml], cells[is_lml], regret, on)
+    """The same to that of the LML, same surrogate."""
+    return _texts(tables.less_lml(cells, f"log_{regret}"), regret)
 
 
 def second_rows(cells: pandas.DataFrame) -> pandas.DataFrame:
     """Median wall time of a cell over seeds, seconds: all fits, and choosing all points."""
     medians = cells.groupby(list(CELL))[["fit_seconds", "acquisition_seconds"]].median()
     texts = [f"{fit:.1f} + {chosen:.1f}" for fit, chosen in medians.to_numpy()]
-    return _named(wide(medians.assign(text=texts)["text"]))
+    return _named(wide(pandas.Series(texts, medians.index)))
 
 
-def _differences(
-    cells: pandas.DataFrame, baseline: pandas.DataFrame, regret: str, on: tuple[str, ...]
-) -> pandas.DataFrame:
-    metric = f"log_{regret}"
-    differences = paired_differences(cells, baseline, metric, on)
-    return differences if differences.empty else _named(difference_table(differences, metric))
+def _texts(differences: pandas.DataFrame, regret: str) -> pandas.DataFrame:
+    if differences.empty:
+        return differences
+    return _named(difference_table(differences, f"log_{regret}"))
 
 
 def _named(table: pandas.DataFrame) -> pandas.DataFrame:

@@ -1,20 +1,21 @@
-"""The cells of each study, checked before any of them is computed."""
+"""The cells of each study, checked before any of them is computed, and what computes them."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
 from benchmarks._options import check_device, check_known, check_positive
-from benchmarks.evidence.architectures import SIX
-from benchmarks.evidence.bounds import ESTIMATORS
+from benchmarks.evidence.architectures import SIX, run_architecture, run_size
+from benchmarks.evidence.bounds import ESTIMATORS, run_estimator
+from benchmarks.evidence.online import run_invariance, run_regression, run_search
 from benchmarks.evidence.training import ARCHITECTURES, CLASSES, DATA, images, network
 from gpclml.datasets import load
 
-__all__ = ["STUDIES", "Settings", "make_grid"]
+__all__ = ["SOURCES", "STUDIES", "Settings", "make_grid", "run_cell"]
 
 _UCI = ("boston", "concrete", "energy", "yacht")
 _SIZES = (25, 50, 100, 200, 400, 800)
@@ -154,3 +155,30 @@ _CELLS = {
     "architectures": _architectures, "bounds": _bounds, "invariance": _invariance,
     "online": _online, "training-speed": _training_speed,
 }  # fmt: skip
+
+_FUNCTIONS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, float]]] = {
+    "architectures": run_architecture,
+    "bounds": run_estimator,
+    "invariance": run_invariance,
+    "online-regression": run_regression,
+    "online-search": run_search,
+    "training-speed": run_size,
+}
+
+SOURCES = (
+    "benchmarks._images", "benchmarks.evidence.architectures", "benchmarks.evidence.bounds",
+    "benchmarks.evidence.online", "benchmarks.evidence.training",
+)  # fmt: skip
+"""The modules beside this one that decide the results of :func:`run_cell`."""
+
+
+def run_cell(cell: Mapping[str, Any]) -> dict[str, float]:
+    """What a network reaches.
+
+    Args:
+        cell: Its configuration: ``study``, and what that study's function asks for.
+
+    Returns:
+        Scores by name; see the function of the study.
+    """
+    return _FUNCTIONS[cell["study"]](cell)

@@ -14,8 +14,7 @@ from typer import Argument, Option
 
 from benchmarks._options import CsvFile, Device, ResultsFile, errors_as_text, names, real_numbers
 from benchmarks._tables import section, table, with_error
-from benchmarks.evidence.cells import SOURCES, run_cell
-from benchmarks.evidence.grid import STUDIES, make_grid
+from benchmarks.evidence.grid import SOURCES, STUDIES, make_grid, run_cell
 from benchmarks.evidence.ledger.page import (
     EXPERIMENTS,
     chosen_experiments,

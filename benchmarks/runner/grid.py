@@ -89,6 +89,8 @@ def run_grid(
     run on it is refused as long as this one lives. When a worker is lost its cell is computed
     again, three times at most, and then saved as failed with the error of the loss.
 
+    A cell has one thread of torch and BLAS, whatever the number of jobs.
+
     Args:
         cells: Configurations, JSON-serialisable dictionaries; equal ones are computed once.
         function: Importable ``function(configuration) -> {metric: value}``. It gets a copy
@@ -104,9 +106,8 @@ def run_grid(
         address: Address of the cluster, such as ``"tcp://host:8786"``; without it one is
             started on this machine for the run (in a script, below
             ``if __name__ == "__main__"``).
-        batches: How cells are computed several at a time, if they are. The version of the
-            code covers the module of their function; name it in ``sources`` where a table
-            is also computed without batches.
+        batches: How cells are computed several at a time, if they are. The module of their
+            function counts as one of the ``sources``.
         environment: Environment variables that workers set around each cell, such as
             ``GPCLML_DATA``, which a cluster does not inherit.
         retry_failed: Whether to compute failed cells again.
@@ -128,7 +129,7 @@ def run_grid(
     Example:
         ```python
         from benchmarks.bo.cells import SOURCES, run_cell
-        from benchmarks.bo.grid import make_grid
+        from benchmarks.bo.study import make_grid
 
         cells = make_grid(functions=("branin",), seeds=2)
         print(run_grid(cells, run_cell, "bo.sqlite", jobs=2, sources=SOURCES))

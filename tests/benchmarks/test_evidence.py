@@ -10,8 +10,7 @@ import torch
 from table_files import register, smooth_rows, write_table
 from typer.testing import CliRunner
 
-from benchmarks.evidence.cells import run_cell
-from benchmarks.evidence.grid import STUDIES, make_grid
+from benchmarks.evidence.grid import STUDIES, make_grid, run_cell
 from benchmarks.evidence.study import STUDY, report
 from benchmarks.evidence.training import ARCHITECTURES, images, network, rotated
 from gpclml.datasets import uci_source
