@@ -1,25 +1,30 @@
-"""Whether progress bars are shown."""
+"""Progress bars, and whether they are shown."""
 
 from __future__ import annotations
 
 import sys
-from typing import Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["shows_progress"]
+if TYPE_CHECKING:
+    from tqdm import tqdm
+
+__all__ = ["progress_bar", "shows_progress"]
+
+
+def progress_bar(
+    steps: Iterable[Any] | None = None, *, progress: bool | None, **options: Any
+) -> tqdm:
+    """A bar of tqdm, which takes the options; it is hidden where none is to be shown."""
+    from tqdm import tqdm
+
+    return tqdm(steps, disable=not shows_progress(progress), **options)
 
 
 def shows_progress(progress: bool | None) -> bool:
-    """Whether to show a progress bar on standard error.
-
-    Args:
-        progress: As the caller says; if None, on a terminal and in a notebook.
-    """
+    """Whether to show a progress bar on standard error; None: on a terminal and in a notebook."""
     if progress is not None:
         return progress
-    return sys.stderr.isatty() or _in_notebook()
-
-
-def _in_notebook() -> bool:
     ipython: Any = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
-    return getattr(shell, "kernel", None) is not None
+    return sys.stderr.isatty() or getattr(shell, "kernel", None) is not None

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gpclml._utils.arguments import checked
 from gpclml._utils.arrays import ArrayLike, takes_arrays
-from gpclml._utils.progress import shows_progress
+from gpclml._utils.progress import progress_bar
 from gpclml.conditioning import as_orders
 from gpclml.errors import ArgumentError, ShapeError, UnknownNameError, UnsupportedError
 from gpclml.evaluation.comparison import Comparison, make_table
@@ -56,8 +56,6 @@ def score_models(
         The table, scores of single points and orderings, findings and sentences. The plots of this
         package take it.
     """
-    from tqdm import tqdm
-
     if rank_by not in CRITERIA:
         raise UnknownNameError("rank_by", rank_by, CRITERIA)
     checked = _checked_models(models)
@@ -68,7 +66,7 @@ def score_models(
     num_curves = _number_of_curves(curves, len(orders), len(rows))
     scores: dict[str, ModelScores] = {}
     error: Exception | None = None
-    for name, model in tqdm(checked.items(), desc="models", disable=not shows_progress(progress)):
+    for name, model in progress_bar(checked.items(), progress=progress, desc="models"):
         scores[name], errors = score_model(name, model, targets, orders, m, num_curves, units)
         if error is None and rank_by.upper() in errors:
             error = errors[rank_by.upper()]

@@ -14,7 +14,7 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 
 from gpclml._utils.arguments import callers_level, check_counts, checked
-from gpclml._utils.progress import shows_progress
+from gpclml._utils.progress import progress_bar
 from gpclml._utils.upstream_settings import load_botorch
 from gpclml.conditioning import Split
 from gpclml.errors import ArgumentError, NonFiniteError, UnsupportedError
@@ -150,9 +150,7 @@ def fit_batch(
 
 
 def _take_steps(batch: Batch, steps: int, progress: bool | None) -> None:
-    from tqdm import tqdm
-
-    with tqdm(total=steps, desc="fit", disable=not shows_progress(progress)) as bar:
+    with progress_bar(total=steps, desc="fit", progress=progress) as bar:
         try:
             for _ in range(steps):
                 batch.evaluate()

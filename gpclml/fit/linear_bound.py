@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gpclml._utils.arguments import check_counts, check_learning_rate, checked
-from gpclml._utils.progress import shows_progress
+from gpclml._utils.progress import progress_bar
 from gpclml.errors import ArgumentError, NonFiniteError, UnsupportedError
 from gpclml.fit.result import FitResult
 from gpclml.linalg.gaussians import gaussian_kl
@@ -67,7 +67,7 @@ def fit_linear_bound(
     largest, bounds = -math.inf, list[float]()
     best = {name: value.clone() for name, value in mll.state_dict().items()}
     try:
-        for _ in _steps(steps, progress):
+        for _ in progress_bar(range(steps), desc="evidence lower bound", progress=progress):
             data = mll.data_at(model(*inputs), target)
             q = mll.weights_at(data)
             with torch.no_grad():
@@ -108,9 +108,3 @@ def _check(mll: LinearEvidenceLowerBound, steps: int, lr: float, empirical_bayes
     count = len(mll.linear_model.covar_module.prior_variance)
     if empirical_bayes and count != 1:
         raise ArgumentError("empirical_bayes", f"{count} prior variances", "one for all weights")
-
-
-def _steps(steps: int, progress: bool | None):
-    from tqdm import tqdm
-
-    return tqdm(range(steps), disable=not shows_progress(progress), desc="evidence lower bound")

@@ -22,7 +22,7 @@ from gpytorch.mlls import MarginalLogLikelihood
 from linear_operator.utils.errors import NanError, NotPSDError
 
 from gpclml._utils.arguments import callers_level, check_counts, check_learning_rate, checked
-from gpclml._utils.progress import shows_progress
+from gpclml._utils.progress import progress_bar
 from gpclml.errors import ArgumentError, UnknownNameError, UnsupportedError
 from gpclml.fit._optimize import OptimizerFactory, StoppedError, frozen, stochastic
 from gpclml.fit._searches import search
@@ -191,11 +191,9 @@ def _attempt(
     progress: bool | None,
     must_start: bool,
 ) -> _Attempt:
-    from tqdm import tqdm
-
     attempt = _Attempt()
     total = steps if factory is None else (steps or STEPS)
-    with tqdm(total=total, desc="fit", disable=not shows_progress(progress)) as bar:
+    with progress_bar(total=total, desc="fit", progress=progress) as bar:
 
         def record(_: Any, result: Any) -> None:
             attempt.history.append(-float(result.fval))

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributions import Normal
 
 from gpclml._utils.arguments import check_counts, check_learning_rate, checked
-from gpclml._utils.progress import shows_progress
+from gpclml._utils.progress import progress_bar
 from gpclml.conditioning import KFold
 from gpclml.errors import NonFiniteError, UnsupportedError
 from gpclml.fit._optimize import StoppedError
@@ -258,8 +258,6 @@ def _held_out_gains(
         The gain of the model as it was (none), at the start of the training and after each of
         the numbers of steps above 0; the last one of fewer folds if training was given up.
     """
-    from tqdm import tqdm
-
     last = checkpoints[-1]
     trainings = [_SubsetTraining(copy.deepcopy(mll), kept, last, lr, seed) for kept, _ in folds]
     stages: list[Callable[[_SubsetTraining], None]] = [_SubsetTraining.start]
@@ -268,8 +266,8 @@ def _held_out_gains(
     try:
         before = [one.score(block) for one, (_, block) in zip(trainings, folds, strict=True)]
         gains.append(_gain(before, before))
-        hidden, total = not shows_progress(progress), len(folds) * len(stages)
-        with tqdm(total=total, desc="folds", disable=hidden) as bar:
+        total = len(folds) * len(stages)
+        with progress_bar(total=total, desc="folds", progress=progress) as bar:
             for stage in stages:
                 worse = _WORSE_START if len(gains) == 1 else _WORSE
                 scores: _Scores = []
@@ -353,10 +351,8 @@ class _SubsetTraining:
         Raises:
             StoppedError: Value or gradient is not finite, or a covariance not definite.
         """
-        from tqdm import tqdm
-
         self.mll.train()
-        for _ in tqdm(range(steps), desc="all rows", disable=not shows_progress(progress)):
+        for _ in progress_bar(range(steps), desc="all rows", progress=progress):
             self.optimizer.zero_grad()
             with _conditioned_on(self.model, self._subset(_SUBSET)):
                 try:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gpclml._utils.arguments import all_finite, checked
-from gpclml._utils.progress import shows_progress
+from gpclml._utils.progress import progress_bar
 from gpclml.conditioning import partition_at_random, partition_by_class
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
 from gpclml.fit.result import FitResult
@@ -193,10 +193,8 @@ def fit_map(
         mll, train_x, train_y, batch_size=batch_size, lr=lr, final_lr=final_lr, epochs=epochs,
         seed=seed,
     )  # fmt: skip
-    from tqdm import trange
-
     start = time.perf_counter()
-    bar = trange(epochs, desc="epochs", disable=not shows_progress(progress))
+    bar = progress_bar(range(epochs), desc="epochs", progress=progress)
     history = [training.epoch(done) for done in bar]
     seconds = time.perf_counter() - start
     return FitResult(objective=history[-1], history=history, seconds=seconds)

@@ -18,7 +18,7 @@ from torch import Tensor
 from gpclml._utils import memory
 from gpclml._utils.arguments import all_finite, checked
 from gpclml._utils.arrays import points_as_tensor
-from gpclml._utils.progress import shows_progress
+from gpclml._utils.progress import progress_bar
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnsupportedError
 from gpclml.inference.covariances import Solver, choose_solver
 from gpclml.inference.observations import Observations, observations
@@ -112,12 +112,9 @@ def posterior_given(
     Returns:
         The posterior, and what the training points say of each chunk.
     """
-    from tqdm import tqdm
-
-    bar = tqdm(
-        chunks, desc="predict", unit=f" chunks of {_CHUNK} points", leave=False,
-        disable=not shows_progress(progress) or len(chunks) == 1,
-    )  # fmt: skip
+    shown = progress if len(chunks) > 1 else False
+    unit = f" chunks of {_CHUNK} points"
+    bar = progress_bar(chunks, progress=shown, desc="predict", unit=unit, leave=False)
     blocks = [predictor.given(prior.cross(rows).to_dense().mT, keep=not marginal) for rows in bar]
     mean = (prior.mean + torch.cat([block.shift for block in blocks], dim=-1)).to(like)
     if not marginal:

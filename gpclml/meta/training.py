@@ -15,7 +15,7 @@ from gpytorch.mlls import MarginalLogLikelihood
 
 from gpclml._utils.arguments import callers_level, check_counts, check_learning_rate, checked
 from gpclml._utils.checkpoint import read_checkpoint, write_checkpoint
-from gpclml._utils.progress import shows_progress
+from gpclml._utils.progress import progress_bar
 from gpclml._utils.resuming import (
     Course,
     check_fingerprint,
@@ -146,11 +146,9 @@ def train_on_tasks(
         write_checkpoint(path, _CHECKPOINT, {**content, "fingerprint": decided_by})
 
     start = time.perf_counter() - run.training.seconds
-    from tqdm import tqdm
-
     done = len(run.training.objectives)
     whole: dict[str, Any] = {}
-    with tqdm(total=steps, initial=done, desc="steps", disable=not shows_progress(progress)) as bar:
+    with progress_bar(total=steps, initial=done, desc="steps", progress=progress) as bar:
         try:
             for step in range(done, steps):
                 whole = run.content() if checkpoint is not None else {}

@@ -99,17 +99,17 @@ def test_fixed_noise_stays():
 def test_an_interruption_leaves_the_best(monkeypatch):
     mll = sine(DiagonalFamily(), num_features=64)
 
-    def interrupted(steps, progress):
+    def interrupted(steps, **options):
         yield from range(7)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(linear_bound, "_steps", interrupted)
+    monkeypatch.setattr(linear_bound, "progress_bar", interrupted)
     with pytest.raises(KeyboardInterrupt):
         fit_linear_bound(mll, steps=100, lr=0.1, progress=False)
     stopped = mll.model.noise.item()
     monkeypatch.undo()
     other = sine(DiagonalFamily(), num_features=64)
-    monkeypatch.setattr(linear_bound, "_steps", lambda steps, progress: range(7))
+    monkeypatch.setattr(linear_bound, "progress_bar", lambda steps, **options: range(7))
     fit_linear_bound(other, steps=100, lr=0.1, progress=False)
     assert stopped == other.model.noise.item() != 1.0
 

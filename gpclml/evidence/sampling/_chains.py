@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gpclml._utils.arguments import check_finite
-from gpclml._utils.progress import shows_progress
+from gpclml._utils.progress import progress_bar
 from gpclml.errors import ArgumentError, ShapeError
 from gpclml.evidence.sampling.monte_carlo import LogDensity, log_values
 
@@ -116,11 +116,9 @@ class AnnealingPath:
         )
 
     def _inner(self, reverse: bool, name: str = "") -> Iterator[float]:
-        from tqdm import tqdm
-
         inner = self.betas[-2:0:-1] if reverse else self.betas[1:-1]
         label = " ".join(filter(None, ["reverse" if reverse else "", "annealing", name]))
-        return iter(tqdm(inner, desc=label, disable=not shows_progress(self.progress)))
+        return iter(progress_bar(inner, desc=label, progress=self.progress))
 
 
 @dataclass(frozen=True)
