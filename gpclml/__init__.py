@@ -133,6 +133,7 @@ _MOVED = {
     "datasets.published_splits": "datasets.load_published_splits",
     "evaluation.ComparisonWarning": "evaluation.Finding",
     "evaluation.WarningName": "evaluation.FindingName",
+    "evidence.sampling.EvidenceBound": "evidence.sampling.Estimate",
     "evidence.sampling.conditional_log_density":
         "evidence.sampling.estimate_conditional_log_density",
     "fit.LinearBoundFit": "fit.FitResult", "fit.OnlineFit": "fit.OnlineFitResult",

@@ -14,7 +14,7 @@ import numpy
 import torch
 from torch import Tensor
 
-__all__ = ["FEW", "describe", "first_unlike", "fits", "is_integer"]
+__all__ = ["FEW", "describe", "first_unlike", "fits", "is_integer", "known_names"]
 
 FEW = 1000
 """Number of elements of a sequence that are checked."""
@@ -79,6 +79,17 @@ def _fits_generic(value: object, origin: Any, arguments: tuple) -> bool:
         there = not isinstance(value, Tensor) or not value.is_meta
         return there and (not arguments or arguments[0] in (int, float, Any))
     return isinstance(value, origin)
+
+
+def known_names(hint: Any) -> tuple[str, ...]:
+    """The texts that an annotation allows, if it allows some alone."""
+    if get_origin(hint) is Literal:
+        return get_args(hint)
+    if get_origin(hint) not in (Union, types.UnionType) or any(
+        fits("", one) for one in get_args(hint) if get_origin(one) is not Literal
+    ):
+        return ()
+    return tuple(name for one in get_args(hint) for name in known_names(one))
 
 
 def first_unlike(name: str, value: Any, hint: Any) -> tuple[str, Any, Any]:

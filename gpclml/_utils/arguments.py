@@ -20,8 +20,15 @@ import torch
 from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 
-from gpclml._utils.annotations import FEW, describe, first_unlike, fits, is_integer
-from gpclml.errors import ArgumentError, DataError, NonFiniteError, ShapeError, UnsupportedError
+from gpclml._utils.annotations import FEW, describe, first_unlike, fits, is_integer, known_names
+from gpclml.errors import (
+    ArgumentError,
+    DataError,
+    NonFiniteError,
+    ShapeError,
+    UnknownNameError,
+    UnsupportedError,
+)
 
 __all__ = [
     "all_finite",
@@ -30,6 +37,7 @@ __all__ = [
     "check_finite",
     "check_learning_rate",
     "check_placement",
+    "check_positive",
     "checked",
     "reads_are_free",
 ]
@@ -76,9 +84,9 @@ def checked(
 ) -> Callable[..., Any]:
     """Makes a function raise typed errors for arguments of a wrong type or shape.
 
-    Annotations that can be checked at a glance are: numbers, text, tensors, classes, callables,
-    ``None`` and unions; of sequences and mappings what they are, and their elements if these are
-    few. A tensor has to have numbers (not be on the device "meta").
+    Annotations that can be checked at a glance are: numbers, text, the names of a ``Literal``,
+    tensors, classes, callables, ``None`` and unions; of sequences and mappings what they are, and
+    their elements if these are few. A tensor has to have numbers (not be on the device "meta").
 
     A shape is written as in the docstrings: ``"(*batch, n, d)"``, or several of them with ``|``
     between. A name means the same size in all arguments, at least 1 (``n?`` may be 0), ``*batch``
@@ -114,6 +122,16 @@ def check_counts(least: int = 1, suggestion: str = "", /, **numbers: int | None)
         whole = isinstance(number, int) or is_integer(number)
         if not whole or isinstance(number, bool) or number < least:
             raise ArgumentError(name, number, f"an integer of at least {least}", suggestion)
+
+
+def check_positive(suggestion: str = "", /, **numbers: float | Tensor) -> None:
+    """Raises an ArgumentError where a number, or one in a tensor, is not positive or infinite."""
+    for name, number in numbers.items():
+        lowest = float(number.detach().min()) if isinstance(number, Tensor) else number
+        if not 0 < lowest < math.inf:
+            many = isinstance(number, Tensor) and number.numel() > 1
+            got = f"as low as {lowest:g}" if many else lowest
+            raise ArgumentError(name, got, "positive and finite", suggestion)
 
 
 def check_finite(argument: str, values: Tensor, suggestion: str = "") -> None:
@@ -288,6 +306,8 @@ def _check_type(name: str, value: object, hint: Any) -> None:
             got = 'a tensor on the device "meta", which has no numbers'
         suggestion = "Use torch.as_tensor(...)." if describe(hint) == "a tensor" else ""
         raise UnsupportedError(name, got, describe(hint), suggestion)
+    if isinstance(value, str) and (names := known_names(hint)) and value not in names:
+        raise UnknownNameError(name, value, names)
     if isinstance(value, int):
         least, most = _SEEDS if name.endswith("seed") else _INTEGERS
         if not least <= value <= most:

@@ -20,7 +20,7 @@ from gpclml.curvature.structure import (
     layer_of,
     sample_gradients,
 )
-from gpclml.errors import UnknownNameError, UnsupportedError
+from gpclml.errors import UnsupportedError
 from gpclml.linalg import safe_cholesky
 
 __all__ = [
@@ -32,8 +32,6 @@ __all__ = [
     "FunctionSpace",
     "FunctionSpaceCurvature",
 ]
-
-_FORMS = ("smaller", "parameters", "samples")
 
 
 @checked
@@ -50,9 +48,6 @@ class Full(Structure):
     """
 
     form: Literal["smaller", "parameters", "samples"] = "smaller"
-
-    def __post_init__(self) -> None:
-        _check_form(self.form)
 
     @override
     def of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> DenseCurvature:
@@ -75,11 +70,6 @@ class BlockDiagonal(Structure):
 
     by: Literal["layer", "parameter"] = "layer"
     form: Literal["smaller", "parameters", "samples"] = "smaller"
-
-    def __post_init__(self) -> None:
-        _check_form(self.form)
-        if self.by not in ("layer", "parameter"):
-            raise UnknownNameError("by", self.by, ("layer", "parameter"))
 
     @override
     def of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> DenseCurvature:
@@ -325,8 +315,3 @@ def _weight_gram(record: LayerRecord) -> Tensor:
 def _gram(rows: Tensor) -> Tensor:
     flat = rows.flatten(0, 1)
     return flat @ flat.mT
-
-
-def _check_form(form: str) -> None:
-    if form not in _FORMS:
-        raise UnknownNameError("form", form, _FORMS)

@@ -75,17 +75,7 @@ class AffineAugmentation(ResumableDraws):
 
     @checked(late=True, x="float (N, channels, height, width)")
     def forward(self, x: Tensor) -> Tensor:
-        """Transforms images, with zeros outside of them.
-
-        Args:
-            x: Images, ``(N, channels, height, width)``.
-
-        Returns:
-            S versions of each image, ``(N, S, channels, height, width)``.
-
-        Raises:
-            ShapeError: The images have another shape.
-        """
+        """S versions of each image, zero outside of it, ``(N, S, channels, height, width)``."""
         shape = len(x) * self.samples, len(self.names)
         u = torch.rand(shape, generator=self._generator, dtype=torch.float64)
         steps = (2 * u - 1).to(x) * self.log_ranges.exp().to(x)
@@ -115,13 +105,6 @@ class AveragedNetwork(torch.nn.Module):
         self.network = network
 
     def forward(self, x: Tensor) -> Tensor:
-        """Mean outputs over versions of points.
-
-        Args:
-            x: Versions of points, ``(N, S, *event)``.
-
-        Returns:
-            Outputs, ``(N, C)``.
-        """
+        """Mean outputs over versions of points, ``(N, S, *event)`` to ``(N, C)``."""
         outputs = self.network(x.flatten(0, 1))
         return outputs.unflatten(0, x.shape[:2]).mean(1)

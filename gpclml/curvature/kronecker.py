@@ -21,7 +21,7 @@ from gpclml.curvature.structure import (
     Structure,
     sample_gradients,
 )
-from gpclml.errors import UnknownNameError, UnsupportedError
+from gpclml.errors import UnsupportedError
 
 __all__ = ["Factors", "Kronecker", "KroneckerCurvature"]
 
@@ -53,12 +53,6 @@ class Kronecker(Structure):
 
     sharing: Literal["expand", "reduce"] = "expand"
     others: Literal["refuse", "diagonal", "full"] = "refuse"
-
-    def __post_init__(self) -> None:
-        if self.sharing not in ("expand", "reduce"):
-            raise UnknownNameError("sharing", self.sharing, ("expand", "reduce"))
-        if self.others not in ("refuse", "diagonal", "full"):
-            raise UnknownNameError("others", self.others, ("refuse", "diagonal", "full"))
 
     @override
     def of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> KroneckerCurvature:

@@ -8,13 +8,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gpclml._utils.arguments import checked
+from gpclml._utils.arguments import check_positive, checked
 from gpclml.curvature.structure import layer_of
-from gpclml.errors import ArgumentError, UnknownNameError
+from gpclml.errors import ArgumentError
 
 __all__ = ["GaussianWeightPrior"]
-
-_GROUPS = ("network", "layer", "parameter")
 
 
 class GaussianWeightPrior(torch.nn.Module):
@@ -45,10 +43,7 @@ class GaussianWeightPrior(torch.nn.Module):
         precision: float = 1.0,
     ) -> None:
         super().__init__()
-        if by not in _GROUPS:
-            raise UnknownNameError("by", by, _GROUPS)
-        if not 0 < precision < math.inf:
-            raise ArgumentError("precision", precision, "a positive number")
+        check_positive(precision=precision)
         trained = {name: p for name, p in network.named_parameters() if p.requires_grad}
         if not trained:
             raise ArgumentError("network", "no trainable parameter", "at least one")

@@ -25,7 +25,7 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
-from gpclml._utils.arguments import check_counts, check_finite, checked
+from gpclml._utils.arguments import check_counts, check_finite, check_positive, checked
 from gpclml.errors import ArgumentError
 
 __all__ = [
@@ -159,10 +159,8 @@ def catoni_bound(
         The bound, in units of the loss: nats a point for a negative log-likelihood.
 
     Raises:
-        ArgumentError: If δ is not in (0, 1), a >= b, a number is below 1, β is not positive,
-            the KL is negative or the empirical risk outside [a, b].
-        NonFiniteError: If empirical risk or KL is not finite.
-        ShapeError: If their shapes do not fit.
+        ArgumentError, NonFiniteError, ShapeError: As :func:`mcallester_bound`, or if β is not
+            positive.
 
     Note:
         KL + n E_Q r is the negative ELBO of a variational posterior, at β = 1: of posteriors at
@@ -170,8 +168,7 @@ def catoni_bound(
     """
     setting = _Setting(num_data, delta, loss_range, num_models)
     beta = inverse_temperature
-    if not 0 < beta < math.inf:
-        raise ArgumentError("inverse_temperature", beta, "positive and finite")
+    check_positive(inverse_temperature=beta)
     risk, kl = _risk_and_kl(empirical_risk, kl, loss_range)
     confidence = risk.new_tensor(math.log(num_models / delta))
     excess = beta * (risk - loss_range[0]) + (kl + confidence) / num_data

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gpclml._utils.arguments import checked
 from gpclml._utils.checkpoint import read_checkpoint, write_checkpoint
-from gpclml._utils.progress import shows_progress
+from gpclml._utils.progress import progress_bar
 from gpclml._utils.resuming import (
     Course,
     check_fingerprint,
@@ -24,7 +24,7 @@ from gpclml._utils.resuming import (
     module_classes,
 )
 from gpclml.curvature import FunctionSpace
-from gpclml.errors import ArgumentError, DataError, UnknownNameError
+from gpclml.errors import ArgumentError, DataError
 from gpclml.fit.result import FitResult
 from gpclml.fit.weights import WeightTraining, check_finite, check_training
 from gpclml.mlls import LaplaceMarginalLogLikelihood
@@ -208,9 +208,6 @@ class _OnlineRun(WeightTraining):
         return copy.deepcopy(self.mll.state_dict())
 
 
-_PARTITIONS = ("random", "class")
-
-
 @checked(train_x="(N, *event)", train_y="(N, *outputs)")
 def fit_online(
     mll: LaplaceMarginalLogLikelihood,
@@ -286,8 +283,6 @@ def fit_online(
     )  # fmt: skip
     if burn_in < 0:
         raise ArgumentError("burn_in", burn_in, "0 or more epochs")
-    if partition not in _PARTITIONS:
-        raise UnknownNameError("partition", partition, _PARTITIONS)
     if partition == "class" and train_y.is_floating_point():
         raise ArgumentError("partition", "'class' and targets that are no classes", "'random'")
     run = _OnlineRun(
@@ -308,17 +303,13 @@ def fit_online(
     def save(path: str | Path, content: dict[str, Any]) -> None:
         write_checkpoint(path, _CHECKPOINT, {**content, "fingerprint": decided_by})
 
-    from tqdm import tqdm
-
     course = run.course
     start = time.perf_counter() - course.seconds
     done = len(course.objectives)
     if patience is not None and course.looks and run.evaluations_since_best() >= patience:
         epochs = done  # it had ended
     whole: dict[str, Any] = {}
-    with tqdm(
-        total=epochs, initial=done, desc="epochs", disable=not shows_progress(progress)
-    ) as bar:
+    with progress_bar(total=epochs, initial=done, desc="epochs", progress=progress) as bar:
         try:
             for epoch in range(done + 1, epochs + 1):
                 whole = run.content() if checkpoint is not None else {}

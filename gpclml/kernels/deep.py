@@ -13,8 +13,8 @@ from linear_operator import LinearOperator
 from torch import Tensor
 from typing_extensions import override
 
-from gpclml._utils.arguments import checked
-from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
+from gpclml._utils.arguments import check_positive, checked
+from gpclml.errors import ShapeError, UnsupportedError
 from gpclml.kernels.features import JointKernel, once_if_equal
 from gpclml.kernels.networks import MLP, apply_network
 
@@ -83,10 +83,7 @@ class DeepKernel(JointKernel):
         """The base kernel's inputs: ``[x, network(x)]`` if residual, else ``network(x)``.
 
         Args:
-            x: Points. Shape ``(*batch, n, d)``, or ``(n,)`` for one column.
-
-        Returns:
-            Features. Shape ``(*batch, n, d + q)`` or ``(*batch, n, q)``.
+            x: Points, ``(*batch, n, d)``, or ``(n,)`` for one column.
 
         Raises:
             NonFiniteError: The network's output holds NaN or infinite values.
@@ -146,8 +143,7 @@ class SkipFeatures(torch.nn.Module):
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
-        if not 0 < start < math.inf:
-            raise ArgumentError("start", start, "a positive number")
+        check_positive(start=start)
         self.start = start
         self.network = MLP(sizes, activation, output_scale=start, generator=generator)
         self.sizes = self.network.sizes
@@ -167,14 +163,7 @@ class SkipFeatures(torch.nn.Module):
         self.mixing.zero_()
 
     def forward(self, x: Tensor) -> Tensor:
-        """Features of points.
-
-        Args:
-            x: Points. Shape ``(*batch, n, d)``.
-
-        Returns:
-            Features. Shape ``(*batch, n, d + q)``.
-        """
+        """Features of points, ``(*batch, n, d)`` to ``(*batch, n, d + q)``."""
         return torch.cat([x * self.log_scale.exp() + x @ self.mixing, self.network(x)], dim=-1)
 
 
@@ -199,13 +188,7 @@ class NetworkMean(Mean):
 
     @checked(late=True, passes_on="x", x="float (*batch, n, d)")
     def forward(self, x: Tensor) -> Tensor:
-        """The mean at each point.
-
-        Args:
-            x: Points. Shape ``(*batch, n, d)``.
-
-        Returns:
-            Means. Shape ``(*batch, n)``.
+        """The mean at points, ``(*batch, n, d)`` to ``(*batch, n)``.
 
         Raises:
             ShapeError: The network does not give one number a point.

@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable
 from itertools import combinations_with_replacement
-from typing import Any, cast
+from typing import Any, Self, cast, overload
 
 import gpytorch
 import torch
@@ -21,7 +21,7 @@ from linear_operator.operators import (
 from torch import Tensor
 from typing_extensions import override
 
-from gpclml._utils.arguments import check_counts, checked
+from gpclml._utils.arguments import check_counts, check_positive, checked
 from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
 from gpclml.linalg import refuse_double_backward
 
@@ -31,15 +31,46 @@ __all__ = [
     "IdentityFeatures",
     "JointKernel",
     "PolynomialFeatures",
+    "PositiveParameter",
     "PrefixFeatures",
     "RandomFourierFeatures",
-    "get_positive",
     "once_if_equal",
-    "register_positive",
     "scaled_cosines",
 ]
 
 _COLUMNS_AT_ONCE = 4096
+
+
+class PositiveParameter:
+    """A positive number or vector of a module, which GPyTorch's constraint maps from any number."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name, self.raw = name, f"raw_{name}"
+
+    def register(self, module: gpytorch.Module, start: Tensor) -> None:
+        """Gives a module the parameter, called ``raw_`` and the name, of the shape of its start."""
+        module.register_parameter(self.raw, torch.nn.Parameter(torch.zeros_like(start)))
+        module.register_constraint(self.raw, Positive())
+        self.__set__(module, start)
+
+    @overload
+    def __get__(self, module: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, module: gpytorch.Module, owner: type) -> Tensor: ...
+    def __get__(self, module: gpytorch.Module | None, owner: type) -> Self | Tensor:
+        if module is None:
+            return self
+        raw = getattr(module, self.raw)
+        return getattr(module, f"{self.raw}_constraint").transform(raw)
+
+    def __set__(self, module: gpytorch.Module, value: float | Tensor) -> None:
+        raw = cast(Tensor, getattr(module, self.raw))
+        wanted = torch.as_tensor(value, dtype=raw.dtype, device=raw.device)
+        if wanted.shape not in ((), (1,), raw.shape):
+            raise ShapeError(self.name, tuple(wanted.shape), f"a number or {tuple(raw.shape)}")
+        check_positive(**{self.name: wanted})
+        constraint = getattr(module, f"{self.raw}_constraint")
+        module.initialize(**{self.raw: constraint.inverse_transform(wanted.expand_as(raw))})
 
 
 class JointKernel(Kernel):
@@ -98,6 +129,9 @@ class FeatureKernel(JointKernel):
 
     has_lengthscale = False
 
+    prior_variance = PositiveParameter()
+    """Prior variances of the weights, ``(1,)`` or ``(R,)``."""
+
     @checked(prior_variance="float () | (R,)")
     def __init__(
         self, features: Callable[[Tensor], Tensor], prior_variance: float | Tensor = 1.0
@@ -107,16 +141,7 @@ class FeatureKernel(JointKernel):
         start = torch.as_tensor(prior_variance).detach().reshape(-1)
         if not start.is_floating_point():
             start = start.to(torch.get_default_dtype())
-        register_positive(self, "prior_variance", start)
-
-    @property
-    def prior_variance(self) -> Tensor:
-        """Prior variances of the weights, ``(1,)`` or ``(R,)``."""
-        return get_positive(self, "prior_variance")
-
-    @prior_variance.setter
-    def prior_variance(self, value: float | Tensor) -> None:
-        _set_positive(self, "prior_variance", value)
+        FeatureKernel.prior_variance.register(self, start)
 
     def features_of(self, x: Tensor) -> Tensor:
         """Features of points, ``(*batch, n, d)`` to ``(*batch, n, R)``.
@@ -287,6 +312,12 @@ class RandomFourierFeatures(gpytorch.Module):
     weight: Tensor
     bias: Tensor
 
+    lengthscale = PositiveParameter()
+    """Lengthscale, one or one a column, ``(1,)`` or ``(d,)``."""
+
+    amplitude = PositiveParameter()
+    """Standard deviation of the approximated process, ``(1,)``."""
+
     @checked(weight="float (R, d)", bias="float (R,)")
     def __init__(
         self,
@@ -316,29 +347,9 @@ class RandomFourierFeatures(gpytorch.Module):
             raise ShapeError("weight, bias", got, expected)
         self.register_buffer("weight", weight)
         self.register_buffer("bias", bias)
-        for name, start, size in (
-            ("lengthscale", lengthscale, num_inputs if ard else 1),
-            ("amplitude", amplitude, 1),
-        ):
-            register_positive(self, name, weight.new_full((size,), start))
-
-    @property
-    def lengthscale(self) -> Tensor:
-        """Lengthscale, one or one a column, ``(1,)`` or ``(d,)``."""
-        return get_positive(self, "lengthscale")
-
-    @lengthscale.setter
-    def lengthscale(self, value: float | Tensor) -> None:
-        _set_positive(self, "lengthscale", value)
-
-    @property
-    def amplitude(self) -> Tensor:
-        """Standard deviation of the approximated process, ``(1,)``."""
-        return get_positive(self, "amplitude")
-
-    @amplitude.setter
-    def amplitude(self, value: float | Tensor) -> None:
-        _set_positive(self, "amplitude", value)
+        size = num_inputs if ard else 1
+        RandomFourierFeatures.lengthscale.register(self, weight.new_full((size,), lengthscale))
+        RandomFourierFeatures.amplitude.register(self, weight.new_full((1,), amplitude))
 
     @checked(late=True, x="float (*batch, n, d)")
     def forward(self, x: Tensor) -> Tensor:
@@ -352,32 +363,6 @@ class RandomFourierFeatures(gpytorch.Module):
             raise ShapeError("x", tuple(x.shape), f"(*batch, n, {d})")
         scale = (self.amplitude * math.sqrt(2 / R)).squeeze()
         return scaled_cosines(x / self.lengthscale, self.weight, self.bias, scale)
-
-
-def register_positive(module: gpytorch.Module, name: str, start: Tensor) -> None:
-    """Gives a module a positive parameter, which GPyTorch's constraint maps from any number."""
-    module.register_parameter(f"raw_{name}", torch.nn.Parameter(torch.zeros_like(start)))
-    module.register_constraint(f"raw_{name}", Positive())
-    _set_positive(module, name, start)
-
-
-def get_positive(module: gpytorch.Module, name: str) -> Tensor:
-    """The value of such a parameter."""
-    constraint = cast(Positive, getattr(module, f"raw_{name}_constraint"))
-    return constraint.transform(cast(Tensor, getattr(module, f"raw_{name}")))
-
-
-def _set_positive(module: gpytorch.Module, name: str, value: float | Tensor) -> None:
-    raw = cast(Tensor, getattr(module, f"raw_{name}"))
-    wanted = torch.as_tensor(value, dtype=raw.dtype, device=raw.device)
-    if wanted.shape not in ((), (1,), raw.shape):
-        raise ShapeError(name, tuple(wanted.shape), f"a number or {tuple(raw.shape)}")
-    if not bool((wanted > 0).all()):
-        lowest = float(wanted.min())
-        got = lowest if wanted.numel() == 1 else f"as low as {lowest:g}"
-        raise ArgumentError(name, got, "positive numbers")
-    constraint = getattr(module, f"raw_{name}_constraint")
-    module.initialize(**{f"raw_{name}": constraint.inverse_transform(wanted.expand_as(raw))})
 
 
 def scaled_cosines(x: Tensor, weight: Tensor, bias: Tensor, scale: Tensor) -> Tensor:

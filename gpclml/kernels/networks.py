@@ -10,7 +10,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from gpclml._utils.arguments import all_finite, checked
+from gpclml._utils.arguments import all_finite, check_counts, checked
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
 
 __all__ = ["MLP", "StackedNetwork", "apply_network", "check_finite_output", "reset_network"]
@@ -54,7 +54,8 @@ class MLP(torch.nn.Sequential):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
-        sizes = [_checked_size(size, sizes) for size in sizes]
+        for size in sizes:
+            check_counts(1, "The input width is the number of columns of x.", sizes=size)
         if len(sizes) < 2:
             suggestion = "Give at least the input and the output width, e.g. [d, 50, 50, 2]."
             raise ArgumentError("sizes", sizes, "two or more widths", suggestion)
@@ -69,7 +70,7 @@ class MLP(torch.nn.Sequential):
                 activation(),
             ]
         super().__init__(*layers[:-1])
-        self.sizes = tuple(sizes)
+        self.sizes = tuple(map(int, sizes))
         self.output_scale = 0.0 if zero_output else float(output_scale)
         self.reset_parameters(generator)
 
@@ -129,14 +130,7 @@ class StackedNetwork(torch.nn.Module):
             yield name, self.get_parameter(f"parameter_{place}")
 
     def forward(self, x: Tensor) -> Tensor:
-        """The output of network i at member i of the points.
-
-        Args:
-            x: Points. Shape ``(k, n, d)``.
-
-        Returns:
-            Outputs. Shape ``(k, n, q)``.
-        """
+        """The output of network i at member i of the points, ``(k, n, d)`` to ``(k, n, q)``."""
         buffers = {
             name: self.get_buffer(f"buffer_{place}")
             for place, name in enumerate(self._buffer_names)
@@ -150,13 +144,15 @@ class StackedNetwork(torch.nn.Module):
 
 
 @checked
-def reset_network(network: torch.nn.Module, generator: torch.Generator) -> None:
+def reset_network(network: torch.nn.Module, generator: torch.Generator | None = None) -> None:
     """Draws a network's start again, in place, without changing the global RNG.
 
     A module with ``reset_parameters(generator)``, such as :class:`MLP`, draws from the
     generator; torch's own layers, whose ``reset_parameters()`` takes none, draw under a seed
-    taken from it. Parameters of modules without ``reset_parameters`` stay as they are.
+    taken from it. Parameters of modules without ``reset_parameters`` stay as they are. The
+    generator has seed 0 if None.
     """
+    generator = torch.Generator().manual_seed(0) if generator is None else generator
     seed = torch.randint(2**62, (), generator=generator, device=generator.device)
     cuda = {parameter.device for parameter in network.parameters() if parameter.is_cuda}
     with torch.random.fork_rng(devices=list(cuda)):
@@ -196,10 +192,3 @@ def check_finite_output(output: Tensor) -> None:
         got += f"dtype {output.dtype})"
         suggestion = "Lower the learning rate, clip gradients, use float64 or restart the network."
         raise NonFiniteError("network output", got, "finite values", suggestion)
-
-
-def _checked_size(size: int, sizes: Sequence[int]) -> int:
-    if isinstance(size, bool) or int(size) != size or size < 1:
-        suggestion = "Give widths of one or more; the input width is the number of columns of x."
-        raise ArgumentError("sizes", list(sizes), "positive integers", suggestion)
-    return int(size)

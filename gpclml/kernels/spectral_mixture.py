@@ -18,9 +18,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from gpclml._utils.arguments import check_counts, checked
-from gpclml.errors import ArgumentError, ShapeError, UnknownNameError
+from gpclml.errors import ArgumentError, ShapeError
 from gpclml.kernels.deep import DeepKernel
-from gpclml.kernels.features import JointKernel, get_positive, register_positive
+from gpclml.kernels.features import JointKernel, PositiveParameter
 
 __all__ = [
     "JointSpectralMixtureKernel",
@@ -58,6 +58,12 @@ class JointSpectralMixtureKernel(JointKernel):
 
     mixture_means: torch.nn.Parameter
 
+    mixture_weights = PositiveParameter()
+    """Variance of each component, ``(Q,)``."""
+
+    mixture_scales = PositiveParameter()
+    """Standard deviations of frequencies, ``(Q, d)``."""
+
     @checked
     def __init__(
         self, num_mixtures: int, ard_num_dims: int, generator: torch.Generator | None = None
@@ -70,23 +76,14 @@ class JointSpectralMixtureKernel(JointKernel):
         means = unit * torch.randn(shape, generator=generator)
         means[0] = 0.0
         self.register_parameter("mixture_means", torch.nn.Parameter(means))
-        register_positive(self, "mixture_weights", torch.full((num_mixtures,), 1 / num_mixtures))
-        register_positive(self, "mixture_scales", torch.full(shape, unit))
+        weights = torch.full((num_mixtures,), 1 / num_mixtures)
+        JointSpectralMixtureKernel.mixture_weights.register(self, weights)
+        JointSpectralMixtureKernel.mixture_scales.register(self, torch.full(shape, unit))
 
     @property
     def is_stationary(self) -> bool:
         """True: the kernel depends on differences of points alone."""
         return True
-
-    @property
-    def mixture_weights(self) -> Tensor:
-        """Variance of each component, ``(Q,)``."""
-        return get_positive(self, "mixture_weights")
-
-    @property
-    def mixture_scales(self) -> Tensor:
-        """Standard deviations of frequencies, ``(Q, d)``."""
-        return get_positive(self, "mixture_scales")
 
     @override
     def _covariances(self, x1: Tensor, x2: Tensor, diag: bool, **params: Any) -> Tensor:
@@ -148,8 +145,6 @@ def initialize_spectral_mixture(
         UnknownNameError: ``spacing`` is not known.
         ShapeError: Its ``ard_num_dims`` is not the number of columns that it is given.
     """
-    if spacing not in ("smallest", "grid"):
-        raise UnknownNameError("spacing", spacing, ("smallest", "grid"))
     if generator is None:
         generator = torch.Generator().manual_seed(0)
     train_x = train_x.unsqueeze(-1) if train_x.ndim == 1 else train_x

@@ -42,17 +42,12 @@ class ConvBlocks(torch.nn.Module):
         sizes = [channels] + blocks * [width]
         self.blocks = torch.nn.Sequential(*[_block(*pair) for pair in itertools.pairwise(sizes)])
         self.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-        reset_network(self, _or_first(generator))
+        reset_network(self, generator)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Features of images.
+        """Features ``(n, q)`` of images ``(n, channels, height, width)``.
 
-        Args:
-            images: Shape ``(n, channels, height, width)``; a side of 2 to the number of blocks
-                or more.
-
-        Returns:
-            Features. Shape ``(n, q)``.
+        A side has 2 to the number of blocks pixels or more.
         """
         images = images.contiguous(memory_format=torch.channels_last)
         return self.blocks(images).flatten(1)
@@ -109,17 +104,10 @@ class Conv3(torch.nn.Module):
             )
             layers += [convolution, torch.nn.ReLU()]
         self.layers = torch.nn.Sequential(*layers)
-        reset_network(self, _or_first(generator))
+        reset_network(self, generator)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Features of images.
-
-        Args:
-            images: Shape ``(n, channels, height, width)``, 29 pixels a side or more.
-
-        Returns:
-            Features. Shape ``(n, q)``.
-        """
+        """Features ``(n, q)`` of images ``(n, channels, height, width)``, sides 29 or more."""
         return self.layers(images).flatten(1)
 
 
@@ -128,7 +116,3 @@ def _block(channels: int, width: int) -> torch.nn.Sequential:
     return torch.nn.Sequential(
         convolution, torch.nn.BatchNorm2d(width), torch.nn.MaxPool2d(2), torch.nn.ReLU()
     )
-
-
-def _or_first(generator: torch.Generator | None) -> torch.Generator:
-    return torch.Generator().manual_seed(0) if generator is None else generator

@@ -109,13 +109,10 @@ class DeepKernelTransfer(ExactGP):
         return list(layers.parameters())
 
     def features(self, x: Tensor) -> Tensor:
-        """Features of the points of all tasks, by one pass of the backbone.
-
-        Args:
-            x: Points. Shape ``(tasks, n, *event)``.
+        """Features of the points of all tasks, ``(tasks, n, *event)``, by one pass of the backbone.
 
         Returns:
-            Features. Shape ``(tasks, 1, n, q)``: shared by the classes of a task.
+            Features, ``(tasks, 1, n, q)``: shared by the classes of a task.
 
         Raises:
             NonFiniteError: A feature is not finite.
@@ -131,11 +128,7 @@ class DeepKernelTransfer(ExactGP):
         return values.unflatten(0, x.shape[:2]).unsqueeze(1)
 
     def forward(self, features: Tensor) -> MultivariateNormal:
-        """The prior of the latent function at features.
-
-        Args:
-            features: Shape ``(*batch, n, q)``.
-        """
+        """The prior of the latent function at features ``(*batch, n, q)``."""
         mean = cast(Tensor, self.mean_module(features))
         with lazily_evaluate_kernels(False):  # it is needed whole, and at once
             return MultivariateNormal(mean, self.covar_module(features))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Literal, cast
 
 import torch
@@ -10,7 +9,7 @@ from gpytorch.likelihoods import Likelihood
 from gpytorch.mlls import MarginalLogLikelihood
 from torch import Tensor
 
-from gpclml._utils.arguments import check_counts, checked
+from gpclml._utils.arguments import check_counts, check_positive, checked
 from gpclml._utils.resuming import ResumableDraws
 from gpclml.curvature import Curvature, Kronecker, Structure
 from gpclml.curvature.output_likelihoods import (
@@ -19,14 +18,11 @@ from gpclml.curvature.output_likelihoods import (
     output_column,
     output_likelihood,
 )
-from gpclml.errors import ArgumentError, UnknownNameError, UnsupportedError
+from gpclml.errors import ArgumentError, UnsupportedError
 from gpclml.kernels.networks import check_finite_output
 from gpclml.models.linear import Linearization, LinearizedNetwork
 
 __all__ = ["LaplaceEvidence", "LaplaceMarginalLogLikelihood"]
-
-_HESSIANS = ("ggn", "ef")
-_OUTPUTS = ("all", "column", "single")
 
 
 class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
@@ -84,15 +80,8 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
         temperature: float | Tensor = 1.0,
         seed: int = 0,
     ) -> None:
-        if not isinstance(model, LinearizedNetwork):
-            raise UnsupportedError("model", type(model).__name__, "a LinearizedNetwork")
-        if hessian not in _HESSIANS:
-            raise UnknownNameError("hessian", hessian, _HESSIANS)
-        if outputs not in _OUTPUTS:
-            raise UnknownNameError("outputs", outputs, _OUTPUTS)
         check_counts(num_data=num_data)
-        if not 0 < float(torch.as_tensor(temperature).detach()) < math.inf:
-            raise ArgumentError("temperature", temperature, "a positive number")
+        check_positive(temperature=temperature)
         output_likelihood(likelihood)
         super().__init__(likelihood, model)
         self.num_data = num_data

@@ -352,7 +352,7 @@ def test_bad_arguments():
         (lambda: LowRankGaussian(mean, torch.ones(3, 4), 0.1), "rank: got 4"),
         (lambda: LowRankGaussian(mean, torch.ones(3, 1), 0.0), "epsilon: got 0.0"),
         (lambda: LowRankGaussian(mean, torch.ones(3, 1), math.inf), "epsilon: got inf"),
-        (lambda: q.updated(torch.ones(3), 1.0, 0.0), "noise: got as low as 0"),
+        (lambda: q.updated(torch.ones(3), 1.0, 0.0), "noise: got 0.0, expected positive"),
         (lambda: linear_posterior(torch.ones(2, 3), torch.ones(2), -one, torch.ones(2)), "prior"),
         (lambda: linear_posterior(torch.ones(2, 3), torch.ones(2), one, -torch.ones(2)), "noise"),
         (lambda: TrainableGaussian(LowRankFamily(4), one), "rank: got 4"),

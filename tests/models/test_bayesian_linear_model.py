@@ -388,7 +388,7 @@ def test_bad_arguments():
         (lambda: BayesianLinearModel(X, Y * torch.nan), ArgumentError, "observed"),
         (lambda: BayesianLinearModel(X, Y, noise=0.0), ArgumentError, r"noise: got 0\.0"),
         (lambda: BayesianLinearModel(X, Y, noise=math.nan), ArgumentError, "noise: got nan"),
-        (lambda: BayesianLinearModel(X, Y, prior_variance=-1.0), ArgumentError, "positive numbers"),
+        (lambda: BayesianLinearModel(X, Y, prior_variance=-1.0), ArgumentError, "and finite"),
         (
             lambda: BayesianLinearModel(X, Y, prior_variance=torch.ones(3)),
             ShapeError,

@@ -16,6 +16,7 @@ from gpclml._utils.arguments import (
     check_counts,
     check_finite,
     check_learning_rate,
+    check_positive,
     checked,
 )
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnsupportedError
@@ -49,6 +50,7 @@ def of_values(
     seed: int = 0,
     settings: Mapping[str, Any] | None = None,
     *rest: int,
+    either: Literal["a", "b"] | torch.nn.Module | None = None,
     anything=None,
 ) -> str:
     return "taken"
@@ -111,7 +113,8 @@ def test_types_of_tensors_are_told(arguments, message):
     [
         {"count": np.int64(3)}, {"count": torch.tensor(3)}, {"count": True}, {"rate": 1},
         {"rate": np.float32(1)}, {"rate": torch.tensor(0.5)}, {"rate": float("inf")}, {"flag": 1},
-        {"flag": np.bool_(True)}, {"kind": "no such kind"}, {"sizes": [1, 2]}, {"sizes": range(3)},
+        {"flag": np.bool_(True)}, {"kind": "b"}, {"either": "b"}, {"sizes": [1, 2]},
+        {"sizes": range(3)},
         {"sizes": torch.arange(3)}, {"sizes": np.arange(3)}, {"names": {"a": 1}}, {"names": "abc"},
         {"names": (name for name in "ab")}, {"table": {"a": torch.ones(1)}}, {"function": print},
         {"module": torch.nn.ReLU()}, {"pair": [0, 1]}, {"seed": 2**64 - 1}, {"anything": object()},
@@ -135,6 +138,8 @@ def test_values_that_fit_are_taken(arguments):
         ({"flag": "yes"}, "flag: got str"),
         ({"name": b"x"}, "name: got bytes, expected text"),
         ({"kind": 3}, "kind: got 3, expected 'a' or 'b'"),
+        ({"kind": "c"}, "kind: got 'c', expected one of a, b"),
+        ({"either": "c"}, "either: got 'c', expected one of a, b"),
         ({"sizes": "ab"}, "sizes: got str, expected a sequence of an integer"),
         ({"sizes": [1, None]}, r"sizes\[1\]: got NoneType"),
         ({"sizes": [2**70]}, "sizes: got 1180591620717411303424, expected integers from"),
@@ -277,6 +282,21 @@ def test_counts_are_integers_and_large_enough():
             check_counts(size=1, steps=number)
     with pytest.raises(ArgumentError, match=r"draws: got 1, .* at least 2. Draw more\."):
         check_counts(2, "Draw more.", draws=1)
+
+
+@pytest.mark.parametrize("number", [True, torch.tensor(1.5)])
+def test_truths_and_parts_are_no_counts(number):
+    with pytest.raises(ArgumentError, match=r"steps: got .* expected an integer"):
+        check_counts(steps=number)
+
+
+@pytest.mark.parametrize("bad", [0, -1.5, math.nan, math.inf])
+def test_positive_numbers(bad):
+    check_positive(rate=1e-300, noise=torch.tensor([0.1, 1.0]))
+    with pytest.raises(ArgumentError, match=rf"rate: got {bad}, .* positive .*\. Raise it\."):
+        check_positive("Raise it.", rate=bad)
+    with pytest.raises(ArgumentError, match=f"noise: got as low as {bad}"):
+        check_positive(noise=torch.tensor([bad, math.inf]))
 
 
 def test_values_that_are_not_finite_are_counted():

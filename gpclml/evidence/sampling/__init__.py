@@ -4,7 +4,6 @@ from gpclml import explain_moved
 from gpclml.evidence.sampling.annealing import (
     AnnealedEvidence,
     BidirectionalEvidence,
-    EvidenceBound,
     annealed_importance_sampling,
     bidirectional_evidence,
     power_schedule,
@@ -18,6 +17,7 @@ from gpclml.evidence.sampling.conditional import (
     marginal_log_densities,
 )
 from gpclml.evidence.sampling.monte_carlo import (
+    Estimate,
     SampledDensity,
     importance_sampling,
     log_mean,
@@ -34,7 +34,7 @@ from gpclml.evidence.sampling.weights import (
 __all__ = [
     "AnnealedEvidence",
     "BidirectionalEvidence",
-    "EvidenceBound",
+    "Estimate",
     "SampledConditional",
     "SampledDensity",
     "annealed_importance_sampling",

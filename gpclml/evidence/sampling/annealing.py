@@ -11,20 +11,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpclml._utils.arguments import check_counts, check_finite, checked
+from gpclml._utils.arguments import check_counts, check_finite, check_positive, checked
 from gpclml.errors import ArgumentError
 from gpclml.evidence.sampling._chains import AnnealingPath, TemperedPosterior
 from gpclml.evidence.sampling.monte_carlo import (
+    Estimate,
     LogDensity,
     SampledDensity,
     check_differentiable,
     log_mean,
+    mean_estimate,
 )
 
 __all__ = [
     "AnnealedEvidence",
     "BidirectionalEvidence",
-    "EvidenceBound",
     "annealed_importance_sampling",
     "bidirectional_evidence",
     "power_schedule",
@@ -36,19 +37,6 @@ _SHAPES: dict[str, Any] = {
     "step_size": "float () | (U,)",
     "scale": "float (P,)",
 }
-
-
-@dataclass(frozen=True)
-class EvidenceBound:
-    """A stochastic bound of a log evidence.
-
-    Attributes:
-        value: A mean over chains whose expectation is a bound, in nats.
-        standard_error: Standard error of that mean; infinite for one chain.
-    """
-
-    value: float
-    standard_error: float
 
 
 @dataclass(frozen=True)
@@ -65,7 +53,7 @@ class AnnealedEvidence:
         step_sizes: The leapfrog steps there, before jitter and scale, ``(T - 1,)``.
     """
 
-    bound: EvidenceBound
+    bound: Estimate
     estimate: SampledDensity
     log_weights: Tensor
     acceptance: Tensor
@@ -85,12 +73,12 @@ class BidirectionalEvidence:
     reverse: AnnealedEvidence
 
     @property
-    def lower(self) -> EvidenceBound:
+    def lower(self) -> Estimate:
         """Below the log evidence in expectation, in nats."""
         return self.forward.bound
 
     @property
-    def upper(self) -> EvidenceBound:
+    def upper(self) -> Estimate:
         """Above it in expectation, where the draws of the posterior were exact."""
         return self.reverse.bound
 
@@ -279,8 +267,7 @@ def power_schedule(count: int, power: float = 4.0) -> Tensor:
         tensor([0.0000, 0.0625, 0.2500, 0.5625, 1.0000], dtype=torch.float64)
     """
     check_counts(count=count)
-    if not 0 < power < math.inf:
-        raise ArgumentError("power", power, "a positive number")
+    check_positive(power=power)
     return torch.linspace(0, 1, count + 1, dtype=torch.float64) ** power
 
 
@@ -326,12 +313,8 @@ def _evidence(
     estimate = log_mean(log_weights)
     if reverse:
         log_weights, estimate = -log_weights, replace(estimate, value=-estimate.value)
-    count = len(log_weights)
-    spread = float(log_weights.std()) if count > 1 else math.inf
-    bound = EvidenceBound(float(log_weights.mean()), spread / math.sqrt(count))
-    return AnnealedEvidence(
-        bound, estimate, log_weights, acceptance, torch.tensor(steps, dtype=torch.float64)
-    )
+    sizes = torch.tensor(steps, dtype=torch.float64)
+    return AnnealedEvidence(mean_estimate(log_weights), estimate, log_weights, acceptance, sizes)
 
 
 def _checked_schedule(temperatures: int | Sequence[float] | Tensor) -> list[float]:

@@ -13,12 +13,14 @@ from gpclml._utils.arguments import check_finite, checked
 from gpclml.errors import NonFiniteError, ShapeError, UnsupportedError
 
 __all__ = [
+    "Estimate",
     "LogDensity",
     "SampledDensity",
     "check_differentiable",
     "importance_sampling",
     "log_mean",
     "log_values",
+    "mean_estimate",
     "simple_monte_carlo",
 ]
 
@@ -27,18 +29,29 @@ LogDensity = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class SampledDensity:
-    """The log of a mean density over draws, with its Monte Carlo error.
+class Estimate:
+    """An estimate and its standard error.
 
     Attributes:
-        value: Log of the mean over draws of the density, in nats.
-        standard_error: Standard error of the value, from the spread over draws (to first order);
-            far too small if few draws dominate the mean.
-        effective_draws: Number of draws of equal weight with the same error, from 1 to S.
+        value: The estimate, in nats in all.
+        standard_error: Standard error of the value; infinite for a single repetition or chain.
     """
 
     value: float
     standard_error: float
+
+
+@dataclass(frozen=True)
+class SampledDensity(Estimate):
+    """The log of a mean density over draws, with its Monte Carlo error.
+
+    Its standard error, from the spread over draws (to first order), is far too small if few draws
+    dominate the mean.
+
+    Attributes:
+        effective_draws: Number of draws of equal weight with the same error, from 1 to S.
+    """
+
     effective_draws: float
 
 
@@ -144,6 +157,12 @@ def importance_sampling(
     proposal = log_values("log_proposal", log_proposal, draws)
     check_finite("log_proposal", proposal)
     return log_mean(joint.double() - proposal.double())
+
+
+def mean_estimate(totals: Tensor) -> Estimate:
+    """The mean of independent values ``(r,)``, with its error."""
+    spread = float(totals.std()) if len(totals) > 1 else math.inf
+    return Estimate(float(totals.mean()), spread / math.sqrt(len(totals)))
 
 
 def log_values(argument: str, log_density: LogDensity, draws: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from gpclml._utils.arguments import (
     check_placement,
     checked,
 )
-from gpclml._utils.progress import shows_progress
+from gpclml._utils.progress import progress_bar
 from gpclml.conditioning import partition_at_random
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
 from gpclml.mlls import LaplaceMarginalLogLikelihood
@@ -94,14 +94,12 @@ def sample_sgld(
         most = steps - round(exploration * steps)
         expected = f"a multiple of {cycles} cycles, at most {most} for each"
         raise ArgumentError("count", count, expected, "Take more epochs a cycle, or batches.")
-    from tqdm import tqdm
-
     chain = _Chain(mll, train_x, train_y, size, seed)
     per_cycle = count // cycles
     first = round(exploration * steps)
     kept = {steps - 1 - ((steps - first) * i) // per_cycle for i in range(per_cycle)}
     draws: list[dict[str, Tensor]] = []
-    with tqdm(total=cycles * steps, desc="SGLD", disable=not shows_progress(progress)) as bar:
+    with progress_bar(total=cycles * steps, desc="SGLD", progress=progress) as bar:
         for _ in range(cycles):
             for k in range(steps):
                 chain.step(lr / 2 * (math.cos(math.pi * k / steps) + 1), noise=k >= first)

@@ -1,5 +1,6 @@
 """Training speed as evidence (Lyle et al. 2020)."""
 
+from gpclml.evidence.sampling.monte_carlo import Estimate
 from gpclml.evidence.training_speed.combination import (
     Combination,
     ModelPredictions,
@@ -16,7 +17,6 @@ from gpclml.evidence.training_speed.descent import (
     training_speed_by_descent,
 )
 from gpclml.evidence.training_speed.estimators import (
-    Estimate,
     TrainingSpeed,
     posterior_divergences,
     training_speed,

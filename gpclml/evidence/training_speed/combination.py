@@ -9,18 +9,23 @@ of different models and steps are independent, so everything in expectation foll
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from typing import Literal, cast
 
 import torch
 from gpytorch.likelihoods import Likelihood
 from gpytorch.models import ExactGP
 from torch import Tensor
 
-from gpclml._utils.arguments import all_finite, check_counts, check_finite, checked
-from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnknownNameError
+from gpclml._utils.arguments import (
+    all_finite,
+    check_counts,
+    check_finite,
+    check_positive,
+    checked,
+)
+from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
 from gpclml.evidence.training_speed.estimators import (
     noise_variances,
     predict_prefixes,
@@ -103,8 +108,6 @@ def model_predictions(
     Note:
         One factorization a model; none for the prior.
     """
-    if scheme not in get_args(Scheme):
-        raise UnknownNameError("scheme", scheme, get_args(Scheme))
     target = _common_target(models)
     order = _as_order(order, len(target)).to(target.device)
     of_scheme = {"prior": _prior, "posterior": _posterior, "concurrent": _concurrent}[scheme]
@@ -238,12 +241,11 @@ def expected_combination(
         NonFiniteError: The weights diverge.
     """
     rate, weights = _check(predictions, learning_rate, passes, start)
-    course = [weights]
-    for _ in range(passes):
-        for m, v, y in _points(predictions):
-            weights = weights - 2 * rate * ((weights @ m - y) * m + v * weights)
-            course.append(weights)
-    return _combination(course, rate)
+
+    def step(w: Tensor, m: Tensor, v: Tensor, y: Tensor) -> Tensor:
+        return w - 2 * rate * ((w @ m - y) * m + v * w)
+
+    return _descend(predictions, weights, rate, passes, step)
 
 
 @checked(start="float (M,)")
@@ -274,16 +276,14 @@ def sampled_combination(
     check_counts(runs=runs)
     rate, weights = _check(predictions, learning_rate, passes, start)
     generator = torch.Generator().manual_seed(seed)
-    weights = weights.expand(runs, -1)
-    course = [weights]
-    for _ in range(passes):
-        for m, v, y in _points(predictions):
-            normal = torch.randn(weights.shape, generator=generator, dtype=torch.float64)
-            f = m + v.sqrt() * normal.to(m)
-            error = (weights * f).sum(-1, keepdim=True) - y
-            weights = weights - 2 * rate * error * f
-            course.append(weights)
-    return _combination(course, rate)
+
+    def step(w: Tensor, m: Tensor, v: Tensor, y: Tensor) -> Tensor:
+        normal = torch.randn(w.shape, generator=generator, dtype=torch.float64)
+        f = m + v.sqrt() * normal.to(m)
+        error = (w * f).sum(-1, keepdim=True) - y
+        return w - 2 * rate * error * f
+
+    return _descend(predictions, weights.expand(runs, -1), rate, passes, step)
 
 
 def _prior(data: Observations, noise: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
@@ -343,8 +343,7 @@ def _check(
     if learning_rate is None:
         size = float((m.square() + v).sum(-1).max())
         learning_rate = _STABLE / size if size > 0 else _STABLE
-    if not 0 < learning_rate < math.inf:
-        raise ArgumentError("learning_rate", learning_rate, "a positive number")
+    check_positive(learning_rate=learning_rate)
     count = m.shape[-1]
     if start is None:
         return learning_rate, m.new_full((count,), 1 / count)
@@ -353,14 +352,21 @@ def _check(
     return learning_rate, start.to(m)
 
 
-def _points(predictions: ModelPredictions):
+def _descend(
+    predictions: ModelPredictions,
+    weights: Tensor,
+    rate: float,
+    passes: int,
+    step: Callable[..., Tensor],
+) -> Combination:
+    """The course of steps at each point in turn, by its means, variances and target."""
     columns = (predictions.means, predictions.variances, predictions.target)
-    return zip(*columns, strict=True)
-
-
-def _combination(course: list[Tensor], rate: float) -> Combination:
-    if not all_finite(course[-1]):
-        raise NonFiniteError(
-            "learning_rate", f"weights that diverge at {rate:.3g}", "finite ones", "Lower it."
-        )
+    course = [weights]
+    for _ in range(passes):
+        for point in zip(*columns, strict=True):
+            weights = step(weights, *point)
+            course.append(weights)
+    if not all_finite(weights):
+        got = f"weights that diverge at {rate:.3g}"
+        raise NonFiniteError("learning_rate", got, "finite ones", "Lower it.")
     return Combination(course[-1], torch.stack(course, dim=-2))

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpclml._utils.arguments import check_counts, check_finite, checked
+from gpclml._utils.arguments import check_counts, check_finite, check_positive, checked
 from gpclml.errors import ArgumentError
+from gpclml.evidence.sampling.monte_carlo import mean_estimate
 from gpclml.evidence.training_speed.estimators import (
     TrainingSpeed,
     expected_terms,
     log_density,
     marginal_terms,
-    mean_estimate,
     predict_prefixes,
     sampled_terms,
 )
@@ -25,6 +25,14 @@ __all__ = [
     "sample_then_optimize",
     "training_speed_by_descent",
 ]
+
+
+_checked = checked(
+    features="float (N, R)",
+    target="float (N,)",
+    prior_variance="float () | (R,)",
+    noise="float () | (N,)",
+)
 
 
 @dataclass(frozen=True)
@@ -46,12 +54,7 @@ class DescentDraws:
 
 
 @torch.no_grad()
-@checked(
-    features="float (N, R)",
-    target="float (N,)",
-    prior_variance="float () | (R,)",
-    noise="float () | (N,)",
-)
+@_checked
 def sample_then_optimize(
     features: Tensor,
     target: Tensor,
@@ -103,15 +106,7 @@ def sample_then_optimize(
     check_counts(0, steps=steps)
     model = _whiten(features, target, prior_variance, noise)
     starts, targets = model.draws(num_samples, seed)
-    weights, gradients = _descend(
-        starts,
-        starts,
-        model.features,
-        targets,
-        steps=steps,
-        largest=model.largest,
-        accelerated=accelerated,
-    )
+    weights, gradients = model.descended(starts, starts, targets, steps, accelerated)
     return DescentDraws(
         weights=weights * model.deviations,
         starts=starts * model.deviations,
@@ -121,12 +116,7 @@ def sample_then_optimize(
 
 
 @torch.no_grad()
-@checked(
-    features="float (N, R)",
-    target="float (N,)",
-    prior_variance="float () | (R,)",
-    noise="float () | (N,)",
-)
+@_checked
 def training_speed_by_descent(
     features: Tensor,
     target: Tensor,
@@ -204,16 +194,8 @@ def _deviations(
         deviations.append(value - weights @ row)
         if i + 1 == len(model.target):
             break
-        # The largest eigenvalue of all points bounds that of the first ones.
-        weights, gradients = _descend(
-            weights,
-            anchors,
-            model.features[: i + 1],
-            targets[:, : i + 1],
-            steps=steps,
-            largest=model.largest,
-            accelerated=accelerated,
-        )
+        seen = targets[:, : i + 1]
+        weights, gradients = model.descended(weights, anchors, seen, steps, accelerated)
         left = torch.maximum(left, gradients.norm(dim=-1).max())
     return torch.stack(deviations, dim=-1) * model.noise.sqrt(), float(left)
 
@@ -249,6 +231,37 @@ class _Whitened:
         noise = torch.randn(count, n, generator=generator, dtype=torch.float64)
         return weights.to(self.target), self.target + noise.to(self.target)
 
+    def descended(
+        self, weights: Tensor, anchors: Tensor, targets: Tensor, steps: int, accelerated: bool
+    ) -> tuple[Tensor, Tensor]:
+        r"""Weights and gradients where :math:`\frac12 (|b - A u|^2 + |u - u_0|^2)` was descended.
+
+        Targets b are those of the first points. The Hessian's eigenvalues lie in [1, largest],
+        also for those alone. Plain descent takes the step 2 / (1 + largest), which shrinks the
+        error by (largest - 1) / (largest + 1) each time; the accelerated one is Nesterov's for
+        strongly convex functions.
+        """
+        matrix = self.features[: targets.shape[-1]]
+        n, num_weights = matrix.shape
+        right = anchors + targets @ matrix
+        hessian = matrix.mT @ matrix if n > num_weights else None
+        if hessian is not None:
+            hessian.diagonal().add_(1.0)
+
+        def gradient(at: Tensor) -> Tensor:
+            if hessian is not None:
+                return at @ hessian - right
+            return torch.addmm(at - right, at @ matrix.mT, matrix)
+
+        step = 1 / self.largest if accelerated else 2 / (1 + self.largest)
+        root = self.largest**0.5
+        momentum = (root - 1) / (root + 1) if accelerated else 0.0
+        ahead = weights
+        for _ in range(steps):
+            previous, weights = weights, ahead - step * gradient(ahead)
+            ahead = weights + momentum * (weights - previous) if accelerated else weights
+        return weights, gradient(weights)
+
 
 def _whiten(
     features: Tensor, target: Tensor, prior_variance: Tensor | float, noise: Tensor | float
@@ -271,48 +284,8 @@ def _whiten(
     return _Whitened(matrix, target.to(features) / roots, deviations, noise, largest)
 
 
-def _descend(
-    weights: Tensor,  # (S, R)
-    anchors: Tensor,  # u_0, (S, R)
-    matrix: Tensor,  # A, (N, R)
-    targets: Tensor,  # b, (S, N)
-    *,
-    steps: int,
-    largest: float,
-    accelerated: bool,
-) -> tuple[Tensor, Tensor]:
-    r"""Weights after descent on :math:`\frac12 |b - A u|^2 + \frac12 |u - u_0|^2`, and gradients.
-
-    The Hessian's eigenvalues lie in [1, largest]. Plain descent takes the step
-    2 / (1 + largest), which shrinks the error by (largest - 1) / (largest + 1) each time; the
-    accelerated one is Nesterov's for strongly convex functions.
-    """
-    n, num_weights = matrix.shape
-    right = anchors + targets @ matrix
-    if n > num_weights:
-        hessian = matrix.mT @ matrix
-        hessian.diagonal().add_(1.0)
-
-        def gradient(at: Tensor) -> Tensor:
-            return at @ hessian - right
-
-    else:
-
-        def gradient(at: Tensor) -> Tensor:
-            return torch.addmm(at - right, at @ matrix.mT, matrix)
-
-    step = 1 / largest if accelerated else 2 / (1 + largest)
-    root = largest**0.5
-    momentum = (root - 1) / (root + 1) if accelerated else 0.0
-    ahead = weights
-    for _ in range(steps):
-        previous, weights = weights, ahead - step * gradient(ahead)
-        ahead = weights + momentum * (weights - previous) if accelerated else weights
-    return weights, gradient(weights)
-
-
 def _variances(argument: str, values: Tensor | float, size: int, like: Tensor) -> Tensor:
     values = torch.as_tensor(values, dtype=like.dtype, device=like.device)
-    if not bool((torch.isfinite(values) & (values > 0)).all()):
-        raise ArgumentError(argument, f"as little as {float(values.min()):.3g}", "positive numbers")
+    check_finite(argument, values)
+    check_positive(**{argument: values})
     return values.expand(size)

@@ -23,19 +23,18 @@ from gpclml._utils.arguments import check_counts, checked
 from gpclml._utils.arrays import ArrayLike, takes_arrays
 from gpclml.conditioning import as_orders
 from gpclml.errors import ArgumentError, UnsupportedError
+from gpclml.evidence.sampling.monte_carlo import Estimate, mean_estimate
 from gpclml.inference.observations import Observations, observations, training_observations
 from gpclml.inference.units import Units, term_offset
 from gpclml.linalg import Covariance, sequential_predictions
 
 __all__ = [
-    "Estimate",
     "Prefixes",
     "TrainingSpeed",
     "divergences",
     "expected_terms",
     "log_density",
     "marginal_terms",
-    "mean_estimate",
     "noise_variances",
     "posterior_divergences",
     "predict_prefixes",
@@ -43,19 +42,6 @@ __all__ = [
     "single_target_data",
     "training_speed",
 ]
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """An estimate and its standard error.
-
-    Attributes:
-        value: The estimate, in total nats.
-        standard_error: Standard error of the value; infinite for a single repetition.
-    """
-
-    value: float
-    standard_error: float
 
 
 @dataclass(frozen=True)
@@ -234,12 +220,6 @@ def _draws_of_ordering(
         values.append(float(terms.mean(0).sum()))
         variances.append(float(terms.var(0).sum()) if repeats > 1 else 0.0)
     return values, variances
-
-
-def mean_estimate(totals: Tensor) -> Estimate:
-    """The mean of independent values ``(r,)``, with its error."""
-    spread = float(totals.std()) if len(totals) > 1 else math.inf
-    return Estimate(float(totals.mean()), spread / math.sqrt(len(totals)))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpclml._utils.arguments import check_counts, checked
+from gpclml._utils.arguments import check_counts, check_positive, checked
 from gpclml.errors import ArgumentError, ShapeError
 from gpclml.linalg import safe_cholesky
 
@@ -18,7 +18,7 @@ __all__ = [
     "FullGaussian",
     "LowRankGaussian",
     "WeightDistribution",
-    "check_positive",
+    "check_rank",
     "column_square_sums",
     "row_square_sums",
     "scaled_product",
@@ -113,7 +113,7 @@ class DiagonalGaussian(WeightDistribution):
     variances: Tensor
 
     def __post_init__(self) -> None:
-        check_positive("variances", self.variances)
+        check_positive(variances=self.variances)
 
     def variance(self) -> Tensor:
         """Variance of each weight, ``(R,)``."""
@@ -164,11 +164,8 @@ class LowRankGaussian(WeightDistribution):
     epsilon: float
 
     def __post_init__(self) -> None:
-        R, rank = self.factor.shape
-        if rank > R:
-            raise ArgumentError("rank", rank, f"at most {R}, the weights")
-        if not 0 < self.epsilon < float("inf"):
-            raise ArgumentError("epsilon", self.epsilon, "a positive number")
+        check_rank(self.factor.shape[1], len(self.mean))
+        check_positive(epsilon=self.epsilon)
 
     def variance(self) -> Tensor:
         """Variance of each weight, ``(R,)``."""
@@ -293,7 +290,7 @@ class FullGaussian(WeightDistribution):
         for name, values in (("residual", residual), ("noise", noise)):
             if len(values) != len(rows):
                 raise ShapeError(name, f"{len(values)} numbers", f"{len(rows)}, one a point")
-        check_positive("noise", noise)
+        check_positive(noise=noise)
         mean, root = self.mean, self.root
         for phi, target, variance in zip(rows, residual, noise, strict=True):
             v = root.mT @ phi
@@ -372,13 +369,10 @@ class DualGaussian(WeightDistribution):
         return start - self.prior_variance * (solved.mT @ self.features)
 
 
-def check_positive(argument: str, values: Tensor) -> None:
-    """Raises an ArgumentError where a variance is not positive, or NaN."""
-    lowest = float(values.detach().min())
-    if not lowest > 0:
-        raise ArgumentError(
-            argument, f"as low as {lowest:g}", "positive variances", "Raise them above zero."
-        )
+def check_rank(rank: int, R: int) -> None:
+    """Raises an ArgumentError where a rank exceeds the number of weights."""
+    if rank > R:
+        raise ArgumentError("rank", rank, f"at most {R}, the number of weights")
 
 
 def scaled_product(first: Tensor, second: Tensor, scale: Tensor) -> Tensor:

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpclml._utils.arguments import checked
+from gpclml._utils.arguments import check_counts, check_positive, checked
 from gpclml._utils.memory import check_memory
-from gpclml.errors import ArgumentError, UnsupportedError
+from gpclml.errors import UnsupportedError
 from gpclml.linalg import LowRankPlusDiagonal, safe_cholesky
 from gpclml.linalg.gaussians.distributions import (
     DiagonalGaussian,
@@ -24,7 +24,7 @@ from gpclml.linalg.gaussians.distributions import (
     FullGaussian,
     LowRankGaussian,
     WeightDistribution,
-    check_positive,
+    check_rank,
     column_square_sums,
     scaled_product,
 )
@@ -65,8 +65,7 @@ def linear_posterior(
     Note:
         n R² + R³ operations, or n² R + n³/3.
     """
-    check_positive("prior_variance", prior_variance)
-    check_positive("noise", noise)
+    check_positive(prior_variance=prior_variance, noise=noise)
     n, R = features.shape
     suggestion = "Use fewer points at a time, or fewer features."
     check_memory(
@@ -156,11 +155,8 @@ class LowRankFamily(GaussianFamily):
     epsilon: float = 1e-6
 
     def __post_init__(self) -> None:
-        if self.rank < 1:
-            suggestion = "Use DiagonalFamily for independent weights."
-            raise ArgumentError("rank", self.rank, "at least 1", suggestion)
-        if not 0 < self.epsilon < float("inf"):
-            raise ArgumentError("epsilon", self.epsilon, "a positive number")
+        check_counts(1, "Use DiagonalFamily for independent weights.", rank=self.rank)
+        check_positive(epsilon=self.epsilon)
 
     def best(
         self, features: Tensor, residual: Tensor, prior_variance: Tensor, noise: Tensor
@@ -174,8 +170,7 @@ class LowRankFamily(GaussianFamily):
             n² R + n³ operations with at least n + k features of one prior variance, else R³.
         """
         n, R = features.shape
-        if self.rank > R:
-            raise ArgumentError("rank", self.rank, f"at most {R}, the number of weights")
+        check_rank(self.rank, R)
         mean = linear_posterior(features, residual, prior_variance, noise).mean
         if n + self.rank <= R and bool((prior_variance == prior_variance[0]).all()):
             vectors = _unseen_directions(features, self.rank)
@@ -219,8 +214,7 @@ class TrainableGaussian(torch.nn.Module):
             self.log_diagonal = torch.nn.Parameter(0.5 * start.log())
             self.below = torch.nn.Parameter(start.new_zeros(R, R))
         elif isinstance(family, LowRankFamily):
-            if family.rank > R:
-                raise ArgumentError("rank", family.rank, f"at most {R}, the number of weights")
+            check_rank(family.rank, R)
             generator = torch.Generator().manual_seed(seed)
             draw = torch.randn(R, family.rank, generator=generator, dtype=torch.float64)
             self.factor = torch.nn.Parameter(draw.to(start) * (start / R).sqrt().unsqueeze(-1))
