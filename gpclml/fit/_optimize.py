@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
+import numpy
 import torch
 from gpytorch.mlls import MarginalLogLikelihood
 from linear_operator.utils.errors import NanError, NotPSDError
@@ -16,6 +17,7 @@ from linear_operator.utils.warnings import NumericalWarning
 
 from gpclml._utils.upstream_settings import load_botorch
 from gpclml.errors import NonFiniteError, UnknownNameError
+from gpclml.mlls.fixed_loss import FixedLoss
 from gpclml.mlls.losses import fixed_loss, fresh_loss, has_shared_parameters
 
 __all__ = ["LineSearchEnd", "StoppedError", "frozen", "line_search", "stochastic"]
@@ -26,8 +28,11 @@ _LEAST_SLOPE = 0.1  # nats by a unit of a parameter, below which there is nothin
 _MARGIN = 0.01  # of a bound: no value comes closer to it than by this share
 
 OptimizerFactory = Callable[..., torch.optim.Optimizer]
-Record = Callable[[Any, Any], None]
-Bounds = dict[str, tuple[float, float]]
+Record = Callable[[float], None]
+Bounds = dict[str, tuple[Any, Any]]
+Reason = Literal["converged", "limit", "abnormal"]
+
+_REASONS: dict[int, Reason] = {0: "converged", 1: "limit"}  # by SciPy's status
 
 
 @dataclass(frozen=True)
@@ -35,19 +40,21 @@ class LineSearchEnd:
     """Where a line search ended.
 
     Attributes:
+        loss: The lowest loss that it found, which is that of the parameters.
         reason: "converged", "limit" if its steps were spent, "abnormal" if it found no better
             point though the slope says that there are some.
         message: The optimizer's own words where it did not converge.
         at_bounds: Names of parameters that ended at a bound of theirs.
     """
 
-    reason: Literal["converged", "limit", "abnormal"]
+    loss: float
+    reason: Reason
     message: str = ""
     at_bounds: tuple[str, ...] = ()
 
 
 def line_search(mll: MarginalLogLikelihood, steps: int | None, record: Record) -> LineSearchEnd:
-    """Minimizes the fixed loss by L-BFGS-B, in place.
+    """Minimizes the fixed loss by SciPy's L-BFGS-B, in place.
 
     It ends where twenty steps have gained less than 0.002 nats in all. Steps that lead
     where a covariance cannot be factored count as too long. A parameter whose constraint has a
@@ -57,87 +64,91 @@ def line_search(mll: MarginalLogLikelihood, steps: int | None, record: Record) -
     Args:
         mll: Any objective but a sum, in train mode.
         steps: Most iterations, those of resumed searches included; SciPy's limit, 15000, if None.
-        record: Called with BoTorch's parameters and ``OptimizationResult`` at each iteration.
+        record: Called with the loss at each iteration.
 
     Raises:
         StoppedError: If the start cannot be evaluated.
     """
     load_botorch()
-    from botorch.exceptions.warnings import OptimizationWarning
-    from botorch.models.gpytorch import BatchedMultiOutputGPyTorchModel
-    from botorch.optim.fit import fit_gpytorch_mll_scipy
-
-    model = mll.model
-    batch_shape = getattr(model, "_aug_batch_shape", torch.Size())
-    independent = (
-        isinstance(model, BatchedMultiOutputGPyTorchModel)
-        and batch_shape.numel() > 1
-        and not has_shared_parameters(model, batch_shape)
-    )
     bounds = _bounds(mll)
     with warnings.catch_warnings():
-        # A line search that cannot improve further keeps its point, which the result says. And what
-        # points on the way need to be factored is no matter: the end is evaluated again.
-        warnings.simplefilter("ignore", OptimizationWarning)
+        # What points on the way need to be factored is no matter: the end is evaluated again.
         warnings.simplefilter("ignore", NumericalWarning)
-        if independent:
-            options = {} if steps is None else {"maxiter": steps}
-            result = fit_gpytorch_mll_scipy(mll, bounds=cast(Any, bounds), options=options)
-            record(None, result)
+        if _has_independent_members(mll.model):
+            loss, reason, message = _search_of_members(mll, steps, bounds, record)
         else:
-            closure = _Tracked(mll, fixed_loss, _trainable(mll), keep_best=True)
-            result = _line_search_from_best(mll, closure, steps, bounds, record)
-    if result is None:
-        return LineSearchEnd("converged", at_bounds=_at_bounds(mll, bounds))
-    return _end(mll, result, bounds)
+            loss, reason, message = _search_from_best(mll, steps, bounds, record)
+        if reason == "abnormal" and _slope(mll, bounds) * _num_points(mll) < _LEAST_SLOPE:
+            reason = "converged"
+        return LineSearchEnd(
+            loss, reason, "" if reason == "converged" else message, _at_bounds(mll, bounds)
+        )
 
 
-def _line_search_from_best(
-    mll: MarginalLogLikelihood,
-    closure: _Tracked,
-    steps: int | None,
-    bounds: Bounds,
-    record: Record,
-) -> Any:
-    """BoTorch's result; None where steps had come to gain nothing."""
+def _has_independent_members(model: torch.nn.Module) -> bool:
+    """Whether it is a batch of BoTorch's in which no member shares a parameter with another."""
+    from botorch.models.gpytorch import BatchedMultiOutputGPyTorchModel
+
+    if not isinstance(model, BatchedMultiOutputGPyTorchModel):
+        return False
+    batch_shape = model._aug_batch_shape
+    return batch_shape.numel() > 1 and not has_shared_parameters(model, batch_shape)
+
+
+def _search_of_members(
+    mll: MarginalLogLikelihood, steps: int | None, bounds: Bounds, record: Record
+) -> tuple[float, Reason, str]:
+    """A search of each member of a batch, evaluated together."""
+    from botorch.exceptions.warnings import OptimizationWarning
     from botorch.optim.fit import fit_gpytorch_mll_scipy
 
+    with warnings.catch_warnings():
+        # A line search that cannot improve further keeps its point, which the result says.
+        warnings.simplefilter("ignore", OptimizationWarning)
+        options = {} if steps is None else {"maxiter": steps}
+        result = fit_gpytorch_mll_scipy(mll, bounds=cast(Any, bounds), options=options)
+    record(float(result.fval))
+    reasons: dict[str, Reason] = {"SUCCESS": "converged", "STOPPED": "limit"}
+    reason = reasons.get(result.status.name, "abnormal")
+    return float(result.fval), reason, str(result.message).strip().rstrip(":")
+
+
+def _search_from_best(
+    mll: MarginalLogLikelihood, steps: int | None, bounds: Bounds, record: Record
+) -> tuple[float, Reason, str]:
+    """One search, resumed from its best point where it met one that it could not evaluate."""
+    from botorch.optim.utils.numpy_utils import get_bounds_as_ndarray
+    from scipy.optimize import minimize
+
     watch = _Watch(record, _LEAST_GAIN / _num_points(mll))
-    with closure.stopping():
-        closure()  # BoTorch takes an error for a step too far: the start must raise
+    with _Vector(mll) as vector:
+        box = get_bounds_as_ndarray(vector.parameters, cast(Any, bounds))
+        vector.start()
         resumes = 0
         while True:
-            failures, lowest = closure.failures, closure.lowest
+            failures, lowest = vector.failures, vector.lowest
             options = {} if steps is None else {"maxiter": steps - watch.steps}
             try:
-                result = fit_gpytorch_mll_scipy(
-                    mll, closure.parameters, bounds=cast(Any, bounds), closure=closure,
+                result = minimize(
+                    vector, vector.best, jac=True, bounds=box, method="L-BFGS-B",
                     options=options, callback=watch,
                 )  # fmt: skip
             except _GainsNothingError:
-                closure.restore()
-                return None
+                return vector.lowest, "converged", ""
             # SciPy may end at a point it could not evaluate: go on from the best one, and without
             # what it remembers of the curvature.
-            closure.restore()
-            spent = result.status.name == "STOPPED" or watch.steps == steps
-            if spent or resumes == _RESUMES or (resumes and closure.lowest == lowest):
-                return result
-            if closure.failures == failures and _end(mll, result, bounds).reason == "converged":
-                return result
+            reason: Reason = _REASONS.get(result.status, "abnormal")
+            message = str(result.message).strip().rstrip(":")
+            spent = reason == "limit" or watch.steps == steps
+            if spent or resumes == _RESUMES or (resumes and vector.lowest == lowest):
+                return vector.lowest, reason, message
+            if vector.failures == failures:
+                if reason == "converged":
+                    return vector.lowest, reason, message
+                vector.keep_best()
+                if _slope(mll, bounds) * _num_points(mll) < _LEAST_SLOPE:
+                    return vector.lowest, reason, message
             resumes += 1
-
-
-def _end(mll: MarginalLogLikelihood, result: Any, bounds: Bounds) -> LineSearchEnd:
-    at_bounds = _at_bounds(mll, bounds)
-    message = str(result.message).strip().rstrip(":")
-    if result.status.name == "SUCCESS":
-        return LineSearchEnd("converged", at_bounds=at_bounds)
-    if result.status.name == "STOPPED":
-        return LineSearchEnd("limit", message, at_bounds)
-    if _slope(mll, bounds) * _num_points(mll) < _LEAST_SLOPE:
-        return LineSearchEnd("converged", at_bounds=at_bounds)
-    return LineSearchEnd("abnormal", message, at_bounds)
 
 
 class _GainsNothingError(Exception):
@@ -153,12 +164,13 @@ class _Watch:
         self._least = least
         self._lowest: list[float] = []
 
-    def __call__(self, parameters: Any, result: Any) -> None:
+    def __call__(self, intermediate_result: Any) -> None:  # SciPy goes by the name
         self.steps += 1
-        if not math.isfinite(result.fval):
+        loss = float(intermediate_result.fun)
+        if not math.isfinite(loss):
             return
-        self._record(parameters, result)
-        self._lowest.append(min([result.fval, *self._lowest[-1:]]))
+        self._record(loss)
+        self._lowest.append(min([loss, *self._lowest[-1:]]))
         if len(self._lowest) > _WINDOW:
             gain = self._lowest[-1 - _WINDOW] - self._lowest[-1]
             if gain < self._least:
@@ -173,16 +185,15 @@ def _num_points(mll: MarginalLogLikelihood) -> int:
 
 def _bounds(mll: MarginalLogLikelihood) -> Bounds:
     """Of the raw parameters, where a constraint has any."""
-    bounds: Bounds = {}
+    from botorch.optim.utils import get_parameters_and_bounds
+
+    _, upstream = get_parameters_and_bounds(cast(Any, mll), requires_grad=True)
+    bounds = cast(Bounds, upstream)
     for name, parameter, constraint in cast(Any, mll).named_parameters_and_constraints():
-        if constraint is None or not parameter.requires_grad:
+        if name not in bounds:
             continue
-        lower, upper = constraint.lower_bound, constraint.upper_bound
-        if lower.numel() > 1 or upper.numel() > 1:
-            continue  # left to BoTorch
-        if not constraint.enforced:
-            bounds[name] = float(lower), float(upper)
-        elif 0 < float(lower) < math.inf:
+        lower = constraint.lower_bound
+        if lower.numel() == 1 and constraint.enforced and 0 < float(lower) < math.inf:
             nearest = float(constraint.inverse_transform(lower * (1 + _MARGIN)))
             bounds[name] = min(nearest, float(parameter.detach().min())), math.inf
     return bounds
@@ -225,7 +236,7 @@ def stochastic(
         factory: Makes the optimizer from parameters and ``lr``.
         steps: How many.
         lr: Learning rate.
-        record: Called with BoTorch's parameters and ``OptimizationResult`` at each step.
+        record: Called with the loss at each step.
 
     Raises:
         StoppedError: If value or gradient stops being finite; the parameters are then those of
@@ -235,7 +246,7 @@ def stochastic(
     from botorch.optim.fit import fit_gpytorch_mll_torch
 
     parameters = _trainable(mll)
-    closure = _Tracked(mll, fresh_loss, parameters, keep_best=False)
+    closure = _LastGood(mll, parameters)
     with closure.stopping():
         fit_gpytorch_mll_torch(
             mll,
@@ -244,7 +255,7 @@ def stochastic(
             step_limit=steps,
             stopping_criterion=None,
             optimizer=lambda params: factory(params, lr=lr),
-            callback=record,
+            callback=lambda _, result: record(result.fval),
         )
 
 
@@ -257,77 +268,28 @@ class StoppedError(Exception):
         self.nothing_done = nothing_done
 
 
-class _Tracked:
-    """A loss with gradients that remembers the parameters to go back to."""
+class _LastGood:
+    """A loss with gradients that remembers the last parameters at which both were finite."""
 
-    def __init__(
-        self,
-        mll: MarginalLogLikelihood,
-        loss: Callable[[MarginalLogLikelihood], torch.Tensor],
-        parameters: dict[str, torch.Tensor],
-        keep_best: bool,
-    ) -> None:
+    def __init__(self, mll: MarginalLogLikelihood, parameters: dict[str, torch.Tensor]) -> None:
         from botorch.optim.closures import ForwardBackwardClosure
 
-        self._closure = ForwardBackwardClosure(lambda: loss(mll), parameters)
-        self.parameters = parameters
-        self.failures = 0
-        self._keep_best = keep_best
+        self._closure = ForwardBackwardClosure(lambda: fresh_loss(mll), parameters)
+        self._parameters = parameters
         self._kept: list[torch.Tensor] | None = None
-        self.lowest = float("inf")
-        self._last: tuple[list[torch.Tensor], tuple[torch.Tensor, Any]] | None = None
 
     def __call__(self) -> tuple[torch.Tensor, Any]:
-        if not self._keep_best:
-            return self._evaluate()
-        # BoTorch asks again for the value at each iteration's end, where it has just been.
-        if self._last is not None and self._is_at(self._last[0]):
-            return self._last[1]
-        answer = self._evaluate()
-        self._last = self._copies(), answer
-        return answer
-
-    def _evaluate(self) -> tuple[torch.Tensor, Any]:
-        try:
-            value, gradients = self._closure()
-            value = value.detach()
-            self._check(value, gradients)
-        except (NanError, NotPSDError) as error:
-            self.failures += 1
-            if self._kept is None or not self._keep_best:
-                raise
-            raise NanError(str(error)) from error  # a line search steps back from it
-        if not self._keep_best or float(value) < self.lowest:
-            self.lowest = float(value)
-            self._kept = self._copies()
-        return value, gradients
-
-    def _copies(self) -> list[torch.Tensor]:
-        return [parameter.detach().clone() for parameter in self.parameters.values()]
-
-    def _is_at(self, point: list[torch.Tensor]) -> bool:
-        return all(map(torch.equal, self.parameters.values(), point))
-
-    def _check(self, value: torch.Tensor, gradients: Any) -> None:
-        names = [
-            name
-            for name, gradient in zip(self.parameters, gradients, strict=True)
+        value, gradients = self._closure()
+        value = value.detach()
+        bad = {
+            name: gradient
+            for name, gradient in zip(self._parameters, gradients, strict=True)
             if gradient is not None and not bool(torch.isfinite(gradient).all())
-        ]
-        if names or not bool(torch.isfinite(value)):
-            raise NonFiniteError(
-                "objective",
-                f"value {float(value)}, non-finite gradients of {names[:4] or 'none'}",
-                "finite values",
-                "Lower the learning rate, or look for degenerate hyperparameters.",
-            )
-
-    def restore(self) -> None:
-        """Goes back to the kept parameters, if there are any."""
-        if self._kept is not None:
-            with torch.no_grad():
-                for parameter, kept in zip(self.parameters.values(), self._kept, strict=True):
-                    parameter.copy_(kept)
+        }
+        if bad or not bool(torch.isfinite(value)):
+            raise _non_finite(float(value), list(bad))
+        self._kept = [parameter.detach().clone() for parameter in self._parameters.values()]
+        return value, gradients
 
     @contextmanager
     def stopping(self) -> Iterator[None]:
@@ -335,8 +297,121 @@ class _Tracked:
         try:
             yield
         except (NanError, NotPSDError) as error:
-            self.restore()
+            with torch.no_grad():
+                for parameter, kept in zip(
+                    self._parameters.values(), self._kept or (), strict=self._kept is not None
+                ):
+                    parameter.copy_(kept)
             raise StoppedError(error, nothing_done=self._kept is None) from error
+
+
+def _non_finite(value: float, names: list[str]) -> NonFiniteError:
+    return NonFiniteError(
+        "objective",
+        f"value {value}, non-finite gradients of {names[:4] or 'none'}",
+        "finite values",
+        "Lower the learning rate, or look for degenerate hyperparameters.",
+    )
+
+
+class _Vector:
+    """The trainable parameters as one vector, of which the fixed loss is a function.
+
+    Within the block the parameters are parts of one array, and so are their gradients. Where it
+    ends they are those of the lowest loss, in the memory in which they were before.
+
+    Args:
+        mll: An objective in train mode.
+
+    Attributes:
+        parameters: By name.
+        best: The vector of the lowest loss.
+        lowest: That loss.
+        failures: How often it could not be evaluated.
+    """
+
+    def __init__(self, mll: MarginalLogLikelihood) -> None:
+        self._mll = mll
+        self.parameters = _trainable(mll)
+        self.failures = 0
+        self.lowest = math.inf
+
+    def __enter__(self) -> _Vector:
+        self._own = [(p, p.data, p.grad) for p in self.parameters.values()]
+        flat = [data.flatten() for _, data, _ in self._own]
+        first = flat[0] if flat else torch.zeros(0)
+        # Numbers of another type, or on another device, are converted as they are copied.
+        self._point = torch.cat([one.to(first) for one in flat]) if flat else first.clone()
+        self._slope = torch.zeros_like(self._point)
+        self._places, start = [], 0
+        for parameter, data, _ in self._own:
+            part = slice(start, start + data.numel())
+            start = part.stop
+            shares = data.dtype == first.dtype and data.device == first.device
+            self._places.append((parameter, part, shares))
+            if shares:
+                parameter.data = self._point[part].view(data.shape)
+                parameter.grad = self._slope[part].view(data.shape)
+        self.best = self._numbers(self._point)
+        return self
+
+    def start(self) -> None:
+        """Evaluates the start, where an error of the objective is one of the search."""
+        try:
+            self._loss = FixedLoss(self._mll)
+            self._evaluate(self.best)
+        except (NanError, NotPSDError) as error:
+            raise StoppedError(error, nothing_done=True) from error
+
+    def __call__(self, point: numpy.ndarray) -> tuple[float, numpy.ndarray]:
+        """Loss and gradient; NaN where they do not exist, from which a search steps back."""
+        last, answer = self._last
+        if numpy.array_equal(point, last):  # a search begins where the one before has ended
+            return answer
+        try:
+            return self._evaluate(point)
+        except (NanError, NotPSDError):
+            self.failures += 1
+            return math.nan, numpy.full(len(point), math.nan)
+
+    def keep_best(self) -> None:
+        """Sets the parameters to those of the lowest loss."""
+        self._set(self.best)
+
+    def __exit__(self, *_: object) -> None:
+        self.keep_best()
+        for parameter, data, gradient in self._own:
+            parameter.data = data.copy_(parameter.data)
+            parameter.grad = gradient
+
+    def _evaluate(self, point: numpy.ndarray) -> tuple[float, numpy.ndarray]:
+        self._set(point)
+        self._slope.zero_()
+        value = self._loss()
+        for parameter, part, shares in self._places:
+            if not shares and parameter.grad is not None:
+                self._slope[part] = parameter.grad.flatten().to(self._slope)
+        slope = self._numbers(self._slope)
+        if not (math.isfinite(value) and numpy.isfinite(slope).all()):
+            bad = zip(self.parameters, self._places, strict=True)
+            raise _non_finite(
+                value, [name for name, (_, at, _) in bad if not numpy.isfinite(slope[at]).all()]
+            )
+        if value < self.lowest:
+            self.lowest, self.best = value, point.copy()
+        self._last = point.copy(), (value, slope)
+        return value, slope
+
+    def _set(self, point: numpy.ndarray) -> None:
+        self._point.copy_(torch.from_numpy(point))
+        for parameter, part, shares in self._places:
+            if not shares:
+                parameter.data.copy_(self._point[part].view(parameter.shape))
+                parameter.grad = None
+
+    @staticmethod
+    def _numbers(values: torch.Tensor) -> numpy.ndarray:
+        return values.double().cpu().numpy().copy()
 
 
 def _trainable(mll: MarginalLogLikelihood) -> dict[str, torch.Tensor]:

@@ -26,7 +26,7 @@ from gpclml.inference.predictive import are_constant
 from gpclml.linalg import leave_one_out_moments
 from gpclml.mlls.losses import fixed_loss
 
-__all__ = ["Search", "search"]
+__all__ = ["Search", "copied_state", "search"]
 
 _FAILED = ("abnormal", "constant", "bound")
 # Of the start lengthscales: far shorter ones tell all points apart, where nothing can be learned.
@@ -45,12 +45,15 @@ class Search:
         starts: How many starts were tried.
         history: The objective at each step of the search that was kept; of a sum those of its
             members, one after the other.
+        objective: The objective that was reached, summed over a batch; of a sum the mean of its
+            members.
     """
 
     problem: Problem
     message: str
     starts: int
     history: list[float]
+    objective: float
 
 
 def search(mll: MarginalLogLikelihood, steps: int | None, record: Record, retries: int) -> Search:
@@ -84,13 +87,17 @@ def search(mll: MarginalLogLikelihood, steps: int | None, record: Record, retrie
         worst = next((one for one in found if one.problem in _FAILED), None)
         worst = worst or next((one for one in found if one.problem), found[0])
         starts = sum(one.starts for one in found) - len(found) + 1
-        return replace(worst, starts=starts, history=[v for one in found for v in one.history])
-    initial = copy.deepcopy(mll.state_dict())
+        return replace(
+            worst, starts=starts, history=[v for one in found for v in one.history],
+            objective=sum(one.objective for one in found) / len(found),
+        )  # fmt: skip
+    initial = copied_state(mll)
     history: list[float] = []
     end = line_search(mll, steps, _into(history, record))
     problem, starts = _problem(mll, end), 1
+    value = -end.loss
     if problem in _FAILED and retries:
-        value, state = _objective(mll), copy.deepcopy(mll.state_dict())
+        state = copied_state(mll)
         try:
             for start in _other_starts(mll, initial)[:retries]:
                 mll.load_state_dict(start)
@@ -100,21 +107,29 @@ def search(mll: MarginalLogLikelihood, steps: int | None, record: Record, retrie
                     other = line_search(mll, steps, _into(values, record))
                 except StoppedError:
                     continue
-                reached = _objective(mll)
-                if reached > value or math.isnan(value):
-                    value, state = reached, copy.deepcopy(mll.state_dict())
+                if -other.loss > value or math.isnan(value):
+                    value, state = -other.loss, copied_state(mll)
                     end, problem, history = other, _problem(mll, other), values
                     if problem not in _FAILED:
                         break
         finally:
             mll.load_state_dict(state)
-    return Search(problem, _sentence(problem, end, starts, len(history)), starts, history)
+    message = _sentence(problem, end, starts, len(history))
+    return Search(problem, message, starts, history, value)
+
+
+def copied_state(module: torch.nn.Module) -> dict[str, Any]:
+    """A copy of the module's state, which training the module does not change."""
+    return {
+        name: value.clone() if isinstance(value, Tensor) else copy.deepcopy(value)
+        for name, value in module.state_dict().items()
+    }
 
 
 def _into(history: list[float], record: Record) -> Record:
-    def both(parameters: Any, result: Any) -> None:
-        history.append(-float(result.fval))
-        record(parameters, result)
+    def both(loss: float) -> None:
+        history.append(-loss)
+        record(loss)
 
     return both
 
@@ -195,7 +210,7 @@ def _other_starts(
                 warnings.simplefilter("ignore", NumericalWarning)  # it may be given up at once
                 value = _objective(mll)
             if math.isfinite(value):
-                tried.append((value, copy.deepcopy(mll.state_dict())))
+                tried.append((value, copied_state(mll)))
         found += [max(tried, key=_first)] if tried else []
     return [state for _, state in sorted(found, key=_first, reverse=True)]
 

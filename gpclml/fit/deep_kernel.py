@@ -19,11 +19,9 @@ from gpytorch.constraints import GreaterThan
 from gpytorch.kernels import AdditiveKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.mlls import (
-    ExactMarginalLogLikelihood,
     MarginalLogLikelihood,
     SumMarginalLogLikelihood,
 )
-from gpytorch.models import ExactGP
 from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 from torch.nn import Module
@@ -34,9 +32,7 @@ from gpclml.errors import UnsupportedError
 from gpclml.fit._optimize import StoppedError, frozen
 from gpclml.fit._searches import Search, search
 from gpclml.fit.result import FitResult, FitWarning
-from gpclml.inference.observations import training_observations
 from gpclml.kernels import DeepKernel, SkipFeatures
-from gpclml.linalg import conditional_log_density
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.mlls.losses import fixed_loss
 from gpclml.models import GPRegression, find_networks
@@ -112,29 +108,29 @@ def warm_start(model: GPRegression) -> FitResult:
         )
     start = time.perf_counter()
     plain = model.with_kernel("rbf").train()
-    mll = _LogMarginalLikelihood(plain.likelihood, plain)
+    mll = ConditionalMarginalLogLikelihood(plain.likelihood, plain, LastPoints(m=0))
     missing = bool(torch.isnan(cast(Tensor, plain.train_targets)).any())
     names = {id(p): name for name, p in mll.named_parameters()}
     networks = [names[id(p)] for network in find_networks(plain) for p in network.parameters()]
-    found = Search("", "", 1, [])
+    found = Search("", "", 1, [], math.nan)
     with (
         frozen(mll, networks),
         torch.enable_grad(),
         gpytorch.settings.observation_nan_policy("mask" if missing else "ignore"),
     ):
         try:
-            found = search(mll, None, lambda _, result: None, _RETRIES)
+            found = search(mll, None, lambda _: None, _RETRIES)
         except StoppedError as error:
             message = (
                 f"The warm start failed and its start is kept ({error}). Use float64, look for "
                 "duplicated rows, or pass warm_start=False."
             )
-            found = Search("stopped", message, 1, [])
+            found = Search("stopped", message, 1, [], math.nan)
             warnings.warn(message, FitWarning, stacklevel=callers_level())
     _copy_ard_part(model, parts, plain)
     model.train()
     return FitResult(
-        objective=max(found.history, default=math.nan), history=found.history,
+        objective=found.objective, history=found.history,
         seconds=time.perf_counter() - start, message=found.message, problem=found.problem,
     )  # fmt: skip
 
@@ -190,16 +186,6 @@ def _pairs(model: GPRegression, parts: _Parts, plain: GPRegression) -> list[tupl
 def _scales(parts: _Parts, plain: GPRegression) -> tuple[Tensor, Tensor]:
     fitted = cast(ScaleKernel, plain.covar_module)
     return cast(Tensor, parts.whole.raw_outputscale), cast(Tensor, fitted.raw_outputscale)
-
-
-class _LogMarginalLikelihood(ExactMarginalLogLikelihood):
-    """The log marginal likelihood per point, exact under any settings of GPyTorch."""
-
-    def compute_custom_loss(self) -> Tensor:
-        data = training_observations(cast(ExactGP, self.model))
-        everything = torch.arange(data.residual.shape[-1])
-        value = conditional_log_density(data.covariance, data.residual, everything)
-        return -value / data.num_observed()
 
 
 def has_second_part(model: GPRegression) -> bool:
@@ -280,7 +266,7 @@ def _fit(mll: ConditionalMarginalLogLikelihood, features: SkipFeatures, steps: i
     mll.train()
     with frozen(mll, freeze):
         try:
-            search(mll, steps, lambda _, result: None, retries=0)
+            search(mll, steps, lambda _: None, retries=0)
         except StoppedError as stopped:  # its best point so far will do
             if stopped.nothing_done:
                 raise stopped.error from None

@@ -1,6 +1,6 @@
 """Fits of a model's hyperparameters to an objective, by a line search or a torch optimizer.
 
-Built on BoTorch's optimizers and ``torch.optim``. What is added: the right function for the
+Built on SciPy's L-BFGS-B and ``torch.optim``. What is added: the right function for the
 optimizer (fresh held-out points for a stochastic one, fixed ones for a line search), one joint fit
 where a batch shares parameters, progress, a history, checks that values are finite, freezing, and
 restarts that redraw networks.
@@ -8,7 +8,6 @@ restarts that redraw networks.
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 import warnings
@@ -25,7 +24,7 @@ from gpclml._utils.arguments import callers_level, check_counts, check_learning_
 from gpclml._utils.progress import progress_bar
 from gpclml.errors import ArgumentError, UnknownNameError, UnsupportedError
 from gpclml.fit._optimize import OptimizerFactory, StoppedError, frozen, stochastic
-from gpclml.fit._searches import search
+from gpclml.fit._searches import copied_state, search
 from gpclml.fit.deep_kernel import warm_start_fresh_models
 from gpclml.fit.result import FitResult, FitWarning, Problem
 from gpclml.kernels.networks import reset_network
@@ -94,7 +93,7 @@ def fit_mll(
     """Maximizes an objective over the parameters of its model, in place.
 
     A stochastic optimizer sees the objective itself, which redraws its held-out points at each
-    step; L-BFGS sees a fixed function (BoTorch's ``fit_gpytorch_mll_scipy``, resumed from its best
+    step; L-BFGS-B sees a fixed function of one vector of parameters (SciPy's, resumed from its best
     point where it met one it could not evaluate) and ends where twenty steps have gained less than
     0.002 nats in all. If a torch optimizer meets a value, gradient or covariance that it cannot
     use, its last good parameters are kept and the result says so.
@@ -146,7 +145,7 @@ def fit_mll(
     start = time.perf_counter()
     warm_start_fresh_models(mll)
     generator = torch.Generator().manual_seed(seed)
-    initial = copy.deepcopy(mll.state_dict())
+    initial = copied_state(mll)
     best: _Attempt | None = None
     best_state = initial
     attempts: list[float] = []
@@ -161,7 +160,7 @@ def fit_mll(
                 attempt = _attempt(mll, factory, steps, lr, tries, progress, must_start=index == 0)
                 attempts.append(attempt.objective)
                 if best is None or _is_better(attempt.objective, best.objective):
-                    best, best_state = attempt, copy.deepcopy(mll.state_dict())
+                    best, best_state = attempt, copied_state(mll)
         finally:
             # An interrupt keeps the best attempt, or the current one if it is the first.
             if best is not None:
@@ -195,8 +194,8 @@ def _attempt(
     total = steps if factory is None else (steps or STEPS)
     with progress_bar(total=total, desc="fit", progress=progress) as bar:
 
-        def record(_: Any, result: Any) -> None:
-            attempt.history.append(-float(result.fval))
+        def record(loss: float) -> None:
+            attempt.history.append(-loss)
             bar.update()
             bar.set_postfix(objective=f"{attempt.history[-1]:.4f}", refresh=False)
 
@@ -205,6 +204,8 @@ def _attempt(
                 found = search(mll, steps, record, retries)
                 attempt.problem, attempt.message = found.problem, found.message
                 attempt.starts, attempt.history = found.starts, found.history
+                attempt.objective = found.objective
+                return attempt
             else:
                 stochastic(mll, factory, steps or STEPS, lr, record)
         except StoppedError as stopped:

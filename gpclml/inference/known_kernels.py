@@ -25,7 +25,7 @@ from torch import Tensor
 
 from gpclml.linalg import DenseCovariance, RadialCovariance, radial_covariance
 
-__all__ = ["known_covariance"]
+__all__ = ["covariance_at", "is_known", "known_covariance"]
 
 _MATERN = {0.5: "matern_12", 1.5: "matern_32", 2.5: "matern_52"}
 
@@ -41,7 +41,7 @@ def known_covariance(
 
     Args:
         kernel: Not yet evaluated, the inputs of its rows being those of its columns.
-        noise: Variances to add on the diagonal, ``(*batch, n)``; none if None.
+        noise: Variances to add on the diagonal, ``(*batch, n)`` or ``(*batch, 1)``; none if None.
 
     Returns:
         The covariance, ``(*batch, n, n)``; None if a part is not known.
@@ -49,17 +49,37 @@ def known_covariance(
     if kernel.last_dim_is_batch or kernel.params:
         return None
     x, parts = cast(Tensor, kernel.x1), cast(Kernel, kernel.kernel)
-    if not _is_known(parts, x.shape[-1], top=True) or not _is_radial(parts):
+    if not is_known(parts, x.shape[-1]):
         return None
     with torch.set_grad_enabled(kernel._is_grad_enabled):
-        scale = None
-        while type(parts) is ScaleKernel:
-            own = cast(Tensor, parts.outputscale)
-            scale, parts = own if scale is None else scale * own, cast(Kernel, parts.base_kernel)
-        if type(parts) in _RADIAL:
-            radial = _RADIAL[type(parts)](parts, x)
-            return RadialCovariance(**radial, scale=scale, noise=noise)
-        return DenseCovariance(_covariance(parts, x, scale, noise))
+        return covariance_at(parts, x, noise)
+
+
+def is_known(kernel: Kernel, num_dims: int) -> bool:
+    """Whether :func:`covariance_at` knows all parts of a kernel, and it is a dense matrix.
+
+    Args:
+        kernel: Any.
+        num_dims: Number of columns of the inputs that its own ``active_dims`` have selected.
+    """
+    return _is_known(kernel, num_dims, top=True) and _is_radial(kernel)
+
+
+def covariance_at(kernel: Kernel, x: Tensor, noise: Tensor | None) -> DenseCovariance:
+    """The covariance of a known kernel, in the grad mode of the call.
+
+    Args:
+        kernel: One for which :func:`is_known` is true.
+        x: Inputs that its own ``active_dims`` have selected, ``(*batch, n, d)``.
+        noise: As for :func:`known_covariance`.
+    """
+    scale = None
+    while type(kernel) is ScaleKernel:
+        own = cast(Tensor, kernel.outputscale)
+        scale, kernel = own if scale is None else scale * own, cast(Kernel, kernel.base_kernel)
+    if type(kernel) in _RADIAL:
+        return RadialCovariance(**_RADIAL[type(kernel)](kernel, x), scale=scale, noise=noise)
+    return DenseCovariance(_covariance(kernel, x, scale, noise))
 
 
 def _is_known(kernel: Kernel, num_dims: int, *, top: bool = False) -> bool:
@@ -94,7 +114,7 @@ def _covariance(kernel: Kernel, x: Tensor, scale: Tensor | None, noise: Tensor |
             cast(Kernel, kernel.base_kernel), x, own if scale is None else scale * own, noise
         )
     if type(kernel) is AdditiveKernel:
-        parts = sorted(cast(Any, kernel.kernels), key=_is_product)
+        parts = sorted(cast(Any, kernel.kernels), key=_leaves_noise_out)
         total = _covariance(parts[0], _selected(parts[0], x), scale, noise)
         for part in parts[1:]:
             total = total + _covariance(part, _selected(part, x), scale, None)
@@ -111,10 +131,10 @@ def _covariance(kernel: Kernel, x: Tensor, scale: Tensor | None, noise: Tensor |
     return _with_noise(of_one(kernel, x, scale), noise)
 
 
-def _is_product(kernel: Kernel) -> bool:
-    """Whether noise is added to its covariance by a step of its own."""
+def _leaves_noise_out(kernel: Kernel) -> bool:
+    """Whether adding noise to its covariance takes a step of its own."""
     if type(kernel) is ScaleKernel:
-        return _is_product(cast(Kernel, kernel.base_kernel))
+        return _leaves_noise_out(cast(Kernel, kernel.base_kernel))
     return type(kernel) in (ProductKernel, LinearKernel, ConstantKernel)
 
 
@@ -123,20 +143,22 @@ def _selected(kernel: Kernel, x: Tensor) -> Tensor:
 
 
 def _with_noise(covariance: Tensor, noise: Tensor | None) -> Tensor:
-    return covariance if noise is None else covariance + torch.diag_embed(noise)
+    if noise is None:
+        return covariance
+    return covariance + torch.diag_embed(noise.expand(*noise.shape[:-1], covariance.shape[-1]))
 
 
 def _rbf(kernel: Any, x: Tensor) -> dict[str, Any]:
-    return {"points": x / kernel.lengthscale, "profile": "rbf"}
+    return {"points": x, "profile": "rbf", "lengthscale": kernel.lengthscale}
 
 
 def _matern(kernel: Any, x: Tensor) -> dict[str, Any]:
-    return {"points": x / kernel.lengthscale, "profile": _MATERN[kernel.nu]}
+    return {"points": x, "profile": _MATERN[kernel.nu], "lengthscale": kernel.lengthscale}
 
 
 def _rational_quadratic(kernel: Any, x: Tensor) -> dict[str, Any]:
-    power = kernel.alpha.squeeze(-1)
-    return {"points": x / kernel.lengthscale, "profile": "rational_quadratic", "power": power}
+    own = {"lengthscale": kernel.lengthscale, "power": kernel.alpha.squeeze(-1)}
+    return {"points": x, "profile": "rational_quadratic", **own}
 
 
 def _periodic(kernel: Any, x: Tensor) -> dict[str, Any]:
@@ -148,7 +170,7 @@ def _periodic(kernel: Any, x: Tensor) -> dict[str, Any]:
 
 
 def _cosine(kernel: Any, x: Tensor) -> dict[str, Any]:
-    return {"points": x / kernel.period_length, "profile": "cosine"}
+    return {"points": x, "profile": "cosine", "lengthscale": kernel.period_length}
 
 
 def _linear(kernel: Any, x: Tensor, scale: Tensor | None) -> Tensor:

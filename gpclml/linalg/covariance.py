@@ -14,7 +14,10 @@ from gpclml._utils.arguments import checked
 from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
 from gpclml.linalg.matrices import check_indices, check_member_indices, check_residual
 
-__all__ = ["ConditionedBlock", "Covariance", "Predictor"]
+__all__ = ["ConditionedBlock", "Covariance", "Pairs", "Predictor"]
+
+Pairs = list[tuple[Tensor, Tensor]]
+"""Tensors and gradients by them, of the same shape and type."""
 
 
 class Covariance(ABC):
@@ -109,6 +112,31 @@ class Covariance(ABC):
             return self.conditional_log_density(residual, blocks[0].squeeze(-2))
         _check_blocks(blocks, self.shape[-1])
         return self._block_log_density(self._expanded(residual), blocks)
+
+    def density(self, blocks: Sequence[Tensor]) -> Any:
+        """Held-out blocks in the form that :meth:`value_and_gradients` takes.
+
+        What depends on the blocks alone is done here, once for all covariances of the same points.
+
+        Args:
+            blocks: As for :meth:`held_out_log_densities`.
+        """
+        return blocks
+
+    def value_and_gradients(self, residual: Tensor, density: Any) -> tuple[Tensor, Pairs]:
+        """The sum of the log densities of held-out blocks, with gradients from the same factor.
+
+        Args:
+            residual: ``(*batch, n)``.
+            density: The blocks, as :meth:`density` gives them.
+
+        Returns:
+            The sum, ``(*batch,)``, and pairs of a tensor and the gradient of all sums by it. They
+            go on by ``torch.autograd.backward`` to what the tensors were computed from.
+        """
+        value = self.held_out_log_density(residual, density)
+        pairs = [(value, torch.ones_like(value))] if value.requires_grad else []
+        return value.detach(), pairs
 
     @checked(late=True, residual="float (*batch, n)", rows="index (b,)")
     def leave_one_out(self, residual: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:

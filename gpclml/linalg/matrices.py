@@ -16,6 +16,7 @@ from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, Unsupported
 
 __all__ = [
     "DOUBLE_UP_TO",
+    "PIVOT_ROUNDINGS",
     "Sharing",
     "check_indices",
     "check_member_indices",
@@ -43,7 +44,8 @@ DOUBLE_UP_TO = 512
 # Entries of a matrix that are multiplied at a time: they stay in a processor's cache.
 _AT_A_TIME = {"cpu": 1 << 16, "other": 1 << 22}
 _PANEL = 256  # rows of a symmetric product that are computed at once
-_ROUNDINGS = 2  # epsilons of a variance that a squared pivot has to be above
+PIVOT_ROUNDINGS = 2
+"""Epsilons of a variance that a squared pivot has to be above."""
 
 
 @checked(late=True, covariance="float (*batch, n, n)")
@@ -114,7 +116,7 @@ def safe_cholesky(
             ``fit_gpytorch_mll`` retries on this error.
     """
     matrix = covariance.to(factorization_dtype(covariance, factor_dtype))
-    least = _ROUNDINGS * torch.finfo(covariance.dtype).eps
+    least = PIVOT_ROUNDINGS * torch.finfo(covariance.dtype).eps
     factor, left = _factor(matrix)
     if not checked:
         factor.diagonal(dim1=-2, dim2=-1).masked_fill_(~(left > least).unsqueeze(-1), torch.nan)

@@ -16,25 +16,27 @@ kernel step by step makes several.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Size, Tensor
 
 from gpclml._utils.arguments import checked
 from gpclml.errors import UnknownNameError
-from gpclml.linalg.dense import ClosedForm, ConditionalLogDensity, DenseCovariance
+from gpclml.linalg.closed_forms import ClosedForm
+from gpclml.linalg.covariance import Pairs
+from gpclml.linalg.dense import DenseCovariance
 from gpclml.linalg.matrices import (
     DOUBLE_UP_TO,
     common_batch,
     inner_product,
-    order_with_last,
     products_by_rows,
     refuse_double_backward,
 )
+from gpclml.linalg.profiles import PROFILES, Profile
+from gpclml.linalg.small import density_of_few
 
 __all__ = ["PROFILES", "RadialCovariance", "radial_covariance"]
 
@@ -42,76 +44,9 @@ __all__ = ["PROFILES", "RadialCovariance", "radial_covariance"]
 _ROWS = 1024  # of double-precision distances that are made at a time
 
 
-class Profile(NamedTuple):
-    """A function k of e, minus half a squared distance.
-
-    Attributes:
-        factor: Points are multiplied by it before distances are taken.
-        value: ``(e, power) -> (k, *kept)``, with what the derivatives need; may overwrite e.
-        slope: ``(k, *kept) -> k'``, the derivative by e.
-        power_slope: ``(k, *kept) -> dk / d power``, where there is a power.
-    """
-
-    factor: float
-    value: Callable[..., tuple[Tensor, ...]]
-    slope: Callable[..., Tensor]
-    power_slope: Callable[..., Tensor] | None = None
-
-
-def _rbf(e: Tensor, *_: Any) -> tuple[Tensor]:
-    return (e.exp_(),)
-
-
-def _distance(e: Tensor) -> Tensor:
-    return e.mul_(-2.0).sqrt_()
-
-
-def _matern_12(e: Tensor, _: Any) -> tuple[Tensor, Tensor]:
-    t = _distance(e)
-    k = t.neg().exp_()
-    return k, t
-
-
-def _matern_32(e: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    t = _distance(e)
-    decay = t.neg().exp_()
-    return t.add_(1.0).mul_(decay), decay
-
-
-def _matern_52(e: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    t = _distance(e)
-    slope = t.neg().exp_()
-    third = (t * t).mul_(slope).div_(3.0)
-    slope.mul_(t.add_(1.0))
-    return third.add_(slope), slope.div_(3.0)
-
-
-def _rational_quadratic(e: Tensor, power: Tensor) -> tuple[Tensor, Tensor]:
-    base = torch.div(e, power).neg_().add_(1.0)
-    return base.log().mul_(-power).exp_(), base
-
-
-def _cosine(e: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
-    t = _distance(e)
-    return t.cos(), t
-
-
-PROFILES = {
-    "rbf": Profile(1.0, _rbf, lambda k: k),
-    "matern_12": Profile(1.0, _matern_12, lambda k, t: (k / t).masked_fill_(t == 0.0, 0.0)),
-    "matern_32": Profile(math.sqrt(3.0), _matern_32, lambda k, decay: decay),
-    "matern_52": Profile(math.sqrt(5.0), _matern_52, lambda k, slope: slope),
-    "rational_quadratic": Profile(
-        1.0, _rational_quadratic, lambda k, base: k / base,
-        lambda k, base: (1.0 - base.log()).sub_(base.reciprocal()).mul_(k),
-    ),
-    "cosine": Profile(math.pi, _cosine, lambda k, t: torch.sinc(t / math.pi)),
-}  # fmt: skip
-"""The functions of distance by name, each of unit variance at distance zero."""
-
-
 _SHAPES = {
-    "points": "float (*batch, n, d)", "scale": "float (*batch)", "noise": "float (*batch, n)",
+    "points": "float (*batch, n, d)", "lengthscale": "float (*batch, 1, d) | float (*batch, 1, 1)",
+    "scale": "float (*batch)", "noise": "float (*batch, n) | float (*batch, 1)",
     "power": "float (*batch)",
 }  # fmt: skip
 
@@ -121,13 +56,14 @@ def radial_covariance(
     points: Tensor,  # shape: (*batch, n, d)
     profile: str,
     *,
+    lengthscale: Tensor | None = None,  # shape: (*batch, 1, d) or (*batch, 1, 1)
     scale: Tensor | None = None,  # shape: (*batch,)
-    noise: Tensor | None = None,  # shape: (*batch, n)
+    noise: Tensor | None = None,  # shape: (*batch, n) or (*batch, 1)
     power: Tensor | None = None,  # shape: (*batch,)
 ) -> Tensor:
     r"""The covariance of points by a function of their distances, differentiable in closed form.
 
-    With r the distance of two points:
+    With r the distance of two points in units of the lengthscales:
 
     - ``"rbf"``: :math:`\exp(-r^2 / 2)`
     - ``"matern_12"``, ``"matern_32"``, ``"matern_52"``: of smoothness 1/2, 3/2, 5/2
@@ -135,10 +71,12 @@ def radial_covariance(
     - ``"cosine"``: :math:`\cos \pi r`
 
     Args:
-        points: Inputs divided by their lengthscales, ``(*batch, n, d)``.
+        points: Inputs, ``(*batch, n, d)``.
         profile: Name of the function.
+        lengthscale: Units of distance, ``(*batch, 1, d)`` or one for all dimensions; ones if None.
         scale: Variance that multiplies it, ``(*batch,)``; one if None.
-        noise: Variances that are added on the diagonal, ``(*batch, n)``; none if None.
+        noise: Variances that are added on the diagonal, ``(*batch, n)`` or one for all points;
+            none if None.
         power: The exponent :math:`\alpha` of ``"rational_quadratic"``, ``(*batch,)``.
 
     Returns:
@@ -156,14 +94,33 @@ def radial_covariance(
         >>> from gpclml.linalg import radial_covariance
         >>> x = torch.rand(5, 2, dtype=torch.float64)
         >>> lengthscale = torch.tensor([0.5, 2.0], dtype=torch.float64, requires_grad=True)
-        >>> radial_covariance(x / lengthscale, "matern_52").shape
+        >>> radial_covariance(x, "matern_52", lengthscale=lengthscale.unsqueeze(0)).shape
         torch.Size([5, 5])
     """
     if profile not in PROFILES:
         raise UnknownNameError("profile", profile, tuple(PROFILES))
-    covariance = _Matrix.apply(points, scale, noise, power, PROFILES[profile])
+    covariance = _Matrix.apply(points, lengthscale, scale, noise, power, PROFILES[profile])
     assert isinstance(covariance, Tensor)
     return covariance
+
+
+class _Arguments(NamedTuple):
+    """What a covariance is a function of."""
+
+    points: Tensor
+    lengthscale: Tensor | None = None
+    scale: Tensor | None = None
+    noise: Tensor | None = None
+    power: Tensor | None = None
+
+    def batch_shape(self) -> Size:
+        """The batch shape to which all of them broadcast."""
+        points, lengthscale, scale, noise, power = self
+        shapes = [points.shape[:-2]]
+        shapes += [] if lengthscale is None else [lengthscale.shape[:-2]]
+        shapes += [one.shape for one in (scale, power) if one is not None]
+        shapes += [] if noise is None else [noise.shape[:-1]]
+        return common_batch(*shapes) if any(shapes) else Size()
 
 
 @checked(late=True, **_SHAPES)
@@ -174,10 +131,11 @@ class RadialCovariance(DenseCovariance):
     is kept. Whatever else is asked for is computed from the matrix, formed when it is needed.
 
     Args:
-        points: As for :func:`radial_covariance`, and so are the next four.
+        points: As for :func:`radial_covariance`, and so are the next five.
         profile: Name of the function.
+        lengthscale: Units of distance, ``(*batch, 1, d)`` or ``(*batch, 1, 1)``.
         scale: Variance that multiplies it, ``(*batch,)``.
-        noise: Variances of the noise, ``(*batch, n)``.
+        noise: Variances of the noise, ``(*batch, n)`` or ``(*batch, 1)``.
         power: The exponent of ``"rational_quadratic"``, ``(*batch,)``.
         factor_dtype: See :func:`gpclml.linalg.factorization_dtype`.
         checked: See :func:`gpclml.linalg.safe_cholesky`.
@@ -188,6 +146,7 @@ class RadialCovariance(DenseCovariance):
         points: Tensor,
         profile: str,
         *,
+        lengthscale: Tensor | None = None,
         scale: Tensor | None = None,
         noise: Tensor | None = None,
         power: Tensor | None = None,
@@ -195,93 +154,111 @@ class RadialCovariance(DenseCovariance):
         checked: bool = True,
     ) -> None:
         own = {"factor_dtype": factor_dtype, "checked": checked, "profile": profile}
-        vars(self).update(own, points=points, parameters=(scale, noise, power))  # it is frozen
+        parts = _Arguments(points, lengthscale, scale, noise, power)
+        vars(self).update(own, arguments=parts)  # it is frozen
 
-    points: Tensor
     profile: str
-    parameters: tuple[Tensor | None, Tensor | None, Tensor | None]
+    arguments: _Arguments
 
     @cached_property
     def matrix(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
         """The covariance as a matrix, differentiable."""
-        scale, noise, power = self.parameters
-        return radial_covariance(self.points, self.profile, scale=scale, noise=noise, power=power)
+        return cast(Tensor, _Matrix.apply(*self.arguments, PROFILES[self.profile]))
 
     @property
     def shape(self) -> Size:
         """``(*batch, n, n)``, without forming the matrix."""
-        scale, noise, power = self.parameters
-        shapes = [one.shape for one in (scale, power) if one is not None]
-        shapes += [] if noise is None else [noise.shape[:-1]]
-        n = self.points.shape[-2]
-        return Size((*common_batch(self.points.shape[:-2], *shapes), n, n))
+        n = self.arguments.points.shape[-2]
+        return Size((*self.arguments.batch_shape(), n, n))
 
     @property
     def dtype(self) -> torch.dtype:
         """Of the points."""
-        return self.points.dtype
+        return self.arguments.points.dtype
 
     @property
     def device(self) -> torch.device:
         """Of the points."""
-        return self.points.device
+        return self.arguments.points.device
 
     def factored_in(self, dtype: torch.dtype | None, *, checked: bool = True) -> RadialCovariance:
         """With these settings of the Cholesky factors."""
-        scale, noise, power = self.parameters
         return RadialCovariance(
-            self.points, self.profile, scale=scale, noise=noise, power=power,
-            factor_dtype=dtype, checked=checked,
-        )  # fmt: skip
+            profile=self.profile, factor_dtype=dtype, checked=checked, **self.arguments._asdict()
+        )
 
     def _conditional_log_density(self, residual: Tensor, held_out: Tensor) -> Tensor:
         if held_out.ndim > 1 or residual.shape[:-1] != self.shape[:-2]:
             return super()._conditional_log_density(residual, held_out)
-        b = held_out.shape[-1]
-        density = ConditionalLogDensity(None, b, self.factor_dtype, self.checked)
-        order = order_with_last(held_out.cpu(), residual.shape[-1])
-        return self._at_once(residual, density, order)
+        return self._at_once(residual, self.density([held_out.unsqueeze(0)]))
 
     def _block_log_density(self, residual: Tensor, blocks: Sequence[Tensor]) -> Tensor:
         if residual.shape[:-1] != self.shape[:-2]:
             return super()._block_log_density(residual, blocks)
-        return self._at_once(residual, self._blocks(blocks))
+        return self._at_once(residual, self._of_blocks(blocks))
 
-    def _at_once(
-        self, residual: Tensor, density: ClosedForm, order: Tensor | None = None
-    ) -> Tensor:
-        """The sum of the densities, of the points in this order."""
-        points, (scale, noise, power) = self.points, self.parameters
-        if order is not None:  # of n x d numbers rather than of n x n
-            order = order.to(self.device, non_blocking=True)
-            points, residual = points.index_select(-2, order), residual.index_select(-1, order)
-            noise = None if noise is None else noise.index_select(-1, order)
-        value = _LogDensity.apply(
-            points, scale, noise, power, residual, PROFILES[self.profile], density
-        )
-        return cast(Tensor, value)
+    def _at_once(self, residual: Tensor, density: ClosedForm) -> Tensor:
+        """The sum of the densities, whose gradients are computed with it."""
+        arguments, residual, density = self._ordered(residual, density)
+        profile = PROFILES[self.profile]
+        return cast(Tensor, _LogDensity.apply(*arguments, residual, profile, density))
+
+    def _ordered(
+        self, residual: Tensor, density: ClosedForm
+    ) -> tuple[_Arguments, Tensor, ClosedForm]:
+        """All in the order of the density: n x d numbers are moved rather than n x n."""
+        order = density.order
+        if order is None:
+            return self.arguments, residual, density
+        points, noise = self.arguments.points.index_select(-2, order), self.arguments.noise
+        if noise is not None and noise.shape[-1] > 1:
+            noise = noise.index_select(-1, order)
+        moved = self.arguments._replace(points=points, noise=noise)
+        return moved, residual.index_select(-1, order), density.of_ordered()
+
+    def value_and_gradients(self, residual: Tensor, density: ClosedForm) -> tuple[Tensor, Pairs]:
+        """By all that the covariance is made of, without a matrix that autograd keeps."""
+        if residual.shape[:-1] != self.shape[:-2]:
+            return super().value_and_gradients(residual, density)
+        order, tensors = density.order, (*self.arguments, residual)
+        needed = [one is not None and one.requires_grad for one in tensors]
+        with torch.no_grad():
+            ordered = self._ordered(residual, density)
+            value, gradients = _density_and_gradients(
+                ordered[0], ordered[1], PROFILES[self.profile], ordered[2], needed
+            )
+            pairs = []
+            for place, (tensor, gradient) in enumerate(zip(tensors, gradients, strict=True)):
+                if tensor is None or gradient is None:
+                    continue
+                dim = _DIMS_OF_POINTS[place]
+                if order is not None and dim and gradient.shape[dim] == len(order):
+                    gradient = torch.empty_like(gradient).index_copy_(dim, order, gradient)
+                pairs.append((tensor, _fitted(gradient, tensor.shape, tensor.dtype)))
+        return value, pairs
+
+
+_DIMS_OF_POINTS = (-2, 0, 0, -1, 0, -1)  # of arguments and residual; 0 where points have none
 
 
 class _Parts(NamedTuple):
     """What a covariance is made of, as its gradients need it, all in one type."""
 
     z: Tensor
+    lengthscale: Tensor | None
     scale: Tensor | None
     k: Tensor
     kept: Sequence[Tensor]
 
 
-def _covariance(
-    points: Tensor,
-    scale: Tensor | None,
-    noise: Tensor | None,
-    power: Tensor | None,
-    profile: Profile,
-) -> tuple[Tensor, _Parts]:
+def _covariance(arguments: _Arguments, profile: Profile) -> tuple[Tensor, _Parts]:
     # Distances are differences of large numbers where points are far apart for their lengthscales:
     # they are computed in double precision, and so is all else where the factor will be.
+    points, lengthscale, scale, noise, power = arguments
     n, dtype = points.shape[-2], points.dtype
     z = points.double()
+    if lengthscale is not None:
+        z = z / lengthscale
     z = z - z.mean(-2, keepdim=True)
     if profile.factor != 1.0:
         z.mul_(profile.factor)
@@ -291,25 +268,26 @@ def _covariance(
     if n <= DOUBLE_UP_TO or dtype == torch.float64:
         dtype, e = torch.float64, left @ right
     else:
-        e = torch.empty(*points.shape[:-1], n, dtype=dtype, device=points.device)
+        e = torch.empty(*z.shape[:-1], n, dtype=dtype, device=z.device)
         for start in range(0, n, _ROWS):
             e[..., start : start + _ROWS, :] = left[..., start : start + _ROWS, :] @ right
     # Equal points have to be at distance zero exactly, as each is to itself. They have one norm, of
     # which a few roundings are left as their distance.
-    floor = (4.0 * torch.finfo(torch.float64).eps * half).to(dtype)
+    floor = half.mul_(4.0 * torch.finfo(torch.float64).eps).to(dtype)
     e.masked_fill_(e > floor, 0.0).diagonal(dim1=-2, dim2=-1).zero_()
-    z, (scale, noise, power) = z.to(dtype), [
-        None if one is None else one.to(dtype) for one in (scale, noise, power)
+    z, (lengthscale, scale, noise, power) = z.to(dtype), [
+        None if one is None else one.to(dtype) for one in (lengthscale, scale, noise, power)
     ]  # fmt: skip
     k, *kept = profile.value(e, None if power is None else power[..., None, None])
-    parts = _Parts(z, scale, k, kept)
+    parts = _Parts(z, lengthscale, scale, k, kept)
     if scale is None and noise is None:
         return k, parts
     covariance = k.clone() if scale is None else k * scale[..., None, None]
     if noise is not None:
-        batch = common_batch(covariance.shape[:-2], noise.shape[:-1])
-        if batch != covariance.shape[:-2]:
-            covariance = covariance.expand(*batch, *covariance.shape[-2:]).clone()
+        if noise.ndim > 1:
+            batch = common_batch(covariance.shape[:-2], noise.shape[:-1])
+            if batch != covariance.shape[:-2]:
+                covariance = covariance.expand(*batch, *covariance.shape[-2:]).clone()
         covariance.diagonal(dim1=-2, dim2=-1).add_(noise)
     return covariance, parts
 
@@ -322,32 +300,37 @@ def _gradients(
     *,
     symmetric: bool,
 ) -> list[Tensor | None]:
-    """By points, scale, noise and power, with the batch shape of the covariance.
+    """By all arguments in turn, with the batch shape of the covariance.
 
     Args:
         grad: Gradient by the covariance.
         parts: Of the covariance.
         profile: The function of distance.
-        needed: Which of the four.
+        needed: Which of the five.
         symmetric: Whether ``grad`` is.
     """
-    z, scale, k, kept = parts
-    of_points, of_scale, of_noise, of_power = needed
-    gradients: list[Tensor | None] = [None] * 4
+    z, lengthscale, scale, k, kept = parts
+    of_points, of_lengthscale, of_scale, of_noise, of_power = needed
+    gradients: list[Tensor | None] = [None] * 5
     if of_noise:
-        gradients[2] = grad.diagonal(dim1=-2, dim2=-1).clone()
+        gradients[3] = grad.diagonal(dim1=-2, dim2=-1).clone()
     if of_scale:
-        gradients[1] = inner_product(grad, k)
+        gradients[2] = inner_product(grad, k)
     if of_power:
         assert profile.power_slope is not None
         by_power = inner_product(grad, profile.power_slope(k, *kept))
-        gradients[3] = by_power if scale is None else by_power * scale
-    if of_points:
+        gradients[4] = by_power if scale is None else by_power * scale
+    if of_points or of_lengthscale:
         differences = _differences if z.shape[-1] == 1 else _differences_by_product
         gradient = differences(grad, z, profile.slope(k, *kept), symmetric)
-        if profile.factor != 1.0:
-            gradient.mul_(profile.factor)
-        gradients[0] = gradient if scale is None else gradient * scale[..., None, None]
+        if scale is not None:
+            gradient = gradient * scale[..., None, None]
+        if of_lengthscale:
+            assert lengthscale is not None
+            gradients[1] = (gradient * z).sum(-2, keepdim=True).neg_().div_(lengthscale)
+        if of_points:
+            factor = profile.factor if lengthscale is None else profile.factor / lengthscale
+            gradients[0] = gradient * factor
     return gradients
 
 
@@ -375,15 +358,34 @@ def _differences_by_product(grad: Tensor, z: Tensor, slope: Tensor, symmetric: b
     return product[..., :-1] - product[..., -1:] * z
 
 
+def _density_and_gradients(
+    arguments: _Arguments,
+    residual: Tensor,
+    profile: Profile,
+    density: ClosedForm,
+    needed: Sequence[bool],
+) -> tuple[Tensor, list[Tensor | None]]:
+    """The sum of the densities, and its gradients by the arguments and by the residual."""
+    small = density_of_few(arguments, residual, profile, density.small, needed)
+    if small is not None:
+        return small
+    covariance, parts = _covariance(arguments, profile)
+    values, state = density.evaluate(covariance, residual.unsqueeze(-2).to(covariance.dtype))
+    gradients: list[Tensor | None] = [None] * 6
+    if any(needed):
+        grad, of_residual = density.gradient(state, torch.ones_like(values))
+        own = _gradients(grad.to(parts.z.dtype), parts, profile, needed[:5], symmetric=True)
+        gradients = [*own, of_residual.squeeze(-2) if needed[5] else None]
+    summed = values.flatten(covariance.ndim - 2).sum(-1)
+    return summed.to(residual.dtype), gradients
+
+
 def _like(value: Tensor | None) -> tuple[Size, torch.dtype] | None:
     return None if value is None else (value.shape, value.dtype)
 
 
-def _fitted(gradient: Tensor | None, like: tuple[Size, torch.dtype] | None) -> Tensor | None:
+def _fitted(gradient: Tensor, shape: Size, dtype: torch.dtype) -> Tensor:
     """The gradient in the shape and type of its argument."""
-    if gradient is None or like is None:
-        return None
-    shape, dtype = like
     return (gradient if gradient.shape == shape else gradient.sum_to_size(shape)).to(dtype)
 
 
@@ -394,47 +396,43 @@ def _reaching(values: Tensor, ndim: int) -> Tensor:
 
 class _Matrix(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, points, scale, noise, power, profile):
-        covariance, parts = _covariance(points, scale, noise, power, profile)
-        ctx.save_for_backward(parts.z, parts.scale, parts.k, *parts.kept)
+    def forward(ctx, points, lengthscale, scale, noise, power, profile):
+        arguments = _Arguments(points, lengthscale, scale, noise, power)
+        covariance, parts = _covariance(arguments, profile)
+        ctx.save_for_backward(*parts[:4], *parts.kept)
         ctx.profile = profile
-        ctx.likes = [_like(one) for one in (points, scale, noise, power)]
+        ctx.likes = [_like(one) for one in arguments]
         return covariance.to(points.dtype)
 
     @staticmethod
     def backward(ctx, *grads):
         refuse_double_backward("radial_covariance")
-        z, scale, k, *kept = ctx.saved_tensors
-        gradients = _gradients(
-            grads[0].to(k.dtype), _Parts(z, scale, k, kept), ctx.profile, ctx.needs_input_grad[:4],
-            symmetric=False,
-        )  # fmt: skip
-        return *map(_fitted, gradients, ctx.likes), None
+        z, lengthscale, scale, k, *kept = ctx.saved_tensors
+        parts = _Parts(z, lengthscale, scale, k, kept)
+        needed = ctx.needs_input_grad[:5]
+        gradients = _gradients(grads[0].to(k.dtype), parts, ctx.profile, needed, symmetric=False)
+        pairs = zip(gradients, ctx.likes, strict=True)
+        return *[None if g is None else _fitted(g, *like) for g, like in pairs], None
 
 
 class _LogDensity(torch.autograd.Function):
     """The gradient is computed with the value, where one is wanted: it needs the same factor."""
 
     @staticmethod
-    def forward(ctx, points, scale, noise, power, residual, profile, density):
-        covariance, parts = _covariance(points, scale, noise, power, profile)
-        values, state = density.evaluate(covariance, residual.unsqueeze(-2).to(covariance.dtype))
-        needed = ctx.needs_input_grad
-        if any(needed):
-            grad, of_residual = density.gradient(state, torch.ones_like(values))
-            dtype = parts.z.dtype
-            gradients = _gradients(grad.to(dtype), parts, profile, needed[:4], symmetric=True)
-            gradients.append(of_residual.squeeze(-2) if needed[4] else None)
-            ctx.save_for_backward(*gradients)
-            ctx.likes = [_like(one) for one in (points, scale, noise, power, residual)]
-        return values.flatten(covariance.ndim - 2).sum(-1).to(points.dtype)
+    def forward(ctx, points, lengthscale, scale, noise, power, residual, profile, density):
+        arguments = _Arguments(points, lengthscale, scale, noise, power)
+        value, gradients = _density_and_gradients(
+            arguments, residual, profile, density, ctx.needs_input_grad
+        )
+        ctx.save_for_backward(*gradients)
+        ctx.likes = [_like(one) for one in (*arguments, residual)]
+        return value
 
     @staticmethod
     def backward(ctx, *grads):
         refuse_double_backward("log densities")
-        (grad,) = grads
         gradients = [
-            None if one is None else _fitted(one * _reaching(grad, one.ndim), like)
+            None if one is None else _fitted(one * _reaching(grads[0], one.ndim), *like)
             for one, like in zip(ctx.saved_tensors, ctx.likes, strict=True)
         ]
         return *gradients, None, None

@@ -11,7 +11,7 @@ from linear_operator.utils.errors import NanError
 
 from gpclml.conditioning import LastPoints, RandomHoldout
 from gpclml.errors import ArgumentError, NonFiniteError, UnknownNameError
-from gpclml.fit import FitWarning, fit_mll
+from gpclml.fit import FitWarning, _optimize, fit_mll
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
 
@@ -61,9 +61,8 @@ def test_a_line_search_evaluates_no_point_twice_in_a_row():
     points = []
     mll = objective(conditioning=LastPoints(0))
     fit_mll(Counting(mll.likelihood, mll.model), progress=False)
-    searched = points[:-1]  # the last is the result's
-    assert len(searched) > 10
-    for one, other in itertools.pairwise(searched):
+    assert len(points) > 10
+    for one, other in itertools.pairwise(points):
         assert any(not torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
@@ -357,3 +356,53 @@ def test_categories_as_inputs_do_not_end_a_fit_early(data_folder):
     with torch.no_grad():
         error = model.predict(x[rest], marginal=True).mean - y[rest]
     assert error.square().mean().sqrt() < 0.7
+
+
+def test_parameters_are_in_their_own_memory_after_a_search():
+    mll = objective()
+    before = {name: (p.data_ptr(), p.shape, p.stride()) for name, p in mll.named_parameters()}
+    for parameter in mll.parameters():
+        parameter.grad = torch.full_like(parameter, 7.0)
+    fit_mll(mll, progress=False)
+    for name, parameter in mll.named_parameters():
+        assert (parameter.data_ptr(), parameter.shape, parameter.stride()) == before[name]
+        assert bool((parameter.grad == 7.0).all())
+
+
+def test_a_search_that_is_interrupted_keeps_its_best_parameters(monkeypatch):
+    mll, values = objective(conditioning=LastPoints(0)), []
+
+    def interrupted(self, intermediate_result):
+        values.append(intermediate_result.fun)
+        if len(values) == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(_optimize._Watch, "__call__", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        fit_mll(mll, progress=False)
+    mll.train()
+    with torch.no_grad():
+        assert float(mll.compute_custom_loss()) == pytest.approx(min(values), rel=1e-12)
+
+
+def test_parameters_of_two_types_are_searched_together():
+    """A network of single precision before a kernel of double."""
+
+    class Mixed(gpytorch.means.ConstantMean):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(2, dtype=torch.float32))
+
+        def forward(self, x):
+            return super().forward(x) + self.weight.double() @ torch.stack([x[:, 0], x[:, 1]])
+
+    mll = objective(conditioning=LastPoints(0))
+    mll.model.mean_module = Mixed().double()
+    mll.model.mean_module.weight.data = torch.ones(2)
+    result = fit_mll(mll, progress=False)
+    assert mll.model.mean_module.weight.dtype == torch.float32
+    assert not torch.equal(mll.model.mean_module.weight, torch.ones(2))
+    assert result.history[-1] > result.history[0]
+    mll.train()
+    gradients = torch.autograd.grad(mll.compute_custom_loss(), list(mll.parameters()))
+    assert max(float(g.abs().max()) for g in gradients) < 1e-2

@@ -94,8 +94,8 @@ def test_differences_on_a_line_do_not_cancel():
     x = torch.cat([x, x + 1e-2])
     weights = torch.randn(200, 200, generator=generator, dtype=torch.float64)
     weights = weights + weights.mT
-    _, parts = radial._covariance(x, None, None, None, PROFILES["rbf"])
-    needed = (True, False, False, False)
+    _, parts = radial._covariance(radial._Arguments(x), PROFILES["rbf"])
+    needed = (True, False, False, False, False)
     found, *_ = radial._gradients(weights, parts, PROFILES["rbf"], needed, symmetric=True)
     assert found is not None
     z, W, k = (one.numpy().astype(np.longdouble) for one in (parts.z[:, 0], weights, parts.k))

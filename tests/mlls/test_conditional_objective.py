@@ -26,6 +26,7 @@ from gpclml.errors import (
     ShapeError,
     UnsupportedError,
 )
+from gpclml.linalg import small
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 
 
@@ -300,14 +301,19 @@ def test_conditioning_that_does_not_fit_the_data(conditioning):
         mll(model(x), y)
 
 
-@pytest.mark.parametrize(("known", "most"), [(False, 9), (True, 10)])
-def test_a_call_enters_few_files_before_the_factorization(monkeypatch, known, most):
+@pytest.mark.parametrize(
+    ("known", "few", "most"), [(False, True, 10), (True, False, 13), (True, True, 13)]
+)
+def test_a_call_enters_few_files_before_the_factorization(monkeypatch, known, few, most):
     model, likelihood = make(*data())
+    monkeypatch.setattr(small, "SMALL", 128 if few else 0)
     if not known:  # and so evaluated by GPyTorch
         model.covar_module.register_forward_hook(lambda module, arguments, output: output)
     mll = ConditionalMarginalLogLikelihood(likelihood, model)
     folder = str(Path(gpclml.__file__).parent)
-    entered, factor = {}, torch.linalg.cholesky_ex
+    by_numpy = known and few
+    library, name = (small.lapack, "dpotrf") if by_numpy else (torch.linalg, "cholesky_ex")
+    entered, factor = {}, getattr(library, name)
 
     def watch(frame, event, argument):
         if event == "call" and frame.f_code.co_filename.startswith(folder):
@@ -317,7 +323,7 @@ def test_a_call_enters_few_files_before_the_factorization(monkeypatch, known, mo
         sys.setprofile(None)
         return factor(*arguments, **options)
 
-    monkeypatch.setattr(torch.linalg, "cholesky_ex", stop)
+    monkeypatch.setattr(library, name, stop)
     before = sys.getprofile()
     sys.setprofile(watch)
     try:

@@ -291,8 +291,10 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
         rows=lambda i, j, k: covariance()[i:j, :k], diagonal=covariance().diagonal(),
         shape=covariance().shape, kept_bytes=0),
     "linalg.RadialCovariance": lambda: dict(
-        points=inputs(8), profile="rbf", scale=positive(1).squeeze(), noise=positive(8)),
-    "linalg.radial_covariance": lambda: dict(points=inputs(8), profile="matern_52"),
+        points=inputs(8), profile="rbf", lengthscale=positive(1, 2), scale=positive(1).squeeze(),
+        noise=positive(8)),
+    "linalg.radial_covariance": lambda: dict(
+        points=inputs(8), profile="matern_52", lengthscale=positive(1, 2)),
     "linalg.block_conditional_log_densities": lambda: dict(
         covariance=covariance(), residual=normal(8), blocks=[torch.tensor([[0, 1], [2, 3]])]),
     ("linalg.conditional_log_density", "linalg.leave_one_out_moments"): lambda: dict(

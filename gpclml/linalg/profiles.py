@@ -1,0 +1,108 @@
+"""Functions of distance and their derivatives, of tensors and of NumPy's arrays."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy
+import torch
+from torch import Tensor
+
+__all__ = ["PROFILES", "Profile"]
+
+
+class Profile(NamedTuple):
+    """A function k of e, minus half a squared distance; of tensors, and of NumPy's arrays.
+
+    Attributes:
+        factor: Points are multiplied by it before distances are taken.
+        value: ``(e, power) -> (k, *kept)``, with what the derivatives need; may overwrite e.
+        slope: ``(k, *kept) -> k'``, the derivative by e.
+        power_slope: ``(k, *kept) -> dk / d power``, where there is a power.
+    """
+
+    factor: float
+    value: Callable[..., tuple[Any, ...]]
+    slope: Callable[..., Any]
+    power_slope: Callable[..., Any] | None = None
+
+
+def _library(array: Any) -> Any:
+    """PyTorch or NumPy, whose functions of one array have the same names and ``out``."""
+    return torch if isinstance(array, Tensor) else numpy
+
+
+def _rbf(e: Any, *_: Any) -> tuple[Any]:
+    return (_library(e).exp(e, out=e),)
+
+
+def _distance(e: Any) -> Any:
+    e *= -2.0
+    return _library(e).sqrt(e, out=e)
+
+
+def _decay(t: Any) -> Any:
+    k = -t
+    return _library(t).exp(k, out=k)
+
+
+def _matern_12(e: Any, *_: Any) -> tuple[Any, Any]:
+    t = _distance(e)
+    return _decay(t), t
+
+
+def _slope_of_matern_12(k: Any, t: Any) -> Any:
+    equal = t == 0.0
+    slope = k / (t + equal)
+    slope[equal] = 0.0
+    return slope
+
+
+def _matern_32(e: Any, *_: Any) -> tuple[Any, Any]:
+    t = _distance(e)
+    decay = _decay(t)
+    t += 1.0
+    t *= decay
+    return t, decay
+
+
+def _matern_52(e: Any, *_: Any) -> tuple[Any, Any]:
+    t = _distance(e)
+    slope = _decay(t)
+    third = t * t
+    third *= slope
+    third /= 3.0
+    t += 1.0
+    slope *= t
+    third += slope
+    slope /= 3.0
+    return third, slope
+
+
+def _rational_quadratic(e: Any, power: Any) -> tuple[Any, Any]:
+    base = 1.0 - e / power
+    k = _library(e).log(base)
+    k *= -power
+    return _library(e).exp(k, out=k), base
+
+
+def _power_slope(k: Any, base: Any) -> Any:
+    return (1.0 - _library(k).log(base) - 1.0 / base) * k
+
+
+def _cosine(e: Any, *_: Any) -> tuple[Any, Any]:
+    t = _distance(e)
+    return _library(t).cos(t), t
+
+
+PROFILES = {
+    "rbf": Profile(1.0, _rbf, lambda k: k),
+    "matern_12": Profile(1.0, _matern_12, _slope_of_matern_12),
+    "matern_32": Profile(math.sqrt(3.0), _matern_32, lambda k, decay: decay),
+    "matern_52": Profile(math.sqrt(5.0), _matern_52, lambda k, slope: slope),
+    "rational_quadratic": Profile(1.0, _rational_quadratic, lambda k, base: k / base, _power_slope),
+    "cosine": Profile(math.pi, _cosine, lambda k, t: _library(t).sinc(t / math.pi)),
+}
+"""The functions of distance by name, each of unit variance at distance zero."""

@@ -1,0 +1,315 @@
+"""The loss that a line search minimizes, with its gradient, with little around the computation.
+
+A line search evaluates one function many times. What stays the same is done once: the held-out
+points are drawn, the modules are searched for priors, the kernel is recognized. An evaluation then
+computes the density and its gradient by the hyperparameters from one factor
+(:meth:`gpclml.linalg.Covariance.value_and_gradients`); autograd goes on from there to the
+parameters, where these are not the hyperparameters themselves.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import numpy
+import torch
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.likelihoods.noise_models import HomoskedasticNoise
+from gpytorch.means import ConstantMean
+from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
+from gpytorch.models import ExactGP
+from gpytorch.priors import GammaPrior, LogNormalPrior, NormalPrior, Prior
+from torch import Tensor
+
+from gpclml.conditioning import KFold, LastPoints
+from gpclml.inference.known_kernels import covariance_at, is_known
+from gpclml.inference.observations import Observations, training_observations
+from gpclml.linalg import Covariance
+from gpclml.linalg.covariance import Pairs
+from gpclml.mlls._terms import prior_and_added_loss
+from gpclml.mlls.conditional_marginal_log_likelihood import ConditionalMarginalLogLikelihood
+from gpclml.mlls.losses import fixed_loss
+from gpclml.models import GPRegression
+
+__all__ = ["FixedLoss"]
+
+
+class FixedLoss:
+    """An objective's loss at held-out points that stay the same, and its gradient.
+
+    Calling it gives :func:`~gpclml.mlls.losses.fixed_loss` and adds the gradient to the ``grad`` of
+    the parameters, as ``fixed_loss(mll).backward()`` does. Data, conditioning and the modules of
+    the model have to stay the same between calls; parameters may change.
+
+    Args:
+        mll: Any objective, in train mode.
+
+    Raises:
+        NonFiniteError, NotPSDError: If the objective cannot be evaluated.
+    """
+
+    def __init__(self, mll: MarginalLogLikelihood) -> None:
+        self._mll = mll
+        self._known = _KnownLoss.of(mll)
+
+    def __call__(self) -> float:
+        """The loss, summed over a batch."""
+        if self._known is not None:
+            return self._known()
+        loss = fixed_loss(self._mll)
+        loss.backward()
+        return loss.item()
+
+
+class _KnownLoss:
+    """Of the conditional and of GPyTorch's marginal log likelihood, where no target is missing."""
+
+    @staticmethod
+    def of(mll: MarginalLogLikelihood) -> _KnownLoss | None:
+        model, kind = mll.model, type(mll)
+        if kind is ConditionalMarginalLogLikelihood:
+            known = _KnownLoss(cast(ConditionalMarginalLogLikelihood, mll))
+            return known if known.applies else None
+        if kind is not ExactMarginalLogLikelihood or mll.likelihood is not model.likelihood:
+            return None
+        if not isinstance(model, ExactGP) or _has_own_loss(model):
+            return None
+        mll = ConditionalMarginalLogLikelihood(mll.likelihood, model, LastPoints(m=0))
+        known = _KnownLoss(mll)
+        # Kernels with structure, and priors of a batch, GPyTorch treats in ways of its own.
+        return known if known.applies and known.prior is not None and not known.batch else None
+
+    def __init__(self, mll: ConditionalMarginalLogLikelihood) -> None:
+        self._mll = mll
+        self._model = cast(ExactGP, mll.model)
+        with torch.no_grad():
+            data = training_observations(self._model, mll.likelihood)
+            conditioning = KFold(10) if mll.conditioning is None else mll.conditioning
+            split = data.split(conditioning, torch.Generator().manual_seed(mll.seed))
+            self.applies = data.missing is None and split.conditioned_on is None
+            if not self.applies:
+                return
+            self._blocks = split.held_out
+            covariance = self._covariance(data)
+            self._density = covariance.density(self._blocks)
+        self._per_target = 1.0 / sum(group.numel() for group in self._blocks)
+        self._per_row = 1.0 / data.residual.shape[-1]
+        self.batch = covariance.shape[:-2]
+        self._terms = _Terms(self._model, self.batch, data.params)
+        self.prior = _KnownPrior.of(self._model, mll.likelihood)
+
+    def __call__(self) -> float:
+        if self.prior is None:
+            data = training_observations(self._model, self._mll.likelihood)
+            covariance, residual = self._covariance(data), data.residual
+        else:
+            covariance, residual = self.prior()
+        values, pairs = covariance.value_and_gradients(residual, self._density)
+        if self.prior is not None:
+            pairs = self.prior.by_constant(pairs, residual)
+        self._mll.last_solve = covariance.reports
+        total = values.sum().item() if values.ndim else values.item()
+        if not math.isfinite(total):
+            training_observations(self._model, self._mll.likelihood).check_density(values)
+        terms, slopes = self._terms()
+        _accumulate([(pairs, -self._per_target), (slopes, -self._per_row)])
+        return -(total * self._per_target + terms * self._per_row)
+
+    def _covariance(self, data: Observations) -> Covariance:
+        mll = self._mll
+        return data.covariance_by(mll.solver, self._blocks, mll.factor_dtype)
+
+
+def _has_own_loss(model: torch.nn.Module) -> bool:
+    return getattr(model, "compute_custom_loss", None) is not None
+
+
+def _accumulate(weighted: list[tuple[Pairs, float]]) -> None:
+    """Adds gradients to those of leaves, and passes the others on to what they come from."""
+    tensors, gradients = [], []
+    for pairs, weight in weighted:
+        for tensor, gradient in pairs:
+            if not tensor.is_leaf:
+                tensors.append(tensor)
+                gradients.append(gradient * weight)
+            elif tensor.grad is None:
+                tensor.grad = gradient * weight
+            else:
+                tensor.grad.add_(gradient, alpha=weight)
+    if tensors:
+        torch.autograd.backward(tensors, gradients)
+
+
+class _KnownPrior:
+    """Of a model that is its mean and a known kernel at its inputs, which need not be called."""
+
+    @staticmethod
+    def of(model: ExactGP, likelihood: Any) -> _KnownPrior | None:
+        """None where the model may compute anything else."""
+        inputs = _inputs(model)
+        if (
+            inputs is None
+            or type(likelihood) is not GaussianLikelihood
+            or type(likelihood.noise_covar) is not HomoskedasticNoise
+            or any(
+                _has_hooks(cast(torch.nn.Module, one))
+                for one in (model, likelihood, model.mean_module)
+            )
+        ):
+            return None
+        with torch.no_grad():
+            x = inputs()
+        kernel = cast(Kernel, model.covar_module)
+        dims = kernel.active_dims
+        num_dims = x.shape[-1] if dims is None else len(cast(Tensor, dims))
+        return _KnownPrior(model, likelihood, inputs) if is_known(kernel, num_dims) else None
+
+    def __init__(
+        self, model: ExactGP, likelihood: GaussianLikelihood, inputs: Callable[[], Tensor]
+    ) -> None:
+        self._kernel = cast(Kernel, model.covar_module)
+        self._mean = cast(Any, model.mean_module)
+        self._is_constant = type(self._mean) is ConstantMean
+        self._likelihood = likelihood
+        self._targets = cast(Tensor, model.train_targets)
+        self._inputs = inputs
+
+    def __call__(self) -> tuple[Covariance, Tensor]:
+        """The covariance of the observations, and the residuals."""
+        x = self._inputs()
+        if self._is_constant:
+            constant = self._mean.constant
+            residual = self._targets - constant.detach().unsqueeze(-1)
+            residual.requires_grad_(constant.requires_grad)
+        else:
+            residual = self._targets - self._mean(x)
+        dims = self._kernel.active_dims
+        if dims is not None:
+            x = x.index_select(-1, cast(Tensor, dims))
+        noise = cast(Tensor, self._likelihood.noise)
+        return covariance_at(self._kernel, x, noise), residual
+
+    def by_constant(self, pairs: Pairs, residual: Tensor) -> Pairs:
+        """The gradient by the residual as that by a constant mean, where there is one."""
+        if not self._is_constant:
+            return pairs
+        constant = self._mean.constant
+        return [
+            (constant, g.sum(-1).sum_to_size(constant.shape).neg()) if tensor is residual
+            else (tensor, g) for tensor, g in pairs
+        ]  # fmt: skip
+
+
+def _has_hooks(module: torch.nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
+
+
+def _inputs(model: ExactGP) -> Callable[[], Tensor] | None:
+    """What mean and kernel of the model are called on, for classes of which that is known."""
+    x, *others = cast(tuple[Tensor, ...], model.train_inputs)
+    forward = type(model).forward
+    if others or not x.is_floating_point():
+        return None
+    if forward is GPRegression.forward:
+        fixed = cast(GPRegression, model).input_standardizer.transform(x)
+        return lambda: fixed
+    models = sys.modules.get("botorch.models")
+    if models is None or forward is not models.SingleTaskGP.forward:
+        return None
+    transform = getattr(model, "input_transform", None)
+    if transform is None:
+        return lambda: x
+    return lambda: cast(Any, model).transform_inputs(x)
+
+
+class _Terms:
+    """Log priors and added losses, with gradients; the modules are searched once."""
+
+    def __init__(self, model: ExactGP, batch_shape: torch.Size, params: Sequence[Tensor]) -> None:
+        self._model, self._batch_shape, self._params = model, batch_shape, params
+        self._plain = not len(batch_shape) and not any(True for _ in model.added_loss_terms())
+        self._priors = [
+            (module, prior, closure, _formula(prior))
+            for _, module, prior, closure, _ in model.named_priors()
+        ]
+
+    def __call__(self) -> tuple[float, Pairs]:
+        if not self._plain:
+            terms = prior_and_added_loss(self._model, self._batch_shape, self._params)
+            if not isinstance(terms, Tensor):
+                return float(terms), []
+            total = terms.expand(self._batch_shape).sum()
+            return total.item(), [(total, torch.ones_like(total))] if total.requires_grad else []
+        total, pairs = 0.0, []
+        for module, prior, closure, formula in self._priors:
+            value = cast(Tensor, closure(module))
+            if formula is None or value.device.type != "cpu":
+                density = prior.log_prob(value).sum()
+                total += density.item()
+                if density.requires_grad:
+                    pairs.append((density, torch.ones_like(density)))
+            else:
+                density, slope = formula(value.detach().double().numpy())
+                total += density
+                if value.requires_grad:
+                    pairs.append((value, torch.as_tensor(slope, dtype=value.dtype)))
+        return total, pairs
+
+
+_HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+
+Formula = Callable[[numpy.ndarray], tuple[float, numpy.ndarray]]
+
+
+def _formula(prior: Prior) -> Formula | None:
+    """The sum of a prior's log densities and their slopes, of kinds that most models have."""
+    make = _FORMULAS.get(type(prior))
+    return None if make is None or getattr(prior, "_transform", None) is not None else make(prior)
+
+
+def _normal(prior: Any) -> Formula:
+    loc, variance, log_scale = _numbers(prior.loc, prior.scale**2, prior.scale.log())
+    constant = log_scale + _HALF_LOG_2PI
+
+    def formula(value: numpy.ndarray) -> tuple[float, numpy.ndarray]:
+        t = value - loc
+        slope = -t / variance
+        return float((0.5 * t * slope - constant).sum()), slope
+
+    return formula
+
+
+def _log_normal(prior: Any) -> Formula:
+    of_log = _normal(prior.base_dist)
+
+    def formula(value: numpy.ndarray) -> tuple[float, numpy.ndarray]:
+        log = numpy.log(value)
+        density, slope = of_log(log)
+        return density - float(log.sum()), (slope - 1.0) / value
+
+    return formula
+
+
+def _gamma(prior: Any) -> Formula:
+    a, b = prior.concentration, prior.rate
+    normalizer = torch.xlogy(a, b) - torch.lgamma(a)
+    less, b, normalizer = _numbers(a - 1.0, b, normalizer)
+
+    def formula(value: numpy.ndarray) -> tuple[float, numpy.ndarray]:
+        return float((less * numpy.log(value) - b * value + normalizer).sum()), less / value - b
+
+    return formula
+
+
+def _numbers(*tensors: Tensor) -> list[numpy.ndarray]:
+    """In double precision; what depends on them alone upstream computes in their own."""
+    return [tensor.detach().cpu().double().numpy() for tensor in tensors]
+
+
+_FORMULAS: dict[type[Prior], Callable[[Any], Formula]] = {
+    GammaPrior: _gamma, LogNormalPrior: _log_normal, NormalPrior: _normal,
+}  # fmt: skip

@@ -1,0 +1,107 @@
+"""Densities by NumPy equal those by PyTorch, whose gradients are tested by finite differences."""
+
+from __future__ import annotations
+
+import numpy
+import pytest
+import torch
+from linear_operator.utils.warnings import NumericalWarning
+
+from gpclml.linalg import PROFILES, RadialCovariance, small
+
+BLOCKS = {
+    "all": [torch.arange(9).unsqueeze(0)],
+    "last": [torch.tensor([[7, 8]])],
+    "some": [torch.tensor([[6, 1, 4]])],
+    "each": [torch.arange(9).unsqueeze(-1)],
+    "folds": [torch.tensor([[0, 3], [8, 1]]), torch.tensor([[2, 4, 5]])],
+    "overlapping": [torch.tensor([[0, 3], [3, 1]]), torch.tensor([[1]])],
+}
+
+
+def arguments(profile, form, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(3)
+
+    def draw(*shape):
+        # A cosine of distances in two dimensions takes much noise to be a covariance.
+        least = 9.0 if profile == "cosine" and shape in ((1,), (9,)) else 0.3
+        values = torch.rand(shape, generator=generator, dtype=torch.float64) + least
+        return values.to(dtype).requires_grad_()
+
+    points = draw(9, 2)
+    with torch.no_grad():
+        points[5] = points[2]
+    own = {"power": draw()} if profile == "rational_quadratic" else {}
+    if form == "bare":
+        return points, {"noise": draw(9), **own}, draw(9)
+    isotropic = form == "isotropic"
+    own |= {"lengthscale": draw(1, 1 if isotropic else 2), "scale": draw()}
+    return points, {"noise": draw(1 if isotropic else 9), **own}, draw(9)
+
+
+def evaluated(points, own, residual, profile, blocks):
+    covariance = RadialCovariance(points, profile, **own)
+    value, pairs = covariance.value_and_gradients(residual, covariance.density(blocks))
+    return value, {id(tensor): gradient for tensor, gradient in pairs}
+
+
+@pytest.mark.parametrize("blocks", BLOCKS)
+@pytest.mark.parametrize("form", ["bare", "isotropic", "ard"])
+@pytest.mark.parametrize("profile", PROFILES)
+def test_values_and_gradients_are_those_of_pytorch(monkeypatch, profile, form, blocks):
+    points, own, residual = arguments(profile, form)
+    tensors = [points, residual, *own.values()]
+    covariance = RadialCovariance(points, profile, **own)
+    value, ours = evaluated(points, own, residual, profile, BLOCKS[blocks])
+    monkeypatch.setattr(small, "SMALL", 0)
+    expected = covariance.held_out_log_density(residual, BLOCKS[blocks])
+    torch.testing.assert_close(value, expected.detach(), rtol=1e-12, atol=1e-12)
+    for tensor, gradient in zip(tensors, torch.autograd.grad(expected, tensors), strict=True):
+        scale = float(gradient.abs().max())
+        torch.testing.assert_close(ours[id(tensor)], gradient, rtol=1e-10, atol=1e-11 * scale)
+    also, theirs = evaluated(points, own, residual, profile, BLOCKS[blocks])
+    torch.testing.assert_close(also, value, rtol=1e-12, atol=1e-12)
+    for tensor in tensors:
+        torch.testing.assert_close(theirs[id(tensor)], ours[id(tensor)], rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("blocks", BLOCKS)
+def test_single_precision_is_computed_in_double(blocks):
+    points, own, residual = arguments("matern_32", "ard", torch.float32)
+    value, gradients = evaluated(points, own, residual, "matern_32", BLOCKS[blocks])
+    double = [one.detach().double().requires_grad_() for one in (points, residual, *own.values())]
+    as_double = dict(zip(own, double[2:], strict=True))
+    expected, exact = evaluated(double[0], as_double, double[1], "matern_32", BLOCKS[blocks])
+    assert value.dtype == torch.float32
+    torch.testing.assert_close(value.double(), expected, rtol=1e-6, atol=1e-6)
+    for one, other in zip((points, residual, *own.values()), double, strict=True):
+        assert gradients[id(one)].dtype == torch.float32
+        torch.testing.assert_close(
+            gradients[id(one)].double(), exact[id(other)], rtol=1e-5, atol=1e-5
+        )
+
+
+def test_what_needs_no_gradient_is_not_computed():
+    points, own, residual = arguments("rbf", "ard")
+    for one in (points, residual, own["scale"]):
+        one.requires_grad_(False)
+    _, gradients = evaluated(points, own, residual, "rbf", BLOCKS["all"])
+    assert set(gradients) == {id(own["lengthscale"]), id(own["noise"])}
+
+
+def test_a_singular_covariance_is_left_to_pytorch_which_adds_jitter():
+    x = torch.zeros(4, 1, dtype=torch.float64, requires_grad=True)
+    covariance = RadialCovariance(x, "rbf")
+    with pytest.warns(NumericalWarning, match="singular to rounding"):
+        covariance.value_and_gradients(
+            torch.ones(4).double(), covariance.density([torch.arange(4).unsqueeze(0)])
+        )
+
+
+def test_values_that_are_not_finite_have_no_density_here():
+    x = numpy.zeros((3, 1))
+    x[1] = numpy.nan
+    answer = small.density_and_gradients(
+        (x, None, None, numpy.ones(3), None), numpy.ones(3), PROFILES["rbf"], 3, (True,) * 6, 1e-15
+    )
+    assert answer is None

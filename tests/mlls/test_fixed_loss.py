@@ -1,0 +1,233 @@
+"""The loss of a line search is the objective's own, value and gradient, however it is computed."""
+
+from __future__ import annotations
+
+import gpytorch
+import pytest
+import torch
+from botorch.models import MultiTaskGP, SingleTaskGP
+from botorch.models.transforms import Normalize, Standardize, Warp
+from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from gpytorch.priors import GammaPrior, HalfCauchyPrior, LogNormalPrior, NormalPrior
+
+from gpclml.conditioning import HeldOut, KFold, LastPoints, LeaveOneOut, RandomHoldout
+from gpclml.inference import covariances
+from gpclml.mlls import ConditionalMarginalLogLikelihood
+from gpclml.mlls.fixed_loss import FixedLoss
+from gpclml.mlls.losses import fixed_loss
+from gpclml.models import GPRegression
+
+
+def data(n=15, outputs=1, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(1)
+    x = torch.rand(n, 3, generator=generator, dtype=dtype)
+    y = torch.stack([torch.sin((5 + k) * x.sum(-1)) for k in range(outputs)], -1)
+    return x, y + 0.1 * torch.randn(y.shape, generator=generator, dtype=dtype)
+
+
+class Plain(gpytorch.models.ExactGP):
+    def __init__(self, x, y, likelihood, kernel, mean=None):
+        super().__init__(x, y, likelihood)
+        self.mean_module = mean or gpytorch.means.ConstantMean()
+        self.covar_module = kernel
+
+    def forward(self, x):
+        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+class Doubled(SingleTaskGP):
+    def forward(self, x):
+        return super().forward(2.0 * x)
+
+
+def plain(kernel, **likelihood):
+    x, y = data()
+    likelihood = gpytorch.likelihoods.GaussianLikelihood(**likelihood)
+    return Plain(x, y.squeeze(-1), likelihood, kernel).double()
+
+
+def with_priors():
+    kernel = ScaleKernel(
+        MaternKernel(1.5, ard_num_dims=3, lengthscale_prior=GammaPrior(3.0, 6.0)),
+        outputscale_prior=NormalPrior(1.0, 0.5),
+    )
+    model = plain(kernel, noise_prior=LogNormalPrior(-3.0, 1.0))
+    constant = LogNormalPrior(0.3, 2.0)
+    model.mean_module.register_prior("up", HalfCauchyPrior(2.0), lambda m: m.constant.exp())
+    model.mean_module.register_prior(
+        "transformed", NormalPrior(0.0, 1.0, transform=torch.exp), "constant"
+    )
+    model.mean_module.register_prior("other", constant, lambda m: m.constant.exp())
+    return model
+
+
+def hooked():
+    model = SingleTaskGP(*data())
+    model.mean_module.register_forward_hook(lambda module, args, output: output + 1.0)
+    return model
+
+
+def frozen():
+    model = SingleTaskGP(*data())
+    model.likelihood.noise_covar.raw_noise.requires_grad_(False)
+    return model
+
+
+def missing():
+    x, y = data()
+    y[4] = torch.nan
+    return Plain(x, y.squeeze(-1), gpytorch.likelihoods.GaussianLikelihood(), RBFKernel()).double()
+
+
+def fixed_noise():
+    x, y = data()
+    return SingleTaskGP(x, y, train_Yvar=torch.full_like(y, 0.05))
+
+
+def tasks():
+    x, y = data()
+    task = torch.arange(15).remainder(2).double().unsqueeze(-1)
+    return MultiTaskGP(torch.cat([x, task], -1), y, task_feature=-1)
+
+
+MODELS = {
+    "botorch": lambda: SingleTaskGP(*data()),
+    "botorch matern": lambda: SingleTaskGP(
+        *data(), covar_module=ScaleKernel(MaternKernel(2.5, active_dims=(2, 0)))
+    ),
+    "normalized": lambda: SingleTaskGP(
+        *data(), input_transform=Normalize(3), outcome_transform=Standardize(1)
+    ),
+    "warped": lambda: SingleTaskGP(*data(), input_transform=Warp(d=3, indices=[0, 2])),
+    "two outputs": lambda: SingleTaskGP(*data(outputs=2)),
+    "fixed noise": fixed_noise,
+    "tasks": tasks,
+    "own forward": lambda: Doubled(*data()),
+    "hooked": hooked,
+    "frozen": frozen,
+    "missing": missing,
+    "plain": lambda: plain(ScaleKernel(RBFKernel(ard_num_dims=3))),
+    "linear mean": lambda: SingleTaskGP(*data(), mean_module=gpytorch.means.LinearMean(3)),
+    "priors": with_priors,
+    "spectral mixture": lambda: plain(gpytorch.kernels.SpectralMixtureKernel(2, ard_num_dims=3)),
+    "regression": lambda: GPRegression(data()[0], data()[1].squeeze(-1), kernel="rq"),
+    "sum of kernels": lambda: plain(RBFKernel() + ScaleKernel(MaternKernel(0.5))),
+    "deep": lambda: GPRegression(data()[0], data()[1].squeeze(-1), kernel="deep_bottleneck"),
+    "linear": lambda: plain(gpytorch.kernels.LinearKernel()),
+}
+CONDITIONINGS = {
+    "default": None,
+    "lml": LastPoints(m=0),
+    "held-out": HeldOut([3, 8, 0]),
+    "some": RandomHoldout(0.3, condition_on=5),
+    "folds": KFold(4),
+    "loo": LeaveOneOut(),
+}
+
+
+def objective_of(model, conditioning):
+    model.train()
+    if conditioning == "gpytorch":
+        return ExactMarginalLogLikelihood(model.likelihood, model)
+    return ConditionalMarginalLogLikelihood(
+        model.likelihood, model, CONDITIONINGS[conditioning], seed=3
+    )
+
+
+def evaluated(mll, loss):
+    mll.zero_grad()
+    with gpytorch.settings.observation_nan_policy("mask"):
+        value = float(loss())
+    return value, [None if p.grad is None else p.grad.clone() for p in mll.parameters()]
+
+
+def assert_same(mll, loss):
+    value, ours = evaluated(mll, loss)
+
+    def by_autograd():
+        loss = fixed_loss(mll)
+        loss.backward()
+        return loss.detach()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(covariances, "known_covariance", lambda kernel, noise: None)
+        expected, theirs = evaluated(mll, by_autograd)
+    assert value == pytest.approx(expected, rel=1e-10, abs=1e-12)
+    largest = max(float(one.abs().max()) for one in theirs if one is not None)
+    for one, other in zip(ours, theirs, strict=True):
+        if other is None:
+            assert one is None or one.abs().max() < 1e-12 * largest
+        else:
+            atol = 1e-8 * float(other.abs().max()) + 1e-13 * largest
+            torch.testing.assert_close(one, other, rtol=1e-8, atol=atol)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+@pytest.mark.parametrize("conditioning", [*CONDITIONINGS, "gpytorch"])
+@pytest.mark.parametrize("name", MODELS)
+def test_value_and_gradient_at_several_points(name, conditioning):
+    if conditioning == "gpytorch" and name == "missing":
+        pytest.skip("GPyTorch's objective leaves missing targets to its own policy")
+    mll = objective_of(MODELS[name](), conditioning)
+    with gpytorch.settings.observation_nan_policy("mask"):
+        loss = FixedLoss(mll)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(2):
+        assert_same(mll, loss)
+        with torch.no_grad():
+            for parameter in mll.parameters():
+                if parameter.requires_grad:
+                    move = torch.rand(parameter.shape, generator=generator, dtype=torch.float64)
+                    parameter.add_(0.1 * move.to(parameter))
+
+
+def test_gradients_are_added_to_those_that_are_there():
+    mll = objective_of(SingleTaskGP(*data()), "lml")
+    loss = FixedLoss(mll)
+    loss()
+    once = [p.grad.clone() for p in mll.parameters()]
+    loss()
+    for parameter, gradient in zip(mll.parameters(), once, strict=True):
+        torch.testing.assert_close(parameter.grad, 2.0 * gradient)
+
+
+def test_single_precision():
+    mll = objective_of(plain(ScaleKernel(RBFKernel())).float(), "loo")
+    mll.model.set_train_data(data()[0].float(), data()[1].squeeze(-1).float(), strict=False)
+    value, gradients = evaluated(mll, FixedLoss(mll))
+    double = objective_of(plain(ScaleKernel(RBFKernel())), "loo")
+    expected, exact = evaluated(double, FixedLoss(double))
+    assert value == pytest.approx(expected, rel=1e-5)
+    for one, other in zip(gradients, exact, strict=True):
+        assert one.dtype == torch.float32
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["botorch", "plain", "regression"])
+def test_the_model_is_not_called_where_its_prior_is_known(name, monkeypatch):
+    """GPyTorch's kernels are not evaluated either."""
+    model = MODELS[name]()
+    mll = objective_of(model, "lml")
+    loss = FixedLoss(mll)
+    calls, call = [], type(model).__call__
+
+    def counted(self, *args):
+        calls.append(args)
+        return call(self, *args)
+
+    monkeypatch.setattr(type(model), "__call__", counted)
+    loss()
+    assert bool(calls) == (name == "plain")
+
+
+def test_targets_that_overflow_are_an_error():
+    from gpclml.errors import NonFiniteError
+
+    x, y = data()
+    mll = objective_of(SingleTaskGP(x, y), "lml")
+    loss = FixedLoss(mll)
+    with torch.no_grad():
+        mll.model.mean_module.raw_constant.fill_(1e300)
+    with pytest.raises(NonFiniteError, match="targets less prior mean"):
+        loss()
