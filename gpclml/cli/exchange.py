@@ -116,14 +116,19 @@ def link_others(old: Path, new: Path, own: Collection[str], files: Collection[st
         sync_folder(new / path)
 
 
-def remove_links(folder: Path, other: Path, inodes: Collection[int]) -> bool:
+def remove_links(
+    folder: Path, other: Path, inodes: Collection[int], own: Collection[Path] = ()
+) -> bool:
     """Removes links to files of others, and folders that hold nothing else.
+
+    When a file is removed, the system may give its inode number to a new one.
 
     Args:
         folder: The folder with the links. Before the exchange this is the new one, afterwards what
             is left of the old one.
         other: The folder that it was or is to be exchanged with.
         inodes: Inode numbers of the files.
+        own: Paths of files that are no links, whatever their inode numbers.
 
     Returns:
         Whether there were any.
@@ -131,11 +136,11 @@ def remove_links(folder: Path, other: Path, inodes: Collection[int]) -> bool:
     found = False
     for entry in list(os.scandir(folder)):
         if entry.is_dir(follow_symlinks=False):
-            inner = remove_links(Path(entry), other / entry.name, inodes)
+            inner = remove_links(Path(entry), other / entry.name, inodes, own)
             if inner or _is_folder(other / entry.name):
                 _remove_folder(entry.path)
             found |= inner
-        elif entry.stat(follow_symlinks=False).st_ino in inodes:
+        elif entry.stat(follow_symlinks=False).st_ino in inodes and Path(entry) not in own:
             os.unlink(entry)
             found = True
     return found

@@ -8,12 +8,15 @@ says that the folder is finished. Then the folder is put in its place:
 - where nothing is in its place yet, it is renamed;
 - where a folder is there, the two are exchanged in one step (``exchange.py``), so that a run that
   is killed at any moment leaves all files of the old result or all files of the new one;
-- where that is impossible, the files are replaced one after another. A run that is killed
-  meanwhile leaves files of both results until the next command for this folder. This is so on
-  Windows, on file systems that cannot exchange folders or have no hard links (networks, mostly),
-  where another file system is mounted in the folder, where it has write-protected folders or files
-  of other users that cannot be linked, where others have files in the ``.part`` folder, and where
-  the folder is the current one or the current one is in it.
+- where that is impossible, the files whose bytes differ are replaced one after another, the record
+  last. A run that is killed meanwhile leaves files of both results until the next command for this
+  folder. The record in place is then still the old one, so that the checksums of what was replaced
+  are not those that it names: whatever reads the folder completes it first, or refuses it. This is
+  so on Windows, on file systems that cannot exchange folders or have no hard links (networks,
+  mostly), where another file system is mounted in the folder, where it has write-protected folders
+  or files of other users that cannot be linked, where others have files in the ``.part`` folder,
+  and where the folder is the current one or the current one is in it: the current folder of a shell
+  stays with the old folder, and would be removed with it.
 
 Last, the record in its place is written without the note that the folder is finished. While it has
 that note, the next command for this folder does what is left to do (:func:`finish_interrupted`).
@@ -47,6 +50,7 @@ from gpclml.cli.records import (
     files_of,
     is_file,
     is_temporary,
+    is_whole,
     own_files,
     read_record,
     record_text,
@@ -177,8 +181,11 @@ class WorkFolder:
 def finish_interrupted(folder: Path) -> None:
     """Completes what a killed run had left to do while it put a finished folder in its place.
 
+    Where nothing can be written, a model whose files are all of one run is left as it is.
+
     Raises:
-        DataError: A file in its place was not written by the command, or cannot be written.
+        DataError: A file in its place was not written by the command; or the model has files of two
+            runs, and nothing can be written.
     """
     folder = folder.absolute()
     for out, kind in ((folder, MODEL), (folder.parent.parent, REPORT)):
@@ -191,7 +198,12 @@ def finish_interrupted(folder: Path) -> None:
         except DataError:
             raise
         except OSError as error:
-            raise _cannot_write(out, error) from error
+            if not is_whole(folder, MODEL):
+                said = f"{folder} has files of two runs, since one was killed while it replaced"
+                raise DataError(
+                    f"{said} them, and {out.parent} cannot be written ({error.strerror}). "
+                    f"Use the model once as a user who may write there."
+                ) from error
 
 
 def _finish(out: Path, kind: FolderKind) -> None:
@@ -208,7 +220,9 @@ def _finish(out: Path, kind: FolderKind) -> None:
     files = files_of(part / kind.record, kind, new)
     # What a run has left that was killed before the exchange.
     _sweep(part, [kind.record])
-    remove_links(part, out, _former(new)["inodes"])
+    status, former = status_of(out), _former(new)
+    if status is not None and status.st_ino == former["inode"]:  # else they have been copied
+        remove_links(part, out, former["inodes"], _paths(part, {*files, kind.record}))
     old = own_files(out, kind)
     accepted = {name: {old.get(name), files.get(name)} for name in {*old, *files}}
     check_places(out, accepted, accepted)
@@ -238,20 +252,22 @@ def _exchange(
         link_others(out, part, own, {kind.record, *files})
         exchange_folders(part, out)
     except OSError:
-        remove_links(part, out, inodes)
+        remove_links(part, out, inodes, _paths(part, {*files, kind.record}))
         return False
     return True
 
 
 def _replace_files(
-    part: Path, out: Path, kind: FolderKind, files: Collection[str], old: Collection[str]
+    part: Path, out: Path, kind: FolderKind, files: Mapping[str, str], old: Collection[str]
 ) -> None:
     """Moves the files of a finished work folder to their places, one after another."""
     out.mkdir(exist_ok=True)
     if not os.path.lexists(out / kind.record):  # an empty folder becomes one of this kind
         _put_record(part, out, kind, _BEGUN, {})
     for name in files:
-        if os.path.lexists(part / name):
+        if is_file(out / name, {files[name]}):  # each file that is replaced is one more moment
+            (part / name).unlink(missing_ok=True)  # between the old result and the new one
+        elif os.path.lexists(part / name):
             _make_folders(out, name)
             os.replace(part / name, out / name)
     gone = set(old) - set(files)
@@ -339,6 +355,10 @@ def _work_path(out: Path) -> Path:
     return out.with_name(f"{out.name}.part") if out.name else out / ".part"
 
 
+def _paths(folder: Path, names: Iterable[str]) -> set[Path]:
+    return {folder / name for name in names}
+
+
 def _sweep(folder: Path, names: Collection[str]) -> None:
     """Removes temporary files of these names, which a killed run has left."""
     for parent in {(folder / name).parent for name in names}:
@@ -349,7 +369,7 @@ def _sweep(folder: Path, names: Collection[str]) -> None:
 
 def _has_only(folder: Path, names: Collection[str]) -> bool:
     """Whether a folder holds nothing but these files and their folders."""
-    known = {folder / name for name in names}
+    known = _paths(folder, names)
     known |= {folder / parent for name in names for parent in PurePosixPath(name).parents}
     return all(path in known for path in folder.rglob("*"))
 

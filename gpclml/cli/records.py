@@ -28,6 +28,7 @@ __all__ = [
     "files_of",
     "is_file",
     "is_temporary",
+    "is_whole",
     "own_files",
     "read_record",
     "record_text",
@@ -149,6 +150,23 @@ def own_files(folder: Path, kind: FolderKind, work: bool = False) -> dict[str, s
         why = "it is no folder"
     what = f"{folder} is there and was not written by this command ({why})"
     raise DataError(f"--out: {what}. Name another folder.")
+
+
+def is_whole(folder: Path, kind: FolderKind) -> bool:
+    """Whether all files that the record of a folder names are there as they were written.
+
+    Args:
+        folder: The folder.
+        kind: What it should be.
+    """
+    record = read_record(folder / kind.record)
+    if record is None or not kind.is_record(record) or record.get("work") == "begun":
+        return False
+    try:
+        files = files_of(folder / kind.record, kind, record)
+    except DataError:
+        return False
+    return all(is_file(folder / name, {checksum}) for name, checksum in files.items())
 
 
 def check_places(

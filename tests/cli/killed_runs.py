@@ -6,8 +6,14 @@ done again. It prints how many runs were killed, and what was wrong after which 
 
 Right after a kill, before any other command has run, the bytes on the disk are compared: the files
 of the command are all those of the old result or all those of the new one, and the files of others
-are in their place. ``replaced`` instead of ``exchanged`` takes the exchange of folders away, as on
-Windows: then files may be of both results until the next command.
+are in their place. Instead of ``exchanged`` there are:
+
+- ``replaced``: the exchange of folders is taken away, as on Windows. Files may be of both results
+  until the next command; a copy of the folder, which has nothing to complete it from, is taken for
+  a model only if all files of the model are of one result.
+- ``here``: the same by ``--out .``, the folder being the current one.
+- ``completed``: such a folder with files of both results is there, and ``gpclml predict`` is killed
+  while it completes it.
 """
 
 from __future__ import annotations
@@ -38,6 +44,7 @@ CHANGES = (
 )  # fmt: skip
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 OLD, NEW = 3, 4  # seeds
+MODEL_FILES = ("model.json", "model.pt", "table.json")
 RECORDS = {"fit": "model.json", "compare": "report.json"}
 
 
@@ -158,9 +165,10 @@ def status_of(path):
 class Runs:
     """Runs of a command whose output is there, killed one after another."""
 
-    def __init__(self, kind, root, there, exchanged):
-        self.kind, self.root, self.there, self.exchanged = kind, root, there, exchanged
-        self.wrong = []
+    def __init__(self, kind, root, there, way):
+        self.kind, self.root, self.there, self.way = kind, root, there, way
+        self.exchanged = way == "exchanged"
+        self.wrong, self.number = [], 0
         self.out = root / "now" / "out"
         self.data = root / "data.csv"
         rng = np.random.default_rng(0)
@@ -173,8 +181,16 @@ class Runs:
             "fit": ["--model", "linear"],
             "compare": ["--models", "linear,rbf" if seed == OLD else "linear,matern"],
         }[self.kind]
-        options = "--target", "y", "--seed", seed, "--steps", 2, "--quiet", "--out", self.out
+        out = "." if self.way == "here" and self.out.is_dir() else self.out
+        options = "--target", "y", "--seed", seed, "--steps", 2, "--quiet", "--out", out
         return self.kind, self.data, *options, *models
+
+    def predict(self, model):
+        return "predict", model, self.data, "--out", self.root / "mean.csv"
+
+    def enter(self):
+        if self.way == "here":
+            os.chdir(self.out)
 
     @functools.cached_property
     def model(self):
@@ -213,6 +229,31 @@ class Runs:
         self.entries = {name: status_of(self.out / name) for name in names if self.foreign}
         (self.root / "now" / "out.part.mine").write_bytes(b"mine")
         copy(self.root / "now", self.root / "before")
+        if self.way == "completed":
+            self.begin_with_files_of_both()
+
+    def begin_with_files_of_both(self):
+        for number in itertools.count(1):
+            self.kill(number, self.words(NEW))
+            own = files_in(self.out)
+            if (
+                own["model.pt"] != self.old["model.pt"]
+                and own["model.json"] == self.old["model.json"]
+            ):
+                break
+        shutil.rmtree(self.root / "before")
+        copy(self.root / "now", self.root / "before")
+
+    def kill(self, number, words):
+        """Kills a command before its change of that number; its exit code."""
+        shutil.rmtree(self.root / "now")
+        copy(self.root / "before", self.root / "now")
+
+        def before():
+            self.enter()
+            die_before_change(number, self.root / "now")
+
+        return run(*words, before=before)
 
     def own(self):
         """Files of the output that are not of others, which must be there as they were."""
@@ -253,12 +294,10 @@ class Runs:
         self.wrong.append(f"{self.number}: {what}")
 
     def all(self):
+        words = self.predict(self.model) if self.way == "completed" else self.words(NEW)
         for number in itertools.count(1):
             self.number = number
-            shutil.rmtree(self.root / "now")
-            copy(self.root / "before", self.root / "now")
-            die = functools.partial(die_before_change, number, self.root / "now")
-            code = run(*self.words(NEW), before=die)
+            code = self.kill(number, words)
             if code == 0:
                 break
             if code != -signal.SIGKILL:
@@ -276,20 +315,32 @@ class Runs:
         for name in self.old.keys() - own.keys():
             if not name.startswith("models/rbf/"):
                 self.say(f"{name} is missing")
+        if not self.exchanged:
+            self.check_copy()
         if own:
-            words = "predict", self.model, self.data, "--out", self.root / "mean.csv"
             with self.must_exchange("the next command"):
-                code = run(*words)
+                code = run(*self.predict(self.model))
             if code:
                 self.say(f"the model cannot be used ({code})")
             own = self.own()
         if own != self.old and not is_whole(own, self.kind, NEW):
             self.say("the output is neither the old nor the new one")
         with self.must_exchange("the next run"):
-            code = run(*self.words(NEW))
+            code = run(*self.words(NEW), before=self.enter)
         if code:
             self.say(f"the next run ended with {code}")
         self.check_new("the next run")
+
+    def check_copy(self):
+        """A copy without the work folder is a model if all its files are of one result."""
+        shutil.rmtree(self.root / "copy", ignore_errors=True)
+        copy(self.out, self.root / "copy")
+        model = self.root / "copy" / self.model.relative_to(self.out)
+        files = {name: data for name, data in files_in(model).items() if name in MODEL_FILES}
+        one = any(is_whole(files, "fit", seed) for seed in (OLD, NEW))
+        code = run(*self.predict(model))
+        if code != (0 if one else 2):
+            self.say(f"a copy, its files of {'one' if one else 'two'}, ended with {code}")
 
     def check_new(self, what):
         if not is_whole(self.own(), self.kind, NEW):
@@ -318,8 +369,8 @@ if __name__ == "__main__":
     kind, root, there, way = sys.argv[1:]
     hand_over()
     os.fsync = lambda handle: None  # what was written outlasts a kill anyway, and this takes long
-    runs = Runs(kind, Path(root).resolve(), there, way == "exchanged")
-    if way == "replaced":
+    runs = Runs(kind, Path(root).resolve(), there, way)
+    if way in ("replaced", "completed"):
         folders.exchange_folders = no_exchange
     runs.prepare()
     print(json.dumps(runs.all()))

@@ -16,6 +16,7 @@ from gpclml.cli.folders import finish_interrupted, open_work_folder
 from gpclml.cli.records import MODEL
 
 NAMES = ("model.pt", "table.json")
+OURS = (*NAMES, "model.json")
 OTHERS = {"notes.txt": "mine", "pictures/a.png": "png", "pictures/old/b.png": "png"}
 
 
@@ -75,6 +76,11 @@ def before_exchange(monkeypatch, change):
         exchange_folders(first, second)
 
     monkeypatch.setattr(folders, "exchange_folders", changed)
+
+
+def no_exchange(first, second):
+    """Stands for a system that cannot exchange folders."""
+    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
 
 def killed_after_exchange(monkeypatch, out):
@@ -272,6 +278,124 @@ def test_what_a_killed_run_left_in_the_new_folder(out, monkeypatch):
     finish_interrupted(out)
     check(out, "new")
     assert out.stat().st_ino != inode
+
+
+def test_a_new_file_with_the_inode_number_of_one_that_others_removed(out, monkeypatch):
+    """The system gives numbers again; the file is not taken for a link to theirs."""
+
+    def killed(first, second):
+        record = json.loads((first / "model.json").read_text())
+        former = record["former"]
+        former["inodes"] = [*former["inodes"], (first / "model.pt").stat().st_ino]
+        content = {key: record[key] for key in ("work", "text", "former")}
+        text = folders.record_text(MODEL, content, record["files"])
+        (first / "model.json").write_text(text)  # in place: it keeps its number
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folders, "exchange_folders", killed)
+        with pytest.raises(Killed):
+            write(out, "new")
+    monkeypatch.setattr(folders, "exchange_folders", no_exchange)
+    finish_interrupted(out)
+    check(out, "new")
+
+
+def test_inode_numbers_of_a_folder_that_was_copied_count_nothing(out, monkeypatch, tmp_path):
+    def killed(first, second):
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folders, "exchange_folders", killed)
+        with pytest.raises(Killed):
+            write(out, "new")
+    part = out.with_name("m.part")
+    others = [path for path in part.rglob("*") if path.is_file() and path.name not in OURS]
+    for path in others:  # a copy has no links
+        text = path.read_text()
+        path.unlink()
+        path.write_text(text)
+    (part / "mine.txt").write_text("mine")
+    record = json.loads((part / "model.json").read_text())
+    record["former"]["inode"] += 1
+    record["former"]["inodes"] = [(part / "mine.txt").stat().st_ino]
+    content = {key: record[key] for key in ("work", "text", "former")}
+    (part / "model.json").write_text(folders.record_text(MODEL, content, record["files"]))
+    finish_interrupted(out)
+    assert (out / "model.pt").read_text() == "new"
+    assert (part / "mine.txt").read_text() == "mine"
+
+
+def half_replaced(out, monkeypatch):
+    """A run is killed when the first of two files that differ is replaced; the model is no more."""
+    replace = os.replace
+
+    def killed(source, target):
+        replace(source, target)
+        if target == out / "model.pt":
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folders, "exchange_folders", no_exchange)
+        patch.setattr(os, "replace", killed)
+        with pytest.raises(Killed):
+            write(out, "new")
+
+
+def test_only_files_whose_bytes_differ_are_replaced(out, monkeypatch):
+    replaced, replace = [], os.replace
+
+    def noted(source, target):
+        replaced.append(target.name)
+        replace(source, target)
+
+    inode = (out / "table.json").stat().st_ino
+    monkeypatch.setattr(folders, "exchange_folders", no_exchange)
+    with open_work_folder(out, MODEL, NAMES) as work:
+        work.add_text("model.pt", "new")
+        work.add_text("table.json", "old")
+        monkeypatch.setattr(folders.os, "replace", noted)
+        work.publish({"text": "new"})
+    assert [name for name in replaced if name in NAMES] == ["model.pt"]
+    assert (out / "table.json").stat().st_ino == inode
+    assert (out / "model.pt").read_text() == "new"
+    assert [path.name for path in out.parent.iterdir()] == ["m"]
+
+
+def test_files_of_two_runs_that_cannot_be_completed_are_refused(out, monkeypatch):
+    half_replaced(out, monkeypatch)
+    assert (out / "table.json").read_text() == "old"
+
+    def fail(folder):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folders, "only_run", fail)
+        with pytest.raises(folders.DataError, match="files of two runs, since one was killed"):
+            finish_interrupted(out)
+    finish_interrupted(out)
+    check(out, "new")
+
+
+@pytest.mark.parametrize("exchanged", [False, True])
+def test_a_whole_model_that_cannot_be_settled_may_be_read(out, monkeypatch, exchanged):
+    """What a killed run left beside it does not matter to those who may only read."""
+
+    def killed(first, second):
+        if exchanged:
+            exchange_folders(first, second)
+        raise Killed
+
+    def fail(folder):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folders, "exchange_folders", killed)
+        with pytest.raises(Killed):
+            write(out, "new")
+        patch.setattr(folders, "only_run", fail)
+        finish_interrupted(out)
+    assert (out / "model.pt").read_text() == ("new" if exchanged else "old")
 
 
 def test_ctrl_c_during_the_exchange(out, monkeypatch):

@@ -28,6 +28,9 @@ RUNS = Path(__file__).with_name("killed_runs.py")
         ("fit", "there", "replaced", 20),
         ("fit", "empty", "replaced", 20),
         ("compare", "there", "replaced", 60),
+        ("fit", "there", "here", 20),
+        ("compare", "there", "here", 60),
+        ("fit", "there", "completed", 5),
     ],
 )
 def test_killed_before_each_change_of_files(tmp_path, command, there, way, least):
