@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import Protocol
 
 import torch
 from gpytorch.likelihoods import (
@@ -23,27 +22,28 @@ __all__ = ["OutputLikelihood", "gradient_columns", "output_column", "output_like
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 
-class OutputLikelihood(Protocol):
+class OutputLikelihood(ABC):
     """Density of targets given a network's outputs, independent for each point.
 
-    Its derivatives in the outputs are those of a core without hyperparameters, times a scale.
+    Its derivatives in the outputs are those of a core without hyperparameters, times a scale. A
+    density that has no hyperparameters is its own core.
     """
 
+    @abstractmethod
     def log_density(self, outputs: Tensor, target: Tensor) -> Tensor:
         """Log density of each point, ``(N,)``."""
-        ...
+
+    @abstractmethod
+    def columns(self, outputs: Tensor, target: Tensor) -> Tensor:
+        """Columns of S, as rows, with S Sᵀ the Hessian of the negative core, ``(N, K, C)``."""
 
     def core(self, outputs: Tensor, target: Tensor) -> Tensor:
         """The part of the log density that depends on outputs, divided by the scale, ``(N,)``."""
-        ...
-
-    def columns(self, outputs: Tensor, target: Tensor) -> Tensor:
-        """Columns of S, as rows, with S Sᵀ the Hessian of the negative core, ``(N, K, C)``."""
-        ...
+        return self.log_density(outputs, target)
 
     def scale(self) -> Tensor | float:
         """Factor of the core: the inverse noise variance of a Gaussian."""
-        ...
+        return 1.0
 
 
 @checked
@@ -91,7 +91,7 @@ def output_column(columns: Tensor, place: int) -> Tensor:
     return one
 
 
-class _Gaussian:
+class _Gaussian(OutputLikelihood):
     def __init__(self, likelihood: GaussianLikelihood) -> None:
         self._likelihood = likelihood
 
@@ -118,20 +118,7 @@ class _Gaussian:
         return 1 / self._likelihood.noise.squeeze(-1)
 
 
-class _Unscaled(ABC):
-    """A density without hyperparameters is its own core."""
-
-    def core(self, outputs: Tensor, target: Tensor) -> Tensor:
-        return self.log_density(outputs, target)
-
-    def scale(self) -> float:
-        return 1.0
-
-    @abstractmethod
-    def log_density(self, outputs: Tensor, target: Tensor) -> Tensor: ...
-
-
-class _Softmax(_Unscaled):
+class _Softmax(OutputLikelihood):
     def __init__(self, num_classes: int) -> None:
         self._num_classes = num_classes
 
@@ -154,7 +141,7 @@ class _Softmax(_Unscaled):
         return p.sqrt().unsqueeze(-1) * (eye - p.unsqueeze(-2))
 
 
-class _Probit(_Unscaled):
+class _Probit(OutputLikelihood):
     def log_density(self, outputs: Tensor, target: Tensor) -> Tensor:
         return torch.special.log_ndtr(self._margin(outputs, target))
 

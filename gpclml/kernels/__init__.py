@@ -1,6 +1,13 @@
 """Kernels, means and feature maps, as GPyTorch takes them, and the networks in them."""
 
-from gpclml.kernels.deep import CosineSimilarityKernel, DeepKernel, NetworkMean, SkipFeatures
+from gpclml.kernels.deep import (
+    CosineSimilarityKernel,
+    DeepKernel,
+    LinearizedMean,
+    NetworkMean,
+    NeuralTangentKernel,
+    SkipFeatures,
+)
 from gpclml.kernels.features import (
     FeatureKernel,
     FourierFeatures,
@@ -10,7 +17,6 @@ from gpclml.kernels.features import (
     RandomFourierFeatures,
 )
 from gpclml.kernels.networks import MLP, StackedNetwork
-from gpclml.kernels.neural_tangent import LinearizedMean, NeuralTangentKernel
 from gpclml.kernels.spectral_mixture import JointSpectralMixtureKernel, initialize_spectral_mixture
 
 __all__ = [
