@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.distributions import Normal
 
 from gpclml._utils.arguments import check_counts, checked
-from gpclml.errors import ArgumentError, ShapeError, UnknownNameError
+from gpclml.errors import ShapeError, UnknownNameError
 from gpclml.inference import evaluating, exact_posterior
 from gpclml.kernels import CosineSimilarityKernel, JointSpectralMixtureKernel
 from gpclml.kernels.networks import check_finite_output
@@ -233,8 +233,6 @@ def make_kernel(kernel: str | Kernel, features: int) -> Kernel:
     """The kernel on so many features of a name in ``KERNELS``; a kernel is returned itself."""
     if isinstance(kernel, Kernel):
         return kernel
-    if not isinstance(kernel, str):
-        raise ArgumentError("kernel", type(kernel).__name__, "a name or a gpytorch Kernel")
     if kernel not in _MAKERS:
         raise UnknownNameError("kernel", kernel, KERNELS)
     return _MAKERS[kernel](features)

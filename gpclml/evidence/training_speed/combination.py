@@ -325,7 +325,7 @@ def _as_order(order: Tensor | None, n: int) -> Tensor:
     every = torch.arange(n)
     if order is None:
         return every
-    if order.is_floating_point() or not torch.equal(order.cpu().long().sort().values, every):
+    if not torch.equal(order.cpu().long().sort().values, every):
         got = f"shape {tuple(order.shape)} of {order.dtype}"
         raise ArgumentError("order", got, f"a permutation of the integers from 0 to {n - 1}")
     return order
