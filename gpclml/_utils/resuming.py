@@ -5,7 +5,6 @@ Digests of data and settings tell whether a checkpoint is of the training that g
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import os
 import warnings
@@ -43,7 +42,7 @@ class Course:
 
     def content(self) -> dict[str, Any]:
         """A copy of the fields by name."""
-        return copy.deepcopy(vars(self))
+        return {name: own[:] if isinstance(own, list) else own for name, own in vars(self).items()}
 
     def restored(self, stored: Mapping[str, Any]) -> dict[str, Any]:
         """The stored fields; a TypeError where some are missing or of other types."""
