@@ -154,12 +154,7 @@ def make_report(
     notes: tuple[str, ...],
     progress: bool,
 ) -> Report:
-    """Scores fitted models on the training rows and on the test rows.
-
-    Raises:
-        NonFiniteError, NotPSDError: No model can be scored.
-        FitError: No model can predict the test rows.
-    """
+    """Scores fitted models on the training rows and on the test rows."""
     models = {name: one.model for name, one in saved.items()}
     x, y = data.test
     with warned() as said:
@@ -193,11 +188,7 @@ def _predictions(
 
 
 def add_report(work: WorkFolder, report: Report) -> dict[str, Any]:
-    """Writes the page, the encoding of the table and the Python file to a work folder.
-
-    Returns:
-        The contents of the page as data, for the record of the folder.
-    """
+    """Writes page, encoding and Python file to a work folder; gives the content of its record."""
     options, versions = report.options, package_versions()
     recipe, data = report.fitted[report.chosen].recipe, options.table.data
     script = script_of(

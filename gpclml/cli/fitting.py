@@ -36,13 +36,7 @@ __all__ = [
 def fit_table(options: RunOptions, quiet: bool = False) -> SavedModel:
     """Fits a model of a table and saves it with the encoding of the table.
 
-    Returns:
-        The model, as it was saved.
-
-    Raises:
-        ArgumentError, DataError: The input is wrong; nothing has been written.
-        FitError: The model could not be fitted; nothing has been written. Ctrl-C writes nothing
-            either.
+    Wrong input, a fit that fails and Ctrl-C write nothing.
     """
     data = read_table_data(options.table, tests=False)
     check_size((options.recipe.model,), *data.train[0].shape)
@@ -77,11 +71,7 @@ def _score(name: str, score: Callable[..., Tensor], saved: SavedModel) -> str:
 
 
 def fit_recipe(recipe: Recipe, data: TableData, progress: bool) -> SavedModel:
-    """Fits a model on the training rows, and keeps the warnings of the fit as its note.
-
-    Raises:
-        FitError: The objective cannot be evaluated at the start of the fit.
-    """
+    """Fits a model on the training rows, and keeps the warnings of the fit as its note."""
     start = time.perf_counter()
     with warned() as said:
         try:
@@ -130,11 +120,7 @@ def default_models(num_train: int, num_inputs: int) -> tuple[tuple[str, ...], tu
 
 
 def check_size(names: tuple[str, ...], num_train: int, num_inputs: int) -> None:
-    """Checks that the models fit in memory.
-
-    Raises:
-        ArgumentError: ``"sm"`` is among them and there is too much data.
-    """
+    """Checks that the models fit in memory."""
     if "sm" in names and num_train**2 * num_inputs > _SM_AT_MOST:
         most = int((_SM_AT_MOST / num_inputs) ** 0.5)
         got = f"sm with {num_train} rows and {num_inputs} inputs"

@@ -36,12 +36,6 @@ def predict_table(
     The file has a line for each row, in the order of the table: mean and standard deviation of a
     new observation, and its central 90 % interval. The cells are empty if an input that the model
     needs is missing.
-
-    Returns:
-        The table that was written.
-
-    Raises:
-        ArgumentError, DataError: The input is wrong; nothing has been written.
     """
     import pandas
 
@@ -54,9 +48,8 @@ def predict_table(
     half = half_width(deviation)
     columns = dict(zip(_COLUMNS, (mean, deviation, mean - half, mean + half), strict=True))
     rows = encoded.rows.numpy()
-    result = pandas.DataFrame(
-        {name: _spread(values, rows, len(table)) for name, values in columns.items()}
-    )
+    result = pandas.DataFrame({name: values.numpy() for name, values in columns.items()}, rows)
+    result = result.reindex(range(len(table)))
     text = result.to_csv(index=False).encode()
     write_atomically(out, lambda file: file.write(text))
     if not quiet:
@@ -74,20 +67,20 @@ def _check_output(path: Path, *others: Path) -> None:
         raise DataError(f"--out: {path} is a link. Name the file itself.")
     if path.is_dir():
         raise DataError(f"--out: {path} is a folder. Name a file.")
-    if path.exists() and not path.is_file():
+    if (there := path.exists()) and not path.is_file():
         raise DataError(f"--out: {path} is no plain file. Name one.")
     if not folder.is_dir():
         raise DataError(f"--out: there is no folder {folder}. Make it first.")
-    if any(other.exists() and path.exists() and path.samefile(other) for other in others):
+    if there and any(other.exists() and path.samefile(other) for other in others):
         raise DataError(f"--out: {path} is a file that is read. Name another.")
     try:
         tempfile.TemporaryFile(dir=folder).close()
-        writable = os.access(path, os.W_OK) or not path.exists()
+        writable = os.access(path, os.W_OK) or not there
     except OSError:  # only trying tells: permissions do not bind every user
         writable = False
     if not writable:
         raise DataError(f"--out: cannot write {path}. Name a file elsewhere.")
-    if path.exists() and not _holds_predictions(path):
+    if there and not _holds_predictions(path):
         said = f"{path} is there and holds no predictions of gpclml"
         raise DataError(f"--out: {said}. Name another file, or remove it first.")
 
@@ -95,13 +88,6 @@ def _check_output(path: Path, *others: Path) -> None:
 def _holds_predictions(path: Path) -> bool:
     with path.open("rb") as file:
         return file.readline(1000).strip() == ",".join(_COLUMNS).encode()
-
-
-def _spread(values: Tensor, rows: np.ndarray, count: int) -> np.ndarray:
-    """Values at their rows, NaN elsewhere."""
-    spread = np.full(count, np.nan)
-    spread[rows] = values.numpy()
-    return spread
 
 
 def _tell_scores(

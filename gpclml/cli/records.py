@@ -1,7 +1,7 @@
 """The record of a folder, and whether the files in the folder are as it says.
 
 A record is the JSON file of a folder that says what the folder is and which of its files the
-command wrote, with their checksums.
+command wrote, with their checksums. Files are given by name, with their SHA-256.
 """
 
 from __future__ import annotations
@@ -97,22 +97,18 @@ def read_record(path: Path) -> dict[str, Any] | None:
 
 
 def files_of(path: Path, kind: FolderKind, record: Mapping[str, Any]) -> dict[str, str]:
-    """SHA-256 of the files that a record names, by name.
-
-    Raises:
-        DataError: The record is of a release that did not write checksums, or it has been changed.
-    """
-    if record.get("version") != _VERSION:
-        said = f"{path} was written by another release, which did not note the files that it wrote."
-        raise DataError(f"{said} Move the folder elsewhere, or name another one.")
+    """SHA-256 of the files that a record names, by name; refuses a record that was changed."""
     files = record.get("files")
-    if record.get("checksum") != _checksum(record) or not isinstance(files, dict):
-        said = f"{path} is damaged, or has been changed since gpclml wrote it"
-        raise DataError(f"{said}. Move the folder elsewhere, or name another one.")
-    strange = [name for name in files if not re.fullmatch(kind.names, name)]
-    if strange:
-        said = f"{path} names the file {strange[0]!r}, which gpclml does not write"
-        raise DataError(f"{said}. Move the folder elsewhere, or name another one.")
+    wrong = ""
+    if record.get("version") != _VERSION:
+        wrong = "was written by another release, which did not note the files that it wrote"
+    elif record.get("checksum") != _checksum(record) or not isinstance(files, dict):
+        wrong = "is damaged, or has been changed since gpclml wrote it"
+    elif strange := [name for name in files if not re.fullmatch(kind.names, name)]:
+        wrong = f"names the file {strange[0]!r}, which gpclml does not write"
+    if wrong:
+        raise DataError(f"{path} {wrong}. Move the folder elsewhere, or name another one.")
+    assert isinstance(files, dict)
     return files
 
 
@@ -125,8 +121,8 @@ def sha256_of(path: Path) -> str:
 def own_files(folder: Path, kind: FolderKind, work: bool = False) -> dict[str, str]:
     """SHA-256 of the files in a folder that the command wrote, by name.
 
-    Raises:
-        DataError: The folder was not written by the command, and is not empty.
+    A folder that it did not write is refused unless it is empty. A ``work`` folder is one that is
+    not in its place yet.
     """
     status = status_of(folder)
     if status is None:
@@ -172,11 +168,7 @@ def is_whole(folder: Path, kind: FolderKind) -> bool:
 def check_places(
     folder: Path, names: Iterable[str], accepted: Mapping[str, Collection[str | None]]
 ) -> None:
-    """Checks that files may be written: nothing that others wrote has their names.
-
-    Raises:
-        DataError: Something that is not accepted has the name of a file or of its folder.
-    """
+    """Checks that files may be written: nothing that others wrote has their names."""
     for name in sorted(names):
         for parent in reversed(PurePosixPath(name).parents[:-1]):
             status = status_of(folder / parent)
@@ -192,11 +184,7 @@ def check_places(
 
 
 def check_complete(part: Path, out: Path, files: Mapping[str, str]) -> None:
-    """Checks that each file is in the work folder, or else in its place, as it was written.
-
-    Raises:
-        DataError: A file is missing or has been changed.
-    """
+    """Checks that each file is in the work folder, or else in its place, as it was written."""
     for name, checksum in files.items():
         place = part / name if os.path.lexists(part / name) else out / name
         if not is_file(place, {checksum}):

@@ -56,12 +56,7 @@ class TableData:
 
 
 def read_table_data(options: TableOptions, tests: bool) -> TableData:
-    """Reads a table, splits its rows and encodes its columns.
-
-    Raises:
-        DataError: The file is no table.
-        ArgumentError: A column cannot be used, or there are too few rows.
-    """
+    """Reads a table, splits its rows and encodes its columns."""
     if not options.data.is_file() and options.data.exists() and not options.data.is_dir():
         # A pipe cannot be read again, for the checksum and by the Python file of a report.
         raise DataError(f"{options.data} is no plain file. Save the table to a file first.")

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, product
 from statistics import NormalDist, median
 from typing import Literal
 
-import torch
 from gpytorch.kernels import Kernel, RBFKernel, RQKernel, ScaleKernel
 from gpytorch.models import ExactGP
 
@@ -98,17 +97,16 @@ def failures_in_words(scores: ModelScores) -> list[str]:
 def fit_findings(
     scores: Scores, models: Mapping[str, ExactGP], problems: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """Findings of fits that failed, as reported or as seen in the scores.
-
-    Raises:
-        UnknownNameError: A problem is of a model that is not there.
-    """
+    """Findings of fits that failed, as reported or as seen in the scores."""
     for name, problem in problems.items():
         if name not in scores:
             raise UnknownNameError("problems", name, scores)
         if problem:
             yield Finding("fit-failed", (name,), f"{name}: {problem}")
-    constant = [name for name, model in scores.items() if _is_constant(model)]
+    constant = [
+        name for name, model in scores.items()
+        if are_constant(model.loo_mean.var(correction=0), model.loo_variance.mean())
+    ]  # fmt: skip
     if constant:
         text = (
             f"Whatever the inputs, {joined(constant)} predict{'s' if len(constant) == 1 else ''} "
@@ -255,35 +253,22 @@ def _many(scores: Scores) -> Iterator[Finding]:
         yield Finding("many-models", tuple(names), text)
 
 
-def _is_constant(model: ModelScores) -> bool:
-    return bool(are_constant(model.loo_mean.var(correction=0), model.loo_variance.mean()))
-
-
 def _contained(models: Mapping[str, ExactGP]) -> Iterator[tuple[str, str]]:
     """Rational quadratic kernels, and the RBF kernels of the same structure that they contain."""
-    bases = {name: _base(model) for name, model in models.items()}
-    for name, base in bases.items():
-        if not isinstance(base, RQKernel):
-            continue
-        for inner, other in bases.items():
-            alike = isinstance(other, RBFKernel) and other.ard_num_dims == base.ard_num_dims
-            if alike and _same_parts(models[name], models[inner]):
-                yield name, inner
+    parts = {name: _structure(model) for name, model in models.items()}
+    for (name, outer), (inner, other) in product(parts.items(), repeat=2):
+        if outer[:1] == (RQKernel,) and other == (RBFKernel, *outer[1:]):
+            yield name, inner
 
 
-def _base(model: ExactGP) -> torch.nn.Module | None:
+def _structure(model: ExactGP) -> tuple[object, ...]:
+    """Class of the kernel within a scale, and all that another has to share; else empty."""
     kernel = getattr(model, "covar_module", None)
     base = kernel.base_kernel if isinstance(kernel, ScaleKernel) else None
-    plain = isinstance(base, Kernel) and base.active_dims is None
-    return base if plain and type(base) in (RBFKernel, RQKernel) else None
-
-
-def _same_parts(one: ExactGP, other: ExactGP) -> bool:
-    parts = [
-        (type(model), type(getattr(model, "mean_module", None)), type(model.likelihood))
-        for model in (one, other)
-    ]
-    return parts[0] == parts[1]
+    if not isinstance(base, Kernel) or base.active_dims is not None:
+        return ()
+    mean = type(getattr(model, "mean_module", None))
+    return type(base), base.ard_num_dims, type(model), mean, type(model.likelihood)
 
 
 def nats(value: float, sign: bool = False) -> str:

@@ -46,7 +46,7 @@ _LABELS = {
     "loo": "leave-one-out",
 }
 
-_WINDOWS = 40
+_WINDOWS = 40  # evenly spaced in the logarithm of the number of points
 _REACH = 3  # times what the first model learns; the rest of a worse one is cut off
 
 
@@ -86,7 +86,8 @@ def plot_compare(
 
 def _draw(axes: Axes, compared: Comparison, criterion: Criterion) -> None:
     scored = scored_in(criterion, compared.scores)
-    set_title(axes, _title(compared, criterion))
+    given = f", given {compared.m} of {len(compared.targets)}" if criterion == "clml" else ""
+    set_title(axes, f"{_LABELS[criterion]}{given}")
     axes.set_yticks(range(len(compared.scores)), list(compared.scores))
     axes.set_ylim(len(compared.scores) - 0.5, -0.5)
     if not scored:
@@ -110,11 +111,6 @@ def _draw(axes: Axes, compared: Comparison, criterion: Criterion) -> None:
     set_scale_of_nats(axes, "x", max(abs(one.value) for one in differences.values()))
     value = f"{value_of(criterion, reference):.1f}".replace("-", "\N{MINUS SIGN}")
     axes.set_xlabel(f"nats from the {value} of {scored[0]}")
-
-
-def _title(compared: Comparison, criterion: Criterion) -> str:
-    given = f", given {compared.m} of {len(compared.targets)}" if criterion == "clml" else ""
-    return f"{_LABELS[criterion]}{given}"
 
 
 def plot_learning_curves(
@@ -149,7 +145,7 @@ def plot_learning_curves(
         say_nothing_drawn(above, "learning curves")
         return figure
     count = len(compared.targets)
-    edges = _windows(count)
+    edges = np.unique(np.geomspace(1, count + 1, _WINDOWS + 1).round().astype(np.int64))
     middles = np.sqrt(edges[:-1] * np.maximum(edges[1:] - 1, 1))
     first = next(iter(curves.values()))
     base = first if len(curves) > 1 else 0.0
@@ -175,12 +171,6 @@ def plot_learning_curves(
     )  # fmt: skip
     legend_below(below, *above.get_legend_handles_labels())
     return figure
-
-
-def _windows(count: int) -> NDArray[np.int64]:
-    """Edges of windows of the numbers 1 to count, evenly spaced in their logarithm."""
-    edges = np.geomspace(1, count + 1, _WINDOWS + 1).round().astype(np.int64)
-    return np.unique(edges)
 
 
 def _line(axes: Axes, x: NDArray, values: NDArray, place: int, name: str) -> None:

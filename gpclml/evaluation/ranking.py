@@ -82,8 +82,17 @@ def score_models(
     scores = {name: scores[name] for name in ranked}
     of_fits = fit_findings(scores, checked, problems or {})
     findings = (*of_fits, *collect_findings(scores))
+    table = make_table(scores, rank_by, findings)
+    table.attrs = {
+        "m": m,
+        "orderings": len(orders),
+        "curves": num_curves,
+        "rank_by": rank_by,
+        "units": units,
+        "num_data": len(rows),
+    }
     return Comparison(
-        table=make_table(scores, rank_by, findings),
+        table=table,
         scores=scores,
         findings=findings,
         models={name: checked[name] for name in ranked},
@@ -207,21 +216,10 @@ def compare(
         >>> print(comparison)
         >>> plot_compare(comparison).savefig("criteria.png")
     """
-    comparison = score_models(
+    return score_models(
         models, m=m, orderings=orderings, curves=curves, rank_by=rank_by, units=units, seed=seed,
         problems=problems, progress=progress,
-    )  # fmt: skip
-    first = next(iter(comparison.scores.values()))
-    table = comparison.table
-    table.attrs = {
-        "m": comparison.m,
-        "orderings": len(comparison.orders),
-        "curves": len(first.curves),
-        "rank_by": rank_by,
-        "units": units,
-        "num_data": len(comparison.targets),
-    }
-    return table
+    ).table  # fmt: skip
 
 
 def _checked_models(models: object) -> dict[str, ExactGP]:

@@ -66,9 +66,6 @@ def make_kernel(
     def scaled(base: Kernel) -> Kernel:
         return ScaleKernel(base, batch_shape=batch_shape).to(x)
 
-    def stationary(cls: type[Kernel], columns: int) -> Kernel:
-        return cls(ard_num_dims=columns if options.ard else None, batch_shape=batch_shape)
-
     def of_inputs(cls: type[Kernel], active_dims: tuple[int, ...] | None = None) -> Kernel:
         """Distances grow with the root of the number of columns, and so do lengthscales."""
         made = cls(
@@ -96,7 +93,8 @@ def make_kernel(
         return scaled(DeepKernel(features, base + residual, residual=True))
     if kernel == "deep_bottleneck":
         network = MLP([d, *options.hidden, q], generator=generator)
-        return scaled(DeepKernel(network, stationary(RBFKernel, q), residual=False))
+        base = RBFKernel(ard_num_dims=q if options.ard else None, batch_shape=batch_shape)
+        return scaled(DeepKernel(network, base, residual=False))
     if kernel == "spectral_mixture":
         mixture = SpectralMixtureKernel(
             options.num_mixtures, ard_num_dims=d, batch_shape=batch_shape

@@ -122,10 +122,6 @@ class Standardizer(torch.nn.Module):
         """Standardized values in original units."""
         return values * self.scale + self.offset
 
-    def inverse_variance(self, variance: Tensor) -> Tensor:
-        """Standardized variances in squared original units."""
-        return variance * self.scale.square()
-
     def forward(self, values: Tensor) -> Tensor:
         """The same as :meth:`transform`."""
         return self.transform(values)

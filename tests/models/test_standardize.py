@@ -59,15 +59,11 @@ def test_a_single_value_and_all_missing():
     assert (missing.offset, missing.scale) == (0, 1)
 
 
-def test_identity_and_variance():
+def test_identity():
     values = torch.randn(6, 2)
     identity = Standardizer.identity(values, -2)
     assert torch.equal(identity(values), values)
     assert identity.scale.shape == Standardizer.fit(values, -2).scale.shape
-    assert torch.equal(
-        Standardizer(torch.tensor(1.0), torch.tensor(3.0)).inverse_variance(torch.tensor(2.0)),
-        torch.tensor(18.0),
-    )
 
 
 def test_buffers_are_saved_and_not_trained():

@@ -49,9 +49,6 @@ def kind_of(column: pandas.Series) -> Kind:
     Dates are values of a date type and texts such as 2024-05-31, with or without a time. A column
     of texts that are all numbers is a column of numbers. An ``"empty"`` column has no value;
     columns of lists, dictionaries and complex numbers are ``"other"``.
-
-    Raises:
-        ArgumentError: Some values are numbers and some are other texts.
     """
     import pandas
     from pandas.api import types
@@ -81,9 +78,6 @@ def numbers_of(column: pandas.Series, kind: NumberKind) -> NDArray[np.float64]:
     """The values of a column as numbers, NaN where missing.
 
     Booleans are 0 and 1, dates days since the first of January 1970 in UTC, durations days.
-
-    Raises:
-        ArgumentError: Values are of another kind, or infinite; the message names column and rows.
     """
     import pandas
     from pandas.api import types
@@ -198,11 +192,7 @@ class NumberColumn:
         return (self.name,) if self.fill is None else (self.name, f"{self.name} is missing")
 
     def encode(self, column: pandas.Series) -> NDArray[np.float64]:
-        """Inputs ``(n, k)``, NaN in rows that cannot be encoded.
-
-        Raises:
-            ArgumentError: Values are of another kind, or infinite.
-        """
+        """Inputs ``(n, k)``, NaN in rows that cannot be encoded."""
         numbers = numbers_of(column, self.kind)
         if self.fill is None:
             return numbers[:, None]

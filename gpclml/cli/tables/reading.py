@@ -110,11 +110,7 @@ _DECIMAL_COMMA = r"\s*[+-]?\d+,\d+(?:[eE][+-]?\d+)?\s*"
 
 
 def parse_separated_text(path: Path, missing: list[str]) -> pandas.DataFrame:
-    """Reads a table from a text file.
-
-    Raises:
-        DataError: The file is no text, is no table, or has no column names.
-    """
+    """Reads a table from a text file."""
     text = _text(path)
     if not text.strip():
         raise DataError(
