@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from typing_extensions import TypeIs
 
-from gpclml._utils.arguments import callers_level
+from gpclml._utils.arguments import callers_level, check_finite, check_placement
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
 
 if TYPE_CHECKING:
@@ -112,8 +112,8 @@ def checked_training_data(train_x: ArrayLike, train_y: ArrayLike) -> TrainingDat
     if y.shape != x.shape[:-1]:
         suggestion = "Give one target a point; a column of targets is train_y.squeeze(-1)."
         raise ShapeError("train_y", tuple(y.shape), str(tuple(x.shape[:-1])), suggestion)
-    _check_same("train_y", y, "train_x", x)
-    _check_finite("train_x", x, "Drop or impute the rows with missing inputs.")
+    check_placement("train_y", y, x, "train_x")
+    check_finite("train_x", x, "Drop or impute the rows with missing inputs.")
     if torch.isinf(y).any():
         count = int(torch.isinf(y).sum())
         suggestion = "Mark missing targets with NaN, not with infinity."
@@ -286,17 +286,3 @@ def _describe(value: Any) -> str:
     kind = "data frame" if _is_pandas(value) and value.ndim == 2 else type(value).__name__
     kind = {"Series": "a series", "ndarray": "an array"}.get(kind, f"a {kind}")
     return f"{kind} of {' and '.join(sorted(map(str, kinds)))}"
-
-
-def _check_same(argument: str, value: Tensor, other_name: str, other: Tensor) -> None:
-    if value.dtype != other.dtype or value.device != other.device:
-        got = f"{value.dtype} on {value.device}"
-        expected = f"{other.dtype} on {other.device}, as {other_name}"
-        raise ArgumentError(argument, got, expected, f"Use {argument}.to({other_name}).")
-
-
-def _check_finite(argument: str, value: Tensor, suggestion: str) -> None:
-    finite = torch.isfinite(value)
-    if not finite.all():
-        got = f"{int((~finite).sum())} non-finite values (shape {tuple(value.shape)}, "
-        raise NonFiniteError(argument, got + f"dtype {value.dtype})", "finite values", suggestion)

@@ -10,9 +10,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gpclml._utils.arguments import all_finite, checked
+from gpclml._utils.arguments import check_finite, checked
 from gpclml._utils.arrays import ArrayLike, takes_arrays
-from gpclml.errors import NonFiniteError
 from gpclml.evaluation.model_scores import ModelScores
 
 __all__ = [
@@ -122,19 +121,18 @@ def stacking_weights(log_densities: ArrayLike) -> Tensor:
     import numpy as np
     from scipy.optimize import minimize
 
-    got = tuple(log_densities.shape)
-    if not all_finite(log_densities):
-        raise NonFiniteError("log_densities", f"NaN or infinite values, shape {got}", "finite nats")
+    check_finite("log_densities", log_densities)
+    count = len(log_densities)
     logs = log_densities.detach().to("cpu", torch.float64)
     densities = (logs - logs.amax(0)).exp().numpy()  # relative to the best model of each point
-    start = np.full(got[0], 1 / got[0])
-    if got[0] > 1:
+    start = np.full(count, 1 / count)
+    if count > 1:
         found = minimize(
             lambda w: -float(np.log(w @ densities).mean()),
             start,
             jac=lambda w: -(densities / (w @ densities)).mean(1),
             method="SLSQP",
-            bounds=[(0.0, 1.0)] * got[0],
+            bounds=[(0.0, 1.0)] * count,
             constraints={"type": "eq", "fun": lambda w: w.sum() - 1, "jac": np.ones_like},
             options={"ftol": _TOLERANCE, "maxiter": _MOST_STEPS},
         )

@@ -15,10 +15,10 @@ import torch
 from gpytorch.models import ExactGP
 from torch import Tensor
 
-from gpclml._utils.arguments import all_finite, checked
+from gpclml._utils.arguments import check_finite, checked
 from gpclml._utils.arrays import ArrayLike, takes_arrays
 from gpclml.conditioning import Conditioning, LastPoints, LeaveOneOut, as_orders
-from gpclml.errors import ArgumentError, NonFiniteError
+from gpclml.errors import ArgumentError
 from gpclml.inference.covariances import Solver
 from gpclml.inference.observations import training_observations
 from gpclml.inference.predictive import marginal_predictive, predictive_observations
@@ -234,7 +234,5 @@ def marginal_log_predictive(
         About n³/3 + 3 n² t floating-point operations and no t x t matrix.
     """
     normal, target = marginal_predictive(model, x, y, noise)
-    if not all_finite(y):
-        count = int((~y.isfinite()).sum())
-        raise NonFiniteError("y", f"{count} NaN or infinite values", "finite ones")
+    check_finite("y", y)
     return normal.log_prob(target) - log_target_scale(model, units)

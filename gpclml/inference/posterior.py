@@ -16,10 +16,10 @@ from linear_operator.operators import DiagLinearOperator, LinearOperator
 from torch import Tensor
 
 from gpclml._utils import memory
-from gpclml._utils.arguments import all_finite, checked
+from gpclml._utils.arguments import check_finite, checked
 from gpclml._utils.arrays import points_as_tensor
 from gpclml._utils.progress import progress_bar
-from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnsupportedError
+from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
 from gpclml.inference.covariances import Solver, choose_solver
 from gpclml.inference.observations import Observations, observations
 from gpclml.inference.posterior_normal import PosteriorNormal, above_rounding
@@ -269,11 +269,7 @@ def checked_points(x: ArrayLike, train_x: Tensor, column_names: list[str] | None
         expected = f"a batch that broadcasts with {tuple(train_x.shape[:-2])}"
         suggestion = "Give one set of points, or one for each batch element."
         raise ShapeError("x", tuple(x.shape), expected, suggestion) from None
-    if not all_finite(x):
-        raise NonFiniteError(
-            "x", f"{int((~x.isfinite()).sum())} non-finite values", "finite values",
-            "Drop or impute the rows with missing inputs.",
-        )  # fmt: skip
+    check_finite("x", x, "Drop or impute the rows with missing inputs.")
     return x
 
 

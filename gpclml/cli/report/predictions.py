@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Normal
 
-from gpclml._utils.arguments import all_finite, checked
-from gpclml.errors import ArgumentError, NonFiniteError
+from gpclml._utils.arguments import check_finite, checked
+from gpclml.errors import ArgumentError
 from gpclml.evaluation import PairedDifference, paired_difference
 from gpclml.models import GPRegression
 
@@ -98,8 +98,7 @@ def prediction_scores(targets: Tensor, mean: Tensor, deviation: Tensor) -> Predi
         ArgumentError: A deviation is not positive.
     """
     for name, values in (("targets", targets), ("mean", mean), ("deviation", deviation)):
-        if not all_finite(values):
-            raise NonFiniteError(name, "NaN or infinite values", "finite ones")
+        check_finite(name, values)
     if not bool((deviation > 0).all()):
         raise ArgumentError("deviation", "a deviation of zero or less", "positive numbers")
     squares = (targets - mean).square()
