@@ -17,7 +17,6 @@ from gpclml.evaluation.model_scores import ModelScores
 from gpclml.evaluation.plots import (
     GUIDE,
     as_comparison,
-    colour,
     figure_and_axes,
     legend_below,
     say_nothing_drawn,
@@ -79,9 +78,9 @@ def plot_fit(
         if name not in scored:
             say_nothing_drawn(panel, "predictions")
         elif one_input:
-            _draw_function(panel, compared, name, cast(Any, inputs[name]), colour(place))
+            _draw_function(panel, compared, name, cast(Any, inputs[name]), f"C{place}")
         else:
-            _draw_left_out(panel, compared, name, colour(place))
+            _draw_left_out(panel, compared, name, f"C{place}")
         if place % columns == 0:
             panel.set_ylabel("target")
         if place + columns >= count:
@@ -125,9 +124,9 @@ def plot_calibration(
             continue
         places = _places(scores, compared.targets).numpy()
         heights, edges = np.histogram(places, bins=_BINS, range=(0, 1), density=True)
-        above.stairs(heights, edges, color=colour(place), baseline=None, linewidth=1.5)
+        above.stairs(heights, edges, color=f"C{place}", baseline=None, linewidth=1.5)
         inside = (np.abs(2 * places - 1)[:, None] <= nominal).mean(0)
-        below.plot(nominal, inside - nominal, color=colour(place), label=name)
+        below.plot(nominal, inside - nominal, color=f"C{place}", label=name)
     above.axhline(1, **GUIDE)
     below.axhline(0, **GUIDE)
     set_title(above, "place of targets in their predictions")

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 __all__ = [
     "GUIDE",
     "as_comparison",
-    "colour",
     "figure_and_axes",
     "legend_below",
     "plot_compare",
@@ -103,8 +102,8 @@ def _draw(axes: Axes, compared: Comparison, criterion: Criterion) -> None:
     for place, one in differences.items():
         error = 0.0 if math.isnan(one.standard_error) else one.standard_error
         axes.errorbar(
-            one.value, place, xerr=error, fmt="o", color=colour(place), capsize=3,
-            markerfacecolor=colour(place) if one.value == best else "white",
+            one.value, place, xerr=error, fmt="o", color=f"C{place}", capsize=3,
+            markerfacecolor=f"C{place}" if one.value == best else "white",
         )  # fmt: skip
     axes.axvline(0, **GUIDE)
     axes.margins(x=0.08)
@@ -175,10 +174,10 @@ def plot_learning_curves(
 
 def _line(axes: Axes, x: NDArray, values: NDArray, place: int, name: str) -> None:
     mean, count = values.mean(0), len(values)
-    axes.plot(x, mean, color=colour(place), label=name)
+    axes.plot(x, mean, color=f"C{place}", label=name)
     if count > 1:
         band = 2 * values.std(0, ddof=1) / np.sqrt(count)
-        axes.fill_between(x, mean - band, mean + band, color=colour(place), alpha=0.2, lw=0)
+        axes.fill_between(x, mean - band, mean + band, color=f"C{place}", alpha=0.2, lw=0)
 
 
 def _limits(curves: Sequence[NDArray], edges: NDArray[np.int64]) -> tuple[float, float]:
@@ -223,11 +222,6 @@ def figure_and_axes(
     if len(given) != shape[0] * shape[1]:
         raise ArgumentError("axes", len(given), f"{shape[0] * shape[1]}")
     return given[0].get_figure(root=True), given
-
-
-def colour(place: int) -> str:
-    """Colour of the model at a place of the ranking, the same in all figures."""
-    return f"C{place % 10}"
 
 
 def set_title(axes: Axes, title: str) -> None:

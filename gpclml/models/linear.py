@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from gpytorch.constraints import Positive
-from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from gpytorch.means import Mean, ZeroMean
-from gpytorch.mlls import MarginalLogLikelihood
-from gpytorch.models import GP, ExactGP
+from gpytorch.models import GP
 from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
@@ -25,6 +23,7 @@ from gpclml.inference.posterior import checked_points
 from gpclml.kernels import FeatureKernel, IdentityFeatures, LinearizedMean, NeuralTangentKernel
 from gpclml.kernels.networks import check_finite_output
 from gpclml.linalg.gaussians import DualGaussian, FullGaussian, linear_posterior
+from gpclml.models._base import RegressionGP
 
 if TYPE_CHECKING:
     from gpclml._utils.arrays import ArrayLike
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["BayesianLinearModel", "Linearization", "LinearizedGP", "LinearizedNetwork"]
 
 
-class BayesianLinearModel(ExactGP):
+class BayesianLinearModel(RegressionGP):
     r"""Targets linear in features, :math:`y = m(x) + w^\top \phi(x) + \epsilon`.
 
     .. math:: w \sim N(0, S), \qquad \epsilon \sim N(0, \sigma^2)
@@ -104,27 +103,6 @@ class BayesianLinearModel(ExactGP):
         """The noise variance, ``(1,)``."""
         return self.likelihood.noise
 
-    def forward(self, x: Tensor) -> MultivariateNormal:
-        """The prior at points.
-
-        Args:
-            x: ``(n, d)``.
-        """
-        return MultivariateNormal(cast(Tensor, self.mean_module(x)), self.covar_module(x))
-
-    def compute_custom_loss(self, mll: MarginalLogLikelihood, **kwargs: Any) -> Tensor:
-        """The loss BoTorch minimizes under an objective that brings none of its own.
-
-        Args:
-            mll: The objective.
-            **kwargs: Passed on to it.
-
-        Returns:
-            Minus the objective, a number.
-        """
-        x, y = self._training_data()
-        return -cast(Tensor, mll(self(x), y, x, **kwargs))
-
     def features(self, x: ArrayLike) -> Tensor:
         """Features of points.
 
@@ -193,10 +171,6 @@ class BayesianLinearModel(ExactGP):
             return PosteriorNormal(mean, DiagLinearOperator(variance))
         covariance = posterior.predictive_covariance(phi) + torch.diag_embed(noise)
         return PosteriorNormal(mean, covariance)
-
-    def _training_data(self) -> tuple[Tensor, Tensor]:
-        assert self.train_inputs is not None
-        return self.train_inputs[0], cast(Any, self.train_targets)
 
 
 @dataclass(frozen=True)
@@ -276,7 +250,7 @@ class LinearizedNetwork(GP):
         return torch.nn.Module.__call__(self, x)
 
 
-class LinearizedGP(ExactGP):
+class LinearizedGP(RegressionGP):
     r"""A network, linear in its weights around where they are, as a GP over functions.
 
     Every objective of exact GPs takes it: log marginal likelihood, conditional, leave-one-out.
@@ -308,11 +282,3 @@ class LinearizedGP(ExactGP):
         super().__init__(train_x, train_y, cast(Any, likelihood))
         self.mean_module = LinearizedMean(network.network)
         self.covar_module = NeuralTangentKernel(network.network, network.prior)
-
-    def forward(self, x: Tensor) -> MultivariateNormal:
-        """The prior at points.
-
-        Args:
-            x: Points, ``(n, d)``.
-        """
-        return MultivariateNormal(cast(Tensor, self.mean_module(x)), self.covar_module(x))

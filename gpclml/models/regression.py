@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -13,8 +13,6 @@ from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.means import Mean
-from gpytorch.mlls import MarginalLogLikelihood
-from gpytorch.models import ExactGP
 from torch import Tensor
 
 from gpclml._utils.arguments import checked, reads_are_free
@@ -25,6 +23,7 @@ from gpclml.errors import ArgumentError, ShapeError
 from gpclml.inference import IterativePosterior, PosteriorNormal, evaluating, exact_posterior
 from gpclml.inference.covariances import Solver
 from gpclml.inference.posterior import checked_points, choose_posterior_solver
+from gpclml.models._base import RegressionGP
 from gpclml.models._parts import PartOptions, make_kernel, make_mean
 from gpclml.models._stored import CHECKPOINT, read_stored
 from gpclml.models.standardize import Standardizer
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["GPRegression"]
 
 
-class GPRegression(ExactGP):
+class GPRegression(RegressionGP):
     r"""An exact GP on standardized data: :math:`y = m(x) + f(x) + \epsilon`.
 
     It trains in a plain GPyTorch loop and with BoTorch's ``fit_gpytorch_mll``, under any
@@ -218,21 +217,6 @@ class GPRegression(ExactGP):
                 "Pass model.train_targets, or make the model with standardize=False.",
             )
         self._targets_checked = True
-
-    def compute_custom_loss(self, mll: MarginalLogLikelihood, **kwargs: Any) -> Tensor:
-        """The loss BoTorch minimizes under an objective that brings none of its own.
-
-        Args:
-            mll: The objective.
-            **kwargs: Passed on to it.
-
-        Returns:
-            Minus the objective, ``(*batch,)``.
-        """
-        inputs = self.train_inputs or ()
-        value = mll(self(*inputs), self.train_targets, *inputs, **kwargs)
-        assert isinstance(value, Tensor)
-        return -value
 
     @checked
     def predict(
@@ -439,9 +423,6 @@ class GPRegression(ExactGP):
         shape, dtype = train_x.shape, train_x.dtype
         given = f"; {self._given}" if self._given else ""
         return f"train_x: {' x '.join(map(str, shape))}, {str(dtype).removeprefix('torch.')}{given}"
-
-    def _training_data(self) -> tuple[Tensor, Tensor]:
-        return cast(Any, self.train_inputs)[0], cast(Tensor, self.train_targets)
 
     def __getstate__(self) -> dict[str, Any]:
         # Caches of predictions hold autograd graphs, which cannot be pickled.

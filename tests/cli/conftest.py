@@ -10,7 +10,7 @@ from PIL import Image
 from sklearn.datasets import load_diabetes
 from typer.testing import CliRunner
 
-from gpclml.cli import app
+from gpclml.cli import app, comparing, fitting
 
 NAME = '<b>sex & "gender"</b>'
 
@@ -46,6 +46,17 @@ def gpclml():
         return CliRunner().invoke(app, [str(word) for word in words], catch_exceptions=False)
 
     return run
+
+
+@pytest.fixture
+def no_fit(monkeypatch):
+    """Whatever is refused is refused before any fit."""
+
+    def fit(*args, **kwargs):
+        raise AssertionError("a model was fitted")
+
+    monkeypatch.setattr(fitting, "fit_recipe", fit)
+    monkeypatch.setattr(comparing, "fit_recipe", fit)
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import stat
 
 import pytest
 
-from gpclml.cli import comparing, fitting
+from gpclml.cli import fitting
 from gpclml.cli.records import MODEL, REPORT, record_text
 
 MODELS = "--models", "linear,rbf"
@@ -27,17 +27,6 @@ def content(folder):
 @pytest.fixture
 def words(csv):
     return csv, "--target", "progression", "--seed", 1, "--steps", 5, "--quiet"
-
-
-@pytest.fixture
-def no_fit(monkeypatch):
-    """Whatever is refused is refused before any fit."""
-
-    def fit(*args, **kwargs):
-        raise AssertionError("a model was fitted")
-
-    monkeypatch.setattr(fitting, "fit_recipe", fit)
-    monkeypatch.setattr(comparing, "fit_recipe", fit)
 
 
 @pytest.fixture

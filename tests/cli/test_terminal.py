@@ -12,7 +12,6 @@ import pandas
 import pytest
 
 from gpclml._utils.files import printable
-from gpclml.cli import comparing, fitting
 
 UNSAFE = "\x9b2J\u202e\u2028\x1b[31m"
 NAME = f"y{UNSAFE}"
@@ -31,15 +30,6 @@ def check_safe(text, *but):
         if unicodedata.category(character) in ("Cc", "Cs", "Zl", "Zp") or character in "\u202e"
     } - {"\n", *but}  # fmt: skip
     assert not unsafe, text
-
-
-@pytest.fixture
-def no_fit(monkeypatch):
-    def fit(*args, **kwargs):
-        raise AssertionError("a model was fitted")
-
-    monkeypatch.setattr(fitting, "fit_recipe", fit)
-    monkeypatch.setattr(comparing, "fit_recipe", fit)
 
 
 @pytest.mark.parametrize(
