@@ -9,15 +9,15 @@ import warnings
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from gpclml._utils.arguments import checked
+from gpclml._utils.arguments import check_counts, checked
 from gpclml.conditioning import Conditioning, KFold, LastPoints, LeaveOneOut
-from gpclml.errors import ArgumentError, UnknownNameError
+from gpclml.errors import UnknownNameError
 from gpclml.fit import FitWarning, NetworksFitResult, fit_mll, fit_networks
 from gpclml.kernels import FeatureKernel, IdentityFeatures, initialize_spectral_mixture
 from gpclml.mlls import ConditionalMarginalLogLikelihood
@@ -57,9 +57,6 @@ OBJECTIVES: dict[str, Conditioning] = {
 }  # fmt: skip
 """The objectives that a fit can maximize: by name, what they condition on."""
 
-_NAMED_KERNELS = {
-    "rbf": "rbf", "rq": "rq", "matern": "matern", "sm": "spectral_mixture", "deep": "deep",
-}  # fmt: skip
 _STEPS = {"sm": 50, "deep": 300}  # the others have no limit
 
 
@@ -120,16 +117,19 @@ class Recipe:
             raise UnknownNameError("model", self.model, MODELS)
         if self.objective not in OBJECTIVES:
             raise UnknownNameError("objective", self.objective, OBJECTIVES)
-        if self.steps is not None and self.steps < 1:
-            raise ArgumentError("steps", self.steps, "at least 1")
-        if self.restarts < 0:
-            raise ArgumentError("restarts", self.restarts, "0 or more")
+        check_counts(steps=self.steps)
+        check_counts(0, restarts=self.restarts)
 
     @property
     def conditioning(self) -> Conditioning | None:
         """What the objective conditions on; None where it is drawn anew at each step."""
         redraws = self.model == "deep" and self.objective == "clml"
         return None if redraws else OBJECTIVES[self.objective]
+
+    @property
+    def kernel_name(self) -> str:
+        """Name of the kernel of all models but the linear one."""
+        return "spectral_mixture" if self.model == "sm" else self.model
 
     @property
     def most_steps(self) -> int | None:
@@ -147,11 +147,9 @@ class Recipe:
         Raises:
             NonFiniteError, NotPSDError: The objective cannot be evaluated at the start of the fit.
         """
-        kernel = kernel_object(self.model)
-        parts: dict[str, Any] = {"kernel": kernel, "mean": "zero"}
-        if kernel is None:
-            parts = {"kernel": _NAMED_KERNELS[self.model]}
-        model = GPRegression(x, y, seed=self.seed, **parts)
+        kernel = kernel_object(self.model) or self.kernel_name
+        mean = "zero" if self.model == "linear" else "constant"
+        model = GPRegression(x, y, kernel, mean, seed=self.seed)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FitWarning)  # the result has the problem
             if self.model == "sm":
@@ -254,7 +252,6 @@ def script_of(
     return rendered(
         "model.py.jinja", recipe=recipe, data=str(data), most_rows=most_rows, version=version,
         split_seed=split_seed, one_thread=one_thread, steps=steps,
-        kernel=_NAMED_KERNELS.get(recipe.model),
     )  # fmt: skip
 
 

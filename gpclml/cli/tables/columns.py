@@ -105,11 +105,8 @@ def numbers_of(column: pandas.Series, kind: NumberKind) -> NDArray[np.float64]:
 
 def texts_of(column: pandas.Series) -> NDArray[np.object_]:
     """The categories of a column as texts, None where missing; 2.0 is ``"2"``."""
-    missing = column.isna().to_numpy()
-    texts = np.empty(len(column), dtype=object)
-    for place, value in enumerate(column.astype(object)):
-        texts[place] = None if missing[place] else _text(value)
-    return texts
+    values = zip(column.astype(object), column.isna(), strict=True)
+    return np.array([None if missing else _text(value) for value, missing in values], dtype=object)
 
 
 def _text(value: object) -> str:
