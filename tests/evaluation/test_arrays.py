@@ -53,15 +53,15 @@ SCORES = {
     "calibration": (expected_calibration_error, (PROBABILITIES, LABELS)),
     "temperature": (fit_temperature, (PROBABILITIES.log(), LABELS)),
     "auroc": (out_of_distribution_auroc, (PROBABILITIES, PROBABILITIES.flip(0)[:7])),
-    "iterative mean": (IterativePosterior(MODEL).mean, (NEW_X,)),
-    "iterative variance": (IterativePosterior(MODEL).variance, (NEW_X,)),
-    "iterative covariance": (IterativePosterior(MODEL).covariance, (NEW_X,)),
+    "iterative mean": (lambda x: IterativePosterior(MODEL).mean(x), (NEW_X,)),
+    "iterative variance": (lambda x: IterativePosterior(MODEL).variance(x), (NEW_X,)),
+    "iterative covariance": (lambda x: IterativePosterior(MODEL).covariance(x), (NEW_X,)),
     "iterative draws": (
         lambda x: IterativePosterior(MODEL).sample(x, generator=torch.Generator().manual_seed(0)),
         (NEW_X,),
     ),
     "linear": (lambda x: BayesianLinearModel(X, Y).predict(x).variance, (NEW_X,)),
-    "linear features": (BayesianLinearModel(X, Y).features, (NEW_X,)),
+    "linear features": (lambda x: BayesianLinearModel(X, Y).features(x), (NEW_X,)),
 }
 
 
