@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -24,6 +24,8 @@ from gpclml.inference.units import Units, units_of_targets
 from gpclml.linalg import Covariance, DenseCovariance
 
 __all__ = ["ModelScores", "score_model"]
+
+T = TypeVar("T")
 
 _WIDER = 4.0  # times the prior covariance of the function
 _NUMBERS_AT_ONCE = 2**25  # in the covariances of held-out blocks
@@ -88,13 +90,32 @@ def score_model(
     rows = (~targets.isnan()).nonzero().squeeze(-1)
     count = len(rows)
     scale = units_of_targets(model, units)[0].cpu()
-    parts = _Parts(name)
-    given = parts.covariance(lambda: observed_gaussian(model, rows))
-    covariance, residual = given or (DenseCovariance(scale.new_empty(0, 0)), scale.new_empty(0))
+    errors: dict[str, Exception] = {}
+    given = _attempt(lambda: observed_gaussian(model, rows))
+    nothing = DenseCovariance(scale.new_empty(0, 0)), scale.new_empty(0)
+    covariance, residual = nothing if isinstance(given, Exception) else given
+    if len(covariance.shape) != 2 or residual.ndim != 1:
+        got = f"a covariance of shape {tuple(covariance.shape)}"
+        raise ShapeError(f"models[{name!r}]", got, "(n, n), one output and no batch")
     place = torch.full((len(targets),), -1)
     place[rows] = torch.arange(count)
     tails = place[orders[:, m:count]]
     log_scale = float(scale.log())
+
+    def part(
+        which: str, compute: Callable[[], tuple[Tensor, ...]], *shapes: tuple[int, ...]
+    ) -> tuple[Tensor, ...]:
+        """The values of a part; NaN and an error where it, or the covariance, fails."""
+        values = given if isinstance(given, Exception) else _attempt(compute)
+        if not isinstance(values, Exception):
+            if which == "condition number" or all(map(all_finite, values)):
+                return values
+            values = NonFiniteError(
+                f"models[{name!r}]", f"{which}: values that are not finite", "finite ones",
+                "Its covariance is singular: add noise.",
+            )  # fmt: skip
+        errors[which] = values
+        return tuple(torch.full(shape, torch.nan, dtype=torch.float64) for shape in shapes)
 
     def lml() -> tuple[Tensor, ...]:
         return (_plain(covariance.log_density(residual)) - count * log_scale,)
@@ -117,12 +138,12 @@ def score_model(
     def condition() -> tuple[Tensor, ...]:
         return (torch.tensor(covariance.condition_number(), dtype=torch.float64),)
 
-    (total,) = parts("LML", lml, ())
-    (conditional,) = parts("CLML", clml, (len(orders),))
-    left_out_densities, error, variance = parts("LOO", loo, (count,), (count,), (count,))
-    (terms,) = parts("learning curves", curves, (num_curves, count))
-    wider_total, wider_left_out = parts("wider prior", wider, (), (count,))
-    (number,) = parts("condition number", condition, (), finite=False)
+    (total,) = part("LML", lml, ())
+    (conditional,) = part("CLML", clml, (len(orders),))
+    left_out_densities, error, variance = part("LOO", loo, (count,), (count,), (count,))
+    (terms,) = part("learning curves", curves, (num_curves, count))
+    wider_total, wider_left_out = part("wider prior", wider, (), (count,))
+    (number,) = part("condition number", condition, ())
     scores = ModelScores(
         lml=float(total),
         clml=conditional,
@@ -134,61 +155,19 @@ def score_model(
         wider_loo=wider_left_out,
         condition_number=float(number),
         rounding=float(number) * torch.finfo(covariance.dtype).eps,
-        failures={part: _said(error) for part, error in parts.errors.items()},
+        failures={which: _said(error) for which, error in errors.items()},
     )
-    return scores, parts.errors
+    return scores, errors
 
 
-class _Parts:
-    """Computes parts of a model's scores, of which one that fails does not affect the others."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.errors: dict[str, Exception] = {}
-        self._of_covariance: Exception | None = None
-
-    def covariance(
-        self, compute: Callable[[], tuple[Covariance, Tensor]]
-    ) -> tuple[Covariance, Tensor] | None:
-        """The covariance and residuals, without which all parts fail."""
-        try:
-            covariance, residual = compute()
-        except Warning:
-            raise
-        except Exception as error:
-            self._of_covariance = error
-            return None
-        if len(covariance.shape) != 2 or residual.ndim != 1:
-            got = f"a covariance of shape {tuple(covariance.shape)}"
-            expected = "(n, n), one output and no batch"
-            raise ShapeError(f"models[{self.name!r}]", got, expected)
-        return covariance, residual
-
-    def __call__(
-        self,
-        part: str,
-        compute: Callable[[], tuple[Tensor, ...]],
-        *shapes: tuple[int, ...],
-        finite: bool = True,
-    ) -> tuple[Tensor, ...]:
-        """The values of a part, or NaN of these shapes and an error in ``errors``."""
-        nothing = tuple(torch.full(shape, torch.nan, dtype=torch.float64) for shape in shapes)
-        if self._of_covariance is not None:
-            self.errors[part] = self._of_covariance
-            return nothing
-        try:
-            values = compute()
-            if finite and not all(all_finite(value) for value in values):
-                raise NonFiniteError(
-                    f"models[{self.name!r}]", f"{part}: values that are not finite",
-                    "finite ones", "Its covariance is singular: add noise.",
-                )  # fmt: skip
-            return values
-        except Warning:  # the caller has made errors of warnings
-            raise
-        except Exception as error:
-            self.errors[part] = error
-            return nothing
+def _attempt(compute: Callable[[], T]) -> T | Exception:
+    """A result, or the error in its place; warnings that the caller has made errors are raised."""
+    try:
+        return compute()
+    except Warning:
+        raise
+    except Exception as error:
+        return error
 
 
 def _said(error: Exception) -> str:
