@@ -59,8 +59,8 @@ class ClosedForm(ABC):
     event = 0
 
     @property
-    def small(self) -> Any:
-        """The held-out points as :mod:`gpclml.linalg.small` takes them; None if it cannot."""
+    def for_lapack(self) -> Any:
+        """The held-out points as :mod:`gpclml.linalg.lapack` takes them; None if it cannot."""
         return None
 
     def of_ordered(self) -> ClosedForm:
@@ -132,7 +132,7 @@ class ConditionalLogDensity(ClosedForm):
     checked: bool = True
 
     @property
-    def small(self) -> int | None:
+    def for_lapack(self) -> int | None:
         """Their number."""
         return None if self.factor_dtype == torch.float32 else self.num_held_out
 
@@ -238,7 +238,7 @@ class BlockLogDensities(ClosedForm):
     event = 1
 
     @cached_property
-    def small(self) -> list[numpy.ndarray] | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def for_lapack(self) -> list[numpy.ndarray] | None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Their indices."""
         if self.factor_dtype == torch.float32 or self.blocks[0].device.type != "cpu":
             return None

@@ -22,6 +22,7 @@ from gpclml.linalg.closed_forms import (
     factor_and_whiten,
 )
 from gpclml.linalg.covariance import ConditionedBlock, Covariance, Pairs, Predictor
+from gpclml.linalg.lapack import matrix_density_and_gradients
 from gpclml.linalg.matrices import (
     Sharing,
     order_with_last,
@@ -131,11 +132,16 @@ class DenseCovariance(Covariance):
             value = self._sum(self._values(self.matrix, residual, density))
             pairs = [(value, torch.ones_like(value))] if value.requires_grad else []
             return value.detach(), pairs
-        with torch.no_grad():
-            values, state = density.evaluate(self.matrix, residual.unsqueeze(-2))
-            of_matrix, of_residual = density.gradient(state, torch.ones_like(values))
-        value = self._sum(values.squeeze(self.matrix.ndim - 2)).to(self.dtype)
-        pairs = (self.matrix, of_matrix), (residual, of_residual.squeeze(-2))
+        blocks = None if density.order is not None else density.for_lapack
+        found = matrix_density_and_gradients(self.matrix, residual, blocks)
+        if found is None:
+            with torch.no_grad():
+                values, state = density.evaluate(self.matrix, residual.unsqueeze(-2))
+                of_matrix, of_residual = density.gradient(state, torch.ones_like(values))
+            value = self._sum(values.squeeze(self.matrix.ndim - 2)).to(self.dtype)
+            found = value, of_matrix, of_residual.squeeze(-2)
+        value, of_matrix, of_residual = found
+        pairs = (self.matrix, of_matrix), (residual, of_residual)
         return value, [(one, g.to(self.dtype)) for one, g in pairs if one.requires_grad]
 
     def _sum(self, values: Tensor) -> Tensor:

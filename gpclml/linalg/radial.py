@@ -28,6 +28,7 @@ from gpclml.errors import UnknownNameError
 from gpclml.linalg.closed_forms import ClosedForm
 from gpclml.linalg.covariance import Pairs
 from gpclml.linalg.dense import DenseCovariance
+from gpclml.linalg.lapack import density_and_gradients
 from gpclml.linalg.matrices import (
     DOUBLE_UP_TO,
     common_batch,
@@ -36,7 +37,6 @@ from gpclml.linalg.matrices import (
     refuse_double_backward,
 )
 from gpclml.linalg.profiles import PROFILES, Profile
-from gpclml.linalg.small import density_of_few
 
 __all__ = ["PROFILES", "RadialCovariance", "radial_covariance"]
 
@@ -366,9 +366,9 @@ def _density_and_gradients(
     needed: Sequence[bool],
 ) -> tuple[Tensor, list[Tensor | None]]:
     """The sum of the densities, and its gradients by the arguments and by the residual."""
-    small = density_of_few(arguments, residual, profile, density.small, needed)
-    if small is not None:
-        return small
+    found = density_and_gradients(arguments, residual, profile, density.for_lapack, needed)
+    if found is not None:
+        return found
     covariance, parts = _covariance(arguments, profile)
     values, state = density.evaluate(covariance, residual.unsqueeze(-2).to(covariance.dtype))
     gradients: list[Tensor | None] = [None] * 6

@@ -26,7 +26,7 @@ from gpclml.errors import (
     ShapeError,
     UnsupportedError,
 )
-from gpclml.linalg import small
+from gpclml.linalg import lapack
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 
 
@@ -302,17 +302,17 @@ def test_conditioning_that_does_not_fit_the_data(conditioning):
 
 
 @pytest.mark.parametrize(
-    ("known", "few", "most"), [(False, True, 10), (True, False, 13), (True, True, 13)]
+    ("known", "by_lapack", "most"), [(False, False, 10), (True, False, 13), (True, True, 13)]
 )
-def test_a_call_enters_few_files_before_the_factorization(monkeypatch, known, few, most):
+def test_a_call_enters_few_files_before_the_factorization(monkeypatch, known, by_lapack, most):
     model, likelihood = make(*data())
-    monkeypatch.setattr(small, "SMALL", 128 if few else 0)
+    if not by_lapack:
+        monkeypatch.setattr(lapack, "LARGEST", {})
     if not known:  # and so evaluated by GPyTorch
         model.covar_module.register_forward_hook(lambda module, arguments, output: output)
     mll = ConditionalMarginalLogLikelihood(likelihood, model)
     folder = str(Path(gpclml.__file__).parent)
-    by_numpy = known and few
-    library, name = (small.lapack, "dpotrf") if by_numpy else (torch.linalg, "cholesky_ex")
+    library, name = (lapack.lapack, "dpotrf") if by_lapack else (torch.linalg, "cholesky_ex")
     entered, factor = {}, getattr(library, name)
 
     def watch(frame, event, argument):

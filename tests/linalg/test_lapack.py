@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import numpy
 import pytest
 import torch
 from linear_operator.utils.warnings import NumericalWarning
 
-from gpclml.linalg import PROFILES, RadialCovariance, small
+from gpclml.linalg import PROFILES, DenseCovariance, RadialCovariance, lapack
 
 BLOCKS = {
     "all": [torch.arange(9).unsqueeze(0)],
@@ -53,7 +52,7 @@ def test_values_and_gradients_are_those_of_pytorch(monkeypatch, profile, form, b
     tensors = [points, residual, *own.values()]
     covariance = RadialCovariance(points, profile, **own)
     value, ours = evaluated(points, own, residual, profile, BLOCKS[blocks])
-    monkeypatch.setattr(small, "SMALL", 0)
+    monkeypatch.setattr(lapack, "LARGEST", {})
     expected = covariance.held_out_log_density(residual, BLOCKS[blocks])
     torch.testing.assert_close(value, expected.detach(), rtol=1e-12, atol=1e-12)
     for tensor, gradient in zip(tensors, torch.autograd.grad(expected, tensors), strict=True):
@@ -99,9 +98,37 @@ def test_a_singular_covariance_is_left_to_pytorch_which_adds_jitter():
 
 
 def test_values_that_are_not_finite_have_no_density_here():
-    x = numpy.zeros((3, 1))
-    x[1] = numpy.nan
-    answer = small.density_and_gradients(
-        (x, None, None, numpy.ones(3), None), numpy.ones(3), PROFILES["rbf"], 3, (True,) * 6, 1e-15
-    )
-    assert answer is None
+    x, one = torch.zeros(3, 1), torch.ones(3)
+    x[1] = torch.nan
+    points = (x, None, None, one, None)
+    found = lapack.density_and_gradients(points, one, PROFILES["rbf"], 3, (True,) * 6)
+    assert found is None
+
+
+@pytest.mark.parametrize("blocks", [name for name in BLOCKS if name != "some"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_densities_of_a_matrix_are_those_of_pytorch(monkeypatch, dtype, blocks):
+    generator = torch.Generator().manual_seed(0)
+    root = torch.randn(9, 9, generator=generator, dtype=torch.float64)
+    matrix = (root @ root.mT + torch.eye(9)).to(dtype).requires_grad_()
+    residual = torch.randn(9, generator=generator).to(dtype).requires_grad_()
+    covariance = DenseCovariance(matrix)
+    calls, by_lapack = [], lapack.lapack.dpotrf
+
+    def counted(*arguments, **options):
+        calls.append(arguments)
+        return by_lapack(*arguments, **options)
+
+    monkeypatch.setattr(lapack.lapack, "dpotrf", counted)
+    density = covariance.density(BLOCKS[blocks])
+    value, pairs = covariance.value_and_gradients(residual, density)
+    assert len(calls) == 1
+    expected = covariance.held_out_log_density(residual, BLOCKS[blocks])
+    gradients = torch.autograd.grad(expected, [matrix, residual])
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-12
+    torch.testing.assert_close(value, expected.detach(), rtol=tolerance, atol=tolerance)
+    for (_, ours), gradient in zip(pairs, gradients, strict=True):
+        assert ours.dtype == dtype
+        torch.testing.assert_close(ours, gradient, rtol=tolerance, atol=tolerance)
+    unchanged = (root @ root.mT + torch.eye(9)).to(dtype)
+    assert torch.equal(matrix, unchanged)
