@@ -155,14 +155,9 @@ def _of_distances(
     if found is None:
         return None
     value, G, of_residual = found  # of G, which is symmetric, the lower half, by columns
-    gradients: list[ndarray | float | None] = [
-        None,
-        None,
-        None,
-        None,
-        None,
-        of_residual if needed[5] else None,
-    ]
+    gradients: list[ndarray | float | None] = [None] * 6
+    if needed[5]:
+        gradients[5] = of_residual
     of_points, of_lengthscale, of_scale, of_noise, of_power = needed[:5]
     diagonal = G.diagonal().copy()
     if of_noise:
