@@ -113,11 +113,7 @@ class WorkFolder:
         self._write_record(_BEGUN)
 
     def add(self, writers: Mapping[str, Callable[[Path], object]]) -> None:
-        """Writes files, each of them whole or not at all.
-
-        Raises:
-            DataError: A file of others has the name.
-        """
+        """Writes files, each of them whole or not at all."""
         self.remove(name for name in writers if name in self.files)
         check_places(self.path, writers, {})
         written: dict[str, Path] = {}
@@ -160,11 +156,7 @@ class WorkFolder:
         _remove_folder(self.path)
 
     def publish(self, content: Mapping[str, Any]) -> None:
-        """Puts the folder in its place; files of others that are there stay.
-
-        Raises:
-            DataError: A file in its place has been changed since the work folder was opened.
-        """
+        """Puts the folder in its place; files of others that are there stay."""
         own = own_files(self._out, self._kind)
         accepted = {name: {checksum} for name, checksum in own.items()}
         check_places(self._out, {*own, *self.files}, accepted)

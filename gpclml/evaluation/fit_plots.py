@@ -13,7 +13,6 @@ from torch import Tensor
 
 from gpclml.evaluation.comparison import Comparison
 from gpclml.evaluation.criteria import scored_in
-from gpclml.evaluation.model_scores import ModelScores
 from gpclml.evaluation.plots import (
     GUIDE,
     as_comparison,
@@ -122,7 +121,8 @@ def plot_calibration(
     for place, (name, scores) in enumerate(compared.scores.items()):
         if name not in scored:
             continue
-        places = _places(scores, compared.targets).numpy()
+        errors = (compared.targets - scores.loo_mean) / scores.loo_variance.sqrt()
+        places = torch.special.ndtr(errors).numpy()
         heights, edges = np.histogram(places, bins=_BINS, range=(0, 1), density=True)
         above.stairs(heights, edges, color=f"C{place}", baseline=None, linewidth=1.5)
         inside = (np.abs(2 * places - 1)[:, None] <= nominal).mean(0)
@@ -198,8 +198,3 @@ def _draw_left_out(axes: Axes, compared: Comparison, name: str, color: str) -> N
     )  # fmt: skip
     ends = [min(targets.min(), mean.min()), max(targets.max(), mean.max())]
     axes.plot(ends, ends, color="black", linewidth=0.8)
-
-
-def _places(scores: ModelScores, targets: Tensor) -> Tensor:
-    """Predictive probabilities of a smaller value than each target."""
-    return torch.special.ndtr((targets - scores.loo_mean) / scores.loo_variance.sqrt())
