@@ -25,6 +25,7 @@ import torch
 from numpy import ndarray
 from scipy.linalg import blas as _blas
 from scipy.linalg import lapack as _lapack
+from scipy.spatial.distance import cdist
 from torch import Tensor
 
 from gpclml.linalg.matrices import DOUBLE_UP_TO, PIVOT_ROUNDINGS
@@ -39,6 +40,7 @@ LARGEST = {torch.float32: DOUBLE_UP_TO, torch.float64: 2**15}
 """Most points by the type in which they come; all is computed in double precision. LAPACK counts
 the entries of a matrix in 32 bits."""
 
+_BY_DIFFERENCES = 8  # dimensions up to which they are as fast as a product, and more accurate
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 _EPS = float(numpy.finfo(float).eps)
 
@@ -138,14 +140,7 @@ def _of_distances(
     z = z - numpy.add.reduce(z, 0) / n
     if profile.factor != 1.0:
         z *= profile.factor
-    half = numpy.add.reduce(z * z, 1)
-    half *= -0.5
-    e = z @ z.T
-    e += half
-    e += half[:, None]
-    half *= 4.0 * _EPS  # equal points are at distance zero exactly, as each is to itself
-    numpy.copyto(e, 0.0, where=e > half[:, None])
-    _set_diagonal(e, 0.0)
+    e = _half_squared_distances(z)
     k, *kept = profile.value(e, power)
     covariance = k.copy() if scale is None else k * scale
     if noise is not None:
@@ -187,6 +182,23 @@ def _of_distances(
     return value, gradients
 
 
+def _half_squared_distances(z: ndarray) -> ndarray:
+    """Minus half the squared distances of points, ``(n, n)``; those of equal points are zero."""
+    if z.shape[1] <= _BY_DIFFERENCES:
+        e = cdist(z, z, "sqeuclidean")
+        e *= -0.5
+        return e
+    half = numpy.add.reduce(z * z, 1)
+    half *= -0.5
+    e = z @ z.T
+    e += half
+    e += half[:, None]
+    # Equal points have one norm, of which a few roundings are left as their distance.
+    numpy.copyto(e, 0.0, where=e > 4.0 * _EPS * half[:, None])
+    _set_diagonal(e, 0.0)
+    return e
+
+
 def _set_diagonal(matrix: ndarray, values: ndarray | float) -> None:
     matrix.flat[:: len(matrix) + 1] = values
 
@@ -219,7 +231,11 @@ def _of_last(
     n = len(residual)
     z = lapack.dtrtrs(L, residual, lower=1)[0]
     tail = z[n - b :]
-    value = -0.5 * float(tail @ tail) - float(numpy.log(pivots[n - b :]).sum()) - b * _HALF_LOG_2PI
+    # Terms of a point are added before those of other points, which keeps partial sums small.
+    terms = 0.5 * tail * tail
+    terms += numpy.log(pivots[n - b :])
+    terms += _HALF_LOG_2PI
+    value = -float(terms.sum())
     if b == n:
         alpha = lapack.dtrtrs(L, z, lower=1, trans=1)[0]
         G = lapack.dpotri(L, lower=1)[0]

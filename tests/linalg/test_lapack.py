@@ -64,6 +64,18 @@ def test_values_and_gradients_are_those_of_pytorch(monkeypatch, profile, form, b
         torch.testing.assert_close(theirs[id(tensor)], ours[id(tensor)], rtol=1e-10, atol=1e-10)
 
 
+def test_distances_in_few_and_in_many_dimensions(monkeypatch):
+    z = torch.randn(20, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 1e3
+    z[7] = z[2]
+    expected = -0.5 * (z.unsqueeze(1) - z).square().sum(-1)
+    for dimensions in (8, 0):
+        monkeypatch.setattr(lapack, "_BY_DIFFERENCES", dimensions)
+        e = torch.from_numpy(lapack._half_squared_distances(z.numpy()))
+        torch.testing.assert_close(e, expected, rtol=1e-8, atol=1e-8)
+        assert e[2, 7] == e[7, 2] == 0.0
+        assert not bool(e.diagonal().any())
+
+
 @pytest.mark.parametrize("blocks", BLOCKS)
 def test_single_precision_is_computed_in_double(blocks):
     points, own, residual = arguments("matern_32", "ard", torch.float32)
