@@ -199,46 +199,24 @@ class RadialCovariance(DenseCovariance):
 
     def _at_once(self, residual: Tensor, density: ClosedForm) -> Tensor:
         """The sum of the densities, whose gradients are computed with it."""
-        arguments, residual, density = self._ordered(residual, density)
         profile = PROFILES[self.profile]
-        return cast(Tensor, _LogDensity.apply(*arguments, residual, profile, density))
-
-    def _ordered(
-        self, residual: Tensor, density: ClosedForm
-    ) -> tuple[_Arguments, Tensor, ClosedForm]:
-        """All in the order of the density: n x d numbers are moved rather than n x n."""
-        order = density.order
-        if order is None:
-            return self.arguments, residual, density
-        points, noise = self.arguments.points.index_select(-2, order), self.arguments.noise
-        if noise is not None and noise.shape[-1] > 1:
-            noise = noise.index_select(-1, order)
-        moved = self.arguments._replace(points=points, noise=noise)
-        return moved, residual.index_select(-1, order), density.of_ordered()
+        return cast(Tensor, _LogDensity.apply(*self.arguments, residual, profile, density))
 
     def value_and_gradients(self, residual: Tensor, density: ClosedForm) -> tuple[Tensor, Pairs]:
         """By all that the covariance is made of, without a matrix that autograd keeps."""
         if residual.shape[:-1] != self.shape[:-2]:
             return super().value_and_gradients(residual, density)
-        order, tensors = density.order, (*self.arguments, residual)
+        tensors = (*self.arguments, residual)
         needed = [one is not None and one.requires_grad for one in tensors]
         with torch.no_grad():
-            ordered = self._ordered(residual, density)
             value, gradients = _density_and_gradients(
-                ordered[0], ordered[1], PROFILES[self.profile], ordered[2], needed
+                self.arguments, residual, PROFILES[self.profile], density, needed
             )
-            pairs = []
-            for place, (tensor, gradient) in enumerate(zip(tensors, gradients, strict=True)):
-                if tensor is None or gradient is None:
-                    continue
-                dim = _DIMS_OF_POINTS[place]
-                if order is not None and dim and gradient.shape[dim] == len(order):
-                    gradient = torch.empty_like(gradient).index_copy_(dim, order, gradient)
-                pairs.append((tensor, _fitted(gradient, tensor.shape, tensor.dtype)))
-        return value, pairs
-
-
-_DIMS_OF_POINTS = (-2, 0, 0, -1, 0, -1)  # of arguments and residual; 0 where points have none
+        pairs = zip(tensors, gradients, strict=True)
+        return value, [
+            (tensor, _fitted(gradient, tensor.shape, tensor.dtype))
+            for tensor, gradient in pairs if tensor is not None and gradient is not None
+        ]  # fmt: skip
 
 
 class _Parts(NamedTuple):
@@ -366,6 +344,8 @@ def _density_and_gradients(
     needed: Sequence[bool],
 ) -> tuple[Tensor, list[Tensor | None]]:
     """The sum of the densities, and its gradients by the arguments and by the residual."""
+    if density.order is not None:
+        return _in_order(arguments, residual, profile, density, needed)
     found = density_and_gradients(arguments, residual, profile, density.for_lapack, needed)
     if found is not None:
         return found
@@ -380,6 +360,31 @@ def _density_and_gradients(
     return summed.to(residual.dtype), gradients
 
 
+_DIMS_OF_POINTS = (-2, 0, 0, -1, 0, -1)  # of arguments and residual; 0 where points have none
+
+
+def _in_order(
+    arguments: _Arguments,
+    residual: Tensor,
+    profile: Profile,
+    density: ClosedForm,
+    needed: Sequence[bool],
+) -> tuple[Tensor, list[Tensor | None]]:
+    """The same in the order of the density: n x d numbers are moved rather than n x n."""
+    order = cast(Tensor, density.order)
+    points, noise = arguments.points.index_select(-2, order), arguments.noise
+    if noise is not None and noise.shape[-1] > 1:
+        noise = noise.index_select(-1, order)
+    value, gradients = _density_and_gradients(
+        arguments._replace(points=points, noise=noise), residual.index_select(-1, order),
+        profile, density.of_ordered(), needed,
+    )  # fmt: skip
+    for place, (gradient, dim) in enumerate(zip(gradients, _DIMS_OF_POINTS, strict=True)):
+        if gradient is not None and dim:
+            gradients[place] = torch.empty_like(gradient).index_copy_(dim, order, gradient)
+    return value, gradients
+
+
 def _like(value: Tensor | None) -> tuple[Size, torch.dtype] | None:
     return None if value is None else (value.shape, value.dtype)
 
@@ -387,11 +392,6 @@ def _like(value: Tensor | None) -> tuple[Size, torch.dtype] | None:
 def _fitted(gradient: Tensor, shape: Size, dtype: torch.dtype) -> Tensor:
     """The gradient in the shape and type of its argument."""
     return (gradient if gradient.shape == shape else gradient.sum_to_size(shape)).to(dtype)
-
-
-def _reaching(values: Tensor, ndim: int) -> Tensor:
-    """The values with dimensions of size one behind them."""
-    return values[(..., *(None,) * (ndim - values.ndim))]
 
 
 class _Matrix(torch.autograd.Function):
@@ -424,15 +424,24 @@ class _LogDensity(torch.autograd.Function):
         value, gradients = _density_and_gradients(
             arguments, residual, profile, density, ctx.needs_input_grad
         )
+        likes = [_like(one) for one in (*arguments, residual)]
+        if not value.ndim:  # else members of a batch are weighted before they are summed
+            gradients = [
+                None if g is None or like is None else _fitted(g, *like)
+                for g, like in zip(gradients, likes, strict=True)
+            ]
         ctx.save_for_backward(*gradients)
-        ctx.likes = [_like(one) for one in (*arguments, residual)]
+        ctx.likes = likes
         return value
 
     @staticmethod
     def backward(ctx, *grads):
         refuse_double_backward("log densities")
+        (grad,) = grads  # one a member, which reaches all numbers of the member
         gradients = [
-            None if one is None else _fitted(one * _reaching(grads[0], one.ndim), *like)
+            None if one is None
+            else one * grad if not grad.ndim
+            else _fitted(one * grad[(..., *(None,) * (one.ndim - grad.ndim))], *like)
             for one, like in zip(ctx.saved_tensors, ctx.likes, strict=True)
-        ]
+        ]  # fmt: skip
         return *gradients, None, None
