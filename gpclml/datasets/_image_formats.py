@@ -17,7 +17,6 @@ import numpy
 import torch
 from torch import Tensor
 
-from gpclml._utils.arguments import check_counts
 from gpclml.errors import DataError, UnknownNameError
 
 __all__ = [
@@ -45,20 +44,14 @@ EMNIST_CLASSES = {
 that look like capitals share their class, in ``"letters"`` all do."""
 
 _ENTRY = re.compile(r"(?P<alphabet>[^/]+)/(?P<character>character\d+)/(?P<drawing>\d+_\d+)\.png")
+_SIZE = 28  # pixels a side of a character
 _MOST_PIXELS = 1024 * 1024  # of an image: an archive may claim anything
 
 
 def read_idx_images(
     images: str | os.PathLike[str], labels: str | os.PathLike[str]
 ) -> tuple[Tensor, Tensor]:
-    """Reads images and labels in the files of MNIST.
-
-    Args:
-        images: File of three dimensions.
-        labels: File of one dimension.
-
-    Returns:
-        Images ``(N, 1, height, width)``, uint8, and labels ``(N,)``.
+    """Images ``(N, 1, height, width)``, uint8, and labels ``(N,)`` from the files of MNIST.
 
     Raises:
         DataError: A file has another format, or the two do not belong together.
@@ -69,19 +62,10 @@ def read_idx_images(
 def read_emnist(
     archive: str | os.PathLike[str], split: str = "byclass", part: str = "test"
 ) -> tuple[Tensor, Tensor]:
-    """Reads images and labels of one split of EMNIST's archive, which is not extracted.
+    """Upright images ``(N, 1, 28, 28)``, uint8, and labels from 0 of a split of EMNIST's archive.
 
-    Args:
-        archive: Path of the original ``gzip.zip``.
-        split: One of ``EMNIST_CLASSES``.
-        part: ``"train"`` or ``"test"``.
-
-    Returns:
-        Images ``(N, 1, 28, 28)``, uint8, upright, and labels from 0, ``(N,)``.
-
-    Raises:
-        UnknownNameError: Split or part is not known.
-        DataError: The archive is missing or damaged, or lacks the files.
+    The archive is not extracted. Arguments and errors are those of
+    :func:`gpclml.datasets.load_emnist`.
     """
     if split not in EMNIST_CLASSES:
         raise UnknownNameError("split", split, EMNIST_CLASSES)
@@ -103,27 +87,21 @@ def read_emnist(
 
 
 def read_omniglot(
-    archives: Sequence[str | os.PathLike[str]], size: int = 28
+    archives: Sequence[str | os.PathLike[str]],
 ) -> tuple[Tensor, Tensor, tuple[str, ...], tuple[str, ...]]:
     """Reads all characters of Omniglot's archives, such as ``images_background.zip``.
 
     Entries are read in memory, in the order of their names. Drawings, black on white at 105 x 105,
-    are inverted and scaled by a Lanczos filter.
-
-    Args:
-        archives: Paths.
-        size: Pixels a side.
+    are inverted and scaled to 28 x 28 by a Lanczos filter.
 
     Returns:
-        Images ``(N, 1, size, size)``, uint8; classes ``(N,)``, one a character in the order of
+        Images ``(N, 1, 28, 28)``, uint8; classes ``(N,)``, one a character in the order of
         alphabets and characters; names of classes, ``alphabet/character``; their alphabets.
 
     Raises:
-        ArgumentError: ``size`` is below 1.
         DataError: An archive is missing, damaged or without characters, an entry leads out of it
             or is not an image, or images have different sizes.
     """
-    check_counts(size=size)
     pictures: dict[tuple[str, str], dict[str, numpy.ndarray]] = {}
     shapes: set[tuple[int, int]] = set()
     for archive in archives:
@@ -134,7 +112,7 @@ def read_omniglot(
                     f"{archive}: the entry {name} is no <alphabet>/characterNN/<id>_<drawer>.png. "
                     "Give an original archive of Omniglot."
                 )
-            picture, shape = _picture(archive, name, body, size)
+            picture, shape = _picture(archive, name, body)
             shapes.add(shape)
             of_class = pictures.setdefault((match["alphabet"], match["character"]), {})
             of_class[match["drawing"]] = picture  # the small archives share some
@@ -151,14 +129,7 @@ def read_omniglot(
 
 
 def read_idx(path: str | os.PathLike[str]) -> Tensor:
-    """Reads an array of unsigned bytes from an idx file, gzipped or not.
-
-    Args:
-        path: The file; see :func:`parse_idx`.
-
-    Raises:
-        DataError: The file is missing, cut short, too long, or of another format.
-    """
+    """An array of unsigned bytes from an idx file, see :func:`parse_idx`."""
     try:
         body = Path(path).read_bytes()
     except OSError as error:
@@ -167,15 +138,12 @@ def read_idx(path: str | os.PathLike[str]) -> Tensor:
 
 
 def parse_idx(body: bytes, origin: object) -> Tensor:
-    """Parses an array of unsigned bytes in the idx format, gzipped or not.
+    """An array of unsigned bytes in the idx format, gzipped or not.
 
-    Args:
-        body: Two zero bytes, type, number of dimensions, sizes as big-endian 32-bit integers,
-            then the numbers.
-        origin: Name of the file for errors.
+    Two zero bytes, type, number of dimensions, sizes as big-endian 32-bit integers, the numbers.
 
     Raises:
-        DataError: The content is cut short, too long, or of another format.
+        DataError: The content is cut short, too long, or of another format; names its origin.
     """
     try:
         if body[:2] == b"\x1f\x8b":
@@ -216,10 +184,6 @@ def archive_entries(
 ) -> Iterator[tuple[str, bytes]]:
     """Names and contents of the files in a zip archive, sorted by name; nothing is extracted.
 
-    Args:
-        archive: Path of the zip archive.
-        wanted: Whether the file of a name is read.
-
     Raises:
         DataError: The archive is missing or damaged, or an entry leads out of it.
     """
@@ -250,7 +214,7 @@ def _check_inside(archive: str | os.PathLike[str], name: str) -> None:
 
 
 def _picture(
-    archive: str | os.PathLike[str], name: str, body: bytes, size: int
+    archive: str | os.PathLike[str], name: str, body: bytes
 ) -> tuple[numpy.ndarray, tuple[int, int]]:
     from PIL import Image
 
@@ -259,7 +223,7 @@ def _picture(
             if image.width * image.height > _MOST_PIXELS:
                 raise ValueError(f"{image.width} x {image.height} pixels")
             shape = image.size
-            small = image.convert("L").resize((size, size), Image.Resampling.LANCZOS)
+            small = image.convert("L").resize((_SIZE, _SIZE), Image.Resampling.LANCZOS)
     except (OSError, ValueError, SyntaxError) as error:
         raise DataError(
             f"{archive}: the entry {name} is no image that can be read ({error}). Put a whole "
