@@ -41,13 +41,13 @@ def bare(axes: Axes) -> None:
 
 
 def legend_above(
-    figure: Figure, looks: Mapping[tuple[str, str], Mapping[str, Any]], columns: int
+    figure: Figure, styles: Mapping[tuple[str, str], Mapping[str, Any]], columns: int
 ) -> None:
     """A legend of lines by the two names of each, above all panels."""
     from matplotlib.lines import Line2D
 
-    lines = [Line2D([], [], **look) for look in looks.values()]
-    labels = [", ".join(names) for names in looks]
+    lines = [Line2D([], [], **style) for style in styles.values()]
+    labels = [", ".join(names) for names in styles]
     figure.legend(lines, labels, loc="outside upper center", ncols=columns, frameon=False)
 
 

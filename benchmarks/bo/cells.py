@@ -20,7 +20,7 @@ SOURCES = ("benchmarks.bo.surrogates", "benchmarks.uci.training")
 
 _RESTARTS, _RAW_SAMPLES = 4, 64  # of the acquisition function's optimization
 _OPTIONS = {"maxiter": 20, "sample_around_best": True}
-_LOOKS = 5  # evaluations from one look at the inference regret to the next
+_RECORDS = 5  # evaluations from one record of the inference regret to the next
 _ANEW = 5  # evaluations from one fit of hyperparameters from their start to the next
 
 Metrics = dict[str, float | list[float]]
@@ -65,18 +65,18 @@ class _Run:
 
     def metrics(self) -> Metrics:
         initial, iterations = len(self.x), self.cell["iterations"]
-        looks, inferred = [], []
+        places, inferred = [], []
         for done in range(iterations + 1):
             self._fit(anew=done % _ANEW == 0)
-            if done % _LOOKS == 0 or done == iterations:
-                looks.append(float(done))
+            if done % _RECORDS == 0 or done == iterations:
+                places.append(float(done))
                 inferred.append(float(self.problem.regrets(self._best_predicted())))
             if done < iterations:
                 self._evaluate(self._next_point())
         regrets = self.problem.regrets(self.x).cummin(0).values[initial - 1 :]
         return {
             "simple_regret": float(regrets[-1]), "inference_regret": inferred[-1],
-            "simple_regret_at": regrets.tolist(), "inference_at": looks,
+            "simple_regret_at": regrets.tolist(), "inference_at": places,
             "inference_regret_at": inferred, "feature_share": feature_share(self.model),
             "fit_seconds": self.fit_seconds, "acquisition_seconds": self.acquisition_seconds,
         }  # fmt: skip

@@ -101,7 +101,7 @@ def _named(table: pandas.DataFrame) -> pandas.DataFrame:
 _COLORS = ("tab:blue", "tab:orange", "tab:green", "tab:red")  # of objectives
 _STYLES = ("-", "--", ":", "-.")  # of surrogates
 
-Looks = dict[tuple[str, str], dict[str, Any]]
+Styles = dict[tuple[str, str], dict[str, Any]]
 
 
 def draw_figure(cells: pandas.DataFrame, path: str | os.PathLike[str]) -> None:
@@ -117,23 +117,23 @@ def draw_figure(cells: pandas.DataFrame, path: str | os.PathLike[str]) -> None:
         DataError: The file cannot be written.
     """
     names = sorted(cells["function"].unique())
-    looks = _looks(cells)
+    styles = _styles(cells)
     size = max(3.2 * len(names), 6.4), 6.4
     figure = new_figure(*size, layout="constrained")
     grid: Any = figure.subplots(len(REGRETS), len(names), squeeze=False, sharex="col")
     for row, (regret, heading) in zip(grid, REGRETS.items(), strict=True):
         for axes, name in zip(row, names, strict=True):
-            _draw_panel(axes, cells[cells["function"] == name], regret, looks)
+            _draw_panel(axes, cells[cells["function"] == name], regret, styles)
         row[0].set_ylabel(heading.lower())
     for axes, name in zip(grid[0], names, strict=True):
         axes.set_title(name)
     for axes in grid[-1]:
         axes.set_xlabel("evaluations after the initial ones")
-    legend_above(figure, looks, columns=3)
+    legend_above(figure, styles, columns=3)
     save_figure(figure, path)
 
 
-def _looks(cells: pandas.DataFrame) -> Looks:
+def _styles(cells: pandas.DataFrame) -> Styles:
     """How each surrogate and objective is drawn: line by surrogate, colour by objective."""
     present = set(zip(cells["kernel_label"], cells["objective"], strict=True))
     surrogates = sorted(cells["kernel_label"].unique(), reverse=True)
@@ -145,17 +145,17 @@ def _looks(cells: pandas.DataFrame) -> Looks:
     }
 
 
-def _draw_panel(axes: Axes, cells: pandas.DataFrame, regret: str, looks: Looks) -> None:
-    for (surrogate, objective), look in looks.items():
+def _draw_panel(axes: Axes, cells: pandas.DataFrame, regret: str, styles: Styles) -> None:
+    for (surrogate, objective), style in styles.items():
         chosen = (cells["kernel_label"] == surrogate) & (cells["objective"] == objective)
         places, logs = _curves(cells[chosen], regret)
         if not len(logs):
             continue
         mean = logs.mean(0)
         error = logs.std(0, ddof=1) / len(logs) ** 0.5 if len(logs) > 1 else 0 * mean
-        axes.plot(places, 10**mean, **look)
+        axes.plot(places, 10**mean, **style)
         axes.fill_between(
-            places, 10 ** (mean - error), 10 ** (mean + error), color=look["color"],
+            places, 10 ** (mean - error), 10 ** (mean + error), color=style["color"],
             alpha=0.12, linewidth=0,
         )  # fmt: skip
     axes.set_yscale("log")

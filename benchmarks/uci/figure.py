@@ -64,7 +64,7 @@ def draw_figure(
     if done.empty:
         raise DataError(f"{path}: nothing to draw. Name other kernels or objectives.")
     sets = sorted(done["dataset"].unique())
-    looks = _looks(done)
+    styles = _styles(done)
     columns = math.ceil(len(sets) / math.ceil(len(sets) / _MOST_COLUMNS))
     bands = [sets[i : i + columns] for i in range(0, len(sets), columns)]
     figure = new_figure(1.2 + max(2.7 * columns, 4.2), 0.8 + 5.6 * len(bands), layout="constrained")
@@ -74,13 +74,13 @@ def draw_figure(
     for band, members in enumerate(bands):
         rows = grid[len(_ROWS) * band : len(_ROWS) * (band + 1)]
         for column, name in enumerate(members):
-            _draw_dataset(rows[:, column], done[done["dataset"] == name], name, looks)
+            _draw_dataset(rows[:, column], done[done["dataset"] == name], name, styles)
         for axes, label in zip(rows[:, 0], _ROWS.values(), strict=True):
             axes.set_ylabel(label)
-    width = _INCHES_A_LINE + _INCHES_A_CHARACTER * max(len(", ".join(names)) for names in looks)
+    width = _INCHES_A_LINE + _INCHES_A_CHARACTER * max(len(", ".join(names)) for names in styles)
     most = int(figure.get_size_inches()[0] / width)
-    with_size = {names: {"markersize": 5, **look} for names, look in looks.items()}
-    legend_above(figure, with_size, columns=max(1, min(len(looks), most)))
+    with_size = {names: {"markersize": 5, **style} for names, style in styles.items()}
+    legend_above(figure, with_size, columns=max(1, min(len(styles), most)))
     save_figure(figure, path)
 
 
@@ -97,21 +97,21 @@ def _chosen(
 
 
 def _draw_dataset(
-    panels: Any, cells: pandas.DataFrame, name: str, looks: dict[tuple[str, str], dict[str, Any]]
+    panels: Any, cells: pandas.DataFrame, name: str, styles: dict[tuple[str, str], dict[str, Any]]
 ) -> None:
     for axes, metric in zip(panels, _ROWS, strict=True):
         axes.set_visible(True)
-        _draw_panel(axes, cells, metric, looks)
+        _draw_panel(axes, cells, metric, styles)
     panels[0].set_title(name)
     panels[-1].set_xlabel("training rows n")
 
 
-def _looks(done: pandas.DataFrame) -> dict[tuple[str, str], dict[str, Any]]:
+def _styles(done: pandas.DataFrame) -> dict[tuple[str, str], dict[str, Any]]:
     """How each kernel and objective is drawn: colour by kernel, line and marker by objective."""
     kernels = sorted(done["kernel_label"].unique())
     objectives = ordered_objectives(done["objective_label"])
     present = set(zip(done["kernel_label"], done["objective_label"], strict=True))
-    looks = {}
+    styles = {}
     for i, kernel in enumerate(kernels):
         for j, objective in enumerate(objectives):
             if (kernel, objective) in present:
@@ -119,14 +119,14 @@ def _looks(done: pandas.DataFrame) -> dict[tuple[str, str], dict[str, Any]]:
                 style, marker = _STYLES[j % len(_STYLES)]
                 # Hollow from the second objective on: told apart without a line too.
                 face = color if j == 0 else "white"
-                looks[kernel, objective] = {
+                styles[kernel, objective] = {
                     "color": color, "linestyle": style, "marker": marker, "markerfacecolor": face,
                 }  # fmt: skip
-    return looks
+    return styles
 
 
 def _draw_panel(
-    axes: Axes, cells: pandas.DataFrame, metric: str, looks: dict[tuple[str, str], dict[str, Any]]
+    axes: Axes, cells: pandas.DataFrame, metric: str, styles: dict[tuple[str, str], dict[str, Any]]
 ) -> None:
     sizes = sorted(int(n) for n in cells["n"].unique())
     place = math.log2 if sizes[-1] > 10 * sizes[0] else float
@@ -134,13 +134,13 @@ def _draw_panel(
     gap = min((b - a for a, b in itertools.pairwise(ticks)), default=1.0)
     spread = (0.6 if len(sizes) == 1 else 0.25) * gap  # side by side, so that no bar hides another
     table = means(cells, metric, ("kernel_label", "objective_label", "n")).reset_index()
-    for order, (key, look) in enumerate(looks.items()):
+    for order, (key, style) in enumerate(styles.items()):
         chosen = (table["kernel_label"] == key[0]) & (table["objective_label"] == key[1])
         line = table[chosen]
-        shift = spread * ((order + 0.5) / len(looks) - 0.5)
+        shift = spread * ((order + 0.5) / len(styles) - 0.5)
         axes.errorbar(
             [place(n) + shift for n in line["n"]], line["mean"], yerr=line["se"].fillna(0.0),
-            markersize=5, linewidth=1.3, elinewidth=1, capsize=2, **look,
+            markersize=5, linewidth=1.3, elinewidth=1, capsize=2, **style,
         )  # fmt: skip
     axes.set_xlim(ticks[0] - 0.6 * gap, ticks[-1] + 0.6 * gap)
     axes.set_xticks(ticks, [str(n) for n in sizes])

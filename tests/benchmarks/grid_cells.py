@@ -57,15 +57,15 @@ def counted_cell(cell: dict) -> dict:
 
 
 def faulty_cell(cell: dict) -> dict:
-    """Fails at odd seeds as long as the mend is missing."""
-    if cell["seed"] % 2 and not Path(cell["mend"]).exists():
+    """Fails at odd seeds as long as the fix is missing."""
+    if cell["seed"] % 2 and not Path(cell["fix"]).exists():
         raise ZeroDivisionError(f"seed {cell['seed']} \ud800")
     return {"half": cell["seed"] / 2}
 
 
 def interrupted_cell(cell: dict) -> dict:
-    """Ctrl-C comes in the fourth cell as long as the mend is missing."""
-    if cell["seed"] == 3 and not Path(cell["mend"]).exists():
+    """Ctrl-C comes in the fourth cell as long as the fix is missing."""
+    if cell["seed"] == 3 and not Path(cell["fix"]).exists():
         raise KeyboardInterrupt
     return {"half": cell["seed"] / 2}
 

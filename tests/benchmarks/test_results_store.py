@@ -295,22 +295,22 @@ UNUSABLE = [
 
 
 @pytest.mark.parametrize(
-    ("make", "error", "mend"),
+    ("make", "error", "fix"),
     [*UNUSABLE, (_missing_folder, ArgumentError, "Create the folder")],
 )
-def test_unusable_files_are_refused(path, make, error, mend):
+def test_unusable_files_are_refused(path, make, error, fix):
     unusable = make(path)
-    with pytest.raises(error, match=mend) as caught:
+    with pytest.raises(error, match=fix) as caught:
         store(unusable)
     assert str(unusable) in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("make", "error", "mend"), [*UNUSABLE, (_missing_folder, DataError, "Run the sweep")]
+    ("make", "error", "fix"), [*UNUSABLE, (_missing_folder, DataError, "Run the sweep")]
 )
-def test_unusable_files_are_not_read(path, make, error, mend):
+def test_unusable_files_are_not_read(path, make, error, fix):
     unusable = make(path)
-    with pytest.raises(error, match=mend) as caught:
+    with pytest.raises(error, match=fix) as caught:
         load_results(unusable)
     assert str(unusable) in str(caught.value)
 

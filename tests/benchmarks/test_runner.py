@@ -50,7 +50,7 @@ def test_done_cells_are_not_computed_again(path, tmp_path):
 
 
 def test_edited_sources_are_computed_again(path, tmp_path):
-    table, cells = tmp_path / "table.csv", [{"seed": 1, "mend": str(tmp_path / "mend")}]
+    table, cells = tmp_path / "table.csv", [{"seed": 1, "fix": str(tmp_path / "fix")}]
     for text in ("1", "2"):
         table.write_text(text)
         assert run(cells, grid_cells.faulty_cell, path, sources=(table,)).failed == 1
@@ -73,8 +73,8 @@ def test_a_docstring_leaves_results_valid_and_a_statement_does_not(path, tmp_pat
 
 
 def test_failures_are_kept_and_retried_when_asked(path, tmp_path):
-    mend = tmp_path / "mend"
-    cells = [{"seed": seed, "mend": str(mend)} for seed in range(4)]
+    fix = tmp_path / "fix"
+    cells = [{"seed": seed, "fix": str(fix)} for seed in range(4)]
     summary = run(cells, grid_cells.faulty_cell, path)
     assert (summary.computed, summary.failed, summary.complete) == (2, 2, False)
     failures = load_failures(path)
@@ -83,7 +83,7 @@ def test_failures_are_kept_and_retried_when_asked(path, tmp_path):
     assert failures["_error_message"].tolist() == [f"seed {seed} \\ud800" for seed in (1, 3)]
     assert failures["_traceback"].str.contains("faulty_cell").all()
 
-    mend.touch()
+    fix.touch()
     summary = run(cells, grid_cells.faulty_cell, path)
     assert (summary.computed, summary.skipped, summary.failed_before) == (0, 2, 2)
     assert "2 failed" in str(summary)
@@ -94,7 +94,7 @@ def test_failures_are_kept_and_retried_when_asked(path, tmp_path):
 
 
 def test_a_lasting_failure_is_retried_once_a_run(path, tmp_path):
-    cells = [{"seed": 1, "mend": str(tmp_path / "mend")}]
+    cells = [{"seed": 1, "fix": str(tmp_path / "fix")}]
     for _ in range(3):
         assert run(cells, grid_cells.faulty_cell, path, retry_failed=True).failed == 1
         assert len(load_failures(path)) == 1
@@ -122,14 +122,14 @@ def test_unusable_metrics_are_failures(path, kind, error):
 
 
 def test_interrupt_keeps_what_ended(path, tmp_path, capfd):
-    mend = tmp_path / "mend"
-    cells = [{"seed": seed, "mend": str(mend)} for seed in range(6)]
+    fix = tmp_path / "fix"
+    cells = [{"seed": seed, "fix": str(fix)} for seed in range(6)]
     with pytest.raises(KeyboardInterrupt):
         run(cells, grid_cells.interrupted_cell, path)
     message = capfd.readouterr().err
     assert "3 of 6 cells are saved" in message
     assert "resume" in message
-    mend.touch()
+    fix.touch()
     summary = run(cells, grid_cells.interrupted_cell, path)
     assert (summary.computed, summary.skipped) == (3, 3)
 

@@ -70,8 +70,8 @@ def test_a_batch_computes_what_is_missing(path, log, monkeypatch):
 
 
 def test_one_cell_of_a_batch_may_fail(path, tmp_path):
-    mend = tmp_path / "mend"
-    cells = [{"seed": seed, "mend": str(mend)} for seed in range(4)]
+    fix = tmp_path / "fix"
+    cells = [{"seed": seed, "fix": str(fix)} for seed in range(4)]
     batches = by(grid_cells.faulty_batch)
     summary = run(cells, grid_cells.faulty_cell, path, batches=batches)
     assert (summary.computed, summary.failed) == (2, 2)
@@ -79,7 +79,7 @@ def test_one_cell_of_a_batch_may_fail(path, tmp_path):
     assert failures["seed"].tolist() == [1, 3]
     assert failures["_error_type"].tolist() == ["ZeroDivisionError"] * 2
     assert failures["_traceback"].str.contains("faulty_cell").all()
-    mend.touch()
+    fix.touch()
     summary = run(cells, grid_cells.faulty_cell, path, batches=batches, retry_failed=True)
     assert (summary.computed, summary.skipped) == (2, 2)
 
@@ -121,13 +121,13 @@ def test_the_cells_of_a_batch_that_crashes_are_computed_alone(path, log):
 
 
 def test_an_interrupted_batch_leaves_the_others(path, tmp_path):
-    mend = tmp_path / "mend"
-    cells = [{"seed": seed, "mend": str(mend)} for seed in range(6)]
+    fix = tmp_path / "fix"
+    cells = [{"seed": seed, "fix": str(fix)} for seed in range(6)]
     batches = by(grid_cells.interrupted_batch, 2)
     with pytest.raises(KeyboardInterrupt):
         run(cells, grid_cells.interrupted_cell, path, batches=batches)
     assert load_results(path)["seed"].tolist() == [0, 1]
-    mend.touch()
+    fix.touch()
     summary = run(cells, grid_cells.interrupted_cell, path, batches=batches)
     assert (summary.computed, summary.skipped) == (4, 2)
 
