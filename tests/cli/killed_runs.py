@@ -131,7 +131,7 @@ def hand_over():
     fitting.fit_recipe = comparing.fit_recipe = fit
     make = once(comparing.make_report, lambda options, *rest: options.table.seed)
     comparing.make_report = make
-    page = once(comparing.page_of, lambda report: report.command)
+    page = once(comparing.page_of, lambda report: report.options.command("compare"))
     comparing.page_of = page
 
 
