@@ -13,6 +13,7 @@ from benchmarks.speed.fits import fit_seeds, measure_fits
 from benchmarks.speed.memory import peak_memory
 from benchmarks.speed.methods import BASE, METHODS, Problem, gradient_step, sampled_data
 from benchmarks.speed.runs import interleaved_times, ratios
+from benchmarks.speed.searches import measure_searches
 from benchmarks.speed.tasks import measure_tasks
 from gpclml.errors import ArgumentError, UnknownNameError
 from gpclml.mlls import ConditionalMarginalLogLikelihood
@@ -136,3 +137,12 @@ def test_the_gp_part_of_a_few_shot_step_is_timed_beside_the_plain_way():
     assert (table["milliseconds"] > 0).all()
     speedup = table.loc["plain, LML", "milliseconds"] / table["milliseconds"]
     assert table["speedup"].tolist() == pytest.approx(speedup.tolist())
+
+
+def test_searches_that_maximize_the_same_end_at_the_same_value():
+    table = measure_searches(n=40, dimensions=2, seeds=1, rounds=1).set_index("way")
+    compared = table.gap.drop([name for name in table.index if "(m=0)" not in name])
+    assert float(compared.max()) < 1e-5
+    assert table.gap.isna().sum() == 3  # of other objectives, or another model
+    assert (table.ms > 0).all()
+    assert table.ratio[table.index[0]] == 1.0

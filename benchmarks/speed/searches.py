@@ -1,0 +1,211 @@
+"""Command line: ``python -m benchmarks.speed.searches --n 100``: whole fits by a line search."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from collections.abc import Callable
+from typing import Annotated, Any, cast
+
+import numpy as np
+import pandas as pd
+import torch
+import typer
+from botorch.fit import fit_gpytorch_mll
+from botorch.models import SingleTaskGP
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from torch import Tensor
+from typer import Option
+
+from benchmarks.speed.runs import Rounds, interleaved_times, ratio_table, sweep_command
+from gpclml.conditioning import Conditioning, LastPoints, LeaveOneOut
+from gpclml.fit import fit_mll
+from gpclml.mlls import ConditionalMarginalLogLikelihood
+
+__all__ = ["SEARCHES", "measure_searches"]
+
+Data = tuple[Tensor, Tensor]
+BASE = "botorch fit_gpytorch_mll"
+
+
+def measure_searches(
+    n: Annotated[int, Option(help="Number of points; may be repeated.")],
+    dimensions: Annotated[int, Option(min=1, help="Number of inputs; may be repeated.")] = 8,
+    seeds: Annotated[int, Option(min=1, help="Data sets, one after the other.")] = 3,
+    rounds: Rounds = 5,
+) -> pd.DataFrame:
+    """Fits of BoTorch's ``SingleTaskGP`` with its default priors, on the same data from its start.
+
+    Fits of the log marginal likelihood by BoTorch, by ``fit_mll`` (of GPyTorch's objective and of
+    ours) and by a function compiled by JAX, if it is installed; of leave-one-out and of ten folds
+    by ``fit_mll``; and by scikit-learn's ``GaussianProcessRegressor``, whose model is the same
+    without the priors. All search by SciPy's L-BFGS-B. Compilation is not counted.
+
+    Returns:
+        A row a way: ``n``, ``dimensions``; ``ms``, median time of a fit; ``ratio``, ``low`` and
+        ``high``, median and quartiles over rounds of its time over BoTorch's; ``gap``, the largest
+        difference of the log marginal likelihood a point, priors included, to BoTorch's fit, NaN
+        where another objective is fitted.
+    """
+    data = [_data(n, dimensions, seed) for seed in range(seeds)]
+    ways = {name: make for name, make in SEARCHES.items() if name != "jax" or _has_jax()}
+    values: dict[str, list[float]] = {}
+
+    def over_seeds(name: str) -> Callable[[], None]:
+        fits = [ways[name](one) for one in data]
+
+        def run() -> None:
+            values[name] = [fit() for fit in fits]
+
+        return run
+
+    times = interleaved_times({name: over_seeds(name) for name in ways}, rounds) / seeds
+    base = np.array(values[BASE])
+    gaps = {name: float(np.abs(np.array(found) - base).max()) for name, found in values.items()}
+    more = {
+        "n": n, "dimensions": dimensions, "ms": 1e3 * times.median(), "gap": pd.Series(gaps)
+    }  # fmt: skip
+    return ratio_table(times, BASE, ratio="ratio", name="way", more=more)
+
+
+def _data(n: int, dimensions: int, seed: int) -> Data:
+    """Inputs on the unit cube, standardized targets ``(n, 1)``: a sum of sines and noise."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.rand(n, dimensions, generator=generator, dtype=torch.float64)
+    noise = torch.randn(n, generator=generator, dtype=torch.float64)
+    y = torch.sin(3 * x[:, :3]).sum(-1) + 0.1 * noise
+    return x, ((y - y.mean()) / y.std()).unsqueeze(-1)
+
+
+def _by_botorch(data: Data) -> Callable[[], float]:
+    def fit() -> float:
+        model = SingleTaskGP(*data, outcome_transform=None)
+        fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+        return _value(model)
+
+    return fit
+
+
+def _by_fit_mll(
+    conditioning: Conditioning | None, upstream: bool = False
+) -> Callable[[Data], Callable[[], float]]:
+    def make(data: Data) -> Callable[[], float]:
+        def fit() -> float:
+            model = SingleTaskGP(*data, outcome_transform=None)
+            kind: Any = ExactMarginalLogLikelihood if upstream else ConditionalMarginalLogLikelihood
+            more = () if upstream else (conditioning,)
+            fit_mll(kind(model.likelihood, model, *more), progress=False)
+            compared = upstream or isinstance(conditioning, LastPoints)
+            return _value(model) if compared else float("nan")
+
+        return fit
+
+    return make
+
+
+def _value(model: SingleTaskGP) -> float:
+    """The log marginal likelihood with the priors' share, in nats per point."""
+    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(m=0)).train()
+    with torch.no_grad():
+        return -float(mll.compute_custom_loss())
+
+
+def _by_sklearn(data: Data) -> Callable[[], float]:
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.gaussian_process import GaussianProcessRegressor
+    from sklearn.gaussian_process.kernels import RBF, WhiteKernel
+
+    x, y = (one.numpy() for one in data)
+    kernel = RBF(np.ones(x.shape[1])) + WhiteKernel(0.1)
+
+    def fit() -> float:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            GaussianProcessRegressor(kernel, alpha=0.0).fit(x, y[:, 0])
+        return float("nan")
+
+    return fit
+
+
+def _has_jax() -> bool:
+    return importlib.util.find_spec("jax") is not None
+
+
+def _by_jax(data: Data) -> Callable[[], float]:
+    """The model's log marginal likelihood and priors, written down in JAX and compiled."""
+    jax = cast(Any, importlib.import_module("jax"))
+    jnp, solve = jax.numpy, jax.scipy.linalg.cho_solve
+    jax.config.update("jax_enable_x64", True)
+    from scipy.optimize import minimize
+
+    x, y = jnp.asarray(data[0].numpy()), jnp.asarray(data[1].numpy()[:, 0])
+    model = SingleTaskGP(*data, outcome_transform=None)
+    priors = {name: prior.base_dist for name, _, prior, _, _ in model.named_priors()}
+    ((_, of_noise), (_, of_scales)) = sorted(priors.items(), reverse=True)
+    if "noise" not in sorted(priors, reverse=True)[0]:
+        of_noise, of_scales = of_scales, of_noise
+    numbers = [
+        (float(one.loc), float(one.scale**2), float(one.scale.log()))
+        for one in (of_noise, of_scales)
+    ]
+    n = len(y)
+
+    def log_normal(value, loc, variance, log_scale):
+        log = jnp.log(value)
+        return -((log - loc) ** 2 / (2 * variance) + log + log_scale + 0.5 * np.log(2 * np.pi))
+
+    def loss(theta):
+        noise, constant, scales = theta[0], theta[1], theta[2:]
+        z = x / scales
+        squares = (z**2).sum(-1)
+        distances = squares[:, None] + squares - 2 * z @ z.T
+        covariance = jnp.exp(-0.5 * jnp.maximum(distances, 0.0)) + noise * jnp.eye(n)
+        factor = jnp.linalg.cholesky(covariance)
+        residual = y - constant
+        density = -0.5 * residual @ solve((factor, True), residual)
+        density -= jnp.log(jnp.diag(factor)).sum() + 0.5 * n * np.log(2 * np.pi)
+        terms = log_normal(noise, *numbers[0]) + log_normal(scales, *numbers[1]).sum()
+        return -(density + terms) / n
+
+    compiled = jax.jit(jax.value_and_grad(loss))
+    kernel = cast(Any, model.covar_module)
+    start = np.concatenate([
+        model.likelihood.noise.detach().numpy(), np.zeros(1),
+        kernel.lengthscale.detach().numpy().ravel(),
+    ])  # fmt: skip
+    least = float(cast(Any, kernel).raw_lengthscale_constraint.lower_bound)
+    bounds = [(1e-4, None), (None, None)] + [(least, None)] * data[0].shape[1]
+    compiled(start)[0].block_until_ready()
+
+    def function(theta):
+        value, gradient = compiled(theta)
+        return float(value), np.asarray(gradient)
+
+    def fit() -> float:
+        found = minimize(function, start, jac=True, bounds=bounds, method="L-BFGS-B")
+        return -float(found.fun)
+
+    return fit
+
+
+SEARCHES: dict[str, Callable[[Data], Callable[[], float]]] = {
+    BASE: _by_botorch,
+    "fit_mll, gpytorch LML": _by_fit_mll(None, upstream=True),
+    "fit_mll, LastPoints(m=0)": _by_fit_mll(LastPoints(m=0)),
+    "fit_mll, LeaveOneOut()": _by_fit_mll(LeaveOneOut()),
+    "fit_mll, KFold(10)": _by_fit_mll(None),
+    "scikit-learn": _by_sklearn,
+    "jax": _by_jax,
+}
+"""Ways of fitting by name: of data the function that makes the fit."""
+
+main = sweep_command(
+    "benchmarks.speed.searches",
+    measure_searches,
+    {"dimensions": [8], "n": [20, 50, 100, 200, 400, 800]},
+    "Whole fits by a line search: BoTorch's, ours, scikit-learn's, and one compiled by JAX.",
+    digits=".3g",
+)
+
+if __name__ == "__main__":
+    typer.run(main)
