@@ -41,6 +41,7 @@ LARGEST = {torch.float32: DOUBLE_UP_TO, torch.float64: 2**15}
 the entries of a matrix in 32 bits."""
 
 _BY_DIFFERENCES = 8  # dimensions up to which they are as fast as a product, and more accurate
+_BY_TORCH = 256  # points up to which PyTorch's factor takes no longer, whose sums lose fewer digits
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 _EPS = float(numpy.finfo(float).eps)
 
@@ -215,7 +216,11 @@ def _of_matrix(
         least: Smallest squared pivot, as a share of its variance.
     """
     variances = covariance.diagonal().copy()
-    L, info = lapack.dpotrf(covariance, lower=1, overwrite_a=1)
+    if len(covariance) <= _BY_TORCH:
+        factor, failed = torch.linalg.cholesky_ex(torch.from_numpy(covariance.T))
+        L, info = factor.numpy(), failed.item()
+    else:
+        L, info = lapack.dpotrf(covariance, lower=1, overwrite_a=1)
     pivots = L.diagonal()
     if info or not (pivots * pivots / variances).min() > least:
         return None

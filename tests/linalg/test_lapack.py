@@ -52,6 +52,9 @@ def test_values_and_gradients_are_those_of_pytorch(monkeypatch, profile, form, b
     tensors = [points, residual, *own.values()]
     covariance = RadialCovariance(points, profile, **own)
     value, ours = evaluated(points, own, residual, profile, BLOCKS[blocks])
+    monkeypatch.setattr(lapack, "_BY_TORCH", 0)  # the factor too is SciPy's, as of many points
+    many, _ = evaluated(points, own, residual, profile, BLOCKS[blocks])
+    torch.testing.assert_close(many, value, rtol=1e-12, atol=1e-12)
     monkeypatch.setattr(lapack, "LARGEST", {})
     expected = covariance.held_out_log_density(residual, BLOCKS[blocks])
     torch.testing.assert_close(value, expected.detach(), rtol=1e-12, atol=1e-12)
@@ -131,6 +134,7 @@ def test_densities_of_a_matrix_are_those_of_pytorch(monkeypatch, dtype, blocks):
         calls.append(arguments)
         return by_lapack(*arguments, **options)
 
+    monkeypatch.setattr(lapack, "_BY_TORCH", 0)
     monkeypatch.setattr(lapack.lapack, "dpotrf", counted)
     density = covariance.density(BLOCKS[blocks])
     value, pairs = covariance.value_and_gradients(residual, density)
