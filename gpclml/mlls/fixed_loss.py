@@ -29,6 +29,7 @@ from gpclml.conditioning import KFold, LastPoints
 from gpclml.inference.known_kernels import covariance_at, is_known
 from gpclml.inference.observations import Observations, training_observations
 from gpclml.linalg import Covariance
+from gpclml.linalg.closed_forms import ClosedForm
 from gpclml.linalg.covariance import Pairs
 from gpclml.mlls._terms import prior_and_added_loss
 from gpclml.mlls.conditional_marginal_log_likelihood import ConditionalMarginalLogLikelihood
@@ -100,7 +101,9 @@ class _KnownLoss:
         self._per_row = 1.0 / data.residual.shape[-1]
         self.batch = covariance.shape[:-2]
         self._terms = _Terms(self._model, self.batch, data.params)
-        self.prior = _KnownPrior.of(self._model, mll.likelihood)
+        # Conjugate gradients take the covariance as the model gives it.
+        by_factor = isinstance(self._density, ClosedForm)
+        self.prior = _KnownPrior.of(self._model, mll.likelihood) if by_factor else None
 
     def __call__(self) -> float:
         if self.prior is None:

@@ -182,6 +182,26 @@ def test_value_and_gradient_at_several_points(name, conditioning):
                     parameter.add_(0.1 * move.to(parameter))
 
 
+@pytest.mark.parametrize("conditioning", ["held-out", "loo"])
+@pytest.mark.parametrize(
+    "options", [{"solver": "cg"}, {"factor_dtype": torch.float32}], ids=["cg", "float32"]
+)
+def test_by_conjugate_gradients_and_by_a_factor_of_single_precision(options, conditioning):
+    model = SingleTaskGP(*data()).train()
+    mll = ConditionalMarginalLogLikelihood(
+        model.likelihood, model, CONDITIONINGS[conditioning], **options
+    )
+    loss = FixedLoss(mll)
+    value, ours = evaluated(mll, loss)
+    assert bool(mll.last_solve) == ("solver" in options)
+    exact = ConditionalMarginalLogLikelihood(model.likelihood, model, CONDITIONINGS[conditioning])
+    expected, theirs = evaluated(exact, FixedLoss(exact))
+    assert value == pytest.approx(expected, rel=1e-4)
+    assert value != expected  # neither is exact
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-3)
+
+
 def test_gradients_are_added_to_those_that_are_there():
     mll = objective_of(SingleTaskGP(*data()), "lml")
     loss = FixedLoss(mll)
