@@ -42,6 +42,9 @@ the entries of a matrix in 32 bits."""
 
 _BY_DIFFERENCES = 8  # dimensions up to which they are as fast as a product, and more accurate
 _BY_TORCH = 256  # points up to which PyTorch's factor takes no longer, whose sums lose fewer digits
+# Points up to which blocks of several are taken. Where NumPy's LAPACK has threads of its own, their
+# many small matrices of more points take longer than by PyTorch.
+_BLOCKS_UP_TO = 128
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 _EPS = float(numpy.finfo(float).eps)
 
@@ -72,7 +75,7 @@ def density_and_gradients(
         where points are too many, on a GPU or a batch, or have no Cholesky factor.
     """
     points = cast(Tensor, arguments[0])
-    if blocks is None or points.ndim > 2 or not _applies(residual):
+    if blocks is None or points.ndim > 2 or not _applies(residual, blocks):
         return None
     arrays = [None if one is None else one.detach().double().numpy() for one in arguments]
     with numpy.errstate(all="ignore"):  # what is not finite has no factor
@@ -97,7 +100,7 @@ def matrix_density_and_gradients(
     Returns:
         The three, or None as :func:`density_and_gradients` does.
     """
-    if blocks is None or covariance.ndim > 2 or not _applies(residual):
+    if blocks is None or covariance.ndim > 2 or not _applies(residual, blocks):
         return None
     with numpy.errstate(all="ignore"):
         # A copy, by columns as LAPACK has it: the transpose of one by rows.
@@ -112,10 +115,12 @@ def matrix_density_and_gradients(
     return torch.tensor(value, dtype=residual.dtype), *as_tensors
 
 
-def _applies(residual: Tensor) -> bool:
+def _applies(residual: Tensor, blocks: Blocks) -> bool:
     if residual.ndim > 1 or residual.device.type != "cpu":
         return False
-    return residual.shape[-1] <= LARGEST.get(residual.dtype, 0)
+    several = not isinstance(blocks, int) and any(group.shape[1] > 1 for group in blocks)
+    n, most = residual.shape[-1], LARGEST.get(residual.dtype, 0)
+    return n <= (min(most, _BLOCKS_UP_TO) if several else most)
 
 
 def _array(values: Tensor) -> ndarray:

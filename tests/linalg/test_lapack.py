@@ -148,3 +148,20 @@ def test_densities_of_a_matrix_are_those_of_pytorch(monkeypatch, dtype, blocks):
         torch.testing.assert_close(ours, gradient, rtol=tolerance, atol=tolerance)
     unchanged = (root @ root.mT + torch.eye(9)).to(dtype)
     assert torch.equal(matrix, unchanged)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_many_points_in_blocks_of_several_are_left_to_pytorch(size):
+    n = 130
+    x = torch.linspace(0.0, 9.0, n, dtype=torch.float64).unsqueeze(-1)
+    residual, noise = torch.sin(x[:, 0]), torch.ones(1, dtype=torch.float64)
+    blocks = [torch.arange(n).reshape(-1, size)]
+    covariance = RadialCovariance(x, "matern_52", noise=noise)
+    for_lapack = covariance.density(blocks).for_lapack
+    parts = (x, None, None, noise, None)
+    needed = (True, False, False, True, False, True)
+    found = lapack.density_and_gradients(parts, residual, PROFILES["matern_52"], for_lapack, needed)
+    assert (found is None) == (size > 1)
+    value, _ = covariance.value_and_gradients(residual, covariance.density(blocks))
+    expected = DenseCovariance(covariance.matrix).block_log_densities(residual, blocks).sum()
+    torch.testing.assert_close(value, expected)
