@@ -72,7 +72,7 @@ def line_search(mll: MarginalLogLikelihood, steps: int | None, record: Record) -
     load_botorch()
     bounds = _bounds(mll)
     with warnings.catch_warnings():
-        # What points on the way need to be factored is no matter: the end is evaluated again.
+        # Points on the way may take jitter. That the end does is told by its predictions, later.
         warnings.simplefilter("ignore", NumericalWarning)
         if _has_independent_members(mll.model):
             loss, reason, message = _search_of_members(mll, steps, bounds, record)

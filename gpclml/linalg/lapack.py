@@ -140,6 +140,7 @@ def _of_distances(
     needed: Sequence[bool],
     least: float,
 ) -> tuple[float, list[ndarray | float | None]] | None:
+    """The density and its gradients, as :func:`density_and_gradients` gives them, in numbers."""
     points, lengthscale, scale, noise, power = cast(list[Any], arrays)
     n = len(residual)
     z = points if lengthscale is None else points / lengthscale
