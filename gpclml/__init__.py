@@ -5,6 +5,7 @@ that ``import gpclml`` itself imports nothing. Everything else is in the package
 
 - ``mlls``: objectives ``mll(output, target)``; ``conditioning``: which points they hold out
 - ``models``, ``kernels``: models, kernels, means and feature maps
+- ``estimators``: mixtures of models for tables
 - ``fit``: fits; ``evaluation``: scores and comparisons of models
 - ``inference``: posteriors of exact GPs; ``linalg``: densities of tensors
 - ``curvature``, ``evidence``, ``meta``: networks, evidence by other roads, few-shot tasks
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     )  # fmt: skip
     from gpclml.curvature import GaussianWeightPrior
     from gpclml.datasets import load
+    from gpclml.estimators import StackedGP
     from gpclml.evaluation import (
         Comparison,
         compare,
@@ -79,6 +81,7 @@ __all__ = [
     "NetworkMean",
     "RandomHoldout",
     "RandomOrderings",
+    "StackedGP",
     "SumMarginalLogLikelihood",
     "compare",
     "conditional_log_marginal_likelihood",
@@ -103,7 +106,7 @@ __all__ = [
 # In the order in which a name is looked for: those that take least to import come first.
 _ROOMS = (
     "errors", "datasets", "conditioning", "mlls", "models", "evaluation", "fit", "kernels",
-    "inference", "linalg", "curvature", "evidence", "meta", "cli",
+    "inference", "linalg", "curvature", "evidence", "estimators", "meta", "cli",
 )  # fmt: skip
 
 # What the modules and names of releases before 0.1.0 are called now; for one release. A package

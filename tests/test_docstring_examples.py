@@ -32,7 +32,7 @@ from gpclml.models import BayesianLinearModel, GPRegression, LinearizedNetwork
 from gpclml.models.botorch import DeepKernelGP
 
 PACKAGES = [
-    "conditioning", "curvature", "evaluation", "evidence.bounds", "evidence.sampling",
+    "conditioning", "curvature", "estimators", "evaluation", "evidence.bounds", "evidence.sampling",
     "evidence.training_speed", "fit", "fit.distributed", "kernels", "kernels.networks",
     "linalg.gaussians", "meta", "mlls", "models",
 ]  # fmt: skip

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import optimize
 
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
 from gpclml.evaluation import stacking_weights
@@ -83,3 +85,36 @@ def test_integers_are_refused():
     """Weights in their type would all be zero."""
     with pytest.raises(ArgumentError, match=r"log_densities: got a tensor of torch.int64"):
         stacking_weights(torch.tensor([[-1, -2, -1], [-2, -1, -2]]))
+
+
+@pytest.mark.parametrize("pseudo_counts", [0.5, 3.0, 40.0])
+@pytest.mark.parametrize("seed", range(2))
+def test_pseudo_counts_against_a_convex_solver(seed, pseudo_counts):
+    logs = drawn(4, 30, seed)
+    found = stacking_weights(logs, pseudo_counts=pseudo_counts)
+
+    def loss(free):
+        weights = torch.softmax(torch.from_numpy(free), 0)
+        return -objective(weights, logs) - pseudo_counts * float(weights.log().sum())
+
+    best = optimize.minimize(loss, np.zeros(4), method="BFGS", options={"gtol": 1e-7})
+    torch.testing.assert_close(found, torch.softmax(torch.from_numpy(best.x), 0), atol=1e-5, rtol=0)
+    assert float(found.sum()) == pytest.approx(1)
+    assert float(found.min()) >= pseudo_counts / (30 + 4 * pseudo_counts)
+
+
+def test_pseudo_counts_shrink_to_equal_weights_and_vanish_to_none():
+    logs = drawn(3, 25, seed=2)
+    equal = torch.full((3,), 1 / 3, dtype=torch.float64)
+    torch.testing.assert_close(stacking_weights(logs, pseudo_counts=1e6), equal, atol=1e-4, rtol=0)
+    nearly_none = stacking_weights(logs, pseudo_counts=1e-6)
+    torch.testing.assert_close(nearly_none, stacking_weights(logs), atol=1e-3, rtol=0)
+    # Of equal models none is preferred, and densities far below the smallest number count.
+    same = stacking_weights(logs[:1].repeat(2, 1) - 1e4, pseudo_counts=3.0)
+    assert same.tolist() == pytest.approx([0.5, 0.5])
+
+
+@pytest.mark.parametrize("pseudo_counts", [-1.0, float("inf")])
+def test_pseudo_counts_out_of_range(pseudo_counts):
+    with pytest.raises(ArgumentError, match="pseudo_counts: got"):
+        stacking_weights(drawn(2, 5), pseudo_counts=pseudo_counts)

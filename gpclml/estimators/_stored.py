@@ -1,0 +1,142 @@
+"""A stored stack: its training data, and the state of each component."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from gpclml._utils.checkpoint import read_checkpoint, write_checkpoint
+from gpclml.errors import DataError
+from gpclml.estimators.calibration import LEAST_DEGREES, Calibration
+from gpclml.estimators.candidates import CANDIDATES
+from gpclml.estimators.components import Component
+
+__all__ = ["StoredStack", "read_stack", "write_stack"]
+
+_KIND = "gpclml.StackedGP"
+_REQUIRED = {
+    "config": dict, "x": Tensor, "y": Tensor, "columns": (list, type(None)), "components": list,
+    "failures": dict,
+}  # fmt: skip
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, float) and not math.isnan(value)
+
+
+_CONFIG: dict[str, Callable[[Any], bool]] = {
+    "candidates": lambda value: isinstance(value, list) and set(value) <= set(CANDIDATES),
+    "pseudo_counts": _is_number,
+    "calibrate": lambda value: isinstance(value, bool),
+    "fit_rows": lambda value: isinstance(value, int),
+    "restarts": lambda value: isinstance(value, int),
+    "seed": lambda value: isinstance(value, int),
+}
+_COMPONENT: dict[str, Callable[[Any], bool]] = {
+    "name": lambda value: value in CANDIDATES,
+    "state": lambda value: isinstance(value, dict),
+    "weight": lambda value: _is_number(value) and value >= 0,
+    "scale": lambda value: _is_number(value) and value > 0,
+    "degrees": lambda value: _is_number(value) and value >= LEAST_DEGREES,
+    "loo": _is_number,
+    "loo_uncalibrated": _is_number,
+    "note": lambda value: isinstance(value, str),
+    "seconds": _is_number,
+}
+
+
+@dataclass(frozen=True)
+class StoredStack:
+    """What a file holds.
+
+    Attributes:
+        config: Arguments of the stack.
+        x: Training inputs.
+        y: Training targets.
+        columns: Names of the inputs' columns, if they are known.
+        components: The components.
+        failures: By name, why a candidate is not among them.
+    """
+
+    config: dict[str, Any]
+    x: Tensor
+    y: Tensor
+    columns: list[str] | None
+    components: tuple[Component, ...]
+    failures: Mapping[str, str]
+
+
+def write_stack(
+    path: str | os.PathLike,
+    config: Mapping[str, Any],
+    x: Tensor,
+    y: Tensor,
+    columns: list[str] | None,
+    components: Sequence[Component],
+    failures: Mapping[str, str],
+) -> None:
+    """Writes a file; the training data once, for all components."""
+    stored = [
+        {
+            "name": one.name, "state": dict(one.model.state_dict()), "weight": one.weight,
+            "scale": one.calibration.scale, "degrees": one.calibration.degrees, "loo": one.loo,
+            "loo_uncalibrated": one.loo_uncalibrated, "note": one.note, "seconds": one.seconds,
+        }
+        for one in components
+    ]  # fmt: skip
+    content = {
+        "config": dict(config), "x": x, "y": y, "columns": columns, "components": stored,
+        "failures": dict(failures),
+    }  # fmt: skip
+    write_checkpoint(path, _KIND, content)
+
+
+def read_stack(path: str | os.PathLike, map_location: Any) -> StoredStack:
+    """Reads and checks a file.
+
+    Raises:
+        DataError: The file is missing, damaged or no such checkpoint.
+    """
+    content = read_checkpoint(path, _KIND, map_location, _REQUIRED)
+    _check(path, content["config"], _CONFIG)
+    x, y = content["x"], content["y"]
+    if x.ndim != 2 or y.shape != x.shape[:1]:
+        raise _damaged(path, f"inputs {tuple(x.shape)} and targets {tuple(y.shape)}")
+    components = []
+    for one in content["components"]:
+        _check(path, one, _COMPONENT)
+        model = CANDIDATES[one["name"]].make(x, y, content["config"]["seed"])
+        try:
+            model.load_state_dict(one["state"])
+        except RuntimeError as error:
+            raise _damaged(path, f"the state of {one['name']} does not fit") from error
+        targets = model.target_standardizer.transform(y)
+        model.set_train_data(targets=targets, strict=False)
+        calibration = Calibration(one["scale"], one["degrees"])
+        scores = one["loo"], one["loo_uncalibrated"]
+        said = one["note"], one["seconds"]
+        components.append(
+            Component(one["name"], model.eval(), one["weight"], calibration, *scores, *said)
+        )
+    if not components:
+        raise _damaged(path, "no component")
+    return StoredStack(
+        content["config"], x, y, content["columns"], tuple(components), content["failures"]
+    )
+
+
+def _check(path: object, values: object, fits: Mapping[str, Callable[[Any], bool]]) -> None:
+    if not isinstance(values, dict):
+        raise _damaged(path, f"a {type(values).__name__} in place of a mapping")
+    unlike = [name for name, fit in fits.items() if name not in values or not fit(values[name])]
+    if unlike or set(values) != set(fits):
+        raise _damaged(path, f"no {', '.join(unlike)}, or something else in their place")
+
+
+def _damaged(path: object, got: str) -> DataError:
+    return DataError(f"path: {path} holds {got}. Restore a copy of it, or save the stack again.")

@@ -1,0 +1,169 @@
+"""The models that a stack is made of: how each is made, and fitted to its targets."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from gpytorch.kernels import AdditiveKernel, LinearKernel
+from gpytorch.priors import LogNormalPrior
+from torch import Tensor
+
+from gpclml.conditioning import LastPoints
+from gpclml.errors import UnknownNameError
+from gpclml.fit import FitWarning, fit_mll, fit_networks
+from gpclml.kernels import FeatureKernel, IdentityFeatures
+from gpclml.mlls import ConditionalMarginalLogLikelihood
+from gpclml.models import GPRegression
+
+__all__ = [
+    "CANDIDATES",
+    "DEFAULT_CANDIDATES",
+    "Candidate",
+    "fit_candidate",
+    "ordered_by_cost",
+]
+
+_LINEAR_START = 0.1  # variance of a standardized input's slope, beside a fitted kernel
+_NETWORK_STEPS = 300
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A kind of model.
+
+    Attributes:
+        description: What it is, for people who do not know Gaussian processes.
+        make: Makes the model of inputs ``(n, d)`` and targets ``(n,)``, at its start; the integer
+            is a seed.
+        start: Name of the candidate from whose fit it starts, where that is a part of it.
+    """
+
+    description: str
+    make: Callable[[Tensor, Tensor, int], GPRegression]
+    start: str | None = None
+
+
+def _linear(x: Tensor, y: Tensor, seed: int) -> GPRegression:
+    return GPRegression(x, y, FeatureKernel(IdentityFeatures(intercept=True)), "zero")
+
+
+def _named(kernel: str) -> Callable[[Tensor, Tensor, int], GPRegression]:
+    return lambda x, y, seed: GPRegression(x, y, kernel, seed=seed)
+
+
+def _matern_prior(x: Tensor, y: Tensor, seed: int) -> GPRegression:
+    model = GPRegression(x, y, "matern")
+    base = cast(Any, model.covar_module).base_kernel
+    prior = LogNormalPrior(math.sqrt(2) + 0.5 * math.log(x.shape[-1]), math.sqrt(3))
+    base.register_prior("lengthscale_prior", prior.to(x), "lengthscale")
+    return model
+
+
+def _matern_linear(x: Tensor, y: Tensor, seed: int) -> GPRegression:
+    model = GPRegression(x, y, "matern")
+    linear = LinearKernel()
+    linear.variance = _LINEAR_START
+    return model.with_kernel(AdditiveKernel(cast(Any, model.covar_module), linear))
+
+
+CANDIDATES: Mapping[str, Candidate] = {
+    "linear": Candidate("a linear function of the inputs", _linear),
+    "matern": Candidate(
+        "a rougher function than rbf, each input with a length scale of its own", _named("matern")
+    ),
+    "rbf": Candidate("a smooth function, each input with a length scale of its own", _named("rbf")),
+    "matern_prior": Candidate(
+        "as matern, with length scales expected to grow with the number of inputs", _matern_prior
+    ),
+    "rq": Candidate("as rbf, on several length scales at once", _named("rq"), "rbf"),
+    "matern_linear": Candidate("a linear function and what matern adds", _matern_linear, "matern"),
+    "deep": Candidate(
+        "rbf and features that a network learns, where held-out rows support them", _named("deep")
+    ),
+}
+"""All candidates by name, from the cheapest to the most expensive."""
+
+DEFAULT_CANDIDATES = tuple(name for name in CANDIDATES if name != "deep")
+"""Those of a stack that is not told which: all but ``"deep"``, which takes far longer."""
+
+
+def ordered_by_cost(names: Sequence[str]) -> tuple[str, ...]:
+    """Candidates from the cheapest to the most expensive; one comes after the one it starts from.
+
+    Raises:
+        UnknownNameError: There is no such candidate.
+    """
+    for name in names:
+        if name not in CANDIDATES:
+            raise UnknownNameError("candidates", name, CANDIDATES)
+    return tuple(name for name in CANDIDATES if name in names)
+
+
+def fit_candidate(
+    name: str,
+    x: Tensor,
+    y: Tensor,
+    fitted: Mapping[str, GPRegression],
+    *,
+    rows: Tensor | None = None,
+    seed: int = 0,
+    restarts: int = 0,
+    progress: bool | None = None,
+) -> tuple[GPRegression, str]:
+    """Fits a candidate by its marginal likelihood.
+
+    Args:
+        name: Name of the candidate.
+        x: Inputs, ``(n, d)``.
+        y: Targets, ``(n,)``.
+        fitted: The candidates that are fitted already, to the same data.
+        rows: Rows by which the hyperparameters are fitted; all if None.
+        seed: Seed of restarts and networks.
+        restarts: Further starts, of which the best is kept.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        The model of all rows, and a sentence on the fit, empty if nothing is wrong with it.
+
+    Raises:
+        NonFiniteError, NotPSDError: The likelihood cannot be evaluated at the start.
+    """
+    kind = CANDIDATES[name]
+    whole = kind.make(x, y, seed)
+    model = whole
+    if rows is not None:  # of the rows' targets in the units of all
+        model = kind.make(x[rows], y[rows], seed)
+        for part in ("input_standardizer", "target_standardizer"):
+            model.get_submodule(part).load_state_dict(whole.get_submodule(part).state_dict())
+        model.set_train_data(targets=cast(Tensor, whole.train_targets)[rows], strict=False)
+    if kind.start is not None:
+        _start_from(model, kind.start, fitted.get(kind.start))
+    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(m=0))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FitWarning)  # the result has the message
+        if name == "deep":
+            message = fit_networks(mll, steps=_NETWORK_STEPS, seed=seed, progress=progress).message
+        else:
+            message = fit_mll(mll, restarts=restarts, seed=seed, progress=progress).message
+    if rows is not None:
+        whole.load_state_dict(model.state_dict())
+    return whole.eval(), message
+
+
+def _start_from(model: GPRegression, name: str, fitted: GPRegression | None) -> None:
+    """Starts a model from a fitted part of it, if that was fitted; else where it was made."""
+    if fitted is None:
+        return
+    kernel = cast(Any, model.covar_module)
+    state = fitted.state_dict()
+    if isinstance(kernel, AdditiveKernel):
+        prefix = "covar_module."
+        state = {
+            name.replace(prefix, f"{prefix}kernels.0.", 1) if name.startswith(prefix) else name: one
+            for name, one in state.items()
+        }
+    model.load_state_dict(state, strict=False)

@@ -1,0 +1,104 @@
+"""The models of a stack, and what they are weighted by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gpclml.estimators.calibration import Calibration, fit_calibration
+from gpclml.inference import training_observations
+from gpclml.linalg import leave_one_out_moments
+from gpclml.models import GPRegression
+
+__all__ = ["Component", "Scored", "leave_one_out_residuals", "scored_by_loo"]
+
+
+@dataclass(frozen=True, eq=False)
+class Component:
+    """A model of a stack.
+
+    Attributes:
+        name: Name of the candidate.
+        model: The fitted model of all rows.
+        weight: Its share of the mixture.
+        calibration: How its predictions are widened.
+        loo: Mean log density of a row given all others after calibration, in nats, original units.
+        loo_uncalibrated: The same as the model itself has it.
+        note: A sentence on the fit; empty if nothing is wrong with it.
+        seconds: Wall time of the fit.
+    """
+
+    name: str
+    model: GPRegression
+    weight: float
+    calibration: Calibration
+    loo: float
+    loo_uncalibrated: float
+    note: str = ""
+    seconds: float = 0.0
+
+
+@dataclass
+class Scored:
+    """A fitted candidate, and the log densities by which it is weighted."""
+
+    name: str
+    model: GPRegression
+    calibration: Calibration
+    logs: Tensor
+    uncalibrated: float
+    note: str
+    seconds: float = 0.0
+
+    def component(self, weight: float) -> Component:
+        """The component, once its weight is known."""
+        return Component(
+            self.name, self.model, weight, self.calibration, float(self.logs.mean()),
+            self.uncalibrated, self.note, self.seconds,
+        )  # fmt: skip
+
+
+def scored_by_loo(name: str, model: GPRegression, calibrate: bool, note: str) -> Scored:
+    """Calibrates a fitted candidate to its leave-one-out residuals.
+
+    Args:
+        name: Name of the candidate.
+        model: The fitted model.
+        calibrate: Whether to; else its predictions stay normal.
+        note: A sentence on the fit.
+
+    Raises:
+        NonFiniteError, NotPSDError: A residual cannot be computed.
+    """
+    error, deviation = leave_one_out_residuals(model)
+    residuals = (error / deviation).double()
+    calibration = fit_calibration(residuals) if calibrate else Calibration()
+    unit = (deviation.double() * float(model.target_scale)).log().cpu()
+    logs, plain = (
+        torch.as_tensor(one.log_density(residuals.cpu().numpy())) - unit
+        for one in (calibration, Calibration())
+    )
+    return Scored(name, model, calibration, logs, float(plain.mean()), note)
+
+
+@torch.no_grad()
+def leave_one_out_residuals(model: GPRegression) -> tuple[Tensor, Tensor]:
+    """Error and deviation of the prediction of each row from all others, in standardized units.
+
+    The hyperparameters are those fitted to all rows. (Rasmussen and Williams 2006, Eq. 5.12.)
+
+    Args:
+        model: A fitted model.
+
+    Returns:
+        Errors, observed less predicted, and predictive standard deviations with noise, ``(n,)``.
+
+    Note:
+        About n³ floating-point operations.
+    """
+    data = training_observations(model, model.likelihood)
+    every = torch.arange(data.residual.shape[-1])
+    mean, variance = leave_one_out_moments(data.covariance, data.residual, every)
+    return data.residual - mean, variance.sqrt()

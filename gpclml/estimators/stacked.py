@@ -1,0 +1,371 @@
+"""A mixture of Gaussian processes, weighted by how they predict rows that they did not see."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self, cast
+
+import torch
+from torch import Tensor
+
+from gpclml._utils.arguments import callers_level, check_counts, checked
+from gpclml._utils.arrays import checked_training_data, points_as_tensor
+from gpclml._utils.progress import progress_bar
+from gpclml._utils.upstream_settings import load_botorch
+from gpclml.errors import ArgumentError, UnsupportedError
+from gpclml.estimators._stored import read_stack, write_stack
+from gpclml.estimators.candidates import (
+    DEFAULT_CANDIDATES,
+    fit_candidate,
+    ordered_by_cost,
+)
+from gpclml.estimators.components import Component, Scored, scored_by_loo
+from gpclml.estimators.mixture import StackedPrediction
+from gpclml.evaluation import stacking_weights
+from gpclml.fit import FitWarning
+from gpclml.inference import PosteriorNormal
+from gpclml.models import GPRegression
+
+if TYPE_CHECKING:
+    import pandas
+    from botorch.acquisition.objective import PosteriorTransform
+    from botorch.posteriors import Posterior
+
+    from gpclml._utils.arrays import ArrayLike
+
+__all__ = ["StackedGP"]
+
+LEAST_ROWS = 5
+_FIT_ROWS = 2000
+
+
+class StackedGP:
+    r"""A mixture of GPs that differ in their kernels, for tables of some ten to 5,000 rows.
+
+    .. math:: p(y \mid x) = \sum_k w_k \, \frac{1}{s_k \sigma_k(x)} \,
+        t_{\nu_k}\!\left(\frac{y - m_k(x)}{s_k \sigma_k(x)}\right)
+
+    :meth:`fit` fits the candidates by their marginal likelihoods. Each predicts each row from all
+    others, in closed form. From these predictions come the scale :math:`s_k` and the tails
+    :math:`\nu_k` of each component, and then the weights: those of the best log score of the
+    mixture, with a Dirichlet prior (Yao et al. 2018). What one kernel gets wrong others put right,
+    so that on most tables the mixture predicts better than the best of its components.
+
+    A candidate that cannot be fitted is left out, with a warning, and is in ``failures``.
+
+    Args:
+        candidates: Names of the models; None for all of
+            ``gpclml.estimators.DEFAULT_CANDIDATES``. ``"deep"`` can be added; it takes far longer.
+        pseudo_counts: Rows that the prior of the weights gives to each component.
+        calibrate: Whether scales and tails are fitted; else each component is its model's normal.
+        fit_rows: Hyperparameters are fitted by at most so many rows, drawn at random; all rows are
+            conditioned on.
+        restarts: Further starts of each fit, of which the best is kept.
+        seed: Seed of draws, restarts and networks.
+
+    Attributes:
+        components: The components, from the largest weight to the smallest, once fitted.
+        failures: By name, why a candidate is not among them.
+
+    Raises:
+        UnknownNameError: There is no such candidate.
+        ArgumentError: A number is out of range, or no candidate is named.
+
+    Examples:
+        >>> stack = StackedGP(candidates=["linear", "matern"]).fit(x, y)
+        >>> prediction = stack.predict(x_new)
+        >>> lower, upper = prediction.interval(0.9)
+        >>> stack.summary()
+    """
+
+    @checked
+    def __init__(
+        self,
+        candidates: Sequence[str] | None = None,
+        *,
+        pseudo_counts: float = 3.0,
+        calibrate: bool = True,
+        fit_rows: int = _FIT_ROWS,
+        restarts: int = 0,
+        seed: int = 0,
+    ) -> None:
+        names = DEFAULT_CANDIDATES if candidates is None else candidates
+        if not names:
+            raise ArgumentError("candidates", "none", "at least one name")
+        self.candidates = ordered_by_cost(names)
+        check_counts(LEAST_ROWS, fit_rows=fit_rows)
+        check_counts(0, restarts=restarts)
+        if not 0 <= pseudo_counts < float("inf"):
+            raise ArgumentError("pseudo_counts", pseudo_counts, "0 or more, and finite")
+        self.pseudo_counts, self.calibrate = float(pseudo_counts), calibrate
+        self.fit_rows, self.restarts, self.seed = fit_rows, restarts, seed
+        self.components: tuple[Component, ...] = ()
+        self.failures: Mapping[str, str] = {}
+        self._x: Tensor | None = None
+        self._y: Tensor | None = None
+        self._columns: list[str] | None = None
+
+    @checked
+    def fit(
+        self,
+        x: ArrayLike,
+        y: ArrayLike,
+        *,
+        time_budget: float | None = None,
+        progress: bool | None = None,
+    ) -> Self:
+        """Fits the candidates, calibrates them and finds their weights.
+
+        Args:
+            x: Inputs, ``(n, d)``, or ``(n,)`` for one column. A tensor, an array or a data frame of
+                numbers, as :class:`~gpclml.models.GPRegression` takes them.
+            y: Targets, ``(n,)``.
+            time_budget: Seconds after which no further candidate is begun, of those from the
+                cheapest to the most expensive. The first is always fitted.
+            progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
+
+        Returns:
+            The stack itself.
+
+        Raises:
+            ShapeError, NonFiniteError: As :class:`~gpclml.models.GPRegression`; targets may not be
+                missing.
+            ArgumentError: Fewer than five rows.
+            UnsupportedError: A batch of tables, or no candidate could be fitted.
+
+        Warns:
+            FitWarning: A candidate is left out because it failed or the time is spent.
+
+        Note:
+            About 30 to 100 values and gradients of the marginal likelihood for each candidate, n³
+            operations each.
+        """
+        x, y = self._checked(x, y)
+        begin = time.perf_counter()
+        rows = _drawn_rows(len(y), self.fit_rows, self.seed, x.device)
+        fitted: dict[str, GPRegression] = {}
+        found: list[Scored] = []
+        failures: dict[str, str] = {}
+        with progress_bar(self.candidates, progress=progress, desc="stack") as bar:
+            for name in bar:
+                bar.set_postfix_str(name)
+                start = time.perf_counter()
+                if found and time_budget is not None and start - begin >= time_budget:
+                    failures[name] = f"the time budget of {time_budget:g} seconds was spent"
+                    continue
+                try:
+                    model, note = fit_candidate(
+                        name, x, y, fitted, rows=rows, seed=self.seed, restarts=self.restarts,
+                        progress=False,
+                    )  # fmt: skip
+                    scored = scored_by_loo(name, model, self.calibrate, note)
+                except Exception as error:  # whatever it is, the others are worth having
+                    failures[name] = f"{type(error).__name__}: {error}"
+                    continue
+                fitted[name] = model
+                scored.seconds = time.perf_counter() - start
+                found.append(scored)
+        if not found:
+            said = "; ".join(f"{name}: {reason}" for name, reason in failures.items())
+            raise UnsupportedError("candidates", f"none that could be fitted ({said})", "one")
+        _warn(failures)
+        logs = torch.stack([one.logs for one in found])
+        weights = stacking_weights(logs, pseudo_counts=self.pseudo_counts).tolist()
+        components = [one.component(weight) for one, weight in zip(found, weights, strict=True)]
+        self.components = tuple(sorted(components, key=lambda one: -one.weight))
+        self.failures, self._x, self._y = failures, x, y
+        return self
+
+    @torch.no_grad()
+    @checked
+    def predict(self, x: ArrayLike) -> StackedPrediction:
+        """The distribution of a new observation at each point.
+
+        Args:
+            x: Points, ``(m, d)``, or ``(m,)`` for one column, of the type of the training inputs or
+                converted to it.
+
+        Returns:
+            Means, deviations, quantiles, densities and draws of the m mixtures.
+
+        Raises:
+            ShapeError, NonFiniteError, ArgumentError: As
+                :meth:`gpclml.models.GPRegression.predict`, or the stack is not fitted.
+
+        Note:
+            A factorization of each component, n³/3 operations, and n² operations a point.
+        """
+        x = self._points(x, "x")
+        locations, scales = [], []
+        for one in self.components:
+            normal = one.model.predict(x, marginal=True)
+            locations.append(normal.mean)
+            scales.append(normal.variance.sqrt() * one.calibration.scale)
+        degrees = [one.calibration.degrees for one in self.components]
+        return StackedPrediction(
+            self._weights(x), torch.stack(locations), torch.stack(scales),
+            torch.tensor(degrees).to(x),
+        )  # fmt: skip
+
+    @property
+    def num_outputs(self) -> int:
+        """Number of outputs, one, as BoTorch asks for it."""
+        return 1
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        """Shape of the batch of models, none, as BoTorch asks for it."""
+        return torch.Size()
+
+    @checked
+    def posterior(
+        self,
+        X: ArrayLike,
+        output_indices: list[int] | None = None,
+        observation_noise: bool = False,
+        posterior_transform: PosteriorTransform | None = None,
+    ) -> Posterior:
+        """A normal with mean and covariance of the mixture, as BoTorch's models give a posterior.
+
+        It is not the mixture: shape and tails are lost, means, variances and correlations are
+        those of the mixture. Gradients flow to X.
+
+        Args:
+            X: Points in original units. Shape ``(*batch, q, d)``.
+            output_indices: None or ``[0]``: there is one output.
+            observation_noise: Whether to add the noise of observations, which by default, as in
+                BoTorch, is left out.
+            posterior_transform: Applied to the posterior, if given.
+
+        Returns:
+            A ``GPyTorchPosterior`` of mean ``(*batch, q, 1)``, or what the transform makes of it.
+
+        Raises:
+            ArgumentError: Another output is asked for, or as :meth:`predict`.
+            ShapeError, NonFiniteError: As :meth:`predict`.
+        """
+        load_botorch()
+        from botorch.posteriors import GPyTorchPosterior
+
+        if output_indices not in (None, [0]):
+            raise ArgumentError("output_indices", output_indices, "None or [0]")
+        X = self._points(X, "X")
+        parts = [one.model.predict(X, observation_noise=observation_noise) for one in
+                 self.components]  # fmt: skip
+        means = torch.stack([part.mean for part in parts])
+        weights = self._weights(X).reshape(-1, *[1] * (means.ndim - 1))
+        mean = (weights * means).sum(0)
+        covariance = torch.zeros(()).to(X)
+        for one, part, own in zip(self.components, parts, means, strict=True):
+            apart = own - mean
+            spread = one.calibration.variance * part.covariance_matrix
+            between = apart.unsqueeze(-1) * apart.unsqueeze(-2)
+            covariance = covariance + one.weight * (spread + between)
+        posterior = GPyTorchPosterior(PosteriorNormal(mean, covariance))
+        return posterior if posterior_transform is None else posterior_transform(posterior, X=X)
+
+    def summary(self) -> pandas.DataFrame:
+        """What each component contributes, with a row for each, the largest weight first.
+
+        Returns:
+            Weight; mean log density of a row given all others, in nats, after calibration and
+            before; scale and degrees of freedom; seconds; and what is to be said of the fit. A
+            candidate that is left out has weight 0 and the reason.
+
+        Raises:
+            ArgumentError: The stack is not fitted.
+        """
+        import pandas
+
+        self._check_fitted()
+        rows: list[dict[str, Any]] = [
+            {
+                "weight": one.weight, "loo": one.loo, "loo_uncalibrated": one.loo_uncalibrated,
+                "scale": one.calibration.scale, "degrees": one.calibration.degrees,
+                "seconds": one.seconds, "note": one.note,
+            }
+            for one in self.components
+        ]  # fmt: skip
+        rows += [{"weight": 0.0, "note": f"left out: {why}"} for why in self.failures.values()]
+        names = [*(one.name for one in self.components), *self.failures]
+        return pandas.DataFrame(rows, index=pandas.Index(names, name="model"))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the stack and its training data to one file, without pickled objects.
+
+        Args:
+            path: File to write; replaced if it is there.
+
+        Raises:
+            ArgumentError: The stack is not fitted.
+            DataError: The file cannot be written.
+        """
+        x = self._check_fitted()
+        config = {
+            "candidates": list(self.candidates), "pseudo_counts": self.pseudo_counts,
+            "calibrate": self.calibrate, "fit_rows": self.fit_rows, "restarts": self.restarts,
+            "seed": self.seed,
+        }  # fmt: skip
+        write_stack(
+            path, config, x, cast(Tensor, self._y), self._columns, self.components, self.failures
+        )
+
+    @classmethod
+    @checked
+    def load(cls, path: str | os.PathLike, map_location: Any = None) -> StackedGP:
+        """Reads a stack that :meth:`save` wrote; its predictions are the same bit for bit.
+
+        Args:
+            path: File to read.
+            map_location: Where the stack goes, as for ``torch.load``.
+
+        Raises:
+            DataError: The file is missing, damaged or no such checkpoint.
+        """
+        stored = read_stack(path, map_location)
+        stack = cls(**stored.config)
+        stack.components, stack.failures = stored.components, stored.failures
+        stack._x, stack._y, stack._columns = stored.x, stored.y, stored.columns
+        return stack
+
+    def _checked(self, x: ArrayLike, y: ArrayLike) -> tuple[Tensor, Tensor]:
+        data = checked_training_data(x, y)
+        if data.x.ndim != 2:
+            raise UnsupportedError("x", f"shape {tuple(data.x.shape)}", "one table, (n, d)")
+        if len(data.y) < LEAST_ROWS:
+            expected = f"at least {LEAST_ROWS} rows"
+            raise ArgumentError("x", f"n_samples = {len(data.y)}", expected, "Give more rows.")
+        if bool(data.y.isnan().any()):
+            count = int(data.y.isnan().sum())
+            suggestion = "Leave out the rows without a target."
+            raise ArgumentError("y", f"{count} missing values", "finite values", suggestion)
+        self._columns = data.columns
+        return data.x, data.y
+
+    def _check_fitted(self) -> Tensor:
+        if self._x is None:
+            raise ArgumentError("stack", "one that is not fitted", "a fitted one", "Call fit.")
+        return self._x
+
+    def _points(self, x: ArrayLike, argument: str) -> Tensor:
+        made = points_as_tensor(x, self._check_fitted(), self._columns, argument)
+        return made.unsqueeze(-1) if made.ndim == 1 else made
+
+    def _weights(self, like: Tensor) -> Tensor:
+        return torch.tensor([one.weight for one in self.components], dtype=torch.float64).to(like)
+
+
+def _drawn_rows(count: int, most: int, seed: int, device: torch.device) -> Tensor | None:
+    if count <= most:
+        return None
+    drawn = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    return drawn[:most].sort().values.to(device)
+
+
+def _warn(failures: Mapping[str, str]) -> None:
+    if failures:
+        said = "; ".join(f"{name} ({reason})" for name, reason in failures.items())
+        warnings.warn(f"Left out of the stack: {said}.", FitWarning, stacklevel=callers_level())

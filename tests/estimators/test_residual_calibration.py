@@ -1,0 +1,99 @@
+"""Scale and tails of leave-one-out residuals, against SciPy's maximum likelihood."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import optimize, stats
+
+from gpclml.errors import NonFiniteError, ShapeError
+from gpclml.estimators import Calibration, fit_calibration
+
+
+def heavy(n, nu, scale, seed=0):
+    return scale * stats.t(nu).rvs(n, random_state=np.random.default_rng(seed))
+
+
+@pytest.mark.parametrize(("nu", "scale"), [(4.0, 1.5), (8.0, 0.6)])
+def test_of_many_residuals_it_is_the_maximum_of_the_likelihood(nu, scale):
+    """Penalties of a few nats do not count beside 50,000 residuals."""
+    residuals = heavy(50_000, nu, scale)
+    degrees, _, found = stats.t.fit(residuals, floc=0.0)
+    calibration = fit_calibration(torch.from_numpy(residuals))
+    assert calibration.scale == pytest.approx(found, rel=2e-3)
+    assert calibration.degrees == pytest.approx(degrees, rel=2e-2)
+
+
+@pytest.mark.parametrize("n", [20, 60, 400])
+@pytest.mark.parametrize("nu", [3.5, 30.0])
+def test_no_point_of_a_grid_has_a_larger_penalized_likelihood(n, nu):
+    residuals = heavy(n, nu, 1.3, seed=n)
+
+    def objective(log_scale, inverse):
+        degrees = 1 / inverse if inverse > 1e-4 else math.inf
+        kind = stats.norm if math.isinf(degrees) else stats.t(degrees)
+        scaled = residuals * math.exp(-log_scale)
+        logs = kind.logpdf(scaled) - log_scale
+        return float(logs.sum()) - PENALTY(log_scale, inverse, n)
+
+    found = fit_calibration(torch.from_numpy(residuals))
+    inverse = 0.0 if math.isinf(found.degrees) else 1 / found.degrees
+    best = objective(math.log(found.scale), inverse)
+    grid = [
+        objective(s, u) for s in np.linspace(-0.7, 0.9, 81) for u in np.linspace(0.0, 1 / 3, 68)
+    ]
+    assert best >= max(grid) - 1e-6
+
+
+def PENALTY(log_scale, inverse, n):  # noqa: N802
+    return 5.0 * log_scale**2 + 5.0 * inverse
+
+
+def test_normal_residuals_give_a_normal_or_nearly():
+    grid = torch.from_numpy(stats.norm.ppf((np.arange(400) + 0.5) / 400))
+    calibration = fit_calibration(1.2 * grid)
+    assert math.isinf(calibration.degrees)
+    spread = float((1.2 * grid).square().mean().sqrt())
+    best = optimize.minimize_scalar(
+        lambda s: 400 * (s + 0.5 * spread**2 * math.exp(-2 * s)) + 5.0 * s**2, bounds=(-1, 1),
+        method="bounded", options={"xatol": 1e-10},
+    )  # fmt: skip
+    assert calibration.scale == pytest.approx(math.exp(best.x), rel=1e-4)
+
+
+def test_few_residuals_say_little():
+    outlier = torch.zeros(20, dtype=torch.float64)
+    outlier[:19] = torch.from_numpy(stats.norm.ppf((np.arange(19) + 0.5) / 19))
+    outlier[19] = 4.0
+    calibration = fit_calibration(outlier)
+    free = stats.t.fit(outlier.numpy(), floc=0.0)[0]
+    assert calibration.degrees > free
+    perfect = fit_calibration(torch.zeros(5, dtype=torch.float64))
+    assert 0.05 < perfect.scale < 1
+    assert fit_calibration(torch.full((5,), 1e6, dtype=torch.float64)).scale < 1e6
+
+
+def test_the_sign_and_order_of_residuals_do_not_matter():
+    residuals = torch.from_numpy(heavy(50, 4.0, 1.0))
+    same = fit_calibration(-residuals.flip(0))
+    assert same.scale == pytest.approx(fit_calibration(residuals).scale, rel=1e-6)
+
+
+def test_variance_and_density():
+    calibration = Calibration(2.0, 4.0)
+    assert calibration.variance == pytest.approx(stats.t(4.0, scale=2.0).var())
+    assert Calibration(3.0).variance == 9.0
+    values = np.array([-1.0, 0.5])
+    np.testing.assert_allclose(
+        calibration.log_density(values), stats.t(4.0, scale=2.0).logpdf(values)
+    )
+
+
+def test_bad_input():
+    with pytest.raises(NonFiniteError, match="residuals"):
+        fit_calibration(torch.tensor([1.0, math.inf]))
+    with pytest.raises(ShapeError, match="residuals"):
+        fit_calibration(torch.zeros(0))
