@@ -1,0 +1,211 @@
+"""This library's models of a table, the criteria to choose one by, and mixtures of them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.tables.scores import MixtureOfNormals, Prediction
+from gpclml.cli.report import Recipe
+from gpclml.conditioning import RandomOrderings
+from gpclml.evaluation import (
+    conditional_log_marginal_likelihood,
+    leave_one_out,
+    log_marginal_likelihood,
+    marginal_log_predictive,
+    stacking_weights,
+)
+from gpclml.models import find_networks
+
+__all__ = [
+    "ABOUT", "CANDIDATES", "CRITERIA", "FOLDS", "STACKED", "Candidates", "TableRows",
+]  # fmt: skip
+
+CANDIDATES = ("linear", "rbf", "matern", "rq", "deep")
+"""Recipes of ``gpclml fit``, fitted by LML."""
+
+STACKED = "loo-stack"
+"""The plain stack: the candidates' mixture with the best leave-one-out predictions."""
+
+FOLDS = "by-folds"
+"""The candidate with the best predictions of five folds, each refitted without the fold."""
+
+ABOUT: Mapping[str, str] = {
+    "linear": "Bayesian linear model, LML",
+    "rbf": "GPRegression, RBF with ARD, LML",
+    "matern": "GPRegression, Matern-5/2 with ARD, LML",
+    "rq": "GPRegression, rational quadratic with ARD, from the fitted rbf, LML",
+    "deep": "GPRegression, RBF and learned features where held-out rows support them",
+    STACKED: "the five candidates mixed by weights that maximize the leave-one-out log score",
+    FOLDS: "the one of the five with the best log score of five folds, refitted without the fold",
+}
+"""What each method is, for the report."""
+
+CRITERIA: Mapping[str, str] = {
+    "lml": "log marginal likelihood",
+    "bic": "LML less half a log(n) for each hyperparameter, weights of networks not counted",
+    "clml_50": "CLML given .5 n, 50 random orderings",
+    "clml_80": "CLML given .8 n, 50 random orderings",
+    "clml_90": "CLML given .9 n, 50 random orderings",
+    "loo": "leave-one-out log score, hyperparameters of all rows",
+}
+"""What a single model is chosen by, the larger the better."""
+
+_SHARES = {"clml_50": 0.5, "clml_80": 0.8, "clml_90": 0.9}
+_ORDERINGS = 50
+_NUM_FOLDS = 5
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class TableRows:
+    """Rows of a table, float64 on the CPU.
+
+    Args:
+        x: Training inputs, ``(n, d)``.
+        y: Training targets, ``(n,)``.
+        test_x: Test inputs, ``(m, d)``.
+        test_y: Test targets, ``(m,)``.
+        unit: Standard deviation of the training targets, 1 where they are equal.
+    """
+
+    x: Tensor
+    y: Tensor
+    test_x: Tensor
+    test_y: Tensor
+    unit: float
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """A fitted candidate: what it predicts, and what is known of it."""
+
+    model: Any
+    mean: Tensor
+    deviation: Tensor
+    problem: str
+    seconds: float
+
+
+class Candidates:
+    """The candidates of a training set, each fitted when it is first asked for, and once.
+
+    Args:
+        rows: The rows.
+        seed: Seed of networks, orderings and folds.
+    """
+
+    def __init__(self, rows: TableRows, seed: int) -> None:
+        self._rows, self._seed = rows, seed
+        self._fits: dict[str, _Fit | Exception] = {}
+
+    def predict(self, name: str) -> tuple[Prediction, dict[str, Any]]:
+        """What a candidate predicts of the test rows, or their stack, or the one chosen by folds.
+
+        Returns:
+            The densities, and metrics: ``seconds`` of fits and predictions; of a candidate also
+            ``problem``, what its fit says is wrong, and the criteria.
+        """
+        if name == STACKED:
+            return self._stacked()
+        if name == FOLDS:
+            return self._chosen_by_folds()
+        fit = self._fit(name)
+        prediction = _mixture([fit], torch.ones(1))
+        about = {"problem": fit.problem, "seconds": fit.seconds}
+        return prediction, about | self._criteria(fit)
+
+    def _fit(self, name: str) -> _Fit:
+        if name not in self._fits:
+            self._fits[name] = _attempt(lambda: self._fitted(name))
+        found = self._fits[name]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def _fitted(self, name: str) -> _Fit:
+        rows, start = self._rows, time.perf_counter()
+        fit = Recipe(name, seed=self._seed).fit(rows.x, rows.y, progress=False)
+        with torch.no_grad():
+            found = fit.model.predict(rows.test_x, marginal=True)
+        seconds = time.perf_counter() - start
+        return _Fit(fit.model, found.mean, found.variance.sqrt(), fit.problem, seconds)
+
+    def _all_fits(self) -> dict[str, _Fit]:
+        """The candidates that could be fitted; if none could, the error of the first."""
+        fits = {name: _attempt(lambda name=name: self._fit(name)) for name in CANDIDATES}
+        whole = {name: fit for name, fit in fits.items() if isinstance(fit, _Fit)}
+        if not whole:
+            raise next(fit for fit in fits.values() if isinstance(fit, Exception))
+        return whole
+
+    def _chosen_by_folds(self) -> tuple[Prediction, dict[str, Any]]:
+        whole, start = self._all_fits(), time.perf_counter()
+        scores = {name: _attempt(lambda name=name: self._refitted(name)) for name in whole}
+        known = {name: score for name, score in scores.items() if isinstance(score, float)}
+        chosen = max(known or whole, key=lambda name: known.get(name, 0.0))
+        seconds = time.perf_counter() - start + sum(fit.seconds for fit in whole.values())
+        prediction = _mixture([whole[chosen]], torch.ones(1))
+        return prediction, {"seconds": seconds, "chosen": chosen}
+
+    def _stacked(self) -> tuple[Prediction, dict[str, Any]]:
+        whole, start = list(self._all_fits().values()), time.perf_counter()
+        weights = stacking_weights(torch.stack([leave_one_out(fit.model) for fit in whole]))
+        prediction = _mixture(whole, weights)
+        seconds = time.perf_counter() - start
+        return prediction, {"seconds": seconds + sum(fit.seconds for fit in whole)}
+
+    def _criteria(self, fit: _Fit) -> dict[str, float]:
+        """The criteria in nats; one that cannot be computed is left out."""
+        model, n = fit.model, len(self._rows.y)
+        weights = {id(p) for network in find_networks(model) for p in network.parameters()}
+        count = sum(p.numel() for p in model.parameters() if id(p) not in weights)
+        found: dict[str, float | Exception] = {
+            "lml": _attempt(lambda: float(log_marginal_likelihood(model))),
+            "loo": _attempt(lambda: float(leave_one_out(model).sum())),
+        }
+        if not isinstance(found["lml"], Exception):
+            found["bic"] = found["lml"] - 0.5 * count * math.log(n)
+        for criterion, share in _SHARES.items():
+            orderings = RandomOrderings(k=_ORDERINGS, m=round(share * n))
+            found[criterion] = _attempt(
+                lambda orderings=orderings: float(
+                    conditional_log_marginal_likelihood(model, orderings, seed=self._seed).mean()
+                )
+            )
+        return {key: value for key, value in found.items() if isinstance(value, float)}
+
+    def _refitted(self, name: str) -> float:
+        """The log score of each fold under a model fitted to the others."""
+        x, y = self._rows.x, self._rows.y
+        order = torch.randperm(len(y), generator=torch.Generator().manual_seed(self._seed))
+        total = 0.0
+        for fold in range(_NUM_FOLDS):
+            out = order[fold::_NUM_FOLDS]
+            kept = torch.ones(len(y), dtype=torch.bool)
+            kept[out] = False
+            fit = Recipe(name, seed=self._seed).fit(x[kept], y[kept], progress=False)
+            total += float(marginal_log_predictive(fit.model, x[out], y[out]).sum())
+        return total
+
+
+def _mixture(fits: list[_Fit], weights: Tensor) -> MixtureOfNormals:
+    means = np.stack([fit.mean.numpy() for fit in fits])
+    deviations = np.stack([fit.deviation.numpy() for fit in fits])
+    return MixtureOfNormals(weights.double().numpy(), means, deviations)
+
+
+def _attempt(compute: Callable[[], T]) -> T | Exception:
+    """A result, or the error in its place."""
+    try:
+        return compute()
+    except Exception as error:
+        return error

@@ -1,0 +1,198 @@
+"""Other ways to predict a table: Gaussian processes of other packages, trees, and plain baselines.
+
+Each is used as its documentation does first. Inputs of Gaussian processes and of the ridge
+regression are standardized by the training rows, BoTorch's scaled to the unit cube; so are the
+targets. What predicts a number alone gets a density: a normal whose standard deviation is the root
+mean squared error of out-of-fold predictions (five random folds of the training rows).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, cast
+
+import gpytorch
+import numpy as np
+import torch
+
+from benchmarks.tables.scores import Array, Prediction, normal
+
+__all__ = ["PEERS", "Peer", "missing_packages"]
+
+_FOLDS = 5
+_ADAM_STEPS, _ADAM_RATE = 100, 0.1  # of the textbook GP, as in GPyTorch's first example
+
+
+class Peer(NamedTuple):
+    """A way to predict.
+
+    Args:
+        about: What it is, for the report.
+        predict: Maps training inputs ``(n, d)``, targets ``(n,)``, test inputs ``(m, d)`` and a
+            seed to densities of the test rows.
+        package: What has to be installed beside this project's own dependencies, if anything.
+    """
+
+    about: str
+    predict: Callable[[Array, Array, Array, int], Prediction]
+    package: str = ""
+
+
+def missing_packages(names: tuple[str, ...]) -> dict[str, str]:
+    """Those of these methods whose package is not installed, with its name."""
+    needed = {name: PEERS[name].package for name in names if name in PEERS}
+    return {
+        name: package
+        for name, package in needed.items()
+        if package and importlib.util.find_spec(package) is None
+    }
+
+
+def _mean(x: Array, y: Array, test_x: Array, seed: int) -> Prediction:
+    return normal(np.full(len(test_x), y.mean()), y.std(ddof=1))
+
+
+def _with_residuals(make: Callable[[int], Any]) -> Callable[[Array, Array, Array, int], Prediction]:
+    """A regressor's predictions, and the spread of its errors on rows it was not trained on."""
+
+    def predict(x: Array, y: Array, test_x: Array, seed: int) -> Prediction:
+        from sklearn.model_selection import KFold, cross_val_predict
+
+        folds = KFold(_FOLDS, shuffle=True, random_state=seed)
+        out_of_fold = cross_val_predict(make(seed), x, y, cv=folds)
+        mean = make(seed).fit(x, y).predict(test_x)
+        return normal(mean, np.sqrt(np.mean((y - out_of_fold) ** 2)))
+
+    return predict
+
+
+def _ridge(seed: int) -> Any:
+    from sklearn.linear_model import RidgeCV
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    return make_pipeline(StandardScaler(), RidgeCV(np.logspace(-3, 3, 13)))
+
+
+def _forest(seed: int) -> Any:
+    from sklearn.ensemble import RandomForestRegressor
+
+    return RandomForestRegressor(random_state=seed)
+
+
+def _gradient_boosting(seed: int) -> Any:
+    from sklearn.ensemble import HistGradientBoostingRegressor
+
+    return HistGradientBoostingRegressor(random_state=seed)
+
+
+def _catboost(seed: int) -> Any:
+    from catboost import CatBoostRegressor
+
+    return CatBoostRegressor(
+        random_seed=seed, thread_count=1, verbose=False, allow_writing_files=False
+    )
+
+
+def _lightgbm(seed: int) -> Any:
+    from lightgbm import LGBMRegressor
+
+    return LGBMRegressor(random_state=seed, n_jobs=1, verbose=-1)
+
+
+def _sklearn_gp(x: Array, y: Array, test_x: Array, seed: int) -> Prediction:
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.gaussian_process import GaussianProcessRegressor
+    from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+    from sklearn.preprocessing import StandardScaler
+
+    kernel = ConstantKernel() * RBF(np.ones(x.shape[1])) + WhiteKernel()
+    scaler = StandardScaler().fit(x)
+    gp = GaussianProcessRegressor(kernel, normalize_y=True, random_state=seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # parameters at their bounds
+        gp.fit(scaler.transform(x), y)
+        mean, deviation = cast(Any, gp.predict(scaler.transform(test_x), return_std=True))
+    return normal(mean, deviation)
+
+
+def _botorch(rbf: bool) -> Callable[[Array, Array, Array, int], Prediction]:
+    """``SingleTaskGP`` as it comes, or with a Matern kernel under the same priors."""
+
+    def predict(x: Array, y: Array, test_x: Array, seed: int) -> Prediction:
+        from botorch.exceptions.warnings import OptimizationWarning
+        from botorch.fit import fit_gpytorch_mll
+        from botorch.models import SingleTaskGP
+        from botorch.models.transforms import Normalize
+        from botorch.models.utils.gpytorch_modules import get_covar_module_with_dim_scaled_prior
+
+        d = x.shape[1]
+        kernel = get_covar_module_with_dim_scaled_prior(ard_num_dims=d, use_rbf_kernel=False)
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            torch.manual_seed(seed)  # a fit that fails is tried again from a draw of the priors
+            warnings.simplefilter("ignore", OptimizationWarning)
+            model = SingleTaskGP(
+                torch.tensor(x), torch.tensor(y)[:, None],
+                covar_module=None if rbf else kernel, input_transform=Normalize(d),
+            )  # fmt: skip
+            fit_gpytorch_mll(gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model))
+            posterior = model.posterior(torch.tensor(test_x), observation_noise=True)
+        mean, variance = posterior.mean[:, 0].detach(), posterior.variance[:, 0].detach()
+        return normal(mean.numpy(), variance.sqrt().numpy())
+
+    return predict
+
+
+class _TextbookGP(gpytorch.models.ExactGP):
+    """The model of GPyTorch's regression example, with a lengthscale for each input."""
+
+    def __init__(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        likelihood = gpytorch.likelihoods.GaussianLikelihood()
+        super().__init__(x, y, likelihood)
+        self.mean_module = gpytorch.means.ConstantMean()
+        base = gpytorch.kernels.RBFKernel(ard_num_dims=x.shape[-1])
+        self.covar_module = gpytorch.kernels.ScaleKernel(base)
+
+    def forward(self, x: torch.Tensor) -> gpytorch.distributions.MultivariateNormal:
+        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def _gpytorch(x: Array, y: Array, test_x: Array, seed: int) -> Prediction:
+    from sklearn.preprocessing import StandardScaler
+
+    inputs, targets = StandardScaler().fit(x), StandardScaler().fit(y[:, None])
+    train_y = torch.tensor(targets.transform(y[:, None])[:, 0])
+    model = _TextbookGP(torch.tensor(inputs.transform(x)), train_y).double()
+    mll = gpytorch.mlls.ExactMarginalLogLikelihood(model.likelihood, model)
+    optimizer = torch.optim.Adam(model.parameters(), lr=_ADAM_RATE)
+    model.train()
+    for _ in range(_ADAM_STEPS):
+        optimizer.zero_grad()
+        loss = -cast(torch.Tensor, mll(model(*cast(Any, model.train_inputs)), train_y))
+        loss.backward()
+        optimizer.step()
+    model.eval()
+    with torch.no_grad():
+        found = cast(Any, model.likelihood(model(torch.tensor(inputs.transform(test_x)))))
+        mean, deviation = found.mean.numpy(), found.variance.sqrt().numpy()
+    scale, offset = float(cast(Any, targets.scale_)[0]), float(cast(Any, targets.mean_)[0])
+    return normal(offset + scale * mean, scale * deviation)
+
+
+PEERS: Mapping[str, Peer] = {
+    "botorch": Peer("BoTorch's SingleTaskGP, fit_gpytorch_mll", _botorch(rbf=True)),
+    "botorch-matern": Peer("the same with a Matern-5/2 kernel", _botorch(rbf=False)),
+    "gpytorch": Peer("GPyTorch's ExactGP, RBF with ARD, 100 steps of Adam at .1", _gpytorch),
+    "sklearn-gp": Peer("scikit-learn's GP, RBF with ARD and white noise", _sklearn_gp),
+    "hist-gb": Peer(
+        "scikit-learn's HistGradientBoostingRegressor", _with_residuals(_gradient_boosting)
+    ),
+    "forest": Peer("scikit-learn's RandomForestRegressor", _with_residuals(_forest)),
+    "catboost": Peer("CatBoostRegressor", _with_residuals(_catboost), "catboost"),
+    "lightgbm": Peer("LGBMRegressor", _with_residuals(_lightgbm), "lightgbm"),
+    "ridge": Peer("scikit-learn's RidgeCV", _with_residuals(_ridge)),
+    "mean": Peer("mean and standard deviation of the training targets", _mean),
+}
+"""By name, trees and baselines last."""

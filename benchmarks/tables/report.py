@@ -1,0 +1,349 @@
+"""What the report says: ranks and scores, wins, regret of choosing one model, poor fits."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pandas
+from scipy.stats import norm, t
+
+from benchmarks._figures import bare, new_figure, save_figure
+from benchmarks._tables import section, table, with_error
+from benchmarks.tables.candidates import CANDIDATES, CRITERIA
+from benchmarks.tables.cells import DEVELOPMENT, JUDGED, METHODS
+from benchmarks.tables.peers import PEERS
+
+__all__ = [
+    "corrected_error", "draw_figure", "poor_fits", "regrets", "sections", "standing", "win_table",
+    "worst_cases",
+]  # fmt: skip
+
+KEY = ["table", "n", "split"]
+"""What tells the rows apart that methods are compared on."""
+
+SIZES = (50, 100, 200, 400, 1000)
+"""Tables are grouped by the least of these that is not below their training rows."""
+
+HIGH_NLL = 5.0
+"""An NLL above it is counted: with the mean and deviation of the training targets it is 1.4."""
+
+_TWO = float(norm.cdf(2.0))
+_COLLAPSED, _PREDICTABLE = 0.98, 0.8  # of the RMSE of the mean
+_NATS = 0.5  # of LML below a kernel that is contained
+_MOST_ROWS = 40  # of a list
+_CURVES = ("lml", "loo", "clml_80")
+
+
+def sections(cells: pandas.DataFrame) -> Iterator[str]:
+    """The sections of the report, in Markdown."""
+    whole = _whole(cells)
+    yield section("What was run", _about(cells, whole), table(_described(whole)))
+    yield section("Standing", _ABOUT_STANDING, table(_texts(standing(whole), _FORMATS)))
+    ranks = _ranks_by_size(whole)
+    about = "Mean rank in NLL by number of training rows; in brackets the number of cases."
+    yield section("Ranks against n", about, table(_texts(ranks, dict.fromkeys(ranks, ".1f"))))
+    for metric in ("nll", "crps"):
+        about = _ABOUT_WINS.format(metric=metric.upper())
+        yield section(f"Wins in {metric.upper()}", about, table(win_table(whole, metric)))
+    if set(CANDIDATES) <= set(whole["method"]):
+        yield section("Choosing one model", _ABOUT_REGRET, table(_regret_table(whole)))
+        yield from _fits(whole)
+    failed = whole[whole["failure"] != ""]
+    if len(failed):
+        listed = failed[[*KEY, "method", "failure"]].set_index(KEY).head(_MOST_ROWS)
+        yield section("Methods that failed", f"{len(failed)} cells.", table(listed))
+
+
+_ABOUT_STANDING = (
+    "A case is a table and a number of training rows; a method's score in it is the mean over "
+    "splits. Ranks are among all methods listed, means over cases, the last for a method that "
+    "failed in a split. Scores are in units of the standard deviation of the training targets, "
+    "means over cases of a table and then over tables; `without worst` leaves out the table that "
+    f"is worst for the method itself. `NLL > {HIGH_NLL:g}` counts cells. Seconds are medians, of "
+    "fit, residuals on folds where the density needs them, and prediction, on one core with other "
+    "work beside."
+)
+_ABOUT_WINS = (
+    "Cases that the row wins against the column in {metric}, beyond two standard errors of the "
+    "mean paired difference over splits. Splits share rows, so that their scores are correlated: "
+    "the variance is (1/J + r/(1 - r)) s² for J splits, r being the share of a table's rows in a "
+    "test set (Nadeau and Bengio 2003, Section 5, whose n_2/n_1 is r/(1 - r) where all rows are "
+    "used). For few splits two errors are the quantile of Student's t of the same probability."
+)
+_ABOUT_REGRET = (
+    "NLL of what is chosen less that of the best of linear, rbf, matern, rq and deep in hindsight, "
+    "on each split; mean over the cases of a table, then over tables, ± standard error over "
+    "tables. Below zero: better than any one of the five. `without worst` leaves out the table "
+    "that is worst for the row itself."
+)
+_FORMATS = {
+    "rank NLL": ".1f", "rank CRPS": ".1f", "rank RMSE": ".1f", "NLL": ".3f",
+    "NLL without worst": ".3f", "CRPS": ".4f", "RMSE": ".4f", "coverage 50": ".3f",
+    "coverage 95": ".3f", f"NLL > {HIGH_NLL:g}": "d", "failures": "d", "seconds": ".2f",
+}  # fmt: skip
+
+
+def _whole(cells: pandas.DataFrame) -> pandas.DataFrame:
+    """The cells of rows that every method has been run on."""
+    count = cells.groupby(KEY)["method"].transform("nunique")
+    return cells[count == cells["method"].nunique()]
+
+
+def _about(cells: pandas.DataFrame, whole: pandas.DataFrame) -> str:
+    tables = set(whole["table"])
+    half = "tables that nothing was tuned on (judged half)" if tables <= set(JUDGED) else (
+        "tables that choices may be tuned on (development half)"
+        if tables <= set(DEVELOPMENT) else "tables of both halves"
+    )  # fmt: skip
+    absent = [name for name in METHODS if name not in set(whole["method"])]
+    left_out = cells.groupby(KEY).ngroups - whole.groupby(KEY).ngroups
+    cases = whole.groupby(["table", "n"]).ngroups
+    parts = [
+        f"{len(tables)} {half}: {', '.join(sorted(tables))}.",
+        f"{cases} cases, {whole['split'].nunique()} splits at most.",
+        f"Not run, or not installed: {', '.join(absent)}." if absent else "",
+        f"Left out: {left_out} splits that some methods have not been run on." if left_out else "",
+    ]
+    return " ".join(filter(None, parts))
+
+
+def _described(cells: pandas.DataFrame) -> pandas.DataFrame:
+    present = [name for name in METHODS if name in set(cells["method"])]
+    index = pandas.Index(present, name="method")
+    return pandas.DataFrame({"what": [METHODS[name] for name in present]}, index)
+
+
+def _pivot(cells: pandas.DataFrame, metric: str) -> pandas.DataFrame:
+    """A row for each split of each case, a column for each method; NaN where it failed."""
+    wide = cells.pivot_table(metric, KEY, "method", dropna=False, observed=True)
+    wide = wide.reindex(columns=[name for name in METHODS if name in set(cells["method"])])
+    return wide.dropna(how="all")
+
+
+def _cases(cells: pandas.DataFrame, metric: str) -> pandas.DataFrame:
+    """Means over splits, NaN for a method that failed in one."""
+    return _pivot(cells, metric).groupby(level=["table", "n"]).agg(lambda v: v.mean(skipna=False))
+
+
+def _ranks(cells: pandas.DataFrame, metric: str) -> pandas.DataFrame:
+    return _cases(cells, metric).rank(axis=1, na_option="bottom")
+
+
+def _over_tables(values: Any) -> Any:
+    """Means over the cases of each table."""
+    return values.groupby(level="table").mean()
+
+
+def standing(cells: pandas.DataFrame) -> pandas.DataFrame:
+    """A row for each method: ranks, mean scores, coverage, failures, seconds; best NLL first."""
+    of_tables = {metric: _over_tables(_cases(cells, metric)) for metric in ("nll", "crps", "rmse")}
+    nll, cases = of_tables["nll"], cells.groupby("method")
+    found = pandas.DataFrame(
+        {
+            "rank NLL": _ranks(cells, "nll").mean(),
+            "rank CRPS": _ranks(cells, "crps").mean(),
+            "rank RMSE": _ranks(cells, "rmse").mean(),
+            "NLL": nll.mean(),
+            "NLL without worst": (nll.sum() - nll.max()) / (nll.count() - 1),
+            "CRPS": of_tables["crps"].mean(),
+            "RMSE": of_tables["rmse"].mean(),
+            "coverage 50": _over_tables(_cases(cells, "coverage_50")).mean(),
+            "coverage 95": _over_tables(_cases(cells, "coverage_95")).mean(),
+            f"NLL > {HIGH_NLL:g}": cases["nll"].agg(lambda v: int((v > HIGH_NLL).sum())),
+            "failures": cases["failure"].agg(lambda v: int((v != "").sum())),
+            "seconds": cases["seconds"].median(),
+        }
+    )
+    return found.sort_values("rank NLL").rename_axis(index="method")
+
+
+def _size(n: int) -> int:
+    return next((size for size in SIZES if size >= n), SIZES[-1])
+
+
+def _ranks_by_size(cells: pandas.DataFrame) -> pandas.DataFrame:
+    ranks = _ranks(cells, "nll")
+    sizes = ranks.index.get_level_values("n").map(_size)
+    means = ranks.groupby(sizes).mean().T
+    means = means.loc[ranks.mean().sort_values().index]
+    means.columns = [f"{size} ({int((sizes == size).sum())})" for size in means]
+    return means.rename_axis(index="method")
+
+
+def corrected_error(differences: Sequence[float], share: float) -> float:
+    """The standard error of a mean over random splits of one table, which share rows.
+
+    Args:
+        differences: One a split.
+        share: Share of the table's rows that are test rows of a split: the expected share of
+            them that another split tests on too.
+
+    Returns:
+        The root of (1/J + share / (1 - share)) s² (Nadeau and Bengio 2003); infinite for one split.
+    """
+    count = len(differences)
+    if count < 2:
+        return math.inf
+    return math.sqrt((1 / count + share / (1 - share)) * float(np.var(differences, ddof=1)))
+
+
+def win_table(cells: pandas.DataFrame, metric: str) -> pandas.DataFrame:
+    """Numbers of cases in which the row is better than the column beyond two standard errors."""
+    scores = _pivot(cells, metric)
+    methods = list(scores.columns)
+    shares = cells.groupby(["table", "n"])[["num_test", "num_data"]].first()
+    wins = pandas.DataFrame(0, pandas.Index(methods, name="method"), methods)
+    for case, splits in scores.groupby(level=["table", "n"]):
+        values = splits.to_numpy()
+        share = float(shares.loc[case, "num_test"] / shares.loc[case, "num_data"])
+        errors = t.ppf(_TWO, len(values) - 1) if len(values) > 1 else math.inf
+        for i in range(len(methods)):
+            for j in range(len(methods)):
+                differences = values[:, i] - values[:, j]
+                differences = differences[np.isfinite(differences)]
+                error = corrected_error(differences.tolist(), share)
+                if len(differences) and differences.mean() < -errors * error and i != j:
+                    wins.iat[i, j] += 1
+    return wins
+
+
+def regrets(cells: pandas.DataFrame) -> pandas.DataFrame:
+    """NLL less that of the best candidate in hindsight.
+
+    Returns:
+        A row for each split of each case, a column for each way to choose a candidate, to take
+        always the same one, a mixture, or a peer; NaN where it has none.
+    """
+    nll = _pivot(cells, "nll")
+    ours = nll[list(CANDIDATES)]
+    best, chosen = ours.min(axis=1), {}
+    for criterion in CRITERIA:
+        if criterion in cells:
+            values = _pivot(cells, criterion).reindex(index=ours.index, columns=list(CANDIDATES))
+            values = values.where(ours.notna())  # a model without predictions cannot be chosen
+            known = values.notna().any(axis=1)
+            names = values[known].idxmax(axis=1)
+            picked = [ours.at[key, name] for key, name in names.items()]
+            chosen[f"by {criterion}"] = pandas.Series(picked, names.index).reindex(ours.index)
+    always = {f"always {name}": ours[name] for name in CANDIDATES}
+    others = {name: nll[name] for name in nll if name not in CANDIDATES}
+    return pandas.DataFrame({**chosen, **always, **others}).sub(best, axis=0)
+
+
+def _regret_table(cells: pandas.DataFrame) -> pandas.DataFrame:
+    found = regrets(cells)
+    of_tables = _over_tables(found)
+    sizes = found.index.get_level_values("n").map(_size)
+    columns: dict[str, Any] = {
+        "what": [CRITERIA.get(name.removeprefix("by "), METHODS.get(name, "")) for name in found],
+        "all": [with_error(of_tables[name].dropna(), sign="+") for name in found],
+        "without worst": [
+            with_error(of_tables[name].dropna().sort_values()[:-1], sign="+") for name in found
+        ],
+    }
+    for size in sorted(set(sizes)):
+        part = _over_tables(found[sizes == size])
+        columns[f"n ≤ {size}"] = [with_error(part[name].dropna(), sign="+") for name in found]
+    return pandas.DataFrame(columns, pandas.Index(list(found), name="choice"))
+
+
+def draw_figure(cells: pandas.DataFrame, path: str | os.PathLike[str]) -> None:
+    """Draws the mean regret in NLL against n: criteria, the best fixed choice, the mixtures.
+
+    Args:
+        cells: Finished cells.
+        path: The image file.
+
+    Raises:
+        DataError: The file cannot be written.
+    """
+    found = regrets(_whole(cells))
+    sizes = found.index.get_level_values("n").map(_size)
+    names = [f"by {name}" for name in _CURVES]
+    names += ["always rbf", "always matern"]
+    names += [name for name in found if name in METHODS and name not in PEERS]
+    figure = new_figure(6.4, 4.4, layout="constrained")
+    axes: Any = figure.subplots()
+    for place, name in enumerate(name for name in names if name in found):
+        means = _median_over_tables(found[name], sizes)
+        style = "-" if name.startswith("by") else "--" if name.startswith("always") else ":"
+        axes.plot(means.index, means, style, marker="o", color=f"C{place}", label=name)
+    axes.set_xscale("log")
+    axes.set_xticks(sorted(set(sizes)), [str(size) for size in sorted(set(sizes))])
+    axes.set_xlabel("training rows n")
+    axes.set_ylabel("NLL less the best candidate's, median of tables")
+    axes.minorticks_off()
+    bare(axes)
+    figure.legend(loc="outside upper center", ncols=4, frameon=False)
+    save_figure(figure, path)
+
+
+def _median_over_tables(values: pandas.Series, sizes: Any) -> pandas.Series:
+    of_tables = values.groupby([values.index.get_level_values("table"), sizes]).mean()
+    return of_tables.groupby(level=1).median().dropna()
+
+
+def worst_cases(cells: pandas.DataFrame) -> pandas.DataFrame:
+    """This library's largest NLLs, with that of the best peer on the same rows."""
+    nll = _pivot(cells, "nll")
+    peers = nll[[name for name in nll if name in PEERS]].min(axis=1).rename("best peer")
+    ours = cells[~cells["method"].isin(list(PEERS))].nlargest(15, "nll").set_index(KEY)
+    return ours[["method", "nll", "rmse"]].join(peers)
+
+
+def poor_fits(cells: pandas.DataFrame) -> pandas.DataFrame:
+    """Fits of single models that failed or ended where a better end is known of.
+
+    - ``said``: the fit itself says that it failed;
+    - ``at the mean``: the RMSE is that of the mean, where another method's is below .8 of it;
+    - ``NLL``: above 5;
+    - ``below rbf``: the LML of rq or deep, which contain rbf, is half a nat below rbf's.
+
+    Returns:
+        A row for each, indexed by table, n and split.
+    """
+    rmse, lml = _pivot(cells, "rmse"), _pivot(cells, "lml")
+    found = []
+    for row in cells[cells["method"].isin(CANDIDATES)].to_dict("records"):
+        key, method = (row["table"], row["n"], row["split"]), row["method"]
+        why = []
+        if row.get("problem"):
+            why.append(f"said: {row['problem']}")
+        if "mean" in rmse and rmse.loc[key].min() < _PREDICTABLE * rmse.at[key, "mean"]:
+            why += ["at the mean"] * bool(row["rmse"] >= _COLLAPSED * rmse.at[key, "mean"])
+        if row["nll"] > HIGH_NLL:
+            why.append(f"NLL {row['nll']:.1f}")
+        if method in ("rq", "deep") and row["lml"] < lml.at[key, "rbf"] - _NATS:
+            why.append(f"LML {row['lml'] - lml.at[key, 'rbf']:.1f} below rbf")
+        if why:
+            found.append([*key, method, "; ".join(why)])
+    return pandas.DataFrame(found, columns=[*KEY, "method", "why"]).set_index(KEY)
+
+
+def _fits(cells: pandas.DataFrame) -> Iterator[str]:
+    worst = worst_cases(cells)
+    formats = {"nll": ".2f", "rmse": ".3f", "best peer": ".2f"}
+    yield section("Worst cases", "The largest NLLs of this library's methods, and the best peer's "
+                  "on the same rows.", table(_texts(worst, formats)))  # fmt: skip
+    poor = poor_fits(cells)
+    about = (
+        f"{len(poor)} of {int(cells['method'].isin(CANDIDATES).sum())} fits of single models say "
+        "that they failed, predict the mean where another method does better by a fifth, have an "
+        "NLL above 5, or end below a kernel that they contain."
+    )
+    shown = [table(poor.head(_MOST_ROWS))] if len(poor) else []
+    yield section("Poor fits", about, *shown)
+
+
+def _texts(values: pandas.DataFrame, formats: dict[str, str]) -> pandas.DataFrame:
+    """Numbers as text."""
+    return values.assign(
+        **{
+            name: [format(value, form) if value == value else "-" for value in values[name]]
+            for name, form in formats.items()
+        }
+    )

@@ -1,0 +1,128 @@
+"""The study of tables: its grid, and what the report chooses."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import pandas
+import typer
+from typer import Option
+
+from benchmarks._options import check_known, check_positive, names, whole_numbers
+from benchmarks.runner import Batches
+from benchmarks.study import Study
+from benchmarks.tables.cells import (
+    DEVELOPMENT,
+    JUDGED,
+    METHODS,
+    SOURCES,
+    batch_label,
+    most_in_batch,
+    run_cell,
+    run_cells,
+    sizes_of,
+)
+from benchmarks.tables.peers import missing_packages
+from benchmarks.tables.report import draw_figure, sections
+from benchmarks.tables.scores import METRICS
+from gpclml import datasets
+from gpclml.errors import ArgumentError, UnknownNameError
+
+__all__ = ["STUDY", "make_grid"]
+
+_HALVES = {"development": DEVELOPMENT, "judged": JUDGED, "all": (*DEVELOPMENT, *JUDGED)}
+
+
+def make_grid(
+    tables: Annotated[
+        tuple[str, ...],
+        Option(help="Tables, comma-separated; or development, judged, all."),
+        names,
+    ] = ("all",),
+    n: Annotated[
+        tuple[int, ...],
+        Option(help="Numbers of training rows, comma-separated, cut to what a table has."),
+        whole_numbers,
+    ] = (50, 100, 200, 400, 1000),
+    splits: Annotated[int, Option(min=1, help="Number of random splits, 0, 1, ....")] = 10,
+    methods: Annotated[
+        tuple[str, ...] | None,
+        Option(help="Methods, comma-separated; all whose packages are installed."),
+        names,
+    ] = None,
+    most_test: Annotated[int, Option(min=1, help="Most test rows.")] = 1000,
+    quiet: bool = False,
+) -> list[dict[str, Any]]:
+    """Every combination of these settings, splits and sizes first.
+
+    Raises:
+        UnknownNameError: No such table or method.
+        ArgumentError: A number is below 1, or the package of a method that was named is missing.
+    """
+    chosen = [table for name in tables for table in _HALVES.get(name, (name,))]
+    check_known("tables", chosen, datasets.names())
+    check_known("methods", methods or (), METHODS)
+    check_positive(splits=splits, most_test=most_test, **{f"n {size}": size for size in n})
+    missing = missing_packages(methods or tuple(METHODS))
+    if missing and methods:
+        package = ", ".join(missing.values())
+        raise ArgumentError("methods", ", ".join(missing), "others", f"Install {package} first.")
+    if missing and not quiet:
+        typer.echo(f"Left out, not installed: {', '.join(missing)}", err=True)
+    sizes = {table: sizes_of(datasets.load(table).num_data, n) for table in chosen}
+    return [
+        {
+            "table": table, "n": size, "split": split, "method": method, "most_test": most_test,
+        }
+        for split in range(splits)
+        for place in range(len(n))
+        for table in sizes
+        for size in sizes[table][place : place + 1]
+        for method in methods or METHODS
+        if method not in missing
+    ]  # fmt: skip
+
+
+def choose(
+    cells: pandas.DataFrame,
+    half: Annotated[str, Option(help="Of which tables: development, judged, all.")] = "all",
+    most_n: Annotated[
+        int | None, Option(help="Only cells of so many training rows or fewer.")
+    ] = None,
+    without: Annotated[
+        tuple[str, ...] | None, Option(help="Methods to leave out, comma-separated."), names
+    ] = None,
+) -> pandas.DataFrame:
+    """The cells of one half of the tables, or all.
+
+    Raises:
+        UnknownNameError: There is no such half or method.
+    """
+    if half not in _HALVES:
+        raise UnknownNameError("half", half, _HALVES)
+    check_known("without", without or (), METHODS)
+    if cells.empty:
+        return cells
+    kept = cells["table"].isin(_HALVES[half]) if half != "all" else cells["table"].notna()
+    kept &= cells["n"] <= (most_n or cells["n"].max())
+    return cells[kept & ~cells["method"].isin(without or ())]
+
+
+STUDY = Study(
+    name="tables",
+    about="This library's models of tables of 50 to 1,000 rows, beside other ways to predict them.",
+    title="Tables",
+    running="Fits each method to random training rows of each table and tests its predictive "
+    "densities on other rows, once a split.",
+    reporting="ranks, wins, regret of choosing one model, worst cases, failures.",
+    grid=make_grid,
+    cell=run_cell,
+    sources=SOURCES,
+    batches=Batches(run_cells, batch_label, most_in_batch),
+    needed=("table", "n", "split", "method", "failure", *METRICS),
+    label="{table} n={n} split {split} {method}",
+    choose=choose,
+    tables=sections,
+    figure=draw_figure,
+    caption="Regret of choosing one model, against n",
+)

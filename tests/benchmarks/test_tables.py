@@ -1,0 +1,310 @@
+"""Tables: small runs end to end, scores beside draws, and what the report makes of cells."""
+
+from __future__ import annotations
+
+import shlex
+
+import numpy as np
+import pandas
+import pytest
+from table_files import register, smooth_rows, write_table
+from typer.testing import CliRunner
+
+from benchmarks.runner import load_results
+from benchmarks.tables import candidates, report
+from benchmarks.tables import cells as cells_module
+from benchmarks.tables.candidates import FOLDS, STACKED
+from benchmarks.tables.cells import (
+    DEVELOPMENT,
+    JUDGED,
+    METHODS,
+    run_cell,
+    run_cells,
+    sizes_of,
+    table_rows,
+)
+from benchmarks.tables.peers import PEERS, Peer, missing_packages
+from benchmarks.tables.report import corrected_error, poor_fits, regrets, standing, win_table
+from benchmarks.tables.scores import METRICS, MixtureOfNormals, normal, score
+from benchmarks.tables.study import STUDY, make_grid
+from gpclml import datasets
+from gpclml.errors import ArgumentError, NonFiniteError, UnknownNameError
+
+FEW = "mean,ridge,linear,rbf,matern,rq,deep,loo-stack"
+
+
+@pytest.fixture(autouse=True)
+def _tables(tmp_path, monkeypatch):
+    """Small tables in place of two registered ones."""
+    monkeypatch.setenv("GPCLML_DATA", str(tmp_path))
+    sources = [
+        write_table(tmp_path, "yacht", smooth_rows(60, 6)),
+        write_table(tmp_path, "servo", smooth_rows(40, 4)),
+    ]
+    register(monkeypatch, sources)
+
+
+def cell(method, **changes):
+    return {"table": "yacht", "n": 20, "split": 1, "method": method, "most_test": 10} | changes
+
+
+def numbers_of(metrics):
+    return {name: value for name, value in metrics.items() if name != "seconds"}
+
+
+def invoke(line, *more):
+    return CliRunner().invoke(STUDY.make_app(), [*shlex.split(line), *map(str, more)])
+
+
+MIXTURE = MixtureOfNormals(
+    np.array([0.2, 0.5, 0.3]),
+    np.array([[0.0, 1.0], [2.0, -1.0], [-1.0, 5.0]]),
+    np.array([[1.0, 0.2], [0.5, 2.0], [3.0, 1.0]]),
+)
+TARGETS = np.array([0.4, 1.5])
+
+
+def draws(mixture, count, seed):
+    random = np.random.default_rng(seed)
+    parts = random.choice(len(mixture.weights), count, p=mixture.weights)
+    return mixture.means[parts] + mixture.deviations[parts] * random.standard_normal((count, 1))
+
+
+def test_a_mixture_beside_its_draws():
+    one, other = draws(MIXTURE, 400_000, 0), draws(MIXTURE, 400_000, 1)
+    np.testing.assert_allclose(MIXTURE.mean, one.mean(0), atol=0.02)
+    np.testing.assert_allclose(MIXTURE.cdf(TARGETS), (one <= TARGETS).mean(0), atol=0.003)
+    sampled = np.abs(one - TARGETS).mean(0) - 0.5 * np.abs(one - other).mean(0)
+    np.testing.assert_allclose(MIXTURE.crps(TARGETS), sampled, atol=0.01)
+    near = np.abs(one - TARGETS) < 0.02
+    np.testing.assert_allclose(np.exp(MIXTURE.log_density(TARGETS)), near.mean(0) / 0.04, rtol=0.05)
+
+
+def test_scores_have_no_unit():
+    prediction = normal(np.array([1.0, 2.0, 3.0]), np.array([0.5, 1.0, 2.0]))
+    scaled = normal(10 * np.array([1.0, 2.0, 3.0]), 10 * np.array([0.5, 1.0, 2.0]))
+    y = np.array([1.2, 3.9, 9.0])
+    found = score(prediction, y, 2.0)
+    assert found == pytest.approx(score(scaled, 10 * y, 20.0), rel=1e-12)
+    assert (found["coverage_50"], found["coverage_95"]) == (1 / 3, 2 / 3)
+    assert found["rmse"] == pytest.approx(np.sqrt((0.04 + 3.61 + 36) / 3) / 2)
+    # In units of 2 the density of 1.2 under N(1, .5²) is that of .6 under N(.5, .25²).
+    alone = score(normal(np.array([1.0]), 0.5), np.array([1.2]), 2.0)
+    assert alone["nll"] == pytest.approx(np.log(0.25 * np.sqrt(2 * np.pi)) + 0.08)
+
+
+def test_scores_that_are_not_finite_are_refused():
+    with pytest.raises(NonFiniteError, match="rmse: got nan"):
+        score(normal(np.array([np.nan]), 1.0), np.ones(1), 1.0)
+
+
+def test_halves_are_all_uci_tables():
+    assert sorted((*DEVELOPMENT, *JUDGED)) == sorted(datasets.uci_sources())
+    assert sorted(DEVELOPMENT) == sorted(datasets.uci_sources())[::2]
+
+
+@pytest.mark.parametrize(
+    ("num_data", "expected"),
+    [(23, [18]), (60, [48]), (100, [50, 80]), (260, [50, 100, 200]), (5000, [50, 100, 200])],
+)
+def test_sizes_of_a_table(num_data, expected):
+    assert sizes_of(num_data, (50, 100, 200)) == expected
+
+
+def test_rows_of_a_cell():
+    small, large = table_rows("yacht", 10, 3, 5), table_rows("yacht", 30, 3, 1000)
+    assert (small.x.shape, small.test_x.shape) == ((10, 6), (5, 6))
+    assert large.test_x.shape == (12, 6)
+    assert (large.x[:10] == small.x).all()
+    assert (large.test_y[:5] == small.test_y).all()
+    assert not np.isin(large.y.numpy(), large.test_y.numpy()).any()
+    assert small.unit == pytest.approx(float(small.y.numpy().std(ddof=1)))
+    assert (table_rows("yacht", 10, 4, 5).y != small.y).any()
+
+
+def test_cells_together_are_cells_alone():
+    together = run_cells([cell(name) for name in ("linear", "rbf", STACKED)])
+    alone = [run_cell(cell(name)) for name in ("linear", "rbf")]
+    assert [numbers_of(one) for one in together[:2]] == [numbers_of(one) for one in alone]
+    assert {"lml", "bic", "loo", "clml_50", "clml_80", "clml_90", "problem"} <= set(together[0])
+    assert together[1]["lml"] - together[1]["bic"] == pytest.approx(0.5 * 9 * np.log(20))
+    assert together[2]["nll"] < max(one["nll"] for one in alone)
+
+
+def test_the_choice_by_folds(monkeypatch):
+    scores = {"linear": 2.0, "rbf": 3.0}
+    monkeypatch.setattr(candidates, "CANDIDATES", tuple(scores))
+    monkeypatch.setattr(candidates.Candidates, "_refitted", lambda self, name: scores[name])
+    linear, rbf, found = run_cells([cell(name) for name in ("linear", "rbf", FOLDS)])
+    assert found["chosen"] == "rbf"
+    assert found["nll"] == rbf["nll"] != linear["nll"]
+    assert found["seconds"] > linear["seconds"] + rbf["seconds"]
+
+
+def test_refits_leave_each_row_out_once(monkeypatch):
+    rows, scored = table_rows("yacht", 20, 0, 5), []
+
+    def remember(model, x, y):
+        (trained_on,) = model.train_inputs
+        assert trained_on.shape == (16, 6)
+        assert not (trained_on[:, None] == x).all(-1).any()
+        scored.extend(y.tolist())
+        return y.new_ones(len(y))
+
+    monkeypatch.setattr(candidates, "marginal_log_predictive", remember)
+    assert candidates.Candidates(rows, 0)._refitted("linear") == 20.0
+    assert sorted(scored) == sorted(rows.y.tolist())
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_peers_predict(name):
+    if missing_packages((name,)):
+        pytest.skip(f"{PEERS[name].package} is not installed")
+    found, plain = run_cell(cell(name, n=48)), run_cell(cell("mean", n=48))
+    assert found["failure"] == ""
+    assert found == pytest.approx(run_cell(cell(name, n=48)) | {"seconds": found["seconds"]})
+    # LightGBM's leaves have twenty rows or more.
+    if name not in ("mean", "hist-gb", "lightgbm"):
+        assert found["rmse"] < 0.9 * plain["rmse"]
+        assert found["nll"] < plain["nll"]
+        assert found["crps"] < plain["crps"]
+    assert found["coverage_95"] >= 0.6
+
+
+def test_a_method_that_fails_is_a_result(monkeypatch):
+    def fail(*_):
+        raise ValueError("no such thing\nand more")
+
+    monkeypatch.setattr(cells_module, "PEERS", {"mean": Peer("fails", fail)})
+    found = run_cell(cell("mean"))
+    assert found["failure"] == "ValueError: no such thing"
+    assert "nll" not in found
+    assert found["num_test"] == 10
+
+
+def test_a_missing_package(monkeypatch, capsys):
+    peers = {"absent": Peer("of a package that nobody has", PEERS["mean"].predict, "no_such_one")}
+    monkeypatch.setattr("benchmarks.tables.peers.PEERS", peers)
+    monkeypatch.setattr("benchmarks.tables.study.METHODS", METHODS | {"absent": ""})
+    grid = make_grid(tables=("yacht",), n=(20,), splits=1)
+    assert "absent" not in {one["method"] for one in grid}
+    assert "Left out, not installed: absent" in capsys.readouterr().err
+    with pytest.raises(ArgumentError, match="Install no_such_one first"):
+        make_grid(tables=("yacht",), n=(20,), methods=("absent", "mean"))
+
+
+def test_what_a_grid_refuses():
+    with pytest.raises(UnknownNameError, match="yacht"):
+        make_grid(tables=("yachts",))
+    with pytest.raises(UnknownNameError, match="matern"):
+        make_grid(tables=("yacht",), methods=("mattern",))
+    with pytest.raises(ArgumentError, match="splits"):
+        make_grid(tables=("yacht",), splits=0)
+
+
+def test_a_run_and_its_reports(tmp_path):
+    path, rows, figure = tmp_path / "a.sqlite", tmp_path / "a.csv", tmp_path / "a.png"
+    line = f"run --tables yacht --n 20 --splits 1 --most-test 8 --methods {FEW} --quiet"
+    answer = invoke(line, "--results", path)
+    assert (answer.exit_code, answer.output) == (0, "")
+    line = "run --tables servo --n 20 --splits 2 --methods mean,ridge --quiet"
+    assert invoke(line, "--results", path).exit_code == 0
+    done = load_results(path)
+    assert len(done) == 8 + 4
+    assert (done["failure"] == "").all()
+    answer = invoke("report", "--results", path, "--csv", rows, "--figure", figure)
+    assert answer.exit_code == 0
+    of = "1 tables that choices may be tuned on (development half): yacht. 1 cases, 1 splits"
+    assert of in answer.output
+    assert "Not run, or not installed: by-folds, botorch" in answer.output
+    assert "Left out: 2 splits that some methods have not been run on." in answer.output
+    for heading in ("Standing", "Wins in NLL", "Choosing one model", "Worst cases", "Poor fits"):
+        assert f"## {heading}\n" in answer.output
+    assert figure.stat().st_size > 1000
+    assert len(pandas.read_csv(rows, comment="#")) == len(done)
+    judged = invoke("report --half judged --without mean", "--results", path).output
+    assert "1 tables that nothing was tuned on (judged half): servo." in judged
+    assert "| ridge |" in judged
+    assert "| mean |" not in judged
+    assert "Choosing one model" not in judged  # the candidates are not there
+
+
+def made_cells(scores, **columns):
+    """Cells of one case: a list of NLLs, one a split, for each method."""
+    rows = [
+        {
+            "table": "yacht", "n": 20, "split": split, "method": method, "nll": nll,
+            "num_test": 20, "num_data": 100, "failure": "" if nll == nll else "E: e",
+            "seconds": 1.0, "problem": "",
+            **{metric: nll for metric in METRICS if metric != "nll"},
+            **{name: values[method][split] for name, values in columns.items() if method in values},
+        }
+        for method, values in scores.items()
+        for split, nll in enumerate(values)
+    ]  # fmt: skip
+    return pandas.DataFrame(rows)
+
+
+def test_errors_of_splits_that_share_rows():
+    assert corrected_error([0.0, 2.0], 0.2) == pytest.approx(np.sqrt((1 / 2 + 1 / 4) * 2))
+    assert corrected_error([0.0, 2.0], 0.0) == pytest.approx(1.0)
+    assert corrected_error([1.0], 0.2) == np.inf
+
+
+def test_wins_are_beyond_two_errors():
+    low, high = [1.0, 1.1, 0.9, 1.0], [2.0, 2.2, 1.9, 2.0]
+    near = [1.0, 1.3, 0.6, 1.2]
+    wins = win_table(made_cells({"rbf": low, "matern": near, "mean": high}), "nll")
+    assert wins.loc["rbf", "mean"] == wins.loc["matern", "mean"] == 1
+    assert wins.loc["mean"].sum() == 0
+    assert wins.loc["rbf", "matern"] == wins.loc["matern", "rbf"] == 0
+    alone = win_table(made_cells({"rbf": low[:1], "mean": high[:1]}), "nll")
+    assert alone.to_numpy().sum() == 0
+
+
+def test_a_method_that_failed_is_last():
+    found = standing(made_cells({"rbf": [1.0, np.nan], "matern": [2.0, 2.0], "mean": [3.0, 3.0]}))
+    assert found["rank NLL"].to_dict() == {"matern": 1.0, "mean": 2.0, "rbf": 3.0}
+    assert found["failures"].to_dict() == {"matern": 0, "mean": 0, "rbf": 1}
+
+
+def test_regret_of_a_choice():
+    scores = {
+        "linear": [3.0, 3.0], "rbf": [1.0, 2.0], "matern": [2.0, 1.0], "rq": [1.5, np.nan],
+        "deep": [1.0, 2.0], STACKED: [0.5, 1.5],
+    }  # fmt: skip
+    lml = {"linear": [0, 0], "rbf": [5, 4], "matern": [4, 5], "rq": [6, 9], "deep": [1, 1]}
+    found = regrets(made_cells(scores, lml=lml))
+    assert found["by lml"].tolist() == [0.5, 0.0]  # rq, which has no prediction of the second
+    assert found["always rbf"].tolist() == [0.0, 1.0]
+    assert found[STACKED].tolist() == [-0.5, 0.5]
+
+
+def test_poor_fits_are_found():
+    scores = {
+        "linear": [0.3], "rbf": [0.2], "matern": [1.0], "rq": [0.3], "deep": [7.0], "mean": [1.0]
+    }  # fmt: skip
+    lml = {"linear": [0.0], "rbf": [10.0], "matern": [9.0], "rq": [8.0], "deep": [9.9]}
+    problem = {"linear": ["It stopped."]}
+    found = poor_fits(made_cells(scores, lml=lml, problem=problem)).reset_index()
+    assert dict(zip(found["method"], found["why"], strict=True)) == {
+        "linear": "said: It stopped.", "matern": "at the mean", "rq": "LML -2.0 below rbf",
+        "deep": "at the mean; NLL 7.0",
+    }  # fmt: skip
+
+
+def test_sizes_are_grouped_by_the_next():
+    assert [report._size(n) for n in (18, 50, 51, 246, 400, 1000)] == [50, 50, 100, 400, 400, 1000]
+
+
+@pytest.mark.data
+def test_the_grid_of_all_tables(data_folder, monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setenv("GPCLML_DATA", str(data_folder))
+    grid = make_grid(splits=2, methods=("mean", "rbf"))
+    assert {one["table"] for one in grid} == {*DEVELOPMENT, *JUDGED}
+    assert max(one["n"] for one in grid) == 1000
+    of_boston = sorted({one["n"] for one in grid if one["table"] == "boston"})
+    assert of_boston == [50, 100, 200, 400]
+    assert {one["n"] for one in grid if one["table"] == "challenger"} == {18}
+    assert run_cell(grid[0] | {"table": "challenger", "n": 18})["failure"] == ""
