@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from functools import partial
 from typing import Any
 
 from benchmarks.tables.candidates import ABOUT, Candidates, TableRows
 from benchmarks.tables.peers import PEERS
 from benchmarks.tables.scores import Prediction, score
-from gpclml import datasets
+from gpclml import StackedGP, datasets
 
 __all__ = [
-    "DEVELOPMENT", "JUDGED", "METHODS", "SOURCES", "TEST_SHARE", "batch_label", "most_in_batch",
-    "run_cell", "run_cells", "sizes_of", "table_rows",
+    "DEVELOPMENT", "JUDGED", "METHODS", "SOURCES", "STACK", "TEST_SHARE", "batch_label",
+    "most_in_batch", "run_cell", "run_cells", "run_stack", "sizes_of", "table_rows",
 ]  # fmt: skip
 
 SOURCES = ("benchmarks.tables.candidates", "benchmarks.tables.peers", "benchmarks.tables.scores")
@@ -31,7 +32,12 @@ JUDGED = (
 )  # fmt: skip
 """The others, by which what was chosen is judged, and nothing else."""
 
-METHODS: Mapping[str, str] = ABOUT | {name: peer.about for name, peer in PEERS.items()}
+STACK = "stack"
+"""``gpclml.StackedGP`` as it comes."""
+
+METHODS: Mapping[str, str] = (
+    ABOUT | {STACK: "gpclml.StackedGP"} | {name: peer.about for name, peer in PEERS.items()}
+)
 """What each method is, by name; those of this library first."""
 
 TEST_SHARE = 0.2
@@ -99,23 +105,56 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
 def run_cells(cells: list[Any]) -> list[Any]:
     """The same of several cells of one table, n and split, which fit each candidate once."""
     first = cells[0]
-    rows = table_rows(first["table"], first["n"], first["split"], first["most_test"])
+    rows = _rows_of(first)
     candidates = Candidates(rows, first["split"])
+    return [
+        _tested(cell, rows, partial(_predicted, cell["method"], rows, candidates, cell["split"]))
+        for cell in cells
+    ]
+
+
+def run_stack(cell: Mapping[str, Any]) -> dict[str, Any]:
+    """Fits :class:`gpclml.StackedGP` and tests it.
+
+    Args:
+        cell: As for :func:`run_cell`.
+
+    Returns:
+        As :func:`run_cell`, with ``weights``, those of the components as text.
+    """
+    rows = _rows_of(cell)
+
+    def predict() -> tuple[Prediction, dict[str, Any]]:
+        start = time.perf_counter()
+        stack = StackedGP(seed=cell["split"]).fit(rows.x, rows.y, progress=False)
+        prediction = stack.predict(rows.test_x)
+        seconds = time.perf_counter() - start
+        weights = ", ".join(f"{one.name} {one.weight:.2f}" for one in stack.components)
+        return prediction, {"seconds": seconds, "weights": weights}
+
+    return _tested(cell, rows, predict)
+
+
+def _rows_of(cell: Mapping[str, Any]) -> TableRows:
+    return table_rows(cell["table"], cell["n"], cell["split"], cell["most_test"])
+
+
+def _tested(
+    cell: Mapping[str, Any],
+    rows: TableRows,
+    predict: Callable[[], tuple[Prediction, dict[str, Any]]],
+) -> dict[str, Any]:
     about = {
         "num_test": len(rows.test_y), "num_features": rows.x.shape[1],
-        "num_data": datasets.load(first["table"]).num_data,
+        "num_data": datasets.load(cell["table"]).num_data,
     }  # fmt: skip
-    return [about | _tested(cell["method"], rows, candidates, cell["split"]) for cell in cells]
-
-
-def _tested(method: str, rows: TableRows, candidates: Candidates, seed: int) -> dict[str, Any]:
     try:
-        prediction, found = _predicted(method, rows, candidates, seed)
+        prediction, found = predict()
         scores = score(prediction, rows.test_y.numpy(), rows.unit)
     except Exception as error:  # how a method fails is a result
         message = (str(error).splitlines() or [""])[0]
-        return {"failure": f"{type(error).__name__}: {message}"}
-    return {**scores, **found, "failure": ""}
+        return {**about, "failure": f"{type(error).__name__}: {message}"}
+    return {**about, **scores, **found, "failure": ""}
 
 
 def _predicted(

@@ -20,6 +20,7 @@ from benchmarks.tables.cells import (
     METHODS,
     run_cell,
     run_cells,
+    run_stack,
     sizes_of,
     table_rows,
 )
@@ -27,10 +28,11 @@ from benchmarks.tables.peers import PEERS, Peer, missing_packages
 from benchmarks.tables.report import corrected_error, poor_fits, regrets, standing, win_table
 from benchmarks.tables.scores import METRICS, MixtureOfNormals, normal, score
 from benchmarks.tables.study import STUDY, make_grid
-from gpclml import datasets
+from gpclml import StackedGP, datasets
 from gpclml.errors import ArgumentError, NonFiniteError, UnknownNameError
 
-FEW = "mean,ridge,linear,rbf,matern,rq,deep,loo-stack"
+FEW = "mean,ridge,linear,rbf,matern,rq,deep,loo-stack,stack"
+ABOUT_ROWS = ("num_test", "num_data", "num_features")
 
 
 @pytest.fixture(autouse=True)
@@ -156,6 +158,22 @@ def test_refits_leave_each_row_out_once(monkeypatch):
     assert sorted(scored) == sorted(rows.y.tolist())
 
 
+def test_the_stack():
+    found = run_stack(cell("stack", n=48))
+    assert found["failure"] == ""
+    assert set(found) == {*METRICS, *ABOUT_ROWS, "seconds", "weights", "failure"}
+    stack = StackedGP(seed=1)
+    rows = table_rows("yacht", 48, 1, 10)
+    prediction = stack.fit(rows.x, rows.y, progress=False).predict(rows.test_x)
+    assert score(prediction, rows.test_y.numpy(), rows.unit) == pytest.approx(
+        {name: found[name] for name in METRICS}
+    )
+    weights = dict(part.split() for part in found["weights"].split(", "))
+    assert {name: float(weight) for name, weight in weights.items()} == {
+        one.name: pytest.approx(one.weight, abs=0.006) for one in stack.components
+    }
+
+
 @pytest.mark.parametrize("name", PEERS)
 def test_peers_predict(name):
     if missing_packages((name,)):
@@ -210,7 +228,7 @@ def test_a_run_and_its_reports(tmp_path):
     line = "run --tables servo --n 20 --splits 2 --methods mean,ridge --quiet"
     assert invoke(line, "--results", path).exit_code == 0
     done = load_results(path)
-    assert len(done) == 8 + 4
+    assert len(done) == 9 + 4
     assert (done["failure"] == "").all()
     answer = invoke("report", "--results", path, "--csv", rows, "--figure", figure)
     assert answer.exit_code == 0
