@@ -2,6 +2,7 @@
 
 from gpclml import explain_moved
 from gpclml.fit.batch import fit_batch, suggest_batch_size
+from gpclml.fit.botorch import fit_gpytorch_mll_fused
 from gpclml.fit.deep_kernel import warm_start
 from gpclml.fit.linear_bound import fit_linear_bound
 from gpclml.fit.mll import MLLFitResult, fit_mll
@@ -17,6 +18,7 @@ __all__ = [
     "NetworksFitResult",
     "OnlineFitResult",
     "fit_batch",
+    "fit_gpytorch_mll_fused",
     "fit_hyperparameters",
     "fit_linear_bound",
     "fit_map",

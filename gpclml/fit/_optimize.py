@@ -9,27 +9,25 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
-import numpy
 import torch
 from gpytorch.mlls import MarginalLogLikelihood
 from linear_operator.utils.errors import NanError, NotPSDError
 from linear_operator.utils.warnings import NumericalWarning
 
 from gpclml._utils.upstream_settings import load_botorch
-from gpclml.errors import NonFiniteError, UnknownNameError
-from gpclml.mlls.fixed_loss import FixedLoss
+from gpclml.errors import UnknownNameError
+from gpclml.fit._vector import Bounds, Vector, bounds_of, non_finite, trainable
 from gpclml.mlls.losses import fixed_loss, fresh_loss, has_shared_parameters
 
 __all__ = ["LineSearchEnd", "StoppedError", "frozen", "line_search", "stochastic"]
 
 _RESUMES = 3  # from the best point, without what the search remembers of the curvature
 _WINDOW, _LEAST_GAIN = 20, 0.002  # a search ends where so many steps gain less, nats in all
+_REMEMBERED = 30  # steps from which a search learns of the curvature
 _LEAST_SLOPE = 0.1  # nats by a unit of a parameter, below which there is nothing left to gain
-_MARGIN = 0.01  # of a bound: no value comes closer to it than by this share
 
 OptimizerFactory = Callable[..., torch.optim.Optimizer]
 Record = Callable[[float], None]
-Bounds = dict[str, tuple[Any, Any]]
 Reason = Literal["converged", "limit", "abnormal"]
 
 _REASONS: dict[int, Reason] = {0: "converged", 1: "limit"}  # by SciPy's status
@@ -70,7 +68,7 @@ def line_search(mll: MarginalLogLikelihood, steps: int | None, record: Record) -
         StoppedError: If the start cannot be evaluated.
     """
     load_botorch()
-    bounds = _bounds(mll)
+    bounds = bounds_of(mll)
     with warnings.catch_warnings():
         # Points on the way may take jitter. That the end does is told by its predictions, later.
         warnings.simplefilter("ignore", NumericalWarning)
@@ -117,20 +115,23 @@ def _search_from_best(
     mll: MarginalLogLikelihood, steps: int | None, bounds: Bounds, record: Record
 ) -> tuple[float, Reason, str]:
     """One search, resumed from its best point where it met one that it could not evaluate."""
-    from botorch.optim.utils.numpy_utils import get_bounds_as_ndarray
     from scipy.optimize import minimize
 
     watch = _Watch(record, _LEAST_GAIN / _num_points(mll))
-    with _Vector(mll) as vector:
-        box = get_bounds_as_ndarray(vector.parameters, cast(Any, bounds))
-        vector.start()
+    with Vector(mll, bounds) as vector:
+        try:
+            vector.start()
+        except (NanError, NotPSDError) as error:
+            raise StoppedError(error, nothing_done=True) from error
         resumes = 0
         while True:
             failures, lowest = vector.failures, vector.lowest
-            options = {} if steps is None else {"maxiter": steps - watch.steps}
+            options = {"maxcor": _REMEMBERED}
+            if steps is not None:
+                options["maxiter"] = steps - watch.steps
             try:
                 result = minimize(
-                    vector, vector.best, jac=True, bounds=box, method="L-BFGS-B",
+                    vector, vector.best, jac=True, bounds=vector.box, method="L-BFGS-B",
                     options=options, callback=watch,
                 )  # fmt: skip
             except _GainsNothingError:
@@ -145,8 +146,7 @@ def _search_from_best(
             if vector.failures == failures:
                 if reason == "converged":
                     return vector.lowest, reason, message
-                vector.keep_best()
-                if _slope(mll, bounds) * _num_points(mll) < _LEAST_SLOPE:
+                if vector.steepest() * _num_points(mll) < _LEAST_SLOPE:
                     return vector.lowest, reason, message
             resumes += 1
 
@@ -183,22 +183,6 @@ def _num_points(mll: MarginalLogLikelihood) -> int:
     return targets.numel() if isinstance(targets, torch.Tensor) else 1
 
 
-def _bounds(mll: MarginalLogLikelihood) -> Bounds:
-    """Of the raw parameters, where a constraint has any."""
-    from botorch.optim.utils import get_parameters_and_bounds
-
-    _, upstream = get_parameters_and_bounds(cast(Any, mll), requires_grad=True)
-    bounds = cast(Bounds, upstream)
-    for name, parameter, constraint in cast(Any, mll).named_parameters_and_constraints():
-        if name not in bounds:
-            continue
-        lower = constraint.lower_bound
-        if lower.numel() == 1 and constraint.enforced and 0 < float(lower) < math.inf:
-            nearest = float(constraint.inverse_transform(lower * (1 + _MARGIN)))
-            bounds[name] = min(nearest, float(parameter.detach().min())), math.inf
-    return bounds
-
-
 @torch.no_grad()
 def _at_bounds(mll: MarginalLogLikelihood, bounds: Bounds) -> tuple[str, ...]:
     named = dict(mll.named_parameters())
@@ -211,7 +195,7 @@ def _at_bounds(mll: MarginalLogLikelihood, bounds: Bounds) -> tuple[str, ...]:
 
 def _slope(mll: MarginalLogLikelihood, bounds: Bounds) -> float:
     """The largest derivative of the loss by a parameter that is not held by a bound."""
-    parameters = _trainable(mll)
+    parameters = trainable(mll)
     try:
         loss = fixed_loss(mll)
         gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
@@ -245,7 +229,7 @@ def stochastic(
     load_botorch()
     from botorch.optim.fit import fit_gpytorch_mll_torch
 
-    parameters = _trainable(mll)
+    parameters = trainable(mll)
     closure = _LastGood(mll, parameters)
     with closure.stopping():
         fit_gpytorch_mll_torch(
@@ -287,7 +271,7 @@ class _LastGood:
             if gradient is not None and not bool(torch.isfinite(gradient).all())
         }
         if bad or not bool(torch.isfinite(value)):
-            raise _non_finite(float(value), list(bad))
+            raise non_finite(float(value), list(bad))
         self._kept = [parameter.detach().clone() for parameter in self._parameters.values()]
         return value, gradients
 
@@ -303,119 +287,6 @@ class _LastGood:
                 ):
                     parameter.copy_(kept)
             raise StoppedError(error, nothing_done=self._kept is None) from error
-
-
-def _non_finite(value: float, names: list[str]) -> NonFiniteError:
-    return NonFiniteError(
-        "objective",
-        f"value {value}, non-finite gradients of {names[:4] or 'none'}",
-        "finite values",
-        "Lower the learning rate, or look for degenerate hyperparameters.",
-    )
-
-
-class _Vector:
-    """The trainable parameters as one vector, of which the fixed loss is a function.
-
-    Within the block the parameters are parts of one array, and so are their gradients. Where it
-    ends they are those of the lowest loss, in the memory in which they were before.
-
-    Args:
-        mll: An objective in train mode.
-
-    Attributes:
-        parameters: By name.
-        best: The vector of the lowest loss.
-        lowest: That loss.
-        failures: How often it could not be evaluated.
-    """
-
-    def __init__(self, mll: MarginalLogLikelihood) -> None:
-        self._mll = mll
-        self.parameters = _trainable(mll)
-        self.failures = 0
-        self.lowest = math.inf
-
-    def __enter__(self) -> _Vector:
-        self._own = [(p, p.data, p.grad) for p in self.parameters.values()]
-        flat = [data.flatten() for _, data, _ in self._own]
-        first = flat[0] if flat else torch.zeros(0)
-        # Numbers of another type, or on another device, are converted as they are copied.
-        self._point = torch.cat([one.to(first) for one in flat]) if flat else first.clone()
-        self._slope = torch.zeros_like(self._point)
-        self._places, start = [], 0
-        for parameter, data, _ in self._own:
-            part = slice(start, start + data.numel())
-            start = part.stop
-            shares = data.dtype == first.dtype and data.device == first.device
-            self._places.append((parameter, part, shares))
-            if shares:
-                parameter.data = self._point[part].view(data.shape)
-                parameter.grad = self._slope[part].view(data.shape)
-        self.best = self._numbers(self._point)
-        return self
-
-    def start(self) -> None:
-        """Evaluates the start, where an error of the objective is one of the search."""
-        try:
-            self._loss = FixedLoss(self._mll)
-            self._evaluate(self.best)
-        except (NanError, NotPSDError) as error:
-            raise StoppedError(error, nothing_done=True) from error
-
-    def __call__(self, point: numpy.ndarray) -> tuple[float, numpy.ndarray]:
-        """Loss and gradient; NaN where they do not exist, from which a search steps back."""
-        last, answer = self._last
-        if numpy.array_equal(point, last):  # a search begins where the one before has ended
-            return answer
-        try:
-            return self._evaluate(point)
-        except (NanError, NotPSDError):
-            self.failures += 1
-            return math.nan, numpy.full(len(point), math.nan)
-
-    def keep_best(self) -> None:
-        """Sets the parameters to those of the lowest loss."""
-        self._set(self.best)
-
-    def __exit__(self, *_: object) -> None:
-        self.keep_best()
-        for parameter, data, gradient in self._own:
-            parameter.data = data.copy_(parameter.data)
-            parameter.grad = gradient
-
-    def _evaluate(self, point: numpy.ndarray) -> tuple[float, numpy.ndarray]:
-        self._set(point)
-        self._slope.zero_()
-        value = self._loss()
-        for parameter, part, shares in self._places:
-            if not shares and parameter.grad is not None:
-                self._slope[part] = parameter.grad.flatten().to(self._slope)
-        slope = self._numbers(self._slope)
-        if not (math.isfinite(value) and numpy.isfinite(slope).all()):
-            bad = zip(self.parameters, self._places, strict=True)
-            raise _non_finite(
-                value, [name for name, (_, at, _) in bad if not numpy.isfinite(slope[at]).all()]
-            )
-        if value < self.lowest:
-            self.lowest, self.best = value, point.copy()
-        self._last = point.copy(), (value, slope)
-        return value, slope
-
-    def _set(self, point: numpy.ndarray) -> None:
-        self._point.copy_(torch.from_numpy(point))
-        for parameter, part, shares in self._places:
-            if not shares:
-                parameter.data.copy_(self._point[part].view(parameter.shape))
-                parameter.grad = None
-
-    @staticmethod
-    def _numbers(values: torch.Tensor) -> numpy.ndarray:
-        return values.double().cpu().numpy().copy()
-
-
-def _trainable(mll: MarginalLogLikelihood) -> dict[str, torch.Tensor]:
-    return {name: p for name, p in mll.named_parameters() if p.requires_grad}
 
 
 @contextmanager

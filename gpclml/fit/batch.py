@@ -20,7 +20,7 @@ from gpclml.conditioning import Split
 from gpclml.errors import ArgumentError, NonFiniteError, UnsupportedError
 from gpclml.fit._optimize import frozen
 from gpclml.fit.deep_kernel import warm_start_fresh_models
-from gpclml.fit.mll import STEPS, check_step_options, optimizer_factory
+from gpclml.fit.mll import STEPS, check_step_options, fit_mll, optimizer_factory
 from gpclml.fit.result import FitResult, FitWarning
 from gpclml.inference.observations import Observations, training_observations
 from gpclml.mlls import ConditionalMarginalLogLikelihood
@@ -80,20 +80,23 @@ def fit_batch(
 ) -> list[FitResult]:
     """Fits each model as :func:`gpclml.fit.fit_mll` would alone, all in the same steps.
 
-    The models are stacked: one covariance of shape ``(k, n, n)``, one pass through k networks.
-    They may differ in data, start, seed and conditioning, but not in kind or size. Each ends
-    where its lone fit ends, up to rounding. It pays where a step is mostly overhead;
-    :func:`suggest_batch_size` says for how many.
+    A line search takes as many steps as its model needs, so with ``"lbfgs"`` the models are fitted
+    one after the other; a step of a known kernel takes less time than its share of a batch.
+
+    For a torch optimizer the models are stacked: one covariance of shape ``(k, n, n)``, one pass
+    through k networks. They may differ in data, start, seed and conditioning, but not in kind or
+    size. Each ends where its lone fit ends, up to rounding. It pays where a step is mostly
+    overhead; :func:`suggest_batch_size` says for how many.
 
     A model whose objective or gradient can no longer be used keeps its last good parameters
     and leaves the batch, with a :class:`FitWarning`; the others go on as if it had never been.
 
     Args:
         mlls: Objectives of distinct models, each with its model's own likelihood.
-        optimizer: ``"adam"`` or a ``torch.optim`` class that treats numbers one by one (no
-            line search, no norms over parameters).
-        steps: Most steps; 300 if None.
-        lr: Learning rate.
+        optimizer: ``"lbfgs"``, ``"adam"``, or a ``torch.optim`` class that treats numbers one by
+            one (no line search, no norms over parameters).
+        steps: Most steps; if None 300, and no limit for ``"lbfgs"``.
+        lr: Learning rate of a torch optimizer.
         freeze: Names or name prefixes of parameters that stay as they are, in every model.
         progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
 
@@ -113,10 +116,9 @@ def fit_batch(
     """
     check_step_options(steps, lr)
     factory = optimizer_factory(optimizer)
-    if factory is None:
-        suggestion = "Use 'adam', or fit_mll for each model."
-        raise ArgumentError("optimizer", repr(optimizer), "a torch optimizer", suggestion)
     _check_members(mlls)
+    if factory is None:
+        return _one_after_the_other(mlls, steps, freeze, progress)
     start = time.perf_counter()
     for mll in mlls:
         warm_start_fresh_models(mll)
@@ -146,6 +148,32 @@ def fit_batch(
                 objective=value, history=history, seconds=seconds, message=message, problem=problem
             )
         )
+    return results
+
+
+def _one_after_the_other(
+    mlls: Sequence[ConditionalMarginalLogLikelihood],
+    steps: int | None,
+    freeze: Iterable[str],
+    progress: bool | None,
+) -> list[FitResult]:
+    """Line searches, of which one that cannot start does not end the others."""
+    results: list[FitResult] = []
+    names = list(freeze)
+    with progress_bar(total=len(mlls), desc="fits", progress=progress) as bar:
+        for mll in mlls:
+            try:
+                results.append(fit_mll(mll, steps=steps, freeze=names, progress=False))
+            except (NanError, NotPSDError) as error:
+                message = f"The fit stopped after 0 steps and keeps its parameters: {error}"
+                warnings.warn(message, FitWarning, stacklevel=callers_level())
+                nothing = FitResult(
+                    objective=float("nan"), history=[], seconds=0.0, message=message,
+                    problem="stopped",
+                )  # fmt: skip
+                results.append(nothing)
+                mll.eval()
+            bar.update()
     return results
 
 

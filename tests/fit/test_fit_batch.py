@@ -201,6 +201,19 @@ def test_a_member_that_cannot_start_is_left_as_it_was():
     torch.testing.assert_close(together[1].state_dict(), state, rtol=0, atol=0)
 
 
+def test_line_searches_one_after_the_other_of_which_one_fails():
+    together = [fragile(0, 9.0), fragile(1, 0.0), fragile(2, 9.0)]
+    alone = [copy.deepcopy(together[0]), copy.deepcopy(together[2])]
+    state = copy.deepcopy(together[1].state_dict())
+    with pytest.warns(RuntimeWarning, match="stopped after 0 steps"):
+        results = fit_batch(together, "lbfgs", steps=5, progress=False)
+    lone = [fit_mll(mll, steps=5, progress=False) for mll in alone]
+    assert_same_fits([together[0], together[2]], [results[0], results[2]], alone, lone)
+    assert (results[1].history, results[1].problem) == ([], "stopped")
+    assert not any(mll.training for mll in together)
+    torch.testing.assert_close(together[1].state_dict(), state, rtol=0, atol=0)
+
+
 def test_a_gradient_that_is_not_finite_retires_its_member():
     class Pole(Fragile):
         def forward(self, x):  # finite everywhere, of infinite slope at the limit
@@ -290,8 +303,6 @@ def test_bad_arguments():
         fit_batch([])
     with pytest.raises(ArgumentError, match="twice"):
         fit_batch([mll, mll])
-    with pytest.raises(ArgumentError, match="torch optimizer"):
-        fit_batch([mll], "lbfgs")
     with pytest.raises(ArgumentError, match="steps"):
         fit_batch([mll], steps=0)
     with pytest.raises(UnknownNameError, match="freeze"):

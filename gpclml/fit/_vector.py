@@ -1,0 +1,263 @@
+"""The trainable parameters of an objective as one vector, in which a line search moves."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, cast
+
+import numpy
+import torch
+from gpytorch.constraints import GreaterThan, Positive
+from gpytorch.mlls import MarginalLogLikelihood
+from linear_operator.utils.errors import NanError, NotPSDError
+from numpy import ndarray
+
+from gpclml.errors import NonFiniteError
+from gpclml.mlls.fixed_loss import FixedLoss
+
+__all__ = ["Bounds", "Vector", "bounds_of", "non_finite", "trainable"]
+
+_MARGIN = 0.01  # of a bound: no value comes closer to it than by this share
+_FARTHEST = 35.0  # from the start that a logarithm goes: a factor of 1e15
+_LINEAR = 20.0  # above which PyTorch's softplus is the identity
+
+Bounds = dict[str, tuple[Any, Any]]
+
+
+def trainable(mll: MarginalLogLikelihood) -> dict[str, torch.Tensor]:
+    """The parameters that a fit changes, by name."""
+    return {name: p for name, p in mll.named_parameters() if p.requires_grad}
+
+
+def bounds_of(mll: MarginalLogLikelihood) -> Bounds:
+    """Of the raw parameters, where a constraint has any."""
+    from botorch.optim.utils import get_parameters_and_bounds
+
+    _, upstream = get_parameters_and_bounds(cast(Any, mll), requires_grad=True)
+    bounds = cast(Bounds, upstream)
+    for name, parameter, constraint in cast(Any, mll).named_parameters_and_constraints():
+        if name not in bounds:
+            continue
+        lower = constraint.lower_bound
+        if lower.numel() == 1 and constraint.enforced and 0 < float(lower) < math.inf:
+            nearest = float(constraint.inverse_transform(lower * (1 + _MARGIN)))
+            bounds[name] = min(nearest, float(parameter.detach().min())), math.inf
+    return bounds
+
+
+def non_finite(value: float, names: list[str]) -> NonFiniteError:
+    """The error of an objective that has no finite value or gradient."""
+    return NonFiniteError(
+        "objective",
+        f"value {value}, non-finite gradients of {names[:4] or 'none'}",
+        "finite values",
+        "Lower the learning rate, or look for degenerate hyperparameters.",
+    )
+
+
+class _Coordinates:
+    """The logarithms of positive hyperparameters in place of the raw parameters of GPyTorch.
+
+    Scales of a kernel and variances of the noise act by their ratios, so that a step of one length
+    in their logarithms changes an objective about as much wherever it is taken: searches end after
+    a third to a fifth of the evaluations. Logarithms are taken of what has a lower bound of zero or
+    more, with GPyTorch's softplus or with no transform; other parameters stay as they are.
+
+    Args:
+        mll: The objective.
+        places: Part of the vector that a parameter is, by name.
+        size: Length of the vector.
+    """
+
+    def __init__(self, mll: MarginalLogLikelihood, places: dict[str, slice], size: int) -> None:
+        logs, soft, offset = numpy.zeros(size, bool), numpy.zeros(size, bool), numpy.zeros(size)
+        for name, parameter, constraint in cast(Any, mll).named_parameters_and_constraints():
+            if name not in places or type(constraint) not in (GreaterThan, Positive):
+                continue
+            by_softplus = isinstance(constraint._transform, torch.nn.Softplus)
+            lower = constraint.lower_bound
+            if lower.numel() > 1 or lower < 0 or not (by_softplus or not constraint.enforced):
+                continue
+            if bool((constraint.transform(parameter.detach()) > 0).all()):
+                logs[places[name]], soft[places[name]] = True, by_softplus
+                offset[places[name]] = float(lower)
+        self._logs, self._soft, self._offset = logs, soft[logs], offset[logs]
+
+    def of(self, raw: ndarray) -> ndarray:
+        """Coordinates of raw parameters."""
+        point = raw.copy()
+        with numpy.errstate(divide="ignore"):  # a bound may be zero
+            point[self._logs] = numpy.log(self._natural(raw[self._logs]))
+        return point
+
+    def box(self, bounds: ndarray, start: ndarray) -> ndarray:
+        """Lower and upper bounds of the coordinates, ``(size, 2)``.
+
+        Args:
+            bounds: Of the raw parameters, ``(2, size)``.
+            start: Coordinates; where the objective is flat, a search takes steps of any length.
+        """
+        lower, upper = (self.of(bound) for bound in bounds)
+        lower[self._logs] = numpy.maximum(lower, start - _FARTHEST)[self._logs]
+        upper[self._logs] = numpy.minimum(upper, start + _FARTHEST)[self._logs]
+        return numpy.stack([lower, upper], -1)
+
+    def raw(self, point: ndarray) -> ndarray:
+        """Raw parameters at coordinates."""
+        raw = point.copy()
+        natural = numpy.exp(point[self._logs])
+        soft = natural[self._soft] - self._offset[self._soft]
+        with numpy.errstate(all="ignore"):
+            inverse = soft + numpy.log(-numpy.expm1(-soft))
+        natural[self._soft] = numpy.where(soft > _LINEAR, soft, inverse)
+        raw[self._logs] = natural
+        return raw
+
+    def slope(self, by_raw: ndarray, raw: ndarray) -> ndarray:
+        """The derivatives by the coordinates, from those by raw parameters."""
+        slope = by_raw.copy()
+        own = raw[self._logs]
+        factor = self._natural(own)
+        soft = own[self._soft]
+        # Softplus has the slope of a sigmoid.
+        factor[self._soft] *= numpy.where(soft > _LINEAR, 1.0, 1.0 + numpy.exp(-soft))
+        slope[self._logs] *= factor
+        return slope
+
+    def _natural(self, raw: ndarray) -> ndarray:
+        """Of the raw parameters whose logarithms are taken."""
+        natural = raw.copy()
+        soft = raw[self._soft]
+        with numpy.errstate(over="ignore"):
+            curved = numpy.log1p(numpy.exp(soft)) + self._offset[self._soft]
+        natural[self._soft] = numpy.where(soft > _LINEAR, soft + self._offset[self._soft], curved)
+        return natural
+
+
+class Vector:
+    """The trainable parameters as one vector, of which the fixed loss is a function.
+
+    Its coordinates are the logarithms of positive hyperparameters and the other parameters
+    themselves. Within the block the parameters are parts of one array, and so are their gradients.
+    Where it ends they are those of the lowest loss, in the memory in which they were before.
+
+    Args:
+        mll: An objective in train mode.
+        bounds: Of raw parameters, by name.
+
+    Attributes:
+        parameters: By name.
+        box: Lower and upper bounds of the coordinates, ``(size, 2)``.
+        best: The vector of the lowest loss.
+        lowest: That loss.
+        failures: How often it could not be evaluated.
+    """
+
+    def __init__(self, mll: MarginalLogLikelihood, bounds: Bounds) -> None:
+        self._mll = mll
+        self._bounds = bounds
+        self.parameters = trainable(mll)
+        self.failures = 0
+        self.lowest = math.inf
+
+    def __enter__(self) -> Vector:
+        self._own = [(p, p.data, p.grad) for p in self.parameters.values()]
+        flat = [data.flatten() for _, data, _ in self._own]
+        first = flat[0] if flat else torch.zeros(0)
+        # Numbers of another type, or on another device, are converted as they are copied.
+        self._point = torch.cat([one.to(first) for one in flat]) if flat else first.clone()
+        self._gradient = torch.zeros_like(self._point)
+        self._places, start = [], 0
+        for parameter, data, _ in self._own:
+            part = slice(start, start + data.numel())
+            start = part.stop
+            shares = data.dtype == first.dtype and data.device == first.device
+            self._places.append((parameter, part, shares))
+            if shares:
+                parameter.data = self._point[part].view(data.shape)
+                parameter.grad = self._gradient[part].view(data.shape)
+        parts = dict(zip(self.parameters, (part for _, part, _ in self._places), strict=True))
+        self._coordinates = _Coordinates(self._mll, parts, start)
+        self._raw_box = numpy.array([[-math.inf] * start, [math.inf] * start])
+        for name, part in parts.items():
+            for row, bound in zip(self._raw_box, self._bounds.get(name, ()), strict=False):
+                if bound is not None:
+                    row[part] = torch.as_tensor(bound).expand(self.parameters[name].shape).flatten()
+        self.best = self._coordinates.of(self._numbers(self._point))
+        self.box = self._coordinates.box(self._raw_box, self.best)
+        of_bounds = numpy.stack([self._coordinates.of(row) for row in self._raw_box])
+        self._is_own = numpy.isfinite(self._raw_box) & (of_bounds == self.box.T)
+        return self
+
+    def start(self) -> None:
+        """Evaluates the start.
+
+        Raises:
+            NanError, NotPSDError: If it cannot be evaluated.
+        """
+        self._loss = FixedLoss(self._mll)
+        self._evaluate(self.best)
+
+    def __call__(self, point: ndarray) -> tuple[float, ndarray]:
+        """Loss and gradient; NaN where they do not exist, from which a search steps back."""
+        last, answer = self._last
+        if numpy.array_equal(point, last):  # a search begins where the one before has ended
+            return answer
+        try:
+            return self._evaluate(point)
+        except (NanError, NotPSDError):
+            self.failures += 1
+            return math.nan, numpy.full(len(point), math.nan)
+
+    def keep_best(self) -> None:
+        """Sets the parameters to those of the lowest loss."""
+        self._set(self.best)
+
+    def steepest(self) -> float:
+        """The largest derivative at the best point by a coordinate that no bound holds."""
+        lower, upper = self.box.T
+        held = (self.best <= lower) & (self._slope > 0) | (self.best >= upper) & (self._slope < 0)
+        return float(numpy.abs(self._slope[~held]).max(initial=0.0))
+
+    def __exit__(self, *_: object) -> None:
+        self.keep_best()
+        for parameter, data, gradient in self._own:
+            parameter.data = data.copy_(parameter.data)
+            parameter.grad = gradient
+
+    def _evaluate(self, point: ndarray) -> tuple[float, ndarray]:
+        raw = self._set(point)
+        self._gradient.zero_()
+        value = self._loss()
+        for parameter, part, shares in self._places:
+            if not shares and parameter.grad is not None:
+                self._gradient[part] = parameter.grad.flatten().to(self._gradient)
+        slope = self._coordinates.slope(self._numbers(self._gradient), raw)
+        if not (math.isfinite(value) and numpy.isfinite(slope).all()):
+            bad = zip(self.parameters, self._places, strict=True)
+            raise non_finite(
+                value, [name for name, (_, at, _) in bad if not numpy.isfinite(slope[at]).all()]
+            )
+        if value < self.lowest:
+            self.lowest, self.best, self._slope = value, point.copy(), slope
+        self._last = point.copy(), (value, slope)
+        return value, slope
+
+    def _set(self, point: ndarray) -> ndarray:
+        """Sets the parameters, and returns the raw ones."""
+        raw = self._coordinates.raw(point)
+        lower, upper = self.box.T
+        for bound, own, held in zip(
+            self._raw_box, self._is_own, (point <= lower, point >= upper), strict=True
+        ):
+            numpy.copyto(raw, bound, where=own & held)  # exactly, not the rounding of a logarithm
+        self._point.copy_(torch.from_numpy(raw))
+        for parameter, part, shares in self._places:
+            if not shares:
+                parameter.data.copy_(self._point[part].view(parameter.shape))
+                parameter.grad = None
+        return raw
+
+    @staticmethod
+    def _numbers(values: torch.Tensor) -> ndarray:
+        return values.double().cpu().numpy().copy()

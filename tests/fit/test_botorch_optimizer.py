@@ -1,0 +1,108 @@
+"""The line search as an optimizer of BoTorch's fits."""
+
+import pytest
+import torch
+from botorch.exceptions.warnings import OptimizationWarning
+from botorch.fit import fit_gpytorch_mll
+from botorch.models import ModelListGP, SingleTaskGP
+from botorch.models.transforms import Normalize
+from botorch.optim.core import OptimizationStatus
+from gpytorch.mlls import ExactMarginalLogLikelihood, SumMarginalLogLikelihood
+from linear_operator.utils.errors import NanError
+
+from gpclml.conditioning import LastPoints
+from gpclml.errors import ArgumentError, UnsupportedError
+from gpclml.fit import _optimize, fit_gpytorch_mll_fused, fit_mll
+from gpclml.mlls import ConditionalMarginalLogLikelihood
+
+
+def model_of(n=30, d=3, seed=0, outputs=1):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.rand(n, d, generator=generator, dtype=torch.float64)
+    noise = torch.randn(n, outputs, generator=generator, dtype=torch.float64)
+    y = torch.stack([torch.sin(6 * x[:, 0] + k) for k in range(outputs)], -1) + 0.1 * noise
+    return SingleTaskGP(x, y, input_transform=Normalize(d))
+
+
+def objective(kind=ExactMarginalLogLikelihood, **options):
+    model = model_of(**options)
+    more = () if kind is ExactMarginalLogLikelihood else (LastPoints(m=0),)
+    return kind(model.likelihood, model, *more)
+
+
+def lml(mll):
+    exact = ExactMarginalLogLikelihood(mll.likelihood, mll.model).train()
+    with torch.no_grad():
+        return exact(mll.model(*mll.model.train_inputs), mll.model.train_targets).sum().item()
+
+
+@pytest.mark.parametrize("kind", [ExactMarginalLogLikelihood, ConditionalMarginalLogLikelihood])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_fit_of_botorch_ends_at_the_same_optimum_or_above(kind, seed):
+    theirs, ours = objective(seed=seed), objective(kind, seed=seed)
+    fit_gpytorch_mll(theirs)
+    assert fit_gpytorch_mll(ours, optimizer=fit_gpytorch_mll_fused) is ours
+    assert not ours.training
+    assert lml(ours) > lml(theirs) - 1e-6
+
+
+def test_it_is_the_search_of_fit_mll():
+    first, second = objective(), objective()
+    fit_gpytorch_mll(first, optimizer=fit_gpytorch_mll_fused)
+    fit_mll(second, progress=False)
+    for one, other in zip(first.parameters(), second.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=0.0, atol=0.0)
+
+
+def test_outputs_and_lists_of_models():
+    several = objective(outputs=2)
+    fit_gpytorch_mll(several, optimizer=fit_gpytorch_mll_fused)
+    assert several.model.likelihood.noise.max() < 0.1
+    models = ModelListGP(model_of(seed=0), model_of(seed=1))
+    both = SumMarginalLogLikelihood(models.likelihood, models)
+    fit_gpytorch_mll(both, optimizer=fit_gpytorch_mll_fused)
+    assert all(model.likelihood.noise.max() < 0.1 for model in models.models)
+    with pytest.raises(UnsupportedError, match="one objective"):
+        fit_gpytorch_mll_fused(both)
+
+
+def test_steps_callback_and_time_end_a_search_with_its_best_parameters():
+    seen = []
+    mll = objective().train()
+    found = fit_gpytorch_mll_fused(
+        mll, options={"maxiter": 3}, callback=lambda parameters, result: seen.append(result)
+    )
+    assert (found.step, found.status) == (3, OptimizationStatus.STOPPED)
+    assert [one.step for one in seen] == [1, 2, 3]
+    assert found.fval == seen[-1].fval
+    mll = objective().train()
+    before = lml(mll)
+    mll.train()
+    found = fit_gpytorch_mll_fused(mll, timeout_sec=0.0)
+    assert (found.step, found.status) == (1, OptimizationStatus.STOPPED)
+    assert lml(mll) > before
+
+
+def test_what_it_cannot_use_is_refused():
+    mll = objective().train()
+    with pytest.raises(UnsupportedError, match="closure"):
+        fit_gpytorch_mll_fused(mll, closure=lambda: None)
+    with pytest.raises(ArgumentError, match="gtol"):
+        fit_gpytorch_mll_fused(mll, options={"gtol": 1e-3})
+    mll.model.mean_module.raw_constant.data.fill_(torch.nan)
+    with pytest.raises(NanError):
+        fit_gpytorch_mll_fused(mll)
+
+
+def test_botorch_tries_again_where_a_search_ends_abnormally(monkeypatch):
+    mll = objective()
+    ends = iter(["abnormal", "converged"])
+
+    def line_search(*_):
+        reason = next(ends)
+        return _optimize.LineSearchEnd(1.0, reason, "no better point" * (reason == "abnormal"))
+
+    monkeypatch.setattr("gpclml.fit.botorch.line_search", line_search)
+    with pytest.warns(OptimizationWarning, match="no better point"):
+        fit_gpytorch_mll(mll, optimizer=fit_gpytorch_mll_fused)
+    assert next(ends, None) is None
