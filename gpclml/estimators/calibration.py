@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpclml._utils.arguments import check_finite, checked
+from gpclml._utils.arguments import check_counts, check_finite, checked
 from gpclml._utils.arrays import ArrayLike, takes_arrays
 from gpclml.estimators.mixture import log_t_density
 
@@ -20,8 +20,9 @@ __all__ = ["Calibration", "fit_calibration"]
 LEAST_DEGREES = 3.0
 """Below 2 there is no variance; near it that of a prediction is more than its rows can tell."""
 
-_SCALE_ROWS = 10.0
-_TAIL_PENALTY = 5.0
+_SCALE_PENALTY = 5.0
+_TAIL_DEVIATION = 0.1
+_LEAST_TAIL = 0.05
 _MOST_LOG_SCALE = 5.0
 _STARTS = (0.02, 0.2)
 _OPTIONS = {"ftol": 1e-14, "gtol": 1e-9}
@@ -53,37 +54,44 @@ class Calibration:
 
 @takes_arrays()
 @checked(residuals="float (n,)")
-def fit_calibration(residuals: ArrayLike) -> Calibration:
+def fit_calibration(residuals: ArrayLike, hyperparameters: int = 0) -> Calibration:
     r"""The scale s and degrees of freedom nu of the largest penalized likelihood.
 
     .. math:: \max_{s, \nu} \sum_i \log \tfrac1s t_\nu(r_i / s) - \tfrac{a}{2} (\log s)^2
-        - \frac{b}{\nu}
+        - \tfrac12 \left(\frac{1 / \nu - u}{b}\right)^2, \qquad u = 0.05 + \frac{p}{n}
 
     The residuals :math:`r_i` are leave-one-out errors in units of their predicted deviations. The
-    first penalty, with a = 10, is worth about five rows that say s = 1; the second, with b = 5, is
-    an exponential prior of 1 / nu, of which zero, the normal, is the most probable value. At n = 20
-    they keep a single large residual from making tails of all rows heavy; at n = 400 they hardly
-    count. nu is at least 3, so that there is a variance.
+    first penalty, with a = 5, is worth two or three rows that say s = 1. The second expects tails
+    that are the heavier the fewer rows there are for each of the p hyperparameters: these were
+    fitted to the row that is left out, so that its residual is too small. On 23 public tables the
+    root mean square of new rows was 1.2 times as large where p / n is about 0.1, and 1.9 times
+    where it is 0.2 to 0.5. b is 0.1; at n = 400 both penalties hardly count.
+    nu is at least 3, so that there is a variance, and u at most 1 / 3.
 
     Args:
         residuals: Errors in units of predicted deviations, ``(n,)``.
+        hyperparameters: p, the number that were fitted to the same rows.
 
     Raises:
-        NonFiniteError: One is not finite.
+        NonFiniteError: A residual is not finite.
+        ArgumentError: The number of hyperparameters is negative.
     """
     from scipy.optimize import minimize
 
     check_finite("residuals", residuals)
+    check_counts(0, hyperparameters=hyperparameters)
+    expected = min(1 / LEAST_DEGREES, _LEAST_TAIL + hyperparameters / len(residuals))
     r = residuals.detach().cpu().double().numpy()
 
     def loss(parameters: NDArray[np.float64]) -> tuple[float, NDArray[np.float64]]:
         log_scale, inverse = parameters
         values, by_log_scale, by_inverse = _log_densities(r * math.exp(-log_scale), inverse)
         total = values.sum() - len(r) * log_scale
-        penalty = 0.5 * _SCALE_ROWS * log_scale**2 + _TAIL_PENALTY * inverse
+        apart = (inverse - expected) / _TAIL_DEVIATION
+        penalty = 0.5 * (_SCALE_PENALTY * log_scale**2 + apart**2)
         slopes = [
-            by_log_scale.sum() - len(r) - _SCALE_ROWS * log_scale,
-            by_inverse.sum() - _TAIL_PENALTY,
+            by_log_scale.sum() - len(r) - _SCALE_PENALTY * log_scale,
+            by_inverse.sum() - apart / _TAIL_DEVIATION,
         ]
         return float(penalty - total) / len(r), -np.array(slopes) / len(r)
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from gpclml.estimators.calibration import Calibration, fit_calibration
 from gpclml.inference import training_observations
 from gpclml.linalg import leave_one_out_moments
-from gpclml.models import GPRegression
+from gpclml.models import GPRegression, find_networks
 
-__all__ = ["Component", "Scored", "leave_one_out_residuals", "scored_by_loo"]
+__all__ = ["Component", "Scored", "leave_one_out_residuals", "num_hyperparameters", "scored_by_loo"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,13 +74,23 @@ def scored_by_loo(name: str, model: GPRegression, calibrate: bool, note: str) ->
     """
     error, deviation = leave_one_out_residuals(model)
     residuals = (error / deviation).double()
-    calibration = fit_calibration(residuals) if calibrate else Calibration()
+    calibration = (
+        fit_calibration(residuals, num_hyperparameters(model)) if calibrate else Calibration()
+    )
     unit = (deviation.double() * float(model.target_scale)).log().cpu()
     logs, plain = (
         torch.as_tensor(one.log_density(residuals.cpu().numpy())) - unit
         for one in (calibration, Calibration())
     )
     return Scored(name, model, calibration, logs, float(plain.mean()), note)
+
+
+def num_hyperparameters(model: GPRegression) -> int:
+    """Number of trained parameters, without the weights of networks."""
+    networks = find_networks(model)
+    inner = {id(one) for network in networks for one in network.parameters()}
+    free = (one for one in model.parameters() if one.requires_grad and id(one) not in inner)
+    return sum(one.numel() for one in free)
 
 
 @torch.no_grad()

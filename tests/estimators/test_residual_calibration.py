@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy import optimize, stats
 
-from gpclml.errors import NonFiniteError, ShapeError
+from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
 from gpclml.estimators import Calibration, fit_calibration
 
 
@@ -27,9 +27,13 @@ def test_of_many_residuals_it_is_the_maximum_of_the_likelihood(nu, scale):
     assert calibration.degrees == pytest.approx(degrees, rel=2e-2)
 
 
+def penalty(log_scale, inverse, expected):
+    return 2.5 * log_scale**2 + 0.5 * ((inverse - expected) / 0.1) ** 2
+
+
 @pytest.mark.parametrize("n", [20, 60, 400])
-@pytest.mark.parametrize("nu", [3.5, 30.0])
-def test_no_point_of_a_grid_has_a_larger_penalized_likelihood(n, nu):
+@pytest.mark.parametrize(("nu", "hyperparameters"), [(3.5, 0), (30.0, 3), (30.0, 40)])
+def test_no_point_of_a_grid_has_a_larger_penalized_likelihood(n, nu, hyperparameters):
     residuals = heavy(n, nu, 1.3, seed=n)
 
     def objective(log_scale, inverse):
@@ -37,31 +41,39 @@ def test_no_point_of_a_grid_has_a_larger_penalized_likelihood(n, nu):
         kind = stats.norm if math.isinf(degrees) else stats.t(degrees)
         scaled = residuals * math.exp(-log_scale)
         logs = kind.logpdf(scaled) - log_scale
-        return float(logs.sum()) - PENALTY(log_scale, inverse, n)
+        return float(logs.sum()) - penalty(log_scale, inverse, expected)
 
-    found = fit_calibration(torch.from_numpy(residuals))
+    expected = min(1 / 3, 0.05 + hyperparameters / n)
+    found = fit_calibration(torch.from_numpy(residuals), hyperparameters)
     inverse = 0.0 if math.isinf(found.degrees) else 1 / found.degrees
     best = objective(math.log(found.scale), inverse)
     grid = [
-        objective(s, u) for s in np.linspace(-0.7, 0.9, 81) for u in np.linspace(0.0, 1 / 3, 68)
+        objective(s, u) for s in np.linspace(-0.7, 0.9, 41) for u in np.linspace(0.0, 1 / 3, 22)
     ]
     assert best >= max(grid) - 1e-6
 
 
-def PENALTY(log_scale, inverse, n):  # noqa: N802
-    return 5.0 * log_scale**2 + 5.0 * inverse
-
-
-def test_normal_residuals_give_a_normal_or_nearly():
-    grid = torch.from_numpy(stats.norm.ppf((np.arange(400) + 0.5) / 400))
-    calibration = fit_calibration(1.2 * grid)
-    assert math.isinf(calibration.degrees)
-    spread = float((1.2 * grid).square().mean().sqrt())
+def test_normal_residuals_give_nearly_a_normal():
+    quantiles = torch.from_numpy(stats.norm.ppf((np.arange(5000) + 0.5) / 5000))
+    calibration = fit_calibration(1.2 * quantiles)
+    assert calibration.degrees > 50
+    assert calibration.scale == pytest.approx(1.2, rel=0.02)
+    # Tails lighter than those of a normal give the normal itself.
+    uniform = torch.linspace(-1.7, 1.7, 400, dtype=torch.float64)
+    light = fit_calibration(uniform)
+    assert math.isinf(light.degrees)
     best = optimize.minimize_scalar(
-        lambda s: 400 * (s + 0.5 * spread**2 * math.exp(-2 * s)) + 5.0 * s**2, bounds=(-1, 1),
-        method="bounded", options={"xatol": 1e-10},
+        lambda s: 400 * s + 0.5 * float(uniform.square().sum()) * math.exp(-2 * s) + 2.5 * s**2,
+        bounds=(-1, 1), method="bounded", options={"xatol": 1e-10},
     )  # fmt: skip
-    assert calibration.scale == pytest.approx(math.exp(best.x), rel=1e-4)
+    assert light.scale == pytest.approx(math.exp(best.x), rel=1e-4)
+
+
+def test_more_hyperparameters_make_heavier_tails():
+    residuals = torch.from_numpy(heavy(40, 30.0, 1.0))
+    degrees = [fit_calibration(residuals, count).degrees for count in (0, 5, 20)]
+    assert degrees == sorted(degrees, reverse=True)
+    assert degrees[0] > degrees[-1]
 
 
 def test_few_residuals_say_little():
@@ -97,3 +109,5 @@ def test_bad_input():
         fit_calibration(torch.tensor([1.0, math.inf]))
     with pytest.raises(ShapeError, match="residuals"):
         fit_calibration(torch.zeros(0))
+    with pytest.raises(ArgumentError, match="hyperparameters: got -1"):
+        fit_calibration(torch.zeros(3), -1)
