@@ -78,7 +78,7 @@ _ABOUT_REGRET = (
     "NLL of what is chosen less that of the best of linear, rbf, matern, rq and deep in hindsight, "
     "on each split; mean over the cases of a table, then over tables, ± standard error over "
     "tables. Below zero: better than any one of the five. `without worst` leaves out the table "
-    "that is worst for the row itself."
+    "that is worst for the row itself, `median` is that of the tables."
 )
 _FORMATS = {
     "rank NLL": ".1f", "rank CRPS": ".1f", "rank RMSE": ".1f", "NLL": ".3f",
@@ -240,6 +240,7 @@ def _regret_table(cells: pandas.DataFrame) -> pandas.DataFrame:
     sizes = found.index.get_level_values("n").map(_size)
     columns: dict[str, Any] = {
         "what": [CRITERIA.get(name.removeprefix("by "), METHODS.get(name, "")) for name in found],
+        "median": [f"{of_tables[name].median():+.3f}" for name in found],
         "all": [with_error(of_tables[name].dropna(), sign="+") for name in found],
         "without worst": [
             with_error(of_tables[name].dropna().sort_values()[:-1], sign="+") for name in found
