@@ -34,7 +34,7 @@ HIGH_NLL = 5.0
 _TWO = float(norm.cdf(2.0))
 _COLLAPSED, _PREDICTABLE = 0.98, 0.8  # of the RMSE of the mean
 _NATS = 0.5  # of LML below a kernel that is contained
-_MOST_ROWS = 40  # of a list
+_MOST_ROWS = 100  # of a list
 _CURVES = ("lml", "loo", "clml_80")
 
 
@@ -313,7 +313,7 @@ def poor_fits(cells: pandas.DataFrame) -> pandas.DataFrame:
         key, method = (row["table"], row["n"], row["split"]), row["method"]
         why = []
         if row.get("problem"):
-            why.append(f"said: {row['problem']}")
+            why.append(f"said: {row['problem'].partition('. ')[0]}")
         if "mean" in rmse and rmse.loc[key].min() < _PREDICTABLE * rmse.at[key, "mean"]:
             why += ["at the mean"] * bool(row["rmse"] >= _COLLAPSED * rmse.at[key, "mean"])
         if row["nll"] > HIGH_NLL:
@@ -322,7 +322,7 @@ def poor_fits(cells: pandas.DataFrame) -> pandas.DataFrame:
             why.append(f"LML {row['lml'] - lml.at[key, 'rbf']:.1f} below rbf")
         if why:
             found.append([*key, method, "; ".join(why)])
-    return pandas.DataFrame(found, columns=[*KEY, "method", "why"]).set_index(KEY)
+    return pandas.DataFrame(found, columns=[*KEY, "method", "why"]).set_index(KEY).sort_index()
 
 
 def _fits(cells: pandas.DataFrame) -> Iterator[str]:
