@@ -13,13 +13,13 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from numpy import ndarray
 
 from gpclml.errors import NonFiniteError
+from gpclml.inference.known_kernels import Transform, transform_of
 from gpclml.mlls.fixed_loss import FixedLoss
 
 __all__ = ["Bounds", "Vector", "bounds_of", "non_finite", "trainable"]
 
 _MARGIN = 0.01  # of a bound: no value comes closer to it than by this share
 _FARTHEST = 35.0  # from the start that a logarithm goes: a factor of 1e15
-_LINEAR = 20.0  # above which PyTorch's softplus is the identity
 
 Bounds = dict[str, tuple[Any, Any]]
 
@@ -70,24 +70,24 @@ class _Coordinates:
     """
 
     def __init__(self, mll: MarginalLogLikelihood, places: dict[str, slice], size: int) -> None:
-        logs, soft, offset = numpy.zeros(size, bool), numpy.zeros(size, bool), numpy.zeros(size)
+        self._logs = numpy.zeros(size, bool)
+        self._parts: list[tuple[slice, Transform]] = []
         for name, parameter, constraint in cast(Any, mll).named_parameters_and_constraints():
-            if name not in places or type(constraint) not in (GreaterThan, Positive):
+            transform = transform_of(constraint)
+            if name not in places or constraint is None or transform is None:
                 continue
-            by_softplus = isinstance(constraint._transform, torch.nn.Softplus)
             lower = constraint.lower_bound
-            if lower.numel() > 1 or lower < 0 or not (by_softplus or not constraint.enforced):
-                continue
-            if bool((constraint.transform(parameter.detach()) > 0).all()):
-                logs[places[name]], soft[places[name]] = True, by_softplus
-                offset[places[name]] = float(lower)
-        self._logs, self._soft, self._offset = logs, soft[logs], offset[logs]
+            positive = type(constraint) in (GreaterThan, Positive) and bool((lower >= 0).all())
+            if positive and bool((constraint.transform(parameter.detach()) > 0).all()):
+                self._logs[places[name]] = True
+                self._parts.append((places[name], transform))
 
     def of(self, raw: ndarray) -> ndarray:
         """Coordinates of raw parameters."""
         point = raw.copy()
-        with numpy.errstate(divide="ignore"):  # a bound may be zero
-            point[self._logs] = numpy.log(self._natural(raw[self._logs]))
+        with numpy.errstate(divide="ignore", invalid="ignore"):  # there may be no bound
+            for part, transform in self._parts:
+                point[part] = numpy.log(transform.value(raw[part]))
         return point
 
     def box(self, bounds: ndarray, start: ndarray) -> ndarray:
@@ -98,40 +98,23 @@ class _Coordinates:
             start: Coordinates; where the objective is flat, a search takes steps of any length.
         """
         lower, upper = (self.of(bound) for bound in bounds)
-        lower[self._logs] = numpy.maximum(lower, start - _FARTHEST)[self._logs]
-        upper[self._logs] = numpy.minimum(upper, start + _FARTHEST)[self._logs]
+        lower[self._logs] = numpy.fmax(lower, start - _FARTHEST)[self._logs]
+        upper[self._logs] = numpy.fmin(upper, start + _FARTHEST)[self._logs]
         return numpy.stack([lower, upper], -1)
 
     def raw(self, point: ndarray) -> ndarray:
         """Raw parameters at coordinates."""
         raw = point.copy()
-        natural = numpy.exp(point[self._logs])
-        soft = natural[self._soft] - self._offset[self._soft]
-        with numpy.errstate(all="ignore"):
-            inverse = soft + numpy.log(-numpy.expm1(-soft))
-        natural[self._soft] = numpy.where(soft > _LINEAR, soft, inverse)
-        raw[self._logs] = natural
+        for part, transform in self._parts:
+            raw[part] = transform.inverse(numpy.exp(point[part]))
         return raw
 
     def slope(self, by_raw: ndarray, raw: ndarray) -> ndarray:
         """The derivatives by the coordinates, from those by raw parameters."""
         slope = by_raw.copy()
-        own = raw[self._logs]
-        factor = self._natural(own)
-        soft = own[self._soft]
-        # Softplus has the slope of a sigmoid.
-        factor[self._soft] *= numpy.where(soft > _LINEAR, 1.0, 1.0 + numpy.exp(-soft))
-        slope[self._logs] *= factor
+        for part, transform in self._parts:
+            slope[part] *= transform.value(raw[part]) / transform.slope(raw[part])
         return slope
-
-    def _natural(self, raw: ndarray) -> ndarray:
-        """Of the raw parameters whose logarithms are taken."""
-        natural = raw.copy()
-        soft = raw[self._soft]
-        with numpy.errstate(over="ignore"):
-            curved = numpy.log1p(numpy.exp(soft)) + self._offset[self._soft]
-        natural[self._soft] = numpy.where(soft > _LINEAR, soft + self._offset[self._soft], curved)
-        return natural
 
 
 class Vector:

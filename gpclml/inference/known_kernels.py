@@ -1,12 +1,14 @@
-"""Kernels of GPyTorch whose covariance is computed with derivatives in closed form."""
+"""Kernels and constraints of GPyTorch that are computed with derivatives in closed form."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
+import numpy
 import torch
+from gpytorch.constraints import GreaterThan, Interval, Positive
 from gpytorch.kernels import (
     AdditiveKernel,
     ConstantKernel,
@@ -21,11 +23,19 @@ from gpytorch.kernels import (
     ScaleKernel,
 )
 from gpytorch.lazy import LazyEvaluatedKernelTensor
+from numpy import ndarray
 from torch import Tensor
 
 from gpclml.linalg import DenseCovariance, RadialCovariance, radial_covariance
 
-__all__ = ["covariance_at", "is_known", "known_covariance"]
+__all__ = [
+    "Transform",
+    "covariance_at",
+    "is_known",
+    "known_covariance",
+    "radial_parts",
+    "transform_of",
+]
 
 _MATERN = {0.5: "matern_12", 1.5: "matern_32", 2.5: "matern_52"}
 
@@ -146,6 +156,74 @@ def _with_noise(covariance: Tensor, noise: Tensor | None) -> Tensor:
     if noise is None:
         return covariance
     return covariance + torch.diag_embed(noise.expand(*noise.shape[:-1], covariance.shape[-1]))
+
+
+def radial_parts(kernel: Kernel) -> tuple[Kernel, str, dict[str, str]] | None:
+    """The kernel of distance within its scales; None if a known kernel is anything else.
+
+    Returns:
+        The kernel, the name of its function of distance, and the hyperparameters that are the
+        arguments ``lengthscale`` and ``power`` of :func:`gpclml.linalg.radial_covariance`.
+    """
+    while type(kernel) is ScaleKernel:
+        kernel = cast(Kernel, kernel.base_kernel)
+    if type(kernel) is RBFKernel:
+        return kernel, "rbf", {"lengthscale": "lengthscale"}
+    if type(kernel) is MaternKernel:
+        return kernel, _MATERN[kernel.nu], {"lengthscale": "lengthscale"}
+    if type(kernel) is RQKernel:
+        return kernel, "rational_quadratic", {"lengthscale": "lengthscale", "power": "alpha"}
+    if type(kernel) is CosineKernel:
+        return kernel, "cosine", {"lengthscale": "period_length"}
+    return None
+
+
+_LINEAR = 20.0  # above which PyTorch's softplus is the identity
+
+
+class Transform(NamedTuple):
+    """How a constraint makes a hyperparameter of a raw parameter, of NumPy's arrays.
+
+    Attributes:
+        soft: Whether by a softplus; else they are equal.
+        offset: What is added to the softplus.
+    """
+
+    soft: bool
+    offset: float
+
+    def value(self, raw: ndarray) -> ndarray:
+        """The hyperparameter."""
+        if not self.soft:
+            return raw
+        with numpy.errstate(over="ignore"):
+            curved = numpy.log1p(numpy.exp(raw))
+        return numpy.where(raw > _LINEAR, raw, curved) + self.offset
+
+    def slope(self, raw: ndarray) -> ndarray | float:
+        """Its derivative."""
+        if not self.soft:
+            return 1.0
+        with numpy.errstate(over="ignore"):
+            return numpy.where(raw > _LINEAR, 1.0, 1.0 / (1.0 + numpy.exp(-raw)))
+
+    def inverse(self, value: ndarray) -> ndarray:
+        """The raw parameter."""
+        if not self.soft:
+            return value
+        value = value - self.offset
+        with numpy.errstate(all="ignore"):
+            return numpy.where(value > _LINEAR, value, value + numpy.log(-numpy.expm1(-value)))
+
+
+def transform_of(constraint: Interval | None) -> Transform | None:
+    """Of a constraint of GPyTorch; None if it is none of those known here."""
+    if constraint is None or not constraint.enforced:
+        return Transform(False, 0.0)
+    known = type(constraint) in (GreaterThan, Positive) and constraint.lower_bound.numel() == 1
+    if not known or not isinstance(constraint._transform, torch.nn.Softplus):
+        return None
+    return Transform(True, float(constraint.lower_bound))
 
 
 def _rbf(kernel: Any, x: Tensor) -> dict[str, Any]:

@@ -31,7 +31,14 @@ from torch import Tensor
 from gpclml.linalg.matrices import DOUBLE_UP_TO, PIVOT_ROUNDINGS
 from gpclml.linalg.profiles import Profile
 
-__all__ = ["LARGEST", "density_and_gradients", "matrix_density_and_gradients"]
+__all__ = [
+    "LARGEST",
+    "applies",
+    "density_and_gradients",
+    "least_pivot",
+    "matrix_density_and_gradients",
+    "of_distances",
+]
 
 blas: Any = _blas  # whose functions are known at run time alone
 lapack: Any = _lapack
@@ -75,11 +82,11 @@ def density_and_gradients(
         where points are too many, on a GPU or a batch, or have no Cholesky factor.
     """
     points = cast(Tensor, arguments[0])
-    if blocks is None or points.ndim > 2 or not _applies(residual, blocks):
+    if blocks is None or points.ndim > 2 or not applies(residual, blocks):
         return None
     arrays = [None if one is None else one.detach().double().numpy() for one in arguments]
-    with numpy.errstate(all="ignore"):  # what is not finite has no factor
-        found = _of_distances(arrays, _array(residual), profile, blocks, needed, _least(residual))
+    least = least_pivot(residual)
+    found = of_distances(arrays, _array(residual), profile, blocks, needed, least)
     if found is None:
         return None
     value, gradients = found
@@ -100,12 +107,12 @@ def matrix_density_and_gradients(
     Returns:
         The three, or None as :func:`density_and_gradients` does.
     """
-    if blocks is None or covariance.ndim > 2 or not _applies(residual, blocks):
+    if blocks is None or covariance.ndim > 2 or not applies(residual, blocks):
         return None
     with numpy.errstate(all="ignore"):
         # A copy, by columns as LAPACK has it: the transpose of one by rows.
         matrix = covariance.detach().double().numpy().copy().T
-        found = _of_matrix(matrix, _array(residual), blocks, _least(residual))
+        found = _of_matrix(matrix, _array(residual), blocks, least_pivot(residual))
     if found is None:
         return None
     value, G, of_residual = found
@@ -115,7 +122,8 @@ def matrix_density_and_gradients(
     return torch.tensor(value, dtype=residual.dtype), *as_tensors
 
 
-def _applies(residual: Tensor, blocks: Blocks) -> bool:
+def applies(residual: Tensor, blocks: Blocks) -> bool:
+    """Whether densities of a residual of this shape, type and device are computed here."""
     if residual.ndim > 1 or residual.device.type != "cpu":
         return False
     several = not isinstance(blocks, int) and any(group.shape[1] > 1 for group in blocks)
@@ -127,9 +135,36 @@ def _array(values: Tensor) -> ndarray:
     return values.detach().double().numpy()
 
 
-def _least(like: Tensor) -> float:
+def least_pivot(like: Tensor) -> float:
     """Smallest squared pivot as a share of its variance."""
     return PIVOT_ROUNDINGS * torch.finfo(like.dtype).eps
+
+
+def of_distances(
+    arrays: Sequence[ndarray | None],
+    residual: ndarray,
+    profile: Profile,
+    blocks: Blocks,
+    needed: Sequence[bool],
+    least: float,
+) -> tuple[float, list[ndarray | float | None]] | None:
+    """The density and its gradients of arrays, as :func:`density_and_gradients` gives them.
+
+    Args:
+        arrays: Points ``(n, d)``, lengthscale ``(1, d)`` or ``(1, 1)``, scale ``()``, noise
+            ``(n,)`` or ``(1,)`` and power ``()``; None where there is none.
+        residual: ``(n,)``.
+        profile: The function of distance.
+        blocks: The held-out points, for which :func:`applies` is true.
+        needed: Which gradients: of the five arrays and of the residual.
+        least: Smallest squared pivot of the factor, as a share of its variance.
+
+    Returns:
+        The density and the gradients: that by the lengthscale ``(1, d)``, that by the noise
+        ``(n,)``; None where there is no Cholesky factor.
+    """
+    with numpy.errstate(all="ignore"):  # what is not finite has no factor
+        return _of_distances(arrays, residual, profile, blocks, needed, least)
 
 
 def _of_distances(
@@ -140,7 +175,6 @@ def _of_distances(
     needed: Sequence[bool],
     least: float,
 ) -> tuple[float, list[ndarray | float | None]] | None:
-    """The density and its gradients, as :func:`density_and_gradients` gives them, in numbers."""
     points, lengthscale, scale, noise, power = cast(list[Any], arrays)
     n = len(residual)
     z = points if lengthscale is None else points / lengthscale

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import gpytorch
+import numpy
 import torch
 from gpytorch.likelihoods.noise_models import _HomoskedasticNoiseBase
-from gpytorch.models import GP
-from gpytorch.priors import Prior
+from gpytorch.models import GP, ExactGP
+from gpytorch.priors import GammaPrior, LogNormalPrior, NormalPrior, Prior
 from torch import Tensor
 
 from gpclml.errors import ModelModeError
+from gpclml.linalg.covariance import Pairs
 
-__all__ = ["check_train_mode", "prior_and_added_loss"]
+__all__ = ["FixedTerms", "Formula", "check_train_mode", "formula_of", "prior_and_added_loss"]
 
 
 def prior_and_added_loss(
@@ -104,3 +108,97 @@ def check_train_mode(model: torch.nn.Module) -> None:
             "Call model.train() before the objective; for scores of a fitted model use "
             "gpclml.evaluation.",
         )
+
+
+class FixedTerms:
+    """Log priors and added losses, with gradients; the modules are searched once.
+
+    Attributes:
+        plain: Whether they are sums over priors alone.
+        priors: Module, prior, closure, and the closed form or None, of each.
+    """
+
+    def __init__(self, model: ExactGP, batch_shape: torch.Size, params: Sequence[Tensor]) -> None:
+        self._model, self._batch_shape, self._params = model, batch_shape, params
+        self.plain = not len(batch_shape) and not any(True for _ in model.added_loss_terms())
+        self.priors = [
+            (module, prior, closure, formula_of(prior))
+            for _, module, prior, closure, _ in model.named_priors()
+        ]
+
+    def __call__(self) -> tuple[float, Pairs]:
+        if not self.plain:
+            terms = prior_and_added_loss(self._model, self._batch_shape, self._params)
+            if not isinstance(terms, Tensor):
+                return float(terms), []
+            total = terms.expand(self._batch_shape).sum()
+            return total.item(), [(total, torch.ones_like(total))] if total.requires_grad else []
+        total, pairs = 0.0, []
+        for module, prior, closure, formula in self.priors:
+            value = cast(Tensor, closure(module))
+            if formula is None or value.device.type != "cpu":
+                density = prior.log_prob(value).sum()
+                total += density.item()
+                if density.requires_grad:
+                    pairs.append((density, torch.ones_like(density)))
+            else:
+                density, slope = formula(value.detach().double().numpy())
+                total += density
+                if value.requires_grad:
+                    pairs.append((value, torch.as_tensor(slope, dtype=value.dtype)))
+        return total, pairs
+
+
+_HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+
+Formula = Callable[[numpy.ndarray], tuple[float, numpy.ndarray]]
+
+
+def formula_of(prior: Prior) -> Formula | None:
+    """The sum of a prior's log densities and their slopes, of kinds that most models have."""
+    make = _FORMULAS.get(type(prior))
+    return None if make is None or getattr(prior, "_transform", None) is not None else make(prior)
+
+
+def _normal(prior: Any) -> Formula:
+    loc, variance, log_scale = _numbers(prior.loc, prior.scale**2, prior.scale.log())
+    constant = log_scale + _HALF_LOG_2PI
+
+    def formula(value: numpy.ndarray) -> tuple[float, numpy.ndarray]:
+        t = value - loc
+        slope = -t / variance
+        return float((0.5 * t * slope - constant).sum()), slope
+
+    return formula
+
+
+def _log_normal(prior: Any) -> Formula:
+    of_log = _normal(prior.base_dist)
+
+    def formula(value: numpy.ndarray) -> tuple[float, numpy.ndarray]:
+        log = numpy.log(value)
+        density, slope = of_log(log)
+        return density - float(log.sum()), (slope - 1.0) / value
+
+    return formula
+
+
+def _gamma(prior: Any) -> Formula:
+    a, b = prior.concentration, prior.rate
+    less, b, power, log_gamma = _numbers(a - 1.0, b, torch.xlogy(a, b), torch.lgamma(a))
+    normalizer = power - log_gamma
+
+    def formula(value: numpy.ndarray) -> tuple[float, numpy.ndarray]:
+        return float((less * numpy.log(value) - b * value + normalizer).sum()), less / value - b
+
+    return formula
+
+
+def _numbers(*tensors: Tensor) -> list[numpy.ndarray]:
+    """In double precision; what depends on them alone upstream computes in their own."""
+    return [tensor.detach().cpu().double().numpy() for tensor in tensors]
+
+
+_FORMULAS: dict[type[Prior], Callable[[Any], Formula]] = {
+    GammaPrior: _gamma, LogNormalPrior: _log_normal, NormalPrior: _normal,
+}  # fmt: skip

@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, cast
 
-import numpy
 import torch
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood
@@ -22,7 +21,6 @@ from gpytorch.likelihoods.noise_models import HomoskedasticNoise
 from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from gpytorch.models import ExactGP
-from gpytorch.priors import GammaPrior, LogNormalPrior, NormalPrior, Prior
 from torch import Tensor
 
 from gpclml.conditioning import KFold, LastPoints
@@ -31,7 +29,8 @@ from gpclml.inference.observations import Observations, training_observations
 from gpclml.linalg import Covariance
 from gpclml.linalg.closed_forms import ClosedForm
 from gpclml.linalg.covariance import Pairs
-from gpclml.mlls._terms import prior_and_added_loss
+from gpclml.mlls._arrays import ArrayDensity
+from gpclml.mlls._terms import FixedTerms
 from gpclml.mlls.conditional_marginal_log_likelihood import ConditionalMarginalLogLikelihood
 from gpclml.mlls.losses import fixed_loss
 from gpclml.models import GPRegression
@@ -100,12 +99,20 @@ class _KnownLoss:
         self._per_target = 1.0 / sum(group.numel() for group in self._blocks)
         self._per_row = 1.0 / data.residual.shape[-1]
         self.batch = covariance.shape[:-2]
-        self._terms = _Terms(self._model, self.batch, data.params)
+        self._terms = FixedTerms(self._model, self.batch, data.params)
         # Conjugate gradients take the covariance as the model gives it.
         by_factor = isinstance(self._density, ClosedForm)
         self.prior = _KnownPrior.of(self._model, mll.likelihood) if by_factor else None
+        self._arrays = None
+        if self.prior is not None and not self.batch:
+            self._arrays = self.prior.arrays(cast(ClosedForm, self._density), self._terms)
 
     def __call__(self) -> float:
+        if self._arrays is not None:
+            loss = self._arrays(-self._per_target, -self._per_row)
+            if loss is not None:
+                self._mll.last_solve = ()
+                return loss
         if self.prior is None:
             data = training_observations(self._model, self._mll.likelihood)
             covariance, residual = self._covariance(data), data.residual
@@ -165,14 +172,17 @@ class _KnownPrior:
         ):
             return None
         with torch.no_grad():
-            x = inputs()
+            x = inputs if isinstance(inputs, Tensor) else inputs()
         kernel = cast(Kernel, model.covar_module)
         dims = kernel.active_dims
         num_dims = x.shape[-1] if dims is None else len(cast(Tensor, dims))
         return _KnownPrior(model, likelihood, inputs) if is_known(kernel, num_dims) else None
 
     def __init__(
-        self, model: ExactGP, likelihood: GaussianLikelihood, inputs: Callable[[], Tensor]
+        self,
+        model: ExactGP,
+        likelihood: GaussianLikelihood,
+        inputs: Tensor | Callable[[], Tensor],
     ) -> None:
         self._kernel = cast(Kernel, model.covar_module)
         self._mean = cast(Any, model.mean_module)
@@ -181,9 +191,17 @@ class _KnownPrior:
         self._targets = cast(Tensor, model.train_targets)
         self._inputs = inputs
 
+    def arrays(self, density: ClosedForm, terms: FixedTerms) -> ArrayDensity | None:
+        """Everything in NumPy, where that is known."""
+        if not isinstance(self._inputs, Tensor):
+            return None
+        return ArrayDensity.of(
+            self._kernel, self._mean, self._likelihood, self._inputs, self._targets, density, terms
+        )
+
     def __call__(self) -> tuple[Covariance, Tensor]:
         """The covariance of the observations, and the residuals."""
-        x = self._inputs()
+        x = self._inputs if isinstance(self._inputs, Tensor) else self._inputs()
         if self._is_constant:
             constant = self._mean.constant
             residual = self._targets - constant.detach().unsqueeze(-1)
@@ -211,108 +229,22 @@ def _has_hooks(module: torch.nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 
 
-def _inputs(model: ExactGP) -> Callable[[], Tensor] | None:
-    """What mean and kernel of the model are called on, for classes of which that is known."""
+def _inputs(model: ExactGP) -> Tensor | Callable[[], Tensor] | None:
+    """What mean and kernel are called on, for classes of which that is known; fixed if a tensor."""
     x, *others = cast(tuple[Tensor, ...], model.train_inputs)
     forward = type(model).forward
     if others or not x.is_floating_point():
         return None
     if forward is GPRegression.forward:
-        fixed = cast(GPRegression, model).input_standardizer.transform(x)
-        return lambda: fixed
+        return cast(GPRegression, model).input_standardizer.transform(x)
     models = sys.modules.get("botorch.models")
     if models is None or forward is not models.SingleTaskGP.forward:
         return None
     transform = getattr(model, "input_transform", None)
     if transform is None:
-        return lambda: x
+        return x
+    if type(transform) is models.transforms.Normalize and not any(
+        True for _ in transform.parameters()
+    ):
+        return cast(Any, model).transform_inputs(x)
     return lambda: cast(Any, model).transform_inputs(x)
-
-
-class _Terms:
-    """Log priors and added losses, with gradients; the modules are searched once."""
-
-    def __init__(self, model: ExactGP, batch_shape: torch.Size, params: Sequence[Tensor]) -> None:
-        self._model, self._batch_shape, self._params = model, batch_shape, params
-        self._plain = not len(batch_shape) and not any(True for _ in model.added_loss_terms())
-        self._priors = [
-            (module, prior, closure, _formula(prior))
-            for _, module, prior, closure, _ in model.named_priors()
-        ]
-
-    def __call__(self) -> tuple[float, Pairs]:
-        if not self._plain:
-            terms = prior_and_added_loss(self._model, self._batch_shape, self._params)
-            if not isinstance(terms, Tensor):
-                return float(terms), []
-            total = terms.expand(self._batch_shape).sum()
-            return total.item(), [(total, torch.ones_like(total))] if total.requires_grad else []
-        total, pairs = 0.0, []
-        for module, prior, closure, formula in self._priors:
-            value = cast(Tensor, closure(module))
-            if formula is None or value.device.type != "cpu":
-                density = prior.log_prob(value).sum()
-                total += density.item()
-                if density.requires_grad:
-                    pairs.append((density, torch.ones_like(density)))
-            else:
-                density, slope = formula(value.detach().double().numpy())
-                total += density
-                if value.requires_grad:
-                    pairs.append((value, torch.as_tensor(slope, dtype=value.dtype)))
-        return total, pairs
-
-
-_HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
-
-Formula = Callable[[numpy.ndarray], tuple[float, numpy.ndarray]]
-
-
-def _formula(prior: Prior) -> Formula | None:
-    """The sum of a prior's log densities and their slopes, of kinds that most models have."""
-    make = _FORMULAS.get(type(prior))
-    return None if make is None or getattr(prior, "_transform", None) is not None else make(prior)
-
-
-def _normal(prior: Any) -> Formula:
-    loc, variance, log_scale = _numbers(prior.loc, prior.scale**2, prior.scale.log())
-    constant = log_scale + _HALF_LOG_2PI
-
-    def formula(value: numpy.ndarray) -> tuple[float, numpy.ndarray]:
-        t = value - loc
-        slope = -t / variance
-        return float((0.5 * t * slope - constant).sum()), slope
-
-    return formula
-
-
-def _log_normal(prior: Any) -> Formula:
-    of_log = _normal(prior.base_dist)
-
-    def formula(value: numpy.ndarray) -> tuple[float, numpy.ndarray]:
-        log = numpy.log(value)
-        density, slope = of_log(log)
-        return density - float(log.sum()), (slope - 1.0) / value
-
-    return formula
-
-
-def _gamma(prior: Any) -> Formula:
-    a, b = prior.concentration, prior.rate
-    normalizer = torch.xlogy(a, b) - torch.lgamma(a)
-    less, b, normalizer = _numbers(a - 1.0, b, normalizer)
-
-    def formula(value: numpy.ndarray) -> tuple[float, numpy.ndarray]:
-        return float((less * numpy.log(value) - b * value + normalizer).sum()), less / value - b
-
-    return formula
-
-
-def _numbers(*tensors: Tensor) -> list[numpy.ndarray]:
-    """In double precision; what depends on them alone upstream computes in their own."""
-    return [tensor.detach().cpu().double().numpy() for tensor in tensors]
-
-
-_FORMULAS: dict[type[Prior], Callable[[Any], Formula]] = {
-    GammaPrior: _gamma, LogNormalPrior: _log_normal, NormalPrior: _normal,
-}  # fmt: skip

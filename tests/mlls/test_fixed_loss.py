@@ -10,10 +10,12 @@ from botorch.models.transforms import Normalize, Standardize, Warp
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.priors import GammaPrior, HalfCauchyPrior, LogNormalPrior, NormalPrior
+from linear_operator.utils.warnings import NumericalWarning
 
 from gpclml.conditioning import HeldOut, KFold, LastPoints, LeaveOneOut, RandomHoldout
 from gpclml.inference import covariances
 from gpclml.mlls import ConditionalMarginalLogLikelihood
+from gpclml.mlls import fixed_loss as fixed_loss_module
 from gpclml.mlls.fixed_loss import FixedLoss
 from gpclml.mlls.losses import fixed_loss
 from gpclml.models import GPRegression
@@ -251,3 +253,58 @@ def test_targets_that_overflow_are_an_error():
         mll.model.mean_module.raw_constant.fill_(1e300)
     with pytest.raises(NonFiniteError, match="targets less prior mean"):
         loss()
+
+
+IN_NUMPY = ["botorch", "botorch matern", "normalized", "frozen", "regression"]
+
+
+@pytest.mark.parametrize("conditioning", ["lml", "held-out", "loo"])
+@pytest.mark.parametrize("name", IN_NUMPY)
+def test_known_models_are_computed_in_numpy_alone(name, conditioning, monkeypatch):
+    mll = objective_of(MODELS[name](), conditioning)
+    loss = FixedLoss(mll)
+    expected, _ = evaluated(mll, loss)
+
+    def refused(*_, **__):
+        raise AssertionError("PyTorch's covariance was asked for")
+
+    for module in (fixed_loss_module, covariances):
+        monkeypatch.setattr(module, "covariance_at", refused, raising=False)
+    assert float(loss()) == expected
+
+
+@pytest.mark.parametrize("transform", [None, torch.exp])
+def test_priors_of_what_is_not_a_hyperparameter_itself_are_left_to_pytorch(transform):
+    """The lengthscale and a function of it that has the same value and another slope."""
+    model = SingleTaskGP(*data())
+    kernel = model.covar_module
+    kernel.lengthscale = 1.0
+    if transform is None:
+        kernel.register_prior("square", GammaPrior(2.0, 3.0), lambda m: m.lengthscale.square())
+    else:
+        kernel.register_prior("of", NormalPrior(0.0, 1.0, transform=transform), "lengthscale")
+    mll = objective_of(model, "lml")
+    loss = FixedLoss(mll)
+    assert_same(mll, loss)
+    kernel.lengthscale = 0.7
+    assert_same(mll, loss)
+
+
+def test_where_there_is_no_factor_jitter_is_added_as_without():
+    x, y = data()
+    noise = gpytorch.constraints.GreaterThan(1e-30, transform=None, initial_value=1e-25)
+    likelihood = gpytorch.likelihoods.GaussianLikelihood(noise_constraint=noise)
+    model = SingleTaskGP(x[:1].expand(15, 3), y, likelihood=likelihood)
+    mll = objective_of(model, "lml")
+    with pytest.warns(NumericalWarning):
+        expected, theirs = evaluated(mll, lambda: _backward(fixed_loss(mll)))
+    with pytest.warns(NumericalWarning):
+        value, ours = evaluated(mll, FixedLoss(mll))
+    assert value == pytest.approx(expected, rel=1e-8)
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6 * float(other.abs().max()))
+
+
+def _backward(loss):
+    loss.backward()
+    return loss.detach()
