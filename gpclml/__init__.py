@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     )  # fmt: skip
     from gpclml.curvature import GaussianWeightPrior
     from gpclml.datasets import load
-    from gpclml.estimators import StackedGP
+    from gpclml.estimators import Regressor, StackedGP
     from gpclml.evaluation import (
         Comparison,
         compare,
@@ -81,6 +81,7 @@ __all__ = [
     "NetworkMean",
     "RandomHoldout",
     "RandomOrderings",
+    "Regressor",
     "StackedGP",
     "SumMarginalLogLikelihood",
     "compare",

@@ -4,6 +4,7 @@ from gpclml.estimators.calibration import Calibration, fit_calibration
 from gpclml.estimators.candidates import CANDIDATES, DEFAULT_CANDIDATES, Candidate
 from gpclml.estimators.components import Component
 from gpclml.estimators.mixture import StackedPrediction
+from gpclml.estimators.regressor import Regressor
 from gpclml.estimators.stacked import StackedGP
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "Calibration",
     "Candidate",
     "Component",
+    "Regressor",
     "StackedGP",
     "StackedPrediction",
     "fit_calibration",

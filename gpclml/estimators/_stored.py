@@ -10,16 +10,15 @@ from typing import Any
 
 from torch import Tensor
 
-from gpclml._utils.checkpoint import read_checkpoint, write_checkpoint
 from gpclml.errors import DataError
 from gpclml.estimators.calibration import LEAST_DEGREES, Calibration
 from gpclml.estimators.candidates import CANDIDATES
 from gpclml.estimators.components import Component
 
-__all__ = ["StoredStack", "read_stack", "write_stack"]
+__all__ = ["KIND", "REQUIRED", "StoredStack", "content_of_stack", "stored_stack"]
 
-_KIND = "gpclml.StackedGP"
-_REQUIRED = {
+KIND = "gpclml.StackedGP"
+REQUIRED = {
     "config": dict, "x": Tensor, "y": Tensor, "columns": (list, type(None)), "components": list,
     "failures": dict,
 }  # fmt: skip
@@ -71,16 +70,15 @@ class StoredStack:
     failures: Mapping[str, str]
 
 
-def write_stack(
-    path: str | os.PathLike,
+def content_of_stack(
     config: Mapping[str, Any],
     x: Tensor,
     y: Tensor,
     columns: list[str] | None,
     components: Sequence[Component],
     failures: Mapping[str, str],
-) -> None:
-    """Writes a file; the training data once, for all components."""
+) -> dict[str, Any]:
+    """Tensors and primitives that :func:`stored_stack` makes a stack of; the data once."""
     stored = [
         {
             "name": one.name, "state": dict(one.model.state_dict()), "weight": one.weight,
@@ -89,20 +87,22 @@ def write_stack(
         }
         for one in components
     ]  # fmt: skip
-    content = {
+    return {
         "config": dict(config), "x": x, "y": y, "columns": columns, "components": stored,
         "failures": dict(failures),
     }  # fmt: skip
-    write_checkpoint(path, _KIND, content)
 
 
-def read_stack(path: str | os.PathLike, map_location: Any) -> StoredStack:
-    """Reads and checks a file.
+def stored_stack(path: str | os.PathLike, content: Mapping[str, Any]) -> StoredStack:
+    """Checks a content and makes the models in it.
+
+    Args:
+        path: Where it is from, for messages.
+        content: Of the keys and types of :data:`REQUIRED`.
 
     Raises:
-        DataError: The file is missing, damaged or no such checkpoint.
+        DataError: It is not complete, or parts do not fit each other.
     """
-    content = read_checkpoint(path, _KIND, map_location, _REQUIRED)
     _check(path, content["config"], _CONFIG)
     x, y = content["x"], content["y"]
     if x.ndim != 2 or y.shape != x.shape[:1]:

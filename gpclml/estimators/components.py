@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gpclml.estimators.calibration import Calibration, fit_calibration
+from gpclml.estimators.fitting import FittedCandidate
 from gpclml.inference import training_observations
 from gpclml.linalg import leave_one_out_moments
 from gpclml.models import GPRegression, find_networks
@@ -45,33 +46,31 @@ class Scored:
     """A fitted candidate, and the log densities by which it is weighted."""
 
     name: str
-    model: GPRegression
+    fit: FittedCandidate
     calibration: Calibration
     logs: Tensor
     uncalibrated: float
-    note: str
-    seconds: float = 0.0
 
     def component(self, weight: float) -> Component:
         """The component, once its weight is known."""
         return Component(
-            self.name, self.model, weight, self.calibration, float(self.logs.mean()),
-            self.uncalibrated, self.note, self.seconds,
+            self.name, self.fit.model, weight, self.calibration, float(self.logs.mean()),
+            self.uncalibrated, self.fit.note, self.fit.seconds,
         )  # fmt: skip
 
 
-def scored_by_loo(name: str, model: GPRegression, calibrate: bool, note: str) -> Scored:
+def scored_by_loo(name: str, fit: FittedCandidate, calibrate: bool) -> Scored:
     """Calibrates a fitted candidate to its leave-one-out residuals.
 
     Args:
         name: Name of the candidate.
-        model: The fitted model.
+        fit: The candidate.
         calibrate: Whether to; else its predictions stay normal.
-        note: A sentence on the fit.
 
     Raises:
         NonFiniteError, NotPSDError: A residual cannot be computed.
     """
+    model = fit.model
     error, deviation = leave_one_out_residuals(model)
     residuals = (error / deviation).double()
     calibration = (
@@ -82,7 +81,7 @@ def scored_by_loo(name: str, model: GPRegression, calibrate: bool, note: str) ->
         torch.as_tensor(one.log_density(residuals.cpu().numpy())) - unit
         for one in (calibration, Calibration())
     )
-    return Scored(name, model, calibration, logs, float(plain.mean()), note)
+    return Scored(name, fit, calibration, logs, float(plain.mean()))
 
 
 def num_hyperparameters(model: GPRegression) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -13,21 +12,26 @@ from torch import Tensor
 
 from gpclml._utils.arguments import callers_level, check_counts, checked
 from gpclml._utils.arrays import checked_training_data, points_as_tensor
-from gpclml._utils.progress import progress_bar
+from gpclml._utils.checkpoint import read_checkpoint, write_checkpoint
 from gpclml._utils.upstream_settings import load_botorch
 from gpclml.errors import ArgumentError, UnsupportedError
-from gpclml.estimators._stored import read_stack, write_stack
+from gpclml.estimators._stored import (
+    KIND,
+    REQUIRED,
+    StoredStack,
+    content_of_stack,
+    stored_stack,
+)
 from gpclml.estimators.candidates import (
     DEFAULT_CANDIDATES,
-    fit_candidate,
     ordered_by_cost,
 )
 from gpclml.estimators.components import Component, Scored, scored_by_loo
+from gpclml.estimators.fitting import FitOptions, fit_candidates
 from gpclml.estimators.mixture import StackedPrediction
 from gpclml.evaluation import stacking_weights
 from gpclml.fit import FitWarning
 from gpclml.inference import PosteriorNormal
-from gpclml.models import GPRegression
 
 if TYPE_CHECKING:
     import pandas
@@ -115,6 +119,7 @@ class StackedGP:
         y: ArrayLike,
         *,
         time_budget: float | None = None,
+        n_jobs: int | None = None,
         progress: bool | None = None,
     ) -> Self:
         """Fits the candidates, calibrates them and finds their weights.
@@ -125,6 +130,8 @@ class StackedGP:
             y: Targets, ``(n,)``.
             time_budget: Seconds after which no further candidate is begun, of those from the
                 cheapest to the most expensive. The first is always fitted.
+            n_jobs: Number of processes that fit candidates, as joblib takes it; None for this one
+                alone. It pays where a fit takes longer than the start of a process, some seconds.
             progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
 
         Returns:
@@ -144,30 +151,17 @@ class StackedGP:
             operations each.
         """
         x, y = self._checked(x, y)
-        begin = time.perf_counter()
         rows = _drawn_rows(len(y), self.fit_rows, self.seed, x.device)
-        fitted: dict[str, GPRegression] = {}
+        options = FitOptions(rows, self.seed, self.restarts, time_budget)
+        fits, failures = fit_candidates(
+            self.candidates, x, y, options, n_jobs=n_jobs, progress=progress
+        )
         found: list[Scored] = []
-        failures: dict[str, str] = {}
-        with progress_bar(self.candidates, progress=progress, desc="stack") as bar:
-            for name in bar:
-                bar.set_postfix_str(name)
-                start = time.perf_counter()
-                if found and time_budget is not None and start - begin >= time_budget:
-                    failures[name] = f"the time budget of {time_budget:g} seconds was spent"
-                    continue
-                try:
-                    model, note = fit_candidate(
-                        name, x, y, fitted, rows=rows, seed=self.seed, restarts=self.restarts,
-                        progress=False,
-                    )  # fmt: skip
-                    scored = scored_by_loo(name, model, self.calibrate, note)
-                except Exception as error:  # whatever it is, the others are worth having
-                    failures[name] = f"{type(error).__name__}: {error}"
-                    continue
-                fitted[name] = model
-                scored.seconds = time.perf_counter() - start
-                found.append(scored)
+        for name, fit in fits.items():
+            try:
+                found.append(scored_by_loo(name, fit, self.calibrate))
+            except Exception as error:  # whatever it is, the others are worth having
+                failures[name] = f"{type(error).__name__}: {error}"
         if not found:
             said = "; ".join(f"{name}: {reason}" for name, reason in failures.items())
             raise UnsupportedError("candidates", f"none that could be fitted ({said})", "one")
@@ -303,15 +297,7 @@ class StackedGP:
             ArgumentError: The stack is not fitted.
             DataError: The file cannot be written.
         """
-        x = self._check_fitted()
-        config = {
-            "candidates": list(self.candidates), "pseudo_counts": self.pseudo_counts,
-            "calibrate": self.calibrate, "fit_rows": self.fit_rows, "restarts": self.restarts,
-            "seed": self.seed,
-        }  # fmt: skip
-        write_stack(
-            path, config, x, cast(Tensor, self._y), self._columns, self.components, self.failures
-        )
+        write_checkpoint(path, KIND, self._content())
 
     @classmethod
     @checked
@@ -325,11 +311,39 @@ class StackedGP:
         Raises:
             DataError: The file is missing, damaged or no such checkpoint.
         """
-        stored = read_stack(path, map_location)
-        stack = cls(**stored.config)
-        stack.components, stack.failures = stored.components, stored.failures
-        stack._x, stack._y, stack._columns = stored.x, stored.y, stored.columns
+        return cls._of(path, read_checkpoint(path, KIND, map_location, REQUIRED))
+
+    @classmethod
+    def _of(cls, path: str | os.PathLike, content: Mapping[str, Any]) -> Self:
+        stack = cls.__new__(cls)
+        stack._take(stored_stack(path, content))
         return stack
+
+    def _take(self, stored: StoredStack) -> None:
+        StackedGP.__init__(self, **stored.config)
+        self.components, self.failures = stored.components, stored.failures
+        self._x, self._y, self._columns = stored.x, stored.y, stored.columns
+
+    def _config(self) -> dict[str, Any]:
+        return {
+            "candidates": list(self.candidates), "pseudo_counts": self.pseudo_counts,
+            "calibrate": self.calibrate, "fit_rows": self.fit_rows, "restarts": self.restarts,
+            "seed": self.seed,
+        }  # fmt: skip
+
+    def _content(self) -> dict[str, Any]:
+        x, y = self._check_fitted(), cast(Tensor, self._y)
+        return content_of_stack(self._config(), x, y, self._columns, self.components, self.failures)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # GPyTorch's priors and constraints hold functions that other processes cannot be sent.
+        return self._config() if self._x is None else {"content": self._content()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "content" in state:
+            self._take(stored_stack("what was sent", state["content"]))
+        else:
+            StackedGP.__init__(self, **state)
 
     def _checked(self, x: ArrayLike, y: ArrayLike) -> tuple[Tensor, Tensor]:
         data = checked_training_data(x, y)

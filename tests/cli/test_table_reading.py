@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from gpclml.cli.tables import read_table
-from gpclml.cli.tables.columns import kind_of
+from gpclml.datasets.columns import kind_of
 from gpclml.errors import DataError
 
 

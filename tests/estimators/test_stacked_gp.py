@@ -193,10 +193,10 @@ def test_a_candidate_that_fails_is_left_out_and_named(monkeypatch, tmp_path):
 def test_residuals_that_are_no_numbers_leave_a_candidate_out(monkeypatch):
     actual = stacked.scored_by_loo
 
-    def without_numbers(name, model, calibrate, note):
+    def without_numbers(name, fit, calibrate):
         if name == "linear":
             raise NonFiniteError("residuals", "3 of 30 values not finite", "finite values")
-        return actual(name, model, calibrate, note)
+        return actual(name, fit, calibrate)
 
     monkeypatch.setattr(stacked, "scored_by_loo", without_numbers)
     with pytest.warns(FitWarning, match="linear"):

@@ -1,9 +1,9 @@
 """Reads tables, splits their rows, and encodes their columns as inputs and targets of a model."""
 
-from gpclml.cli.tables.columns import CategoryColumn, NumberColumn
 from gpclml.cli.tables.encoding import EncodedRows, TableEncoding, fit_encoding
 from gpclml.cli.tables.reading import read_table
 from gpclml.cli.tables.rows import split_rows
+from gpclml.datasets.columns import CategoryColumn, NumberColumn
 
 __all__ = [
     "CategoryColumn",

@@ -16,11 +16,12 @@ from torch import Tensor
 
 from gpclml._utils.arguments import checked
 from gpclml._utils.files import write_atomically
-from gpclml.cli.tables.columns import (
+from gpclml.datasets.columns import (
     CategoryColumn,
     Kind,
     NumberColumn,
     column_of,
+    fit_column,
     kind_of,
     numbers_of,
     texts_of,
@@ -284,7 +285,9 @@ def fit_encoding(
         raise ArgumentError("table", got, "at least one column to predict from", suggestion)
     return TableEncoding(
         target=target,
-        columns=tuple(_fitted(column_of(table, name), kind, fills) for name, kind in kinds.items()),
+        columns=tuple(
+            fit_column(column_of(table, name), kind, fills) for name, kind in kinds.items()
+        ),
         left_out=left_out,
         missing=tuple(missing),
         notes=tuple(
@@ -339,20 +342,6 @@ def _is_constant(column: pandas.Series) -> bool:
 def _date_hint(column: pandas.Series) -> str:
     texts = column.dropna().astype(str).str.strip()
     return "; write dates as 2024-05-31" if texts.str.fullmatch(_OTHER_DATE).all() else ""
-
-
-def _fitted(column: pandas.Series, kind: Kind, fills: bool) -> NumberColumn | CategoryColumn:
-    name = str(column.name)
-    fills = fills and bool(column.isna().any())
-    if kind == "category":
-        levels = sorted({text for text in texts_of(column) if text is not None})
-        return CategoryColumn(name, tuple(levels), fills)
-    assert kind in ("number", "boolean", "date")
-    if not fills:
-        return NumberColumn(name, kind)
-    numbers = numbers_of(column, kind)
-    middle = float(np.nanmedian(numbers))
-    return NumberColumn(name, kind, float(middle >= 0.5) if kind == "boolean" else middle)
 
 
 def _is_like_an_id(column: pandas.Series, kind: Kind) -> bool:

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from gpclml._utils.arguments import checked
-from gpclml.cli.tables.columns import column_of, kind_of, numbers_of
 from gpclml.datasets import TrainTestSplit, split, subset
+from gpclml.datasets.columns import column_of, kind_of, numbers_of
 from gpclml.errors import ArgumentError, UnknownNameError
 
 if TYPE_CHECKING:

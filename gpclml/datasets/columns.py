@@ -20,6 +20,7 @@ __all__ = [
     "NumberColumn",
     "NumberKind",
     "column_of",
+    "fit_column",
     "kind_of",
     "numbers_of",
     "texts_of",
@@ -235,3 +236,32 @@ class CategoryColumn:
         """Values that are not among the levels, and how many rows have each of them."""
         counts = Counter(text for text in texts_of(column) if text is not None)
         return {level: count for level, count in counts.items() if level not in self.levels}
+
+
+def fit_column(
+    column: pandas.Series, kind: Kind, fills: bool, most_levels: int | None = None
+) -> NumberColumn | CategoryColumn:
+    """How a column of training rows becomes inputs.
+
+    Args:
+        column: The column.
+        kind: The kind of its values, as :func:`kind_of` has it: a number, boolean, date or
+            category.
+        fills: Whether missing values, if there are some, are replaced and marked by an input: of
+            numbers and dates by their median, of booleans by the more frequent value. A missing
+            category is then a level of its own.
+        most_levels: Of a category the levels that most rows have become inputs, at most so many;
+            all if None.
+    """
+    name = str(column.name)
+    fills = fills and bool(column.isna().any())
+    if kind == "category":
+        counts = Counter(text for text in texts_of(column) if text is not None)
+        ranked = sorted(counts, key=lambda text: (-counts[text], text))
+        return CategoryColumn(name, tuple(sorted(ranked[:most_levels])), fills)
+    assert kind in ("number", "boolean", "date")
+    if not fills:
+        return NumberColumn(name, kind)
+    numbers = numbers_of(column, kind)
+    middle = float(np.nanmedian(numbers))
+    return NumberColumn(name, kind, float(middle >= 0.5) if kind == "boolean" else middle)
