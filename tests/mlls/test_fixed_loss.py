@@ -280,7 +280,8 @@ def test_priors_of_what_is_not_a_hyperparameter_itself_are_left_to_pytorch(trans
     kernel = model.covar_module
     kernel.lengthscale = 1.0
     if transform is None:
-        kernel.register_prior("square", GammaPrior(2.0, 3.0), lambda m: m.lengthscale.square())
+        prior = GammaPrior(2.0, 3.0).double()  # PyTorch casts values to the type of its rate
+        kernel.register_prior("square", prior, lambda m: m.lengthscale.square())
     else:
         kernel.register_prior("of", NormalPrior(0.0, 1.0, transform=transform), "lengthscale")
     mll = objective_of(model, "lml")
