@@ -147,6 +147,7 @@ def of_distances(
     blocks: Blocks,
     needed: Sequence[bool],
     least: float,
+    work: tuple[ndarray, ndarray] | None = None,
 ) -> tuple[float, list[ndarray | float | None]] | None:
     """The density and its gradients of arrays, as :func:`density_and_gradients` gives them.
 
@@ -158,13 +159,15 @@ def of_distances(
         blocks: The held-out points, for which :func:`applies` is true.
         needed: Which gradients: of the five arrays and of the residual.
         least: Smallest squared pivot of the factor, as a share of its variance.
+        work: Two arrays ``(n, n)`` to compute in. Memory of this size that is asked for anew at
+            each step has to be cleared by the system first.
 
     Returns:
         The density and the gradients: that by the lengthscale ``(1, d)``, that by the noise
         ``(n,)``; None where there is no Cholesky factor.
     """
     with numpy.errstate(all="ignore"):  # what is not finite has no factor
-        return _of_distances(arrays, residual, profile, blocks, needed, least)
+        return _of_distances(arrays, residual, profile, blocks, needed, least, work)
 
 
 def _of_distances(
@@ -174,6 +177,7 @@ def _of_distances(
     blocks: Blocks,
     needed: Sequence[bool],
     least: float,
+    work: tuple[ndarray, ndarray] | None,
 ) -> tuple[float, list[ndarray | float | None]] | None:
     points, lengthscale, scale, noise, power = cast(list[Any], arrays)
     n = len(residual)
@@ -181,9 +185,12 @@ def _of_distances(
     z = z - numpy.add.reduce(z, 0) / n
     if profile.factor != 1.0:
         z *= profile.factor
-    e = _half_squared_distances(z)
-    k, *kept = profile.value(e, power)
-    covariance = k.copy() if scale is None else k * scale
+    distances, covariance = work or (numpy.empty((n, n)), numpy.empty((n, n)))
+    k, *kept = profile.value(_half_squared_distances(z, distances), power)
+    if scale is None:
+        numpy.copyto(covariance, k)
+    else:
+        numpy.multiply(k, scale, out=covariance)
     if noise is not None:
         covariance.ravel()[:: n + 1] += noise  # a view of rows
     # LAPACK has matrices by columns: to it the transpose, which is equal, is one in place.
@@ -223,15 +230,15 @@ def _of_distances(
     return value, gradients
 
 
-def _half_squared_distances(z: ndarray) -> ndarray:
-    """Minus half the squared distances of points, ``(n, n)``; those of equal points are zero."""
+def _half_squared_distances(z: ndarray, e: ndarray) -> ndarray:
+    """Minus half the squared distances of points, in ``e``; those of equal points are zero."""
     if z.shape[1] <= _BY_DIFFERENCES:
-        e = cdist(z, z, "sqeuclidean")
+        cdist(z, z, "sqeuclidean", out=e)
         e *= -0.5
         return e
     half = numpy.add.reduce(z * z, 1)
     half *= -0.5
-    e = z @ z.T
+    numpy.matmul(z, z.T, out=e)
     e += half
     e += half[:, None]
     # Equal points have one norm, of which a few roundings are left as their distance.
@@ -283,7 +290,7 @@ def _of_last(
     value = -float(terms.sum())
     if b == n:
         alpha = lapack.dtrtrs(L, z, lower=1, trans=1)[0]
-        G = lapack.dpotri(L, lower=1)[0]
+        G = lapack.dpotri(L, lower=1, overwrite_c=1)[0]
         G *= -0.5
         return value, blas.dsyr(0.5, alpha, a=G, lower=1, overwrite_a=1), -alpha
     right = numpy.zeros((n, b + 2), order="F")
@@ -292,7 +299,7 @@ def _of_last(
     right[:, b + 1] = z
     solved = lapack.dtrtrs(L, right, lower=1, trans=1, overwrite_b=1)[0]
     W, u, alpha = solved[:, :b], solved[:, b], solved[:, b + 1]
-    G = blas.dsyrk(-0.5, W, lower=1)
+    G = blas.dsyrk(-0.5, W, c=L, lower=1, overwrite_c=1)
     return value, blas.dsyr2(0.5, u, alpha - 0.5 * u, a=G, lower=1, overwrite_a=1), -u
 
 

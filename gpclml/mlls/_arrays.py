@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, cast
 
+import numpy
 import torch
 from gpytorch.constraints import Interval
 from gpytorch.kernels import Kernel, ScaleKernel
@@ -107,6 +108,8 @@ class ArrayDensity:
         self._points, self._targets = points, targets
         self._profile, self._blocks, self._least = PROFILES[profile], blocks, least
         self._priors = priors
+        n = len(targets)
+        self._work = numpy.empty((n, n)), numpy.empty((n, n))
         of_scale = any(one.needed for one in self._scales)
         others = (self._lengthscale, self._noise, self._power, self._constant)
         lengthscale, noise, power, constant = (one is not None and one.needed for one in others)
@@ -130,7 +133,7 @@ class ArrayDensity:
             None if self._power is None else self._power.value().reshape(()),
         ]  # fmt: skip
         found = of_distances(
-            arrays, residual, self._profile, self._blocks, self._needed, self._least
+            arrays, residual, self._profile, self._blocks, self._needed, self._least, self._work
         )
         if found is None or not math.isfinite(found[0]):
             return None

@@ -10,10 +10,12 @@ from typer.testing import CliRunner
 
 from benchmarks.speed.__main__ import main
 from benchmarks.speed.fits import fit_seeds, measure_fits
+from benchmarks.speed.loops import measure_loops
 from benchmarks.speed.memory import peak_memory
 from benchmarks.speed.methods import BASE, METHODS, Problem, gradient_step, sampled_data
 from benchmarks.speed.runs import interleaved_times, ratios
 from benchmarks.speed.searches import measure_searches
+from benchmarks.speed.shares import measure_shares
 from benchmarks.speed.tasks import measure_tasks
 from gpclml.errors import ArgumentError, UnknownNameError
 from gpclml.mlls import ConditionalMarginalLogLikelihood
@@ -148,3 +150,17 @@ def test_searches_that_maximize_the_same_end_at_the_same_value():
     assert table.worst.isna().sum() == 3  # of other objectives, or another model
     assert (table.ms > 0).all()
     assert table.ratio[table.index[0]] == 1.0
+
+
+def test_shares_of_a_step():
+    table = measure_shares(n=60, dimensions=3, rounds=2)
+    assert list(table.objective) == ["LML", "held-out tenth", "leave-one-out"]
+    assert ((table.share > 0) & (table.share < 1)).all()
+    assert table.Gflop.tolist() == pytest.approx([2.16e-4, 1.044e-4, 4.32e-4])
+
+
+def test_loops_end_at_about_the_same_regret_by_either_search():
+    table = measure_loops("branin", evaluations=3, seeds=1, restarts=2, raw_samples=16)
+    assert table.total.tolist() == pytest.approx((table.fits + table.acquisition).tolist())
+    assert table.ratio[0] == 1.0
+    assert table.regret.max() < 25

@@ -73,7 +73,8 @@ def test_distances_in_few_and_in_many_dimensions(monkeypatch):
     expected = -0.5 * (z.unsqueeze(1) - z).square().sum(-1)
     for dimensions in (8, 0):
         monkeypatch.setattr(lapack, "_BY_DIFFERENCES", dimensions)
-        e = torch.from_numpy(lapack._half_squared_distances(z.numpy()))
+        work = torch.empty(len(z), len(z), dtype=torch.float64).numpy()
+        e = torch.from_numpy(lapack._half_squared_distances(z.numpy(), work))
         torch.testing.assert_close(e, expected, rtol=1e-8, atol=1e-8)
         assert e[2, 7] == e[7, 2] == 0.0
         assert not bool(e.diagonal().any())
