@@ -15,7 +15,7 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from linear_operator.utils.warnings import NumericalWarning
 
 from gpclml._utils.upstream_settings import load_botorch
-from gpclml.errors import UnknownNameError
+from gpclml.errors import ArgumentError, UnknownNameError
 from gpclml.fit._vector import Bounds, Vector, bounds_of, non_finite, trainable
 from gpclml.mlls.losses import fixed_loss, fresh_loss, has_shared_parameters
 
@@ -291,7 +291,12 @@ class _LastGood:
 
 @contextmanager
 def frozen(mll: MarginalLogLikelihood, names: Iterable[str]) -> Iterator[None]:
-    """Within the block the parameters of these names or prefixes are not trained."""
+    """Within the block the parameters of these names or prefixes are not trained.
+
+    Raises:
+        UnknownNameError: If a name matches no parameter.
+        ArgumentError: If no parameter is left to train.
+    """
     named = dict(mll.named_parameters())
     frozen = []
     for name in names:
@@ -302,6 +307,9 @@ def frozen(mll: MarginalLogLikelihood, names: Iterable[str]) -> Iterator[None]:
     for parameter in frozen:
         parameter.requires_grad_(False)
     try:
+        if not trainable(mll):
+            suggestion = "Unfreeze some, or evaluate the objective without a fit."
+            raise ArgumentError("mll", "frozen parameters alone", "one to train", suggestion)
         yield
     finally:
         for parameter in frozen:

@@ -125,7 +125,7 @@ def fit_mll(
 
     Raises:
         ArgumentError: If ``optimizer``, ``steps``, ``lr``, ``restarts`` or ``retries`` is out of
-            range.
+            range, or every parameter is frozen.
         UnknownNameError: If a name to freeze matches no parameter.
         NonFiniteError, NotPSDError: If not even the start can be evaluated.
 

@@ -123,6 +123,14 @@ def test_frozen_parameters_stay():
         fit_mll(mll, freeze=["likelyhood"], progress=False)
 
 
+@pytest.mark.parametrize("optimizer", ["lbfgs", "adam"])
+def test_a_fit_of_frozen_parameters_alone_is_refused(optimizer):
+    mll = objective()
+    with pytest.raises(ArgumentError, match="frozen parameters alone"):
+        fit_mll(mll, optimizer, freeze=["model", "likelihood"], progress=False)
+    assert all(p.requires_grad for p in mll.parameters())
+
+
 def test_a_network_shared_by_outputs_is_fitted_jointly():
     class Scaled(torch.nn.Module):
         def __init__(self):
