@@ -300,7 +300,7 @@ def poor_fits(cells: pandas.DataFrame) -> pandas.DataFrame:
     """Fits of single models that failed or ended where a better end is known of.
 
     - ``said``: the fit itself says that it failed;
-    - ``at the mean``: the RMSE is that of the mean, where another method's is below .8 of it;
+    - ``no better than the mean`` in RMSE, where another method is by a fifth;
     - ``NLL``: above 5;
     - ``below rbf``: the LML of rq or deep, which contain rbf, is half a nat below rbf's.
 
@@ -315,7 +315,9 @@ def poor_fits(cells: pandas.DataFrame) -> pandas.DataFrame:
         if row.get("problem"):
             why.append(f"said: {row['problem'].partition('. ')[0]}")
         if "mean" in rmse and rmse.loc[key].min() < _PREDICTABLE * rmse.at[key, "mean"]:
-            why += ["at the mean"] * bool(row["rmse"] >= _COLLAPSED * rmse.at[key, "mean"])
+            why += ["no better than the mean"] * bool(
+                row["rmse"] >= _COLLAPSED * rmse.at[key, "mean"]
+            )
         if row["nll"] > HIGH_NLL:
             why.append(f"NLL {row['nll']:.1f}")
         if method in ("rq", "deep") and row["lml"] < lml.at[key, "rbf"] - _NATS:
@@ -333,7 +335,7 @@ def _fits(cells: pandas.DataFrame) -> Iterator[str]:
     poor = poor_fits(cells)
     about = (
         f"{len(poor)} of {int(cells['method'].isin(CANDIDATES).sum())} fits of single models say "
-        "that they failed, predict the mean where another method does better by a fifth, have an "
+        "that they failed, are no better than the mean where another method is by a fifth, have an "
         "NLL above 5, or end below a kernel that they contain."
     )
     shown = [table(poor.head(_MOST_ROWS))] if len(poor) else []
