@@ -306,8 +306,8 @@ def test_poor_fits_are_found():
     problem = {"linear": ["It stopped. Start elsewhere."]}
     found = poor_fits(made_cells(scores, lml=lml, problem=problem)).reset_index()
     assert dict(zip(found["method"], found["why"], strict=True)) == {
-        "linear": "said: It stopped", "matern": "no better than the mean", "rq": "LML -2.0 below rbf",
-        "deep": "no better than the mean; NLL 7.0",
+        "linear": "said: It stopped", "matern": "no better than the mean",
+        "rq": "LML -2.0 below rbf", "deep": "no better than the mean; NLL 7.0",
     }  # fmt: skip
 
 
