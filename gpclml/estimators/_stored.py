@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import Any
 
 from torch import Tensor
@@ -14,6 +14,7 @@ from gpclml.errors import DataError
 from gpclml.estimators.calibration import LEAST_DEGREES, Calibration
 from gpclml.estimators.candidates import CANDIDATES
 from gpclml.estimators.components import Component
+from gpclml.estimators.warps import Warp
 
 __all__ = ["KIND", "REQUIRED", "StoredStack", "content_of_stack", "stored_stack"]
 
@@ -28,12 +29,19 @@ def _is_number(value: object) -> bool:
     return isinstance(value, float) and not math.isnan(value)
 
 
+def _is_warp(value: object) -> bool:
+    if not isinstance(value, list) or len(value) != 3 or not all(map(_is_number, value)):
+        return False
+    return value[1] > 0 and 0 <= value[2] <= 2
+
+
 _CONFIG: dict[str, Callable[[Any], bool]] = {
     "candidates": lambda value: isinstance(value, list) and set(value) <= set(CANDIDATES),
     "pseudo_counts": _is_number,
     "calibrate": lambda value: isinstance(value, bool),
     "fit_rows": lambda value: isinstance(value, int),
     "restarts": lambda value: isinstance(value, int),
+    "extrapolation": _is_number,
     "seed": lambda value: isinstance(value, int),
 }
 _COMPONENT: dict[str, Callable[[Any], bool]] = {
@@ -46,6 +54,7 @@ _COMPONENT: dict[str, Callable[[Any], bool]] = {
     "loo_uncalibrated": _is_number,
     "note": lambda value: isinstance(value, str),
     "seconds": _is_number,
+    "warp": lambda value: value is None or _is_warp(value),
 }
 
 
@@ -84,6 +93,7 @@ def content_of_stack(
             "name": one.name, "state": dict(one.model.state_dict()), "weight": one.weight,
             "scale": one.calibration.scale, "degrees": one.calibration.degrees, "loo": one.loo,
             "loo_uncalibrated": one.loo_uncalibrated, "note": one.note, "seconds": one.seconds,
+            "warp": None if one.warp is None else list(astuple(one.warp)),
         }
         for one in components
     ]  # fmt: skip
@@ -110,16 +120,18 @@ def stored_stack(path: str | os.PathLike, content: Mapping[str, Any]) -> StoredS
     components = []
     for one in content["components"]:
         _check(path, one, _COMPONENT)
-        model = CANDIDATES[one["name"]].make(x, y, content["config"]["seed"])
+        warp = None if one["warp"] is None else Warp(*one["warp"])
+        warped = y if warp is None else warp.forward(y)
+        model = CANDIDATES[one["name"]].make(x, warped, content["config"]["seed"])
         try:
             model.load_state_dict(one["state"])
         except RuntimeError as error:
             raise _damaged(path, f"the state of {one['name']} does not fit") from error
-        targets = model.target_standardizer.transform(y)
+        targets = model.target_standardizer.transform(warped)
         model.set_train_data(targets=targets, strict=False)
         calibration = Calibration(one["scale"], one["degrees"])
         scores = one["loo"], one["loo_uncalibrated"]
-        said = one["note"], one["seconds"]
+        said = one["note"], one["seconds"], warp
         components.append(
             Component(one["name"], model.eval(), one["weight"], calibration, *scores, *said)
         )

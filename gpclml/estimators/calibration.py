@@ -54,7 +54,9 @@ class Calibration:
 
 @takes_arrays()
 @checked(residuals="float (n,)")
-def fit_calibration(residuals: ArrayLike, hyperparameters: int = 0) -> Calibration:
+def fit_calibration(
+    residuals: ArrayLike, hyperparameters: int = 0, *, tails: bool = True
+) -> Calibration:
     r"""The scale s and degrees of freedom nu of the largest penalized likelihood.
 
     .. math:: \max_{s, \nu} \sum_i \log \tfrac1s t_\nu(r_i / s) - \tfrac{a}{2} (\log s)^2
@@ -71,6 +73,7 @@ def fit_calibration(residuals: ArrayLike, hyperparameters: int = 0) -> Calibrati
     Args:
         residuals: Errors in units of predicted deviations, ``(n,)``.
         hyperparameters: p, the number that were fitted to the same rows.
+        tails: Whether to fit nu; else it is infinite.
 
     Raises:
         NonFiniteError: A residual is not finite.
@@ -95,10 +98,10 @@ def fit_calibration(residuals: ArrayLike, hyperparameters: int = 0) -> Calibrati
         ]
         return float(penalty - total) / len(r), -np.array(slopes) / len(r)
 
-    bounds = [(-_MOST_LOG_SCALE, _MOST_LOG_SCALE), (0.0, 1 / LEAST_DEGREES)]
+    bounds = [(-_MOST_LOG_SCALE, _MOST_LOG_SCALE), (0.0, 1 / LEAST_DEGREES if tails else 0.0)]
     ends = [
         minimize(loss, [0.0, start], jac=True, method="L-BFGS-B", bounds=bounds, options=_OPTIONS)
-        for start in _STARTS
+        for start in (_STARTS if tails else (0.0,))
     ]
     log_scale, inverse = map(float, min(ends, key=lambda end: end.fun).x)
     return Calibration(math.exp(log_scale), 1 / inverse if inverse > _NORMAL else math.inf)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gpclml.conditioning import LastPoints
 from gpclml.errors import UnknownNameError
+from gpclml.estimators.warps import Warp, choose_warp
 from gpclml.fit import FitWarning, fit_mll, fit_networks
 from gpclml.kernels import FeatureKernel, IdentityFeatures
 from gpclml.mlls import ConditionalMarginalLogLikelihood
@@ -47,11 +48,14 @@ class Candidate:
         make: Makes the model of inputs ``(n, d)`` and targets ``(n,)``, at its start; the integer
             is a seed.
         start: Name of the candidate from whose fit it starts, where that is a part of it.
+        warped: Whether its targets are transformed, as their likelihood under the fitted candidate
+            ``start`` says.
     """
 
     description: str
     make: Callable[[Tensor, Tensor, int], GPRegression]
     start: str | None = None
+    warped: bool = False
 
 
 def _linear(x: Tensor, y: Tensor, seed: int) -> GPRegression:
@@ -118,6 +122,10 @@ CANDIDATES: Mapping[str, Candidate] = {
     ),
     "rbf": Candidate("a smooth function, each input with a length scale of its own", _rbf),
     "rq": Candidate("as rbf, on several length scales at once, without priors", _rq, "rbf"),
+    "matern_warped": Candidate(
+        "as matern, of transformed targets, where a transform makes them more likely",
+        _matern, "matern", warped=True,
+    ),
     "matern_linear": Candidate("a linear function and what matern adds", _matern_linear, "matern"),
     "matern_linear_free": Candidate(
         "as matern_linear without priors, for targets with hardly any noise",
@@ -155,7 +163,7 @@ def fit_candidate(
     seed: int = 0,
     restarts: int = 0,
     progress: bool | None = None,
-) -> tuple[GPRegression, str]:
+) -> tuple[GPRegression, str, Warp | None] | None:
     """Fits a candidate by its marginal likelihood and its priors.
 
     Args:
@@ -169,12 +177,25 @@ def fit_candidate(
         progress: Whether to show a progress bar.
 
     Returns:
-        The model of all rows, and a sentence on the fit, empty if nothing is wrong with it.
+        The model of all rows; a sentence on the fit, empty if nothing is wrong with it; and the
+        transform of its targets, if they have one. None for a candidate of transformed targets if
+        no transform makes them more likely.
 
     Raises:
         NonFiniteError, NotPSDError: The likelihood cannot be evaluated at the start.
     """
     kind = CANDIDATES[name]
+    warp = None
+    if kind.warped:
+        assert kind.start is not None
+        if kind.start not in fitted:
+            made = fit_candidate(kind.start, x, y, {}, rows=rows, seed=seed)
+            assert made is not None
+            fitted = {kind.start: made[0]}
+        warp = choose_warp(fitted[kind.start], y)
+        if warp is None:
+            return None
+        y = warp.forward(y)
     whole = kind.make(x, y, seed)
     model = whole
     if rows is not None:  # of the rows' targets in the units of all
@@ -193,7 +214,7 @@ def fit_candidate(
             message = fit_mll(mll, restarts=restarts, seed=seed, progress=progress).message
     if rows is not None:
         whole.load_state_dict(model.state_dict())
-    return whole.eval(), message
+    return whole.eval(), message, warp
 
 
 def _start_from(model: GPRegression, fitted: GPRegression | None) -> None:
@@ -209,5 +230,8 @@ def _start_from(model: GPRegression, fitted: GPRegression | None) -> None:
             key.replace(prefix, f"{prefix}kernels.0.", 1) if key.startswith(prefix) else key: value
             for key, value in state.items()
         }
-    shared = {key: value for key, value in state.items() if key in own and "prior" not in key}
+    shared = {  # of transformed targets the units are others
+        key: value for key, value in state.items()
+        if key in own and "prior" not in key and "standardizer" not in key
+    }  # fmt: skip
     model.load_state_dict(shared, strict=False)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gpclml.estimators.calibration import Calibration, fit_calibration
 from gpclml.estimators.fitting import FittedCandidate
+from gpclml.estimators.warps import Warp
 from gpclml.inference import training_observations
 from gpclml.linalg import leave_one_out_moments
 from gpclml.models import GPRegression, find_networks
@@ -29,6 +30,8 @@ class Component:
         loo_uncalibrated: The same as the model itself has it.
         note: A sentence on the fit; empty if nothing is wrong with it.
         seconds: Wall time of the fit.
+        warp: The transform of its targets, if they have one; its model and calibration are of the
+            transformed targets.
     """
 
     name: str
@@ -39,6 +42,28 @@ class Component:
     loo_uncalibrated: float
     note: str = ""
     seconds: float = 0.0
+    warp: Warp | None = None
+
+    def moments(self, X: Tensor, observation_noise: bool) -> tuple[Tensor, Tensor]:
+        """Mean and covariance of points in original units, through which gradients flow.
+
+        Of transformed targets the correlations are those of the transform.
+
+        Args:
+            X: Points, ``(*batch, q, d)``.
+            observation_noise: Whether to add the noise of observations.
+
+        Returns:
+            ``(*batch, q)`` and ``(*batch, q, q)``.
+        """
+        normal = self.model.predict(X, observation_noise=observation_noise)
+        covariance = self.calibration.variance * normal.covariance_matrix
+        if self.warp is None:
+            return normal.mean, covariance
+        variance = self.calibration.variance * normal.variance
+        mean, warped = self.warp.moments(normal.mean, variance.sqrt())
+        ratio = (warped / variance).sqrt()
+        return mean, covariance * ratio.unsqueeze(-1) * ratio.unsqueeze(-2)
 
 
 @dataclass
@@ -55,16 +80,17 @@ class Scored:
         """The component, once its weight is known."""
         return Component(
             self.name, self.fit.model, weight, self.calibration, float(self.logs.mean()),
-            self.uncalibrated, self.fit.note, self.fit.seconds,
+            self.uncalibrated, self.fit.note, self.fit.seconds, self.fit.warp,
         )  # fmt: skip
 
 
-def scored_by_loo(name: str, fit: FittedCandidate, calibrate: bool) -> Scored:
+def scored_by_loo(name: str, fit: FittedCandidate, y: Tensor, calibrate: bool) -> Scored:
     """Calibrates a fitted candidate to its leave-one-out residuals.
 
     Args:
         name: Name of the candidate.
         fit: The candidate.
+        y: Targets in original units.
         calibrate: Whether to; else its predictions stay normal.
 
     Raises:
@@ -73,12 +99,16 @@ def scored_by_loo(name: str, fit: FittedCandidate, calibrate: bool) -> Scored:
     model = fit.model
     error, deviation = leave_one_out_residuals(model)
     residuals = (error / deviation).double()
-    calibration = (
-        fit_calibration(residuals, num_hyperparameters(model)) if calibrate else Calibration()
-    )
-    unit = (deviation.double() * float(model.target_scale)).log().cpu()
+    calibration = Calibration()
+    if calibrate:
+        # Heavy tails of the logarithm of a target would have no mean.
+        count, tails = num_hyperparameters(model), fit.warp is None
+        calibration = fit_calibration(residuals, count, tails=tails)
+    unit = (deviation.double() * float(model.target_scale)).log()
+    if fit.warp is not None:
+        unit = unit - fit.warp.log_slope(y.double())
     logs, plain = (
-        torch.as_tensor(one.log_density(residuals.cpu().numpy())) - unit
+        torch.as_tensor(one.log_density(residuals.cpu().numpy())) - unit.cpu()
         for one in (calibration, Calibration())
     )
     return Scored(name, fit, calibration, logs, float(plain.mean()))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gpclml._utils.progress import progress_bar
 from gpclml.estimators.candidates import CANDIDATES, fit_candidate
+from gpclml.estimators.warps import Warp
 from gpclml.models import GPRegression
 
 __all__ = ["FitOptions", "FittedCandidate", "fit_candidates"]
@@ -46,11 +47,13 @@ class FittedCandidate:
         model: The model of all rows.
         note: A sentence on the fit; empty if nothing is wrong with it.
         seconds: Wall time of the fit.
+        warp: The transform of its targets, if they have one.
     """
 
     model: GPRegression
     note: str
     seconds: float
+    warp: Warp | None = None
 
 
 _Fits = tuple[dict[str, FittedCandidate], dict[str, str]]
@@ -76,7 +79,8 @@ def fit_candidates(
         progress: Whether to show a progress bar.
 
     Returns:
-        The fitted candidates by name, and why the others are not among them.
+        The fitted candidates by name, and why others failed. A candidate of transformed targets is
+        in neither if no transform makes them more likely.
     """
     if options.seconds is not None:
         deadline = time.time() + options.seconds
@@ -93,10 +97,11 @@ def fit_candidates(
     failures: dict[str, str] = {}
     for states, failed in runs:  # pyright: ignore[reportGeneralTypeIssues]
         failures |= failed
-        for name, (state, note, seconds) in states.items():
-            model = CANDIDATES[name].make(x, y, options.seed)
+        for name, (state, note, seconds, warp) in states.items():
+            targets = y if warp is None else warp.forward(y)
+            model = CANDIDATES[name].make(x, targets, options.seed)
             model.load_state_dict(state)
-            found[name] = FittedCandidate(model.eval(), note, seconds)
+            found[name] = FittedCandidate(model.eval(), note, seconds, warp)
     in_order = {name: found[name] for name in names if name in found}
     return in_order, {name: failures[name] for name in names if name in failures}
 
@@ -114,14 +119,16 @@ def _fit_in_turn(
                 continue
             start = time.perf_counter()
             try:
-                model, note = fit_candidate(
+                made = fit_candidate(
                     name, x, y, {one: fit.model for one, fit in found.items()}, rows=options.rows,
                     seed=options.seed, restarts=options.restarts, progress=False,
                 )  # fmt: skip
             except Exception as error:  # whatever it is, the others are worth having
                 failures[name] = f"{type(error).__name__}: {error}"
                 continue
-            found[name] = FittedCandidate(model, note, time.perf_counter() - start)
+            if made is not None:
+                model, note, warp = made
+                found[name] = FittedCandidate(model, note, time.perf_counter() - start, warp)
     return found, failures
 
 
@@ -140,11 +147,12 @@ def _chains(names: Sequence[str]) -> list[list[str]]:
 
 def _fit_elsewhere(
     names: list[str], x: Tensor, y: Tensor, options: FitOptions, threads: int
-) -> tuple[dict[str, tuple[dict[str, Any], str, float]], dict[str, str]]:
+) -> tuple[dict[str, tuple[dict[str, Any], str, float, Warp | None]], dict[str, str]]:
     """In another process: states of the models, which can be sent, in place of the models."""
     torch.set_num_threads(threads)
     found, failures = _fit_in_turn(names, x, y, options, progress=False)
     states = {
-        name: (dict(fit.model.state_dict()), fit.note, fit.seconds) for name, fit in found.items()
+        name: (dict(fit.model.state_dict()), fit.note, fit.seconds, fit.warp)
+        for name, fit in found.items()
     }
     return states, failures

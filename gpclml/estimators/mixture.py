@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from gpclml._utils.arguments import check_counts, check_finite, checked
 from gpclml._utils.arrays import ArrayLike, takes_arrays
 from gpclml.errors import ArgumentError, ShapeError
+from gpclml.estimators.warps import Warp
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,15 +38,22 @@ class StackedPrediction:
     The rows are predicted one by one: nothing is said of their dependence. Everything is computed
     in float64 on the CPU, without gradients, and given in the type and on the device of the inputs.
 
+    A component may be of transformed targets, :math:`g_k(y)` in place of y and with the factor
+    :math:`g_k'(y)`. Locations and scales are then those of the transform.
+
     Args:
         weights: w, ``(K,)``, with sum one.
         locations: Centre of each component at each row, ``(K, m)``.
         scales: Scale of each component at each row, ``(K, m)``, positive.
-        degrees: Degrees of freedom of each component, above 2, ``(K,)``; infinite for a normal.
+        degrees: Degrees of freedom of each component, above 2, ``(K,)``; infinite for a normal,
+            which those of transformed targets have to be.
+        warps: The transform of each component, or None.
+        lowest: The least value that a target can have: quantiles and draws below it are it.
 
     Raises:
         ShapeError: The shapes do not fit each other.
-        ArgumentError: Degrees of freedom of 2 or less, which have no variance.
+        ArgumentError: Degrees of freedom of 2 or less, which have no variance; or finite ones of
+            transformed targets.
 
     Examples:
         >>> one = torch.ones(1, 1)
@@ -54,9 +63,25 @@ class StackedPrediction:
     """
 
     @checked(weights="float (k,)", locations="float (k, m)", scales="float (k, m)", degrees="(k,)")
-    def __init__(self, weights: Tensor, locations: Tensor, scales: Tensor, degrees: Tensor) -> None:
+    def __init__(
+        self,
+        weights: Tensor,
+        locations: Tensor,
+        scales: Tensor,
+        degrees: Tensor,
+        warps: Sequence[Warp | None] | None = None,
+        *,
+        lowest: float = -math.inf,
+    ) -> None:
         if not bool((degrees > 2).all()):
             raise ArgumentError("degrees", float(degrees.min()), "numbers above 2")
+        self.warps = tuple([None] * len(weights) if warps is None else warps)
+        if len(self.warps) != len(weights):
+            raise ArgumentError("warps", f"{len(self.warps)}", f"{len(weights)}, one a component")
+        for warp, nu in zip(self.warps, degrees.tolist(), strict=True):
+            if warp is not None and math.isfinite(nu):
+                raise ArgumentError("degrees", nu, "infinite ones for transformed targets")
+        self.lowest = lowest
         self.weights, self.degrees = weights, degrees
         self.locations, self.scales = locations, scales
         self._w, self._loc, self._scale, self._nu = (
@@ -68,17 +93,26 @@ class StackedPrediction:
 
     @property
     def mean(self) -> Tensor:
-        """The means, ``(m,)``."""
-        return self._given(self._w @ self._loc)
+        """The means, ``(m,)``; those of transformed targets by quadrature."""
+        return self._given(self._w @ self._moments[0])
 
     @property
     def variance(self) -> Tensor:
         """The variances, of the components and between them, ``(m,)``."""
-        own = np.ones_like(self._nu)
-        heavy = np.isfinite(self._nu)
-        own[heavy] = self._nu[heavy] / (self._nu[heavy] - 2)
-        within = self._w @ (own[:, None] * self._scale**2)
-        return self._given(within + self._w @ (self._loc - self._w @ self._loc) ** 2)
+        means, variances = self._moments
+        return self._given(self._w @ (variances + (means - self._w @ means) ** 2))
+
+    @cached_property
+    def _moments(self) -> tuple[Array, Array]:
+        """Means and variances of the components, ``(K, m)``."""
+        means, variances = self._loc.copy(), self._scale**2
+        for place, (warp, nu) in enumerate(zip(self.warps, self._nu, strict=True)):
+            if warp is not None:
+                own = torch.from_numpy(self._loc[place]), torch.from_numpy(self._scale[place])
+                means[place], variances[place] = (part.numpy() for part in warp.moments(*own))
+            elif np.isfinite(nu):
+                variances[place] *= nu / (nu - 2)
+        return means, variances
 
     @property
     def std(self) -> Tensor:
@@ -113,7 +147,8 @@ class StackedPrediction:
         Raises:
             ShapeError, NonFiniteError: As for :meth:`log_density`.
         """
-        return self._given(self._cdf(self._targets(y)))
+        values = self._targets(y)
+        return self._given(np.where(values < self.lowest, 0.0, self._cdf(values)))
 
     @checked
     def quantile(self, probability: float | Sequence[float] | Tensor) -> Tensor:
@@ -133,8 +168,11 @@ class StackedPrediction:
             components; about ten evaluations of the distribution function.
         """
         if isinstance(probability, float | int):
-            return self._given(self._quantile(_probability(probability)))
-        found = [self._quantile(_probability(float(one))) for one in probability]
+            found = self._quantile(_probability(probability))
+            return self._given(np.maximum(found, self.lowest))
+        found = [
+            np.maximum(self._quantile(_probability(float(one))), self.lowest) for one in probability
+        ]
         return self._given(np.stack(found, -1) if found else np.empty((len(self), 0)))
 
     @checked
@@ -177,7 +215,11 @@ class StackedPrediction:
         chi_square = draws.chisquare(np.where(heavy, nu, 1.0))
         t = np.where(heavy, normal * np.sqrt(nu / chi_square, where=heavy, out=nu.copy()), normal)
         rows = np.arange(len(self))
-        return self._given(self._loc[chosen, rows] + self._scale[chosen, rows] * t)
+        drawn = self._loc[chosen, rows] + self._scale[chosen, rows] * t
+        for place, warp in enumerate(self.warps):
+            if warp is not None:
+                drawn = np.where(chosen == place, _inverse(warp, drawn), drawn)
+        return self._given(np.maximum(drawn, self.lowest))
 
     @takes_arrays()
     @checked(y="(m,)")
@@ -187,7 +229,7 @@ class StackedPrediction:
         .. math:: \int (F(z) - 1\{y \le z\})^2 \, dz
 
         (Gneiting and Raftery 2007), by Gauss-Legendre quadrature between quantiles of 1e-6 and
-        1 - 1e-6, with pieces that end at the target.
+        1 - 1e-6, with pieces that end at the target. F is zero below the lowest value.
 
         Args:
             y: Targets in original units, ``(m,)``.
@@ -201,14 +243,16 @@ class StackedPrediction:
         y_ = self._targets(y)
         inner = np.stack([self._quantile(p) for p in (_TAIL, 0.01, 0.5, 0.99, 1 - _TAIL)])
         lowest, highest = np.minimum(inner[0], y_), np.maximum(inner[-1], y_)
-        edges = np.sort(np.vstack([lowest, inner[1:-1].clip(lowest, highest), y_, highest]), 0)
+        inside = np.vstack([inner[1:-1], np.full_like(y_, self.lowest)]).clip(lowest, highest)
+        edges = np.sort(np.vstack([lowest, inside, y_, highest]), 0)
         nodes, shares = np.polynomial.legendre.leggauss(_NODES)
         total = np.zeros_like(y_)
         for left, right in pairwise(edges):
             middle, half = 0.5 * (left + right), 0.5 * (right - left)
             for node, share in zip(nodes, shares, strict=True):
                 z = middle + half * node
-                total += share * half * (self._cdf(z) - (y_ <= z)) ** 2
+                below = np.where(z < self.lowest, 0.0, self._cdf(z))
+                total += share * half * (below - (y_ <= z)) ** 2
         return self._given(total)
 
     def _targets(self, y: Tensor) -> Array:
@@ -222,13 +266,17 @@ class StackedPrediction:
 
     def _over_components(self, function: Callable[[Array, float], Array], y: Array) -> Array:
         """A function of standardized values and degrees of freedom, ``(K, m)``."""
-        standardized = (y - self._loc) / self._scale
+        warped = np.stack([y if warp is None else _forward(warp, y) for warp in self.warps])
+        standardized = (warped - self._loc) / self._scale
         return np.stack([function(z, nu) for z, nu in zip(standardized, self._nu, strict=True)])
 
     def _log_density(self, y: Array) -> Array:
         from scipy.special import logsumexp
 
         logs = self._over_components(log_t_density, y) - np.log(self._scale)
+        for place, warp in enumerate(self.warps):
+            if warp is not None:
+                logs[place] += warp.log_slope(torch.from_numpy(y)).numpy()
         return np.asarray(logsumexp(logs, axis=0, b=self._w[:, None]))
 
     def _cdf(self, y: Array) -> Array:
@@ -237,6 +285,9 @@ class StackedPrediction:
     def _quantile(self, probability: float) -> Array:
         own = np.array([t_quantile(probability, nu) for nu in self._nu])
         ends = self._loc + self._scale * own[:, None]
+        for place, warp in enumerate(self.warps):
+            if warp is not None:
+                ends[place] = _inverse(warp, ends[place])
         # A component without weight has no say.
         ends = ends[self._w > 0]
         low, high = ends.min(0), ends.max(0)
@@ -255,6 +306,14 @@ class StackedPrediction:
             if bool(done.all()):
                 break
         return y
+
+
+def _forward(warp: Warp, y: Array) -> Array:
+    return warp.forward(torch.from_numpy(y)).numpy()
+
+
+def _inverse(warp: Warp, z: Array) -> Array:
+    return warp.inverse(torch.from_numpy(z)).numpy()
 
 
 def _probability(value: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from collections.abc import Mapping, Sequence
@@ -68,6 +69,10 @@ class StackedGP:
         fit_rows: Hyperparameters are fitted by at most so many rows, drawn at random; all rows are
             conditioned on.
         restarts: Further starts of each fit, of which the best is kept.
+        extrapolation: A column's values that are farther outside those of the training rows than so
+            many times their range are moved to there, and all values of a constant column to the
+            constant: lines through a few rows say nothing of what is far from them. May be
+            infinite.
         seed: Seed of draws, restarts and networks.
 
     Attributes:
@@ -94,6 +99,7 @@ class StackedGP:
         calibrate: bool = True,
         fit_rows: int = _FIT_ROWS,
         restarts: int = 0,
+        extrapolation: float = 2.0,
         seed: int = 0,
     ) -> None:
         names = DEFAULT_CANDIDATES if candidates is None else candidates
@@ -104,6 +110,9 @@ class StackedGP:
         check_counts(0, restarts=restarts)
         if not 0 <= pseudo_counts < float("inf"):
             raise ArgumentError("pseudo_counts", pseudo_counts, "0 or more, and finite")
+        if not extrapolation >= 0:
+            raise ArgumentError("extrapolation", extrapolation, "0 or more")
+        self.extrapolation = float(extrapolation)
         self.pseudo_counts, self.calibrate = float(pseudo_counts), calibrate
         self.fit_rows, self.restarts, self.seed = fit_rows, restarts, seed
         self.components: tuple[Component, ...] = ()
@@ -159,7 +168,7 @@ class StackedGP:
         found: list[Scored] = []
         for name, fit in fits.items():
             try:
-                found.append(scored_by_loo(name, fit, self.calibrate))
+                found.append(scored_by_loo(name, fit, y, self.calibrate))
             except Exception as error:  # whatever it is, the others are worth having
                 failures[name] = f"{type(error).__name__}: {error}"
         if not found:
@@ -201,8 +210,18 @@ class StackedGP:
         degrees = [one.calibration.degrees for one in self.components]
         return StackedPrediction(
             self._weights(x), torch.stack(locations), torch.stack(scales),
-            torch.tensor(degrees).to(x),
+            torch.tensor(degrees).to(x), [one.warp for one in self.components],
+            lowest=0.0 if self.counts else -math.inf,
         )  # fmt: skip
+
+    @property
+    def counts(self) -> bool:
+        """Whether all targets are whole numbers, none of them negative.
+
+        Then quantiles, intervals and draws end at zero: what a mixture has below it is there.
+        """
+        y = self._y
+        return y is not None and bool(((y >= 0) & (y == y.round())).all())
 
     @property
     def num_outputs(self) -> int:
@@ -247,17 +266,15 @@ class StackedGP:
         if output_indices not in (None, [0]):
             raise ArgumentError("output_indices", output_indices, "None or [0]")
         X = self._points(X, "X")
-        parts = [one.model.predict(X, observation_noise=observation_noise) for one in
-                 self.components]  # fmt: skip
-        means = torch.stack([part.mean for part in parts])
-        weights = self._weights(X).reshape(-1, *[1] * (means.ndim - 1))
-        mean = (weights * means).sum(0)
-        covariance = torch.zeros(()).to(X)
-        for one, part, own in zip(self.components, parts, means, strict=True):
+        parts = [one.moments(X, observation_noise) for one in self.components]
+        means = torch.stack([own for own, _ in parts])
+        weights = self._weights(X)
+        mean = (weights.reshape(-1, *[1] * (means.ndim - 1)) * means).sum(0)
+        covariance = torch.zeros_like(parts[0][1])
+        for weight, (own, spread) in zip(weights, parts, strict=True):
             apart = own - mean
-            spread = one.calibration.variance * part.covariance_matrix
             between = apart.unsqueeze(-1) * apart.unsqueeze(-2)
-            covariance = covariance + one.weight * (spread + between)
+            covariance = covariance + weight * (spread + between)
         posterior = GPyTorchPosterior(PosteriorNormal(mean, covariance))
         return posterior if posterior_transform is None else posterior_transform(posterior, X=X)
 
@@ -266,8 +283,9 @@ class StackedGP:
 
         Returns:
             Weight; mean log density of a row given all others, in nats, after calibration and
-            before; scale and degrees of freedom; seconds; and what is to be said of the fit. A
-            candidate that is left out has weight 0 and the reason.
+            before; scale and degrees of freedom; power of the transform of its targets; seconds;
+            and what is to be said of the fit. A candidate that is left out has weight 0 and the
+            reason.
 
         Raises:
             ArgumentError: The stack is not fitted.
@@ -279,6 +297,7 @@ class StackedGP:
             {
                 "weight": one.weight, "loo": one.loo, "loo_uncalibrated": one.loo_uncalibrated,
                 "scale": one.calibration.scale, "degrees": one.calibration.degrees,
+                "warp": math.nan if one.warp is None else one.warp.power,
                 "seconds": one.seconds, "note": one.note,
             }
             for one in self.components
@@ -328,7 +347,7 @@ class StackedGP:
         return {
             "candidates": list(self.candidates), "pseudo_counts": self.pseudo_counts,
             "calibrate": self.calibrate, "fit_rows": self.fit_rows, "restarts": self.restarts,
-            "seed": self.seed,
+            "extrapolation": self.extrapolation, "seed": self.seed,
         }  # fmt: skip
 
     def _content(self) -> dict[str, Any]:
@@ -365,8 +384,16 @@ class StackedGP:
         return self._x
 
     def _points(self, x: ArrayLike, argument: str) -> Tensor:
-        made = points_as_tensor(x, self._check_fitted(), self._columns, argument)
-        return made.unsqueeze(-1) if made.ndim == 1 else made
+        train_x = self._check_fitted()
+        made = points_as_tensor(x, train_x, self._columns, argument)
+        made = made.unsqueeze(-1) if made.ndim == 1 else made
+        if math.isinf(self.extrapolation) or made.shape[-1:] != train_x.shape[-1:]:
+            return made  # the models say what is wrong with it
+        least, most = train_x.aminmax(dim=0)
+        room = self.extrapolation * (most - least)
+        # NaN and infinite values stay what they are, to be refused.
+        moved = made.clamp(least - room, most + room)
+        return torch.where(made.isfinite(), moved, made)
 
     def _weights(self, like: Tensor) -> Tensor:
         return torch.tensor([one.weight for one in self.components], dtype=torch.float64).to(like)

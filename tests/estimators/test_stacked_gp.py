@@ -161,7 +161,13 @@ def test_damaged_and_foreign_files(fitted, tmp_path):
         StackedGP.load(tmp_path / "model.pt")
     from gpclml._utils.checkpoint import write_checkpoint
 
-    for change in ({"weight": -1.0}, {"name": "xyz"}, {"state": {}}, {"degrees": math.nan}):
+    for change in (
+        {"weight": -1.0},
+        {"name": "xyz"},
+        {"warp": [0.0, -1.0, 0.5]},
+        {"state": {}},
+        {"degrees": math.nan},
+    ):
         first, *others = content["components"]
         changed = {**content, "components": [{**first, **change}, *others]}
         write_checkpoint(path, "gpclml.StackedGP", changed)
@@ -193,10 +199,10 @@ def test_a_candidate_that_fails_is_left_out_and_named(monkeypatch, tmp_path):
 def test_residuals_that_are_no_numbers_leave_a_candidate_out(monkeypatch):
     actual = stacked.scored_by_loo
 
-    def without_numbers(name, fit, calibrate):
+    def without_numbers(name, fit, y, calibrate):
         if name == "linear":
             raise NonFiniteError("residuals", "3 of 30 values not finite", "finite values")
-        return actual(name, fit, calibrate)
+        return actual(name, fit, y, calibrate)
 
     monkeypatch.setattr(stacked, "scored_by_loo", without_numbers)
     with pytest.warns(FitWarning, match="linear"):
@@ -296,6 +302,89 @@ def test_types_arrays_and_data_frames(fitted):
         assert one_column.predict(np.array([1.0, 2.0])).mean.shape == (2,)
 
 
+def test_points_far_outside_are_moved_to_the_edge_of_what_is_known():
+    x, y = table()
+    x[:, 1] = 3.0
+    names = ["linear", "matern"]
+    stack = StackedGP(names).fit(x, y)
+    least, most = x[:, 0].min(), x[:, 0].max()
+    edge = torch.tensor([[float(most + 2 * (most - least)), 3.0]], dtype=torch.float64)
+    far = torch.tensor([[1e9, -7.0]], dtype=torch.float64)
+    assert torch.equal(stack.predict(far).mean, stack.predict(edge).mean)
+    near = torch.tensor([[float(most + 1), 3.0]], dtype=torch.float64)
+    free = StackedGP(names, extrapolation=math.inf).fit(x, y)
+    torch.testing.assert_close(stack.predict(near).mean, free.predict(near).mean)
+    assert abs(float(free.predict(far).mean)) > 1e6
+    with pytest.raises(NonFiniteError):
+        stack.predict(torch.tensor([[math.inf, 3.0]], dtype=torch.float64))
+
+
+def skewed(n=60, seed=0):
+    x, y = table(n, seed=seed, noise=1.0)
+    return x, ((y - 100) / 8).exp()
+
+
+def test_skewed_targets_are_transformed_and_densities_are_of_the_targets():
+    x, y = skewed()
+    names = ["linear", "matern", "matern_warped"]
+    stack = StackedGP(names).fit(x, y)
+    warped = {one.name: one for one in stack.components}["matern_warped"]
+    assert warped.warp is not None
+    assert warped.warp.power < 1
+    assert warped.weight > 0.5
+    assert math.isinf(warped.calibration.degrees)
+    new_x, new_y = skewed(200, seed=7)
+    density = stack.predict(new_x).log_density(new_y).mean()
+    plain = StackedGP(names[:2]).fit(x, y).predict(new_x).log_density(new_y).mean()
+    assert float(density) > float(plain) + 0.2
+    # LOO of the targets themselves: the density of the transform times its slope.
+    error, deviation = leave_one_out_residuals(warped.model)
+    logs = torch.from_numpy(warped.calibration.log_density((error / deviation).numpy()))
+    logs = logs - (deviation * warped.model.target_scale).log() + warped.warp.log_slope(y)
+    assert warped.loo == pytest.approx(float(logs.mean()))
+    assert "matern_warped" in stack.summary().index
+
+
+def test_symmetric_targets_are_not_transformed():
+    generator = torch.Generator().manual_seed(2)
+    x = torch.rand(60, 1, generator=generator, dtype=torch.float64)
+    y = (6 * x[:, 0]).sin() + 0.1 * torch.randn(60, generator=generator, dtype=torch.float64)
+    stack = StackedGP(["matern", "matern_warped"]).fit(x, y)
+    assert [one.name for one in stack.components] == ["matern"]
+    assert not stack.failures
+
+
+def test_a_file_and_the_posterior_of_transformed_targets(tmp_path):
+    x, y = skewed()
+    stack = StackedGP(["matern_warped", "linear"]).fit(x, y)
+    prediction = stack.predict(x[:4])
+    posterior = stack.posterior(x[:4], observation_noise=True)
+    torch.testing.assert_close(posterior.mean.squeeze(-1), prediction.mean)
+    torch.testing.assert_close(posterior.variance.squeeze(-1), prediction.variance)
+    points = x[:2].clone().requires_grad_()
+    stack.posterior(points).mean.sum().backward()
+    assert bool(points.grad.isfinite().all())
+    stack.save(tmp_path / "stack.pt")
+    loaded = StackedGP.load(tmp_path / "stack.pt")
+    for name in ("mean", "std"):
+        assert torch.equal(getattr(loaded.predict(x), name), getattr(stack.predict(x), name))
+
+
+def test_counts_have_no_negative_quantiles():
+    draws = np.random.default_rng(0)
+    x = torch.from_numpy(draws.uniform(0, 3, (80, 2)))
+    y = torch.from_numpy(draws.poisson(np.exp(x[:, 0].numpy() - 1)).astype(float))
+    stack = StackedGP().fit(x, y)
+    assert stack.counts
+    prediction = stack.predict(x)
+    lower, upper = prediction.interval(0.9)
+    assert float(lower.min()) >= 0.0
+    assert float(prediction.sample(50).min()) >= 0.0
+    assert prediction.cdf(torch.full((80,), -0.1, dtype=torch.float64)).tolist() == [0.0] * 80
+    assert 0.8 < float(((lower <= y) & (y <= upper)).double().mean()) <= 1.0
+    assert not StackedGP(["linear"]).fit(x, y + 0.5).counts
+
+
 def test_more_columns_than_rows_and_a_constant_column():
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(12, 30, generator=generator, dtype=torch.float64)
@@ -321,6 +410,8 @@ def test_bad_input(fitted):
         StackedGP([])
     with pytest.raises(ArgumentError, match=r"pseudo_counts: got -1\.0"):
         StackedGP(pseudo_counts=-1.0)
+    with pytest.raises(ArgumentError, match=r"extrapolation: got -1\.0"):
+        StackedGP(extrapolation=-1.0)
     with pytest.raises(ArgumentError, match="fit_rows: got 2"):
         StackedGP(fit_rows=2)
     with pytest.raises(ArgumentError, match=r"n_samples = 4.*at least 5 rows"):

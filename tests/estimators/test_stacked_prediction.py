@@ -11,6 +11,7 @@ from scipy import integrate, optimize, stats
 
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
 from gpclml.estimators import StackedPrediction
+from gpclml.estimators.warps import Warp
 
 WEIGHTS = (0.5, 0.3, 0.2)
 DEGREES = (math.inf, 4.0, 3.0)
@@ -166,6 +167,80 @@ def test_crps_of_a_normal_in_closed_form():
     assert float(normal.crps(torch.tensor([y]).double())) == pytest.approx(closed, rel=1e-7)
 
 
+WARP = Warp(1.0, 2.0, 0.25)
+
+
+def warped(rows=4) -> StackedPrediction:
+    prediction = drawn(rows)
+    return StackedPrediction(
+        prediction.weights, prediction.locations, prediction.scales, prediction.degrees,
+        [WARP, None, None],
+    )  # fmt: skip
+
+
+def test_a_transformed_component_by_quadrature_and_differences():
+    prediction = warped()
+    y = torch.tensor([-3.0, 0.2, 2.0, 30.0], dtype=torch.float64)
+    step = 1e-5
+    slope = (prediction.cdf(y + step) - prediction.cdf(y - step)) / (2 * step)
+    torch.testing.assert_close(prediction.log_density(y).exp(), slope, rtol=1e-5, atol=1e-9)
+    for probability in (1e-6, 0.3, 0.99):
+        found = prediction.cdf(prediction.quantile(probability))
+        torch.testing.assert_close(found, torch.full_like(found, probability))
+    assert float(prediction.cdf(torch.full((4,), 1e9, dtype=torch.float64)).min()) > 1 - 1e-9
+
+
+def test_moments_and_draws_of_a_transformed_component():
+    location, scale = torch.tensor([0.5, -1.0]).double(), torch.tensor([0.8, 0.3]).double()
+    one = StackedPrediction(
+        torch.ones(1).double(), location[None], scale[None], torch.tensor([math.inf]).double(),
+        [WARP],
+    )  # fmt: skip
+    for row in range(2):
+        moments = [
+            integrate.quad(
+                lambda z, k=k, row=row: (
+                    float(WARP.inverse(location[row] + scale[row] * z)) ** k * stats.norm.pdf(z)
+                ),
+                -12, 12, epsabs=1e-12, points=[float(-location[row] / scale[row])], limit=200,
+            )[0]
+            for k in (1, 2)
+        ]  # fmt: skip
+        assert float(one.mean[row]) == pytest.approx(moments[0], rel=1e-3)
+        assert float(one.variance[row]) == pytest.approx(moments[1] - moments[0] ** 2, rel=1e-2)
+    draws = one.sample(20_000, seed=1)
+    for row in range(2):
+        transformed = WARP.forward(draws[:, row]).numpy()
+        expected = stats.norm(float(location[row]), float(scale[row]))
+        assert stats.kstest(transformed, expected.cdf).pvalue > 0.01
+
+
+@pytest.mark.parametrize("power", [0.0, 0.25, 1.0, 1.75, 2.0])
+def test_a_transform_is_that_of_scipy_and_has_an_inverse(power):
+    warp = Warp(1.0, 2.0, power)
+    y = torch.linspace(-30, 40, 101, dtype=torch.float64, requires_grad=True)
+    v = (y.detach().numpy() - 1.0) / 2.0
+    np.testing.assert_allclose(warp.forward(y).detach(), stats.yeojohnson(v, power), rtol=1e-12)
+    torch.testing.assert_close(warp.inverse(warp.forward(y)), y)
+    (slope,) = torch.autograd.grad(warp.forward(y).sum(), y)
+    torch.testing.assert_close(warp.log_slope(y.detach()), slope.log())
+
+
+def test_quantiles_and_draws_end_at_the_least_value():
+    prediction = drawn()
+    cut = StackedPrediction(
+        prediction.weights, prediction.locations, prediction.scales, prediction.degrees, lowest=0.0
+    )
+    expected = prediction.quantile([0.01, 0.9]).clamp_min(0.0)
+    assert torch.equal(cut.quantile([0.01, 0.9]), expected)
+    assert torch.equal(cut.sample(9), prediction.sample(9).clamp_min(0.0))
+    y = torch.full((5,), 0.5, dtype=torch.float64)
+    draws = cut.sample(20_000, seed=2)
+    spread = (draws[:10_000] - draws[10_000:]).abs().mean(0)
+    by_draws = (draws - y).abs().mean(0) - 0.5 * spread
+    torch.testing.assert_close(cut.crps(y), by_draws, rtol=0.05, atol=0.02)
+
+
 def test_the_type_is_that_of_the_parts_and_arrays_are_taken():
     double = drawn()
     single = StackedPrediction(
@@ -196,5 +271,9 @@ def test_bad_input():
     with pytest.raises(NonFiniteError, match="y: got 1 of 5"):
         prediction.cdf(torch.tensor([0, 0, 0, 0, math.nan]))
     one = torch.ones(1, 1)
+    with pytest.raises(ArgumentError, match=r"degrees: got 4\.0, expected infinite"):
+        StackedPrediction(one[0], one, one, 4 * one[0], [WARP])
+    with pytest.raises(ArgumentError, match="warps: got 2, expected 1"):
+        StackedPrediction(one[0], one, one, 4 * one[0], [None, None])
     with pytest.raises(ArgumentError, match=r"degrees: got 2\.0"):
         StackedPrediction(one[0], one, one, 2 * one[0])
