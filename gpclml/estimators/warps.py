@@ -16,8 +16,9 @@ __all__ = ["Warp", "choose_warp"]
 
 _MOST_LOG = 500.0  # whose exponential is a number
 _POWERS = (0.0, 0.25, 0.5, 0.75, 1.25, 1.5, 1.75, 2.0)
-# Of a positive target's median: near 0 the transform is the logarithm of the target itself.
-_UNITS = (0.01, 0.1, 1.0)
+# Of the mean of targets that are not negative: with a small one the transform is nearly a power or
+# the logarithm of the target itself. Those of which some are zero have no logarithm.
+_UNITS, _UNITS_WITH_ZERO = (0.01, 0.1, 1.0), (0.1, 0.3, 1.0)
 _LEAST_GAIN = 1.0  # nats
 
 
@@ -97,8 +98,8 @@ def choose_warp(model: GPRegression, y: Tensor) -> Warp | None:
     .. math:: \log p(g(y)) + \sum_i \log g'(y_i)
 
     with the correlations of a model that was fitted to the targets themselves, and the best scale
-    and shift of each transform. Powers are 0, 1/4, ..., 2. Of positive targets the offset is 0 and
-    the unit a share of the median; of others they are median and standard deviation.
+    and shift of each transform. Powers are 0, 1/4, ..., 2. Of targets that are not negative the
+    offset is 0 and the unit a share of the mean; of others they are median and standard deviation.
 
     Args:
         model: A model that was fitted to the targets.
@@ -125,8 +126,10 @@ def choose_warp(model: GPRegression, y: Tensor) -> Warp | None:
     median, spread = float(y.median()), float(y.std())
     if not spread > 0:
         return None
-    units = [share * median for share in _UNITS] if bool((y > 0).all()) else [spread]
-    offset = 0.0 if bool((y > 0).all()) else median
+    offset, units = median, [spread]
+    if float(y.min()) >= 0:
+        shares = _UNITS if float(y.min()) > 0 else _UNITS_WITH_ZERO
+        offset, units = 0.0, [share * float(y.mean()) for share in shares]
     warps = [Warp(offset, unit, power) for unit in units for power in _POWERS]
     values = [likelihood(warp.forward(y), warp.log_slope(y)) for warp in warps]
     best = max(range(len(warps)), key=lambda place: values[place])
