@@ -27,13 +27,26 @@ from numpy import ndarray
 from torch import Tensor
 
 from gpclml.linalg import DenseCovariance, RadialCovariance, radial_covariance
+from gpclml.linalg.array_kernels import (
+    ArrayKernel,
+    ConstantArrayKernel,
+    FixedPoints,
+    LinearArrayKernel,
+    Number,
+    PeriodicArrayKernel,
+    ProductArrayKernel,
+    RadialArrayKernel,
+    ScaledArrayKernel,
+    SumArrayKernel,
+)
+from gpclml.linalg.profiles import PROFILES, Profile
 
 __all__ = [
     "Transform",
+    "array_kernel",
     "covariance_at",
     "is_known",
     "known_covariance",
-    "radial_parts",
     "transform_of",
 ]
 
@@ -158,24 +171,45 @@ def _with_noise(covariance: Tensor, noise: Tensor | None) -> Tensor:
     return covariance + torch.diag_embed(noise.expand(*noise.shape[:-1], covariance.shape[-1]))
 
 
-def radial_parts(kernel: Kernel) -> tuple[Kernel, str, dict[str, str]] | None:
-    """The kernel of distance within its scales; None if a known kernel is anything else.
+Numbers = Callable[[torch.nn.Module, str], Number]
 
-    Returns:
-        The kernel, the name of its function of distance, and the hyperparameters that are the
-        arguments ``lengthscale`` and ``power`` of :func:`gpclml.linalg.radial_covariance`.
+
+def array_kernel(kernel: Kernel, x: Tensor, numbers: Numbers) -> ArrayKernel:
+    """A known kernel at fixed inputs, computed by NumPy.
+
+    Args:
+        kernel: One for which :func:`is_known` is true, without a batch shape.
+        x: Inputs that its own ``active_dims`` have selected, ``(n, d)``.
+        numbers: Gives the hyperparameter of a module that has this name.
     """
-    while type(kernel) is ScaleKernel:
-        kernel = cast(Kernel, kernel.base_kernel)
-    if type(kernel) is RBFKernel:
-        return kernel, "rbf", {"lengthscale": "lengthscale"}
-    if type(kernel) is MaternKernel:
-        return kernel, _MATERN[kernel.nu], {"lengthscale": "lengthscale"}
-    if type(kernel) is RQKernel:
-        return kernel, "rational_quadratic", {"lengthscale": "lengthscale", "power": "alpha"}
-    if type(kernel) is CosineKernel:
-        return kernel, "cosine", {"lengthscale": "period_length"}
-    return None
+    kind = type(kernel)
+    if kind is ScaleKernel:
+        base = array_kernel(cast(Kernel, kernel.base_kernel), x, numbers)
+        return ScaledArrayKernel(base, numbers(kernel, "outputscale"))
+    if kind in (AdditiveKernel, ProductKernel):
+        parts = [
+            array_kernel(part, _selected(part, x), numbers) for part in cast(Any, kernel.kernels)
+        ]
+        return SumArrayKernel(parts) if kind is AdditiveKernel else ProductArrayKernel(parts)
+    if kind is ConstantKernel:
+        return ConstantArrayKernel(numbers(kernel, "constant"))
+    points = x.detach().double().numpy()
+    if kind is LinearKernel:
+        return LinearArrayKernel(points, numbers(kernel, "variance"))
+    if kind is PeriodicKernel:
+        period, lengthscale = numbers(kernel, "period_length"), numbers(kernel, "lengthscale")
+        return PeriodicArrayKernel(points, period, lengthscale)
+    name = "period_length" if kind is CosineKernel else "lengthscale"
+    power = numbers(kernel, "alpha") if kind is RQKernel else None
+    fixed = FixedPoints(points)
+    return RadialArrayKernel(fixed, _profile(kernel), numbers(kernel, name), power)
+
+
+def _profile(kernel: Kernel) -> Profile:
+    if isinstance(kernel, MaternKernel):
+        return PROFILES[_MATERN[kernel.nu]]
+    names = {RBFKernel: "rbf", RQKernel: "rational_quadratic", CosineKernel: "cosine"}
+    return PROFILES[names[cast(Any, type(kernel))]]
 
 
 _LINEAR = 20.0  # above which PyTorch's softplus is the identity

@@ -1,15 +1,9 @@
-r"""Densities on a CPU, with their gradients, by NumPy and LAPACK.
+"""Densities on a CPU, with their gradients, by NumPy and LAPACK.
 
 A call of PyTorch takes some microseconds whatever it computes, which for a hundred points is most
 of the time of a density; NumPy's calls take a fraction of that. For many points LAPACK's inverse of
 a factor and products of which one half is computed save half of the operations. The formulas are
-those of :mod:`gpclml.linalg.radial` and :mod:`gpclml.linalg.closed_forms`, for one covariance and
-one residual: with :math:`G = \partial L / \partial K`, :math:`H = s\, G \circ k'` and points z in
-units of the lengthscales,
-
-.. math:: \frac{\partial L}{\partial z} = 2 (H z - \operatorname{diag}(H 1)\, z), \qquad
-    \frac{\partial L}{\partial \ell_d}
-    = -\frac{1}{\ell_d} \sum_i z_{id} \frac{\partial L}{\partial z_{id}}.
+those of :mod:`gpclml.linalg.closed_forms`, for one covariance and one residual.
 
 A covariance that is not positive definite, or singular to rounding, is left to the other modules.
 """
@@ -25,9 +19,14 @@ import torch
 from numpy import ndarray
 from scipy.linalg import blas as _blas
 from scipy.linalg import lapack as _lapack
-from scipy.spatial.distance import cdist
 from torch import Tensor
 
+from gpclml.linalg.array_kernels import (
+    ArrayKernel,
+    RadialArrayKernel,
+    ScaledArrayKernel,
+    set_diagonal,
+)
 from gpclml.linalg.matrices import DOUBLE_UP_TO, PIVOT_ROUNDINGS
 from gpclml.linalg.profiles import Profile
 
@@ -35,9 +34,9 @@ __all__ = [
     "LARGEST",
     "applies",
     "density_and_gradients",
+    "kernel_density",
     "least_pivot",
     "matrix_density_and_gradients",
-    "of_distances",
 ]
 
 blas: Any = _blas  # whose functions are known at run time alone
@@ -47,13 +46,11 @@ LARGEST = {torch.float32: DOUBLE_UP_TO, torch.float64: 2**15}
 """Most points by the type in which they come; all is computed in double precision. LAPACK counts
 the entries of a matrix in 32 bits."""
 
-_BY_DIFFERENCES = 8  # dimensions up to which they are as fast as a product, and more accurate
 _BY_TORCH = 256  # points up to which PyTorch's factor takes no longer, whose sums lose fewer digits
 # Points up to which blocks of several are taken. Where NumPy's LAPACK has threads of its own, their
 # many small matrices of more points take longer than by PyTorch.
 _BLOCKS_UP_TO = 128
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
-_EPS = float(numpy.finfo(float).eps)
 
 Blocks = int | Sequence[ndarray]
 """How many of the last points are held out, given the others; or indices of held-out blocks,
@@ -81,17 +78,44 @@ def density_and_gradients(
         The density, ``()``, and the gradients, None for those not needed; None in place of both
         where points are too many, on a GPU or a batch, or have no Cholesky factor.
     """
-    points = cast(Tensor, arguments[0])
-    if blocks is None or points.ndim > 2 or not applies(residual, blocks):
+    if blocks is None or cast(Tensor, arguments[0]).ndim > 2 or not applies(residual, blocks):
         return None
-    arrays = [None if one is None else one.detach().double().numpy() for one in arguments]
-    least = least_pivot(residual)
-    found = of_distances(arrays, _array(residual), profile, blocks, needed, least)
+    numbers = [
+        None if one is None else _Captured(one, of_one)
+        for one, of_one in zip(arguments, needed[:5], strict=True)
+    ]
+    points, lengthscale, scale, noise, power = numbers
+    kernel: ArrayKernel = RadialArrayKernel(cast(_Captured, points), profile, lengthscale, power)
+    if scale is not None:
+        kernel = ScaledArrayKernel(kernel, scale)
+    variances = None if noise is None else noise.value()
+    found = kernel_density(kernel, variances, _array(residual), blocks, least_pivot(residual))
     if found is None:
         return None
-    value, gradients = found
+    value, G, of_residual = found
+    if noise is not None and noise.needed:
+        noise.add(G.diagonal().copy())
+    with numpy.errstate(all="ignore"):
+        kernel.add_gradient(G, 1.0)
+    gradients = [None if one is None else one.gradient for one in numbers]
+    gradients.append(of_residual if needed[5] else None)
     tensors = [None if one is None else torch.as_tensor(one) for one in gradients]
     return torch.tensor(value, dtype=residual.dtype), tensors
+
+
+class _Captured:
+    """A tensor as a number, whose gradient is kept."""
+
+    def __init__(self, tensor: Tensor, needed: bool) -> None:
+        self._numbers = _array(tensor)
+        self.needed = needed
+        self.gradient: Any = None
+
+    def value(self) -> ndarray:
+        return self._numbers
+
+    def add(self, gradient: Any) -> None:
+        self.gradient = gradient
 
 
 def matrix_density_and_gradients(
@@ -117,7 +141,7 @@ def matrix_density_and_gradients(
         return None
     value, G, of_residual = found
     G = G + G.T
-    _set_diagonal(G, 0.5 * G.diagonal())
+    set_diagonal(G, 0.5 * G.diagonal())
     as_tensors = torch.from_numpy(G), torch.from_numpy(of_residual)
     return torch.tensor(value, dtype=residual.dtype), *as_tensors
 
@@ -140,115 +164,38 @@ def least_pivot(like: Tensor) -> float:
     return PIVOT_ROUNDINGS * torch.finfo(like.dtype).eps
 
 
-def of_distances(
-    arrays: Sequence[ndarray | None],
+def kernel_density(
+    kernel: ArrayKernel,
+    noise: ndarray | None,
     residual: ndarray,
-    profile: Profile,
     blocks: Blocks,
-    needed: Sequence[bool],
     least: float,
-    work: tuple[ndarray, ndarray] | None = None,
-) -> tuple[float, list[ndarray | float | None]] | None:
-    """The density and its gradients of arrays, as :func:`density_and_gradients` gives them.
+    work: ndarray | None = None,
+) -> tuple[float, ndarray, ndarray] | None:
+    """The density by a kernel and noise, and its gradients by their sum and by the residual.
 
     Args:
-        arrays: Points ``(n, d)``, lengthscale ``(1, d)`` or ``(1, 1)``, scale ``()``, noise
-            ``(n,)`` or ``(1,)`` and power ``()``; None where there is none.
+        kernel: Of ``n`` points.
+        noise: Variances, ``(n,)`` or ``(1,)``; none if None. The gradient by them is the diagonal
+            of that by the covariance.
         residual: ``(n,)``.
-        profile: The function of distance.
         blocks: The held-out points, for which :func:`applies` is true.
-        needed: Which gradients: of the five arrays and of the residual.
         least: Smallest squared pivot of the factor, as a share of its variance.
-        work: Two arrays ``(n, n)`` to compute in. Memory of this size that is asked for anew at
-            each step has to be cleared by the system first.
+        work: An array ``(n, n)`` to compute in; a new one if None.
 
     Returns:
-        The density and the gradients: that by the lengthscale ``(1, d)``, that by the noise
-        ``(n,)``; None where there is no Cholesky factor.
+        The density; the gradient by the covariance, as
+        :meth:`~gpclml.linalg.array_kernels.ArrayKernel.add_gradient` takes it; that by the
+        residual. None where there is no Cholesky factor.
     """
-    with numpy.errstate(all="ignore"):  # what is not finite has no factor
-        return _of_distances(arrays, residual, profile, blocks, needed, least, work)
-
-
-def _of_distances(
-    arrays: Sequence[ndarray | None],
-    residual: ndarray,
-    profile: Profile,
-    blocks: Blocks,
-    needed: Sequence[bool],
-    least: float,
-    work: tuple[ndarray, ndarray] | None,
-) -> tuple[float, list[ndarray | float | None]] | None:
-    points, lengthscale, scale, noise, power = cast(list[Any], arrays)
     n = len(residual)
-    z = points if lengthscale is None else points / lengthscale
-    z = z - numpy.add.reduce(z, 0) / n
-    if profile.factor != 1.0:
-        z *= profile.factor
-    distances, covariance = work or (numpy.empty((n, n)), numpy.empty((n, n)))
-    k, *kept = profile.value(_half_squared_distances(z, distances), power)
-    if scale is None:
-        numpy.copyto(covariance, k)
-    else:
-        numpy.multiply(k, scale, out=covariance)
-    if noise is not None:
-        covariance.ravel()[:: n + 1] += noise  # a view of rows
-    # LAPACK has matrices by columns: to it the transpose, which is equal, is one in place.
-    found = _of_matrix(covariance.T, residual, blocks, least)
-    if found is None:
-        return None
-    value, G, of_residual = found  # of G, which is symmetric, the lower half, by columns
-    gradients: list[ndarray | float | None] = [None] * 6
-    if needed[5]:
-        gradients[5] = of_residual
-    of_points, of_lengthscale, of_scale, of_noise, of_power = needed[:5]
-    diagonal = G.diagonal().copy()
-    if of_noise:
-        gradients[3] = diagonal
-    if of_scale:
-        gradients[2] = 2.0 * (G * k.T).sum() - (diagonal * k.diagonal()).sum()
-    if of_power:
-        assert profile.power_slope is not None
-        slope = profile.power_slope(k, *kept).T
-        by_power = 2.0 * (G * slope).sum() - (diagonal * slope.diagonal()).sum()
-        gradients[4] = by_power if scale is None else by_power * scale
-    if of_points or of_lengthscale:
-        G *= profile.slope(k, *kept).T
-        _set_diagonal(G, 0.0)
-        if z.shape[1] == 1:  # without a difference of two sums, which cancels
-            G += G.T
-            gradient = numpy.add.reduce(G * (z.T - z), 1)[:, None]
-        else:
-            products = blas.dsymm(1.0, G, numpy.concatenate([z, numpy.ones((n, 1))], 1), lower=1)
-            gradient = products[:, :-1] - products[:, -1:] * z
-        gradient *= 2.0 if scale is None else 2.0 * scale
-        if of_lengthscale:
-            gradients[1] = -numpy.add.reduce(gradient * z, 0)[None] / lengthscale
-        if of_points:
-            gradient *= profile.factor if lengthscale is None else profile.factor / lengthscale
-            gradients[0] = gradient
-    return value, gradients
-
-
-def _half_squared_distances(z: ndarray, e: ndarray) -> ndarray:
-    """Minus half the squared distances of points, in ``e``; those of equal points are zero."""
-    if z.shape[1] <= _BY_DIFFERENCES:
-        cdist(z, z, "sqeuclidean", out=e)
-        e *= -0.5
-        return e
-    half = numpy.add.reduce(z * z, 1)
-    half *= -0.5
-    numpy.matmul(z, z.T, out=e)
-    e += half
-    e += half[:, None]
-    # Equal points have one norm, of which a few roundings are left as their distance.
-    numpy.copyto(e, 0.0, where=e > 4.0 * _EPS * half[:, None])
-    _set_diagonal(e, 0.0)
-    return e
-
-
-def _set_diagonal(matrix: ndarray, values: ndarray | float) -> None:
-    matrix.flat[:: len(matrix) + 1] = values
+    with numpy.errstate(all="ignore"):  # what is not finite has no factor
+        covariance = numpy.empty((n, n)) if work is None else work
+        numpy.multiply(*kernel.value(), out=covariance)
+        if noise is not None:
+            covariance.ravel()[:: n + 1] += noise  # a view of rows
+        # LAPACK has matrices by columns: to it the transpose, which is equal, is one in place.
+        return _of_matrix(covariance.T, residual, blocks, least)
 
 
 def _of_matrix(

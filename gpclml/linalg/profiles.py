@@ -86,15 +86,24 @@ def _matern_52(e: Any, *_: Any) -> tuple[Any, Any]:
     return third, slope
 
 
-def _rational_quadratic(e: Any, power: Any) -> tuple[Any, Any]:
-    base = 1.0 - e / power
-    k = _library(e).log(base)
-    k *= -power
-    return _exp_(k), base
+def _rational_quadratic(e: Any, power: Any) -> tuple[Any, Any, Any]:
+    base = e / -power
+    base += 1.0
+    log = _log(base)
+    return _exp_(-power * log), base, log
 
 
-def _power_slope(k: Any, base: Any) -> Any:
-    return (1.0 - _library(k).log(base) - 1.0 / base) * k
+def _log(array: Any) -> Any:
+    """PyTorch's, which is the faster, of NumPy's memory too."""
+    return array.log() if isinstance(array, Tensor) else torch.from_numpy(array).log().numpy()
+
+
+def _power_slope(k: Any, base: Any, log: Any) -> Any:
+    slope = 1.0 / base
+    slope += log
+    slope -= 1.0
+    slope *= k
+    return -slope
 
 
 def _cosine(e: Any, *_: Any) -> tuple[Any, Any]:
@@ -107,7 +116,9 @@ PROFILES = {
     "matern_12": Profile(1.0, _matern_12, _slope_of_matern_12),
     "matern_32": Profile(math.sqrt(3.0), _matern_32, lambda k, decay: decay),
     "matern_52": Profile(math.sqrt(5.0), _matern_52, lambda k, slope: slope),
-    "rational_quadratic": Profile(1.0, _rational_quadratic, lambda k, base: k / base, _power_slope),
+    "rational_quadratic": Profile(
+        1.0, _rational_quadratic, lambda k, base, _: k / base, _power_slope
+    ),
     "cosine": Profile(math.pi, _cosine, lambda k, t: _library(t).sinc(t / math.pi)),
 }
 """The functions of distance by name, each of unit variance at distance zero."""

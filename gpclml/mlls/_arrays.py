@@ -14,40 +14,43 @@ from typing import Any, cast
 import numpy
 import torch
 from gpytorch.constraints import Interval
-from gpytorch.kernels import Kernel, ScaleKernel
+from gpytorch.kernels import Kernel
 from gpytorch.means import ConstantMean, ZeroMean
 from numpy import ndarray
 from torch import Tensor
 
-from gpclml.inference.known_kernels import Transform, radial_parts, transform_of
+from gpclml.inference.known_kernels import array_kernel, transform_of
+from gpclml.linalg.array_kernels import ArrayKernel
 from gpclml.linalg.closed_forms import ClosedForm
-from gpclml.linalg.lapack import applies, least_pivot, of_distances
-from gpclml.linalg.profiles import PROFILES
+from gpclml.linalg.lapack import applies, kernel_density, least_pivot
 from gpclml.mlls._terms import FixedTerms, Formula
 
 __all__ = ["ArrayDensity"]
 
 
+class _UnknownError(Exception):
+    """A hyperparameter whose constraint is not known."""
+
+
 class _Hyperparameter:
-    """A hyperparameter and the raw parameter that GPyTorch keeps for it.
+    """A hyperparameter and the raw parameter that GPyTorch keeps for it, which may have none.
 
     Args:
-        raw: The parameter, on the CPU.
-        transform: Its constraint.
+        module: The module.
+        name: Of its hyperparameter.
+
+    Raises:
+        _UnknownError: If its constraint is not one of those computed in closed form.
     """
 
-    def __init__(self, raw: Tensor, transform: Transform) -> None:
-        self.raw = raw
-        self.needed = raw.requires_grad
-        self._transform = transform
-
-    @staticmethod
-    def of(module: Any, name: str) -> _Hyperparameter | None:
-        """None if its constraint is not known."""
-        raw = getattr(module, f"raw_{name}")
+    def __init__(self, module: torch.nn.Module, name: str) -> None:
         constraint = getattr(module, f"raw_{name}_constraint", None)
         transform = transform_of(cast(Interval | None, constraint))
-        return None if transform is None else _Hyperparameter(raw, transform)
+        if transform is None:
+            raise _UnknownError
+        self.raw = cast(Tensor, getattr(module, f"raw_{name}"))
+        self.needed = self.raw.requires_grad
+        self._transform = transform
 
     def value(self) -> ndarray:
         """In double precision."""
@@ -58,7 +61,10 @@ class _Hyperparameter:
         """Adds what a gradient by the value is by the raw parameter to its ``grad``."""
         if not self.needed:
             return
-        gradient = gradient * self._transform.slope(self._numbers)
+        gradient = numpy.asarray(gradient)
+        if gradient.size > self.raw.numel():
+            gradient = gradient.sum()
+        gradient = gradient.reshape(self.raw.shape) * self._transform.slope(self._numbers)
         if self.raw.grad is None:
             self.raw.grad = torch.zeros_like(self.raw)
         self.raw.grad.numpy()[...] += gradient
@@ -83,37 +89,29 @@ class ArrayDensity:
     """Log density and priors of a model, as a function of its raw parameters.
 
     Args:
-        hyperparameters: Constant of the mean, lengthscale, noise, power, and any number of scales;
-            None for a constant or a power that there is not.
-        points: ``(n, d)``, in the order of the density.
+        kernel: At the inputs, in the order of the density.
+        noise: Variance of the noise.
+        constant: Of the mean; None for a mean of zero.
         targets: ``(n,)``.
-        profile: Name of the function of distance.
         blocks: The held-out points, as :mod:`gpclml.linalg.lapack` takes them.
-        least: See :func:`gpclml.linalg.lapack.of_distances`.
+        least: See :func:`gpclml.linalg.lapack.kernel_density`.
         priors: Hyperparameters and the closed forms of their priors.
     """
 
     def __init__(
         self,
-        hyperparameters: Sequence[_Hyperparameter | None],
-        points: ndarray,
+        kernel: ArrayKernel,
+        noise: _Hyperparameter,
+        constant: _Hyperparameter | None,
         targets: ndarray,
-        profile: str,
         blocks: Any,
         least: float,
         priors: Sequence[tuple[_Hyperparameter, Formula]],
     ) -> None:
-        self._constant, self._lengthscale, self._noise, self._power, *scales = hyperparameters
-        self._scales = cast(list[_Hyperparameter], scales)
-        self._points, self._targets = points, targets
-        self._profile, self._blocks, self._least = PROFILES[profile], blocks, least
-        self._priors = priors
-        n = len(targets)
-        self._work = numpy.empty((n, n)), numpy.empty((n, n))
-        of_scale = any(one.needed for one in self._scales)
-        others = (self._lengthscale, self._noise, self._power, self._constant)
-        lengthscale, noise, power, constant = (one is not None and one.needed for one in others)
-        self._needed = (False, lengthscale, of_scale, noise, power, constant)
+        self._kernel, self._noise, self._constant = kernel, noise, constant
+        self._targets, self._blocks, self._least, self._priors = targets, blocks, least, priors
+        # Memory of this size that is asked for anew has to be cleared by the system first.
+        self._work = numpy.empty((len(targets), len(targets)))
 
     def __call__(self, weight: float, prior_weight: float) -> float | None:
         """The weighted sum of density and log priors, whose gradient is added to ``grad``.
@@ -121,44 +119,25 @@ class ArrayDensity:
         Returns:
             The sum; None, and no gradient, where it is not finite or there is no Cholesky factor.
         """
-        assert self._lengthscale is not None
-        assert self._noise is not None
         residual = self._targets
         if self._constant is not None:
             residual = residual - self._constant.value()
-        scales = [one.value() for one in self._scales]
-        arrays = [
-            self._points, self._lengthscale.value().reshape(1, -1),
-            math.prod(scales) if scales else None, self._noise.value(),
-            None if self._power is None else self._power.value().reshape(()),
-        ]  # fmt: skip
-        found = of_distances(
-            arrays, residual, self._profile, self._blocks, self._needed, self._least, self._work
+        found = kernel_density(
+            self._kernel, self._noise.value(), residual, self._blocks, self._least, self._work
         )
         if found is None or not math.isfinite(found[0]):
             return None
-        density, (_, of_lengthscale, of_scale, of_noise, of_power, of_residual) = found
+        density, of_covariance, of_residual = found
         total = weight * density
         for one, formula in self._priors:
             log_prior, slope = formula(one.value())
             total += prior_weight * log_prior
             one.add(prior_weight * slope)
-        if of_lengthscale is not None:
-            raw = self._lengthscale.raw
-            summed = cast(ndarray, of_lengthscale)
-            if raw.numel() < summed.size:
-                summed = summed.sum()
-            self._lengthscale.add(weight * summed)
-        if of_noise is not None:
-            self._noise.add(weight * cast(ndarray, of_noise).sum())
-        if self._power is not None and of_power is not None:
-            self._power.add(weight * of_power)
-        if self._constant is not None and of_residual is not None:
-            self._constant.add(-weight * cast(ndarray, of_residual).sum())
-        for place, one in enumerate(self._scales):
-            if one.needed:
-                others = math.prod(scales[:place] + scales[place + 1 :])
-                one.add(weight * cast(float, of_scale) * others)
+        self._noise.add(weight * of_covariance.diagonal().sum())
+        if self._constant is not None:
+            self._constant.add(-weight * of_residual.sum())
+        with numpy.errstate(all="ignore"):
+            self._kernel.add_gradient(of_covariance, weight)
         return float(total)
 
     @staticmethod
@@ -184,37 +163,35 @@ class ArrayDensity:
         """
         order = density.order
         blocks = density.for_lapack if order is None else density.of_ordered().for_lapack
-        parts = radial_parts(kernel)
         known_mean = type(mean) in (ConstantMean, ZeroMean) and not getattr(mean, "batch_shape", ())
-        if blocks is None or parts is None or not known_mean or not terms.plain or x.ndim > 2:
+        if blocks is None or not known_mean or not terms.plain or x.ndim > 2 or x.requires_grad:
             return None
-        if x.requires_grad or not applies(targets, blocks):
+        if any(part.batch_shape for part in kernel.modules() if isinstance(part, Kernel)):
             return None
-        base, profile, names = parts
-        dims = cast(Tensor | None, kernel.active_dims)  # that of the outermost selects for all
-        own: list[_Hyperparameter | None] = [
-            _Hyperparameter.of(mean, "constant") if type(mean) is ConstantMean else None,
-            _Hyperparameter.of(base, names["lengthscale"]),
-            _Hyperparameter.of(likelihood.noise_covar, "noise"),
-            _Hyperparameter.of(base, names["power"]) if "power" in names else None,
-        ]
-        expected = [type(mean) is ConstantMean, True, True, "power" in names]
-        while kernel is not base:
-            own.append(_Hyperparameter.of(cast(ScaleKernel, kernel), "outputscale"))
-            expected.append(True)
-            kernel = cast(Kernel, kernel.base_kernel)
-        if any(there and one is None for there, one in zip(expected, own, strict=True)):
+        if not applies(targets, blocks):
             return None
-        priors = _with_formulas(terms, [one for one in own if one is not None])
-        if priors is None:
-            return None
+        own: list[_Hyperparameter] = []
+
+        def number(module: torch.nn.Module, name: str) -> _Hyperparameter:
+            own.append(_Hyperparameter(module, name))
+            return own[-1]
+
+        dims = cast(Tensor | None, kernel.active_dims)  # of a sum and a product those of all parts
         points = x if dims is None else x.index_select(-1, dims)
         if order is not None:
             points, targets = points[order], targets[order]
-        return ArrayDensity(
-            own, points.double().numpy(), targets.double().numpy(), profile, blocks,
-            least_pivot(targets), priors,
-        )  # fmt: skip
+        try:
+            whole = array_kernel(kernel, points, number)
+            noise = number(likelihood.noise_covar, "noise")
+            constant = number(mean, "constant") if type(mean) is ConstantMean else None
+        except _UnknownError:
+            return None
+        priors = _with_formulas(terms, own)
+        if priors is None:
+            return None
+        numbers = targets.double().numpy()
+        least = least_pivot(targets)
+        return ArrayDensity(whole, noise, constant, numbers, blocks, least, priors)
 
 
 def _with_formulas(

@@ -6,7 +6,7 @@ import pytest
 import torch
 from linear_operator.utils.warnings import NumericalWarning
 
-from gpclml.linalg import PROFILES, DenseCovariance, RadialCovariance, lapack
+from gpclml.linalg import PROFILES, DenseCovariance, RadialCovariance, array_kernels, lapack
 
 BLOCKS = {
     "all": [torch.arange(9).unsqueeze(0)],
@@ -72,9 +72,9 @@ def test_distances_in_few_and_in_many_dimensions(monkeypatch):
     z[7] = z[2]
     expected = -0.5 * (z.unsqueeze(1) - z).square().sum(-1)
     for dimensions in (8, 0):
-        monkeypatch.setattr(lapack, "_BY_DIFFERENCES", dimensions)
+        monkeypatch.setattr(array_kernels, "_BY_DIFFERENCES", dimensions)
         work = torch.empty(len(z), len(z), dtype=torch.float64).numpy()
-        e = torch.from_numpy(lapack._half_squared_distances(z.numpy(), work))
+        e = torch.from_numpy(array_kernels._half_squared_distances(z.numpy(), work))
         torch.testing.assert_close(e, expected, rtol=1e-8, atol=1e-8)
         assert e[2, 7] == e[7, 2] == 0.0
         assert not bool(e.diagonal().any())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import gpytorch
 import pytest
 import torch
@@ -309,3 +311,53 @@ def test_where_there_is_no_factor_jitter_is_added_as_without():
 def _backward(loss):
     loss.backward()
     return loss.detach()
+
+
+def drawn_kernel(random, depth=2):
+    """A tree of known kernels: scales, dimensions of their own, one lengthscale or several."""
+    kinds = gpytorch.kernels
+    if depth and random.random() < 0.7:
+        parts = [drawn_kernel(random, depth - 1) for _ in range(random.choice([1, 2, 2, 3]))]
+        if len(parts) == 1:
+            dims = parts[0].active_dims
+            own = {} if dims is None else {"active_dims": tuple(dims.tolist())}
+            return ScaleKernel(parts[0], **own)
+        return random.choice([kinds.AdditiveKernel, kinds.ProductKernel])(*parts)
+    dims = random.choice([None, (0,), (2, 0), (0, 1, 2)])
+    options = {"active_dims": dims}
+    if random.random() < 0.5:
+        options["ard_num_dims"] = 3 if dims is None else len(dims)
+    kind = random.choice(
+        ["rbf", "matern", "matern", "rq", "periodic", "linear", "constant", "cosine"]
+    )
+    if kind == "matern":
+        return MaternKernel(random.choice([0.5, 1.5, 2.5]), **options)
+    if kind == "linear":
+        return kinds.LinearKernel(**options)
+    if kind == "constant":
+        return kinds.ConstantKernel()
+    if kind == "cosine":
+        return kinds.CosineKernel(active_dims=(1,))  # which is not positive of several
+    one = {"rbf": RBFKernel, "rq": kinds.RQKernel, "periodic": kinds.PeriodicKernel}[kind]
+    return one(**options)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_trees_of_known_kernels(seed):
+    random = Random(seed)
+    kernel = RBFKernel(ard_num_dims=3) + drawn_kernel(random)
+    model = SingleTaskGP(*data(), covar_module=kernel)
+    with torch.no_grad():
+        for parameter in kernel.parameters():
+            parameter += random.uniform(-0.5, 0.5)
+    mll = objective_of(model, random.choice(list(CONDITIONINGS)))
+    first, second = FixedLoss(mll), FixedLoss(mll)
+    if mll.conditioning is not CONDITIONINGS["some"]:
+        assert first._known._arrays is not None
+        second._known._arrays = None  # by PyTorch, which is tested against GPyTorch's kernels
+    value, ours = evaluated(mll, first)
+    expected, theirs = evaluated(mll, second)
+    assert value == pytest.approx(expected, rel=1e-10, abs=1e-12)
+    largest = max(float(one.abs().max()) for one in theirs)
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-10 * largest)
