@@ -42,6 +42,7 @@ from gpclml.cli.terminal import (
     tell,
     warned,
 )
+from gpclml.cli.yardsticks import yardstick_sentences
 from gpclml.evaluation import score_models
 from gpclml.models import GPRegression
 
@@ -78,7 +79,10 @@ def compare_table(options: RunOptions, quiet: bool = False) -> Report:
         try:
             with threads_for(len(data.train[1])):
                 saved, failures = _fit_all(recipes, data, work, quiet)
-                said = (*notes, *failures)
+                others = yardstick_sentences(data.train, data.test, options.table.seed)
+                for sentence in () if quiet else others:
+                    tell(sentence)
+                said = (*notes, *failures, *others)
                 report = make_report(options, data, saved, said, shows_progress(quiet))
             work.publish(add_report(work, report))
         except BaseException as error:
