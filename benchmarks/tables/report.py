@@ -35,7 +35,7 @@ _TWO = float(norm.cdf(2.0))
 _COLLAPSED, _PREDICTABLE = 0.98, 0.8  # of the RMSE of the mean
 _NATS = 0.5  # of LML below a kernel that is contained
 _MOST_ROWS = 100  # of a list
-_CURVES = ("lml", "loo", "clml_80")
+_CURVES = ("lml", "bic", "loo", "clml_80")
 
 
 def sections(cells: pandas.DataFrame) -> Iterator[str]:
@@ -95,7 +95,7 @@ def _whole(cells: pandas.DataFrame) -> pandas.DataFrame:
 
 def _about(cells: pandas.DataFrame, whole: pandas.DataFrame) -> str:
     tables = set(whole["table"])
-    half = "tables that nothing was tuned on (judged half)" if tables <= set(JUDGED) else (
+    half = "tables set apart for judging (judged half)" if tables <= set(JUDGED) else (
         "tables that choices may be tuned on (development half)"
         if tables <= set(DEVELOPMENT) else "tables of both halves"
     )  # fmt: skip

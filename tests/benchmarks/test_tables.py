@@ -241,7 +241,7 @@ def test_a_run_and_its_reports(tmp_path):
     assert figure.stat().st_size > 1000
     assert len(pandas.read_csv(rows, comment="#")) == len(done)
     judged = invoke("report --half judged --without mean", "--results", path).output
-    assert "1 tables that nothing was tuned on (judged half): servo." in judged
+    assert "1 tables set apart for judging (judged half): servo." in judged
     assert "| ridge |" in judged
     assert "| mean |" not in judged
     assert "Choosing one model" not in judged  # the candidates are not there
