@@ -151,7 +151,7 @@ def test_a_named_grid(tmp_path):
         ("run", "datasets: got none"),
         ("run --grid papre", "grid: got 'papre'"),
         ("run --grid paper --datasets boston --n 700", "n: got 700 for boston"),
-        ("run --datasets diabtes", "Did you mean 'diabetes'?"),
+        ("run --datasets diabtes", "Did you mean 'diabetes'"),
         ("run --datasets diabetes --kernel dep", "Did you mean 'deep'?"),
         ("run --datasets diabetes --objectives cml", "objectives: got 'cml'"),
         ("run --datasets diabetes --mean linear", "expected one of constant, mlp, zero"),

@@ -34,6 +34,7 @@ from benchmarks.robustness.fuzz.objects import (
     orders,
     positive,
     predictions,
+    stack,
     table,
     targets,
     tasks,
@@ -45,6 +46,7 @@ from gpclml.curvature import DiagonalCurvature, Full, GaussianWeightPrior
 from gpclml.curvature.invariances import AffineAugmentation
 from gpclml.curvature.output_likelihoods import output_likelihood
 from gpclml.datasets import RegressionData
+from gpclml.estimators import StackedGP
 from gpclml.evaluation import score_models
 from gpclml.evidence.sampling import sampled_outputs
 from gpclml.inference import IterativePosterior
@@ -125,6 +127,18 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     "datasets.split": lambda: dict(data_or_n=RegressionData("x", inputs(), targets()), seed=0),
     "datasets.subset": lambda: dict(train=torch.arange(8), n=3, seed=0),
     "datasets.uci_source": lambda: dict(name="boston"),
+    "estimators.Regressor": lambda: dict(candidates=("linear",)),
+    "estimators.StackedGP": lambda: dict(candidates=("linear",)),
+    "estimators.StackedGP.fit": lambda: dict(
+        self=StackedGP(("linear",)), x=inputs(), y=targets(), progress=False),
+    "estimators.StackedGP.predict": lambda: dict(self=stack(), x=inputs(3)),
+    "estimators.StackedPrediction": lambda: dict(
+        weights=torch.tensor([0.5, 0.5]).double(), locations=normal(2, 3), scales=positive(2, 3),
+        degrees=torch.tensor([5.0, torch.inf]).double()),
+    "estimators.StackedPrediction.quantile": lambda: dict(
+        self=stack().predict(inputs(3)), probability=[0.1, 0.9]),
+    "estimators.StackedPrediction.sample": lambda: dict(self=stack().predict(inputs(3)), count=2),
+    "estimators.fit_calibration": lambda: dict(residuals=normal(9)),
     "evaluation.calibration.expected_calibration_error": lambda: dict(
         probabilities=normal(8, 3).softmax(-1), labels=labels()),
     "evaluation.calibration.fit_temperature": lambda: dict(
@@ -216,6 +230,7 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     "fit.distributed.broadcast_parameters": lambda: dict(module=mlp()),
     "fit.fit_batch": lambda: dict(
         mlls=[objective(), objective()], steps=2, freeze=("likelihood",)),
+    "fit.fit_gpytorch_mll_fused": lambda: dict(mll=objective().train(), options={"maxiter": 2}),
     "fit.fit_hyperparameters": lambda: train(mll=laplace(), steps=2, batch_size=4),
     "fit.fit_linear_bound": lambda: dict(
         mll=LinearEvidenceLowerBound((model := linear_model()).likelihood, model), steps=2),

@@ -11,6 +11,7 @@ from linear_operator import to_linear_operator
 from torch import Tensor
 
 from gpclml.curvature import Full
+from gpclml.estimators import StackedGP
 from gpclml.evidence.training_speed import ModelPredictions
 from gpclml.kernels.networks import MLP
 from gpclml.linalg import NoisyCovariance, OperatorProducts
@@ -81,6 +82,11 @@ def noisy() -> NoisyCovariance:
 def gp(kernel: str = "rbf") -> GPRegression:
     """A GP of :func:`inputs` and :func:`targets`."""
     return GPRegression(inputs(), targets(), kernel, warm_start=False, hidden=(3,))
+
+
+def stack() -> StackedGP:
+    """A stack of one linear model."""
+    return StackedGP(("linear",)).fit(inputs(), targets(), progress=False)
 
 
 def objective(model: Any = None) -> ConditionalMarginalLogLikelihood:
