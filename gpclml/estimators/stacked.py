@@ -387,7 +387,8 @@ class StackedGP:
         train_x = self._check_fitted()
         made = points_as_tensor(x, train_x, self._columns, argument)
         made = made.unsqueeze(-1) if made.ndim == 1 else made
-        if math.isinf(self.extrapolation) or made.shape[-1:] != train_x.shape[-1:]:
+        fits = made.shape[-1:] == train_x.shape[-1:] and made.device == train_x.device
+        if math.isinf(self.extrapolation) or not fits:
             return made  # the models say what is wrong with it
         least, most = train_x.aminmax(dim=0)
         room = self.extrapolation * (most - least)

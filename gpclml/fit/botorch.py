@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from gpytorch.mlls import MarginalLogLikelihood, SumMarginalLogLikelihood
 
-from gpclml._utils.arguments import callers_level, checked
+from gpclml._utils.arguments import callers_level, check_counts, checked
 from gpclml.errors import ArgumentError, UnsupportedError
 from gpclml.fit._optimize import StoppedError, line_search
 from gpclml.fit._vector import trainable
@@ -53,7 +53,7 @@ def fit_gpytorch_mll_fused(
 
     Raises:
         UnsupportedError: If there is a ``closure``, or the objective is a sum.
-        ArgumentError: If there are other ``options``.
+        ArgumentError: If there are other ``options``, or ``maxiter`` is no positive number.
         NonFiniteError, NotPSDError: If the start cannot be evaluated.
 
     Warns:
@@ -83,6 +83,7 @@ def fit_gpytorch_mll_fused(
     steps = given.pop("maxiter", None)
     if given:
         raise ArgumentError("options", sorted(given), "maxiter alone")
+    check_counts(maxiter=steps)
     start, taken, last = time.perf_counter(), 0, float("nan")
     parameters = trainable(mll)
 

@@ -402,6 +402,13 @@ def test_constant_targets_are_predicted_with_little_spread():
     assert bool((prediction.std < 0.1).all())
 
 
+def test_points_on_another_device_are_refused(fitted):
+    with pytest.raises(ArgumentError, match="meta"):
+        fitted.predict(
+            torch.empty(3, fitted.components[0].model.train_inputs[0].shape[-1], device="meta")
+        )
+
+
 def test_bad_input(fitted):
     x, y = table()
     with pytest.raises(UnknownNameError, match=r"Did you mean 'matern'"):

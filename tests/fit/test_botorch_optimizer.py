@@ -89,6 +89,9 @@ def test_what_it_cannot_use_is_refused():
         fit_gpytorch_mll_fused(mll, closure=lambda: None)
     with pytest.raises(ArgumentError, match="gtol"):
         fit_gpytorch_mll_fused(mll, options={"gtol": 1e-3})
+    for steps in (0, torch.ones(2)):
+        with pytest.raises(ArgumentError, match="maxiter"):
+            fit_gpytorch_mll_fused(mll, options={"maxiter": steps})
     mll.model.mean_module.raw_constant.data.fill_(torch.nan)
     with pytest.raises(NanError):
         fit_gpytorch_mll_fused(mll)
