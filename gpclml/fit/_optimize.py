@@ -54,10 +54,11 @@ class LineSearchEnd:
 def line_search(mll: MarginalLogLikelihood, steps: int | None, record: Record) -> LineSearchEnd:
     """Minimizes the fixed loss by SciPy's L-BFGS-B, in place.
 
-    It ends where twenty steps have gained less than 0.002 nats in all. Steps that lead
-    where a covariance cannot be factored count as too long. A parameter whose constraint has a
-    positive lower bound, as the noise has, stays a hundredth of the bound above it: nearer to it
-    the transform is flat, and a step that went too far could not be taken back.
+    It moves in the logarithms of positive hyperparameters, and ends where twenty steps have gained
+    less than 0.002 nats in all. Steps that lead where a covariance cannot be factored count as too
+    long. A parameter whose constraint has a positive lower bound, as the noise has, stays a
+    hundredth of the bound above it: nearer to it the transform is flat, and a step that went too
+    far could not be taken back.
 
     Args:
         mll: Any objective but a sum, in train mode.

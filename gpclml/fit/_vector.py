@@ -59,9 +59,9 @@ class _Coordinates:
     """The logarithms of positive hyperparameters in place of the raw parameters of GPyTorch.
 
     Scales of a kernel and variances of the noise act by their ratios, so that a step of one length
-    in their logarithms changes an objective about as much wherever it is taken: searches end after
-    a third to a fifth of the evaluations. Logarithms are taken of what has a lower bound of zero or
-    more, with GPyTorch's softplus or with no transform; other parameters stay as they are.
+    in their logarithms changes an objective about as much wherever it is taken, and searches need
+    less than half of the steps. Logarithms are taken of what has a lower bound of zero or more,
+    with GPyTorch's softplus or with no transform; other parameters stay as they are.
 
     Args:
         mll: The objective.
