@@ -6,10 +6,12 @@ JOBS ?= 2
 TEST_WORKERS ?= 2
 TESTS ?= not slow and not data
 RESULTS ?= demo.sqlite
+GPU_RESULTS ?= gpu-results
+GPU_OPTIONS ?=
 # Errors alone are printed: no warning about links of the user's, no notice of a newer pip.
 INSTALL := pip install -qq --disable-pip-version-check
 
-.PHONY: demo test lint types pytest docs clean
+.PHONY: demo test lint types pytest gpu docs clean
 
 demo: $(VENV)/demo.stamp
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.uci run --datasets diabetes --n 100 --seeds 5 \
@@ -30,6 +32,12 @@ lint: $(VENV)/test.stamp
 
 types: $(VENV)/test.stamp
 	$(BIN)/pyright --pythonpath $(BIN)/python
+
+# Tests, speed and studies on a GPU with the packages that $(PYTHON) has; nothing is installed. What is
+# finished is kept in $(GPU_RESULTS), so that the same command goes on where it was stopped.
+# GPU_OPTIONS='--device cpu --small' tries it without a GPU.
+gpu:
+	$(PYTHON) -m benchmarks.gpu all --results $(GPU_RESULTS) $(GPU_OPTIONS)
 
 # The site, into site/: warnings are errors.
 docs: $(VENV)/docs.stamp

@@ -26,7 +26,7 @@ from gpclml.kernels.networks import MLP
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
 
-__all__ = ["measure_evidence"]
+__all__ = ["BASE", "evidence_steps", "measure_evidence"]
 
 BASE = "kronecker, all points"
 _CLASSES, _BATCH = 10, 250
@@ -69,6 +69,23 @@ def measure_evidence(
     Raises:
         UnknownNameError: No such network.
     """
+    module, steps = evidence_steps(network, points, device, others)
+    times = interleaved_times(steps, rounds, device)
+    more = {
+        "network": network, "parameters": sum(p.numel() for p in module.parameters()),
+        "points": points, "milliseconds": 1e3 * times.median(),
+    }  # fmt: skip
+    return ratio_table(times, BASE, ratio="ratio", name="method", more=more)
+
+
+def evidence_steps(
+    network: str, points: int, device: str, others: bool = True
+) -> tuple[torch.nn.Module, dict[str, Callable[[], object]]]:
+    """The network, and what is compared by :func:`measure_evidence`, whose arguments these are.
+
+    Raises:
+        UnknownNameError: No such network.
+    """
     if network not in NETWORKS:
         raise UnknownNameError("network", network, NETWORKS)
     generator = torch.Generator().manual_seed(0)
@@ -83,12 +100,7 @@ def measure_evidence(
     }
     if others and importlib.util.find_spec("laplace") is not None:
         steps |= _others(module, x, y)
-    times = interleaved_times(steps, rounds, device)
-    more = {
-        "network": network, "parameters": sum(p.numel() for p in module.parameters()),
-        "points": points, "milliseconds": 1e3 * times.median(),
-    }  # fmt: skip
-    return ratio_table(times, BASE, ratio="ratio", name="method", more=more)
+    return module, steps
 
 
 def _objective(network: torch.nn.Module, points: int, structure: Any, outputs: Any):

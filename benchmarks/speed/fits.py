@@ -24,7 +24,7 @@ from gpclml.fit import fit_batch, fit_mll, suggest_batch_size
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
 
-__all__ = ["fit_seeds", "measure_fits"]
+__all__ = ["fit_seeds", "measure_fits", "way_of_fitting"]
 
 Objectives = list[ConditionalMarginalLogLikelihood]
 _CONDITIONINGS = {"clml": lambda: None, "lml": lambda: LastPoints(m=0)}
@@ -55,7 +55,10 @@ def measure_fits(
         "batched": seeds,
         "chosen": min(seeds, suggest_batch_size(n, device, keeps_memory)),
     }
-    ways = {name: _way(n, objective, seeds, size, steps, device) for name, size in sizes.items()}
+    ways = {
+        name: way_of_fitting(n, objective, seeds, size, steps, device)
+        for name, size in sizes.items()
+    }
     times = interleaved_times(ways, rounds, device)
     more = {
         "n": n, "objective": objective, "size": pd.Series(sizes),
@@ -64,9 +67,10 @@ def measure_fits(
     return ratio_table(1 / times, "lone", ratio="ratio", name="way", more=more)
 
 
-def _way(
+def way_of_fitting(
     n: int, objective: str, seeds: int, size: int, steps: int, device: str
 ) -> Callable[[], object]:
+    """Makes bottleneck deep kernels on data of their own and fits them, ``size`` at a time."""
     data = [sampled_data(n, torch.float64, device, seed) for seed in range(seeds)]
 
     def fit() -> None:

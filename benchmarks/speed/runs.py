@@ -27,6 +27,7 @@ __all__ = [
     "Device",
     "Rounds",
     "Threads",
+    "cpu_name",
     "interleaved_times",
     "print_tables",
     "ratio_table",
@@ -125,6 +126,11 @@ def _device_name(device: str) -> str:
     if torch.device(device).type == "cuda":
         name, precision = torch.cuda.get_device_name(device), torch.get_float32_matmul_precision()
         return f"{name}, precision of float32 products: {precision} (TF32 if high)"
+    return cpu_name()
+
+
+def cpu_name() -> str:
+    """The name of the processor, as the system gives it."""
     cpu = Path("/proc/cpuinfo")
     lines = cpu.read_text().splitlines() if cpu.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]

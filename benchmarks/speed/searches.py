@@ -23,7 +23,7 @@ from gpclml.conditioning import Conditioning, LastPoints, LeaveOneOut
 from gpclml.fit import fit_gpytorch_mll_fused, fit_mll
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 
-__all__ = ["SEARCHES", "measure_searches"]
+__all__ = ["BASE", "SEARCHES", "measure_searches", "search_data"]
 
 Data = tuple[Tensor, Tensor]
 BASE = "botorch fit_gpytorch_mll"
@@ -50,7 +50,7 @@ def measure_searches(
         ``best``, the log marginal likelihood a point, priors included, above that of BoTorch's fit
         on the data sets where that is least and most, NaN where another objective is fitted.
     """
-    data = [_data(n, dimensions, seed) for seed in range(seeds)]
+    data = [search_data(n, dimensions, seed) for seed in range(seeds)]
     ways = {name: make for name, make in SEARCHES.items() if "jax" not in name or _has_jax()}
     values: dict[str, list[float]] = {}
 
@@ -72,13 +72,13 @@ def measure_searches(
     return ratio_table(times, BASE, ratio="ratio", name="way", more=more)
 
 
-def _data(n: int, dimensions: int, seed: int) -> Data:
+def search_data(n: int, dimensions: int, seed: int, device: str = "cpu") -> Data:
     """Inputs on the unit cube, standardized targets ``(n, 1)``: a sum of sines and noise."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.rand(n, dimensions, generator=generator, dtype=torch.float64)
     noise = torch.randn(n, generator=generator, dtype=torch.float64)
     y = torch.sin(3 * x[:, :3]).sum(-1) + 0.1 * noise
-    return x, ((y - y.mean()) / y.std()).unsqueeze(-1)
+    return x.to(device), ((y - y.mean()) / y.std()).unsqueeze(-1).to(device)
 
 
 def _by_botorch(**options: Any) -> Callable[[Data], Callable[[], float]]:

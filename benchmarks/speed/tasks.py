@@ -26,10 +26,11 @@ from gpclml.conditioning import LastPoints
 from gpclml.meta import Conv4, DeepKernelTransfer, Episodes
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 
-__all__ = ["measure_tasks"]
+__all__ = ["PLAIN", "measure_tasks", "task_steps"]
 
 _FEATURES = 64
-_PLAIN = "plain, LML"
+PLAIN = "plain, LML"
+"""The step by GPyTorch's classes, way by way."""
 
 
 class _Way(ExactGP):
@@ -62,20 +63,26 @@ def measure_tasks(
         median over rounds of the plain method's time over its own, ``low`` and ``high`` their
         quartiles.
     """
+    times = interleaved_times(task_steps(kernel, ways, images, tasks, device), rounds, device)
+    more = {"kernel": kernel, "tasks": tasks, "milliseconds": 1e3 * times.median()}
+    return ratio_table(1 / times, PLAIN, ratio="speedup", name="step", more=more)
+
+
+def task_steps(
+    kernel: str, ways: int, images: int, tasks: int, device: str
+) -> dict[str, Callable[[], object]]:
+    """What is compared by :func:`measure_tasks`, whose arguments these are, by name."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(tasks, ways * images, _FEATURES, generator=generator).to(device)
     labels = torch.arange(ways).repeat(images).expand(tasks, -1).to(device)  # support first
     episodes = Episodes(x[:, :ways], labels[:, :ways], x[:, ways:], labels[:, ways:], ways)
     pictures = torch.rand(tasks * ways * images, 1, 28, 28, generator=generator).to(device)
-    steps = {
-        _PLAIN: _plain_step(episodes, kernel, device),
+    return {
+        PLAIN: _plain_step(episodes, kernel, device),
         "ours, LML": _our_step(episodes, kernel, 0, device),
         "ours, CLML": _our_step(episodes, kernel, ways, device),
         "Conv4": _network_step(pictures, device),
     }
-    times = interleaved_times(steps, rounds, device)
-    more = {"kernel": kernel, "tasks": tasks, "milliseconds": 1e3 * times.median()}
-    return ratio_table(1 / times, _PLAIN, ratio="speedup", name="step", more=more)
 
 
 def _our_step(episodes: Episodes, kernel: str, m: int, device: str) -> Callable[[], object]:

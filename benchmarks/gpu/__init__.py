@@ -1,0 +1,1 @@
+"""What a machine with a GPU is asked, in one command: tests, speed, studies, and a large study."""

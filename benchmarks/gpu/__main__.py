@@ -1,0 +1,151 @@
+"""Command line: ``python -m benchmarks.gpu all``, or part by part."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from typer import Option
+
+from benchmarks._options import check_device, errors_as_text
+from benchmarks.gpu import large, speed, studies
+from benchmarks.gpu import tests as cuda_tests
+from benchmarks.gpu.machine import check_machine
+from benchmarks.gpu.page import write_page
+from benchmarks.gpu.records import Records
+
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
+    help="What a machine with a GPU is asked. What is finished is kept; run again for the rest.",
+)  # fmt: skip
+
+Results = Annotated[Path, Option("--results", help="Folder of results.")]
+Device = Annotated[str, Option(help="cuda, cuda:1; cpu to try the commands.")]
+Small = Annotated[bool, Option("--small", help="Tiny sizes.")]
+Minutes = Annotated[float | None, Option(min=0, help="Start nothing new after so many.")]
+Retry = Annotated[bool, Option("--retry", help="Measure again what failed.")]
+Tests = Annotated[Path, Option("--tests", help="Folder or file of tests.")]
+Workers = Annotated[int, Option(min=0, help="Processes of tests, by pytest-xdist.")]
+
+_RESULTS, _TESTS = Path("gpu-results"), Path(__file__).parents[2] / "tests"
+_MINUTES = {"tests": 8.0, "speed": 8.0, "studies": 8.0, "large": 8.0}
+
+
+def _measured(
+    part: str,
+    run: Callable[[Records, str, bool], None],
+    results: Path,
+    device: str,
+    small: bool,
+    minutes: float | None,
+    retry: bool,
+) -> None:
+    with errors_as_text():
+        _start(results, device, part)
+        records = Records(results, part, minutes, retry)
+        run(records, device, small)
+    if records.left_out:
+        print(f"\n{records.left_out} left: the time was over; run it again", flush=True)
+
+
+def _start(results: Path, device: str, part: str) -> None:
+    check_device(device)
+    torch.set_float32_matmul_precision("highest")  # no TF32, in convolutions neither
+    torch.backends.cudnn.allow_tf32 = False
+    machine = check_machine(results, device)
+    told = "".join(f"# {name}: {value}\n" for name, value in machine.items())
+    print(f"# python -m benchmarks.gpu {part}\n{told}", end="", flush=True)
+
+
+@app.command("tests")
+def run_tests(
+    results: Results = _RESULTS,
+    device: Device = "cuda",
+    minutes: Minutes = _MINUTES["tests"],
+    tests: Tests = _TESTS,
+    workers: Workers = 0,
+) -> None:
+    """Tests marked ``cuda``; those that passed before are not run again."""
+    with errors_as_text():
+        _start(results, device, "tests")
+    if not cuda_tests.run(results, tests, minutes, workers):
+        raise typer.Exit(1)
+
+
+@app.command("speed")
+def run_speed(
+    results: Results = _RESULTS,
+    device: Device = "cuda",
+    small: Small = False,
+    minutes: Minutes = _MINUTES["speed"],
+    retry: Retry = False,
+) -> None:
+    """Steps and fits beside GPyTorch's, BoTorch's and the CPU's; rates; memory."""
+    _measured("speed", speed.run, results, device, small, minutes, retry)
+
+
+@app.command("studies")
+def run_studies(
+    results: Results = _RESULTS,
+    device: Device = "cuda",
+    small: Small = False,
+    minutes: Minutes = _MINUTES["studies"],
+    retry: Retry = False,
+) -> None:
+    """Batched fits, few-shot steps, the evidence of networks."""
+    _measured("studies", studies.run, results, device, small, minutes, retry)
+
+
+@app.command("large")
+def run_large(
+    results: Results = _RESULTS,
+    device: Device = "cuda",
+    small: Small = False,
+    minutes: Minutes = _MINUTES["large"],
+    retry: Retry = False,
+) -> None:
+    """Exact fits of up to 20,000 points, by kernel and objective."""
+    _measured("large", large.run, results, device, small, minutes, retry)
+
+
+@app.command()
+def page(results: Results = _RESULTS) -> None:
+    """Writes the page and the CSV file into the folder of results."""
+    with errors_as_text():
+        print(write_page(results))
+
+
+@app.command("all")
+def run_all(
+    results: Results = _RESULTS,
+    device: Device = "cuda",
+    small: Small = False,
+    minutes: Annotated[
+        float | None, Option(min=0, help="Start nothing new after so many, in each part.")
+    ] = None,
+    tests: Tests = _TESTS,
+) -> None:
+    """Each part in a process of its own, one after the other, then the page."""
+    with errors_as_text():
+        check_device(device)
+    failed = []
+    for part in _MINUTES:
+        command = [sys.executable, "-m", "benchmarks.gpu", part, "--results", str(results)]
+        command += ["--device", device]
+        command += ["--minutes", str(_MINUTES[part] if minutes is None else minutes)]
+        command += ["--tests", str(tests)] if part == "tests" else ["--small"] if small else []
+        if subprocess.run(command, check=False).returncode:
+            failed.append(part)
+    page(results)
+    if failed:
+        print(f"not all is well with: {', '.join(failed)}")
+        raise typer.Exit(1)
+
+
+if __name__ == "__main__":
+    app()
