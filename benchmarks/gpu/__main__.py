@@ -33,6 +33,7 @@ Tests = Annotated[Path, Option("--tests", help="Folder or file of tests.")]
 Workers = Annotated[int, Option(min=0, help="Processes of tests, by pytest-xdist.")]
 
 _RESULTS, _TESTS = Path("gpu-results"), Path(__file__).parents[2] / "tests"
+_REFUSED = 2  # the exit code where an option was wrong
 _MINUTES = {"tests": 8.0, "speed": 8.0, "studies": 8.0, "large": 8.0}
 
 
@@ -131,15 +132,16 @@ def run_all(
     tests: Tests = _TESTS,
 ) -> None:
     """Each part in a process of its own, one after the other, then the page."""
-    with errors_as_text():
-        check_device(device)
     failed = []
     for part in _MINUTES:
         command = [sys.executable, "-m", "benchmarks.gpu", part, "--results", str(results)]
         command += ["--device", device]
         command += ["--minutes", str(_MINUTES[part] if minutes is None else minutes)]
         command += ["--tests", str(tests)] if part == "tests" else ["--small"] if small else []
-        if subprocess.run(command, check=False).returncode:
+        code = subprocess.run(command, check=False).returncode
+        if code == _REFUSED:  # the others would be refused too
+            raise typer.Exit(code)
+        if code:
             failed.append(part)
     page(results)
     if failed:

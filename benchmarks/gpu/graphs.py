@@ -67,7 +67,8 @@ def graph_rows(device: str, dtype: str, n: int) -> list[Row]:
     steps: dict[str, Callable[[], object]] = {_PLAIN: step, "objective's step": whole}
     more: dict[str, Row] = {}
     try:
-        graph = _captured(step)
+        with torch.cuda.device(device):
+            graph = _captured(step)
         for one in written:
             one.fill_(torch.nan)
         graph.replay()

@@ -1,4 +1,4 @@
-"""Files of lines that a stopped process leaves whole: each is JSON, added as soon as it is known."""
+"""Files to which a line of JSON is added as soon as it is known, so that a stopped run keeps it."""
 
 from __future__ import annotations
 

@@ -19,9 +19,22 @@ __all__ = ["PARTS", "all_rows", "write_page"]
 PARTS = ("speed", "studies", "large")
 """Parts that have records; tests have outcomes."""
 
-_KEYS = ("part", "study", "device", "dtype", "n", "data", "kernel", "network", "tasks", "method")
+_KEYS = (
+    "part",
+    "study",
+    "device",
+    "dtype",
+    "n",
+    "data",
+    "kernel",
+    "network",
+    "tasks",
+    "matrices",
+    "method",
+)
 _HEADINGS = {
     "rates": "Rates of the card",
+    "batched rates": "Many small matrices",
     "step": "Gradient steps",
     "large n": "Steps beyond one factor",
     "fit": "Whole fits by a line search",
@@ -34,6 +47,7 @@ _HEADINGS = {
 _ABOUT = {
     "rates": """`Gflop/s`: a product counts 2 n³ operations, a factor n³/3, its inverse 2 n³/3 more,
 a triangular solve with n columns n³; sums and kernel entries count one each.""",
+    "batched rates": """All matrices in one call, as in a step of stacked models.""",
     "step": """Value and gradient of one objective of an ARD RBF GP of 8 inputs, kernel included.
 `ratio`: to GPyTorch's `ExactMarginalLogLikelihood` by Cholesky in the same round, with its
 quartiles. `Gflop`: the least operations (LML n³, a held-out tenth .48 n³, ten folds and
@@ -138,7 +152,7 @@ def _groups(rows: pd.DataFrame) -> list[pd.DataFrame]:
 
 def _tables(rows: pd.DataFrame) -> str:
     shown = [name for name in rows if name not in ("part", "study") and rows[name].notna().any()]
-    order = [name for name in ("n", "tasks", "network", "kernel") if name in shown]
+    order = [name for name in ("n", "matrices", "tasks", "network", "kernel") if name in shown]
     rows = rows[shown].sort_values(order, kind="stable") if order else rows[shown]
     fixed = [name for name in ("device", "dtype") if name in shown]
     caption = ", ".join(str(rows[name].iloc[0]) for name in fixed)

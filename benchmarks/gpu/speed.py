@@ -58,6 +58,7 @@ def run(records: Records, device: str, small: bool) -> None:
     if small:
         for dtype in ("float32", "float64"):
             _rates(records, device, dtype, 64)
+        _batched_rates(records, device, 2, 10)
         _steps(records, device, "float64", 40, _ALL, 0.1)
         _steps(records, device, "float32", 40, _ONE_BLOCK, 0.1)
         _fits(records, device, 20, _FITS[:2], 0.0)
@@ -77,6 +78,8 @@ def run(records: Records, device: str, small: bool) -> None:
             _steps(records, "cpu", "float64", n, _FEW, 3.0)
         for n in (100, 500):
             _fits(records, "cpu", n, _FITS[:2], 4.0)
+    for count, n in ((100, 100), (100, 300), (256, 50)):
+        _batched_rates(records, device, count, n)
     _graphs(records, device, [100, 500, 1000, 2000])
     _scale(records, device, 20_000, list(SCALE_METHODS), 0.0)
     for dtype in ("float32", "float64"):
@@ -121,6 +124,29 @@ def _rate_rows(device: str, dtype: str, n: int) -> list[Row]:
         {"method": name, "ms": 1e3 * seconds, "Gflop/s": steps[name][0] / seconds / 1e9}
         for name, seconds in times.median().items()
     ]
+
+
+def _batched_rates(records: Records, device: str, count: int, n: int) -> None:
+    """Ways to the inverse of many small matrices, of which steps of stacked models consist."""
+
+    def rows() -> list[Row]:
+        generator = torch.Generator().manual_seed(0)
+        x = torch.rand(count, n, _INPUTS, generator=generator).to(device, torch.float64)
+        one = torch.eye(n, device=device, dtype=x.dtype).expand(count, n, n)
+        K = (-0.5 * torch.cdist(x, x).square()).exp() + one
+        L = torch.linalg.cholesky(K)
+        steps: dict[str, Callable[[], Any]] = {
+            "product": lambda: K @ K,
+            "Cholesky factor": lambda: torch.linalg.cholesky_ex(K),
+            "cholesky_inverse": lambda: torch.cholesky_inverse(L),
+            "cholesky_solve of one": lambda: torch.cholesky_solve(one, L),
+            "solve_triangular of one": lambda: torch.linalg.solve_triangular(L, one, upper=False),
+            "inv": lambda: torch.linalg.inv_ex(K),
+        }
+        return [{"method": name, **row} for name, row in timed(steps, device, 0.5).items()]
+
+    key = {"study": "batched rates", "device": device, "dtype": "float64", "n": n}
+    records.measure(key | {"matrices": count}, rows)
 
 
 def _steps(
