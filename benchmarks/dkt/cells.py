@@ -11,7 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.dkt.baselines import BASELINES
 from benchmarks.dkt.studies import FewShotStudy, Sources, study_named
+from benchmarks.dkt.together import (
+    LOOK_EVERY,
+    VALIDATION_TASKS,
+    conditioning,
+    sources_on_device,
+    summary,
+    train_together,
+)
 from benchmarks.runner import cell_key, code_version
 from gpclml.conditioning import LastPoints
 from gpclml.fit import fit_mll
@@ -21,19 +30,21 @@ from gpclml.models import GPRegression
 
 __all__ = [
     "BASELINE", "CHECKPOINTS", "OBJECTIVES", "SOURCES", "nearest_neighbour_accuracy",
-    "plain_gp_scores", "run_cell",
+    "plain_gp_scores", "run_cell", "run_together",
 ]  # fmt: skip
 
 
 BASELINE = "pixels"
 """In place of a kernel: the baseline on raw inputs."""
-OBJECTIVES = ("lml", "clml")
-SOURCES = ("benchmarks._images", "benchmarks.dkt.studies")
+OBJECTIVES = ("lml", "clml", "clml-half")
+SOURCES = (
+    "benchmarks._images", "benchmarks.dkt.baselines", "benchmarks.dkt.stacks",
+    "benchmarks.dkt.studies", "benchmarks.dkt.together",
+)  # fmt: skip
 """The modules beside this one that decide the results of :func:`run_cell`."""
 CHECKPOINTS = "GPCLML_DKT_CHECKPOINTS"
 """Environment variable: the folder of checkpoints; without it a cell keeps none."""
 
-_VALIDATION_TASKS, _LOOK_EVERY = 100, 500
 _TRAINING = ("shots", "seed", "kernel", "objective", "steps", "tasks_per_step", "lr", "device")
 
 
@@ -56,27 +67,38 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, float]:
         - ``train_seconds``, ``best_step``: of the training.
     """
     study = study_named(cell["study"])
-    sources = study.sources(cell["shots"], cell["seed"])
+    if cell["kernel"] in BASELINES:
+        return dict(train_together([cell])[0])
+    sources = sources_on_device(cell)
     if cell["kernel"] == BASELINE:
         return _baseline(study, sources, cell["test_tasks"])
     generator = torch.Generator().manual_seed(cell["seed"])
     model = DeepKernelTransfer(study.network(generator), cell["kernel"], study.num_features)
     model = model.to(cell["device"])
-    m = 0
-    if cell["objective"] == "clml":
-        m = sources.train.draw([0]).num_support
-    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(m=m))
+    held_out = conditioning(cell["objective"], sources.train)
+    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, held_out)
     training = train_on_tasks(
         model, mll, sources.train, steps=cell["steps"], tasks_per_step=cell["tasks_per_step"],
-        lr=cell["lr"], validation=sources.validation, validation_tasks=_VALIDATION_TASKS,
-        look_every=_LOOK_EVERY, checkpoint=_checkpoint(study, cell), progress=False,
+        lr=cell["lr"], validation=sources.validation, validation_tasks=VALIDATION_TASKS,
+        look_every=LOOK_EVERY, checkpoint=_checkpoint(study, cell), progress=False,
     )  # fmt: skip
     scores = evaluate_tasks(model, sources.test, cell["test_tasks"])
     return {
-        **_summary(scores),
+        **summary(scores),
         "train_seconds": training.seconds,
         "best_step": float(training.best),
     }
+
+
+def run_together(cells: list[dict[str, Any]]) -> list[Mapping[str, Any] | Exception]:
+    """The same of cells that differ in seed and target alone, of which each seed trains once.
+
+    Args:
+        cells: As for :func:`run_cell`, all of one :func:`benchmarks.dkt.together.label`.
+    """
+    if cells[0]["kernel"] == BASELINE:
+        return [run_cell(cell) for cell in cells]
+    return list(train_together(cells))
 
 
 def _checkpoint(study: FewShotStudy, cell: Mapping[str, Any]) -> Path | None:
@@ -87,13 +109,6 @@ def _checkpoint(study: FewShotStudy, cell: Mapping[str, Any]) -> Path | None:
     training = {"training": study.training, **{name: cell[name] for name in _TRAINING}}
     key = cell_key(training, code_version(run_cell, SOURCES))
     return Path(folder) / f"{study.training}-{key[:16]}.pt"
-
-
-def _summary(scores: TaskScores) -> dict[str, float]:
-    summary = {**_mean(scores.metric, scores.values), "nll": float(scores.nll.mean())}
-    if scores.metric == "accuracy":
-        summary["calibration_error"] = scores.calibration_error
-    return summary
 
 
 def _baseline(study: FewShotStudy, sources: Sources, count: int) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -9,8 +10,9 @@ from types import MappingProxyType
 
 import torch
 
-from benchmarks._images import load_images
+from benchmarks import _images
 from gpclml import datasets
+from gpclml.datasets.sources import data_folder
 from gpclml.errors import UnknownNameError
 from gpclml.kernels.networks import MLP
 from gpclml.meta import (
@@ -28,6 +30,17 @@ __all__ = [
     "STUDIES", "FewShotStudy", "Sources", "characters", "digits", "head_poses", "part_of_omniglot",
     "periodic", "rotation", "study_named",
 ]  # fmt: skip
+
+
+@functools.lru_cache(maxsize=8)
+def _loaded(name: str, folder: str) -> datasets.LabelledImages:
+    return _images.load_images(name)
+
+
+def load_images(name: str) -> datasets.LabelledImages:
+    """Images by name, read once by each process and data folder."""
+    return _loaded(name, str(data_folder("")))
+
 
 Load = Callable[[], datasets.LabelledImages]
 Make = Callable[[int, int], "Sources"]

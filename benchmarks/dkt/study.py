@@ -20,9 +20,13 @@ from benchmarks._options import (
     whole_numbers,
 )
 from benchmarks._tables import section, table, with_error
-from benchmarks.dkt.cells import BASELINE, CHECKPOINTS, OBJECTIVES, SOURCES, run_cell
+from benchmarks.dkt.baselines import BASELINES
+from benchmarks.dkt.cells import BASELINE, CHECKPOINTS, OBJECTIVES, SOURCES, run_cell, run_together
 from benchmarks.dkt.studies import STUDIES, study_named
+from benchmarks.dkt.together import label, size
+from benchmarks.runner import Batches
 from benchmarks.study import Study
+from gpclml.errors import ArgumentError
 from gpclml.meta import KERNELS
 
 __all__ = ["STUDY", "make_grid", "sections"]
@@ -111,12 +115,20 @@ def make_grid(
     ] = None,
     kernels: Annotated[
         tuple[str, ...],
-        Option(help="Kernels on features, comma-separated; pixels: the baseline."),
+        Option(
+            help="Kernels on features, comma-separated, and baselines: pixels, linear-transfer, "
+            "maml, matching, prototypes."
+        ),
         names,
     ] = ("cosine", "batch-norm-cosine", "linear", BASELINE),
     objectives: Annotated[
-        tuple[str, ...], Option(help="lml, clml, comma-separated."), names
-    ] = OBJECTIVES,
+        tuple[str, ...],
+        Option(
+            help="lml, clml (given the support points), clml-half (given a random half of the "
+            "points), comma-separated."
+        ),
+        names,
+    ] = ("lml", "clml"),
     seeds: Annotated[int, Option(min=1, help="Number of seeds, 0, 1, ....")] = 10,
     steps: Annotated[int, Option(min=1, help="Adam steps.")] = 2500,
     tasks_per_step: Annotated[int, Option(min=1, help="Tasks of a step.")] = 1,
@@ -142,7 +154,7 @@ def make_grid(
         checkpoints.mkdir(parents=True, exist_ok=True)
     # Cells name kernels with hyphens, as those of results that are stored do.
     kernels = tuple(dict.fromkeys(name.replace("_", "-") for name in kernels))
-    known = [name.replace("_", "-") for name in (*KERNELS, BASELINE)]
+    known = [name.replace("_", "-") for name in (*KERNELS, BASELINE, *BASELINES)]
     check_known("kernels", kernels, known)
     check_known("objectives", objectives, OBJECTIVES)
     check_positive(
@@ -152,14 +164,18 @@ def make_grid(
     pairs = [(name, k) for name in study for k in shots or study_named(name).shots]
     for name, k in pairs:
         study_named(name).sources(k, 0)
+        unfit = [one for one in kernels if one in BASELINES]
+        if unfit and not study_named(name).classes:
+            fix = "Leave out that study or baseline."
+            raise ArgumentError("kernels", unfit[0], f"kernels or pixels for {name}", fix)
     cells = []
     for (name, k), kernel, objective, seed in itertools.product(
         pairs, kernels, objectives, range(seeds)
     ):
-        trained = kernel != BASELINE
+        trained, is_gp = kernel != BASELINE, kernel not in (BASELINE, *BASELINES)
         cell = {
             "study": name, "shots": k, "seed": seed, "kernel": kernel,
-            "objective": objective if trained else None, "steps": steps if trained else None,
+            "objective": objective if is_gp else None, "steps": steps if trained else None,
             "tasks_per_step": tasks_per_step if trained else None, "lr": lr if trained else None,
             "test_tasks": test_tasks, "device": device,
         }  # fmt: skip
@@ -177,6 +193,7 @@ STUDY = Study(
     grid=make_grid,
     cell=run_cell,
     sources=SOURCES,
+    batches=Batches(run_together, label, size),
     needed=("study", "shots", "kernel", "objective", "interval"),
     label="{study} shots={shots} {kernel} {objective} seed {seed}",
     tables=sections,

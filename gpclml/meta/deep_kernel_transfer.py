@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.distributions import Normal
 
 from gpclml._utils.arguments import check_counts, checked
-from gpclml.errors import ShapeError, UnknownNameError
+from gpclml.errors import ArgumentError, ShapeError, UnknownNameError
 from gpclml.inference import evaluating, exact_posterior
 from gpclml.kernels import CosineSimilarityKernel, JointSpectralMixtureKernel
 from gpclml.kernels.networks import check_finite_output
@@ -33,15 +33,13 @@ from gpclml.meta.tasks import Episodes
 __all__ = [
     "BATCH_NORM",
     "KERNELS",
-    "SUPPORT_NORM",
     "DeepKernelTransfer",
     "make_kernel",
     "one_vs_rest",
 ]
 
 _FIRST_NOISE = 0.1
-_LEAST_VARIANCE = 0.01  # added to that of support points, which may all have one value
-BATCH_NORM, SUPPORT_NORM = "batch_norm_cosine", "support_norm_cosine"
+BATCH_NORM = "batch_norm_cosine"
 _MIXTURES = 4
 
 
@@ -66,15 +64,13 @@ class DeepKernelTransfer(ExactGP):
             standardized over the batch in training and by running statistics afterwards; the
             normalization is a layer of the network and is trained with it),
             ``"cosine"``, ``"linear"``, ``"matern"``, ``"polynomial"``, ``"rbf"``,
-            ``"spectral_mixture"``, ``"support_norm_cosine"`` (of features standardized by the
-            support points of each task, in training and afterwards; on the characters of Omniglot
-            it was no better than ``"cosine"``).
+            ``"spectral_mixture"``.
         num_features: Number q of features; used by ``"batch_norm_cosine"`` and
             ``"spectral_mixture"``.
 
     Raises:
         UnknownNameError: The name of the kernel is not known.
-        ArgumentError: ``num_features`` is below 1.
+        ArgumentError: ``num_features`` is below 1, or the kernel is one of earlier releases.
 
     Examples:
         >>> model = DeepKernelTransfer(Conv4(), "cosine", num_features=64)
@@ -95,7 +91,6 @@ class DeepKernelTransfer(ExactGP):
         self.normalization = (
             torch.nn.BatchNorm1d(num_features) if kernel == BATCH_NORM else torch.nn.Identity()
         )
-        self.by_support = kernel == SUPPORT_NORM
         self.mean_module = ConstantMean()
         self.covar_module = make_kernel(kernel, num_features)
 
@@ -147,7 +142,7 @@ class DeepKernelTransfer(ExactGP):
         """
         x = torch.cat([episodes.support_x, episodes.query_x], dim=1)
         y = torch.cat([episodes.support_y, episodes.query_y], dim=1)
-        features = self._standardized(self.features(x), episodes.num_support)
+        features = self.features(x)
         targets = one_vs_rest(y, episodes.ways, features.dtype)
         self.set_train_data(features, targets, strict=False)
         return self(features), targets
@@ -169,20 +164,12 @@ class DeepKernelTransfer(ExactGP):
         s = episodes.num_support
         x = torch.cat([episodes.support_x, episodes.query_x], dim=1)
         with evaluating(self):
-            features = self._standardized(self.features(x), s)
+            features = self.features(x)
             targets = one_vs_rest(episodes.support_y, episodes.ways, features.dtype)
             self.set_train_data(features[..., :s, :], targets, strict=False)
             latent = exact_posterior(self, features[..., s:, :], marginal=True)
             noise = cast(GaussianLikelihood, self.likelihood).noise
             return Normal(latent.mean, (latent.variance + noise).sqrt())
-
-    def _standardized(self, features: Tensor, num_support: int) -> Tensor:
-        """Features, standardized by the support points, which come first, if the kernel asks."""
-        if not self.by_support:
-            return features
-        support = features[..., :num_support, :]
-        variance = support.var(-2, unbiased=False, keepdim=True) + _LEAST_VARIANCE
-        return (features - support.mean(-2, keepdim=True)) * variance.rsqrt()
 
 
 def one_vs_rest(labels: Tensor, ways: int, dtype: torch.dtype) -> Tensor:
@@ -223,7 +210,6 @@ _MAKERS: dict[str, Callable[[int], Kernel]] = {
     "matern": lambda features: _with_lengthscale(MaternKernel(2.5), features),
     "polynomial": lambda features: _scaled(PolynomialKernel(2), features**-2),
     "rbf": lambda features: _with_lengthscale(RBFKernel(), features),
-    SUPPORT_NORM: lambda features: _scaled(CosineSimilarityKernel()),
     "spectral_mixture": lambda features: JointSpectralMixtureKernel(_MIXTURES, features),
 }
 KERNELS = tuple(sorted(_MAKERS))
@@ -233,6 +219,10 @@ def make_kernel(kernel: str | Kernel, features: int) -> Kernel:
     """The kernel on so many features of a name in ``KERNELS``; a kernel is returned itself."""
     if isinstance(kernel, Kernel):
         return kernel
+    if kernel == "support_norm_cosine":
+        got = "'support_norm_cosine', which earlier releases had"
+        suggestion = "Use 'cosine', which is at least as accurate and needs no support points."
+        raise ArgumentError("kernel", got, f"one of {', '.join(KERNELS)}", suggestion)
     if kernel not in _MAKERS:
         raise UnknownNameError("kernel", kernel, KERNELS)
     return _MAKERS[kernel](features)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import Self
 
 import numpy
 import torch
@@ -100,6 +102,20 @@ class NumberedTasks(ABC):
         """
         return Episodes.stack([self._task(index) for index in indices])
 
+    def to(self, device: torch.device | str) -> Self:
+        """The same tasks with their images on another device, where tasks are put together then.
+
+        What a task is made of is drawn on the CPU in any case, so that it is the same task.
+
+        Args:
+            device: The device.
+        """
+        moved = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                setattr(moved, name, value.to(device))
+        return moved
+
     @abstractmethod
     def _task(self, index: int) -> Episodes:
         """One task, as a batch of one."""
@@ -149,11 +165,13 @@ class ImageTasks(NumberedTasks):
         if rotations and images.shape[-1] != images.shape[-2]:
             got = f"images of shape {tuple(images.shape[1:])}"
             raise ShapeError("images", got, "square ones, to be turned", "Pass rotations=False.")
-        self.images = images
+        self.images, self.labels = images, labels
         self.ways, self.shots, self.queries = ways, shots, queries
         self.rotations = rotations
         self.seed = seed
-        self._rows = [(labels == label).nonzero()[:, 0] for label in labels.unique()]
+        on_cpu = labels.cpu()
+        self._rows = [(on_cpu == label).nonzero()[:, 0] for label in on_cpu.unique()]
+        self._places = _turned_places(images.shape[-1]).to(images.device) if rotations else None
         if self.num_classes < ways:
             raise ArgumentError("ways", ways, f"at most the {self.num_classes} classes there are")
         fewest = min(len(rows) for rows in self._rows)
@@ -167,25 +185,45 @@ class ImageTasks(NumberedTasks):
         """Number of classes that tasks are drawn from, including turned ones."""
         return len(self._rows) * (_QUARTER_TURNS if self.rotations else 1)
 
-    def _task(self, index: int) -> Episodes:
-        generator = task_generator(self.seed, index)
-        chosen = torch.randperm(self.num_classes, generator=generator)[: self.ways].tolist()
-        images = torch.stack([self._images_of(one, generator) for one in chosen])
-        labels = torch.arange(self.ways).unsqueeze(-1).expand(-1, self.shots + self.queries)
+    def draw(self, indices: Sequence[int]) -> Episodes:
+        """Draws tasks by their numbers, as one batch, on the device of the images.
+
+        Args:
+            indices: Numbers of tasks, from 0.
+        """
+        drawn = [self._draw(index) for index in indices]
+        rows, turns = (
+            torch.stack(part).to(self.images.device) for part in zip(*drawn, strict=True)
+        )
+        images = unit_range(self.images[rows])  # (tasks, ways, shots + queries, *event)
+        if self._places is not None:
+            places = self._places[turns][:, :, None, None].expand(*images.shape[:-2], -1)
+            images = images.flatten(-2).gather(-1, places).unflatten(-1, images.shape[-2:])
+        labels = torch.arange(self.ways, device=images.device).unsqueeze(-1).expand_as(rows)
         support, query = slice(None, self.shots), slice(self.shots, None)
         parts = [
-            values[:, which].flatten(0, 1).unsqueeze(0)
+            values[:, :, which].flatten(1, 2)
             for which in (support, query)
             for values in (images, labels)
         ]
         return Episodes(*parts, ways=self.ways)
 
-    def _images_of(self, index: int, generator: torch.Generator) -> Tensor:
-        turns, place = divmod(index, len(self._rows))
-        rows = self._rows[place]
-        order = torch.randperm(len(rows), generator=generator)[: self.shots + self.queries]
-        images = unit_range(self.images[rows[order]])
-        return torch.rot90(images, turns, dims=(-2, -1)) if turns else images
+    def _task(self, index: int) -> Episodes:
+        return self.draw([index])
+
+    def _draw(self, index: int) -> tuple[Tensor, Tensor]:
+        """Rows of images, ``(ways, shots + queries)``, and quarter turns of the classes.
+
+        Both are on the CPU, so that a seed means the same task on every device.
+        """
+        generator = task_generator(self.seed, index)
+        chosen = torch.randperm(self.num_classes, generator=generator)[: self.ways].tolist()
+        each, rows, turns = self.shots + self.queries, [], []
+        for turn, place in (divmod(one, len(self._rows)) for one in chosen):
+            own = self._rows[place]
+            rows.append(own[torch.randperm(len(own), generator=generator)[:each]])
+            turns.append(turn)
+        return torch.stack(rows), torch.tensor(turns)
 
 
 class PeriodicTasks(NumberedTasks):
@@ -271,7 +309,8 @@ class RotationTasks(NumberedTasks):
         generator = task_generator(self.seed, index)
         image = unit_range(self.images[torch.randint(len(self.images), (), generator=generator)])
         angle = 2 * torch.rand(self.support + self.queries, generator=generator) - 1
-        return _episode(_turned(image, angle * math.pi / 2), angle, self.support)
+        views = _turned(image, angle * math.pi / 2)
+        return _episode(views, angle.to(views.device), self.support)
 
 
 class HeadPoseTasks(NumberedTasks):
@@ -329,9 +368,15 @@ class HeadPoseTasks(NumberedTasks):
         chosen = torch.randperm(self.support_yaws, generator=generator)[: self.support]
         others = path[~torch.isin(path, chosen)]
         images = unit_range(self.images[person, pitches + _PITCHES // 2, path])
-        targets = pitches / (_PITCHES // 2)
+        targets = (pitches / (_PITCHES // 2)).to(images.device)
         x, y = images.unsqueeze(0), targets.unsqueeze(0)
         return Episodes(x[:, chosen], y[:, chosen], x[:, others], y[:, others])
+
+
+def _turned_places(side: int) -> Tensor:
+    """Where the pixels of a square image come from, row by row, in each quarter turn."""
+    places = torch.arange(side * side).reshape(side, side)
+    return torch.stack([torch.rot90(places, turn).flatten() for turn in range(_QUARTER_TURNS)])
 
 
 def _turned(image: Tensor, angles: Tensor) -> Tensor:

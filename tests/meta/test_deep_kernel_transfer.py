@@ -17,7 +17,6 @@ from gpclml.mlls import ConditionalMarginalLogLikelihood
 
 KERNELS = [
     "batch_norm_cosine", "cosine", "linear", "matern", "polynomial", "rbf", "spectral_mixture",
-    "support_norm_cosine",
 ]  # fmt: skip
 TASKS, WAYS, SHOTS, QUERIES = 3, 4, 2, 3
 
@@ -45,17 +44,8 @@ def transfer(kernel="rbf", dtype=torch.float64):
 
 
 def features_of(model, data):
-    """Of all points, support first; standardized task by task where the kernel asks for it."""
-    features = model.features(torch.cat([data.support_x, data.query_x], 1))
-    if not model.by_support:
-        return features
-    standardized = []
-    for of_task in features[:, 0]:
-        support = of_task[: data.num_support]
-        mean = support.mean(0)
-        spread = ((support - mean).square().mean(0) + 0.01).sqrt()
-        standardized.append((of_task - mean) / spread)
-    return torch.stack(standardized).unsqueeze(1)
+    """Of all points, support first."""
+    return model.features(torch.cat([data.support_x, data.query_x], 1))
 
 
 class PlainGP(gpytorch.models.ExactGP):
@@ -181,6 +171,8 @@ def test_non_finite_features_are_caught_before_the_gp():
 
 
 def test_bad_arguments():
+    with pytest.raises(ArgumentError, match=r"earlier releases had.*Use 'cosine'"):
+        transfer("support-norm-cosine")
     with pytest.raises(UnknownNameError, match="Did you mean 'cosine'"):
         DeepKernelTransfer(MLP([5, 6]), "cosin")
     with pytest.raises(ArgumentError, match="kernel"):

@@ -54,6 +54,21 @@ def test_a_task_is_the_same_whoever_draws_it():
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_tasks_do_not_depend_on_the_device(device):
+    options = {"ways": 4, "shots": 2, "queries": 2, "rotations": True, "seed": 3}
+    here, there = ImageTasks(*images(), **options), ImageTasks(*images(), **options).to(device)
+    for one, other in (
+        (here, there),
+        (RotationTasks(picture()), RotationTasks(picture()).to(device)),
+        (HeadPoseTasks(heads()), HeadPoseTasks(heads()).to(device)),
+    ):
+        batch, moved = one.draw([0, 5]), other.draw([0, 5])
+        for name in ("support_x", "support_y", "query_x", "query_y"):
+            assert getattr(moved, name).device.type == device.type
+            torch.testing.assert_close(getattr(moved, name).cpu(), getattr(batch, name))
+    assert here.images.device.type == "cpu"
+
+
 def test_turned_classes_are_classes_of_their_own():
     tasks = ImageTasks(*images(), ways=4 * CLASSES, shots=1, queries=1, rotations=True)
     assert tasks.num_classes == 4 * CLASSES

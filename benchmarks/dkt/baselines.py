@@ -1,0 +1,217 @@
+"""Methods beside which the GPs stand: they learn from the same tasks by the same loop.
+
+Each is a module with a backbone, a ``loss`` of a batch of tasks, to be minimized, and the
+``log_probabilities`` of the classes of query points.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, log_softmax, normalize, one_hot
+
+from benchmarks.dkt.stacks import StackedBlocks
+from gpclml.inference import evaluating
+from gpclml.meta import Episodes, Tasks, TaskScores
+from gpclml.meta.evaluation import class_scores
+
+__all__ = [
+    "BASELINES", "Baseline", "FirstOrderMAML", "LinearTransfer", "MatchingNetwork",
+    "PrototypicalNetwork", "evaluate_baseline", "fit_linear_layers",
+]  # fmt: skip
+
+_AT_ONCE = 20
+_SHARPNESS = 100.0  # of matching networks
+_FIT_STEPS, _FIT_RATE, _MOMENTUM, _DECAY = 100, 0.01, 0.9, 0.001  # of a new linear layer
+_INNER_STEPS, _INNER_RATE = 5, 0.1  # of MAML
+
+
+class Baseline(torch.nn.Module):
+    """Base class.
+
+    Args:
+        backbone: Maps images ``(n, *event)`` to features ``(n, q)``.
+        num_features: Number q of features.
+        ways: Number of classes of a task.
+        num_classes: Number of classes of all training tasks.
+    """
+
+    def __init__(
+        self, backbone: torch.nn.Module, num_features: int, ways: int, num_classes: int
+    ) -> None:
+        super().__init__()
+        self.backbone = backbone
+
+    def loss(self, episodes: Episodes) -> Tensor:
+        """What is minimized, of each task, ``(tasks,)``: here the query points' mean NLL."""
+        log_p = self.log_probabilities(episodes)
+        return -log_p.gather(-1, episodes.query_y.unsqueeze(-1)).mean((-2, -1))
+
+    def log_probabilities(self, episodes: Episodes) -> Tensor:
+        """Of the classes of query points given the support points, ``(tasks, q, ways)``."""
+        raise NotImplementedError
+
+    def features(self, episodes: Episodes) -> tuple[Tensor, Tensor]:
+        """Features of support and query points, ``(tasks, n, q)``, by one pass of the backbone."""
+        x = torch.cat([episodes.support_x, episodes.query_x], dim=1)
+        values = self.backbone(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+        return values[:, : episodes.num_support], values[:, episodes.num_support :]
+
+
+class PrototypicalNetwork(Baseline):
+    """Softmax of negative squared distances to the means of classes (Snell et al. 2017)."""
+
+    def log_probabilities(self, episodes: Episodes) -> Tensor:
+        """As in the base class."""
+        support, query = self.features(episodes)
+        members = one_hot(episodes.support_y, episodes.ways).to(support).mT  # (tasks, ways, s)
+        prototypes = members @ support / members.sum(-1, keepdim=True)
+        distances = (query.unsqueeze(-2) - prototypes.unsqueeze(-3)).square().sum(-1)
+        return log_softmax(-distances, dim=-1)
+
+
+class MatchingNetwork(Baseline):
+    """Attention to support points by cosine similarity (Vinyals et al. 2016, Eq. 1).
+
+    Without full context embeddings; similarities are multiplied by 100, as in the code of Chen et
+    al. (2019), since a softmax of plain cosines is nearly flat.
+    """
+
+    def log_probabilities(self, episodes: Episodes) -> Tensor:
+        """As in the base class."""
+        support, query = (normalize(part, dim=-1) for part in self.features(episodes))
+        attention = log_softmax(_SHARPNESS * query @ support.mT, dim=-1)  # (tasks, q, s)
+        members = one_hot(episodes.support_y, episodes.ways).bool().mT  # (tasks, ways, s)
+        outside = ~members.unsqueeze(-3)
+        return attention.unsqueeze(-2).masked_fill(outside, -torch.inf).logsumexp(-1)
+
+
+class LinearTransfer(Baseline):
+    """A classifier of all training classes, whose last layer is fitted anew for each task.
+
+    The baseline of Chen et al. (2019, Section 3.2): training is plain classification of images
+    drawn from all classes, which :class:`~benchmarks.dkt.together.ClassifiedImages` gives as query
+    points; a new task is learned by :func:`fit_linear_layers` on fixed features.
+    """
+
+    def __init__(
+        self, backbone: torch.nn.Module, num_features: int, ways: int, num_classes: int
+    ) -> None:
+        super().__init__(backbone, num_features, ways, num_classes)
+        self.weight = torch.nn.Parameter(torch.zeros(num_classes, num_features))
+        self.bias = torch.nn.Parameter(torch.zeros(num_classes))
+
+    def loss(self, episodes: Episodes) -> Tensor:
+        """The mean NLL of the query images among all training classes."""
+        x = episodes.query_x
+        values = self.backbone(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+        outputs = values @ self.weight.mT + self.bias.unsqueeze(-2)
+        return cross_entropy(outputs.mT, episodes.query_y, reduction="none").mean(-1)
+
+    def log_probabilities(self, episodes: Episodes) -> Tensor:
+        """As in the base class."""
+        support, query = self.features(episodes)
+        weight, bias = fit_linear_layers(support, episodes.support_y, episodes.ways)
+        return log_softmax(query @ weight.mT + bias, dim=-1)
+
+
+class FirstOrderMAML(Baseline):
+    """First-order model-agnostic meta-learning (Finn et al. 2017, Section 5.2).
+
+    Backbone and linear layer take five gradient steps of rate 0.1 on the support points of a
+    task; the gradient of the query points' loss at the end of them moves the start. As in the code
+    of Chen et al. (2019) features are normalized over the points of a pass, query points among
+    themselves, in training and afterwards: this method alone sees all query points together.
+    """
+
+    def __init__(
+        self, backbone: torch.nn.Module, num_features: int, ways: int, num_classes: int
+    ) -> None:
+        super().__init__(backbone, num_features, ways, num_classes)
+        self.weight = torch.nn.Parameter(torch.zeros(ways, num_features))
+        self.bias = torch.nn.Parameter(torch.zeros(ways))
+
+    def log_probabilities(self, episodes: Episodes) -> Tensor:
+        """As in the base class."""
+        network, head = self.backbone, [self.weight, self.bias]
+        if isinstance(network, StackedBlocks):  # one task for each network of a stack
+            start = [*network.parameter_list(), *head]
+        else:
+            network = StackedBlocks([self.backbone] * episodes.num_tasks)
+            own = [*StackedBlocks.own_parameters(self.backbone), *head]
+            start = [one.expand(episodes.num_tasks, *one.shape) for one in own]
+
+        def outputs(parameters: list[Tensor], x: Tensor) -> Tensor:
+            weight, bias = parameters[-2:]
+            values = network.transform(x.flatten(0, 1), parameters[:-2], alone=True)
+            return values.unflatten(0, x.shape[:2]) @ weight.mT + bias.unsqueeze(-2)
+
+        fast = [one.detach().requires_grad_() for one in start]
+        with torch.enable_grad():
+            for _ in range(_INNER_STEPS):
+                scores = outputs(fast, episodes.support_x)
+                loss = cross_entropy(scores.mT, episodes.support_y, reduction="none").mean(-1)
+                gradients = torch.autograd.grad(loss.sum(), fast)
+                steps = zip(fast, gradients, strict=True)
+                fast = [(a - _INNER_RATE * b).detach().requires_grad_() for a, b in steps]
+        # The start moves along the gradient at the end: their difference counts as constant.
+        ends = [a + (b - a).detach() for a, b in zip(start, fast, strict=True)]
+        return log_softmax(outputs(ends, episodes.query_x), dim=-1)
+
+
+@torch.enable_grad()
+def fit_linear_layers(features: Tensor, labels: Tensor, ways: int) -> tuple[Tensor, Tensor]:
+    """Weights and biases of a linear classifier of each task, from fixed features.
+
+    100 steps of gradient descent with momentum 0.9, rate 0.01 and weight decay 0.001 from zero, as
+    in Chen et al. (2019), on all support points at each step.
+
+    Args:
+        features: Features of support points, ``(tasks, s, q)``.
+        labels: Their classes, ``(tasks, s)``.
+        ways: Number of classes.
+
+    Returns:
+        Weights ``(tasks, ways, q)`` and biases ``(tasks, 1, ways)``.
+    """
+    features = features.detach()
+    tasks, _, width = features.shape
+    weight = features.new_zeros(tasks, ways, width, requires_grad=True)
+    bias = features.new_zeros(tasks, 1, ways, requires_grad=True)
+    optimizer = torch.optim.SGD(
+        [weight, bias], lr=_FIT_RATE, momentum=_MOMENTUM, weight_decay=_DECAY
+    )
+    for _ in range(_FIT_STEPS):
+        optimizer.zero_grad()
+        outputs = features @ weight.mT + bias
+        cross_entropy(outputs.mT, labels, reduction="none").mean(-1).sum().backward()
+        optimizer.step()
+    return weight.detach(), bias.detach()
+
+
+@torch.no_grad()
+def evaluate_baseline(model: Baseline, tasks: Tasks, count: int) -> TaskScores:
+    """Scores of the first tasks of a source, as :func:`gpclml.meta.evaluate_tasks` has them."""
+    own = next(model.parameters())
+    log_p, labels = [], []
+    with evaluating(model):
+        for first in range(0, count, _AT_ONCE):
+            episodes = tasks.draw(range(first, min(first + _AT_ONCE, count)))
+            episodes = episodes.to(own.device, own.dtype)
+            log_p.append(model.log_probabilities(episodes))
+            labels.append(episodes.query_y)
+    return class_scores(torch.cat(log_p), torch.cat(labels))
+
+
+BASELINES: Mapping[str, Callable[..., Baseline]] = MappingProxyType(
+    {
+        "linear-transfer": LinearTransfer,
+        "maml": FirstOrderMAML,
+        "matching": MatchingNetwork,
+        "prototypes": PrototypicalNetwork,
+    }
+)
+"""The trained baselines by name, in place of a kernel."""

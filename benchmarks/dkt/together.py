@@ -1,0 +1,239 @@
+"""Cells of all seeds and targets of a training, computed together: for a GPU, and for baselines."""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from benchmarks.dkt.baselines import BASELINES, Baseline, LinearTransfer, evaluate_baseline
+from benchmarks.dkt.stacks import Stack
+from benchmarks.dkt.studies import Sources, study_named
+from gpclml.conditioning import Conditioning, LastPoints, RandomHoldout
+from gpclml.errors import NonFiniteError
+from gpclml.meta import (
+    DeepKernelTransfer,
+    Episodes,
+    ImageTasks,
+    Tasks,
+    TaskScores,
+    evaluate_tasks,
+)
+from gpclml.meta.tasks import NumberedTasks, task_generator, unit_range
+from gpclml.mlls import ConditionalMarginalLogLikelihood
+
+__all__ = [
+    "LOOK_EVERY", "VALIDATION_TASKS", "ClassifiedImages", "conditioning", "evaluate",
+    "label", "size", "sources_on_device", "summary", "train_together",
+]  # fmt: skip
+
+VALIDATION_TASKS, LOOK_EVERY = 100, 500
+_AT_ONCE = 50  # steps whose tasks are drawn at once
+_SEEDS = 10  # that a GPU trains together
+_NOT_STACKED = ("spectral-mixture",)
+
+Model = DeepKernelTransfer | Baseline
+
+
+class ClassifiedImages(NumberedTasks):
+    """Images drawn from all classes of a source, each turn a class, as the query points of a task.
+
+    Args:
+        tasks: The source; a batch has as many images as one of its tasks.
+    """
+
+    def __init__(self, tasks: ImageTasks) -> None:
+        turns = tasks.num_classes // len(tasks.labels.unique())
+        self.images = torch.cat([torch.rot90(tasks.images, k, (-2, -1)) for k in range(turns)])
+        _, places = tasks.labels.unique(return_inverse=True)
+        self.num_classes = tasks.num_classes
+        self.labels = torch.cat([places + k * (int(places.max()) + 1) for k in range(turns)])
+        self.count, self.seed = tasks.ways * (tasks.shots + tasks.queries), tasks.seed
+
+    def _task(self, index: int) -> Episodes:
+        generator = task_generator(self.seed, index)
+        rows = torch.randint(len(self.images), (1, self.count), generator=generator)
+        rows = rows.to(self.images.device)
+        x, y = unit_range(self.images[rows]), self.labels[rows]
+        return Episodes(x[:, :0], y[:, :0], x, y)
+
+
+@dataclass
+class _Member:
+    """A model of one seed, its tasks, and the best of its looks."""
+
+    model: Model
+    train: Tasks
+    validation: Tasks | None
+    score: float = -math.inf
+    step: int = 0
+    state: dict[str, Any] | None = None
+
+    def look(self, step: int) -> None:
+        """Keeps the state where it is the best so far; any where nothing validates."""
+        score = math.inf
+        if self.validation is not None:
+            score = float(evaluate(self.model, self.validation, VALIDATION_TASKS).values.mean())
+        if score > self.score or self.validation is None:
+            self.score, self.step = score, step
+            self.state = copy.deepcopy(self.model.state_dict())
+
+
+class _Kept:
+    """Tasks that are drawn again and again, kept on their device."""
+
+    def __init__(self, tasks: Tasks) -> None:
+        self._tasks, self._drawn = tasks, dict[tuple[int, ...], Episodes]()
+
+    def draw(self, indices: Sequence[int]) -> Episodes:
+        key = tuple(indices)
+        if key not in self._drawn:
+            self._drawn[key] = self._tasks.draw(indices)
+        return self._drawn[key]
+
+
+def train_together(cells: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Trains a model for each seed of the cells, all at once, and tests it on their studies.
+
+    The models see the tasks and take the steps of :func:`gpclml.meta.train_on_tasks`, and agree
+    with it up to rounding.
+
+    Args:
+        cells: Cells of one :func:`label`, of :func:`benchmarks.dkt.cells.run_cell`.
+
+    Raises:
+        NonFiniteError: The loss of one of the models is not finite.
+    """
+    start, first = time.perf_counter(), cells[0]
+    seeds = list(dict.fromkeys(cell["seed"] for cell in cells))
+    members = [_member(first, seed) for seed in seeds]
+    _train(members, first)
+    seconds = (time.perf_counter() - start) / len(seeds)
+    answers = []
+    for cell in cells:
+        member = members[seeds.index(cell["seed"])]
+        scores = evaluate(member.model, sources_on_device(cell).test, cell["test_tasks"])
+        done = {"train_seconds": seconds, "best_step": float(member.step)}
+        answers.append({**summary(scores), **done})
+    return answers
+
+
+def label(cell: Mapping[str, Any]) -> Hashable:
+    """Equal for cells that :func:`train_together` can compute together."""
+    rest = sorted((name, one) for name, one in cell.items() if name not in ("study", "seed"))
+    return study_named(cell["study"]).training, tuple(rest)
+
+
+def size(cell: Mapping[str, Any]) -> int:
+    """How many cells to compute together: on a GPU those of ten seeds and three studies."""
+    stacked = study_named(cell["study"]).classes and cell["kernel"] not in _NOT_STACKED
+    return 3 * _SEEDS if stacked and cell["device"] != "cpu" else 1
+
+
+def conditioning(objective: str, tasks: Tasks) -> Conditioning:
+    """What an objective holds out: the query points, a half of all points at random, or all."""
+    if objective == "clml-half":
+        return RandomHoldout(0.5)
+    return LastPoints(m=tasks.draw([0]).num_support if objective == "clml" else 0)
+
+
+def summary(scores: TaskScores) -> dict[str, float]:
+    """The metrics of a cell."""
+    mean, interval = float(scores.values.mean()), TaskScores.interval(scores.values)
+    summary = {scores.metric: mean, "interval": interval, "nll": float(scores.nll.mean())}
+    if scores.metric == "accuracy":
+        summary["calibration_error"] = scores.calibration_error
+    return summary
+
+
+def evaluate(model: Model, tasks: Tasks, count: int) -> TaskScores:
+    """The scores of a GP or of a baseline."""
+    if isinstance(model, Baseline):
+        return evaluate_baseline(model, tasks, count)
+    return evaluate_tasks(model, tasks, count)
+
+
+def sources_on_device(cell: Mapping[str, Any]) -> Sources:
+    """The tasks of a cell, whose images are on its device."""
+    sources = study_named(cell["study"]).sources(cell["shots"], cell["seed"])
+    moved = (cast(NumberedTasks, one) and cast(NumberedTasks, one).to(cell["device"])
+             for one in (sources.train, sources.validation, sources.test))  # fmt: skip
+    return Sources(*moved)  # pyright: ignore[reportArgumentType]
+
+
+def _member(cell: Mapping[str, Any], seed: int) -> _Member:
+    study, sources = study_named(cell["study"]), sources_on_device({**cell, "seed": seed})
+    backbone = study.network(torch.Generator().manual_seed(seed))
+    train = cast(ImageTasks, sources.train)
+    if cell["kernel"] in BASELINES:
+        make = BASELINES[cell["kernel"]]
+        model = make(backbone, study.num_features, train.ways, train.num_classes)
+    else:
+        model = DeepKernelTransfer(backbone, cell["kernel"], study.num_features)
+    source = ClassifiedImages(train) if isinstance(model, LinearTransfer) else train
+    validation = None if sources.validation is None else _Kept(sources.validation)
+    return _Member(model.to(cell["device"]), source, validation)
+
+
+def _train(members: Sequence[_Member], cell: Mapping[str, Any]) -> None:
+    """Adam steps on one task a model each, as many as the cell says; the best looks are kept."""
+    models, steps = [member.model for member in members], cell["steps"]
+    stack = Stack(models)
+    module = cast(Model, stack.module)
+    lr = cell["lr"]
+    if isinstance(module, Baseline):
+        loss, groups = module.loss, [{"params": list(module.parameters()), "lr": lr}]
+    else:
+        held_out = conditioning(cell["objective"], members[0].train)
+        mll = ConditionalMarginalLogLikelihood(module.likelihood, module, held_out)
+        network = module.network_parameters()
+        inside = {id(parameter) for parameter in network}
+        others = [one for one in mll.parameters() if id(one) not in inside]
+        groups = [{"params": network, "lr": lr}, {"params": others, "lr": 0.1 * lr}]
+
+        def loss(episodes: Episodes) -> Tensor:
+            return -cast(Tensor, mll(*module.prior(episodes))).mean(-1)
+
+    optimizer = torch.optim.Adam(groups)
+    losses: list[Tensor] = []
+    for step, episodes in enumerate(_draws([member.train for member in members], steps), 1):
+        module.train()
+        optimizer.zero_grad()
+        values = loss(episodes)
+        values.sum().backward()
+        optimizer.step()
+        losses.append(values.detach())
+        if step % LOOK_EVERY == 0 or step == steps:
+            _check(losses, step)
+            stack.write_back()
+            for member in members:
+                member.look(step)
+            losses.clear()
+    for member in members:
+        member.model.load_state_dict(cast(dict[str, Any], member.state))
+        member.model.eval()
+
+
+def _draws(sources: Sequence[Tasks], steps: int):
+    """The tasks of each step, one a source."""
+    for first in range(0, steps, _AT_ONCE):
+        parts = [one.draw(range(first, min(first + _AT_ONCE, steps))) for one in sources]
+        names = ("support_x", "support_y", "query_x", "query_y")
+        by_step = [torch.stack([getattr(part, name) for part in parts], 1) for name in names]
+        for tensors in zip(*by_step, strict=True):
+            yield Episodes(*tensors, ways=parts[0].ways)
+
+
+def _check(losses: Sequence[Tensor], step: int) -> None:
+    finite = torch.stack(list(losses)).isfinite()  # (steps, models)
+    if bool(finite.all()):
+        return
+    place, model = (~finite).nonzero()[0].tolist()
+    got = f"a value that is not at step {step - len(losses) + place} of model {model}"
+    raise NonFiniteError("loss", got, "finite values", "Lower the learning rate.")

@@ -1,0 +1,176 @@
+"""Seeds that train together: each as if it trained alone."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+
+from benchmarks.dkt import studies, together
+from benchmarks.dkt.cells import run_cell, run_together
+from benchmarks.dkt.stacks import Stack
+from benchmarks.dkt.studies import STUDIES, Sources
+from benchmarks.dkt.study import make_grid
+from benchmarks.dkt.together import label, size, train_together
+from gpclml.conditioning import LastPoints, RandomHoldout
+from gpclml.errors import ArgumentError, NonFiniteError, UnsupportedError
+from gpclml.kernels.networks import MLP
+from gpclml.meta import KERNELS, ConvBlocks, DeepKernelTransfer, Episodes, ImageTasks
+from gpclml.mlls import ConditionalMarginalLogLikelihood
+
+STACKED = sorted({*KERNELS} - {"spectral_mixture"})
+
+
+def tasks(seed, **options):
+    generator = torch.Generator().manual_seed(seed)
+    pictures = torch.rand(12, 1, 1, 8, 8, generator=generator)
+    images = (0.6 * pictures + 0.4 * torch.rand(12, 9, 1, 8, 8, generator=generator)).flatten(0, 1)
+    labels = torch.arange(12).repeat_interleave(9)
+    sizes = {"ways": 3, "shots": 1, "queries": 4, "rotations": True, "seed": seed}
+    return ImageTasks(images.double(), labels, **(sizes | options))
+
+
+def models(kernel, count=3):
+    return [
+        DeepKernelTransfer(
+            ConvBlocks(2, width=4, generator=torch.Generator().manual_seed(seed)), kernel, 16
+        ).double()
+        for seed in range(count)
+    ]
+
+
+def objective(model, conditioning):
+    return ConditionalMarginalLogLikelihood(model.likelihood, model, conditioning)
+
+
+@pytest.mark.parametrize("conditioning", [LastPoints(m=0), LastPoints(m=3), RandomHoldout(0.5)])
+@pytest.mark.parametrize("kernel", STACKED)
+def test_values_and_gradients_are_those_of_each_alone(kernel, conditioning):
+    alone = models(kernel)
+    for place, model in enumerate(alone):  # hyperparameters that differ
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.1 * place)
+    stack = Stack(alone)
+    own = [tasks(seed).draw([2]) for seed in range(3)]
+    value = objective(stack.module, conditioning)(*stack.module.prior(Episodes.stack(own)))
+    assert value.shape == (3, 3)
+    value.mean(-1).sum().backward()
+    with torch.no_grad():  # a step, whose result goes back to the models
+        for parameter in stack.module.parameters():
+            if parameter.grad is not None:
+                parameter.add_(parameter.grad)
+    expected = models(kernel)
+    for place, (model, episodes) in enumerate(zip(expected, own, strict=True)):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.1 * place)
+        mean = objective(model, conditioning)(*model.prior(episodes)).mean()
+        torch.testing.assert_close(value[place].mean(), mean)
+        mean.backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    parameter.add_(parameter.grad)
+    stack.write_back()
+    for model, other in zip(alone, expected, strict=True):
+        for name, entry in other.state_dict().items():
+            if not name.endswith("num_batches_tracked"):
+                torch.testing.assert_close(model.state_dict()[name], entry, msg=name)
+        test = tasks(9).draw([0, 1])
+        torch.testing.assert_close(model.predict(test).mean, other.predict(test).mean)
+
+
+@pytest.fixture
+def validated(monkeypatch):
+    """The study of digits with its test tasks to choose a look by, and a look every third step."""
+
+    def sources(shots, seed):
+        own = STUDIES["digits"].sources(shots, seed)
+        return Sources(own.train, studies.digits(shots, seed + 50).test, own.test)
+
+    study = dataclasses.replace(STUDIES["digits"], sources=sources)
+    monkeypatch.setattr(studies, "STUDIES", {**STUDIES, "validated": study, "again": study})
+    for module in ("benchmarks.dkt.together", "benchmarks.dkt.cells"):
+        monkeypatch.setattr(f"{module}.LOOK_EVERY", 3)
+        monkeypatch.setattr(f"{module}.VALIDATION_TASKS", 10)
+
+
+@pytest.mark.usefixtures("validated")
+@pytest.mark.parametrize("kernel", ["batch-norm-cosine", "linear"])
+def test_cells_are_those_of_the_cell_function(kernel):
+    cells = make_grid(
+        ["validated", "again"], shots=(1,), kernels=[kernel], seeds=2, steps=10, test_tasks=30
+    )
+    cells = [cell for cell in cells if cell["objective"] == "clml"]
+    assert len({label(cell) for cell in cells}) == 1
+    answers = run_together(cells)
+    for cell, answer in zip(cells, answers, strict=True):
+        alone = run_cell(cell)
+        assert answer.keys() == alone.keys()
+        assert answer["best_step"] == alone["best_step"]
+        for name in ("accuracy", "nll", "calibration_error", "interval"):
+            assert answer[name] == pytest.approx(alone[name], abs=0.01)
+    assert answers[0]["nll"] != answers[1]["nll"]  # another seed
+    assert answers[0]["nll"] == answers[2]["nll"]  # another study of the same tasks
+
+
+@pytest.mark.parametrize("kernel", ["linear-transfer", "maml", "matching", "prototypes", "pixels"])
+def test_baselines_are_cells(kernel):
+    cells = make_grid(["digits"], shots=(1,), kernels=[kernel], seeds=2, steps=4, test_tasks=20)
+    assert len(cells) == 2
+    assert all(cell["objective"] is None for cell in cells)
+    together, alone = run_together(cells)[1], run_cell(cells[1])
+    for name in ("accuracy", "interval"):
+        assert together[name] == pytest.approx(alone[name], abs=1e-3)
+    assert together["accuracy"] > 0.45  # chance is a third
+
+
+def test_what_is_computed_together():
+    def cell(**settings):
+        own = {"study": "digits", "shots": 1, "seed": 0, "kernel": "linear", "device": "cpu"}
+        return own | settings
+
+    assert label(cell()) == label(cell(seed=3))
+    assert label(cell()) != label(cell(shots=5))
+    assert label(cell(study="omniglot-part")) == label(cell(study="omniglot-part-to-mnist"))
+    assert label(cell()) != label(cell(study="omniglot-part"))
+    assert size(cell()) == 1
+    assert size(cell(device="cuda")) == 30
+    assert size(cell(device="cuda", kernel="spectral-mixture")) == 1
+    assert size(cell(device="cuda", study="periodic")) == 1
+
+
+def test_losses_that_are_not_finite_are_found():
+    cells = make_grid(["digits"], shots=(1,), kernels=["prototypes"], seeds=2, steps=5, lr=1e30)
+    with pytest.raises(NonFiniteError, match="at step 1 of model 0"):
+        train_together(cells)
+
+
+def test_what_cannot_be_stacked():
+    with pytest.raises(UnsupportedError, match="backbone MLP, expected ConvBlocks"):
+        Stack([DeepKernelTransfer(MLP([2, 3]), "rbf", 3)])
+    with pytest.raises(ArgumentError, match="kernels: got maml, expected kernels or pixels"):
+        make_grid(["periodic"], kernels=["maml"])
+
+
+@pytest.mark.cuda
+def test_seeds_train_together_on_a_gpu():
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    cells = make_grid(
+        ["digits"], shots=(1,), kernels=["linear"], seeds=2, steps=20, test_tasks=30, device="cuda"
+    )
+    cells = cells[:2]
+    here = train_together([{**cell, "device": "cpu"} for cell in cells])
+    for one, other in zip(train_together(cells), here, strict=True):
+        assert one["accuracy"] == pytest.approx(other["accuracy"], abs=0.03)
+        assert one["nll"] == pytest.approx(other["nll"], abs=0.03)
+
+
+def test_a_look_is_kept_where_nothing_validates():
+    member = together._Member(models("linear", 1)[0], tasks(0), None)
+    member.look(3)
+    member.look(5)
+    assert member.step == 5
