@@ -104,7 +104,12 @@ class ObservedCovariance:
 
     @cached_property
     def evaluated(self) -> Covariance:
-        """The covariance: of low rank plus a diagonal where the kernel gives it so, else dense."""
+        """The covariance: of low rank plus a diagonal where the kernel gives it so, else dense.
+
+        Raises:
+            ArgumentError: Not even the matrix and its factor fit into memory; with both figures.
+        """
+        self._check_room()
         if isinstance(self.latent, LazyEvaluatedKernelTensor):
             known = known_covariance(self.latent, self.noise)
             if known is not None:
@@ -120,6 +125,16 @@ class ObservedCovariance:
             one = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
             matrix = torch.addcmul(matrix, self.noise.unsqueeze(-1), one)
         return DenseCovariance(self._masked(matrix))
+
+    def _check_room(self) -> None:
+        shape, dtype, device = self.shape, self.latent.dtype, self.latent.device
+        numbers = 2 * shape.numel()
+        unknown = shape.numel() > _SMALL and bool(self._kernels())
+        if unknown and not memory.fits(numbers * dtype.itemsize, device) and not self.is_low_rank():
+            memory.check_memory(
+                "model", f"a dense covariance of shape {tuple(shape)}", numbers, dtype, device,
+                "Use fewer points, or solver='cg' where there is one.",
+            )  # fmt: skip
 
     def _masked(self, matrix: Tensor) -> Tensor:
         """The matrix with variance one and no correlation where observations are missing."""

@@ -38,10 +38,12 @@ from gpclml.errors import (
     ShapeError,
     UnsupportedError,
 )
+from gpclml.evaluation import learning_curve
 from gpclml.inference import IterativePosterior
 from gpclml.kernels import DeepKernel
 from gpclml.kernels.networks import MLP
 from gpclml.linalg import ConjugateGradients, NotConvergedWarning
+from gpclml.models import GPRegression
 
 # linear_operator's own, of the sparse matrices of interpolated kernels.
 pytestmark = [
@@ -225,3 +227,14 @@ def test_what_memory_does_not_hold_is_refused_beforehand(monkeypatch):
     wide = IterativePosterior(model, solver, points_at_once=3)
     with pytest.raises(ArgumentError, match="Lower points_at_once"):
         wide.variance(new_x())
+
+
+def test_a_covariance_that_is_evaluated_without_a_choice_is_refused_too(monkeypatch):
+    n = 1100
+    x = torch.rand(n, 2, dtype=torch.float64)
+    model = GPRegression(x, x.sum(-1))
+    available(monkeypatch, 2 * n * n - 1)
+    with pytest.raises(ArgumentError, match=r"model: got a dense covariance .* needs 0.0 GiB"):
+        learning_curve(model)
+    features = GPRegression(x, x.sum(-1), kernel=gpytorch.kernels.LinearKernel())
+    assert torch.isfinite(learning_curve(features)).all()  # which needs no matrix
