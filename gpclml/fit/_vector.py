@@ -165,7 +165,8 @@ class Vector:
         for name, part in parts.items():
             for row, bound in zip(self._raw_box, self._bounds.get(name, ()), strict=False):
                 if bound is not None:
-                    row[part] = torch.as_tensor(bound).expand(self.parameters[name].shape).flatten()
+                    of_all = torch.as_tensor(bound).expand(self.parameters[name].shape)
+                    row[part] = self._numbers(of_all.flatten())
         self.best = self._coordinates.of(self._numbers(self._point))
         self.box = self._coordinates.box(self._raw_box, self.best)
         of_bounds = numpy.stack([self._coordinates.of(row) for row in self._raw_box])

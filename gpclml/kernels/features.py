@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from itertools import combinations_with_replacement
 from typing import Any, Self, cast, overload
 
 import gpytorch
@@ -213,10 +212,15 @@ class PolynomialFeatures(torch.nn.Module):
     @checked(late=True, x="float (*batch, n, d)")
     def forward(self, x: Tensor) -> Tensor:
         """Features of points, ``(*batch, n, d)`` to ``(*batch, n, R)``."""
-        columns = [torch.ones_like(x[..., 0])]
-        for count in range(1, self.degree + 1):
-            for chosen in combinations_with_replacement(range(x.shape[-1]), count):
-                columns.append(x[..., list(chosen)].prod(-1))
+        products = [(0, torch.ones_like(x[..., 0]))]  # of one degree, each with its last column
+        columns = [products[0][1]]
+        for _ in range(self.degree):
+            products = [
+                (column, product * x[..., column])
+                for last, product in products
+                for column in range(last, x.shape[-1])
+            ]
+            columns += [product for _, product in products]
         return torch.stack(columns, dim=-1)
 
 

@@ -17,8 +17,10 @@ from benchmarks.robustness.fuzz.objects import (
     compared,
     covariance,
     draws,
+    episodes,
     generator,
     gp,
+    here,
     images,
     inputs,
     labels,
@@ -89,7 +91,8 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
         table=table(), target="y", drop=("a",), categories=("b",)),
     "cli.tables.read_table": lambda: dict(path="no such table.csv", missing=("-",)),
     "cli.tables.split_rows": lambda: dict(targets=normal(30)),
-    "conditioning.HeldOut": lambda: dict(blocks=(torch.tensor([0, 2]), torch.tensor([5]))),
+    "conditioning.HeldOut": lambda: dict(
+        blocks=(here(torch.tensor([0, 2])), here(torch.tensor([5])))),
     "conditioning.KFold": lambda: dict(n_splits=3, seed=0),
     "conditioning.LastPoints": lambda: dict(m=2),
     "conditioning.RandomHoldout": lambda: dict(fraction=0.2, seed=0, condition_on=3),
@@ -113,7 +116,7 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     "curvature.invariances.AffineAugmentation": lambda: dict(
         ranges={"rotation": 0.1, "scale": 0.2}, samples=2),
     "curvature.invariances.AffineAugmentation.forward": lambda: dict(
-        self=AffineAugmentation({"rotation": 0.1}, 2), x=torch.rand(3, 1, 4, 4)),
+        self=AffineAugmentation({"rotation": 0.1}, 2), x=positive(3, 1, 4, 4) - 1),
     "curvature.output_likelihoods.gradient_columns": lambda: dict(
         likelihood=output_likelihood(classes()), outputs=normal(8, 3), target=labels()),
     "curvature.output_likelihoods.output_column": lambda: dict(columns=normal(8, 3, 3), place=1),
@@ -125,7 +128,7 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     "datasets.RegressionData": lambda: dict(name="x", inputs=inputs(), targets=targets()),
     "datasets.load": lambda: dict(name="diabetes"),
     "datasets.split": lambda: dict(data_or_n=RegressionData("x", inputs(), targets()), seed=0),
-    "datasets.subset": lambda: dict(train=torch.arange(8), n=3, seed=0),
+    "datasets.subset": lambda: dict(train=here(torch.arange(8)), n=3, seed=0),
     "datasets.uci_source": lambda: dict(name="boston"),
     "estimators.Regressor": lambda: dict(candidates=("linear",)),
     "estimators.StackedGP": lambda: dict(candidates=("linear",)),
@@ -133,8 +136,8 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
         self=StackedGP(("linear",)), x=inputs(), y=targets(), progress=False),
     "estimators.StackedGP.predict": lambda: dict(self=stack(), x=inputs(3)),
     "estimators.StackedPrediction": lambda: dict(
-        weights=torch.tensor([0.5, 0.5]).double(), locations=normal(2, 3), scales=positive(2, 3),
-        degrees=torch.tensor([5.0, torch.inf]).double()),
+        weights=here(torch.tensor([0.5, 0.5])), locations=normal(2, 3), scales=positive(2, 3),
+        degrees=here(torch.tensor([5.0, torch.inf]))),
     "estimators.StackedPrediction.quantile": lambda: dict(
         self=stack().predict(inputs(3)), probability=[0.1, 0.9]),
     "estimators.StackedPrediction.sample": lambda: dict(self=stack().predict(inputs(3)), count=2),
@@ -209,12 +212,12 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
         "evidence.training_speed.optimal_combination",
     ): lambda: dict(predictions=predictions()),
     "evidence.training_speed.model_predictions": lambda: dict(
-        models=[gp(), gp()], scheme="posterior", order=torch.arange(8)),
+        models=[gp(), gp()], scheme="posterior", order=here(torch.arange(8))),
     "evidence.training_speed.model_weights": lambda: dict(
-        log_evidences=normal(3), prior=torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64)),
+        log_evidences=normal(3), prior=here(torch.tensor([0.5, 0.25, 0.25]))),
     "evidence.training_speed.sample_then_optimize": linear,
     "evidence.training_speed.sampled_combination": lambda: dict(
-        predictions=predictions(), start=torch.full((3,), 1 / 3, dtype=torch.float64)),
+        predictions=predictions(), start=here(torch.full((3,), 1 / 3))),
     "evidence.training_speed.training_speed": lambda: dict(
         model=gp(), orderings=orders(), repeats=1, num_samples=2),
     "evidence.training_speed.training_speed_by_descent": lambda: linear() | {"repeats": 1},
@@ -250,7 +253,7 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     "inference.PosteriorNormal": lambda: dict(mean=normal(8), covariance_matrix=covariance()),
     "inference.exact_posterior": lambda: dict(model=gp().eval(), x=inputs(3), marginal=False),
     "inference.Observations.covariance_by": lambda: dict(
-        self=training_observations(gp()), solver="auto", blocks=[torch.tensor([[0, 1]])]),
+        self=training_observations(gp()), solver="auto", blocks=[here(torch.tensor([[0, 1]]))]),
     "inference.covariances.check_solver": lambda: dict(solver="auto"),
     "inference.covariances.observed_covariance": lambda: dict(
         likelihood=(model := gp()).likelihood, prior=model(inputs())),
@@ -271,26 +274,27 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     "inference.units.to_training_units": lambda: dict(model=gp(), target=targets()),
     "kernels.DeepKernel": lambda: dict(feature_extractor=mlp(2), base_kernel=RBFKernel()),
     "kernels.DeepKernel.forward": lambda: dict(
-        self=DeepKernel(mlp(2), RBFKernel().double()), x1=inputs(), x2=inputs(3)),
+        self=DeepKernel(mlp(2), here(RBFKernel())), x1=inputs(), x2=inputs(3)),
     "kernels.FeatureKernel": lambda: dict(features=mlp(3), prior_variance=positive(3)),
     "kernels.FourierFeatures": lambda: dict(num_frequencies=3),
-    "kernels.FourierFeatures.forward": lambda: dict(self=FourierFeatures(3), x=inputs(8, 1)),
+    "kernels.FourierFeatures.forward": lambda: dict(self=here(FourierFeatures(3)), x=inputs(8, 1)),
     "kernels.JointSpectralMixtureKernel": lambda: dict(
         num_mixtures=2, ard_num_dims=2, generator=generator()),
     "kernels.NetworkMean.forward": lambda: dict(self=NetworkMean(mlp()), x=inputs()),
     ("kernels.NeuralTangentKernel", "models.LinearizedNetwork"): lambda: dict(
         network=(network := mlp()), prior=GaussianWeightPrior(network)),
     "kernels.PolynomialFeatures": lambda: dict(degree=2),
-    "kernels.PolynomialFeatures.forward": lambda: dict(self=PolynomialFeatures(2), x=inputs()),
+    "kernels.PolynomialFeatures.forward": lambda: dict(
+        self=here(PolynomialFeatures(2)), x=inputs()),
     "kernels.PrefixFeatures": lambda: dict(num_features=1),
-    "kernels.PrefixFeatures.forward": lambda: dict(self=PrefixFeatures(1), x=inputs()),
+    "kernels.PrefixFeatures.forward": lambda: dict(self=here(PrefixFeatures(1)), x=inputs()),
     "kernels.RandomFourierFeatures": lambda: dict(
         num_inputs=2, num_features=3, weight=normal(3, 2), bias=normal(3)),
     "kernels.RandomFourierFeatures.forward": lambda: dict(
-        self=RandomFourierFeatures(2, 3).double(), x=inputs()),
+        self=here(RandomFourierFeatures(2, 3)), x=inputs()),
     "kernels.SkipFeatures": lambda: dict(sizes=[2, 3, 1], generator=generator()),
     "kernels.initialize_spectral_mixture": lambda: dict(
-        kernel=SpectralMixtureKernel(2, ard_num_dims=2).double(), generator=generator()) | train(),
+        kernel=here(SpectralMixtureKernel(2, ard_num_dims=2)), generator=generator()) | train(),
     "kernels.networks.MLP": lambda: dict(
         sizes=[2, 3, 1], generator=generator(), dtype=torch.float64),
     "kernels.networks.apply_network": lambda: dict(network=mlp(), x=inputs()),
@@ -311,12 +315,12 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     "linalg.radial_covariance": lambda: dict(
         points=inputs(8), profile="matern_52", lengthscale=positive(1, 2)),
     "linalg.block_conditional_log_densities": lambda: dict(
-        covariance=covariance(), residual=normal(8), blocks=[torch.tensor([[0, 1], [2, 3]])]),
+        covariance=covariance(), residual=normal(8), blocks=[here(torch.tensor([[0, 1], [2, 3]]))]),
     ("linalg.conditional_log_density", "linalg.leave_one_out_moments"): lambda: dict(
-        covariance=covariance(), residual=normal(8), held_out=torch.tensor([1, 5])),
+        covariance=covariance(), residual=normal(8), held_out=here(torch.tensor([1, 5]))),
     "linalg.conditional_log_density.low_rank": lambda: dict(
         covariance=LowRankPlusDiagonal(normal(8, 3), positive(8)), residual=normal(8),
-        held_out=torch.tensor([1, 5])),
+        held_out=here(torch.tensor([1, 5]))),
     ("linalg.factorization_dtype", "linalg.safe_cholesky"): lambda: dict(
         covariance=covariance(), factor_dtype=torch.float64),
     "linalg.gaussians.DiagonalGaussian": lambda: dict(mean=normal(3), variances=positive(3)),
@@ -332,7 +336,7 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     "linalg.gaussians.linear_posterior": lambda: dict(
         features=normal(8, 3), residual=normal(8), prior_variance=positive(3), noise=positive(8)),
     "linalg.iterative_conditional_log_density": lambda: dict(
-        covariance=noisy(), residual=normal(8), held_out=torch.tensor([1, 5])),
+        covariance=noisy(), residual=normal(8), held_out=here(torch.tensor([1, 5]))),
     "linalg.permute": lambda: dict(matrix=covariance(), order=orders()[1]),
     "linalg.sequential_log_densities": lambda: dict(
         covariance=covariance(), residual=normal(8), order=orders()[1]),
@@ -340,12 +344,12 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
         covariance=covariance(), residual=normal(8), orders=orders()),
     "linalg.symmetric_product": lambda: dict(left=normal(8, 3), right=normal(8, 3)),
     ("linalg.take", "linalg.take_rows"): lambda: dict(
-        values=covariance(), order=torch.tensor([1, 5])),
+        values=covariance(), order=here(torch.tensor([1, 5]))),
     ("meta.Conv3", "meta.Conv4"): lambda: dict(channels=1, width=2, generator=generator()),
     "meta.ConvBlocks": lambda: dict(blocks=1, channels=1, width=2, generator=generator()),
     "meta.DeepKernelTransfer": lambda: dict(backbone=mlp(), kernel="rbf", num_features=2),
     "meta.DeepKernelTransfer.predict": lambda: dict(
-        self=transfer(), episodes=tasks().draw(range(2))),
+        self=transfer(), episodes=episodes()),
     "meta.HeadPoseTasks": lambda: dict(images=images(2, 7, 19, 1, 2, 2), support=3),
     "meta.ImageTasks": lambda: dict(
         images=images(12, 1, 3, 3), labels=labels(12), ways=2, shots=1, queries=2),
@@ -389,7 +393,7 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
         self=gp(), x=inputs(3), solver=ConjugateGradients()),
     "models.GPRegression.with_kernel": lambda: dict(self=gp(), kernel="matern"),
     "models.LinearizedGP": lambda: train(
-        likelihood=GaussianLikelihood().double(), network=LinearizedNetwork(mlp())),
+        likelihood=here(GaussianLikelihood()), network=LinearizedNetwork(mlp())),
     "models.LinearizedNetwork.forward": lambda: dict(self=LinearizedNetwork(mlp()), x=inputs()),
     "models.Standardizer": lambda: dict(offset=normal(1, 2), scale=positive(1, 2)),
     "models.Standardizer.fit": lambda: dict(values=inputs(), dim=-2),

@@ -2,25 +2,54 @@
 
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any, TypeVar
 
 import pandas
 import torch
 from gpytorch.likelihoods import GaussianLikelihood, SoftmaxLikelihood
 from linear_operator import to_linear_operator
-from torch import Tensor
+from torch import Tensor, nn
 
 from gpclml.curvature import Full
 from gpclml.estimators import StackedGP
 from gpclml.evidence.training_speed import ModelPredictions
 from gpclml.kernels.networks import MLP
 from gpclml.linalg import NoisyCovariance, OperatorProducts
-from gpclml.meta import DeepKernelTransfer, PeriodicTasks
+from gpclml.meta import DeepKernelTransfer, Episodes, PeriodicTasks
 from gpclml.mlls import ConditionalMarginalLogLikelihood, LaplaceMarginalLogLikelihood
 from gpclml.models import BayesianLinearModel, GPRegression, LinearizedNetwork
 
 Arguments = dict[str, Any]
 N, D = 8, 2
+T = TypeVar("T", Tensor, nn.Module)
+
+_PLACE: ContextVar[tuple[torch.device, torch.dtype]] = ContextVar(
+    "place", default=(torch.device("cpu"), torch.float64)
+)
+
+
+@contextlib.contextmanager
+def placed(device: torch.device, dtype: torch.dtype) -> Iterator[None]:
+    """Has everything below made on a device and of a floating-point type.
+
+    Numbers are drawn on the CPU in double precision all the same, and then moved.
+    """
+    before = _PLACE.set((device, dtype))
+    try:
+        yield
+    finally:
+        _PLACE.reset(before)
+
+
+def here(value: T) -> T:
+    """A tensor or a module, moved to where everything is made; integers stay integers."""
+    device, dtype = _PLACE.get()
+    if isinstance(value, Tensor) and not value.is_floating_point():
+        return value.to(device)
+    return value.to(device=device, dtype=dtype)
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -29,13 +58,13 @@ def generator(seed: int = 0) -> torch.Generator:
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
-    """Standard normal numbers in double precision."""
-    return torch.randn(*shape, generator=generator(seed), dtype=torch.float64)
+    """Standard normal numbers."""
+    return here(torch.randn(*shape, generator=generator(seed), dtype=torch.float64))
 
 
 def positive(*shape: int, seed: int = 0) -> Tensor:
     """Numbers between one and two."""
-    return torch.rand(*shape, generator=generator(seed), dtype=torch.float64) + 1
+    return here(torch.rand(*shape, generator=generator(seed), dtype=torch.float64) + 1)
 
 
 def inputs(n: int = N, d: int = D) -> Tensor:
@@ -55,23 +84,23 @@ def train(**others: Any) -> Arguments:
 
 def labels(n: int = N, ways: int = 3) -> Tensor:
     """Classes, every one of them there, ``(n,)``."""
-    return torch.arange(n) % ways
+    return here(torch.arange(n) % ways)
 
 
 def images(*shape: int) -> Tensor:
     """Empty images."""
-    return torch.zeros(shape, dtype=torch.uint8)
+    return here(torch.zeros(shape, dtype=torch.uint8))
 
 
 def orders() -> Tensor:
     """Two orders of the points."""
-    return torch.stack([torch.arange(N), torch.arange(N).flip(0)])
+    return here(torch.stack([torch.arange(N), torch.arange(N).flip(0)]))
 
 
 def covariance(n: int = N) -> Tensor:
     """A covariance matrix, ``(n, n)``."""
     root = normal(n, n)
-    return root @ root.mT + torch.eye(n, dtype=torch.float64)
+    return root @ root.mT + torch.eye(n).to(root)
 
 
 def noisy() -> NoisyCovariance:
@@ -102,17 +131,18 @@ def linear_model() -> BayesianLinearModel:
 
 def mlp(outputs: int = 1) -> MLP:
     """A network of :func:`inputs`."""
-    return MLP([D, 3, outputs], torch.nn.Tanh, generator=generator(), dtype=torch.float64)
+    network = MLP([D, 3, outputs], torch.nn.Tanh, generator=generator(), dtype=torch.float64)
+    return here(network)
 
 
 def classes() -> SoftmaxLikelihood:
     """A likelihood of three classes."""
-    return SoftmaxLikelihood(num_classes=3, mixing_weights=False)
+    return here(SoftmaxLikelihood(num_classes=3, mixing_weights=False))
 
 
 def laplace(outputs: int = 1) -> LaplaceMarginalLogLikelihood:
     """The Laplace evidence of a network of one output, or of three classes."""
-    likelihood = GaussianLikelihood().double() if outputs == 1 else classes()
+    likelihood = here(GaussianLikelihood()) if outputs == 1 else classes()
     return LaplaceMarginalLogLikelihood(likelihood, LinearizedNetwork(mlp(outputs)), N, Full())
 
 
@@ -124,12 +154,18 @@ def draws() -> dict[str, Tensor]:
 
 def transfer() -> DeepKernelTransfer:
     """Deep kernel transfer of points with one column."""
-    return DeepKernelTransfer(MLP([1, 3, 2], torch.nn.Tanh, generator=generator()), "rbf")
+    network = MLP([1, 3, 2], torch.nn.Tanh, generator=generator())
+    return DeepKernelTransfer(network, "rbf").to(_PLACE.get()[0])
 
 
 def tasks() -> PeriodicTasks:
     """Regression tasks of few points."""
     return PeriodicTasks(3, 4)
+
+
+def episodes() -> Episodes:
+    """Two of :func:`tasks`."""
+    return tasks().draw(range(2)).to(_PLACE.get()[0])
 
 
 def table() -> pandas.DataFrame:

@@ -102,7 +102,7 @@ class AnnealingPath:
             chains, accepted = self._move(chains, beta, step)
             acceptance.append(accepted)
             total += (order[t + 1] - order[t]) * chains.log_likelihood.double()
-        return total, torch.tensor(acceptance[::-1] if reverse else acceptance)
+        return total, total.new_tensor(acceptance[::-1] if reverse else acceptance)
 
     def _start(self, argument: str, draws: Tensor) -> Chains:
         chains = self.posterior.at(draws)

@@ -313,7 +313,7 @@ def _evidence(
     estimate = log_mean(log_weights)
     if reverse:
         log_weights, estimate = -log_weights, replace(estimate, value=-estimate.value)
-    sizes = torch.tensor(steps, dtype=torch.float64)
+    sizes = log_weights.new_tensor(steps)
     return AnnealedEvidence(mean_estimate(log_weights), estimate, log_weights, acceptance, sizes)
 
 

@@ -1,0 +1,293 @@
+"""Steps, fits and predictions by name, each a function of a device and a floating-point type.
+
+Together with the examples of all public callables (``benchmarks.robustness.fuzz``) these are what
+is done on a device and compared with the CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import gpytorch
+import torch
+from botorch.models import SingleTaskGP
+from gpytorch.kernels import (
+    CosineKernel,
+    LinearKernel,
+    MaternKernel,
+    PeriodicKernel,
+    PolynomialKernel,
+    RBFKernel,
+    RQKernel,
+    ScaleKernel,
+    SpectralMixtureKernel,
+)
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood, SoftmaxLikelihood
+from torch import Tensor, nn
+
+from gpclml import (
+    MLP,
+    ConditionalMarginalLogLikelihood,
+    ConjugateGradients,
+    DeepKernel,
+    DeepKernelTransfer,
+    GPRegression,
+    IterativePosterior,
+    LaplaceMarginalLogLikelihood,
+    LinearizedNetwork,
+    NetworkMean,
+    StackedGP,
+    fit_batch,
+    fit_mll,
+    fit_networks,
+)
+from gpclml.conditioning import (
+    HeldOut,
+    KFold,
+    LastPoints,
+    LeaveOneOut,
+    RandomHoldout,
+    RandomOrderings,
+)
+from gpclml.curvature import BlockDiagonal, Diagonal, Full, FunctionSpace, Kronecker
+from gpclml.fit import fit_gpytorch_mll_fused
+from gpclml.meta import Conv4, ImageTasks, train_on_tasks
+from gpclml.models.botorch import DeepKernelGP
+
+Step = Callable[[torch.device, torch.dtype], Any]
+
+
+def data(
+    device: torch.device, dtype: torch.dtype, n: int = 40, d: int = 3, batch: tuple[int, ...] = ()
+) -> tuple[Tensor, Tensor]:
+    """Points and targets, drawn on the CPU."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(*batch, n, d, generator=generator, dtype=torch.float64)
+    y = torch.sin(4 * x.sum(-1)) + 0.3 * torch.randn(*batch, n, generator=generator).double()
+    return x.to(device, dtype), y.to(device, dtype)
+
+
+class _Model(gpytorch.models.ExactGP):
+    def __init__(self, x, y, likelihood, kernel, mean):
+        super().__init__(x, y, likelihood)
+        self.mean_module, self.covar_module = mean, kernel
+
+    def forward(self, x):
+        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def _network(inputs: int = 3, outputs: int = 2) -> MLP:
+    return MLP([inputs, 8, outputs], nn.Tanh, generator=torch.Generator().manual_seed(1))
+
+
+KERNELS: dict[str, Callable[[torch.Size], gpytorch.kernels.Kernel]] = {
+    "rbf": lambda b: ScaleKernel(RBFKernel(ard_num_dims=3, batch_shape=b), batch_shape=b),
+    "matern_12": lambda b: ScaleKernel(MaternKernel(0.5, batch_shape=b), batch_shape=b),
+    "matern_32": lambda b: ScaleKernel(MaternKernel(1.5, batch_shape=b), batch_shape=b),
+    "matern_52": lambda b: MaternKernel(2.5, ard_num_dims=3, batch_shape=b),
+    "rq": lambda b: ScaleKernel(RQKernel(ard_num_dims=3, batch_shape=b), batch_shape=b),
+    "periodic": lambda b: ScaleKernel(PeriodicKernel(batch_shape=b), batch_shape=b),
+    "cosine": lambda b: ScaleKernel(CosineKernel(active_dims=(0,), batch_shape=b), batch_shape=b),
+    "linear": lambda b: LinearKernel(batch_shape=b),
+    "polynomial": lambda b: PolynomialKernel(2, batch_shape=b),
+    "sum": lambda b: (
+        ScaleKernel(RBFKernel(active_dims=(0, 1), batch_shape=b), batch_shape=b)
+        + LinearKernel(batch_shape=b)
+    ),
+    "product": lambda b: RBFKernel(active_dims=(0,), batch_shape=b) * PeriodicKernel(batch_shape=b),
+    "spectral": lambda b: SpectralMixtureKernel(2, ard_num_dims=3, batch_shape=b),
+    "deep": lambda b: DeepKernel(_network(), ScaleKernel(RBFKernel())),
+}
+
+CONDITIONINGS = {
+    "lml": LastPoints(m=0),
+    "tenth": RandomHoldout(0.1, seed=0),
+    "given": RandomHoldout(0.2, seed=0, condition_on=10),
+    "folds": KFold(4, seed=0),
+    "loo": LeaveOneOut(),
+    "orders": RandomOrderings(2, m=20, seed=0),
+    "chosen": HeldOut([0, 3], [5], [7, 2, 9]),
+}
+
+
+def objective(
+    device: torch.device, dtype: torch.dtype, kernel: str = "rbf", conditioning: str = "tenth",
+    batch: tuple[int, ...] = (), n: int = 40, *, noise: bool = False, mean: nn.Module | None = None,
+    solver: Any = "auto", missing: bool = False,
+) -> tuple[ConditionalMarginalLogLikelihood, Tensor, Tensor]:  # fmt: skip
+    """An objective with its points and targets."""
+    x, y = data(device, dtype, n, batch=batch)
+    shape = torch.Size(batch)
+    likelihood: Any = GaussianLikelihood(batch_shape=shape)
+    if noise:
+        likelihood = FixedNoiseGaussianLikelihood(0.05 + 0.1 * torch.rand_like(y.cpu()).to(y))
+    if missing:
+        y = torch.where(torch.arange(n, device=device) % 7 == 3, torch.nan, y)
+    mean = mean or gpytorch.means.ConstantMean(batch_shape=shape)
+    model = _Model(x, y, likelihood, KERNELS[kernel](shape), mean).to(device, dtype).train()
+    mll = ConditionalMarginalLogLikelihood(
+        likelihood, model, CONDITIONINGS[conditioning], solver=solver
+    )
+    return mll, x, y
+
+
+def _step(**options: Any) -> Step:
+    """Value and gradient of an objective."""
+
+    def step(device: torch.device, dtype: torch.dtype) -> dict[str, Tensor]:
+        mll, x, y = objective(device, dtype, **options)
+        with gpytorch.settings.observation_nan_policy(
+            "mask" if options.get("missing") else "ignore"
+        ):
+            value = mll(mll.model(x), y)
+        value.sum().backward()
+        gradients = {n: p.grad for n, p in mll.named_parameters() if p.grad is not None}
+        return {"value": value.detach(), **gradients}
+
+    return step
+
+
+def _fit(optimizer: str, kernel: str, conditioning: str, **options: Any) -> Step:
+    def fit(device: torch.device, dtype: torch.dtype) -> Any:
+        mll, x, _ = objective(device, dtype, kernel, conditioning, **options)
+        result = fit_mll(mll, steps=15, optimizer=optimizer, progress=False)
+        mll.model.eval()
+        with torch.no_grad():
+            predicted = mll.likelihood(mll.model(x[:5]))
+        return result.objective, predicted.mean, predicted.variance
+
+    return fit
+
+
+def _fit_batch(device: torch.device, dtype: torch.dtype) -> Any:
+    mlls = [objective(device, dtype, n=n)[0] for n in (20, 20, 20)]
+    results = fit_batch(mlls, "adam", steps=10, progress=False)
+    return [r.objective for r in results], [dict(mll.model.named_parameters()) for mll in mlls]
+
+
+def _single_task(device: torch.device, dtype: torch.dtype) -> Any:
+    x, y = data(device, dtype)
+    model = SingleTaskGP(x, y.unsqueeze(-1))
+    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(m=0))
+    fit_gpytorch_mll_fused(mll, options={"maxiter": 15})
+    model.eval()
+    posterior = model.posterior(x[:5])
+    return posterior.mean, posterior.variance
+
+
+def _botorch_deep(device: torch.device, dtype: torch.dtype) -> Any:
+    x, y = data(device, dtype)
+    model = DeepKernelGP(x, y.unsqueeze(-1), hidden=(4,))
+    mll = ConditionalMarginalLogLikelihood(model.likelihood, model)
+    fit_mll(mll, steps=4, progress=False)
+    posterior = model.posterior(x[:5])
+    return posterior.mean, posterior.variance
+
+
+def _regression(kernel: str) -> Step:
+    def fit(device: torch.device, dtype: torch.dtype) -> Any:
+        x, y = data(device, dtype)
+        model = GPRegression(x, y, kernel, hidden=(4,))
+        mll = ConditionalMarginalLogLikelihood(model.likelihood, model)
+        if kernel.startswith("deep"):
+            fit_networks(mll, steps=4, n_splits=2, progress=False)
+        else:
+            fit_mll(mll, steps=4, progress=False)
+        return model.predict(x[:5])
+
+    return fit
+
+
+def _stack(device: torch.device, dtype: torch.dtype) -> Any:
+    x, y = data(device, dtype)
+    prediction = StackedGP(("linear", "matern", "matern_linear")).fit(x, y, progress=False)
+    found = prediction.predict(x[:5])
+    return found.mean, found.quantile([0.1, 0.9])
+
+
+def _posterior(device: torch.device, dtype: torch.dtype) -> Any:
+    mll, x, _ = objective(device, dtype, n=200)
+    posterior = IterativePosterior(mll.model.eval(), ConjugateGradients(tolerance=1e-5))
+    return posterior.mean(x[:5])
+
+
+def _transfer(kernel: str) -> Step:
+    def train(device: torch.device, dtype: torch.dtype) -> Any:
+        generator = torch.Generator().manual_seed(0)
+        pictures = torch.rand(30, 1, 28, 28, generator=generator)
+        tasks = ImageTasks(pictures, torch.arange(30) % 6, ways=3, shots=1, queries=2)
+        torch.manual_seed(0)
+        model = DeepKernelTransfer(Conv4(width=4, generator=generator), kernel, num_features=4).to(
+            device
+        )
+        mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(m=3))
+        result = train_on_tasks(model, mll, tasks, steps=3, tasks_per_step=2, progress=False)
+        return result.history, model.predict(tasks.draw(range(2)).to(device))
+
+    return train
+
+
+def _laplace(structure: Callable[[], Any], classes: bool) -> Step:
+    def step(device: torch.device, dtype: torch.dtype) -> Any:
+        x, y = data(device, dtype)
+        network = LinearizedNetwork(_network(3, 3 if classes else 1)).to(device, dtype)
+        likelihood: Any = GaussianLikelihood()
+        target = y
+        if classes:
+            likelihood = SoftmaxLikelihood(num_classes=3, mixing_weights=False)
+            target = torch.arange(len(y), device=device) % 3
+        mll = LaplaceMarginalLogLikelihood(
+            likelihood.to(device, dtype), network, len(y), structure()
+        )
+        value = mll(mll.model(x), target)
+        value.backward()
+        gradients = {n: p.grad for n, p in mll.named_parameters() if p.grad is not None}
+        return {"value": value.detach(), **gradients}
+
+    return step
+
+
+def _mean(device: torch.device, dtype: torch.dtype) -> Any:
+    torch.manual_seed(0)
+    return _step(mean=NetworkMean(_network(3, 1)))(device, dtype)
+
+
+STEPS: dict[str, Step] = {
+    **{f"step {k} {c}": _step(kernel=k, conditioning=c) for k in KERNELS for c in ("lml", "loo")},
+    **{f"step rbf {c}": _step(conditioning=c) for c in CONDITIONINGS},
+    **{f"step sum {c}": _step(kernel="sum", conditioning=c) for c in CONDITIONINGS},
+    **{
+        f"step {k} {c} batch": _step(kernel=k, conditioning=c, batch=(2,))
+        for k in ("rbf", "rq", "sum", "spectral")
+        for c in CONDITIONINGS
+    },
+    **{f"step {c} missing": _step(conditioning=c, missing=True) for c in ("lml", "tenth", "loo")},
+    **{f"step {c} noise": _step(conditioning=c, noise=True) for c in ("lml", "tenth", "loo")},
+    **{f"step {c} n=300": _step(conditioning=c, n=300) for c in CONDITIONINGS if c != "orders"},
+    "step network mean": _mean,
+    "step iterative": _step(n=200, solver=ConjugateGradients(tolerance=1e-4)),
+    "step linear low rank": _step(kernel="linear", n=100),
+    **{
+        f"fit {o} {k} {c}": _fit(o, k, c)
+        for o in ("lbfgs", "adam")
+        for k in ("rbf", "sum", "deep")
+        for c in ("lml", "tenth", "loo")
+    },
+    "fit noise": _fit("lbfgs", "rbf", "tenth", noise=True),
+    "fit batch": _fit_batch,
+    "fit SingleTaskGP": _single_task,
+    "fit DeepKernelGP": _botorch_deep,
+    **{
+        f"regression {k}": _regression(k)
+        for k in ("rbf", "matern", "rq", "spectral_mixture", "deep", "deep_bottleneck")
+    },
+    "stack": _stack,
+    "iterative posterior": _posterior,
+    **{f"transfer {k}": _transfer(k) for k in ("linear", "rbf", "cosine", "batch_norm_cosine")},
+    **{
+        f"laplace {s.__name__} {'classes' if c else 'regression'}": _laplace(s, c)
+        for s in (Full, BlockDiagonal, Diagonal, Kronecker, FunctionSpace)
+        for c in (False, True)
+    },
+}

@@ -1,0 +1,171 @@
+"""Every public callable, and steps and fits, on a GPU: the CPU's results, with nothing left on it.
+
+On machines without one the GPU is pretended: the CPU computes its values, and what a GPU would
+refuse raises. Where there is one, ``pytest -m cuda`` runs the same on it.
+"""
+
+from __future__ import annotations
+
+import gpytorch
+import pytest
+import torch
+from compared_results import differences
+from device_steps import CONDITIONINGS, KERNELS, STEPS, objective
+from pretended_gpu import GPU, PretendedTensor, pretended_gpu
+
+from benchmarks.robustness.fuzz.examples import EXAMPLES, without_example
+from benchmarks.robustness.fuzz.objects import placed
+from gpclml.errors import ArgumentError
+
+CPU = torch.device("cpu")
+READ_FILES = {"models.GPRegression.load", "meta.load_model", "cli.tables.read_table"}
+NAMES = [name for name in (*STEPS, *EXAMPLES) if name not in READ_FILES]
+ON_CPU = {
+    "datasets.load": "the library's data are on the CPU until their user moves them",
+    "evaluation.score_models": "scores of models that may be on several devices are one table",
+    "evidence.sampling.power_schedule": "takes a number only",
+}
+NOT_PRETENDED = {
+    "evidence.sampling.linearized_outputs": "the stand-in has no forward-mode derivatives",
+}
+SINGLE = ("transfer ", "meta.")  # networks for images, in single precision
+ON_GPU = NAMES if torch.cuda.is_available() else []  # hundreds of skips say no more than one
+pytestmark = pytest.mark.filterwarnings("ignore")  # of models that are too small to be fitted well
+
+
+def call(name, device, dtype):
+    """What an entry point gives; modules are moved, as their users would."""
+    torch.manual_seed(0)
+    if name in STEPS:
+        result = STEPS[name](device, dtype)
+    else:
+        with placed(device, dtype):
+            example = EXAMPLES[name]
+            result = example.call(**example.arguments())
+    return result.to(device) if isinstance(result, torch.nn.Module) else result
+
+
+def compare(name, device, dtype):
+    single = dtype == torch.float32 or name.startswith(SINGLE)
+    expected, found = call(name, CPU, dtype), call(name, device, dtype)
+    place = None if name in ON_CPU else device
+    assert differences(expected, found, place, 2e-3 if single else 1e-6) == []
+
+
+def test_the_list_has_every_public_callable():
+    assert without_example() == []
+    assert set(NOT_PRETENDED) | set(ON_CPU) | READ_FILES <= set(EXAMPLES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_on_a_pretended_gpu(name, monkeypatch):
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    if name in NOT_PRETENDED:
+        pytest.skip(NOT_PRETENDED[name])
+    with pretended_gpu():
+        compare(name, GPU, torch.float64)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["float64", "float32"])
+@pytest.mark.parametrize("name", ON_GPU)
+def test_on_a_gpu(name, dtype, monkeypatch):
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    compare(name, GPU, dtype)
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+@pytest.mark.parametrize("name", ["step sum tenth", "fit lbfgs rbf tenth", "laplace Full classes"])
+def test_on_a_second_gpu(name):
+    compare(name, torch.device("cuda", 1), torch.float64)
+
+
+STEPS_READ_ONCE = [("rbf", name) for name in CONDITIONINGS] + [
+    (name, "tenth") for name in KERNELS if name not in ("linear", "deep")
+]
+
+
+@pytest.mark.parametrize(("kernel", "conditioning"), STEPS_READ_ONCE)
+def test_a_step_waits_for_a_gpu_once(kernel, conditioning):
+    """For whether its value is finite; everything else is queued."""
+    with pretended_gpu() as reads:
+        mll, x, y = objective(GPU, torch.float64, kernel, conditioning)
+        _step(mll, x, y)
+        reads.clear()
+        _step(mll, x, y)
+    assert dict(reads) == {"_local_scalar_dense": 1}
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(("kernel", "conditioning"), STEPS_READ_ONCE if ON_GPU else [])
+def test_a_step_waits_for_a_real_gpu_once(kernel, conditioning, recwarn):
+    mll, x, y = objective(GPU, torch.float64, kernel, conditioning)
+    for _ in range(2):
+        _step(mll, x, y)
+    recwarn.clear()
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        with pytest.warns(UserWarning, match="synchroniz"):
+            _step(mll, x, y)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def _step(mll, x, y):
+    with gpytorch.settings.debug(False):  # else the model compares its inputs
+        mll(mll.model(x), y).backward()
+
+
+@pytest.mark.parametrize("where", ["targets", "inputs"])
+def test_mixed_devices_are_refused_by_name(where):
+    with pretended_gpu():
+        mll, x, y = objective(GPU, torch.float64)
+        if where == "targets":
+            with pytest.raises(ArgumentError, match=r"target: .*cpu.*cuda:0"):
+                mll(mll.model(x), y.cpu())
+        else:
+            with pytest.raises((ArgumentError, RuntimeError), match=r"device"):
+                mll(mll.model(x.cpu()), y)
+
+
+def test_the_stand_in_refuses_what_a_gpu_refuses():
+    generator = torch.Generator().manual_seed(0)
+    with pretended_gpu() as reads:
+        there, here = torch.ones(3, device="cuda"), torch.ones(3)
+        assert there.device == GPU
+        assert not there.is_cpu
+        for wrong in (
+            lambda: there + here,
+            lambda: torch.cat([there, here]),
+            lambda: here[torch.tensor([0, 1], device="cuda")],
+            lambda: torch.linalg.cholesky(torch.eye(3)) @ there,
+            lambda: torch.randn(3, generator=generator, device="cuda"),
+        ):
+            with pytest.raises(RuntimeError, match="device"):
+                wrong()
+        with pytest.raises(TypeError, match="numpy"):
+            there.numpy()
+        assert isinstance(there * torch.tensor(2.0), PretendedTensor)  # numbers may stay
+        assert not reads
+        assert there.sum().item() == 3
+        assert (there[torch.tensor([0, 1])] == 1).tolist() == [True, True]
+        assert reads == {"_local_scalar_dense": 1, "CPU index": 1, "_to_copy": 1}
+    with pytest.raises((AssertionError, RuntimeError)):
+        torch.ones(3, device="meta").sum().item()
+
+
+def test_the_stand_in_computes_what_the_cpu_does():
+    def loss(device):
+        weight = torch.nn.Parameter(torch.tensor([[1.0, 2.0], [3.0, 4.0]], device=device))
+        optimizer = torch.optim.Adam([weight], lr=0.1)
+        for _ in range(3):
+            optimizer.zero_grad()
+            weight.matmul(weight.mT).logdet().backward()
+            optimizer.step()
+        weight.data = weight.data[:1] * 2
+        return weight.detach().cpu()
+
+    with pretended_gpu():
+        found = loss("cuda")
+    torch.testing.assert_close(found, loss("cpu"))
