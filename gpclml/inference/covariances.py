@@ -127,7 +127,8 @@ class ObservedCovariance:
         return DenseCovariance(self._masked(matrix))
 
     def _check_room(self) -> None:
-        shape, dtype, device = self.shape, self.latent.dtype, self.latent.device
+        shape, latent = self.shape, cast(Any, self.latent)
+        dtype, device = latent.dtype, latent.device
         numbers = 2 * shape.numel()
         unknown = shape.numel() > _SMALL and bool(self._kernels())
         if unknown and not memory.fits(numbers * dtype.itemsize, device) and not self.is_low_rank():
