@@ -6,6 +6,8 @@ refuse raises. Where there is one, ``pytest -m cuda`` runs the same on it.
 
 from __future__ import annotations
 
+import warnings
+
 import gpytorch
 import pytest
 import torch
@@ -28,6 +30,7 @@ ON_CPU = {
 NOT_PRETENDED = {
     "evidence.sampling.linearized_outputs": "the stand-in has no forward-mode derivatives",
 }
+SEARCHES = ("fit lbfgs", "fit.warm_start")
 SINGLE = ("transfer ", "meta.")  # networks for images, in single precision
 ON_GPU = NAMES if torch.cuda.is_available() else []  # hundreds of skips say no more than one
 pytestmark = pytest.mark.filterwarnings("ignore")  # of models that are too small to be fitted well
@@ -35,6 +38,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of models that are too smal
 
 def call(name, device, dtype):
     """What an entry point gives; modules are moved, as their users would."""
+    if name == "evidence.criteria.psis_loo":
+        pytest.importorskip("arviz_stats")
     torch.manual_seed(0)
     if name in STEPS:
         result = STEPS[name](device, dtype)
@@ -49,7 +54,10 @@ def compare(name, device, dtype):
     single = dtype == torch.float32 or name.startswith(SINGLE)
     expected, found = call(name, CPU, dtype), call(name, device, dtype)
     place = None if name in ON_CPU else device
-    assert differences(expected, found, place, 2e-3 if single else 1e-6) == []
+    rtol, ignored = 2e-3 if single else 1e-6, "seconds|runtime"
+    if dtype == torch.float32 and name.startswith(SEARCHES):
+        rtol, ignored = 0.03, "seconds|history"  # rounding decides where a few steps lead
+    assert differences(expected, found, place, rtol, ignored) == []
 
 
 def test_the_list_has_every_public_callable():
@@ -99,17 +107,19 @@ def test_a_step_waits_for_a_gpu_once(kernel, conditioning):
 
 @pytest.mark.cuda
 @pytest.mark.parametrize(("kernel", "conditioning"), STEPS_READ_ONCE if ON_GPU else [])
-def test_a_step_waits_for_a_real_gpu_once(kernel, conditioning, recwarn):
+def test_a_step_waits_for_a_real_gpu_once(kernel, conditioning):
     mll, x, y = objective(GPU, torch.float64, kernel, conditioning)
     for _ in range(2):
         _step(mll, x, y)
-    recwarn.clear()
-    torch.cuda.set_sync_debug_mode("warn")
-    try:
-        with pytest.warns(UserWarning, match="synchroniz"):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
             _step(mll, x, y)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    waits = [one for one in caught if "called a synchronizing" in str(one.message)]
+    assert len(waits) == 1
 
 
 def _step(mll, x, y):

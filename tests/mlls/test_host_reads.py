@@ -159,6 +159,7 @@ def test_unchecked_factors_carry_nan_where_they_failed():
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_densities_and_gradients_wait_for_nothing_on_a_gpu(dtype):
     root = torch.randn(600, 600, dtype=dtype, device="cuda")
