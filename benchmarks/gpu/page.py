@@ -39,6 +39,7 @@ _HEADINGS = {
     "large n": "Steps beyond one factor",
     "fit": "Whole fits by a line search",
     "CUDA graph": "Steps captured in a CUDA graph",
+    "profile": "What a step consists of",
     "batched fits": "Many models at once",
     "few-shot step": "The GP part of a few-shot step",
     "evidence": "The evidence of networks",
@@ -59,6 +60,8 @@ library expects, and refuses by.""",
 point`: at the end, with the priors' share.""",
     "CUDA graph": """The LML of an RBF kernel in PyTorch and `conditional_log_density`, value and
 gradient, launched anew and replayed; beside it a step of the objective, which reads its value.""",
+    "profile": """Of one step: milliseconds without the profiler, kernels and copies, `busy`: the
+milliseconds that these took in all; then those that took longest.""",
     "batched fits": """Deep kernels with a bottleneck under the CLML, built and fitted by 20 steps
 of Adam.""",
     "few-shot step": """5 ways of 17 images, 64 features: value and gradient. `ratio`: to

@@ -11,6 +11,7 @@ import gpytorch
 import torch
 
 from benchmarks.gpu.graphs import graph_rows
+from benchmarks.gpu.profiles import profile_rows
 from benchmarks.gpu.records import Records, Row
 from benchmarks.gpu.timing import timed
 from benchmarks.speed import searches
@@ -63,6 +64,7 @@ def run(records: Records, device: str, small: bool) -> None:
         _steps(records, device, "float32", 40, _ONE_BLOCK, 0.1)
         _fits(records, device, 20, _FITS[:2], 0.0)
         _graphs(records, device, [20])
+        _profiles(records, device, [20])
         _scale(records, device, 300, ["CLML of 256, cg"], 0.0)
         return
     beside_cpu = device != "cpu"
@@ -81,6 +83,7 @@ def run(records: Records, device: str, small: bool) -> None:
     for count, n in ((100, 100), (100, 300), (256, 50)):
         _batched_rates(records, device, count, n)
     _graphs(records, device, [100, 500, 1000, 2000])
+    _profiles(records, device, [500, 5000])
     _scale(records, device, 20_000, list(SCALE_METHODS), 0.0)
     for dtype in ("float32", "float64"):
         _steps(records, device, dtype, 20_000, _ALL, 6.0)
@@ -214,7 +217,17 @@ def _graphs(records: Records, device: str, sizes: list[int]) -> None:
     for dtype in ("float64", "float32"):
         for n in sizes:
             key = {"study": "CUDA graph", "device": device, "dtype": dtype, "n": n}
-            if torch.device(device).type != "cuda":
-                records.skip(key, "a CUDA graph needs a CUDA device")
-            else:
-                records.measure(key, partial(graph_rows, device, dtype, n))
+            _on_a_gpu(records, key, partial(graph_rows, device, dtype, n))
+
+
+def _profiles(records: Records, device: str, sizes: list[int]) -> None:
+    for n in sizes:
+        key = {"study": "profile", "device": device, "dtype": "float64", "n": n}
+        _on_a_gpu(records, key, partial(profile_rows, device, "float64", n, _FEW))
+
+
+def _on_a_gpu(records: Records, key: Row, function: Callable[[], list[Row]]) -> None:
+    if torch.device(key["device"]).type == "cuda":
+        records.measure(key, function)
+    else:
+        records.skip(key, "needs a CUDA device")

@@ -13,6 +13,7 @@ from benchmarks.gpu.__main__ import app
 from benchmarks.gpu.graphs import density_step, graph_rows
 from benchmarks.gpu.machine import check_machine
 from benchmarks.gpu.page import all_rows, write_page
+from benchmarks.gpu.profiles import profile_rows
 from benchmarks.gpu.recording import read_outcomes
 from benchmarks.gpu.records import Records
 from benchmarks.gpu.tests import outcome_rows, run
@@ -73,7 +74,7 @@ def test_every_part_runs_and_a_page_tells_of_it(folder):
     for heading in ("Rates", "Gradient steps", "Whole fits", "Many models", "Exact fits"):
         assert f"## {heading}" in page
     assert "this machine has no GPU" in page
-    assert "a CUDA graph needs a CUDA device" in page
+    assert "CUDA graph: needs a CUDA device" in page
     steps = rows[(rows["study"] == "step") & (rows["dtype"] == "float64")]
     product = rows[(rows["method"] == "product") & (rows["dtype"] == "float64")].iloc[0]
     rate = steps["Gflop"] / (1e-3 * steps["ms"])
@@ -214,3 +215,12 @@ def test_a_captured_step_is_replayed_or_the_reason_is_given():
     assert rows["launched anew"]["ms"] > 0
     replayed = rows["replayed"]
     assert "error" in replayed or replayed["difference"] < 1e-8
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_profile_counts_kernels():
+    rows = profile_rows("cuda", "float64", 100, ["LastPoints(m=0)"])
+    assert rows[0]["launches"] > 10
+    assert rows[0]["busy"] > 0
+    assert sum(row["launches"] for row in rows[1:]) <= rows[0]["launches"]
