@@ -196,10 +196,11 @@ def fit_linear_layers(features: Tensor, labels: Tensor, ways: int) -> tuple[Tens
 def evaluate_baseline(model: Baseline, tasks: Tasks, count: int) -> TaskScores:
     """Scores of the first tasks of a source, as :func:`gpclml.meta.evaluate_tasks` has them."""
     own = next(model.parameters())
+    at_once = _AT_ONCE if own.device.type == "cpu" else 2 * _AT_ONCE
     log_p, labels = [], []
     with evaluating(model):
-        for first in range(0, count, _AT_ONCE):
-            episodes = tasks.draw(range(first, min(first + _AT_ONCE, count)))
+        for first in range(0, count, at_once):
+            episodes = tasks.draw(range(first, min(first + at_once, count)))
             episodes = episodes.to(own.device, own.dtype)
             log_p.append(model.log_probabilities(episodes))
             labels.append(episodes.query_y)

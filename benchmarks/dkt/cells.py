@@ -45,7 +45,17 @@ SOURCES = (
 CHECKPOINTS = "GPCLML_DKT_CHECKPOINTS"
 """Environment variable: the folder of checkpoints; without it a cell keeps none."""
 
-_TRAINING = ("shots", "seed", "kernel", "objective", "steps", "tasks_per_step", "lr", "device")
+_TRAINING = (
+    "ways",
+    "shots",
+    "seed",
+    "kernel",
+    "objective",
+    "steps",
+    "tasks_per_step",
+    "lr",
+    "device",
+)
 
 
 def run_cell(cell: Mapping[str, Any]) -> dict[str, float]:
@@ -106,7 +116,7 @@ def _checkpoint(study: FewShotStudy, cell: Mapping[str, Any]) -> Path | None:
     folder = os.environ.get(CHECKPOINTS)
     if not folder:
         return None
-    training = {"training": study.training, **{name: cell[name] for name in _TRAINING}}
+    training = {"training": study.training, **{name: cell.get(name) for name in _TRAINING}}
     key = cell_key(training, code_version(run_cell, SOURCES))
     return Path(folder) / f"{study.training}-{key[:16]}.pt"
 

@@ -12,7 +12,7 @@ import gpytorch
 import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
-from torch.nn.functional import batch_norm, max_pool2d, unfold
+from torch.nn.functional import batch_norm, max_pool2d, pad
 
 from gpclml.errors import UnsupportedError
 from gpclml.meta import ConvBlocks
@@ -163,18 +163,19 @@ class StackedBlocks(torch.nn.Module):
             parameters: In the place of :meth:`parameter_list`.
             alone: Whether to normalize by the statistics of these images in any mode.
         """
-        x = images.unflatten(0, (self.count, -1))  # (models, n, channels, height, width)
+        x = images.unflatten(0, (self.count, -1)).transpose(1, 2)
         blocks = len(self.normalizations)
         for place, layer in enumerate(self.normalizations):
             weight, bias = parameters[2 * place : 2 * place + 2]
             scale, shift = parameters[2 * (blocks + place) : 2 * (blocks + place) + 2]
-            # A product of matrices: grouped convolutions are slow in single precision.
-            patches = unfold(x.flatten(0, 1), 3, padding=1).unflatten(0, (self.count, -1))
-            y = torch.einsum("mok,mnkl->monl", weight.flatten(2), patches)
-            y = layer.normalize(y + bias[:, :, None, None], scale, shift, alone)
-            y = max_pool2d(y.flatten(0, 1).unflatten(-1, x.shape[-2:]), 2).relu()
-            x = y.unflatten(0, (self.count, -1)).transpose(1, 2)
-        return x.flatten(2).flatten(0, 1)
+            # A product of matrices, since grouped convolutions are slow in single precision. x is
+            # (models, channels, n, height, width), its patches have 3 x 3 more dimensions.
+            patches = pad(x, (1, 1, 1, 1)).unfold(3, 3, 1).unfold(4, 3, 1)
+            columns = patches.permute(0, 1, 5, 6, 2, 3, 4).flatten(1, 3).flatten(2)
+            y = torch.baddbmm(bias.unsqueeze(-1), weight.flatten(2), columns)
+            y = layer.normalize(y, scale, shift, alone).unflatten(-1, x.shape[2:])
+            x = max_pool2d(y.flatten(0, 1), 2).relu().unflatten(0, y.shape[:2])
+        return x.transpose(1, 2).flatten(2).flatten(0, 1)
 
 
 def _rows(own: Sequence[Tensor]) -> Tensor:

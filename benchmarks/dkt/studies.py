@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 import torch
 
@@ -43,7 +44,7 @@ def load_images(name: str) -> datasets.LabelledImages:
 
 
 Load = Callable[[], datasets.LabelledImages]
-Make = Callable[[int, int], "Sources"]
+Make = Callable[..., "Sources"]  # of shots and a seed; where there are classes, of ways too
 
 _QUERIES = 15  # of the 20 drawings of a character, which leaves five shots
 _VALIDATION, _TEST = ("Latin",), ("Sanskrit", "Tagalog")  # alphabets of the part of Omniglot
@@ -83,13 +84,13 @@ def part_of_omniglot(part: str) -> Load:
 
 
 def characters(train: Load, validation: Load, test: Load) -> Make:
-    """5-way tasks of characters; each quarter turn is a class of its own in training."""
+    """Tasks of characters; each quarter turn is a class of its own in training."""
 
-    def make(shots: int, seed: int) -> Sources:
+    def make(shots: int, seed: int, ways: int = 5) -> Sources:
         return Sources(
-            train=_image_tasks(train(), shots, 3 * seed, rotations=True),
-            validation=_image_tasks(validation(), shots, 3 * seed + 1),
-            test=_image_tasks(test(), shots, 3 * seed + 2),
+            train=_image_tasks(train(), shots, 3 * seed, ways=ways, rotations=True),
+            validation=_image_tasks(validation(), shots, 3 * seed + 1, ways=ways),
+            test=_image_tasks(test(), shots, 3 * seed + 2, ways=ways),
         )
 
     return make
@@ -141,20 +142,20 @@ def head_poses(out_of_range: bool) -> Make:
     return make
 
 
-def digits(shots: int, seed: int) -> Sources:
-    """3-way tasks of scikit-learn's digits."""
+def digits(shots: int, seed: int, ways: int = 3) -> Sources:
+    """Tasks of scikit-learn's digits."""
     data = load_images("digits")
 
     def tasks(low: int, high: int, place: int) -> ImageTasks:
         rows = (data.labels >= low) & (data.labels < high)
         some = replace(data, images=data.images[rows], labels=data.labels[rows])
-        return _image_tasks(some, shots, 3 * seed + place, ways=3, rotations=place == 0)
+        return _image_tasks(some, shots, 3 * seed + place, ways=ways, rotations=place == 0)
 
     return Sources(tasks(0, 6, 0), None, tasks(6, 10, 2))
 
 
 def _image_tasks(
-    data: datasets.LabelledImages, shots: int, seed: int, *, ways: int = 5, rotations: bool = False
+    data: datasets.LabelledImages, shots: int, seed: int, *, ways: int, rotations: bool = False
 ) -> ImageTasks:
     return ImageTasks(
         data.images, data.labels, ways=ways, shots=shots, queries=_QUERIES, rotations=rotations,
@@ -172,7 +173,8 @@ class FewShotStudy:
     Attributes:
         about: What the data are, honestly.
         training: What the network is trained on; studies of one name share their trainings.
-        sources: Makes the tasks from the number of shots and a seed.
+        sources: Makes the tasks from the number of shots and a seed, and of ways where it is another
+            than the study's.
         network: Makes the backbone from a generator.
         num_features: Number of its features.
         shots: Numbers of shots, or of support points, by default.
@@ -181,11 +183,16 @@ class FewShotStudy:
 
     about: str
     training: str
-    sources: Callable[[int, int], Sources]
+    sources: Make
     network: Callable[[torch.Generator], torch.nn.Module]
     num_features: int
     shots: tuple[int, ...]
     classes: bool
+
+    @staticmethod
+    def ways_of(cell: Mapping[str, Any]) -> tuple[int, ...]:
+        """What a cell adds to the arguments of ``sources``."""
+        return () if cell.get("ways") is None else (cell["ways"],)
 
 
 def study_named(name: str) -> FewShotStudy:

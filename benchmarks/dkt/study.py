@@ -36,7 +36,7 @@ _METRICS = {  # title, factor and digits
     "nll": ("NLL, nats a query point", 1, 3),
     "calibration_error": ("expected calibration error", 1, 3),
 }  # fmt: skip
-_KEYS = ["study", "shots", "kernel", "objective"]
+_KEYS = ["study", "ways", "shots", "kernel", "objective"]
 _ABOUT = (
     "Mean over seeds ± its standard error, and half the 95% interval over the test tasks of all "
     "seeds. `pixels` is the nearest neighbour in classification and a GP fitted to each task alone "
@@ -60,19 +60,24 @@ def sections(done: pandas.DataFrame) -> Iterator[str]:
 
 
 def _results(done: pandas.DataFrame) -> pandas.DataFrame:
-    columns = {}
+    columns, keys = {}, _keys(done)
     for name, (title, factor, digits) in _METRICS.items():
         if name in done:
-            columns[title] = done.groupby(_KEYS)[name].agg(_mean, factor, digits)
+            columns[title] = done.groupby(keys)[name].agg(_mean, factor, digits)
         if name in done and name in ("accuracy", "mse"):
             halves = done.assign(half=factor * done["interval"].where(done[name].notna()))
-            columns[f"95% over tasks ({name})"] = halves.groupby(_KEYS)["half"].agg(
+            columns[f"95% over tasks ({name})"] = halves.groupby(keys)["half"].agg(
                 _interval, digits
             )
     if "train_seconds" in done:
-        seconds = done.groupby(_KEYS)["train_seconds"].mean()
+        seconds = done.groupby(keys)["train_seconds"].mean()
         columns["seconds of training"] = seconds.map("{:.0f}".format, na_action="ignore")
     return pandas.DataFrame(columns).fillna("-")
+
+
+def _keys(done: pandas.DataFrame) -> list[str]:
+    """What tells rows of a table apart: of runs with other numbers of ways these too."""
+    return [name for name in _KEYS if name != "ways" or "ways" in done]
 
 
 def _mean(values: pandas.Series, factor: int, digits: int, sign: str = "") -> str:
@@ -87,7 +92,7 @@ def _interval(halves: pandas.Series, digits: int) -> str:
 
 
 def _differences(done: pandas.DataFrame) -> pandas.DataFrame:
-    keys = _KEYS[:-1]
+    keys = _keys(done)[:-1]
     of_seeds = done.set_index([*keys, "seed"])
     clml, lml = (of_seeds[of_seeds["objective"] == name] for name in ("clml", "lml"))
     columns = {}
@@ -113,6 +118,7 @@ def make_grid(
         Option(help="Images a class or points to learn from, comma-separated; the study's."),
         whole_numbers,
     ] = None,
+    ways: Annotated[int | None, Option(min=2, help="Classes of a task; the study's.")] = None,
     kernels: Annotated[
         tuple[str, ...],
         Option(
@@ -163,11 +169,8 @@ def make_grid(
     check_device(device)
     pairs = [(name, k) for name in study for k in shots or study_named(name).shots]
     for name, k in pairs:
-        study_named(name).sources(k, 0)
-        unfit = [one for one in kernels if one in BASELINES]
-        if unfit and not study_named(name).classes:
-            fix = "Leave out that study or baseline."
-            raise ArgumentError("kernels", unfit[0], f"kernels or pixels for {name}", fix)
+        _check_study(name, kernels, ways)
+        study_named(name).sources(k, 0, *study_named(name).ways_of({"ways": ways}))
     cells = []
     for (name, k), kernel, objective, seed in itertools.product(
         pairs, kernels, objectives, range(seeds)
@@ -179,8 +182,22 @@ def make_grid(
             "tasks_per_step": tasks_per_step if trained else None, "lr": lr if trained else None,
             "test_tasks": test_tasks, "device": device,
         }  # fmt: skip
+        if ways is not None:
+            cell["ways"] = ways
         cells.append(cell)
     return list({tuple(cell.items()): cell for cell in cells}.values())
+
+
+def _check_study(name: str, kernels: tuple[str, ...], ways: int | None) -> None:
+    """Raises where a study of functions is asked for what only classes have."""
+    unfit = [one for one in kernels if one in BASELINES]
+    if study_named(name).classes:
+        return
+    if unfit:
+        fix = "Leave out that study or baseline."
+        raise ArgumentError("kernels", unfit[0], f"kernels or pixels for {name}", fix)
+    if ways is not None:
+        raise ArgumentError("ways", ways, f"none for {name}, which has no classes")
 
 
 STUDY = Study(

@@ -161,7 +161,8 @@ def evaluate(model: Model, tasks: Tasks, count: int) -> TaskScores:
 
 def sources_on_device(cell: Mapping[str, Any]) -> Sources:
     """The tasks of a cell, whose images are on its device."""
-    sources = study_named(cell["study"]).sources(cell["shots"], cell["seed"])
+    study = study_named(cell["study"])
+    sources = study.sources(cell["shots"], cell["seed"], *study.ways_of(cell))
     moved = (cast(NumberedTasks, one) and cast(NumberedTasks, one).to(cell["device"])
              for one in (sources.train, sources.validation, sources.test))  # fmt: skip
     return Sources(*moved)  # pyright: ignore[reportArgumentType]
@@ -184,8 +185,8 @@ def _member(cell: Mapping[str, Any], seed: int) -> _Member:
 def _train(members: Sequence[_Member], cell: Mapping[str, Any]) -> None:
     """Adam steps on one task a model each, as many as the cell says; the best looks are kept."""
     models, steps = [member.model for member in members], cell["steps"]
-    stack = Stack(models)
-    module = cast(Model, stack.module)
+    stack = Stack(models) if len(models) > 1 else None
+    module = models[0] if stack is None else cast(Model, stack.module)
     lr = cell["lr"]
     if isinstance(module, Baseline):
         loss, groups = module.loss, [{"params": list(module.parameters()), "lr": lr}]
@@ -211,7 +212,8 @@ def _train(members: Sequence[_Member], cell: Mapping[str, Any]) -> None:
         losses.append(values.detach())
         if step % LOOK_EVERY == 0 or step == steps:
             _check(losses, step)
-            stack.write_back()
+            if stack is not None:
+                stack.write_back()
             for member in members:
                 member.look(step)
             losses.clear()

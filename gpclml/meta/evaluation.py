@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 _AT_ONCE = 20
-_AT_ONCE_ON_A_GPU = 60  # where a call costs more than its arithmetic
+_AT_ONCE_ON_A_GPU = 40  # where a call costs more than its arithmetic
 _NODES = 48
 
 
