@@ -173,8 +173,8 @@ class FewShotStudy:
     Attributes:
         about: What the data are, honestly.
         training: What the network is trained on; studies of one name share their trainings.
-        sources: Makes the tasks from the number of shots and a seed, and of ways where it is another
-            than the study's.
+        sources: Makes the tasks from the number of shots and a seed, and of ways where it is not
+            the study's.
         network: Makes the backbone from a generator.
         num_features: Number of its features.
         shots: Numbers of shots, or of support points, by default.
