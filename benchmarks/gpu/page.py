@@ -126,6 +126,7 @@ def _page(frame: pd.DataFrame, machine: Mapping[str, Any]) -> str:
         "[gpu.csv](gpu.csv). Products of float32 are full ones: TF32 is off.",
         code(lines),
         *_tests(frame),
+        *_beside_the_cpu(frame),
     ]
     for study, heading in _HEADINGS.items():
         rows = frame[frame["study"] == study]
@@ -143,6 +144,24 @@ def _tests(frame: pd.DataFrame) -> list[str]:
     lines = [f"- `{row['method']}`: {row[FAILED]}" for _, row in failed.iterrows()]
     more = ["\n".join(lines)] if lines else []
     return [section("Tests that need a GPU", f"`pytest -m cuda`: {', '.join(counts)}.", *more)]
+
+
+def _beside_the_cpu(frame: pd.DataFrame) -> list[str]:
+    """What was measured on both devices."""
+    keys = [name for name in _KEYS if name in frame and name not in ("part", "device")]
+    timed = frame[frame["ms"].notna()] if "ms" in frame else frame[:0]
+    timed = timed[~timed["study"].isin(["rates", "profile"])]
+    timed = timed.assign(kind=timed["device"].str.partition(":")[0])
+    known = timed[keys].astype(object).where(timed[keys].notna(), "")
+    times = timed.assign(**known).pivot_table("ms", keys, "kind", "first", sort=False)
+    if not {"cpu", "cuda"} <= set(times):
+        return []
+    both = times[["cuda", "cpu"]].dropna().reset_index()
+    both["cpu over cuda"] = both["cpu"] / both["cuda"]
+    both = both.rename(columns={"cuda": "cuda, ms", "cpu": "cpu, ms"})
+    both = both[[name for name in both if (both[name] != "").any()]].map(_number)
+    about = "The same steps and fits on the card and on this machine's CPU."
+    return [section("Where a card begins to pay", about, table(both.set_index("study")))]
 
 
 def _groups(rows: pd.DataFrame) -> list[pd.DataFrame]:
@@ -167,7 +186,8 @@ def _number(value: Any) -> Any:
     if isinstance(value, float):
         if value != value:
             return ""
-        return f"{value:.0f}" if value == int(value) and abs(value) < 1e9 else f"{value:.3g}"
+        whole = value == int(value) or abs(value) >= 100
+        return f"{value:.0f}" if whole and abs(value) < 1e9 else f"{value:.3g}"
     return value
 
 

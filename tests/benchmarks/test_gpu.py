@@ -113,6 +113,20 @@ def test_a_folder_without_results_has_no_page(tmp_path):
         write_page(tmp_path)
 
 
+def test_what_was_measured_on_both_devices_is_compared(tmp_path):
+    check_machine(tmp_path, "cpu")
+    records = Records(tmp_path, "speed")
+    for device, ms in (("cuda", 2.0), ("cpu", 30.0)):
+        key = {"study": "step", "device": device, "dtype": "float64", "n": 500}
+        records.measure(key, lambda ms=ms: [{"method": "LML", "ms": ms, "Gflop": 1.0}])
+    only = {"study": "step", "device": "cuda", "dtype": "float64", "n": 700}
+    records.measure(only, lambda: [{"method": "LML", "ms": 3.0, "Gflop": 1.0}])
+    page = write_page(tmp_path).read_text()
+    compared = page.partition("## Where a card begins to pay")[2].partition("##")[0]
+    assert "| step | float64 | 500 | LML | 2 | 30 | 15 |" in compared
+    assert "700" not in compared
+
+
 def failing():
     raise RuntimeError("CUDA out of memory.\nMore of it.")
 

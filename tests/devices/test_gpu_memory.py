@@ -53,8 +53,9 @@ def test_sizes_are_refused_with_figures_on_a_gpu():
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_memory_that_was_given_back_is_there_again():
+    size = torch.cuda.get_device_properties(GPU).total_memory // 4
     before = available_memory(GPU)
-    block = torch.empty(2**28, dtype=torch.uint8, device=GPU)
-    assert available_memory(GPU) <= before - 2**28
+    block = torch.empty(size, dtype=torch.uint8, device=GPU)
+    assert available_memory(GPU) < before - size // 2  # other processes take and give as well
     del block
-    assert available_memory(GPU) >= before - 2**25
+    assert available_memory(GPU) > before - size // 2
