@@ -35,6 +35,7 @@ def describe_machine(device: str) -> dict[str, Any]:
     return found | package_versions() | {
         "CPU": cpu_name(),
         "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
         "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
         "precision of float32 products": torch.get_float32_matmul_precision(),
         "TF32 of products": torch.backends.cuda.matmul.allow_tf32,

@@ -14,13 +14,17 @@ import torch
 from benchmarks.gpu.lines import append_line, lines_of
 from gpclml.errors import DataError
 
-__all__ = ["FAILED", "Records", "Row", "message_of"]
+__all__ = ["FAILED", "LostDeviceError", "Records", "Row", "message_of"]
 
 Row = dict[str, Any]
 FAILED = "error"
 """Column of the reason why a method has no figures."""
 
 _MOST_CHARACTERS = 300
+
+
+class LostDeviceError(RuntimeError):
+    """A GPU fails at everything that this process asks of it."""
 
 
 class Records:
@@ -64,7 +68,7 @@ class Records:
             function: Makes the rows. An error is a row with its first line.
 
         Raises:
-            DataError: The device fails for good, as after an illegal access of its memory.
+            LostDeviceError: The GPU fails for good, as after an illegal access of its memory.
         """
         name = _name(key)
         if name in self._entries and not self._again(self._entries[name]):
@@ -77,8 +81,8 @@ class Records:
             rows = list(function())
         except Exception as error:  # whatever it is, the other measurements go on
             rows = [{FAILED: message_of(error)}]
-        release_memory()
         self._keep(key, rows, time.perf_counter() - start)
+        release_memory()
 
     def skip(self, key: Mapping[str, Any], reason: str) -> None:
         """Says that a measurement is not made, and why."""
@@ -123,7 +127,7 @@ def release_memory() -> None:
     """Gives a GPU's memory back between measurements.
 
     Raises:
-        DataError: The device fails at whatever it is asked.
+        LostDeviceError: It fails at whatever it is asked.
     """
     if not torch.cuda.is_initialized():
         return
@@ -133,4 +137,4 @@ def release_memory() -> None:
         torch.cuda.empty_cache()
     except RuntimeError as error:
         text = f"the GPU fails at everything now ({message_of(error)}). Run the part again."
-        raise DataError(text) from error
+        raise LostDeviceError(text) from error

@@ -15,7 +15,7 @@ from benchmarks.gpu.machine import check_machine
 from benchmarks.gpu.page import all_rows, write_page
 from benchmarks.gpu.profiles import profile_rows
 from benchmarks.gpu.recording import read_outcomes
-from benchmarks.gpu.records import Records
+from benchmarks.gpu.records import LostDeviceError, Records
 from benchmarks.gpu.tests import outcome_rows, run
 from benchmarks.gpu.timing import timed
 from gpclml.errors import DataError
@@ -147,6 +147,15 @@ def test_what_fails_is_a_row_and_is_tried_again_if_asked(tmp_path):
     retried.measure({"n": 1}, lambda: [{"ms": 3.0}])
     retried.measure({"n": 2}, failing)
     assert [row["ms"] for row in Records(tmp_path, "speed").rows()] == [3.0, 1.0]
+
+
+def test_a_gpu_that_is_lost_ends_the_part_and_its_measurement_is_kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", failing)
+    records = Records(tmp_path, "speed")
+    with pytest.raises(LostDeviceError, match=r"out of memory.*Run the part again"):
+        records.measure({"n": 1}, failing)
+    assert len(Records(tmp_path, "speed").rows()) == 1
 
 
 def test_a_line_that_was_cut_is_measured_again(tmp_path):
