@@ -20,7 +20,7 @@ from gpclml.meta.evaluation import class_scores
 
 __all__ = [
     "BASELINES", "Baseline", "FirstOrderMAML", "LinearTransfer", "MatchingNetwork",
-    "PrototypicalNetwork", "evaluate_baseline", "fit_linear_layers",
+    "PrototypicalNetwork", "baseline_log_probabilities", "evaluate_baseline", "fit_linear_layers",
 ]  # fmt: skip
 
 _AT_ONCE = 20
@@ -192,9 +192,14 @@ def fit_linear_layers(features: Tensor, labels: Tensor, ways: int) -> tuple[Tens
     return weight.detach(), bias.detach()
 
 
-@torch.no_grad()
 def evaluate_baseline(model: Baseline, tasks: Tasks, count: int) -> TaskScores:
     """Scores of the first tasks of a source, as :func:`gpclml.meta.evaluate_tasks` has them."""
+    return class_scores(*baseline_log_probabilities(model, tasks, count))
+
+
+@torch.no_grad()
+def baseline_log_probabilities(model: Baseline, tasks: Tasks, count: int) -> tuple[Tensor, Tensor]:
+    """Log probabilities of classes ``(tasks, q, ways)`` and the classes ``(tasks, q)``."""
     own = next(model.parameters())
     at_once = _AT_ONCE if own.device.type == "cpu" else 2 * _AT_ONCE
     log_p, labels = [], []
@@ -204,7 +209,7 @@ def evaluate_baseline(model: Baseline, tasks: Tasks, count: int) -> TaskScores:
             episodes = episodes.to(own.device, own.dtype)
             log_p.append(model.log_probabilities(episodes))
             labels.append(episodes.query_y)
-    return class_scores(torch.cat(log_p), torch.cat(labels))
+    return torch.cat(log_p), torch.cat(labels)
 
 
 BASELINES: Mapping[str, Callable[..., Baseline]] = MappingProxyType(

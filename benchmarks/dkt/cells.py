@@ -18,13 +18,13 @@ from benchmarks.dkt.together import (
     VALIDATION_TASKS,
     conditioning,
     sources_on_device,
-    summary,
+    test_scores,
     train_together,
 )
 from benchmarks.runner import cell_key, code_version
 from gpclml.conditioning import LastPoints
 from gpclml.fit import fit_mll
-from gpclml.meta import DeepKernelTransfer, Episodes, TaskScores, evaluate_tasks, train_on_tasks
+from gpclml.meta import DeepKernelTransfer, Episodes, TaskScores, train_on_tasks
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
 
@@ -74,6 +74,8 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, float]:
           units of the targets), means over test tasks;
         - ``interval``: half the 95% interval of the accuracy or error over test tasks;
         - ``nll``: nats a query point; not of the nearest neighbour;
+        - ``temperature``: what is best for validation tasks, ``tempered_nll`` and
+          ``tempered_calibration_error`` with it; where there are such tasks;
         - ``train_seconds``, ``best_step``: of the training.
     """
     study = study_named(cell["study"])
@@ -92,9 +94,8 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, float]:
         lr=cell["lr"], validation=sources.validation, validation_tasks=VALIDATION_TASKS,
         look_every=LOOK_EVERY, checkpoint=_checkpoint(study, cell), progress=False,
     )  # fmt: skip
-    scores = evaluate_tasks(model, sources.test, cell["test_tasks"])
     return {
-        **summary(scores),
+        **test_scores(model, sources, cell["test_tasks"]),
         "train_seconds": training.seconds,
         "best_step": float(training.best),
     }

@@ -35,12 +35,14 @@ _METRICS = {  # title, factor and digits
     "accuracy": ("accuracy, %", 100, 1), "mse": ("squared error", 1, 3),
     "nll": ("NLL, nats a query point", 1, 3),
     "calibration_error": ("expected calibration error", 1, 3),
+    "tempered_nll": ("NLL, tempered", 1, 3),
+    "tempered_calibration_error": ("calibration error, tempered", 1, 3),
 }  # fmt: skip
 _KEYS = ["study", "ways", "shots", "kernel", "objective"]
 _ABOUT = (
     "Mean over seeds ± its standard error, and half the 95% interval over the test tasks of all "
     "seeds. `pixels` is the nearest neighbour in classification and a GP fitted to each task alone "
-    "in regression."
+    "in regression. Tempered: with the temperature that is best for validation tasks."
 )
 _ABOUT_DIFFERENCES = (
     "CLML less LML, paired by seed: mean ± standard error. The CLML conditions on the support "
@@ -97,7 +99,7 @@ def _differences(done: pandas.DataFrame) -> pandas.DataFrame:
     clml, lml = (of_seeds[of_seeds["objective"] == name] for name in ("clml", "lml"))
     columns = {}
     for name, (title, factor, digits) in _METRICS.items():
-        if name in done and name != "calibration_error":
+        if name in ("accuracy", "mse", "nll") and name in done:
             pairs = (clml[name] - lml[name]).dropna()
             columns[title] = pairs.groupby(level=keys).agg(_mean, factor, digits, "+")
     return pandas.DataFrame(columns).dropna(axis="columns", how="all").fillna("-")

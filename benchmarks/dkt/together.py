@@ -6,17 +6,24 @@ import copy
 import math
 import time
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from benchmarks.dkt.baselines import BASELINES, Baseline, LinearTransfer, evaluate_baseline
+from benchmarks.dkt.baselines import (
+    BASELINES,
+    Baseline,
+    LinearTransfer,
+    baseline_log_probabilities,
+    evaluate_baseline,
+)
 from benchmarks.dkt.stacks import Stack
 from benchmarks.dkt.studies import Sources, study_named
 from gpclml.conditioning import Conditioning, LastPoints, RandomHoldout
 from gpclml.errors import NonFiniteError
+from gpclml.evaluation import fit_temperature
 from gpclml.meta import (
     DeepKernelTransfer,
     Episodes,
@@ -25,12 +32,13 @@ from gpclml.meta import (
     TaskScores,
     evaluate_tasks,
 )
+from gpclml.meta.evaluation import class_scores, task_log_probabilities
 from gpclml.meta.tasks import NumberedTasks, task_generator, unit_range
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 
 __all__ = [
     "LOOK_EVERY", "VALIDATION_TASKS", "ClassifiedImages", "conditioning", "evaluate",
-    "label", "size", "sources_on_device", "summary", "train_together",
+    "label", "size", "sources_on_device", "summary", "test_scores", "train_together",
 ]  # fmt: skip
 
 VALIDATION_TASKS, LOOK_EVERY = 100, 500
@@ -118,9 +126,10 @@ def train_together(cells: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]
     answers = []
     for cell in cells:
         member = members[seeds.index(cell["seed"])]
-        scores = evaluate(member.model, sources_on_device(cell).test, cell["test_tasks"])
         done = {"train_seconds": seconds, "best_step": float(member.step)}
-        answers.append({**summary(scores), **done})
+        sources = replace(sources_on_device(cell), validation=member.validation)
+        scores = test_scores(member.model, sources, cell["test_tasks"])
+        answers.append({**scores, **done})
     return answers
 
 
@@ -141,6 +150,30 @@ def conditioning(objective: str, tasks: Tasks) -> Conditioning:
     if objective == "clml-half":
         return RandomHoldout(0.5)
     return LastPoints(m=tasks.draw([0]).num_support if objective == "clml" else 0)
+
+
+def test_scores(model: Model, sources: Sources, count: int) -> dict[str, float]:
+    """The metrics of a model on test tasks.
+
+    Where there are tasks to validate on, probabilities are also tempered by what is best for these.
+    """
+    if sources.train.draw([0]).ways == 0:
+        return summary(evaluate(model, sources.test, count))
+    log_p, labels = _log_probabilities(model, sources.test, count)
+    scores = summary(class_scores(log_p, labels))
+    if sources.validation is not None:
+        known, truth = _log_probabilities(model, sources.validation, VALIDATION_TASKS)
+        temperature = fit_temperature(known.flatten(0, 1), truth.flatten())
+        tempered = summary(class_scores(log_p, labels, temperature))
+        scores["temperature"] = temperature
+        scores |= {f"tempered_{name}": tempered[name] for name in ("nll", "calibration_error")}
+    return scores
+
+
+def _log_probabilities(model: Model, tasks: Tasks, count: int) -> tuple[Tensor, Tensor]:
+    if isinstance(model, Baseline):
+        return baseline_log_probabilities(model, tasks, count)
+    return task_log_probabilities(model, tasks, count)
 
 
 def summary(scores: TaskScores) -> dict[str, float]:

@@ -3,7 +3,13 @@
 from gpclml import explain_moved
 from gpclml.meta.backbones import Conv3, Conv4, ConvBlocks
 from gpclml.meta.deep_kernel_transfer import KERNELS, DeepKernelTransfer
-from gpclml.meta.evaluation import Tasks, TaskScores, class_probabilities, evaluate_tasks
+from gpclml.meta.evaluation import (
+    Tasks,
+    TaskScores,
+    class_probabilities,
+    evaluate_tasks,
+    fit_task_temperature,
+)
 from gpclml.meta.tasks import Episodes, HeadPoseTasks, ImageTasks, PeriodicTasks, RotationTasks
 from gpclml.meta.training import TasksFitResult, load_model, train_on_tasks
 
@@ -23,6 +29,7 @@ __all__ = [
     "TasksFitResult",
     "class_probabilities",
     "evaluate_tasks",
+    "fit_task_temperature",
     "load_model",
     "train_on_tasks",
 ]

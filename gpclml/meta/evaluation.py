@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.distributions import Normal
 
 from gpclml._utils.arguments import check_counts, checked
-from gpclml.evaluation.calibration import expected_calibration_error
+from gpclml.errors import ArgumentError
+from gpclml.evaluation.calibration import expected_calibration_error, fit_temperature
 from gpclml.meta.deep_kernel_transfer import DeepKernelTransfer
 from gpclml.meta.tasks import Episodes
 
@@ -24,6 +25,8 @@ __all__ = [
     "class_probabilities",
     "class_scores",
     "evaluate_tasks",
+    "fit_task_temperature",
+    "task_log_probabilities",
 ]
 
 _AT_ONCE = 20
@@ -75,30 +78,33 @@ class TaskScores:
 
 
 @checked
-def evaluate_tasks(model: DeepKernelTransfer, tasks: Tasks, count: int) -> TaskScores:
+def evaluate_tasks(
+    model: DeepKernelTransfer, tasks: Tasks, count: int, *, temperature: float = 1.0
+) -> TaskScores:
     """Scores predictions of the first tasks of a source, without changing the model's mode.
 
     Args:
         model: The model.
         tasks: Source of tasks.
         count: Number of tasks, from number 0.
+        temperature: What log probabilities of classes are divided by, as
+            :func:`fit_task_temperature` finds it.
 
     Returns:
         The scores.
 
     Raises:
-        ArgumentError: If ``count`` is below 1.
+        ArgumentError: If ``count`` is below 1, or the temperature is not positive, or not 1 in
+            regression.
     """
     check_counts(count=count)
-    own = next(model.parameters())
-    at_once = _AT_ONCE if own.device.type == "cpu" else _AT_ONCE_ON_A_GPU
-    values: list[Tensor] = []
-    nlls: list[Tensor] = []
+    if not 0 < temperature < math.inf:
+        raise ArgumentError("temperature", temperature, "a positive number")
     log_p: list[Tensor] = []
     labels: list[Tensor] = []
-    for first in range(0, count, at_once):
-        episodes = tasks.draw(range(first, min(first + at_once, count))).to(own.device, own.dtype)
-        predictive = model.predict(episodes)
+    values: list[Tensor] = []
+    nlls: list[Tensor] = []
+    for episodes, predictive in _predictions(model, tasks, count):
         truth = episodes.query_y
         if episodes.ways:
             log_p.append(class_log_probabilities(predictive))
@@ -108,12 +114,62 @@ def evaluate_tasks(model: DeepKernelTransfer, tasks: Tasks, count: int) -> TaskS
             values.append((predictive.mean.squeeze(-2) - truth).square().mean(-1))
             nlls.append(-density.mean(-1))
     if log_p:
-        return class_scores(torch.cat(log_p), torch.cat(labels))
+        return class_scores(torch.cat(log_p), torch.cat(labels), temperature)
+    if temperature != 1:
+        raise ArgumentError("temperature", temperature, "1 in regression, where no classes are")
     return TaskScores("mse", torch.cat(values), torch.cat(nlls), math.nan)
 
 
-def class_scores(log_p: Tensor, labels: Tensor) -> TaskScores:
+@checked
+def fit_task_temperature(model: DeepKernelTransfer, tasks: Tasks, count: int = 100) -> float:
+    """The temperature at which the classes of tasks are most probable.
+
+    Log probabilities that are divided by it, and normalized, are usually better calibrated for
+    tasks of other classes too; which class is most probable stays (Guo et al. 2017).
+
+    Args:
+        model: The model.
+        tasks: Source of tasks that were not trained on, such as those of validation.
+        count: Number of tasks, from number 0.
+
+    Returns:
+        The temperature, for :func:`evaluate_tasks`.
+
+    Raises:
+        ArgumentError: If ``count`` is below 1, or the tasks are of regression.
+    """
+    check_counts(count=count)
+    log_p, labels = task_log_probabilities(model, tasks, count)
+    return fit_temperature(log_p.flatten(0, 1), labels.flatten())
+
+
+def task_log_probabilities(
+    model: DeepKernelTransfer, tasks: Tasks, count: int
+) -> tuple[Tensor, Tensor]:
+    """Log probabilities of classes ``(tasks, q, ways)`` and the classes ``(tasks, q)``."""
+    log_p: list[Tensor] = []
+    labels: list[Tensor] = []
+    for episodes, predictive in _predictions(model, tasks, count):
+        if not episodes.ways:
+            raise ArgumentError("tasks", "tasks of regression", "tasks of classes")
+        log_p.append(class_log_probabilities(predictive))
+        labels.append(episodes.query_y)
+    return torch.cat(log_p), torch.cat(labels)
+
+
+def _predictions(
+    model: DeepKernelTransfer, tasks: Tasks, count: int
+) -> Iterator[tuple[Episodes, Normal]]:
+    own = next(model.parameters())
+    at_once = _AT_ONCE if own.device.type == "cpu" else _AT_ONCE_ON_A_GPU
+    for first in range(0, count, at_once):
+        episodes = tasks.draw(range(first, min(first + at_once, count))).to(own.device, own.dtype)
+        yield episodes, model.predict(episodes)
+
+
+def class_scores(log_p: Tensor, labels: Tensor, temperature: float = 1.0) -> TaskScores:
     """The scores of log probabilities ``(tasks, q, ways)`` of the classes ``(tasks, q)``."""
+    log_p = log_p if temperature == 1 else torch.log_softmax(log_p / temperature, dim=-1)
     values = (log_p.argmax(-1) == labels).to(log_p.dtype).mean(-1)
     nll = -log_p.gather(-1, labels.unsqueeze(-1)).mean((-2, -1))
     calibration = expected_calibration_error(log_p.exp(), labels)

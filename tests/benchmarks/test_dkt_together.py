@@ -110,8 +110,10 @@ def test_cells_are_those_of_the_cell_function(kernel):
         alone = run_cell(cell)
         assert answer.keys() == alone.keys()
         assert answer["best_step"] == alone["best_step"]
-        for name in ("accuracy", "nll", "calibration_error", "interval"):
+        for name in ("accuracy", "nll", "calibration_error", "interval", "tempered_nll"):
             assert answer[name] == pytest.approx(alone[name], abs=0.01)
+        assert 0 < answer["temperature"] < 1  # few steps leave it unsure
+        assert answer["tempered_nll"] < answer["nll"]
     assert answers[0]["nll"] != answers[1]["nll"]  # another seed
     assert answers[0]["nll"] == answers[2]["nll"]  # another study of the same tasks
 

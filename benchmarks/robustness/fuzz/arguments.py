@@ -13,6 +13,7 @@ from linear_operator import to_linear_operator
 import gpclml
 from benchmarks.robustness.fuzz.objects import (
     Arguments,
+    class_tasks,
     classes,
     compared,
     covariance,
@@ -358,6 +359,8 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     "meta.class_probabilities": lambda: dict(
         predictive=torch.distributions.Normal(normal(2, 3, 4), positive(2, 3, 4))),
     "meta.evaluate_tasks": lambda: dict(model=transfer(), tasks=tasks(), count=2),
+    "meta.fit_task_temperature": lambda: dict(
+        model=class_tasks()[0], tasks=class_tasks()[1], count=2),
     "meta.load_model": lambda: dict(model=transfer(), path="no such model.pt"),
     "meta.train_on_tasks": lambda: dict(
         model=(model := transfer()), mll=objective(model), tasks=tasks(), steps=2,

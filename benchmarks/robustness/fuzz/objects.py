@@ -18,7 +18,7 @@ from gpclml.estimators import StackedGP
 from gpclml.evidence.training_speed import ModelPredictions
 from gpclml.kernels.networks import MLP
 from gpclml.linalg import NoisyCovariance, OperatorProducts
-from gpclml.meta import DeepKernelTransfer, Episodes, PeriodicTasks
+from gpclml.meta import DeepKernelTransfer, Episodes, ImageTasks, PeriodicTasks
 from gpclml.mlls import ConditionalMarginalLogLikelihood, LaplaceMarginalLogLikelihood
 from gpclml.models import BayesianLinearModel, GPRegression, LinearizedNetwork
 
@@ -161,6 +161,15 @@ def transfer() -> DeepKernelTransfer:
 def tasks() -> PeriodicTasks:
     """Regression tasks of few points."""
     return PeriodicTasks(3, 4)
+
+
+def class_tasks() -> tuple[DeepKernelTransfer, ImageTasks]:
+    """Classification tasks of small images, and deep kernel transfer of them."""
+    network = torch.nn.Sequential(torch.nn.Flatten(), MLP([4, 3, 2], generator=generator()))
+    model = DeepKernelTransfer(network, "rbf").to(_PLACE.get()[0])
+    images = torch.rand(12, 1, 2, 2, generator=generator())
+    labels = torch.arange(3).repeat_interleave(4)
+    return model, ImageTasks(images, labels, ways=2, shots=1, queries=2)
 
 
 def episodes() -> Episodes:
