@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gpclml._utils.arguments import check_counts, checked
+from gpclml.errors import ShapeError
 from gpclml.kernels.networks import reset_network
 
 __all__ = ["Conv3", "Conv4", "ConvBlocks"]
@@ -39,6 +40,7 @@ class ConvBlocks(torch.nn.Module):
     ) -> None:
         super().__init__()
         check_counts(blocks=blocks, channels=channels, width=width)
+        self.channels = channels
         sizes = [channels] + blocks * [width]
         self.blocks = torch.nn.Sequential(*[_block(*pair) for pair in itertools.pairwise(sizes)])
         self.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
@@ -48,7 +50,11 @@ class ConvBlocks(torch.nn.Module):
         """Features ``(n, q)`` of images ``(n, channels, height, width)``.
 
         A side has 2 to the number of blocks pixels or more.
+
+        Raises:
+            ShapeError: Images have another number of channels or dimensions, or are too small.
         """
+        _check_images(images, self.channels, 2 ** len(self.blocks))
         images = images.contiguous(memory_format=torch.channels_last)
         return self.blocks(images).flatten(1)
 
@@ -96,6 +102,7 @@ class Conv3(torch.nn.Module):
     ) -> None:
         super().__init__()
         check_counts(channels=channels, width=width)
+        self.channels = channels
         sizes = [channels] + 3 * [width]
         layers: list[torch.nn.Module] = []
         for size, next_size in itertools.pairwise(sizes):
@@ -107,8 +114,20 @@ class Conv3(torch.nn.Module):
         reset_network(self, generator)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Features ``(n, q)`` of images ``(n, channels, height, width)``, sides 29 or more."""
+        """Features ``(n, q)`` of images ``(n, channels, height, width)``, sides 29 or more.
+
+        Raises:
+            ShapeError: Images have another number of channels or dimensions, or are too small.
+        """
+        _check_images(images, self.channels, 29)
         return self.layers(images).flatten(1)
+
+
+def _check_images(images: Tensor, channels: int, side: int) -> None:
+    if images.ndim != 4 or images.shape[1] != channels or min(images.shape[2:]) < side:
+        expected = f"(n, {channels}, height, width) with sides of {side} pixels or more"
+        suggestion = "Resize the images, or take a backbone of fewer blocks or other channels."
+        raise ShapeError("images", f"shape {tuple(images.shape)}", expected, suggestion)
 
 
 def _block(channels: int, width: int) -> torch.nn.Sequential:

@@ -91,6 +91,8 @@ class DeepKernelTransfer(ExactGP):
         self.normalization = (
             torch.nn.BatchNorm1d(num_features) if kernel == BATCH_NORM else torch.nn.Identity()
         )
+        of_one_size = kernel in (BATCH_NORM, "spectral_mixture")
+        self.num_features = num_features if of_one_size else None
         self.mean_module = ConstantMean()
         self.covar_module = make_kernel(kernel, num_features)
 
@@ -111,13 +113,19 @@ class DeepKernelTransfer(ExactGP):
 
         Raises:
             NonFiniteError: A feature is not finite.
-            ShapeError: The backbone does not give one row of features a point.
+            ShapeError: The backbone does not give one row of features a point, or another number of
+                them than ``num_features`` where the kernel asks for it.
         """
         flat = x.flatten(0, 1)
         values = self.backbone(flat)
         if values.ndim != 2 or len(values) != len(flat):
             got = f"features of shape {tuple(values.shape)} for {len(flat)} points"
             raise ShapeError("backbone", got, "one row of features a point, (n, q)")
+        if self.num_features is not None and values.shape[1] != self.num_features:
+            got = f"{values.shape[1]} features of points of shape {tuple(flat.shape[1:])}"
+            expected = f"the {self.num_features} of num_features"
+            suggestion = "Give their number as num_features, or points of another size."
+            raise ShapeError("backbone", got, expected, suggestion)
         values = self.normalization(values)
         check_finite_output(values)
         return values.unflatten(0, x.shape[:2]).unsqueeze(1)

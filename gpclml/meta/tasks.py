@@ -13,7 +13,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from gpclml._utils.arguments import check_counts, checked
+from gpclml._utils.arguments import check_counts, checked, reads_are_free
 from gpclml.errors import ArgumentError, ShapeError
 
 __all__ = [
@@ -31,9 +31,12 @@ _QUARTER_TURNS = 4
 _PITCHES, _YAWS = 7, 19
 
 
+@checked
 @dataclass(frozen=True)
 class Episodes:
     """A batch of few-shot tasks of one size, each with support points and query points.
+
+    Classes are checked on the CPU alone, where that does not wait for a device.
 
     Attributes:
         support_x: Inputs of the support points, which are learned from, ``(tasks, s, *event)``.
@@ -41,6 +44,10 @@ class Episodes:
         query_x: Inputs of the query points, which are predicted, ``(tasks, q, *event)``.
         query_y: Their targets, ``(tasks, q)``.
         ways: Number of classes of a task; 0 in regression.
+
+    Raises:
+        ShapeError: The shapes do not fit each other.
+        ArgumentError: Classes are not integers from 0 to ``ways - 1``.
     """
 
     support_x: Tensor
@@ -48,6 +55,17 @@ class Episodes:
     query_x: Tensor
     query_y: Tensor
     ways: int = 0
+
+    def __post_init__(self) -> None:
+        tasks = self.support_x.shape[0] if self.support_x.ndim else 0
+        for name in ("support", "query"):
+            x, y = getattr(self, f"{name}_x"), getattr(self, f"{name}_y")
+            if y.ndim != 2 or y.shape[0] != tasks or x.shape[:2] != y.shape:
+                expected = f"({tasks}, n) beside {name}_x of shape ({tasks}, n, ...)"
+                got = f"shape {tuple(y.shape)} beside {tuple(x.shape)}"
+                raise ShapeError(f"{name}_y", got, expected)
+            if self.ways:
+                _check_classes(f"{name}_y", y, self.ways)
 
     @property
     def num_tasks(self) -> int:
@@ -392,6 +410,17 @@ def _turned(image: Tensor, angles: Tensor) -> Tensor:
 def _episode(x: Tensor, y: Tensor, support: int) -> Episodes:
     x, y = x.unsqueeze(0), y.unsqueeze(0)
     return Episodes(x[:, :support], y[:, :support], x[:, support:], y[:, support:])
+
+
+def _check_classes(argument: str, labels: Tensor, ways: int) -> None:
+    suggestion = "Number the classes of each task from 0."
+    if labels.is_floating_point() or labels.dtype == torch.bool:
+        raise ArgumentError(argument, str(labels.dtype), "classes as integers", suggestion)
+    if labels.numel() and reads_are_free(labels.device):
+        least, most = int(labels.min()), int(labels.max())
+        if least < 0 or most >= ways:
+            got = f"classes from {least} to {most}"
+            raise ArgumentError(argument, got, f"integers from 0 to {ways - 1}", suggestion)
 
 
 def unit_range(images: Tensor) -> Tensor:

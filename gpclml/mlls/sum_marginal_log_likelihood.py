@@ -13,6 +13,7 @@ from gpytorch.models import GP
 from torch import Tensor
 
 from gpclml._utils.arguments import checked
+from gpclml.errors import UnsupportedError
 from gpclml.mlls.conditional_marginal_log_likelihood import ConditionalMarginalLogLikelihood
 from gpclml.mlls.losses import training_loss
 
@@ -39,6 +40,9 @@ class SumMarginalLogLikelihood(gpytorch.mlls.SumMarginalLogLikelihood):
     Attributes:
         mlls: The objectives of the models.
 
+    Raises:
+        UnsupportedError: ``mll_cls`` is an objective itself.
+
     Examples:
         >>> models = ModelListGP(SingleTaskGP(x, y), SingleTaskGP(x, -y))
         >>> mll = SumMarginalLogLikelihood(models.likelihood, models)
@@ -52,6 +56,9 @@ class SumMarginalLogLikelihood(gpytorch.mlls.SumMarginalLogLikelihood):
         model: GP,
         mll_cls: Callable[[Any, Any], MarginalLogLikelihood] = ConditionalMarginalLogLikelihood,
     ) -> None:
+        if isinstance(mll_cls, torch.nn.Module):
+            got = f"an object of {type(mll_cls).__name__}"
+            raise UnsupportedError("mll_cls", got, "a class of objectives, or a function")
         super().__init__(likelihood, model, cast(Any, mll_cls))
 
     def compute_custom_loss(self, **kwargs: Any) -> Tensor:

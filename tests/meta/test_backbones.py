@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gpclml.errors import ArgumentError
-from gpclml.meta import Conv3, Conv4
+from gpclml.errors import ArgumentError, ShapeError
+from gpclml.meta import Conv3, Conv4, ConvBlocks
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,21 @@ def test_the_order_of_operations_is_the_papers():
     gradients = torch.autograd.grad(output.square().sum(), list(weights.values()))
     for one, two in zip(gradients, expected, strict=True):
         assert torch.allclose(one, two, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("network", "shape", "side"),
+    [
+        (Conv4(), (2, 1, 15, 28), 16),
+        (Conv4(), (2, 3, 28, 28), 16),
+        (Conv4(), (2, 28, 28), 16),
+        (Conv3(), (2, 3, 28, 28), 29),
+        (ConvBlocks(1), (2, 1, 1, 1), 2),
+    ],
+)
+def test_images_that_do_not_fit(network, shape, side):
+    with pytest.raises(ShapeError, match=f"images: got shape .* sides of {side} pixels or more"):
+        network(torch.zeros(shape))
 
 
 @pytest.mark.parametrize("make", [Conv3, Conv4])

@@ -171,6 +171,10 @@ def test_non_finite_features_are_caught_before_the_gp():
 
 
 def test_bad_arguments():
+    for kernel in ("batch_norm_cosine", "spectral_mixture"):
+        model = DeepKernelTransfer(MLP([5, 8, 6]), kernel, num_features=7).double()
+        with pytest.raises(ShapeError, match=r"backbone: got 6 features .* the 7 of num_features"):
+            model.predict(episodes())
     with pytest.raises(ArgumentError, match=r"earlier releases had.*Use 'cosine'"):
         transfer("support-norm-cosine")
     with pytest.raises(UnknownNameError, match="Did you mean 'cosine'"):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gpclml.errors import ArgumentError, ShapeError
-from gpclml.meta import HeadPoseTasks, ImageTasks, PeriodicTasks, RotationTasks
+from gpclml.meta import Episodes, HeadPoseTasks, ImageTasks, PeriodicTasks, RotationTasks
 
 CLASSES, EACH = 6, 5
 
@@ -112,6 +112,23 @@ def test_bad_arguments():
         ImageTasks(x[:, 0], y)
     with pytest.raises(ShapeError, match="square"):
         ImageTasks(x[..., :2], y, rotations=True)
+
+
+def test_bad_episodes():
+    x, y = torch.zeros(2, 3, 1), torch.tensor([[0, 1, 2], [2, 1, 0]])
+    Episodes(x, y, x[:, :0], y[:, :0], ways=3)
+    with pytest.raises(ArgumentError, match="support_y: got classes from 1 to 3, expected integer"):
+        Episodes(x, y + 1, x, y, ways=3)
+    with pytest.raises(ArgumentError, match="query_y: got classes from -1 to 1"):
+        Episodes(x, y, x, y - 1, ways=3)
+    with pytest.raises(ArgumentError, match=r"query_y: got torch\.float32"):
+        Episodes(x, y, x, y.float(), ways=3)
+    with pytest.raises(ShapeError, match="query_y: got shape"):
+        Episodes(x, y, x, y[:, :2], ways=3)
+    with pytest.raises(ShapeError, match="query_y: got shape"):
+        Episodes(x, y, x[:1], y[:1], ways=3)
+    with pytest.raises(ShapeError, match="support_y: got shape"):
+        Episodes(x, y[0], x, y)
 
 
 def test_periodic_tasks_are_sines_with_noise():

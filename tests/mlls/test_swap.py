@@ -403,3 +403,10 @@ def test_memory_is_known_where_posix_calls_are_not(monkeypatch):
     monkeypatch.delattr("os.sysconf")
     gpclml._utils.memory._memory_of_the_machine.cache_clear()
     assert gpclml._utils.memory.available_memory(torch.device("cpu")) > 2**26
+
+
+def test_an_objective_in_the_place_of_its_class():
+    x, y = torch.rand(6, 1, dtype=torch.float64), torch.rand(6, 1, dtype=torch.float64)
+    models = ModelListGP(SingleTaskGP(x, y))
+    with pytest.raises(UnsupportedError, match="mll_cls: got an object of Linear"):
+        SumMarginalLogLikelihood(models.likelihood, models, torch.nn.Linear(2, 1))

@@ -351,6 +351,9 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     "meta.DeepKernelTransfer": lambda: dict(backbone=mlp(), kernel="rbf", num_features=2),
     "meta.DeepKernelTransfer.predict": lambda: dict(
         self=transfer(), episodes=episodes()),
+    "meta.Episodes": lambda: dict(
+        support_x=normal(2, 3, 1), support_y=normal(2, 3), query_x=normal(2, 4, 1),
+        query_y=normal(2, 4), ways=0),
     "meta.HeadPoseTasks": lambda: dict(images=images(2, 7, 19, 1, 2, 2), support=3),
     "meta.ImageTasks": lambda: dict(
         images=images(12, 1, 3, 3), labels=labels(12), ways=2, shots=1, queries=2),
