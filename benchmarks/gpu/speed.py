@@ -25,6 +25,7 @@ from benchmarks.speed.methods import (
 from benchmarks.speed.runs import interleaved_times
 from gpclml.fit import FitWarning
 from gpclml.linalg import DenseCovariance
+from gpclml.linalg.closed_forms import inverse_of_factor
 
 __all__ = ["OPERATIONS", "run"]
 
@@ -115,6 +116,7 @@ def _rate_rows(device: str, dtype: str, n: int) -> list[Row]:
             "product": (2 * n**3, lambda: K @ K),
             "Cholesky factor": (n**3 / 3, lambda: torch.linalg.cholesky_ex(K)),
             "inverse of a factor's product": (2 * n**3 / 3, lambda: torch.cholesky_inverse(L)),
+            "the same, this library's": (2 * n**3 / 3, lambda: inverse_of_factor(L)),
             "triangular solve, n columns": (
                 n**3, lambda: torch.linalg.solve_triangular(L, K, upper=False),
             ),

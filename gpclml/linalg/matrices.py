@@ -43,7 +43,7 @@ DOUBLE_UP_TO = 512
 
 # Entries of a matrix that are multiplied at a time: they stay in a processor's cache.
 _AT_A_TIME = {"cpu": 1 << 16, "other": 1 << 22}
-_PANEL = 256  # rows of a symmetric product that are computed at once
+_PANEL = {"cpu": 256, "other": 2048}  # rows of a symmetric product that are computed at once
 PIVOT_ROUNDINGS = 2
 """Epsilons of a variance that a squared pivot has to be above."""
 
@@ -256,12 +256,12 @@ def symmetric_product(
     Returns:
         The product, ``(*batch, n, n)``, exactly symmetric off the diagonal panels.
     """
-    n = left.shape[-2]
-    if n < 2 * _PANEL:
+    n, rows = left.shape[-2], _PANEL.get(left.device.type, _PANEL["other"])
+    if n < 2 * rows:
         return left @ right.mT
     product = left.new_empty(*left.shape[:-1], n)
-    for start in range(0, n, _PANEL):
-        stop = min(start + _PANEL, n)
+    for start in range(0, n, rows):
+        stop = min(start + rows, n)
         panel = left[..., start:stop, :] @ right[..., :stop, :].mT
         product[..., start:stop, :stop] = panel
         product[..., :start, start:stop] = panel[..., :start].mT
