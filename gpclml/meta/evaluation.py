@@ -32,6 +32,7 @@ __all__ = [
 _AT_ONCE = 20
 _AT_ONCE_ON_A_GPU = 40  # where a call costs more than its arithmetic
 _NODES = 48
+_MOST_AT_ONCE = 2**25  # numbers in an array of a quadrature
 
 
 class Tasks(Protocol):
@@ -198,6 +199,11 @@ def class_probabilities(predictive: Normal) -> Tensor:
 
 def class_log_probabilities(predictive: Normal) -> Tensor:
     """The logarithms of :func:`class_probabilities`, finite where these underflow."""
+    *batch, ways, q = predictive.mean.shape
+    if batch and batch[0] > 1 and math.prod(batch) * q * ways**2 * _NODES > _MOST_AT_ONCE:
+        parts = (one.tensor_split(2) for one in (predictive.mean, predictive.stddev))
+        halves = zip(*parts, strict=True)
+        return torch.cat([class_log_probabilities(Normal(*half)) for half in halves])
     mean, scale = predictive.mean.mT, predictive.stddev.mT  # (*batch, q, ways)
     nodes, weights = (
         torch.as_tensor(part).to(mean) for part in numpy.polynomial.hermite_e.hermegauss(_NODES)

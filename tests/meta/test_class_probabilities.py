@@ -40,6 +40,17 @@ def test_many_classes_are_as_by_sampling():
     assert float((p - shares).abs().max()) < 5 * 0.5 / draws**0.5
 
 
+def test_many_tasks_are_computed_part_by_part(monkeypatch):
+    generator = torch.Generator().manual_seed(0)
+    mean = torch.randn(5, 3, 4, generator=generator, dtype=torch.float64)
+    predictive = Normal(mean, 0.3 + torch.rand(5, 3, 4, generator=generator, dtype=torch.float64))
+    expected = class_probabilities(predictive)
+    monkeypatch.setattr("gpclml.meta.evaluation._MOST_AT_ONCE", 4 * 3**2 * 48 * 2)
+    torch.testing.assert_close(class_probabilities(predictive), expected)
+    one = Normal(predictive.mean[0], predictive.stddev[0])
+    torch.testing.assert_close(class_probabilities(one), expected[0])
+
+
 def test_sure_classes_and_equal_ones():
     mean = torch.tensor([30.0, -30.0, -30.0]).unsqueeze(-1)
     p = class_probabilities(Normal(mean, torch.ones(3, 1)))
