@@ -63,7 +63,8 @@ class DeepKernelTransfer(ExactGP):
         kernel: A kernel on features, or one of ``"batch_norm_cosine"`` (of features
             standardized over the batch in training and by running statistics afterwards; the
             normalization is a layer of the network and is trained with it),
-            ``"cosine"``, ``"linear"``, ``"matern"``, ``"polynomial"``, ``"rbf"``,
+            ``"cosine"``, ``"linear"``, ``"matern"``, ``"polynomial"`` (of degree 2),
+            ``"polynomial_1"`` (of degree 1: linear with an offset), ``"rbf"``,
             ``"spectral_mixture"``.
         num_features: Number q of features; used by ``"batch_norm_cosine"`` and
             ``"spectral_mixture"``.
@@ -217,6 +218,7 @@ _MAKERS: dict[str, Callable[[int], Kernel]] = {
     "linear": _linear,
     "matern": lambda features: _with_lengthscale(MaternKernel(2.5), features),
     "polynomial": lambda features: _scaled(PolynomialKernel(2), features**-2),
+    "polynomial_1": lambda features: _scaled(PolynomialKernel(1), 1 / features),
     "rbf": lambda features: _with_lengthscale(RBFKernel(), features),
     "spectral_mixture": lambda features: JointSpectralMixtureKernel(_MIXTURES, features),
 }

@@ -12,11 +12,12 @@ from gpclml.conditioning import KFold, LastPoints
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnknownNameError
 from gpclml.kernels.networks import MLP
 from gpclml.meta import DeepKernelTransfer, Episodes
-from gpclml.meta.deep_kernel_transfer import one_vs_rest
+from gpclml.meta.deep_kernel_transfer import make_kernel, one_vs_rest
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 
 KERNELS = [
-    "batch_norm_cosine", "cosine", "linear", "matern", "polynomial", "rbf", "spectral_mixture",
+    "batch_norm_cosine", "cosine", "linear", "matern", "polynomial", "polynomial_1", "rbf",
+    "spectral_mixture",
 ]  # fmt: skip
 TASKS, WAYS, SHOTS, QUERIES = 3, 4, 2, 3
 
@@ -186,3 +187,10 @@ def test_bad_arguments():
     model = DeepKernelTransfer(torch.nn.Flatten(0), "rbf")
     with pytest.raises(ShapeError, match="backbone"):
         model.prior(episodes())
+
+
+def test_a_polynomial_of_degree_one_is_linear_with_an_offset():
+    x = torch.randn(4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    kernel = make_kernel("polynomial_1", 6).double()
+    expected = (x @ x.T + kernel.base_kernel.offset) / 6
+    torch.testing.assert_close(kernel(x).to_dense(), expected)

@@ -52,8 +52,8 @@ def redrawn(model):
 
 # Of kernel, mean and noise: the scale, the constant, the noise, and what a kernel adds.
 HYPERPARAMETERS = {
-    "batch_norm_cosine": 3, "cosine": 3, "linear": 3, "matern": 4, "polynomial": 4, "rbf": 4,
-    "spectral_mixture": 5,
+    "batch_norm_cosine": 3, "cosine": 3, "linear": 3, "matern": 4, "polynomial": 4,
+    "polynomial_1": 4, "rbf": 4, "spectral_mixture": 5,
 }  # fmt: skip
 
 
