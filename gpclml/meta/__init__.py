@@ -1,6 +1,7 @@
 """Few-shot learning: tasks, backbones, Deep Kernel Transfer, its training and evaluation."""
 
 from gpclml import explain_moved
+from gpclml.meta.augmentation import AugmentedTasks
 from gpclml.meta.backbones import Conv3, Conv4, ConvBlocks
 from gpclml.meta.deep_kernel_transfer import KERNELS, DeepKernelTransfer
 from gpclml.meta.evaluation import (
@@ -15,6 +16,7 @@ from gpclml.meta.training import TasksFitResult, load_model, train_on_tasks
 
 __all__ = [
     "KERNELS",
+    "AugmentedTasks",
     "Conv3",
     "Conv4",
     "ConvBlocks",

@@ -24,6 +24,7 @@ __all__ = [
     "PeriodicTasks",
     "RotationTasks",
     "task_generator",
+    "transformed",
     "unit_range",
 ]
 
@@ -402,8 +403,15 @@ def _turned(image: Tensor, angles: Tensor) -> Tensor:
     cos, sin = angles.cos(), angles.sin()
     zero = torch.zeros_like(cos)
     turns = torch.stack([cos, -sin, zero, sin, cos, zero], dim=-1).reshape(-1, 2, 3).to(image)
-    images = image.expand(len(angles), *image.shape)
-    grid = torch.nn.functional.affine_grid(turns, list(images.shape), align_corners=False)
+    return transformed(image.expand(len(angles), *image.shape), turns)
+
+
+def transformed(images: Tensor, maps: Tensor) -> Tensor:
+    """Images ``(n, channels, height, width)`` moved, background 0.
+
+    The affine maps ``(n, 2, 3)`` tell where pixels come from, in coordinates from -1 to 1.
+    """
+    grid = torch.nn.functional.affine_grid(maps, list(images.shape), align_corners=False)
     return torch.nn.functional.grid_sample(images, grid, align_corners=False)
 
 
@@ -428,8 +436,8 @@ def unit_range(images: Tensor) -> Tensor:
     return images if images.is_floating_point() else images.float() / 255
 
 
-def task_generator(seed: int, index: int) -> torch.Generator:
-    """The generator of the task of that number."""
-    # torch's CPU generator uses 32 bits of a seed: both numbers are mixed into them.
-    mixed = numpy.random.SeedSequence([seed, index]).generate_state(1)
+def task_generator(seed: int, index: int, *stream: int) -> torch.Generator:
+    """The generator of the task of that number, or another one of it."""
+    # torch's CPU generator uses 32 bits of a seed: all numbers are mixed into them.
+    mixed = numpy.random.SeedSequence([seed, index, *stream]).generate_state(1)
     return torch.Generator().manual_seed(int(mixed[0]))

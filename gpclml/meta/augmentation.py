@@ -1,0 +1,122 @@
+"""Tasks whose images are turned, cropped and mirrored at random."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from gpclml._utils.arguments import checked
+from gpclml.errors import ArgumentError, ShapeError
+from gpclml.meta.evaluation import Tasks
+from gpclml.meta.tasks import (
+    Episodes,
+    NumberedTasks,
+    task_generator,
+    transformed,
+    unit_range,
+)
+
+__all__ = ["AugmentedTasks"]
+
+_STREAM = 1  # of random numbers, apart from that of the tasks themselves
+
+
+class AugmentedTasks(NumberedTasks):
+    """The tasks of another source, each image turned, cropped and mirrored at random.
+
+    For training: a network learns that these changes do not matter. Each image, of support and
+    query points alike, has changes of its own, which depend on the number of its task and the seed
+    alone. Pixels are interpolated; what comes from outside of an image is 0.
+
+    Args:
+        tasks: Source of tasks of images, ``(tasks, n, channels, height, width)``.
+        degrees: Largest angle by which an image is turned, to either side.
+        crop: Smallest side of a crop, as a share of the image's; crops are scaled to full size.
+        mirrored: Whether half of the images are mirrored, left to right.
+        seed: Seed of the changes.
+
+    Raises:
+        ArgumentError: A number is out of range.
+
+    Examples:
+        >>> tasks = AugmentedTasks(ImageTasks(images, labels), degrees=15, crop=0.8)
+        >>> train_on_tasks(model, mll, tasks, steps=1000)
+    """
+
+    @checked
+    def __init__(
+        self,
+        tasks: Tasks,
+        *,
+        degrees: float = 0.0,
+        crop: float = 1.0,
+        mirrored: bool = False,
+        seed: int = 0,
+    ) -> None:
+        if not 0 <= degrees <= 180:
+            raise ArgumentError("degrees", degrees, "an angle from 0 to 180")
+        if not 0 < crop <= 1:
+            raise ArgumentError("crop", crop, "a share of the side, above 0 and at most 1")
+        self.tasks = tasks
+        self.degrees, self.crop, self.mirrored = float(degrees), float(crop), mirrored
+        self.seed = seed
+
+    def draw(self, indices: Sequence[int]) -> Episodes:
+        """Draws tasks by their numbers, as one batch.
+
+        Args:
+            indices: Numbers of tasks, from 0.
+
+        Raises:
+            ShapeError: The source has no images.
+        """
+        drawn = self.tasks.draw(indices)
+        if drawn.support_x.ndim != 5:
+            got, expected = f"points of shape {tuple(drawn.support_x.shape[2:])}", "images"
+            raise ShapeError("tasks", got, f"{expected}, (channels, height, width)")
+        x = unit_range(torch.cat([drawn.support_x, drawn.query_x], dim=1))
+        height, width = x.shape[-2:]
+        maps = [self._maps(index, x.shape[1], height / width) for index in indices]
+        changes = torch.stack(maps)
+        x = transformed(x.flatten(0, 1), changes.flatten(0, 1).to(x)).unflatten(0, x.shape[:2])
+        support, query = x[:, : drawn.num_support], x[:, drawn.num_support :]
+        return Episodes(support, drawn.support_y, query, drawn.query_y, ways=drawn.ways)
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same tasks, put together and changed on another device.
+
+        Args:
+            device: The device.
+        """
+        if not isinstance(self.tasks, NumberedTasks):
+            expected = "numbered tasks, such as ImageTasks"
+            raise ArgumentError("tasks", type(self.tasks).__name__, expected)
+        moved = super().to(device)
+        moved.tasks = self.tasks.to(device)
+        return moved
+
+    def _task(self, index: int) -> Episodes:
+        return self.draw([index])
+
+    def _maps(self, index: int, count: int, ratio: float) -> Tensor:
+        """Where the pixels of each image come from: affine maps ``(count, 2, 3)``.
+
+        Args:
+            index: Number of the task.
+            count: Number of its images.
+            ratio: Their height over their width.
+        """
+        generator = task_generator(self.seed, index, _STREAM)
+        turn, size, right, below, side = torch.rand(5, count, generator=generator)
+        angle = (2 * turn - 1) * math.radians(self.degrees)
+        size = self.crop + (1 - self.crop) * size
+        shifts = [(1 - size) * (2 * one - 1) for one in (right, below)]  # within the image
+        flip = torch.where(side < 0.5, -1.0, 1.0) if self.mirrored else torch.ones(count)
+        cos, sin = size * angle.cos(), size * angle.sin()
+        across = torch.stack([flip * cos, -ratio * sin, shifts[0]], dim=-1)
+        down = torch.stack([flip * sin / ratio, cos, shifts[1]], dim=-1)
+        return torch.stack([across, down], dim=-2)
