@@ -127,6 +127,7 @@ SETUPS = {
     "gpclml.linalg.gaussians.families": linear,
     "gpclml.curvature.invariances": of_a_network,
     "gpclml.kernels.deep.NeuralTangentKernel": of_a_network,
+    "gpclml.meta.augmentation": of_images,
     "gpclml.meta.deep_kernel_transfer": few_shot,
     "gpclml.meta.tasks": of_images,
     "gpclml.mlls.laplace_marginal_log_likelihood": of_a_network,

@@ -2,7 +2,7 @@
 
 from gpclml import explain_moved
 from gpclml.meta.augmentation import AugmentedTasks
-from gpclml.meta.backbones import Conv3, Conv4, ConvBlocks
+from gpclml.meta.backbones import Conv3, Conv4, ConvBlocks, ResNet10
 from gpclml.meta.deep_kernel_transfer import KERNELS, DeepKernelTransfer
 from gpclml.meta.evaluation import (
     Tasks,
@@ -25,6 +25,7 @@ __all__ = [
     "HeadPoseTasks",
     "ImageTasks",
     "PeriodicTasks",
+    "ResNet10",
     "RotationTasks",
     "TaskScores",
     "Tasks",

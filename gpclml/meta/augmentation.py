@@ -44,7 +44,8 @@ class AugmentedTasks(NumberedTasks):
 
     Examples:
         >>> tasks = AugmentedTasks(ImageTasks(images, labels), degrees=15, crop=0.8)
-        >>> train_on_tasks(model, mll, tasks, steps=1000)
+        >>> tasks.draw(range(8)).support_x.shape
+        torch.Size([8, 5, 1, 28, 28])
     """
 
     @checked

@@ -348,7 +348,8 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
         values=covariance(), order=here(torch.tensor([1, 5]))),
     "meta.AugmentedTasks": lambda: dict(
         tasks=class_tasks()[1], degrees=10.0, crop=0.9, mirrored=True),
-    ("meta.Conv3", "meta.Conv4"): lambda: dict(channels=1, width=2, generator=generator()),
+    ("meta.Conv3", "meta.Conv4", "meta.ResNet10"): lambda: dict(
+        channels=1, width=2, generator=generator()),
     "meta.ConvBlocks": lambda: dict(blocks=1, channels=1, width=2, generator=generator()),
     "meta.DeepKernelTransfer": lambda: dict(backbone=mlp(), kernel="rbf", num_features=2),
     "meta.DeepKernelTransfer.predict": lambda: dict(
