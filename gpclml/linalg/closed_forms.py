@@ -43,7 +43,7 @@ __all__ = [
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 # Up to this held-out share, n x b triangular solves cost less than two inverses.
 _SOLVE_UP_TO = 0.3
-_UNDIVIDED = 1024  # least rows of a half of an inverse on a GPU
+_UNDIVIDED, _UNDIVIDED_ON_GPU = 128, 1024  # least rows of a half of an inverse
 
 State = Sequence[Tensor]
 """What a gradient needs of an evaluation."""
@@ -117,29 +117,30 @@ def factor_and_whiten(
 def inverse_of_factor(L: Tensor) -> Tensor:
     """The inverse of ``L @ L.mT``, ``(*batch, n, n)``.
 
-    On a GPU a large one is computed by halves: LAPACK's way is not among its libraries, and two
-    triangular solves for all columns take 2 n³ operations, where halves take 5/6 n³, mostly of
-    products.
+    A large one is computed by halves, which takes 5/6 n³ operations, mostly of products. LAPACK's
+    way is not among a GPU's libraries. On a CPU its threads wait for each other at every few
+    columns, for whole seconds where other programs take the cores.
     """
     if L.shape[-1] == 1:
         return L.square().reciprocal()
-    if L.device.type == "cpu" or L.shape[-1] < 2 * _UNDIVIDED:
+    undivided = _UNDIVIDED if L.device.type == "cpu" else _UNDIVIDED_ON_GPU
+    if L.shape[-1] < 2 * undivided:
         return torch.cholesky_inverse(L)
     inverse = torch.empty_like(L)
-    _fill_by_halves(inverse, L)
+    _fill_by_halves(inverse, L, undivided)
     return inverse
 
 
-def _fill_by_halves(inverse: Tensor, L: Tensor) -> None:
+def _fill_by_halves(inverse: Tensor, L: Tensor, undivided: int) -> None:
     """With A, B and C of the factor, S = (C Cᵀ)⁻¹ and Y = B A⁻¹: S, -S Y and (A Aᵀ)⁻¹ + Yᵀ S Y."""
     n = L.shape[-1]
-    if n < 2 * _UNDIVIDED:
+    if n < 2 * undivided:
         inverse.copy_(torch.cholesky_inverse(L))
         return
     h = n // 2
     first, last = inverse[..., :h, :h], inverse[..., h:, h:]
-    _fill_by_halves(first, L[..., :h, :h])
-    _fill_by_halves(last, L[..., h:, h:])
+    _fill_by_halves(first, L[..., :h, :h], undivided)
+    _fill_by_halves(last, L[..., h:, h:], undivided)
     Y = torch.linalg.solve_triangular(L[..., :h, :h], L[..., h:, :h], upper=False, left=False)
     cross = last @ Y
     first.add_(Y.mT @ cross)

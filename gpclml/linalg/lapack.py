@@ -10,8 +10,11 @@ A covariance that is not positive definite, or singular to rounding, is left to 
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any, cast
 
 import numpy
@@ -19,6 +22,7 @@ import torch
 from numpy import ndarray
 from scipy.linalg import blas as _blas
 from scipy.linalg import lapack as _lapack
+from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from gpclml.linalg.array_kernels import (
@@ -37,6 +41,7 @@ __all__ = [
     "kernel_density",
     "least_pivot",
     "matrix_density_and_gradients",
+    "one_thread",
 ]
 
 blas: Any = _blas  # whose functions are known at run time alone
@@ -47,6 +52,8 @@ LARGEST = {torch.float32: DOUBLE_UP_TO, torch.float64: 2**15}
 the entries of a matrix in 32 bits."""
 
 _BY_TORCH = 256  # points up to which PyTorch's factor takes no longer, whose sums lose fewer digits
+# Points up to which several threads gain nothing. For more points PyTorch's are the faster ones.
+_ONE_THREAD_UP_TO = 256
 # Points up to which blocks of several are taken. Where NumPy's LAPACK has threads of its own, their
 # many small matrices of more points take longer than by PyTorch.
 _BLOCKS_UP_TO = 128
@@ -89,14 +96,15 @@ def density_and_gradients(
     if scale is not None:
         kernel = ScaledArrayKernel(kernel, scale)
     variances = None if noise is None else noise.value()
-    found = kernel_density(kernel, variances, _array(residual), blocks, least_pivot(residual))
-    if found is None:
-        return None
-    value, G, of_residual = found
-    if noise is not None and noise.needed:
-        noise.add(G.diagonal().copy())
-    with numpy.errstate(all="ignore"):
-        kernel.add_gradient(G, 1.0)
+    with one_thread(len(residual)):
+        found = kernel_density(kernel, variances, _array(residual), blocks, least_pivot(residual))
+        if found is None:
+            return None
+        value, G, of_residual = found
+        if noise is not None and noise.needed:
+            noise.add(G.diagonal().copy())
+        with numpy.errstate(all="ignore"):
+            kernel.add_gradient(G, 1.0)
     gradients = [None if one is None else one.gradient for one in numbers]
     gradients.append(of_residual if needed[5] else None)
     tensors = [None if one is None else torch.as_tensor(one) for one in gradients]
@@ -133,7 +141,7 @@ def matrix_density_and_gradients(
     """
     if blocks is None or covariance.ndim > 2 or not applies(residual, blocks):
         return None
-    with numpy.errstate(all="ignore"):
+    with numpy.errstate(all="ignore"), one_thread(len(residual)):
         # A copy, by columns as LAPACK has it: the transpose of one by rows.
         matrix = covariance.detach().double().numpy().copy().T
         found = _of_matrix(matrix, _array(residual), blocks, least_pivot(residual))
@@ -152,7 +160,25 @@ def applies(residual: Tensor, blocks: Blocks) -> bool:
         return False
     several = not isinstance(blocks, int) and any(group.shape[1] > 1 for group in blocks)
     n, most = residual.shape[-1], LARGEST.get(residual.dtype, 0)
+    if torch.get_num_threads() > 1:
+        most = min(most, _ONE_THREAD_UP_TO)
     return n <= (min(most, _BLOCKS_UP_TO) if several else most)
+
+
+def one_thread(n: int) -> AbstractContextManager[Any]:
+    """Keeps NumPy and SciPy to one thread for matrices of few points, meanwhile.
+
+    Their libraries have threads of their own beside PyTorch's, and both kinds wait busily for a
+    while after they had something to do, which takes the cores away from the other kind.
+    """
+    if n > _ONE_THREAD_UP_TO:
+        return contextlib.nullcontext()
+    return _libraries().limit(limits=1)
+
+
+@functools.cache
+def _libraries() -> ThreadpoolController:
+    return ThreadpoolController().select(user_api="blas")
 
 
 def _array(values: Tensor) -> ndarray:

@@ -22,7 +22,7 @@ from torch import Tensor
 from gpclml.inference.known_kernels import array_kernel, transform_of
 from gpclml.linalg.array_kernels import ArrayKernel
 from gpclml.linalg.closed_forms import ClosedForm
-from gpclml.linalg.lapack import applies, kernel_density, least_pivot
+from gpclml.linalg.lapack import applies, kernel_density, least_pivot, one_thread
 from gpclml.mlls._terms import FixedTerms, Formula
 
 __all__ = ["ArrayDensity"]
@@ -119,6 +119,10 @@ class ArrayDensity:
         Returns:
             The sum; None, and no gradient, where it is not finite or there is no Cholesky factor.
         """
+        with one_thread(len(self._targets)):
+            return self._value(weight, prior_weight)
+
+    def _value(self, weight: float, prior_weight: float) -> float | None:
         residual = self._targets
         if self._constant is not None:
             residual = residual - self._constant.value()

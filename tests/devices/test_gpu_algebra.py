@@ -22,7 +22,7 @@ def factors(*shape):
 @pytest.mark.parametrize("n", [1, 7, 16, 37, 64])
 @pytest.mark.parametrize("batch", [(), (3,)])
 def test_an_inverse_by_halves(n, batch, monkeypatch):
-    monkeypatch.setattr(closed_forms, "_UNDIVIDED", 4)
+    monkeypatch.setattr(closed_forms, "_UNDIVIDED_ON_GPU", 4)
     L = factors(*batch, n)
     expected = torch.cholesky_inverse(L)
     with pretended_gpu():
@@ -32,7 +32,7 @@ def test_an_inverse_by_halves(n, batch, monkeypatch):
 
 
 def test_a_factor_that_failed_has_no_finite_inverse(monkeypatch):
-    monkeypatch.setattr(closed_forms, "_UNDIVIDED", 4)
+    monkeypatch.setattr(closed_forms, "_UNDIVIDED_ON_GPU", 4)
     L = factors(20)
     L[3, 3] = torch.nan
     with pretended_gpu():
@@ -41,7 +41,7 @@ def test_a_factor_that_failed_has_no_finite_inverse(monkeypatch):
 
 @pytest.mark.parametrize("name", ["lml", "tenth", "folds", "loo", "orders", "chosen"])
 def test_a_step_by_halves_is_that_of_a_cpu(name, monkeypatch):
-    monkeypatch.setattr(closed_forms, "_UNDIVIDED", 4)
+    monkeypatch.setattr(closed_forms, "_UNDIVIDED_ON_GPU", 4)
     monkeypatch.setattr(matrices, "_PANEL", {"cpu": 256, "other": 4})
     here = step(CPU, name)
     with pretended_gpu():

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from linear_operator.utils.warnings import NumericalWarning
+from threadpoolctl import ThreadpoolController, threadpool_limits
 
 from gpclml.linalg import PROFILES, DenseCovariance, RadialCovariance, array_kernels, lapack
+from gpclml.linalg.closed_forms import inverse_of_factor
 
 BLOCKS = {
     "all": [torch.arange(9).unsqueeze(0)],
@@ -166,3 +168,35 @@ def test_many_points_in_blocks_of_several_are_left_to_pytorch(size):
     value, _ = covariance.value_and_gradients(residual, covariance.density(blocks))
     expected = DenseCovariance(covariance.matrix).block_log_densities(residual, blocks).sum()
     torch.testing.assert_close(value, expected)
+
+
+def test_many_points_are_left_to_pytorch_where_it_has_several_threads(monkeypatch):
+    few, many = torch.ones(200), torch.ones(300)
+    assert lapack.applies(few, 10)
+    assert lapack.applies(many, 10)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    assert lapack.applies(few, 10)
+    assert not lapack.applies(many, 10)
+
+
+def test_few_points_are_computed_by_one_thread_of_each_library():
+    def threads():
+        return [library["num_threads"] for library in ThreadpoolController().info()
+                if library["user_api"] == "blas"]  # fmt: skip
+
+    with threadpool_limits(2, user_api="blas"):
+        before = threads()
+        with lapack.one_thread(200):
+            assert set(threads()) <= {1}
+        assert threads() == before
+        with lapack.one_thread(300):
+            assert threads() == before
+
+
+@pytest.mark.parametrize("shape", [(300,), (2, 517)])
+def test_an_inverse_is_computed_by_halves(shape):
+    root = torch.randn(*shape, shape[-1], dtype=torch.float64)
+    covariance = root @ root.mT / shape[-1] + 0.1 * torch.eye(shape[-1], dtype=torch.float64)
+    found = inverse_of_factor(torch.linalg.cholesky(covariance))
+    torch.testing.assert_close(found, torch.linalg.inv(covariance), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(found, found.mT, rtol=0, atol=1e-12)
