@@ -71,7 +71,8 @@ __all__ = ["ARGUMENTS", "CALLS"]
 
 # fmt: off
 CALLS: Mapping[str, Callable] = {
-    "conditioning.HeldOut": lambda blocks: gpclml.conditioning.HeldOut(*blocks),
+    "conditioning.HeldOut": lambda blocks: gpclml.conditioning.HeldOut(
+        *(blocks if isinstance(blocks, (list, tuple)) else [blocks])),
     "linalg.conditional_log_density.low_rank": gpclml.linalg.conditional_log_density,
     "fit.fit_map.regression": gpclml.fit.fit_map,
 }
