@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 
 import pytest
@@ -116,6 +117,23 @@ def test_cells_are_those_of_the_cell_function(kernel):
         assert answer["tempered_nll"] < answer["nll"]
     assert answers[0]["nll"] != answers[1]["nll"]  # another seed
     assert answers[0]["nll"] == answers[2]["nll"]  # another study of the same tasks
+
+
+def test_the_network_trains_at_the_full_rate_together_too():
+    """The first step of Adam moves a parameter by its learning rate, as far as rounding allows."""
+    (cell, *_) = make_grid(["digits"], shots=(1,), kernels=["batch-norm-cosine"], seeds=1, steps=1)
+    members = [together._member(cell, seed) for seed in (0, 1)]
+    before = [dict(copy.deepcopy(member.model).named_parameters()) for member in members]
+    together._train(members, cell)
+    for member, old in zip(members, before, strict=True):
+        moved = {
+            name: float((value - old[name]).detach().abs().max())
+            for name, value in member.model.named_parameters()
+        }
+        fast = [name for name, by in moved.items() if by > 5e-4]
+        assert len(fast) == 2 * (4 + 1)  # weight and bias of two blocks and a normalization
+        assert all(name.startswith(("backbone.", "normalization.")) for name in fast)
+        assert sum(0 < by < 1.1e-4 for by in moved.values()) == 3  # scale, mean and noise
 
 
 @pytest.mark.parametrize("kernel", ["linear-transfer", "maml", "matching", "prototypes", "pixels"])
