@@ -136,16 +136,16 @@ class FixedTerms:
         total, pairs = 0.0, []
         for module, prior, closure, formula in self.priors:
             value = cast(Tensor, closure(module))
-            if formula is None or value.device.type != "cpu":
+            if formula is None:
                 density = prior.log_prob(value).sum()
                 total += density.item()
                 if density.requires_grad:
                     pairs.append((density, torch.ones_like(density)))
             else:
-                density, slope = formula(value.detach().double().numpy())
+                density, slope = formula(value.detach().cpu().double().numpy())
                 total += density
                 if value.requires_grad:
-                    pairs.append((value, torch.as_tensor(slope, dtype=value.dtype)))
+                    pairs.append((value, torch.as_tensor(slope).to(value)))
         return total, pairs
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -36,6 +37,9 @@ from gpclml.mlls.losses import fixed_loss
 from gpclml.models import GPRegression
 
 __all__ = ["FixedLoss"]
+
+_RECORDED_UP_TO = 4096  # points, beyond which a GPU is busy for longer than its work is launched
+_WARM_UP = 2  # evaluations before the one that is recorded, in which libraries are loaded
 
 
 class FixedLoss:
@@ -104,8 +108,12 @@ class _KnownLoss:
         by_factor = isinstance(self._density, ClosedForm)
         self.prior = _KnownPrior.of(self._model, mll.likelihood) if by_factor else None
         self._arrays = None
+        self._recorded = None
         if self.prior is not None and not self.batch:
             self._arrays = self.prior.arrays(cast(ClosedForm, self._density), self._terms)
+            on_gpu = data.residual.is_cuda and data.residual.shape[-1] <= _RECORDED_UP_TO
+            if on_gpu and self.prior.has_fixed_inputs and self._terms.plain:
+                self._recorded = _Recorded(self._unchecked, data.residual.device)
 
     def __call__(self) -> float:
         if self._arrays is not None:
@@ -113,6 +121,11 @@ class _KnownLoss:
             if loss is not None:
                 self._mll.last_solve = ()
                 return loss
+        if self._recorded is not None:
+            value, of_parameters = self._recorded()
+            if math.isfinite(total := value.item()):
+                self._mll.last_solve = ()
+                return self._with_terms(total, of_parameters)
         if self.prior is None:
             data = training_observations(self._model, self._mll.likelihood)
             covariance, residual = self._covariance(data), data.residual
@@ -125,9 +138,32 @@ class _KnownLoss:
         total = values.sum().item() if values.ndim else values.item()
         if not math.isfinite(total):
             training_observations(self._model, self._mll.likelihood).check_density(values)
+        return self._with_terms(total, pairs)
+
+    def _with_terms(self, total: float, pairs: Pairs) -> float:
         terms, slopes = self._terms()
         _accumulate([(pairs, -self._per_target), (slopes, -self._per_row)])
         return -(total * self._per_target + terms * self._per_row)
+
+    def _unchecked(self) -> tuple[Tensor, Pairs]:
+        """The density, and its gradients by parameters; NaN if there is no factor.
+
+        No value is read meanwhile, for which a GPU would finish all that is queued.
+        """
+        prior = cast(_KnownPrior, self.prior)
+        covariance, residual = prior()
+        density = replace(cast(Any, self._density), checked=False)
+        value, pairs = covariance.value_and_gradients(residual, density)
+        pairs = prior.by_constant(pairs, residual)
+        of_parameters = [(tensor, gradient) for tensor, gradient in pairs if tensor.is_leaf]
+        inner = [(tensor, gradient) for tensor, gradient in pairs if not tensor.is_leaf]
+        if inner:
+            leaves = [one for one in self._mll.parameters() if one.requires_grad]
+            tensors, gradients = zip(*inner, strict=True)
+            found = torch.autograd.grad(tensors, leaves, gradients, allow_unused=True)
+            pairs = zip(leaves, found, strict=True)
+            of_parameters += [(leaf, gradient) for leaf, gradient in pairs if gradient is not None]
+        return value, of_parameters
 
     def _covariance(self, data: Observations) -> Covariance:
         mll = self._mll
@@ -136,6 +172,48 @@ class _KnownLoss:
 
 def _has_own_loss(model: torch.nn.Module) -> bool:
     return getattr(model, "compute_custom_loss", None) is not None
+
+
+class _Recorded:
+    """Work on a GPU that is recorded once, and from then on replayed as a whole.
+
+    Kernels for small matrices take less time than it takes to launch them one by one. What the work
+    reads, and what it gives, stays in the same memory. Where it cannot be recorded, because it
+    waits for the GPU or a library refuses, it is done anew each time.
+
+    Args:
+        work: Without arguments; reads parameters where they are.
+        device: Where.
+    """
+
+    def __init__(self, work: Callable[[], tuple[Tensor, Pairs]], device: torch.device) -> None:
+        self._work, self._device = work, device
+        self._graph: torch.cuda.CUDAGraph | None = None
+        self._done = 0
+
+    def __call__(self) -> tuple[Tensor, Pairs]:
+        if self._graph is None:
+            if self._done != _WARM_UP:
+                self._done += 1
+                return self._work()
+            self._done += 1
+            if not self._record():
+                return self._work()
+        cast(torch.cuda.CUDAGraph, self._graph).replay()
+        return self._result
+
+    def _record(self) -> bool:
+        try:
+            graph = torch.cuda.CUDAGraph()
+            with (
+                torch.cuda.device(self._device),
+                torch.cuda.graph(graph, capture_error_mode="thread_local"),
+            ):
+                self._result = self._work()
+        except RuntimeError:
+            return False
+        self._graph = graph
+        return True
 
 
 def _accumulate(weighted: list[tuple[Pairs, float]]) -> None:
@@ -190,6 +268,11 @@ class _KnownPrior:
         self._likelihood = likelihood
         self._targets = cast(Tensor, model.train_targets)
         self._inputs = inputs
+
+    @property
+    def has_fixed_inputs(self) -> bool:
+        """Whether kernel and mean are called on the same inputs each time."""
+        return isinstance(self._inputs, Tensor)
 
     def arrays(self, density: ClosedForm, terms: FixedTerms) -> ArrayDensity | None:
         """Everything in NumPy, where that is known."""
