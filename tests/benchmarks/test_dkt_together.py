@@ -130,9 +130,12 @@ def test_the_network_trains_at_the_full_rate_together_too():
             name: float((value - old[name]).detach().abs().max())
             for name, value in member.model.named_parameters()
         }
-        fast = [name for name, by in moved.items() if by > 5e-4]
-        assert len(fast) == 2 * (4 + 1)  # weight and bias of two blocks and a normalization
-        assert all(name.startswith(("backbone.", "normalization.")) for name in fast)
+        # Normalization takes the biases of convolutions out again, so that they hardly move.
+        moved = {name: by for name, by in moved.items() if not name.endswith(".0.bias")}
+        fast = {name for name, by in moved.items() if by > 5e-4}
+        network = {name for name in moved if name.startswith(("backbone.", "normalization."))}
+        assert fast == network
+        assert len(network) == 2 * 3 + 2  # of two blocks, and of the normalization of features
         assert sum(0 < by < 1.1e-4 for by in moved.values()) == 3  # scale, mean and noise
 
 
