@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -29,6 +29,8 @@ Device = Annotated[str, Option(help="cuda, cuda:1; cpu to try the commands.")]
 Small = Annotated[bool, Option("--small", help="Tiny sizes.")]
 Minutes = Annotated[float | None, Option(min=0, help="Start nothing new after so many.")]
 Retry = Annotated[bool, Option("--retry", help="Measure again what failed.")]
+Only = Annotated[list[str] | None, Option(help="Only this study, as step; may be repeated.")]
+WithoutCpu = Annotated[bool, Option("--without-cpu", help="Nothing on the CPU beside the card.")]
 Tests = Annotated[Path, Option("--tests", help="Folder or file of tests.")]
 Workers = Annotated[int, Option(min=0, help="Processes of tests, by pytest-xdist.")]
 
@@ -43,12 +45,13 @@ def _measured(
     results: Path,
     device: str,
     small: bool,
-    minutes: float | None,
-    retry: bool,
+    **options: Any,
 ) -> None:
     with errors_as_text():
         _start(results, device, part)
-        records = Records(results, part, minutes, retry)
+        options["only"] = options["only"] or ()
+        options["without_cpu"] &= device != "cpu"
+        records = Records(results, part, **options)
         run(records, device, small)
     if records.left_out:
         print(f"\n{records.left_out} left: the time was over; run it again", flush=True)
@@ -85,9 +88,12 @@ def run_speed(
     small: Small = False,
     minutes: Minutes = _MINUTES["speed"],
     retry: Retry = False,
+    only: Only = None,
+    without_cpu: WithoutCpu = False,
 ) -> None:
     """Steps and fits beside GPyTorch's, BoTorch's and the CPU's; rates; memory."""
-    _measured("speed", speed.run, results, device, small, minutes, retry)
+    options = {"minutes": minutes, "retry": retry, "only": only, "without_cpu": without_cpu}
+    _measured("speed", speed.run, results, device, small, **options)
 
 
 @app.command("studies")
@@ -97,9 +103,12 @@ def run_studies(
     small: Small = False,
     minutes: Minutes = _MINUTES["studies"],
     retry: Retry = False,
+    only: Only = None,
+    without_cpu: WithoutCpu = False,
 ) -> None:
     """Batched fits, few-shot steps, the evidence of networks."""
-    _measured("studies", studies.run, results, device, small, minutes, retry)
+    options = {"minutes": minutes, "retry": retry, "only": only, "without_cpu": without_cpu}
+    _measured("studies", studies.run, results, device, small, **options)
 
 
 @app.command("large")
@@ -109,9 +118,12 @@ def run_large(
     small: Small = False,
     minutes: Minutes = _MINUTES["large"],
     retry: Retry = False,
+    only: Only = None,
+    without_cpu: WithoutCpu = False,
 ) -> None:
     """Exact fits of up to 20,000 points, by kernel and objective."""
-    _measured("large", large.run, results, device, small, minutes, retry)
+    options = {"minutes": minutes, "retry": retry, "only": only, "without_cpu": without_cpu}
+    _measured("large", large.run, results, device, small, **options)
 
 
 @app.command()

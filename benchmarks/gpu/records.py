@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +35,19 @@ class Records:
         part: Name of the part.
         minutes: After so many minutes from now nothing new is started; None for no limit.
         retry: Whether what failed before is measured again.
+        only: Studies that are measured; all if there is none.
+        without_cpu: Whether nothing is measured on the CPU beside a GPU.
 
     Raises:
         DataError: The file cannot be read or written.
     """
 
     def __init__(
-        self, folder: Path, part: str, minutes: float | None = None, retry: bool = False
-    ) -> None:
+        self, folder: Path, part: str, minutes: float | None = None, retry: bool = False,
+        *, only: Collection[str] = (), without_cpu: bool = False,
+    ) -> None:  # fmt: skip
         self.part = part
+        self._only, self._without_cpu = only, without_cpu
         self.file = folder / f"{part}.jsonl"
         self.left_out = 0
         self._end = None if minutes is None else time.monotonic() + 60 * minutes
@@ -71,6 +75,8 @@ class Records:
             LostDeviceError: The GPU fails for good, as after an illegal access of its memory.
         """
         name = _name(key)
+        if self._is_left_out(key):
+            return
         if name in self._entries and not self._again(self._entries[name]):
             return
         if self.late:
@@ -84,9 +90,13 @@ class Records:
         self._keep(key, rows, time.perf_counter() - start)
         release_memory()
 
+    def _is_left_out(self, key: Mapping[str, Any]) -> bool:
+        wanted = not self._only or key.get("study") in self._only
+        return not wanted or (self._without_cpu and key.get("device") == "cpu")
+
     def skip(self, key: Mapping[str, Any], reason: str) -> None:
         """Says that a measurement is not made, and why."""
-        if _name(key) not in self._entries:
+        if _name(key) not in self._entries and not self._is_left_out(key):
             self._keep(key, [{"skipped": reason}], 0.0)
 
     def rows(self) -> list[Row]:

@@ -72,9 +72,9 @@ def run(records: Records, device: str, small: bool) -> None:
     for dtype in ("float64", "float32"):
         _rates(records, device, dtype, 8192)
         for n in (500, 2000, 5000, 1000, 10_000):
-            _steps(records, device, dtype, n, _ALL, 2.5)
+            _steps(records, device, dtype, n, _ALL, 2.0)
     for n in (100, 500, 2000):
-        _fits(records, device, n, _FITS, 4.0)
+        _fits(records, device, n, _FITS, 3.0)
     if beside_cpu:
         _rates(records, "cpu", "float64", 4000)
         for n in (500, 1000, 2000):

@@ -43,6 +43,7 @@ def run(folder: Path, tests: Path, minutes: float | None, workers: int = 0) -> b
     command = [
         sys.executable, "-m", "pytest", str(tests.absolute()), "-m", "cuda", "-q", "--tb=short",
         "--continue-on-collection-errors", "-p", "no:cacheprovider",
+        "-p", "no:benchmark",  # whose warning of several workers would end them
         "-p", "benchmarks.gpu.recording", "--outcomes", str(file),
     ]  # fmt: skip
     if minutes is not None:

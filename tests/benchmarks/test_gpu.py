@@ -176,6 +176,14 @@ def test_nothing_is_started_when_the_time_is_over(tmp_path):
     assert records.left_out == 1
 
 
+def test_only_what_is_asked_for_is_measured(tmp_path):
+    records = Records(tmp_path, "speed", only=["step"], without_cpu=True)
+    for study, device in [("step", "cuda"), ("step", "cpu"), ("fit", "cuda")]:
+        records.measure({"study": study, "device": device}, lambda: [{"ms": 1.0}])
+        records.skip({"study": study, "device": device, "n": 1}, "no card")
+    assert [(row["study"], row["device"]) for row in records.rows()] == 2 * [("step", "cuda")]
+
+
 def test_what_was_left_out_is_measured_once_it_can_be(tmp_path):
     records = Records(tmp_path, "speed")
     for _ in range(2):
