@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -22,7 +22,7 @@ from benchmarks.dkt.baselines import (
 from benchmarks.dkt.stacks import Stack
 from benchmarks.dkt.studies import Sources, study_named
 from gpclml.conditioning import Conditioning, LastPoints, RandomHoldout
-from gpclml.errors import NonFiniteError
+from gpclml.errors import NonFiniteError, UnsupportedError
 from gpclml.evaluation import fit_temperature
 from gpclml.meta import (
     DeepKernelTransfer,
@@ -142,7 +142,8 @@ def label(cell: Mapping[str, Any]) -> Hashable:
 def size(cell: Mapping[str, Any]) -> int:
     """How many cells to compute together: on a GPU those of ten seeds and three studies."""
     stacked = study_named(cell["study"]).classes and cell["kernel"] not in _NOT_STACKED
-    return 3 * _SEEDS if stacked and cell["device"] != "cpu" else 1
+    one_task = cell["tasks_per_step"] in (None, 1)
+    return 3 * _SEEDS if stacked and one_task and cell["device"] != "cpu" else 1
 
 
 def conditioning(objective: str, tasks: Tasks) -> Conditioning:
@@ -216,8 +217,12 @@ def _member(cell: Mapping[str, Any], seed: int) -> _Member:
 
 
 def _train(members: Sequence[_Member], cell: Mapping[str, Any]) -> None:
-    """Adam steps on one task a model each, as many as the cell says; the best looks are kept."""
+    """Adam steps on tasks of each model, as many as the cell says; the best looks are kept."""
     models, steps = [member.model for member in members], cell["steps"]
+    each = cell["tasks_per_step"]
+    if len(models) > 1 and each > 1:
+        expected = "1 where several seeds train together"
+        raise UnsupportedError("tasks_per_step", each, expected, "Give the seeds one by one.")
     stack = Stack(models) if len(models) > 1 else None
     module = models[0] if stack is None else cast(Model, stack.module)
     lr = cell["lr"]
@@ -236,10 +241,11 @@ def _train(members: Sequence[_Member], cell: Mapping[str, Any]) -> None:
 
     optimizer = torch.optim.Adam(groups)
     losses: list[Tensor] = []
-    for step, episodes in enumerate(_draws([member.train for member in members], steps), 1):
+    sources = [member.train for member in members]
+    for step, episodes in enumerate(_draws(sources, steps, each), 1):
         module.train()
         optimizer.zero_grad()
-        values = loss(episodes)
+        values = loss(episodes).unflatten(0, (-1, each)).mean(1)
         values.sum().backward()
         optimizer.step()
         losses.append(values.detach())
@@ -255,12 +261,15 @@ def _train(members: Sequence[_Member], cell: Mapping[str, Any]) -> None:
         member.model.eval()
 
 
-def _draws(sources: Sequence[Tasks], steps: int):
-    """The tasks of each step, one a source."""
+def _draws(sources: Sequence[Tasks], steps: int, each: int) -> Iterator[Episodes]:
+    """The tasks of each step: so many of each source, those of the first source first."""
     for first in range(0, steps, _AT_ONCE):
-        parts = [one.draw(range(first, min(first + _AT_ONCE, steps))) for one in sources]
-        names = ("support_x", "support_y", "query_x", "query_y")
-        by_step = [torch.stack([getattr(part, name) for part in parts], 1) for name in names]
+        last = min(first + _AT_ONCE, steps)
+        parts = [one.draw(range(first * each, last * each)) for one in sources]
+        by_step = []
+        for name in ("support_x", "support_y", "query_x", "query_y"):
+            of_sources = [getattr(part, name).unflatten(0, (-1, each)) for part in parts]
+            by_step.append(torch.stack(of_sources, 1).flatten(1, 2))
         for tensors in zip(*by_step, strict=True):
             yield Episodes(*tensors, ways=parts[0].ways)
 

@@ -17,7 +17,14 @@ from benchmarks.dkt.together import label, size, train_together
 from gpclml.conditioning import LastPoints, RandomHoldout
 from gpclml.errors import ArgumentError, NonFiniteError, UnsupportedError
 from gpclml.kernels.networks import MLP
-from gpclml.meta import KERNELS, ConvBlocks, DeepKernelTransfer, Episodes, ImageTasks
+from gpclml.meta import (
+    KERNELS,
+    ConvBlocks,
+    DeepKernelTransfer,
+    Episodes,
+    ImageTasks,
+    train_on_tasks,
+)
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 
 STACKED = sorted({*KERNELS} - {"spectral_mixture"})
@@ -150,6 +157,36 @@ def test_baselines_are_cells(kernel):
     assert together["accuracy"] > 0.45  # chance is a third
 
 
+@pytest.mark.parametrize("kernel", ["linear", "linear-transfer", "maml", "matching"])
+def test_several_tasks_a_step(kernel, monkeypatch):
+    """A step of two tasks is the mean of both."""
+    settings = {"shots": (1,), "kernels": [kernel], "objectives": ["lml"], "seeds": 1}
+    (cell,) = make_grid(["digits"], steps=3, tasks_per_step=2, **settings)
+    drawn = []
+    draw = ImageTasks.draw
+    monkeypatch.setattr(ImageTasks, "draw", lambda *args: drawn.append(args[1]) or draw(*args))
+    member = together._member(cell, 0)
+    member.validation = None
+    drawn.clear()
+    if kernel == "linear-transfer":
+        batches = list(together._draws([member.train], 3, 2))
+        assert [len(batch.query_x) for batch in batches] == [2, 2, 2]
+    together._train([member], cell)
+    assert member.step == 3
+    if kernel != "linear-transfer":
+        assert range(6) in drawn
+    if kernel == "linear":
+        alone = together._member(cell, 0)
+        mll = objective(alone.model, LastPoints(m=0))
+        train_on_tasks(alone.model, mll, alone.train, steps=3, tasks_per_step=2, progress=False)
+        test = alone.train.draw([9])
+        expected = alone.model.predict(test).mean
+        torch.testing.assert_close(member.model.predict(test).mean, expected, rtol=1e-3, atol=1e-4)
+    other = together._member(cell, 1)
+    with pytest.raises(UnsupportedError, match="tasks_per_step: got 2, expected 1 where several"):
+        together._train([member, other], cell)
+
+
 def test_other_numbers_of_ways():
     (cell,) = make_grid(["digits"], shots=(1,), ways=4, kernels=["matching"], seeds=1, steps=30)
     assert 0.4 < run_cell(cell)["accuracy"] < 0.95
@@ -160,7 +197,7 @@ def test_other_numbers_of_ways():
 def test_what_is_computed_together():
     def cell(**settings):
         own = {"study": "digits", "shots": 1, "seed": 0, "kernel": "linear", "device": "cpu"}
-        return own | settings
+        return own | {"tasks_per_step": 1} | settings
 
     assert label(cell()) == label(cell(seed=3))
     assert label(cell()) != label(cell(shots=5))
@@ -170,6 +207,8 @@ def test_what_is_computed_together():
     assert size(cell(device="cuda")) == 30
     assert size(cell(device="cuda", kernel="spectral-mixture")) == 1
     assert size(cell(device="cuda", study="periodic")) == 1
+    assert size(cell(device="cuda", tasks_per_step=2)) == 1
+    assert size(cell(device="cuda", kernel="pixels", tasks_per_step=None)) == 30
 
 
 def test_losses_that_are_not_finite_are_found():
