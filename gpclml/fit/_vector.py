@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Any, cast
 
 import numpy
@@ -14,6 +15,7 @@ from numpy import ndarray
 
 from gpclml.errors import NonFiniteError
 from gpclml.inference.known_kernels import Transform, transform_of
+from gpclml.linalg.lapack import one_thread
 from gpclml.mlls.fixed_loss import FixedLoss
 
 __all__ = ["Bounds", "Vector", "bounds_of", "non_finite", "trainable"]
@@ -171,6 +173,10 @@ class Vector:
         self.box = self._coordinates.box(self._raw_box, self.best)
         of_bounds = numpy.stack([self._coordinates.of(row) for row in self._raw_box])
         self._is_own = numpy.isfinite(self._raw_box) & (of_bounds == self.box.T)
+        # SciPy's search solves with small matrices at each step, and its threads would then keep
+        # PyTorch's waiting.
+        self._one_thread = one_thread() if torch.get_num_threads() > 1 else nullcontext()
+        self._one_thread.__enter__()
         return self
 
     def start(self) -> None:
@@ -204,6 +210,7 @@ class Vector:
         return float(numpy.abs(self._slope[~held]).max(initial=0.0))
 
     def __exit__(self, *_: object) -> None:
+        self._one_thread.__exit__(None, None, None)
         self.keep_best()
         for parameter, data, gradient in self._own:
             parameter.data = data.copy_(parameter.data)

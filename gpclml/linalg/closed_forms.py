@@ -118,11 +118,16 @@ def inverse_of_factor(L: Tensor) -> Tensor:
     """The inverse of ``L @ L.mT``, ``(*batch, n, n)``.
 
     A large one is computed by halves, which takes 5/6 n³ operations, mostly of products. LAPACK's
-    way is not among a GPU's libraries. On a CPU its threads wait for each other at every few
-    columns, for whole seconds where other programs take the cores.
+    way is not among a GPU's libraries, nor is one for many small matrices that a CUDA graph could
+    hold. On a CPU its threads wait for each other at every few columns, for whole seconds where
+    other programs take the cores.
     """
     if L.shape[-1] == 1:
         return L.square().reciprocal()
+    if L.ndim > 2 and L.device.type != "cpu" and L.shape[-1] < _UNDIVIDED_ON_GPU:
+        one = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device).expand(L.shape)
+        of_factor = torch.linalg.solve_triangular(L, one, upper=False)
+        return of_factor.mT @ of_factor
     undivided = _UNDIVIDED if L.device.type == "cpu" else _UNDIVIDED_ON_GPU
     if L.shape[-1] < 2 * undivided:
         return torch.cholesky_inverse(L)
@@ -314,6 +319,14 @@ class BlockLogDensities(ClosedForm):
         return gradient.add_(left @ right.mT), -u.mT
 
 
+def _solve_many(L: Tensor, right: Tensor) -> Tensor:
+    """``(L @ L.mT)⁻¹ right`` of many small factors."""
+    if L.device.type == "cpu":
+        return torch.cholesky_solve(right, L)
+    half = torch.linalg.solve_triangular(L, right, upper=False)
+    return torch.linalg.solve_triangular(L.mT, half, upper=True)
+
+
 def _densities_of_group(
     Q: Tensor, alpha: Tensor, group: Tensor, checked: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -327,7 +340,7 @@ def _densities_of_group(
     alpha_B = alpha[..., group, :].double()
     L_Q = safe_cholesky(Q_BB, checked=checked)
     # Thousands of single points would be solved for one by one on a GPU.
-    s = alpha_B / L_Q.square() if single else torch.cholesky_solve(alpha_B, L_Q)
+    s = alpha_B / L_Q.square() if single else _solve_many(L_Q, alpha_B)
     quadratic = (alpha_B * s).sum(-2)
     half_log_det = L_Q.diagonal(dim1=-2, dim2=-1).log().sum(-1, keepdim=True)
     return half_log_det - 0.5 * quadratic - group.shape[-1] * _HALF_LOG_2PI, L_Q, s

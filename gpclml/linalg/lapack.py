@@ -51,7 +51,8 @@ LARGEST = {torch.float32: DOUBLE_UP_TO, torch.float64: 2**15}
 """Most points by the type in which they come; all is computed in double precision. LAPACK counts
 the entries of a matrix in 32 bits."""
 
-_BY_TORCH = 256  # points up to which PyTorch's factor takes no longer, whose sums lose fewer digits
+# Points up to which PyTorch's factor takes no longer on one thread; its sums lose fewer digits.
+_BY_TORCH = 256
 # Points up to which several threads gain nothing. For more points PyTorch's are the faster ones.
 _ONE_THREAD_UP_TO = 256
 # Points up to which blocks of several are taken. Where NumPy's LAPACK has threads of its own, their
@@ -165,8 +166,8 @@ def applies(residual: Tensor, blocks: Blocks) -> bool:
     return n <= (min(most, _BLOCKS_UP_TO) if several else most)
 
 
-def one_thread(n: int) -> AbstractContextManager[Any]:
-    """Keeps NumPy and SciPy to one thread for matrices of few points, meanwhile.
+def one_thread(n: int = 0) -> AbstractContextManager[Any]:
+    """Keeps NumPy and SciPy to one thread meanwhile, unless matrices have many rows.
 
     Their libraries have threads of their own beside PyTorch's, and both kinds wait busily for a
     while after they had something to do, which takes the cores away from the other kind.
@@ -236,7 +237,7 @@ def _of_matrix(
         least: Smallest squared pivot, as a share of its variance.
     """
     variances = covariance.diagonal().copy()
-    if len(covariance) <= _BY_TORCH:
+    if len(covariance) <= _BY_TORCH and torch.get_num_threads() == 1:
         factor, failed = torch.linalg.cholesky_ex(torch.from_numpy(covariance.T))
         L, info = factor.numpy(), failed.item()
     else:
