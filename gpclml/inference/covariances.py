@@ -27,7 +27,7 @@ from torch import Tensor
 from gpclml._utils import memory
 from gpclml._utils.arguments import callers_level, checked
 from gpclml.errors import UnknownNameError
-from gpclml.inference.known_kernels import known_covariance
+from gpclml.inference.known_kernels import known_covariance, known_row
 from gpclml.linalg import (
     ConjugateGradients,
     Covariance,
@@ -209,9 +209,10 @@ class ObservedCovariance:
         """
         latent: CovarianceProducts
         if self._kernels() and not self.has_structure():
+            single = self.latent if isinstance(self.latent, LazyEvaluatedKernelTensor) else None
             latent = RowProducts(
                 self._rows, self.latent.diagonal(dim1=-1, dim2=-2), self.latent.shape, kept_bytes,
-                self._targets_a_point(),
+                self._targets_a_point(), None if single is None else known_row(single),
             )  # fmt: skip
         else:
             latent = OperatorProducts(_evaluated(self.latent))

@@ -39,6 +39,7 @@ from gpclml.linalg.array_kernels import (
     ScaledArrayKernel,
     SumArrayKernel,
 )
+from gpclml.linalg.covariance_products import row_of
 from gpclml.linalg.profiles import PROFILES, Profile
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "covariance_at",
     "is_known",
     "known_covariance",
+    "known_row",
     "transform_of",
 ]
 
@@ -76,6 +78,21 @@ def known_covariance(
         return None
     with torch.set_grad_enabled(kernel._is_grad_enabled):
         return covariance_at(parts, x, noise)
+
+
+def known_row(kernel: LazyEvaluatedKernelTensor) -> Callable[[int], Tensor] | None:
+    """What computes a row by its index, of one function of distance, scaled or not; else None.
+
+    Args:
+        kernel: As for :func:`known_covariance`.
+    """
+    base = cast(Kernel, kernel.kernel)
+    while type(base) is ScaleKernel:
+        base = cast(Kernel, base.base_kernel)
+    if type(base) not in _RADIAL:
+        return None
+    known = known_covariance(kernel, None)  # whose matrix is not formed
+    return row_of(known) if isinstance(known, RadialCovariance) else None
 
 
 def is_known(kernel: Kernel, num_dims: int) -> bool:

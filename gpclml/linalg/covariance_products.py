@@ -22,6 +22,8 @@ from torch.utils.checkpoint import checkpoint
 
 from gpclml._utils.arguments import check_counts, checked
 from gpclml.linalg.matrices import safe_cholesky
+from gpclml.linalg.profiles import PROFILES
+from gpclml.linalg.radial import RadialCovariance
 
 __all__ = [
     "CovarianceProducts",
@@ -31,6 +33,7 @@ __all__ = [
     "RowProducts",
     "pivoted_cholesky",
     "rounding",
+    "row_of",
 ]
 
 _NUMBERS_AT_ONCE = 2**24
@@ -84,6 +87,7 @@ class RowProducts(CovarianceProducts):
         shape: ``(*batch, n, n)``.
         kept_bytes: What the evaluated half may occupy.
         multiple: All that ``rows`` is asked for are multiples of this number.
+        row: Computes one row by its index, ``(*batch, n)``, where that takes less than ``rows``.
 
     Attributes:
         kept_numbers: How many are kept from one product for the solver to the next.
@@ -97,10 +101,12 @@ class RowProducts(CovarianceProducts):
         shape: torch.Size,
         kept_bytes: int,
         multiple: int = 1,
+        row: Callable[[int], Tensor] | None = None,
     ) -> None:
         check_counts(multiple=multiple)
         self.shape, self.dtype, self.device = shape, diagonal.dtype, diagonal.device
         self._rows, self._diagonal, self._multiple = rows, diagonal.detach(), multiple
+        self._row = row
         n = shape[-1]
         most = max(1, _NUMBERS_AT_ONCE // shape[:-1].numel())
         step = max(multiple, most // multiple * multiple)
@@ -133,6 +139,8 @@ class RowProducts(CovarianceProducts):
     @torch.no_grad()
     def row(self, index: int) -> Tensor:
         """One row, evaluated."""
+        if self._row is not None:
+            return self._row(index)
         start = index // self._multiple * self._multiple
         rows = self._rows(start, start + self._multiple, self.shape[-1])
         return rows[..., index - start, :]
@@ -155,6 +163,30 @@ class RowProducts(CovarianceProducts):
             if self.kept_numbers:
                 self._kept.append(rows)
             yield rows
+
+
+def row_of(covariance: RadialCovariance) -> Callable[[int], Tensor]:
+    """What computes a row without noise by its index, ``(*batch, n)``, in float64.
+
+    A preconditioner asks for hundreds one after the other, each for as long as it takes to call a
+    kernel that looks its hyperparameters up.
+    """
+    profile = PROFILES[covariance.profile]
+    points, *others = covariance.arguments
+    lengthscale, scale, _, power = (
+        None if one is None else one.detach().double() for one in others
+    )
+    z = profile.factor * points.detach().double()
+    if lengthscale is not None:
+        z = z / lengthscale
+    exponent = None if power is None else power[..., None]
+
+    def row(index: int) -> Tensor:
+        e = (z - z[..., index, None, :]).square_().sum(-1).mul_(-0.5)
+        k = profile.value(e, exponent)[0]
+        return k if scale is None else k * scale[..., None]
+
+    return row
 
 
 class OperatorProducts(CovarianceProducts):
