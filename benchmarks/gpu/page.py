@@ -50,11 +50,11 @@ _ABOUT = {
 a triangular solve with n columns n³; sums and kernel entries count one each.""",
     "batched rates": """All matrices in one call, as in a step of stacked models.""",
     "step": """Value and gradient of one objective of an ARD RBF GP of 8 inputs, kernel included.
-`ratio`: to GPyTorch's `ExactMarginalLogLikelihood` by Cholesky in the same round, with its
-quartiles. `Gflop`: the least operations (LML n³, a held-out tenth .48 n³, ten folds and
-leave-one-out 2 n³). `of product`: the time of these at the rate of a matrix product in the same
-type, over the step's. `GiB`: at the peak, beyond data and parameters; `predicted GiB`: what the
-library expects, and refuses by.""",
+`ratio`: to GPyTorch's `ExactMarginalLogLikelihood` by Cholesky in the same round.
+`of product`: the time of the least operations (LML n³, a held-out tenth .48 n³, ten folds and
+leave-one-out 2 n³) at the rate of a matrix product in the same type, over the step's.
+`GiB`: at the peak, beyond data and parameters; `predicted GiB`: what the library expects, and
+refuses by.""",
     "large n": """In single precision, the methods of `python -m benchmarks.speed.scale`.""",
     "fit": """BoTorch's `SingleTaskGP` with its default priors, 8 inputs, by L-BFGS-B. `LML a
 point`: at the end, with the priors' share.""",
@@ -123,7 +123,7 @@ def _page(frame: pd.DataFrame, machine: Mapping[str, Any]) -> str:
     parts = [
         f"# Measured on {on}",
         "Made by `make gpu`, which runs `python -m benchmarks.gpu all`. Every row is in "
-        "[gpu.csv](gpu.csv). Products of float32 are full ones: TF32 is off.",
+        "[gpu.csv](gpu.csv), ratios with their quartiles. TF32 is off.",
         code(lines),
         *_tests(frame),
         *_beside_the_cpu(frame),
@@ -173,7 +173,8 @@ def _groups(rows: pd.DataFrame) -> list[pd.DataFrame]:
 
 
 def _tables(rows: pd.DataFrame) -> str:
-    shown = [name for name in rows if name not in ("part", "study") and rows[name].notna().any()]
+    left_out = {"part", "study", "Gflop", "low", "high"}  # which the CSV file has
+    shown = [name for name in rows if name not in left_out and rows[name].notna().any()]
     order = [name for name in ("n", "matrices", "tasks", "network", "kernel") if name in shown]
     rows = rows[shown].sort_values(order, kind="stable") if order else rows[shown]
     fixed = [name for name in ("device", "dtype") if name in shown]
