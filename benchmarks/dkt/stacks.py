@@ -74,7 +74,7 @@ class Stack:
 
 
 class StackedNormalization(torch.nn.Module):
-    """Batch normalizations of several models.
+    """Batch normalizations of several models, for training alone.
 
     Args:
         layers: One a model.
@@ -99,20 +99,20 @@ class StackedNormalization(torch.nn.Module):
         return self.normalize(by_model, self.weight, self.bias).mT.flatten(0, 1)
 
     def normalize(self, values: Tensor, weight: Tensor, bias: Tensor, alone: bool = False):
-        """Normalizes values ``(models, channels, *others)`` over the other dimensions.
+        """Normalizes values ``(models, channels, *others)`` by their own statistics, in any mode.
 
         Args:
             values: The values.
             weight: Scales, ``(models, channels)``.
             bias: Shifts.
-            alone: Whether to use the statistics of these values in any mode, and to keep none.
+            alone: Whether to leave the running statistics as they are.
         """
         flat = values.reshape(1, weight.numel(), -1)
         mean, variance = (None, None) if alone else (self.running_mean, self.running_var)
         mean, variance = (None if one is None else one.view(-1) for one in (mean, variance))
         normalized = batch_norm(
             flat, mean, variance, weight.reshape(-1), bias.reshape(-1),
-            training=alone or self.training, momentum=self.momentum, eps=self.eps,
+            training=True, momentum=self.momentum, eps=self.eps,
         )  # fmt: skip
         return normalized.view(values.shape)
 
@@ -161,7 +161,7 @@ class StackedBlocks(torch.nn.Module):
         Args:
             images: Images, as in :meth:`forward`.
             parameters: In the place of :meth:`parameter_list`.
-            alone: Whether to normalize by the statistics of these images in any mode.
+            alone: Whether to leave the running statistics as they are.
         """
         x = images.unflatten(0, (self.count, -1)).transpose(1, 2)
         blocks = len(self.normalizations)

@@ -240,6 +240,22 @@ def test_seeds_train_together_on_a_gpu():
         assert one["nll"] == pytest.approx(other["nll"], abs=0.03)
 
 
+def test_of_equal_looks_the_first_is_kept():
+    member = together._Member(models("linear", 1)[0], tasks(0), tasks(1))
+    member.look(3)
+    member.look(5)
+    assert member.step == 3
+
+
+def test_what_objectives_hold_out():
+    half = together.conditioning("clml-half", tasks(0))
+    assert isinstance(half, RandomHoldout)
+    assert half.fraction == 0.5
+    assert together.conditioning("lml", tasks(0)).split(9).held_out[0].numel() == 9
+    held_out = together.conditioning("clml", tasks(0)).split(9).held_out[0]
+    assert held_out.flatten().tolist() == [3, 4, 5, 6, 7, 8]  # all but three support points
+
+
 def test_a_look_is_kept_where_nothing_validates():
     member = together._Member(models("linear", 1)[0], tasks(0), None)
     member.look(3)
