@@ -48,7 +48,7 @@ class PretendedTensor(Tensor):
     def __init__(self, inner: Tensor) -> None:
         self.inner = inner
 
-    device = property(lambda self: GPU)  # type: ignore[assignment]
+    device = property(lambda self: _Devices.gpu)  # type: ignore[assignment]
     is_cuda = property(lambda self: True)  # type: ignore[assignment]
     is_cpu = is_meta = property(lambda self: False)  # type: ignore[assignment]
 
@@ -136,12 +136,14 @@ class _Factories(TorchDispatchMode):
 
 
 class _Devices(TorchFunctionMode):
-    """Gives PyTorch its ``meta`` device where it is asked for a GPU."""
+    """Gives PyTorch its ``meta`` device where it is asked for the GPU that is pretended."""
+
+    gpu = GPU
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
         if func is Tensor.cuda:
-            return args[0].to(_STAND_IN)
+            return args[0].to(_of_device(torch.device("cuda")))
         if func is Tensor.new_tensor:
             kwargs = {"dtype": args[0].dtype, "device": args[0].device, **kwargs}
             func, args = torch.tensor, args[1:]
@@ -160,12 +162,19 @@ def _stand_in(value: Any) -> Any:
 
 
 def _of_device(value: Any) -> Any:
-    return _STAND_IN if isinstance(value, torch.device) and value.type == "cuda" else value
+    if not isinstance(value, torch.device) or value.type != "cuda":
+        return value
+    if (value.index or 0) != _Devices.gpu.index:
+        raise RuntimeError(f"a tensor is put on {value}, where all others are on {_Devices.gpu}")
+    return _STAND_IN
 
 
 @contextlib.contextmanager
-def pretended_gpu() -> Iterator[Counter[str]]:
+def pretended_gpu(index: int = 0) -> Iterator[Counter[str]]:
     """Lets tensors be put on a GPU that does not exist.
+
+    Args:
+        index: Which; ``"cuda"`` is the first one, and another than this one is refused.
 
     Yields:
         How often values were read by the host, each of which a GPU's queue would wait for.
@@ -178,6 +187,7 @@ def pretended_gpu() -> Iterator[Counter[str]]:
             return run_backward(*args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch, _Devices(), _Factories():
+        patch.setattr(_Devices, "gpu", torch.device("cuda", index))
         patch.setattr(torch.autograd.graph, "_engine_run_backward", run_backward_on_gpu)
         patch.setattr(torch.autograd, "_engine_run_backward", run_backward_on_gpu)
         patch.setattr(torch.cuda, "mem_get_info", lambda device=None: (2**34, 2**34))
