@@ -15,9 +15,10 @@ from typer import Option
 from benchmarks._options import check_device, errors_as_text
 from benchmarks.gpu import large, speed, studies
 from benchmarks.gpu import tests as cuda_tests
-from benchmarks.gpu.machine import check_machine
+from benchmarks.gpu.machine import check_machine, commit_of_code
 from benchmarks.gpu.page import write_page
 from benchmarks.gpu.records import Records
+from benchmarks.gpu.timing import warm_up
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
@@ -51,6 +52,7 @@ def _measured(
         _start(results, device, part)
         options["only"] = options["only"] or ()
         options["without_cpu"] &= device != "cpu"
+        options["commit"] = commit_of_code()
         records = Records(results, part, **options)
         run(records, device, small)
     if records.left_out:
@@ -61,6 +63,7 @@ def _start(results: Path, device: str, part: str) -> None:
     check_device(device)
     torch.set_float32_matmul_precision("highest")  # no TF32, in convolutions neither
     torch.backends.cudnn.allow_tf32 = False
+    warm_up(device)
     machine = check_machine(results, device)
     told = "".join(f"# {name}: {value}\n" for name, value in machine.items())
     print(f"# python -m benchmarks.gpu {part}\n{told}", end="", flush=True)

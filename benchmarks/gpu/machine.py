@@ -16,7 +16,7 @@ from benchmarks.runner import package_versions
 from benchmarks.speed.runs import cpu_name
 from gpclml.errors import DataError
 
-__all__ = ["check_machine", "describe_machine"]
+__all__ = ["check_machine", "commit_of_code", "describe_machine"]
 
 
 def describe_machine(device: str) -> dict[str, Any]:
@@ -41,6 +41,17 @@ def describe_machine(device: str) -> dict[str, Any]:
         "TF32 of products": torch.backends.cuda.matmul.allow_tf32,
         "TF32 of convolutions": torch.backends.cudnn.allow_tf32,
     }  # fmt: skip
+
+
+def commit_of_code() -> str | None:
+    """The commit that is checked out, with a mark where files differ from it; None if unknown."""
+    git = shutil.which("git")
+    if git is None:
+        return None
+    asked = [git, "describe", "--always", "--dirty", "--exclude=*"]
+    root = Path(__file__).parents[2]
+    done = subprocess.run(asked, cwd=root, capture_output=True, text=True, check=False, timeout=60)
+    return done.stdout.strip() or None
 
 
 def _driver() -> str:

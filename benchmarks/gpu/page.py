@@ -81,7 +81,7 @@ def all_rows(folder: Path) -> list[Row]:
     rates = {
         (row["device"], row["dtype"]): row["Gflop/s"]
         for row in rows
-        if row["study"] == "rates" and row.get("method") == "product"
+        if row["study"] == "rates" and row.get("method") == "product" and "Gflop/s" in row
     }
     for row in rows:
         rate = rates.get((row.get("device"), row.get("dtype")))
@@ -148,8 +148,10 @@ def _tests(frame: pd.DataFrame) -> list[str]:
 
 def _beside_the_cpu(frame: pd.DataFrame) -> list[str]:
     """What was measured on both devices."""
-    keys = [name for name in _KEYS if name in frame and name not in ("part", "device")]
-    timed = frame[frame["ms"].notna()] if "ms" in frame else frame[:0]
+    keys = [name for name in _KEYS if name in frame and name not in ("part", "commit", "device")]
+    if not {"ms", "device"} <= set(frame):  # outcomes of tests alone
+        return []
+    timed = frame[frame["ms"].notna()]
     timed = timed[~timed["study"].isin(["rates", "profile"])]
     timed = timed.assign(kind=timed["device"].str.partition(":")[0])
     known = timed[keys].astype(object).where(timed[keys].notna(), "")
@@ -165,8 +167,9 @@ def _beside_the_cpu(frame: pd.DataFrame) -> list[str]:
 
 
 def _groups(rows: pd.DataFrame) -> list[pd.DataFrame]:
-    """One table for each device and type."""
-    names = [name for name in ("device", "dtype") if rows[name].notna().any()]
+    """One table for each device and type, and each commit where there are several."""
+    names = [name for name in ("device", "dtype", "commit") if name in rows]
+    names = [name for name in names if rows[name].notna().any()]
     if not names:
         return [rows]
     return [one for _, one in rows.groupby(names, sort=False, dropna=False)]
@@ -177,7 +180,7 @@ def _tables(rows: pd.DataFrame) -> str:
     shown = [name for name in rows if name not in left_out and rows[name].notna().any()]
     order = [name for name in ("n", "matrices", "tasks", "network", "kernel") if name in shown]
     rows = rows[shown].sort_values(order, kind="stable") if order else rows[shown]
-    fixed = [name for name in ("device", "dtype") if name in shown]
+    fixed = [name for name in ("device", "dtype", "commit") if name in shown]
     caption = ", ".join(str(rows[name].iloc[0]) for name in fixed)
     rows = rows.drop(columns=fixed).map(_number)
     return f"{caption}\n\n{table(rows.set_index(rows.columns[0]))}"

@@ -37,7 +37,8 @@ def profile_rows(device: str, dtype: str, n: int, methods: list[str]) -> list[Ro
         step()
         wait_for(device)
         seconds = time.perf_counter() - start
-        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
+        activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+        with profile(activities=activities, acc_events=True) as profiled:
             step()
             wait_for(device)
         spent, count = defaultdict(float), defaultdict(int)

@@ -37,6 +37,7 @@ class Records:
         retry: Whether what failed before is measured again.
         only: Studies that are measured; all if there is none.
         without_cpu: Whether nothing is measured on the CPU beside a GPU.
+        commit: Of the code that measures, which each row says; None if it is not known.
 
     Raises:
         DataError: The file cannot be read or written.
@@ -44,10 +45,10 @@ class Records:
 
     def __init__(
         self, folder: Path, part: str, minutes: float | None = None, retry: bool = False,
-        *, only: Collection[str] = (), without_cpu: bool = False,
+        *, only: Collection[str] = (), without_cpu: bool = False, commit: str | None = None,
     ) -> None:  # fmt: skip
         self.part = part
-        self._only, self._without_cpu = only, without_cpu
+        self._only, self._without_cpu, self._commit = only, without_cpu, commit
         self.file = folder / f"{part}.jsonl"
         self.left_out = 0
         self._end = None if minutes is None else time.monotonic() + 60 * minutes
@@ -101,8 +102,11 @@ class Records:
 
     def rows(self) -> list[Row]:
         """All rows with the part and their keys."""
-        entries = self._entries.values()
-        return [{"part": self.part, **one["key"], **row} for one in entries for row in one["rows"]]
+        return [
+            {"part": self.part, **entry.get("code", {}), **entry["key"], **row}
+            for entry in self._entries.values()
+            for row in entry["rows"]
+        ]
 
     def _again(self, entry: Row) -> bool:
         failed = self._retry and any(FAILED in row for row in entry["rows"])
@@ -110,6 +114,8 @@ class Records:
 
     def _keep(self, key: Mapping[str, Any], rows: Sequence[Row], seconds: float) -> None:
         entry = {"key": dict(key), "rows": list(rows), "seconds": round(seconds, 2)}
+        if self._commit:
+            entry["code"] = {"commit": self._commit}
         append_line(self.file, entry)
         self._entries[_name(key)] = entry
         told = ", ".join(f"{name} {value}" for name, value in key.items())

@@ -11,12 +11,13 @@ import pandas as pd
 import torch
 
 from benchmarks.gpu.records import FAILED, message_of
+from benchmarks.speed.methods import BASE, Problem, gradient_step
 from benchmarks.speed.runs import interleaved_times, ratios, wait_for
 
-__all__ = ["timed"]
+__all__ = ["timed", "warm_up"]
 
 _MOST_ROUNDS = 31
-_LONG = 2.0  # seconds of a first call beyond which warming up is too little of it to be left out
+_LONG = 6.0  # seconds of a first call beyond which warming up is too little of it to be left out
 
 
 def timed(
@@ -77,6 +78,13 @@ def timed(
             row |= {column: float(table.loc[name, column]) for column in ("low", "high")}
         found[name] = row | found.get(name, {})
     return {name: found[name] for name in steps}
+
+
+def warm_up(device: str) -> None:
+    """Has libraries loaded by a small step in either type, so that no first figure has that."""
+    for dtype in (torch.float32, torch.float64):
+        gradient_step(BASE, Problem(20, dtype, device))()
+    wait_for(device)
 
 
 def _seconds(step: Callable[[], object], device: str) -> float:

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from benchmarks.gpu.__main__ import app
 from benchmarks.gpu.graphs import density_step, graph_rows
+from benchmarks.gpu.lines import append_line
 from benchmarks.gpu.machine import check_machine
 from benchmarks.gpu.page import all_rows, write_page
 from benchmarks.gpu.profiles import profile_rows
@@ -125,6 +126,19 @@ def test_what_was_measured_on_both_devices_is_compared(tmp_path):
     compared = page.partition("## Where a card begins to pay")[2].partition("##")[0]
     assert "| step | float64 | 500 | LML | 2 | 30 | 15 |" in compared
     assert "700" not in compared
+
+
+def test_outcomes_of_tests_alone_make_a_page(tmp_path):
+    check_machine(tmp_path, "cpu")
+    append_line(tmp_path / "tests.jsonl", {"test": "a::b", "outcome": "passed", "seconds": 0.1})
+    assert "1 passed, 0 failed, 0 skipped" in write_page(tmp_path).read_text()
+
+
+def test_a_row_says_which_code_measured_it(tmp_path):
+    for commit in ("1a2b", "3c4d"):
+        records = Records(tmp_path, "speed", commit=commit)
+        records.measure({"n": 1 if commit == "1a2b" else 2}, lambda: [{"ms": 1.0}])
+    assert [row["commit"] for row in Records(tmp_path, "speed").rows()] == ["1a2b", "3c4d"]
 
 
 def failing():
