@@ -55,6 +55,15 @@ def test_the_report(path):
     assert STUDIES["digits"].about in text
 
 
+def test_numbers_of_ways_are_told_apart(tmp_path):
+    line = "run --study digits --shots 1 --kernels pixels --seeds 1 --test-tasks 5"
+    for ways in (2, 4):
+        assert invoke(f"{line} --ways {ways}", tmp_path / "a.sqlite").exit_code == 0
+    text = invoke("report", tmp_path / "a.sqlite").stdout
+    assert "digits | 2 | 1 | pixels | - |" in text
+    assert "digits | 4 | 1 | pixels | - |" in text
+
+
 def test_a_table_of_all_cells(path, tmp_path):
     assert invoke(f"report --csv {tmp_path / 'a.csv.gz'}", path).exit_code == 0
     table = pandas.read_csv(tmp_path / "a.csv.gz", comment="#")
