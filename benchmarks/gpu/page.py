@@ -154,6 +154,7 @@ def _beside_the_cpu(frame: pd.DataFrame) -> list[str]:
     timed = frame[frame["ms"].notna()]
     timed = timed[~timed["study"].isin(["rates", "profile"])]
     timed = timed.assign(kind=timed["device"].str.partition(":")[0])
+    timed = timed.sort_values(["study", "n"], kind="stable")
     known = timed[keys].astype(object).where(timed[keys].notna(), "")
     times = timed.assign(**known).pivot_table("ms", keys, "kind", "first", sort=False)
     if not {"cpu", "cuda"} <= set(times):

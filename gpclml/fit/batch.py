@@ -44,7 +44,8 @@ def suggest_batch_size(
     """How many models of a size it pays to fit together; 1: fit them one by one.
 
     On a CPU from measurements on one core, as ``python -m benchmarks.speed.fits`` makes them;
-    on a GPU, where nothing was measured, a batch is limited by memory only.
+    on a GPU a batch is limited by memory and by 256 models, of which hardly more are fitted in a
+    second than of a hundred together (``python -m benchmarks.gpu studies``).
 
     Args:
         num_data: Number of data points n of each model.
