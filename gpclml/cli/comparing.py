@@ -10,7 +10,6 @@ from typing import Any
 
 import typer
 from gpytorch.models import ExactGP
-from torch import Tensor
 
 from gpclml.cli.fitting import (
     check_size,
@@ -33,6 +32,7 @@ from gpclml.cli.saved_models import (
     names_of_model,
 )
 from gpclml.cli.table_data import TableData, read_table_data
+from gpclml.cli.tables.checks import repeated_rows
 from gpclml.cli.terminal import (
     INTERRUPTED,
     FitError,
@@ -160,13 +160,12 @@ def make_report(
 ) -> Report:
     """Scores fitted models on the training rows and on the test rows."""
     models = {name: one.model for name, one in saved.items()}
-    x, y = data.test
     with warned() as said:
         problems = {name: one.fitted.problem for name, one in saved.items()}
         comparison = score_models(
             models, seed=options.table.seed, problems=problems, progress=progress
         )
-        predictions, failures = _predictions(comparison.models, x, y, progress)
+        predictions, failures = _predictions(comparison.models, data, progress)
     fitted = {name: saved[name].fitted for name in comparison.models}
     notes = (*data.notes, *notes, *failures, *said)
     made = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
@@ -174,20 +173,29 @@ def make_report(
 
 
 def _predictions(
-    models: Mapping[str, ExactGP], x: Tensor, y: Tensor, progress: bool
+    models: Mapping[str, ExactGP], data: TableData, progress: bool
 ) -> tuple[dict[str, PredictionScores], list[str]]:
-    """Scores on the test rows, and a sentence for each model that could not predict them."""
+    """Scores on the test rows, and sentences on those of new rows and on failures."""
+    x, y = data.test
+    is_new = ~repeated_rows(data.train, data.test)
     found: dict[str, PredictionScores] = {}
-    failures = []
+    failures, of_new = [], []
     for name, model in models.items():
         try:
             assert isinstance(model, GPRegression)
-            found[name] = prediction_scores(y, *predicted(model, x, progress))
+            mean, deviation = predicted(model, x, progress)
+            found[name] = prediction_scores(y, mean, deviation)
+            if 1 < int(is_new.sum()) < len(y):
+                new = prediction_scores(y[is_new], mean[is_new], deviation[is_new])
+                of_new.append(f"{name} RMSE {new.rmse:.4g}, NLL {new.nll:.3f}")
         except Exception as error:
             found[name] = PredictionScores.missing(len(y))
             failures.append(f"{name} could not predict the test rows: {error_text(error)}")
     if len(failures) == len(models):
         raise FitError(" ".join(failures))
+    if of_new:
+        rows = f"On the {int(is_new.sum())} test rows that repeat no training row"
+        failures.append(f"{rows}: {'; '.join(of_new)}.")
     return found, failures
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from gpclml.cli.options import TableOptions
 from gpclml.cli.report.words import percent
 from gpclml.cli.tables import TableEncoding, fit_encoding, read_table, split_rows
+from gpclml.cli.tables.checks import data_notes
 from gpclml.cli.tables.encoding import FEW_MISSING, check_columns
 from gpclml.cli.tables.rows import num_test_rows, read_targets, subset_rows
 from gpclml.datasets import TrainTestSplit
@@ -89,6 +90,7 @@ def read_table_data(options: TableOptions, tests: bool) -> TableData:
     notes = (
         *_notes_on_rows(options, targets, rows, incomplete),
         *_notes_on_columns(encoding, table.iloc[rows.test.numpy()]),
+        *data_notes(encoding, train, test, targets),
     )
     checksum = hashlib.sha256(options.data.read_bytes()).hexdigest()
     return TableData(options, checksum, encoding, train, test, notes)
