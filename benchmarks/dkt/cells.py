@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +80,7 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, float]:
     """
     study = study_named(cell["study"])
     if cell["kernel"] in BASELINES:
-        return dict(train_together([cell])[0])
+        return dict(train_together([cell], _checkpoint(study, [cell]))[0])
     sources = sources_on_device(cell)
     if cell["kernel"] == BASELINE:
         return _baseline(study, sources, cell["test_tasks"])
@@ -92,7 +92,7 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, float]:
     training = train_on_tasks(
         model, mll, sources.train, steps=cell["steps"], tasks_per_step=cell["tasks_per_step"],
         lr=cell["lr"], validation=sources.validation, validation_tasks=VALIDATION_TASKS,
-        look_every=LOOK_EVERY, checkpoint=_checkpoint(study, cell), progress=False,
+        look_every=LOOK_EVERY, checkpoint=_checkpoint(study, [cell]), progress=False,
     )  # fmt: skip
     return {
         **test_scores(model, sources, cell["test_tasks"]),
@@ -109,15 +109,17 @@ def run_together(cells: list[dict[str, Any]]) -> list[Mapping[str, Any] | Except
     """
     if cells[0]["kernel"] == BASELINE:
         return [run_cell(cell) for cell in cells]
-    return list(train_together(cells))
+    return list(train_together(cells, _checkpoint(study_named(cells[0]["study"]), cells)))
 
 
-def _checkpoint(study: FewShotStudy, cell: Mapping[str, Any]) -> Path | None:
-    """The file of a training: named for all that decides it, the code included."""
+def _checkpoint(study: FewShotStudy, cells: Sequence[Mapping[str, Any]]) -> Path | None:
+    """The file of a training of some seeds: named for all that decides it, the code included."""
     folder = os.environ.get(CHECKPOINTS)
     if not folder:
         return None
-    training = {"training": study.training, **{name: cell.get(name) for name in _TRAINING}}
+    training = {name: cells[0].get(name) for name in _TRAINING}
+    seeds = list(dict.fromkeys(cell["seed"] for cell in cells))
+    training |= {"training": study.training, "seed": seeds if len(seeds) > 1 else seeds[0]}
     key = cell_key(training, code_version(run_cell, SOURCES))
     return Path(folder) / f"{study.training}-{key[:16]}.pt"
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -21,6 +22,7 @@ from benchmarks.dkt.baselines import (
 )
 from benchmarks.dkt.stacks import Stack
 from benchmarks.dkt.studies import Sources, study_named
+from gpclml._utils.checkpoint import read_checkpoint, write_checkpoint
 from gpclml.conditioning import Conditioning, LastPoints, RandomHoldout
 from gpclml.errors import NonFiniteError, UnsupportedError
 from gpclml.evaluation import fit_temperature
@@ -45,6 +47,7 @@ VALIDATION_TASKS, LOOK_EVERY = 100, 500
 _AT_ONCE = 50  # steps whose tasks are drawn at once
 _SEEDS = 10  # that a GPU trains together
 _NOT_STACKED = ("spectral-mixture",)
+_CHECKPOINT, _KEPT = "benchmarks.dkt", ("score", "step", "state")
 
 Model = DeepKernelTransfer | Baseline
 
@@ -106,7 +109,9 @@ class _Kept:
         return self._drawn[key]
 
 
-def train_together(cells: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def train_together(
+    cells: Sequence[Mapping[str, Any]], checkpoint: Path | None = None
+) -> list[Mapping[str, Any]]:
     """Trains a model for each seed of the cells, all at once, and tests it on their studies.
 
     The models see the tasks and take the steps of :func:`gpclml.meta.train_on_tasks`, and agree
@@ -114,6 +119,7 @@ def train_together(cells: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]
 
     Args:
         cells: Cells of one :func:`label`, of :func:`benchmarks.dkt.cells.run_cell`.
+        checkpoint: File to save to at each validation and to go on from, of these seeds alone.
 
     Raises:
         NonFiniteError: The loss of one of the models is not finite.
@@ -121,7 +127,7 @@ def train_together(cells: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]
     start, first = time.perf_counter(), cells[0]
     seeds = list(dict.fromkeys(cell["seed"] for cell in cells))
     members = [_member(first, seed) for seed in seeds]
-    _train(members, first)
+    _train(members, first, checkpoint)
     seconds = (time.perf_counter() - start) / len(seeds)
     answers = []
     for cell in cells:
@@ -216,7 +222,9 @@ def _member(cell: Mapping[str, Any], seed: int) -> _Member:
     return _Member(model.to(cell["device"]), source, validation)
 
 
-def _train(members: Sequence[_Member], cell: Mapping[str, Any]) -> None:
+def _train(
+    members: Sequence[_Member], cell: Mapping[str, Any], checkpoint: Path | None = None
+) -> None:
     """Adam steps on tasks of each model, as many as the cell says; the best looks are kept."""
     models, steps = [member.model for member in members], cell["steps"]
     each = cell["tasks_per_step"]
@@ -225,24 +233,14 @@ def _train(members: Sequence[_Member], cell: Mapping[str, Any]) -> None:
         raise UnsupportedError("tasks_per_step", each, expected, "Give the seeds one by one.")
     stack = Stack(models) if len(models) > 1 else None
     module = models[0] if stack is None else cast(Model, stack.module)
-    lr = cell["lr"]
-    if isinstance(module, Baseline):
-        loss, groups = module.loss, [{"params": list(module.parameters()), "lr": lr}]
-    else:
-        held_out = conditioning(cell["objective"], members[0].train)
-        mll = ConditionalMarginalLogLikelihood(module.likelihood, module, held_out)
-        network = module.network_parameters()
-        inside = {id(parameter) for parameter in network}
-        others = [one for one in mll.parameters() if id(one) not in inside]
-        groups = [{"params": network, "lr": lr}, {"params": others, "lr": 0.1 * lr}]
-
-        def loss(episodes: Episodes) -> Tensor:
-            return -cast(Tensor, mll(*module.prior(episodes))).mean(-1)
-
+    whole, loss, groups = _objective(module, cell, members[0].train)
     optimizer = torch.optim.Adam(groups)
+    done = 0
+    if checkpoint is not None and checkpoint.exists():
+        done = _resume(checkpoint, whole, optimizer, members)
     losses: list[Tensor] = []
     sources = [member.train for member in members]
-    for step, episodes in enumerate(_draws(sources, steps, each), 1):
+    for step, episodes in enumerate(_draws(sources, range(done, steps), each), done + 1):
         module.train()
         optimizer.zero_grad()
         values = loss(episodes).unflatten(0, (-1, each)).mean(1)
@@ -256,15 +254,60 @@ def _train(members: Sequence[_Member], cell: Mapping[str, Any]) -> None:
             for member in members:
                 member.look(step)
             losses.clear()
+            if checkpoint is not None:
+                _save(checkpoint, step, whole, optimizer, members)
     for member in members:
         member.model.load_state_dict(cast(dict[str, Any], member.state))
         member.model.eval()
 
 
-def _draws(sources: Sequence[Tasks], steps: int, each: int) -> Iterator[Episodes]:
+def _objective(
+    module: Model, cell: Mapping[str, Any], tasks: Tasks
+) -> tuple[torch.nn.Module, Callable[[Episodes], Tensor], list[dict[str, Any]]]:
+    """What has all state of a training, the loss of each task, and groups of learning rates."""
+    lr = cell["lr"]
+    if isinstance(module, Baseline):
+        return module, module.loss, [{"params": list(module.parameters()), "lr": lr}]
+    held_out = conditioning(cell["objective"], tasks)
+    mll = ConditionalMarginalLogLikelihood(module.likelihood, module, held_out)
+    network = module.network_parameters()
+    inside = {id(parameter) for parameter in network}
+    others = [one for one in mll.parameters() if id(one) not in inside]
+
+    def loss(episodes: Episodes) -> Tensor:
+        return -cast(Tensor, mll(*module.prior(episodes))).mean(-1)
+
+    return mll, loss, [{"params": network, "lr": lr}, {"params": others, "lr": 0.1 * lr}]
+
+
+def _save(
+    path: Path, step: int, whole: torch.nn.Module, optimizer: torch.optim.Adam,
+    members: Sequence[_Member],
+) -> None:  # fmt: skip
+    kept = [{name: getattr(member, name) for name in _KEPT} for member in members]
+    state = {"whole": whole.state_dict(), "optimizer": optimizer.state_dict()}
+    write_checkpoint(path, _CHECKPOINT, {**state, "step": step, "members": kept})
+
+
+def _resume(
+    path: Path, whole: torch.nn.Module, optimizer: torch.optim.Adam, members: Sequence[_Member]
+) -> int:
+    """The number of steps that were done; the file is named for all that decides the rest."""
+    device = next(whole.parameters()).device
+    required = {"whole": dict, "optimizer": dict, "step": int, "members": list}
+    content = read_checkpoint(path, _CHECKPOINT, device, required)
+    whole.load_state_dict(content["whole"])
+    optimizer.load_state_dict(content["optimizer"])
+    for member, kept in zip(members, content["members"], strict=True):
+        for name in _KEPT:
+            setattr(member, name, kept[name])
+    return content["step"]
+
+
+def _draws(sources: Sequence[Tasks], steps: range, each: int) -> Iterator[Episodes]:
     """The tasks of each step: so many of each source, those of the first source first."""
-    for first in range(0, steps, _AT_ONCE):
-        last = min(first + _AT_ONCE, steps)
+    for first in steps[::_AT_ONCE]:
+        last = min(first + _AT_ONCE, steps.stop)
         parts = [one.draw(range(first * each, last * each)) for one in sources]
         by_step = []
         for name in ("support_x", "support_y", "query_x", "query_y"):

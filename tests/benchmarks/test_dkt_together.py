@@ -169,7 +169,7 @@ def test_several_tasks_a_step(kernel, monkeypatch):
     member.validation = None
     drawn.clear()
     if kernel == "linear-transfer":
-        batches = list(together._draws([member.train], 3, 2))
+        batches = list(together._draws([member.train], range(3), 2))
         assert [len(batch.query_x) for batch in batches] == [2, 2, 2]
     together._train([member], cell)
     assert member.step == 3
@@ -185,6 +185,64 @@ def test_several_tasks_a_step(kernel, monkeypatch):
     other = together._member(cell, 1)
     with pytest.raises(UnsupportedError, match="tasks_per_step: got 2, expected 1 where several"):
         together._train([member, other], cell)
+
+
+class Interrupted:
+    """Tasks that are interrupted once when a task of some number is drawn."""
+
+    def __init__(self, source, at):
+        self.source, self.at, self.drawn = source, at, []
+
+    def draw(self, indices):
+        self.drawn.append(indices)
+        if self.at in indices:
+            raise KeyboardInterrupt
+        return self.source.draw(indices)
+
+
+@pytest.mark.usefixtures("validated")
+@pytest.mark.parametrize("seeds", [1, 2])
+@pytest.mark.parametrize(
+    ("kernel", "objective"),
+    [("batch-norm-cosine", "clml-half"), ("linear-transfer", None), ("maml", None)],
+)
+def test_what_was_interrupted_goes_on(kernel, objective, seeds, tmp_path, monkeypatch):
+    monkeypatch.setattr("benchmarks.dkt.together._AT_ONCE", 2)
+    settings = {"steps": 9, "tasks_per_step": 1, "lr": 1e-3, "device": "cpu", "shots": 1}
+    cell = {"study": "validated", "kernel": kernel, "objective": objective, **settings}
+    path = tmp_path / "a.pt"
+
+    def members():
+        return [together._member(cell, seed) for seed in range(seeds)]
+
+    whole, broken, again = members(), members(), members()
+    together._train(whole, cell)
+    broken[0].train = Interrupted(broken[0].train, 7)
+    with pytest.raises(KeyboardInterrupt):
+        together._train(broken, cell, path)
+    again[0].train = source = Interrupted(again[0].train, None)
+    together._train(again, cell, path)
+    assert source.drawn[-2:] == [range(6, 8), range(8, 9)]  # six steps were done
+    assert all(min(drawn) in (0, 6, 8) for drawn in source.drawn)
+    for one, other in zip(whole, again, strict=True):
+        assert (one.step, one.score) == (other.step, other.score)
+        state = other.model.state_dict()
+        for name, entry in one.model.state_dict().items():
+            assert torch.equal(state[name], entry), name
+
+
+def test_cells_share_a_checkpoint_of_their_seeds(tmp_path, monkeypatch):
+    monkeypatch.setenv("GPCLML_DKT_CHECKPOINTS", str(tmp_path))
+    options = {"shots": (1,), "kernels": ["matching"], "steps": 2, "test_tasks": 5}
+    cells = make_grid(["digits"], seeds=2, **options)
+    first = run_together(cells)
+    (file,) = tmp_path.iterdir()
+    stamp = file.stat().st_mtime_ns
+    second = run_together(cells)
+    assert file.stat().st_mtime_ns == stamp
+    assert [one["nll"] for one in first] == [one["nll"] for one in second]
+    run_cell(cells[0])
+    assert len(list(tmp_path.iterdir())) == 2  # of the seed alone
 
 
 def test_other_numbers_of_ways():
