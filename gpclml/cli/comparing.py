@@ -42,7 +42,7 @@ from gpclml.cli.terminal import (
     tell,
     warned,
 )
-from gpclml.cli.yardsticks import yardstick_sentences
+from gpclml.cli.yardsticks import yardsticks
 from gpclml.evaluation import score_models
 from gpclml.models import GPRegression
 
@@ -79,11 +79,11 @@ def compare_table(options: RunOptions, quiet: bool = False) -> Report:
         try:
             with threads_for(len(data.train[1])):
                 saved, failures = _fit_all(recipes, data, work, quiet)
-                others = yardstick_sentences(data.train, data.test, options.table.seed)
-                for sentence in () if quiet else others:
+                others, said = yardsticks(data.train, data.test, options.table.seed)
+                for sentence in () if quiet else said:
                     tell(sentence)
-                said = (*notes, *failures, *others)
-                report = make_report(options, data, saved, said, shows_progress(quiet))
+                said = (*notes, *failures, *said)
+                report = make_report(options, data, saved, said, shows_progress(quiet), others)
             work.publish(add_report(work, report))
         except BaseException as error:
             kept = sorted(_kept(recipes, work))
@@ -157,6 +157,7 @@ def make_report(
     saved: Mapping[str, SavedModel],
     notes: tuple[str, ...],
     progress: bool,
+    others: Mapping[str, PredictionScores] | None = None,
 ) -> Report:
     """Scores fitted models on the training rows and on the test rows."""
     models = {name: one.model for name, one in saved.items()}
@@ -169,7 +170,7 @@ def make_report(
     fitted = {name: saved[name].fitted for name in comparison.models}
     notes = (*data.notes, *notes, *failures, *said)
     made = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
-    return Report(options, data, comparison, predictions, fitted, notes, made)
+    return Report(options, data, comparison, predictions, fitted, notes, made, others or {})
 
 
 def _predictions(
@@ -219,6 +220,7 @@ def add_report(work: WorkFolder, report: Report) -> dict[str, Any]:
             str(name): {**_numbers(line.to_dict()), **_test_scores(report.predictions[str(name)])}
             for name, line in report.comparison.table.iterrows()
         },
+        "others": {name: _test_scores(scores) for name, scores in report.others.items()},
         "fitted": {name: asdict(one) for name, one in report.fitted.items()},
         "sentences": list(report.comparison.sentences),
         "notes": list(report.notes),

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
+from gpclml.cli.report.predictions import PREDICTED_SHARE, PredictionScores, scores_of
 from gpclml.cli.terminal import error_text
 from gpclml.estimators import StackedGP
 from gpclml.evaluation import paired_difference
 
-__all__ = ["yardstick_sentences"]
+__all__ = ["YARDSTICKS", "yardsticks"]
+
+YARDSTICKS = {
+    "stack": "a calibrated mixture of seven GPs (gpclml.StackedGP).",
+    "trees": "a tree ensemble (HistGradientBoostingRegressor of scikit-learn).",
+    "mean": "the mean of the training rows.",
+}
+"""What beside the models predicts the test rows."""
 
 _MOST_ROWS = 2000  # of the stack, which fits seven models
 _CLEAR = 2.0  # standard errors
 
 
-def yardstick_sentences(
+def yardsticks(
     train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], seed: int
-) -> list[str]:
-    """Sentences on how well the stack, a tree ensemble and the mean predict the test rows.
+) -> tuple[dict[str, PredictionScores], list[str]]:
+    """How well the stack, a tree ensemble and the mean predict the test rows.
 
     Args:
         train: Inputs ``(n, d)`` and targets ``(n,)``.
@@ -28,35 +34,31 @@ def yardstick_sentences(
         seed: Seed of the stack and the trees.
 
     Returns:
-        A sentence on each, and one where the trees predict clearly better than the stack, or the
-        stack no better than the mean. What fails is said and ends nothing.
+        Scores of ``"stack"``, ``"trees"`` and ``"mean"``, the last two without densities; and
+        sentences on what failed, where the trees are clearly better than the stack, and where the
+        stack is no better than the mean.
     """
     x, y = test
+    errors: dict[str, Tensor] = {}
+    scores: dict[str, PredictionScores] = {}
     said: list[str] = []
-    errors: dict[str, Tensor] = {"mean": (y - train[1].mean()).square()}
     if len(train[1]) <= _MOST_ROWS:
         try:
             prediction = StackedGP(seed=seed).fit(*train, progress=False).predict(x)
             errors["stack"] = (y - prediction.mean).square()
-            lower, upper = prediction.interval(0.9)
-            inside = float(((lower <= y) & (y <= upper)).double().mean())
-            nll = -float(prediction.log_density(y).mean())
-            said.append(
-                f"Yardstick on the test rows: a mixture of GPs (gpclml.StackedGP) has "
-                f"{_figures(errors, 'stack')}, NLL {nll:.3f}, and {100 * inside:.0f} % of the "
-                "targets in its 90 % intervals."
-            )
+            lower, upper = prediction.interval(PREDICTED_SHARE)
+            inside = ((lower <= y) & (y <= upper)).to(y)
+            scores["stack"] = scores_of(errors["stack"], prediction.log_density(y), inside)
         except Exception as error:
-            said.append(f"Yardstick: gpclml.StackedGP failed ({error_text(error)}).")
+            said.append(f"The mixture of GPs failed ({error_text(error)}).")
     try:
         errors["trees"] = (y - _of_trees(train, x, seed)).square()
-        said.append(
-            "Yardstick on the test rows: a tree ensemble (HistGradientBoostingRegressor of "
-            f"scikit-learn) has {_figures(errors, 'trees')}."
-        )
+        scores["trees"] = scores_of(errors["trees"])
     except Exception as error:
-        said.append(f"Yardstick: the tree ensemble failed ({error_text(error)}).")
-    return [*said, *_comparisons(errors)]
+        said.append(f"The tree ensemble failed ({error_text(error)}).")
+    errors["mean"] = (y - train[1].mean()).square()
+    scores["mean"] = scores_of(errors["mean"])
+    return scores, [*said, *_comparisons(errors)]
 
 
 def _of_trees(train: tuple[Tensor, Tensor], x: Tensor, seed: int) -> Tensor:
@@ -65,12 +67,6 @@ def _of_trees(train: tuple[Tensor, Tensor], x: Tensor, seed: int) -> Tensor:
     trees = HistGradientBoostingRegressor(random_state=seed % 2**32)
     trees.fit(train[0].numpy(), train[1].numpy())
     return torch.as_tensor(trees.predict(x.numpy())).to(x)
-
-
-def _figures(errors: dict[str, Tensor], name: str) -> str:
-    mean, of_mean = float(errors[name].mean()), float(errors["mean"].mean())
-    explained = f", R² {1 - mean / of_mean:.3f}" if of_mean > 0 else ""
-    return f"RMSE {math.sqrt(mean):.4g}{explained}"
 
 
 def _comparisons(errors: dict[str, Tensor]) -> list[str]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import re
+import json
 
 import pytest
 import torch
 from sklearn.ensemble import HistGradientBoostingRegressor
 
 from gpclml import StackedGP
-from gpclml.cli import yardsticks
-from gpclml.cli.yardsticks import yardstick_sentences
+from gpclml.cli import yardsticks as module
+from gpclml.cli.yardsticks import yardsticks
 
 
 def split(function, n=80, seed=0):
@@ -20,20 +20,37 @@ def split(function, n=80, seed=0):
     return (x[:n], y[:n]), (x[n:], y[n:])
 
 
-def test_figures_are_those_of_the_test_rows():
+def test_scores_are_those_of_the_test_rows():
     train, test = split(lambda x: (6 * x[:, 0]).sin())
-    said = yardstick_sentences(train, test, seed=3)
+    scores, said = yardsticks(train, test, seed=3)
     stack = StackedGP(seed=3).fit(*train).predict(test[0])
     trees = HistGradientBoostingRegressor(random_state=3)
     trees.fit(train[0].numpy(), train[1].numpy())
-    of_trees = torch.from_numpy(trees.predict(test[0].numpy()))
-    for sentence, mean in zip(said, (stack.mean, of_trees), strict=True):
-        squares = (mean - test[1]).square()
-        explained = 1 - squares.mean() / (test[1] - train[1].mean()).square().mean()
-        assert f"RMSE {float(squares.mean().sqrt()):.4g}, R² {float(explained):.3f}" in sentence
-    nll = re.search(r"NLL (-?[\d.]+),", said[0])
-    assert nll is not None
-    assert float(nll[1]) == pytest.approx(-float(stack.log_density(test[1]).mean()), abs=1e-3)
+    means = {
+        "stack": stack.mean,
+        "trees": torch.from_numpy(trees.predict(test[0].numpy())),
+        "mean": train[1].mean(),
+    }
+    for name, mean in means.items():
+        rmse = float((mean - test[1]).square().mean().sqrt())
+        assert scores[name].rmse == pytest.approx(rmse, rel=1e-6)
+    assert scores["stack"].nll == pytest.approx(-float(stack.log_density(test[1]).mean()), abs=1e-6)
+    assert 0.7 < scores["stack"].coverage <= 1
+    assert scores["trees"].is_missing
+    assert not said
+
+
+def test_they_are_rows_below_the_models(report):
+    folder, result = report
+    record = json.loads((folder / "report.json").read_text())
+    assert list(record["others"]) == ["stack", "trees", "mean"]
+    rows = {line.split()[0]: line for line in result.stdout.splitlines() if line}
+    squares = [record["others"][name]["test_rmse"] ** 2 for name in ("trees", "mean")]
+    assert f"{1 - squares[0] / squares[1]:.3f}" in rows["trees"]
+    assert "0.000" in rows["mean"]
+    page = (folder / "index.html").read_text()
+    assert '<th scope="row">trees</th>' in page
+    assert "trees: a tree ensemble" in page
 
 
 def test_trees_that_are_clearly_better_are_named():
@@ -41,9 +58,9 @@ def test_trees_that_are_clearly_better_are_named():
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(900, 10, generator=generator, dtype=torch.float64)
     y = ((x[:, 0] * 16).floor() % 2) * 5 + (x[:, 1] > 0.5) * 3.0
-    said = yardstick_sentences((x[:600], y[:600]), (x[600:], y[600:]), seed=0)
+    _, said = yardsticks((x[:600], y[:600]), (x[600:], y[600:]), seed=0)
     assert any("trees may be the better choice" in sentence for sentence in said)
-    smooth = yardstick_sentences(*split(lambda x: (6 * x[:, 0]).sin()), seed=0)
+    _, smooth = yardsticks(*split(lambda x: (6 * x[:, 0]).sin()), seed=0)
     assert not any("better choice" in sentence for sentence in smooth)
 
 
@@ -52,7 +69,7 @@ def test_inputs_that_say_nothing():
     x = torch.rand(60, 3, generator=generator, dtype=torch.float64)
     y = torch.randn(60, generator=generator, dtype=torch.float64)
     y[30:] = y[:30].mean()  # which nothing can predict better than the mean
-    said = yardstick_sentences((x[:30], y[:30]), (x[30:], y[30:]), seed=0)
+    _, said = yardsticks((x[:30], y[:30]), (x[30:], y[30:]), seed=0)
     assert any("no better than the mean" in sentence for sentence in said)
 
 
@@ -61,7 +78,7 @@ def test_what_fails_is_said_and_ends_nothing(monkeypatch):
         def __init__(self, seed):
             raise RuntimeError("no such luck")
 
-    monkeypatch.setattr(yardsticks, "StackedGP", Fails)
-    said = yardstick_sentences(*split(lambda x: x[:, 0]), seed=0)
-    assert "gpclml.StackedGP failed (no such luck)" in said[0]
-    assert "tree ensemble" in said[1]
+    monkeypatch.setattr(module, "StackedGP", Fails)
+    scores, said = yardsticks(*split(lambda x: x[:, 0]), seed=0)
+    assert said == ["The mixture of GPs failed (no such luck)."]
+    assert list(scores) == ["trees", "mean"]

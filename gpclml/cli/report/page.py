@@ -6,7 +6,7 @@ import base64
 import io
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from gpclml.cli.report.words import (
     model_rows,
 )
 from gpclml.cli.table_data import TableData
+from gpclml.cli.yardsticks import YARDSTICKS
 from gpclml.evaluation import (
     Comparison,
     plot_calibration,
@@ -49,6 +50,7 @@ class Report:
         fitted: How each model was fitted.
         notes: Sentences on rows, columns and models: what was done, and why.
         made: Date and time of the report.
+        others: Scores on the test rows of what is no model of the comparison.
     """
 
     options: RunOptions
@@ -58,6 +60,7 @@ class Report:
     fitted: Mapping[str, FittedModel]
     notes: tuple[str, ...]
     made: str
+    others: Mapping[str, PredictionScores] = field(default_factory=dict)
 
     @property
     def chosen(self) -> str:
@@ -77,9 +80,14 @@ def page_of(report: Report) -> str:
         answer=answer(comparison, predictions),
         objective=report.options.recipe.objective.upper(),
         num_test=len(report.data.test[1]),
-        descriptions=[(name, DESCRIPTIONS[name]) for name in DESCRIPTIONS if name in predictions],
+        descriptions=[
+            (name, text)
+            for known, there in ((DESCRIPTIONS, predictions), (YARDSTICKS, report.others))
+            for name, text in known.items()
+            if name in there
+        ],
         model_columns=MODEL_COLUMNS,
-        models=model_rows(comparison, predictions, report.fitted),
+        models=model_rows(comparison, predictions, report.fitted, report.others),
         choices=choice_rows(comparison, predictions),
         columns=column_rows(encoding),
         fit_command=RunOptions(report.options.table, chosen, Path("model")).command("fit"),
@@ -137,7 +145,7 @@ def report_text(report: Report) -> str:
     """The table of models and the sentences on it, for a terminal."""
     import pandas
 
-    rows = model_rows(report.comparison, report.predictions, report.fitted)
+    rows = model_rows(report.comparison, report.predictions, report.fitted, report.others)
     table = pandas.DataFrame(
         [[f"{text} ± {error}" if error else text for text, error in cells] for _, cells in rows],
         [name for name, _ in rows], MODEL_COLUMNS,

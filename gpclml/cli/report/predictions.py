@@ -23,6 +23,7 @@ __all__ = [
     "lead_of_best",
     "predicted",
     "prediction_scores",
+    "scores_of",
 ]
 
 PREDICTED_SHARE = 0.9
@@ -101,9 +102,19 @@ def prediction_scores(targets: Tensor, mean: Tensor, deviation: Tensor) -> Predi
         check_finite(name, values)
     if not bool((deviation > 0).all()):
         raise ArgumentError("deviation", "a deviation of zero or less", "positive numbers")
-    squares = (targets - mean).square()
-    densities = Normal(mean, deviation).log_prob(targets)
     inside = ((targets - mean).abs() <= half_width(deviation)).to(mean)
+    return scores_of((targets - mean).square(), Normal(mean, deviation).log_prob(targets), inside)
+
+
+def scores_of(
+    squares: Tensor, densities: Tensor | None = None, inside: Tensor | None = None
+) -> PredictionScores:
+    """Scores of squared errors, log densities and whether targets are in their intervals.
+
+    What is None has no score, which is NaN.
+    """
+    none = torch.full_like(squares, math.nan)
+    densities, inside = (none if one is None else one for one in (densities, inside))
     rmse = math.sqrt(float(squares.mean()))
     return PredictionScores(
         rmse=rmse,

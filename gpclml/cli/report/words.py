@@ -89,7 +89,7 @@ Row = list[tuple[str, str]]
 """Values as texts, each with its standard error; an empty error is not shown."""
 
 MODEL_COLUMNS = (
-    "LML", "CLML", "LOO", "LOO less first", "weight", "test RMSE", "test NLL",
+    "LML", "CLML", "LOO", "LOO less first", "weight", "test RMSE", "R²", "test NLL",
     f"in {percent(PREDICTED_SHARE)}", "seconds",
 )  # fmt: skip
 """Names of the columns of the table of models."""
@@ -101,11 +101,14 @@ def model_rows(
     comparison: Comparison,
     predictions: Mapping[str, PredictionScores],
     fitted: Mapping[str, FittedModel],
+    others: Mapping[str, PredictionScores],
 ) -> list[tuple[str, Row]]:
     """The table of models: a row for each model with its criteria, test scores and seconds.
 
-    A model whose fit failed is marked after its name.
+    A model whose fit failed is marked after its name. Rows of others, which have test scores only,
+    follow; of the mean of the training rows, ``"mean"``, R² is zero.
     """
+    mean = others["mean"].rmse if "mean" in others else math.nan
     rows = []
     for name, line in comparison.table.to_dict("index").items():
         name, scores = str(name), predictions[str(name)]
@@ -120,16 +123,25 @@ def model_rows(
                     if line["rank"] == 0
                     else (_nats(line["difference"]), _nats(line["difference_se"])),
                     (_text(line["weight"], ".2f"), ""),
-                    _with_error(scores.rmse, scores.rmse_se),
-                    _with_error(scores.nll, scores.nll_se),
-                    ("", "")
-                    if scores.is_missing
-                    else (percent(scores.coverage), percent(scores.coverage_se)),
+                    *_test_cells(scores, mean),
                     (f"{fitted[name].seconds:.1f}", ""),
                 ],
             )
         )
-    return rows
+    empty = [("", "")]
+    return rows + [
+        (name, [*empty * 5, *_test_cells(scores, mean), *empty]) for name, scores in others.items()
+    ]
+
+
+def _test_cells(scores: PredictionScores, mean: float) -> Row:
+    explained = 1 - (scores.rmse / mean) ** 2 if mean > 0 else math.nan
+    return [
+        _with_error(scores.rmse, scores.rmse_se),
+        (_text(explained, ".3f"), ""),
+        _with_error(scores.nll, scores.nll_se),
+        ("", "") if scores.is_missing else (percent(scores.coverage), percent(scores.coverage_se)),
+    ]
 
 
 def choice_rows(
