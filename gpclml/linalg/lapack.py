@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, cast
@@ -172,9 +173,29 @@ def one_thread(n: int = 0) -> AbstractContextManager[Any]:
     Their libraries have threads of their own beside PyTorch's, and both kinds wait busily for a
     while after they had something to do, which takes the cores away from the other kind.
     """
-    if n > _ONE_THREAD_UP_TO:
-        return contextlib.nullcontext()
-    return _libraries().limit(limits=1)
+    return contextlib.nullcontext() if n > _ONE_THREAD_UP_TO else _ONE_THREAD
+
+
+class _OneThread:
+    """Gives the libraries their threads back after the last of those who asked for one."""
+
+    def __init__(self) -> None:
+        self._lock, self._count = threading.Lock(), 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._count == 0:
+                self._limits = _libraries().limit(limits=1)
+            self._count += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._count -= 1
+            if self._count == 0:
+                self._limits.restore_original_limits()
+
+
+_ONE_THREAD = _OneThread()
 
 
 @functools.cache

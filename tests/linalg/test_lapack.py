@@ -191,6 +191,13 @@ def test_few_points_are_computed_by_one_thread_of_each_library():
         assert threads() == before
         with lapack.one_thread(300):
             assert threads() == before
+        first, second = lapack.one_thread(), lapack.one_thread(200)
+        first.__enter__()
+        second.__enter__()  # of another thread of Python, say, which ends later
+        first.__exit__(None, None, None)
+        assert set(threads()) <= {1}
+        second.__exit__(None, None, None)
+        assert threads() == before
 
 
 @pytest.mark.parametrize("shape", [(300,), (2, 517)])
