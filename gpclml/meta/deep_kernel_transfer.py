@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import cast
@@ -23,7 +24,7 @@ from gpytorch.settings import lazily_evaluate_kernels
 from torch import Tensor
 from torch.distributions import Normal
 
-from gpclml._utils.arguments import check_counts, checked
+from gpclml._utils.arguments import check_counts, check_placement, checked
 from gpclml.errors import ArgumentError, ShapeError, UnknownNameError
 from gpclml.inference import evaluating, exact_posterior
 from gpclml.kernels import CosineSimilarityKernel, JointSpectralMixtureKernel
@@ -116,8 +117,11 @@ class DeepKernelTransfer(ExactGP):
             NonFiniteError: A feature is not finite.
             ShapeError: The backbone does not give one row of features a point, or another number of
                 them than ``num_features`` where the kernel asks for it.
+            ArgumentError: The points are on another device than the backbone, or of another type.
         """
         flat = x.flatten(0, 1)
+        for parameter in itertools.islice(self.backbone.parameters(), 1):
+            check_placement("episodes", x, parameter, "the backbone")
         values = self.backbone(flat)
         if values.ndim != 2 or len(values) != len(flat):
             got = f"features of shape {tuple(values.shape)} for {len(flat)} points"

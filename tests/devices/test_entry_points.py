@@ -16,7 +16,7 @@ from device_steps import CONDITIONINGS, KERNELS, STEPS, objective
 from pretended_gpu import GPU, PretendedTensor, pretended_gpu
 
 from benchmarks.robustness.fuzz.examples import EXAMPLES, without_example
-from benchmarks.robustness.fuzz.objects import placed
+from benchmarks.robustness.fuzz.objects import placed, tasks, transfer
 from gpclml.errors import ArgumentError
 
 CPU = torch.device("cpu")
@@ -197,3 +197,10 @@ def test_the_stand_in_computes_what_the_cpu_does():
     with pretended_gpu():
         found = loss("cuda")
     torch.testing.assert_close(found, loss("cpu"))
+
+
+def test_tasks_on_another_device_than_the_backbone_are_refused():
+    with pretended_gpu():
+        model = transfer().to(GPU)
+        with pytest.raises(ArgumentError, match=r"episodes: .*cpu.*cuda:0, as the backbone"):
+            model.predict(tasks().draw(range(2)))
