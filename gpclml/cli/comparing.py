@@ -24,7 +24,7 @@ from gpclml.cli.options import RunOptions, check_encodable
 from gpclml.cli.records import REPORT
 from gpclml.cli.report import PredictionScores, Recipe, predicted, prediction_scores
 from gpclml.cli.report.page import Report, page_of, report_text
-from gpclml.cli.report.recipes import package_versions, script_of
+from gpclml.cli.report.recipes import NO_FEATURES, package_versions, script_of
 from gpclml.cli.saved_models import (
     SavedModel,
     add_named_model,
@@ -43,10 +43,12 @@ from gpclml.cli.terminal import (
     warned,
 )
 from gpclml.cli.yardsticks import yardsticks
-from gpclml.evaluation import score_models
+from gpclml.evaluation import log_marginal_likelihood, score_models
 from gpclml.models import GPRegression
 
 __all__ = ["REPORT_FILES", "add_report", "compare_table", "make_report"]
+
+_SAME = 1e-7  # least relative difference of the LML of two fits
 
 
 def compare_table(options: RunOptions, quiet: bool = False) -> Report:
@@ -160,6 +162,7 @@ def make_report(
     others: Mapping[str, PredictionScores] | None = None,
 ) -> Report:
     """Scores fitted models on the training rows and on the test rows."""
+    saved, left_out = _without_copies(saved)
     models = {name: one.model for name, one in saved.items()}
     with warned() as said:
         problems = {name: one.fitted.problem for name, one in saved.items()}
@@ -168,9 +171,23 @@ def make_report(
         )
         predictions, failures = _predictions(comparison.models, data, progress)
     fitted = {name: saved[name].fitted for name in comparison.models}
-    notes = (*data.notes, *notes, *failures, *said)
+    notes = (*data.notes, *notes, *left_out, *failures, *said)
     made = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
     return Report(options, data, comparison, predictions, fitted, notes, made, others or {})
+
+
+def _without_copies(
+    saved: Mapping[str, SavedModel],
+) -> tuple[Mapping[str, SavedModel], list[str]]:
+    """Leaves out the deep kernel where it has become the RBF GP that is compared too."""
+    deep, rbf = saved.get("deep"), saved.get("rbf")
+    if deep is None or rbf is None or not deep.fitted.note.startswith(NO_FEATURES):
+        return saved, []
+    one, other = (float(log_marginal_likelihood(model.model)) for model in (deep, rbf))
+    if abs(one - other) > _SAME * max(1.0, abs(other)):
+        return saved, []  # fitted by another objective, or not to the end
+    said = f"deep is the model rbf here, and no row of its own. {deep.fitted.note}"
+    return {name: model for name, model in saved.items() if model is not deep}, [said]
 
 
 def _predictions(

@@ -175,3 +175,13 @@ def test_other_columns_do_not_move_the_rows(csv, diabetes):
     np.testing.assert_array_equal(
         rows.test, split_rows(read_targets(diabetes[["progression"]], "progression"), 1).test
     )
+
+
+def test_a_deep_kernel_that_is_the_rbf_gp_is_one_row_with_it(csv, gpclml, tmp_path):
+    out = tmp_path / "out"
+    gpclml("compare", csv, "--target", "progression", "--models", "rbf,deep", "--out", out)
+    record = json.loads((out / "report.json").read_text())
+    assert list(record["models"]) == ["rbf"]
+    (said,) = [note for note in record["notes"] if note.startswith("deep is the model rbf here")]
+    assert "Held-out folds support no learned features" in said
+    assert load_model(out / "models" / "deep").fitted.recipe.model == "deep"

@@ -60,6 +60,12 @@ OBJECTIVES: dict[str, Conditioning] = {
 _STEPS = {"sm": 50, "deep": 300}  # the others have no limit
 
 
+NO_FEATURES = (
+    "Held-out folds support no learned features, so the model is the RBF GP, fitted by LML."
+)
+"""What is said of a deep kernel that has become the model ``"rbf"``."""
+
+
 class RecipeFit(NamedTuple):
     """The result of a recipe.
 
@@ -193,9 +199,7 @@ def _said_of_networks(result: NetworksFitResult) -> str:
     if result.message:
         return f"Training on all rows failed, so the model is the RBF GP: {result.message}"
     if result.chosen == 0:
-        return (
-            "Held-out folds support no learned features, so the model is the RBF GP, fitted by LML."
-        )
+        return NO_FEATURES
     gain, error = result.gains[result.chosen], result.standard_errors[result.chosen]
     steps = result.steps[result.chosen]
     trained = f"trained for {steps} steps" if steps else "fitted by line searches"
