@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
@@ -40,25 +40,6 @@ _REFUSED = 2  # the exit code where an option was wrong
 _MINUTES = {"tests": 8.0, "speed": 8.0, "studies": 8.0, "large": 8.0}
 
 
-def _measured(
-    part: str,
-    run: Callable[[Records, str, bool], None],
-    results: Path,
-    device: str,
-    small: bool,
-    **options: Any,
-) -> None:
-    with errors_as_text():
-        _start(results, device, part)
-        options["only"] = options["only"] or ()
-        options["without_cpu"] &= device != "cpu"
-        options["commit"] = commit_of_code()
-        records = Records(results, part, **options)
-        run(records, device, small)
-    if records.left_out:
-        print(f"\n{records.left_out} left: the time was over; run it again", flush=True)
-
-
 def _start(results: Path, device: str, part: str) -> None:
     check_device(device)
     torch.set_float32_matmul_precision("highest")  # no TF32, in convolutions neither
@@ -84,49 +65,34 @@ def run_tests(
         raise typer.Exit(1)
 
 
-@app.command("speed")
-def run_speed(
-    results: Results = _RESULTS,
-    device: Device = "cuda",
-    small: Small = False,
-    minutes: Minutes = _MINUTES["speed"],
-    retry: Retry = False,
-    only: Only = None,
-    without_cpu: WithoutCpu = False,
-) -> None:
-    """Steps and fits beside GPyTorch's, BoTorch's and the CPU's; rates; memory."""
-    options = {"minutes": minutes, "retry": retry, "only": only, "without_cpu": without_cpu}
-    _measured("speed", speed.run, results, device, small, **options)
+def _add_part(part: str, run: Callable[[Records, str, bool], None], about: str) -> None:
+    """A command of a part's name, with the options that all measured parts have."""
+
+    def command(
+        results: Results = _RESULTS,
+        device: Device = "cuda",
+        small: Small = False,
+        minutes: Minutes = _MINUTES[part],
+        retry: Retry = False,
+        only: Only = None,
+        without_cpu: WithoutCpu = False,
+    ) -> None:
+        with errors_as_text():
+            _start(results, device, part)
+            records = Records(
+                results, part, minutes=minutes, retry=retry, only=only or (),
+                without_cpu=without_cpu and device != "cpu", commit=commit_of_code(),
+            )  # fmt: skip
+            run(records, device, small)
+        if records.left_out:
+            print(f"\n{records.left_out} left: the time was over; run it again", flush=True)
+
+    app.command(part, help=about)(command)
 
 
-@app.command("studies")
-def run_studies(
-    results: Results = _RESULTS,
-    device: Device = "cuda",
-    small: Small = False,
-    minutes: Minutes = _MINUTES["studies"],
-    retry: Retry = False,
-    only: Only = None,
-    without_cpu: WithoutCpu = False,
-) -> None:
-    """Batched fits, few-shot steps, the evidence of networks."""
-    options = {"minutes": minutes, "retry": retry, "only": only, "without_cpu": without_cpu}
-    _measured("studies", studies.run, results, device, small, **options)
-
-
-@app.command("large")
-def run_large(
-    results: Results = _RESULTS,
-    device: Device = "cuda",
-    small: Small = False,
-    minutes: Minutes = _MINUTES["large"],
-    retry: Retry = False,
-    only: Only = None,
-    without_cpu: WithoutCpu = False,
-) -> None:
-    """Exact fits of up to 20,000 points, by kernel and objective."""
-    options = {"minutes": minutes, "retry": retry, "only": only, "without_cpu": without_cpu}
-    _measured("large", large.run, results, device, small, **options)
+_add_part("speed", speed.run, "Steps and fits beside GPyTorch's, BoTorch's and the CPU's; memory.")
+_add_part("studies", studies.run, "Batched fits, few-shot steps, the evidence of networks.")
+_add_part("large", large.run, "Exact fits of up to 20,000 points, by kernel and objective.")
 
 
 @app.command()
