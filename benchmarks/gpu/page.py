@@ -49,7 +49,8 @@ _ABOUT = {
     "rates": """`Gflop/s`: a product counts 2 n³ operations, a factor n³/3, its inverse 2 n³/3 more,
 a triangular solve with n columns n³; sums and kernel entries count one each.""",
     "batched rates": """All matrices in one call, as in a step of stacked models.""",
-    "step": """Value and gradient of one objective of an ARD RBF GP of 8 inputs, kernel included.
+    "step": """Value and gradient of one objective of an ARD RBF GP of 8 inputs, kernel included;
+`dense`: the kernel is evaluated by GPyTorch, as those whose derivatives are not in closed form.
 `ratio`: to GPyTorch's `ExactMarginalLogLikelihood` by Cholesky in the same round.
 `of product`: the time of the least operations (LML n³, a held-out tenth .48 n³, ten folds and
 leave-one-out 2 n³) at the rate of a matrix product in the same type, over the step's.

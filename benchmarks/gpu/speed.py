@@ -17,6 +17,7 @@ from benchmarks.gpu.timing import timed
 from benchmarks.speed import searches
 from benchmarks.speed.methods import (
     BASE,
+    DENSE_METHODS,
     LOO_BASE,
     SCALE_METHODS,
     Problem,
@@ -37,7 +38,9 @@ OPERATIONS = {
 matrix one half is computed: a factor takes 1/3, its inverse 2/3 more; of a tenth b the solve
 n² b / 2 and a symmetric product n² b; of all points a symmetric product n³."""
 
-_OURS = ["LastPoints(m=0)", "RandomHoldout(0.1)", "KFold(10)", "LeaveOneOut()"]
+OPERATIONS |= {name: OPERATIONS[name.removesuffix(", dense")] for name in DENSE_METHODS}
+
+_OURS = ["LastPoints(m=0)", "RandomHoldout(0.1)", "KFold(10)", "LeaveOneOut()", *DENSE_METHODS]
 _ALL = [BASE, *_OURS, LOO_BASE, "textbook m=0.9n"]
 _FEW = [BASE, "LastPoints(m=0)", "RandomHoldout(0.1)", "KFold(10)"]
 _ONE_BLOCK = ["LastPoints(m=0)", "RandomHoldout(0.1)", BASE]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from collections.abc import Callable, Iterator
@@ -27,8 +28,8 @@ from gpclml.inference import Solver
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 
 __all__ = [
-    "BASE", "LOO_BASE", "METHODS", "SCALE_METHODS", "ExactRBF", "Problem", "gpytorch_defaults",
-    "gradient_step", "sampled_data",
+    "BASE", "DENSE_METHODS", "LOO_BASE", "METHODS", "SCALE_METHODS", "ExactRBF", "Problem",
+    "gpytorch_defaults", "gradient_step", "sampled_data",
 ]  # fmt: skip
 
 NUM_FEATURES = 8
@@ -149,6 +150,23 @@ def _conditional(
     return lambda: mll(problem.model(problem.x), problem.y)
 
 
+class _UnknownRBF(gpytorch.kernels.RBFKernel):
+    """A kernel that only GPyTorch can evaluate, as any subclass is to ``gpclml``."""
+
+
+def _dense(conditioning: Callable[[int], Conditioning], problem: Problem) -> Objective:
+    """The objective of a matrix that GPyTorch has made, with derivatives by autograd."""
+    model = copy.deepcopy(problem.model)
+    model.covar_module.base_kernel.__class__ = _UnknownRBF
+    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, conditioning(problem.n))
+
+    def objective() -> Tensor:
+        model.zero_grad()
+        return mll(model(problem.x), problem.y)
+
+    return objective
+
+
 def _textbook(num_conditioned: Callable[[int], int], problem: Problem) -> Objective:
     m = num_conditioned(problem.n)
 
@@ -189,6 +207,12 @@ METHODS: dict[str, Callable[[Problem], Objective]] = {
 }
 """What makes the objective of each method on a problem, by name."""
 
+DENSE_METHODS: dict[str, Callable[[Problem], Objective]] = {
+    "LastPoints(m=0), dense": partial(_dense, lambda n: LastPoints(0)),
+    "RandomHoldout(0.1), dense": partial(_dense, lambda n: RandomHoldout(0.1)),
+}
+"""The same for a kernel whose derivatives are not in closed form."""
+
 
 def _block_of_256(n: int, most: int | None = None) -> Conditioning:
     share = min(256 / n, 0.5)
@@ -210,7 +234,7 @@ def gradient_step(method: str, problem: Problem) -> Callable[[], Tensor]:
     """One training step without the update: kernel, value and gradient of all parameters.
 
     Args:
-        method: A name in ``METHODS`` or ``SCALE_METHODS``.
+        method: A name in ``METHODS``, ``DENSE_METHODS`` or ``SCALE_METHODS``.
         problem: Whose parameters receive the gradient.
 
     Returns:
@@ -219,7 +243,7 @@ def gradient_step(method: str, problem: Problem) -> Callable[[], Tensor]:
     Raises:
         UnknownNameError: If there is no such method.
     """
-    known = METHODS | SCALE_METHODS
+    known = METHODS | DENSE_METHODS | SCALE_METHODS
     if method not in known:
         raise UnknownNameError("method", method, known)
     objective = known[method](problem)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gpytorch
 import pandas as pd
 import pytest
 import torch
@@ -12,7 +13,14 @@ from benchmarks.speed.__main__ import main
 from benchmarks.speed.fits import fit_seeds, measure_fits
 from benchmarks.speed.loops import measure_loops
 from benchmarks.speed.memory import peak_memory
-from benchmarks.speed.methods import BASE, METHODS, Problem, gradient_step, sampled_data
+from benchmarks.speed.methods import (
+    BASE,
+    DENSE_METHODS,
+    METHODS,
+    Problem,
+    gradient_step,
+    sampled_data,
+)
 from benchmarks.speed.runs import interleaved_times, ratios
 from benchmarks.speed.searches import measure_searches
 from benchmarks.speed.shares import measure_shares
@@ -41,6 +49,20 @@ def test_compared_methods_compute_the_same(ours, theirs):
     torch.testing.assert_close(
         _loss_and_gradient(ours), _loss_and_gradient(theirs), rtol=1e-8, atol=1e-10
     )
+
+
+@pytest.mark.parametrize("method", DENSE_METHODS)
+def test_a_kernel_that_gpytorch_evaluates_gives_the_same(method, monkeypatch):
+    evaluated = []
+    forward = gpytorch.kernels.RBFKernel.forward
+    monkeypatch.setattr(
+        gpytorch.kernels.RBFKernel, "forward",
+        lambda self, *args, **kwargs: evaluated.append(1) or forward(self, *args, **kwargs),
+    )  # fmt: skip
+    fused = gradient_step(method.removesuffix(", dense"), Problem(30))()
+    assert not evaluated
+    torch.testing.assert_close(gradient_step(method, Problem(30))(), fused)
+    assert evaluated
 
 
 def test_base_is_exact_above_gpytorchs_cholesky_size():
