@@ -113,7 +113,7 @@ class _KnownLoss:
             self._arrays = self.prior.arrays(cast(ClosedForm, self._density), self._terms)
             on_gpu = data.residual.is_cuda and data.residual.shape[-1] <= _RECORDED_UP_TO
             if on_gpu and self.prior.has_fixed_inputs and self._terms.plain:
-                self._recorded = _Recorded(self._unchecked, data.residual.device)
+                self._recorded = _Recorded(data.residual.device)
 
     def __call__(self) -> float:
         if self._arrays is not None:
@@ -122,7 +122,7 @@ class _KnownLoss:
                 self._mll.last_solve = ()
                 return loss
         if self._recorded is not None:
-            value, of_parameters = self._recorded()
+            value, of_parameters = self._recorded(self._unchecked)
             if math.isfinite(total := value.item()):
                 self._mll.last_solve = ()
                 return self._with_terms(total, of_parameters)
@@ -182,34 +182,37 @@ class _Recorded:
     waits for the GPU or a library refuses, it is done anew each time.
 
     Args:
-        work: Without arguments; reads parameters where they are.
         device: Where.
     """
 
-    def __init__(self, work: Callable[[], tuple[Tensor, Pairs]], device: torch.device) -> None:
-        self._work, self._device = work, device
+    # The work comes with each call: an object that kept it would be in a circle with its owner,
+    # and the memory of the recording be freed only when Python looks for circles.
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._graph: torch.cuda.CUDAGraph | None = None
         self._done = 0
 
-    def __call__(self) -> tuple[Tensor, Pairs]:
+    def __call__(self, work: Callable[[], tuple[Tensor, Pairs]]) -> tuple[Tensor, Pairs]:
+        """The result of the work, the same at each call, which has no arguments."""
         if self._graph is None:
             if self._done != _WARM_UP:
                 self._done += 1
-                return self._work()
+                return work()
             self._done += 1
-            if not self._record():
-                return self._work()
+            if not self._record(work):
+                return work()
         cast(torch.cuda.CUDAGraph, self._graph).replay()
         return self._result
 
-    def _record(self) -> bool:
+    def _record(self, work: Callable[[], tuple[Tensor, Pairs]]) -> bool:
         try:
             graph = torch.cuda.CUDAGraph()
             with (
                 torch.cuda.device(self._device),
                 torch.cuda.graph(graph, capture_error_mode="thread_local"),
             ):
-                self._result = self._work()
+                self._result = work()
         except RuntimeError:
             return False
         self._graph = graph

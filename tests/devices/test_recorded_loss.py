@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 
 import pytest
 import torch
@@ -102,3 +104,16 @@ def test_fits_one_after_another_end_where_those_of_the_cpu_do():
 def _assert_same(found, expected):
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-9)
+
+
+def test_a_loss_frees_its_memory_when_it_goes():
+    with pretended_gpu():
+        _, loss = losses(objective(GPU, "lml"))
+        known = weakref.ref(loss._known)
+        gc.collect()
+        gc.disable()
+        try:
+            del loss
+            assert known() is None
+        finally:
+            gc.enable()
