@@ -32,7 +32,6 @@ from gpclml.cli.saved_models import (
     names_of_model,
 )
 from gpclml.cli.table_data import TableData, read_table_data
-from gpclml.cli.tables.checks import repeated_rows
 from gpclml.cli.terminal import (
     INTERRUPTED,
     FitError,
@@ -162,9 +161,9 @@ def make_report(
     others: Mapping[str, PredictionScores] | None = None,
 ) -> Report:
     """Scores fitted models on the training rows and on the test rows."""
-    saved, left_out = _without_copies(saved)
-    models = {name: one.model for name, one in saved.items()}
     with warned() as said:
+        saved, left_out = _without_copies(saved)
+        models = {name: one.model for name, one in saved.items()}
         problems = {name: one.fitted.problem for name, one in saved.items()}
         comparison = score_models(
             models, seed=options.table.seed, problems=problems, progress=progress
@@ -183,7 +182,10 @@ def _without_copies(
     deep, rbf = saved.get("deep"), saved.get("rbf")
     if deep is None or rbf is None or not deep.fitted.note.startswith(NO_FEATURES):
         return saved, []
-    one, other = (float(log_marginal_likelihood(model.model)) for model in (deep, rbf))
+    try:
+        one, other = (float(log_marginal_likelihood(model.model)) for model in (deep, rbf))
+    except Exception:  # the scores of each model will say what is wrong
+        return saved, []
     if abs(one - other) > _SAME * max(1.0, abs(other)):
         return saved, []  # fitted by another objective, or not to the end
     said = f"deep is the model rbf here, and no row of its own. {deep.fitted.note}"
@@ -195,7 +197,7 @@ def _predictions(
 ) -> tuple[dict[str, PredictionScores], list[str]]:
     """Scores on the test rows, and sentences on those of new rows and on failures."""
     x, y = data.test
-    is_new = ~repeated_rows(data.train, data.test)
+    is_new = ~data.repeated
     found: dict[str, PredictionScores] = {}
     failures, of_new = [], []
     for name, model in models.items():

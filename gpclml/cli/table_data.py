@@ -14,7 +14,7 @@ from torch import Tensor
 from gpclml.cli.options import TableOptions
 from gpclml.cli.report.words import percent
 from gpclml.cli.tables import TableEncoding, fit_encoding, read_table, split_rows
-from gpclml.cli.tables.checks import data_notes
+from gpclml.cli.tables.checks import data_notes, repeated_rows
 from gpclml.cli.tables.encoding import FEW_MISSING, check_columns
 from gpclml.cli.tables.rows import num_test_rows, read_targets, subset_rows
 from gpclml.datasets import TrainTestSplit
@@ -38,6 +38,7 @@ class TableData:
         encoding: How columns became inputs.
         train: Inputs ``(n, d)`` and targets ``(n,)`` of the training rows.
         test: The same of the test rows; there may be none.
+        repeated: Which test rows are equal to a training row in inputs and target, ``(t,)``.
         notes: Sentences on rows and columns for the user.
     """
 
@@ -46,6 +47,7 @@ class TableData:
     encoding: TableEncoding
     train: tuple[Tensor, Tensor]
     test: tuple[Tensor, Tensor]
+    repeated: Tensor
     notes: tuple[str, ...]
 
     @property
@@ -87,13 +89,14 @@ def read_table_data(options: TableOptions, tests: bool) -> TableData:
     for name, values in zip(encoding.inputs, x.T, strict=True):
         _check_sizes(values, f"column {name!r}", power=1)
     incomplete = len(rows.train) - len(train[1]), len(rows.test) - len(test[1])
+    repeated = repeated_rows(train, test)
     notes = (
         *_notes_on_rows(options, targets, rows, incomplete),
         *_notes_on_columns(encoding, table.iloc[rows.test.numpy()]),
-        *data_notes(encoding, train, test, targets),
+        *data_notes(encoding, train, repeated, targets),
     )
     checksum = hashlib.sha256(options.data.read_bytes()).hexdigest()
-    return TableData(options, checksum, encoding, train, test, notes)
+    return TableData(options, checksum, encoding, train, test, repeated, notes)
 
 
 def _check_enough(

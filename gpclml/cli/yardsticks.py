@@ -13,7 +13,7 @@ from gpclml.evaluation import paired_difference
 __all__ = ["YARDSTICKS", "yardsticks"]
 
 YARDSTICKS = {
-    "stack": "a calibrated mixture of seven GPs (gpclml.StackedGP).",
+    "stack": "a calibrated mixture of GPs (gpclml.StackedGP).",
     "trees": "a tree ensemble (HistGradientBoostingRegressor of scikit-learn).",
     "mean": "the mean of the training rows.",
 }

@@ -56,8 +56,7 @@ the entries of a matrix in 32 bits."""
 _BY_TORCH = 256
 # Points up to which several threads gain nothing. For more points PyTorch's are the faster ones.
 _ONE_THREAD_UP_TO = 256
-# Points up to which blocks of several are taken. Where NumPy's LAPACK has threads of its own, their
-# many small matrices of more points take longer than by PyTorch.
+# Points up to which blocks of several are taken; PyTorch takes about as long for those of more.
 _BLOCKS_UP_TO = 128
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gpclml.cli.tables import fit_encoding
-from gpclml.cli.tables.checks import data_notes
+from gpclml.cli.tables.checks import data_notes, repeated_rows
 
 N = 200
 
@@ -26,7 +26,8 @@ def notes(whole, test=slice(160, None)):
     training, tested = whole.iloc[:160], whole.iloc[test]
     encoding = fit_encoding(training, "y")
     targets = torch.as_tensor(whole["y"].to_numpy(float, copy=True))
-    return data_notes(encoding, encoding.tensors(training), encoding.tensors(tested), targets)
+    train = encoding.tensors(training)
+    return data_notes(encoding, train, repeated_rows(train, encoding.tensors(tested)), targets)
 
 
 def test_nothing_is_said_of_ordinary_values():

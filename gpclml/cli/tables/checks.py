@@ -1,6 +1,6 @@
-"""What a table's values say against the figures that a comparison gives: checks, in sentences.
+"""Checks of a table, each a sentence on values or rows that make scores of models misleading.
 
-Each check is of what a user can see in the table and do something about; none changes anything.
+A check only tells what it found; no value or row is changed.
 """
 
 from __future__ import annotations
@@ -27,24 +27,20 @@ _ROBUST = 1.349  # standard deviations between the quartiles of a normal distrib
 
 
 def data_notes(
-    encoding: TableEncoding,
-    train: tuple[Tensor, Tensor],
-    test: tuple[Tensor, Tensor],
-    all_y: Tensor,
+    encoding: TableEncoding, train: tuple[Tensor, Tensor], repeated: Tensor, all_y: Tensor
 ) -> list[str]:
     """Sentences on values, targets and rows that a user may want to look at.
 
     Args:
         encoding: How columns became inputs.
         train: Inputs ``(n, d)`` and targets ``(n,)`` of the training rows.
-        test: The same of the test rows; there may be none.
+        repeated: Which test rows :func:`repeated_rows` says repeat a training row, ``(t,)``.
         all_y: Targets of all rows in the order of the file, NaN where missing.
     """
     said: list[str] = []
     if encoding.left_out:
         names = [f"{name!r} ({reason})" for name, reason in encoding.left_out.items()]
         said.append(f"Columns left out: {_listed(names)}.")
-    repeated = repeated_rows(train, test)
     if count := int(repeated.sum()):
         said.append(
             f"{count} of {len(repeated)} test rows are equal to a training row in all inputs and "
