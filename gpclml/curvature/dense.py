@@ -11,7 +11,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from gpclml._utils.arguments import checked
-from gpclml.curvature._layers import LayerRecord, record_layers
+from gpclml.curvature._layers import LinearRecord
+from gpclml.curvature._recording import record_layers
 from gpclml.curvature.structure import (
     Cotangents,
     Curvature,
@@ -101,6 +102,11 @@ class DenseCurvature(Curvature):
             made.append(_Block(shapes, by_samples, rows if by_samples else rows.mT @ rows))
         return cls(made)
 
+    @property
+    def names(self) -> list[str]:
+        """Names of its parameters, block by block."""
+        return [name for block in self._blocks for name in block.shapes]
+
     @override
     def log_det_ratio(
         self, precisions: Mapping[str, Tensor], scale: Tensor | float = 1.0
@@ -182,12 +188,18 @@ class Diagonal(Structure):
     """Structure of independent parameters: the loosest bound (Immer et al. 2023, Theorem 1).
 
     Note:
-        Costs N K P numbers in memory.
+        Costs K backward passes, and layer by layer what some points' gradients of convolutions
+        take. Layers that :class:`Kronecker` refuses need N K times the size of their parameters.
     """
 
     @override
     def of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> DiagonalCurvature:
-        return DiagonalCurvature.of_gradients(sample_gradients(module, x, cotangents))
+        records, others = record_layers(module, x, cotangents, only=False)
+        found = {name: h for record in records for name, h in record.diagonal().items()}
+        if others:
+            rest = DiagonalCurvature.of_gradients(sample_gradients(module, x, cotangents, others))
+            found |= rest.diagonal
+        return DiagonalCurvature(found)
 
 
 class DiagonalCurvature(Curvature):
@@ -205,6 +217,11 @@ class DiagonalCurvature(Curvature):
     def of_gradients(cls, gradients: Mapping[str, Tensor]) -> DiagonalCurvature:
         """The diagonal from the rows of each parameter by name, ``(N, K, *shape)``."""
         return cls({name: rows.square().sum((0, 1)) for name, rows in gradients.items()})
+
+    @property
+    def names(self) -> list[str]:
+        """Names of its parameters."""
+        return list(self.diagonal)
 
     @override
     def log_det_ratio(
@@ -247,15 +264,13 @@ class FunctionSpace(Structure):
         grams = {}
         records, others = record_layers(module, x, cotangents, only=False)
         for record in records:
-            if record.weight is not None:
-                grams[record.weight] = _weight_gram(record)
-            if record.bias is not None:
-                grams[record.bias] = _gram(record.summed_gradients())
+            if isinstance(record, LinearRecord) and record.is_plain:
+                grams |= _plain_grams(record)
+            else:
+                grams |= {name: _gram(rows) for name, rows in record.gradients().items()}
         if others:
             gradients = sample_gradients(module, x, cotangents, others)
-            grams |= {
-                name: _gram(rows.reshape(*rows.shape[:2], -1)) for name, rows in gradients.items()
-            }
+            grams |= {name: _gram(rows) for name, rows in gradients.items()}
         return FunctionSpaceCurvature(grams)
 
 
@@ -303,15 +318,17 @@ def _log_det(matrix: Tensor, scale: Tensor | float) -> Tensor:
     return 2 * _factor(matrix, scale).diagonal().log().sum().to(matrix.dtype)
 
 
-def _weight_gram(record: LayerRecord) -> Tensor:
-    if not record.is_plain:
-        return _gram(record.weight_gradients())
-    gradients, inputs = record.summed_gradients(), record.mean_inputs()
-    k = gradients.shape[1]
-    of_inputs = (inputs @ inputs.mT).repeat_interleave(k, 0).repeat_interleave(k, 1)
-    return of_inputs * _gram(gradients)
+def _plain_grams(record: LinearRecord) -> dict[str, Tensor]:
+    gradients, inputs = record.summed_gradients(), record.mean_inputs()[:, 0]
+    gram, k = _gram(gradients), gradients.shape[1]
+    found = {} if record.bias is None else {record.bias: gram}
+    if record.weight is not None:
+        of_inputs = (inputs @ inputs.mT).repeat_interleave(k, 0).repeat_interleave(k, 1)
+        found[record.weight] = of_inputs * gram
+    return found
 
 
 def _gram(rows: Tensor) -> Tensor:
-    flat = rows.flatten(0, 1)
+    """Inner products of rows ``(N, K, *shape)``."""
+    flat = rows.flatten(0, 1).flatten(1) if rows.ndim > 2 else rows.reshape(-1, 1)
     return flat @ flat.mT

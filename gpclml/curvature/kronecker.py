@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from gpclml._utils.arguments import checked
-from gpclml.curvature._layers import record_layers
+from gpclml.curvature._layers import LinearRecord
+from gpclml.curvature._recording import record_layers
 from gpclml.curvature.dense import DenseCurvature, DiagonalCurvature
 from gpclml.curvature.structure import (
     Cotangents,
@@ -37,14 +38,19 @@ class Kronecker(Structure):
     a linear network's last layer. It gives no bound of the evidence: with a = g = (0, 2) on two
     points its log-determinant is smaller than the exact one.
 
+    Linear layers and convolutions, with groups too, have factors. Scale and shift of a batch
+    (in eval mode), layer, group or RMS normalization have one exact block a layer.
+
     Args:
         sharing: ``"expand"`` treats places as points; with ``"reduce"`` a is their mean and g
             their sum, as averaged augmentations need.
-        others: Treatment of the parameters of modules other than Linear and Conv2d, and of layers
-            whose inputs and outputs do not determine the gradient: subclasses (LoRA), layers that
-            are pruned, parametrized (weight and spectral norm) or have hooks, and weights that are
-            tied, used by a function too, or applied twice. ``"refuse"`` raises an error that names
-            them; ``"diagonal"`` and ``"full"`` give them an exact block of their own.
+        others: Treatment of the parameters of other modules (embeddings, attention, recurrent
+            layers, transposed convolutions), and of layers whose inputs and outputs do not
+            determine the gradient: subclasses (LoRA), layers that are pruned, parametrized (weight
+            and spectral norm) or have hooks, whose first dimension is not that of points, and
+            weights that are tied, used by a function too, or applied twice. ``"refuse"`` raises an
+            error that names them; ``"diagonal"`` and ``"full"`` give them an exact block of their
+            own.
 
     Note:
         Costs K backward passes and, for each layer, the eigenvalues of an in x in and an out x out
@@ -57,20 +63,25 @@ class Kronecker(Structure):
     @override
     def of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> KroneckerCurvature:
         reduce = self.sharing == "reduce"
-        factors = []
+        factors, rest = [], []
         records, names = record_layers(module, x, cotangents, only=self.others == "refuse")
         for record in records:
+            if not isinstance(record, LinearRecord):
+                rows = record.gradients()
+                rest.append(DenseCurvature.of_gradients(rows, [rows], "smaller"))
+                continue
             inputs, count = (None, 0) if record.weight is None else record.input_product(reduce)
-            shape = cast(Tensor, record.layer.weight).shape
             gradients = record.gradient_product(reduce)
-            factors.append(Factors(record.weight, record.bias, gradients, inputs, count, shape))
-        if not names:
-            return KroneckerCurvature(factors)
-        gradients = sample_gradients(module, x, cotangents, names)
-        if self.others == "diagonal":
-            return KroneckerCurvature(factors, DiagonalCurvature.of_gradients(gradients))
-        others = DenseCurvature.of_gradients(gradients, [names], "parameters")
-        return KroneckerCurvature(factors, others)
+            factors.append(
+                Factors(record.weight, record.bias, gradients, inputs, count, record.shape)
+            )
+        if names:
+            rows = sample_gradients(module, x, cotangents, names)
+            if self.others == "diagonal":
+                rest.append(DiagonalCurvature.of_gradients(rows))
+            else:
+                rest.append(DenseCurvature.of_gradients(rows, [names], "parameters"))
+        return KroneckerCurvature(factors, rest)
 
 
 class KroneckerCurvature(Curvature):
@@ -78,17 +89,17 @@ class KroneckerCurvature(Curvature):
 
     Args:
         factors: Factors of each layer.
-        others: Curvature of the parameters without factors.
+        others: Curvatures of the parameters without factors, independent of each other.
     """
 
     @checked(late=True)
     def __init__(
         self,
         factors: Sequence[Factors],
-        others: DiagonalCurvature | DenseCurvature | None = None,
+        others: Sequence[DiagonalCurvature | DenseCurvature] = (),
     ) -> None:
         self.factors = tuple(factors)
-        self.others = others
+        self.others = tuple(others)
 
     @cached_property
     def _eigenvalues(self) -> dict[str, Tensor]:
@@ -105,8 +116,7 @@ class KroneckerCurvature(Curvature):
             (scale * values / precisions[name]).log1p().sum()
             for name, values in self._eigenvalues.items()
         ]
-        if self.others is not None:
-            terms.append(self.others.log_det_ratio(precisions, scale).double())
+        terms += [one.log_det_ratio(precisions, scale).double() for one in self.others]
         return torch.stack(terms).sum().to(next(iter(precisions.values())).dtype)
 
     @override
@@ -116,21 +126,23 @@ class KroneckerCurvature(Curvature):
         draws: dict[str, Tensor] = {}
         for one in self.factors:
             draws |= one.sample(precisions, scale, count, draw)
-        if self.others is not None:
-            draws |= self.others._draws(precisions, scale, count, draw)
+        for one in self.others:
+            draws |= one._draws(precisions, scale, count, draw)
         return draws
 
     @override
     def __add__(self, other: Self) -> Self:
-        mine, theirs = ([(one.weight, one.bias) for one in part.factors] for part in (self, other))
+        mine, theirs = (part._names() for part in (self, other))
         if mine != theirs:
             got = f"Kronecker factors of {theirs}"
             raise UnsupportedError("curvature", got, f"factors of {mine}", "Use Full for a sum.")
         factors = [one + two for one, two in zip(self.factors, other.factors, strict=True)]
-        if self.others is None:
-            return type(self)(factors)
-        both: Any = (self.others, other.others)
-        return type(self)(factors, both[0] + both[1])
+        pairs: Any = zip(self.others, other.others, strict=True)
+        return type(self)(factors, [one + two for one, two in pairs])
+
+    def _names(self) -> list[tuple[str | None, ...]]:
+        of_factors = [(one.weight, one.bias) for one in self.factors]
+        return [*of_factors, *(tuple(one.names) for one in self.others)]
 
 
 @dataclass(frozen=True)
@@ -140,9 +152,10 @@ class Factors:
     Attributes:
         weight: Name of its weight; None if it is not trained.
         bias: Name of its bias; None if that is not trained, or there is none.
-        gradients: B, the sum of g gᵀ, ``(out, out)``.
-        inputs: A times the number of its terms, the sum of a aᵀ, ``(in, in)``; None without a
-            weight.
+        gradients: B, the sum of g gᵀ, ``(out, out)``; with several groups one for each,
+            ``(G, out, out)``.
+        inputs: A times the number of its terms, the sum of a aᵀ, ``(in, in)`` or
+            ``(G, in, in)``; None without a weight.
         count: Number of terms of that sum.
         shape: Shape of the weight.
     """
@@ -155,12 +168,12 @@ class Factors:
     shape: torch.Size
 
     def eigenvalues(self) -> dict[str, Tensor]:
-        """Eigenvalues by the parameter's name, ``(out, in)`` and ``(out,)``, float64."""
+        """Eigenvalues by the parameter's name, of all groups ``(out, in)``, ``(out,)``; float64."""
         of_gradients = _eigenvalues(self.gradients)
         found = {} if self.bias is None else {self.bias: of_gradients}
         if self.weight is not None and self.inputs is not None:
             of_inputs = _eigenvalues(self.inputs) / self.count
-            found[self.weight] = of_gradients.unsqueeze(-1) * of_inputs
+            found[self.weight] = of_gradients.unsqueeze(-1) * of_inputs.unsqueeze(-2)
         return found
 
     def sample(
@@ -173,14 +186,15 @@ class Factors:
         draws = {}
         if self.weight is not None and self.inputs is not None:
             of_inputs, directions = torch.linalg.eigh(self.inputs.double() / self.count)
-            products = values.unsqueeze(-1) * of_inputs.to(like).clamp_min(0.0)
+            products = values.unsqueeze(-1) * of_inputs.to(like).clamp_min(0.0).unsqueeze(-2)
             deviation = (scale * products + precisions[self.weight]).rsqrt()
             scaled = draw(count, *deviation.shape) * deviation
             made = vectors @ scaled @ directions.mT.to(like)
             draws[self.weight] = made.reshape(count, *self.shape)
         if self.bias is not None:
             deviation = (scale * values + precisions[self.bias]).rsqrt()
-            draws[self.bias] = draw(count, len(values)) * deviation @ vectors.mT
+            scaled = (draw(count, *values.shape) * deviation).unsqueeze(-1)
+            draws[self.bias] = (vectors @ scaled).flatten(1)
         return draws
 
     def __add__(self, other: Factors) -> Factors:

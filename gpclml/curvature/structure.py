@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Self
 
 import torch
@@ -11,18 +13,23 @@ from torch import Tensor
 from torch.func import functional_call, vjp, vmap
 
 from gpclml._utils.arguments import check_finite, checked
-from gpclml.errors import ArgumentError, ModelModeError, ShapeError
+from gpclml.errors import ArgumentError, ModelModeError, ShapeError, UnsupportedError
 
 __all__ = [
     "Cotangents",
     "Curvature",
     "Draw",
     "Structure",
+    "call_with",
     "check_cotangents",
     "check_network",
+    "check_own_outputs",
+    "differing",
     "fresh_parameters",
     "layer_of",
+    "probe_weights",
     "sample_gradients",
+    "twice_differentiable",
 ]
 
 Cotangents = Callable[[Tensor], Tensor]
@@ -145,18 +152,99 @@ def sample_gradients(
     every = fresh_parameters(module)
     parameters = every if names is None else {name: every[name] for name in names}
 
-    def outputs(values: dict[str, Tensor], points: Tensor) -> Tensor:
-        return functional_call(module, every | values, (points,))
+    def outputs(values: Mapping[str, Tensor], points: Tensor) -> Tensor:
+        return call_with(module, {**every, **values}, points)
 
-    values_at_x = outputs(parameters, x)
-    columns = cotangents(values_at_x)
+    leaves = {name: p.detach().requires_grad_() for name, p in parameters.items()}
+    with torch.enable_grad(), twice_differentiable(module):
+        values_at_x = outputs(leaves, x)
+        columns = cotangents(values_at_x)
     check_cotangents(columns, values_at_x)
+    columns = columns if x.requires_grad else columns.detach()
 
-    def of_one(point: Tensor, vectors: Tensor) -> dict[str, Tensor]:
-        pull = vjp(lambda values: outputs(values, point.unsqueeze(0)).squeeze(0), parameters)[1]
-        return vmap(pull)(vectors)[0]
+    def of_one(point: Tensor, vectors: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        value, pull, *_ = vjp(
+            lambda values: outputs(values, point.unsqueeze(0)).squeeze(0), parameters
+        )
+        return value, vmap(pull)(vectors)[0]
 
-    return vmap(of_one)(x, columns)
+    weights = probe_weights(columns[..., 0])
+    total = torch.einsum("nk,nkc->nc", weights, columns).detach()
+    found = torch.autograd.grad(
+        values_at_x, list(leaves.values()), total,
+        retain_graph=x.requires_grad, materialize_grads=True,
+    )  # fmt: skip
+    expected = dict(zip(leaves, found, strict=True))
+
+    def wrong(rows: Mapping[str, Tensor]) -> list[str]:
+        """Vmap has a wrong rule for some modules: ``prelu`` of as many points as columns."""
+        shapes = {name: (*columns.shape[:2], *p.shape) for name, p in parameters.items()}
+        if any(tuple(rows[name].shape) != shape for name, shape in shapes.items()):
+            return list(rows)
+        sums = {name: torch.einsum("nk,nk...->...", weights, one) for name, one in rows.items()}
+        return differing(sums, expected)
+
+    made = None
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "There is a performance drop")
+            made = vmap(of_one)(x, columns)
+    except (RuntimeError, ValueError, TypeError):  # it has no rule for a module
+        pass
+    if made is None or wrong(made[1]):
+        with twice_differentiable(module):
+            made = _one_by_one(outputs, leaves, x, columns)
+    check_own_outputs(made[0], values_at_x)
+    return made[1]
+
+
+def _one_by_one(
+    outputs: Callable[[Mapping[str, Tensor], Tensor], Tensor],
+    leaves: Mapping[str, Tensor],
+    x: Tensor,
+    columns: Tensor,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Outputs and gradients at single points, by a backward pass for each column of each."""
+    graph = x.requires_grad
+    values, rows = [], []
+    for point, vectors in zip(x, columns, strict=True):
+        with torch.enable_grad():
+            value = outputs(leaves, point.unsqueeze(0)).squeeze(0)
+        for vector in vectors:
+            rows += torch.autograd.grad(
+                value, list(leaves.values()), vector,
+                retain_graph=True, create_graph=graph, materialize_grads=True,
+            )  # fmt: skip
+        values.append(value if graph else value.detach())
+    shape = len(x), columns.shape[1]
+    found = {
+        name: torch.stack(rows[place :: len(leaves)]).unflatten(0, shape)
+        for place, name in enumerate(leaves)
+    }
+    return torch.stack(values), found
+
+
+def probe_weights(like: Tensor) -> Tensor:
+    """Positive weights of rows, by which a sum of gradients is compared with autograd's."""
+    drawn = torch.rand(like.shape, generator=torch.Generator().manual_seed(0))
+    return drawn.to(like) + 0.5
+
+
+def differing(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> list[str]:
+    """Names of gradients that are not those expected, up to rounding (TF32 has 1e-3)."""
+    if not expected:
+        return []
+    sizes = torch.stack([one.detach().norm() for one in expected.values()])
+    away = torch.stack([(found[name] - one).detach().norm() for name, one in expected.items()])
+    eps = torch.finfo(sizes.dtype).eps
+    allowed = eps**0.25 * sizes + 1000 * eps * sizes.norm()
+    return [name for name, bad in zip(expected, (away > allowed).tolist(), strict=True) if bad]
+
+
+def twice_differentiable(module: torch.nn.Module) -> AbstractContextManager:
+    """A context in which gradients of recurrent layers in eval mode exist, which cuDNN has not."""
+    recurrent = any(isinstance(part, torch.nn.RNNBase) for part in module.modules())
+    return torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext()
 
 
 def check_network(module: torch.nn.Module) -> None:
@@ -168,13 +256,28 @@ def check_network(module: torch.nn.Module) -> None:
         )  # fmt: skip
     for name, part in module.named_modules():
         active = isinstance(part, _DROPOUT) and part.p > 0
-        if part.training and (active or isinstance(part, _BATCH_NORM)):
+        batch = isinstance(part, _BATCH_NORM) and part.running_mean is None
+        if batch or (part.training and (active or isinstance(part, _BATCH_NORM))):
+            state = "without running statistics" if batch else "in train mode"
+            suggestion = "Call module.eval() before curvature is computed, and train() after it."
             raise ModelModeError(
                 "module",
-                f"{name or 'the module'} ({type(part).__name__}) in train mode",
+                f"{name or 'the module'} ({type(part).__name__}) {state}",
                 "one whose output at a point is a function of that point",
-                "Call module.eval() before curvature is computed, and train() after it.",
+                "Use another normalization." if batch else suggestion,
             )
+
+
+def check_own_outputs(alone: Tensor, outputs: Tensor) -> None:
+    """Raises where outputs at points alone are others than among further points."""
+    alone, outputs = alone.detach(), outputs.detach()
+    tolerance = torch.finfo(outputs.dtype).eps ** 0.25  # TF32 has rounding of 1e-3
+    if float((alone - outputs).abs().max()) > tolerance * (1 + float(outputs.abs().max())):
+        raise UnsupportedError(
+            "module", "one whose output at a point changes with the other points, or by chance",
+            "one whose output at a point is a function of that point",
+            "Leave out what mixes the points of a batch, or draws random numbers.",
+        )  # fmt: skip
 
 
 def check_cotangents(cotangents: Tensor, outputs: Tensor) -> None:
@@ -185,6 +288,22 @@ def check_cotangents(cotangents: Tensor, outputs: Tensor) -> None:
         n, c = outputs.shape
         raise ShapeError("cotangents", tuple(cotangents.shape), f"({n}, K, {c})")
     check_finite("output curvature", cotangents, "Check the outputs of the network.")
+
+
+def call_with(module: torch.nn.Module, values: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """The module's outputs with other values of its parameters, by name.
+
+    Tied parameters have the same value. A part that has two names is set by one of them:
+    ``functional_call`` itself sets it twice, and leaves the module with the value of the first.
+    """
+    named = dict(module.named_parameters())
+    chosen = {id(named[name]): value for name, value in values.items()}
+    slots = {
+        f"{owner}.{kind}".removeprefix("."): chosen[id(p)]
+        for owner, part in module.named_modules()
+        for kind, p in part._parameters.items() if id(p) in chosen
+    }  # fmt: skip
+    return functional_call(module, slots, (x,), tie_weights=False)
 
 
 def fresh_parameters(module: torch.nn.Module) -> dict[str, Tensor]:

@@ -11,11 +11,12 @@ from gpytorch.kernels import Kernel
 from gpytorch.means import Mean
 from linear_operator import LinearOperator
 from torch import Tensor
-from torch.func import functional_call, jvp
+from torch.func import jvp
 from typing_extensions import override
 
 from gpclml._utils.arguments import check_positive, checked
 from gpclml.curvature import GaussianWeightPrior, sample_gradients
+from gpclml.curvature.structure import call_with
 from gpclml.errors import ShapeError, UnsupportedError
 from gpclml.kernels.features import JointKernel, once_if_equal
 from gpclml.kernels.networks import MLP, apply_network
@@ -293,7 +294,7 @@ class LinearizedMean(Mean):
         """The mean at points, ``(n, d)`` to ``(n,)``."""
         weights = {k: p.detach() for k, p in self.network.named_parameters() if p.requires_grad}
         both = jvp(
-            lambda parameters: functional_call(self.network, parameters, (x,)),
+            lambda parameters: call_with(self.network, parameters, x),
             (weights,),
             (weights,),
         )

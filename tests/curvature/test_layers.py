@@ -79,6 +79,22 @@ class Unused(Reused):
         return self.layers[2](linear(x, self.layers[0].weight).tanh())
 
 
+class PointsSecond(Reused):
+    """A layer is given seven places of each point, which come before the points."""
+
+    def forward(self, x):
+        places = torch.stack([x * k for k in range(1, 8)])
+        return self.layers[2](self.layers[0](places).tanh().mean(0))
+
+
+class NoPoints(Reused):
+    """A layer is given seven embeddings that all points share."""
+
+    def forward(self, x):
+        shared = self.layers[0](torch.ones(7, 3).to(x) * torch.arange(7).to(x)[:, None])
+        return self.layers[2]((x + shared.sum(0)).tanh())
+
+
 class OutsideTheGraph(Reused):
     def forward(self, x):
         with torch.no_grad():
@@ -160,12 +176,14 @@ ODD = {
     "weight norm": (weight_norm, r"0 \(Param(.|\n)*which is parametrized"),
     "old weight norm": (of_old_pre_hooks, r"0 \(Linear.*whose weight_g makes its weights"),
     "spectral norm": (spectral_norm, r"0 \(Param(.|\n)*which is parametrized"),
-    "low rank": (low_rank, r"0 \(LowRank.*which is no Linear or Conv2d itself"),
-    "scaled": (scaled, r"0 \(Scaled.*which is no Linear or Conv2d itself"),
+    "low rank": (low_rank, r"0 \(LowRank.*which is no linear layer"),
+    "scaled": (scaled, r"0 \(Scaled.*which is no linear layer"),
     "hooks": (hooked, r"0 \(Linear.*which has hooks"),
     "replaced": (replaced, r"0 \(Linear.*whose forward is replaced"),
     "other weights": (OtherWeights, r"layers\.0 \(Linear.*applied with other weights"),
     "unused": (Unused, r"layers\.0 \(Linear.*whose output is not used"),
+    "points second": (PointsSecond, r"layers\.0 \(Linear.*whose rows are not those of points"),
+    "no points": (NoPoints, r"layers\.0 \(Linear.*whose rows are not those of points"),
     "no graph": (OutsideTheGraph, r"layers\.0 \(Linear.*whose output is not used"),
 }
 
@@ -280,6 +298,7 @@ def test_layers_that_are_what_they_seem(make):
     network, x = make().double(), points((3,))
     network(x)  # a lazy layer becomes one
     assert len(Kronecker().of(network, x, softmax_columns).factors) in (1, 2)
+    assert all(type(p) is torch.nn.Parameter for p in network.parameters())
     value = FunctionSpace().of(network, x, softmax_columns).log_det_ratio(precisions(network))
     torch.testing.assert_close(
         value, ratio(dense(network, x), precisions(network), sizes_of(network))
@@ -293,3 +312,22 @@ def test_batches_of_other_layers_do_not_add_up():
     other = Kronecker(others="diagonal").of(network, x, softmax_columns)
     with pytest.raises(UnsupportedError, match="factors of"):
         first + other
+
+
+def test_a_hook_of_all_modules_is_seen_by_its_gradient():
+    network, x = plain(), points((3,))
+    before = full(network, x)
+
+    def triple(layer, inputs, output):
+        return 3 * output if layer is network[0] else output
+
+    handle = torch.nn.modules.module.register_module_forward_hook(triple)
+    try:
+        expected = full(network, x)
+        value = FunctionSpace().of(network, x, softmax_columns).log_det_ratio(precisions(network))
+        with pytest.raises(UnsupportedError, match="whose gradient is another"):
+            Kronecker().of(network, x, softmax_columns)
+    finally:
+        handle.remove()
+    torch.testing.assert_close(value, expected)
+    assert abs(float(value - before)) > 0.1

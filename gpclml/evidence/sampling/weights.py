@@ -8,7 +8,7 @@ from typing import cast
 
 import torch
 from torch import Tensor
-from torch.func import functional_call, jvp, vmap
+from torch.func import jvp, vmap
 
 from gpclml._utils.arguments import (
     all_finite,
@@ -19,6 +19,7 @@ from gpclml._utils.arguments import (
 )
 from gpclml._utils.progress import progress_bar
 from gpclml.conditioning import partition_at_random
+from gpclml.curvature.structure import call_with
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
@@ -199,7 +200,7 @@ def sampled_outputs(
     _check_weights(network, weights)
 
     def of_one(values: dict[str, Tensor]) -> Tensor:
-        return functional_call(network, values, (x,))
+        return call_with(network, values, x)
 
     return vmap(of_one, chunk_size=at_once)(dict(weights))
 
@@ -231,7 +232,7 @@ def linearized_outputs(
     center = {name: parameters[name].detach() for name in weights}
 
     def outputs(values: dict[str, Tensor]) -> Tensor:
-        return functional_call(network, values, (x,))
+        return call_with(network, values, x)
 
     def of_one(values: dict[str, Tensor]) -> Tensor:
         away = {name: value - center[name] for name, value in values.items()}
