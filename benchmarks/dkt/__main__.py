@@ -3,11 +3,14 @@
 from pathlib import Path
 from typing import Annotated
 
+import pandas
 import typer
 
 from benchmarks._options import errors_as_text, names
+from benchmarks._tables import table
 from benchmarks.dkt.examples import draw_examples
-from benchmarks.dkt.study import STUDY
+from benchmarks.dkt.study import STUDY, objective_differences
+from gpclml.errors import DataError
 
 app = STUDY.make_app()
 
@@ -21,6 +24,25 @@ def examples(
     """Draw a test task of each study: the images to learn from and some to predict."""
     with errors_as_text():
         draw_examples(names(study, "study"), figure, seed)
+
+
+@app.command()
+def differences(
+    rows: Annotated[list[Path], typer.Argument(help="Files of rows, as report --csv writes them.")],
+) -> None:
+    """Print what the CLML changes, of the rows of several files together."""
+    with errors_as_text():
+        done = pandas.concat([_rows(path) for path in rows], ignore_index=True)
+        print(table(objective_differences(done)))
+
+
+def _rows(path: Path) -> pandas.DataFrame:
+    try:
+        return pandas.read_csv(path, comment="#").astype({"objective": object})
+    except (OSError, ValueError, KeyError) as error:
+        raise DataError(
+            f"{path}: no rows of cells ({error}). Give a file that report --csv wrote."
+        ) from error
 
 
 if __name__ == "__main__":

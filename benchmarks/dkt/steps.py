@@ -8,16 +8,14 @@ from typing import Annotated, cast
 import pandas as pd
 import torch
 import typer
-from gpytorch.distributions import MultivariateNormal
-from gpytorch.likelihoods import GaussianLikelihood, LikelihoodList
-from gpytorch.mlls import SumMarginalLogLikelihood
-from gpytorch.models import ExactGP, IndependentModelList
 from torch import Tensor
 from typer import Option
 
 from benchmarks._process import keep_freed_memory
+from benchmarks.dkt.published import published_model
 from benchmarks.speed.runs import Rounds, interleaved_times, ratio_table, sweep_command
 from gpclml.conditioning import LastPoints
+from gpclml.inference import evaluating
 from gpclml.meta import Conv4, DeepKernelTransfer, ImageTasks
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 
@@ -25,19 +23,6 @@ __all__ = ["measure_steps"]
 
 _FEATURES, _WAYS = 64, 5
 _BASE = "way by way, with scores"
-
-
-class _Way(ExactGP):
-    """The GP of one class, with hyperparameters of its own."""
-
-    def __init__(self, kernel: str) -> None:
-        super().__init__(torch.ones(1, _FEATURES), torch.ones(1), GaussianLikelihood())
-        parts = DeepKernelTransfer(torch.nn.Identity(), kernel, _FEATURES)
-        self.mean_module, self.covar_module = parts.mean_module, parts.covar_module
-
-    def forward(self, features: Tensor) -> MultivariateNormal:
-        mean = cast(Tensor, self.mean_module(features))
-        return MultivariateNormal(mean, self.covar_module(features))
 
 
 def measure_steps(
@@ -88,33 +73,20 @@ def _our_step(tasks: ImageTasks, kernel: str, m: int) -> Callable[[], object]:
 
 
 def _plain_step(tasks: ImageTasks, kernel: str, scores: bool) -> Callable[[], object]:
-    network = Conv4().to(memory_format=torch.contiguous_format).blocks
-    members = [_Way(kernel) for _ in range(_WAYS)]
-    model = IndependentModelList(*members)
-    likelihood = LikelihoodList(*[member.likelihood for member in members])
-    mll = SumMarginalLogLikelihood(likelihood, model)
-    optimizer = torch.optim.Adam([*model.parameters(), *network.parameters()], lr=1e-3)
+    model = published_model(kernel, _WAYS, seed=0)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 
     def step() -> float:
-        for part in (model, likelihood, network):
-            part.train()
+        model.train()
         task = tasks.draw([0])
-        features = network(torch.cat([task.support_x[0], task.query_x[0]])).flatten(1)
-        classes = torch.cat([task.support_y[0], task.query_y[0]])
-        for way, member in enumerate(members):
-            targets = torch.where(classes == way, 1.0, -1.0)
-            member.set_train_data(features, targets, strict=False)
         optimizer.zero_grad()
-        loss = -cast(Tensor, mll(model(*model.train_inputs), model.train_targets))
+        loss = model.loss(task)
         loss.backward()
         optimizer.step()
         if scores:
-            with torch.no_grad():
-                for part in (model, likelihood, network):
-                    part.eval()
+            with torch.no_grad(), evaluating(model):
                 for x in (task.support_x[0], task.query_x[0]):
-                    predicted = likelihood(*model(*[network(x).flatten(1)] * _WAYS))
-                    torch.stack([one.mean for one in predicted]).argmax(0)
+                    model.classes(x)
         return float(loss.detach())
 
     return step

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pandas
+from scipy.stats import t as student_t
 from typer import Option
 
 from benchmarks._options import (
@@ -19,7 +20,7 @@ from benchmarks._options import (
     names,
     whole_numbers,
 )
-from benchmarks._tables import section, table, with_error
+from benchmarks._tables import mean_and_error, section, table, with_error
 from benchmarks.dkt.baselines import BASELINES
 from benchmarks.dkt.cells import BASELINE, CHECKPOINTS, OBJECTIVES, SOURCES, run_cell, run_together
 from benchmarks.dkt.studies import STUDIES, study_named
@@ -29,7 +30,7 @@ from benchmarks.study import Study
 from gpclml.errors import ArgumentError
 from gpclml.meta import KERNELS
 
-__all__ = ["STUDY", "make_grid", "sections"]
+__all__ = ["STUDY", "make_grid", "objective_differences", "sections"]
 
 _METRICS = {  # title, factor and digits
     "accuracy": ("accuracy, %", 100, 1), "mse": ("squared error", 1, 3),
@@ -45,8 +46,8 @@ _ABOUT = (
     "in regression. Tempered: with the temperature that is best for validation tasks."
 )
 _ABOUT_DIFFERENCES = (
-    "CLML less LML, paired by seed: mean ± standard error. The CLML conditions on the support "
-    "points and scores the query points."
+    "CLML less LML, paired by seed: mean ± half the 95% interval over seeds (Student's t). The "
+    "CLML conditions on the support points and scores the query points, clml-half on a random half."
 )
 
 
@@ -56,7 +57,7 @@ def sections(done: pandas.DataFrame) -> Iterator[str]:
     for name in sorted(set(done["study"])):
         yield f"- `{name}`: {STUDIES[name].about}."
     yield section("Results", _ABOUT, table(_results(done)))
-    differences = _differences(done)
+    differences = objective_differences(done)
     if len(differences):
         yield section("CLML less LML", _ABOUT_DIFFERENCES, table(differences))
 
@@ -93,16 +94,36 @@ def _interval(halves: pandas.Series, digits: int) -> str:
     return f"± {math.sqrt((halves**2).sum()) / len(halves):.{digits}f}" if len(halves) else "-"
 
 
-def _differences(done: pandas.DataFrame) -> pandas.DataFrame:
-    keys = _keys(done)[:-1]
-    of_seeds = done.set_index([*keys, "seed"])
-    clml, lml = (of_seeds[of_seeds["objective"] == name] for name in ("clml", "lml"))
+def objective_differences(done: pandas.DataFrame) -> pandas.DataFrame:
+    """Scores under each other objective less those under the LML, paired by seed.
+
+    Args:
+        done: Finished cells.
+
+    Returns:
+        A row for each study, number of ways and shots, kernel and objective, with means and half
+        their 95% intervals over seeds.
+    """
+    keys = _keys(done)
+    metrics = [name for name in ("accuracy", "mse", "nll") if name in done]
+    lml = done[done["objective"] == "lml"].set_index([*keys[:-1], "seed"])[metrics]
+    others = done[done["objective"].isin([name for name in OBJECTIVES if name != "lml"])]
+    pairs = others.join(lml.add_suffix("_lml"), on=lml.index.names, how="inner")
     columns = {}
     for name, (title, factor, digits) in _METRICS.items():
-        if name in ("accuracy", "mse", "nll") and name in done:
-            pairs = (clml[name] - lml[name]).dropna()
-            columns[title] = pairs.groupby(level=keys).agg(_mean, factor, digits, "+")
+        if name in metrics:
+            less = (factor * (pairs[name] - pairs[f"{name}_lml"])).groupby([pairs[k] for k in keys])
+            columns[title] = less.agg(_paired, digits)
     return pandas.DataFrame(columns).dropna(axis="columns", how="all").fillna("-")
+
+
+def _paired(values: pandas.Series, digits: int) -> str | float:
+    """The mean and half its 95% interval by Student's t, as text; of one value no interval."""
+    if not values.count():
+        return math.nan
+    mean, error = mean_and_error(values.dropna())
+    half = float(student_t.ppf(0.975, values.count() - 1)) * error
+    return f"{mean:+.{digits}f}" + (f" ± {half:.{digits}f}" if math.isfinite(half) else "")
 
 
 def make_grid(

@@ -71,6 +71,26 @@ def test_a_table_of_all_cells(path, tmp_path):
     assert {"study", "seed", "accuracy", "interval", "nll"} <= set(table)
 
 
+def test_what_the_conditional_objective_changes(tmp_path):
+    head = "# made by a command\nstudy,shots,kernel,objective,seed,accuracy\n"
+    (tmp_path / "a.csv").write_text(
+        head + "".join(f"digits,1,rbf,lml,{seed},0.5\n" for seed in range(3))
+        + "digits,1,pixels,,0,0.1\n"
+    )  # fmt: skip
+    gains = (0.51, 0.52, 0.53, 0.9)  # of a seed that the LML lacks too
+    (tmp_path / "b.csv").write_text(
+        head + "".join(f"digits,1,rbf,clml,{seed},{one}\n" for seed, one in enumerate(gains))
+    )
+    line = f"differences {tmp_path / 'a.csv'} {tmp_path / 'b.csv'}"
+    text = CliRunner().invoke(app, line.split()).stdout
+    half = 4.303 * 1 / 3**0.5  # Student's t of two degrees of freedom
+    assert f"| digits | 1 | rbf | clml | +2.0 ± {half:.1f} |" in text
+    assert "pixels" not in text
+    answer = CliRunner().invoke(app, f"differences {tmp_path / 'c.csv'}".split())
+    assert answer.exit_code == 2
+    assert "no rows of cells" in answer.stderr
+
+
 def test_studies_share_a_training(tmp_path, monkeypatch):
     line = f"{LINE} --kernels cosine --seeds 1 --checkpoints {tmp_path / 'kept'}"
     assert invoke(line, tmp_path / "a.sqlite").exit_code == 0

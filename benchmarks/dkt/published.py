@@ -1,0 +1,229 @@
+"""``python -m benchmarks.dkt.published``: the published method beside ours, on the same tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Annotated, cast
+
+import pandas as pd
+import torch
+import typer
+from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import Kernel, LinearKernel, RBFKernel, ScaleKernel
+from gpytorch.likelihoods import GaussianLikelihood, LikelihoodList
+from gpytorch.means import ConstantMean
+from gpytorch.mlls import SumMarginalLogLikelihood
+from gpytorch.models import ExactGP, IndependentModelList
+from torch import Tensor
+from torch.nn.functional import normalize
+from typer import Option
+
+from benchmarks.dkt.studies import study_named
+from benchmarks.speed.runs import sweep_command
+from gpclml.conditioning import LastPoints
+from gpclml.errors import UnknownNameError
+from gpclml.inference import evaluating
+from gpclml.meta import Conv4, DeepKernelTransfer, Episodes, Tasks, evaluate_tasks, train_on_tasks
+from gpclml.mlls import ConditionalMarginalLogLikelihood
+
+__all__ = [
+    "KERNELS", "ClassModels", "compare_with_published", "published_model", "train_class_models",
+]  # fmt: skip
+
+_FEATURES, _NOISE = 64, 0.1
+_STEPS_OF_AN_OPTIMIZER = 100  # the tasks of an epoch
+
+
+class _OfAClass(ExactGP):
+    """The GP of one class, with hyperparameters of its own; its noise stays."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        likelihood = GaussianLikelihood()
+        likelihood.initialize(noise=_NOISE)
+        likelihood.raw_noise.requires_grad_(False)
+        super().__init__(torch.ones(1, _FEATURES), torch.ones(1), likelihood)
+        self.mean_module, self.covar_module = ConstantMean(), kernel
+
+    def forward(self, features: Tensor) -> MultivariateNormal:
+        mean = cast(Tensor, self.mean_module(features))
+        return MultivariateNormal(mean, self.covar_module(features))
+
+
+class ClassModels(torch.nn.Module):
+    """A GP for each class of a task on features of one network (Patacchiola et al. 2020).
+
+    So their public code has it, by GPyTorch's own lists of models.
+
+    Args:
+        network: Maps images to features; with whatever normalization has parameters.
+        ways: Number of classes.
+        make_kernel: Makes the kernel of a class.
+        unit_length: Whether features are divided by their length.
+    """
+
+    def __init__(
+        self,
+        network: torch.nn.Module,
+        ways: int,
+        make_kernel: Callable[[], Kernel],
+        unit_length: bool = False,
+    ) -> None:
+        super().__init__()
+        self.network, self.unit_length = network, unit_length
+        self._members = [_OfAClass(make_kernel()) for _ in range(ways)]
+        self.gps = IndependentModelList(*self._members)
+        self.likelihood = LikelihoodList(*[member.likelihood for member in self._members])
+        self.mll = SumMarginalLogLikelihood(self.likelihood, self.gps)
+
+    def features(self, images: Tensor) -> Tensor:
+        """Features of images."""
+        values = self.network(images).flatten(1)
+        return normalize(values, dim=1) if self.unit_length else values
+
+    def loss(self, task: Episodes) -> Tensor:
+        """The negative log marginal likelihood of support and query points, mean over classes."""
+        x, y = torch.cat([task.support_x[0], task.query_x[0]]), [task.support_y, task.query_y]
+        self._learn_from(x, torch.cat(y, 1)[0])
+        return -cast(Tensor, self.mll(self.gps(*self.gps.train_inputs), self.gps.train_targets))
+
+    def condition(self, task: Episodes) -> None:
+        """Takes the support points of a task as data."""
+        self._learn_from(task.support_x[0], task.support_y[0])
+
+    def classes(self, images: Tensor) -> Tensor:
+        """The class of the largest predictive mean of each image."""
+        features = self.features(images)
+        predicted = self.likelihood(*self.gps(*[features] * len(self._members)))
+        return torch.stack([one.mean for one in predicted]).argmax(0)
+
+    def _learn_from(self, images: Tensor, labels: Tensor) -> None:
+        features = self.features(images)
+        for way, member in enumerate(self._members):
+            targets = torch.where(labels == way, 1.0, -1.0)
+            member.set_train_data(features, targets, strict=False)
+
+
+def train_class_models(model: ClassModels, tasks: Tasks, steps: int) -> None:
+    """Adam steps on the first tasks of a source, a new optimizer every 100 steps.
+
+    Rates are 0.001 for the network and 0.0001 for the GPs.
+    """
+    model.train()
+    for step in range(steps):
+        if step % _STEPS_OF_AN_OPTIMIZER == 0:
+            groups = [(model.gps, 1e-4), (model.network, 1e-3)]
+            of_groups = [{"params": list(part.parameters()), "lr": lr} for part, lr in groups]
+            optimizer = torch.optim.Adam(of_groups)
+        optimizer.zero_grad()
+        model.loss(tasks.draw([step])).backward()
+        optimizer.step()
+
+
+@torch.no_grad()
+def _accuracy(model: ClassModels, tasks: Tasks, count: int) -> float:
+    right = []
+    with evaluating(model):
+        for number in range(count):
+            task = tasks.draw([number])
+            model.condition(task)
+            right.append((model.classes(task.query_x[0]) == task.query_y[0]).double().mean())
+    return float(torch.stack(right).mean())
+
+
+def _network(seed: int) -> torch.nn.Module:
+    """Conv4 of channels first, from the published start."""
+    torch.manual_seed(seed)
+    network = Conv4().to(memory_format=torch.contiguous_format)
+    for layer in network.modules():
+        if isinstance(layer, torch.nn.Conv2d):
+            layer.reset_parameters()
+            torch.nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+    return network
+
+
+def _linear_of_unit_variance() -> Kernel:
+    kernel = LinearKernel()
+    kernel.initialize(variance=1.0)
+    kernel.raw_variance.requires_grad_(False)
+    return ScaleKernel(kernel)
+
+
+KERNELS: Mapping[str, Callable[[], Kernel]] = MappingProxyType(
+    {
+        "batch-norm-cosine": _linear_of_unit_variance,
+        "cosine": _linear_of_unit_variance,
+        "linear": lambda: ScaleKernel(LinearKernel()),
+        "rbf": lambda: ScaleKernel(RBFKernel()),
+    }
+)
+"""The kernels of the published code; that of a cosine sees features of length one."""
+
+
+def published_model(kernel: str, ways: int, seed: int) -> ClassModels:
+    """The untrained published model of a kernel in :data:`KERNELS`, on Conv4.
+
+    Args:
+        kernel: Name of the kernel.
+        ways: Number of classes.
+        seed: Seed of the network's start.
+    """
+    network = _network(seed)
+    if kernel == "batch-norm-cosine":
+        network = torch.nn.Sequential(network, torch.nn.BatchNorm1d(_FEATURES))
+    return ClassModels(network, ways, KERNELS[kernel], "cosine" in kernel)
+
+
+def _ours(kernel: str, seed: int, tasks: Tasks, steps: int, clml: bool) -> DeepKernelTransfer:
+    model = DeepKernelTransfer(Conv4(generator=torch.Generator().manual_seed(seed)), kernel)
+    held_out = LastPoints(m=tasks.draw([0]).num_support if clml else 0)
+    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, held_out)
+    train_on_tasks(model, mll, tasks, steps=steps, progress=False)
+    return model
+
+
+def compare_with_published(
+    kernel: Annotated[str, Option(help="Kernel on features; may be repeated.")] = "linear",
+    seed: Annotated[int, Option(help="Seed of tasks and networks; may be repeated.")] = 0,
+    shots: Annotated[int, Option(min=1, help="Images a class to learn from.")] = 1,
+    steps: Annotated[int, Option(min=1, help="Steps of training, of one task each.")] = 250,
+    test_tasks: Annotated[int, Option(min=1, help="Tasks to test on.")] = 600,
+    study: Annotated[str, Option(help="Studies of images that train on the same, with commas.")]
+    = "omniglot-part,omniglot-part-to-cyrillic,omniglot-part-to-mnist",
+) -> pd.DataFrame:  # fmt: skip
+    """Accuracies after as many steps on the same tasks, with the last parameters.
+
+    Returns:
+        A row a study: accuracies in % of the published method and of ours under LML and CLML.
+
+    Raises:
+        UnknownNameError: The kernel or a study is not known.
+    """
+    if kernel not in KERNELS:
+        raise UnknownNameError("kernel", kernel, KERNELS)
+    names = study.split(",")
+    sources = [study_named(name).sources(shots, seed) for name in names]
+    tasks = sources[0].train
+    theirs = published_model(kernel, tasks.draw([0]).ways, seed)
+    train_class_models(theirs, tasks, steps)
+    ours = {f"ours, {'CLML' if clml else 'LML'}": _ours(kernel, seed, tasks, steps, clml)
+            for clml in (False, True)}  # fmt: skip
+    rows = []
+    for name, source in zip(names, sources, strict=True):
+        scores = {"published": _accuracy(theirs, source.test, test_tasks)}
+        for way, model in ours.items():
+            scores[way] = float(evaluate_tasks(model, source.test, test_tasks).values.mean())
+        setting = {"kernel": kernel, "seed": seed, "study": name, "shots": shots, "steps": steps}
+        rows.append({**setting, **{way: 100 * score for way, score in scores.items()}})
+    return pd.DataFrame(rows)
+
+
+main = sweep_command(
+    "benchmarks.dkt.published",
+    compare_with_published,
+    {"seed": [0], "kernel": list(KERNELS)},
+    "Accuracy of the published method and of ours, after the same steps on the same tasks.",
+)
+
+if __name__ == "__main__":
+    typer.run(main)
