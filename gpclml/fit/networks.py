@@ -45,7 +45,7 @@ _MARGIN = 1.5  # standard errors that a gain must exceed
 _WORSE_START, _WORSE = 2.0, 1.0
 _SUBSET = 400  # rows of a step: its cost does not grow with n
 _START_ROWS = 1000  # at most
-_NETWORK_RATE, _OTHER_RATE = 0.1, 2.0  # of the learning rate, in the kernel "deep"
+_NETWORK_RATE, _OTHER_RATE = 0.1, 2.0  # of the learning rate: of the network of the kernel "deep", of hyperparameters
 _WARM_UP = 50  # steps
 
 _Scores = list[tuple[Tensor, Tensor]]
@@ -93,8 +93,9 @@ def fit_networks(
     a second part, whose linear map and hyperparameters are fitted by line searches on the log
     marginal likelihood of up to 1000 rows: from a shorter lengthscale and from an indicator of one
     column's values, of which the better goes on. Then everything is trained by Adam, each step
-    under the objective of 400 random rows, so that the cost of a step does not grow with n. Of any
-    other model the networks alone are trained.
+    under the objective of 400 random rows, so that the cost of a step does not grow with n. Any
+    other model is trained by Adam from where it stands, its networks and its hyperparameters
+    together.
 
     Each fold does so with a copy on the other folds and scores its own points by
     :math:`\log p(y_i \mid y_{\ne i})`, whose targets have no part in the hyperparameters, at five
@@ -109,8 +110,8 @@ def fit_networks(
         mll: An objective of a :class:`~gpclml.models.GPRegression` with a network in its
             kernel or mean, e.g. ``kernel="deep"``; one whose held-out points are drawn or all.
         steps: Most steps.
-        lr: Learning rate of Adam, with a rise and a cosine decay; in the kernel ``"deep"`` a
-            tenth of it for the network and twice it for everything else.
+        lr: Learning rate of Adam for networks, with a rise and a cosine decay, and twice it
+            for everything else; the network of the kernel ``"deep"`` has a tenth of it.
         n_splits: Number of folds. Only as many are used as hold 1000 points together.
         seed: Seed of the folds and subsets.
         progress: Whether to show progress bars; None shows them on terminals and in notebooks.
@@ -300,13 +301,11 @@ def _gain(scores: _Scores, before: _Scores) -> _Gain:
 class _SubsetTraining:
     """Training of an objective on some rows of its model's data.
 
-    Of the kernel ``"deep"`` everything is trained, of any other model the networks alone.
-
     Args:
         mll: The objective. Its model is changed in place, but keeps all its data.
         rows: Indices of the rows to train on, all observed.
         steps: Length of the course of the learning rate: a rise, then a half cosine.
-        lr: Learning rate of Adam; in the kernel ``"deep"`` a tenth of it for the network and
+        lr: Learning rate of Adam for networks, a tenth of it for that of the kernel ``"deep"``,
             twice it for everything else.
         seed: Seed of the subsets.
     """
@@ -397,21 +396,14 @@ class _SubsetTraining:
         return Normal(0.0, variance.sqrt()).log_prob(error), error.square()
 
     def _groups(self, lr: float) -> list[dict]:
-        networks = [p for network in find_networks(self.model) for p in network.parameters()]
-        if not has_second_part(self.model):
-            return [{"params": networks, "lr": lr}]
-        inside = [
-            p
-            for network in find_networks(self.model)
-            for module in getattr(network, "network", network).modules()
-            for p in module.parameters(recurse=False)
-        ]
+        networks, rate = find_networks(self.model), 1.0
+        if has_second_part(self.model):  # its linear map is fitted already, unlike its network
+            networks = [getattr(network, "network", network) for network in networks]
+            rate = _NETWORK_RATE
+        inside = [p for network in networks for p in network.parameters() if p.requires_grad]
         known = {id(p) for p in inside}
         others = [p for p in self.mll.parameters() if id(p) not in known and p.requires_grad]
-        return [
-            {"params": inside, "lr": _NETWORK_RATE * lr},
-            {"params": others, "lr": _OTHER_RATE * lr},
-        ]
+        return [{"params": inside, "lr": rate * lr}, {"params": others, "lr": _OTHER_RATE * lr}]
 
     def _subset(self, size: int) -> Tensor:
         order = torch.randperm(len(self.rows), generator=self.generator)[:size]
