@@ -15,9 +15,10 @@ from torch import Tensor
 from torch.nn.functional import batch_norm, max_pool2d, pad
 
 from gpclml.errors import UnsupportedError
+from gpclml.kernels.networks import MLP
 from gpclml.meta import ConvBlocks
 
-__all__ = ["Stack", "StackedBlocks", "StackedNormalization"]
+__all__ = ["Stack", "StackedBlocks", "StackedLinear", "StackedNormalization"]
 
 _Pairs = list[tuple[Tensor, list[Tensor]]]
 
@@ -27,7 +28,7 @@ class Stack:
 
     Args:
         models: Models of tasks, such as :class:`gpclml.meta.DeepKernelTransfer`, with
-            :class:`gpclml.meta.ConvBlocks` as backbones.
+            :class:`gpclml.meta.ConvBlocks` or :class:`gpclml.kernels.networks.MLP` as backbones.
 
     Attributes:
         module: The stack, a model like each of them.
@@ -66,8 +67,8 @@ class Stack:
                 part = kind(children)
                 setattr(target, name, part)
                 self._pairs += part.pairs
-            elif name == "backbone":
-                expected = "ConvBlocks, such as Conv4"
+            elif name == "backbone" and not isinstance(child, MLP):
+                expected = "ConvBlocks, such as Conv4, or an MLP"
                 raise UnsupportedError("models", f"a backbone {type(child).__name__}", expected)
             else:
                 self._fill(child, children)
@@ -115,6 +116,29 @@ class StackedNormalization(torch.nn.Module):
             training=True, momentum=self.momentum, eps=self.eps,
         )  # fmt: skip
         return normalized.view(values.shape)
+
+
+class StackedLinear(torch.nn.Module):
+    """Linear layers of several models, each of which maps points of its own.
+
+    Args:
+        layers: One a model.
+    """
+
+    def __init__(self, layers: Sequence[torch.nn.Linear]) -> None:
+        super().__init__()
+        self.count = len(layers)
+        self.weight = torch.nn.Parameter(_rows([layer.weight for layer in layers]))
+        self.bias = torch.nn.Parameter(_rows([layer.bias for layer in layers]))
+        self.pairs: _Pairs = [
+            (self.weight, [layer.weight for layer in layers]),
+            (self.bias, [layer.bias for layer in layers]),
+        ]
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Maps values ``(models * n, inputs)``, those of the first model first."""
+        by_model = values.unflatten(0, (self.count, -1))
+        return torch.baddbmm(self.bias.unsqueeze(1), by_model, self.weight.mT).flatten(0, 1)
 
 
 class StackedBlocks(torch.nn.Module):
@@ -182,4 +206,8 @@ def _rows(own: Sequence[Tensor]) -> Tensor:
     return torch.stack([one.detach() for one in own]).contiguous()
 
 
-_STACKED = {ConvBlocks: StackedBlocks, torch.nn.BatchNorm1d: StackedNormalization}
+_STACKED = {
+    ConvBlocks: StackedBlocks,
+    torch.nn.BatchNorm1d: StackedNormalization,
+    torch.nn.Linear: StackedLinear,
+}

@@ -97,7 +97,7 @@ class JointSpectralMixtureKernel(JointKernel):
             return (self.mixture_weights.unsqueeze(-1) * (-0.5 * distance).exp() * wave).sum(-2)
         wave = (phase1.mT.unsqueeze(-1) - phase2.mT.unsqueeze(-2)).cos()  # (*batch, Q, n, m)
         terms = (-0.5 * distance).exp() * wave
-        return (self.mixture_weights[:, None, None] * terms).sum(-3)
+        return (self.mixture_weights[..., None, None] * terms).sum(-3)
 
 
 @torch.no_grad()

@@ -63,8 +63,7 @@ class DeepKernelTransfer(ExactGP):
         backbone: Maps inputs ``(n, *event)`` to features ``(n, q)``.
         kernel: A kernel on features, or one of ``"batch_norm_cosine"`` (of features
             standardized over the batch in training and by running statistics afterwards; the
-            normalization is a layer of the network and is trained with it. Such features have
-            no common part that could stand for the mean of the targets, so this is taken off),
+            normalization is a layer of the network and is trained with it, from a shift of one),
             ``"cosine"``, ``"linear"``, ``"matern"``, ``"polynomial"`` (of degree 2),
             ``"polynomial_1"`` (of degree 1: linear with an offset), ``"rbf"``,
             ``"spectral_mixture"``.
@@ -94,7 +93,10 @@ class DeepKernelTransfer(ExactGP):
         self.normalization = (
             torch.nn.BatchNorm1d(num_features) if kernel == BATCH_NORM else torch.nn.Identity()
         )
-        self._centred = kernel == BATCH_NORM
+        if kernel == BATCH_NORM:
+            # Cosines of centred features vary about zero: no part of the kernel would stand for
+            # the mean of one-vs-rest targets. With a shift of one they vary about a half.
+            torch.nn.init.ones_(cast(Tensor, self.normalization.bias))
         of_one_size = kernel in (BATCH_NORM, "spectral_mixture")
         self.num_features = num_features if of_one_size else None
         self.mean_module = ConstantMean()
@@ -152,13 +154,13 @@ class DeepKernelTransfer(ExactGP):
             episodes: Tasks of one size.
 
         Returns:
-            A Gaussian with batch ``(tasks, 1)``, and targets ``(tasks, ways, n)``, less their mean
-            under ``"batch_norm_cosine"``; in regression ``(tasks, 1, n)``.
+            A Gaussian with batch ``(tasks, 1)``, and targets ``(tasks, ways, n)``; in
+            regression ``(tasks, 1, n)``.
         """
         x = torch.cat([episodes.support_x, episodes.query_x], dim=1)
         y = torch.cat([episodes.support_y, episodes.query_y], dim=1)
         features = self.features(x)
-        targets = one_vs_rest(y, episodes.ways, features.dtype) - self._mean(episodes.ways)
+        targets = one_vs_rest(y, episodes.ways, features.dtype)
         self.set_train_data(features, targets, strict=False)
         return self(features), targets
 
@@ -181,15 +183,10 @@ class DeepKernelTransfer(ExactGP):
         with evaluating(self):
             features = self.features(x)
             targets = one_vs_rest(episodes.support_y, episodes.ways, features.dtype)
-            mean = self._mean(episodes.ways)
-            self.set_train_data(features[..., :s, :], targets - mean, strict=False)
+            self.set_train_data(features[..., :s, :], targets, strict=False)
             latent = exact_posterior(self, features[..., s:, :], marginal=True)
             noise = cast(GaussianLikelihood, self.likelihood).noise
-            return Normal(latent.mean + mean, (latent.variance + noise).sqrt())
-
-    def _mean(self, ways: int) -> float:
-        """What is taken off the targets: their mean over classes where features are centred."""
-        return 2 / ways - 1 if ways and self._centred else 0.0
+            return Normal(latent.mean, (latent.variance + noise).sqrt())
 
 
 def one_vs_rest(labels: Tensor, ways: int, dtype: torch.dtype) -> Tensor:

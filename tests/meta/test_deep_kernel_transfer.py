@@ -60,12 +60,6 @@ class PlainGP(gpytorch.models.ExactGP):
         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
-def targets_of(kernel, y, ways):
-    """One a class; of centred features less their mean over classes."""
-    mean = 2 / ways - 1 if kernel == "batch_norm_cosine" and ways else 0
-    return one_vs_rest(y, ways, torch.float64) - mean, mean
-
-
 def plain_marginal(model, features, targets):
     """The mean log marginal likelihood over tasks and ways, by a loop."""
     values = []
@@ -85,7 +79,7 @@ def test_the_marginal_objective_is_that_of_a_loop_over_gpytorchs_own(kernel, dat
     value = mll(*model.prior(data))
     features = features_of(model, data)
     y = torch.cat([data.support_y, data.query_y], 1)
-    targets, _ = targets_of(kernel, y, data.ways)
+    targets = one_vs_rest(y, data.ways, torch.float64)
     expected = plain_marginal(model, features, targets)
     torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-9)
     parameters = [p for p in model.parameters() if p.requires_grad]
@@ -129,25 +123,27 @@ def test_predictions_are_those_of_a_loop_and_leave_modes_alone(kernel):
     assert model.training
     model.eval()
     support, query = features_of(model, data).tensor_split([data.num_support], dim=-2)
-    targets, mean = targets_of(kernel, data.support_y, WAYS)
+    targets = one_vs_rest(data.support_y, WAYS, torch.float64)
     for task in range(TASKS):
         for way in range(WAYS):
             plain = PlainGP(support[task, 0], targets[task, way], model).eval()
             with torch.no_grad(), gpytorch.settings.fast_computations(False, False, False):
                 expected = model.likelihood(plain(query[task, 0]))
             torch.testing.assert_close(
-                predictive.mean[task, way], expected.mean + mean, rtol=1e-6, atol=1e-7
+                predictive.mean[task, way], expected.mean, rtol=1e-6, atol=1e-7
             )
             torch.testing.assert_close(
                 predictive.variance[task, way], expected.variance, rtol=1e-6, atol=1e-7
             )
 
 
-def test_targets_of_centred_features_have_mean_zero():
-    data = episodes()
-    for kernel, mean in (("batch_norm_cosine", 0.0), ("cosine", 2 / WAYS - 1)):
-        targets = transfer(kernel).prior(data)[1]
-        torch.testing.assert_close(targets.mean(-1), torch.full_like(targets[..., 0], mean))
+@torch.no_grad()
+def test_cosines_of_normalized_features_start_about_a_half():
+    model = DeepKernelTransfer(torch.nn.Identity(), "batch_norm_cosine", 200)
+    x = torch.randn(1, 50, 200, generator=torch.Generator().manual_seed(0))
+    cosines = model.covar_module(model.features(x)).to_dense() / model.covar_module.outputscale
+    others = ~torch.eye(50, dtype=torch.bool).expand_as(cosines)
+    assert float(cosines[others].mean()) == pytest.approx(0.5, abs=0.02)
 
 
 def test_a_task_does_not_depend_on_the_others_or_its_query_targets():
