@@ -45,7 +45,8 @@ _MARGIN = 1.5  # standard errors that a gain must exceed
 _WORSE_START, _WORSE = 2.0, 1.0
 _SUBSET = 400  # rows of a step: its cost does not grow with n
 _START_ROWS = 1000  # at most
-_NETWORK_RATE, _OTHER_RATE = 0.1, 2.0  # of the learning rate: of the network of the kernel "deep", of hyperparameters
+# Of the learning rate: of the network of the kernel "deep", and of what is in no network.
+_NETWORK_RATE, _OTHER_RATE = 0.1, 2.0
 _WARM_UP = 50  # steps
 
 _Scores = list[tuple[Tensor, Tensor]]
