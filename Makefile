@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 JOBS ?= 2
 TEST_WORKERS ?= 2
 TESTS ?= not slow and not data
-RESULTS ?= demo.sqlite
+DEMO ?= demo
 GPU_RESULTS ?= gpu-results
 GPU_OPTIONS ?=
 # Errors alone are printed: no warning about links of the user's, no notice of a newer pip.
@@ -14,10 +14,7 @@ INSTALL := pip install -qq --disable-pip-version-check
 .PHONY: demo test lint types pytest gpu docs clean
 
 demo: $(VENV)/demo.stamp
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.uci run --datasets diabetes --n 100 --seeds 5 \
-	  --objectives lml,clml --kernel rbf,deep,deep-bottleneck --steps 300 \
-	  --results $(RESULTS) --jobs $(JOBS)
-	$(BIN)/python -m benchmarks.uci report --results $(RESULTS) --figure demo.png
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.demo --out $(DEMO) --jobs $(JOBS)
 
 # TESTS='not data' has the slow tests too; TESTS=data those on real data, named by GPCLML_DATA.
 test: lint types pytest
@@ -63,4 +60,4 @@ $(VENV)/docs.stamp: pyproject.toml constraints.txt | $(BIN)/python
 	touch $@
 
 clean:
-	rm -rf $(VENV) site demo.sqlite .demo.sqlite.lock demo.png
+	rm -rf $(VENV) site demo
