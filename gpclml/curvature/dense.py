@@ -17,6 +17,7 @@ from gpclml.curvature.structure import (
     Cotangents,
     Curvature,
     Draw,
+    OutputCovariance,
     Structure,
     layer_of,
     sample_gradients,
@@ -123,6 +124,14 @@ class DenseCurvature(Curvature):
         return draws
 
     @override
+    @torch.no_grad()
+    def output_covariance(
+        self, precisions: Mapping[str, Tensor], scale: Tensor | float = 1.0
+    ) -> OutputCovariance:
+        parts = [block.output_covariance(precisions, float(scale)) for block in self._blocks]
+        return lambda gradients: torch.stack([part(gradients) for part in parts]).sum(0)
+
+    @override
     def __add__(self, other: Self) -> Self:
         pairs = zip(self._blocks, other._blocks, strict=True)
         return type(self)([one.plus(two) for one, two in pairs])
@@ -169,6 +178,23 @@ class _Block:
             name: part.reshape(count, *shape)
             for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
         }
+
+    def output_covariance(self, precisions: Mapping[str, Tensor], scale: float) -> OutputCovariance:
+        root = self._roots(precisions)
+        rows = scale**0.5 * self.matrix * root
+        inner = rows @ rows.mT if self.by_samples else scale**0.5 * root.unsqueeze(-1) * rows
+        factor = _factor(inner).to(inner.dtype)
+
+        def of(gradients: Mapping[str, Tensor]) -> Tensor:
+            flat = [gradients[name].flatten(2) if shape else gradients[name].unsqueeze(-1)
+                    for name, shape in self.shapes.items()]  # fmt: skip
+            columns = (torch.cat(flat, dim=-1) * root).flatten(0, 1).mT
+            seen = rows @ columns if self.by_samples else columns
+            solved = torch.linalg.solve_triangular(factor, seen, upper=False)
+            prior, known = (_products(one, flat[0].shape[:2]) for one in (columns, solved))
+            return prior - known if self.by_samples else known
+
+        return of
 
     def plus(self, other: _Block) -> _Block:
         if self.by_samples and other.by_samples:
@@ -240,6 +266,20 @@ class DiagonalCurvature(Curvature):
         }
 
     @override
+    @torch.no_grad()
+    def output_covariance(
+        self, precisions: Mapping[str, Tensor], scale: Tensor | float = 1.0
+    ) -> OutputCovariance:
+        roots = {name: (scale * h + precisions[name]).rsqrt() for name, h in self.diagonal.items()}
+
+        def of(gradients: Mapping[str, Tensor]) -> Tensor:
+            scaled = {name: gradients[name] * root for name, root in roots.items()}
+            flat = [one.reshape(*one.shape[:2], -1) for one in scaled.values()]
+            return torch.stack([one @ one.mT for one in flat]).sum(0)
+
+        return of
+
+    @override
     def __add__(self, other: Self) -> Self:
         return type(self)({k: h + other.diagonal[k] for k, h in self.diagonal.items()})
 
@@ -302,6 +342,12 @@ class FunctionSpaceCurvature(Curvature):
         raise UnsupportedError("curvature", "a FunctionSpace", "one with draws", "Use Full.")
 
     @override
+    def output_covariance(
+        self, precisions: Mapping[str, Tensor], scale: Tensor | float = 1.0
+    ) -> OutputCovariance:
+        raise UnsupportedError("curvature", "a FunctionSpace", "one with a posterior", "Use Full.")
+
+    @override
     def __add__(self, other: Self) -> Self:
         raise UnsupportedError(
             "curvature", "a FunctionSpace over several batches", "one batch", "Use Full for a sum."
@@ -312,6 +358,12 @@ def _factor(matrix: Tensor, scale: Tensor | float = 1.0) -> Tensor:
     """Cholesky factor of I + s M."""
     eye = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
     return safe_cholesky(torch.addcmul(eye, matrix, torch.as_tensor(scale).to(matrix)))
+
+
+def _products(columns: Tensor, shape: torch.Size) -> Tensor:
+    """Inner products of the C columns of each point, ``(p, N C)`` to ``(N, C, C)``."""
+    rows = columns.mT.unflatten(0, shape)
+    return rows @ rows.mT
 
 
 def _log_det(matrix: Tensor, scale: Tensor | float) -> Tensor:

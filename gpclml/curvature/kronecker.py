@@ -19,6 +19,7 @@ from gpclml.curvature.structure import (
     Cotangents,
     Curvature,
     Draw,
+    OutputCovariance,
     Structure,
     sample_gradients,
 )
@@ -131,6 +132,15 @@ class KroneckerCurvature(Curvature):
         return draws
 
     @override
+    @torch.no_grad()
+    def output_covariance(
+        self, precisions: Mapping[str, Tensor], scale: Tensor | float = 1.0
+    ) -> OutputCovariance:
+        parts = [one.output_covariance(precisions, float(scale)) for one in self.factors]
+        parts += [one.output_covariance(precisions, scale) for one in self.others]
+        return lambda gradients: torch.stack([part(gradients) for part in parts]).sum(0)
+
+    @override
     def __add__(self, other: Self) -> Self:
         mine, theirs = (part._names() for part in (self, other))
         if mine != theirs:
@@ -180,22 +190,42 @@ class Factors:
         self, precisions: Mapping[str, Tensor], scale: float, count: int, draw: Draw
     ) -> dict[str, Tensor]:
         """Draws of weights with covariance (s B ⊗ A + δ I)⁻¹ of each block, by eigenvectors."""
+        draws = {}
+        for name, spectrum in self._spectra(precisions, scale).items():
+            scaled = draw(count, *spectrum.deviation.shape) * spectrum.deviation
+            made = spectrum.of_gradients @ scaled @ spectrum.of_inputs.mT
+            draws[name] = made.reshape(count, *(self.shape if name == self.weight else (-1,)))
+        return draws
+
+    def output_covariance(self, precisions: Mapping[str, Tensor], scale: float) -> OutputCovariance:
+        """As that of a :class:`Curvature`, for the parameters of the layer."""
+        spectra = self._spectra(precisions, scale)
+
+        def of(gradients: Mapping[str, Tensor]) -> Tensor:
+            total = []
+            for name, one in spectra.items():
+                rows = gradients[name].reshape(*gradients[name].shape[:2], *one.deviation.shape)
+                turned = (one.of_gradients.mT @ rows @ one.of_inputs * one.deviation).flatten(2)
+                total.append(turned @ turned.mT)
+            return torch.stack(total).sum(0)
+
+        return of
+
+    def _spectra(self, precisions: Mapping[str, Tensor], scale: float) -> dict[str, _Spectrum]:
+        """Eigenvectors of both factors, and deviations in these directions, by name."""
         like = next(iter(precisions.values()))
         values, vectors = (part.to(like) for part in torch.linalg.eigh(self.gradients.double()))
-        values = values.clamp_min(0.0)
-        draws = {}
+        values = values.clamp_min(0.0).unsqueeze(-1)
+        found = {}
         if self.weight is not None and self.inputs is not None:
             of_inputs, directions = torch.linalg.eigh(self.inputs.double() / self.count)
-            products = values.unsqueeze(-1) * of_inputs.to(like).clamp_min(0.0).unsqueeze(-2)
+            products = values * of_inputs.to(like).clamp_min(0.0).unsqueeze(-2)
             deviation = (scale * products + precisions[self.weight]).rsqrt()
-            scaled = draw(count, *deviation.shape) * deviation
-            made = vectors @ scaled @ directions.mT.to(like)
-            draws[self.weight] = made.reshape(count, *self.shape)
+            found[self.weight] = _Spectrum(vectors, directions.to(like), deviation)
         if self.bias is not None:
             deviation = (scale * values + precisions[self.bias]).rsqrt()
-            scaled = (draw(count, *values.shape) * deviation).unsqueeze(-1)
-            draws[self.bias] = (vectors @ scaled).flatten(1)
-        return draws
+            found[self.bias] = _Spectrum(vectors, torch.ones_like(values[..., :1, :]), deviation)
+        return found
 
     def __add__(self, other: Factors) -> Factors:
         inputs = None
@@ -203,6 +233,15 @@ class Factors:
             inputs = self.inputs + other.inputs
         gradients, count = self.gradients + other.gradients, self.count + other.count
         return replace(self, gradients=gradients, inputs=inputs, count=count)
+
+
+@dataclass(frozen=True)
+class _Spectrum:
+    """Eigenvectors of B and A, and standard deviations in their directions, ``(out, in)``."""
+
+    of_gradients: Tensor
+    of_inputs: Tensor
+    deviation: Tensor
 
 
 def _eigenvalues(factor: Tensor) -> Tensor:

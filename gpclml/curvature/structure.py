@@ -19,6 +19,7 @@ __all__ = [
     "Cotangents",
     "Curvature",
     "Draw",
+    "OutputCovariance",
     "Structure",
     "call_with",
     "check_cotangents",
@@ -38,6 +39,8 @@ Cotangents = Callable[[Tensor], Tensor]
 _DROPOUT = torch.nn.modules.dropout._DropoutNd
 _BATCH_NORM = torch.nn.modules.batchnorm._BatchNorm
 Draw = Callable[..., Tensor]
+OutputCovariance = Callable[[Mapping[str, Tensor]], Tensor]
+"""Maps gradients of outputs by the parameter's name, ``(N, C, *shape)``, to ``(N, C, C)``."""
 
 
 class Curvature(ABC):
@@ -98,6 +101,26 @@ class Curvature(ABC):
         self, precisions: Mapping[str, Tensor], scale: float, count: int, draw: Draw
     ) -> dict[str, Tensor]:
         """What :meth:`sample` returns, made of standard normal numbers ``draw(*shape)``."""
+
+    @abstractmethod
+    def output_covariance(
+        self, precisions: Mapping[str, Tensor], scale: Tensor | float = 1.0
+    ) -> OutputCovariance:
+        r"""The covariance of outputs that are linear in weights of :math:`\mathcal N(0, \Sigma)`.
+
+        .. math:: J_n \Sigma J_n^\top, \qquad \Sigma = (s H + P_0)^{-1}
+
+        Args:
+            precisions: Prior precision of each parameter, by name.
+            scale: Factor s of H.
+
+        Returns:
+            A function from the gradients of outputs at points, ``(N, C, *shape)`` by the
+            parameter's name, to ``(N, C, C)``; what does not depend on points is computed once.
+
+        Raises:
+            UnsupportedError: The structure has no posterior.
+        """
 
     @abstractmethod
     def __add__(self, other: Any) -> Self:

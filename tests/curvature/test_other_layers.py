@@ -226,6 +226,12 @@ def test_draws_of_grouped_factors(sharing):
             deviation = exact.diagonal().sqrt()
             error = (values.mT @ values / count - exact) / torch.outer(deviation, deviation)
             assert float(error.abs().max()) < 7 / count**0.5
+            rows = {k: torch.zeros(1, 2, *p.shape).double() for k, p in network.named_parameters()}
+            drawn = torch.randn(1, 2, 3, *rows[name].shape[3:], dtype=torch.float64)
+            rows[name][:, :, 3 * group : 3 * group + 3] = drawn
+            covariance = curvature.output_covariance(delta, 1.3)(rows)
+            flat = drawn.flatten(2)
+            torch.testing.assert_close(covariance, flat @ exact @ flat.mT)
 
 
 @pytest.mark.parametrize("structure", [FunctionSpace(), Kronecker(), Diagonal()])

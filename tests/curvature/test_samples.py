@@ -6,7 +6,15 @@ import pytest
 import torch
 
 import reference
-from gpclml.curvature import BlockDiagonal, Diagonal, Full, Kronecker
+from gpclml.curvature import (
+    BlockDiagonal,
+    Diagonal,
+    Full,
+    FunctionSpace,
+    Kronecker,
+    sample_gradients,
+)
+from gpclml.errors import UnsupportedError
 from gpclml.kernels.networks import MLP
 
 N, COUNT, SCALE = 7, 40_000, 1.7
@@ -74,3 +82,25 @@ def test_a_seed_gives_the_same_draws():
     assert torch.equal(one, same)
     assert not torch.equal(one, other)
     assert torch.equal(one, flat(curvature.sample(delta, count=3)))
+
+
+@pytest.mark.parametrize(
+    "structure",
+    [Full("parameters"), Full("samples"), BlockDiagonal(), Diagonal(), Kronecker()],
+    ids=["parameters", "samples", "blocks", "diagonal", "kronecker"],
+)
+def test_the_covariance_of_outputs(structure):
+    network, x, delta = setting()
+    at = torch.randn(3, 2, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    eye = torch.eye(2).double()
+    gradients = sample_gradients(network, at, lambda outputs: eye.expand(len(outputs), 2, 2))
+    value = structure.of(network, x, columns).output_covariance(delta, SCALE)(gradients)
+    J = torch.cat([gradients[name].flatten(2) for name in delta], dim=-1)
+    expected = J @ torch.linalg.inv(precision_matrix(structure, network, x, delta)) @ J.mT
+    torch.testing.assert_close(value, expected.detach())
+
+
+def test_function_space_has_no_posterior():
+    network, x, delta = setting()
+    with pytest.raises(UnsupportedError, match="Use Full"):
+        FunctionSpace().of(network, x, columns).output_covariance(delta)
