@@ -5,7 +5,7 @@ that ``import gpclml`` itself imports nothing. Everything else is in the package
 
 - ``mlls``: objectives ``mll(output, target)``; ``conditioning``: which points they hold out
 - ``models``, ``kernels``: models, kernels, means and feature maps
-- ``estimators``: mixtures of models for tables
+- ``estimators``: mixtures of models for tables; Laplace posteriors of networks
 - ``fit``: fits; ``evaluation``: scores and comparisons of models
 - ``inference``: posteriors of exact GPs; ``linalg``: densities of tensors
 - ``curvature``, ``evidence``, ``meta``: networks, evidence by other roads, few-shot tasks
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     )  # fmt: skip
     from gpclml.curvature import GaussianWeightPrior
     from gpclml.datasets import load
-    from gpclml.estimators import Regressor, StackedGP
+    from gpclml.estimators import Laplace, Regressor, StackedGP
     from gpclml.evaluation import (
         Comparison,
         compare,
@@ -73,6 +73,7 @@ __all__ = [
     "HeldOut",
     "IterativePosterior",
     "KFold",
+    "Laplace",
     "LaplaceMarginalLogLikelihood",
     "LastPoints",
     "LeaveOneOut",

@@ -123,6 +123,7 @@ SETUPS = {
     "gpclml.models.botorch": of_botorch,
     "gpclml.evaluation.ranking": comparison,
     "gpclml.curvature.weight_prior": of_a_network,
+    "gpclml.estimators.laplace": of_a_network,
     "gpclml.fit.weights": of_a_network,
     "gpclml.linalg.gaussians.families": linear,
     "gpclml.curvature.invariances": of_a_network,

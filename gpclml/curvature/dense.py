@@ -26,6 +26,7 @@ from gpclml.errors import UnsupportedError
 from gpclml.linalg import safe_cholesky
 
 __all__ = [
+    "Block",
     "BlockDiagonal",
     "DenseCurvature",
     "Diagonal",
@@ -86,8 +87,8 @@ class DenseCurvature(Curvature):
     r"""Dense blocks of :math:`H = \sum_{nk} (J_n^\top v_{nk}) (J_n^\top v_{nk})^\top`."""
 
     @checked(late=True)
-    def __init__(self, blocks: Sequence[_Block]) -> None:
-        self._blocks = tuple(blocks)
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        self.blocks = tuple(blocks)
 
     @classmethod
     def of_gradients(
@@ -100,26 +101,26 @@ class DenseCurvature(Curvature):
             rows = torch.cat([flat[name] for name in names], dim=-1).flatten(0, 1)
             shapes = {name: gradients[name].shape[2:] for name in names}
             by_samples = form == "samples" or (form == "smaller" and len(rows) < rows.shape[1])
-            made.append(_Block(shapes, by_samples, rows if by_samples else rows.mT @ rows))
+            made.append(Block(shapes, by_samples, rows if by_samples else rows.mT @ rows))
         return cls(made)
 
     @property
     def names(self) -> list[str]:
         """Names of its parameters, block by block."""
-        return [name for block in self._blocks for name in block.shapes]
+        return [name for block in self.blocks for name in block.shapes]
 
     @override
     def log_det_ratio(
         self, precisions: Mapping[str, Tensor], scale: Tensor | float = 1.0
     ) -> Tensor:
-        return torch.stack([one.log_det_ratio(precisions, scale) for one in self._blocks]).sum()
+        return torch.stack([one.log_det_ratio(precisions, scale) for one in self.blocks]).sum()
 
     @override
     def _draws(
         self, precisions: Mapping[str, Tensor], scale: float, count: int, draw: Draw
     ) -> dict[str, Tensor]:
         draws: dict[str, Tensor] = {}
-        for block in self._blocks:
+        for block in self.blocks:
             draws |= block.sample(precisions, scale, count, draw)
         return draws
 
@@ -128,17 +129,17 @@ class DenseCurvature(Curvature):
     def output_covariance(
         self, precisions: Mapping[str, Tensor], scale: Tensor | float = 1.0
     ) -> OutputCovariance:
-        parts = [block.output_covariance(precisions, float(scale)) for block in self._blocks]
+        parts = [block.output_covariance(precisions, float(scale)) for block in self.blocks]
         return lambda gradients: torch.stack([part(gradients) for part in parts]).sum(0)
 
     @override
     def __add__(self, other: Self) -> Self:
-        pairs = zip(self._blocks, other._blocks, strict=True)
+        pairs = zip(self.blocks, other.blocks, strict=True)
         return type(self)([one.plus(two) for one, two in pairs])
 
 
 @dataclass(frozen=True)
-class _Block:
+class Block:
     """A block as its rows, ``(N K, p)``, or as the product of these, ``(p, p)``."""
 
     shapes: Mapping[str, torch.Size]
@@ -151,6 +152,7 @@ class _Block:
         return torch.cat(parts)
 
     def log_det_ratio(self, precisions: Mapping[str, Tensor], scale: Tensor | float) -> Tensor:
+        """The log-determinant of the block, as that of the curvature."""
         root = self._roots(precisions)
         if self.by_samples:
             rows = self.matrix * root
@@ -162,6 +164,7 @@ class _Block:
     def sample(
         self, precisions: Mapping[str, Tensor], scale: float, count: int, draw: Draw
     ) -> dict[str, Tensor]:
+        """Draws of the block's parameters by name, ``(count, *shape)``."""
         root = self._roots(precisions)
         prior = draw(count, len(root))  # of standardized weights
         if self.by_samples:  # a draw from the prior, moved by what noisy rows say of it
@@ -180,6 +183,7 @@ class _Block:
         }
 
     def output_covariance(self, precisions: Mapping[str, Tensor], scale: float) -> OutputCovariance:
+        """As that of the curvature, for the block's parameters."""
         root = self._roots(precisions)
         rows = scale**0.5 * self.matrix * root
         inner = rows @ rows.mT if self.by_samples else scale**0.5 * root.unsqueeze(-1) * rows
@@ -196,7 +200,8 @@ class _Block:
 
         return of
 
-    def plus(self, other: _Block) -> _Block:
+    def plus(self, other: Block) -> Block:
+        """The block at the points of both."""
         if self.by_samples and other.by_samples:
             rows = torch.cat([self.matrix, other.matrix])
             by_samples = len(rows) < rows.shape[1]

@@ -13,6 +13,7 @@ from gpytorch.likelihoods import (
     SoftmaxLikelihood,
 )
 from torch import Tensor
+from torch.distributions import Bernoulli, Categorical, Distribution, Normal
 
 from gpclml._utils.arguments import check_finite, checked, reads_are_free
 from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
@@ -36,6 +37,30 @@ class OutputLikelihood(ABC):
     @abstractmethod
     def columns(self, outputs: Tensor, target: Tensor) -> Tensor:
         """Columns of S, as rows, with S Sᵀ the Hessian of the negative core, ``(N, K, C)``."""
+
+    @abstractmethod
+    def predictive(
+        self,
+        outputs: Tensor,
+        covariance: Tensor,
+        temperature: Tensor | float = 1.0,
+        noise: Tensor | None = None,
+    ) -> Distribution:
+        r"""The distribution of targets where outputs are normal.
+
+        A Gaussian and a probit likelihood have it in closed form. A softmax is taken of
+        :math:`f / \sqrt{1 + \pi v / 8}` with the variances v (MacKay 1992), or averaged over draws.
+
+        Args:
+            outputs: Means of outputs, ``(N, C)``.
+            covariance: Covariances of the outputs of each point, ``(N, C, C)``.
+            temperature: Divisor T of outputs; of a Gaussian likelihood a factor of the noise.
+            noise: Standard normal numbers to draw outputs by, ``(S, N, C)``; used by a softmax.
+
+        Returns:
+            ``Normal`` of shape ``(N,)`` or of several outputs ``(N, C)``, ``Categorical`` or
+            ``Bernoulli``.
+        """
 
     def core(self, outputs: Tensor, target: Tensor) -> Tensor:
         """The part of the log density that depends on outputs, divided by the scale, ``(N,)``."""
@@ -114,6 +139,20 @@ class _Gaussian(OutputLikelihood):
         eye = torch.eye(outputs.shape[-1], dtype=outputs.dtype, device=outputs.device)
         return eye.expand(len(outputs), *eye.shape)
 
+    def predictive(
+        self,
+        outputs: Tensor,
+        covariance: Tensor,
+        temperature: Tensor | float = 1.0,
+        noise: Tensor | None = None,
+    ) -> Distribution:
+        variance = covariance.diagonal(dim1=-2, dim2=-1) + temperature / self.scale()
+        of_one = outputs.shape[-1] == 1
+        deviation = variance.clamp_min(0.0).sqrt()
+        if of_one:
+            return Normal(outputs.squeeze(-1), deviation.squeeze(-1))
+        return Normal(outputs, deviation)
+
     def scale(self) -> Tensor:
         return 1 / self._likelihood.noise.squeeze(-1)
 
@@ -135,6 +174,22 @@ class _Softmax(OutputLikelihood):
             raise ArgumentError("target", got, expected)
         return -torch.nn.functional.cross_entropy(outputs, target, reduction="none")
 
+    def predictive(
+        self,
+        outputs: Tensor,
+        covariance: Tensor,
+        temperature: Tensor | float = 1.0,
+        noise: Tensor | None = None,
+    ) -> Distribution:
+        outputs, covariance = outputs / temperature, covariance / temperature**2
+        if noise is None:
+            variance = covariance.diagonal(dim1=-2, dim2=-1)
+            return Categorical(logits=outputs / (1 + math.pi / 8 * variance).sqrt())
+        values, vectors = torch.linalg.eigh(covariance)
+        root = vectors * values.clamp_min(0.0).sqrt().unsqueeze(-2)
+        draws = outputs + (root @ noise.to(outputs).unsqueeze(-1)).squeeze(-1)
+        return Categorical(probs=draws.softmax(-1).mean(0))
+
     def columns(self, outputs: Tensor, target: Tensor) -> Tensor:
         p = outputs.softmax(-1)
         eye = torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)
@@ -144,6 +199,17 @@ class _Softmax(OutputLikelihood):
 class _Probit(OutputLikelihood):
     def log_density(self, outputs: Tensor, target: Tensor) -> Tensor:
         return torch.special.log_ndtr(self._margin(outputs, target))
+
+    def predictive(
+        self,
+        outputs: Tensor,
+        covariance: Tensor,
+        temperature: Tensor | float = 1.0,
+        noise: Tensor | None = None,
+    ) -> Distribution:
+        variance = covariance[:, 0, 0] / temperature**2
+        margin = outputs[:, 0] / temperature / (1 + variance).sqrt()
+        return Bernoulli(probs=torch.special.ndtr(margin))
 
     def columns(self, outputs: Tensor, target: Tensor) -> Tensor:
         z = self._margin(outputs, target)

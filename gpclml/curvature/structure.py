@@ -23,6 +23,7 @@ __all__ = [
     "Structure",
     "call_with",
     "check_cotangents",
+    "check_mode",
     "check_network",
     "check_own_outputs",
     "differing",
@@ -277,6 +278,11 @@ def check_network(module: torch.nn.Module) -> None:
             "module", "a network without trainable parameters", "at least one",
             "Set requires_grad on some.",
         )  # fmt: skip
+    check_mode(module)
+
+
+def check_mode(module: torch.nn.Module) -> None:
+    """Raises where dropout or batch normalization makes outputs depend on more than points."""
     for name, part in module.named_modules():
         active = isinstance(part, _DROPOUT) and part.p > 0
         batch = isinstance(part, _BATCH_NORM) and part.running_mean is None

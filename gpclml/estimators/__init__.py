@@ -1,8 +1,9 @@
-"""Estimators for tables: mixtures of models that predict with honest intervals."""
+"""Estimators: mixtures of models for tables, and Laplace posteriors of networks."""
 
 from gpclml.estimators.calibration import Calibration, fit_calibration
 from gpclml.estimators.candidates import CANDIDATES, DEFAULT_CANDIDATES, Candidate
 from gpclml.estimators.components import Component
+from gpclml.estimators.laplace import Laplace
 from gpclml.estimators.mixture import StackedPrediction
 from gpclml.estimators.regressor import Regressor
 from gpclml.estimators.stacked import StackedGP
@@ -13,6 +14,7 @@ __all__ = [
     "Calibration",
     "Candidate",
     "Component",
+    "Laplace",
     "Regressor",
     "StackedGP",
     "StackedPrediction",

@@ -235,7 +235,7 @@ class LaplaceEvidence:
         copies: int = 1,
     ) -> None:
         self._mll, self._mean, self._target = mll, mean, target
-        self._curvature, self._copies = curvature, copies
+        self.curvature, self._copies = curvature, copies
 
     def __call__(self) -> Tensor:
         """Nats per point at the hyperparameters as they are; larger is better."""
@@ -246,7 +246,7 @@ class LaplaceEvidence:
     def log_det_ratio(self) -> Tensor:
         r""":math:`\log |H + P_0| - \log |P_0|` of one copy, in nats."""
         model = cast(LinearizedNetwork, self._mll.model)
-        return self._curvature.log_det_ratio(model.prior.precisions(), self._scale())
+        return self.curvature.log_det_ratio(model.prior.precisions(), self.curvature_scale())
 
     @torch.no_grad()
     def sample_weights(
@@ -273,11 +273,11 @@ class LaplaceEvidence:
             )  # fmt: skip
         model = cast(LinearizedNetwork, self._mll.model)
         precisions = model.prior.precisions()
-        draws = self._curvature.sample(precisions, self._scale(), count, generator)
+        draws = self.curvature.sample(precisions, self.curvature_scale(), count, generator)
         weights = dict(model.network.named_parameters())
         return {name: weights[name] + away for name, away in draws.items()}
 
-    def _scale(self) -> Tensor | float:
+    def curvature_scale(self) -> Tensor | float:
         """What the curvature is multiplied by: inverse noise and temperature."""
         mll = self._mll
         scale = output_likelihood(cast(Likelihood, mll.likelihood)).scale() / mll.temperature
@@ -308,7 +308,7 @@ class LaplaceEvidence:
             self._mll,
             torch.cat([self._mean, other._mean]),
             torch.cat([self._target, other._target]),
-            self._curvature + other._curvature,
+            self.curvature + other.curvature,
         )
 
     def __radd__(self, other: object) -> LaplaceEvidence:

@@ -36,6 +36,7 @@ from benchmarks.robustness.fuzz.objects import (
     objective,
     orders,
     positive,
+    posterior,
     predictions,
     stack,
     table,
@@ -49,7 +50,7 @@ from gpclml.curvature import DiagonalCurvature, Full, GaussianWeightPrior
 from gpclml.curvature.invariances import AffineAugmentation
 from gpclml.curvature.output_likelihoods import output_likelihood
 from gpclml.datasets import RegressionData
-from gpclml.estimators import StackedGP
+from gpclml.estimators import Laplace, StackedGP
 from gpclml.evaluation import score_models
 from gpclml.evidence.sampling import sampled_outputs
 from gpclml.inference import IterativePosterior
@@ -132,6 +133,11 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     "datasets.split": lambda: dict(data_or_n=RegressionData("x", inputs(), targets()), seed=0),
     "datasets.subset": lambda: dict(train=here(torch.arange(8)), n=3, seed=0),
     "datasets.uci_source": lambda: dict(name="boston"),
+    "estimators.Laplace": lambda: dict(network=mlp(3), likelihood=classes()),
+    "estimators.Laplace.fit": lambda: dict(
+        self=Laplace(mlp(3), classes()), data=(inputs(), labels()),
+        validation=(inputs(), labels()), progress=False),
+    "estimators.Laplace.predict": lambda: dict(self=posterior(), x=inputs(3)),
     "estimators.Regressor": lambda: dict(candidates=("linear",)),
     "estimators.StackedGP": lambda: dict(candidates=("linear",)),
     "estimators.StackedGP.fit": lambda: dict(

@@ -14,7 +14,7 @@ from linear_operator import to_linear_operator
 from torch import Tensor, nn
 
 from gpclml.curvature import Full
-from gpclml.estimators import StackedGP
+from gpclml.estimators import Laplace, StackedGP
 from gpclml.evidence.training_speed import ModelPredictions
 from gpclml.kernels.networks import MLP
 from gpclml.linalg import NoisyCovariance, OperatorProducts
@@ -144,6 +144,11 @@ def laplace(outputs: int = 1) -> LaplaceMarginalLogLikelihood:
     """The Laplace evidence of a network of one output, or of three classes."""
     likelihood = here(GaussianLikelihood()) if outputs == 1 else classes()
     return LaplaceMarginalLogLikelihood(likelihood, LinearizedNetwork(mlp(outputs)), N, Full())
+
+
+def posterior() -> Laplace:
+    """The Laplace posterior of a network of three classes."""
+    return Laplace(mlp(3), classes()).fit((inputs(), labels()), progress=False)
 
 
 def draws() -> dict[str, Tensor]:

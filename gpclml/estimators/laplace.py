@@ -1,0 +1,439 @@
+"""The Laplace posterior of a trained network: from the network to its predictions in four lines."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, Self, cast
+
+import torch
+from gpytorch.likelihoods import GaussianLikelihood, Likelihood, SoftmaxLikelihood
+from torch import Tensor
+from torch.distributions import Bernoulli, Categorical, Distribution, Normal
+
+from gpclml._utils.arguments import check_counts, check_finite, check_positive, checked
+from gpclml._utils.checkpoint import read_checkpoint, write_checkpoint
+from gpclml._utils.progress import progress_bar
+from gpclml._utils.resuming import check_state, digest
+from gpclml.curvature import (
+    Curvature,
+    Diagonal,
+    Full,
+    GaussianWeightPrior,
+    Kronecker,
+    Structure,
+    sample_gradients,
+)
+from gpclml.curvature.output_likelihoods import output_likelihood
+from gpclml.curvature.storage import (
+    content_of_curvature,
+    content_of_likelihood,
+    curvature_of_content,
+    likelihood_of_content,
+)
+from gpclml.curvature.structure import OutputCovariance, check_mode
+from gpclml.errors import ArgumentError, DataError
+from gpclml.estimators.network_parts import (
+    Data,
+    batches_of,
+    chosen_parameters,
+    no_batches,
+    only_trained,
+    outputs_of,
+)
+from gpclml.mlls import LaplaceEvidence, LaplaceMarginalLogLikelihood
+from gpclml.models import LinearizedNetwork
+
+__all__ = ["Laplace"]
+
+_KIND = "gpclml.Laplace"
+_REQUIRED = {
+    "network": dict, "curvature": dict, "precisions": dict, "likelihood": dict, "names": list,
+    "settings": dict, "numbers": dict,
+}  # fmt: skip
+_STRUCTURES = {"kron": Kronecker(others="diagonal"), "full": Full(), "diag": Diagonal()}
+_UNKNOWN = 2**62  # points of data that have not been counted yet
+_NUMBERS = 2**24  # of gradients in memory at a time
+_POINTS = 256  # that are predicted at a time
+_SCALES = (0.0, *(10 ** (k / 2) for k in range(-12, 3)))  # of covariances that are tried
+_FACTORS = tuple(10.0**k for k in range(-2, 7))  # of precisions that are tried
+_SPREAD = 0.5  # standard deviation of log temperatures that few validation points cannot exceed
+
+
+class Laplace:
+    r"""The Laplace posterior of a network's weights, around where they are, and its predictions.
+
+    The network is trained by any means. :meth:`fit` computes the curvature H of its log likelihood,
+    batch by batch, and chooses prior precisions :math:`P_0`. Predictions are those of the network
+    that is linear in its weights (Immer et al. 2021), whose outputs are normal,
+
+    .. math:: f(x) \sim \mathcal N\big(f_{w_*}(x),\; c\, J(x) (H + P_0)^{-1} J(x)^\top\big).
+
+    With c = 1, the posterior as the evidence has it, a trained classifier is far too uncertain: on
+    digits its log loss was 2 to 65 times that of the network alone
+    (``python -m benchmarks.evidence.posteriors``). So c and a temperature of outputs are chosen by
+    validation points; c = 0 is the network itself, so that on these the predictions are never
+    worse. Give ``validation`` wherever you have it.
+
+    Args:
+        network: Maps ``(N, *event)`` to ``(N, C)``, each point on its own; in eval mode where it
+            has dropout or batch normalization. It is not changed.
+        likelihood: ``"classification"``, ``"regression"``, or a likelihood as
+            :class:`gpclml.mlls.LaplaceMarginalLogLikelihood` takes it.
+        weights: ``"last"`` for those of the last layer alone, ``"all"`` for all that require a
+            gradient, or names of parameters or of modules.
+        structure: ``"kron"``, ``"full"``, ``"diag"``, or a structure of :mod:`gpclml.curvature`.
+        by: One precision for the ``"network"``, for each ``"layer"`` or ``"parameter"``.
+
+    Attributes:
+        log_evidence: The Laplace evidence of all data, in nats.
+        num_data: Number of points that it was fitted to.
+        names: Names of the parameters in the posterior.
+        covariance_scale: The factor c.
+        output_temperature: What outputs are divided by; in regression, a factor of the noise.
+
+    Examples:
+        >>> from torch.utils.data import DataLoader, TensorDataset
+        >>> loader = DataLoader(TensorDataset(train_x, train_y), batch_size=50)
+        >>> posterior = Laplace(network.eval(), "regression", structure="full")
+        >>> _ = posterior.fit(loader, validation=(x[:20], y[:20]))
+        >>> predicted = posterior.predict(x[:3])
+        >>> predicted.mean, predicted.stddev
+    """
+
+    log_evidence: float
+    num_data: int
+    names: list[str]
+    covariance_scale: float
+    output_temperature: float
+
+    @checked
+    def __init__(
+        self,
+        network: torch.nn.Module,
+        likelihood: Likelihood | Literal["classification", "regression"],
+        *,
+        weights: str | Sequence[str] = "last",
+        structure: Structure | Literal["kron", "full", "diag"] = "kron",
+        by: Literal["network", "layer", "parameter"] = "layer",
+    ) -> None:
+        if isinstance(likelihood, Likelihood):
+            output_likelihood(likelihood)
+        self.network, self.likelihood = network, likelihood
+        self.weights = weights
+        self.by: Literal["network", "layer", "parameter"] = by
+        self.structure = _STRUCTURES[structure] if isinstance(structure, str) else structure
+        self._curvature: Curvature | None = None
+
+    @checked
+    def fit(
+        self,
+        data: Data,
+        *,
+        validation: Data | None = None,
+        precision: float | Literal["evidence", "validation"] = "evidence",
+        batch_size: int = 256,
+        progress: bool | None = None,
+    ) -> Self:
+        """Computes the curvature at the data and chooses precisions and the scale of predictions.
+
+        Args:
+            data: What the network was trained on: a ``DataLoader`` or other iterable of pairs
+                ``(x, y)``, or two tensors. It is gone through once.
+            validation: Data that the network was not trained on; None keeps c = 1.
+            precision: The prior precision: a number; ``"evidence"`` for the largest evidence, in
+                which the noise of a Gaussian likelihood is fitted too; or ``"validation"`` for
+                these times the power of ten of the largest validation density, with c = 1 or 0.
+            batch_size: Points of tensors that are in memory at a time.
+            progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
+
+        Returns:
+            Itself.
+
+        Raises:
+            ArgumentError: There are no data, or what an iterable gives is no pair of tensors; a
+                precision is not positive, or needs validation data.
+            ShapeError: The network does not take the points, or its outputs do not fit the
+                likelihood or the targets.
+            ModelModeError: Dropout or batch normalization is in train mode.
+            UnsupportedError: A layer has no such curvature, which the error names.
+            NonFiniteError: Outputs or the evidence are not finite.
+        """
+        check_counts(batch_size=batch_size)
+        check_mode(self.network)
+        if not isinstance(precision, str):
+            check_positive(precision=precision)
+        elif precision == "validation" and validation is None:
+            raise ArgumentError("precision", "'validation' without such data", "validation data")
+        batches = batches_of("data", data, batch_size, self._device)
+        first = next(batches, None)
+        if first is None:
+            raise no_batches("data")
+        likelihood = self._likelihood_of(first[0])
+        self.names = chosen_parameters(self.network, self.weights, first[0])
+        with only_trained(self.network, self.names):
+            start = 1.0 if isinstance(precision, str) else precision
+            model = LinearizedNetwork(
+                self.network, GaussianWeightPrior(self.network, self.by, start)
+            )
+            mll = LaplaceMarginalLogLikelihood(likelihood, model, _UNKNOWN, self.structure)
+            evidence, self.num_data = _evidence_of(mll, *first), len(first[0])
+            for x, y in progress_bar(batches, desc="batches", progress=progress):
+                evidence, self.num_data = evidence + _evidence_of(mll, x, y), self.num_data + len(x)
+        mll.num_data = self.num_data
+        if isinstance(precision, str):
+            _maximize(evidence, mll)
+        with torch.no_grad():
+            self.log_evidence = self.num_data * float(evidence())
+            precisions = {name: p.clone() for name, p in model.prior.precisions().items()}
+            scale = float(evidence.curvature_scale())
+        for p in precisions.values():
+            check_finite("precision", p, "Fix it by giving a number.")
+        self._take(evidence.curvature, precisions, scale)
+        if validation is not None:
+            pairs = batches_of("validation", validation, batch_size, self._device)
+            self._calibrate(pairs, _FACTORS if precision == "validation" else (1.0,))
+        return self
+
+    @torch.no_grad()
+    @checked(x="(N, *event)")
+    def predict(
+        self,
+        x: Tensor,
+        method: Literal["closed", "draws", "mode"] = "closed",
+        *,
+        draws: int = 1000,
+        seed: int = 0,
+    ) -> Distribution:
+        """The distribution of targets at points.
+
+        Args:
+            x: Points, ``(N, *event)``; any number, since gradients of few are in memory at a time.
+            method: ``"closed"`` for the closed form, of a softmax the probit approximation;
+                ``"draws"`` for the mean over draws of outputs; ``"mode"`` for the network alone,
+                at temperature 1.
+            draws: Number of draws.
+            seed: Seed of the draws.
+
+        Returns:
+            ``Categorical``, ``Bernoulli`` or ``Normal``, the last with the noise.
+
+        Raises:
+            ArgumentError: It is not fitted, or the network's weights have changed since.
+            ShapeError: The network does not take the points.
+            ModelModeError: Dropout or batch normalization is in train mode.
+        """
+        check_counts(draws=draws)
+        self._check_fitted()
+        likelihood = output_likelihood(cast(Likelihood, self.likelihood))
+        source = torch.Generator().manual_seed(seed)
+        tempered = 1.0 if method == "mode" else self.output_temperature
+        parts = []
+        for some in x.split(_POINTS):
+            some = some.to(self._device)
+            outputs = outputs_of(self.network, some)
+            count, c = outputs.shape
+            scale = 0.0 if method == "mode" else self.covariance_scale
+            covariance = outputs.new_zeros(()).expand(count, c, c)
+            if scale > 0:
+                covariance = scale * self._covariances(some, c, (1.0,))[0]
+            normal = None
+            if method == "draws":
+                normal = torch.randn((draws, count, c), generator=source, dtype=torch.float64)
+            parts.append(likelihood.predictive(outputs, covariance, tempered, normal))
+        return _joined(parts)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the posterior and the network's weights to one file, without pickled objects.
+
+        Args:
+            path: File to write; replaced if it is there.
+
+        Raises:
+            ArgumentError: It is not fitted, or the network's weights have changed since.
+            DataError: The file cannot be written.
+        """
+        curvature = self._check_fitted()
+        content = {
+            "network": self.network.state_dict(),
+            "curvature": content_of_curvature(curvature),
+            "precisions": self._precisions,
+            "likelihood": content_of_likelihood(cast(Likelihood, self.likelihood)),
+            "names": self.names,
+            "settings": {"by": self.by},
+            "numbers": {
+                "num_data": self.num_data, "log_evidence": self.log_evidence,
+                "covariance_scale": self.covariance_scale,
+                "output_temperature": self.output_temperature, "scale": self._scale,
+            },
+        }  # fmt: skip
+        write_checkpoint(path, _KIND, content)
+
+    @classmethod
+    @checked
+    def load(cls, path: str | os.PathLike, network: torch.nn.Module) -> Laplace:
+        """Reads a posterior that :meth:`save` wrote.
+
+        Args:
+            path: File to read.
+            network: A network of the same architecture, which gets the stored weights and buffers.
+
+        Raises:
+            DataError: The file is missing, damaged, no such file, or of another network.
+        """
+        device = next(iter(network.parameters())).device
+        content = read_checkpoint(path, _KIND, device, _REQUIRED)
+        check_state(path, network, content["network"])
+        try:
+            likelihood = likelihood_of_content(content["likelihood"])
+            curvature = curvature_of_content(content["curvature"])
+            made = cls(network, likelihood, weights=content["names"], **content["settings"])
+            numbers = dict(content["numbers"])
+            scale = numbers.pop("scale")
+            made.names = list(content["names"])
+            made.num_data, made.log_evidence = numbers.pop("num_data"), numbers.pop("log_evidence")
+            network.load_state_dict(content["network"])
+            made._take(curvature, content["precisions"], scale)
+            made.covariance_scale = numbers["covariance_scale"]
+            made.output_temperature = numbers["output_temperature"]
+        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            raise DataError(
+                f"path: {path} does not hold a Laplace posterior ({error}). Write it again."
+            ) from error
+        return made
+
+    @property
+    def precisions(self) -> dict[str, float]:
+        """The prior precision of each parameter in the posterior, by name."""
+        return {name: float(value) for name, value in self._precisions.items()}
+
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(self.network.parameters()), torch.zeros(())).device
+
+    def _likelihood_of(self, x: Tensor) -> Likelihood:
+        """The likelihood, made from the network's outputs where only its kind was given."""
+        outputs = outputs_of(self.network, x)
+        if self.likelihood == "classification":
+            made: Any = SoftmaxLikelihood(num_classes=outputs.shape[-1], mixing_weights=False)
+            self.likelihood = made.to(outputs)
+        elif self.likelihood == "regression":
+            self.likelihood = GaussianLikelihood().to(outputs)
+        return cast(Likelihood, self.likelihood)
+
+    def _take(self, curvature: Curvature, precisions: Mapping[str, Tensor], scale: float) -> None:
+        self._curvature, self._precisions, self._scale = curvature, dict(precisions), scale
+        self._of_gradients = self._function(1.0)
+        self._digest = digest(self.network.state_dict())
+        self.covariance_scale, self.output_temperature = 1.0, 1.0
+
+    def _check_fitted(self) -> Curvature:
+        if self._curvature is None:
+            raise ArgumentError("posterior", "one that is not fitted", "a fitted one", "Call fit.")
+        check_mode(self.network)
+        if digest(self.network.state_dict()) != self._digest:
+            raise ArgumentError(
+                "network", "weights or buffers that changed after fit", "those of fit",
+                "Call fit again.",
+            )  # fmt: skip
+        return self._curvature
+
+    def _function(self, factor: float) -> OutputCovariance:
+        """What gives covariances of outputs with so many times the precisions."""
+        assert self._curvature is not None
+        precisions = {name: factor * p for name, p in self._precisions.items()}
+        return self._curvature.output_covariance(precisions, self._scale)
+
+    def _covariances(self, x: Tensor, outputs: int, factors: Sequence[float]) -> list[Tensor]:
+        """Covariances of outputs, ``(N, C, C)``, for each factor of the precisions."""
+        functions = [self._of_gradients if f == 1 else self._function(f) for f in factors]
+        eye = torch.eye(outputs, dtype=next(iter(self._precisions.values())).dtype, device=x.device)
+
+        def cotangents(values: Tensor) -> Tensor:
+            return eye.expand(len(values), outputs, outputs)
+
+        numbers = outputs * sum(self.network.get_parameter(name).numel() for name in self.names)
+        parts = []
+        with only_trained(self.network, self.names):
+            for some in x.split(max(1, _NUMBERS // numbers)):
+                gradients = sample_gradients(self.network, some, cotangents)
+                parts.append([function(gradients) for function in functions])
+        return [torch.cat(of_factor) for of_factor in zip(*parts, strict=True)]
+
+    @torch.no_grad()
+    def _calibrate(
+        self, batches: Iterator[tuple[Tensor, Tensor]], factors: Sequence[float]
+    ) -> None:
+        """Chooses scale, temperature and, among several, a factor of the precisions."""
+        seen = []
+        for x, y in batches:
+            outputs = outputs_of(self.network, x)
+            seen.append((outputs, y, self._covariances(x, outputs.shape[-1], factors)))
+        if not seen:
+            raise no_batches("validation")
+        outputs, target = (torch.cat([one[k] for one in seen]) for k in range(2))
+        likelihood = output_likelihood(cast(Likelihood, self.likelihood))
+        likelihood.log_density(outputs, target)  # its checks
+        covariances = [torch.cat([one[2][k] for one in seen]) for k in range(len(factors))]
+        scales = _SCALES if len(factors) == 1 else (1.0,)
+        tried = [(factor, scale) for factor in range(len(factors)) for scale in scales]
+        best, chosen = math.inf, 1.0
+        for factor, scale in [(0, 0.0), *tried]:
+
+            def loss(log_temperature: float, factor: int = factor, scale: float = scale) -> float:
+                predicted = likelihood.predictive(
+                    outputs, scale * covariances[factor], math.exp(log_temperature)
+                )
+                of_temperature = 0.5 * (log_temperature / _SPREAD) ** 2
+                return of_temperature - float(predicted.log_prob(target).double().sum())
+
+            log_temperature, value = _minimize(loss)
+            if value < best:
+                best, chosen = value, factors[factor]
+                self.covariance_scale, self.output_temperature = scale, math.exp(log_temperature)
+        if chosen != 1:
+            self._precisions = {name: chosen * p for name, p in self._precisions.items()}
+            self._of_gradients = self._function(1.0)
+
+
+@checked(late=True, passes_on="x", x="(N, *event)")
+def _evidence_of(mll: LaplaceMarginalLogLikelihood, x: Tensor, y: Tensor) -> LaplaceEvidence:
+    return mll.evidence_of(x, y)
+
+
+def _maximize(evidence: LaplaceEvidence, mll: LaplaceMarginalLogLikelihood) -> None:
+    """Climbs the evidence in the logarithms of the precisions, and in the noise."""
+    prior = cast(LinearizedNetwork, mll.model).prior
+    free = [p for part in (prior, mll.likelihood) for p in part.parameters() if p.requires_grad]
+    optimizer = torch.optim.LBFGS(free, max_iter=100, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        with torch.enable_grad():
+            loss = -evidence()
+            gradients = torch.autograd.grad(loss, free, allow_unused=True)
+        for p, gradient in zip(free, gradients, strict=True):
+            p.grad = gradient
+        return loss.detach()
+
+    optimizer.step(cast(Any, closure))
+    for p in free:
+        p.grad = None
+
+
+def _joined(parts: Sequence[Distribution]) -> Distribution:
+    """One distribution of all points."""
+    if isinstance(parts[0], Normal):
+        loc, scale = (torch.cat([getattr(one, k) for one in parts]) for k in ("loc", "scale"))
+        return Normal(loc, scale)
+    logits = torch.cat([cast(Categorical | Bernoulli, one).logits for one in parts])
+    return type(parts[0])(logits=logits)  # pyright: ignore[reportCallIssue]
+
+
+def _minimize(loss: Any) -> tuple[float, float]:
+    """The log temperature of the smallest loss, and that loss; at most that of temperature 1."""
+    from scipy.optimize import minimize_scalar
+
+    found: Any = minimize_scalar(loss, bounds=(-3.0, 3.0), method="bounded")
+    one = loss(0.0)
+    return (0.0, one) if one <= found.fun else (float(found.x), float(found.fun))

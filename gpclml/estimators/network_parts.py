@@ -1,0 +1,143 @@
+"""Batches that a network is given, and the parameters that are chosen from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from gpclml._utils.arguments import checked
+from gpclml.errors import ArgumentError, ShapeError
+
+__all__ = [
+    "Data", "batches_of", "chosen_parameters", "no_batches", "only_trained", "outputs_of",
+]  # fmt: skip
+
+Data = Iterable[Sequence[Tensor]] | tuple[Tensor, Tensor]
+
+
+def batches_of(
+    argument: str, data: Data, size: int, device: torch.device
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Points and targets, on the device, from an iterable of pairs or from two tensors.
+
+    Args:
+        argument: Name of the data in errors.
+        data: An iterable of pairs, or two tensors.
+        size: Points of tensors that are given at a time.
+        device: Where they go.
+
+    Raises:
+        ArgumentError, ShapeError: What comes is no pair of tensors of as many rows.
+    """
+    whole = isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Tensor)
+    if whole:
+        x, y = cast("tuple[Tensor, Tensor]", data)
+        _check_pair(argument, (x, y))
+        data = zip(x.split(size), y.split(size), strict=True)
+    for pair in data:
+        _check_pair(argument, pair)
+        if len(pair[0]):
+            yield pair[0].to(device), pair[1].to(device)
+
+
+def _check_pair(argument: str, pair: object) -> None:
+    expected = "pairs of tensors, points and targets, as many of both"
+    of_tensors = (
+        isinstance(pair, list | tuple)
+        and len(pair) == 2
+        and all(isinstance(one, Tensor) and one.ndim > 0 for one in pair)
+    )
+    if not of_tensors:
+        raise ArgumentError(argument, f"an element of type {type(pair).__name__}", expected)
+    x, y = cast("tuple[Tensor, Tensor]", pair)
+    if len(x) != len(y):
+        raise ShapeError(argument, f"{len(x)} points and {len(y)} targets", expected)
+
+
+def no_batches(argument: str) -> ArgumentError:
+    """The error of data without points."""
+    suggestion = "A generator gives its batches once: pass a DataLoader, or make it anew."
+    return ArgumentError(argument, "no points", "at least one batch", suggestion)
+
+
+@torch.no_grad()
+@checked(late=True, passes_on="x", x="(N, *event)")
+def outputs_of(network: torch.nn.Module, x: Tensor) -> Tensor:
+    """The network's outputs, ``(N, C)``; a typed error where it does not take the points."""
+    outputs = network(x)
+    if not isinstance(outputs, Tensor) or outputs.ndim != 2 or len(outputs) != len(x):
+        got = f"outputs {tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs)}"
+        raise ShapeError("network", got, f"outputs ({len(x)}, C), a row for each point")
+    return outputs
+
+
+@checked(late=True)
+def chosen_parameters(
+    network: torch.nn.Module, weights: str | Sequence[str], x: Tensor
+) -> list[str]:
+    """Names of the parameters that are meant by ``"last"``, ``"all"``, or names of modules too.
+
+    Args:
+        network: The network.
+        weights: What is meant.
+        x: Points, at two of which the order of the layers is found.
+
+    Raises:
+        ArgumentError: A name is not known, or there is no parameter.
+    """
+    named = dict(network.named_parameters())
+    if weights == "last":
+        return _last_layer(network, x)
+    if weights == "all":
+        found = [name for name, p in named.items() if p.requires_grad]
+    else:
+        given = [weights] if isinstance(weights, str) else weights
+        for one in given:
+            if not any(_is_part(name, one) for name in named):
+                expected = f"'last', 'all', or some of {', '.join(named)} or of their modules"
+                raise ArgumentError("weights", repr(one), expected)
+        found = [name for name in named if any(_is_part(name, one) for one in given)]
+    if not found:
+        raise ArgumentError("weights", "no parameter", "at least one", "Set requires_grad.")
+    return found
+
+
+def _last_layer(network: torch.nn.Module, x: Tensor) -> list[str]:
+    """Names of the parameters of the module that comes last, of those with parameters."""
+    called: list[str] = []
+    handles = [
+        part.register_forward_pre_hook(lambda *_, name=name: called.append(name))
+        for name, part in network.named_modules() if part._parameters
+    ]  # fmt: skip
+    try:
+        outputs_of(network, x[:2])
+    finally:
+        for handle in handles:
+            handle.remove()
+    names = {id(p): name for name, p in network.named_parameters()}  # once where it is tied
+    for name in reversed(called):
+        own = [p for p in network.get_submodule(name)._parameters.values() if p is not None]
+        if own:
+            return [names[id(p)] for p in own]
+    raise ArgumentError("network", "no layer with parameters", "at least one")
+
+
+def _is_part(name: str, given: str) -> bool:
+    return name == given or name.startswith(f"{given}.")
+
+
+@contextmanager
+def only_trained(network: torch.nn.Module, names: Sequence[str]) -> Iterator[None]:
+    """Within the block these parameters alone require a gradient."""
+    before = {name: p.requires_grad for name, p in network.named_parameters()}
+    try:
+        for name, p in network.named_parameters():
+            p.requires_grad_(name in names)
+        yield
+    finally:
+        for name, p in network.named_parameters():
+            p.requires_grad_(before[name])
