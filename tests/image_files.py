@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import io
 import struct
+import tarfile
 import zipfile
 from collections.abc import Iterable
 from dataclasses import replace
@@ -86,6 +87,47 @@ def emnist_archive(path, part="test", split="byclass", images=None, labels=(0, 6
         for kind, body in bodies.items()
     }
     return archive(path, {"gzip/": b"", "gzip/other.gz": b"not read", **entries})
+
+
+def photograph(colour, size=(40, 30)):
+    body = io.BytesIO()
+    Image.new("RGB", size, colour).save(body, "JPEG", quality=100, subsampling=0)
+    return body.getvalue()
+
+
+def tar_archive(path, entries):
+    mode = "w:gz" if path.suffix == ".tgz" else "w"
+    with tarfile.open(path, mode) as file:
+        for name, body in entries.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(body)
+            file.addfile(info, io.BytesIO(body))
+    return path
+
+
+def birds(path, species=8, each=2):
+    """An archive of the layout of CUB-200-2011: species of one colour each."""
+    entries = {"attributes.txt": b"1 has_bill", "CUB_200_2011/images.txt": b"1 a.jpg"}
+    for place in reversed(range(species)):
+        for k in range(each):
+            name = f"CUB_200_2011/images/{place + 1:03d}.Bird_{place}/Bird_{place}_{k:04d}.jpg"
+            entries[name] = photograph((20 * place, 100, 200))
+    return tar_archive(path, entries)
+
+
+def mini_imagenet(path, classes=(6, 5, 5), each=2):
+    """An archive of the layout of miniImageNet: classes of one colour each."""
+    entries, place = {}, 0
+    for file, count in zip(("train", "val", "test"), classes, strict=True):
+        rows = ["filename,label"]
+        for _ in range(count):
+            for k in range(each):
+                name = f"n{place:08d}{k:08d}.jpg"
+                rows.append(f"{name},n{place:08d}")
+                entries[f"mini/images/{name}"] = photograph((10 * place, 50, 0))
+            place += 1
+        entries[f"mini/{file}.csv"] = "\n".join(rows).encode()
+    return tar_archive(path, entries)
 
 
 def head_pose_folder(folder, people=("AnnA", "BobB"), size=6):

@@ -29,7 +29,7 @@ from gpclml.meta import (
 
 __all__ = [
     "STUDIES", "FewShotStudy", "Sources", "characters", "digits", "head_poses", "part_of_omniglot",
-    "periodic", "rotation", "study_named",
+    "periodic", "photographs", "rotation", "study_named",
 ]  # fmt: skip
 
 
@@ -92,6 +92,18 @@ def characters(train: Load, validation: Load, test: Load) -> Make:
             validation=_image_tasks(validation(), shots, 3 * seed + 1, ways=ways),
             test=_image_tasks(test(), shots, 3 * seed + 2, ways=ways),
         )
+
+    return make
+
+
+def photographs(train: Load, validation: Load, test: Load) -> Make:
+    """Tasks of photographs."""
+
+    def make(shots: int, seed: int, ways: int = 5) -> Sources:
+        return Sources(*(
+            _image_tasks(load(), shots, 3 * seed + place, ways=ways)
+            for place, load in enumerate((train, validation, test))
+        ))  # fmt: skip
 
     return make
 
@@ -234,6 +246,30 @@ def _emnist(to_choose_by: bool) -> datasets.LabelledImages:
     )
 
 
+def _colour_conv4(generator: torch.Generator) -> torch.nn.Module:
+    return Conv4(channels=3, generator=generator)
+
+
+def _photographs(train: str, test: str) -> FewShotStudy:
+    """Photographs of 84 x 84 of one set to learn from, of another or the same to test on."""
+
+    def part(name: str, group: str) -> datasets.LabelledImages:
+        return load_images(name).of_groups([group])
+
+    names = {"cub": "CUB-200-2011, species of birds", "mini-imagenet": "miniImageNet"}
+    # All of a set is learned from where another one is tested on.
+    learn = partial(load_images, train) if train != test else partial(part, train, "train")
+    other = f"its classes of validation to choose by, its test classes to test on, of {names[test]}"
+    return FewShotStudy(
+        f"{names[train]}: all classes to learn from; {other}, 5-way" if train != test
+        else f"{names[train]}: 64 or 100 classes to learn from, others to choose by and to test "
+        "on, 5-way",
+        f"{train}-all" if train != test else train,
+        photographs(learn, partial(part, test, "validation"), partial(part, test, "test")),
+        _colour_conv4, 1600, (1, 5), True,
+    )  # fmt: skip
+
+
 def _part(about: str, test: Callable[[], datasets.LabelledImages]) -> FewShotStudy:
     return FewShotStudy(
         f"part of Omniglot (8 alphabets): 5 to learn from, Latin to choose by, {about}, 5-way",
@@ -245,12 +281,15 @@ def _part(about: str, test: Callable[[], datasets.LabelledImages]) -> FewShotStu
 
 STUDIES: Mapping[str, FewShotStudy] = MappingProxyType(
     {
+        "cub": _photographs("cub", "cub"),
         "digits": FewShotStudy(
             "scikit-learn's 8 x 8 digits: quarter turns of 0 to 5 to learn from, 3-way tasks of "
             "6 to 9 to test on",
             "digits", digits, lambda generator: ConvBlocks(2, width=32, generator=generator), 128,
             (1, 5), True,
         ),
+        "mini-imagenet": _photographs("mini-imagenet", "mini-imagenet"),
+        "mini-imagenet-to-cub": _photographs("mini-imagenet", "cub"),
         "omniglot": FewShotStudy(
             "Omniglot: 25 background alphabets to learn from, 5 to choose by, the 20 evaluation "
             "alphabets to test on, 5-way",

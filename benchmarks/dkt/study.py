@@ -130,9 +130,10 @@ def make_grid(
     study: Annotated[
         tuple[str, ...],
         Option(
-            help="Studies, comma-separated: digits, omniglot, omniglot-part, "
-            "omniglot-part-to-cyrillic, omniglot-part-to-mnist, omniglot-to-emnist, periodic, "
-            "periodic-out-of-range, qmul, qmul-out-of-range, rotation."
+            help="Studies, comma-separated: cub, digits, mini-imagenet, mini-imagenet-to-cub, "
+            "omniglot, omniglot-part, omniglot-part-to-cyrillic, omniglot-part-to-mnist, "
+            "omniglot-to-emnist, periodic, periodic-out-of-range, qmul, qmul-out-of-range, "
+            "rotation."
         ),
         names,
     ],

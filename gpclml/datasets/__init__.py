@@ -11,9 +11,11 @@ from gpclml.datasets.images import (
     HeadPoses,
     LabelledImages,
     image_names,
+    load_cub,
     load_emnist,
     load_head_poses,
     load_images,
+    load_mini_imagenet,
     load_omniglot,
 )
 from gpclml.datasets.regression import RegressionData, load, names
@@ -36,9 +38,11 @@ __all__ = [
     "fetch",
     "image_names",
     "load",
+    "load_cub",
     "load_emnist",
     "load_head_poses",
     "load_images",
+    "load_mini_imagenet",
     "load_omniglot",
     "load_published_split",
     "load_published_splits",

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import gzip
 import io
+import lzma
 import os
 import re
 import string
 import struct
+import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
+from typing import IO, cast
 
 import numpy
 import torch
@@ -182,23 +185,51 @@ def _paired_images(images: Tensor, labels: Tensor, origin: str) -> tuple[Tensor,
 def archive_entries(
     archive: str | os.PathLike[str], wanted: Callable[[str], bool] = lambda name: True
 ) -> Iterator[tuple[str, bytes]]:
-    """Names and contents of the files in a zip archive, sorted by name; nothing is extracted.
+    """Names and contents of the files in a zip or tar archive; nothing is extracted.
+
+    Those of a zip archive are sorted by name, those of a tar archive come as they lie in it.
 
     Raises:
-        DataError: The archive is missing or damaged, or an entry leads out of it.
+        DataError: The archive is missing or damaged, or an entry leads out of it or is a link.
     """
     try:
-        with zipfile.ZipFile(archive) as file:
-            for info in sorted(file.infolist(), key=lambda info: info.filename):
-                _check_inside(archive, info.filename)
-                if not info.is_dir() and wanted(info.filename):
-                    yield info.filename, file.read(info)
-    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
+        is_zip = zipfile.is_zipfile(archive)
+        yield from (_zip_entries if is_zip else _tar_entries)(archive, wanted)
+    except (
+        OSError, zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError,
+        RuntimeError,
+    ) as error:  # fmt: skip
         if isinstance(error, DataError):
             raise
         raise DataError(
-            f"{archive}: missing, cut short or no zip archive ({error}). Put a whole copy there."
+            f"{archive}: missing, cut short or no zip or tar archive ({error}). Put a whole copy "
+            "there."
         ) from error
+
+
+def _zip_entries(
+    archive: str | os.PathLike[str], wanted: Callable[[str], bool]
+) -> Iterator[tuple[str, bytes]]:
+    with zipfile.ZipFile(archive) as file:
+        for info in sorted(file.infolist(), key=lambda info: info.filename):
+            _check_inside(archive, info.filename)
+            if not info.is_dir() and wanted(info.filename):
+                yield info.filename, file.read(info)
+
+
+def _tar_entries(
+    archive: str | os.PathLike[str], wanted: Callable[[str], bool]
+) -> Iterator[tuple[str, bytes]]:
+    with tarfile.open(archive) as file:
+        for info in file:
+            _check_inside(archive, info.name)
+            if not (info.isfile() or info.isdir()):
+                raise DataError(
+                    f"{archive}: the entry {info.name!r} is a link or a device, so it is not an "
+                    "original one. Nothing was extracted; get it again from its source."
+                )
+            if info.isfile() and wanted(info.name):
+                yield info.name, cast(IO[bytes], file.extractfile(info)).read()
 
 
 def _unreadable(origin: object, error: Exception) -> DataError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,13 +11,14 @@ import numpy
 import torch
 from torch import Tensor
 
-from gpclml._utils.arguments import checked
+from gpclml._utils.arguments import check_counts, checked
 from gpclml.datasets._image_formats import (
     EMNIST_CLASSES,
     read_emnist,
     read_idx_images,
     read_omniglot,
 )
+from gpclml.datasets._photographs import Read, read_cub, read_mini_imagenet
 from gpclml.datasets.sources import VARIABLE, data_folder, fetch_file, image_files
 from gpclml.errors import DataError, ShapeError, UnknownNameError
 
@@ -27,9 +28,11 @@ __all__ = [
     "HeadPoses",
     "LabelledImages",
     "image_names",
+    "load_cub",
     "load_emnist",
     "load_head_poses",
     "load_images",
+    "load_mini_imagenet",
     "load_omniglot",
 ]
 
@@ -42,6 +45,7 @@ YAWS = tuple(range(0, 181, 10))
 """Angles left and right, degrees; 90 is frontal."""
 
 _SUFFIX = "Grey"
+_SIDE = 84  # of photographs
 
 
 @checked
@@ -117,7 +121,7 @@ class HeadPoses:
 
 def image_names() -> tuple[str, ...]:
     """Names of the data sets that :func:`load_images` knows, sorted."""
-    return tuple(sorted({*image_files(), "digits"}))
+    return tuple(sorted({*image_files(), "digits", *_ARCHIVES}))
 
 
 def load_images(
@@ -125,6 +129,9 @@ def load_images(
 ) -> LabelledImages:
     """Loads labelled images by name from the data folder; missing files are downloaded.
 
+    - ``"cub"`` and ``"mini-imagenet"``: :func:`load_cub` of ``cub/CUB_200_2011.tgz`` and
+      :func:`load_mini_imagenet` of ``mini-imagenet/mini-imagenet.tar`` in the data folder, which
+      are not downloaded;
     - ``"digits"``: 1797 digits of 8 x 8 pixels, which ship with scikit-learn;
     - ``"emnist"``: test images of EMNIST's 62 digits and letters, 28 x 28; other splits by
       :func:`load_emnist`;
@@ -145,6 +152,9 @@ def load_images(
     """
     if name == "digits":
         return _digits()
+    if name in _ARCHIVES:
+        file, load = _ARCHIVES[name]
+        return load(data_folder(name, folder) / file)
     if name not in image_files():
         raise UnknownNameError("name", name, image_names())
     files = image_files()[name]
@@ -205,6 +215,58 @@ def load_emnist(
     """
     images, labels = read_emnist(archive, split, part)
     return LabelledImages(name, images, labels, EMNIST_CLASSES[split], (), source, licence)
+
+
+def load_cub(archive: str | os.PathLike[str], size: int = _SIDE) -> LabelledImages:
+    """Loads the birds of Caltech-UCSD (Wah et al. 2011), 200 species, in colour.
+
+    Photographs are scaled to squares of 1.15 times the size, the middle of which is taken (Chen
+    et al. 2019). Groups are ``"train"``, ``"validation"`` and ``"test"``, of 100, 50 and 50
+    species.
+
+    Args:
+        archive: Path of the original ``CUB_200_2011.tgz``, which is not extracted.
+        size: Pixels a side.
+
+    Raises:
+        DataError: The archive is missing, damaged or of another layout.
+    """
+    return _photographs("cub", read_cub, archive, size)
+
+
+def load_mini_imagenet(archive: str | os.PathLike[str], size: int = _SIDE) -> LabelledImages:
+    """Loads miniImageNet (Vinyals et al. 2016): 100 classes of 600 photographs, in colour.
+
+    Scaled and cut as those of :func:`load_cub`. Groups are ``"train"``, ``"validation"`` and
+    ``"test"``, of 64, 16 and 20 classes (Ravi and Larochelle 2017). With 84 pixels a side they take
+    1.3 GB, twice that while they are loaded.
+
+    Args:
+        archive: Path of a zip or tar archive of ``train.csv``, ``val.csv`` and ``test.csv``, lists
+            with columns ``filename`` and ``label``, and of ``images/<filename>``; not extracted.
+        size: Pixels a side.
+
+    Raises:
+        DataError: The archive is missing, damaged or of another layout.
+    """
+    return _photographs("mini-imagenet", read_mini_imagenet, archive, size)
+
+
+def _photographs(
+    name: str,
+    read: Callable[[str | os.PathLike[str], int], Read],
+    archive: str | os.PathLike[str],
+    size: int,
+) -> LabelledImages:
+    check_counts(size=size)
+    images, labels, names, groups = read(archive, size)
+    return LabelledImages(name, images, labels, names, groups, str(archive))
+
+
+_ARCHIVES: dict[str, tuple[str, Callable[[Path], LabelledImages]]] = {
+    "cub": ("CUB_200_2011.tgz", load_cub),
+    "mini-imagenet": ("mini-imagenet.tar", load_mini_imagenet),
+}  # files in folders of these names, which are not downloaded
 
 
 def load_head_poses(

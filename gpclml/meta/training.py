@@ -79,6 +79,7 @@ def train_on_tasks(
     validation: Tasks | None = None,
     validation_tasks: int = 100,
     look_every: int = 500,
+    patience: int | None = None,
     checkpoint: str | Path | None = None,
     progress: bool | None = None,
 ) -> TasksFitResult:
@@ -89,7 +90,7 @@ def train_on_tasks(
     of the last whole step, at an interrupt. A training that is resumed from it gives the same
     numbers bit for bit, with the same redrawn hold-outs; only layers that draw from PyTorch's
     global generator, such as dropout, draw others. Tasks, of which the first is compared, and
-    settings must be the same; ``steps`` may differ.
+    settings must be the same; ``steps`` and ``patience`` may differ.
 
     Args:
         model: Trained in place; left in eval mode, with the best parameters.
@@ -103,6 +104,8 @@ def train_on_tasks(
         validation: Source of validation tasks; if None the last parameters are kept.
         validation_tasks: Number of validation tasks.
         look_every: Steps between validations.
+        patience: Number of validations in a row without a better score after which the training
+            ends before ``steps``; None trains all steps.
         checkpoint: File to save to and to resume from.
         progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
 
@@ -110,7 +113,8 @@ def train_on_tasks(
         The course of the training.
 
     Raises:
-        ArgumentError: A number is out of range, or the objective is of another model.
+        ArgumentError: A number is out of range, the objective is of another model, or there is
+            patience without validation tasks.
         NonFiniteError: Objective or gradient is not finite, or features are not; the model is
             then as after the last step.
         NotPSDError: A covariance is not positive definite even with jitter.
@@ -124,6 +128,11 @@ def train_on_tasks(
         steps=steps, tasks_per_step=tasks_per_step, look_every=look_every,
         validation_tasks=validation_tasks,
     )  # fmt: skip
+    if patience is not None:
+        check_counts(patience=patience)
+        if validation is None:
+            fix = "Give validation tasks, or leave patience out."
+            raise ArgumentError("patience", patience, "None without validation tasks", fix)
     check_learning_rate(lr, next(model.parameters()).dtype)
     if all(module is not model for module in mll.modules()):
         raise ArgumentError("mll", f"a {type(mll).__name__} of another model", "one of the model")
@@ -151,6 +160,8 @@ def train_on_tasks(
     with progress_bar(total=steps, initial=done, desc="steps", progress=progress) as bar:
         try:
             for step in range(done, steps):
+                if patience is not None and run.looks_since_best >= patience:
+                    break
                 whole = run.content() if checkpoint is not None else {}
                 run.step(tasks, range(step * tasks_per_step, (step + 1) * tasks_per_step))
                 bar.update()
@@ -232,6 +243,12 @@ class _Run:
             if not is_best:
                 return
         training.best, self.best = done, _state(self.model)
+
+    @property
+    def looks_since_best(self) -> int:
+        """Number of validations since the one of the best score."""
+        scores = self.training.scores
+        return len(scores) - 1 - scores.index(max(scores)) if scores else 0
 
     def keep_best(self) -> None:
         self.model.load_state_dict(self.best)

@@ -6,7 +6,17 @@ import gzip
 
 import numpy
 import pytest
-from image_files import characters, emnist_archive, head_pose_folder, idx, register, register_arrays
+import torch
+from image_files import (
+    birds,
+    characters,
+    emnist_archive,
+    head_pose_folder,
+    idx,
+    mini_imagenet,
+    register,
+    register_arrays,
+)
 
 from benchmarks.dkt.cells import run_cell
 from benchmarks.dkt.studies import study_named
@@ -74,6 +84,25 @@ def test_studies_of_the_original_archives(name, classes):
     assert found == classes  # those to learn from in four turns
     episodes = sources.test.draw([0, 1])
     assert episodes.query_x.shape == (2, 75, 1, 28, 28)
+
+
+@pytest.mark.parametrize(
+    ("name", "classes"),
+    [("cub", [10, 5, 5]), ("mini-imagenet", [6, 5, 5]), ("mini-imagenet-to-cub", [16, 5, 5])],
+)
+def test_studies_of_photographs(name, classes, tmp_path, monkeypatch):
+    for folder in ("cub", "mini-imagenet"):
+        (tmp_path / folder).mkdir()
+    birds(tmp_path / "cub" / "CUB_200_2011.tgz", species=20, each=16)
+    mini_imagenet(tmp_path / "mini-imagenet" / "mini-imagenet.tar", each=16)
+    monkeypatch.setenv("GPCLML_DATA", str(tmp_path))
+    sources = study_named(name).sources(1, 0)
+    found = [tasks.num_classes for tasks in (sources.train, sources.validation, sources.test)]
+    assert found == classes
+    pictures = sources.test.draw([0]).query_x[0, :2]
+    study = study_named(name)
+    features = study.network(torch.Generator().manual_seed(0))(pictures)
+    assert features.shape == (2, study.num_features)
 
 
 @pytest.mark.parametrize("name", ["qmul", "qmul-out-of-range"])

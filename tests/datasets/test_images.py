@@ -166,7 +166,7 @@ def test_digits_need_no_file():
 
 
 def test_names_and_the_registry():
-    names = "digits emnist mnist mnist-test omniglot omniglot-background"
+    names = "cub digits emnist mini-imagenet mnist mnist-test omniglot omniglot-background"
     others = ("omniglot-evaluation", "omniglot-small")
     assert datasets.image_names() == (*names.split(), *others)
     with pytest.raises(UnknownNameError, match="Did you mean 'digits'"):

@@ -119,6 +119,27 @@ def test_the_best_look_is_kept():
     assert score == pytest.approx(max(training.scores))
 
 
+def test_a_training_without_progress_ends_early_and_can_go_on(tmp_path):
+    options = {"steps": 40, "look_every": 2, "validation": tasks(seed=1), "validation_tasks": 5}
+    options |= {"lr": 0.3, "progress": False}
+    whole, first, again = transfer(), transfer(), transfer()
+    expected = train_on_tasks(whole, objective(whole), tasks(), **options)
+    scores = expected.scores
+    waited = [at - scores.index(max(scores[: at + 1])) for at in range(len(scores))]
+    ends = waited.index(3) + 1
+    assert ends < len(scores)
+    path = tmp_path / "model.pt"
+    ended = train_on_tasks(first, objective(first), tasks(), patience=3, checkpoint=path, **options)
+    assert ended.scores == scores[:ends]
+    assert ended.history == expected.history[: 2 * ends]
+    assert ended.best == ended.validated[ended.scores.index(max(ended.scores))]
+    best = float(evaluate_tasks(first, tasks(seed=1), 5).gain.mean())
+    assert best == pytest.approx(max(ended.scores))
+    resumed = train_on_tasks(again, objective(again), tasks(), checkpoint=path, **options)
+    assert resumed.history == expected.history
+    assert resumed.scores == scores
+
+
 class Interrupted:
     """Tasks during which the user gives up, when one is asked for so many times."""
 
@@ -247,9 +268,11 @@ def test_values_that_are_not_finite_stop_it():
 
 def test_bad_arguments():
     model = transfer()
-    for name in ("steps", "tasks_per_step", "look_every", "validation_tasks"):
+    for name in ("steps", "tasks_per_step", "look_every", "validation_tasks", "patience"):
         with pytest.raises(ArgumentError, match=name):
             train_on_tasks(model, objective(model), tasks(), **({"steps": 1} | {name: 0}))
+    with pytest.raises(ArgumentError, match="patience: got 2, expected None without validation"):
+        train_on_tasks(model, objective(model), tasks(), steps=1, patience=2)
     with pytest.raises(ArgumentError, match="lr"):
         train_on_tasks(model, objective(model), tasks(), steps=1, lr=0.0)
     with pytest.raises(ArgumentError, match="of another model"):
