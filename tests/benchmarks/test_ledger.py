@@ -18,14 +18,14 @@ from gpclml.errors import UnknownNameError
 SMALL = {
     "density": {},
     "fourier": {"orders": 20, "curves": 4, "points": 320},
-    "rational-quadratic": {"alphas": 8, "orders": 20},
+    "rational-quadratic": {"alphas": 8, "orders": 20, "curves": 2},
     "lengthscale-bias": {"sizes": (5, 10, 20), "lengthscales": 12, "orders": 5},
-    "mlp-mean": {"steps": 5, "orders": 10},
+    "mlp-mean": {"steps": 3, "orders": 5},
     "laplace-toy": {"widths": 24, "draws": 2000},
     "learning-curves": {"points": 300, "orders": 4},
-    "training-speed-linear": {"num_points": 12, "repeats": 3, "steps": 5},
+    "training-speed-linear": {"num_points": 12, "repeats": 3},
     "model-combination": {"num_points": 10, "passes": 1},
-    "training-speed-ntk": {"data": "digits", "num_train": 20, "num_test": 20, "orders": 2},
+    "training-speed-ntk": {"data": "digits", "num_train": 6, "num_test": 4, "orders": 2},
     "training-speed-networks": {
         "data": "digits", "num_train": 100, "epochs": 2, "architectures": ["mlp-32x1", "cnn-4x1"],
     },

@@ -34,6 +34,10 @@ class Claim:
         ours: What came out, with its error.
         verdict: Whether that is what the paper says.
         remark: What a reader should know beside it.
+        rule: When it counts as reproduced; parts of it make it partly so.
+        doubt: Whose fault it is where it is not reproduced, and what was tried.
+        own: Whether it is no claim of the paper but our question about its subject.
+        at_size: Whether it is tried at the size at which the paper claims it.
     """
 
     source: str
@@ -42,6 +46,10 @@ class Claim:
     ours: str
     verdict: Verdict
     remark: str = ""
+    rule: str = ""
+    doubt: str = ""
+    own: bool = False
+    at_size: bool = True
 
 
 @dataclass(frozen=True)

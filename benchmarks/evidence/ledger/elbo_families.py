@@ -102,6 +102,7 @@ def learned_bound(
     rates: Sequence[float],
     temperature: float = 1.0,
     empirical_bayes: bool = False,
+    num_features: int = _NUM_FEATURES,
 ) -> LearnedBound:
     """Hyperparameters by coordinate ascent, of the best of several learning rates.
 
@@ -113,6 +114,7 @@ def learned_bound(
         rates: Learning rates of Adam.
         temperature: Of the bound.
         empirical_bayes: Whether the prior variance is learned as well.
+        num_features: Number R of features.
     """
     families = {
         "diagonal": DiagonalFamily(), "rank-1": LowRankFamily(1, _EPSILON), "full": FullFamily(),
@@ -120,11 +122,11 @@ def learned_bound(
     x, y = _sine(np.random.RandomState(seed), NUM_DATA)
     test_x, test_y = _sine(np.random.RandomState(1000 + seed), _NUM_TEST)
     generator = torch.Generator().manual_seed(seed)
-    weight = torch.randn(_NUM_FEATURES, 1, generator=generator, dtype=torch.float64)
-    bias = 2 * math.pi * torch.rand(_NUM_FEATURES, generator=generator, dtype=torch.float64)
+    weight = torch.randn(num_features, 1, generator=generator, dtype=torch.float64)
+    bias = 2 * math.pi * torch.rand(num_features, generator=generator, dtype=torch.float64)
     runs = []
     for rate in rates:
-        features = RandomFourierFeatures(1, _NUM_FEATURES, weight=weight, bias=bias)
+        features = RandomFourierFeatures(1, num_features, weight=weight, bias=bias)
         model = BayesianLinearModel(x, y, features)
         mll = LinearEvidenceLowerBound(
             model.likelihood, model, families[family], temperature=temperature

@@ -31,7 +31,7 @@ def _cells() -> list[dict[str, Any]]:
     return [
         {
             "experiment": "elbo-tempering", "seed": seed, "family": family,
-            "temperature": temperature, "steps": 1000, "rates": [0.1, 0.01],
+            "temperature": temperature, "steps": 1000, "rates": [0.1, 0.01, 0.001, 0.0001],
         }
         for family, (seed, published) in _PUBLISHED.items()
         for temperature in published

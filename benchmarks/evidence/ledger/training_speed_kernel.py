@@ -1,4 +1,4 @@
-"""Training speed of the tangent-kernel GPs of a convolutional and a fully connected network."""
+"""Training speed of the GPs of infinitely wide convolutional and fully connected networks."""
 
 from __future__ import annotations
 
@@ -20,18 +20,20 @@ from benchmarks.evidence.ledger.claims import (
     listed,
     with_error,
 )
+from benchmarks.evidence.ledger.infinite_kernels import tangent_kernel
 from benchmarks.evidence.ledger.linear_problems import image_source
-from benchmarks.evidence.training import images, network
-from gpclml.curvature import GaussianWeightPrior
+from benchmarks.evidence.training import images
 from gpclml.evaluation import learning_curve, log_marginal_likelihood
 from gpclml.evidence.training_speed import posterior_divergences
-from gpclml.kernels import NeuralTangentKernel
 from gpclml.models import BayesianLinearModel
 
 __all__ = ["EXPERIMENT"]
 
-_NAMES = {"convolutional": "cnn-32x3", "fully connected": "mlp-256x2"}
-_SEEDS = {"digits": 6, "mnist-test": 4}
+_DENSE = "fully connected"
+_CONVOLUTIONAL = {  # and the number of data sets and of test points
+    "digits": {"convolutional": (12, 500), "convolutional, pooled": (4, 100)},
+    "mnist-test": {"convolutional": (6, 200)},
+}
 _NOISE = 0.1
 _SCALES = tuple(2.0**power for power in range(-3, 7))
 _PARTS = 4
@@ -41,53 +43,43 @@ _SOURCE = "Lyle et al. 2020, Figure 2 (right)"
 def _cells() -> list[dict[str, Any]]:
     return [
         {
-            "experiment": "training-speed-ntk", "data": data, "seed": seed,
-            "architectures": list(_NAMES.values()), "num_train": 200, "num_test": 200,
-            "orders": 20,
+            "experiment": "training-speed-ntk", "data": data, "seed": seed, "network": network,
+            "num_train": 200, "num_test": num_test, "orders": 20,
         }
         for data in sorted({"digits", image_source()})
-        for seed in range(_SEEDS[data])
+        for network, (seeds, num_test) in _CONVOLUTIONAL[data].items()
+        for seed in range(seeds)
     ]  # fmt: skip
 
 
 def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
-    """Evidence and training speed of the GP of each network's tangent kernel.
+    """Evidence and training speed of GPs of a convolutional and a fully connected network.
 
-    The points are images of digits, the targets 1 for even ones and -1 for odd ones. The tangent
-    kernel is that at random weights, with the variance of each layer's weights there for prior
-    variance, scaled to mean variance one; the mean is zero, as of a network less what it is at its
-    start; noise .1. Nothing is fitted to the targets, but for ``fitted``.
+    The points are images of digits, the targets 1 for even ones and -1 for odd ones. The kernels
+    are :func:`~benchmarks.evidence.ledger.infinite_kernels.tangent_kernel`, of infinite width and
+    mean variance one; the mean is zero; noise .1. Nothing is fitted to the targets, but for
+    ``fitted``.
 
     Args:
-        cell: ``data``, ``seed`` of the choice of points, start and orders; ``architectures``, the
-            convolutional one first; ``num_train`` and ``num_test`` points; ``orders`` of the
-            points.
+        cell: ``data``, ``seed`` of the choice of points and of orders; ``network``, the
+            convolutional one; ``num_train`` and ``num_test`` points; ``orders`` of the points.
 
     Returns:
-        Lists over architectures: ``lml`` and ``expected``, L, in total nats, and the same with
-        ``_fitted`` at the scale of most evidence, ``scale``; ``terms``, the mean over orders of
-        L(D_<=i) - L(D_<i) for each i; test ``accuracy``.
+        Lists of two, the convolutional network first: ``lml`` and ``expected``, L, in total nats,
+        and the same with ``_fitted`` at the scale of most evidence, ``scale``; ``terms``, the mean
+        over orders of L(D_<=i) - L(D_<i) for each i; test ``accuracy``.
     """
     data = images(cell["data"], cell["num_train"], cell["seed"])
     x = torch.cat([data.train_x, data.test_x[: cell["num_test"]]]).double()
     classes = torch.cat([data.train_y, data.test_y[: cell["num_test"]]])
     y = 1.0 - 2.0 * (classes % 2).double()
-    rows = [_scores(_kernel_root(name, x, cell["seed"]), y, cell) for name in cell["architectures"]]
+    rows = [_scores(_root(tangent_kernel(name, x)), y, cell) for name in (cell["network"], _DENSE)]
     return {name: [row[name] for row in rows] for name in rows[0]}
 
 
-def _kernel_root(name: str, x: Tensor, seed: int) -> Tensor:
-    """Features of the points whose inner products are the scaled tangent kernel, ``(n, n)``."""
-    channels, size = x.shape[1:3]
-    start = network(name, channels, size, 1, seed)
-    module = torch.nn.Sequential(torch.nn.Unflatten(1, (channels, size, size)), start).double()
-    prior = GaussianWeightPrior(module, by="layer")
-    weights = dict(module.named_parameters())
-    with torch.no_grad():
-        squares = [weights[f"{layer}.weight"].square().mean() for layer in prior.groups]
-        prior.log_precision.copy_(-torch.stack(squares).log())
-        covariance = NeuralTangentKernel(module, prior)(x.flatten(1)).to_dense()
-    values, vectors = torch.linalg.eigh(covariance / covariance.diagonal().mean())
+def _root(kernel: Tensor) -> Tensor:
+    """Features of the points whose inner products are the kernel, ``(n, n)``."""
+    values, vectors = torch.linalg.eigh(kernel)
     return vectors * values.clamp_min(0.0).sqrt()
 
 
@@ -119,29 +111,41 @@ def _scores(root: Tensor, y: Tensor, cell: Mapping[str, Any]) -> dict[str, Any]:
 
 def _claims(cells: pandas.DataFrame) -> list[Claim]:
     claims = []
-    for data, some in cells.groupby("data"):
-        claims += [_evidence(some, str(data)), _curves(some, str(data)), _accuracy(some, str(data))]
+    for (data, network), some in cells.groupby(["data", "network"]):
+        name = f"{network}; {data}"
+        claims += [_evidence(some, name), _curves(some, name), _accuracy(some, name)]
     return claims
 
 
-def _evidence(cells: pandas.DataFrame, data: str) -> Claim:
+_SETTING = (
+    "Closed forms of infinite width, 200 points; noise .1 and prior variance one on average. The "
+    "caption names neither data, depth, noise nor scale of the paper's kernels: these are ours."
+)
+
+
+def _evidence(cells: pandas.DataFrame, name: str) -> Claim:
     found = []
-    for ending, label in (("", "scale one"), ("_fitted", "scale fitted by the LML")):
-        for name, score in (("lml", "LML"), ("expected", "L")):
-            text, holds = _compared(cells, name + ending, 1)
-            found.append((f"{label}, {score} {text}", holds))
+    for score, label in (("lml", "LML"), ("expected", "L")):
+        text, holds = _compared(cells, score, 1)
+        found.append((f"{label} {text}", holds))
+    fitted, _ = _compared(cells, "lml_fitted", 1)
+    ours, verdict = listed(found, f"nats of {cells['num_train'].iloc[0]:g} points: ")
     return Claim(
         _SOURCE,
-        f"The GP of a convolutional network's tangent kernel has more evidence on images ({data}) "
-        "than that of a fully connected one, by the LML and by L.",
-        "LML and L of the convolutional one higher",
-        *listed(found, f"nats of {cells['num_train'].iloc[0]:g} points: "),
-        "Kernels at random weights of finite networks in place of infinite ones; noise .1. L "
-        "falls without bound where the prior variance grows beside the noise, the LML hardly.",
+        f"The convolutional tangent kernel has the larger L, and the larger LML ({name}).",
+        "L of the convolutional one is larger",
+        f"{ours} (LML at the scale that is best for each {fitted})",
+        verdict,
+        rule="both gains positive by two standard errors",
+        remark=_SETTING,
+        doubt="Ours, as far as it goes: task, depth and prior scale are our choice. Tried twice: "
+        "with random finite networks before, where the sign of the LML's gain turned with the "
+        "scale, and with the exact kernels of infinite width here, for two readouts.",
+        at_size=False,
     )
 
 
-def _curves(cells: pandas.DataFrame, data: str) -> Claim:
+def _curves(cells: pandas.DataFrame, name: str) -> Claim:
     terms = array(cells["terms"])  # (seeds, 2, n)
     gain = terms[:, 0] - terms[:, 1]
     parts = [part.mean(1) for part in np.array_split(gain, _PARTS, axis=1)]
@@ -149,23 +153,32 @@ def _curves(cells: pandas.DataFrame, data: str) -> Claim:
     return Claim(
         _SOURCE,
         "The curve of L(D_<=i) - L(D_<i), whose area is L, lies above for the convolutional one "
-        f"({data}).",
+        f"({name}).",
         "above for nearly all points",
-        f"scale one; mean gain in nats a point over {_PARTS} successive parts of the points: "
+        f"mean gain in nats a point over {_PARTS} successive parts of the points: "
         + ", ".join(with_error(part, 2) for part in parts)
         + f"; above at {100 * share:.0f}% of the points",
         graded(*(differs(part, 1) for part in parts)),
+        rule="positive by two standard errors in each part",
+        doubt="The task is our choice. In the parts where the gain is within its error both "
+        "kernels have learned what 200 points tell; tried for two readouts of the convolutions.",
+        at_size=False,
     )
 
 
-def _accuracy(cells: pandas.DataFrame, data: str) -> Claim:
+def _accuracy(cells: pandas.DataFrame, name: str) -> Claim:
     text, holds = _compared(cells, "accuracy", 3)
     return Claim(
         _SOURCE,
-        f"The convolutional one predicts better ({data}).",
-        "convolutional networks generalize better on images",
+        f"The convolutional one predicts better ({name}).",
+        "no figure for these kernels",
         f"test accuracy of the posterior mean's sign {text}",
         graded(holds),
+        rule="gain positive by two standard errors",
+        doubt="No fault of the paper, which does not claim it of these kernels: a few hundred "
+        "test points of easy digits hardly tell the two apart. Tried with finite networks before "
+        "and at infinite width here.",
+        own=True,
     )
 
 
@@ -177,22 +190,27 @@ def _compared(cells: pandas.DataFrame, name: str, digits: int) -> tuple[str, boo
 
 
 def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
-    names = list(cells["data"].unique())
-    for axes, data in zip(figure.subplots(1, len(names), squeeze=False)[0], names, strict=True):
-        terms = array(cells[cells["data"] == data]["terms"]).mean(0)
+    parts = list(cells.groupby(["data", "network"]))
+    for axes, ((data, network), some) in zip(
+        figure.subplots(1, len(parts), squeeze=False)[0], parts, strict=True
+    ):
+        terms = array(some["terms"]).mean(0)
         n = range(1, terms.shape[-1] + 1)
         low = max(float(terms[:, 2:].min()), -12.0)
-        for place, name in enumerate(_NAMES):
+        for place, name in enumerate((network, _DENSE)):
             axes.fill_between(n, terms[place], low, color=f"C{place}", alpha=0.2)
             axes.plot(n, terms[place], label=name)
         axes.set(xlabel=f"points seen, i ({data})", ylim=(low, terms.max() + 0.1))
+        axes.legend(fontsize=7)
     figure.axes[0].set_ylabel("$L(D_{\\leq i}) - L(D_{<i})$, nats")
-    figure.axes[0].legend()
 
 
 EXPERIMENT = Experiment(
     "training-speed-ntk", "Tangent kernels: the convolutional network trains faster", _cells,
-    run_cell, _claims, _draw,
-    modules=("benchmarks.evidence.training", "benchmarks.evidence.ledger.linear_problems"),
+    run_cell, _claims, _draw, size=(11.0, 3.2),
+    modules=(
+        "benchmarks.evidence.training", "benchmarks.evidence.ledger.linear_problems",
+        "benchmarks.evidence.ledger.infinite_kernels",
+    ),
 )  # fmt: skip
 """Lyle et al. (2020), Figure 2 right."""
