@@ -16,6 +16,10 @@ from benchmarks.evidence.ledger.page import EXPERIMENTS, chosen_experiments
 from gpclml.errors import UnknownNameError
 
 SMALL = {
+    "occam": {"sizes": (20, 50, 100)},
+    "criteria": {"orders": 5, "draws": 50},
+    "elbo-sweep": {"steps": 3, "numbers": (10, 20)},
+    "elbo-importance": {"steps": 3, "draws": 8, "repeats": 2, "num_features": 20},
     "density": {},
     "fourier": {"orders": 20, "curves": 4, "points": 320},
     "rational-quadratic": {"alphas": 8, "orders": 20, "curves": 2},

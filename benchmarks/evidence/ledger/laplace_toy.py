@@ -149,6 +149,7 @@ def _flattens(cells: pandas.DataFrame) -> Claim:
         f"largest minus least {with_error(spreads)} nats",
         graded(steepest < 0.01),
         f"Simple Monte Carlo over draws of the prior agrees within {apart:.3f} nats.",
+        rule="slope below .01 nats",
     )
 
 
@@ -166,6 +167,7 @@ def _falls(cells: pandas.DataFrame) -> Claim:
         f"On {curved} of {len(cells)} data sets the mean is beyond -1 and the two modes are one."
         if curved
         else "",
+        rule="slope -1 to six digits",
     )
 
 

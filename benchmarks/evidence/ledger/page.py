@@ -13,24 +13,40 @@ import pandas
 from benchmarks._figures import new_figure, save_figure
 from benchmarks._tables import code, describe_cells, section, table
 from benchmarks.evidence.ledger.claims import Claim, Experiment
+from benchmarks.evidence.ledger.out_of_reach import OUT_OF_REACH
 from benchmarks.runner import load_commands, load_failures, load_results
 from gpclml.errors import DataError, UnknownNameError
 
-__all__ = ["EXPERIMENTS", "chosen_experiments", "ledger_cells", "write_page"]
+__all__ = ["EXPERIMENTS", "PAPERS", "chosen_experiments", "headline", "ledger_cells", "write_page"]
 
-_MODULES = (
-    "density", "fourier", "rational_quadratic", "lengthscale_bias", "mlp_mean",
-    "training_speed_linear", "model_combination", "laplace_toy", "learning_curves",
-    "training_speed_kernel", "elbo_families", "elbo_tempering", "training_speed_networks",
-    "pac_bayes",
+PAPERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "Lotfi et al. 2022": (
+            "occam", "laplace_toy", "density", "fourier", "rational_quadratic", "lengthscale_bias",
+            "mlp_mean", "learning_curves", "criteria", "pac_bayes",
+        ),
+        "Lyle et al. 2020": (
+            "training_speed_linear", "model_combination", "training_speed_kernel",
+            "training_speed_networks",
+        ),
+        "Harvey and Hughes 2026": (
+            "elbo_families", "elbo_sweep", "elbo_tempering", "elbo_importance",
+        ),
+        "Immer et al. 2021": (),
+        "Immer et al. 2023": (),
+    }
 )  # fmt: skip
+"""Modules of experiments by the paper that their claims are from, in the order of the page."""
+
+
+def _experiment(module: str) -> Experiment:
+    return importlib.import_module(f"benchmarks.evidence.ledger.{module}").EXPERIMENT
+
+
+_OF_PAPER = {paper: [_experiment(one) for one in modules] for paper, modules in PAPERS.items()}
 
 EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType(
-    {
-        one.name: one
-        for module in _MODULES
-        for one in [importlib.import_module(f"benchmarks.evidence.ledger.{module}").EXPERIMENT]
-    }
+    {one.name: one for several in _OF_PAPER.values() for one in several}
 )
 """In the order of the page."""
 
@@ -50,8 +66,12 @@ def chosen_experiments(name: str, others: Iterable[str] = ()) -> list[Experiment
 
 _FOLDER = "figures"
 _INTRODUCTION = (
-    "Claims of papers on the evidence of models, each tried by a named experiment: "
-    "*reproduced*, *partly* or *not*. Errors are standard errors over seeds."
+    "Each row is a claim of a paper, tried by the experiment of that name (`python -m "
+    "benchmarks.evidence run NAME`). The verdict is computed by the rule beside it: all of it "
+    "holds (*reproduced*), some of it (*partly*), or none (*not*). Errors are standard errors. "
+    "A row marked *ours* is no claim of the paper but a question about its subject; one marked "
+    "*smaller* is tried on fewer or other data than the paper's. Below each table, for every row "
+    "that is not reproduced, stands whose fault that is and what was tried."
 )
 
 
@@ -72,11 +92,30 @@ def ledger_cells(path: str | os.PathLike[str]) -> dict[str, pandas.DataFrame]:
     }
 
 
+def headline(claims: Iterable[Claim]) -> str:
+    """How many claims there are, at which size they are tried, and what became of them."""
+    every = list(claims)
+    of_papers = [one for one in every if not one.own]
+    counts = {
+        verdict: sum(one.verdict == verdict for one in of_papers)
+        for verdict in ("reproduced", "partly", "not")
+    }
+    at_size = [one for one in of_papers if one.at_size]
+    reproduced = sum(one.verdict == "reproduced" for one in at_size)
+    return (
+        f"**{len(of_papers)} claims of papers: {counts['reproduced']} reproduced, "
+        f"{counts['partly']} partly, {counts['not']} not. {len(at_size)} of them are tried at the "
+        f"paper's size: {reproduced} reproduced.** Beside them {len(every) - len(of_papers)} "
+        f"questions of our own, and {sum(map(len, OUT_OF_REACH.values()))} tables and figures out "
+        "of reach, listed with the reason."
+    )
+
+
 def write_page(path: str | os.PathLike[str], page: str | os.PathLike[str]) -> str:
     """Writes the page, and the pictures into a folder ``figures`` beside it.
 
     Returns:
-        The verdicts as a table.
+        The headline and the verdicts as a table.
 
     Raises:
         DataError: There is no finished experiment in the file, or the page cannot be written.
@@ -91,18 +130,23 @@ def write_page(path: str | os.PathLike[str], page: str | os.PathLike[str]) -> st
     except OSError as error:
         raise DataError(f"{folder}: cannot be made ({error}). Name another page.") from error
     claims = {name: EXPERIMENTS[name].claims(cells) for name, cells in found.items()}
-    parts = ["# Claims and what became of them", _INTRODUCTION, code(_about(path, found))]
+    line = headline(one for several in claims.values() for one in several)
     summary = _summary(claims)
+    parts = ["# Claims and what became of them", line, _INTRODUCTION, code(_about(path, found))]
     parts.append(summary)
-    for name, cells in found.items():
-        picture = f"{_FOLDER}/{name}.png"
-        _draw(EXPERIMENTS[name], cells, page.parent / picture)
-        parts.append(_section(EXPERIMENTS[name], claims[name], picture))
+    for paper, experiments in _OF_PAPER.items():
+        parts.append(section(paper))
+        for one in experiments:
+            if one.name in found:
+                picture = f"{_FOLDER}/{one.name}.png"
+                _draw(one, found[one.name], page.parent / picture)
+                parts.append(_section(one, claims[one.name], picture))
+        parts.append(_unreached(paper))
     try:
-        page.write_text("\n\n".join(parts) + "\n")
+        page.write_text("\n\n".join(part for part in parts if part) + "\n")
     except OSError as error:
         raise DataError(f"{page}: cannot be written ({error}). Name another page.") from error
-    return summary
+    return f"{line}\n\n{summary}"
 
 
 def _about(path: str | os.PathLike[str], found: dict[str, pandas.DataFrame]) -> list[str]:
@@ -112,27 +156,52 @@ def _about(path: str | os.PathLike[str], found: dict[str, pandas.DataFrame]) -> 
     return [*load_commands(path), *describe_cells(every, failed)]
 
 
+def _verdict(claim: Claim) -> str:
+    if claim.own:
+        return f"{claim.verdict} (ours)"
+    return claim.verdict if claim.at_size else f"{claim.verdict} (smaller)"
+
+
 def _summary(claims: dict[str, Sequence[Claim]]) -> str:
     rows = [
-        {"experiment": f"[{name}](#{name})", "claim": one.statement, "verdict": one.verdict}
-        for name, several in claims.items()
-        for one in several
-    ]
-    return table(pandas.DataFrame(rows).set_index(["experiment", "claim"]))
+        {
+            "paper": paper if place == 0 else "", "experiment": f"[{one.name}](#{one.name})",
+            "claim": claim.statement, "verdict": _verdict(claim),
+        }
+        for paper, experiments in _OF_PAPER.items()
+        for place, (one, claim) in enumerate(
+            (one, claim) for one in experiments for claim in claims.get(one.name, ())
+        )
+    ]  # fmt: skip
+    return table(pandas.DataFrame(rows).set_index(["paper", "experiment", "claim"]))
 
 
 def _section(experiment: Experiment, claims: Sequence[Claim], picture: str) -> str:
     rows = [
         {
-            "source": one.source, "claim": one.statement, "published": one.published,
-            "here": one.ours, "verdict": one.verdict,
+            "source": one.source, "claim": one.statement, "reproduced if": one.rule,
+            "published": one.published, "here": one.ours, "verdict": _verdict(one),
         }
         for one in claims
     ]  # fmt: skip
-    frame = pandas.DataFrame(rows).set_index(["source", "claim"])
-    remarks = [one.remark for one in claims if one.remark]
+    frame = pandas.DataFrame(rows).set_index(["source", "claim", "reproduced if"])
+    remarks = list(dict.fromkeys(one.remark for one in claims if one.remark))
+    doubts = [
+        f"*{one.verdict.capitalize()}: {one.statement}* {one.doubt}"
+        for one in claims
+        if one.verdict != "reproduced"
+    ]
     image = f"![{experiment.title}]({picture})"
-    return section(experiment.name, f"**{experiment.title}.**", table(frame), *remarks, image)
+    text = "\n\n".join([f"**{experiment.title}.**", table(frame), *remarks, *doubts, image])
+    return f"### {experiment.name}\n\n{text}"
+
+
+def _unreached(paper: str) -> str:
+    rows = OUT_OF_REACH.get(paper, ())
+    if not rows:
+        return ""
+    frame = pandas.DataFrame(rows, columns=pandas.Index(["what", "why", "instead"]))
+    return f"### Out of reach: {paper}\n\n{table(frame.set_index('what'))}"
 
 
 def _draw(experiment: Experiment, cells: pandas.DataFrame, path: Path) -> None:

@@ -211,7 +211,7 @@ def _ranking(problem: str, cells: pandas.DataFrame, few: pandas.DataFrame) -> Cl
         f"model is best: {found}",
         graded(of_l["rank"] >= 0.895, of_l["wins"] >= 0.75),
         remark.strip(),
-        rule="rank correlation of L with the LML .90 on average; the same best model on three of "
+        rule="rank correlation of L with the LML .895 on average; the same best model on three of "
         "four data sets",
         doubt="The paper's, in part: under priors far too wide L falls below any LML, so the two "
         "orders cannot be the same throughout. Tried with the scripts' few points and with 1000.",

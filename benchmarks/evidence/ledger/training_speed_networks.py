@@ -36,7 +36,6 @@ _ARCHITECTURES = (
 _SETTINGS = {"digits": (6, 500, 40), "mnist-test": (3, 1000, 20)}  # seeds, points, epochs
 _BATCH = 50
 _SOURCE = "Lyle et al. 2020, Section 4.2 and Figure 3"
-_WAYS = {"parallel": "Eqs. 42 and 43", "concurrent": "Eq. 44"}
 
 
 def _cells() -> list[dict[str, Any]]:
@@ -161,12 +160,15 @@ def _epochs(num_points: int, cell: Mapping[str, Any]) -> Iterator[tuple[Tensor, 
 
 def _claims(cells: pandas.DataFrame) -> list[Claim]:
     parts = {str(data): some for data, some in cells.groupby("data")}
-    return [_generalization(parts), _final_loss(parts), _weights(parts), _trained_after(parts)]
+    return [
+        _generalization(parts), _weights(parts), _jointly(parts), _trained_after(parts),
+        _final_loss(parts),
+    ]  # fmt: skip
 
 
 def _against(cells: pandas.DataFrame, score: str, other: str) -> NDArray[np.float64]:
     """Rank correlation over architectures, a seed each; of losses the negative."""
-    sign = -1 if score in ("sum", "final") else 1
+    sign = -1 if score in ("sum", "final", "joint_sum") else 1
     return rank_correlations(sign * array(cells[score]), cells[other])
 
 
@@ -178,11 +180,84 @@ def _generalization(parts: Mapping[str, pandas.DataFrame]) -> Claim:
 
     before = "rank correlation of minus the sum with test accuracy and log density: "
     return Claim(
-        _SOURCE,
-        "Architectures with a lower sum of training losses predict better.",
-        "sum of training losses and test performance are correlated",
+        f"{_SOURCE} (middle)",
+        "Of networks trained in parallel, those with a lower sum of losses predict better.",
+        "sum of training losses and test loss are correlated",
         *listed((part(*one) for one in parts.items()), before),
         f"{len(_ARCHITECTURES)} small networks: " + ", ".join(_ARCHITECTURES) + ".",
+        rule="both positive by two standard errors, for each data set",
+        doubt="Ours: few small networks on small data.",
+        at_size=False,
+    )
+
+
+def _weights(parts: Mapping[str, pandas.DataFrame]) -> Claim:
+    def part(data: str, cells: pandas.DataFrame) -> tuple[str, bool]:
+        ranks, others = (_against(cells, name, "parallel") for name in ("sum", "accuracy"))
+        text = f"{with_error(ranks, 2)} (of test accuracy with the weight {with_error(others, 2)})"
+        return f"{data} {text}", differs(ranks, 1)
+
+    return Claim(
+        "Lyle et al. 2020, Section 4.2, parallel training (Eqs. 42 and 43)",
+        "In a combination whose networks are trained each by its own loss, those with a lower sum "
+        "of training losses get larger weights.",
+        "weights and sums are correlated",
+        *listed(
+            (part(*one) for one in parts.items()),
+            "rank correlation of minus the sum with the weight: ",
+        ),
+        rule="positive by two standard errors for each data set",
+        doubt="Ours: few small networks on small data.",
+        at_size=False,
+    )
+
+
+def _jointly(parts: Mapping[str, pandas.DataFrame]) -> Claim:
+    def part(data: str, cells: pandas.DataFrame) -> tuple[Any, ...]:
+        scores = ("joint_sum", "joint_log_density", "sum")
+        joint, test, parallel = (_against(cells, name, "concurrent") for name in scores)
+        text = (
+            f"{data} {with_error(test, 2)} and {with_error(joint, 2)} (with minus its sum when "
+            f"trained in parallel {with_error(parallel, 2)})"
+        )
+        return text, differs(test, 1), differs(joint, 1)
+
+    before = "rank correlation of the weight with the network's own test log density and minus "
+    return Claim(
+        f"{_SOURCE} (left), concurrent training (Eq. 44)",
+        "In a combination trained as a whole, networks that predict better get larger weights.",
+        "weights and test losses are correlated",
+        *listed((part(*one) for one in parts.items()), f"{before}its own sum of losses: "),
+        rule="both positive by two standard errors, for each data set",
+        doubt="Ours: few small networks on small data, Adam for the networks and plain descent for "
+        "the weights. Tried with each network's own losses along the joint training, and with "
+        "those of parallel training.",
+        at_size=False,
+    )
+
+
+def _trained_after(parts: Mapping[str, pandas.DataFrame]) -> Claim:
+    def part(data: str, cells: pandas.DataFrame) -> tuple[str, bool]:
+        after, final = (_against(cells, name, "after") for name in ("sum", "final"))
+        gain = _against(cells, "sum", "parallel") - after
+        text = (
+            f"{with_error(after, 2)}, gain by training along {with_error(gain, 2)} "
+            f"(with minus the final loss {with_error(final, 2)})"
+        )
+        return f"{data} {text}", differs(gain, 1)
+
+    return Claim(
+        "beside Lyle et al. 2020, Section 4.2",
+        "Weights trained after the networks follow the sum of training losses less.",
+        "no figure",
+        *listed(
+            (part(*one) for one in parts.items()),
+            "rank correlation of minus the sum with the weight: ",
+        ),
+        "The paper shows it for linear models.",
+        rule="gain positive by two standard errors for each data set",
+        doubt="Ours: few small networks on small data.",
+        own=True,
     )
 
 
@@ -195,67 +270,34 @@ def _final_loss(parts: Mapping[str, pandas.DataFrame]) -> Claim:
 
     found = (part(*one, test) for one in parts.items() for test in ("accuracy", "log_density"))
     return Claim(
-        _SOURCE,
+        "beside Lyle et al. 2020, Section 4.2",
         "The training loss at the end says less than the sum.",
-        "the sum is the better predictor",
+        "no figure",
         *listed(found, "rank correlation of minus the loss of the last epoch with "),
-    )
-
-
-def _weights(parts: Mapping[str, pandas.DataFrame]) -> Claim:
-    def part(data: str, cells: pandas.DataFrame) -> tuple[str, bool]:
-        ranks, others = (_against(cells, name, "concurrent") for name in ("sum", "accuracy"))
-        text = f"{with_error(ranks, 2)} (of test accuracy with the weight {with_error(others, 2)})"
-        return f"{data} {text}", differs(ranks, 1)
-
-    return Claim(
-        _SOURCE,
-        "In a combination trained along with its networks, those with a lower sum of training "
-        "losses get larger weights.",
-        "weights and sums are correlated",
-        *listed(
-            (part(*one) for one in parts.items()),
-            "rank correlation of minus the sum with the weight: ",
-        ),
-    )
-
-
-def _trained_after(parts: Mapping[str, pandas.DataFrame]) -> Claim:
-    def part(data: str, cells: pandas.DataFrame) -> tuple[str, bool]:
-        after, final = (_against(cells, name, "after") for name in ("sum", "final"))
-        gain = _against(cells, "sum", "concurrent") - after
-        text = (
-            f"{with_error(after, 2)}, gain by concurrent training {with_error(gain, 2)} "
-            f"(with minus the final loss {with_error(final, 2)})"
-        )
-        return f"{data} {text}", differs(gain, 1)
-
-    return Claim(
-        _SOURCE,
-        "Weights trained after the networks follow the sum of training losses less.",
-        "of linear models: weights after training prefer those that fit best",
-        *listed(
-            (part(*one) for one in parts.items()),
-            "rank correlation of minus the sum with the weight: ",
-        ),
-        "The paper shows it for linear models; for networks it is our reading.",
+        rule="each gain positive by two standard errors",
+        doubt="Nobody's: the paper does not claim it. Tried on two sets of images, by accuracy and "
+        "by log density.",
+        own=True,
     )
 
 
 def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
     names = list(cells["data"].unique())
-    for place, row in enumerate(figure.subplots(len(names), 3, squeeze=False)):
+    for place, row in enumerate(figure.subplots(len(names), 4, squeeze=False)):
         some = cells[cells["data"] == names[place]]
         _scatter(row[0], some, "accuracy", f"test accuracy ({names[place]})")
-        _scatter(row[1], some, "concurrent", "weight, concurrent")
-        _draw_curves(row[2], some)
+        _scatter(row[1], some, "parallel", "weight, parallel training")
+        _scatter(row[2], some, "concurrent", "weight, concurrent", "joint_sum")
+        _draw_curves(row[3], some)
     figure.axes[0].legend(fontsize=6)
 
 
-def _scatter(axes: Axes, cells: pandas.DataFrame, score: str, label: str) -> None:
+def _scatter(
+    axes: Axes, cells: pandas.DataFrame, score: str, label: str, losses: str = "sum"
+) -> None:
     for place, name in enumerate(cells["architectures"].iloc[0]):
         axes.plot(
-            [values[place] for values in cells["sum"]],
+            [values[place] for values in cells[losses]],
             [values[place] for values in cells[score]],
             ".", color=f"C{place}", label=name,
         )  # fmt: skip
@@ -271,7 +313,7 @@ def _draw_curves(axes: Axes, cells: pandas.DataFrame) -> None:
 
 EXPERIMENT = Experiment(
     "training-speed-networks", "Networks: sums of training losses and weights of a combination",
-    _cells, run_cell, _claims, _draw, size=(11.0, 5.6),
+    _cells, run_cell, _claims, _draw, size=(14.0, 5.6),
     modules=("benchmarks.evidence.training", "benchmarks.evidence.ledger.linear_problems"),
 )  # fmt: skip
-"""Lyle et al. (2020), Section 4.2 and Figure 4."""
+"""Lyle et al. (2020), Section 4.2 and Figure 3."""

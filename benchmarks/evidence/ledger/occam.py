@@ -1,0 +1,145 @@
+"""What the evidence is for: the dimension of nested linear models and of Bayesian PCA."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas
+import torch
+from matplotlib.figure import Figure
+from sklearn.decomposition import PCA
+
+from benchmarks.evidence.ledger.claims import Claim, Experiment, array, graded, with_error
+from gpclml.evaluation import log_marginal_likelihood
+from gpclml.models import BayesianLinearModel
+
+__all__ = ["EXPERIMENT"]
+
+_COLUMNS, _TRUE, _NOISE = 8, 3, 0.25
+_DIMENSIONS, _INTRINSIC, _SPREAD = 10, 5, 0.1
+_SIZES = (20, 50, 100, 200, 500, 1000, 2000)
+_SOURCE = "Lotfi et al. 2022, Section 3"
+
+
+def _cells() -> list[dict[str, Any]]:
+    return [{"experiment": "occam", "seed": seed, "sizes": _SIZES} for seed in range(100)]
+
+
+def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
+    """Dimensions that the evidence chooses, of linear models and of principal components.
+
+    The linear models have the first k of 8 standard normal columns, k = 1, ..., 8, and prior
+    variance one; three columns have standard normal weights, noise .25. The points of the other
+    problem lie in ten dimensions: five with deviations 5, 4, ..., 1 and noise of deviation .1 in
+    all, turned at random; Minka's (2001) Laplace evidence, as scikit-learn has it, chooses.
+
+    Args:
+        cell: ``seed`` of the data, ``sizes`` n.
+
+    Returns:
+        For each n: ``lml`` of the linear models, in total nats, and ``components``, the chosen
+        number of principal components.
+    """
+    random = np.random.RandomState(cell["seed"])
+    most = max(cell["sizes"])
+    x = random.randn(most, _COLUMNS)
+    y = x[:, :_TRUE] @ random.randn(_TRUE) + math.sqrt(_NOISE) * random.randn(most)
+    deviations = np.concatenate([np.arange(_INTRINSIC, 0, -1), np.zeros(_DIMENSIONS - _INTRINSIC)])
+    turned = np.linalg.qr(random.randn(_DIMENSIONS, _DIMENSIONS))[0]
+    points = (random.randn(most, _DIMENSIONS) * deviations) @ turned
+    points += _SPREAD * random.randn(most, _DIMENSIONS)
+    lml = []
+    for n in cell["sizes"]:
+        data = torch.tensor(x[:n]), torch.tensor(y[:n])
+        models = [
+            BayesianLinearModel(data[0][:, :k], data[1], prior_variance=1.0, noise=_NOISE)
+            for k in range(1, _COLUMNS + 1)
+        ]
+        lml.append([float(log_marginal_likelihood(model).detach()) for model in models])
+    components = [
+        int(PCA("mle", svd_solver="full").fit(points[:n]).n_components_) for n in cell["sizes"]
+    ]
+    return {"lml": lml, "components": components}
+
+
+def _claims(cells: pandas.DataFrame) -> list[Claim]:
+    return [_nested(cells), _penalty(cells), _components(cells)]
+
+
+def _shares(right: np.ndarray, sizes: list[int]) -> str:
+    return ", ".join(f"{share:.2f} (n = {n})" for n, share in zip(sizes, right, strict=True))
+
+
+def _nested(cells: pandas.DataFrame) -> Claim:
+    sizes = cells["sizes"].iloc[0]
+    right = (array(cells["lml"]).argmax(-1) + 1 == _TRUE).mean(0)
+    return Claim(
+        _SOURCE,
+        "Of nested linear models that can all fit the data, the evidence chooses the one whose "
+        "constraints are true, the more surely the more points.",
+        "the constrained model",
+        f"share of {len(cells)} data sets: {_shares(right, list(sizes))}",
+        graded(right[-1] >= 0.9, right[-1] > right[0]),
+        rule="at least .9 with the most points, and more than with the fewest",
+        doubt="Ours: a weight that happens to be near zero is not seen by so few points.",
+        at_size=False,
+    )
+
+
+def _penalty(cells: pandas.DataFrame) -> Claim:
+    sizes = np.array(cells["sizes"].iloc[0])
+    lml = array(cells["lml"])
+    lost = lml[..., _TRUE - 1] - lml[..., -1]  # by all the columns that say nothing
+    slopes = np.polyfit(np.log(sizes), lost.T, 1)[0] / (_COLUMNS - _TRUE)
+    error = slopes.std(ddof=1) / math.sqrt(len(slopes)) if len(slopes) > 1 else math.inf
+    return Claim(
+        _SOURCE,
+        "Each parameter that is not needed costs half the logarithm of n.",
+        "1/2 (Schwarz 1978)",
+        f"slope in log n of the LML lost, a parameter: {with_error(slopes, 3)}",
+        graded(abs(slopes.mean() - 0.5) < 4 * error + 0.01),
+        rule="within four standard errors and .01",
+        doubt="Ours.",
+        at_size=False,
+    )
+
+
+def _components(cells: pandas.DataFrame) -> Claim:
+    sizes = list(cells["sizes"].iloc[0])
+    right = (array(cells["components"]) == _INTRINSIC).mean(0)
+    return Claim(
+        f"{_SOURCE}, after Minka 2001",
+        "The evidence of Bayesian PCA finds the dimension of the data.",
+        "the true dimension",
+        f"5 of 10, share of {len(cells)} data sets: {_shares(right, sizes)}",
+        graded(min(right[2:], default=right[-1]) >= 0.9),
+        rule="at least .9 from 100 points on",
+        doubt="Ours.",
+        at_size=False,
+    )
+
+
+def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
+    sizes = cells["sizes"].iloc[0]
+    curves, shares = figure.subplots(1, 2)
+    mean = array(cells["lml"]).mean(0)
+    for n, values in zip(sizes, mean, strict=True):
+        curves.plot(range(1, _COLUMNS + 1), values - values.max(), marker=".", label=f"n = {n}")
+    curves.axvline(_TRUE, color="gray", linewidth=0.8)
+    curves.set(xlabel="columns of the model", ylabel="mean LML below the best, nats", ylim=(-25, 1))
+    curves.legend(fontsize=6)
+    right = (array(cells["lml"]).argmax(-1) + 1 == _TRUE).mean(0)
+    shares.semilogx(sizes, right, "o-", label="nested linear models")
+    found = (array(cells["components"]) == _INTRINSIC).mean(0)
+    shares.semilogx(sizes, found, "o-", label="Bayesian PCA")
+    shares.set(xlabel="points n", ylabel="share of data sets with the true dimension")
+    shares.legend(fontsize=7)
+
+
+EXPERIMENT = Experiment(
+    "occam", "What the evidence is for: the true dimension", _cells, run_cell, _claims, _draw,
+)  # fmt: skip
+"""Lotfi et al. (2022), Section 3."""
