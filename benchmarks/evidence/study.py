@@ -8,8 +8,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any
 
+import numpy as np
 import pandas
 import typer
+from numpy.typing import NDArray
+from scipy.stats import rankdata
 from typer import Argument, Option
 
 from benchmarks._options import CsvFile, Device, ResultsFile, errors_as_text, names, real_numbers
@@ -73,6 +76,61 @@ def correlations(cells: pandas.DataFrame) -> pandas.DataFrame:
             shown = rho.loc[list(_SCORES), list(_REACHED)].map("{:+.2f}".format)
             rows.append(pandas.concat({(f"{precision:g}", group): shown}))
     return pandas.concat(rows).rename_axis(index=["precision", "of", "score"])
+
+
+_COLLAPSED = 0.2  # accuracy of a network that has learned nothing; guessing has .1
+_RESAMPLED = 2000
+
+
+def intervals(cells: pandas.DataFrame) -> pandas.DataFrame:
+    """Spearman's rho with an interval over networks: all of them, and those that learned.
+
+    An interval has 95 % of 2000 bootstrap samples of the networks.
+    """
+    random = np.random.RandomState(0)
+    scores, reached = ("lml", "lml_layer", "clml", "validation"), "log_density_bma"
+    rows = []
+    for precision, some in cells.groupby("precision", sort=True):
+        means = some.groupby("architecture")[[*scores, reached, "accuracy_map"]].mean()
+        learned = means[means["accuracy_map"] > _COLLAPSED]
+        for name in scores:
+            row: dict[str, Any] = {"precision": f"{precision:g}", "score": name}
+            for label, chosen in (
+                (f"{len(means)} networks", means),
+                ("those that learned", learned),
+            ):
+                if len(chosen) < 3:
+                    row[label] = "-"
+                    continue
+                x, y = chosen[name].to_numpy(), chosen[reached].to_numpy()
+                drawn = random.randint(len(x), size=(_RESAMPLED, len(x)))
+                low, high = np.nanquantile(_spearman(x[drawn], y[drawn]), (0.025, 0.975))
+                rho = float(_spearman(x[None], y[None])[0])
+                row[label] = f"{rho:+.2f} [{low:+.2f}, {high:+.2f}], of {len(x)}"
+            rows.append(row)
+    return pandas.DataFrame(rows).set_index(["precision", "score"])
+
+
+def _spearman(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Rank correlation of each row of one array with that row of the other."""
+    ranks = [rankdata(values, axis=1) for values in (x, y)]
+    first, second = (rank - rank.mean(1, keepdims=True) for rank in ranks)
+    with np.errstate(invalid="ignore"):  # samples of one network
+        return (first * second).sum(1) / np.sqrt((first**2).sum(1) * (second**2).sum(1))
+
+
+def posterior_scales(cells: pandas.DataFrame) -> pandas.DataFrame:
+    """How often the CLML's posterior is as narrow as the grid of its scales allows."""
+    floor = cells["posterior_scale"] <= cells["posterior_scale"].min()
+    frame = pandas.DataFrame(
+        {
+            "cells": cells.groupby("precision").size(),
+            "posterior at the smallest scale": floor.groupby(cells["precision"]).sum(),
+            "collapsed": (cells["accuracy_map"] < _COLLAPSED).groupby(cells["precision"]).sum(),
+        }
+    )
+    frame.index = frame.index.map("{:g}".format).set_names("precision")
+    return frame
 
 
 def architecture_rows(cells: pandas.DataFrame) -> pandas.DataFrame:
@@ -165,6 +223,19 @@ _SECTIONS: Mapping[str, tuple[tuple[str, str, _Table], ...]] = {
             "`bma` is the average over the Laplace posterior, `tempered` after temperature "
             "scaling.",
             correlations,
+        ),
+        (
+            "With intervals over networks",
+            "Spearman correlation with the test log density of the average over the posterior, and "
+            "in brackets 95 % of 2000 bootstrap samples of the networks; once more without those "
+            "that learned nothing.",
+            intervals,
+        ),
+        (
+            "What the CLML scores",
+            "At the smallest scale tried, 0.0001, draws of the posterior are nearly its mode, and "
+            "the CLML is the validation loss by another name.",
+            posterior_scales,
         ),
         ("The networks", "Nats a point, mean over seeds; accuracy in %.", architecture_rows),
     ),

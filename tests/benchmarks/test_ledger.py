@@ -59,6 +59,7 @@ def test_an_experiment_end_to_end(name, tmp_path):
     assert claims
     assert all("nan" not in claim.ours for claim in claims)
     assert all(claim.source and claim.statement and claim.published for claim in claims)
+    assert all(claim.rule for claim in claims)
     figure = new_figure(*experiment.size, layout="constrained")
     experiment.draw(pandas.DataFrame(rows), figure)
     save_figure(figure, tmp_path / "a.png")

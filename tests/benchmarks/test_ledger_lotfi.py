@@ -13,6 +13,7 @@ from benchmarks.evidence.ledger import (
     fourier,
     laplace_toy,
     learning_curves,
+    rational_quadratic,
 )
 
 
@@ -40,6 +41,16 @@ def test_fourier_data_are_those_of_the_paper(reference_folder):
     known = np.load(reference_folder / "fourier_all500_regenerated.npz", allow_pickle=False)
     for name, values in zip("xyf", fourier.fourier_data(15, 6, 500), strict=True):
         np.testing.assert_allclose(values, known[name], rtol=0, atol=1e-15)
+
+
+@pytest.mark.data
+def test_the_draw_of_the_rational_quadratic_kernel_is_that_of_the_authors(reference_folder):
+    known = np.load(reference_folder / "gp_rq" / "data.npz", allow_pickle=False)
+    x, y, function = rational_quadratic._data_of_paper()
+    np.testing.assert_allclose(x[:50, 0], known["x_train"], atol=1e-7)
+    np.testing.assert_allclose(y[:50], known["y_train"], atol=3e-3)
+    order = x[50:, 0].argsort()
+    np.testing.assert_allclose(function[50:][order], known["f_test"], atol=3e-3)
 
 
 @pytest.mark.parametrize("width", [0.3, 2.0, math.pi, 50.0])

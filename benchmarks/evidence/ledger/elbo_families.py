@@ -240,7 +240,6 @@ def _digits(source: str, name: str, rows: pandas.DataFrame) -> Claim:
         ", ".join(f"{value:.{4 if abs(value) > 1e-3 else 7}f}" for value in ours),
         graded(*same),
         rule="all printed digits",
-        doubt="Ours.",
     )
 
 
@@ -310,7 +309,6 @@ def _bound_prefers(source: str, rows: pandas.DataFrame, fixed: pandas.DataFrame)
         f"{int((elbo > 0).sum())} of {len(seeds)} seeds, by the LML for {int((lml > 0).sum())}",
         graded(bool(elbo.loc[0] > 0), bool(lml.loc[0] < 0), bool((elbo > 0).all())),
         rule="so for seed 0, and by the ELBO for every seed",
-        doubt="Ours.",
     )
 
 

@@ -108,7 +108,6 @@ def _tightens(cells: pandas.DataFrame) -> Claim:
         f"ELBO, bound with K = {cells['counts'].iloc[0][-1]}, LML: {found}",
         graded(bool(first.all()), bool(rising.all()), bool(below.all())),
         rule="at K = 1 the ELBO, rising with K and never above the LML, within errors",
-        doubt="Ours.",
         own=True,
     )
 
@@ -128,7 +127,6 @@ def _prefers(cells: pandas.DataFrame) -> Claim:
         "Of rank one draws reach almost none of the posterior: a thousand of them close a small "
         "part of its gap.",
         rule="negative for each seed",
-        doubt="Ours.",
         own=True,
     )
 

@@ -191,7 +191,6 @@ def _by_the_text(row: pandas.Series) -> Claim:
         ),
         "Code and figure of the authors take 1 / d² for the variance, their text for a deviation.",
         rule="all digits; the CLML changes by less than a twentieth of what the LML does",
-        doubt="Ours.",
     )
 
 

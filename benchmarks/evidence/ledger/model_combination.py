@@ -124,7 +124,6 @@ def _concurrent(parts: Mapping[str, pandas.DataFrame]) -> Claim:
         "the largest weight at the model of most evidence",
         *listed((part(*one) for one in parts.items()), "rank correlation with the LML: "),
         rule="positive by two standard errors for each problem",
-        doubt="Ours.",
     )
 
 
@@ -167,7 +166,6 @@ def _flexible(parts: Mapping[str, pandas.DataFrame]) -> Claim:
         "weight rises with flexibility",
         *listed((part(*one) for one in parts.items()), before),
         rule="positive by two standard errors for each problem",
-        doubt="Ours.",
     )
 
 

@@ -102,7 +102,6 @@ def _penalty(cells: pandas.DataFrame) -> Claim:
         f"slope in log n of the LML lost, a parameter: {with_error(slopes, 3)}",
         graded(abs(slopes.mean() - 0.5) < 4 * error + 0.01),
         rule="within four standard errors and .01",
-        doubt="Ours.",
         at_size=False,
     )
 
@@ -117,7 +116,6 @@ def _components(cells: pandas.DataFrame) -> Claim:
         f"5 of 10, share of {len(cells)} data sets: {_shares(right, sizes)}",
         graded(min(right[2:], default=right[-1]) >= 0.9),
         rule="at least .9 from 100 points on",
-        doubt="Ours.",
         at_size=False,
     )
 

@@ -65,6 +65,7 @@ def chosen_experiments(name: str, others: Iterable[str] = ()) -> list[Experiment
 
 
 _FOLDER = "figures"
+_UNKNOWN = "Not examined yet: whose fault it is is not known."
 _INTRODUCTION = (
     "Each row is a claim of a paper, tried by the experiment of that name (`python -m "
     "benchmarks.evidence run NAME`). The verdict is computed by the rule beside it: all of it "
@@ -187,7 +188,7 @@ def _section(experiment: Experiment, claims: Sequence[Claim], picture: str) -> s
     frame = pandas.DataFrame(rows).set_index(["source", "claim", "reproduced if"])
     remarks = list(dict.fromkeys(one.remark for one in claims if one.remark))
     doubts = [
-        f"*{one.verdict.capitalize()}: {one.statement}* {one.doubt}"
+        f"*{one.verdict.capitalize()}: {one.statement}* {one.doubt or _UNKNOWN}"
         for one in claims
         if one.verdict != "reproduced"
     ]

@@ -140,10 +140,10 @@ def _evidence(cells: pandas.DataFrame, name: str) -> Claim:
         remark=_SETTING,
         doubt="Ours, as far as it goes: task, depth and prior scale are our choice. Without "
         "pooling the kernel compares the same places of two images only, and on small centred "
-        "digits convolutions gain little by that; with pooling L gains much and the LML does at the scale "
-        "that is best for each. Tried with random finite networks before, where the sign of the "
-        "LML's gain turned with the scale, and with exact kernels of infinite width here, for two "
-        "readouts.",
+        "digits convolutions gain little by that; with pooling L gains much, and the LML does at "
+        "the scale that is best for each. Tried with random finite networks before, where the "
+        "sign of the LML's gain turned with the scale, and with exact kernels of infinite width "
+        "here, for two readouts.",
         at_size=False,
     )
 

@@ -192,9 +192,9 @@ def _ranking(problem: str, cells: pandas.DataFrame, few: pandas.DataFrame) -> Cl
     if len(few):
         small, _ = _ranks(few, list(_NAMES))
         remark = (
-            f"Of the problem {problem} with {few['num_points'].iloc[0]} points, as in the authors' "
-            f"scripts: {small}. So few points are too few for L: its first terms, predictions from "
-            "the prior, decide it."
+            f"Of the problem {problem} with {few['num_points'].iloc[0]:g} points, as in the "
+            f"authors' scripts: {small}. So few points are too few for L: its first terms, "
+            "predictions from the prior, decide it."
         )
     if problem == "features":
         setting = array(cells["setting"])[0]
@@ -207,8 +207,8 @@ def _ranking(problem: str, cells: pandas.DataFrame, few: pandas.DataFrame) -> Cl
         f"Lyle et al. 2020, {_FIGURES[problem]}",
         f"L and the LML rank models alike: {PROBLEMS[problem]}{images}.",
         "the same ranking by the LML, by L with exact draws, and by descent",
-        f"n = {cells['num_points'].iloc[0]}, rank correlation with the LML, and how often the same "
-        f"model is best: {found}",
+        f"n = {cells['num_points'].iloc[0]:g}, rank correlation with the LML, and how often the "
+        f"same model is best: {found}",
         graded(of_l["rank"] >= 0.895, of_l["wins"] >= 0.75),
         remark.strip(),
         rule="rank correlation of L with the LML .895 on average; the same best model on three of "
@@ -350,13 +350,13 @@ def _draw_problem(axes: Axes, cells: pandas.DataFrame, problem: str) -> None:
         lowest.append(float(np.median(values.mean(0))))
     top = max(array(cells["lml"]).mean(0)) / n
     axes.set(
-        xlabel=f"{PROBLEMS[problem]}, n = {n}",
+        xlabel=f"{PROBLEMS[problem]}, n = {n:g}",
         ylim=(top - 2.5 * (top - min(lowest)) - 0.2, top + 0.2),
     )
     if problem in ("variance", "frequency"):
         axes.set_xscale("log", base=2)
     if problem == "features, one prior":
-        axes.set_xlabel(f"features, one prior, n = {n}")
+        axes.set_xlabel(f"features, one prior, n = {n:g}")
 
 
 def _draw_terms(axes: Axes, cells: pandas.DataFrame) -> None:

@@ -1,0 +1,105 @@
+"""The page of the ledger: its headline, its order, and what stands below a negative verdict."""
+
+from __future__ import annotations
+
+import pandas
+import pytest
+import torch
+
+from benchmarks.evidence.ledger import elbo_importance, infinite_kernels, mlp_mean
+from benchmarks.evidence.ledger.claims import Claim
+from benchmarks.evidence.ledger.elbo_families import learned_bound
+from benchmarks.evidence.ledger.out_of_reach import OUT_OF_REACH
+from benchmarks.evidence.ledger.page import EXPERIMENTS, PAPERS, _section, headline
+from benchmarks.evidence.study import intervals, posterior_scales
+
+
+def _claim(verdict, **options):
+    return Claim("A 2020, Figure 1", "It is so.", "1", "2", verdict, rule="within 1", **options)
+
+
+def test_the_headline_counts_claims_of_papers():
+    claims = [
+        _claim("reproduced"), _claim("partly", at_size=False), _claim("not"),
+        _claim("reproduced", own=True),
+    ]  # fmt: skip
+    line = headline(claims)
+    assert "3 claims of papers: 1 reproduced, 1 partly, 1 not" in line
+    assert "2 of them are tried at the paper's size: 1 reproduced" in line
+    assert "Beside them 1 questions of our own" in line
+
+
+def test_a_negative_verdict_says_whose_fault_it_is():
+    claims = [_claim("partly", doubt="Ours."), _claim("reproduced", doubt="Nobody's.")]
+    text = _section(EXPERIMENTS["density"], claims, "a.png")
+    assert "*Partly: It is so.* Ours." in text
+    assert "Nobody's" not in text
+    assert "Not examined" in _section(EXPERIMENTS["density"], [_claim("not")], "a.png")
+    assert "within 1" in text
+
+
+def test_every_experiment_is_of_a_paper():
+    assert len(EXPERIMENTS) == sum(map(len, PAPERS.values()))
+    assert set(OUT_OF_REACH) == set(PAPERS)
+    assert all(what and why for rows in OUT_OF_REACH.values() for what, why, _ in rows)
+
+
+def test_intervals_leave_out_networks_that_learned_nothing():
+    score = [float(i) for i in range(12)]
+    cells = pandas.DataFrame({
+        "architecture": [f"mlp-{i}x1" for i in range(12)], "precision": 1.0,
+        "lml": score[::-1], "lml_layer": score, "clml": score, "validation": score,
+        "log_density_bma": score, "accuracy_map": [0.1] * 4 + [0.9] * 8,
+        "posterior_scale": [0.0001] * 3 + [0.01] * 9,
+    })  # fmt: skip
+    rows = intervals(cells)
+    assert rows.loc[("1", "clml"), "12 networks"] == "+1.00 [+1.00, +1.00], of 12"
+    assert rows.loc[("1", "lml"), "those that learned"] == "-1.00 [-1.00, -1.00], of 8"
+    assert posterior_scales(cells).loc["1"].tolist() == [12, 3, 4]
+
+
+@pytest.mark.parametrize("name", ["convolutional", "convolutional, pooled"])
+def test_kernels_of_infinite_width_are_those_of_wide_networks(name):
+    """Up to the factor 2 of the variance behind the last ReLU, and the error of the width."""
+    x = torch.randn(3, 2, 3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        finite = torch.stack([_finite_kernel(x, 96, "pooled" in name) for _ in range(6)]).mean(0)
+    exact = infinite_kernels.KERNELS[name](x)
+    assert (2 * finite / exact - 1).abs().max() < 0.15
+    assert infinite_kernels.tangent_kernel(name, x).diagonal().mean() == pytest.approx(1.0)
+
+
+def _finite_kernel(x, width, pooled):
+    """Gradients by weights of unit variance, scaled as the recursion scales them."""
+    layers, variances, channels = [], [], x.shape[1]
+    for layer in range(3):
+        layers += [torch.nn.Conv2d(channels, width, 3, padding=1, bias=False), torch.nn.ReLU()]
+        variances.append((1 if layer == 0 else 2) / (9 * channels))
+        channels = width
+    inputs = width if pooled else 9 * width
+    layers += [torch.nn.AvgPool2d(3)] if pooled else []
+    layers += [torch.nn.Flatten(), torch.nn.Linear(inputs, 1, bias=False)]
+    variances.append(1 / inputs)
+    network = torch.nn.Sequential(*layers).double()
+    weights = list(network.parameters())
+    for weight, variance in zip(weights, variances, strict=True):
+        torch.nn.init.normal_(weight, std=variance**0.5)
+    rows = []
+    for image in x:
+        gradients = torch.autograd.grad(network(image.unsqueeze(0)).sum(), weights)
+        scaled = [g.flatten() * v**0.5 for g, v in zip(gradients, variances, strict=True)]
+        rows.append(torch.cat(scaled))
+    jacobian = torch.stack(rows)
+    return (jacobian @ jacobian.mT).detach()
+
+
+def test_importance_weights_of_the_exact_posterior_are_the_evidence():
+    found = learned_bound("full", 0, 3, [0.1], num_features=30)
+    weights = elbo_importance._log_weights(found, 5, torch.Generator().manual_seed(0))
+    assert weights.tolist() == pytest.approx([found.scores()["lml"]] * 5, abs=1e-6)
+
+
+def test_the_draw_of_the_network_mean_is_that_of_the_authors():
+    _, y = mlp_mean._data(mlp_mean._PAPER_SEED)
+    assert y[:5].tolist() == pytest.approx([-1.0259, -1.1086, -1.1705, -0.7803, -1.0591], abs=1e-4)
