@@ -21,7 +21,7 @@ _OF_CHANNELS = (
     torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d, torch.nn.GroupNorm,
 )  # fmt: skip
 NORMS = (*_OF_CHANNELS, torch.nn.LayerNorm, torch.nn.RMSNorm)
-_CHUNK = 2**24  # numbers of the gradients of a chunk of points
+_CHUNK = 2**22  # numbers of the gradients, or of the inputs of places, of a chunk of points
 
 
 @dataclass(frozen=True)
@@ -151,9 +151,17 @@ class LinearRecord(LayerRecord):
 
         With ``reduce`` a is the mean over places, else each place is a term.
         """
-        # In float64, so that rounding does not fill the null space of many inputs.
-        a = (self.mean_inputs().unsqueeze(-1) if reduce else self._inputs()).double()
-        return _outer_products(a), a.shape[0] * a.shape[3]
+        # In float64, so that rounding does not fill the null space of many inputs; some rows at a
+        # time, since patches of images take many times the memory of images.
+        places = next(self._gradients()).shape[-1]
+        if reduce:
+            parts = [self.mean_inputs().unsqueeze(-1)]
+        else:
+            numbers = math.prod(self.shape[1:]) * self._groups * places
+            rows = self.raw_inputs.split(max(1, _CHUNK // numbers))
+            parts = map(self._inputs_of, rows)
+        total = torch.stack([_outer_products(a.double()) for a in parts]).sum(0)
+        return total, self.num_points if reduce else len(self.raw_inputs) * places
 
     def gradient_product(self, reduce: bool) -> Tensor:
         r"""The sum of :math:`g g^\top` over points and columns, float64, for each group.
@@ -171,9 +179,12 @@ class LinearRecord(LayerRecord):
 
     def _inputs(self) -> Tensor:
         """Inputs, ``(R, G, in, T)``, of R points or versions of them."""
+        return self._inputs_of(self.raw_inputs)
+
+    def _inputs_of(self, rows: Tensor) -> Tensor:
         if isinstance(self.layer, CONVOLUTIONS):
-            return _patches(self.layer, self.raw_inputs).unflatten(1, (self._groups, -1))
-        return _channels_first(self.raw_inputs)
+            return _patches(self.layer, rows).unflatten(1, (self._groups, -1))
+        return _channels_first(rows)
 
     def _gradients(self) -> Iterator[Tensor]:
         """Gradients of the outputs, ``(R, G, out, T)``, for each column."""

@@ -9,7 +9,8 @@ parameters of all other modules are returned by name.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ from gpclml.curvature.structure import (
 )
 from gpclml.errors import UnsupportedError
 
-__all__ = ["record_layers"]
+__all__ = ["record_columns", "record_layers"]
 
 _SUPPORTED = (torch.nn.Linear, *CONVOLUTIONS, *NORMS)
 _KINDS = ("weight", "bias")
@@ -38,11 +39,24 @@ _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backw
 
 
 def record_layers(
-    module: torch.nn.Module, x: Tensor, cotangents: Cotangents, *, only: bool = True
-) -> tuple[Sequence[LayerRecord], list[str]]:
-    """The record of each layer, and the names of trained parameters without one.
+    module: torch.nn.Module, x: Tensor, cotangents: Cotangents
+) -> tuple[list[LayerRecord], list[str]]:
+    """The record of each layer, of all columns, and the names of parameters without one."""
+    columns, names = record_columns(module, x, cotangents, only=False)
+    made = [
+        replace(of_layer[0], raw_gradients=[one.raw_gradients[0] for one in of_layer])
+        for of_layer in zip(*columns, strict=True)
+    ]
+    return made, names
 
-    It takes one forward and K backward passes, and a pass of two points. Records are in the order
+
+def record_columns(
+    module: torch.nn.Module, x: Tensor, cotangents: Cotangents, *, only: bool = True
+) -> tuple[Iterator[list[LayerRecord]], list[str]]:
+    """The records of layers for each column, and the names of trained parameters without one.
+
+    It takes one forward pass, a pass of two points, and a backward pass for each column when its
+    records are asked for: those of one column are in memory at a time. Records are in the order
     of the network's parameters, and differentiable in points that require a gradient. With
     ``only`` an UnsupportedError names the first layer of parameters without a record.
     """
@@ -67,22 +81,22 @@ def record_layers(
     recorded = [name for name in layers if name not in excluded]
     graph = x.requires_grad
     columns = columns if graph else columns.detach()
-    back = [
-        torch.autograd.grad(
-            outputs, [passes[name].output for name in recorded], columns[:, k],
-            retain_graph=True, create_graph=graph,
-        )
-        for k in range(columns.shape[1] if recorded else 0)
-    ]  # fmt: skip
-    records = [
-        _record(
-            name, layers[name], parameters, len(x),
-            passes[name].inputs if graph else passes[name].inputs.detach(),
-            [one[place] for one in back],
-        )
-        for place, name in enumerate(recorded)
-    ]  # fmt: skip
-    return records, [name for name in parameters if layer_of(name) in excluded]
+
+    def records() -> Iterator[list[LayerRecord]]:
+        for k in range(columns.shape[1] if recorded else 0):
+            gradients = torch.autograd.grad(
+                outputs, [passes[name].output for name in recorded], columns[:, k],
+                retain_graph=True, create_graph=graph,
+            )  # fmt: skip
+            yield [
+                _record(
+                    name, layers[name], parameters, len(x),
+                    passes[name].inputs if graph else passes[name].inputs.detach(), [gradient],
+                )
+                for name, gradient in zip(recorded, gradients, strict=True)
+            ]  # fmt: skip
+
+    return records(), [name for name in parameters if layer_of(name) in excluded]
 
 
 class _Pass:

@@ -225,7 +225,7 @@ class Diagonal(Structure):
 
     @override
     def of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> DiagonalCurvature:
-        records, others = record_layers(module, x, cotangents, only=False)
+        records, others = record_layers(module, x, cotangents)
         found = {name: h for record in records for name, h in record.diagonal().items()}
         if others:
             rest = DiagonalCurvature.of_gradients(sample_gradients(module, x, cotangents, others))
@@ -307,7 +307,7 @@ class FunctionSpace(Structure):
         self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents
     ) -> FunctionSpaceCurvature:
         grams = {}
-        records, others = record_layers(module, x, cotangents, only=False)
+        records, others = record_layers(module, x, cotangents)
         for record in records:
             if isinstance(record, LinearRecord) and record.is_plain:
                 grams |= _plain_grams(record)

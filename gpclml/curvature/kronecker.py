@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from gpclml._utils.arguments import checked
 from gpclml.curvature._layers import LinearRecord
-from gpclml.curvature._recording import record_layers
+from gpclml.curvature._recording import record_columns
 from gpclml.curvature.dense import DenseCurvature, DiagonalCurvature
 from gpclml.curvature.structure import (
     Cotangents,
@@ -64,25 +64,28 @@ class Kronecker(Structure):
     @override
     def of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> KroneckerCurvature:
         reduce = self.sharing == "reduce"
-        factors, rest = [], []
-        records, names = record_layers(module, x, cotangents, only=self.others == "refuse")
-        for record in records:
-            if not isinstance(record, LinearRecord):
-                rows = record.gradients()
-                rest.append(DenseCurvature.of_gradients(rows, [rows], "smaller"))
-                continue
-            inputs, count = (None, 0) if record.weight is None else record.input_product(reduce)
-            gradients = record.gradient_product(reduce)
-            factors.append(
-                Factors(record.weight, record.bias, gradients, inputs, count, record.shape)
-            )
+        factors: dict[int, Factors] = {}
+        norms: dict[int, DenseCurvature] = {}
+        columns, names = record_columns(module, x, cotangents, only=self.others == "refuse")
+        for records in columns:  # one after the other takes less memory than all
+            for place, record in enumerate(records):
+                if not isinstance(record, LinearRecord):
+                    rows = record.gradients()
+                    block = DenseCurvature.of_gradients(rows, [rows], "smaller")
+                    norms[place] = norms[place] + block if place in norms else block
+                elif place in factors:
+                    gradients = factors[place].gradients + record.gradient_product(reduce)
+                    factors[place] = replace(factors[place], gradients=gradients)
+                else:
+                    factors[place] = _first_factors(record, reduce)
+        rest: list[DiagonalCurvature | DenseCurvature] = list(norms.values())
         if names:
             rows = sample_gradients(module, x, cotangents, names)
             if self.others == "diagonal":
                 rest.append(DiagonalCurvature.of_gradients(rows))
             else:
                 rest.append(DenseCurvature.of_gradients(rows, [names], "parameters"))
-        return KroneckerCurvature(factors, rest)
+        return KroneckerCurvature(list(factors.values()), rest)
 
 
 class KroneckerCurvature(Curvature):
@@ -233,6 +236,13 @@ class Factors:
             inputs = self.inputs + other.inputs
         gradients, count = self.gradients + other.gradients, self.count + other.count
         return replace(self, gradients=gradients, inputs=inputs, count=count)
+
+
+def _first_factors(record: LinearRecord, reduce: bool) -> Factors:
+    """Factors from the first column."""
+    inputs, count = (None, 0) if record.weight is None else record.input_product(reduce)
+    gradients = record.gradient_product(reduce)
+    return Factors(record.weight, record.bias, gradients, inputs, count, record.shape)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from gpclml.curvature import Diagonal, Full, FunctionSpace, Kronecker
+from gpclml.curvature import Diagonal, Full, FunctionSpace, Kronecker, _layers
 from gpclml.errors import UnsupportedError
 from network_cases import points, precisions, ratio, sizes_of, softmax_columns
 
@@ -246,13 +246,13 @@ def test_gradients_of_what_moves_the_points(structure, name):
     assert torch.autograd.gradcheck(function, [torch.tensor(0.1).double().requires_grad_()])
 
 
-def test_a_diagonal_by_chunks_of_points(monkeypatch):
-    from gpclml.curvature import _layers
-
-    network, x = made(BLOCKS["groups"])
+@pytest.mark.parametrize("name", ["groups", "layer norm", "three dimensions"])
+def test_chunks_of_points(name, monkeypatch):
+    network, x = made(BLOCKS[name])
     values = []
-    for chunk in (2**24, 1):
+    for chunk in (2**22, 1):
         monkeypatch.setattr(_layers, "_CHUNK", chunk)
-        values.append(Diagonal().of(network, x, softmax_columns).diagonal)
-    for name, value in values[0].items():
-        torch.testing.assert_close(value, values[1][name])
+        diagonal = Diagonal().of(network, x, softmax_columns).diagonal
+        factors = Kronecker().of(network, x, softmax_columns).factors
+        values.append((diagonal, [(one.inputs, one.count) for one in factors]))
+    torch.testing.assert_close(*values)
