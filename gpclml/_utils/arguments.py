@@ -305,6 +305,8 @@ def _check_type(name: str, value: object, hint: Any) -> None:
         if isinstance(value, Tensor) and value.is_meta:
             got = 'a tensor on the device "meta", which has no numbers'
         suggestion = "Use torch.as_tensor(...)." if describe(hint) == "a tensor" else ""
+        if suggestion and isinstance(value, torch.distributions.Distribution):
+            suggestion = "Were arguments swapped? An objective is called as mll(output, target)."
         raise UnsupportedError(name, got, describe(hint), suggestion)
     if isinstance(value, str) and (names := known_names(hint)) and value not in names:
         raise UnknownNameError(name, value, names)

@@ -56,6 +56,10 @@ class RegressionData:
                 "targets", tuple(self.targets.shape), f"{expected}, one for each row of inputs"
             )
 
+    def __repr__(self) -> str:
+        rows, columns = self.inputs.shape
+        return f"RegressionData({self.name!r}: {rows} rows of {columns} inputs; {self.note})"
+
     @property
     def num_data(self) -> int:
         """Number of rows, n."""

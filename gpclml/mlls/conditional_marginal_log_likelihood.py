@@ -149,8 +149,7 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
             ArgumentError: If more points are asked for than there are, or more memory; if the
                 model standardizes its targets and these are not standardized.
         """
-        if self.model.training:
-            check_targets(self.model, target)
+        check_targets(self.model, target)
         checked = reads_are_free(target.device)
         data = observations(
             self.likelihood, function_dist, target, *params, checked=checked, **kwargs

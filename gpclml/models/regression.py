@@ -23,6 +23,7 @@ from gpclml.errors import ArgumentError, ShapeError
 from gpclml.inference import IterativePosterior, PosteriorNormal, evaluating, exact_posterior
 from gpclml.inference.covariances import Solver
 from gpclml.inference.posterior import checked_points, choose_posterior_solver
+from gpclml.kernels import DeepKernel
 from gpclml.models._base import RegressionGP
 from gpclml.models._parts import PartOptions, make_kernel, make_mean
 from gpclml.models._stored import CHECKPOINT, read_stored
@@ -226,12 +227,12 @@ class GPRegression(RegressionGP):
         marginal: bool = False,
         solver: Solver = "auto",
         progress: bool | None = None,
+        grad: bool | None = None,
     ) -> PosteriorNormal:
         """The posterior at x in original units.
 
         By a dense factorization, exact under any settings; missing targets are left out.
-        Every module keeps its mode, so that it may be called in the middle of training. Gradients
-        flow to ``x`` and the parameters; ``torch.no_grad()`` halves the memory.
+        Every module keeps its mode, so that it may be called in the middle of training.
 
         Where the factorization does not fit into memory, by conjugate gradients to a tolerance that
         is checked, without gradients, anew in each call. An
@@ -248,6 +249,8 @@ class GPRegression(RegressionGP):
                 Cholesky where it fits, else conjugate gradients with a warning.
             progress: Whether to show a bar while the variances of many points are computed from a
                 factor; None shows it on terminals and in notebooks.
+            grad: Whether gradients flow to ``x`` and the parameters, at twice the memory; None
+                where ``x`` requires a gradient, so that numbers can be used as they come else.
 
         Returns:
             A normal with mean ``(*batch, m)`` and covariance ``(*batch, m, m)``, without GPyTorch's
@@ -271,7 +274,8 @@ class GPRegression(RegressionGP):
         if chosen is not None:
             posterior = IterativePosterior(self, chosen)
             return posterior.predict(x, observation_noise, marginal).distribution
-        with evaluating(self):
+        wanted = x.requires_grad if grad is None else grad
+        with evaluating(self), torch.set_grad_enabled(torch.is_grad_enabled() and wanted):
             posterior = exact_posterior(self, x, marginal, progress)
             if observation_noise:
                 posterior = self.likelihood(posterior, [x])
@@ -328,7 +332,7 @@ class GPRegression(RegressionGP):
         if output_indices not in (None, [0]):
             raise ArgumentError("output_indices", output_indices, "None or [0]")
         X = points_as_tensor(X, self._training_data()[0], self.column_names, "X")
-        normal = self.predict(X, observation_noise=observation_noise is True)
+        normal = self.predict(X, observation_noise=observation_noise is True, grad=True)
         if isinstance(observation_noise, Tensor):
             if observation_noise.shape[-2:] != (normal.mean.shape[-1], 1):
                 expected = f"(*batch, {normal.mean.shape[-1]}, 1)"
@@ -416,6 +420,20 @@ class GPRegression(RegressionGP):
         model.set_train_data(targets=stored.targets, strict=False)
         model.column_names = stored.columns
         return model
+
+    def _in_original_units(self, path: str, value: Tensor) -> Tensor:
+        units, columns = self.target_standardizer, self.input_standardizer.scale
+        scale, offset = self.target_scale, units.offset.squeeze(-1)
+        if path == "likelihood.noise_covar.noise" and value.shape == units.scale.shape:
+            return value * units.scale.square()
+        if path == "covar_module.outputscale" and value.shape == scale.shape:
+            return value * scale.square()
+        if path == "mean_module.constant" and value.shape == scale.shape:
+            return value * scale + offset
+        of_features = any(isinstance(part, DeepKernel) for part in self.covar_module.modules())
+        if path.endswith(".lengthscale") and value.shape == columns.shape and not of_features:
+            return value * columns
+        return torch.full_like(value, torch.nan)
 
     def extra_repr(self) -> str:
         """The training data, and what they were converted from."""

@@ -34,7 +34,11 @@ def test_where_it_fits_the_result_is_that_of_the_factorization_bit_for_bit():
     for same in (named, auto):
         assert torch.equal(same.mean, default.mean)
         assert torch.equal(same.covariance_matrix, default.covariance_matrix)
-    assert default.mean.requires_grad
+    assert not default.mean.requires_grad
+    assert model.predict(points, grad=True).mean.requires_grad
+    assert model.predict(points.requires_grad_()).mean.requires_grad
+    with torch.no_grad():
+        assert not model.predict(points, grad=True).mean.requires_grad
 
 
 @pytest.mark.parametrize("marginal", [False, True])

@@ -1,3 +1,5 @@
+import warnings
+
 import gpytorch
 import pytest
 import torch
@@ -8,6 +10,7 @@ from gpclml.errors import (
     NonFiniteError,
     ShapeError,
     UnknownNameError,
+    UnsupportedError,
 )
 from gpclml.fit import warm_start
 from gpclml.mlls import ConditionalMarginalLogLikelihood
@@ -51,6 +54,15 @@ def test_an_objective_refuses_targets_in_original_units(train, dtype):
     assert torch.equal(mll(model(x), model.train_targets.clone()), value)
     other = model.train_targets + 0.1 * torch.randn_like(y)  # as in a bootstrap of the noise
     assert not torch.equal(mll(model(x), other), value)
+    with pytest.raises(UnsupportedError, match="swapped"):
+        mll(model.train_targets, model(x))  # type: ignore[arg-type]
+    mll.eval()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", gpytorch.utils.warnings.GPInputWarning)
+        posterior = model(x)
+    with pytest.raises(ArgumentError, match=r"Pass model\.train_targets"):
+        mll(posterior, y)
+    mll.train()
     missing = y.clone()
     missing[3] = torch.nan
     model = GPRegression(x, missing, kernel="rbf")

@@ -1,0 +1,90 @@
+"""Hyperparameters as a table: names, units, batches, networks, and what notebooks show."""
+
+from __future__ import annotations
+
+import gpytorch
+import pandas as pd
+import pytest
+import torch
+
+from gpclml.datasets import load
+from gpclml.models import BayesianLinearModel, GPRegression
+
+
+def frame():
+    return pd.DataFrame({"age": [10.0, 20, 40, 30, 60], "height": [1.5, 1.2, 1.9, 1.6, 1.7]})
+
+
+def test_lengthscales_noise_and_mean_are_also_in_the_units_of_the_data():
+    y = pd.Series([3.0, 1, 4, 1, 5])
+    model = GPRegression(frame(), y)
+    model.covar_module.base_kernel.lengthscale = [2.0, 3.0]
+    model.likelihood.noise = 0.25
+    model.covar_module.outputscale = 4.0
+    model.mean_module.initialize(constant=0.5)
+    found = model.summary()
+    assert found.loc["RBFKernel.lengthscale[age]", "value"] == pytest.approx(2.0)
+    expected = {
+        "RBFKernel.lengthscale[age]": 2.0 * frame().age.std(),
+        "RBFKernel.lengthscale[height]": 3.0 * frame().height.std(),
+        "GaussianLikelihood.noise": 0.25 * y.var(),
+        "ScaleKernel.outputscale": 4.0 * y.var(),
+        "ConstantMean.constant": y.mean() + 0.5 * y.std(),
+    }
+    assert found.original.to_dict() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("kernel", ["deep", "deep_bottleneck"])
+def test_weights_of_networks_are_counted_and_lengthscales_of_features_have_no_units(kernel):
+    model = GPRegression(torch.rand(9, 2), torch.rand(9), kernel, hidden=[4], num_features=2)
+    found = model.summary()
+    inside = sum(p.numel() for p in model.covar_module.base_kernel.feature_extractor.parameters())
+    assert f"{inside} weights of networks" in found.index
+    rows = found[found.index.str.contains("lengthscale")]
+    assert len(rows) >= 2
+    assert rows.original.isna().all()
+
+
+def test_a_scale_inside_a_product_has_no_units():
+    kernel = gpytorch.kernels.ScaleKernel(
+        gpytorch.kernels.RBFKernel() * gpytorch.kernels.ScaleKernel(gpytorch.kernels.LinearKernel())
+    )
+    model = GPRegression(torch.rand(9, 3), 5 * torch.rand(9), kernel)
+    scales = model.summary().loc["ScaleKernel.outputscale", "original"]
+    assert scales.isna().tolist() == [False, True]
+    assert model.summary().loc["RBFKernel.lengthscale", "original"] != 0  # of three columns: none
+    assert pd.isna(model.summary().loc["RBFKernel.lengthscale", "original"])
+
+
+def test_a_batch_has_a_row_for_each_element():
+    generator = torch.Generator().manual_seed(0)
+    x, y = torch.rand(2, 8, 3, generator=generator), torch.rand(2, 8, generator=generator)
+    found = GPRegression(x, y).summary()
+    for k in range(2):
+        alone = GPRegression(x[k], y[k]).summary().original
+        assert found.loc[f"GaussianLikelihood.noise[{k}]", "original"] == pytest.approx(
+            alone["GaussianLikelihood.noise"], rel=1e-5
+        )
+        for j in range(3):
+            assert found.loc[f"RBFKernel.lengthscale[{k}, {j}]", "original"] == pytest.approx(
+                alone[f"RBFKernel.lengthscale[{j}]"], rel=1e-5
+            )
+
+
+def test_a_linear_model_is_in_the_units_of_the_data():
+    found = BayesianLinearModel(torch.rand(9, 3), torch.rand(9), noise=0.5).summary()
+    assert found.loc["GaussianLikelihood.noise"].tolist() == pytest.approx([0.5, 0.5])
+
+
+def test_a_notebook_shows_it_escaped():
+    table = frame().rename(columns={"age": "<b>"})
+    shown = GPRegression(table, pd.Series([3.0, 1, 4, 1, 5]))._repr_html_()
+    assert "<b>" not in shown
+    assert "RBFKernel.lengthscale[&lt;b&gt;]" in shown
+    assert "training inputs 5 x 2" in shown
+
+
+def test_a_data_set_is_one_line():
+    shown = repr(load("diabetes"))
+    assert "442 rows of 10 inputs" in shown
+    assert "\n" not in shown
