@@ -19,6 +19,9 @@ __all__ = [
     "UnsupportedError",
 ]
 
+# A checker that does not read upstream's source knows this base.
+assert issubclass(NanError, RuntimeError)
+
 
 def _message(argument: str, got: object, expected: str, suggestion: str) -> str:
     return f"{argument}: got {got}, expected {expected}. {suggestion}".rstrip()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 import torch
@@ -34,6 +34,26 @@ if TYPE_CHECKING:
 __all__ = ["Regressor"]
 
 _KIND = "gpclml.Regressor"
+
+
+@runtime_checkable
+class _Parameters(Protocol):
+    """What a checker knows of ``BaseEstimator`` without reading scikit-learn's source."""
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]: ...
+    def set_params(self, **params: Any) -> Self: ...
+    def __sklearn_tags__(self) -> Any: ...
+
+
+@runtime_checkable
+class _Scored(Protocol):
+    """The same of ``RegressorMixin``."""
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float: ...
+
+
+assert issubclass(BaseEstimator, _Parameters)
+assert issubclass(RegressorMixin, _Scored)
 
 
 class Regressor(RegressorMixin, BaseEstimator):

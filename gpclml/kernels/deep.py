@@ -30,6 +30,10 @@ __all__ = [
     "SkipFeatures",
 ]
 
+# A checker that does not read upstream's source knows this base.
+assert issubclass(Kernel, torch.nn.Module)
+assert issubclass(Mean, torch.nn.Module)
+
 
 class DeepKernel(JointKernel):
     r"""Deep kernel: a base kernel applied to the features of a network.

@@ -37,6 +37,10 @@ __all__ = [
     "scaled_cosines",
 ]
 
+assert issubclass(gpytorch.Module, torch.nn.Module)
+# A checker that does not read upstream's source knows this base.
+assert issubclass(Kernel, torch.nn.Module)
+
 _COLUMNS_AT_ONCE = 4096
 
 

@@ -30,6 +30,9 @@ from gpclml.mlls._terms import check_train_mode, prior_and_added_loss
 
 __all__ = ["ConditionalMarginalLogLikelihood", "member_objectives"]
 
+# A checker that does not read upstream's source knows this base.
+assert issubclass(ExactMarginalLogLikelihood, torch.nn.Module)
+
 _Blocks = Sequence[Tensor]
 
 

@@ -24,6 +24,9 @@ from gpclml.models.linear import Linearization, LinearizedNetwork
 
 __all__ = ["LaplaceEvidence", "LaplaceMarginalLogLikelihood"]
 
+# A checker that does not read upstream's source knows this base.
+assert issubclass(MarginalLogLikelihood, torch.nn.Module)
+
 
 class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
     r"""The Laplace approximation of a network's log evidence, in nats per point.

@@ -12,6 +12,7 @@ from gpytorch.distributions import MultivariateNormal
 from gpytorch.mlls import MarginalLogLikelihood
 from gpytorch.models import ExactGP
 from torch import Tensor
+from torch.nn import Module
 
 from gpclml.models._parts import find_networks
 
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
     import pandas
 
 __all__ = ["RegressionGP"]
+
+# A checker that does not read upstream's source knows this base.
+assert issubclass(ExactGP, Module)
 
 
 class RegressionGP(ExactGP):

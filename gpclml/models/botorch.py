@@ -6,8 +6,9 @@ import copy
 from collections.abc import Iterator, Sequence
 from typing import Any, cast
 
+import botorch.models
 import torch
-from botorch.models import SingleTaskGP
+from botorch.models.gpytorch import BatchedMultiOutputGPyTorchModel
 from botorch.models.transforms import Normalize
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform
@@ -17,6 +18,7 @@ from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import AdditiveKernel, Kernel, ScaleKernel
 from gpytorch.likelihoods import Likelihood
 from gpytorch.means import Mean
+from gpytorch.models import ExactGP
 from torch import Tensor
 
 from gpclml._utils.arguments import checked
@@ -27,6 +29,12 @@ from gpclml.kernels.networks import StackedNetwork, reset_network
 from gpclml.models._parts import PartOptions, make_kernel
 
 __all__ = ["DeepKernelGP"]
+
+# The bases of SingleTaskGP that a checker needs, since it cannot know all of them without reading
+# GPyTorch's source.
+SingleTaskGP = cast(Any, botorch.models.SingleTaskGP)
+assert issubclass(SingleTaskGP, BatchedMultiOutputGPyTorchModel)
+assert issubclass(SingleTaskGP, ExactGP)
 
 _KERNELS = ("deep", "deep_bottleneck")
 
@@ -114,7 +122,7 @@ class DeepKernelGP(SingleTaskGP):
             raise ArgumentError("feature_share", feature_share, "a number between 0 and 1")
         if isinstance(input_transform, _DefaultType):
             input_transform = Normalize(train_X.shape[-1])
-        super().__init__(
+        cast(Any, super()).__init__(
             train_X, train_Y, train_Yvar, likelihood, None, mean_module, outcome_transform,
             input_transform,
         )  # fmt: skip
@@ -149,9 +157,9 @@ class DeepKernelGP(SingleTaskGP):
 
     def _named_kernel(self, name: str, options: PartOptions, seed: int) -> ScaleKernel:
         with torch.no_grad():
-            inputs = self.transform_inputs(self.train_inputs[0])
+            inputs = self.transform_inputs(cast(Any, self.train_inputs)[0])
         generator = torch.Generator().manual_seed(seed)
-        kernel = make_kernel(name, inputs, self.train_targets, options, generator)
+        kernel = make_kernel(name, inputs, cast(Tensor, self.train_targets), options, generator)
         return cast(ScaleKernel, kernel)
 
     def _places_of_outputs(self) -> dict[str, int]:

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 __all__ = ["BayesianLinearModel", "Linearization", "LinearizedGP", "LinearizedNetwork"]
 
+# A checker that does not read upstream's source knows this base.
+assert issubclass(GP, torch.nn.Module)
+
 
 class BayesianLinearModel(RegressionGP):
     r"""Targets linear in features, :math:`y = m(x) + w^\top \phi(x) + \epsilon`.
