@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 from linear_operator.utils.errors import NanError
 
@@ -41,7 +42,7 @@ class ArgumentError(ValueError):
         super().__init__(_message(argument, got, expected, suggestion))
         self.argument = argument
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (type(self), self.args, self.__dict__)
 
 
@@ -106,7 +107,7 @@ class LostWorkerError(RuntimeError):
 
     def __init__(self, message: str, ranks: Iterable[int] = ()) -> None:
         super().__init__(message)
-        self.ranks = tuple(ranks)
+        self.ranks: tuple[int, ...] = tuple(ranks)
 
 
 def _restore(cls: type[ArgumentError], args: tuple, state: dict) -> ArgumentError:

@@ -53,7 +53,7 @@ _STORED_TYPES = frozenset(
 )  # fmt: skip
 
 
-def write_checkpoint(path: str | os.PathLike, kind: str, content: Mapping[str, Any]) -> None:
+def write_checkpoint(path: str | os.PathLike[str], kind: str, content: Mapping[str, Any]) -> None:
     """Writes dense tensors and primitives, in lists, tuples and mappings, whole or not at all.
 
     Tensors that are parts of a larger storage, or that repeat entries of a smaller one, are stored
@@ -84,7 +84,7 @@ def write_checkpoint(path: str | os.PathLike, kind: str, content: Mapping[str, A
 
 
 def read_checkpoint(
-    path: str | os.PathLike,
+    path: str | os.PathLike[str],
     kind: str,
     map_location: Any = None,
     required: Mapping[str, type | tuple[type, ...]] | None = None,
@@ -243,7 +243,7 @@ def _tensors(value: Any, seen: set[int] | None = None) -> Iterator[Tensor]:
 
 
 def _check_kind(
-    path: str | os.PathLike,
+    path: str | os.PathLike[str],
     content: Any,
     kind: str,
     has_digest: bool,

@@ -53,7 +53,7 @@ class Course:
 
 
 def check_fingerprint(
-    path: str | os.PathLike, stored: Mapping[str, Any] | None, own: Mapping[str, Any]
+    path: str | os.PathLike[str], stored: Mapping[str, Any] | None, own: Mapping[str, Any]
 ) -> None:
     """Raises a DataError, which names all differences, where it is of another training.
 
@@ -86,7 +86,9 @@ def check_fingerprint(
         )
 
 
-def check_state(path: str | os.PathLike, module: torch.nn.Module, state: Mapping[str, Any]) -> None:
+def check_state(
+    path: str | os.PathLike[str], module: torch.nn.Module, state: Mapping[str, Any]
+) -> None:
     """Raises a DataError where a stored ``state_dict`` has other entries than a module's."""
     own = module.state_dict()
     unlike = sorted(own.keys() ^ state.keys()) or [

@@ -30,7 +30,7 @@ _HELP = (
     "input, 3 a computation failed, 1 a file could not be written or memory ran out, 130 Ctrl-C."
 )
 
-app = typer.Typer(
+app: typer.Typer = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False,
     rich_markup_mode=None, help=_HELP,
 )  # fmt: skip

@@ -106,8 +106,8 @@ class WorkFolder:
     """
 
     def __init__(self, out: Path, kind: FolderKind, files: Mapping[str, str]) -> None:
-        self.path = _work_path(out)
-        self.files = dict(files)
+        self.path: Path = _work_path(out)
+        self.files: dict[str, str] = dict(files)
         self._out, self._kind = out, kind
         self.path.mkdir(exist_ok=True)
         self._write_record(_BEGUN)

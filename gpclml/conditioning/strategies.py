@@ -53,7 +53,7 @@ class Conditioning(ABC):
 
     def __init__(self, seed: int | None = None) -> None:
         check_counts(0, seed=seed)
-        self.seed = None if seed is None else int(seed)
+        self.seed: int | None = None if seed is None else int(seed)
 
     @property
     def redraws(self) -> bool:
@@ -154,8 +154,8 @@ class RandomHoldout(Conditioning):
         if not 0 < fraction <= 1:
             raise ArgumentError("fraction", fraction, "a share in (0, 1]")
         check_counts(condition_on=condition_on)
-        self.fraction = float(fraction)
-        self.condition_on = None if condition_on is None else int(condition_on)
+        self.fraction: float = float(fraction)
+        self.condition_on: int | None = None if condition_on is None else int(condition_on)
 
     def _blocks(self, rows, num_data, generator):
         n = rows.numel()
@@ -195,7 +195,7 @@ class KFold(Conditioning):
     def __init__(self, n_splits: int = 10, seed: int | None = None) -> None:
         super().__init__(seed)
         check_counts(2, n_splits=n_splits)
-        self.n_splits = int(n_splits)
+        self.n_splits: int = int(n_splits)
 
     def _blocks(self, rows, num_data, generator):
         n = rows.numel()
@@ -222,7 +222,8 @@ class RandomOrderings(Conditioning):
         super().__init__(seed)
         check_counts(k=k)
         check_counts(0, m=m)
-        self.k, self.m = int(k), int(m)
+        self.k: int = int(k)
+        self.m: int = int(m)
 
     def _blocks(self, rows, num_data, generator):
         n = rows.numel()
@@ -258,7 +259,7 @@ class LastPoints(Conditioning):
     def __init__(self, m: int) -> None:
         super().__init__()
         check_counts(0, m=m)
-        self.m = int(m)
+        self.m: int = int(m)
 
     def _blocks(self, rows, num_data, generator):
         _check_below(self.m, rows.numel())
@@ -286,7 +287,7 @@ class HeldOut(Conditioning):
         super().__init__()
         if not blocks:
             raise ArgumentError("blocks", "none", "at least one sequence of row indices")
-        self.blocks = tuple(_row_indices(block) for block in blocks)
+        self.blocks: tuple[Tensor, ...] = tuple(_row_indices(block) for block in blocks)
         every = torch.cat(self.blocks)
         values, counts = every.unique(return_counts=True)
         if (counts > 1).any():

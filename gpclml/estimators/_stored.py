@@ -103,7 +103,7 @@ def content_of_stack(
     }  # fmt: skip
 
 
-def stored_stack(path: str | os.PathLike, content: Mapping[str, Any]) -> StoredStack:
+def stored_stack(path: str | os.PathLike[str], content: Mapping[str, Any]) -> StoredStack:
     """Checks a content and makes the models in it.
 
     Args:

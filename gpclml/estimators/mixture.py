@@ -75,15 +75,19 @@ class StackedPrediction:
     ) -> None:
         if not bool((degrees > 2).all()):
             raise ArgumentError("degrees", float(degrees.min()), "numbers above 2")
-        self.warps = tuple([None] * len(weights) if warps is None else warps)
+        self.warps: tuple[Warp | None, ...] = tuple(
+            [None] * len(weights) if warps is None else warps
+        )
         if len(self.warps) != len(weights):
             raise ArgumentError("warps", f"{len(self.warps)}", f"{len(weights)}, one a component")
         for warp, nu in zip(self.warps, degrees.tolist(), strict=True):
             if warp is not None and math.isfinite(nu):
                 raise ArgumentError("degrees", nu, "infinite ones for transformed targets")
         self.lowest = lowest
-        self.weights, self.degrees = weights, degrees
-        self.locations, self.scales = locations, scales
+        self.weights = weights
+        self.degrees = degrees
+        self.locations = locations
+        self.scales = scales
         self._w, self._loc, self._scale, self._nu = (
             part.detach().cpu().double().numpy() for part in (weights, locations, scales, degrees)
         )

@@ -40,8 +40,14 @@ _KIND = "gpclml.Regressor"
 class _Parameters(Protocol):
     """What a checker knows of ``BaseEstimator`` without reading scikit-learn's source."""
 
-    def get_params(self, deep: bool = True) -> dict[str, Any]: ...
-    def set_params(self, **params: Any) -> Self: ...
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Arguments of the constructor by name."""
+        ...
+
+    def set_params(self, **params: Any) -> Self:
+        """Sets arguments of the constructor."""
+        ...
+
     def __sklearn_tags__(self) -> Any: ...
 
 
@@ -49,7 +55,9 @@ class _Parameters(Protocol):
 class _Scored(Protocol):
     """The same of ``RegressorMixin``."""
 
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float: ...
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """The coefficient of determination."""
+        ...
 
 
 assert issubclass(BaseEstimator, _Parameters)
@@ -155,7 +163,9 @@ class Regressor(RegressorMixin, BaseEstimator):
             torch.from_numpy(encoding.encode(table)), torch.from_numpy(targets),
             time_budget=self.time_budget, n_jobs=self.n_jobs, progress=self.progress,
         )  # fmt: skip
-        self.encoding_, self.stack_, self.n_rows_ = encoding, stack, len(table)
+        self.encoding_ = encoding
+        self.stack_ = stack
+        self.n_rows_: int = len(table)
         return self
 
     def predict(

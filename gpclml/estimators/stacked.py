@@ -105,16 +105,19 @@ class StackedGP:
         names = DEFAULT_CANDIDATES if candidates is None else candidates
         if not names:
             raise ArgumentError("candidates", "none", "at least one name")
-        self.candidates = ordered_by_cost(names)
+        self.candidates: tuple[str, ...] = ordered_by_cost(names)
         check_counts(LEAST_ROWS, fit_rows=fit_rows)
         check_counts(0, restarts=restarts)
         if not 0 <= pseudo_counts < float("inf"):
             raise ArgumentError("pseudo_counts", pseudo_counts, "0 or more, and finite")
         if not extrapolation >= 0:
             raise ArgumentError("extrapolation", extrapolation, "0 or more")
-        self.extrapolation = float(extrapolation)
-        self.pseudo_counts, self.calibrate = float(pseudo_counts), calibrate
-        self.fit_rows, self.restarts, self.seed = fit_rows, restarts, seed
+        self.extrapolation: float = float(extrapolation)
+        self.pseudo_counts: float = float(pseudo_counts)
+        self.calibrate = calibrate
+        self.fit_rows = fit_rows
+        self.restarts = restarts
+        self.seed = seed
         self.components: tuple[Component, ...] = ()
         self.failures: Mapping[str, str] = {}
         self._x: Tensor | None = None
@@ -320,7 +323,7 @@ class StackedGP:
 
     @classmethod
     @checked
-    def load(cls, path: str | os.PathLike, map_location: Any = None) -> StackedGP:
+    def load(cls, path: str | os.PathLike[str], map_location: Any = None) -> StackedGP:
         """Reads a stack that :meth:`save` wrote; its predictions are the same bit for bit.
 
         Args:
@@ -333,7 +336,7 @@ class StackedGP:
         return cls._of(path, read_checkpoint(path, KIND, map_location, REQUIRED))
 
     @classmethod
-    def _of(cls, path: str | os.PathLike, content: Mapping[str, Any]) -> Self:
+    def _of(cls, path: str | os.PathLike[str], content: Mapping[str, Any]) -> Self:
         stack = cls.__new__(cls)
         stack._take(stored_stack(path, content))
         return stack

@@ -368,7 +368,7 @@ class Batch:
                 usable.append(place)
             except (NanError, NotPSDError) as error:
                 self.messages[place] = str(error)
-        self.active = usable
+        self.active: list[int] = usable
 
     def _restack(self) -> None:
         self._stack = ModelStack([cast(ExactGP, mll.model) for mll in self._members()])

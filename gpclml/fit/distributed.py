@@ -214,7 +214,8 @@ class DistributedConditioning(Conditioning):
         self.conditioning = conditioning
         check_counts(num_replicas=num_replicas)
         check_counts(0, rank=rank)
-        self.num_replicas, self.rank = int(num_replicas), int(rank)
+        self.num_replicas: int = int(num_replicas)
+        self.rank: int = int(rank)
         if self.rank >= self.num_replicas:
             raise ArgumentError("rank", rank, f"below the number of replicas, {num_replicas}")
 

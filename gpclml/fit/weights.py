@@ -49,13 +49,17 @@ class WeightTraining:
         seed: int,
         by_class: bool = False,
     ) -> None:
-        self.mll, self.x, self.y = mll, x, y
-        self.model = cast(LinearizedNetwork, mll.model)
-        self.batch_size = batch_size or len(x)
+        self.mll = mll
+        self.x = x
+        self.y = y
+        self.model: LinearizedNetwork = cast(LinearizedNetwork, mll.model)
+        self.batch_size: int = batch_size or len(x)
         self.by_class = by_class
-        self.weights = [p for p in self.model.network.parameters() if p.requires_grad]
-        self.of_weights = torch.optim.Adam(self.weights, lr=lr)
-        self.generator = torch.Generator().manual_seed(seed)
+        self.weights: list[torch.nn.Parameter] = [
+            p for p in self.model.network.parameters() if p.requires_grad
+        ]
+        self.of_weights: torch.optim.Adam = torch.optim.Adam(self.weights, lr=lr)
+        self.generator: torch.Generator = torch.Generator().manual_seed(seed)
         self._rates = (lr, lr if final_lr is None else final_lr, epochs)
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor]]:

@@ -155,7 +155,9 @@ class IterativePosterior:
             given = IterativeCovariance(covariance, solver).predictor(data.residual, data.missing)
             self._given = given
             self._state = _ModelState(model)  # in eval mode BoTorch's hold transformed inputs
-        self.report = SolveReport(given.iterations, given.residual, float(given.error.max()))
+        self.report: SolveReport = SolveReport(
+            given.iterations, given.residual, float(given.error.max())
+        )
 
     @checked
     def mean(self, x: ArrayLike) -> Tensor:

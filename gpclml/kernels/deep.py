@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import Mean
 from linear_operator import LinearOperator
 from torch import Tensor
@@ -112,7 +114,14 @@ class DeepKernel(JointKernel):
         """Rows of the covariance for each point, those of the base kernel."""
         return self.base_kernel.num_outputs_per_input(x1, x2)
 
-    def prediction_strategy(self, train_inputs, train_prior_dist, train_labels, likelihood):
+    @override
+    def prediction_strategy(
+        self,
+        train_inputs: Tensor,
+        train_prior_dist: MultivariateNormal,
+        train_labels: Tensor,
+        likelihood: GaussianLikelihood,
+    ) -> Any:
         """The prediction strategy of the base kernel."""
         return self.base_kernel.prediction_strategy(
             train_inputs, train_prior_dist, train_labels, likelihood
@@ -154,11 +163,11 @@ class SkipFeatures(torch.nn.Module):
         super().__init__()
         check_positive(start=start)
         self.start = start
-        self.network = MLP(sizes, activation, output_scale=start, generator=generator)
-        self.sizes = self.network.sizes
+        self.network: MLP = MLP(sizes, activation, output_scale=start, generator=generator)
+        self.sizes: tuple[int, ...] = self.network.sizes
         d = self.sizes[0]
-        self.log_scale = torch.nn.Parameter(torch.full((d,), math.log(start)))
-        self.mixing = torch.nn.Parameter(torch.zeros(d, d))
+        self.log_scale: torch.nn.Parameter = torch.nn.Parameter(torch.full((d,), math.log(start)))
+        self.mixing: torch.nn.Parameter = torch.nn.Parameter(torch.zeros(d, d))
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
@@ -232,6 +241,18 @@ class CosineSimilarityKernel(Kernel):
         last_dim_is_batch: bool = False,
         **params: object,
     ) -> Tensor:
+        """Cosines between points.
+
+        Args:
+            x1: ``(*batch, n, d)``.
+            x2: ``(*batch, m, d)``.
+            diag: Whether only pairs of corresponding points are asked for.
+            last_dim_is_batch: Whether each column is a kernel's only input.
+            **params: Not used.
+
+        Returns:
+            ``(*batch, n, m)``, or ``(*batch, n)`` of corresponding points.
+        """
         same = x1 is x2
         if last_dim_is_batch:
             x1, x2 = x1.mT.unsqueeze(-1), x2.mT.unsqueeze(-1)

@@ -48,7 +48,8 @@ class PositiveParameter:
     """A positive number or vector of a module, which GPyTorch's constraint maps from any number."""
 
     def __set_name__(self, owner: type, name: str) -> None:
-        self.name, self.raw = name, f"raw_{name}"
+        self.name = name
+        self.raw: str = f"raw_{name}"
 
     def register(self, module: gpytorch.Module, start: Tensor) -> None:
         """Gives a module the parameter, called ``raw_`` and the name, of the shape of its start."""
@@ -89,6 +90,21 @@ class JointKernel(Kernel):
         last_dim_is_batch: bool = False,
         **params: Any,
     ) -> Tensor | LinearOperator:
+        """Covariances of points.
+
+        Args:
+            x1: ``(*batch, n, d)``.
+            x2: ``(*batch, m, d)``.
+            diag: Whether only pairs of corresponding points are asked for.
+            last_dim_is_batch: Must be False.
+            **params: Passed on to the kernel.
+
+        Returns:
+            ``(*batch, n, m)``, or ``(*batch, n)`` of corresponding points.
+
+        Raises:
+            UnsupportedError: ``last_dim_is_batch`` is True.
+        """
         if last_dim_is_batch:
             suggestion = "It takes the columns together; sum or multiply kernels of single ones."
             raise UnsupportedError("last_dim_is_batch", True, "False", suggestion)
@@ -132,7 +148,7 @@ class FeatureKernel(JointKernel):
 
     has_lengthscale = False
 
-    prior_variance = PositiveParameter()
+    prior_variance: PositiveParameter = PositiveParameter()
     """Prior variances of the weights, ``(1,)`` or ``(R,)``."""
 
     @checked(prior_variance="float () | (R,)")
@@ -320,10 +336,10 @@ class RandomFourierFeatures(gpytorch.Module):
     weight: Tensor
     bias: Tensor
 
-    lengthscale = PositiveParameter()
+    lengthscale: PositiveParameter = PositiveParameter()
     """Lengthscale, one or one a column, ``(1,)`` or ``(d,)``."""
 
-    amplitude = PositiveParameter()
+    amplitude: PositiveParameter = PositiveParameter()
     """Standard deviation of the approximated process, ``(1,)``."""
 
     @checked(weight="float (R, d)", bias="float (R,)")

@@ -70,8 +70,8 @@ class MLP(torch.nn.Sequential):
                 activation(),
             ]
         super().__init__(*layers[:-1])
-        self.sizes = tuple(map(int, sizes))
-        self.output_scale = 0.0 if zero_output else float(output_scale)
+        self.sizes: tuple[int, ...] = tuple(map(int, sizes))
+        self.output_scale: float = 0.0 if zero_output else float(output_scale)
         self.reset_parameters(generator)
 
     @torch.no_grad()

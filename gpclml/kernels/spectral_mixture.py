@@ -58,10 +58,10 @@ class JointSpectralMixtureKernel(JointKernel):
 
     mixture_means: torch.nn.Parameter
 
-    mixture_weights = PositiveParameter()
+    mixture_weights: PositiveParameter = PositiveParameter()
     """Variance of each component, ``(Q,)``."""
 
-    mixture_scales = PositiveParameter()
+    mixture_scales: PositiveParameter = PositiveParameter()
     """Standard deviations of frequencies, ``(Q, d)``."""
 
     @checked

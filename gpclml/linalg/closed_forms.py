@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -276,7 +276,7 @@ class BlockLogDensities(ClosedForm):
     disjoint: bool
     factor_dtype: torch.dtype | None = None
     checked: bool = True
-    order = None
+    order: Tensor | None = field(default=None, init=False)
     event = 1
 
     @cached_property

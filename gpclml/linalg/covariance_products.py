@@ -104,7 +104,9 @@ class RowProducts(CovarianceProducts):
         row: Callable[[int], Tensor] | None = None,
     ) -> None:
         check_counts(multiple=multiple)
-        self.shape, self.dtype, self.device = shape, diagonal.dtype, diagonal.device
+        self.shape = shape
+        self.dtype: torch.dtype = diagonal.dtype
+        self.device: torch.device = diagonal.device
         self._rows, self._diagonal, self._multiple = rows, diagonal.detach(), multiple
         self._row = row
         n = shape[-1]
@@ -112,7 +114,7 @@ class RowProducts(CovarianceProducts):
         step = max(multiple, most // multiple * multiple)
         self._chunks = [(start, min(start + step, n)) for start in range(0, n, step)]
         half = shape[:-2].numel() * sum((stop - start) * stop for start, stop in self._chunks)
-        self.kept_numbers = half if half * self.dtype.itemsize <= kept_bytes else 0
+        self.kept_numbers: int = half if half * self.dtype.itemsize <= kept_bytes else 0
         self._kept: list[Tensor] = []
 
     def matmul(self, right: Tensor) -> Tensor:
@@ -198,9 +200,9 @@ class OperatorProducts(CovarianceProducts):
 
     @checked(late=True)
     def __init__(self, operator: LinearOperator) -> None:
-        self.shape = operator.shape
-        self.dtype = cast(torch.dtype, operator.dtype)
-        self.device = cast(torch.device, operator.device)
+        self.shape: torch.Size = operator.shape
+        self.dtype: torch.dtype = cast(torch.dtype, operator.dtype)
+        self.device: torch.device = cast(torch.device, operator.device)
         self._operator, self._fixed = operator, operator.detach()
 
     def matmul(self, right: Tensor) -> Tensor:

@@ -108,10 +108,11 @@ class CovarianceSolver:
 
     @checked
     def __init__(self, covariance: NoisyCovariance, settings: ConjugateGradients) -> None:
-        self.covariance, self.settings = covariance, settings
+        self.covariance = covariance
+        self.settings = settings
         check_finite(covariance.latent.diagonal(), "variances")
         self._precondition = LowRankPreconditioner.of(covariance, settings.preconditioner_rank)
-        self.rounding = rounding(covariance.latent)
+        self.rounding: Tensor = rounding(covariance.latent)
         self._lost = self.rounding * covariance.shape[-1] ** 0.5  # of an eigenvalue, at most
         self._left = self._noise_left()
 
@@ -291,10 +292,13 @@ class IterativeConditioning(Predictor):
             expected = f"{covariance.dtype}, as the covariance"
             raise ArgumentError("residual", residual.dtype, expected)
         self._solver = CovarianceSolver(covariance, settings)
-        self.missing = covariance.missing
+        self.missing: Tensor | None = covariance.missing
         solved = self._solver.solve(residual.unsqueeze(-1), tolerance=settings.tolerance / 10)
-        self.weights, self._unsolved, self.error = solved.values, solved.unsolved, solved.errors
-        self.residual, self.iterations = solved.residual, solved.iterations
+        self.weights: Tensor = solved.values
+        self._unsolved = solved.unsolved
+        self.error: Tensor = solved.errors
+        self.residual: float = solved.residual
+        self.iterations: int = solved.iterations
 
     @torch.no_grad()
     def _given(self, cross: Tensor, keep: bool) -> IterativeBlock:

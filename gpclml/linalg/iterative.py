@@ -76,7 +76,8 @@ class IterativeCovariance(Covariance):
 
     @checked
     def __init__(self, products: NoisyCovariance, settings: ConjugateGradients) -> None:
-        self.products, self.settings = products, settings
+        self.products = products
+        self.settings = settings
         self.reports: tuple[IterativeReport, ...] = ()
 
     @property

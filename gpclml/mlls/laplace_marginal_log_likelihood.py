@@ -88,7 +88,7 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
         output_likelihood(likelihood)
         super().__init__(likelihood, model)
         self.num_data = num_data
-        self.curvature = Kronecker() if curvature is None else curvature
+        self.curvature: Structure = Kronecker() if curvature is None else curvature
         self.hessian = hessian
         self.outputs = outputs
         self.temperature = temperature

@@ -125,7 +125,9 @@ class LinearEvidenceLowerBound(MarginalLogLikelihood):
         super().__init__(likelihood, model)
         self.temperature = temperature
         self.posterior = posterior
-        self.family = posterior.family if posterior is not None else family or DiagonalFamily()
+        self.family: GaussianFamily = (
+            posterior.family if posterior is not None else family or DiagonalFamily()
+        )
 
     @property
     def linear_model(self) -> BayesianLinearModel:

@@ -47,7 +47,7 @@ _UNITS = ("target_standardizer.scale", "target_standardizer.offset")
 
 
 def _check_stored(
-    path: str | os.PathLike, config: dict[str, Any], state: dict[str, Any], train_x: Tensor
+    path: str | os.PathLike[str], config: dict[str, Any], state: dict[str, Any], train_x: Tensor
 ) -> None:
     """Raises where a stored ``GPRegression`` is not complete, or larger than its own state."""
     unlike = [
@@ -124,7 +124,7 @@ class StoredModel:
 
 
 def read_stored(
-    path: str | os.PathLike, map_location: Any, parts: dict[str, torch.nn.Module | None]
+    path: str | os.PathLike[str], map_location: Any, parts: dict[str, torch.nn.Module | None]
 ) -> StoredModel:
     """Reads and checks a file."""
     content = read_checkpoint(path, CHECKPOINT, map_location, _REQUIRED)

@@ -32,7 +32,7 @@ __all__ = ["DeepKernelGP"]
 
 # The bases of SingleTaskGP that a checker needs, since it cannot know all of them without reading
 # GPyTorch's source.
-SingleTaskGP = cast(Any, botorch.models.SingleTaskGP)
+SingleTaskGP: Any = cast(Any, botorch.models.SingleTaskGP)
 assert issubclass(SingleTaskGP, BatchedMultiOutputGPyTorchModel)
 assert issubclass(SingleTaskGP, ExactGP)
 

@@ -88,13 +88,13 @@ class BayesianLinearModel(RegressionGP):
         likelihood = GaussianLikelihood(noise_constraint=Positive()).to(train_x)
         likelihood.noise = torch.as_tensor(noise, dtype=train_x.dtype, device=train_x.device)
         super().__init__(train_x, train_y, likelihood)
-        self.column_names = data.columns
+        self.column_names: list[str] | None = data.columns
         variance = torch.as_tensor(prior_variance, dtype=train_x.dtype, device=train_x.device)
         kernel = FeatureKernel(IdentityFeatures() if features is None else features, variance)
         self.covar_module = kernel.to(train_x)
-        self.mean_module = (ZeroMean() if mean is None else mean).to(train_x)
+        self.mean_module: Any = (ZeroMean() if mean is None else mean).to(train_x)
         with torch.no_grad():
-            self.num_features = kernel.features_of(train_x[:1]).shape[-1]
+            self.num_features: int = kernel.features_of(train_x[:1]).shape[-1]
 
     @property
     def prior_variance(self) -> Tensor:
@@ -219,7 +219,7 @@ class LinearizedNetwork(GP):
         super().__init__()
         self.augmentation = augmentation
         self.network = network
-        self.prior = GaussianWeightPrior(network) if prior is None else prior
+        self.prior: GaussianWeightPrior = GaussianWeightPrior(network) if prior is None else prior
 
     @checked(late=True, passes_on="x", x="(N, *event)")
     def forward(self, x: Tensor) -> Linearization:  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -283,5 +283,5 @@ class LinearizedGP(RegressionGP):
         self, train_x: Tensor, train_y: Tensor, likelihood: Likelihood, network: LinearizedNetwork
     ) -> None:
         super().__init__(train_x, train_y, cast(Any, likelihood))
-        self.mean_module = LinearizedMean(network.network)
-        self.covar_module = NeuralTangentKernel(network.network, network.prior)
+        self.mean_module: Any = LinearizedMean(network.network)
+        self.covar_module: Any = NeuralTangentKernel(network.network, network.prior)

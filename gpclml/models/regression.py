@@ -147,14 +147,15 @@ class GPRegression(RegressionGP):
         self.input_standardizer = input_standardizer
         self.target_standardizer = target_standardizer
         self._targets_checked = False
-        self.column_names, self._given = data.columns, data.given
+        self.column_names: list[str] | None = data.columns
+        self._given = data.given
 
         kernel = kernel.replace("-", "_") if isinstance(kernel, str) else kernel
         generator = torch.Generator().manual_seed(seed)
         options = PartOptions(standardize, ard, hidden, num_features, num_mixtures)
         inputs = input_standardizer.transform(train_x)
-        self.covar_module = make_kernel(kernel, inputs, targets, options, generator)
-        self.mean_module = make_mean(mean, inputs, options, generator)
+        self.covar_module: Any = make_kernel(kernel, inputs, targets, options, generator)
+        self.mean_module: Any = make_mean(mean, inputs, options, generator)
         self._config: dict[str, Any] = {
             "kernel": kernel if isinstance(kernel, str) else None,
             "mean": mean if isinstance(mean, str) else None,
@@ -368,7 +369,7 @@ class GPRegression(RegressionGP):
         model.column_names, model._given = self.column_names, self._given
         return model
 
-    def save(self, path: str | os.PathLike) -> None:
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the model and its training data to one file.
 
         Args:
@@ -391,7 +392,7 @@ class GPRegression(RegressionGP):
     @checked
     def load(
         cls,
-        path: str | os.PathLike,
+        path: str | os.PathLike[str],
         kernel: Kernel | None = None,
         mean: Mean | None = None,
         likelihood: _GaussianLikelihoodBase | None = None,

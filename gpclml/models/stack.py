@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import gpytorch
 import torch
@@ -44,7 +44,7 @@ class ModelStack:
         self._count = len(models)
         self._pairs: list[tuple[torch.nn.Parameter, list[Tensor]]] = []
         self._done: dict[int, torch.nn.Module] = {}
-        self.model = copy.deepcopy(models[0])
+        self.model: Any = copy.deepcopy(models[0])
         self._stack(self.model, models)
         self.model.set_train_data(_stacked_inputs(models), _stacked_targets(models), strict=False)
 

@@ -207,17 +207,19 @@ class TrainableGaussian(torch.nn.Module):
         self.family = family
         start = prior_variance.detach()
         R = len(start)
-        self.mean = torch.nn.Parameter(torch.zeros_like(start))
+        self.mean: torch.nn.Parameter = torch.nn.Parameter(torch.zeros_like(start))
         if isinstance(family, DiagonalFamily):
-            self.log_variance = torch.nn.Parameter(start.log())
+            self.log_variance: torch.nn.Parameter = torch.nn.Parameter(start.log())
         elif isinstance(family, FullFamily):
-            self.log_diagonal = torch.nn.Parameter(0.5 * start.log())
-            self.below = torch.nn.Parameter(start.new_zeros(R, R))
+            self.log_diagonal: torch.nn.Parameter = torch.nn.Parameter(0.5 * start.log())
+            self.below: torch.nn.Parameter = torch.nn.Parameter(start.new_zeros(R, R))
         elif isinstance(family, LowRankFamily):
             check_rank(family.rank, R)
             generator = torch.Generator().manual_seed(seed)
             draw = torch.randn(R, family.rank, generator=generator, dtype=torch.float64)
-            self.factor = torch.nn.Parameter(draw.to(start) * (start / R).sqrt().unsqueeze(-1))
+            self.factor: torch.nn.Parameter = torch.nn.Parameter(
+                draw.to(start) * (start / R).sqrt().unsqueeze(-1)
+            )
         else:
             known = "DiagonalFamily, LowRankFamily or FullFamily"
             raise UnsupportedError("family", type(family).__name__, known)
