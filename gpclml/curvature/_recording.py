@@ -35,6 +35,7 @@ __all__ = ["record_columns", "record_layers"]
 
 _SUPPORTED = (torch.nn.Linear, *CONVOLUTIONS, *NORMS)
 _KINDS = ("weight", "bias")
+_ROWS = "whose rows are not those of points in their order"
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
@@ -55,7 +56,7 @@ def record_columns(
 ) -> tuple[Iterator[list[LayerRecord]], list[str]]:
     """The records of layers for each column, and the names of trained parameters without one.
 
-    It takes one forward pass, a pass of two points, and a backward pass for each column when its
+    It takes one forward pass, a pass of three points, and a backward pass for each column when its
     records are asked for: those of one column are in memory at a time. Records are in the order
     of the network's parameters, and differentiable in points that require a gradient. With
     ``only`` an UnsupportedError names the first layer of parameters without a record.
@@ -75,7 +76,7 @@ def record_columns(
     check_cotangents(columns, outputs)
     excluded |= _excluded_by_use(outputs, passes, parameters)
     layers = {name: layer for name, layer in layers.items() if name not in excluded}
-    excluded |= _excluded_by_probe(module, x, parameters, layers, outputs)
+    excluded |= _excluded_by_probe(module, x, parameters, layers, outputs, passes)
     if only:
         _check_none(excluded, module)
     recorded = [name for name in layers if name not in excluded]
@@ -176,21 +177,29 @@ def _excluded_by_probe(
     parameters: Mapping[str, Tensor],
     layers: Mapping[str, torch.nn.Module],
     outputs: Tensor,
+    all_passes: Mapping[str, _Pass],
 ) -> dict[str, str]:
-    """Layers that two points show to be others than they seem, and why.
+    """Layers that three points, the first twice, show to be others than they seem, and why.
 
-    The outputs at the first point depend on no row of the second: a layer that is given
-    ``(T, N, features)``, or no rows of points, is told by this. Gradients from records are
-    compared with those of autograd.
+    Only the middle third of a layer's rows may have a part in the outputs at the second point. This
+    tells layers that are given ``(T, N, features)``, no rows of points, some of them, or in an
+    order that depends on them. Gradients from records are compared with those of autograd.
     """
-    if len(x) == 1:
-        return {}
-    values, passes = _pass(module, x[:2].detach(), parameters, layers)
-    check_own_outputs(values, outputs[:2])
+    count = len(x)
+    excluded = {
+        name: _ROWS for name in layers
+        if len(all_passes[name].output) % count or not len(all_passes[name].output)
+    }  # fmt: skip
+    if count == 1:
+        return excluded
+    values, passes = _pass(module, x[[0, 1, 0]].detach(), parameters, layers)
+    check_own_outputs(values, outputs[[0, 1, 0]])
+    layers = {k: one for k, one in layers.items() if k not in excluded and passes[k].calls == 1}
+    excluded |= {name: _ROWS for name in passes if name not in layers}
     if not layers:
-        return {}
+        return excluded
     cotangent = torch.zeros_like(values)
-    cotangent[0] = probe_weights(values[0])
+    cotangent[1] = probe_weights(values[1])
     made = [passes[name].output for name in layers]
     mine = [name for name in parameters if layer_of(name) in layers]
     found = torch.autograd.grad(
@@ -198,23 +207,29 @@ def _excluded_by_probe(
     )
     expected = dict(zip(mine, found[len(made) :], strict=True))
     gradients = dict(zip(layers, found, strict=False))
-    elsewhere = [
-        g.new_ones(()) if len(g) % 2 else g[len(g) // 2 :].ne(0).any().to(g)
-        for g in gradients.values()
-    ]
-    excluded = {
-        name: "whose rows are not those of points in their order"
+    elsewhere = [_is_elsewhere(g) for g in gradients.values()]
+    excluded |= {
+        name: _ROWS
         for name, wrong in zip(layers, torch.stack(elsewhere).tolist(), strict=True) if wrong
     }  # fmt: skip
     sums = {
         name: rows.sum((0, 1))
         for one, g in gradients.items() if one not in excluded
-        for name, rows in _record(one, layers[one], parameters, 2, passes[one].inputs, [g])
+        for name, rows in _record(one, layers[one], parameters, 3, passes[one].inputs, [g])
         .gradients().items()
     }  # fmt: skip
     for name in differing(sums, {name: expected[name] for name in sums}):
         excluded[layer_of(name)] = "whose gradient is another than that of its class"
     return excluded
+
+
+def _is_elsewhere(gradient: Tensor) -> Tensor:
+    """Whether rows beside the middle third are not zero."""
+    third, rest = divmod(len(gradient), 3)
+    if rest or not third:
+        return gradient.new_ones(())
+    beside = torch.cat([gradient[:third], gradient[-third:]])
+    return beside.ne(0).any().to(gradient)
 
 
 def _record(

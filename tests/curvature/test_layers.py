@@ -95,6 +95,24 @@ class NoPoints(Reused):
         return self.layers[2]((x + shared.sum(0)).tanh())
 
 
+class Sorted(Reused):
+    """A layer is given the points in an order of its own."""
+
+    def forward(self, x):
+        order = x[:, 0].argsort()
+        return self.layers[2](self.layers[0](x[order])[order.argsort()].tanh())
+
+
+class Some(Reused):
+    """A layer is given some of the points."""
+
+    def forward(self, x):
+        chosen = x[:, 0] > 0
+        hidden = x.clone()
+        hidden[chosen] = self.layers[0](x[chosen])
+        return self.layers[2](hidden.tanh())
+
+
 class OutsideTheGraph(Reused):
     def forward(self, x):
         with torch.no_grad():
@@ -183,6 +201,8 @@ ODD = {
     "other weights": (OtherWeights, r"layers\.0 \(Linear.*applied with other weights"),
     "unused": (Unused, r"layers\.0 \(Linear.*whose output is not used"),
     "points second": (PointsSecond, r"layers\.0 \(Linear.*whose rows are not those of points"),
+    "sorted": (Sorted, r"layers\.0 \(Linear.*whose rows are not those of points"),
+    "some": (Some, r"layers\.0 \(Linear.*whose rows are not those of points"),
     "no points": (NoPoints, r"layers\.0 \(Linear.*whose rows are not those of points"),
     "no graph": (OutsideTheGraph, r"layers\.0 \(Linear.*whose output is not used"),
 }
