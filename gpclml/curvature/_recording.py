@@ -192,8 +192,9 @@ def _excluded_by_probe(
     }  # fmt: skip
     if count == 1:
         return excluded
-    values, passes = _pass(module, x[[0, 1, 0]].detach(), parameters, layers)
-    check_own_outputs(values, outputs[[0, 1, 0]])
+    points, alone = (torch.cat([one[:2], one[:1]]).detach() for one in (x, outputs))
+    values, passes = _pass(module, points, parameters, layers)
+    check_own_outputs(values, alone)
     layers = {k: one for k, one in layers.items() if k not in excluded and passes[k].calls == 1}
     excluded |= {name: _ROWS for name in passes if name not in layers}
     if not layers:
