@@ -16,6 +16,7 @@ from benchmarks.evidence.ledger.page import EXPERIMENTS, chosen_experiments
 from gpclml.errors import UnknownNameError
 
 SMALL = {
+    "training-speed-subnetworks": {"data": "digits", "num_train": 60, "epochs": 2},
     "occam": {"sizes": (20, 50, 100)},
     "criteria": {"orders": 5, "draws": 50},
     "elbo-sweep": {"steps": 3, "numbers": (10, 20)},

@@ -6,7 +6,11 @@ import pytest
 import torch
 
 import reference
-from benchmarks.evidence.ledger import training_speed_linear, training_speed_networks
+from benchmarks.evidence.ledger import (
+    training_speed_linear,
+    training_speed_networks,
+    training_speed_subnetworks,
+)
 from benchmarks.evidence.ledger.claims import rank_correlations
 from benchmarks.evidence.ledger.linear_problems import PROBLEMS, linear_models
 from gpclml.errors import UnknownNameError
@@ -60,6 +64,19 @@ def test_weights_of_a_combination_follow_a_better_model():
     cell = {"epochs": 5, "seed": 0, "weights_lr": 0.1}
     weights = training_speed_networks._weights_after(torch.stack([right, wrong], -1), y, cell)
     assert weights[0] > 0.6 > 0.5 > weights[1]
+
+
+def test_losses_of_subnetworks_are_by_their_own_logits():
+    generator = torch.Generator().manual_seed(0)
+    units = torch.randn(7, 200, generator=generator)
+    weight = torch.randn(10, 200, generator=generator)
+    y = torch.randint(10, (7,), generator=generator)
+    got = training_speed_subnetworks._losses(units, weight, y)
+    third = torch.nn.functional.cross_entropy(units[:, 20:30] @ weight[:, 20:30].T, y)
+    assert got.shape == (20,)
+    assert got[2].item() == pytest.approx(third.item(), rel=1e-5)
+    norm = training_speed_subnetworks._norms(weight)[2].item()
+    assert norm == pytest.approx(weight[:, 20:30].norm().item(), rel=1e-5)
 
 
 def test_ranks():

@@ -25,7 +25,11 @@ OUT_OF_REACH: Mapping[str, tuple[tuple[str, str, str], ...]] = MappingProxyType(
         "Lyle et al. 2020": (
             ("Figure 3 at its size", "Fashion images and ten runs of large networks: compute",
              "training-speed-networks"),
-            ("Figures 4, 8 and 9, subnetworks of one network", "not built yet", "-"),
+            (
+                "Figures 8 and 9, subnetworks on other images",
+                "no Fashion images at hand",
+                "training-speed-subnetworks",
+            ),
         ),
         "Harvey and Hughes 2026": (),
         "Immer et al. 2021": (

@@ -27,7 +27,7 @@ PAPERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         ),
         "Lyle et al. 2020": (
             "training_speed_linear", "model_combination", "training_speed_kernel",
-            "training_speed_networks",
+            "training_speed_networks", "training_speed_subnetworks",
         ),
         "Harvey and Hughes 2026": (
             "elbo_families", "elbo_sweep", "elbo_tempering", "elbo_importance",

@@ -190,12 +190,16 @@ def _ranking(problem: str, cells: pandas.DataFrame, few: pandas.DataFrame) -> Cl
     images = f" ({' and '.join(sorted(cells['data'].unique()))})" if problem == "frequency" else ""
     remark = ""
     if len(few):
-        small, _ = _ranks(few, list(_NAMES))
+        small, of_few = _ranks(few, list(_NAMES))
         remark = (
             f"Of the problem {problem} with {few['num_points'].iloc[0]:g} points, as in the "
-            f"authors' scripts: {small}. So few points are too few for L: its first terms, "
-            "predictions from the prior, decide it."
+            f"authors' scripts: {small}."
         )
+        if of_few["rank"] < 0.895:
+            remark += (
+                " So few points are too few for L: its first terms, predictions from the prior, "
+                "decide it."
+            )
     if problem == "features":
         setting = array(cells["setting"])[0]
         chosen = {int(setting[place]) for place in array(cells["lml"]).argmax(1)}
