@@ -174,7 +174,11 @@ def sample_gradients(
     """
     check_network(module)
     every = fresh_parameters(module)
-    parameters = every if names is None else {name: every[name] for name in names}
+    names = list(every) if names is None else list(names)
+    for name in names:
+        if name not in every:
+            raise ArgumentError("names", repr(name), f"trained parameters: {', '.join(every)}")
+    parameters = {name: every[name] for name in names}
 
     def outputs(values: Mapping[str, Tensor], points: Tensor) -> Tensor:
         return call_with(module, {**every, **values}, points)

@@ -1,0 +1,99 @@
+"""Outputs at draws of weights, of layers that PyTorch's transforms have no rules for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from gpclml.curvature import sample_gradients
+from gpclml.curvature.structure import call_with
+from gpclml.errors import ArgumentError, ModelModeError
+from gpclml.evidence.sampling import linearized_outputs, sampled_outputs
+
+N = 4
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.head = nn.LSTM(3, 3, batch_first=True), nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.head(self.layer(x.unflatten(1, (2, 3)))[0][:, -1])
+
+
+class Encoder(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(2, 1, 4, batch_first=True)
+        self.head = nn.Linear(2, 2)
+
+    def forward(self, x):
+        return self.head(self.layer(x.unflatten(1, (3, 2))).mean(1))
+
+
+class Stopped(nn.Module):
+    """No gradient passes the first layer, which forward-mode derivatives do not see."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = nn.Linear(6, 3), nn.Linear(3, 2)
+
+    def forward(self, x):
+        with torch.no_grad():
+            hidden = self.first(x).tanh()
+        return self.head(hidden)
+
+
+def activated():
+    return nn.Sequential(nn.Linear(6, 3), nn.PReLU(3), nn.BatchNorm1d(3), nn.Linear(3, 2))
+
+
+NETWORKS = [activated, Recurrent, Encoder, Stopped]
+
+
+def setting(make, count):
+    torch.manual_seed(0)
+    network, x = make().double(), torch.randn(N, 6, dtype=torch.float64)
+    network(x)
+    named = {name: p.detach() for name, p in network.named_parameters()}
+    draws = {name: p + torch.randn(count, *p.shape, dtype=p.dtype) for name, p in named.items()}
+    return network.eval(), x, named, draws
+
+
+@pytest.mark.parametrize("make", NETWORKS)
+@pytest.mark.parametrize("count", [3, N])
+def test_outputs_at_draws(make, count):
+    network, x, _, draws = setting(make, count)
+    each = [call_with(network, {k: v[s] for k, v in draws.items()}, x) for s in range(count)]
+    torch.testing.assert_close(sampled_outputs(network, draws, x), torch.stack(each).detach())
+
+
+@pytest.mark.parametrize("make", NETWORKS)
+@pytest.mark.parametrize("count", [3, N])
+def test_linear_outputs_at_draws(make, count):
+    network, x, named, draws = setting(make, count)
+    trained = [network.get_parameter(name) for name in named]
+    expected = torch.zeros(count, N, 2, dtype=torch.float64)
+    for n, point in enumerate(x):
+        for c, output in enumerate(network(point.unsqueeze(0))[0]):
+            parts = torch.autograd.grad(output, trained, retain_graph=True, materialize_grads=True)
+            for (name, p), gradient in zip(named.items(), parts, strict=True):
+                expected[:, n, c] += ((draws[name] - p) * gradient).flatten(1).sum(1)
+            expected[:, n, c] += output.detach()
+    torch.testing.assert_close(linearized_outputs(network, draws, x), expected)
+
+
+@pytest.mark.parametrize("function", [sampled_outputs, linearized_outputs])
+def test_networks_in_train_mode(function):
+    network, x, _, draws = setting(activated, 2)
+    with pytest.raises(ModelModeError, match="BatchNorm1d"):
+        function(network.train(), draws, x)
+
+
+def test_a_frozen_parameter_has_no_gradients():
+    network, x, *_ = setting(Recurrent, 2)
+    network.head.requires_grad_(False)
+    with pytest.raises(ArgumentError, match=r"head\.weight.*trained"):
+        sample_gradients(network, x, lambda f: f.unsqueeze(1), ["head.weight"])
