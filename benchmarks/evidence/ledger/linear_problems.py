@@ -21,13 +21,14 @@ PROBLEMS = {
     "frequency": "lengthscale / median distance",
     "features": "number of features",
     "features, one prior": "number of features",
+    "features, five": "number of features, five informative",
 }
 """Name of a problem to what its models differ in."""
 
 _VARIANCES = tuple(4.0**-power for power in range(10))
 _LENGTHSCALES = tuple(2.0**power for power in range(-3, 6))
 _NUM_FEATURES = (5, 10, 15, 20, 25, 30)
-_INFORMATIVE = 15
+_INFORMATIVE, _FEW = 15, 5
 _NOISE = 0.1
 
 
@@ -55,7 +56,8 @@ def linear_models(
       targets are -1 and 1; noise .1, and lengthscales 1/8 to 32 times the median distance;
     - ``"features"``: the first 5 to 30 of 30 features, 15 informative ones first; noise
       1/15, and prior variance 1/k² of k features;
-    - ``"features, one prior"``: the same with prior variance 1/225 for all.
+    - ``"features, one prior"``: the same with prior variance 1/225 for all;
+    - ``"features, five"``: as ``"features"``, of which five are informative; noise 1/5.
 
     Args:
         problem: One of :data:`PROBLEMS`.
@@ -78,6 +80,8 @@ def _of_columns(
     problem: str, num_points: int, generator: torch.Generator
 ) -> dict[float, BayesianLinearModel]:
     columns, informative = (25, 25) if problem == "variance" else (30, _INFORMATIVE)
+    if problem == "features, five":
+        informative = _FEW
     y = torch.randn(num_points, generator=generator, dtype=torch.float64)
     x = torch.randn(num_points, columns, generator=generator, dtype=torch.float64)
     x[:, :informative] += y.unsqueeze(-1)
@@ -86,7 +90,7 @@ def _of_columns(
             variance: BayesianLinearModel(x, y, prior_variance=variance, noise=_NOISE)
             for variance in _VARIANCES
         }
-    noise, one = 1 / _INFORMATIVE, problem == "features, one prior"
+    noise, one = 1 / informative, problem == "features, one prior"
     return {
         k: BayesianLinearModel(
             x[:, :k], y, prior_variance=1 / (_INFORMATIVE if one else k) ** 2, noise=noise
