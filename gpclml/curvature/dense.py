@@ -54,6 +54,7 @@ class Full(Structure):
 
     @override
     def of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> DenseCurvature:
+        """The dense matrix of all parameters together; see :meth:`Structure.of`."""
         gradients = sample_gradients(module, x, cotangents)
         return DenseCurvature.of_gradients(gradients, [gradients], self.form)
 
@@ -76,6 +77,7 @@ class BlockDiagonal(Structure):
 
     @override
     def of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> DenseCurvature:
+        """A dense matrix for each block; see :meth:`Structure.of`."""
         gradients = sample_gradients(module, x, cotangents)
         blocks: dict[str, list[str]] = {}
         for name in gradients:
@@ -88,7 +90,7 @@ class DenseCurvature(Curvature):
 
     @checked(late=True)
     def __init__(self, blocks: Sequence[Block]) -> None:
-        self.blocks = tuple(blocks)
+        self.blocks: tuple[Block, ...] = tuple(blocks)
 
     @classmethod
     def of_gradients(
@@ -113,6 +115,7 @@ class DenseCurvature(Curvature):
     def log_det_ratio(
         self, precisions: Mapping[str, Tensor], scale: Tensor | float = 1.0
     ) -> Tensor:
+        """The sum over blocks, each from a Cholesky factor."""
         return torch.stack([one.log_det_ratio(precisions, scale) for one in self.blocks]).sum()
 
     @override
@@ -129,6 +132,7 @@ class DenseCurvature(Curvature):
     def output_covariance(
         self, precisions: Mapping[str, Tensor], scale: Tensor | float = 1.0
     ) -> OutputCovariance:
+        """The sum over blocks, each from a Cholesky factor."""
         parts = [block.output_covariance(precisions, float(scale)) for block in self.blocks]
         return lambda gradients: torch.stack([part(gradients) for part in parts]).sum(0)
 
@@ -225,6 +229,7 @@ class Diagonal(Structure):
 
     @override
     def of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> DiagonalCurvature:
+        """The sum of squared gradients of each parameter; see :meth:`Structure.of`."""
         records, others = record_layers(module, x, cotangents)
         found = {name: h for record in records for name, h in record.diagonal().items()}
         if others:
@@ -242,7 +247,7 @@ class DiagonalCurvature(Curvature):
 
     @checked(late=True)
     def __init__(self, diagonal: Mapping[str, Tensor]) -> None:
-        self.diagonal = dict(diagonal)
+        self.diagonal: dict[str, Tensor] = dict(diagonal)
 
     @classmethod
     def of_gradients(cls, gradients: Mapping[str, Tensor]) -> DiagonalCurvature:
@@ -258,6 +263,7 @@ class DiagonalCurvature(Curvature):
     def log_det_ratio(
         self, precisions: Mapping[str, Tensor], scale: Tensor | float = 1.0
     ) -> Tensor:
+        """The sum over single parameters."""
         terms = [(scale * h / precisions[name]).log1p().sum() for name, h in self.diagonal.items()]
         return torch.stack(terms).sum()
 
@@ -275,6 +281,7 @@ class DiagonalCurvature(Curvature):
     def output_covariance(
         self, precisions: Mapping[str, Tensor], scale: Tensor | float = 1.0
     ) -> OutputCovariance:
+        """The sum over single parameters."""
         roots = {name: (scale * h + precisions[name]).rsqrt() for name, h in self.diagonal.items()}
 
         def of(gradients: Mapping[str, Tensor]) -> Tensor:
@@ -306,6 +313,7 @@ class FunctionSpace(Structure):
     def of(
         self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents
     ) -> FunctionSpaceCurvature:
+        """A matrix of the size of the points for each parameter; see :meth:`Structure.of`."""
         grams = {}
         records, others = record_layers(module, x, cotangents)
         for record in records:
@@ -331,12 +339,13 @@ class FunctionSpaceCurvature(Curvature):
 
     @checked(late=True)
     def __init__(self, grams: Mapping[str, Tensor]) -> None:
-        self.grams = dict(grams)
+        self.grams: dict[str, Tensor] = dict(grams)
 
     @override
     def log_det_ratio(
         self, precisions: Mapping[str, Tensor], scale: Tensor | float = 1.0
     ) -> Tensor:
+        """The same number as that of the full curvature, from a matrix of N K columns."""
         kernel = torch.stack([gram / precisions[name] for name, gram in self.grams.items()]).sum(0)
         return _log_det(kernel, scale)
 
@@ -350,6 +359,7 @@ class FunctionSpaceCurvature(Curvature):
     def output_covariance(
         self, precisions: Mapping[str, Tensor], scale: Tensor | float = 1.0
     ) -> OutputCovariance:
+        """Raises an :class:`UnsupportedError`: the curvature keeps no gradients."""
         raise UnsupportedError("curvature", "a FunctionSpace", "one with a posterior", "Use Full.")
 
     @override

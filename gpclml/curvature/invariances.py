@@ -61,10 +61,10 @@ class AffineAugmentation(ResumableDraws):
             if not 0 < value < math.inf:
                 raise ArgumentError("ranges", f"{name}: {value}", "positive numbers")
         check_counts(samples=samples)
-        self.names = tuple(ranges)
+        self.names: tuple[str, ...] = tuple(ranges)
         self.samples = samples
         start = torch.tensor([math.log(value) for value in ranges.values()])
-        self.log_ranges = torch.nn.Parameter(start)
+        self.log_ranges: torch.nn.Parameter = torch.nn.Parameter(start)
         generators = torch.tensor([_GENERATORS[name] for name in ranges], dtype=start.dtype)
         self.register_buffer("generators", generators, persistent=False)
         self._generator = torch.Generator().manual_seed(seed)

@@ -63,6 +63,7 @@ class Kronecker(Structure):
 
     @override
     def of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> KroneckerCurvature:
+        """Two factors for each layer; see :meth:`Structure.of`."""
         reduce = self.sharing == "reduce"
         factors: dict[int, Factors] = {}
         norms: dict[int, DenseCurvature] = {}
@@ -102,8 +103,8 @@ class KroneckerCurvature(Curvature):
         factors: Sequence[Factors],
         others: Sequence[DiagonalCurvature | DenseCurvature] = (),
     ) -> None:
-        self.factors = tuple(factors)
-        self.others = tuple(others)
+        self.factors: tuple[Factors, ...] = tuple(factors)
+        self.others: tuple[DiagonalCurvature | DenseCurvature, ...] = tuple(others)
 
     @cached_property
     def _eigenvalues(self) -> dict[str, Tensor]:
@@ -116,6 +117,7 @@ class KroneckerCurvature(Curvature):
     def log_det_ratio(
         self, precisions: Mapping[str, Tensor], scale: Tensor | float = 1.0
     ) -> Tensor:
+        """The sum over layers, each from the eigenvalues of its factors."""
         terms = [
             (scale * values / precisions[name]).log1p().sum()
             for name, values in self._eigenvalues.items()
@@ -139,6 +141,7 @@ class KroneckerCurvature(Curvature):
     def output_covariance(
         self, precisions: Mapping[str, Tensor], scale: Tensor | float = 1.0
     ) -> OutputCovariance:
+        """The sum over layers, each from the eigenvectors of its factors."""
         parts = [one.output_covariance(precisions, float(scale)) for one in self.factors]
         parts += [one.output_covariance(precisions, scale) for one in self.others]
         return lambda gradients: torch.stack([part(gradients) for part in parts]).sum(0)

@@ -269,7 +269,7 @@ def differing(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> li
     return [name for name, bad in zip(expected, (away > allowed).tolist(), strict=True) if bad]
 
 
-def twice_differentiable(module: torch.nn.Module) -> AbstractContextManager:
+def twice_differentiable(module: torch.nn.Module) -> AbstractContextManager[Any]:
     """A context in which gradients of recurrent layers in eval mode exist, which cuDNN has not."""
     recurrent = any(isinstance(part, torch.nn.RNNBase) for part in module.modules())
     return torch.backends.cudnn.flags(enabled=False) if recurrent else nullcontext()

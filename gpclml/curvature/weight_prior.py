@@ -49,11 +49,11 @@ class GaussianWeightPrior(torch.nn.Module):
             raise ArgumentError("network", "no trainable parameter", "at least one")
         group = {"network": lambda name: "", "layer": layer_of, "parameter": str}[by]
         groups = list(dict.fromkeys(map(group, trained)))
-        self.groups = tuple(groups)
+        self.groups: tuple[str, ...] = tuple(groups)
         self._group_of = {name: groups.index(group(name)) for name in trained}
         like = next(iter(trained.values()))
         start = torch.full((len(groups),), math.log(precision), dtype=like.dtype)
-        self.log_precision = torch.nn.Parameter(start.to(like.device))
+        self.log_precision: torch.nn.Parameter = torch.nn.Parameter(start.to(like.device))
 
     def precisions(self) -> dict[str, Tensor]:
         """The precision of each parameter tensor by name, each a number."""

@@ -120,10 +120,13 @@ class Laplace:
     ) -> None:
         if isinstance(likelihood, Likelihood):
             output_likelihood(likelihood)
-        self.network, self.likelihood = network, likelihood
+        self.network = network
+        self.likelihood: Likelihood | str = likelihood
         self.weights = weights
         self.by: Literal["network", "layer", "parameter"] = by
-        self.structure = _STRUCTURES[structure] if isinstance(structure, str) else structure
+        self.structure: Structure = (
+            _STRUCTURES[structure] if isinstance(structure, str) else structure
+        )
         self._curvature: Curvature | None = None
 
     @checked
@@ -272,7 +275,7 @@ class Laplace:
 
     @classmethod
     @checked
-    def load(cls, path: str | os.PathLike, network: torch.nn.Module) -> Laplace:
+    def load(cls, path: str | os.PathLike[str], network: torch.nn.Module) -> Laplace:
         """Reads a posterior that :meth:`save` wrote.
 
         Args:

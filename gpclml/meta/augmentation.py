@@ -63,7 +63,9 @@ class AugmentedTasks(NumberedTasks):
         if not 0 < crop <= 1:
             raise ArgumentError("crop", crop, "a share of the side, above 0 and at most 1")
         self.tasks = tasks
-        self.degrees, self.crop, self.mirrored = float(degrees), float(crop), mirrored
+        self.degrees: float = float(degrees)
+        self.crop: float = float(crop)
+        self.mirrored = mirrored
         self.seed = seed
 
     def draw(self, indices: Sequence[int]) -> Episodes:

@@ -42,7 +42,9 @@ class ConvBlocks(torch.nn.Module):
         check_counts(blocks=blocks, channels=channels, width=width)
         self.channels = channels
         sizes = [channels] + blocks * [width]
-        self.blocks = torch.nn.Sequential(*[_block(*pair) for pair in itertools.pairwise(sizes)])
+        self.blocks: torch.nn.Sequential = torch.nn.Sequential(
+            *[_block(*pair) for pair in itertools.pairwise(sizes)]
+        )
         self.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
         reset_network(self, generator)
 
@@ -110,7 +112,7 @@ class Conv3(torch.nn.Module):
                 torch.nn.Conv2d, size, next_size, 3, stride=2, dilation=2
             )
             layers += [convolution, torch.nn.ReLU()]
-        self.layers = torch.nn.Sequential(*layers)
+        self.layers: torch.nn.Sequential = torch.nn.Sequential(*layers)
         reset_network(self, generator)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -148,7 +150,7 @@ class ResNet10(torch.nn.Module):
         check_counts(channels=channels, width=width)
         self.channels = channels
         sizes = [width, *(width * 2**k for k in range(4))]
-        self.layers = torch.nn.Sequential(
+        self.layers: torch.nn.Sequential = torch.nn.Sequential(
             _convolution(channels, width, 7, 2),
             torch.nn.BatchNorm2d(width),
             torch.nn.ReLU(),

@@ -93,7 +93,7 @@ class DeepKernelTransfer(ExactGP):
         super().__init__(None, None, likelihood)
         kernel = kernel.replace("-", "_") if isinstance(kernel, str) else kernel
         self.backbone = backbone
-        self.normalization = (
+        self.normalization: torch.nn.Module = (
             torch.nn.BatchNorm1d(num_features) if kernel == BATCH_NORM else torch.nn.Identity()
         )
         if kernel == BATCH_NORM:
@@ -101,9 +101,9 @@ class DeepKernelTransfer(ExactGP):
             # the mean of one-vs-rest targets. With a shift of one they vary about a half.
             torch.nn.init.ones_(cast(Tensor, self.normalization.bias))
         of_one_size = kernel in (BATCH_NORM, "spectral_mixture")
-        self.num_features = num_features if of_one_size else None
-        self.mean_module = ConstantMean()
-        self.covar_module = make_kernel(kernel, num_features)
+        self.num_features: int | None = num_features if of_one_size else None
+        self.mean_module: ConstantMean = ConstantMean()
+        self.covar_module: Kernel = make_kernel(kernel, num_features)
 
     def network_parameters(self) -> list[torch.nn.Parameter]:
         """Parameters of the backbone and of the normalization of its features.

@@ -184,8 +184,11 @@ class ImageTasks(NumberedTasks):
         if rotations and images.shape[-1] != images.shape[-2]:
             got = f"images of shape {tuple(images.shape[1:])}"
             raise ShapeError("images", got, "square ones, to be turned", "Pass rotations=False.")
-        self.images, self.labels = images, labels
-        self.ways, self.shots, self.queries = ways, shots, queries
+        self.images = images
+        self.labels = labels
+        self.ways = ways
+        self.shots = shots
+        self.queries = queries
         self.rotations = rotations
         self.seed = seed
         on_cpu = labels.cpu()
@@ -277,8 +280,9 @@ class PeriodicTasks(NumberedTasks):
         check_counts(support=support, queries=queries)
         if not 0 <= noise < math.inf:
             raise ArgumentError("noise", noise, "a number, 0 or above")
-        self.support, self.queries = support, queries
-        self.range = (-5.0, 10.0 if out_of_range else 5.0)
+        self.support = support
+        self.queries = queries
+        self.range: tuple[float, float] = (-5.0, 10.0 if out_of_range else 5.0)
         self.noise = noise
         self.seed = seed
 
@@ -321,7 +325,8 @@ class RotationTasks(NumberedTasks):
             raise ShapeError("images", tuple(images.shape), expected)
         check_counts(support=support, queries=queries)
         self.images = images
-        self.support, self.queries = support, queries
+        self.support = support
+        self.queries = queries
         self.seed = seed
 
     def _task(self, index: int) -> Episodes:
@@ -375,7 +380,9 @@ class HeadPoseTasks(NumberedTasks):
             expected = f"at most the {support_yaws} pictures to choose from, and fewer than {yaws}"
             raise ArgumentError("support", support, expected)
         self.images = images
-        self.support, self.yaws, self.support_yaws = support, yaws, support_yaws
+        self.support = support
+        self.yaws = yaws
+        self.support_yaws = support_yaws
         self.seed = seed
 
     def _task(self, index: int) -> Episodes:

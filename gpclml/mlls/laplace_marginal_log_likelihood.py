@@ -238,7 +238,8 @@ class LaplaceEvidence:
         copies: int = 1,
     ) -> None:
         self._mll, self._mean, self._target = mll, mean, target
-        self.curvature, self._copies = curvature, copies
+        self.curvature = curvature
+        self._copies = copies
 
     def __call__(self) -> Tensor:
         """Nats per point at the hyperparameters as they are; larger is better."""
