@@ -17,6 +17,7 @@ from gpclml.curvature.dense import (
 )
 from gpclml.curvature.invariances import AffineAugmentation, AveragedNetwork
 from gpclml.curvature.kronecker import Kronecker, KroneckerCurvature
+from gpclml.curvature.output_gradients import OuterProducts, output_gradients
 from gpclml.curvature.output_likelihoods import OutputLikelihood
 from gpclml.curvature.structure import Cotangents, Curvature, Structure, sample_gradients
 from gpclml.curvature.weight_prior import GaussianWeightPrior
@@ -36,8 +37,10 @@ __all__ = [
     "GaussianWeightPrior",
     "Kronecker",
     "KroneckerCurvature",
+    "OuterProducts",
     "OutputLikelihood",
     "Structure",
+    "output_gradients",
     "sample_gradients",
 ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
@@ -13,6 +13,7 @@ from typing_extensions import override
 from gpclml._utils.arguments import checked
 from gpclml.curvature._layers import LinearRecord
 from gpclml.curvature._recording import record_layers
+from gpclml.curvature.output_gradients import OuterProducts, dense_rows, weighted_products
 from gpclml.curvature.structure import (
     Cotangents,
     Curvature,
@@ -35,6 +36,8 @@ __all__ = [
     "FunctionSpace",
     "FunctionSpaceCurvature",
 ]
+
+_NUMBERS = 2**24  # of gradients of outputs in memory at a time
 
 
 @checked
@@ -193,14 +196,20 @@ class Block:
         inner = rows @ rows.mT if self.by_samples else scale**0.5 * root.unsqueeze(-1) * rows
         factor = _factor(inner).to(inner.dtype)
 
-        def of(gradients: Mapping[str, Tensor]) -> Tensor:
-            flat = [gradients[name].flatten(2) if shape else gradients[name].unsqueeze(-1)
-                    for name, shape in self.shapes.items()]  # fmt: skip
-            columns = (torch.cat(flat, dim=-1) * root).flatten(0, 1).mT
+        def of_some(gradients: Mapping[str, Any], points: slice) -> Tensor:
+            flat = torch.cat([dense_rows(gradients[name], points) for name in self.shapes], dim=-1)
+            columns = (flat * root).flatten(0, 1).mT
             seen = rows @ columns if self.by_samples else columns
             solved = torch.linalg.solve_triangular(factor, seen, upper=False)
-            prior, known = (_products(one, flat[0].shape[:2]) for one in (columns, solved))
+            prior, known = (_products(one, flat.shape[:2]) for one in (columns, solved))
             return prior - known if self.by_samples else known
+
+        def of(gradients: Mapping[str, Any]) -> Tensor:
+            first = gradients[next(iter(self.shapes))]
+            count, outputs = getattr(first, "gradients", first).shape[:2]
+            step = max(1, _NUMBERS // (outputs * len(root)))
+            starts = range(0, count, step)
+            return torch.cat([of_some(gradients, slice(a, a + step)) for a in starts])
 
         return of
 
@@ -282,12 +291,18 @@ class DiagonalCurvature(Curvature):
         self, precisions: Mapping[str, Tensor], scale: Tensor | float = 1.0
     ) -> OutputCovariance:
         """The sum over single parameters."""
-        roots = {name: (scale * h + precisions[name]).rsqrt() for name, h in self.diagonal.items()}
+        weights = {name: 1 / (scale * h + precisions[name]) for name, h in self.diagonal.items()}
 
-        def of(gradients: Mapping[str, Tensor]) -> Tensor:
-            scaled = {name: gradients[name] * root for name, root in roots.items()}
-            flat = [one.reshape(*one.shape[:2], -1) for one in scaled.values()]
-            return torch.stack([one @ one.mT for one in flat]).sum(0)
+        def of(gradients: Mapping[str, Any]) -> Tensor:
+            total = []
+            for name, weight in weights.items():
+                rows = gradients[name]
+                if isinstance(rows, OuterProducts):
+                    total.append(weighted_products(rows, weight))
+                else:
+                    flat = dense_rows(rows, slice(None))
+                    total.append((flat * weight.flatten()) @ flat.mT)
+            return torch.stack(total).sum(0)
 
         return of
 

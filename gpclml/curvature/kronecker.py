@@ -15,6 +15,7 @@ from gpclml._utils.arguments import checked
 from gpclml.curvature._layers import LinearRecord
 from gpclml.curvature._recording import record_columns
 from gpclml.curvature.dense import DenseCurvature, DiagonalCurvature
+from gpclml.curvature.output_gradients import OuterProducts, weighted_products
 from gpclml.curvature.structure import (
     Cotangents,
     Curvature,
@@ -207,10 +208,17 @@ class Factors:
         """As that of a :class:`Curvature`, for the parameters of the layer."""
         spectra = self._spectra(precisions, scale)
 
-        def of(gradients: Mapping[str, Tensor]) -> Tensor:
+        def of(gradients: Mapping[str, Any]) -> Tensor:
             total = []
             for name, one in spectra.items():
-                rows = gradients[name].reshape(*gradients[name].shape[:2], *one.deviation.shape)
+                rows = gradients[name]
+                if isinstance(rows, OuterProducts):
+                    turned = OuterProducts(
+                        rows.gradients @ one.of_gradients, rows.inputs @ one.of_inputs
+                    )
+                    total.append(weighted_products(turned, one.deviation.square()))
+                    continue
+                rows = rows.reshape(*rows.shape[:2], *one.deviation.shape)
                 turned = (one.of_gradients.mT @ rows @ one.of_inputs * one.deviation).flatten(2)
                 total.append(turned @ turned.mT)
             return torch.stack(total).sum(0)

@@ -40,7 +40,7 @@ Cotangents = Callable[[Tensor], Tensor]
 _DROPOUT = torch.nn.modules.dropout._DropoutNd
 _BATCH_NORM = torch.nn.modules.batchnorm._BatchNorm
 Draw = Callable[..., Tensor]
-OutputCovariance = Callable[[Mapping[str, Tensor]], Tensor]
+OutputCovariance = Callable[[Mapping[str, Any]], Tensor]
 """Maps gradients of outputs by the parameter's name, ``(N, C, *shape)``, to ``(N, C, C)``."""
 
 
@@ -117,7 +117,8 @@ class Curvature(ABC):
 
         Returns:
             A function from the gradients of outputs at points, ``(N, C, *shape)`` by the
-            parameter's name, to ``(N, C, C)``; what does not depend on points is computed once.
+            parameter's name or as :func:`output_gradients` gives them, to ``(N, C, C)``; what does
+            not depend on points is computed once.
 
         Raises:
             UnsupportedError: The structure has no posterior.

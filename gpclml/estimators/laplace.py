@@ -23,7 +23,7 @@ from gpclml.curvature import (
     GaussianWeightPrior,
     Kronecker,
     Structure,
-    sample_gradients,
+    output_gradients,
 )
 from gpclml.curvature.output_likelihoods import output_likelihood
 from gpclml.curvature.storage import (
@@ -351,16 +351,15 @@ class Laplace:
     def _covariances(self, x: Tensor, outputs: int, factors: Sequence[float]) -> list[Tensor]:
         """Covariances of outputs, ``(N, C, C)``, for each factor of the precisions."""
         functions = [self._of_gradients if f == 1 else self._function(f) for f in factors]
-        eye = torch.eye(outputs, dtype=next(iter(self._precisions.values())).dtype, device=x.device)
-
-        def cotangents(values: Tensor) -> Tensor:
-            return eye.expand(len(values), outputs, outputs)
-
-        numbers = outputs * sum(self.network.get_parameter(name).numel() for name in self.names)
         parts = []
         with only_trained(self.network, self.names):
+            first = output_gradients(self.network, x[:1], outputs)
+            numbers = sum(
+                one.numel() if isinstance(one, Tensor) else one.gradients.numel()
+                for one in first.values()
+            )
             for some in x.split(max(1, _NUMBERS // numbers)):
-                gradients = sample_gradients(self.network, some, cotangents)
+                gradients = output_gradients(self.network, some, outputs)
                 parts.append([function(gradients) for function in functions])
         return [torch.cat(of_factor) for of_factor in zip(*parts, strict=True)]
 

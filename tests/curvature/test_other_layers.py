@@ -6,7 +6,16 @@ import pytest
 import torch
 from torch import nn
 
-from gpclml.curvature import Diagonal, Full, FunctionSpace, Kronecker, _layers
+from gpclml.curvature import (
+    Diagonal,
+    Full,
+    FunctionSpace,
+    Kronecker,
+    _layers,
+    output_gradients,
+    sample_gradients,
+)
+from gpclml.curvature.output_gradients import dense_rows
 from gpclml.errors import UnsupportedError
 from network_cases import points, precisions, ratio, sizes_of, softmax_columns
 
@@ -155,6 +164,18 @@ def test_kronecker_has_blocks_of_others_if_asked(name):
     assert {k: draw.shape[1:] for k, draw in draws.items()} == {
         k: p.shape for k, p in network.named_parameters()
     }
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_of_outputs(name):
+    network, x = made(CASES[name])
+    eye = torch.eye(2).double()
+    exact = sample_gradients(network, x, lambda f: eye.expand(len(f), 2, 2))
+    found = output_gradients(network, x, 2)
+    assert set(found) == set(exact)
+    for kind, rows in exact.items():
+        flat = dense_rows(found[kind], slice(None))
+        torch.testing.assert_close(flat, rows.reshape(*rows.shape[:2], -1))
 
 
 NORMS = [name for name in BLOCKS if "norm" in name]

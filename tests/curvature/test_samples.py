@@ -12,6 +12,7 @@ from gpclml.curvature import (
     Full,
     FunctionSpace,
     Kronecker,
+    output_gradients,
     sample_gradients,
 )
 from gpclml.errors import UnsupportedError
@@ -94,7 +95,9 @@ def test_the_covariance_of_outputs(structure):
     at = torch.randn(3, 2, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     eye = torch.eye(2).double()
     gradients = sample_gradients(network, at, lambda outputs: eye.expand(len(outputs), 2, 2))
-    value = structure.of(network, x, columns).output_covariance(delta, SCALE)(gradients)
+    function = structure.of(network, x, columns).output_covariance(delta, SCALE)
+    value = function(gradients)
+    torch.testing.assert_close(function(output_gradients(network, at, 2)), value)
     J = torch.cat([gradients[name].flatten(2) for name in delta], dim=-1)
     expected = J @ torch.linalg.inv(precision_matrix(structure, network, x, delta)) @ J.mT
     torch.testing.assert_close(value, expected.detach())

@@ -124,6 +124,8 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
         likelihood=output_likelihood(classes()), outputs=normal(8, 3), target=labels()),
     "curvature.output_likelihoods.output_column": lambda: dict(columns=normal(8, 3, 3), place=1),
     "curvature.output_likelihoods.output_likelihood": lambda: dict(likelihood=classes()),
+    "curvature.OuterProducts": lambda: dict(gradients=normal(8, 3, 2), inputs=normal(8, 4)),
+    "curvature.output_gradients": lambda: dict(module=mlp(3), x=inputs(), outputs=3),
     "curvature.sample_gradients": lambda: dict(
         module=mlp(), x=inputs(), cotangents=lambda y: torch.ones_like(y).unsqueeze(-1)),
     "datasets.LabelledImages": lambda: dict(
