@@ -388,7 +388,8 @@ class Laplace:
                     outputs, scale * covariances[factor], math.exp(log_temperature)
                 )
                 of_temperature = 0.5 * (log_temperature / _SPREAD) ** 2
-                return of_temperature - float(predicted.log_prob(target).double().sum())
+                own = target.reshape(predicted.batch_shape)  # of one output also as a column
+                return of_temperature - float(predicted.log_prob(own).double().sum())
 
             log_temperature, value = _minimize(loss)
             if value < best:

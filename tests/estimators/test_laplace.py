@@ -189,13 +189,14 @@ def test_few_validation_points_do_not_decide_the_temperature():
     assert posterior.output_temperature > 0.2
 
 
-def test_validation_of_a_regression_chooses_the_noise():
+@pytest.mark.parametrize("shape", [(-1,), (-1, 1)], ids=["values", "column"])
+def test_validation_of_a_regression_chooses_the_noise(shape):
     net, x = network(1), images(300)
     y = (net(x) + 0.5 * torch.randn(300, 1, dtype=torch.float64)).detach()
     likelihood = GaussianLikelihood().double()
     likelihood.noise = 0.01
     posterior = Laplace(net, likelihood)
-    posterior.fit((x[:50], y[:50]), validation=(x[50:], y[50:, 0]), precision=10.0)
+    posterior.fit((x[:50], y[:50]), validation=(x[50:], y[50:].reshape(shape)), precision=10.0)
     assert float(posterior.predict(x).stddev.mean()) == pytest.approx(0.5, rel=0.1)
 
 

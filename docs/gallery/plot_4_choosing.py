@@ -1,0 +1,58 @@
+"""# Choose among kernels, or mix them
+
+Several kernels fit about equally well. Which one to take, how sure is that, and what does a
+mixture gain?
+"""
+
+# %%
+# ## Fit the candidates
+from gpclml import ConditionalMarginalLogLikelihood, GPRegression, LastPoints, fit_mll, load
+
+data = load("diabetes")
+x, y, new_x, new_y = data.inputs[:150], data.targets[:150], data.inputs[150:], data.targets[150:]
+models = {}
+for kernel in ("rbf", "rq", "matern", "spectral_mixture"):
+    model = GPRegression(x, y, kernel)
+    fit_mll(ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(m=0)), steps=100)
+    models[kernel] = model
+
+# %%
+# ## Compare them
+#
+# Three criteria, each with the error of its estimate. The last lines say what follows, and what
+# does not.
+from gpclml import score_models
+
+comparison = score_models(models)
+print(comparison)
+
+# %%
+# The figure shows each criterion less that of its best model.
+import matplotlib.pyplot as plt
+
+from gpclml import plot_compare
+
+fig, axes = plt.subplots(3, 1, figsize=(7, 5.5), layout="constrained")
+plot_compare(comparison, axes=axes)
+
+# %%
+# ## Learning curves: where the models part
+#
+# The log density of the next point, given so many. The LML is the sum of all terms; what counts
+# for predictions is at the right.
+from gpclml.evaluation import plot_learning_curves
+
+fig, axes = plt.subplots(2, 1, figsize=(7, 5), layout="constrained")
+plot_learning_curves(comparison, axes=axes)
+
+# %%
+# ## Mix them
+#
+# Choosing one model is a gamble where they are close. Stacking weighs the predictive densities so
+# that rows which a model has not seen get the most density.
+from gpclml import StackedGP, marginal_log_predictive
+
+for name, model in models.items():
+    print(f"{name:17s} {float(marginal_log_predictive(model, new_x, new_y).mean()):.4f}")
+stack = StackedGP(seed=0).fit(x, y, progress=False)
+print(f"{'stack':17s} {float(stack.predict(new_x).log_density(new_y).mean()):.4f} nats a test row")
