@@ -53,7 +53,7 @@ _ABOUT_DIFFERENCES = (
 
 def sections(done: pandas.DataFrame) -> Iterator[str]:
     """The sections of the report."""
-    done = done.assign(objective=done["objective"].fillna("-"))
+    done = _with_ways(done.assign(objective=done["objective"].fillna("-")))
     for name in sorted(set(done["study"])):
         yield f"- `{name}`: {STUDIES[name].about}."
     yield section("Results", _ABOUT, table(_results(done)))
@@ -76,6 +76,14 @@ def _results(done: pandas.DataFrame) -> pandas.DataFrame:
         seconds = done.groupby(keys)["train_seconds"].mean()
         columns["seconds of training"] = seconds.map("{:.0f}".format, na_action="ignore")
     return pandas.DataFrame(columns).fillna("-")
+
+
+def _with_ways(done: pandas.DataFrame) -> pandas.DataFrame:
+    """With numbers of ways as text, ``-`` for the study's own."""
+    if "ways" not in done:
+        return done
+    ways = ["-" if pandas.isna(one) or one == "-" else str(int(one)) for one in done["ways"]]
+    return done.assign(ways=ways)
 
 
 def _keys(done: pandas.DataFrame) -> list[str]:
@@ -104,7 +112,7 @@ def objective_differences(done: pandas.DataFrame) -> pandas.DataFrame:
         A row for each study, number of ways and shots, kernel and objective, with means and half
         their 95% intervals over seeds.
     """
-    keys = _keys(done)
+    done, keys = _with_ways(done), _keys(done)
     metrics = [name for name in ("accuracy", "mse", "nll") if name in done]
     lml = done[done["objective"] == "lml"].set_index([*keys[:-1], "seed"])[metrics]
     others = done[done["objective"].isin([name for name in OBJECTIVES if name != "lml"])]

@@ -81,10 +81,14 @@ def test_what_the_conditional_objective_changes(tmp_path):
     (tmp_path / "b.csv").write_text(
         head + "".join(f"digits,1,rbf,clml,{seed},{one}\n" for seed, one in enumerate(gains))
     )
-    line = f"differences {tmp_path / 'a.csv'} {tmp_path / 'b.csv'}"
+    rows = [line for name in "ab" for line in (tmp_path / f"{name}.csv").read_text().split("\n")]
+    of_two = [f"2,{line}" for line in rows if line.startswith("digits")]
+    (tmp_path / "w.csv").write_text("\n".join([f"ways,{rows[1]}", *of_two]))
+    line = f"differences {tmp_path / 'a.csv'} {tmp_path / 'b.csv'} {tmp_path / 'w.csv'}"
     text = CliRunner().invoke(app, line.split()).stdout
     half = 4.303 * 1 / 3**0.5  # Student's t of two degrees of freedom
-    assert f"| digits | 1 | rbf | clml | +2.0 ± {half:.1f} |" in text
+    assert f"| digits | - | 1 | rbf | clml | +2.0 ± {half:.1f} |" in text
+    assert f"| digits | 2 | 1 | rbf | clml | +2.0 ± {half:.1f} |" in text
     assert "pixels" not in text
     answer = CliRunner().invoke(app, f"differences {tmp_path / 'c.csv'}".split())
     assert answer.exit_code == 2
