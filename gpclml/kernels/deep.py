@@ -13,7 +13,6 @@ from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import Mean
 from linear_operator import LinearOperator
 from torch import Tensor
-from torch.func import jvp
 from typing_extensions import override
 
 from gpclml._utils.arguments import check_positive, checked
@@ -318,12 +317,14 @@ class LinearizedMean(Mean):
     def forward(self, x: Tensor) -> Tensor:
         """The mean at points, ``(n, d)`` to ``(n,)``."""
         weights = {k: p.detach() for k, p in self.network.named_parameters() if p.requires_grad}
-        both = jvp(
-            lambda parameters: call_with(self.network, parameters, x),
-            (weights,),
-            (weights,),
-        )
-        return (both[0] - both[1]).squeeze(-1)
+        # By the gradients that the kernel is made of: not every module has forward-mode
+        # derivatives, which also go through what stops a gradient.
+        gradients = sample_gradients(self.network, x, _only_output)
+        linear = [
+            gradients[name][:, 0].reshape(len(x), -1) @ weight.flatten()
+            for name, weight in weights.items()
+        ]
+        return call_with(self.network, weights, x).squeeze(-1) - torch.stack(linear).sum(0)
 
 
 def _only_output(outputs: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from gpclml.curvature import sample_gradients
 from gpclml.curvature.structure import call_with
 from gpclml.errors import ArgumentError, ModelModeError
 from gpclml.evidence.sampling import linearized_outputs, sampled_outputs
+from gpclml.kernels import LinearizedMean
 
 N = 4
 
@@ -83,6 +84,23 @@ def test_linear_outputs_at_draws(make, count):
                 expected[:, n, c] += ((draws[name] - p) * gradient).flatten(1).sum(1)
             expected[:, n, c] += output.detach()
     torch.testing.assert_close(linearized_outputs(network, draws, x), expected)
+
+
+class FirstOutput(nn.Module):
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+    def forward(self, x):
+        return self.network(x)[:, :1]
+
+
+@pytest.mark.parametrize("make", NETWORKS)
+def test_the_mean_of_the_linear_model_is_its_output_at_weights_of_zero(make):
+    network, x, named, _ = setting(make, 1)
+    zeros = {name: torch.zeros_like(p).unsqueeze(0) for name, p in named.items()}
+    expected = linearized_outputs(network, zeros, x)[0, :, 0]
+    torch.testing.assert_close(LinearizedMean(FirstOutput(network))(x), expected)
 
 
 @pytest.mark.parametrize("function", [sampled_outputs, linearized_outputs])
