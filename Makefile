@@ -11,7 +11,10 @@ GPU_OPTIONS ?=
 # Errors alone are printed: no warning about links of the user's, no notice of a newer pip.
 INSTALL := pip install -qq --disable-pip-version-check
 
-.PHONY: demo test lint types pytest gpu docs clean
+# Wheel and sdist are checked away from the checkout, so that nothing is found in it.
+CHECKED := build/checked
+
+.PHONY: demo test lint types pytest gpu docs dist verifytypes readme clean
 
 demo: $(VENV)/demo.stamp
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.demo --out $(DEMO) --jobs $(JOBS)
@@ -40,6 +43,29 @@ gpu:
 docs: $(VENV)/docs.stamp
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
+# What a release is made of; this and what follows needs the network, which `make test` does not.
+dist: $(VENV)/release.stamp
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
+
+# Every public name of the wheel has a type that each checker finds alike: all of them, or it fails.
+verifytypes: dist
+	rm -rf $(CHECKED)/types
+	$(BIN)/python -m $(INSTALL) --no-deps --target $(CHECKED)/types dist/*.whl
+	cd $(CHECKED) && PYTHONPATH=$$PWD/types PATH=$(abspath $(BIN)):$$PATH \
+		pyright --verifytypes gpclml --ignoreexternal
+
+# The README's code with the wheel and what it asks for, in an environment of its own.
+readme: dist
+	rm -rf $(CHECKED)/readme
+	$(PYTHON) -m venv $(CHECKED)/readme/venv
+	cd $(CHECKED)/readme && venv/bin/python -m $(INSTALL) -c $(CURDIR)/constraints.txt torch
+	cd $(CHECKED)/readme && venv/bin/python -m $(INSTALL) -c $(CURDIR)/constraints.txt \
+		$(CURDIR)/dist/*.whl hypothesis pytest
+	cp -R README.md docs pyproject.toml tests $(CHECKED)/readme
+	cd $(CHECKED)/readme && venv/bin/python -m pytest tests/test_examples.py -k README
+
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
@@ -59,5 +85,10 @@ $(VENV)/docs.stamp: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m $(INSTALL) -c constraints.txt -e '.[docs]'
 	touch $@
 
+$(VENV)/release.stamp: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/python -m $(INSTALL) -c constraints.txt torch
+	$(BIN)/python -m $(INSTALL) -c constraints.txt -e '.[release]'
+	touch $@
+
 clean:
-	rm -rf $(VENV) site demo
+	rm -rf $(VENV) build dist site demo
