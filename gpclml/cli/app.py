@@ -157,10 +157,15 @@ def compare(
 @_with_common_options
 def fit(
     common: _Common,
-    model: Annotated[str, typer.Option(help="linear, rbf, rq, matern, sm or deep.")] = "rbf",
+    model: Annotated[
+        str,
+        typer.Option(
+            help="stack, a calibrated mixture of GPs; or one: linear, rbf, rq, matern, sm, deep."
+        ),
+    ] = "stack",
     out: Annotated[Path, typer.Option(help="Folder of the model. " + _OF_OUT)] = Path("model"),
 ) -> None:
-    """Fit one model on all rows of a table, and save it."""
+    """Fit a model on all rows of a table, and save it."""
     with errors_as_text():
         from gpclml.cli.fitting import fit_table
         from gpclml.cli.options import RunOptions

@@ -6,7 +6,7 @@ import datetime
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, cast
 
 import typer
 from gpytorch.models import ExactGP
@@ -24,7 +24,7 @@ from gpclml.cli.options import RunOptions, check_encodable
 from gpclml.cli.records import REPORT
 from gpclml.cli.report import PredictionScores, Recipe, predicted, prediction_scores
 from gpclml.cli.report.page import Report, page_of, report_text
-from gpclml.cli.report.recipes import NO_FEATURES, package_versions, script_of
+from gpclml.cli.report.recipes import MODELS, NO_FEATURES, package_versions, script_of
 from gpclml.cli.saved_models import (
     SavedModel,
     add_named_model,
@@ -42,6 +42,7 @@ from gpclml.cli.terminal import (
     warned,
 )
 from gpclml.cli.yardsticks import yardsticks
+from gpclml.errors import UnknownNameError
 from gpclml.evaluation import log_marginal_likelihood, score_models
 from gpclml.models import GPRegression
 
@@ -71,6 +72,8 @@ def compare_table(options: RunOptions, quiet: bool = False) -> Report:
     models, notes = default_models(*data.train[0].shape)
     if options.models is not None:
         models, notes = options.models, ()
+        if unknown := [name for name in models if name not in MODELS]:
+            raise UnknownNameError("models", unknown[0], MODELS)
         check_size(models, *data.train[0].shape)
     recipes = {name: replace(options.recipe, model=name) for name in models}
     for note in () if quiet else (*data.notes, *notes):
@@ -163,7 +166,7 @@ def make_report(
     """Scores fitted models on the training rows and on the test rows."""
     with warned() as said:
         saved, left_out = _without_copies(saved)
-        models = {name: one.model for name, one in saved.items()}
+        models = {name: _gp(one) for name, one in saved.items()}
         problems = {name: one.fitted.problem for name, one in saved.items()}
         comparison = score_models(
             models, seed=options.table.seed, problems=problems, progress=progress
@@ -175,6 +178,11 @@ def make_report(
     return Report(options, data, comparison, predictions, fitted, notes, made, others or {})
 
 
+def _gp(saved: SavedModel) -> GPRegression:
+    """The model, which is no stack: it is compared by scores of GPs."""
+    return cast(GPRegression, saved.model)
+
+
 def _without_copies(
     saved: Mapping[str, SavedModel],
 ) -> tuple[Mapping[str, SavedModel], list[str]]:
@@ -183,7 +191,7 @@ def _without_copies(
     if deep is None or rbf is None or not deep.fitted.note.startswith(NO_FEATURES):
         return saved, []
     try:
-        one, other = (float(log_marginal_likelihood(model.model)) for model in (deep, rbf))
+        one, other = (float(log_marginal_likelihood(_gp(model))) for model in (deep, rbf))
     except Exception:  # the scores of each model will say what is wrong
         return saved, []
     if abs(one - other) > _SAME * max(1.0, abs(other)):

@@ -20,7 +20,9 @@ from gpclml.cli.saved_models import MODEL_FILES, SavedModel, add_model, record_o
 from gpclml.cli.table_data import TableData, read_table_data
 from gpclml.cli.terminal import FitError, error_text, give, shows_progress, tell, warned
 from gpclml.errors import ArgumentError
+from gpclml.estimators import StackedGP
 from gpclml.evaluation.scores import leave_one_out, log_marginal_likelihood
+from gpclml.models import GPRegression
 
 __all__ = [
     "check_size",
@@ -54,18 +56,21 @@ def fit_table(options: RunOptions, quiet: bool = False) -> SavedModel:
     count = len(data.train[1])
     if saved.fitted.note:
         tell(saved.fitted.note)
-    lml = _score("LML", log_marginal_likelihood, saved)
-    loo = _score("LOO", leave_one_out, saved)
-    seconds = f"{saved.fitted.seconds:.1f} seconds"
-    give(f"{options.recipe.model} of {count} rows: {lml}, {loo}; {seconds}")
+    if isinstance(saved.model, StackedGP):
+        parts = [f"{one.weight:.2f} of {one.name}" for one in saved.model.components if one.weight]
+        said = f"{', '.join(parts)}"
+    else:
+        scores = {"LML": log_marginal_likelihood, "LOO": leave_one_out}
+        said = ", ".join(_score(name, score, saved.model) for name, score in scores.items())
+    give(f"{options.recipe.model} of {count} rows: {said}; {saved.fitted.seconds:.1f} seconds")
     give(f"Model: {options.out}")
     return saved
 
 
-def _score(name: str, score: Callable[..., Tensor], saved: SavedModel) -> str:
+def _score(name: str, score: Callable[..., Tensor], model: GPRegression) -> str:
     """A score as text. If it cannot be computed, the text says so: the model is saved by then."""
     try:
-        return f"{name} {float(score(saved.model).sum()):.1f} nats"
+        return f"{name} {float(score(model).sum()):.1f} nats"
     except Exception as error:
         return f"no {name} ({error_text(error)})"
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,12 +15,19 @@ from torch import Tensor
 
 from gpclml._utils.files import write_atomically
 from gpclml.cli.report import predicted, prediction_scores
-from gpclml.cli.report.predictions import half_width
+from gpclml.cli.report.predictions import (
+    PREDICTED_SHARE,
+    PredictionScores,
+    half_width,
+    scores_of,
+)
 from gpclml.cli.report.words import percent
 from gpclml.cli.saved_models import SavedModel, load_model
 from gpclml.cli.tables import read_table
 from gpclml.cli.terminal import shows_progress, tell
 from gpclml.errors import ArgumentError, DataError
+from gpclml.estimators import StackedGP
+from gpclml.models import GPRegression
 
 if TYPE_CHECKING:
     import pandas
@@ -44,9 +53,8 @@ def predict_table(
     _check_output(out, data, *folder.iterdir())
     table = read_table(data, saved.encoding.missing)
     encoded = saved.encoding.encode(table)
-    mean, deviation = predicted(saved.model, encoded.inputs, shows_progress(quiet))
-    half = half_width(deviation)
-    columns = dict(zip(_COLUMNS, (mean, deviation, mean - half, mean + half), strict=True))
+    found = _predicted(saved.model, encoded.inputs, shows_progress(quiet))
+    columns = dict(zip(_COLUMNS, found.columns, strict=True))
     rows = encoded.rows.numpy()
     result = pandas.DataFrame({name: values.numpy() for name, values in columns.items()}, rows)
     result = result.reindex(range(len(table)))
@@ -56,8 +64,40 @@ def predict_table(
         for note in encoded.notes:
             tell(note)
         tell(f"{len(rows)} of {len(table)} rows predicted: {out}")
-        _tell_scores(saved, table, rows, mean, deviation)
+        _tell_scores(saved, table, rows, found)
     return result
+
+
+@dataclass(frozen=True)
+class _Predicted:
+    """What the file has of new observations, and how targets are scored."""
+
+    columns: tuple[Tensor, Tensor, Tensor, Tensor]
+    scores: Callable[[Tensor, Tensor], PredictionScores]
+
+
+def _predicted(model: GPRegression | StackedGP, x: Tensor, progress: bool) -> _Predicted:
+    if len(x) and isinstance(model, StackedGP):
+        stack = model.predict(x)
+        lower, upper = stack.interval(PREDICTED_SHARE)
+
+        def scores(targets: Tensor, known: Tensor) -> PredictionScores:
+            inside = (lower[known] <= targets) & (targets <= upper[known])
+            filled = stack.mean.clone()  # a density for each row, of which those are used
+            filled[known] = targets
+            densities = stack.log_density(filled)[known]
+            return scores_of((targets - stack.mean[known]).square(), densities, inside.to(targets))
+
+        return _Predicted((stack.mean, stack.std, lower, upper), scores)
+    if isinstance(model, StackedGP):
+        mean = deviation = x.new_zeros(0)
+    else:
+        mean, deviation = predicted(model, x, progress)
+    half = half_width(deviation)
+    return _Predicted(
+        (mean, deviation, mean - half, mean + half),
+        lambda targets, known: prediction_scores(targets, mean[known], deviation[known]),
+    )
 
 
 def _check_output(path: Path, *others: Path) -> None:
@@ -91,7 +131,7 @@ def _holds_predictions(path: Path) -> bool:
 
 
 def _tell_scores(
-    saved: SavedModel, table: pandas.DataFrame, rows: np.ndarray, mean: Tensor, deviation: Tensor
+    saved: SavedModel, table: pandas.DataFrame, rows: np.ndarray, found: _Predicted
 ) -> None:
     """Prints how good the predictions are, if the table has the target."""
     target = saved.encoding.target
@@ -103,7 +143,7 @@ def _tell_scores(
         return
     known = ~targets.isnan()
     if bool(known.any()):
-        scores = prediction_scores(targets[known], mean[known], deviation[known])
+        scores = found.scores(targets[known], known)
         if not math.isfinite(scores.rmse) or not math.isfinite(scores.nll):
             tell(f"No scores: values of {target} are too far from the predictions to be squared.")
             return

@@ -10,9 +10,10 @@ from typing import Any
 from gpclml.cli.folders import WorkFolder, finish_interrupted
 from gpclml.cli.records import MODEL, files_of, read_record, record_text, sha256_of
 from gpclml.cli.report import Recipe
-from gpclml.cli.report.recipes import FittedModel, kernel_object, package_versions
+from gpclml.cli.report.recipes import STACK, FittedModel, kernel_object, package_versions
 from gpclml.cli.tables import TableEncoding
 from gpclml.errors import ArgumentError, DataError
+from gpclml.estimators import StackedGP
 from gpclml.models import GPRegression
 
 __all__ = [
@@ -41,7 +42,7 @@ class SavedModel:
         made_from: What decides the model: data, rows, recipe and versions of packages.
     """
 
-    model: GPRegression
+    model: GPRegression | StackedGP
     encoding: TableEncoding
     fitted: FittedModel
     made_from: Mapping[str, Any]
@@ -105,8 +106,11 @@ def load_model(folder: Path) -> SavedModel:
         made_from = record["made_from"]
     except (KeyError, TypeError, ArgumentError) as error:
         raise DataError(f"{path} is damaged ({error}). Fit the model again.") from error
+    path_of_model = folder / "model.pt"
     saved = SavedModel(
-        model=GPRegression.load(folder / "model.pt", kernel=kernel_object(recipe.model)),
+        model=StackedGP.load(path_of_model)
+        if recipe.model == STACK
+        else GPRegression.load(path_of_model, kernel=kernel_object(recipe.model)),
         encoding=TableEncoding.load(folder / "table.json"),
         fitted=fitted,
         made_from=made_from,

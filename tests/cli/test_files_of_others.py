@@ -26,7 +26,7 @@ def content(folder):
 
 @pytest.fixture
 def words(csv):
-    return csv, "--target", "progression", "--seed", 1, "--steps", 5, "--quiet"
+    return csv, "--target", "progression", "--seed", 1, "--quiet"
 
 
 @pytest.fixture

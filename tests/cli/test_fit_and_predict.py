@@ -17,6 +17,7 @@ from gpclml.cli.report import MODELS, Recipe, predicted
 from gpclml.cli.table_data import read_table_data
 from gpclml.cli.tables import fit_encoding, read_table
 from gpclml.errors import ArgumentError
+from gpclml.estimators import StackedGP
 
 
 @pytest.fixture
@@ -55,6 +56,44 @@ def test_predictions_are_those_in_memory(csv, gpclml, tmp_path, fitted, name):
     np.testing.assert_allclose(written["upper_90"], mean + half, rtol=1e-9)
     assert "130 of 130 rows predicted" in result.stderr
     assert "The table has progression in 129 of these rows: RMSE" in result.stderr
+
+
+def test_a_stack_is_fitted_unless_a_model_is_named(csv, gpclml, tmp_path):
+    folder, out = tmp_path / "model", tmp_path / "predictions.csv"
+    result = gpclml("fit", csv, "--target", "progression", "--quiet", "--seed", 3, "--out", folder)
+    assert result.exit_code == 0, result.output
+    assert "stack of 129 rows: 0." in result.stdout
+    table = read_table(csv)
+    encoding = fit_encoding(table.dropna(subset="progression"), "progression")
+    stack = StackedGP(seed=3).fit(*encoding.tensors(table), progress=False)
+    result = gpclml("predict", folder, csv, "--out", out)
+    assert result.exit_code == 0, result.output
+    written = pandas.read_csv(out)
+    expected = stack.predict(encoding.encode(table).inputs)
+    lower, upper = expected.interval(0.9)
+    columns = {
+        "mean": expected.mean, "standard_deviation": expected.std,
+        "lower_90": lower, "upper_90": upper,
+    }  # fmt: skip
+    for name, values in columns.items():
+        np.testing.assert_allclose(written[name], values, rtol=1e-6)
+    known = table["progression"].notna().to_numpy()
+    targets = table["progression"].to_numpy()
+    filled = torch.tensor(np.where(known, targets, 0.0))
+    nll = -float(expected.log_density(filled)[torch.tensor(known)].mean())
+    assert f"NLL {nll:.3f}" in result.stderr
+
+
+def test_a_stack_has_no_other_objective_and_is_compared_with_itself_alone(csv, gpclml, tmp_path):
+    words = csv, "--target", "progression", "--out", tmp_path / "model"
+    for wrong in (("--steps", 5), ("--objective", "loo")):
+        result = gpclml("fit", *words, *wrong)
+        assert result.exit_code == 2
+        assert "name another --model, such as matern" in " ".join(result.stderr.split())
+    result = gpclml("compare", *words, "--models", "linear,stack")
+    assert result.exit_code == 2
+    assert "models: got 'stack'" in result.stderr
+    assert not (tmp_path / "model").exists()
 
 
 def test_new_tables_need_no_target_and_may_have_new_levels(csv, gpclml, tmp_path, fitted, diabetes):

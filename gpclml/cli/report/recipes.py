@@ -17,7 +17,8 @@ from torch import Tensor
 
 from gpclml._utils.arguments import check_counts, checked
 from gpclml.conditioning import Conditioning, KFold, LastPoints, LeaveOneOut
-from gpclml.errors import UnknownNameError
+from gpclml.errors import ArgumentError, UnknownNameError
+from gpclml.estimators import StackedGP
 from gpclml.fit import FitWarning, NetworksFitResult, fit_mll, fit_networks
 from gpclml.kernels import FeatureKernel, IdentityFeatures, initialize_spectral_mixture
 from gpclml.mlls import ConditionalMarginalLogLikelihood
@@ -30,6 +31,7 @@ __all__ = [
     "DESCRIPTIONS",
     "MODELS",
     "OBJECTIVES",
+    "STACK",
     "FittedModel",
     "Recipe",
     "RecipeFit",
@@ -51,6 +53,9 @@ DESCRIPTIONS = {
 
 MODELS = tuple(DESCRIPTIONS)
 """Names of models, from the cheapest to the most expensive."""
+
+STACK = "stack"
+"""The calibrated mixture of GPs, which ``fit`` takes and ``compare`` always shows."""
 
 OBJECTIVES: dict[str, Conditioning] = {
     "lml": LastPoints(m=0), "clml": KFold(10), "loo": LeaveOneOut(),
@@ -76,7 +81,7 @@ class RecipeFit(NamedTuple):
             not failed.
     """
 
-    model: GPRegression
+    model: GPRegression | StackedGP
     note: str
     problem: str
 
@@ -95,7 +100,9 @@ class Recipe:
     - ``"deep"``: a GP with an RBF kernel, plus a kernel on learned features if held-out folds
       support it, trained by :func:`gpclml.fit.fit_networks`.
 
-    All but the last are fitted by L-BFGS. The objective ``"clml"`` holds out each of ten fixed
+    - ``"stack"``: a :class:`gpclml.estimators.StackedGP`, whose GPs are fitted by the LML.
+
+    All but the last two are fitted by L-BFGS. The objective ``"clml"`` holds out each of ten fixed
     folds given the others; for ``"deep"`` it holds out a new random tenth at each step.
 
     Attributes:
@@ -105,7 +112,7 @@ class Recipe:
         steps: Largest number of steps. If None: 50 for ``"sm"``, 300 for ``"deep"``, and no limit
             for the others.
         restarts: Number of further fits from other starts, of which the best is kept; ``"deep"``
-            has none.
+            has none, those of ``"stack"`` are of each of its GPs.
 
     Raises:
         UnknownNameError: There is no such model or objective.
@@ -119,11 +126,16 @@ class Recipe:
     restarts: int = 0
 
     def __post_init__(self) -> None:
-        if self.model not in MODELS:
-            raise UnknownNameError("model", self.model, MODELS)
+        if self.model not in (*MODELS, STACK):
+            raise UnknownNameError("model", self.model, (*MODELS, STACK))
         if self.objective not in OBJECTIVES:
             raise UnknownNameError("objective", self.objective, OBJECTIVES)
         check_counts(steps=self.steps)
+        if self.model == STACK and (self.steps is not None or self.objective != "lml"):
+            got = f"{self.objective}, {self.steps or 'no'} steps"
+            expected = "lml without a limit of steps, by which the GPs of a stack are fitted"
+            suggestion = "Leave both options out, or name another --model, such as matern."
+            raise ArgumentError("objective", got, expected, suggestion)
         check_counts(0, restarts=self.restarts)
 
     @property
@@ -153,6 +165,9 @@ class Recipe:
         Raises:
             NonFiniteError, NotPSDError: The objective cannot be evaluated at the start of the fit.
         """
+        if self.model == STACK:
+            stack = StackedGP(restarts=self.restarts, seed=self.seed)
+            return RecipeFit(stack.fit(x, y, progress=progress), "", "")
         kernel = kernel_object(self.model) or self.kernel_name
         mean = "zero" if self.model == "linear" else "constant"
         model = GPRegression(x, y, kernel, mean, seed=self.seed)
