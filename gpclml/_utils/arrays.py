@@ -16,7 +16,7 @@ from torch import Tensor
 from typing_extensions import TypeIs
 
 from gpclml._utils.arguments import callers_level, check_finite, check_placement
-from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
+from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnsupportedError
 
 if TYPE_CHECKING:
     # A tensor, a numpy array, a data frame or a series. Type checkers do not see that a decorator
@@ -169,6 +169,9 @@ def _tensor(argument: str, value: Any, like: Tensor | None) -> Tensor:
     Arrays, pandas objects, integers and booleans take the type and device of ``like``; double
     precision on the CPU if it is None.
     """
+    if isinstance(value, Tensor) and value.is_meta:
+        got = 'a tensor on the device "meta", which has no numbers'
+        raise UnsupportedError(argument, got, "a tensor with numbers")
     if _is_float_tensor(value):
         return value
     if isinstance(value, Tensor):

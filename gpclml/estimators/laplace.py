@@ -225,9 +225,11 @@ class Laplace:
         Raises:
             ArgumentError: It is not fitted, or the network's weights have changed since.
             ShapeError: The network does not take the points.
+            NonFiniteError: A point is not finite.
             ModelModeError: Dropout or batch normalization is in train mode.
         """
         check_counts(draws=draws)
+        check_finite("x", x)
         self._check_fitted()
         likelihood = output_likelihood(cast(Likelihood, self.likelihood))
         source = torch.Generator().manual_seed(seed)

@@ -375,7 +375,8 @@ def check_residual(covariance: torch.Size, residual: Tensor) -> tuple[int, ...]:
 def check_indices(argument: str, indices: Tensor, n: int, count: int | None = None) -> Tensor:
     """The indices, if they are integers from 0 to n - 1, distinct and one-dimensional."""
     expected = f"{count or 'at least 1'} distinct integers from 0 to {n - 1}, one-dimensional"
-    if indices.ndim != 1 or indices.dtype.is_floating_point or indices.dtype == torch.bool:
+    kind = indices.dtype
+    if indices.ndim != 1 or kind.is_floating_point or kind.is_complex or kind == torch.bool:
         raise ArgumentError(argument, f"shape {tuple(indices.shape)} of {indices.dtype}", expected)
     if indices.numel() == 0 or count not in (None, indices.numel()):
         raise ArgumentError(argument, f"{indices.numel()} indices", expected)

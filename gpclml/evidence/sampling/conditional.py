@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gpclml._utils.arguments import checked
 from gpclml.curvature.output_likelihoods import output_likelihood
-from gpclml.errors import ArgumentError
+from gpclml.errors import ArgumentError, UnsupportedError
 from gpclml.evidence.sampling.monte_carlo import SampledDensity, log_mean
 from gpclml.evidence.sampling.weights import rescaled
 
@@ -164,7 +164,10 @@ def conditional_split(
 
     Raises:
         ArgumentError: The shares are not positive or do not add up to one, or one gets no point.
+        UnsupportedError: The shares are a tensor.
     """
+    if isinstance(shares, Tensor):
+        raise UnsupportedError("shares", "Tensor", "a sequence of numbers", "Use shares.tolist().")
     if not shares or not all(share > 0 for share in shares) or not abs(sum(shares) - 1) <= 1e-9:
         raise ArgumentError("shares", list(shares), "positive numbers that add up to one")
     sizes = [round(share * num_data) for share in shares[:-1]]

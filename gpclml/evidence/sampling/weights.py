@@ -360,6 +360,8 @@ class _Chain:
 
 def _check_weights(network: torch.nn.Module, weights: Weights) -> None:
     shapes = {name: tuple(p.shape) for name, p in network.named_parameters()}
+    if not weights:
+        raise ShapeError("weights", "no parameter", f"draws of {', '.join(shapes)}")
     for name, value in weights.items():
         if tuple(value.shape[1:]) != shapes.get(name):
             expected = f"draws of {', '.join(shapes)}"
