@@ -17,6 +17,7 @@ from gpclml.errors import (
     ArgumentError,
     DataError,
     ModelModeError,
+    NonFiniteError,
     ShapeError,
     UnknownNameError,
     UnsupportedError,
@@ -288,6 +289,7 @@ WRONG = [
     (lambda: Laplace(network(), "classification").predict(images()), ArgumentError, "not fitted"),
     (lambda: fit((images(), classes()), precision="validation"), ArgumentError, "without such"),
     (lambda: fit((images(), classes()), precision=-1.0), ArgumentError, "positive"),
+    (lambda: fit((images(), classes())).predict(images() / 0), NonFiniteError, "x: "),
 ]  # fmt: skip
 
 
