@@ -57,8 +57,8 @@ def fit_table(options: RunOptions, quiet: bool = False) -> SavedModel:
     if saved.fitted.note:
         tell(saved.fitted.note)
     if isinstance(saved.model, StackedGP):
-        parts = [f"{one.weight:.2f} of {one.name}" for one in saved.model.components if one.weight]
-        said = f"{', '.join(parts)}"
+        parts = (f"{one.weight:.2f} of {one.name}" for one in saved.model.components if one.weight)
+        said = ", ".join(parts)
     else:
         scores = {"LML": log_marginal_likelihood, "LOO": leave_one_out}
         said = ", ".join(_score(name, score, saved.model) for name, score in scores.items())

@@ -55,7 +55,7 @@ MODELS = tuple(DESCRIPTIONS)
 """Names of models, from the cheapest to the most expensive."""
 
 STACK = "stack"
-"""The calibrated mixture of GPs, which ``fit`` takes and ``compare`` always shows."""
+"""The calibrated mixture of GPs: a model of ``fit``, which ``compare`` shows below its own."""
 
 OBJECTIVES: dict[str, Conditioning] = {
     "lml": LastPoints(m=0), "clml": KFold(10), "loo": LeaveOneOut(),
