@@ -1,68 +1,44 @@
-"""Folders that are written whole or not at all, in which the files of others stay as they are.
+"""Folders of results, in which the files of others stay as they are.
 
-A folder is made beside its place, with ``.part`` after its name. Its record (``records.py``) names
-the files that the command wrote, with their checksums: only these are ever replaced or removed, and
-only while they are as they were written. When all files are there, the record is written again and
-says that the folder is finished. Then the folder is put in its place:
+A result is written in a work folder beside its place, with ``.part`` after its name. The record of
+the work folder, ``work.json``, names the files that the command wrote, with their checksums: only
+these are ever replaced or removed, and only while they are as they were written. When all files are
+there, the record says so, and the files are moved to their places one after another, the record
+last.
 
-- where nothing is in its place yet, it is renamed;
-- where a folder is there, the two are exchanged in one step (``exchange.py``), so that a run that
-  is killed at any moment leaves all files of the old result or all files of the new one;
-- where that is impossible, the files whose bytes differ are replaced one after another, the record
-  last. A run that is killed meanwhile leaves files of both results until the next command for this
-  folder. The record in place is then still the old one, so that the checksums of what was replaced
-  are not those that it names: whatever reads the folder completes it first, or refuses it. This is
-  so on Windows, on file systems that cannot exchange folders or have no hard links (networks,
-  mostly), where another file system is mounted in the folder, where it has write-protected folders
-  or files of other users that cannot be linked, where others have files in the ``.part`` folder,
-  and where the folder is the current one or the current one is in it: the current folder of a shell
-  stays with the old folder, and would be removed with it.
-
-Last, the record in its place is written without the note that the folder is finished. While it has
-that note, the next command for this folder does what is left to do (:func:`finish_interrupted`).
+A run that is killed while it moves them, which takes milliseconds, leaves files of two results. The
+record in place is then still the old one, whose checksums are not those of what was replaced, so
+that nobody takes them for one result. The next command for the folder moves the rest.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import stat
 import tempfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from gpclml._utils.files import sync_folder, temporary_name, write_atomically
-from gpclml.cli.exchange import (
-    exchange_folders,
-    inodes_of_others,
-    link_others,
-    move_others,
-    remove_links,
-)
 from gpclml.cli.locks import only_run
 from gpclml.cli.records import (
-    MODEL,
-    REPORT,
     FolderKind,
     check_complete,
     check_places,
-    files_of,
     is_file,
     is_temporary,
-    is_whole,
     own_files,
     read_record,
     record_text,
     sha256_of,
-    status_of,
 )
 from gpclml.errors import DataError
 
-__all__ = ["WorkFolder", "finish_interrupted", "open_work_folder"]
+__all__ = ["WorkFolder", "open_work_folder"]
 
-# What the record of a folder says as long as the folder is not settled in its place.
-_BEGUN, _FINISHED = {"work": "begun"}, {"work": "finished"}
+_RECORD = "work.json"  # of a work folder
+_UNFINISHED = {"unfinished": True}
 
 
 @contextlib.contextmanager
@@ -84,14 +60,13 @@ def open_work_folder(out: Path, kind: FolderKind, names: Collection[str]) -> Ite
     except OSError as error:
         raise _cannot_write(out, error) from error
     with only_run(out):
-        _finish(out, kind)
-        own = {out: own_files(out, kind), _work_path(out): own_files(_work_path(out), kind, True)}
+        work = WorkFolder(out, kind)
+        work.complete()
+        own = {out: own_files(out, kind, kind.record), work.path: work.files}
         for folder, files in own.items():
             check_places(folder, {*names, *files}, {name: {files[name]} for name in files})
         try:
-            work = WorkFolder(out, kind, own[_work_path(out)])
-            _sweep(work.path, [kind.record, *names, *work.files])
-            _sweep(out, [kind.record])
+            work.begin(names)
         except OSError as error:
             raise _cannot_write(out, error) from error
         yield work
@@ -105,12 +80,26 @@ class WorkFolder:
         files: SHA-256 of the files of the command in it, by name.
     """
 
-    def __init__(self, out: Path, kind: FolderKind, files: Mapping[str, str]) -> None:
-        self.path: Path = _work_path(out)
-        self.files: dict[str, str] = dict(files)
+    def __init__(self, out: Path, kind: FolderKind) -> None:
+        self.path: Path = out.with_name(f"{out.name}.part")
         self._out, self._kind = out, kind
+        self.files: dict[str, str] = {}
+
+    def complete(self) -> None:
+        """Finds what a killed run has left, and puts it in its place if it is finished."""
+        self.files = own_files(self.path, self._kind, _RECORD)
+        if self._is_finished():
+            self._put_in_place()
+
+    def begin(self, names: Iterable[str]) -> None:
+        """Makes the folder, without what a killed run left in it of files half written."""
         self.path.mkdir(exist_ok=True)
-        self._write_record(_BEGUN)
+        known = [_RECORD, *names, *self.files]
+        for parent in {(self.path / name).parent for name in known}:
+            for entry in list(parent.iterdir()) if parent.is_dir() else ():
+                if is_temporary(entry, known):
+                    entry.unlink()
+        self._write_record(_UNFINISHED)
 
     def add(self, writers: Mapping[str, Callable[[Path], object]]) -> None:
         """Writes files, each of them whole or not at all."""
@@ -119,13 +108,14 @@ class WorkFolder:
         written: dict[str, Path] = {}
         try:
             for name, write in writers.items():
-                _make_folders(self.path, name)
+                (self.path / name).parent.mkdir(parents=True, exist_ok=True)
                 written[name] = temporary_name(self.path / name)
                 write(written[name])
-                _sync_file(written[name])
+                with written[name].open("rb+") as file:
+                    os.fsync(file.fileno())
             # The record comes first: it names every file that the command has written here.
             self.files |= {name: sha256_of(path) for name, path in written.items()}
-            self._write_record(_BEGUN)
+            self._write_record(_UNFINISHED)
             for name, path in written.items():
                 os.replace(path, self.path / name)
         except BaseException:
@@ -142,193 +132,66 @@ class WorkFolder:
     def remove(self, names: Iterable[str]) -> None:
         """Removes files, except those that have been changed since they were written."""
         names = list(names)
-        _remove_files(self.path, {name: self.files[name] for name in names})
         for name in names:
-            del self.files[name]
+            if is_file(self.path / name, {self.files.pop(name)}):
+                (self.path / name).unlink()
+        _remove_empty_folders(self.path, names)
 
     def discard(self) -> None:
         """Removes the work folder, except what the command did not write."""
-        record = read_record(self.path / self._kind.record)
-        if record is None or record.get("work") != "begun":
-            return  # it is finished, and will be put in its place
+        if self._is_finished():
+            return  # the next command puts it in its place
         self.remove(list(self.files))
-        (self.path / self._kind.record).unlink()
+        (self.path / _RECORD).unlink()
         _remove_folder(self.path)
 
     def publish(self, content: Mapping[str, Any]) -> None:
-        """Puts the folder in its place; files of others that are there stay."""
-        own = own_files(self._out, self._kind)
+        """Puts the files in their places; files of others that are there stay."""
+        own = own_files(self._out, self._kind, self._kind.record)
         accepted = {name: {checksum} for name, checksum in own.items()}
         check_places(self._out, {*own, *self.files}, accepted)
-        self._write_record({**_FINISHED, **content})
+        self._write_record(content)
         try:
-            _finish(self._out, self._kind)
+            self._put_in_place()
         except KeyboardInterrupt:  # all is written, and takes only a moment to be in place
-            _finish(self._out, self._kind)
+            self._put_in_place()
+
+    def _is_finished(self) -> bool:
+        record = read_record(self.path / _RECORD)
+        return record is not None and not _UNFINISHED.items() <= record.items()
 
     def _write_record(self, content: Mapping[str, Any]) -> None:
-        _write(self.path / self._kind.record, record_text(self._kind, content, self.files))
+        text = record_text(self._kind, content, self.files)
+        write_atomically(self.path / _RECORD, lambda file: file.write(text.encode()))
 
+    def _put_in_place(self) -> None:
+        """Moves the files of a finished work folder to their places.
 
-def finish_interrupted(folder: Path) -> None:
-    """Completes what a killed run had left to do while it put a finished folder in its place.
-
-    Where nothing can be written, a model whose files are all of one run is left as it is.
-
-    Raises:
-        DataError: A file in its place was not written by the command; or the model has files of two
-            runs, and nothing can be written.
-    """
-    folder = folder.absolute()
-    for out, kind in ((folder, MODEL), (folder.parent.parent, REPORT)):
-        if not any(_finished_record(one, kind) for one in (out, _work_path(out))):
-            continue
-        out = _place_of(out)
-        try:
-            with only_run(out):
-                _finish(out, kind)
-        except DataError:
-            raise
-        except OSError as error:
-            if not is_whole(folder, MODEL):
-                said = f"{folder} has files of two runs, since one was killed while it replaced"
-                raise DataError(
-                    f"{said} them, and {out.parent} cannot be written ({error.strerror}). "
-                    f"Use the model once as a user who may write there."
-                ) from error
-
-
-def _finish(out: Path, kind: FolderKind) -> None:
-    """Puts a finished work folder in its place, if there is one.
-
-    A run that is killed at any point of this function can be completed by calling it again: the
-    record keeps the note that the folder is finished until all is done.
-    """
-    part = _work_path(out)
-    new = _finished_record(part, kind)
-    if new is None:
-        _settle(out, kind)
-        return
-    files = files_of(part / kind.record, kind, new)
-    # What a run has left that was killed before the exchange.
-    _sweep(part, [kind.record])
-    status, former = status_of(out), _former(new)
-    if status is not None and status.st_ino == former["inode"]:  # else they have been copied
-        remove_links(part, out, former["inodes"], _paths(part, {*files, kind.record}))
-    old = own_files(out, kind)
-    accepted = {name: {old.get(name), files.get(name)} for name in {*old, *files}}
-    check_places(out, accepted, accepted)
-    check_complete(part, out, files)
-    # Files that others have put in the work folder stay where they are.
-    alone = _has_only(part, {*files, kind.record})
-    if alone and not os.path.lexists(out):
-        os.rename(part, out)
-    elif not alone or not _exchange(part, out, kind, new, old.keys()):
-        _replace_files(part, out, kind, files, old.keys())
-    sync_folder(out.parent)
-    _settle(out, kind)
-
-
-def _exchange(
-    part: Path, out: Path, kind: FolderKind, record: Mapping[str, Any], old: Collection[str]
-) -> bool:
-    """Exchanges a finished work folder with the one in its place; False if that is impossible."""
-    files, own = record["files"], {kind.record, *old}
-    if not all(os.path.lexists(part / name) for name in files):
-        return False  # a run was killed while it replaced files one after another
-    inodes = []
-    try:
-        inodes = inodes_of_others(out, own)
-        former = {"inode": os.lstat(out).st_ino, "inodes": inodes}
-        _write(part / kind.record, record_text(kind, {**record, "former": former}, files))
-        link_others(out, part, own, {kind.record, *files})
-        exchange_folders(part, out)
-    except OSError:
-        remove_links(part, out, inodes, _paths(part, {*files, kind.record}))
-        return False
-    return True
-
-
-def _replace_files(
-    part: Path, out: Path, kind: FolderKind, files: Mapping[str, str], old: Collection[str]
-) -> None:
-    """Moves the files of a finished work folder to their places, one after another."""
-    out.mkdir(exist_ok=True)
-    if not os.path.lexists(out / kind.record):  # an empty folder becomes one of this kind
-        _put_record(part, out, kind, _BEGUN, {})
-    for name in files:
-        if is_file(out / name, {files[name]}):  # each file that is replaced is one more moment
-            (part / name).unlink(missing_ok=True)  # between the old result and the new one
-        elif os.path.lexists(part / name):
-            _make_folders(out, name)
-            os.replace(part / name, out / name)
-    gone = set(old) - set(files)
-    for name in gone:
-        (out / name).unlink(missing_ok=True)
-    _remove_empty(out, gone)
-    _remove_empty(part, files)
-    for folder in {(out / name).parent for name in files}:
-        sync_folder(folder)
-    os.replace(part / kind.record, out / kind.record)
-
-
-def _settle(out: Path, kind: FolderKind) -> None:
-    """Does what is left to do when a finished folder is in its place, if that is so.
-
-    What is left of the old folder is removed: the files of the command and the second names of
-    files of others. The inode number tells whether the ``.part`` folder is what is
-    left of the old one.
-    """
-    record = _finished_record(out, kind)
-    if record is None:
-        return
-    files = files_of(out / kind.record, kind, record)
-    part, former = _work_path(out), _former(record)
-    status = status_of(part)
-    if status is not None and status.st_ino == former["inode"]:
-        old = read_record(part / kind.record)
-        if old is not None and kind.is_record(old):
-            _remove_files(part, files_of(part / kind.record, kind, old))
-            (part / kind.record).unlink()
-        _sweep(part, [kind.record])
-        remove_links(part, out, former["inodes"])
-        move_others(part, out, former["inodes"])
-    content = {name: value for name, value in record.items() if name not in ("work", "former")}
-    _put_record(part, out, kind, content, files)
-
-
-def _put_record(
-    part: Path, out: Path, kind: FolderKind, content: Mapping[str, Any], files: Mapping[str, str]
-) -> None:
-    """Writes the record of a folder.
-
-    The new file is made in the work folder and then moved, so that a run that is killed leaves no
-    temporary file in the folder itself.
-    """
-    status = status_of(part)
-    work = part if status is None or stat.S_ISDIR(status.st_mode) else out
-    work.mkdir(exist_ok=True)
-    temporary = temporary_name(work / kind.record)
-    _write(temporary, record_text(kind, content, files))
-    os.replace(temporary, out / kind.record)
-    sync_folder(out)
-    _remove_folder(part)
-
-
-def _former(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Inode numbers of the folder that it was exchanged with, and of the files linked there."""
-    noted = record.get("former", {})
-    return {"inode": noted.get("inode"), "inodes": set(noted.get("inodes", ()))}
-
-
-def _finished_record(folder: Path, kind: FolderKind) -> dict[str, Any] | None:
-    """The record of a folder if it has the note that the folder is finished, else None."""
-    if folder.is_symlink() or (folder / kind.record).is_symlink():
-        return None
-    record = read_record(folder / kind.record)
-    if record is None or not kind.is_record(record) or record.get("work") != "finished":
-        return None
-    return record
+        It can be called again after it was stopped at any point.
+        """
+        part, out, kind, new = self.path, self._out, self._kind, self.files
+        if not self._is_finished():
+            return
+        # A folder without a record was not there before, or was empty.
+        there = out.is_symlink() or os.path.lexists(out / kind.record)
+        old = own_files(out, kind, kind.record) if there else {}
+        accepted = {name: {old.get(name), new.get(name)} for name in {*old, *new}}
+        check_places(out, accepted, accepted)
+        check_complete(part, out, new)
+        for name in new:
+            if os.path.lexists(part / name):
+                (out / name).parent.mkdir(parents=True, exist_ok=True)
+                os.replace(part / name, out / name)
+        for name in set(old) - set(new):
+            (out / name).unlink(missing_ok=True)
+        _remove_empty_folders(out, old)
+        _remove_empty_folders(part, new)
+        for folder in {out.parent, *((out / name).parent for name in new)}:
+            sync_folder(folder)
+        os.replace(part / _RECORD, out / kind.record)
+        sync_folder(out)
+        _remove_folder(part)
+        self.files = {}
 
 
 def _place_of(out: Path) -> Path:
@@ -343,42 +206,7 @@ def _place_of(out: Path) -> Path:
     return out.parent.resolve() / out.name
 
 
-def _work_path(out: Path) -> Path:
-    return out.with_name(f"{out.name}.part") if out.name else out / ".part"
-
-
-def _paths(folder: Path, names: Iterable[str]) -> set[Path]:
-    return {folder / name for name in names}
-
-
-def _sweep(folder: Path, names: Collection[str]) -> None:
-    """Removes temporary files of these names, which a killed run has left."""
-    for parent in {(folder / name).parent for name in names}:
-        for entry in list(parent.iterdir()) if parent.is_dir() else ():
-            if is_temporary(entry, names):
-                entry.unlink()
-
-
-def _has_only(folder: Path, names: Collection[str]) -> bool:
-    """Whether a folder holds nothing but these files and their folders."""
-    known = _paths(folder, names)
-    known |= {folder / parent for name in names for parent in PurePosixPath(name).parents}
-    return all(path in known for path in folder.rglob("*"))
-
-
-def _make_folders(folder: Path, name: str) -> None:
-    (folder / name).parent.mkdir(parents=True, exist_ok=True)
-
-
-def _remove_files(folder: Path, files: Mapping[str, str]) -> None:
-    """Removes files that have the checksums that are given, and folders that become empty by it."""
-    for name, checksum in files.items():
-        if is_file(folder / name, {checksum}):
-            (folder / name).unlink()
-    _remove_empty(folder, files)
-
-
-def _remove_empty(folder: Path, names: Iterable[str]) -> None:
+def _remove_empty_folders(folder: Path, names: Iterable[str]) -> None:
     """Removes the folders that files were in, if nothing is left in them."""
     parents = {parent for name in names for parent in PurePosixPath(name).parents[:-1]}
     for parent in sorted(parents, key=lambda parent: len(parent.parts), reverse=True):
@@ -386,17 +214,8 @@ def _remove_empty(folder: Path, names: Iterable[str]) -> None:
 
 
 def _remove_folder(folder: Path) -> None:
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # something is in it
         os.rmdir(folder)
-
-
-def _write(path: Path, text: str) -> None:
-    write_atomically(path, lambda file: file.write(text.encode()))
-
-
-def _sync_file(path: Path) -> None:
-    with path.open("rb+") as file:
-        os.fsync(file.fileno())
 
 
 def _cannot_write(out: Path, error: OSError) -> DataError:

@@ -28,7 +28,6 @@ __all__ = [
     "files_of",
     "is_file",
     "is_temporary",
-    "is_whole",
     "own_files",
     "read_record",
     "record_text",
@@ -118,51 +117,35 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def own_files(folder: Path, kind: FolderKind, work: bool = False) -> dict[str, str]:
+def own_files(folder: Path, kind: FolderKind, name: str) -> dict[str, str]:
     """SHA-256 of the files in a folder that the command wrote, by name.
 
-    A folder that it did not write is refused unless it is empty. A ``work`` folder is one that is
-    not in its place yet.
+    A folder that it did not write is refused unless it is empty.
+
+    Args:
+        folder: The folder; it need not be there.
+        kind: What it should be.
+        name: Name of its record.
     """
     status = status_of(folder)
     if status is None:
         return {}
     if stat.S_ISLNK(status.st_mode):
         raise DataError(f"--out: {folder} is a link. Name the folder itself, or another one.")
-    path = folder / kind.record
+    path = folder / name
     record = read_record(path) if is_file(path) else None
     if record is not None and kind.is_record(record):
-        if not work or "work" in record:
-            return files_of(path, kind, record)
-        # It is no work folder, though its name ends in .part.
-        why = f"its {kind.record} is of a folder in its place"
-    elif stat.S_ISDIR(status.st_mode):
-        if all(is_temporary(entry, [kind.record]) for entry in folder.iterdir()):
+        return files_of(path, kind, record)
+    if stat.S_ISDIR(status.st_mode):
+        if all(is_temporary(entry, [name]) for entry in folder.iterdir()):
             return {}
-        link = f"its {kind.record} is a link" if path.is_symlink() else ""
-        other = f"its {kind.record} is of another program" if os.path.lexists(path) else ""
-        why = link or other or f"it has no {kind.record}"
+        link = f"its {name} is a link" if path.is_symlink() else ""
+        other = f"its {name} is of another program" if os.path.lexists(path) else ""
+        why = link or other or f"it has no {name}"
     else:
         why = "it is no folder"
     what = f"{folder} is there and was not written by this command ({why})"
     raise DataError(f"--out: {what}. Name another folder.")
-
-
-def is_whole(folder: Path, kind: FolderKind) -> bool:
-    """Whether all files that the record of a folder names are there as they were written.
-
-    Args:
-        folder: The folder.
-        kind: What it should be.
-    """
-    record = read_record(folder / kind.record)
-    if record is None or not kind.is_record(record) or record.get("work") == "begun":
-        return False
-    try:
-        files = files_of(folder / kind.record, kind, record)
-    except DataError:
-        return False
-    return all(is_file(folder / name, {checksum}) for name, checksum in files.items())
 
 
 def check_places(

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gpclml.cli.folders import WorkFolder, finish_interrupted
+from gpclml.cli.folders import WorkFolder
 from gpclml.cli.records import MODEL, files_of, read_record, record_text, sha256_of
 from gpclml.cli.report import Recipe
 from gpclml.cli.report.recipes import STACK, FittedModel, kernel_object, package_versions
@@ -82,15 +82,13 @@ def record_of(saved: SavedModel) -> dict[str, Any]:
 def load_model(folder: Path) -> SavedModel:
     """Reads the model in a folder, without running any code from there.
 
-    If a run was killed while it replaced the model by a new one that was complete, the new one is
-    put in place first. Damaged and changed models are refused.
+    Damaged and changed models are refused, and files of two models.
     """
-    finish_interrupted(folder)
     if not folder.is_dir():
         raise DataError(f"There is no folder {folder}. Give one that 'gpclml fit' wrote.")
     path = folder / MODEL.record
     record = read_record(path)
-    if record is None or not MODEL.is_record(record) or record.get("work") == "begun":
+    if record is None or not MODEL.is_record(record):
         suggestion = "Give one that 'gpclml fit' wrote."
         if (folder / "models").is_dir():
             names = sorted(entry.name for entry in (folder / "models").iterdir())
@@ -131,8 +129,11 @@ def _check_unchanged(folder: Path, record: Mapping[str, Any]) -> None:
     files = files_of(path, MODEL, record)
     for name in MODEL_FILES:
         if files.get(name) != sha256_of(folder / name):
-            said = f"{folder / name} is not the file that {path} was written with"
-            raise DataError(f"{said}: one of them has been changed. Fit the model again.")
+            raise DataError(
+                f"{folder / name} is not the file that {path} was written with: one of them has "
+                "been changed, or a run was killed while it replaced them. Repeat the command that "
+                "wrote the folder."
+            )
 
 
 def load_model_made_from(folder: Path, made_from: Mapping[str, Any]) -> SavedModel | None:

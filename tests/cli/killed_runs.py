@@ -1,24 +1,16 @@
 """Kills the command before each of its changes of files, one by one, and checks what is left.
 
-It is run by itself (``python killed_runs.py fit FOLDER there exchanged``) because it forks. Models
-and pages are made once and handed to each run, so that only what the command does with files is
-done again. It prints how many runs were killed, and what was wrong after which of them.
+It is run by itself (``python killed_runs.py fit FOLDER there``) because it forks. Models and pages
+are made once and handed to each run, so that only what the command does with files is done again.
+It prints how many runs were killed, and what was wrong after which of them.
 
-Right after a kill, before any other command has run, the bytes on the disk are compared: the files
-of the command are all those of the old result or all those of the new one, and the files of others
-are in their place. Instead of ``exchanged`` there are:
-
-- ``replaced``: the exchange of folders is taken away, as on Windows. Files may be of both results
-  until the next command; a copy of the folder, which has nothing to complete it from, is taken for
-  a model only if all files of the model are of one result.
-- ``here``: the same by ``--out .``, the folder being the current one.
-- ``completed``: such a folder with files of both results is there, and ``gpclml predict`` is killed
-  while it completes it.
+After a kill each file of the command is that of the old result or that of the new one, and the
+files of others are in their place. A model is taken for one only if all its files are of one
+result. The next run ends well. With ``here`` the command is run by ``--out .`` in the folder.
 """
 
 from __future__ import annotations
 
-import errno
 import functools
 import hashlib
 import io
@@ -30,13 +22,13 @@ import signal
 import stat
 import sys
 import traceback
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import numpy as np
 import pandas
 
-from gpclml.cli import app, comparing, fitting, folders
+from gpclml.cli import app, comparing, fitting
 
 CHANGES = (
     "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.link", "os.symlink", "os.truncate",
@@ -56,41 +48,20 @@ def changes(event, arguments):
 
 
 def die_before_change(number, root):
-    """This process is killed before its change of that number in a folder.
-
-    Python does not audit the call that exchanges two folders: before and after it a change is
-    counted, so that there is a run that is killed just before it and one that is killed just after.
-    """
+    """This process is killed before its change of that number in a folder."""
     counter = itertools.count(1)
-
-    def count():
-        if next(counter) == number:
-            os.kill(os.getpid(), signal.SIGKILL)
 
     def hook(event, arguments):
         if not changes(event, arguments):
             return
         paths = [os.fsdecode(one) for one in arguments if isinstance(one, str | bytes | Path)]
-        if any(path.startswith(str(root)) for path in paths):
-            count()
+        if any(path.startswith(str(root)) for path in paths) and next(counter) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-    exchange = folders.exchange_folders
-
-    def exchange_and_count(first, second):
-        count()
-        exchange(first, second)
-        count()
-
-    folders.exchange_folders = exchange_and_count
     sys.addaudithook(hook)
 
 
-def no_exchange(first, second):
-    """Stands for a system that cannot exchange folders."""
-    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
-
-
-def run(*words, before=lambda: None):
+def run(*words, before=lambda: None, quiet=False):
     """Runs a command in a process of its own; its exit code, negative where it was killed."""
     child = os.fork()
     if child == 0:
@@ -105,7 +76,7 @@ def run(*words, before=lambda: None):
         except BaseException:
             said.write(traceback.format_exc())
         finally:
-            if code:
+            if code and not quiet:
                 sys.stderr.write(said.getvalue())
                 sys.stderr.flush()
             os._exit(code)
@@ -167,9 +138,8 @@ def status_of(path):
 class Runs:
     """Runs of a command whose output is there, killed one after another."""
 
-    def __init__(self, kind, root, there, way):
-        self.kind, self.root, self.there, self.way = kind, root, there, way
-        self.exchanged = way == "exchanged"
+    def __init__(self, kind, root, there):
+        self.kind, self.root, self.there = kind, root, there
         self.wrong, self.number = [], 0
         self.out = root / "now" / "out"
         self.data = root / "data.csv"
@@ -183,7 +153,7 @@ class Runs:
             "fit": ["--model", "linear"],
             "compare": ["--models", "linear,rbf" if seed == OLD else "linear,matern"],
         }[self.kind]
-        out = "." if self.way == "here" and self.out.is_dir() else self.out
+        out = "." if self.there == "here" and self.out.is_dir() else self.out
         options = "--target", "y", "--seed", seed, "--steps", 2, "--quiet", "--out", out
         return self.kind, self.data, *options, *models
 
@@ -191,7 +161,7 @@ class Runs:
         return "predict", model, self.data, "--out", self.root / "mean.csv"
 
     def enter(self):
-        if self.way == "here":
+        if self.there == "here":
             os.chdir(self.out)
 
     @functools.cached_property
@@ -205,9 +175,10 @@ class Runs:
             with redirect_stdout(io.StringIO()):
                 app([str(word) for word in self.words(seed)], standalone_mode=False)
             if seed == NEW:
+                self.new = files_in(self.out)
                 shutil.rmtree(self.out)
         self.old = files_in(self.out)
-        if self.there == "there":
+        if self.there in ("there", "here"):
             self.foreign = {
                 "notes.txt": b"mine", "pictures/old/a.png": b"\x89PNG",
                 "models/rbf/mine.txt": b"mine",
@@ -230,20 +201,6 @@ class Runs:
         names = [*self.foreign, "link", "pipe", "empty", "pictures/old", "pictures"]
         self.entries = {name: status_of(self.out / name) for name in names if self.foreign}
         (self.root / "now" / "out.part.mine").write_bytes(b"mine")
-        copy(self.root / "now", self.root / "before")
-        if self.way == "completed":
-            self.begin_with_files_of_both()
-
-    def begin_with_files_of_both(self):
-        for number in itertools.count(1):
-            self.kill(number, self.words(NEW))
-            own = files_in(self.out)
-            if (
-                own["model.pt"] != self.old["model.pt"]
-                and own["model.json"] == self.old["model.json"]
-            ):
-                break
-        shutil.rmtree(self.root / "before")
         copy(self.root / "now", self.root / "before")
 
     def kill(self, number, words):
@@ -273,33 +230,13 @@ class Runs:
             self.say("a file beside the output was changed")
         return files
 
-    @contextmanager
-    def must_exchange(self, what):
-        """Checks that a command that changes the output exchanges it, unless it was not there."""
-        if not (self.exchanged and self.out.exists()):
-            yield
-            return
-        before, handle = files_in(self.out), os.open(self.out, os.O_RDONLY)
-        yield
-        # The handle keeps the inode number from being given to another folder meanwhile.
-        if os.path.samestat(os.fstat(handle), self.out.stat()) and self.changes(before):
-            self.say(f"{what} replaced files one by one")
-        os.close(handle)
-
-    def changes(self, before):
-        """Whether files are not as before, the note in a record that all is finished aside."""
-        now = files_in(self.out)
-        names = {name for name in {*now, *before} if now.get(name) != before.get(name)}
-        return bool(names - {RECORDS[self.kind]})
-
     def say(self, what):
         self.wrong.append(f"{self.number}: {what}")
 
     def all(self):
-        words = self.predict(self.model) if self.way == "completed" else self.words(NEW)
         for number in itertools.count(1):
             self.number = number
-            code = self.kill(number, words)
+            code = self.kill(number, self.words(NEW))
             if code == 0:
                 break
             if code != -signal.SIGKILL:
@@ -310,39 +247,24 @@ class Runs:
 
     def check(self):
         own = self.own()
-        if self.exchanged and own != self.old and not is_whole(own, self.kind, NEW):
-            self.say(f"before any other command, the files are of neither result: {sorted(own)}")
-        if self.there == "absent" and not own and self.out.exists() and self.exchanged:
-            self.say("the folder is there without its files")
+        for name, data in own.items():
+            if data not in (self.old.get(name), self.new.get(name)):
+                self.say(f"{name} is neither the old nor the new one")
         for name in self.old.keys() - own.keys():
             if not name.startswith("models/rbf/"):
                 self.say(f"{name} is missing")
-        if not self.exchanged:
-            self.check_copy()
-        if own:
-            with self.must_exchange("the next command"):
-                code = run(*self.predict(self.model))
-            if code:
-                self.say(f"the model cannot be used ({code})")
-            own = self.own()
-        if own != self.old and not is_whole(own, self.kind, NEW):
-            self.say("the output is neither the old nor the new one")
-        with self.must_exchange("the next run"):
-            code = run(*self.words(NEW), before=self.enter)
+        if self.model.is_dir():
+            files = {
+                name: data for name, data in files_in(self.model).items() if name in MODEL_FILES
+            }
+            one = any(is_whole(files, "fit", seed) for seed in (OLD, NEW))
+            code = run(*self.predict(self.model), quiet=not one)
+            if code != (0 if one else 2):
+                self.say(f"a model, its files of {'one' if one else 'two'}, ended with {code}")
+        code = run(*self.words(NEW), before=self.enter)
         if code:
             self.say(f"the next run ended with {code}")
         self.check_new("the next run")
-
-    def check_copy(self):
-        """A copy without the work folder is a model if all its files are of one result."""
-        shutil.rmtree(self.root / "copy", ignore_errors=True)
-        copy(self.out, self.root / "copy")
-        model = self.root / "copy" / self.model.relative_to(self.out)
-        files = {name: data for name, data in files_in(model).items() if name in MODEL_FILES}
-        one = any(is_whole(files, "fit", seed) for seed in (OLD, NEW))
-        code = run(*self.predict(model))
-        if code != (0 if one else 2):
-            self.say(f"a copy, its files of {'one' if one else 'two'}, ended with {code}")
 
     def check_new(self, what):
         if not is_whole(self.own(), self.kind, NEW):
@@ -368,11 +290,9 @@ def copy(source, target):
 
 
 if __name__ == "__main__":
-    kind, root, there, way = sys.argv[1:]
+    kind, root, there = sys.argv[1:]
     hand_over()
     os.fsync = lambda handle: None  # what was written outlasts a kill anyway, and this takes long
-    runs = Runs(kind, Path(root).resolve(), there, way)
-    if way in ("replaced", "completed"):
-        folders.exchange_folders = no_exchange
+    runs = Runs(kind, Path(root).resolve(), there)
     runs.prepare()
     print(json.dumps(runs.all()))

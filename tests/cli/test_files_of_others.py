@@ -233,9 +233,9 @@ def test_notes_in_the_folder_that_an_interrupted_run_left(gpclml, words, tmp_pat
     """They stay where they are, also where the folder is filled for the second time."""
     part = tmp_path / "new.part"
     shutil.copytree(old, part)
-    record = json.loads((part / "report.json").read_text())
-    files = record["files"]
-    (part / "report.json").write_text(record_text(REPORT, {"work": "begun"}, files))
+    files = json.loads((part / "report.json").read_text())["files"]
+    (part / "report.json").unlink()
+    (part / "work.json").write_text(record_text(REPORT, {"unfinished": True}, files))
     (part / "notes.txt").write_text("mine")
     out = "--out", tmp_path / "new"
     assert gpclml("compare", *words, "--models", "linear", *out).exit_code == 0
@@ -302,7 +302,7 @@ def test_a_model_whose_name_ends_as_that_of_a_work_folder(
     shutil.copytree(model, part)
     shutil.rmtree(model) if not there else None
     before = content(part)
-    said = f"{part} is there and was not written by this command (its model.json is of a folder"
+    said = f"{part} is there and was not written by this command (it has no work.json)"
     check_refused(said, "fit", *words, "--out", model)
     result = gpclml("predict", model, csv, "--out", tmp_path / "mean.csv")
     assert result.exit_code == (0 if there else 2)
