@@ -18,4 +18,4 @@ columns = ["lml", "clml", "loo", "difference", "difference_se", "p_worse", "weig
 print(comparison.table[columns].round(2).to_string())
 for sentence in comparison.sentences:
     print("-", sentence)
-plot_compare(comparison).savefig("comparison.png", dpi=150)
+plot_compare(comparison).figure.savefig("comparison.png", dpi=150)

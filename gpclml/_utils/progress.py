@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,15 @@ __all__ = ["progress_bar", "shows_progress"]
 def progress_bar(
     steps: Iterable[Any] | None = None, *, progress: bool | None, **options: Any
 ) -> tqdm:
-    """A bar of tqdm, which takes the options; it is hidden where none is to be shown."""
-    from tqdm import tqdm
+    """A bar of tqdm, which takes the options; it is hidden where none is to be shown.
+
+    In a notebook it is tqdm's own for notebooks, or a line of text where ipywidgets is missing.
+    """
+    from tqdm import TqdmWarning
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TqdmWarning)  # of the missing ipywidgets
+        from tqdm.auto import tqdm
 
     return tqdm(steps, disable=not shows_progress(progress), **options)
 

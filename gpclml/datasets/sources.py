@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO
 
-from gpclml._utils.progress import shows_progress
+from gpclml._utils.progress import progress_bar, shows_progress
 from gpclml.errors import DataError, UnknownNameError
 
 __all__ = [
@@ -280,7 +280,6 @@ def _download(
     address: str, output_file: str, source: UciSource | ImageFile, progress: bool | None
 ) -> None:
     import pooch
-    from tqdm import tqdm
 
     replies: list[Any] = []
 
@@ -302,7 +301,8 @@ def _download(
                 pooch.HTTPDownloader(**options)(address, limited, None)
                 return
             # A bar of our own is closed whatever happens; pooch's is left open by an error.
-            with tqdm(desc=source.file, total=source.bytes, unit="B", unit_scale=True) as bar:
+            options_of_bar: Any = {"total": source.bytes, "unit": "B", "unit_scale": True}
+            with progress_bar(progress=True, desc=source.file, **options_of_bar) as bar:
                 # pooch takes any such object; its parameter has a bool for default and no type.
                 shown: Any = bar
                 pooch.HTTPDownloader(progressbar=shown, **options)(address, limited, None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -16,18 +16,20 @@ from gpclml.evaluation.criteria import scored_in
 from gpclml.evaluation.plots import (
     GUIDE,
     as_comparison,
-    figure_and_axes,
+    axes_for,
+    ink,
     legend_below,
     say_nothing_drawn,
-    set_title,
+    style_of,
 )
 from gpclml.inference.predictive import marginal_predictive
 from gpclml.inference.units import Units, units_of_targets
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
     from numpy.typing import NDArray
+
+    from gpclml.evaluation.plots import AxesGiven
 
 __all__ = [
     "plot_calibration",
@@ -44,9 +46,9 @@ _TAILS = (0.025, 0.975)
 def plot_fit(
     comparison: Comparison | Mapping[str, ExactGP],
     *,
-    axes: Axes | Sequence[Axes] | None = None,
+    ax: AxesGiven = None,
     **options: Any,
-) -> Figure:
+) -> NDArray[np.object_]:
     """Plots the predictions of each model and the targets, a panel for each model.
 
     With one input it shows mean and two standard deviations of observations over the input, given
@@ -54,45 +56,45 @@ def plot_fit(
     standard deviations. The panel of a model without LOO says so.
 
     Args:
-        comparison: As for :func:`plot_compare`, as are options, result and errors.
-        axes: Axes to draw in, one for each model in the order of the ranking.
+        comparison: As for :func:`plot_compare`, as are options and errors.
+        ax: Axes to draw in, one for each model in the order of the ranking; None for those of a
+            new figure of pyplot.
         **options: Options of :func:`score_models`, if models are given.
+
+    Returns:
+        The axes, one for each model.
     """
     compared = as_comparison(comparison, options)
     inputs = {name: _one_input(model) for name, model in compared.models.items()}
     count = len(inputs)
     one_input = all(values is not None for values in inputs.values())
     columns = 1 if one_input else min(count, 2)
-    lines = -(-count // columns)
-    if one_input:
-        figure, panels = figure_and_axes(axes, (count, 1), 0.6 + 1.9 * count, sharex=True)
-    else:
-        shape = (1, count) if axes is not None else (lines, columns)
-        figure, panels = figure_and_axes(axes, shape, 0.4 + (2.7 if columns == 2 else 4.2) * lines)
-    for panel in panels[count:]:
-        panel.remove()
+    height = 0.6 + 1.9 * count
+    if not one_input:
+        height = 0.4 + (2.7 if columns == 2 else 4.2) * -(-count // columns)
+    panels = axes_for(ax, count, height, columns, sharex=one_input)
     scored = scored_in("loo", compared.scores)
-    for place, (name, panel) in enumerate(zip(inputs, panels, strict=False)):
-        set_title(panel, name)
+    for place, (name, panel) in enumerate(zip(inputs, panels, strict=True)):
+        panel.set_title(name)
         if name not in scored:
             say_nothing_drawn(panel, "predictions")
         elif one_input:
-            _draw_function(panel, compared, name, cast(Any, inputs[name]), f"C{place}")
+            _draw_function(panel, compared, name, cast(Any, inputs[name]), place)
         else:
-            _draw_left_out(panel, compared, name, f"C{place}")
+            _draw_left_out(panel, compared, name, place)
         if place % columns == 0:
             panel.set_ylabel("target")
         if place + columns >= count:
             panel.set_xlabel("input" if one_input else "prediction from the others")
-    return figure
+    return panels
 
 
 def plot_calibration(
     comparison: Comparison | Mapping[str, ExactGP],
     *,
-    axes: Sequence[Axes] | None = None,
+    ax: AxesGiven = None,
     **options: Any,
-) -> Figure:
+) -> NDArray[np.object_]:
     r"""Plots calibration: probability integral transforms and coverage of intervals, in two panels.
 
     Predictions are from all other points; models without LOO are left out. The upper panel is a
@@ -103,14 +105,18 @@ def plot_calibration(
     points, which is an approximation.
 
     Args:
-        comparison: As for :func:`plot_compare`, as are options, result and errors.
-        axes: Two axes to draw in.
+        comparison: As for :func:`plot_compare`, as are options and errors.
+        ax: Two axes to draw in; None for those of a new figure of pyplot.
         **options: Options of :func:`score_models`, if models are given.
+
+    Returns:
+        The two axes.
     """
     from scipy.stats import binom
 
     compared = as_comparison(comparison, options)
-    figure, (above, below) = figure_and_axes(axes, (2, 1), 5.6)
+    panels = axes_for(ax, 2, 5.6)
+    above, below = panels
     count = len(compared.targets)
     nominal = np.linspace(0, 1, 101)
     low, high = (float(binom.ppf(q, count, 1 / _BINS)) * _BINS / count for q in _TAILS)
@@ -124,21 +130,21 @@ def plot_calibration(
         errors = (compared.targets - scores.loo_mean) / scores.loo_variance.sqrt()
         places = torch.special.ndtr(errors).numpy()
         heights, edges = np.histogram(places, bins=_BINS, range=(0, 1), density=True)
-        above.stairs(heights, edges, color=f"C{place}", baseline=None, linewidth=1.5)
+        above.stairs(heights, edges, baseline=None, linewidth=1.5, **style_of(place))
         inside = (np.abs(2 * places - 1)[:, None] <= nominal).mean(0)
-        below.plot(nominal, inside - nominal, color=f"C{place}", label=name)
+        below.plot(nominal, inside - nominal, label=name, **style_of(place))
     above.axhline(1, **GUIDE)
     below.axhline(0, **GUIDE)
-    set_title(above, "place of targets in their predictions")
+    above.set_title("place of targets in their predictions")
     above.set(
         xlabel="predictive probability of less", ylabel="density", xlim=(0, 1), ylim=(0, None)
     )
-    set_title(below, "coverage of central intervals")
+    below.set_title("coverage of central intervals")
     below.set(xlabel="nominal share", ylabel="observed less nominal", xlim=(0, 1))
     if not scored:
         say_nothing_drawn(above, "LOO")
     legend_below(below, *below.get_legend_handles_labels())
-    return figure
+    return panels
 
 
 def _one_input(model: ExactGP) -> Tensor | None:
@@ -157,7 +163,7 @@ def _one_input(model: ExactGP) -> Tensor | None:
         return None
 
 
-def _draw_function(axes: Axes, compared: Comparison, name: str, x: Tensor, color: str) -> None:
+def _draw_function(axes: Axes, compared: Comparison, name: str, x: Tensor, place: int) -> None:
     """Draws mean and deviations of new observations over one input, and the targets."""
     model = compared.models[name]
     low, high = float(x.min()), float(x.max())
@@ -166,12 +172,12 @@ def _draw_function(axes: Axes, compared: Comparison, name: str, x: Tensor, color
     mean, deviation = _predictions(model, grid.unsqueeze(-1), compared.units)
     at = grid.cpu().numpy()
     axes.fill_between(
-        at, mean - _DEVIATIONS * deviation, mean + _DEVIATIONS * deviation, color=color,
-        alpha=0.2, lw=0,
+        at, mean - _DEVIATIONS * deviation, mean + _DEVIATIONS * deviation, alpha=0.2, lw=0,
+        color=style_of(place)["color"],
     )  # fmt: skip
-    axes.plot(at, mean, color=color)
+    axes.plot(at, mean, **style_of(place))
     points = x.squeeze(-1).cpu()[compared.rows]
-    axes.plot(points.numpy(), compared.targets.numpy(), "k.", markersize=4, alpha=0.7)
+    axes.plot(points.numpy(), compared.targets.numpy(), ".", color=ink(), markersize=4, alpha=0.7)
 
 
 @torch.no_grad()
@@ -188,13 +194,13 @@ def _predictions(
     return (scale * mean + shift).numpy(), (scale * deviation).numpy()
 
 
-def _draw_left_out(axes: Axes, compared: Comparison, name: str, color: str) -> None:
+def _draw_left_out(axes: Axes, compared: Comparison, name: str, place: int) -> None:
     """Draws targets against their predictions from all other points."""
     scores, targets = compared.scores[name], compared.targets.numpy()
     mean, deviation = scores.loo_mean.numpy(), scores.loo_variance.sqrt().numpy()
     axes.errorbar(
-        mean, targets, xerr=_DEVIATIONS * deviation, fmt=".", color=color, markersize=5,
-        elinewidth=0.6, alpha=min(1.0, 0.15 + 30 / len(targets)),
+        mean, targets, xerr=_DEVIATIONS * deviation, fmt=".", markersize=5, elinewidth=0.6,
+        color=style_of(place)["color"], alpha=min(1.0, 0.15 + 30 / len(targets)),
     )  # fmt: skip
     ends = [min(targets.min(), mean.min()), max(targets.max(), mean.max())]
-    axes.plot(ends, ends, color="black", linewidth=0.8)
+    axes.plot(ends, ends, color=ink(), linewidth=0.8)

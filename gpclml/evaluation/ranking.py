@@ -214,7 +214,7 @@ def compare(
         >>> compare({"rbf": rbf, "deep": deep})
         >>> comparison = score_models({"rbf": rbf, "deep": deep}, m=85)
         >>> print(comparison)
-        >>> plot_compare(comparison).savefig("criteria.png")
+        >>> plot_compare(comparison).figure.savefig("criteria.png")
     """
     return score_models(
         models, m=m, orderings=orderings, curves=curves, rank_by=rank_by, units=units, seed=seed,

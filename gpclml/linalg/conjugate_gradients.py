@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gpclml._utils.arguments import all_finite, checked
 from gpclml._utils.memory import available_memory
+from gpclml._utils.progress import progress_bar
 from gpclml.errors import ArgumentError, NonFiniteError, NotConvergedError
 
 if TYPE_CHECKING:
@@ -151,11 +152,9 @@ class ConjugateGradients:
         return Solution(values, residual, counted.products)
 
     def _bar(self, done: int) -> tqdm:
-        from tqdm import tqdm
-
-        return tqdm(
-            desc="products", initial=done, total=self.max_iterations, leave=False,
-            disable=not self.progress,
+        return progress_bar(
+            progress=self.progress, desc="products", initial=done, total=self.max_iterations,
+            leave=False,
         )  # fmt: skip
 
     def check(self, residual: float, iterations: int, error_bound: float | None = None) -> None:

@@ -59,7 +59,7 @@ def test_a_report_survives_a_model_without_scores(gpclml, csv, tmp_path, broken)
     assert sum(weights) == pytest.approx(1)
     assert any(note.startswith("rbf could not predict the test rows: ") for note in record["notes"])
     page = (out / "index.html").read_text()
-    assert page.count("data:image/png") == 4
+    assert page.count("data:image/png") == 6
     assert "rbf could not predict the test rows" in page
     assert ">nan" not in page
     assert (out / "model.py").is_file()

@@ -8,10 +8,11 @@ import json
 import re
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 from PIL import Image
 
-VOID = {"meta", "img", "br", "hr", "link", "input"}
+VOID = {"meta", "img", "source", "br", "hr", "link", "input"}
 ODD = '<b>sex & "gender"</b>'
 
 
@@ -60,7 +61,7 @@ def test_it_is_well_formed_and_asks_for_nothing(page, html):
         value for _, attributes in page.tags for name, value in attributes.items()
         if name in ("src", "href", "srcset", "action", "data")
     ]  # fmt: skip
-    assert len(addresses) == 4
+    assert len(addresses) == 6  # three figures, light and dark
     assert all(address.startswith("data:image/png;base64,") for address in addresses)
     rest = re.sub(r"data:image/png;base64,[A-Za-z0-9+/=]+", "", html)
     assert len(rest) < 30_000
@@ -69,13 +70,22 @@ def test_it_is_well_formed_and_asks_for_nothing(page, html):
 
 def test_figures_are_images_with_a_sentence_each(page):
     images = [attributes for tag, attributes in page.tags if tag == "img"]
-    for attributes in images:
-        content = base64.b64decode(attributes["src"].partition(",")[2])
-        with Image.open(io.BytesIO(content)) as image:
+    dark = [attributes for tag, attributes in page.tags if tag == "source"]
+    assert len(images) == len(dark)
+    assert {one["media"] for one in dark} == {"(prefers-color-scheme: dark)"}
+    assert all(len(one["alt"]) > 60 for one in images)
+    addresses = [*(one["src"] for one in images), *(one["srcset"] for one in dark)]
+    assert len(set(addresses)) == len(addresses)
+    lightness = []
+    for address in addresses:
+        with Image.open(io.BytesIO(base64.b64decode(address.partition(",")[2]))) as image:
             assert image.format == "PNG"
             assert image.width >= 1000
-        assert len(attributes["alt"]) > 60
-    assert len({attributes["src"] for attributes in images}) == 4
+            drawn = np.asarray(image.convert("RGBA"))
+        assert drawn[0, 0, 3] == 0  # the paper is that of the page
+        solid = drawn[drawn[..., 3] > 200][:, :3].max(-1)
+        lightness.append((solid < 30).sum() < (solid > 225).sum())
+    assert lightness == [False] * len(images) + [True] * len(dark)
 
 
 def test_names_of_the_table_are_text(page, html):

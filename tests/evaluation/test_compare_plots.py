@@ -5,10 +5,14 @@ import pytest
 import torch
 from botorch.models import SingleTaskGP
 from botorch.models.transforms import Normalize, Standardize
+from cycler import cycler
+from matplotlib import pyplot, rcParams, style
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from scipy.stats import norm
 
-from gpclml.errors import ArgumentError, UnsupportedError
+from gpclml.errors import ArgumentError, UnknownNameError, UnsupportedError
 from gpclml.evaluation import (
     compare,
     plot_calibration,
@@ -19,7 +23,13 @@ from gpclml.evaluation import (
 )
 from gpclml.models import GPRegression
 
-PLOTS = {plot_compare: 3, plot_learning_curves: 2, plot_calibration: 2, plot_fit: 3}
+PLOTS = {plot_compare: 1, plot_learning_curves: 2, plot_calibration: 2, plot_fit: 3}
+
+
+@pytest.fixture(autouse=True)
+def _close():
+    yield
+    pyplot.close("all")
 
 
 @pytest.fixture
@@ -27,23 +37,55 @@ def comparison(models):
     return score_models(models, m=20, orderings=20)
 
 
+def panels(axes):
+    return list(np.ravel(axes))
+
+
 @pytest.mark.parametrize("plot", PLOTS, ids=lambda plot: plot.__name__)
-def test_every_figure_is_drawn(plot, comparison, tmp_path):
-    figure = plot(comparison)
-    assert len(figure.axes) == PLOTS[plot]
-    assert figure.get_figwidth() < 6  # legible on a narrow page
+def test_axes_are_new_ones_of_pyplot_or_those_given(plot, comparison, tmp_path):
+    axes = panels(plot(comparison))
+    assert len(axes) == PLOTS[plot]
+    figure = pyplot.gcf()
+    assert {one.figure for one in axes} == {figure}
+    assert figure.get_figwidth() == rcParams["figure.figsize"][0]
     figure.savefig(tmp_path / "a.png")
     assert (tmp_path / "a.png").stat().st_size > 5000
-    drawn = Figure().subplots(1, PLOTS[plot])
-    assert plot(comparison, axes=drawn) is drawn[0].figure
-    with pytest.raises(ArgumentError, match=f"axes: got 1, expected {PLOTS[plot]}"):
-        plot(comparison, axes=[drawn[0]])
+    given = Figure().subplots(PLOTS[plot])
+    assert panels(plot(comparison, ax=given)) == panels(given)
+    assert len(pyplot.get_fignums()) == 1
+    for wrong in (Figure().subplots(4), [given] * 5, ["left"] * PLOTS[plot], 3):
+        with pytest.raises(ArgumentError, match=f"ax: got .*, expected {PLOTS[plot]} axes"):
+            plot(comparison, ax=wrong)
+
+
+def colours(axes):
+    lines = [line for one in panels(axes) for line in one.lines]
+    texts = [text for one in panels(axes) for text in (one.title, one.xaxis.label)]
+    return [to_hex(one.get_color()) for one in lines], [to_hex(one.get_color()) for one in texts]
+
+
+@pytest.mark.parametrize("plot", PLOTS, ids=lambda plot: plot.__name__)
+def test_a_style_is_followed_and_without_one_colours_are_safe(plot, comparison):
+    safe, _ = colours(plot(comparison))
+    assert not {"#1f77b4", "#ff7f0e", "#2ca02c", "#d62728"} & set(safe)  # matplotlib's own
+    assert {"#0072b2", "#e69f00", "#009e73"} <= set(safe)
+    with style.context(["dark_background", {"axes.prop_cycle": cycler(color=["#123456"])}]):
+        drawn, texts = colours(plot(comparison))
+        assert "#123456" in drawn
+        assert not {*safe, "#000000"} - {"#808080"} & set(drawn)
+        assert set(texts) == {"#ffffff"}
+
+
+def test_models_differ_by_more_than_colour(comparison):
+    above, _ = plot_learning_curves(comparison)
+    assert len({line.get_linestyle() for line in above.lines[:3]}) == 3
+    assert len({line.get_linestyle() for line in plot_calibration(comparison)[1].lines[:3]}) == 3
 
 
 @pytest.mark.parametrize("plot", PLOTS, ids=lambda plot: plot.__name__)
 def test_models_are_scored_on_the_way(plot, models):
-    assert isinstance(plot(models, m=20, orderings=3), Figure)
-    assert isinstance(plot({"good": models["good"]}, orderings=3), Figure)
+    assert isinstance(panels(plot(models, m=20, orderings=3))[0], Axes)
+    assert isinstance(panels(plot({"good": models["good"]}, orderings=3))[0], Axes)
 
 
 @pytest.mark.parametrize("plot", PLOTS, ids=lambda plot: plot.__name__)
@@ -54,33 +96,54 @@ def test_what_cannot_be_drawn(plot, comparison, models):
         plot(compare(models))
 
 
-def test_dots_are_differences(comparison):
-    table = comparison.table
-    for axes, criterion in zip(plot_compare(comparison).axes, ("lml", "clml", "loo"), strict=True):
-        expected = table[criterion] - table[criterion].iloc[0]
-        dots = [bars.lines[0] for bars in axes.containers]
-        assert [float(dot.get_xdata()[0]) for dot in dots] == pytest.approx(expected.tolist())
-        filled = [dot.get_markerfacecolor() != "white" for dot in dots]
-        assert filled == (table[criterion] == table[criterion].max()).tolist()
-        assert [label.get_text() for label in axes.get_yticklabels()] == table.index.tolist()
-    (left, _), (right, _) = axes.containers[2].lines[2][0].get_segments()[0]
-    assert (right - left) / 2 == pytest.approx(table["difference_se"].iloc[2])
+@pytest.mark.parametrize("criterion", ["lml", "clml", "loo", None])
+def test_dots_are_scores_and_triangles_paired_differences(comparison, criterion):
+    table, axes = comparison.table, plot_compare(comparison, criterion)
+    column = criterion or "loo"
+    expected = (table[column] - table[column].iloc[0]).tolist()
+    dots = [bars for bars in axes.containers if bars.lines[0].get_marker() == "o"]
+    triangles = [bars for bars in axes.containers if bars.lines[0].get_marker() == "^"]
+    assert [float(bars.lines[0].get_xdata()[0]) for bars in dots] == pytest.approx(expected)
+    filled = [bars.lines[0].get_markerfacecolor() != "none" for bars in dots]
+    assert filled == (table[column] == table[column].max()).tolist()
+    assert [label.get_text() for label in axes.get_yticklabels()] == table.index.tolist()
+    if column == "lml":
+        assert not triangles
+        assert not any(bars.has_xerr for bars in dots)
+        return
+    assert [half_width(bars) for bars in dots] == pytest.approx(table[f"{column}_se"].tolist())
+    assert [float(bars.lines[0].get_xdata()[0]) for bars in triangles] == pytest.approx(
+        expected[1:]
+    )
+    if column == "loo":
+        errors = table["difference_se"].tolist()[1:]
+        assert [half_width(bars) for bars in triangles] == pytest.approx(errors)
+
+
+def half_width(bars):
+    (left, _), (right, _) = bars.lines[2][0].get_segments()[0]
+    return (right - left) / 2
+
+
+def test_a_criterion_that_there_is_not(comparison):
+    with pytest.raises(UnknownNameError, match="criterion: got 'waic'"):
+        plot_compare(comparison, "waic")
 
 
 def test_far_models_do_not_hide_near_ones(comparison, data):
     x, y = data()
     far = GPRegression(x, y, standardize=False)
     models = {**comparison.models, "far": far}
-    above, below = plot_learning_curves(models, orderings=5).axes
+    above, below = plot_learning_curves(models, orderings=5)
     assert below.get_yscale() == "symlog"
-    assert {axes.get_xscale() for axes in plot_compare(models, orderings=5).axes} >= {"symlog"}
+    assert plot_compare(models, orderings=5).get_xscale() == "symlog"
     first = next(iter(comparison.scores.values())).curves.mean(0)
     low, high = above.get_ylim()
     assert high - low < 10 * float(first.max() - first.min() + 1)
 
 
 def test_curves_end_at_the_difference_in_evidence(comparison):
-    above, below = plot_learning_curves(comparison).axes
+    above, below = plot_learning_curves(comparison)
     table = comparison.table
     ends = [float(line.get_ydata()[-1]) for line in below.lines[:2]]
     assert ends == pytest.approx((table["lml"] - table["lml"].iloc[0]).tolist()[1:])
@@ -90,12 +153,12 @@ def test_curves_end_at_the_difference_in_evidence(comparison):
     assert line.get_ydata()[0] == pytest.approx(float(scores.curves[:, 0].mean()))
     # Windows cover all terms once: the mean over windows, by width, is the whole.
     alone = plot_learning_curves({table.index[0]: comparison.models[table.index[0]]}, orderings=4)
-    total = float(alone.axes[1].lines[0].get_ydata()[-1])
+    total = float(alone[1].lines[0].get_ydata()[-1])
     assert total == pytest.approx(table["lml"].iloc[0])
 
 
 def test_coverage_is_counted(comparison):
-    above, below = plot_calibration(comparison).axes
+    above, below = plot_calibration(comparison)
     scores = next(iter(comparison.scores.values()))
     error = (comparison.targets - scores.loo_mean) / scores.loo_variance.sqrt()
     for share in (0.5, 0.9):
@@ -123,11 +186,11 @@ def test_one_input_is_drawn_as_a_function(data, training):
     models = {"ours": ours, "theirs": theirs, "fixed": fixed}
     for model in models.values():
         model.train(training)
-    figure = plot_fit(models, orderings=3)
+    panels = plot_fit(models, orderings=3)
     assert all(model.training == training for model in models.values())
-    for axes in figure.axes:
+    for axes in panels:
         line, points = axes.lines
-        name = axes.get_title(loc="left")
+        name = axes.get_title()
         assert points.get_ydata() == pytest.approx(y.numpy())
         assert points.get_xdata() == pytest.approx(x.squeeze(-1).numpy())
         grid = torch.as_tensor(line.get_xdata()).unsqueeze(-1)
@@ -140,10 +203,8 @@ def test_one_input_is_drawn_as_a_function(data, training):
 
 
 def test_several_inputs_are_drawn_left_out(comparison):
-    for axes, (name, scores) in zip(
-        plot_fit(comparison).axes, comparison.scores.items(), strict=True
-    ):
-        assert axes.get_title(loc="left") == name
+    for axes, (name, scores) in zip(plot_fit(comparison), comparison.scores.items(), strict=True):
+        assert axes.get_title() == name
         dots = axes.containers[0].lines[0]
         assert dots.get_xdata() == pytest.approx(scores.loo_mean.numpy())
         assert dots.get_ydata() == pytest.approx(comparison.targets.numpy())

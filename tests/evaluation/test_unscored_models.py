@@ -9,6 +9,7 @@ import pytest
 import torch
 from gpytorch.distributions import MultivariateNormal
 from linear_operator.utils.errors import NotPSDError
+from matplotlib import pyplot
 
 from gpclml.errors import NonFiniteError
 from gpclml.evaluation import (
@@ -61,6 +62,12 @@ class NegativeGP(gpytorch.models.ExactGP):
 
     def forward(self, x):
         return MultivariateNormal(self.mean(x), self.kernel(x))
+
+
+@pytest.fixture(autouse=True)
+def _close():
+    yield
+    pyplot.close("all")
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import torch
 from gpytorch.kernels import RBFKernel, SpectralMixtureKernel
 from gpytorch.likelihoods import GaussianLikelihood, LikelihoodList
 from linear_operator import to_linear_operator
+from matplotlib.figure import Figure
 
 import gpclml
 from benchmarks.robustness.fuzz.objects import (
@@ -169,10 +170,12 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
         model=gp(), orderings=orders()),
     ("evaluation.leave_one_out", "evaluation.log_marginal_likelihood"): lambda: dict(model=gp()),
     "evaluation.paired_difference": lambda: dict(terms=normal(8), reference=normal(8, seed=1)),
+    "evaluation.plot_compare": lambda: dict(
+        comparison=score_models(**compared()), ax=Figure().subplots()),
     (
-        "evaluation.plot_calibration", "evaluation.plot_compare", "evaluation.plot_fit",
-        "evaluation.plot_learning_curves",
-    ): lambda: dict(comparison=score_models(**compared())),
+        "evaluation.plot_calibration", "evaluation.plot_fit", "evaluation.plot_learning_curves",
+    ): lambda: dict(
+        comparison=score_models(**compared()), ax=Figure().subplots(2)),
     "evaluation.stacking_weights": lambda: dict(log_densities=normal(8, 3)),
     ("evidence.bounds.catoni_bound", "evidence.bounds.mcallester_bound"): lambda: dict(
         empirical_risk=positive(3) / 4, kl=positive(3), num_data=50, loss_range=(0.0, 1.0)),

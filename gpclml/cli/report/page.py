@@ -5,10 +5,10 @@ from __future__ import annotations
 import base64
 import io
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpclml._utils.files import printable
 from gpclml.cli.options import RunOptions
@@ -25,15 +25,18 @@ from gpclml.cli.report.words import (
 from gpclml.cli.table_data import TableData
 from gpclml.cli.yardsticks import YARDSTICKS
 from gpclml.evaluation import (
+    CRITERIA,
     Comparison,
     plot_calibration,
     plot_compare,
     plot_fit,
     plot_learning_curves,
 )
+from gpclml.evaluation.findings import joined
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    import numpy as np
+    from numpy.typing import NDArray
 
 __all__ = ["Report", "page_of", "report_text"]
 
@@ -97,48 +100,85 @@ def page_of(report: Report) -> str:
     )
 
 
-_DOTS_PER_INCH = 200  # 1120 pixels wide: sharp on a phone and on a wide screen
+class PageFigure(NamedTuple):
+    """A figure of a page: what it shows, how to read it, and it for light and dark pages."""
+
+    title: str
+    reading: str
+    light: str
+    dark: str
 
 
-def _figures(comparison: Comparison, one_input: bool) -> list[tuple[str, str, str]]:
-    """What each figure shows, how to read it, and the image as a data URI."""
-    drawn = (
-        (
+def _figures(comparison: Comparison, one_input: bool) -> list[PageFigure]:
+    count, names = len(comparison.models), list(comparison.models)
+
+    def criteria(axes: NDArray[np.object_]) -> None:
+        for criterion, one in zip(CRITERIA, axes, strict=True):
+            plot_compare(comparison, criterion, ax=one)
+
+    figures = [
+        _drawn(
             "What the criteria say",
-            "Each panel is a criterion and each dot a model, placed by its difference to the "
-            "first-ranked model: a dot clearly to the right of the line is a model that this "
-            "criterion prefers to that one.",
-            plot_compare(comparison),
+            "Each panel is a criterion. A dot is the score of a model, less that of the "
+            "first-ranked one, with its standard error; a triangle is the same difference with "
+            "the standard error of paired differences. This criterion prefers a model to the "
+            "first-ranked one if its triangle is clearly to the right of the line.",
+            criteria, 3, 1.2 + 3 * (0.55 + 0.35 * count),
         ),
-        (
+        _drawn(
             "How the models learn",
             "Above: how well the next row is predicted from the rows before it (higher is better). "
             "Below: what a model gains on the first-ranked one in all rows so far. The last value "
             "is the difference in LML; the rows before the dotted line do not count for the CLML.",
-            plot_learning_curves(comparison),
+            lambda axes: plot_learning_curves(comparison, ax=axes), 2, 5.6,
         ),
-        (
+        _drawn(
             "Whether their intervals hold",
             "Lines should stay in the grey band. A model whose line is below the band in the lower "
             "panel, or high at both ends in the upper one, is too sure of its predictions.",
-            plot_calibration(comparison),
+            lambda axes: plot_calibration(comparison, ax=axes), 2, 5.6,
         ),
-        (
-            "How they fit the training rows",
-            "Mean and two standard deviations of new observations along the input. Dots are rows."
-            if one_input
-            else "The target of each row against its prediction from all other rows, with two "
-            "standard deviations: dots should lie along the line.",
-            plot_fit(comparison),
-        ),
-    )
-    return [(title, reading, _address(figure)) for title, reading, figure in drawn]
+    ]  # fmt: skip
+    if one_input:
+        figures.append(
+            _drawn(
+                "How they fit the training rows",
+                "Mean and two standard deviations of new observations along the input, a panel for "
+                f"each of {joined(names)}. Dots are rows.",
+                lambda axes: plot_fit(comparison, ax=axes), count, 0.6 + 1.9 * count,
+            )
+        )  # fmt: skip
+    return figures
 
 
-def _address(figure: Figure) -> str:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=_DOTS_PER_INCH, metadata={"Software": None})
-    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+# Letters of 10 points in 5.6 inches are legible on a page 390 pixels wide, and not large on a wide
+# one; 1120 dots are sharp on both.
+_INCHES, _DOTS_PER_INCH = 5.6, 200
+
+
+def _drawn(
+    title: str,
+    reading: str,
+    draw: Callable[[NDArray[np.object_]], object],
+    panels: int,
+    height: float,
+) -> PageFigure:
+    """Draws a figure for light and for dark pages, with no regard to the user's own style."""
+    from matplotlib import rcParamsDefault, style
+    from matplotlib.figure import Figure
+
+    addresses = []
+    for theme in ("default", "dark_background"):
+        with style.context([theme, {"axes.prop_cycle": rcParamsDefault["axes.prop_cycle"]}]):
+            figure = Figure(figsize=(_INCHES, height), layout="constrained")
+            draw(figure.subplots(panels, 1, squeeze=False).ravel())
+            buffer = io.BytesIO()
+            figure.savefig(
+                buffer, format="png", dpi=_DOTS_PER_INCH, transparent=True,
+                metadata={"Software": None},
+            )  # fmt: skip
+        addresses.append(f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}")
+    return PageFigure(title, reading, *addresses)
 
 
 def report_text(report: Report) -> str:
