@@ -262,8 +262,9 @@ class _Check:
             self._check_values(dict(self.given(args, kwargs)), self(args, kwargs))
         except ArgumentError as explained:
             raise explained from error
-        if self.passes_on and isinstance(error, RuntimeError | IndexError | ValueError):
-            given = dict(self.given(args, kwargs))[self.passes_on]
+        given = dict(self.given(args, kwargs)).get(self.passes_on)
+        of_module = isinstance(error, RuntimeError | IndexError | ValueError)
+        if isinstance(given, Tensor) and of_module:
             got = f"{given.dtype} of shape {tuple(given.shape)}"
             suggestion = f"It said: {' '.join(str(error).split())}"
             raise ShapeError(

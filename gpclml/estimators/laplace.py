@@ -16,6 +16,7 @@ from gpclml._utils.arguments import check_counts, check_finite, check_positive, 
 from gpclml._utils.checkpoint import read_checkpoint, write_checkpoint
 from gpclml._utils.progress import progress_bar
 from gpclml._utils.resuming import check_state, digest
+from gpclml.conditioning.batches import Data, Points, batches_of, points_of
 from gpclml.curvature import (
     Curvature,
     Diagonal,
@@ -34,14 +35,7 @@ from gpclml.curvature.storage import (
 )
 from gpclml.curvature.structure import OutputCovariance, check_mode
 from gpclml.errors import ArgumentError, DataError
-from gpclml.estimators.network_parts import (
-    Data,
-    batches_of,
-    chosen_parameters,
-    no_batches,
-    only_trained,
-    outputs_of,
-)
+from gpclml.estimators.network_parts import chosen_parameters, only_trained, outputs_of
 from gpclml.mlls import LaplaceEvidence, LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
 
@@ -170,9 +164,7 @@ class Laplace:
         elif precision == "validation" and validation is None:
             raise ArgumentError("precision", "'validation' without such data", "validation data")
         batches = batches_of("data", data, batch_size, self._device)
-        first = next(batches, None)
-        if first is None:
-            raise no_batches("data")
+        first = next(batches)
         likelihood = self._likelihood_of(first[0])
         self.names = chosen_parameters(self.network, self.weights, first[0])
         with only_trained(self.network, self.names):
@@ -181,9 +173,9 @@ class Laplace:
                 self.network, GaussianWeightPrior(self.network, self.by, start)
             )
             mll = LaplaceMarginalLogLikelihood(likelihood, model, _UNKNOWN, self.structure)
-            evidence, self.num_data = _evidence_of(mll, *first), len(first[0])
+            evidence, self.num_data = mll.evidence_of(*first), len(first[0])
             for x, y in progress_bar(batches, desc="batches", progress=progress):
-                evidence, self.num_data = evidence + _evidence_of(mll, x, y), self.num_data + len(x)
+                evidence, self.num_data = evidence + mll.evidence_of(x, y), self.num_data + len(x)
         mll.num_data = self.num_data
         if isinstance(precision, str):
             _maximize(evidence, mll)
@@ -203,40 +195,44 @@ class Laplace:
     @checked(x="(N, *event)")
     def predict(
         self,
-        x: Tensor,
+        x: Points,
         method: Literal["closed", "draws", "mode"] = "closed",
         *,
         draws: int = 1000,
         seed: int = 0,
+        progress: bool | None = None,
     ) -> Distribution:
         """The distribution of targets at points.
 
         Args:
             x: Points, ``(N, *event)``; any number, since gradients of few are in memory at a time.
+                A ``DataLoader`` of points, or of pairs that begin with them, as well.
             method: ``"closed"`` for the closed form, of a softmax the probit approximation;
                 ``"draws"`` for the mean over draws of outputs; ``"mode"`` for the network alone,
                 at temperature 1.
             draws: Number of draws.
             seed: Seed of the draws.
+            progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
 
         Returns:
             ``Categorical``, ``Bernoulli`` or ``Normal``, the last with the noise.
 
         Raises:
-            ArgumentError: It is not fitted, or the network's weights have changed since.
+            ArgumentError: It is not fitted, the network's weights have changed since, or there are
+                no points.
             ShapeError: The network does not take the points.
             NonFiniteError: A point is not finite.
             ModelModeError: Dropout or batch normalization is in train mode.
         """
         check_counts(draws=draws)
-        check_finite("x", x)
         self._check_fitted()
         likelihood = output_likelihood(cast(Likelihood, self.likelihood))
         source = torch.Generator().manual_seed(seed)
         tempered = 1.0 if method == "mode" else self.output_temperature
         parts = []
-        for some in x.split(_POINTS):
-            some = some.to(self._device)
+        chunks = points_of("x", x, _POINTS, self._device)
+        for some in progress_bar(chunks, desc="predictions", progress=progress):
+            check_finite("x", some)
             outputs = outputs_of(self.network, some)
             count, c = outputs.shape
             scale = 0.0 if method == "mode" else self.covariance_scale
@@ -374,8 +370,6 @@ class Laplace:
         for x, y in batches:
             outputs = outputs_of(self.network, x)
             seen.append((outputs, y, self._covariances(x, outputs.shape[-1], factors)))
-        if not seen:
-            raise no_batches("validation")
         outputs, target = (torch.cat([one[k] for one in seen]) for k in range(2))
         likelihood = output_likelihood(cast(Likelihood, self.likelihood))
         likelihood.log_density(outputs, target)  # its checks
@@ -400,11 +394,6 @@ class Laplace:
         if chosen != 1:
             self._precisions = {name: chosen * p for name, p in self._precisions.items()}
             self._of_gradients = self._function(1.0)
-
-
-@checked(late=True, passes_on="x", x="(N, *event)")
-def _evidence_of(mll: LaplaceMarginalLogLikelihood, x: Tensor, y: Tensor) -> LaplaceEvidence:
-    return mll.evidence_of(x, y)
 
 
 def _maximize(evidence: LaplaceEvidence, mll: LaplaceMarginalLogLikelihood) -> None:

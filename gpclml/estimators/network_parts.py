@@ -1,10 +1,9 @@
-"""Batches that a network is given, and the parameters that are chosen from it."""
+"""Outputs of a network, and the parameters that are chosen from it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -12,56 +11,7 @@ from torch import Tensor
 from gpclml._utils.arguments import checked
 from gpclml.errors import ArgumentError, ShapeError
 
-__all__ = [
-    "Data", "batches_of", "chosen_parameters", "no_batches", "only_trained", "outputs_of",
-]  # fmt: skip
-
-Data = Iterable[Sequence[Tensor]] | tuple[Tensor, Tensor]
-
-
-def batches_of(
-    argument: str, data: Data, size: int, device: torch.device
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Points and targets, on the device, from an iterable of pairs or from two tensors.
-
-    Args:
-        argument: Name of the data in errors.
-        data: An iterable of pairs, or two tensors.
-        size: Points of tensors that are given at a time.
-        device: Where they go.
-
-    Raises:
-        ArgumentError, ShapeError: What comes is no pair of tensors of as many rows.
-    """
-    whole = isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Tensor)
-    if whole:
-        x, y = cast("tuple[Tensor, Tensor]", data)
-        _check_pair(argument, (x, y))
-        data = zip(x.split(size), y.split(size), strict=True)
-    for pair in data:
-        _check_pair(argument, pair)
-        if len(pair[0]):
-            yield pair[0].to(device), pair[1].to(device)
-
-
-def _check_pair(argument: str, pair: object) -> None:
-    expected = "pairs of tensors, points and targets, as many of both"
-    of_tensors = (
-        isinstance(pair, list | tuple)
-        and len(pair) == 2
-        and all(isinstance(one, Tensor) and one.ndim > 0 for one in pair)
-    )
-    if not of_tensors:
-        raise ArgumentError(argument, f"an element of type {type(pair).__name__}", expected)
-    x, y = cast("tuple[Tensor, Tensor]", pair)
-    if len(x) != len(y):
-        raise ShapeError(argument, f"{len(x)} points and {len(y)} targets", expected)
-
-
-def no_batches(argument: str) -> ArgumentError:
-    """The error of data without points."""
-    suggestion = "A generator gives its batches once: pass a DataLoader, or make it anew."
-    return ArgumentError(argument, "no points", "at least one batch", suggestion)
+__all__ = ["chosen_parameters", "only_trained", "outputs_of"]
 
 
 @torch.no_grad()

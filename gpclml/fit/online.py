@@ -23,11 +23,12 @@ from gpclml._utils.resuming import (
     load_optimizer_state,
     module_classes,
 )
+from gpclml.conditioning.batches import Loader
 from gpclml.curvature import FunctionSpace
 from gpclml.errors import ArgumentError, DataError
 from gpclml.fit.result import FitResult
-from gpclml.fit.weights import WeightTraining, check_finite, check_training
-from gpclml.mlls import LaplaceMarginalLogLikelihood
+from gpclml.fit.weights import WeightTraining, check_finite, check_numbers
+from gpclml.mlls import LaplaceEvidence, LaplaceMarginalLogLikelihood
 
 __all__ = ["OnlineFitResult", "fit_hyperparameters", "fit_online"]
 
@@ -74,8 +75,8 @@ class _OnlineRun(WeightTraining):
     """Optimizers and course of a training of weights and hyperparameters."""
 
     def __init__(
-        self, mll: LaplaceMarginalLogLikelihood, x: Tensor, y: Tensor, hyper_lr: float,
-        **options: Any,
+        self, mll: LaplaceMarginalLogLikelihood, x: Tensor | Loader, y: Tensor | None,
+        hyper_lr: float, progress: bool | None, **options: Any,
     ) -> None:  # fmt: skip
         super().__init__(mll, x, y, **options)
         own = {id(p) for p in self.model.network.parameters()}
@@ -84,6 +85,7 @@ class _OnlineRun(WeightTraining):
             raise ArgumentError("mll", "no trainable hyperparameter", "at least one")
         self.of_hyperparameters = torch.optim.Adam(hyper, lr=hyper_lr)
         self.hyperparameters = hyper
+        self.progress = progress
         self.course = _Course()
         self.best: dict[str, Any] | None = None
 
@@ -125,29 +127,21 @@ class _OnlineRun(WeightTraining):
 
     def _adds_up(self) -> bool:
         """Whether the evidence of all data is known from curvature that is computed once."""
-        one_batch = self.batch_size >= len(self.x)
+        one_batch = self.data.batch_size >= self.mll.num_data
         every_output = self.mll.hessian == "ef" or self.mll.outputs == "all"
         same_points = self.model.augmentation is None
         sums = one_batch or not isinstance(self.mll.curvature, FunctionSpace)
         return every_output and same_points and sums
 
-    def _evidence_of_all(self) -> Any:
-        total: Any = None
-        for batch in self.batches():
-            part = self.mll.evidence_of(*batch)
-            total = part if total is None else total + part
-        return total
+    def _evidence_of_all(self) -> LaplaceEvidence:
+        return self.mll.evidence_of(self.data, progress=self.progress)
 
     def _value_of_a_batch(self) -> Tensor:
-        """Of a part drawn by its size, whose expectation is the mean over all."""
-        parts = self.parts()
-        sizes = torch.tensor([float(len(rows)) for rows in parts])
-        place = int(torch.multinomial(sizes, 1, generator=self.generator))
-        return self.mll.evidence_of(*self.rows(parts[place]))()
+        return self.mll.evidence_of(*self.data.drawn())()
 
     def _mean_over_batches(self) -> Tensor:
-        values = [self.mll.evidence_of(*self.rows(rows))() * len(rows) for rows in self.parts()]
-        return torch.stack(values).sum() / len(self.x)
+        values = [self.mll.evidence_of(x, y)() * len(x) for x, y in self.data.parts()]
+        return torch.stack(values).sum() / self.mll.num_data
 
     def evaluations_since_best(self) -> int:
         """Number of times that the evidence was not larger than the best before."""
@@ -164,8 +158,8 @@ class _OnlineRun(WeightTraining):
         """What decides the course: digests of data and objective, and settings as they are."""
         mll = self.mll
         return {
-            "train_x": digest(self.x),
-            "train_y": digest(self.y),
+            "train_x": digest(self.data.x if self.data.loader is None else "a loader"),
+            "train_y": digest(self.data.y),
             "objective": digest(
                 [module_classes(mll), mll.num_data, mll.hessian, mll.outputs, mll.curvature]
             ),
@@ -185,7 +179,7 @@ class _OnlineRun(WeightTraining):
 
     def read(self, path: str | Path, fingerprint: dict[str, Any]) -> None:
         """Goes on from a file; a DataError, before any change, where it is not of this training."""
-        content = read_checkpoint(path, _CHECKPOINT, self.x.device, _REQUIRED)
+        content = read_checkpoint(path, _CHECKPOINT, self.device, _REQUIRED)
         for state in (content["state"], content["best"]):
             if state is not None:
                 check_state(path, self.mll, state)
@@ -211,8 +205,8 @@ class _OnlineRun(WeightTraining):
 @checked(train_x="(N, *event)", train_y="(N, *outputs)")
 def fit_online(
     mll: LaplaceMarginalLogLikelihood,
-    train_x: Tensor,
-    train_y: Tensor,
+    train_x: Tensor | Loader,
+    train_y: Tensor | None = None,
     *,
     epochs: int = 100,
     batch_size: int | None = None,
@@ -245,10 +239,12 @@ def fit_online(
 
     Args:
         mll: The objective; ``num_data`` is the number of training points. Trained in place.
-        train_x: Points, ``(N, *event)``.
-        train_y: Their targets.
+        train_x: Points, ``(N, *event)``; or a ``DataLoader`` of pairs of points and targets,
+            whose batches are read as they are needed. Their order is the loader's own: a
+            checkpoint does not hold it, nor what the data are.
+        train_y: Their targets; None with a loader.
         epochs: Number of passes over the data.
-        batch_size: Points of a batch; all if None.
+        batch_size: Points of a batch of tensors; all if None.
         lr: Learning rate of the weights in the first epoch.
         final_lr: That in the last, by half a cosine; the first throughout if None.
         hyper_lr: That of the hyperparameters.
@@ -267,9 +263,10 @@ def fit_online(
         The course of the training.
 
     Raises:
-        ArgumentError: A number is out of range, or ``num_data`` is another.
-        ShapeError: Points and targets are not as many.
-        NonFiniteError: A log joint density or an evidence is not finite.
+        ArgumentError: A number is out of range, ``num_data`` is another, or a loader gives
+            nothing or no pairs.
+        ShapeError: Points and targets are not as many, or the network does not take the points.
+        NonFiniteError: Data, a log joint density or an evidence are not finite.
         UnsupportedError, ModelModeError, NotPSDError: As the objective.
         DataError: The checkpoint cannot be written or read, is damaged, or is of another model or
             training; says in what they differ.
@@ -277,17 +274,17 @@ def fit_online(
     Warns:
         UserWarning: The checkpoint is of an earlier release, which did not store what decided it.
     """
-    check_training(
-        mll, train_x, train_y, epochs=epochs, batch_size=batch_size, hyper_steps=hyper_steps,
-        every=every, patience=patience, lr=lr, final_lr=final_lr, hyper_lr=hyper_lr,
+    check_numbers(
+        epochs=epochs, batch_size=batch_size, hyper_steps=hyper_steps, every=every,
+        patience=patience, lr=lr, final_lr=final_lr, hyper_lr=hyper_lr,
     )  # fmt: skip
     if burn_in < 0:
         raise ArgumentError("burn_in", burn_in, "0 or more epochs")
-    if partition == "class" and train_y.is_floating_point():
+    if partition == "class" and isinstance(train_y, Tensor) and train_y.is_floating_point():
         raise ArgumentError("partition", "'class' and targets that are no classes", "'random'")
     run = _OnlineRun(
-        mll, train_x, train_y, hyper_lr, batch_size=batch_size, lr=lr, final_lr=final_lr,
-        epochs=epochs, seed=seed, by_class=partition == "class",
+        mll, train_x, train_y, hyper_lr, progress, batch_size=batch_size, lr=lr,
+        final_lr=final_lr, epochs=epochs, seed=seed, by_class=partition == "class",
     )  # fmt: skip
     decided_by: dict[str, Any] = {}
     if checkpoint is not None:
@@ -337,13 +334,14 @@ def fit_online(
 @checked(train_x="(N, *event)", train_y="(N, *outputs)")
 def fit_hyperparameters(
     mll: LaplaceMarginalLogLikelihood,
-    train_x: Tensor,
-    train_y: Tensor,
+    train_x: Tensor | Loader,
+    train_y: Tensor | None = None,
     *,
     steps: int = 100,
     batch_size: int | None = None,
     lr: float = 0.1,
     seed: int = 0,
+    progress: bool | None = None,
 ) -> FitResult:
     """Fits prior precisions, noise and the like to the evidence at the weights as they are.
 
@@ -352,12 +350,13 @@ def fit_hyperparameters(
 
     Args:
         mll: The objective; ``num_data`` is the number of training points. Trained in place.
-        train_x: Points, ``(N, *event)``.
-        train_y: Their targets.
+        train_x: Points, ``(N, *event)``; or a ``DataLoader`` of pairs of points and targets.
+        train_y: Their targets; None with a loader.
         steps: Steps of Adam.
-        batch_size: Points that curvature is computed of at a time; all if None.
+        batch_size: Points of tensors that curvature is computed of at a time; all if None.
         lr: Learning rate.
         seed: Seed of the order of the points.
+        progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
 
     Returns:
         The evidence after it, nats per point; ``history`` is that of each step.
@@ -368,11 +367,12 @@ def fit_hyperparameters(
         ShapeError: Points and targets are not as many.
         NonFiniteError: The evidence is not finite.
     """
-    check_training(mll, train_x, train_y, steps=steps, batch_size=batch_size, lr=lr)
+    check_numbers(steps=steps, batch_size=batch_size, lr=lr)
     start = time.perf_counter()
     run = _OnlineRun(
-        mll, train_x, train_y, lr, batch_size=batch_size, lr=1.0, final_lr=None, epochs=1, seed=seed
-    )
+        mll, train_x, train_y, lr, progress, batch_size=batch_size, lr=1.0, final_lr=None,
+        epochs=1, seed=seed,
+    )  # fmt: skip
     history = run.train_hyperparameters(steps)
     evidence, seconds = run.course.evidences[-1], time.perf_counter() - start
     return FitResult(objective=evidence, history=history, seconds=seconds)

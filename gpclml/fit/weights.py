@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
 from typing import cast
 
 import torch
 from torch import Tensor
 
-from gpclml._utils.arguments import all_finite, checked
+from gpclml._utils.arguments import checked
 from gpclml._utils.progress import progress_bar
-from gpclml.conditioning import partition_at_random, partition_by_class
-from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
+from gpclml.conditioning.batches import Loader, TrainingBatches
+from gpclml.errors import ArgumentError, NonFiniteError
 from gpclml.fit.result import FitResult
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
 
-__all__ = ["WeightTraining", "check_finite", "check_training", "fit_map"]
+__all__ = ["WeightTraining", "check_finite", "check_numbers", "fit_map"]
 
 
 class WeightTraining:
@@ -26,21 +25,24 @@ class WeightTraining:
 
     Args:
         mll: The objective, whose log joint density the weights climb.
-        x: Points.
-        y: Their targets.
+        x: Points, or a loader of pairs.
+        y: Their targets; None with a loader.
         batch_size: Points of a batch; all if None.
         lr: Learning rate of the first epoch.
         final_lr: That of the last, by half a cosine; the first throughout if None.
         epochs: Number of epochs that the rate falls over.
         seed: Seed of the order of the points.
-        by_class: Whether :meth:`parts` are of one class each.
+        by_class: Whether evidences are estimated from batches of one class each.
+
+    Raises:
+        ArgumentError, ShapeError, NonFiniteError: The data are not the objective's.
     """
 
     def __init__(
         self,
         mll: LaplaceMarginalLogLikelihood,
-        x: Tensor,
-        y: Tensor,
+        x: Tensor | Loader,
+        y: Tensor | None,
         *,
         batch_size: int | None,
         lr: float,
@@ -50,31 +52,18 @@ class WeightTraining:
         by_class: bool = False,
     ) -> None:
         self.mll = mll
-        self.x = x
-        self.y = y
         self.model: LinearizedNetwork = cast(LinearizedNetwork, mll.model)
-        self.batch_size: int = batch_size or len(x)
-        self.by_class = by_class
+        self.generator: torch.Generator = torch.Generator().manual_seed(seed)
         self.weights: list[torch.nn.Parameter] = [
             p for p in self.model.network.parameters() if p.requires_grad
         ]
+        self.device: torch.device = next(iter(self.model.network.parameters())).device
+        self.data = TrainingBatches(
+            x, y, mll.num_data, batch_size=batch_size, generator=self.generator,
+            device=self.device, by_class=by_class,
+        )  # fmt: skip
         self.of_weights: torch.optim.Adam = torch.optim.Adam(self.weights, lr=lr)
-        self.generator: torch.Generator = torch.Generator().manual_seed(seed)
         self._rates = (lr, lr if final_lr is None else final_lr, epochs)
-
-    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """All data once, in a fresh order."""
-        return map(self.rows, partition_at_random(len(self.x), self.batch_size, self.generator))
-
-    def parts(self) -> list[Tensor]:
-        """Indices of the batches that an evidence is estimated from; all data once."""
-        if self.by_class:
-            return partition_by_class(self.y, self.batch_size, self.generator)
-        return partition_at_random(len(self.x), self.batch_size, self.generator)
-
-    def rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Points and targets of these indices."""
-        return self.x[rows.to(self.x.device)], self.y[rows.to(self.y.device)]
 
     def epoch(self, done: int) -> float:
         """Trains on all data once.
@@ -94,7 +83,7 @@ class WeightTraining:
             0.5 + 0.5 * math.cos(math.pi * along)
         )
         values = []
-        for x, y in self.batches():
+        for x, y in self.data:
             value = self.mll.log_joint(self.model(x), y)
             gradients = torch.autograd.grad(-value, self.weights, allow_unused=True)
             for p, gradient in zip(self.weights, gradients, strict=True):
@@ -106,21 +95,11 @@ class WeightTraining:
         return mean
 
 
-def check_training(
-    mll: LaplaceMarginalLogLikelihood, train_x: Tensor, train_y: Tensor, **numbers: float | None
-) -> None:
-    """Raises where data are not the objective's, a count is below 1 or a rate not positive.
+def check_numbers(**numbers: float | None) -> None:
+    """Raises an ArgumentError where a count is below 1 or a rate not positive.
 
     Args:
-        mll: The objective.
-        train_x: Points.
-        train_y: Their targets.
         **numbers: Counts; those with ``lr`` in their name are rates. None is not checked.
-
-    Raises:
-        ArgumentError: A number is out of range, or ``num_data`` is another.
-        ShapeError: Points and targets are not as many.
-        NonFiniteError: An input or a target is NaN or infinite.
     """
     for name, number in numbers.items():
         if number is None:
@@ -130,16 +109,6 @@ def check_training(
                 raise ArgumentError(name, number, "a positive number")
         elif number < 1:
             raise ArgumentError(name, number, "at least 1")
-    if len(train_x) != len(train_y):
-        raise ShapeError("train_y", f"{len(train_y)} targets", f"{len(train_x)}, as the points")
-    for name, values in (("train_x", train_x), ("train_y", train_y)):
-        if not all_finite(values):
-            count = int((~values.isfinite()).sum())
-            suggestion = "A network needs them all: leave out the points without."
-            raise NonFiniteError(name, f"{count} NaN or infinite values", "finite ones", suggestion)
-    if mll.num_data != len(train_x):
-        expected = f"num_data = {mll.num_data}, as the objective has it"
-        raise ArgumentError("train_x", f"{len(train_x)} points", expected)
 
 
 def check_finite(what: str, value: float, suggestion: str) -> None:
@@ -151,8 +120,8 @@ def check_finite(what: str, value: float, suggestion: str) -> None:
 @checked(train_x="(N, *event)", train_y="(N, *outputs)")
 def fit_map(
     mll: LaplaceMarginalLogLikelihood,
-    train_x: Tensor,
-    train_y: Tensor,
+    train_x: Tensor | Loader,
+    train_y: Tensor | None = None,
     *,
     epochs: int = 100,
     batch_size: int | None = None,
@@ -168,10 +137,11 @@ def fit_map(
 
     Args:
         mll: The objective; ``num_data`` is the number of training points. Trained in place.
-        train_x: Points, ``(N, *event)``.
-        train_y: Their targets.
+        train_x: Points, ``(N, *event)``; or a ``DataLoader`` of pairs of points and targets,
+            whose batches are read as they are needed.
+        train_y: Their targets; None with a loader.
         epochs: Number of passes over the data.
-        batch_size: Points of a batch; all if None.
+        batch_size: Points of a batch of tensors; all if None.
         lr: Learning rate of the first epoch.
         final_lr: That of the last, by half a cosine; the first throughout if None.
         seed: Seed of the order of the points.
@@ -182,17 +152,16 @@ def fit_map(
         their steps; ``objective`` is that of the last.
 
     Raises:
-        ArgumentError: A number is out of range, or ``num_data`` is another.
-        ShapeError: Points and targets are not as many.
-        NonFiniteError: A log joint density is not finite.
+        ArgumentError: A number is out of range, ``num_data`` is another, or a loader gives
+            nothing or no pairs.
+        ShapeError: Points and targets are not as many, or the network does not take the points.
+        NonFiniteError: Data or a log joint density are not finite.
 
     Examples:
         >>> fit_map(mll, train_x, train_y, epochs=50, batch_size=128, final_lr=1e-5)
         >>> evidence = mll(model(train_x), train_y).item()
     """
-    check_training(
-        mll, train_x, train_y, epochs=epochs, batch_size=batch_size, lr=lr, final_lr=final_lr
-    )
+    check_numbers(epochs=epochs, batch_size=batch_size, lr=lr, final_lr=final_lr)
     training = WeightTraining(
         mll, train_x, train_y, batch_size=batch_size, lr=lr, final_lr=final_lr, epochs=epochs,
         seed=seed,

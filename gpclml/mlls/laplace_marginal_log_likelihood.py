@@ -10,7 +10,9 @@ from gpytorch.mlls import MarginalLogLikelihood
 from torch import Tensor
 
 from gpclml._utils.arguments import check_counts, check_positive, checked
+from gpclml._utils.progress import progress_bar
 from gpclml._utils.resuming import ResumableDraws
+from gpclml.conditioning.batches import Loader, batches_of
 from gpclml.curvature import Curvature, Kronecker, Structure
 from gpclml.curvature.output_likelihoods import (
     OutputLikelihood,
@@ -160,21 +162,36 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
         likelihood.log_density(output.mean.detach(), target)  # its checks come first
         return self._evidence(output.points, target, output.mean)
 
-    def evidence_of(self, x: Tensor, target: Tensor) -> LaplaceEvidence:
+    @checked(late=True, passes_on="x", x="(N, *event)")
+    def evidence_of(
+        self, x: Tensor | Loader, target: Tensor | None = None, *, progress: bool | None = None
+    ) -> LaplaceEvidence:
         """The same as ``evidence_at(model(x), target)`` for hyperparameters alone, in one pass.
 
         The outputs are those of the pass that the curvature is taken from: constants, but for
         what the points depend on, so that no weight gets a gradient.
 
         Args:
-            x: Points, ``(N, *event)``: all, or a batch of them.
-            target: Their targets.
+            x: Points, ``(N, *event)``: all, or a batch of them; or a ``DataLoader`` of pairs of
+                points and targets, whose evidences are added up.
+            target: Their targets; None with a loader.
+            progress: Whether to show a progress bar over the batches of a loader; None shows it on
+                terminals and in notebooks.
 
         Raises:
             ArgumentError, ShapeError, UnsupportedError, NonFiniteError, NotPSDError:
-                As :meth:`forward`.
+                As :meth:`forward`, or a loader gives nothing or no pairs.
         """
-        return self._evidence(cast(LinearizedNetwork, self.model).points(x), target, None)
+        model = cast(LinearizedNetwork, self.model)
+        if isinstance(x, Tensor) and target is not None:
+            return self._evidence(model.points(x), target, None)
+        if isinstance(x, Tensor) or target is not None:
+            got = "points without targets" if target is None else "targets beside a loader"
+            raise ArgumentError("target", got, "points with targets, or a loader of both")
+        device = next(iter(model.network.parameters())).device
+        batches = batches_of("x", x, self.num_data, device)
+        bar = progress_bar(batches, desc="curvature", progress=progress)
+        return cast(LaplaceEvidence, sum(self.evidence_of(*batch) for batch in bar))
 
     def _evidence(self, points: Tensor, target: Tensor, mean: Tensor | None) -> LaplaceEvidence:
         count = len(points)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import cast
 
 import torch
@@ -19,7 +19,7 @@ from gpclml._utils.arguments import (
     checked,
 )
 from gpclml._utils.progress import progress_bar
-from gpclml.conditioning import partition_at_random
+from gpclml.conditioning.batches import Loader, Points, TrainingBatches, points_of
 from gpclml.curvature import sample_gradients
 from gpclml.curvature.structure import (
     call_with,
@@ -42,13 +42,14 @@ __all__ = [
 
 Weights = Mapping[str, Tensor]
 _NUMBERS = 2**24  # of gradients in memory at a time
+_POINTS = 256  # of a loader at a time
 
 
 @checked(train_x="(N, *event)", train_y="(N, *outputs)")
 def sample_sgld(
     mll: LaplaceMarginalLogLikelihood,
-    train_x: Tensor,
-    train_y: Tensor,
+    train_x: Tensor | Loader,
+    train_y: Tensor | None = None,
     *,
     count: int = 20,
     cycles: int = 4,
@@ -73,12 +74,12 @@ def sample_sgld(
     Args:
         mll: The objective, whose :meth:`~gpclml.mlls.LaplaceMarginalLogLikelihood.log_joint` is
             the density; its hyperparameters stay fixed. The network ends with the last weights.
-        train_x: Points, ``(N, *event)``.
-        train_y: Their targets.
+        train_x: Points, ``(N, *event)``; or a ``DataLoader`` of pairs of points and targets.
+        train_y: Their targets; None with a loader.
         count: Number S of draws, a multiple of the cycles.
         cycles: Number of cycles.
         epochs_per_cycle: Passes over the data in a cycle.
-        batch_size: Points of a batch; all if None.
+        batch_size: Points of a batch of tensors; all if None.
         lr: The largest step :math:`\epsilon_0`, per point: N times what it is for the total.
         exploration: Share of a cycle that explores, from which no draw is taken.
         seed: Seed of the batches and the noise.
@@ -88,9 +89,10 @@ def sample_sgld(
         Weights by name, ``(S, *shape)``.
 
     Raises:
-        ArgumentError: A number is out of range.
+        ArgumentError: A number is out of range, ``num_data`` is another, or a loader gives
+            nothing or no pairs.
         ShapeError: The numbers of points and targets differ.
-        NonFiniteError: The weights diverged.
+        NonFiniteError: Data are not finite, or the weights diverged.
     """
     check_counts(
         count=count, cycles=cycles, epochs_per_cycle=epochs_per_cycle, batch_size=batch_size
@@ -98,13 +100,17 @@ def sample_sgld(
     check_learning_rate(lr)
     if not 0 <= exploration < 1:
         raise ArgumentError("exploration", exploration, "at least 0 and below 1")
-    size = batch_size or len(train_x)
-    steps = epochs_per_cycle * math.ceil(len(train_x) / size)
+    generator = torch.Generator().manual_seed(seed)
+    device = next(iter(cast(LinearizedNetwork, mll.model).network.parameters())).device
+    data = TrainingBatches(
+        train_x, train_y, mll.num_data, batch_size=batch_size, generator=generator, device=device
+    )
+    steps = epochs_per_cycle * len(data)
     if count % cycles or count // cycles > steps - round(exploration * steps):
         most = steps - round(exploration * steps)
         expected = f"a multiple of {cycles} cycles, at most {most} for each"
         raise ArgumentError("count", count, expected, "Take more epochs a cycle, or batches.")
-    chain = _Chain(mll, train_x, train_y, size, seed)
+    chain = _Chain(mll, data, generator)
     per_cycle = count // cycles
     first = round(exploration * steps)
     kept = {steps - 1 - ((steps - first) * i) // per_cycle for i in range(per_cycle)}
@@ -189,7 +195,7 @@ def rescaled(
 @torch.no_grad()
 @checked(passes_on="x", x="(N, *event)")
 def sampled_outputs(
-    network: torch.nn.Module, weights: Weights, x: Tensor, at_once: int = 20
+    network: torch.nn.Module, weights: Weights, x: Points, at_once: int = 20
 ) -> Tensor:
     """The network's outputs with each draw of weights in turn.
 
@@ -197,7 +203,8 @@ def sampled_outputs(
         network: Maps ``(N, *event)`` to ``(N, C)``; parameters without draws keep their values.
         weights: Draws by name, ``(S, *shape)``, as
             :meth:`gpclml.mlls.LaplaceEvidence.sample_weights` gives them.
-        x: Points, ``(N, *event)``.
+        x: Points, ``(N, *event)``; or a ``DataLoader`` of points, or of pairs that begin with
+            them.
         at_once: Draws in memory at a time.
 
     Returns:
@@ -209,6 +216,9 @@ def sampled_outputs(
     """
     _check_weights(network, weights)
     check_mode(network)
+    if not isinstance(x, Tensor):
+        parts = _loaded(network, x)
+        return torch.cat([sampled_outputs(network, weights, one, at_once) for one in parts], 1)
 
     def of_one(values: dict[str, Tensor]) -> Tensor:
         return call_with(network, values, x)
@@ -223,7 +233,7 @@ def sampled_outputs(
 @torch.no_grad()
 @checked(passes_on="x", x="(N, *event)")
 def linearized_outputs(
-    network: torch.nn.Module, weights: Weights, x: Tensor, at_once: int = 20
+    network: torch.nn.Module, weights: Weights, x: Points, at_once: int = 20
 ) -> Tensor:
     r"""Outputs of the network made linear around its weights, :math:`f + J (w - w_*)`.
 
@@ -233,7 +243,8 @@ def linearized_outputs(
     Args:
         network: Maps ``(N, *event)`` to ``(N, C)``, with the weights around which it is linear.
         weights: Draws by name, ``(S, *shape)``.
-        x: Points, ``(N, *event)``.
+        x: Points, ``(N, *event)``; or a ``DataLoader`` of points, or of pairs that begin with
+            them.
         at_once: Draws in memory at a time.
 
     Returns:
@@ -245,6 +256,9 @@ def linearized_outputs(
     """
     _check_weights(network, weights)
     check_mode(network)
+    if not isinstance(x, Tensor):
+        parts = _loaded(network, x)
+        return torch.cat([linearized_outputs(network, weights, one, at_once) for one in parts], 1)
     parameters = dict(network.named_parameters())
     center = {name: parameters[name].detach() for name in weights}
 
@@ -260,6 +274,10 @@ def linearized_outputs(
     if made is not None and _is_linear(network, made[0], _draw(weights, 0), x):
         return made
     return _by_gradients(network, weights, x)
+
+
+def _loaded(network: torch.nn.Module, x: Points) -> Iterator[Tensor]:
+    return points_of("x", x, _POINTS, next(iter(network.parameters())).device)
 
 
 def _draw(weights: Weights, place: int) -> dict[str, Tensor]:
@@ -326,20 +344,19 @@ class _Chain:
     """Langevin dynamics of the weights of a network, a mini-batch a step."""
 
     def __init__(
-        self, mll: LaplaceMarginalLogLikelihood, x: Tensor, y: Tensor, size: int, seed: int
+        self, mll: LaplaceMarginalLogLikelihood, data: TrainingBatches, generator: torch.Generator
     ) -> None:
-        self._mll, self._x, self._y, self._size = mll, x, y, size
+        self._mll, self._data, self._generator = mll, data, generator
         self._model = cast(LinearizedNetwork, mll.model)
         self._trained = {n: p for n, p in self._model.network.named_parameters() if p.requires_grad}
-        self._generator = torch.Generator().manual_seed(seed)
-        self._batches: list[Tensor] = []
+        self._batches: Iterator[tuple[Tensor, Tensor]] = iter(())
 
     def step(self, step: float, noise: bool) -> None:
-        if not self._batches:
-            self._batches = partition_at_random(len(self._x), self._size, self._generator)
-        rows = self._batches.pop()
-        output = self._model(self._x[rows.to(self._x.device)])
-        value = self._mll.log_joint(output, self._y[rows.to(self._y.device)])
+        batch = next(self._batches, None)
+        if batch is None:
+            self._batches = iter(self._data)
+            batch = next(self._batches)
+        value = self._mll.log_joint(self._model(batch[0]), batch[1])
         weights = list(self._trained.values())
         gradients = torch.autograd.grad(value, weights, allow_unused=True)
         deviation = math.sqrt(2 * step / self._mll.num_data) if noise else 0.0

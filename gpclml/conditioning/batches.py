@@ -1,0 +1,231 @@
+"""Data in batches: from two tensors, or from a loader that reads them as they are needed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from gpclml._utils.arguments import all_finite
+from gpclml.conditioning.orders import partition_at_random, partition_by_class
+from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
+
+__all__ = ["Data", "Loader", "Points", "TrainingBatches", "batches_of", "points_of"]
+
+Loader = Iterable[Sequence[Tensor]]
+"""Gives pairs of points and targets: a ``DataLoader``, or a list of pairs."""
+
+Data = Loader | tuple[Tensor, Tensor]
+Points = Tensor | Iterable[Tensor | Sequence[Tensor]]
+"""Points, or a loader of points or of sequences that begin with them."""
+
+_EXPECTED = "pairs of tensors, points and targets, as many of both"
+
+
+def batches_of(
+    argument: str, data: Data, size: int, device: torch.device
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Points and targets, on the device, from an iterable of pairs or from two tensors.
+
+    Args:
+        argument: Name of the data in errors.
+        data: An iterable of pairs, or two tensors.
+        size: Points of tensors that are given at a time.
+        device: Where they go.
+
+    Raises:
+        ArgumentError, ShapeError: What comes is no pair of tensors of as many rows, or nothing.
+    """
+    whole = isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Tensor)
+    if whole:
+        x, y = cast("tuple[Tensor, Tensor]", data)
+        _check_pair(argument, (x, y))
+        data = zip(x.split(size), y.split(size), strict=True)
+    empty = True
+    for pair in data:
+        _check_pair(argument, pair)
+        if len(pair[0]):
+            empty = False
+            yield pair[0].to(device), pair[1].to(device)
+    if empty:
+        raise _no_batches(argument)
+
+
+def points_of(argument: str, x: Points, size: int, device: torch.device) -> Iterator[Tensor]:
+    """Points, on the device, so many at a time whatever a loader gives.
+
+    Args:
+        argument: Name of the points in errors.
+        x: A tensor, or an iterable.
+        size: Points that are given at a time.
+        device: Where they go.
+
+    Raises:
+        ArgumentError: What comes is no tensor of points, or nothing.
+    """
+    rest: Tensor | None = None
+    empty = True
+    for one in [x] if isinstance(x, Tensor) else x:
+        points = one[0] if isinstance(one, list | tuple) and len(one) else one
+        if not isinstance(points, Tensor) or points.ndim == 0:
+            got = f"an element of type {type(one).__name__}"
+            raise ArgumentError(argument, got, "tensors of points, or pairs with targets")
+        if not len(points):
+            continue
+        empty = False
+        points = points.to(device)
+        *whole, rest = (points if rest is None else torch.cat([rest, points])).split(size)
+        yield from whole
+    if rest is not None:
+        yield rest
+    if empty:
+        raise _no_batches(argument)
+
+
+def _check_pair(argument: str, pair: object) -> None:
+    of_tensors = (
+        isinstance(pair, list | tuple)
+        and len(pair) == 2
+        and all(isinstance(one, Tensor) and one.ndim > 0 for one in pair)
+    )
+    if not of_tensors:
+        raise ArgumentError(argument, f"an element of type {type(pair).__name__}", _EXPECTED)
+    x, y = cast("tuple[Tensor, Tensor]", pair)
+    if len(x) != len(y):
+        raise ShapeError(argument, f"{len(x)} points and {len(y)} targets", _EXPECTED)
+
+
+def _no_batches(argument: str) -> ArgumentError:
+    suggestion = "A generator gives its batches once: pass a DataLoader, or make it anew."
+    return ArgumentError(argument, "no points", "at least one batch", suggestion)
+
+
+class TrainingBatches:
+    """All training data in batches, as often as an objective needs them.
+
+    Tensors are gone through in random orders. A loader gives its own batches in its own order, and
+    is read anew in each pass.
+
+    Args:
+        x: Points, or a loader of pairs.
+        y: Targets; None with a loader.
+        num_data: Number of points that the objective has.
+        batch_size: Points of a batch of tensors; all if None.
+        generator: Source of the orders.
+        device: Where the batches of a loader go.
+        by_class: Whether :meth:`parts` are of one class each.
+
+    Raises:
+        ArgumentError: There are another number of points, or options that a loader does not take.
+        ShapeError: Points and targets are not as many.
+        NonFiniteError: An input or a target is NaN or infinite.
+    """
+
+    def __init__(
+        self,
+        x: Tensor | Loader,
+        y: Tensor | None,
+        num_data: int,
+        *,
+        batch_size: int | None,
+        generator: torch.Generator,
+        device: torch.device,
+        by_class: bool = False,
+    ) -> None:
+        if isinstance(x, tuple) and len(x) == 2 and all(isinstance(one, Tensor) for one in x):
+            x, y = cast("tuple[Tensor, Tensor]", x)
+        self.x, self.y = x, y
+        self.loader: Loader | None = None if isinstance(x, Tensor) else x
+        self._num_data, self._generator, self._device = num_data, generator, device
+        self._by_class, self._rest = by_class, iter(())
+        if isinstance(x, Tensor):
+            self._check_tensors(x, y)
+            self.batch_size: int = batch_size or len(x)
+            return
+        self.batch_size = 0
+        for name, value in (("train_y", y), ("batch_size", batch_size)):
+            if value is not None:
+                got = f"{type(value).__name__} beside a loader"
+                raise ArgumentError(name, got, "None", "The loader gives batches with targets.")
+        if by_class:
+            raise ArgumentError("partition", "'class' and a loader", "'random'")
+        if isinstance(x, Iterator):
+            got = f"a {type(x).__name__}, which gives its batches once"
+            raise ArgumentError("train_x", got, "a DataLoader, or a list of pairs")
+
+    def _check_tensors(self, x: Tensor, y: Tensor | None) -> None:
+        if y is None:
+            raise ArgumentError("train_y", None, "targets of the points, or a loader as train_x")
+        if len(x) != len(y):
+            raise ShapeError("train_y", f"{len(y)} targets", f"{len(x)}, as the points")
+        _check_finite(x, y)
+        self._check_count(len(x))
+
+    def _check_count(self, count: int) -> None:
+        if count != self._num_data:
+            expected = f"num_data = {self._num_data}, as the objective has it"
+            raise ArgumentError("train_x", f"{count} points", expected)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """All data once, in a fresh order."""
+        if isinstance(self.x, Tensor):
+            yield from map(self._rows, self._partition(by_class=False))
+            return
+        count = 0
+        for x, y in batches_of("train_x", self.x, 0, self._device):
+            _check_finite(x, y)
+            count += len(x)
+            yield x, y
+        self._check_count(count)
+
+    def __len__(self) -> int:
+        """The number of batches."""
+        if isinstance(self.x, Tensor):
+            return math.ceil(len(self.x) / self.batch_size)
+        if not isinstance(self.x, Sized):
+            got = f"a {type(self.x).__name__} without a length"
+            raise ArgumentError("train_x", got, "a DataLoader, or a list of pairs")
+        if not len(self.x):
+            raise _no_batches("train_x")
+        return len(self.x)
+
+    def parts(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """All data once, in the batches that an evidence is estimated from."""
+        if isinstance(self.x, Tensor):
+            return map(self._rows, self._partition(self._by_class))
+        return iter(self)
+
+    def drawn(self) -> tuple[Tensor, Tensor]:
+        """One of those batches: drawn by its size, so that points are as likely; a loader's next.
+
+        The expectation of an estimate from it is the mean over all of them.
+        """
+        if isinstance(self.x, Tensor):
+            parts = self._partition(self._by_class)
+            sizes = torch.tensor([float(len(rows)) for rows in parts])
+            return self._rows(parts[int(torch.multinomial(sizes, 1, generator=self._generator))])
+        found = next(self._rest, None)
+        if found is None:
+            self._rest = iter(self)
+            found = next(self._rest)
+        return found
+
+    def _partition(self, by_class: bool) -> list[Tensor]:
+        if by_class:
+            return partition_by_class(cast(Tensor, self.y), self.batch_size, self._generator)
+        return partition_at_random(self._num_data, self.batch_size, self._generator)
+
+    def _rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        x, y = cast(Tensor, self.x), cast(Tensor, self.y)
+        return x[rows.to(x.device)], y[rows.to(y.device)]
+
+
+def _check_finite(x: Tensor, y: Tensor) -> None:
+    for name, values in (("train_x", x), ("train_y", y)):
+        if not all_finite(values):
+            count = int((~values.isfinite()).sum())
+            suggestion = "A network needs them all: leave out the points without."
+            raise NonFiniteError(name, f"{count} NaN or infinite values", "finite ones", suggestion)
