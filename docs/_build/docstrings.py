@@ -13,6 +13,8 @@ _BLOCK = re.compile(r"^(?P<indent> *)\.\. math::(?P<rest>.*(?:\n(?P=indent) +\S.
 _INLINE = re.compile(r":math:`([^`]+)`")
 _ROLE = re.compile(r":(?:class|func|meth|mod|data|attr|exc):`(?P<short>~?)(?P<path>[^`]+)`")
 _CODE = re.compile(r"(?<!`)``(?!`)")
+_OTHERS = re.compile(r"``(?P<path>(?:gpytorch|botorch|linear_operator|torch)(?:\.\w+)+)``")
+_OPTIONAL = '<autoref identifier="{path}" optional><code>{name}</code></autoref>'
 
 
 def as_markdown(text: str) -> str:
@@ -23,6 +25,7 @@ def as_markdown(text: str) -> str:
     """
     text = _BLOCK.sub(_fence, text)
     text = _INLINE.sub(lambda match: f"`#!math {' '.join(match[1].split())}`", text)
+    text = _OTHERS.sub(lambda match: _OPTIONAL.format(path=match["path"], name=match["path"]), text)
     return _CODE.sub("`", _ROLE.sub(_link, text))
 
 
@@ -35,7 +38,9 @@ def _fence(match: re.Match[str]) -> str:
 def _link(match: re.Match[str]) -> str:
     path = match["path"]
     name = path.rsplit(".", 1)[-1] if match["short"] else path
-    return f"[`{name}`][{path}]" if path.startswith("gpclml") else f"`{name}`"
+    if path.startswith("gpclml"):
+        return f"[`{name}`][{path}]"
+    return _OPTIONAL.format(path=path, name=name)
 
 
 class SphinxNotation(griffe.Extension):

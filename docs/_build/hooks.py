@@ -9,7 +9,9 @@ from typing import Any
 import latex2mathml.converter
 from mkdocs.exceptions import PluginError
 
-__all__ = ["on_config", "on_page_content", "on_post_build", "unrendered_examples"]
+__all__ = [
+    "on_config", "on_page_content", "on_page_markdown", "on_post_build", "unrendered_examples",
+]  # fmt: skip
 
 # Markdown reads ">>> " outside a code block as a quotation in a quotation in a quotation.
 _QUOTED = re.compile(r"<blockquote>\s*<blockquote>")
@@ -18,6 +20,9 @@ _HIGHLIGHTED_PROMPT = re.compile(r'<span class="gp">(?:&gt;&gt;&gt;|>>>)')
 _FIRST_PROMPT = '<code><span class="gp">'
 _FEWEST_EXAMPLES = 20
 _blocks_of_pages: dict[str, int] = {}
+
+# What mkdocs-gallery puts above the title, of a link that is at the end of each page too.
+_DOWNLOAD = re.compile(r"^!!! note\n\n +Click \[here\].*\n +to download.*\n", re.MULTILINE)
 
 # An operator's name, unless a bracket follows: browsers set no space after it.
 _OPERATOR = re.compile(r"<mi>(?:log|exp|det)</mi>(?!<mo)")
@@ -30,6 +35,11 @@ def on_config(config: Any) -> Any:
     config.mdx_configs.setdefault("pymdownx.superfences", {})["custom_fences"] = [fence]
     config.mdx_configs.setdefault("pymdownx.inlinehilite", {})["custom_inline"] = [inline]
     return config
+
+
+def on_page_markdown(markdown: str, page: Any, **kwargs: Any) -> str:
+    """Begins a page of the gallery with its title; mkdocs calls it."""
+    return _DOWNLOAD.sub("", markdown) if page.file.src_uri.startswith("generated/") else markdown
 
 
 def on_page_content(html: str, page: Any, **kwargs: Any) -> None:

@@ -1,18 +1,13 @@
-from gpclml.datasets import load, split
-from gpclml.evaluation import marginal_log_predictive
-from gpclml.fit import fit_mll
-from gpclml.mlls import ConditionalMarginalLogLikelihood
-from gpclml.models import GPRegression
+from sklearn.datasets import load_diabetes
+from sklearn.model_selection import train_test_split
 
-data = load("diabetes")  # 442 patients, 10 columns; ships with scikit-learn
-train, test = split(data, seed=0).train, split(data, seed=0).test
-x, y = data.inputs, data.targets
+from gpclml import Regressor
 
-model = GPRegression(x[train], y[train], kernel="rbf")
-mll = ConditionalMarginalLogLikelihood(model.likelihood, model)
-fit_mll(mll, progress=False)
+x, y = load_diabetes(return_X_y=True)  # 442 patients, 10 columns
+x, new_x, y, new_y = train_test_split(x, y, test_size=142, random_state=0)
+regressor = Regressor(candidates=("linear", "matern"), random_state=0).fit(x, y)
 
-predicted = model.predict(x[test])  # original units
-error = (predicted.mean - y[test]).square().mean().sqrt().item()
-density = marginal_log_predictive(model, x[test], y[test]).mean().item()
-print(f"test RMSE {error:.1f}, test log density {density:.2f} nats a point")
+mean, limits = regressor.predict(new_x, quantiles=(0.05, 0.95))
+print(f"the first patient: {mean[0]:.0f}, between {limits[0, 0]:.0f} and {limits[0, 1]:.0f}")
+inside = (limits[:, 0] < new_y) & (new_y < limits[:, 1])
+print(f"targets within their 90 % intervals: {100 * inside.mean():.0f} %")
