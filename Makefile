@@ -14,7 +14,7 @@ INSTALL := pip install -qq --disable-pip-version-check
 # Wheel and sdist are checked away from the checkout, so that nothing is found in it.
 CHECKED := build/checked
 
-.PHONY: demo test lint types pytest gpu docs dist verifytypes readme clean
+.PHONY: demo test lint types pytest gpu docs docs-version dist verifytypes readme clean
 
 demo: $(VENV)/demo.stamp
 	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.demo --out $(DEMO) --jobs $(JOBS)
@@ -42,6 +42,12 @@ gpu:
 # The site, into site/: warnings are errors.
 docs: $(VENV)/docs.stamp
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+# The site of this release on the branch gh-pages, beside those of earlier ones; pushes nothing.
+docs-version: $(VENV)/docs.stamp
+	PATH=$(abspath $(BIN)):$$PATH NO_MKDOCS_2_WARNING=1 mike deploy --update-aliases \
+		$$($(BIN)/python -c 'import gpclml; print(gpclml.__version__)') latest
+	PATH=$(abspath $(BIN)):$$PATH mike set-default latest
 
 # What a release is made of; this and what follows needs the network, which `make test` does not.
 dist: $(VENV)/release.stamp
