@@ -16,8 +16,8 @@ from benchmarks._process import keep_freed_memory, variables
 from gpclml.errors import ArgumentError
 
 __all__ = [
-    "BatchError", "Batches", "Cell", "CellFunction", "Row", "Work", "canonical_json", "cell_key",
-    "done_row", "failed_row", "group_cells", "plan_cells",
+    "Batches", "Cell", "CellFunction", "Row", "Work", "canonical_json", "cell_key", "done_row",
+    "failed_row", "group_cells", "plan_cells",
 ]  # fmt: skip
 
 CellFunction = Callable[[dict[str, Any]], Mapping[str, Any]]
@@ -49,10 +49,6 @@ class Batches:
     function: BatchFunction
     label: Callable[[dict[str, Any]], Hashable]
     size: Callable[[dict[str, Any]], int]
-
-
-class BatchError(RuntimeError):
-    """A batch function failed as a whole; says with what."""
 
 
 Row = dict[str, Any]
@@ -103,8 +99,8 @@ class Work:
     environment: Mapping[str, str] | None
     check: Callable[[], None] | None = None
 
-    def __call__(self, cells: list[Cell]) -> list[Row] | BatchError:
-        """What came of the cells, in order, or the error that ended all of them at once.
+    def __call__(self, cells: list[Cell]) -> list[Row] | Exception:
+        """What came of the cells, in order, or what says why a whole batch failed.
 
         Raises:
             OtherCodeError: If this worker has other code than the driver.
@@ -126,7 +122,7 @@ class Work:
         except (Exception, SystemExit) as error:
             if len(cells) == 1:
                 return [failed_row(cells[0], error, time.perf_counter() - start)]
-            return BatchError(f"{type(error).__name__}: {error}")
+            return RuntimeError(f"{type(error).__name__}: {error}")  # any process can read it
         return [
             (failed_row if isinstance(answer, Exception) else done_row)(cell, answer, share)
             for cell, answer in zip(cells, answers, strict=True)

@@ -41,9 +41,7 @@ def function_name(function: Callable) -> str:
     )
 
 
-def code_version(
-    function: Callable, sources: Iterable[str | Path] = (), *, as_first_seen: bool = False
-) -> str:
+def code_version(function: Callable, sources: Iterable[str | Path] = ()) -> str:
     """Hash of the sources that decide the result of a cell, 16 hexadecimal digits.
 
     It covers the Python and CSV files of ``gpclml``, the module of the function, and what
@@ -55,8 +53,6 @@ def code_version(
             module never share a result.
         sources: Further modules by dotted name (a package stands for all Python and CSV
             files beneath it), or paths of files.
-        as_first_seen: Take each file as this process first saw it, for processes that may
-            outlast an edit: what they have imported stays as it was.
 
     Raises:
         ArgumentError: If a source does not exist.
@@ -65,10 +61,11 @@ def code_version(
     files: dict[str, Path] = {}
     for source in ("gpclml", name.partition(":")[0], *sources):
         files |= _files_of_path(source) if isinstance(source, Path) else _files_of_module(source)
-    digest = _first_digest if as_first_seen else _digest
     total = hashlib.sha256(name.encode())
     for label, path in sorted(files.items()):
-        total.update(hashlib.sha256(label.encode()).digest() + digest(path))
+        data = path.read_bytes().replace(b"\r\n", b"\n")
+        data = _statements(data) if path.suffix == ".py" else data
+        total.update(hashlib.sha256(label.encode()).digest() + hashlib.sha256(data).digest())
     return total.hexdigest()[:16]
 
 
@@ -94,46 +91,40 @@ def check_code(
     Raises:
         OtherCodeError: If the process has other ones.
     """
-    fix = "Bring every machine to the same code and packages and restart its workers."
-    try:
-        mine = {"code": code_version(function, sources, as_first_seen=True), **package_versions()}
-    except ArgumentError as error:
-        raise OtherCodeError(f"{error} {fix}") from None
-    unlike = [name for name in driver if mine[name] != driver[name]]
+    mine = _own_versions(function, tuple(sources))
+    unlike = [
+        f"{name} {mine[name]} here, {driver[name]} at the driver"
+        for name in driver if mine[name] != driver[name]
+    ]  # fmt: skip
     if unlike:
-        listed = (f"{name} {mine[name]} here, {driver[name]} at the driver" for name in unlike)
-        raise OtherCodeError(f"{', '.join(listed)}. {fix}")
+        fix = "Bring every machine to the same code and packages and restart its workers."
+        raise OtherCodeError(f"{', '.join(unlike)}. {fix}")
 
 
-def _digest(path: Path) -> bytes:
-    data = path.read_bytes().replace(b"\r\n", b"\n")
-    return _python_digest(data) if path.suffix == ".py" else hashlib.sha256(data).digest()
-
-
-_first_digest = functools.cache(_digest)
+@functools.cache
+def _own_versions(function: Callable, sources: tuple[str | Path, ...]) -> dict[str, str]:
+    """Taken once in a process: what it has imported stays as it was, whatever is edited."""
+    try:
+        return {"code": code_version(function, sources), **package_versions()}
+    except ArgumentError as error:
+        raise OtherCodeError(str(error)) from None
 
 
 @functools.lru_cache(maxsize=2000)
-def _python_digest(source: bytes) -> bytes:
-    with contextlib.suppress(SyntaxError, ValueError, RecursionError):  # else all of the text
-        source = repr(_statements(ast.parse(source))).encode()
-    return hashlib.sha256(source).digest()
+def _statements(source: bytes) -> bytes:
+    """The statements of a Python file without its docstrings; the text where there are none."""
+    try:
+        tree = ast.parse(source)
+        for node in ast.walk(tree):
+            body = getattr(node, "body", None)
+            if isinstance(body, list):
+                node.body = [one for one in body if not _is_string(one)]  # pyright: ignore
+        return ast.dump(tree).encode()
+    except (SyntaxError, ValueError, RecursionError):
+        return source
 
 
-def _statements(node: object) -> object:
-    """A syntax tree without positions and without strings that are statements.
-
-    Fields without a value are left out: which of them there are depends on Python's version.
-    """
-    if isinstance(node, list):
-        return [_statements(item) for item in node if not _is_docstring(item)]
-    if not isinstance(node, ast.AST):
-        return node
-    fields = ((name, _statements(value)) for name, value in ast.iter_fields(node))
-    return type(node).__name__, [field for field in fields if field[1] not in (None, [])]
-
-
-def _is_docstring(node: object) -> bool:
+def _is_string(node: ast.AST) -> bool:
     value = node.value if isinstance(node, ast.Expr) else None
     return isinstance(value, ast.Constant) and isinstance(value.value, str)
 

@@ -154,7 +154,15 @@ class _DaskWorkers(Workers):
         except (CancelledError, OSError) as error:
             raise self._lost(error) from error
         except Exception as error:
-            raise _unusable_worker(self._address, error) from error
+            raise self.unusable(error) from error
+
+    def unusable(self, error: Exception) -> ArgumentError:
+        """What to raise for workers that cannot import the work, or have other code."""
+        fix = "" if isinstance(error, OtherCodeError) else (
+            "Start the workers where gpclml, benchmarks and the cell function can be imported."
+        )  # fmt: skip
+        got = f"{self._address} with workers that cannot be used ({type(error).__name__}: {error})"
+        return ArgumentError("address", got, "workers with the code of the driver", fix)
 
     def check(self) -> None:
         """Raises where the scheduler is lost, or had no worker for ``WORKER_SECONDS``."""
@@ -180,11 +188,10 @@ class _DaskWorkers(Workers):
 
     def _lost(self, why: object) -> ArgumentError:
         return ArgumentError(
-            "address",
-            f"{self._address}, which was lost ({why})",
+            "address", f"{self._address}, which was lost ({why})",
             "a scheduler that lives as long as the run",
             "What ended is saved: start the cluster again and repeat the call.",
-        )
+        )  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -210,22 +217,10 @@ def _dask_workers(
             client.wait_for_workers(1, timeout=WORKER_SECONDS)
         workers.check()
         try:
-            answers = client.run(check, on_error="return")
+            client.run(check)
         except Exception as error:
-            raise _unusable_worker(address, error) from error
-        for worker, answer in answers.items():
-            if isinstance(answer, BaseException):
-                raise _unusable_worker(worker, answer)
+            raise workers.unusable(error) from error
         yield workers
-
-
-def _unusable_worker(worker: str, error: BaseException) -> ArgumentError:
-    """For an error of any kind: what a worker said that could not even start."""
-    fix = "" if isinstance(error, OtherCodeError) else (
-        "Start the workers where gpclml, benchmarks and the cell function can be imported."
-    )  # fmt: skip
-    got = f"workers that cannot be used ({worker}: {type(error).__name__}: {error})"
-    return ArgumentError("address", got, "workers with the code of the driver", fix)
 
 
 def _check_scheduler(address: str) -> None:

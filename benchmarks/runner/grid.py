@@ -32,7 +32,7 @@ from benchmarks.runner.cells import (
 )
 from benchmarks.runner.code import check_code, code_version, function_name, package_versions
 from benchmarks.runner.executors import Answer, Workers, open_workers
-from benchmarks.runner.results import ResultsStore
+from benchmarks.runner.results import ResultsStore, open_results
 from gpclml.errors import ArgumentError
 
 __all__ = ["GridSummary", "run_grid"]
@@ -150,7 +150,7 @@ def run_grid(
     with (
         _noted_interrupt() as interrupted,
         open_workers(backend, jobs, address, check) as workers,
-        ResultsStore(results_path, about, command) as store,
+        open_results(results_path, about, command) as store,
         tqdm(total=len(plan), disable=not progress, file=sys.stderr, unit="cell") as bar,
     ):
         stored = store.stored()

@@ -1,75 +1,83 @@
-"""The results file: one SQLite file with a row for each cell, written by one process alone.
-
-SQLite notices a damaged structure and not a damaged entry. So each row has a digest, and both are
-checked when a file is opened.
-"""
+"""The results file: one SQLite file with a row for each cell, written by one process alone."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from filelock import FileLock, Timeout
 
 from benchmarks.runner.cells import Row, canonical_json
-from gpclml._utils.files import write_atomically
 from gpclml.errors import ArgumentError, DataError
 
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["ResultsStore", "load_commands", "load_failures", "load_results"]
+__all__ = ["ResultsStore", "load_commands", "load_failures", "load_results", "open_results"]
 
 BUSY_SECONDS = 60.0
 APPLICATION_ID = 0x67706C6D  # marks the file as ours
-LAYOUT = 5  # of the tables below; a file of another one is refused
-TABLES = f"""
-    CREATE TABLE results (key TEXT PRIMARY KEY, status TEXT, row TEXT, digest TEXT);
-    CREATE TABLE commands (
-        function, code_version, command, UNIQUE (function, code_version, command)
-    );
-    PRAGMA application_id = {APPLICATION_ID};
-    PRAGMA user_version = {LAYOUT};
-"""
+LAYOUT = 6  # of the tables below; a file of another one is refused
+TABLES = (
+    "CREATE TABLE results (key TEXT PRIMARY KEY, status TEXT, row TEXT)",
+    "CREATE TABLE commands (function, code_version, command, UNIQUE (function, code_version, "
+    "command))",
+    f"PRAGMA application_id = {APPLICATION_ID}",
+    f"PRAGMA user_version = {LAYOUT}",
+)
 PROVENANCE = (
     "key", "function", "code_version", "seconds", "finished_at", "host", "python", "gpclml",
     "torch", "gpytorch", "botorch",
 )  # fmt: skip
-DAMAGED = (
-    "It is damaged or was cut short: restore a copy, or remove it and repeat the run, which "
-    "computes all cells again."
-)
-UNWRITABLE = "Make the file and its folder writable, or name another results file."
-FIXES = {
-    "SQLITE_NOTADB": "It is no SQLite file: name another results file.",
-    "SQLITE_CORRUPT": DAMAGED,
-    "SQLITE_ERROR": DAMAGED,  # tables or columns that are not there
-    "SQLITE_READONLY": UNWRITABLE,
-    "SQLITE_CANTOPEN": UNWRITABLE,
-    "SQLITE_FULL": "Free some disk space; what was saved before is safe.",
-    "SQLITE_BUSY": f"Another process held it for {BUSY_SECONDS:.0f} s: end it and try again.",
-}
 
 
 class ResultsStore:
-    """A results file opened for writing by its only driver, a context manager.
+    """A results file that is open for writing; :func:`open_results` opens it.
+
+    Args:
+        path: The SQLite file.
+        connection: The connection to it.
+        about: What each row says of the run beside its cell: ``function``, ``code_version`` and
+            the versions of Python and the packages.
+    """
+
+    def __init__(
+        self, path: Path, connection: sqlite3.Connection, about: Mapping[str, str]
+    ) -> None:
+        self.path, self._connection, self._about = path, connection, dict(about)
+
+    def stored(self) -> dict[str, str]:
+        """``"done"`` or ``"failed"`` by the key of each stored cell."""
+        return dict(self._connection.execute("SELECT key, status FROM results").fetchall())
+
+    def record(self, rows: Iterable[Row]) -> None:
+        """Writes what came of cells, all or none, in the place of what was there."""
+        with _transaction(self._connection):
+            for row in rows:
+                text = json.dumps(self._about | row | {"finished_at": time.time()})
+                entries = row["key"], "done" if "metrics" in row else "failed", text
+                self._connection.execute("INSERT OR REPLACE INTO results VALUES (?, ?, ?)", entries)
+
+
+@contextlib.contextmanager
+def open_results(
+    path: str | os.PathLike, about: Mapping[str, str], command: str | None = None
+) -> Iterator[ResultsStore]:
+    """Opens a results file for writing; within the block no other process may write it.
 
     A hidden empty file beside it, ``.NAME.lock``, is locked meanwhile. The system releases the
-    lock when the process ends, however it ends.
-
-    The rollback journal is kept on purpose: a write-ahead log neither works between hosts that
-    share a network folder nor lets the file be copied alone, and a row a cell is no load.
-    ``synchronous=EXTRA`` makes a committed row outlast a power cut.
+    lock when the process ends, however it ends. SQLite's rollback journal is kept, since a
+    write-ahead log does not work between hosts that share a network folder.
 
     Args:
         path: The SQLite file; made if it is missing.
-        about: What each row says of the run beside its cell: ``function``, ``code_version`` and
-            the versions of Python and the packages.
+        about: As in :class:`ResultsStore`.
         command: What computes the cells, to be kept with them; None for what no command does.
 
     Raises:
@@ -77,60 +85,26 @@ class ResultsStore:
         DataError: If another process is writing the file, or it is of another kind, damaged, or
             not writable.
     """
-
-    def __init__(
-        self, path: str | os.PathLike, about: Mapping[str, str], command: str | None = None
-    ) -> None:
-        self.path = Path(path)
-        self._about = dict(about)
-        _check_path(self.path, writing=True)
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(_only_driver(self.path))
-            if not self.path.exists():
-                _make(self.path.resolve())  # a link stays one
-            self._connection = stack.enter_context(_opened(self.path))
-            with self._transaction() as connection:
-                # In any case: a file that cannot be written is refused before any cell.
-                connection.execute(f"PRAGMA user_version = {LAYOUT}")
-                if command is not None:
-                    row = about["function"], about["code_version"], command
-                    connection.execute("INSERT OR IGNORE INTO commands VALUES (?, ?, ?)", row)
-            self._closing = stack.pop_all()
-
-    def __enter__(self) -> ResultsStore:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._closing.close()
-
-    def stored(self) -> dict[str, str]:
-        """``"done"`` or ``"failed"`` by the key of each stored cell."""
-        with _errors_named(self.path):
-            return dict(self._connection.execute("SELECT key, status FROM results").fetchall())
-
-    def record(self, rows: Iterable[Row]) -> None:
-        """Writes what came of cells, all or none, in the place of what was there."""
-        with self._transaction() as connection:
-            for row in rows:
-                text = json.dumps(self._about | row | {"finished_at": time.time()})
-                entries = row["key"], "done" if "metrics" in row else "failed", text
-                connection.execute(
-                    "INSERT OR REPLACE INTO results VALUES (?, ?, ?, ?)",
-                    (*entries, _digest(entries)),
-                )
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """One write transaction: all of it is stored, or nothing."""
-        with _errors_named(self.path):
-            try:
-                self._connection.execute("BEGIN IMMEDIATE")
-                yield self._connection
-                self._connection.execute("COMMIT")
-            except BaseException:
-                if self._connection.in_transaction:
-                    self._connection.execute("ROLLBACK")
-                raise
+    path = Path(path)
+    _check_path(path, writing=True)
+    lock = FileLock(path.resolve().with_name(f".{path.resolve().name}.lock"))
+    try:
+        held = lock.acquire(timeout=0)
+    except Timeout as error:
+        raise DataError(
+            f"{path}: another run is writing this results file. Wait until it has ended, or name "
+            "another results file."
+        ) from error
+    except (OSError, NotImplementedError) as error:
+        fix = "Make its folder writable, or name another results file."
+        raise DataError(f"{path}: it cannot be locked ({error}). {fix}") from error
+    with held, _opened(path, "rwc") as connection:
+        with _transaction(connection):  # so that a file that is read-only is refused
+            connection.execute(f"PRAGMA user_version = {LAYOUT}")
+            if command is not None:
+                row = about["function"], about["code_version"], command
+                connection.execute("INSERT OR IGNORE INTO commands VALUES (?, ?, ?)", row)
+        yield ResultsStore(path, connection, about)
 
 
 def load_results(
@@ -187,7 +161,8 @@ def _read(path: str | os.PathLike) -> tuple[list[Row], list[tuple[str, str, str]
     """All rows and all commands, each in the order in which they were written."""
     path = Path(path)
     _check_path(path, writing=False)
-    with _opened(path) as connection:
+    # Read-write: only so is a transaction undone that a kill has cut off.
+    with _opened(path, "rw") as connection:
         texts = connection.execute("SELECT row FROM results").fetchall()
         commands = connection.execute("SELECT * FROM commands ORDER BY rowid").fetchall()
     rows = [json.loads(text) for (text,) in texts]
@@ -225,102 +200,50 @@ def _check_path(path: Path, writing: bool) -> None:
     if writing and not path.absolute().parent.is_dir():
         fix = f"Create the folder {path.absolute().parent} first."
         raise ArgumentError("results_path", path, "a file in a folder that exists", fix)
-    if not path.exists():
-        if not writing:
-            raise DataError(f"{path}: no such results file. Run the sweep that writes it first.")
-    elif not path.is_file():
+    if not writing and not path.exists():
+        raise DataError(f"{path}: no such results file. Run the sweep that writes it first.")
+    if path.exists() and not path.is_file():
         raise DataError(f"{path}: no file on a disk. Name another results file.")
-    elif not path.stat().st_size:
-        raise DataError(f"{path}: the file is empty. {DAMAGED}")
 
 
 @contextlib.contextmanager
-def _only_driver(path: Path) -> Iterator[None]:
-    """Within the block no other run writes the file."""
-    from filelock import FileLock, Timeout
-
-    path = path.resolve()
-    lock = FileLock(path.with_name(f".{path.name}.lock"))
+def _opened(path: Path, mode: str) -> Iterator[sqlite3.Connection]:
+    """A connection to a results file; within the block SQLite's errors name the file."""
+    address = f"{path.absolute().as_uri()}?mode={mode}"
     try:
-        held = lock.acquire(timeout=0)
-    except Timeout as error:
-        raise DataError(
-            f"{path}: another run is writing this results file. Wait until it has ended, or name "
-            "another results file."
-        ) from error
-    except (OSError, NotImplementedError) as error:
-        raise DataError(f"{path}: it cannot be locked ({error}). {UNWRITABLE}") from error
-    with held:
-        yield
-
-
-def _make(path: Path) -> None:
-    """Makes the file with its tables at once, so that a killed run leaves none without them."""
-    with contextlib.closing(sqlite3.connect(":memory:")) as connection:
-        connection.executescript(TABLES)
-        content = connection.serialize()
-    try:
-        write_atomically(path, lambda file: file.write(content))
-    except OSError as error:
-        raise DataError(f"{path}: {error}. {UNWRITABLE}") from error
-
-
-@contextlib.contextmanager
-def _opened(path: Path) -> Iterator[sqlite3.Connection]:
-    """A connection to a results file that has been checked."""
-    # Read-write even for reading: only so is a transaction cut off by a kill undone.
-    address = f"{path.absolute().as_uri()}?mode=rw"
-    with (
-        _errors_named(path),
-        contextlib.closing(
+        with contextlib.closing(
             sqlite3.connect(address, uri=True, timeout=BUSY_SECONDS, isolation_level=None)
-        ) as connection,
-    ):
-        connection.execute("PRAGMA synchronous = EXTRA")
-        _check_content(connection, path)
-        yield connection
-
-
-def _check_content(connection: sqlite3.Connection, path: Path) -> None:
-    """Raises where the file is of another kind, or pages, indices or digests do not fit."""
-
-    def answer(name: str) -> Any:
-        return connection.execute(f"PRAGMA {name}").fetchall()
-
-    if answer("application_id") != [(APPLICATION_ID,)]:
+        ) as connection:
+            connection.execute("PRAGMA synchronous = EXTRA")  # a saved row outlasts a power cut
+            if mode == "rwc" and not connection.execute("SELECT * FROM sqlite_master").fetchone():
+                with _transaction(connection):
+                    for statement in TABLES:
+                        connection.execute(statement)
+            [(kind,)] = connection.execute("PRAGMA application_id").fetchall()
+            [(layout,)] = connection.execute("PRAGMA user_version").fetchall()
+            if kind != APPLICATION_ID:
+                raise DataError(f"{path}: not a file of benchmark results. Name another one.")
+            if layout != LAYOUT:
+                raise DataError(
+                    f"{path}: results in layout {layout}, this code has layout {LAYOUT}. "
+                    "Use the code that wrote it, or name another results file."
+                )
+            yield connection
+    except sqlite3.Error as error:
         raise DataError(
-            f"{path}: an SQLite file, but not one of benchmark results. Name another results file."
-        )
-    [(layout,)] = answer("user_version")
-    if layout != LAYOUT:
-        raise DataError(
-            f"{path}: results in layout {layout}, this code has layout {LAYOUT}. "
-            "Use the code that wrote it, or name another results file."
-        )
-    if (problems := answer("integrity_check(3)")) != [("ok",)]:
-        raise DataError(f"{path}: {'; '.join(text for (text,) in problems)[:300]}. {DAMAGED}")
-    rows = connection.execute("SELECT key, status, row, digest FROM results").fetchall()
-    unlike = [row[0] for row in rows if _digest(row[:-1]) != row[-1]]
-    if unlike:
-        first = ", ".join(map(repr, unlike[:3]))
-        raise DataError(
-            f"{path}: {len(unlike)} rows are not as they were written ({first}). {DAMAGED}"
-        )
-
-
-def _digest(entries: tuple) -> str:
-    return hashlib.sha256(repr(entries).encode(errors="backslashreplace")).hexdigest()
+            f"{path}: {error}. Name another results file; or, if it is one, make it writable, or "
+            "restore a copy of it if it is damaged."
+        ) from error
 
 
 @contextlib.contextmanager
-def _errors_named(path: Path) -> Iterator[None]:
-    """Within the block SQLite's errors name the file and what to do."""
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    """One write transaction: all of it is stored, or nothing."""
+    connection.execute("BEGIN IMMEDIATE")
     try:
         yield
-    except sqlite3.Error as error:
-        # Python's own, of a text that is none, has no name.
-        name = getattr(error, "sqlite_errorname", "SQLITE_ERROR")
-        fix = next((text for code, text in FIXES.items() if name.startswith(code)), "")
-        raise DataError(f"{path}: {error}. {fix}".rstrip()) from error
-    except UnicodeDecodeError as error:  # of SQLite's own message about a damaged name
-        raise DataError(f"{path}: {error}. {DAMAGED}") from error
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise

@@ -5,7 +5,13 @@ import sys
 import grid_cells
 import pytest
 
-from benchmarks.runner.code import code_version, function_name, package_versions
+from benchmarks.runner.code import (
+    OtherCodeError,
+    check_code,
+    code_version,
+    function_name,
+    package_versions,
+)
 from gpclml.errors import ArgumentError
 
 
@@ -133,15 +139,15 @@ def test_line_ends_do_not_count(package):
     assert version() == before
 
 
-def test_an_edit_is_not_seen_by_a_process_that_may_have_imported_the_file(package):
-    def seen():
-        cells = importlib.import_module("some_benchmark.cells")
-        return code_version(cells.cell, ("some_benchmark.model",), as_first_seen=True)
-
-    before = seen()
-    assert before == version("some_benchmark.model")
+def test_an_edit_is_not_seen_by_a_worker_that_may_have_imported_the_file(package):
+    cells = importlib.import_module("some_benchmark.cells")
+    driver = {"code": version("some_benchmark.model"), **package_versions()}
+    check_code(cells.cell, ["some_benchmark.model"], driver)
     (package / "model.py").write_text("A = 2\n")
-    assert seen() == before != version("some_benchmark.model")
+    check_code(cells.cell, ["some_benchmark.model"], driver)
+    edited = {**driver, "code": version("some_benchmark.model")}
+    with pytest.raises(OtherCodeError, match="restart its workers"):
+        check_code(cells.cell, ["some_benchmark.model"], edited)
 
 
 def test_functions_of_one_module_differ(package):

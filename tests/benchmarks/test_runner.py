@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from benchmarks.runner import load_failures, load_results, run_grid
-from benchmarks.runner.results import ResultsStore
+from benchmarks.runner.results import open_results
 from gpclml.errors import ArgumentError, DataError
 
 ABOUT = {"function": "module:cell", "code_version": "v1"}
@@ -192,11 +192,11 @@ def test_a_second_run_on_an_open_file_is_refused_before_any_cell(path, tmp_path)
     cells = [{"seed": 1, "log": str(log), "quiet": True}]
     link = tmp_path / "link.sqlite"
     link.symlink_to(path)
-    with ResultsStore(path, ABOUT):
+    with open_results(path, ABOUT):
         for name in (path, link):
             with pytest.raises(DataError, match=r"another run is writing.*Wait") as caught:
                 run(cells, grid_cells.counted_cell, name)
-            assert str(path) in str(caught.value)
+            assert str(name) in str(caught.value)
         assert load_results(path).empty  # it may be read meanwhile
     assert not log.exists()
     assert run(cells, grid_cells.counted_cell, link).complete
