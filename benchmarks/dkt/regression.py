@@ -116,7 +116,7 @@ def _train(
     for step in range(steps):
         episodes = Episodes.stack([source.draw([step]) for source in sources])
         optimizer.zero_grad()
-        (-cast(Tensor, mll(*module.prior(episodes)))).sum().backward()
+        (-module.objective(mll, episodes)).sum().backward()
         optimizer.step()
     stack.write_back()
     return models

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, cast
+from typing import Annotated
 
 import pandas as pd
 import torch
 import typer
-from torch import Tensor
 from typer import Option
 
 from benchmarks._process import keep_freed_memory
@@ -64,7 +63,7 @@ def _our_step(tasks: ImageTasks, kernel: str, m: int) -> Callable[[], object]:
     def step() -> float:
         model.train()
         optimizer.zero_grad()
-        loss = -cast(Tensor, mll(*model.prior(tasks.draw([0])))).mean()
+        loss = -model.objective(mll, tasks.draw([0])).mean()
         loss.backward()
         optimizer.step()
         return float(loss.detach())

@@ -278,7 +278,7 @@ def _objective(
     others = [one for one in mll.parameters() if id(one) not in inside]
 
     def loss(episodes: Episodes) -> Tensor:
-        return -cast(Tensor, mll(*module.prior(episodes))).mean(-1)
+        return -module.objective(mll, episodes).mean(-1)
 
     return mll, loss, [{"params": network, "lr": lr}, {"params": others, "lr": 0.1 * lr}]
 

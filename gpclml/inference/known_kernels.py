@@ -17,6 +17,7 @@ from gpytorch.kernels import (
     LinearKernel,
     MaternKernel,
     PeriodicKernel,
+    PolynomialKernel,
     ProductKernel,
     RBFKernel,
     RQKernel,
@@ -34,6 +35,7 @@ from gpclml.linalg.array_kernels import (
     LinearArrayKernel,
     Number,
     PeriodicArrayKernel,
+    PolynomialArrayKernel,
     ProductArrayKernel,
     RadialArrayKernel,
     ScaledArrayKernel,
@@ -46,12 +48,15 @@ __all__ = [
     "Transform",
     "array_kernel",
     "covariance_at",
+    "fixed_points",
+    "has_arrays",
     "is_known",
     "known_covariance",
     "known_row",
     "transform_of",
 ]
 
+_ARRAYS = "_array_kernel"  # method of a kernel without hyperparameters
 _MATERN = {0.5: "matern_12", 1.5: "matern_32", 2.5: "matern_52"}
 
 
@@ -105,6 +110,19 @@ def is_known(kernel: Kernel, num_dims: int) -> bool:
     return _is_known(kernel, num_dims, top=True) and _is_radial(kernel)
 
 
+def has_arrays(kernel: Kernel, num_dims: int) -> bool:
+    """Whether :func:`array_kernel` knows all parts of a kernel.
+
+    These are the parts that :func:`is_known` asks for, polynomial kernels, and kernels without
+    hyperparameters whose own class has a method ``_array_kernel(points)``.
+
+    Args:
+        kernel: Any; one with a batch shape is not known.
+        num_dims: As for :func:`is_known`.
+    """
+    return _is_known(kernel, num_dims, arrays=True, top=True)
+
+
 def covariance_at(kernel: Kernel, x: Tensor, noise: Tensor | None) -> DenseCovariance:
     """The covariance of a known kernel, in the grad mode of the call.
 
@@ -122,19 +140,23 @@ def covariance_at(kernel: Kernel, x: Tensor, noise: Tensor | None) -> DenseCovar
     return DenseCovariance(_covariance(kernel, x, scale, noise))
 
 
-def _is_known(kernel: Kernel, num_dims: int, *, top: bool = False) -> bool:
-    """Whether all parts are known, and fit the number of input dimensions."""
+def _is_known(kernel: Kernel, num_dims: int, arrays: bool = False, *, top: bool = False) -> bool:
+    """Whether all parts are known, to arrays or to tensors, and fit the number of dimensions."""
     if kernel._forward_hooks or kernel._forward_pre_hooks or "forward" in kernel.__dict__:
+        return False
+    if arrays and kernel.batch_shape:
         return False
     if kernel.active_dims is not None and not top:
         num_dims = len(cast(Tensor, kernel.active_dims))
     kind = type(kernel)
     if kind is ScaleKernel:  # which selects dimensions for its base, and calls its forward
-        return _is_known(cast(Kernel, kernel.base_kernel), num_dims, top=True)
+        return _is_known(cast(Kernel, kernel.base_kernel), num_dims, arrays, top=True)
     if kind is AdditiveKernel or kind is ProductKernel:
-        return all(_is_known(cast(Kernel, part), num_dims) for part in cast(Any, kernel.kernels))
+        return all(_is_known(part, num_dims, arrays) for part in cast(Any, kernel.kernels))
     if kernel.ard_num_dims is not None and kernel.ard_num_dims != num_dims:
         return False  # GPyTorch says so
+    if arrays and (kind is PolynomialKernel or _ARRAYS in vars(kind)):
+        return True
     return kind in _RADIAL or kind in (LinearKernel, ConstantKernel)
 
 
@@ -191,35 +213,47 @@ def _with_noise(covariance: Tensor, noise: Tensor | None) -> Tensor:
 Numbers = Callable[[torch.nn.Module, str], Number]
 
 
-def array_kernel(kernel: Kernel, x: Tensor, numbers: Numbers) -> ArrayKernel:
-    """A known kernel at fixed inputs, computed by NumPy.
+def fixed_points(x: Tensor) -> Number:
+    """Inputs that no gradient is wanted for."""
+    return FixedPoints(x.detach().double().numpy())
+
+
+def array_kernel(
+    kernel: Kernel, x: Tensor, numbers: Numbers, points_of: Callable[[Tensor], Number]
+) -> ArrayKernel:
+    """A known kernel, computed by NumPy.
 
     Args:
-        kernel: One for which :func:`is_known` is true, without a batch shape.
+        kernel: One for which :func:`is_known` or :func:`has_arrays` is true, without a batch shape.
         x: Inputs that its own ``active_dims`` have selected, ``(n, d)``.
         numbers: Gives the hyperparameter of a module that has this name.
+        points_of: Gives the inputs of a part as numbers, such as :func:`fixed_points`.
     """
     kind = type(kernel)
     if kind is ScaleKernel:
-        base = array_kernel(cast(Kernel, kernel.base_kernel), x, numbers)
+        base = array_kernel(cast(Kernel, kernel.base_kernel), x, numbers, points_of)
         return ScaledArrayKernel(base, numbers(kernel, "outputscale"))
     if kind in (AdditiveKernel, ProductKernel):
         parts = [
-            array_kernel(part, _selected(part, x), numbers) for part in cast(Any, kernel.kernels)
+            array_kernel(part, _selected(part, x), numbers, points_of)
+            for part in cast(Any, kernel.kernels)
         ]
         return SumArrayKernel(parts) if kind is AdditiveKernel else ProductArrayKernel(parts)
     if kind is ConstantKernel:
         return ConstantArrayKernel(numbers(kernel, "constant"))
-    points = x.detach().double().numpy()
+    points = points_of(x)
+    if _ARRAYS in vars(kind):
+        return cast(Any, kernel)._array_kernel(points)
     if kind is LinearKernel:
         return LinearArrayKernel(points, numbers(kernel, "variance"))
+    if kind is PolynomialKernel:
+        return PolynomialArrayKernel(points, numbers(kernel, "offset"), cast(Any, kernel).power)
     if kind is PeriodicKernel:
         period, lengthscale = numbers(kernel, "period_length"), numbers(kernel, "lengthscale")
         return PeriodicArrayKernel(points, period, lengthscale)
     name = "period_length" if kind is CosineKernel else "lengthscale"
     power = numbers(kernel, "alpha") if kind is RQKernel else None
-    fixed = FixedPoints(points)
-    return RadialArrayKernel(fixed, _profile(kernel), numbers(kernel, name), power)
+    return RadialArrayKernel(points, _profile(kernel), numbers(kernel, name), power)
 
 
 def _profile(kernel: Kernel) -> Profile:
@@ -247,16 +281,13 @@ class Transform(NamedTuple):
         """The hyperparameter."""
         if not self.soft:
             return raw
-        with numpy.errstate(over="ignore"):
-            curved = numpy.log1p(numpy.exp(raw))
-        return numpy.where(raw > _LINEAR, raw, curved) + self.offset
+        return numpy.where(raw > _LINEAR, raw, numpy.logaddexp(raw, 0.0)) + self.offset
 
     def slope(self, raw: ndarray) -> ndarray | float:
         """Its derivative."""
         if not self.soft:
             return 1.0
-        with numpy.errstate(over="ignore"):
-            return numpy.where(raw > _LINEAR, 1.0, 1.0 / (1.0 + numpy.exp(-raw)))
+        return numpy.where(raw > _LINEAR, 1.0, numpy.exp(-numpy.logaddexp(-raw, 0.0)))
 
     def inverse(self, value: ndarray) -> ndarray:
         """The raw parameter."""

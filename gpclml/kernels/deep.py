@@ -21,6 +21,7 @@ from gpclml.curvature.structure import call_with
 from gpclml.errors import ShapeError, UnsupportedError
 from gpclml.kernels.features import JointKernel, once_if_equal
 from gpclml.kernels.networks import MLP, apply_network
+from gpclml.linalg.array_kernels import ArrayKernel, LinearArrayKernel, Number, UnitPoints
 
 __all__ = [
     "CosineSimilarityKernel",
@@ -258,6 +259,10 @@ class CosineSimilarityKernel(Kernel):
         x1 = torch.nn.functional.normalize(x1, dim=-1)
         x2 = x1 if same else torch.nn.functional.normalize(x2, dim=-1)
         return (x1 * x2).sum(-1) if diag else x1 @ x2.mT
+
+    @staticmethod
+    def _array_kernel(points: Number) -> ArrayKernel:
+        return LinearArrayKernel(UnitPoints(points), None)
 
 
 class NeuralTangentKernel(JointKernel):

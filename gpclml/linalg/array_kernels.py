@@ -33,16 +33,19 @@ __all__ = [
     "LinearArrayKernel",
     "Number",
     "PeriodicArrayKernel",
+    "PolynomialArrayKernel",
     "ProductArrayKernel",
     "RadialArrayKernel",
     "ScaledArrayKernel",
     "SumArrayKernel",
+    "UnitPoints",
     "set_diagonal",
 ]
 
 blas: Any = _blas  # whose functions are known at run time alone
 
 _BY_DIFFERENCES = 8  # dimensions up to which they are as fast as a product, and more accurate
+_LEAST_LENGTH = 1e-12  # of points that are divided by their lengths
 _EPS = float(numpy.finfo(float).eps)
 
 
@@ -177,14 +180,15 @@ class PeriodicArrayKernel(ArrayKernel):
         lengthscale: Of squared sines, ``(1, d)`` or ``(1, 1)``.
     """
 
-    def __init__(self, points: ndarray, period: Number, lengthscale: Number) -> None:
-        self._x, self._period, self._lengthscale = points, period, lengthscale
+    def __init__(self, points: Number, period: Number, lengthscale: Number) -> None:
+        self._points, self._period, self._lengthscale = points, period, lengthscale
         self._circles = _Circles()
         self._rbf = RadialArrayKernel(self._circles, PROFILES["rbf"], None, None)
 
     def value(self) -> tuple[ndarray, float]:
         """That of the RBF kernel."""
-        self._angle = self._x * (2.0 * math.pi / self._period.value())
+        self._rate = 2.0 * math.pi / self._period.value()
+        self._angle = self._points.value() * self._rate
         self._cosine, self._sine = numpy.cos(self._angle), numpy.sin(self._angle)
         radius = self._lengthscale.value() ** -0.5
         self._circles.points = numpy.concatenate([self._cosine * radius, self._sine * radius], 1)
@@ -201,6 +205,8 @@ class PeriodicArrayKernel(ArrayKernel):
         self._lengthscale.add(-0.5 * by_radius * radius / length)
         by_period = -(by_angle * self._angle).sum(0, keepdims=True) / self._period.value()
         self._period.add(by_period)
+        if self._points.needed:
+            self._points.add(by_angle * self._rate)
 
 
 class _Circles:
@@ -222,21 +228,82 @@ class LinearArrayKernel(ArrayKernel):
 
     Args:
         points: ``(n, d)``.
-        variance: Of each dimension's slope, ``(1, d)`` or ``(1, 1)``.
+        variance: Of each dimension's slope, ``(1, d)`` or ``(1, 1)``; None for ones.
     """
 
-    def __init__(self, points: ndarray, variance: Number) -> None:
-        self._x, self._variance = points, variance
+    def __init__(self, points: Number, variance: Number | None) -> None:
+        self._points, self._variance = points, variance
 
     def value(self) -> tuple[ndarray, float]:
         """The weighted inner products."""
-        return (self._x * self._variance.value()) @ self._x.T, 1.0
+        self._x = self._points.value()
+        self._v = None if self._variance is None else self._variance.value()
+        return (self._x if self._v is None else self._x * self._v) @ self._x.T, 1.0
 
     def add_gradient(self, G: ndarray, weight: float) -> None:
-        """By the variances."""
-        if self._variance.needed:
-            product = blas.dsymm(1.0, G, self._x, lower=1)
-            self._variance.add(weight * (self._x * product).sum(0, keepdims=True))
+        """By the variances and the points."""
+        of_variance = self._variance is not None and self._variance.needed
+        if not (of_variance or self._points.needed):
+            return
+        product = blas.dsymm(weight, G, self._x.T, side=1, lower=1).T
+        if of_variance:
+            assert self._variance is not None
+            self._variance.add((self._x * product).sum(0, keepdims=True))
+        if self._points.needed:
+            self._points.add(2.0 * product if self._v is None else 2.0 * product * self._v)
+
+
+class PolynomialArrayKernel(ArrayKernel):
+    """Powers of inner products of points plus a number.
+
+    Args:
+        points: ``(n, d)``.
+        offset: The number.
+        power: The exponent.
+    """
+
+    def __init__(self, points: Number, offset: Number, power: float) -> None:
+        self._products = LinearArrayKernel(points, None)
+        self._offset, self._power = offset, power
+
+    def value(self) -> tuple[ndarray, float]:
+        """The powers."""
+        self._base = self._products.value()[0]
+        self._base += float(self._offset.value().reshape(()))
+        return self._base if self._power == 1 else self._base**self._power, 1.0
+
+    def add_gradient(self, G: ndarray, weight: float) -> None:
+        """By the number and the points."""
+        if self._power != 1:
+            G = G * (self._power * self._base.T ** (self._power - 1))
+        if self._offset.needed:
+            self._offset.add(weight * (2.0 * G.sum() - G.trace()))
+        self._products.add_gradient(G, weight)
+
+
+class UnitPoints:
+    """Points divided by their lengths, as ``torch.nn.functional.normalize`` does.
+
+    Args:
+        points: ``(n, d)``.
+    """
+
+    def __init__(self, points: Number) -> None:
+        self._points, self.needed = points, points.needed
+
+    def value(self) -> ndarray:
+        """The points on the unit sphere."""
+        points = self._points.value()
+        length = numpy.sqrt(numpy.einsum("ij,ij->i", points, points))[:, None]
+        self._length = numpy.maximum(length, _LEAST_LENGTH)
+        self._unit = points / self._length
+        self._radial = self._unit * (length >= _LEAST_LENGTH)
+        return self._unit
+
+    def add(self, gradient: ndarray) -> None:
+        """By the points: what moves them along the sphere."""
+        along = numpy.einsum("ij,ij->i", gradient, self._unit)[:, None]
+        self._points.add((gradient - self._radial * along) / self._length)
 
 
 class ConstantArrayKernel(ArrayKernel):

@@ -40,6 +40,9 @@ __all__ = [
     "applies",
     "density_and_gradients",
     "kernel_density",
+    "kernel_factor",
+    "last_densities",
+    "last_gradient",
     "least_pivot",
     "matrix_density_and_gradients",
     "one_thread",
@@ -145,10 +148,10 @@ def matrix_density_and_gradients(
     with numpy.errstate(all="ignore"), one_thread(len(residual)):
         # A copy, by columns as LAPACK has it: the transpose of one by rows.
         matrix = covariance.detach().double().numpy().copy().T
-        found = _of_matrix(matrix, _array(residual), blocks, least_pivot(residual))
-    if found is None:
-        return None
-    value, G, of_residual = found
+        L = _factor(matrix, least_pivot(residual))
+        if L is None:
+            return None
+        value, G, of_residual = _of_factor(L, _array(residual), blocks)
     G = G + G.T
     set_diagonal(G, 0.5 * G.diagonal())
     as_tensors = torch.from_numpy(G), torch.from_numpy(of_residual)
@@ -184,13 +187,15 @@ class _OneThread:
     def __enter__(self) -> None:
         with self._lock:
             if self._count == 0:
-                self._limits = _libraries().limit(limits=1)
+                libraries = _libraries()
+                several = any(one.get_num_threads() != 1 for one in libraries.lib_controllers)
+                self._limits = libraries.limit(limits=1) if several else None
             self._count += 1
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self._count -= 1
-            if self._count == 0:
+            if self._count == 0 and self._limits is not None:
                 self._limits.restore_original_limits()
 
 
@@ -235,27 +240,36 @@ def kernel_density(
         :meth:`~gpclml.linalg.array_kernels.ArrayKernel.add_gradient` takes it; that by the
         residual. None where there is no Cholesky factor.
     """
-    n = len(residual)
+    L = kernel_factor(kernel, noise, len(residual), least, work)
+    if L is None:
+        return None
+    with numpy.errstate(all="ignore"):
+        return _of_factor(L, residual, blocks)
+
+
+def kernel_factor(
+    kernel: ArrayKernel, noise: ndarray | None, n: int, least: float, work: ndarray | None = None
+) -> ndarray | None:
+    """The Cholesky factor of the covariance of ``n`` points, whose upper half is zero.
+
+    Args:
+        kernel: As for :func:`kernel_density`, and so are the others.
+        noise: Variances.
+        n: Number of points.
+        least: Smallest squared pivot.
+        work: An array to compute in.
+    """
     with numpy.errstate(all="ignore"):  # what is not finite has no factor
         covariance = numpy.empty((n, n)) if work is None else work
         numpy.multiply(*kernel.value(), out=covariance)
         if noise is not None:
             covariance.ravel()[:: n + 1] += noise  # a view of rows
         # LAPACK has matrices by columns: to it the transpose, which is equal, is one in place.
-        return _of_matrix(covariance.T, residual, blocks, least)
+        return _factor(covariance.T, least)
 
 
-def _of_matrix(
-    covariance: ndarray, residual: ndarray, blocks: Blocks, least: float
-) -> tuple[float, ndarray, ndarray] | None:
-    """The density, the lower half of its gradient by the covariance, and that by the residual.
-
-    Args:
-        covariance: By columns, in the memory of which the factor is computed.
-        residual: ``(n,)``.
-        blocks: The held-out points.
-        least: Smallest squared pivot, as a share of its variance.
-    """
+def _factor(covariance: ndarray, least: float) -> ndarray | None:
+    """The factor of a matrix by columns, which may be computed in its memory."""
     variances = covariance.diagonal().copy()
     if len(covariance) <= _BY_TORCH and torch.get_num_threads() == 1:
         factor, failed = torch.linalg.cholesky_ex(torch.from_numpy(covariance.T))
@@ -263,38 +277,73 @@ def _of_matrix(
     else:
         L, info = lapack.dpotrf(covariance, lower=1, overwrite_a=1)
     pivots = L.diagonal()
-    if info or not (pivots * pivots / variances).min() > least:
-        return None
-    if isinstance(blocks, int):
-        return _of_last(L, pivots, residual, blocks)
-    return _of_blocks(L, residual, blocks)
+    return None if info or not (pivots * pivots / variances).min() > least else L
 
 
-def _of_last(
-    L: ndarray, pivots: ndarray, residual: ndarray, b: int
-) -> tuple[float, ndarray, ndarray]:
-    """Of the last b points given the others: see ``ConditionalLogDensity``."""
-    n = len(residual)
-    z = lapack.dtrtrs(L, residual, lower=1)[0]
-    tail = z[n - b :]
+def _of_factor(L: ndarray, residual: ndarray, blocks: Blocks) -> tuple[float, ndarray, ndarray]:
+    """The density, the lower half of its gradient by the covariance, and that by the residual."""
+    if not isinstance(blocks, int):
+        return _of_blocks(L, residual, blocks)
+    values, z = last_densities(L, residual[:, None], blocks)
+    G, of_residual = last_gradient(L, z, blocks, _ONE, overwrite=True)
+    return float(values[0]), G, of_residual[:, 0]
+
+
+_ONE = numpy.ones(1)
+
+
+def last_densities(L: ndarray, residuals: ndarray, b: int) -> tuple[ndarray, ndarray]:
+    """Log densities of the last b of n points given the others: see ``ConditionalLogDensity``.
+
+    Args:
+        L: Factor of the covariance.
+        residuals: Those of k densities that share it, ``(n, k)``.
+        b: Number of points.
+
+    Returns:
+        The densities, ``(k,)``, and what :func:`last_gradient` needs.
+    """
+    z = lapack.dtrtrs(L, residuals, lower=1)[0]
     # Terms of a point are added before those of other points, which keeps partial sums small.
-    terms = 0.5 * tail * tail
-    terms += numpy.log(pivots[n - b :])
+    terms = z[-b:] * z[-b:]
+    terms *= 0.5
+    terms += numpy.log(L.diagonal()[-b:, None])
     terms += _HALF_LOG_2PI
-    value = -float(terms.sum())
+    return -terms.sum(0), z
+
+
+def last_gradient(
+    L: ndarray, z: ndarray, b: int, weights: ndarray, *, overwrite: bool = False
+) -> tuple[ndarray, ndarray]:
+    """Gradients of the weighted sum of :func:`last_densities` by covariance and residuals.
+
+    Args:
+        L: Factor of the covariance.
+        z: As :func:`last_densities` gives it.
+        b: Number of points.
+        weights: Of the densities, ``(k,)``.
+        overwrite: Whether the memory of the factor may be used.
+
+    Returns:
+        The lower half of the gradient by the covariance, whose upper half is zero, and
+        ``(n, k)``.
+    """
+    (n, k), total = z.shape, weights.sum()
     if b == n:
-        alpha = lapack.dtrtrs(L, z, lower=1, trans=1)[0]
-        G = lapack.dpotri(L, lower=1, overwrite_c=1)[0]
-        G *= -0.5
-        return value, blas.dsyr(0.5, alpha, a=G, lower=1, overwrite_a=1), -alpha
-    right = numpy.zeros((n, b + 2), order="F")
-    right[range(n - b, n), range(b)] = 1.0
-    right[n - b :, b] = tail
-    right[:, b + 1] = z
-    solved = lapack.dtrtrs(L, right, lower=1, trans=1, overwrite_b=1)[0]
-    W, u, alpha = solved[:, :b], solved[:, b], solved[:, b + 1]
-    G = blas.dsyrk(-0.5, W, c=L, lower=1, overwrite_c=1)
-    return value, blas.dsyr2(0.5, u, alpha - 0.5 * u, a=G, lower=1, overwrite_a=1), -u
+        u = alpha = lapack.dtrtrs(L, z, lower=1, trans=1)[0]
+        G = lapack.dpotri(L, lower=1, overwrite_c=overwrite)[0]
+        G *= -0.5 * total
+    else:
+        right = numpy.zeros((n, b + 2 * k), order="F")
+        right[range(n - b, n), range(b)] = 1.0
+        right[n - b :, b : b + k] = z[n - b :]
+        right[:, b + k :] = z
+        solved = lapack.dtrtrs(L, right, lower=1, trans=1, overwrite_b=1)[0]
+        W, u, alpha = solved[:, :b], solved[:, b : b + k], solved[:, b + k :]
+        G = blas.dsyrk(-0.5 * total, W, c=L, lower=1, overwrite_c=overwrite)
+    weighted = u * weights
+    G = blas.dsyr2k(0.5, weighted, alpha - 0.5 * u, beta=1.0, c=G, lower=1, overwrite_c=1)
+    return G, -weighted
 
 
 def _of_blocks(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
-from typing import cast
+from typing import Any, cast
 
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -19,6 +19,7 @@ from gpytorch.kernels import (
 )
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
+from gpytorch.mlls import MarginalLogLikelihood
 from gpytorch.models import ExactGP
 from gpytorch.settings import lazily_evaluate_kernels
 from torch import Tensor
@@ -30,6 +31,7 @@ from gpclml.inference import evaluating, exact_posterior
 from gpclml.kernels import CosineSimilarityKernel, JointSpectralMixtureKernel
 from gpclml.kernels.networks import check_finite_output
 from gpclml.meta.tasks import Episodes
+from gpclml.mlls.shared_objective import shared_objective
 
 __all__ = [
     "BATCH_NORM",
@@ -80,7 +82,7 @@ class DeepKernelTransfer(ExactGP):
     Examples:
         >>> model = DeepKernelTransfer(Conv4(), "cosine", num_features=64)
         >>> mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(m=5))
-        >>> loss = -mll(*model.prior(episodes)).mean()
+        >>> loss = -model.objective(mll, episodes).mean()
     """
 
     @checked
@@ -160,12 +162,41 @@ class DeepKernelTransfer(ExactGP):
             A Gaussian with batch ``(tasks, 1)``, and targets ``(tasks, ways, n)``; in
             regression ``(tasks, 1, n)``.
         """
+        features, targets = self._data(episodes)
+        return self(features), targets
+
+    @checked
+    def objective(self, mll: MarginalLogLikelihood, episodes: Episodes) -> Tensor:
+        """An objective of the tasks: the values of ``mll(*model.prior(episodes))``.
+
+        On a CPU value and gradient of a lone task are computed at once, where the objective is the
+        log marginal likelihood or conditions on the first points, and the kernel is one of
+        ``KERNELS`` without mixtures or of GPyTorch's kernels. The points become the model's
+        training data.
+
+        Args:
+            mll: An objective of this model.
+            episodes: Tasks of one size.
+
+        Returns:
+            Nats per held-out target, ``(tasks, ways)``; in regression ``(tasks, 1)``.
+        """
+        features, targets = self._data(episodes)
+        value = None
+        if len(targets) == 1 and mll.model is self and type(self).forward is _FORWARD:
+            value = shared_objective(mll, features[0, 0], targets[0])
+        if value is not None:
+            return value.unsqueeze(0)
+        return cast(Tensor, cast(Any, mll)(self(features), targets))
+
+    def _data(self, episodes: Episodes) -> tuple[Tensor, Tensor]:
+        """Features and targets of all points, which become the training data."""
         x = torch.cat([episodes.support_x, episodes.query_x], dim=1)
         y = torch.cat([episodes.support_y, episodes.query_y], dim=1)
         features = self.features(x)
         targets = one_vs_rest(y, episodes.ways, features.dtype)
         self.set_train_data(features, targets, strict=False)
-        return self(features), targets
+        return features, targets
 
     @torch.no_grad()
     @checked
@@ -190,6 +221,9 @@ class DeepKernelTransfer(ExactGP):
             latent = exact_posterior(self, features[..., s:, :], marginal=True)
             noise = cast(GaussianLikelihood, self.likelihood).noise
             return Normal(latent.mean, (latent.variance + noise).sqrt())
+
+
+_FORWARD = DeepKernelTransfer.forward
 
 
 def one_vs_rest(labels: Tensor, ways: int, dtype: torch.dtype) -> Tensor:

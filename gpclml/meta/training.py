@@ -8,7 +8,7 @@ import time
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from gpytorch.mlls import MarginalLogLikelihood
@@ -221,7 +221,7 @@ class _Run:
         episodes = tasks.draw(indices).to(own.device, own.dtype)
         self.mll.train()
         self.optimizer.zero_grad()
-        value = cast(Any, self.mll)(*self.model.prior(episodes)).mean()
+        value = self.model.objective(self.mll, episodes).mean()
         (-value).backward()
         gradients = [p.grad for p in self.mll.parameters() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)

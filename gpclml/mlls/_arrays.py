@@ -19,20 +19,20 @@ from gpytorch.means import ConstantMean, ZeroMean
 from numpy import ndarray
 from torch import Tensor
 
-from gpclml.inference.known_kernels import array_kernel, transform_of
+from gpclml.inference.known_kernels import array_kernel, fixed_points, transform_of
 from gpclml.linalg.array_kernels import ArrayKernel
 from gpclml.linalg.closed_forms import ClosedForm
 from gpclml.linalg.lapack import applies, kernel_density, least_pivot, one_thread
 from gpclml.mlls._terms import FixedTerms, Formula
 
-__all__ = ["ArrayDensity"]
+__all__ = ["ArrayDensity", "Hyperparameter", "UnknownPartError"]
 
 
-class _UnknownError(Exception):
-    """A hyperparameter whose constraint is not known."""
+class UnknownPartError(Exception):
+    """A hyperparameter whose constraint is not known, or a part that is left to PyTorch."""
 
 
-class _Hyperparameter:
+class Hyperparameter:
     """A hyperparameter and the raw parameter that GPyTorch keeps for it, which may have none.
 
     Args:
@@ -40,14 +40,14 @@ class _Hyperparameter:
         name: Of its hyperparameter.
 
     Raises:
-        _UnknownError: If its constraint is not one of those computed in closed form.
+        UnknownPartError: If its constraint is not one of those computed in closed form.
     """
 
     def __init__(self, module: torch.nn.Module, name: str) -> None:
         constraint = getattr(module, f"raw_{name}_constraint", None)
         transform = transform_of(cast(Interval | None, constraint))
         if transform is None:
-            raise _UnknownError
+            raise UnknownPartError
         self.raw = cast(Tensor, getattr(module, f"raw_{name}"))
         self.needed = self.raw.requires_grad
         self._transform = transform
@@ -57,14 +57,18 @@ class _Hyperparameter:
         self._numbers = self.raw.detach().double().numpy()
         return self._transform.value(self._numbers)
 
-    def add(self, gradient: Any) -> None:
-        """Adds what a gradient by the value is by the raw parameter to its ``grad``."""
-        if not self.needed:
-            return
+    def by_raw(self, gradient: Any) -> ndarray:
+        """What a gradient by the value is by the raw parameter."""
         gradient = numpy.asarray(gradient)
         if gradient.size > self.raw.numel():
             gradient = gradient.sum()
-        gradient = gradient.reshape(self.raw.shape) * self._transform.slope(self._numbers)
+        return gradient.reshape(self.raw.shape) * self._transform.slope(self._numbers)
+
+    def add(self, gradient: Any) -> None:
+        """Adds a gradient to the ``grad`` of the raw parameter."""
+        if not self.needed:
+            return
+        gradient = self.by_raw(gradient)
         if self.raw.grad is None:
             self.raw.grad = torch.zeros_like(self.raw)
         self.raw.grad.numpy()[...] += gradient
@@ -101,12 +105,12 @@ class ArrayDensity:
     def __init__(
         self,
         kernel: ArrayKernel,
-        noise: _Hyperparameter,
-        constant: _Hyperparameter | None,
+        noise: Hyperparameter,
+        constant: Hyperparameter | None,
         targets: ndarray,
         blocks: Any,
         least: float,
-        priors: Sequence[tuple[_Hyperparameter, Formula]],
+        priors: Sequence[tuple[Hyperparameter, Formula]],
     ) -> None:
         self._kernel, self._noise, self._constant = kernel, noise, constant
         self._targets, self._blocks, self._least, self._priors = targets, blocks, least, priors
@@ -174,10 +178,10 @@ class ArrayDensity:
             return None
         if not applies(targets, blocks):
             return None
-        own: list[_Hyperparameter] = []
+        own: list[Hyperparameter] = []
 
-        def number(module: torch.nn.Module, name: str) -> _Hyperparameter:
-            own.append(_Hyperparameter(module, name))
+        def number(module: torch.nn.Module, name: str) -> Hyperparameter:
+            own.append(Hyperparameter(module, name))
             return own[-1]
 
         dims = cast(Tensor | None, kernel.active_dims)  # of a sum and a product those of all parts
@@ -185,10 +189,10 @@ class ArrayDensity:
         if order is not None:
             points, targets = points[order], targets[order]
         try:
-            whole = array_kernel(kernel, points, number)
+            whole = array_kernel(kernel, points, number, fixed_points)
             noise = number(likelihood.noise_covar, "noise")
             constant = number(mean, "constant") if type(mean) is ConstantMean else None
-        except _UnknownError:
+        except UnknownPartError:
             return None
         priors = _with_formulas(terms, own)
         if priors is None:
@@ -199,8 +203,8 @@ class ArrayDensity:
 
 
 def _with_formulas(
-    terms: FixedTerms, hyperparameters: Sequence[_Hyperparameter]
-) -> list[tuple[_Hyperparameter, Formula]] | None:
+    terms: FixedTerms, hyperparameters: Sequence[Hyperparameter]
+) -> list[tuple[Hyperparameter, Formula]] | None:
     """Hyperparameters and closed forms of their priors; None if there is any other prior."""
     pairs = []
     for module, _, closure, formula in terms.priors:

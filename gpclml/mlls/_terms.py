@@ -17,7 +17,10 @@ from torch import Tensor
 from gpclml.errors import ModelModeError
 from gpclml.linalg.covariance import Pairs
 
-__all__ = ["FixedTerms", "Formula", "check_train_mode", "formula_of", "prior_and_added_loss"]
+__all__ = [
+    "FixedTerms", "Formula", "check_train_mode", "formula_of", "has_hooks", "has_terms",
+    "prior_and_added_loss",
+]  # fmt: skip
 
 
 def prior_and_added_loss(
@@ -42,7 +45,7 @@ def prior_and_added_loss(
         The sum in nats, broadcastable to ``batch_shape``; 0.0 where there is none.
     """
     total: Tensor | float = 0.0
-    if not _has_terms(model):
+    if not has_terms(model):
         return total
     for added_loss in model.added_loss_terms():
         total = total + added_loss.loss(*params)
@@ -57,13 +60,23 @@ def prior_and_added_loss(
     return total
 
 
-def _has_terms(model: GP) -> bool:
-    """One walk over the modules, where GPyTorch's own way of naming terms takes longer."""
-    return any(
-        module._priors or module._added_loss_terms
-        for module in model.modules()
-        if isinstance(module, gpytorch.Module)
-    )
+def has_hooks(module: torch.nn.Module) -> bool:
+    """Whether calling a module does anything else than its class says."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
+
+
+def has_terms(model: GP) -> bool:
+    """Whether there are priors or added losses.
+
+    GPyTorch's own way of naming them takes longer, and so do PyTorch's generators of modules.
+    """
+    modules: list[Any] = [model]
+    while modules:
+        module = modules.pop()
+        if isinstance(module, gpytorch.Module) and (module._priors or module._added_loss_terms):
+            return True
+        modules.extend(one for one in module._modules.values() if one is not None)
+    return False
 
 
 def _is_batched(prior: Prior, log_prob: Tensor, value: Tensor) -> bool:

@@ -31,7 +31,7 @@ from gpclml.linalg import Covariance
 from gpclml.linalg.closed_forms import ClosedForm
 from gpclml.linalg.covariance import Pairs
 from gpclml.mlls._arrays import ArrayDensity
-from gpclml.mlls._terms import FixedTerms
+from gpclml.mlls._terms import FixedTerms, has_hooks
 from gpclml.mlls.conditional_marginal_log_likelihood import ConditionalMarginalLogLikelihood
 from gpclml.mlls.losses import fixed_loss
 from gpclml.models import GPRegression
@@ -246,10 +246,7 @@ class _KnownPrior:
             inputs is None
             or type(likelihood) is not GaussianLikelihood
             or type(likelihood.noise_covar) is not HomoskedasticNoise
-            or any(
-                _has_hooks(cast(torch.nn.Module, one))
-                for one in (model, likelihood, model.mean_module)
-            )
+            or any(has_hooks(one) for one in cast(Any, (model, likelihood, model.mean_module)))
         ):
             return None
         with torch.no_grad():
@@ -309,10 +306,6 @@ class _KnownPrior:
             (constant, g.sum(-1).sum_to_size(constant.shape).neg()) if tensor is residual
             else (tensor, g) for tensor, g in pairs
         ]  # fmt: skip
-
-
-def _has_hooks(module: torch.nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 
 
 def _inputs(model: ExactGP) -> Tensor | Callable[[], Tensor] | None:

@@ -364,6 +364,8 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
         channels=1, width=2, generator=generator()),
     "meta.ConvBlocks": lambda: dict(blocks=1, channels=1, width=2, generator=generator()),
     "meta.DeepKernelTransfer": lambda: dict(backbone=mlp(), kernel="rbf", num_features=2),
+    "meta.DeepKernelTransfer.objective": lambda: dict(
+        self=(model := transfer()), mll=objective(model), episodes=episodes()),
     "meta.DeepKernelTransfer.predict": lambda: dict(
         self=transfer(), episodes=episodes()),
     "meta.Episodes": lambda: dict(

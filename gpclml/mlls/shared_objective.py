@@ -1,0 +1,199 @@
+"""The objective of targets that share one small covariance, as one node of autograd.
+
+A step on a lone few-shot task has a hundred points: its arithmetic takes a fraction of the time of
+the modules, distributions and nodes of autograd around it. Where all parts of a model are known,
+features and raw parameters go to NumPy and LAPACK at once, and gradients come back the same way.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, cast
+
+import numpy
+import torch
+from gpytorch import settings
+from gpytorch.kernels import Kernel
+from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.likelihoods.noise_models import HomoskedasticNoise
+from gpytorch.means import ConstantMean, ZeroMean
+from gpytorch.mlls import MarginalLogLikelihood
+from numpy import ndarray
+from torch import Tensor
+
+from gpclml.conditioning import LastPoints
+from gpclml.inference.known_kernels import array_kernel, has_arrays
+from gpclml.linalg.lapack import (
+    applies,
+    kernel_factor,
+    last_densities,
+    last_gradient,
+    least_pivot,
+    one_thread,
+)
+from gpclml.linalg.matrices import refuse_double_backward
+from gpclml.mlls._arrays import Hyperparameter, UnknownPartError
+from gpclml.mlls._terms import has_hooks, has_terms
+from gpclml.mlls.conditional_marginal_log_likelihood import ConditionalMarginalLogLikelihood
+
+__all__ = ["shared_objective"]
+
+
+def shared_objective(mll: MarginalLogLikelihood, points: Tensor, targets: Tensor) -> Tensor | None:
+    """The objective of each row of targets, for a model that is its mean and kernel at points.
+
+    Args:
+        mll: The objective, whose model's ``forward`` is ``mean_module`` and ``covar_module``.
+        points: What these are called on, ``(n, d)``.
+        targets: One row a residual that shares the covariance, ``(k, n)``.
+
+    Returns:
+        Nats per held-out target, ``(k,)``; None where a part is not known, there is no Cholesky
+        factor or a value is not finite: then the objective itself computes it, or says what is
+        wrong.
+    """
+    if type(mll) is not ConditionalMarginalLogLikelihood or not _is_plain(mll):
+        return None
+    held_out = points.shape[0] - cast(LastPoints, mll.conditioning).m
+    if held_out < 1 or not applies(targets[0], held_out):
+        return None
+    try:
+        density = _SharedDensity(mll, points, targets, held_out)
+    except UnknownPartError:
+        return None
+    values = density.values()
+    if values is None:
+        return None
+    mll.last_solve = ()
+    return cast(Tensor, _Objective.apply(density, values, points, *density.raws))
+
+
+def _is_plain(mll: ConditionalMarginalLogLikelihood) -> bool:
+    """Whether the objective is the density of the last points under a homoskedastic likelihood."""
+    likelihood, model = mll.likelihood, cast(Any, mll.model)
+    return (
+        type(mll.conditioning) is LastPoints
+        and mll.solver in ("auto", "cholesky")
+        and mll.factor_dtype != torch.float32
+        and model.training
+        and type(likelihood) is GaussianLikelihood
+        and type(likelihood.noise_covar) is HomoskedasticNoise
+        and type(model.mean_module) in (ConstantMean, ZeroMean)
+        and not any(has_hooks(one) for one in (mll, model, likelihood, model.mean_module))
+        and settings.observation_nan_policy.value() == "ignore"
+        and not has_terms(model)
+    )
+
+
+class _Captured(Hyperparameter):
+    """A hyperparameter whose gradient is kept."""
+
+    gradient: ndarray | float = 0.0
+
+    def add(self, gradient: Any) -> None:
+        if self.needed:
+            self.gradient = self.gradient + self.by_raw(gradient)
+
+
+class _Points:
+    """Points whose gradient is kept."""
+
+    def __init__(self, points: Tensor) -> None:
+        self.needed = points.requires_grad
+        self._numbers = points.detach().double().numpy()
+        self.gradient: ndarray | float = 0.0
+
+    def value(self) -> ndarray:
+        return self._numbers
+
+    def add(self, gradient: ndarray) -> None:
+        self.gradient = self.gradient + gradient
+
+
+class _SharedDensity:
+    """The objective and its gradients, each of which is computed when it is asked for.
+
+    Attributes:
+        raws: The parameters that it depends on.
+    """
+
+    def __init__(
+        self, mll: ConditionalMarginalLogLikelihood, points: Tensor, targets: Tensor, b: int
+    ) -> None:
+        model = cast(Any, mll.model)
+        kernel = cast(Kernel, model.covar_module)
+        own: list[_Captured] = []
+
+        def number(module: torch.nn.Module, name: str) -> _Captured:
+            own.append(_Captured(module, name))
+            return own[-1]
+
+        def points_of(x: Tensor) -> _Points:
+            if x is not points:  # some columns
+                raise UnknownPartError
+            return self._points
+
+        if kernel.active_dims is not None or not has_arrays(kernel, points.shape[-1]):
+            raise UnknownPartError
+        self._points = _Points(points)
+        self._kernel = array_kernel(kernel, points, number, points_of)
+        self._noise = number(mll.likelihood.noise_covar, "noise")
+        is_constant = type(model.mean_module) is ConstantMean
+        self._constant = number(model.mean_module, "constant") if is_constant else None
+        if any(one.raw.dtype != points.dtype or one.raw.is_cuda for one in own):
+            raise UnknownPartError
+        if self._noise.raw.numel() > 1 or (self._constant and self._constant.raw.numel() > 1):
+            raise UnknownPartError
+        self._numbers, self._targets, self._b = own, targets.detach().double().numpy(), b
+        self._least = least_pivot(points)
+        self.raws = [one.raw for one in own]
+
+    def values(self) -> ndarray | None:
+        """The objective of each row of targets; None where it is not finite."""
+        n = self._targets.shape[-1]
+        constant = 0.0 if self._constant is None else self._constant.value()
+        with one_thread(n):
+            L = kernel_factor(self._kernel, self._noise.value(), n, self._least)
+            if L is None:
+                return None
+            values, z = last_densities(L, (self._targets - constant).T, self._b)
+        self._state: tuple[ndarray, ndarray] | None = L, z
+        return values / self._b if math.isfinite(values.sum()) else None
+
+    def gradients(self, weights: ndarray) -> tuple[ndarray | float, list[ndarray | float]]:
+        """Of the weighted sum of the objectives, by the points and the raw parameters."""
+        if self._state is None:  # a second time, of a graph that was kept
+            self._points.gradient = 0.0
+            for one in self._numbers:
+                one.gradient = 0.0
+            self.values()
+        (L, z), self._state = cast(Any, self._state), None
+        with one_thread(len(z)):
+            G, of_residuals = last_gradient(L, z, self._b, weights / self._b, overwrite=True)
+            self._noise.add(G.trace())
+            if self._constant is not None:
+                self._constant.add(-of_residuals.sum())
+            with numpy.errstate(all="ignore"):
+                self._kernel.add_gradient(G, 1.0)
+        return self._points.gradient, [one.gradient for one in self._numbers]
+
+
+class _Objective(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, density, values, *tensors):
+        ctx.density = density
+        ctx.save_for_backward(*tensors)  # so that changes in place are found out
+        return torch.from_numpy(values).to(tensors[0].dtype)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        refuse_double_backward("objectives")
+        tensors = ctx.saved_tensors
+        of_points, of_raws = ctx.density.gradients(grads[0].double().numpy())
+        gradients = [
+            torch.as_tensor(gradient, dtype=one.dtype) if needed else None
+            for gradient, one, needed in zip(
+                (of_points, *of_raws), tensors, ctx.needs_input_grad[2:], strict=True
+            )
+        ]  # fmt: skip
+        return None, None, *gradients
