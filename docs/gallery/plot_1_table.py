@@ -1,15 +1,15 @@
 """# From a table to a decision
 
-A table of measurements, one column to predict: what will the next rows be, how sure is that, and
-which columns matter?
+You have a table of measurements and want to predict one column of new rows: what will it be, how
+certain is that, and which columns matter?
 """
 
 # %%
 # ## Fit the default model
 #
-# `Regressor` fits several Gaussian processes, mixes them by how well each predicts rows that it
-# has not seen, and calibrates its intervals. It takes arrays and data frames, as any estimator of
-# scikit-learn does.
+# `Regressor` fits several Gaussian processes, weights them by how well each predicts rows that it
+# has not seen, and calibrates the intervals. It takes arrays and data frames, like other
+# scikit-learn estimators.
 from sklearn.datasets import load_diabetes
 from sklearn.model_selection import train_test_split
 
@@ -23,7 +23,7 @@ print(regressor.stack_.summary()[["weight", "loo", "seconds"]].round(3))
 # %%
 # ## Predictions with intervals
 #
-# Patients are sorted by their prediction; the band is to hold nine of ten of them.
+# Patients are sorted by their prediction. The band should contain nine of ten of them.
 import matplotlib.pyplot as plt
 import numpy as np
 
@@ -51,9 +51,9 @@ for name, predicted in {"mean": y.mean(), "trees": trees, "regressor": mean}.ite
 # %%
 # ## Which columns matter
 #
-# The lengthscale of a column is the distance over which the target changes: the shorter, beside
-# the spread of the column, the more the column matters. `summary` has them in standardized units
-# (`value`) and in those of the table (`original`).
+# The lengthscale of a column is the distance over which the target changes. A column matters more
+# the shorter its lengthscale is, in units of the column's spread. `summary` gives lengthscales in
+# these units (`value`) and in those of the table (`original`).
 from gpclml import ConditionalMarginalLogLikelihood, GPRegression, LastPoints, fit_mll
 
 model = GPRegression(x, y, "matern")

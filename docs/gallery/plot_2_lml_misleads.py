@@ -1,17 +1,17 @@
 """# What the marginal likelihood gets wrong
 
-The log marginal likelihood (LML) asks how probable all data are before any was seen. A flexible
-model with a vague prior pays for that on the first points, and may be the one that predicts best
-after them. Here it is, seen (after Lotfi et al. 2022, section 4).
+The log marginal likelihood (LML) is the log probability of all data under the prior, before any
+point was seen. A flexible model with a vague prior loses on the first points, and may predict best
+after them all the same. This page shows such a case (after Lotfi et al. 2022, section 4).
 """
 
 # %%
 # ## Two models of a wave
 #
-# Both are linear in sines and cosines with prior variance 1 for each weight: of three
-# frequencies, or of nine. The data have nine, and weights that fall with the square of the
-# frequency (the paper's data): the small model cannot be right, and the prior of the large one
-# expects more than there is.
+# Both models are linear in sines and cosines, with prior variance 1 for each weight; one has three
+# frequencies, the other nine. The data have nine frequencies, with weights that fall with the
+# square of the frequency (the paper's data). So the small model is wrong, and the prior of the
+# large one expects larger weights than there are.
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
@@ -38,10 +38,10 @@ def model_of(order, n):
 
 
 # %%
-# ## Who is preferred, who predicts
+# ## Which model is preferred, and which predicts better
 #
-# For growing n: the large model's advantage by the LML, by the CLML (the last fifth of the points
-# given the others), and in the log density of 300 points that no criterion has seen. Above zero
+# The figure shows the advantage of the large model for growing n: by the LML, by the CLML (random
+# fifths of the points given the others), and in the log density of 300 test points. Above zero
 # the large model is better.
 from gpclml import marginal_log_predictive
 
@@ -70,11 +70,11 @@ for name, values in rows.items():
     print(f"{name:5s}", " ".join(f"{value:+6.2f}" for value in values))
 
 # %%
-# ## Where the LML loses it
+# ## Why the LML is wrong here
 #
-# The LML is the sum of the log densities of each point given those before it. In the first terms
-# the large model is bad, since nothing has tamed its prior yet; these terms stay in the sum for
-# ever, and say nothing about its predictions from all data.
+# The LML is the sum of the log densities of each point given the points before it. The first terms
+# of the large model are bad, because its prior is vague. They stay in the sum, although they say
+# nothing about predictions from all data.
 from gpclml import learning_curve
 
 fig, axes = plt.subplots(figsize=(8, 3.5), layout="constrained")

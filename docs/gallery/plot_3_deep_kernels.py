@@ -1,8 +1,8 @@
 """# Deep kernels, with and without redrawing
 
-A deep kernel is a network followed by a GP. The marginal likelihood trains the network until the
-training data fit too well; an objective that scores points held out, drawn anew at each step,
-does so less. The data: by which angle was a digit turned?
+A deep kernel is a network followed by a GP. Trained by the marginal likelihood, the network
+overfits the training data. An objective that scores held-out points, drawn anew at each step,
+overfits less. The task: by which angle was the image of a digit turned?
 """
 
 # %%
@@ -29,8 +29,8 @@ for ax, image, angle in zip(axes, turned, angles, strict=False):
 # %%
 # ## Two objectives, otherwise the same
 #
-# Nothing but the conditioning differs: `LastPoints(0)` is the LML, `RandomHoldout()` the CLML of
-# a tenth of the points, another tenth at each step.
+# Only the conditioning differs: `LastPoints(0)` gives the LML, `RandomHoldout()` the CLML of a
+# tenth of the points, another tenth at each step.
 from gpclml import ConditionalMarginalLogLikelihood, GPRegression, LastPoints, RandomHoldout
 
 curves = {}
@@ -54,7 +54,7 @@ for name, conditioning in {"LML": LastPoints(0), "CLML": RandomHoldout()}.items(
 # %%
 # ## What they learn
 #
-# Both fit the training rows; on new digits the redrawn objective is ahead.
+# Both fit the training digits. On new digits the objective with redrawn points predicts better.
 fig, axes = plt.subplots(figsize=(8, 3.5), layout="constrained")
 for color, (name, rows) in zip(("C1", "C0"), curves.items(), strict=True):
     steps, train, test = np.array(rows).T
@@ -66,5 +66,5 @@ axes.legend(frameon=False)
 
 # %%
 # `python -m benchmarks.demo` does this with five draws, beside an RBF GP, a plain network and
-# boosted trees. A fit by a line search is no way to train a network: `fit_mll` is for kernels
-# without one, `fit_networks` and Adam for those with.
+# boosted trees. Line searches suit kernels without a network (`fit_mll`); train networks by
+# `fit_networks` or by Adam.

@@ -1,7 +1,7 @@
 """# Choose among kernels, or mix them
 
-Several kernels fit about equally well. Which one to take, how sure is that, and what does a
-mixture gain?
+Several kernels fit about equally well. Which one should you take, how certain is that, and what
+does a mixture gain?
 """
 
 # %%
@@ -19,8 +19,8 @@ for kernel in ("rbf", "rq", "matern", "spectral_mixture"):
 # %%
 # ## Compare them
 #
-# Three criteria, each with the error of its estimate. The last lines say what follows, and what
-# does not.
+# Three criteria are computed, each with the error of its estimate. The sentences below the table
+# say what follows from them.
 from gpclml import score_models
 
 comparison = score_models(models)
@@ -39,10 +39,10 @@ for criterion, ax in zip(("lml", "clml", "loo"), axes, strict=True):
     plot_compare(comparison, criterion, ax=ax)
 
 # %%
-# ## Learning curves: where the models part
+# ## Learning curves: where the models differ
 #
-# The log density of the next point, given so many. The LML is the sum of all terms; what counts
-# for predictions is at the right.
+# The upper curves are the log density of the next point given the points before it. The LML is the
+# sum of all of these terms; predictions from all data are like the terms at the right.
 from gpclml.evaluation import plot_learning_curves
 
 fig, axes = plt.subplots(2, 1, figsize=(7, 5), layout="constrained")
@@ -51,8 +51,8 @@ plot_learning_curves(comparison, ax=axes)
 # %%
 # ## Mix them
 #
-# Choosing one model is a gamble where they are close. Stacking weighs the predictive densities so
-# that rows which a model has not seen get the most density.
+# Where models are close, choosing one of them is a gamble. Stacking mixes their predictive
+# densities, with the weights that give held-out rows the most density.
 from gpclml import StackedGP, marginal_log_predictive
 
 for name, model in models.items():

@@ -1,7 +1,7 @@
 """# Intervals one can believe
 
-An interval that promises 90 % and holds 70 % is worse than none. This page looks at a GP on a
-target with heavy tails, sees that its intervals are wrong, and at the calibrated mixture.
+An interval that promises 90 % and holds 70 % is worse than none. This page fits a GP to targets
+with heavy tails, shows that its intervals are wrong, and fits a calibrated mixture beside it.
 """
 
 # %%
@@ -19,9 +19,9 @@ train, test = slice(0, 120), slice(120, 500)
 # %%
 # ## One GP
 #
-# The histogram of where test targets fall in their predicted distribution should be flat. It has
-# a hump: most targets are closer to the mean than the GP says, since a few wild ones have taught
-# it too much noise.
+# The histogram shows where test targets fall in their predicted distributions; it should be flat.
+# That of the GP has a hump: most targets are closer to the mean than it says, because a few wild
+# values made it estimate too much noise.
 from gpclml import ConditionalMarginalLogLikelihood, GPRegression, LastPoints, StackedGP, fit_mll
 
 model = GPRegression(x[train], y[train], "matern")
@@ -40,7 +40,8 @@ axes[0].set_ylabel("test rows")
 # %%
 # ## Coverage, promised and kept
 #
-# The stack fits scale and tails of its components to residuals of rows that they have not seen.
+# The stack fits the scale and the tails of its components to residuals of rows that they have not
+# seen. Its curve should lie on the diagonal.
 levels = torch.linspace(0.05, 0.95, 19, dtype=torch.float64)
 fig, axes = plt.subplots(figsize=(4.5, 4), layout="constrained")
 for name, values in places.items():

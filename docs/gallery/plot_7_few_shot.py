@@ -1,8 +1,8 @@
 """# Five points of a new curve
 
-Many tasks are alike: sine waves of unknown height and phase. A deep kernel that is trained on
-such tasks knows, from five points of a new one, what a GP that knows nothing but these five
-cannot know (Deep Kernel Transfer, Patacchiola et al. 2020).
+Many tasks are alike: sine waves of unknown height and phase. A deep kernel that was trained on
+such tasks predicts a new one from five points, better than a GP that is fitted to these five
+points alone (Deep Kernel Transfer, Patacchiola et al. 2020).
 """
 
 # %%
@@ -31,8 +31,8 @@ train_on_tasks(model, mll, tasks, steps=600, tasks_per_step=8, progress=False)
 # %%
 # ## New tasks
 #
-# Above the transferred kernel, below a GP fitted to the five points alone; the band is to hold 95
-# % of the points.
+# Above is the transferred kernel, below a GP fitted to the five points alone. The band should hold
+# 95 % of the points.
 new = PeriodicTasks(support=5, queries=200, seed=1).draw(range(3))
 with torch.no_grad():
     predicted = model.eval().predict(new)

@@ -1,8 +1,8 @@
 """# A network that knows what it does not know
 
-A trained network is sure everywhere, also where it has seen nothing. `Laplace` gives a trained
-network the uncertainty of its weights, in four lines, and the evidence that its prior precisions
-climb.
+A trained network is certain everywhere, even where it has seen no data. `Laplace` adds the
+uncertainty of the weights to the predictions of a trained network, in two lines; the precisions of
+its prior maximize the evidence.
 """
 
 # %%

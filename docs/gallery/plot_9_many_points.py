@@ -1,14 +1,14 @@
 """# Many points
 
-An exact GP needs n³ operations a step and n² numbers of memory. Two ways around it keep the exact
-model: steps on a redrawn subset, and conjugate gradients.
+An exact GP needs n³ operations a step and memory for n² numbers. Two ways keep the exact model and
+cost less: steps on random subsets, and conjugate gradients.
 """
 
 # %%
 # ## Steps that do not grow with the data
 #
-# Each step scores 100 points given 400 others, all redrawn. The objective is an unbiased estimate
-# of what it would be over all such draws.
+# Each step scores 100 points given 400 others, all drawn anew. The objective of a step is an
+# unbiased estimate of its mean over all such draws.
 import matplotlib.pyplot as plt
 import torch
 
@@ -31,6 +31,7 @@ result = fit_mll(mll, "adam", steps=80, lr=0.1, progress=False)
 fig, axes = plt.subplots(figsize=(8, 3), layout="constrained")
 axes.plot(result.history)
 axes.set(xlabel="steps", ylabel="CLML of the step, nats a point")
+# mkdocs_gallery_thumbnail_number = 2
 
 # %%
 # ## Predictions from all points

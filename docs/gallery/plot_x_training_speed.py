@@ -1,16 +1,16 @@
 """# A figure of a paper: training speed
 
-Models that learn fast generalize well, and the evidence says why: it is the sum of what a model
-predicts of each point from those before it. Lyle et al. (2020, Figure 1) estimate it from below
-by draws of the posterior while data come in. This page redraws the comparison for a linear model
-in Fourier features.
+Models that learn fast generalize well. The evidence explains it: the log evidence is the sum of the
+log densities of each point given the points before it. Lyle et al. (2020, Figure 1) estimate it
+from below by draws from the posterior while data come in. This page repeats their comparison for
+a linear model in Fourier features.
 """
 
 # %%
 # ## Evidence and its lower bounds
 #
-# With one draw at each point the estimate is L; the mean of the exponentials of k draws is
-# tighter. Both are exact in expectation here; nothing is trained.
+# With one draw at each point the estimate is L, which is a lower bound in expectation. The mean
+# density of k draws gives a tighter bound. All of it is in closed form; nothing is trained.
 import matplotlib.pyplot as plt
 import torch
 
@@ -34,7 +34,7 @@ evidences, ten, one = zip(*rows, strict=True)
 # %%
 # ## They rank models alike
 #
-# The data have frequencies 1 and 4: all three are largest at four frequencies.
+# The data have the frequencies 1 and 4. All three curves are largest at four frequencies.
 fig, axes = plt.subplots(figsize=(8, 3.5), layout="constrained")
 for name, values in {"log evidence": evidences, "ten draws": ten, "L, one draw": one}.items():
     axes.plot(orders, values, "o-", label=name)
