@@ -16,14 +16,13 @@ from torch.nn.functional import cross_entropy, log_softmax, normalize, one_hot
 from benchmarks.dkt.stacks import StackedBlocks
 from gpclml.inference import evaluating
 from gpclml.meta import Episodes, Tasks, TaskScores
-from gpclml.meta.evaluation import class_scores
+from gpclml.meta.evaluation import batches, class_scores
 
 __all__ = [
     "BASELINES", "Baseline", "FirstOrderMAML", "LinearTransfer", "MatchingNetwork",
     "PrototypicalNetwork", "baseline_log_probabilities", "evaluate_baseline", "fit_linear_layers",
 ]  # fmt: skip
 
-_AT_ONCE = 20
 _SHARPNESS = 100.0  # of matching networks
 _FIT_STEPS, _FIT_RATE, _MOMENTUM, _DECAY = 100, 0.01, 0.9, 0.001  # of a new linear layer
 _INNER_STEPS, _INNER_RATE = 5, 0.1  # of MAML
@@ -200,13 +199,9 @@ def evaluate_baseline(model: Baseline, tasks: Tasks, count: int) -> TaskScores:
 @torch.no_grad()
 def baseline_log_probabilities(model: Baseline, tasks: Tasks, count: int) -> tuple[Tensor, Tensor]:
     """Log probabilities of classes ``(tasks, q, ways)`` and the classes ``(tasks, q)``."""
-    own = next(model.parameters())
-    at_once = _AT_ONCE if own.device.type == "cpu" else 2 * _AT_ONCE
     log_p, labels = [], []
     with evaluating(model):
-        for first in range(0, count, at_once):
-            episodes = tasks.draw(range(first, min(first + at_once, count)))
-            episodes = episodes.to(own.device, own.dtype)
+        for episodes in batches(tasks, count, next(model.parameters())):
             log_p.append(model.log_probabilities(episodes))
             labels.append(episodes.query_y)
     return torch.cat(log_p), torch.cat(labels)

@@ -21,6 +21,7 @@ from benchmarks.speed.runs import sweep_command
 from gpclml.errors import UnknownNameError
 from gpclml.kernels.networks import MLP
 from gpclml.meta import DeepKernelTransfer, Episodes, PeriodicTasks, evaluate_tasks
+from gpclml.meta.training import parameter_groups
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 
 __all__ = ["SETTINGS", "Setting", "measure_setting"]
@@ -106,12 +107,7 @@ def _train(
         cast(Tensor, module.mean_module.raw_constant).requires_grad_(False)
     held_out = conditioning(objective, sources[0])
     mll = ConditionalMarginalLogLikelihood(module.likelihood, module, held_out)
-    network = module.network_parameters()
-    inside = {id(one) for one in network}
-    others = [one for one in mll.parameters() if id(one) not in inside]
-    optimizer = torch.optim.Adam(
-        [{"params": network, "lr": 1e-3}, {"params": others, "lr": setting.gp_rate}]
-    )
+    optimizer = torch.optim.Adam(parameter_groups(module, mll, 1e-3, setting.gp_rate))
     module.train()
     for step in range(steps):
         episodes = Episodes.stack([source.draw([step]) for source in sources])

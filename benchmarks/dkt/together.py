@@ -34,8 +34,9 @@ from gpclml.meta import (
     TaskScores,
     evaluate_tasks,
 )
+from gpclml.meta.episodes import NumberedTasks, SingleTasks, task_generator, unit_range
 from gpclml.meta.evaluation import class_scores, task_log_probabilities
-from gpclml.meta.tasks import NumberedTasks, task_generator, unit_range
+from gpclml.meta.training import parameter_groups
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 
 __all__ = [
@@ -51,7 +52,7 @@ _CHECKPOINT, _KEPT = "benchmarks.dkt", ("score", "step", "state")
 Model = DeepKernelTransfer | Baseline
 
 
-class ClassifiedImages(NumberedTasks):
+class ClassifiedImages(SingleTasks):
     """Images drawn from all classes of a source, each turn a class, as the query points of a task.
 
     Args:
@@ -273,14 +274,11 @@ def _objective(
         return module, module.loss, [{"params": list(module.parameters()), "lr": lr}]
     held_out = conditioning(cell["objective"], tasks)
     mll = ConditionalMarginalLogLikelihood(module.likelihood, module, held_out)
-    network = module.network_parameters()
-    inside = {id(parameter) for parameter in network}
-    others = [one for one in mll.parameters() if id(one) not in inside]
 
     def loss(episodes: Episodes) -> Tensor:
         return -module.objective(mll, episodes).mean(-1)
 
-    return mll, loss, [{"params": network, "lr": lr}, {"params": others, "lr": 0.1 * lr}]
+    return mll, loss, parameter_groups(module, mll, lr, 0.1 * lr)
 
 
 def _save(

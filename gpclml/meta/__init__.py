@@ -4,6 +4,7 @@ from gpclml import explain_moved
 from gpclml.meta.augmentation import AugmentedTasks
 from gpclml.meta.backbones import Conv3, Conv4, ConvBlocks, ResNet10
 from gpclml.meta.deep_kernel_transfer import KERNELS, DeepKernelTransfer
+from gpclml.meta.episodes import Episodes
 from gpclml.meta.evaluation import (
     Tasks,
     TaskScores,
@@ -11,7 +12,7 @@ from gpclml.meta.evaluation import (
     evaluate_tasks,
     fit_task_temperature,
 )
-from gpclml.meta.tasks import Episodes, HeadPoseTasks, ImageTasks, PeriodicTasks, RotationTasks
+from gpclml.meta.tasks import HeadPoseTasks, ImageTasks, PeriodicTasks, RotationTasks
 from gpclml.meta.training import TasksFitResult, load_model, train_on_tasks
 
 __all__ = [

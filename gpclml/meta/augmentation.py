@@ -11,14 +11,9 @@ from torch import Tensor
 
 from gpclml._utils.arguments import checked
 from gpclml.errors import ArgumentError, ShapeError
+from gpclml.meta.episodes import Episodes, NumberedTasks, task_generator, unit_range
 from gpclml.meta.evaluation import Tasks
-from gpclml.meta.tasks import (
-    Episodes,
-    NumberedTasks,
-    task_generator,
-    transformed,
-    unit_range,
-)
+from gpclml.meta.tasks import transformed
 
 __all__ = ["AugmentedTasks"]
 
@@ -101,9 +96,6 @@ class AugmentedTasks(NumberedTasks):
         moved = super().to(device)
         moved.tasks = self.tasks.to(device)
         return moved
-
-    def _task(self, index: int) -> Episodes:
-        return self.draw([index])
 
     def _maps(self, index: int, count: int, ratio: float) -> Tensor:
         """Where the pixels of each image come from: affine maps ``(count, 2, 3)``.

@@ -30,7 +30,7 @@ from gpclml.errors import ArgumentError, ShapeError, UnknownNameError
 from gpclml.inference import evaluating, exact_posterior
 from gpclml.kernels import CosineSimilarityKernel, JointSpectralMixtureKernel
 from gpclml.kernels.networks import check_finite_output
-from gpclml.meta.tasks import Episodes
+from gpclml.meta.episodes import Episodes
 from gpclml.mlls.shared_objective import shared_objective
 
 __all__ = [

@@ -16,11 +16,12 @@ from gpclml._utils.arguments import check_counts, checked
 from gpclml.errors import ArgumentError
 from gpclml.evaluation.calibration import expected_calibration_error, fit_temperature
 from gpclml.meta.deep_kernel_transfer import DeepKernelTransfer
-from gpclml.meta.tasks import Episodes
+from gpclml.meta.episodes import Episodes
 
 __all__ = [
     "TaskScores",
     "Tasks",
+    "batches",
     "class_log_probabilities",
     "class_probabilities",
     "class_scores",
@@ -101,24 +102,12 @@ def evaluate_tasks(
     check_counts(count=count)
     if not 0 < temperature < math.inf:
         raise ArgumentError("temperature", temperature, "a positive number")
-    log_p: list[Tensor] = []
-    labels: list[Tensor] = []
-    values: list[Tensor] = []
-    nlls: list[Tensor] = []
-    for episodes, predictive in _predictions(model, tasks, count):
-        truth = episodes.query_y
-        if episodes.ways:
-            log_p.append(class_log_probabilities(predictive))
-            labels.append(truth)
-        else:
-            density = predictive.log_prob(truth.unsqueeze(-2)).squeeze(-2)
-            values.append((predictive.mean.squeeze(-2) - truth).square().mean(-1))
-            nlls.append(-density.mean(-1))
-    if log_p:
-        return class_scores(torch.cat(log_p), torch.cat(labels), temperature)
+    ways, first, second = _results(model, tasks, count)
+    if ways:
+        return class_scores(first, second, temperature)
     if temperature != 1:
         raise ArgumentError("temperature", temperature, "1 in regression, where no classes are")
-    return TaskScores("mse", torch.cat(values), torch.cat(nlls), math.nan)
+    return TaskScores("mse", first, second, math.nan)
 
 
 @checked
@@ -148,24 +137,33 @@ def task_log_probabilities(
     model: DeepKernelTransfer, tasks: Tasks, count: int
 ) -> tuple[Tensor, Tensor]:
     """Log probabilities of classes ``(tasks, q, ways)`` and the classes ``(tasks, q)``."""
-    log_p: list[Tensor] = []
-    labels: list[Tensor] = []
-    for episodes, predictive in _predictions(model, tasks, count):
-        if not episodes.ways:
-            raise ArgumentError("tasks", "tasks of regression", "tasks of classes")
-        log_p.append(class_log_probabilities(predictive))
-        labels.append(episodes.query_y)
-    return torch.cat(log_p), torch.cat(labels)
+    ways, log_p, labels = _results(model, tasks, count)
+    if not ways:
+        raise ArgumentError("tasks", "tasks of regression", "tasks of classes")
+    return log_p, labels
 
 
-def _predictions(
-    model: DeepKernelTransfer, tasks: Tasks, count: int
-) -> Iterator[tuple[Episodes, Normal]]:
-    own = next(model.parameters())
-    at_once = _AT_ONCE if own.device.type == "cpu" else _AT_ONCE_ON_A_GPU
+def _results(model: DeepKernelTransfer, tasks: Tasks, count: int) -> tuple[int, Tensor, Tensor]:
+    """Ways, log probabilities and classes; in regression 0, squared errors and NLLs of tasks."""
+    ways, pairs = 0, list[tuple[Tensor, Tensor]]()
+    for episodes in batches(tasks, count, next(model.parameters())):
+        predictive, truth, ways = model.predict(episodes), episodes.query_y, episodes.ways
+        if ways:
+            pairs.append((class_log_probabilities(predictive), truth))
+        else:
+            density = predictive.log_prob(truth.unsqueeze(-2)).squeeze(-2)
+            errors = (predictive.mean.squeeze(-2) - truth).square()
+            pairs.append((errors.mean(-1), -density.mean(-1)))
+    first, second = (torch.cat(part) for part in zip(*pairs, strict=True))
+    return ways, first, second
+
+
+def batches(tasks: Tasks, count: int, like: Tensor) -> Iterator[Episodes]:
+    """The first tasks of a source, as many at once as is fast, in type and place of a tensor."""
+    at_once = _AT_ONCE if like.device.type == "cpu" else _AT_ONCE_ON_A_GPU
     for first in range(0, count, at_once):
-        episodes = tasks.draw(range(first, min(first + at_once, count))).to(own.device, own.dtype)
-        yield episodes, model.predict(episodes)
+        drawn = tasks.draw(range(first, min(first + at_once, count)))
+        yield drawn.to(like.device, like.dtype)
 
 
 def class_scores(log_p: Tensor, labels: Tensor, temperature: float = 1.0) -> TaskScores:

@@ -29,7 +29,7 @@ from gpclml.fit import FitResult
 from gpclml.meta.deep_kernel_transfer import DeepKernelTransfer
 from gpclml.meta.evaluation import Tasks, evaluate_tasks
 
-__all__ = ["TasksFitResult", "load_model", "train_on_tasks"]
+__all__ = ["TasksFitResult", "load_model", "parameter_groups", "train_on_tasks"]
 
 _CHECKPOINT = "gpclml.DeepKernelTransfer"
 _REQUIRED = {"best": dict, "optimizer": dict, "training": dict}
@@ -202,17 +202,29 @@ def load_model(model: DeepKernelTransfer, path: str | Path) -> DeepKernelTransfe
     return model.eval()
 
 
+def parameter_groups(
+    model: DeepKernelTransfer, mll: MarginalLogLikelihood, lr: float, gp_rate: float
+) -> list[dict[str, Any]]:
+    """Groups of learning rates: the network, and kernel, mean and noise.
+
+    Args:
+        model: The model.
+        mll: An objective of it.
+        lr: Of the network.
+        gp_rate: Of the others.
+    """
+    network = model.network_parameters()
+    inside = {id(parameter) for parameter in network}
+    others = [parameter for parameter in mll.parameters() if id(parameter) not in inside]
+    return [{"params": network, "lr": lr}, {"params": others, "lr": gp_rate}]
+
+
 class _Run:
     """Model, optimizer and course of a training, as they are saved together."""
 
     def __init__(self, model: DeepKernelTransfer, mll: MarginalLogLikelihood, lr: float) -> None:
         self.model, self.mll = model, mll
-        network = model.network_parameters()
-        inside = {id(p) for p in network}
-        others = [p for p in mll.parameters() if id(p) not in inside]
-        self.optimizer = torch.optim.Adam(
-            [{"params": network, "lr": lr}, {"params": others, "lr": 0.1 * lr}]
-        )
+        self.optimizer = torch.optim.Adam(parameter_groups(model, mll, lr, 0.1 * lr))
         self.training = _Course()
         self.best = _state(model)
 

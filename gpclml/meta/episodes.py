@@ -1,0 +1,161 @@
+"""Batches of few-shot tasks, and sources that draw each task by its number."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Self
+
+import numpy
+import torch
+from torch import Tensor
+
+from gpclml._utils.arguments import checked, reads_are_free
+from gpclml.errors import ArgumentError, ShapeError
+
+__all__ = ["Episodes", "NumberedTasks", "SingleTasks", "task_generator", "unit_range"]
+
+
+@checked
+@dataclass(frozen=True)
+class Episodes:
+    """A batch of few-shot tasks of one size, each with support points and query points.
+
+    Classes are checked on the CPU alone, where that does not wait for a device.
+
+    Attributes:
+        support_x: Inputs of the support points, which are learned from, ``(tasks, s, *event)``.
+        support_y: Their targets, ``(tasks, s)``: classes from 0 as integers, or numbers.
+        query_x: Inputs of the query points, which are predicted, ``(tasks, q, *event)``.
+        query_y: Their targets, ``(tasks, q)``.
+        ways: Number of classes of a task; 0 in regression.
+
+    Raises:
+        ShapeError: The shapes do not fit each other.
+        ArgumentError: Classes are not integers from 0 to ``ways - 1``.
+    """
+
+    support_x: Tensor
+    support_y: Tensor
+    query_x: Tensor
+    query_y: Tensor
+    ways: int = 0
+
+    def __post_init__(self) -> None:
+        tasks = self.support_x.shape[0] if self.support_x.ndim else 0
+        for name in ("support", "query"):
+            x, y = getattr(self, f"{name}_x"), getattr(self, f"{name}_y")
+            if y.ndim != 2 or y.shape[0] != tasks or x.shape[:2] != y.shape:
+                expected = f"({tasks}, n) beside {name}_x of shape ({tasks}, n, ...)"
+                got = f"shape {tuple(y.shape)} beside {tuple(x.shape)}"
+                raise ShapeError(f"{name}_y", got, expected)
+            if self.ways:
+                _check_classes(f"{name}_y", y, self.ways)
+
+    @property
+    def num_tasks(self) -> int:
+        """Number of tasks."""
+        return len(self.support_x)
+
+    @property
+    def num_support(self) -> int:
+        """Number of support points of a task."""
+        return self.support_y.shape[-1]
+
+    @staticmethod
+    def stack(parts: Sequence[Episodes]) -> Episodes:
+        """Joins batches of tasks of one size.
+
+        Args:
+            parts: The batches, at least one.
+        """
+        names = [field.name for field in fields(Episodes) if field.name != "ways"]
+        tensors = [torch.cat([getattr(part, name) for part in parts]) for name in names]
+        return Episodes(*tensors, ways=parts[0].ways)
+
+    def to(self, *args: object, **kwargs: object) -> Episodes:
+        """The tasks with inputs, and targets of a regression, of another dtype or device.
+
+        Args:
+            *args: As for ``torch.Tensor.to``; a dtype does not change classes.
+            **kwargs: As for ``torch.Tensor.to``.
+        """
+
+        def moved(values: Tensor) -> Tensor:
+            there = values.to(*args, **kwargs)  # type: ignore[arg-type]
+            return there if values.is_floating_point() else there.to(values.dtype)
+
+        return Episodes(
+            self.support_x.to(*args, **kwargs),  # type: ignore[arg-type]
+            moved(self.support_y),
+            self.query_x.to(*args, **kwargs),  # type: ignore[arg-type]
+            moved(self.query_y),
+            ways=self.ways,
+        )
+
+
+class NumberedTasks(ABC):
+    """Base class of sources of tasks of one size, each of which depends on its number alone."""
+
+    @abstractmethod
+    def draw(self, indices: Sequence[int]) -> Episodes:
+        """Draws tasks by their numbers, as one batch.
+
+        Args:
+            indices: Numbers of tasks, from 0.
+        """
+
+    def to(self, device: torch.device | str) -> Self:
+        """The same tasks with their images on another device, where tasks are put together then.
+
+        What a task is made of is drawn on the CPU in any case, so that it is the same task.
+
+        Args:
+            device: The device.
+        """
+        moved = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, Tensor):
+                setattr(moved, name, value.to(device))
+        return moved
+
+
+class SingleTasks(NumberedTasks):
+    """Base class of sources that make one task after the other."""
+
+    def draw(self, indices: Sequence[int]) -> Episodes:
+        """Draws tasks by their numbers, as one batch.
+
+        Args:
+            indices: Numbers of tasks, from 0.
+        """
+        return Episodes.stack([self._task(index) for index in indices])
+
+    @abstractmethod
+    def _task(self, index: int) -> Episodes:
+        """One task, as a batch of one."""
+
+
+def _check_classes(argument: str, labels: Tensor, ways: int) -> None:
+    suggestion = "Number the classes of each task from 0."
+    if labels.is_floating_point() or labels.dtype == torch.bool:
+        raise ArgumentError(argument, str(labels.dtype), "classes as integers", suggestion)
+    if labels.numel() and reads_are_free(labels.device):
+        least, most = int(labels.min()), int(labels.max())
+        if least < 0 or most >= ways:
+            got = f"classes from {least} to {most}"
+            raise ArgumentError(argument, got, f"integers from 0 to {ways - 1}", suggestion)
+
+
+def unit_range(images: Tensor) -> Tensor:
+    """Scales integers from 0 to 255 to numbers from 0 to 1; other numbers are not changed."""
+    return images if images.is_floating_point() else images.float() / 255
+
+
+def task_generator(seed: int, index: int, *stream: int) -> torch.Generator:
+    """The generator of the task of that number, or another one of it."""
+    # torch's CPU generator uses 32 bits of a seed: all numbers are mixed into them.
+    mixed = numpy.random.SeedSequence([seed, index, *stream]).generate_state(1)
+    return torch.Generator().manual_seed(int(mixed[0]))
