@@ -170,7 +170,7 @@ def load_images(
 
 
 def load_omniglot(
-    archives: Sequence[str | os.PathLike[str]],
+    archives: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     name: str = "omniglot",
     source: str = "",
     licence: str = "",
@@ -178,7 +178,8 @@ def load_omniglot(
     """Loads the characters of original Omniglot archives, grouped by alphabet, 28 x 28.
 
     Args:
-        archives: Paths, e.g. of ``images_background.zip`` and ``images_evaluation.zip``.
+        archives: One path or several, e.g. of ``images_background.zip`` and
+            ``images_evaluation.zip``.
         name: Name of the data set.
         source: Origin of the archives.
         licence: Licence that the source states.
@@ -186,7 +187,8 @@ def load_omniglot(
     Raises:
         DataError: An archive is missing, damaged or not of Omniglot.
     """
-    images, labels, names, alphabets = read_omniglot([Path(path) for path in archives])
+    paths = [archives] if isinstance(archives, str | os.PathLike) else archives
+    images, labels, names, alphabets = read_omniglot([Path(path) for path in paths])
     return LabelledImages(name, images, labels, names, alphabets, source, licence)
 
 
@@ -270,7 +272,7 @@ _ARCHIVES: dict[str, tuple[str, Callable[[Path], LabelledImages]]] = {
 
 
 def load_head_poses(
-    people: Sequence[str] | None = None, *, folder: str | os.PathLike[str] | None = None
+    people: str | Sequence[str] | None = None, *, folder: str | os.PathLike[str] | None = None
 ) -> HeadPoses:
     """Loads the QMUL head-pose pictures (Gong et al. 1996) of some people.
 
@@ -278,7 +280,8 @@ def load_head_poses(
     ``qmul/images/<person>Grey/<person>_<pitch>_<yaw>.jpg``, with angles of three digits.
 
     Args:
-        people: Names of people, those of their folders without ``Grey``; all if None.
+        people: Name of one person, or of several, those of their folders without ``Grey``; all if
+            None.
         folder: The data folder. None: ``$GPCLML_DATA``, else the user's cache.
 
     Returns:
@@ -290,6 +293,7 @@ def load_head_poses(
     """
     root = data_folder("qmul", folder) / "images"
     found = sorted(path.name.removesuffix(_SUFFIX) for path in root.glob(f"*{_SUFFIX}"))
+    people = [people] if isinstance(people, str) else people
     wanted = found if people is None else sorted(people)
     missing = sorted(set(wanted) - set(found))
     if missing or not wanted:

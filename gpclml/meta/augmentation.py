@@ -36,6 +36,7 @@ class AugmentedTasks(NumberedTasks):
 
     Raises:
         ArgumentError: A number is out of range.
+        ShapeError: In drawing: the source has no images.
 
     Examples:
         >>> tasks = AugmentedTasks(ImageTasks(images, labels), degrees=15, crop=0.8)
@@ -63,15 +64,7 @@ class AugmentedTasks(NumberedTasks):
         self.mirrored = mirrored
         self.seed = seed
 
-    def draw(self, indices: Sequence[int]) -> Episodes:
-        """Draws tasks by their numbers, as one batch.
-
-        Args:
-            indices: Numbers of tasks, from 0.
-
-        Raises:
-            ShapeError: The source has no images.
-        """
+    def _tasks(self, indices: Sequence[int]) -> Episodes:
         drawn = self.tasks.draw(indices)
         if drawn.support_x.ndim != 5:
             got, expected = f"points of shape {tuple(drawn.support_x.shape[2:])}", "images"

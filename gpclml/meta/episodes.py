@@ -17,6 +17,8 @@ from gpclml.errors import ArgumentError, ShapeError
 
 __all__ = ["Episodes", "NumberedTasks", "SingleTasks", "task_generator", "unit_range"]
 
+_INTEGERS = (int, numpy.integer)
+
 
 @checked
 @dataclass(frozen=True)
@@ -70,7 +72,14 @@ class Episodes:
 
         Args:
             parts: The batches, at least one.
+
+        Raises:
+            ShapeError: There is none, or they have tasks of several sizes.
         """
+        sizes = {(p.ways, p.support_x.shape[1:], p.query_x.shape[1:]) for p in parts}
+        if len(sizes) != 1:
+            got = f"{len(sizes)} kinds of batches: (ways, support, query) {sorted(map(str, sizes))}"
+            raise ShapeError("parts", got, "one or more batches of tasks of one size")
         names = [field.name for field in fields(Episodes) if field.name != "ways"]
         tensors = [torch.cat([getattr(part, name) for part in parts]) for name in names]
         return Episodes(*tensors, ways=parts[0].ways)
@@ -99,13 +108,24 @@ class Episodes:
 class NumberedTasks(ABC):
     """Base class of sources of tasks of one size, each of which depends on its number alone."""
 
-    @abstractmethod
+    @checked
     def draw(self, indices: Sequence[int]) -> Episodes:
         """Draws tasks by their numbers, as one batch.
 
         Args:
             indices: Numbers of tasks, from 0.
+
+        Raises:
+            ArgumentError: There is no number, or one that is below 0 or no integer.
         """
+        if len(indices) == 0 or not all(isinstance(one, _INTEGERS) and one >= 0 for one in indices):
+            got = f"{list(indices)[:5]}, {len(indices)} in all" if len(indices) else "none"
+            raise ArgumentError("indices", got, "numbers of tasks from 0, one or more")
+        return self._tasks(indices)
+
+    @abstractmethod
+    def _tasks(self, indices: Sequence[int]) -> Episodes:
+        """The tasks of these numbers."""
 
     def to(self, device: torch.device | str) -> Self:
         """The same tasks with their images on another device, where tasks are put together then.
@@ -125,12 +145,7 @@ class NumberedTasks(ABC):
 class SingleTasks(NumberedTasks):
     """Base class of sources that make one task after the other."""
 
-    def draw(self, indices: Sequence[int]) -> Episodes:
-        """Draws tasks by their numbers, as one batch.
-
-        Args:
-            indices: Numbers of tasks, from 0.
-        """
+    def _tasks(self, indices: Sequence[int]) -> Episodes:
         return Episodes.stack([self._task(index) for index in indices])
 
     @abstractmethod

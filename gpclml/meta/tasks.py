@@ -91,12 +91,8 @@ class ImageTasks(NumberedTasks):
         """Number of classes that tasks are drawn from, including turned ones."""
         return len(self._rows) * (_QUARTER_TURNS if self.rotations else 1)
 
-    def draw(self, indices: Sequence[int]) -> Episodes:
-        """Draws tasks by their numbers, as one batch, on the device of the images.
-
-        Args:
-            indices: Numbers of tasks, from 0.
-        """
+    def _tasks(self, indices: Sequence[int]) -> Episodes:
+        """On the device of the images."""
         drawn = [self._draw(index) for index in indices]
         rows, turns = (
             torch.stack(part).to(self.images.device) for part in zip(*drawn, strict=True)

@@ -115,7 +115,7 @@ def test_other_and_damaged_archives(tmp_path):
     with pytest.raises(DataError, match="cut short"):
         datasets.load_omniglot([whole])
     with pytest.raises(DataError, match="missing"):
-        datasets.load_omniglot([tmp_path / "none.zip"])
+        datasets.load_omniglot(tmp_path / "none.zip")  # one path is one archive
 
 
 def test_a_tampered_file_of_the_registry_is_refused(tmp_path):
@@ -235,7 +235,7 @@ def test_pictures_by_person_pitch_and_yaw(folder):
     assert (colours[..., 1] - 2 * torch.tensor(PITCHES)[:, None]).abs().max() <= 3
     assert (colours[..., 2] - torch.tensor(YAWS)).abs().max() <= 3
     assert (colours[..., 0] - torch.tensor([0, 100])[:, None, None]).abs().max() <= 3
-    one = datasets.load_head_poses(["BobB"], folder=folder)
+    one = datasets.load_head_poses("BobB", folder=folder)
     assert torch.equal(one.images, data.images[1:])
 
 

@@ -239,3 +239,24 @@ def test_bad_heads():
         HeadPoseTasks(heads(), yaws=20)
     with pytest.raises(ArgumentError, match="support_yaws"):
         HeadPoseTasks(heads(), yaws=5, support_yaws=6)
+
+
+@pytest.mark.parametrize(
+    "tasks",
+    [
+        PeriodicTasks(3, 4),
+        ImageTasks(images(), torch.arange(6).repeat_interleave(4), ways=2, shots=1, queries=2),
+    ],
+    ids=["functions", "images"],
+)
+@pytest.mark.parametrize("indices", [[], [-1], [0.5], ["0"]])
+def test_numbers_of_tasks_are_integers_from_zero(tasks, indices):
+    with pytest.raises(ArgumentError, match="indices: got"):
+        tasks.draw(indices)
+
+
+def test_batches_are_joined_where_tasks_are_of_one_size():
+    with pytest.raises(ShapeError, match="parts: got 0 kinds"):
+        Episodes.stack([])
+    with pytest.raises(ShapeError, match="parts: got 2 kinds"):
+        Episodes.stack([PeriodicTasks(3, 4).draw([0]), PeriodicTasks(4, 4).draw([0])])
