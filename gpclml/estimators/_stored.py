@@ -35,6 +35,12 @@ def _is_warp(value: object) -> bool:
     return value[1] > 0 and 0 <= value[2] <= 2
 
 
+def _is_calibration(value: object) -> bool:
+    if not isinstance(value, list) or len(value) != 5 or not all(map(_is_number, value)):
+        return False
+    return value[0] > 0 and value[1] >= LEAST_DEGREES and value[4] > 0
+
+
 _CONFIG: dict[str, Callable[[Any], bool]] = {
     "candidates": lambda value: isinstance(value, list) and set(value) <= set(CANDIDATES),
     "pseudo_counts": _is_number,
@@ -48,8 +54,7 @@ _COMPONENT: dict[str, Callable[[Any], bool]] = {
     "name": lambda value: value in CANDIDATES,
     "state": lambda value: isinstance(value, dict),
     "weight": lambda value: _is_number(value) and value >= 0,
-    "scale": lambda value: _is_number(value) and value > 0,
-    "degrees": lambda value: _is_number(value) and value >= LEAST_DEGREES,
+    "calibration": _is_calibration,
     "loo": _is_number,
     "loo_uncalibrated": _is_number,
     "note": lambda value: isinstance(value, str),
@@ -91,7 +96,7 @@ def content_of_stack(
     stored = [
         {
             "name": one.name, "state": dict(one.model.state_dict()), "weight": one.weight,
-            "scale": one.calibration.scale, "degrees": one.calibration.degrees, "loo": one.loo,
+            "calibration": list(astuple(one.calibration)), "loo": one.loo,
             "loo_uncalibrated": one.loo_uncalibrated, "note": one.note, "seconds": one.seconds,
             "warp": None if one.warp is None else list(astuple(one.warp)),
         }
@@ -129,7 +134,7 @@ def stored_stack(path: str | os.PathLike[str], content: Mapping[str, Any]) -> St
             raise _damaged(path, f"the state of {one['name']} does not fit") from error
         targets = model.target_standardizer.transform(warped)
         model.set_train_data(targets=targets, strict=False)
-        calibration = Calibration(one["scale"], one["degrees"])
+        calibration = Calibration(*one["calibration"])
         scores = one["loo"], one["loo_uncalibrated"]
         said = one["note"], one["seconds"], warp
         components.append(

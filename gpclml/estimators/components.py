@@ -57,13 +57,13 @@ class Component:
             ``(*batch, q)`` and ``(*batch, q, q)``.
         """
         normal = self.model.predict(X, observation_noise=observation_noise)
-        covariance = self.calibration.variance * normal.covariance_matrix
-        if self.warp is None:
-            return normal.mean, covariance
-        variance = self.calibration.variance * normal.variance
-        mean, warped = self.warp.moments(normal.mean, variance.sqrt())
-        ratio = (warped / variance).sqrt()
-        return mean, covariance * ratio.unsqueeze(-1) * ratio.unsqueeze(-2)
+        widened = self.calibration.tail_variance**0.5 * self.calibration.scales(normal.mean)
+        mean = normal.mean
+        if self.warp is not None:
+            deviation = normal.variance.sqrt()
+            mean, variance = self.warp.moments(normal.mean, widened * deviation)
+            widened = variance.sqrt() / deviation
+        return mean, normal.covariance_matrix * widened.unsqueeze(-1) * widened.unsqueeze(-2)
 
 
 @dataclass
@@ -98,17 +98,21 @@ def scored_by_loo(name: str, fit: FittedCandidate, y: Tensor, calibrate: bool) -
     """
     model = fit.model
     error, deviation = leave_one_out_residuals(model)
-    residuals = (error / deviation).double()
+    residuals = (error / deviation).double().cpu()
+    y = y.double().cpu()
+    targets = y if fit.warp is None else fit.warp.forward(y)
+    scale = float(model.target_scale)
+    locations = targets - scale * error.double().cpu()
     calibration = Calibration()
     if calibrate:
         # Heavy tails of the logarithm of a target would have no mean.
         count, tails = num_hyperparameters(model), fit.warp is None
-        calibration = fit_calibration(residuals, count, tails=tails)
-    unit = (deviation.double() * float(model.target_scale)).log()
+        calibration = fit_calibration(residuals, locations, hyperparameters=count, tails=tails)
+    unit = (scale * deviation.double().cpu()).log()
     if fit.warp is not None:
-        unit = unit - fit.warp.log_slope(y.double())
+        unit = unit - fit.warp.log_slope(y)
     logs, plain = (
-        torch.as_tensor(one.log_density(residuals.cpu().numpy())) - unit.cpu()
+        torch.as_tensor(one.log_density(residuals.numpy(), locations.numpy())) - unit
         for one in (calibration, Calibration())
     )
     return Scored(name, fit, calibration, logs, float(plain.mean()))

@@ -48,7 +48,8 @@ class StackedPrediction:
         degrees: Degrees of freedom of each component, above 2, ``(K,)``; infinite for a normal,
             which those of transformed targets have to be.
         warps: The transform of each component, or None.
-        lowest: The least value that a target can have: quantiles and draws below it are it.
+        counts: Whether targets are counts. Then quantiles and draws are whole numbers from zero,
+            each that of the continuous distribution rounded, and nothing is below zero.
 
     Raises:
         ShapeError: The shapes do not fit each other.
@@ -71,7 +72,7 @@ class StackedPrediction:
         degrees: Tensor,
         warps: Sequence[Warp | None] | None = None,
         *,
-        lowest: float = -math.inf,
+        counts: bool = False,
     ) -> None:
         if not bool((degrees > 2).all()):
             raise ArgumentError("degrees", float(degrees.min()), "numbers above 2")
@@ -83,7 +84,7 @@ class StackedPrediction:
         for warp, nu in zip(self.warps, degrees.tolist(), strict=True):
             if warp is not None and math.isfinite(nu):
                 raise ArgumentError("degrees", nu, "infinite ones for transformed targets")
-        self.lowest = lowest
+        self.counts = counts
         self.weights = weights
         self.degrees = degrees
         self.locations = locations
@@ -152,7 +153,7 @@ class StackedPrediction:
             ShapeError, NonFiniteError: As for :meth:`log_density`.
         """
         values = self._targets(y)
-        return self._given(np.where(values < self.lowest, 0.0, self._cdf(values)))
+        return self._given(np.where(values < self._lowest, 0.0, self._cdf(values)))
 
     @checked
     def quantile(self, probability: float | Sequence[float] | Tensor) -> Tensor:
@@ -172,11 +173,8 @@ class StackedPrediction:
             components; about ten evaluations of the distribution function.
         """
         if isinstance(probability, float | int):
-            found = self._quantile(_probability(probability))
-            return self._given(np.maximum(found, self.lowest))
-        found = [
-            np.maximum(self._quantile(_probability(float(one))), self.lowest) for one in probability
-        ]
+            return self._given(self._as_targets(self._quantile(_probability(probability))))
+        found = [self._as_targets(self._quantile(_probability(float(one)))) for one in probability]
         return self._given(np.stack(found, -1) if found else np.empty((len(self), 0)))
 
     @checked
@@ -223,7 +221,7 @@ class StackedPrediction:
         for place, warp in enumerate(self.warps):
             if warp is not None:
                 drawn = np.where(chosen == place, _inverse(warp, drawn), drawn)
-        return self._given(np.maximum(drawn, self.lowest))
+        return self._given(self._as_targets(drawn))
 
     @takes_arrays()
     @checked(y="(m,)")
@@ -233,7 +231,7 @@ class StackedPrediction:
         .. math:: \int (F(z) - 1\{y \le z\})^2 \, dz
 
         (Gneiting and Raftery 2007), by Gauss-Legendre quadrature between quantiles of 1e-6 and
-        1 - 1e-6, with pieces that end at the target. F is zero below the lowest value.
+        1 - 1e-6, with pieces that end at the target. Of counts F is zero below zero.
 
         Args:
             y: Targets in original units, ``(m,)``.
@@ -247,7 +245,7 @@ class StackedPrediction:
         y_ = self._targets(y)
         inner = np.stack([self._quantile(p) for p in (_TAIL, 0.01, 0.5, 0.99, 1 - _TAIL)])
         lowest, highest = np.minimum(inner[0], y_), np.maximum(inner[-1], y_)
-        inside = np.vstack([inner[1:-1], np.full_like(y_, self.lowest)]).clip(lowest, highest)
+        inside = np.vstack([inner[1:-1], np.full_like(y_, self._lowest)]).clip(lowest, highest)
         edges = np.sort(np.vstack([lowest, inside, y_, highest]), 0)
         nodes, shares = np.polynomial.legendre.leggauss(_NODES)
         total = np.zeros_like(y_)
@@ -255,9 +253,16 @@ class StackedPrediction:
             middle, half = 0.5 * (left + right), 0.5 * (right - left)
             for node, share in zip(nodes, shares, strict=True):
                 z = middle + half * node
-                below = np.where(z < self.lowest, 0.0, self._cdf(z))
+                below = np.where(z < self._lowest, 0.0, self._cdf(z))
                 total += share * half * (below - (y_ <= z)) ** 2
         return self._given(total)
+
+    @property
+    def _lowest(self) -> float:
+        return 0.0 if self.counts else -math.inf
+
+    def _as_targets(self, values: Array) -> Array:
+        return np.maximum(np.ceil(values - 0.5), 0.0) if self.counts else values
 
     def _targets(self, y: Tensor) -> Array:
         if len(y) != len(self):

@@ -51,12 +51,13 @@ class StackedGP:
     r"""A mixture of GPs that differ in their kernels, for tables of some ten to 5,000 rows.
 
     .. math:: p(y \mid x) = \sum_k w_k \, \frac{1}{s_k \sigma_k(x)} \,
-        t_{\nu_k}\!\left(\frac{y - m_k(x)}{s_k \sigma_k(x)}\right)
+        t_{\nu_k}\!\left(\frac{y - m_k(x)}{s_k \sigma_k(x)}\right), \qquad s_k = s_k(m_k(x))
 
     :meth:`fit` fits the candidates by their marginal likelihoods. Each predicts each row from all
-    others, in closed form. From these predictions come the scale :math:`s_k` and the tails
-    :math:`\nu_k` of each component, and then the weights: those of the best log score of the
-    mixture, with a Dirichlet prior (Yao et al. 2018). What one kernel gets wrong others put right,
+    others, in closed form. From these predictions come the scale :math:`s_k`, which may grow with
+    the prediction (:class:`Calibration`), and the tails :math:`\nu_k` of each component, and then
+    the weights: those of the best log score of the mixture, with a Dirichlet prior
+    (Yao et al. 2018). What one kernel gets wrong others put right,
     so that on most tables the mixture predicts better than the best of its components.
 
     A candidate that cannot be fitted is left out, with a warning, and is in ``failures``.
@@ -209,19 +210,20 @@ class StackedGP:
         for one in self.components:
             normal = one.model.predict(x, marginal=True)
             locations.append(normal.mean)
-            scales.append(normal.variance.sqrt() * one.calibration.scale)
+            scales.append(normal.variance.sqrt() * one.calibration.scales(normal.mean))
         degrees = [one.calibration.degrees for one in self.components]
         return StackedPrediction(
             self._weights(x), torch.stack(locations), torch.stack(scales),
             torch.tensor(degrees).to(x), [one.warp for one in self.components],
-            lowest=0.0 if self.counts else -math.inf,
+            counts=self.counts,
         )  # fmt: skip
 
     @property
     def counts(self) -> bool:
         """Whether all targets are whole numbers, none of them negative.
 
-        Then quantiles, intervals and draws end at zero: what a mixture has below it is there.
+        Then quantiles, intervals and draws are whole numbers, and what a mixture has below zero is
+        at zero.
         """
         y = self._y
         return y is not None and bool(((y >= 0) & (y == y.round())).all())
@@ -286,7 +288,8 @@ class StackedGP:
 
         Returns:
             Weight; mean log density of a row given all others, in nats, after calibration and
-            before; scale and degrees of freedom; power of the transform of its targets; seconds;
+            before; scale, degrees of freedom and slope of its
+            :class:`~gpclml.estimators.Calibration`; power of the transform of its targets; seconds;
             and what is to be said of the fit. A candidate that is left out has weight 0 and the
             reason.
 
@@ -300,6 +303,7 @@ class StackedGP:
             {
                 "weight": one.weight, "loo": one.loo, "loo_uncalibrated": one.loo_uncalibrated,
                 "scale": one.calibration.scale, "degrees": one.calibration.degrees,
+                "slope": one.calibration.slope,
                 "warp": math.nan if one.warp is None else one.warp.power,
                 "seconds": one.seconds, "note": one.note,
             }

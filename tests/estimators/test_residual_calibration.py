@@ -44,7 +44,7 @@ def test_no_point_of_a_grid_has_a_larger_penalized_likelihood(n, nu, hyperparame
         return float(logs.sum()) - penalty(log_scale, inverse, expected)
 
     expected = min(1 / 3, 0.05 + hyperparameters / n)
-    found = fit_calibration(torch.from_numpy(residuals), hyperparameters)
+    found = fit_calibration(torch.from_numpy(residuals), hyperparameters=hyperparameters)
     inverse = 0.0 if math.isinf(found.degrees) else 1 / found.degrees
     best = objective(math.log(found.scale), inverse)
     grid = [
@@ -71,7 +71,7 @@ def test_normal_residuals_give_nearly_a_normal():
 
 def test_more_hyperparameters_make_heavier_tails():
     residuals = torch.from_numpy(heavy(40, 30.0, 1.0))
-    degrees = [fit_calibration(residuals, count).degrees for count in (0, 5, 20)]
+    degrees = [fit_calibration(residuals, hyperparameters=count).degrees for count in (0, 5, 20)]
     assert degrees == sorted(degrees, reverse=True)
     assert degrees[0] > degrees[-1]
 
@@ -94,13 +94,33 @@ def test_the_sign_and_order_of_residuals_do_not_matter():
     assert same.scale == pytest.approx(fit_calibration(residuals).scale, rel=1e-6)
 
 
-def test_variance_and_density():
-    calibration = Calibration(2.0, 4.0)
-    assert calibration.variance == pytest.approx(stats.t(4.0, scale=2.0).var())
-    assert Calibration(3.0).variance == 9.0
-    values = np.array([-1.0, 0.5])
+@pytest.mark.parametrize("slope", [-0.5, 0.0, 0.5])
+def test_noise_that_grows_with_the_prediction(slope):
+    draws = np.random.default_rng(1)
+    locations = 3 + 2 * draws.standard_normal(4000)
+    z = (locations - locations.mean()) / locations.std()
+    residuals = 1.5 * np.exp(slope * z.clip(-2, 2)) * draws.standard_normal(4000)
+    found = fit_calibration(residuals, locations)
+    assert found.slope == pytest.approx(slope, abs=0.04)
+    assert found.scale == pytest.approx(1.5, rel=0.05)
+    assert (found.center, found.width) == pytest.approx((locations.mean(), locations.std()))
+    few = fit_calibration(residuals[:12], locations[:12])
+    assert abs(few.slope) < 0.5
+    other = fit_calibration(residuals, 100 - 7 * locations)  # in other units
+    assert other.slope == pytest.approx(-found.slope, abs=1e-4)
+    same = fit_calibration(residuals[:20], np.full(20, 3.0))
+    assert (same.slope, same.center, same.width) == (0.0, 0.0, 1.0)
+
+
+def test_scales_and_density():
+    calibration = Calibration(2.0, 4.0, 0.5, center=1.0, width=3.0)
+    assert calibration.tail_variance == pytest.approx(stats.t(4.0).var())
+    assert Calibration(3.0).tail_variance == 1.0
+    locations, values = np.array([1.0, 4.0, -99.0, 99.0]), np.array([-1.0, 0.5, 0.0, 2.0])
+    scales = 2.0 * np.exp([0.0, 0.5, -1.0, 1.0])  # the last two as of two widths
+    np.testing.assert_allclose(calibration.scales(torch.from_numpy(locations)).numpy(), scales)
     np.testing.assert_allclose(
-        calibration.log_density(values), stats.t(4.0, scale=2.0).logpdf(values)
+        calibration.log_density(values, locations), stats.t(4.0, scale=scales).logpdf(values)
     )
 
 
@@ -109,5 +129,9 @@ def test_bad_input():
         fit_calibration(torch.tensor([1.0, math.inf]))
     with pytest.raises(ShapeError, match="residuals"):
         fit_calibration(torch.zeros(0))
+    with pytest.raises(ShapeError, match="locations"):
+        fit_calibration(torch.zeros(3), torch.zeros(4))
+    with pytest.raises(NonFiniteError, match="locations"):
+        fit_calibration(torch.zeros(2), torch.tensor([0.0, math.nan]))
     with pytest.raises(ArgumentError, match="hyperparameters: got -1"):
-        fit_calibration(torch.zeros(3), -1)
+        fit_calibration(torch.zeros(3), hyperparameters=-1)

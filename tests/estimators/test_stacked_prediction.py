@@ -10,7 +10,7 @@ import torch
 from scipy import integrate, optimize, stats
 
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
-from gpclml.estimators import StackedPrediction
+from gpclml.estimators import StackedGP, StackedPrediction
 from gpclml.estimators.warps import Warp
 
 WEIGHTS = (0.5, 0.3, 0.2)
@@ -226,16 +226,20 @@ def test_a_transform_is_that_of_scipy_and_has_an_inverse(power):
     torch.testing.assert_close(warp.log_slope(y.detach()), slope.log())
 
 
-def test_quantiles_and_draws_end_at_the_least_value():
+def test_of_counts_quantiles_and_draws_are_rounded_and_none_is_negative():
     prediction = drawn()
     cut = StackedPrediction(
-        prediction.weights, prediction.locations, prediction.scales, prediction.degrees, lowest=0.0
+        prediction.weights, prediction.locations, prediction.scales, prediction.degrees, counts=True
     )
-    expected = prediction.quantile([0.01, 0.9]).clamp_min(0.0)
-    assert torch.equal(cut.quantile([0.01, 0.9]), expected)
-    assert torch.equal(cut.sample(9), prediction.sample(9).clamp_min(0.0))
+
+    def rounded(values):
+        return (values - 0.5).ceil().clamp_min(0.0)
+
+    levels = [0.01, 0.9]
+    assert torch.equal(cut.quantile(levels), rounded(prediction.quantile(levels)))
+    assert torch.equal(cut.sample(9), rounded(prediction.sample(9)))
     y = torch.full((5,), 0.5, dtype=torch.float64)
-    draws = cut.sample(20_000, seed=2)
+    draws = prediction.sample(20_000, seed=2).clamp_min(0.0)
     spread = (draws[:10_000] - draws[10_000:]).abs().mean(0)
     by_draws = (draws - y).abs().mean(0) - 0.5 * spread
     torch.testing.assert_close(cut.crps(y), by_draws, rtol=0.05, atol=0.02)
@@ -277,3 +281,23 @@ def test_bad_input():
         StackedPrediction(one[0], one, one, 4 * one[0], [None, None])
     with pytest.raises(ArgumentError, match=r"degrees: got 2\.0"):
         StackedPrediction(one[0], one, one, 2 * one[0])
+
+
+def test_quantiles_of_counts_are_whole_numbers_from_zero():
+    draws = np.random.default_rng(0)
+    x = torch.from_numpy(draws.uniform(0, 3, (80, 2)))
+    y = torch.from_numpy(draws.poisson(np.exp(x[:, 0].numpy() - 1)).astype(float))
+    stack = StackedGP().fit(x, y)
+    assert stack.counts
+    prediction = stack.predict(x)
+    lower, upper = prediction.interval(0.9)
+    for values in (lower, upper, prediction.sample(50)):
+        assert torch.equal(values, values.round())
+        assert float(values.min()) >= 0.0
+    # A quantile is the least whole number up to which, rounded, enough probability lies.
+    least = prediction.quantile(0.3)
+    assert bool((prediction.cdf(least + 0.5) >= 0.3).all())
+    assert bool((prediction.cdf(least - 0.5) < 0.3).all())
+    assert prediction.cdf(torch.full((80,), -0.1, dtype=torch.float64)).tolist() == [0.0] * 80
+    assert 0.8 < float(((lower <= y) & (y <= upper)).double().mean()) <= 1.0
+    assert not StackedGP(["linear"]).fit(x, y + 0.5).counts
