@@ -245,13 +245,13 @@ def test_bad_heads():
     "tasks",
     [
         PeriodicTasks(3, 4),
-        ImageTasks(images(), torch.arange(6).repeat_interleave(4), ways=2, shots=1, queries=2),
+        ImageTasks(*images(), ways=2, shots=1, queries=2),
     ],
     ids=["functions", "images"],
 )
 @pytest.mark.parametrize("indices", [[], [-1], [0.5], ["0"]])
 def test_numbers_of_tasks_are_integers_from_zero(tasks, indices):
-    with pytest.raises(ArgumentError, match="indices: got"):
+    with pytest.raises(ArgumentError, match="indices"):
         tasks.draw(indices)
 
 
