@@ -110,7 +110,7 @@ def checked_training_data(train_x: ArrayLike, train_y: ArrayLike) -> TrainingDat
         expected = "(n,) or (*batch, n, d), nothing of size zero"
         raise ShapeError("train_x", tuple(x.shape), expected, suggestion)
     if y.shape != x.shape[:-1]:
-        suggestion = "Give one target a point; a column of targets is train_y.squeeze(-1)."
+        suggestion = "Give one target for each point; pass a column as train_y.squeeze(-1)."
         raise ShapeError("train_y", tuple(y.shape), str(tuple(x.shape[:-1])), suggestion)
     check_placement("train_y", y, x, "train_x")
     check_finite("train_x", x, "Drop or impute the rows with missing inputs.")

@@ -227,5 +227,5 @@ def _check_finite(x: Tensor, y: Tensor) -> None:
     for name, values in (("train_x", x), ("train_y", y)):
         if not all_finite(values):
             count = int((~values.isfinite()).sum())
-            suggestion = "A network needs them all: leave out the points without."
+            suggestion = "Every point needs a target here: leave out points without one."
             raise NonFiniteError(name, f"{count} NaN or infinite values", "finite ones", suggestion)

@@ -82,7 +82,7 @@ class LabelledImages:
             raise ShapeError("labels", tuple(self.labels.shape), f"({len(self.images)},)")
         if self.class_groups and len(self.class_groups) != len(self.class_names):
             got = f"{len(self.class_groups)} for {len(self.class_names)} classes"
-            raise ShapeError("class_groups", got, "one a class, or none")
+            raise ShapeError("class_groups", got, "one for each class, or none at all")
 
     @property
     def groups(self) -> tuple[str, ...]:

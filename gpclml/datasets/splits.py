@@ -209,5 +209,5 @@ def _split(archive: np.lib.npyio.NpzFile, index: int, num_data: int) -> TrainTes
     train, test = archive[f"train_{index}"], archive[f"test_{index}"]
     rows = np.concatenate([train, test])
     if rows.dtype.kind not in "iu" or not np.array_equal(np.sort(rows), np.arange(num_data)):
-        raise ValueError(f"train_{index} and test_{index} do not part rows 0 to {num_data - 1}")
+        raise ValueError(f"train_{index} and test_{index} do not divide rows 0 to {num_data - 1}")
     return TrainTestSplit(*(torch.tensor(side.astype(np.int64)) for side in (train, test)))

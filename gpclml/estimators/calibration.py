@@ -34,7 +34,7 @@ _NORMAL = 1e-4  # of 1 / nu, below which the tails are taken for those of a norm
 
 @dataclass(frozen=True)
 class Calibration:
-    r"""How predictions of a model are widened.
+    r"""The correction of a model's predictions that was fitted to its residuals.
 
     A prediction of location m has the scale
 
@@ -81,7 +81,7 @@ def fit_calibration(
     hyperparameters: int = 0,
     tails: bool = True,
 ) -> Calibration:
-    r"""The scale s, its slope b and the degrees of freedom nu of the largest penalized likelihood.
+    r"""Fits scale s, its slope b and degrees of freedom nu to residuals, by penalized likelihood.
 
     .. math:: \max_{s, b, \nu} \sum_i \log \tfrac{1}{s_i} t_\nu(r_i / s_i) - \tfrac{a}{2} (\log s)^2
         - a b^2 - \tfrac12 \left(\frac{1 / \nu - u}{d}\right)^2, \qquad u = 0.05 + \frac{p}{n}

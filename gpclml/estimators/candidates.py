@@ -41,7 +41,7 @@ _NETWORK_STEPS = 300
 
 @dataclass(frozen=True)
 class Candidate:
-    """A kind of model.
+    """A kind of model that a stack may contain, and how it is made.
 
     Attributes:
         description: What it is, for people who do not know Gaussian processes.

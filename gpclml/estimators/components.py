@@ -19,7 +19,7 @@ __all__ = ["Component", "Scored", "leave_one_out_residuals", "num_hyperparameter
 
 @dataclass(frozen=True, eq=False)
 class Component:
-    """A model of a stack.
+    """A fitted model of a stack, with its weight and its calibration.
 
     Attributes:
         name: Name of the candidate.

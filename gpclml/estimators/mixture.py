@@ -80,10 +80,14 @@ class StackedPrediction:
             [None] * len(weights) if warps is None else warps
         )
         if len(self.warps) != len(weights):
-            raise ArgumentError("warps", f"{len(self.warps)}", f"{len(weights)}, one a component")
+            raise ArgumentError(
+                "warps", f"{len(self.warps)}", f"{len(weights)}, one for each component"
+            )
         for warp, nu in zip(self.warps, degrees.tolist(), strict=True):
             if warp is not None and math.isfinite(nu):
-                raise ArgumentError("degrees", nu, "infinite ones for transformed targets")
+                raise ArgumentError(
+                    "degrees", nu, "infinity (normal tails) where targets are transformed"
+                )
         self.counts = counts
         self.weights = weights
         self.degrees = degrees
@@ -266,7 +270,7 @@ class StackedPrediction:
 
     def _targets(self, y: Tensor) -> Array:
         if len(y) != len(self):
-            raise ShapeError("y", tuple(y.shape), f"({len(self)},), one a row")
+            raise ShapeError("y", tuple(y.shape), f"({len(self)},), one for each row")
         check_finite("y", y)
         return y.detach().cpu().double().numpy()
 

@@ -65,7 +65,7 @@ assert issubclass(RegressorMixin, _Scored)
 
 
 class Regressor(RegressorMixin, BaseEstimator):
-    """A regressor for tables that predicts distributions: a :class:`StackedGP` of scikit-learn's.
+    """A scikit-learn regressor for tables that predicts distributions, by a :class:`StackedGP`.
 
     It takes arrays, and data frames with columns of numbers, booleans, dates and categories, and is
     used as any estimator: in a ``Pipeline``, ``GridSearchCV`` or ``cross_val_score``. Missing

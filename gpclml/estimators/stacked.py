@@ -177,7 +177,9 @@ class StackedGP:
                 failures[name] = f"{type(error).__name__}: {error}"
         if not found:
             said = "; ".join(f"{name}: {reason}" for name, reason in failures.items())
-            raise UnsupportedError("candidates", f"none that could be fitted ({said})", "one")
+            raise UnsupportedError(
+                "candidates", f"none that could be fitted ({said})", "at least one"
+            )
         _warn(failures)
         logs = torch.stack([one.logs for one in found])
         weights = stacking_weights(logs, pseudo_counts=self.pseudo_counts).tolist()

@@ -274,7 +274,7 @@ def _by_evidence(
 ) -> RiskBound:
     (evidence,) = _finite_tensors(**{name: log_evidence})
     n, (lower, upper) = setting.num_data, setting.loss_range
-    suggestion = "It is of all points counted, in nats, of a likelihood within the range."
+    suggestion = "Give that of all points counted, in nats, with losses within loss_range."
     _check_within(name, evidence, (-n * upper, -n * lower), suggestion)
     confidence = evidence.new_tensor(math.log(setting.num_models / setting.delta))
     value = _value((confidence - evidence) / n - lower, setting.loss_range, 1.0)

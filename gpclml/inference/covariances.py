@@ -57,7 +57,7 @@ Solver = Literal["auto", "cholesky", "cg"] | ConjugateGradients
 
 
 class SolverWarning(UserWarning):
-    """``solver="auto"`` took conjugate gradients."""
+    """``solver="auto"`` chose conjugate gradients, since Cholesky factors do not fit."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ class ObservedCovariance:
         if unknown and not memory.fits(numbers * dtype.itemsize, device) and not self.is_low_rank():
             memory.check_memory(
                 "model", f"a dense covariance of shape {tuple(shape)}", numbers, dtype, device,
-                "Use fewer points, or solver='cg' where there is one.",
+                "Use fewer points, or solver='cg' if the function takes a solver.",
             )  # fmt: skip
 
     def _masked(self, matrix: Tensor) -> Tensor:
@@ -231,7 +231,7 @@ class ObservedCovariance:
 
 
 def check_solver(solver: Solver) -> Solver:
-    """The solver, if it is one.
+    """Checks an argument ``solver`` and returns it.
 
     Raises:
         UnknownNameError: It is neither a known name nor settings.
@@ -251,7 +251,7 @@ def choose_solver(
     check: Callable[[], object],
     loss: str = "",
 ) -> ConjugateGradients | None:
-    """The settings of conjugate gradients, or None for a Cholesky factor.
+    """Chooses a solver: settings of conjugate gradients, or None for a Cholesky factor.
 
     "auto" takes a Cholesky factor, which is exact, where it fits into the memory of the device,
     and warns where it does not.
@@ -300,7 +300,7 @@ def choose_solver(
 def observed_covariance(
     likelihood: Likelihood, prior: MultivariateNormal, *params: Any, **kwargs: Any
 ) -> tuple[MultivariateNormal, ObservedCovariance]:
-    """The likelihood's marginal, and its covariance taken into its parts.
+    """The distribution of the observations, with their covariance in its parts.
 
     Args:
         likelihood: Adds the noise.

@@ -337,8 +337,9 @@ class _ModelState:
         changed = [name for name in {**self._copies, **now} if not self._is_same(name, now)]
         if changed:
             raise ArgumentError(
-                "model", f"another {changed[0]} than when it was solved for",
-                "the parameters and data it had then", "Make a new posterior of the model.",
+                "model", f"a changed {changed[0]}",
+                "the parameters and data that the posterior was computed with",
+                "Make a new IterativePosterior of the model.",
             )  # fmt: skip
 
     def _is_same(self, name: str, now: dict[str, Tensor]) -> bool:

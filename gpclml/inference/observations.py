@@ -170,7 +170,7 @@ class Observations:
         if not all_finite(value):
             bad = int((~torch.isfinite(self.residual)).sum())
             raise NonFiniteError(
-                "targets less prior mean",
+                "target minus prior mean",
                 f"{bad} non-finite of {self.residual.numel()}",
                 "finite values",
                 "Check the targets and the parameters of the mean for NaN and huge values.",
@@ -252,7 +252,7 @@ def observations(
             "target",
             tuple(target.shape),
             f"(*batch, {', '.join(map(str, event))}), as the model's output",
-            "Pass the targets of the very inputs that the model was called on.",
+            "Pass the targets of the inputs that the model was called on.",
         )
     _check_placement(likelihood, function_dist, target)
     missing = missing_targets(target, checked)

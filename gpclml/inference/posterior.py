@@ -256,7 +256,7 @@ def checked_points(x: ArrayLike, train_x: Tensor, column_names: list[str] | None
     if x.ndim < 2 or x.shape[-1] != columns or 0 in x.shape:
         raise ShapeError(
             "x", tuple(x.shape), f"(*batch, m, {columns}) with m >= 1, as trained on",
-            "Give one row a point with the columns of the training inputs.",
+            "Give one row for each point, with the columns of the training inputs.",
         )  # fmt: skip
     if (x.dtype, x.device) != (train_x.dtype, train_x.device):
         raise ArgumentError(
@@ -394,6 +394,6 @@ def refuse_gradient(x: object) -> None:
     """
     if torch.is_grad_enabled() and isinstance(x, Tensor) and x.requires_grad:
         raise UnsupportedError(
-            "x", "points that ask for a gradient", "points without one",
+            "x", "points that require a gradient", "points that do not",
             "Use x.detach(), or a dense posterior (solver='cholesky').",
         )  # fmt: skip

@@ -21,7 +21,7 @@ _ONE_DRAW = torch.Size()
 
 
 class PosteriorNormal(MultivariateNormal):
-    r"""A GPyTorch normal without absolute bounds: scaling the units scales every number.
+    r"""A GPyTorch normal that does not depend on units: it has no absolute lower bounds.
 
     GPyTorch raises variances below ``gpytorch.settings.min_variance`` (1e-6 in single precision) to
     it and adds a jitter of 1e-8 or more to a covariance that it cannot factorize, whatever the

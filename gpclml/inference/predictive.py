@@ -119,11 +119,17 @@ def _takes_noise(likelihood: Likelihood, noise: Tensor | None) -> bool:
     fixed = isinstance(likelihood, FixedNoiseGaussianLikelihood)
     if fixed and noise is None:
         raise ArgumentError(
-            "noise", None, "noise variances of the new points", "The likelihood's noise is fixed."
+            "noise",
+            None,
+            "noise variances of the new points",
+            "The likelihood has fixed noise variances, for the training points only.",
         )
     if noise is not None and not fixed:
         raise ArgumentError(
-            "noise", "a tensor", "None", f"{type(likelihood).__name__} has its own noise."
+            "noise",
+            "a tensor",
+            "None",
+            f"{type(likelihood).__name__} has one noise for all points.",
         )
     return fixed
 

@@ -65,7 +65,7 @@ def log_target_scale(model: ExactGP, units: Units, multitask: bool = False) -> T
 
 @checked
 def term_offset(model: ExactGP, data: Observations, units: Units) -> Tensor:
-    """What the log density of each target is too large by, in nats.
+    """The amount by which the log density of each target is too large, in nats.
 
     The change of units, or the constant that a missing target enters with.
 
@@ -91,7 +91,7 @@ def term_offset(model: ExactGP, data: Observations, units: Units) -> Tensor:
 
 @checked
 def units_of_targets(model: ExactGP, units: Units) -> tuple[Tensor, Tensor]:
-    """What takes targets in training units to these: scale times target plus shift.
+    """Scale and shift that take targets in training units to the given units.
 
     Args:
         model: As for :func:`to_training_units`, of one output.

@@ -83,7 +83,7 @@ class DeepKernel(JointKernel):
         super().__init__(active_dims=active_dims)
         columns = torch.zeros(1, 1), torch.zeros(1, 2)
         if len({base_kernel.num_outputs_per_input(x, x) for x in columns}) > 1:
-            suggestion = "Its derivatives would be by the features; use a kernel of values."
+            suggestion = "It would differentiate by the features: use a kernel without derivatives."
             expected = "a kernel with as many outputs for any number of columns"
             raise UnsupportedError("base_kernel", type(base_kernel).__name__, expected, suggestion)
         self.feature_extractor = feature_extractor

@@ -106,7 +106,7 @@ class JointKernel(Kernel):
             UnsupportedError: ``last_dim_is_batch`` is True.
         """
         if last_dim_is_batch:
-            suggestion = "It takes the columns together; sum or multiply kernels of single ones."
+            suggestion = "This kernel uses all columns together: combine kernels of single ones."
             raise UnsupportedError("last_dim_is_batch", True, "False", suggestion)
         return self._covariances(x1, x2, diag, **params)
 
@@ -273,7 +273,7 @@ class PrefixFeatures(torch.nn.Module):
 
 
 class FourierFeatures(torch.nn.Module):
-    r"""Sines and cosines of whole frequencies, :math:`\sin(dx), \cos(dx)`, d = 1 .. D.
+    r"""Sines and cosines of integer frequencies, :math:`\sin(dx), \cos(dx)`, d = 1 .. D.
 
     The Fourier models of Lotfi et al. (2022, Section 4.3 and Figure 4): all sines, then all
     cosines.
@@ -358,7 +358,7 @@ class RandomFourierFeatures(gpytorch.Module):
         super().__init__()
         check_counts(num_inputs=num_inputs, num_features=num_features)
         if (weight is None) != (bias is None):
-            raise ArgumentError("bias", bias, "phases wherever weight is given, and only there")
+            raise ArgumentError("bias", bias, "weight and bias together, or neither")
         if weight is None or bias is None:
             generator = torch.Generator().manual_seed(seed)
             shape = num_features, num_inputs

@@ -17,7 +17,7 @@ __all__ = ["MLP", "StackedNetwork", "apply_network", "check_finite_output", "res
 
 
 class MLP(torch.nn.Sequential):
-    """Fully connected network whose start is drawn from a generator, not the global RNG.
+    """Fully connected network whose initial weights are drawn from a generator of its own.
 
     Weights and biases of a layer with ``k`` inputs start uniform on
     ``[-1/sqrt(k), 1/sqrt(k)]``, as in ``torch.nn.Linear``. They are drawn in float64 and

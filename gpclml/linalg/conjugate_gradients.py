@@ -49,7 +49,7 @@ class Solution:
 @checked
 @dataclass(frozen=True)
 class ConjugateGradients:
-    """How systems with a covariance are solved.
+    """Settings of conjugate gradients: tolerances, preconditioner, memory, progress.
 
     Attributes:
         tolerance: Largest norm of a column's residual, as a share of the norm of its right-hand

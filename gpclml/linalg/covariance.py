@@ -280,7 +280,7 @@ def _check_blocks(blocks: Sequence[Tensor], n: int) -> None:
 
 
 class ConditionedBlock(ABC):
-    """What observations say of some other values.
+    """What observations change in the distribution of some other values.
 
     Attributes:
         shift: What the mean of each value gains, ``(*batch, k)``.
@@ -300,7 +300,7 @@ class ConditionedBlock(ABC):
 
 
 class Predictor(ABC):
-    """Observations that have been solved for, from which other values are predicted.
+    """Predicts other values from observations, whose linear system was solved once.
 
     Attributes:
         missing: Which observations are missing, ``(*batch, n)``; None where none is.

@@ -135,9 +135,9 @@ class CovarianceSolver:
             return
         raise NotConvergedError(
             "max_error",
-            f"noise variances below {float(self._lost.max()):.2g}, what rounding in "
-            f"{self.covariance.dtype} may take from the covariance",
-            "noise above it, so that an error has a bound",
+            f"noise variances below {float(self._lost.max()):.2g}, the size of rounding errors "
+            f"of the covariance in {self.covariance.dtype}",
+            "larger ones, so that the error has a bound",
             "Compute in float64, raise the noise floor of the likelihood, use solver='cholesky' "
             "where memory allows, or do without a bound by max_error=None.",
         )

@@ -233,7 +233,7 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
 
 
 class LaplaceEvidence:
-    """The evidence at points that curvature is known at, as a function of hyperparameters.
+    """The evidence at points of known curvature, as a function of hyperparameters.
 
     Made by :meth:`LaplaceMarginalLogLikelihood.evidence_at`.
 

@@ -121,7 +121,9 @@ class LinearEvidenceLowerBound(MarginalLogLikelihood):
         if not 0 < temperature < math.inf:
             raise ArgumentError("temperature", temperature, "a positive number")
         if family is not None and posterior is not None:
-            raise ArgumentError("family", family, "none beside a posterior, which has its own")
+            raise ArgumentError(
+                "family", family, "None if posterior is given, since it has a family"
+            )
         super().__init__(likelihood, model)
         self.temperature = temperature
         self.posterior = posterior

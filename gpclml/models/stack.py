@@ -30,7 +30,7 @@ class ModelStack:
     :meth:`write_back` copies to the models.
 
     Args:
-        models: The models, in train mode, which differ in numbers alone.
+        models: The models, in train mode, which differ only in the values of data and parameters.
 
     Attributes:
         model: The stack, ``batch_shape`` beginning with ``k = len(models)``.
@@ -157,7 +157,7 @@ def _check_types(target: torch.nn.Module, modules: Sequence[torch.nn.Module]) ->
     names = sorted({type(module).__name__ for module in modules})
     children = [name for name, _ in target.named_children()]
     if len({type(module) for module in modules}) > 1:
-        raise _unlike(f"modules {', '.join(names)} in one place")
+        raise _unlike(f"modules {', '.join(names)} at the same place")
     if any([name for name, _ in module.named_children()] != children for module in modules):
         raise _unlike(f"{names[0]} with different parts")
 
@@ -173,4 +173,4 @@ def _check_equal(target: torch.nn.Module, modules: Sequence[torch.nn.Module]) ->
 
 
 def _unlike(what: str) -> UnsupportedError:
-    return UnsupportedError("models", what, "models that differ in numbers alone", _SUGGESTION)
+    return UnsupportedError("models", what, "models that differ only in values", _SUGGESTION)

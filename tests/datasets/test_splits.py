@@ -138,9 +138,9 @@ def test_no_file(tmp_path):
 @pytest.mark.parametrize(
     ("arrays", "found"),
     [
-        (parts(n=307), "do not part rows 0 to 307"),
-        ({**parts(), "test_0": np.arange(32)}, "do not part rows"),
-        ({**parts(), "test_0": np.arange(31.0)}, "do not part rows"),
+        (parts(n=307), "do not divide rows 0 to 307"),
+        ({**parts(), "test_0": np.arange(32)}, "do not divide rows"),
+        ({**parts(), "test_0": np.arange(31.0)}, "do not divide rows"),
         ({"train_0": np.arange(308)}, "found arrays train_0"),
         ({**parts(), "train_2": np.arange(3), "test_2": np.arange(3)}, "found arrays"),
         ({"train_0": np.array([None] * 308), "test_0": np.arange(0)}, "allow_pickle"),

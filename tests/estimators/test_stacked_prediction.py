@@ -275,7 +275,7 @@ def test_bad_input():
     with pytest.raises(NonFiniteError, match="y: got 1 of 5"):
         prediction.cdf(torch.tensor([0, 0, 0, 0, math.nan]))
     one = torch.ones(1, 1)
-    with pytest.raises(ArgumentError, match=r"degrees: got 4\.0, expected infinite"):
+    with pytest.raises(ArgumentError, match=r"degrees: got 4\.0, expected infinity"):
         StackedPrediction(one[0], one, one, 4 * one[0], [WARP])
     with pytest.raises(ArgumentError, match="warps: got 2, expected 1"):
         StackedPrediction(one[0], one, one, 4 * one[0], [None, None])

@@ -255,7 +255,7 @@ def test_an_interrupt_keeps_what_was_reached():
     ("others", "match"),
     [
         ({"n": 15}, "different shapes"),
-        ({"kernel": "rbf"}, "in one place"),
+        ({"kernel": "rbf"}, "at the same place"),
         ({"hidden": (6, 4)}, "shapes"),
     ],
     ids=str,

@@ -97,7 +97,7 @@ def test_a_changed_model_is_refused(change):
     posterior.mean(new_x())
     change(model)
     for ask in (posterior.mean, posterior.variance, posterior.covariance, posterior.sample):
-        with pytest.raises(ArgumentError, match=r"model: got another .* Make a new posterior"):
+        with pytest.raises(ArgumentError, match=r"model: got a changed .* Make a new"):
             ask(new_x())
 
 

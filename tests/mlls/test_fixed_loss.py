@@ -253,7 +253,7 @@ def test_targets_that_overflow_are_an_error():
     loss = FixedLoss(mll)
     with torch.no_grad():
         mll.model.mean_module.raw_constant.fill_(1e300)
-    with pytest.raises(NonFiniteError, match="targets less prior mean"):
+    with pytest.raises(NonFiniteError, match="target minus prior mean"):
         loss()
 
 

@@ -132,7 +132,7 @@ def test_what_is_not_finite_is_named(costly_reads):
     mll = objective()
     target = mll.model.train_targets.clone()
     target[3] = torch.nan
-    with pytest.raises(NonFiniteError, match=r"targets less prior mean: got 1 non-finite of 40"):
+    with pytest.raises(NonFiniteError, match=r"target minus prior mean: got 1 non-finite of 40"):
         step(mll, target)
     with gpytorch.settings.observation_nan_policy("mask"):
         assert torch.isfinite(step(mll, target)[0])

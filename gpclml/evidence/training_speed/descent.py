@@ -278,7 +278,10 @@ def _whiten(
     if not norm < torch.finfo(matrix.dtype).max ** 0.5:
         suggestion = "Measure the features in another unit."
         raise ArgumentError(
-            "features", f"a norm of {norm:.3g} over the noise", "its square", suggestion
+            "features",
+            f"a norm of {norm:.3g} in units of the noise",
+            f"one whose square {matrix.dtype} can hold",
+            suggestion,
         )
     largest = 1 + norm**2
     return _Whitened(matrix, target.to(features) / roots, deviations, noise, largest)

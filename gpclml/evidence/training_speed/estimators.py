@@ -258,7 +258,7 @@ def single_target_data(model: ExactGP) -> Observations:
         )
     if data.residual.ndim > 1:
         got = f"a batch of shape {tuple(data.residual.shape[:-1])}"
-        raise ArgumentError("model", got, "one model", "Ask each model of the batch by itself.")
+        raise ArgumentError("model", got, "one model", "Pass the models of the batch one by one.")
     return data
 
 
@@ -281,7 +281,7 @@ def noise_variances(likelihood: Likelihood, data: Observations) -> Tensor:
             "model.likelihood",
             f"{type(likelihood).__name__} with correlated noise",
             "independent noise of the observations",
-            "The expected log density of one point needs a noise of its own.",
+            "Use a likelihood whose noise is independent between points.",
         )
     return noise
 

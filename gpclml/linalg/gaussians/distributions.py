@@ -279,7 +279,9 @@ class FullGaussian(WeightDistribution):
         """
         R = len(self.mean)
         if features.shape[-1] != R:
-            raise ShapeError("features", tuple(features.shape), f"(m, {R}), a column a weight")
+            raise ShapeError(
+                "features", tuple(features.shape), f"(m, {R}), one column for each weight"
+            )
         rows = features.reshape(-1, R)
         # In the type of the mean at once: a float would pass through float32.
         residual, noise = (
@@ -289,7 +291,7 @@ class FullGaussian(WeightDistribution):
         noise = noise.expand(len(rows)) if len(noise) == 1 else noise
         for name, values in (("residual", residual), ("noise", noise)):
             if len(values) != len(rows):
-                raise ShapeError(name, f"{len(values)} numbers", f"{len(rows)}, one a point")
+                raise ShapeError(name, f"{len(values)} numbers", f"{len(rows)}, one for each point")
         check_positive(noise=noise)
         mean, root = self.mean, self.root
         for phi, target, variance in zip(rows, residual, noise, strict=True):

@@ -85,10 +85,10 @@ def expected_square(q: WeightDistribution, features: Tensor, residual: Tensor) -
         the features' size.
     """
     if features.shape[-1:] != q.mean.shape:
-        expected = f"(n, {len(q.mean)}), a column a weight"
+        expected = f"(n, {len(q.mean)}), one column for each weight"
         raise ShapeError("features", tuple(features.shape), expected)
     if residual.shape != features.shape[:1]:
-        expected = f"({len(features)},), one a row of features"
+        expected = f"({len(features)},), one for each row of features"
         raise ShapeError("residual", tuple(residual.shape), expected)
     if isinstance(q, DualGaussian):
         errors = residual - features @ q.mean
