@@ -55,7 +55,7 @@ class Baseline(torch.nn.Module):
 
     def features(self, episodes: Episodes) -> tuple[Tensor, Tensor]:
         """Features of support and query points, ``(tasks, n, q)``, by one pass of the backbone."""
-        x = torch.cat([episodes.support_x, episodes.query_x], dim=1)
+        x, _ = episodes.points()
         values = self.backbone(x.flatten(0, 1)).unflatten(0, x.shape[:2])
         return values[:, : episodes.num_support], values[:, episodes.num_support :]
 

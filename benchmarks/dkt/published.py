@@ -83,8 +83,8 @@ class ClassModels(torch.nn.Module):
 
     def loss(self, task: Episodes) -> Tensor:
         """The negative log marginal likelihood of support and query points, mean over classes."""
-        x, y = torch.cat([task.support_x[0], task.query_x[0]]), [task.support_y, task.query_y]
-        self._learn_from(x, torch.cat(y, 1)[0])
+        x, y = task.points()
+        self._learn_from(x[0], y[0])
         return -cast(Tensor, self.mll(self.gps(*self.gps.train_inputs), self.gps.train_targets))
 
     def condition(self, task: Episodes) -> None:

@@ -100,8 +100,8 @@ def _our_step(episodes: Episodes, kernel: str, m: int, device: str) -> Callable[
 
 
 def _plain_step(episodes: Episodes, kernel: str, device: str) -> Callable[[], object]:
-    x = torch.cat([episodes.support_x, episodes.query_x], dim=1).detach().requires_grad_()
-    labels = torch.cat([episodes.support_y, episodes.query_y], dim=1)
+    x, labels = episodes.points()
+    x = x.detach().requires_grad_()
     targets = [
         torch.where(of_task == way, 1.0, -1.0).to(x)
         for of_task in labels

@@ -69,7 +69,7 @@ class AugmentedTasks(NumberedTasks):
         if drawn.support_x.ndim != 5:
             got, expected = f"points of shape {tuple(drawn.support_x.shape[2:])}", "images"
             raise ShapeError("tasks", got, f"{expected}, (channels, height, width)")
-        x = unit_range(torch.cat([drawn.support_x, drawn.query_x], dim=1))
+        x = unit_range(drawn.points()[0])
         height, width = x.shape[-2:]
         maps = [self._maps(index, x.shape[1], height / width) for index in indices]
         changes = torch.stack(maps)

@@ -128,6 +128,10 @@ class DeepKernelTransfer(ExactGP):
                 them than ``num_features`` where the kernel asks for it.
             ArgumentError: The points are on another device than the backbone, or of another type.
         """
+        return self._flat_features(x).unflatten(0, x.shape[:2]).unsqueeze(1)
+
+    def _flat_features(self, x: Tensor) -> Tensor:
+        """The same as ``(tasks n, q)``."""
         flat = x.flatten(0, 1)
         for parameter in itertools.islice(self.backbone.parameters(), 1):
             check_placement("episodes", x, parameter, "the backbone")
@@ -142,7 +146,7 @@ class DeepKernelTransfer(ExactGP):
             raise ShapeError("backbone", got, expected, suggestion)
         values = self.normalization(values)
         check_finite_output(values)
-        return values.unflatten(0, x.shape[:2]).unsqueeze(1)
+        return values
 
     def forward(self, features: Tensor) -> MultivariateNormal:
         """The prior of the latent function at features ``(*batch, n, q)``."""
@@ -162,7 +166,12 @@ class DeepKernelTransfer(ExactGP):
             A Gaussian with batch ``(tasks, 1)``, and targets ``(tasks, ways, n)``; in
             regression ``(tasks, 1, n)``.
         """
-        features, targets = self._data(episodes)
+        x, y = episodes.points()
+        return self._prior(self.features(x), y, episodes.ways)
+
+    def _prior(self, features: Tensor, y: Tensor, ways: int) -> tuple[MultivariateNormal, Tensor]:
+        targets = one_vs_rest(y, ways, features.dtype)
+        self.set_train_data(features, targets, strict=False)
         return self(features), targets
 
     @checked
@@ -171,8 +180,7 @@ class DeepKernelTransfer(ExactGP):
 
         On a CPU value and gradient of a lone task are computed at once, where the objective is the
         log marginal likelihood or conditions on the first points, and the kernel is one of
-        ``KERNELS`` without mixtures or of GPyTorch's kernels. The points become the model's
-        training data.
+        ``KERNELS`` without mixtures or of GPyTorch's kernels.
 
         Args:
             mll: An objective of this model.
@@ -181,22 +189,14 @@ class DeepKernelTransfer(ExactGP):
         Returns:
             Nats per held-out target, ``(tasks, ways)``; in regression ``(tasks, 1)``.
         """
-        features, targets = self._data(episodes)
-        value = None
-        if len(targets) == 1 and mll.model is self and type(self).forward is _FORWARD:
-            value = shared_objective(mll, features[0, 0], targets[0])
-        if value is not None:
-            return value.unsqueeze(0)
-        return cast(Tensor, cast(Any, mll)(self(features), targets))
-
-    def _data(self, episodes: Episodes) -> tuple[Tensor, Tensor]:
-        """Features and targets of all points, which become the training data."""
-        x = torch.cat([episodes.support_x, episodes.query_x], dim=1)
-        y = torch.cat([episodes.support_y, episodes.query_y], dim=1)
-        features = self.features(x)
-        targets = one_vs_rest(y, episodes.ways, features.dtype)
-        self.set_train_data(features, targets, strict=False)
-        return features, targets
+        x, y = episodes.points()
+        values = self._flat_features(x)
+        if len(x) == 1 and mll.model is self and type(self).forward is _FORWARD:
+            value = shared_objective(mll, values, y[0], episodes.ways)
+            if value is not None:
+                return value.unsqueeze(0)
+        features = values.unflatten(0, x.shape[:2]).unsqueeze(1)
+        return cast(Tensor, cast(Any, mll)(*self._prior(features, y, episodes.ways)))
 
     @torch.no_grad()
     @checked
@@ -212,8 +212,7 @@ class DeepKernelTransfer(ExactGP):
         Returns:
             Means and standard deviations, ``(tasks, ways, q)``, with one way in regression.
         """
-        s = episodes.num_support
-        x = torch.cat([episodes.support_x, episodes.query_x], dim=1)
+        s, (x, _) = episodes.num_support, episodes.points()
         with evaluating(self):
             features = self.features(x)
             targets = one_vs_rest(episodes.support_y, episodes.ways, features.dtype)

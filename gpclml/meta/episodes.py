@@ -17,8 +17,6 @@ from gpclml.errors import ArgumentError, ShapeError
 
 __all__ = ["Episodes", "NumberedTasks", "SingleTasks", "task_generator", "unit_range"]
 
-_INTEGERS = (int, numpy.integer)
-
 
 @checked
 @dataclass(frozen=True)
@@ -65,6 +63,11 @@ class Episodes:
     def num_support(self) -> int:
         """Number of support points of a task."""
         return self.support_y.shape[-1]
+
+    def points(self) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of all points, support points first."""
+        x = torch.cat([self.support_x, self.query_x], dim=1)
+        return x, torch.cat([self.support_y, self.query_y], dim=1)
 
     @staticmethod
     def stack(parts: Sequence[Episodes]) -> Episodes:
@@ -118,8 +121,8 @@ class NumberedTasks(ABC):
         Raises:
             ArgumentError: There is no number, or one that is below 0 or no integer.
         """
-        if len(indices) == 0 or not all(isinstance(one, _INTEGERS) and one >= 0 for one in indices):
-            got = f"{list(indices)[:5]}, {len(indices)} in all" if len(indices) else "none"
+        if len(indices) == 0 or min(indices) < 0:
+            got = min(indices) if len(indices) else "none"
             raise ArgumentError("indices", got, "numbers of tasks from 0, one or more")
         return self._tasks(indices)
 

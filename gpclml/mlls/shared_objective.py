@@ -39,13 +39,17 @@ from gpclml.mlls.conditional_marginal_log_likelihood import ConditionalMarginalL
 __all__ = ["shared_objective"]
 
 
-def shared_objective(mll: MarginalLogLikelihood, points: Tensor, targets: Tensor) -> Tensor | None:
-    """The objective of each row of targets, for a model that is its mean and kernel at points.
+def shared_objective(
+    mll: MarginalLogLikelihood, points: Tensor, targets: Tensor, ways: int
+) -> Tensor | None:
+    """The objective of each way of a task, for a model that is its mean and kernel at points.
 
     Args:
         mll: The objective, whose model's ``forward`` is ``mean_module`` and ``covar_module``.
         points: What these are called on, ``(n, d)``.
-        targets: One row a residual that shares the covariance, ``(k, n)``.
+        targets: Classes, of which each way is 1 for its own and -1 for the others, or numbers,
+            ``(n,)``.
+        ways: Number k of classes; 0 of numbers, which are one way.
 
     Returns:
         Nats per held-out target, ``(k,)``; None where a part is not known, there is no Cholesky
@@ -55,10 +59,15 @@ def shared_objective(mll: MarginalLogLikelihood, points: Tensor, targets: Tensor
     if type(mll) is not ConditionalMarginalLogLikelihood or not _is_plain(mll):
         return None
     held_out = points.shape[0] - cast(LastPoints, mll.conditioning).m
-    if held_out < 1 or not applies(targets[0], held_out):
+    if held_out < 1 or not applies(points.detach()[:, 0], held_out):
         return None
+    rows = targets.detach().cpu().numpy()[None]
+    if not ways:
+        rows = rows.astype(float)
+    else:
+        rows = numpy.where(rows == numpy.arange(ways)[:, None], 1.0, -1.0)
     try:
-        density = _SharedDensity(mll, points, targets, held_out)
+        density = _SharedDensity(mll, points, rows, held_out)
     except UnknownPartError:
         return None
     values = density.values()
@@ -118,7 +127,7 @@ class _SharedDensity:
     """
 
     def __init__(
-        self, mll: ConditionalMarginalLogLikelihood, points: Tensor, targets: Tensor, b: int
+        self, mll: ConditionalMarginalLogLikelihood, points: Tensor, targets: ndarray, b: int
     ) -> None:
         model = cast(Any, mll.model)
         kernel = cast(Kernel, model.covar_module)
@@ -144,7 +153,7 @@ class _SharedDensity:
             raise UnknownPartError
         if self._noise.raw.numel() > 1 or (self._constant and self._constant.raw.numel() > 1):
             raise UnknownPartError
-        self._numbers, self._targets, self._b = own, targets.detach().double().numpy(), b
+        self._numbers, self._targets, self._b = own, targets, b
         self._least = least_pivot(points)
         self.raws = [one.raw for one in own]
 
