@@ -54,7 +54,10 @@ PUBLISHED_NLL: Mapping[str, Mapping[str, tuple[float, float]]] = MappingProxyTyp
 Immer et al. (2021), Table 1; a curvature's name stands for their online marginal likelihood."""
 
 
-_SCORES = ("lml", "lml_global", "lml_layer", "clml", "clml_marginal", "validation")
+_SCORES = (
+    "lml", "lml_global", "lml_layer", "clml", "clml_sampled", "clml_marginal", "clml_sgld",
+    "validation",
+)  # fmt: skip
 _REACHED = (
     "accuracy_map", "accuracy_bma", "log_density_map", "log_density_bma",
     "log_density_map_tempered", "log_density_bma_tempered",

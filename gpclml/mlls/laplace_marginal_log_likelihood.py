@@ -212,14 +212,28 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
             if one_output and "place" not in seen:  # a structure that asks twice gets the same
                 drawn = torch.randint(outputs.shape[-1], (), generator=self._generator)
                 seen["place"] = int(drawn)
-            seen["copies"], columns = self._columns(likelihood, outputs, target, seen.get("place"))
+            seen["copies"], columns = self._copied(likelihood, outputs, target, seen.get("place"))
             return columns
 
         curvature = self.curvature.of(network, points, cotangents)
         return LaplaceEvidence(self, seen["mean"], target, curvature, seen["copies"])
 
-    def _columns(
-        self, likelihood: OutputLikelihood, outputs: Tensor, target: Tensor, place: int | None
+    def columns(self, outputs: Tensor, target: Tensor) -> Tensor:
+        """Columns of the curvature of outputs, ``(N, K, C)``, without hyperparameters.
+
+        Args:
+            outputs: ``(N, C)``.
+            target: Their targets.
+        """
+        likelihood = output_likelihood(cast(Likelihood, self.likelihood))
+        return self._copied(likelihood, outputs, target)[1]
+
+    def _copied(
+        self,
+        likelihood: OutputLikelihood,
+        outputs: Tensor,
+        target: Tensor,
+        place: int | None = None,
     ) -> tuple[int, Tensor]:
         """How often the log-determinant counts, and the columns of output curvature in it."""
         if self.hessian == "ef":
@@ -243,6 +257,10 @@ class LaplaceEvidence:
         target: Their targets.
         curvature: What has the log-determinants.
         copies: How often they count.
+
+    Attributes:
+        mll: The objective.
+        curvature: What has the log-determinants.
     """
 
     @checked(late=True, mean="float (B, C)")
@@ -254,19 +272,19 @@ class LaplaceEvidence:
         curvature: Curvature,
         copies: int = 1,
     ) -> None:
-        self._mll, self._mean, self._target = mll, mean, target
+        self.mll, self._mean, self._target = mll, mean, target
         self.curvature = curvature
         self._copies = copies
 
     def __call__(self) -> Tensor:
         """Nats per point at the hyperparameters as they are; larger is better."""
         ratio = self._copies * self.log_det_ratio()
-        log_joint = self._mll._log_joint(self._mean, self._target)
+        log_joint = self.mll._log_joint(self._mean, self._target)
         return log_joint - 0.5 * ratio / len(self._mean)
 
     def log_det_ratio(self) -> Tensor:
         r""":math:`\log |H + P_0| - \log |P_0|` of one copy, in nats."""
-        model = cast(LinearizedNetwork, self._mll.model)
+        model = cast(LinearizedNetwork, self.mll.model)
         return self.curvature.log_det_ratio(model.prior.precisions(), self.curvature_scale())
 
     @torch.no_grad()
@@ -287,20 +305,24 @@ class LaplaceEvidence:
             UnsupportedError: The curvature is of a batch or one output, or ``FunctionSpace``.
         """
         check_counts(count=count)
-        if self._copies != 1 or len(self._mean) != self._mll.num_data:
-            raise UnsupportedError(
-                "evidence", f"one at {len(self._mean)} of {self._mll.num_data} points, outputs "
-                f"{self._mll.outputs!r}", "all points and outputs", "Add up those of all batches.",
-            )  # fmt: skip
-        model = cast(LinearizedNetwork, self._mll.model)
+        self.check_whole()
+        model = cast(LinearizedNetwork, self.mll.model)
         precisions = model.prior.precisions()
         draws = self.curvature.sample(precisions, self.curvature_scale(), count, generator)
         weights = dict(model.network.named_parameters())
         return {name: weights[name] + away for name, away in draws.items()}
 
+    def check_whole(self) -> None:
+        """Raises an UnsupportedError where it is not of all points and outputs."""
+        if self._copies != 1 or len(self._mean) != self.mll.num_data:
+            raise UnsupportedError(
+                "evidence", f"one at {len(self._mean)} of {self.mll.num_data} points, outputs "
+                f"{self.mll.outputs!r}", "all points and outputs", "Add up those of all batches.",
+            )  # fmt: skip
+
     def curvature_scale(self) -> Tensor | float:
         """What the curvature is multiplied by: inverse noise and temperature."""
-        mll = self._mll
+        mll = self.mll
         scale = output_likelihood(cast(Likelihood, mll.likelihood)).scale() / mll.temperature
         return scale**2 if mll.hessian == "ef" else scale  # gradients enter squared
 
@@ -316,17 +338,17 @@ class LaplaceEvidence:
         self._check_alike(other)
         if self._copies != 1:
             raise UnsupportedError(
-                "outputs", repr(self._mll.outputs), "'all', to add batches up",
+                "outputs", repr(self.mll.outputs), "'all', to add batches up",
                 "Average the values of batches instead.",
             )  # fmt: skip
-        count, all_points = len(self._mean) + len(other._mean), self._mll.num_data
+        count, all_points = len(self._mean) + len(other._mean), self.mll.num_data
         if count > all_points:
             raise ArgumentError(
                 "other", f"{count} points together", f"at most num_data = {all_points}",
                 "Add up each batch of a partition once.",
             )  # fmt: skip
         return LaplaceEvidence(
-            self._mll,
+            self.mll,
             torch.cat([self._mean, other._mean]),
             torch.cat([self._target, other._target]),
             self.curvature + other.curvature,
@@ -338,7 +360,7 @@ class LaplaceEvidence:
 
     def _check_alike(self, other: LaplaceEvidence) -> None:
         """Raises an ArgumentError where two are of objectives with different parts."""
-        for name, mine, theirs in zip(_PARTS, _parts(self._mll), _parts(other._mll), strict=True):
+        for name, mine, theirs in zip(_PARTS, _parts(self.mll), _parts(other.mll), strict=True):
             if mine is theirs or (isinstance(mine, _COMPARED) and mine == theirs):
                 continue
             shown = f": {theirs!r}" if isinstance(mine, _COMPARED) else ""

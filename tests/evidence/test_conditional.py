@@ -7,18 +7,21 @@ import math
 
 import pytest
 import torch
-from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood, SoftmaxLikelihood
 
 import reference
-from gpclml.curvature import Full, GaussianWeightPrior
-from gpclml.errors import ArgumentError, ShapeError
+from gpclml.curvature import Diagonal, Full, GaussianWeightPrior, Kronecker
+from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
 from gpclml.evidence.sampling import (
     conditional_split,
     estimate_conditional_log_density,
+    laplace_conditional_log_density,
+    linearized_outputs,
     rescaled,
     sampled_outputs,
     stacked_weights,
 )
+from gpclml.fit import fit_map
 from gpclml.kernels.networks import MLP
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
@@ -68,6 +71,9 @@ def test_the_joint_density_of_a_linear_model():
 
 def test_draws_that_are_too_wide_are_narrowed():
     likelihood, outputs_of, weights, seen, scaling, held_out, center = linear(widened=100.0)
+    few = {name: draws[:50] for name, draws in weights.items()}
+    with pytest.warns(UserWarning, match=r"of 50 draws have nearly all the weight"):
+        estimate_conditional_log_density(likelihood, outputs_of, few, held_out)
     wide = estimate_conditional_log_density(likelihood, outputs_of, weights, held_out)
     mended = estimate_conditional_log_density(
         likelihood, outputs_of, weights, held_out, scaling=scaling, center=center
@@ -118,3 +124,114 @@ def test_bad_scales():
             estimate_conditional_log_density(
                 likelihood, outputs_of, weights, held_out, scaling=scaling, scales=scales
             )
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_the_scale_of_the_best_accuracy(classes):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(200, 3, generator=generator, dtype=torch.float64)
+    truth = torch.randn(3, classes, generator=generator, dtype=torch.float64)
+    if classes == 2:
+        truth = truth[:, :1]
+        y = (x @ truth)[:, 0].gt(0).long()
+        likelihood = BernoulliLikelihood()
+    else:
+        y = (x @ truth).argmax(-1)
+        likelihood = SoftmaxLikelihood(num_classes=classes, mixing_weights=False)
+    draws = torch.randn(40, *truth.shape, generator=generator, dtype=torch.float64)
+    weights, center = {"w": truth + 10 * draws}, {"w": truth}
+
+    def outputs_of(weights, x):
+        return x @ weights["w"]
+
+    scales = (1e-10, 1e-9, 1e-8, 3.0)
+    parts = (x[:150], y[:150]), (x[150:], y[150:])
+    found = estimate_conditional_log_density(
+        likelihood, outputs_of, weights, parts[1], scaling=parts[0], center=center, scales=scales,
+        scale_by="accuracy",
+    )  # fmt: skip
+    # All are right at the mode and nearby, and some wrong far from it: the largest of equal ones.
+    assert found.scale == 1e-8
+    assert not found.at_edge
+    by_density = estimate_conditional_log_density(
+        likelihood, outputs_of, weights, parts[1], scaling=parts[0], center=center,
+        scales=(1e-9, 1e-8, 10.0),
+    )  # fmt: skip
+    assert by_density.scale < 1
+    with pytest.raises(UnsupportedError, match="regression"):
+        estimate_conditional_log_density(
+            GaussianLikelihood(), outputs_of, weights, parts[1], scaling=parts[0],
+            scale_by="accuracy",
+        )  # fmt: skip
+
+
+def in_one_layer(likelihood, outputs, structure):
+    """A trained linear network, its evidence and further points."""
+    generator = torch.Generator().manual_seed(2)
+    x = torch.randn(40, 3, generator=generator, dtype=torch.float64)
+    network = torch.nn.Linear(3, outputs, bias=False).double()
+    classes = not isinstance(likelihood, GaussianLikelihood)
+    y = (x @ torch.randn(3, max(outputs, 2), generator=generator, dtype=torch.float64)).argmax(-1)
+    y = y if classes else x[:, 0] + 0.5 * torch.randn(40, generator=generator, dtype=torch.float64)
+    model = LinearizedNetwork(network, GaussianWeightPrior(network, "network", DELTA))
+    mll = LaplaceMarginalLogLikelihood(likelihood, model, 25, structure)
+    fit_map(mll, x[:25], y[:25], epochs=500, lr=0.1, final_lr=1e-4, progress=False)
+    return mll.evidence_of(x[:25], y[:25]), (x[25:], y[25:])
+
+
+@pytest.mark.parametrize("structure", [Full(), Kronecker(), Diagonal()])
+@pytest.mark.parametrize("scale", [1.0, 0.3])
+def test_laplace_without_draws_of_a_regression(structure, scale):
+    likelihood = GaussianLikelihood().double()
+    likelihood.noise = NOISE
+    evidence, (x, y) = in_one_layer(likelihood, 1, structure)
+    network = evidence.mll.model.network
+    found = laplace_conditional_log_density(evidence, (x, y), scale=scale)
+    seen = torch.Generator().manual_seed(2)
+    first = torch.randn(40, 3, generator=seen, dtype=torch.float64)[:25]
+    H = first.mT @ first / NOISE
+    both = H + scale * x.mT @ x / NOISE
+    if isinstance(structure, Diagonal):
+        H, both = (torch.diag(one.diagonal()) for one in (H, both))
+    eye = torch.eye(3, dtype=torch.float64)
+    if isinstance(structure, Full) or (isinstance(structure, Kronecker) and scale == 1):  # exact
+        covariance = scale * x @ torch.linalg.inv(H + DELTA * eye) @ x.mT
+        normal = torch.distributions.MultivariateNormal(
+            network(x)[:, 0], covariance + NOISE * torch.eye(len(x))
+        )
+        expected = float(normal.log_prob(y).detach())
+        assert found == pytest.approx(expected, abs=1e-5)
+    elif isinstance(structure, Diagonal):
+        ratio = (both + DELTA * eye).logdet() - (H + DELTA * eye).logdet()
+        at_mode = torch.distributions.Normal(network(x)[:, 0], NOISE**0.5).log_prob(y).sum()
+        assert found >= float((at_mode - 0.5 * ratio).detach())
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_laplace_without_draws_of_classes(classes):
+    if classes == 2:
+        likelihood = BernoulliLikelihood()
+    else:
+        likelihood = SoftmaxLikelihood(num_classes=3, mixing_weights=False)
+    evidence, held_out = in_one_layer(likelihood, 1 if classes == 2 else 3, Full())
+    weights = evidence.sample_weights(20_000)
+    outputs_of = functools.partial(linearized_outputs, evidence.mll.model.network, at_once=5000)
+    drawn = estimate_conditional_log_density(likelihood, outputs_of, weights, held_out)
+    assert drawn.joint.standard_error < 0.05
+    found = laplace_conditional_log_density(evidence, held_out)
+    assert found == pytest.approx(drawn.joint.value, abs=0.3)
+
+
+def test_laplace_without_draws_of_wrong_input():
+    likelihood = SoftmaxLikelihood(num_classes=3, mixing_weights=False)
+    evidence, held_out = in_one_layer(likelihood, 3, Full())
+    x, y = held_out
+    with pytest.raises(ArgumentError, match="scale"):
+        laplace_conditional_log_density(evidence, held_out, scale=0.0)
+    with pytest.raises(ShapeError, match="uint8"):
+        laplace_conditional_log_density(evidence, (x.abs().to(torch.uint8), y))
+    with pytest.raises(ShapeError, match="target"):
+        laplace_conditional_log_density(evidence, (x, y[1:]))
+    part = evidence.mll.evidence_of(x, y)
+    with pytest.raises(UnsupportedError, match="all points"):
+        laplace_conditional_log_density(part, held_out)

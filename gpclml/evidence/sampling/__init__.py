@@ -14,6 +14,7 @@ from gpclml.evidence.sampling.conditional import (
     conditional_split,
     estimate_conditional_log_density,
     joint_log_density,
+    laplace_conditional_log_density,
     marginal_log_densities,
 )
 from gpclml.evidence.sampling.monte_carlo import (
@@ -43,6 +44,7 @@ __all__ = [
     "estimate_conditional_log_density",
     "importance_sampling",
     "joint_log_density",
+    "laplace_conditional_log_density",
     "linearized_outputs",
     "log_mean",
     "marginal_log_densities",
