@@ -77,7 +77,7 @@ def _fit_hyperparameters(mll: Any, loader: DataLoader) -> None:
 
 
 def _laplace(mll: Any, loader: DataLoader) -> None:
-    posterior = Laplace(mll.model.network, "classification", weights="all")
+    posterior = Laplace(mll.model.network, "classification")
     posterior.fit(loader, progress=False).predict(loader, progress=False)
 
 
@@ -112,7 +112,7 @@ def memory_of_step(step: str, architecture: str, folder: str) -> int:
 
 def main(
     images: Annotated[int, Option(min=1, help="Images of 3 x 32 x 32 pixels.")] = 50_000,
-    architecture: Annotated[str, Option(help="E.g. cnn-8x3, resnet-8x2.")] = "cnn-4x3",
+    architecture: Annotated[str, Option(help="E.g. cnn-8x3, resnet-8x2.")] = "cnn-4x1",
     csv: Csv = None,
 ) -> None:
     """Memory and time of fits, evidence, predictions and draws on images read from disk."""

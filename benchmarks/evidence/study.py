@@ -70,48 +70,58 @@ def correlations(cells: pandas.DataFrame) -> pandas.DataFrame:
     rows = []
     family = cells["architecture"].str.partition("-")[0]
     for precision, of_precision in cells.groupby("precision", sort=True):
+        scores = [name for name in _SCORES if name in cells]
         for group, families in _GROUPS.items():
             chosen = of_precision[family[of_precision.index].isin(families)]
-            means = chosen.groupby("architecture")[[*_SCORES, *_REACHED]].mean()
+            means = chosen.groupby("architecture")[[*scores, *_REACHED]].mean()
             if len(means) < 3:
                 continue
             rho = means.corr(method="spearman")
-            shown = rho.loc[list(_SCORES), list(_REACHED)].map("{:+.2f}".format)
+            shown = rho.loc[scores, list(_REACHED)].map("{:+.2f}".format)
             rows.append(pandas.concat({(f"{precision:g}", group): shown}))
     return pandas.concat(rows).rename_axis(index=["precision", "of", "score"])
 
 
 _COLLAPSED = 0.2  # accuracy of a network that has learned nothing; guessing has .1
 _RESAMPLED = 2000
+_COMPARED = ("log_density_bma", "log_density_map", "accuracy_map")
 
 
 def intervals(cells: pandas.DataFrame) -> pandas.DataFrame:
-    """Spearman's rho with an interval over networks: all of them, and those that learned.
+    """Spearman's rho with an interval over networks, and differences from the validation loss.
 
-    An interval has 95 % of 2000 bootstrap samples of the networks.
+    An interval has 95 % of 2000 bootstrap samples of the networks. Those that learned nothing are
+    left out, if three are left.
     """
     random = np.random.RandomState(0)
-    scores, reached = ("lml", "lml_layer", "clml", "validation"), "log_density_bma"
+    scores = [name for name in _SCORES if name in cells]
     rows = []
     for precision, some in cells.groupby("precision", sort=True):
-        means = some.groupby("architecture")[[*scores, reached, "accuracy_map"]].mean()
+        means = some.groupby("architecture")[[*scores, *_REACHED]].mean()
         learned = means[means["accuracy_map"] > _COLLAPSED]
+        learned = means if len(learned) < 3 else learned
+        drawn = random.randint(len(learned), size=(_RESAMPLED, len(learned)))
+        every = np.concatenate([np.arange(len(learned))[None], drawn])
+        rho = {
+            (name, reached): _spearman(
+                learned[name].to_numpy()[every], learned[reached].to_numpy()[every]
+            )
+            for name in scores for reached in _COMPARED
+        }  # fmt: skip
         for name in scores:
-            row: dict[str, Any] = {"precision": f"{precision:g}", "score": name}
-            for label, chosen in (
-                (f"{len(means)} networks", means),
-                ("those that learned", learned),
-            ):
-                if len(chosen) < 3:
-                    row[label] = "-"
-                    continue
-                x, y = chosen[name].to_numpy(), chosen[reached].to_numpy()
-                drawn = random.randint(len(x), size=(_RESAMPLED, len(x)))
-                low, high = np.nanquantile(_spearman(x[drawn], y[drawn]), (0.025, 0.975))
-                rho = float(_spearman(x[None], y[None])[0])
-                row[label] = f"{rho:+.2f} [{low:+.2f}, {high:+.2f}], of {len(x)}"
+            row = {"precision": f"{precision:g}", "networks": len(learned), "score": name}
+            for reached in _COMPARED:
+                row[reached] = _with_interval(rho[name, reached])
+                away = rho[name, reached] - rho["validation", reached]
+                row[f"{reached}, less validation"] = _with_interval(away)
             rows.append(row)
-    return pandas.DataFrame(rows).set_index(["precision", "score"])
+    return pandas.DataFrame(rows).set_index(["precision", "networks", "score"])
+
+
+def _with_interval(values: NDArray[np.float64]) -> str:
+    """The first of them, and an interval of the others."""
+    low, high = np.nanquantile(values[1:], (0.025, 0.975))
+    return f"{values[0]:+.2f} [{low:+.2f}, {high:+.2f}]"
 
 
 def _spearman(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -123,13 +133,17 @@ def _spearman(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.floa
 
 
 def posterior_scales(cells: pandas.DataFrame) -> pandas.DataFrame:
-    """How often the CLML's posterior is as narrow as the grid of its scales allows."""
-    floor = cells["posterior_scale"] <= cells["posterior_scale"].min()
+    """Scales of the CLML's posterior, and how many draws have its weight."""
+    by = cells["precision"]
+    scale = cells["posterior_scale"]
+    floor = cells.get("posterior_at_edge", scale <= scale.min())
     frame = pandas.DataFrame(
         {
             "cells": cells.groupby("precision").size(),
-            "posterior at the smallest scale": floor.groupby(cells["precision"]).sum(),
-            "collapsed": (cells["accuracy_map"] < _COLLAPSED).groupby(cells["precision"]).sum(),
+            "scale at the edge of its grid": floor.astype(int).groupby(by).sum(),
+            "median scale": scale.groupby(by).median(),
+            "fewer than five effective draws": (cells["clml_draws"] < 5).groupby(by).sum(),
+            "collapsed": (cells["accuracy_map"] < _COLLAPSED).groupby(by).sum(),
         }
     )
     frame.index = frame.index.map("{:g}".format).set_names("precision")
@@ -138,7 +152,8 @@ def posterior_scales(cells: pandas.DataFrame) -> pandas.DataFrame:
 
 def architecture_rows(cells: pandas.DataFrame) -> pandas.DataFrame:
     """Scores and test results of each network and precision."""
-    names = [*_SCORES, "accuracy_map", "accuracy_bma", "log_density_map", "log_density_bma"]
+    scores = [name for name in _SCORES if name in cells]
+    names = [*scores, "accuracy_map", "accuracy_bma", "log_density_map", "log_density_bma"]
     keys = ["precision", "architecture", "parameters"]
     means = cells.groupby(keys)[names].mean()
     shown = means.map(lambda value: f"{value:.3f}")
@@ -229,15 +244,16 @@ _SECTIONS: Mapping[str, tuple[tuple[str, str, _Table], ...]] = {
         ),
         (
             "With intervals over networks",
-            "Spearman correlation with the test log density of the average over the posterior, and "
-            "in brackets 95 % of 2000 bootstrap samples of the networks; once more without those "
-            "that learned nothing.",
+            "Spearman correlation with test results, and its difference from that of the "
+            "validation log density; in brackets 95 % of 2000 bootstrap samples of the networks, "
+            "without those that learned nothing.",
             intervals,
         ),
         (
             "What the CLML scores",
-            "At the smallest scale tried, 0.0001, draws of the posterior are nearly its mode, and "
-            "the CLML is the validation loss by another name.",
+            "At the smallest scale draws of the posterior are nearly its mode, and the CLML is the "
+            "validation loss by another name. Where few of 100 draws have the weight, "
+            "`clml_sampled` is the density of the best one.",
             posterior_scales,
         ),
         ("The networks", "Nats a point, mean over seeds; accuracy in %.", architecture_rows),

@@ -205,6 +205,8 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
         likelihood=classes(), outputs=normal(4, 8, 3), target=labels()),
     ("evidence.sampling.linearized_outputs", "evidence.sampling.sampled_outputs"): lambda: dict(
         network=mlp(3), weights=draws(), x=inputs()),
+    "evidence.sampling.laplace_conditional_log_density": lambda: dict(
+        evidence=laplace(3).evidence_of(inputs(), labels()), held_out=(inputs(4), labels()[:4])),
     "evidence.sampling.log_mean": lambda: dict(log_values=normal(8)),
     "evidence.sampling.power_schedule": lambda: dict(count=5),
     "evidence.sampling.rescaled": lambda: dict(

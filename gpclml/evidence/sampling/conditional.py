@@ -209,7 +209,8 @@ def laplace_conditional_log_density(
     in the network that is linear in its weights, at the largest first two terms, by L-BFGS: the
     difference of the Laplace evidences of all points and of those seen (Lotfi et al. 2022, Eq. 6).
     It is exact for a full curvature in a linear regression. Where the weight of a joint density
-    rests on single draws, as of hundreds of held-out points, this is the better estimate.
+    rests on single draws, as of hundreds of held-out points, this is the alternative; it is too
+    small where the posterior is so wide that the density is no Gaussian in the weights.
 
     Args:
         evidence: That of the points seen, as
@@ -253,7 +254,10 @@ def laplace_conditional_log_density(
 
     def at(change: Tensor) -> Tensor:
         """Linear outputs at a change of the weights."""
-        moved = {name: p + part[0] for p, (name, part) in zip(weights, named(change).items())}
+        moved = {
+            name: p + part[0]
+            for p, (name, part) in zip(weights, named(change).items(), strict=True)
+        }
         return linearized_outputs(model.network, moved, x)[0]
 
     def fit(linear: Tensor) -> tuple[float, Tensor]:
@@ -294,7 +298,7 @@ def _maximum(
     for _ in range(_STEPS):
         slope = gradient - dual
         rest, factors = slope, []
-        for of_dual, of_change, of_slope in reversed(steps):
+        for _, of_change, of_slope in reversed(steps):
             factors.append((of_change @ rest) / (of_change @ of_slope))
             rest = rest - factors[-1] * of_slope
         new_dual, new_change = rest, solve(rest)
