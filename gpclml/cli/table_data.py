@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +92,7 @@ def read_table_data(options: TableOptions, tests: bool) -> TableData:
     repeated = repeated_rows(train, test)
     notes = (
         *_notes_on_rows(options, targets, rows, incomplete),
+        *_notes_on_amounts(table.attrs.get("amounts", ())),
         *_notes_on_columns(encoding, table.iloc[rows.test.numpy()]),
         *data_notes(encoding, train, repeated, targets),
     )
@@ -147,6 +148,12 @@ def _notes_on_rows(
         parts = f", {incomplete[0]} to train on and {incomplete[1]} to test on" if tests else ""
         said.append(f"Left out: {_rows(sum(incomplete))} with missing values{parts}.")
     return said
+
+
+def _notes_on_amounts(names: Sequence[str]) -> Iterator[str]:
+    if names:
+        listed = ", ".join(map(repr, names))
+        yield f"Read as numbers, without commas and signs of money or percent: {listed}."
 
 
 def _notes_on_columns(encoding: TableEncoding, test: pandas.DataFrame) -> Iterator[str]:

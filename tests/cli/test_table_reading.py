@@ -40,6 +40,18 @@ def test_decimal_commas_are_understood_beside_semicolons(write):
     assert table["name"].tolist() == ["a", "b", "c,d"]
 
 
+def test_thousands_money_and_percent_are_numbers(write):
+    text = 'a,b,c,d,e\n"1,250","$2,000.50",5%,"1,2",x1\n-12,€3,,"3,4",2\n,-$1,7.5%,"5,6",3\n'
+    table = read_table(write(text))
+    assert table["a"].tolist()[:2] == [1250.0, -12.0]
+    assert np.isnan(table["a"][2])
+    assert table["b"].tolist() == [2000.5, 3.0, -1.0]
+    assert table["c"].tolist()[::2] == [5.0, 7.5]
+    assert table["d"].tolist() == ["1,2", "3,4", "5,6"]  # no thousands
+    assert table["e"].tolist() == ["x1", "2", "3"]
+    assert table.attrs["amounts"] == ["a", "b", "c"]
+
+
 def test_a_text_column_with_commas_leaves_points_decimal(write):
     table = read_table(write("price;name\n1.5;a,b\n2.5;c\n"))
     assert table["price"].tolist() == [1.5, 2.5]

@@ -31,8 +31,11 @@ def read_table(path: str | os.PathLike[str], missing: Sequence[str] = ()) -> pan
 
     Text files are in UTF-8, compressed if the name ends in ``.gz``, with the column names in the
     first line. The separator is comma, semicolon, tab or bar, whichever is most frequent in that
-    line. With semicolons, numbers may have decimal commas. Empty cells are missing values, and so
-    are ``NA``, ``N/A``, ``NaN``, ``null``, ``None`` and the other markers of pandas.
+    line. With semicolons, numbers may have decimal commas. Otherwise numbers may have commas
+    between thousands, a sign of money before them or a percent sign after them, if all cells of
+    their column are such numbers; ``table.attrs["amounts"]`` names these columns. Empty cells are
+    missing values, and so are ``NA``, ``N/A``, ``NaN``, ``null``, ``None`` and the other markers of
+    pandas.
 
     Args:
         path: The file.
@@ -106,6 +109,7 @@ def _nearest(path: Path) -> str:
 
 _SEPARATORS = (",", ";", "\t", "|")
 _OF_NO_TEXT = re.compile(rb"[\0-\x08\x0e-\x19\x1c-\x1f]")
+_AMOUNT = re.compile(r"\s*([+-]?)\s*[$€£¥]?\s*((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)\s*[$€£¥%]?\s*")
 _DECIMAL_COMMA = r"\s*[+-]?\d+,\d+(?:[eE][+-]?\d+)?\s*"
 
 
@@ -122,7 +126,12 @@ def parse_separated_text(path: Path, missing: list[str]) -> pandas.DataFrame:
     names = _column_names(path, text, separator)
     table = _parsed(path, text, separator, names, missing, decimal=".")
     if separator == ";" and _has_decimal_commas(table):
-        table = _parsed(path, text, separator, names, missing, decimal=",")
+        return _parsed(path, text, separator, names, missing, decimal=",")
+    for name, column in table.items():
+        numbers = _amounts(column)
+        if numbers is not None:
+            table[name] = numbers
+            table.attrs["amounts"] = [*table.attrs.get("amounts", ()), name]
     return table
 
 
@@ -205,6 +214,20 @@ def _has_decimal_commas(table: pandas.DataFrame) -> bool:
             if bool(decimal.any()) and bool((whole | decimal).all()):
                 return True
     return False
+
+
+def _amounts(column: pandas.Series) -> pandas.Series | None:
+    """The numbers of a column of texts such as ``$1,250``; None where a text is something else."""
+    import pandas
+
+    cells = column.dropna()
+    if not len(cells) or not all(isinstance(cell, str) for cell in cells):
+        return None
+    found = [_AMOUNT.fullmatch(cell) for cell in cells]
+    if not all(found):
+        return None
+    numbers = [float((one[1] + one[2]).replace(",", "")) for one in found if one]
+    return pandas.Series(numbers, cells.index, dtype=float).reindex(column.index)
 
 
 def _is_number(text: str) -> bool:
