@@ -137,7 +137,8 @@ class TrainingBatches:
     ) -> None:
         if isinstance(x, tuple) and len(x) == 2 and all(isinstance(one, Tensor) for one in x):
             x, y = cast("tuple[Tensor, Tensor]", x)
-        self.x, self.y = x, y
+        self.x: Tensor | Loader = x
+        self.y: Tensor | None = y
         self.loader: Loader | None = None if isinstance(x, Tensor) else x
         self._num_data, self._generator, self._device = num_data, generator, device
         self._by_class, self._rest = by_class, iter(())

@@ -58,7 +58,7 @@ class WeightTraining:
             p for p in self.model.network.parameters() if p.requires_grad
         ]
         self.device: torch.device = next(iter(self.model.network.parameters())).device
-        self.data = TrainingBatches(
+        self.data: TrainingBatches = TrainingBatches(
             x, y, mll.num_data, batch_size=batch_size, generator=self.generator,
             device=self.device, by_class=by_class,
         )  # fmt: skip

@@ -289,7 +289,8 @@ class UnitPoints:
     """
 
     def __init__(self, points: Number) -> None:
-        self._points, self.needed = points, points.needed
+        self._points = points
+        self.needed: bool = points.needed
 
     def value(self) -> ndarray:
         """The points on the unit sphere."""

@@ -272,8 +272,9 @@ class LaplaceEvidence:
         curvature: Curvature,
         copies: int = 1,
     ) -> None:
-        self.mll, self._mean, self._target = mll, mean, target
-        self.curvature = curvature
+        self.mll: LaplaceMarginalLogLikelihood = mll
+        self._mean, self._target = mean, target
+        self.curvature: Curvature = curvature
         self._copies = copies
 
     def __call__(self) -> Tensor:
