@@ -85,6 +85,13 @@ class _Common:
         list[str] | None,
         typer.Option(help="A text that stands for a missing value, such as ?; may be repeated."),
     ] = None
+    time_column: Annotated[
+        str | None,
+        typer.Option(
+            help="A column of dates or numbers: compare tests on the latest rows instead of random "
+            "ones; where --rows limits the rows, the latest are taken."
+        ),
+    ] = None
     quiet: Quiet = False
 
     def table(self) -> TableOptions:
@@ -95,10 +102,13 @@ class _Common:
         drop, categories, missing = (tuple(dict.fromkeys(values or ())) for values in lists)
         for option, texts in (
             ("--target", (self.target,)), ("--drop", drop), ("--categories", categories),
-            ("--missing", missing),
+            ("--missing", missing), ("--time-column", [self.time_column or ""]),
         ):  # fmt: skip
             check_encodable(option, *texts)
-        return TableOptions(self.data, self.target, self.rows, self.seed, drop, categories, missing)
+        return TableOptions(
+            self.data, self.target, self.rows, self.seed, drop, categories, missing,
+            self.time_column,
+        )  # fmt: skip
 
     def recipe(self, model: str) -> Recipe:
         """A model and its fit."""

@@ -231,10 +231,8 @@ def add_report(work: WorkFolder, report: Report) -> dict[str, Any]:
     """Writes page, encoding and Python file to a work folder; gives the content of its record."""
     options, versions = report.options, package_versions()
     recipe, data = report.fitted[report.chosen].recipe, options.table.data
-    script = script_of(
-        recipe, data.absolute(), options.table.rows, options.table.seed, versions["gpclml"],
-        one_thread_serves(len(report.comparison.targets)),
-    )  # fmt: skip
+    one_thread = one_thread_serves(len(report.comparison.targets))
+    script = script_of(recipe, options.table, data.absolute(), versions["gpclml"], one_thread)
     work.add_text("index.html", page_of(report))
     work.add_text("model.py", script)
     work.add({"table.json": report.data.encoding.save})

@@ -27,6 +27,8 @@ class TableOptions:
         drop: Columns to leave out.
         categories: Columns whose values are categories.
         missing: Further texts that stand for a missing value.
+        time_column: Column of dates or numbers by which the latest rows are test rows; None draws
+            them at random.
     """
 
     data: Path
@@ -36,6 +38,7 @@ class TableOptions:
     drop: tuple[str, ...] = ()
     categories: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
+    time_column: str | None = None
 
     @property
     def words(self) -> list[str]:
@@ -45,6 +48,8 @@ class TableOptions:
             ("--drop", self.drop), ("--categories", self.categories), ("--missing", self.missing),
         ):  # fmt: skip
             words += [word for value in values for word in (option, value)]
+        if self.time_column is not None:
+            words += ["--time-column", self.time_column]
         return [*words, "--rows", str(self.rows), "--seed", str(self.seed)]
 
 

@@ -13,7 +13,13 @@ from torch import Tensor
 
 from gpclml.cli.options import TableOptions
 from gpclml.cli.report.words import percent
-from gpclml.cli.tables import TableEncoding, fit_encoding, read_table, split_rows
+from gpclml.cli.tables import (
+    TableEncoding,
+    fit_encoding,
+    read_table,
+    read_times,
+    split_rows,
+)
 from gpclml.cli.tables.checks import data_notes, repeated_rows
 from gpclml.cli.tables.encoding import FEW_MISSING, check_columns
 from gpclml.cli.tables.rows import num_test_rows, read_targets, subset_rows
@@ -72,11 +78,15 @@ def read_table_data(options: TableOptions, tests: bool) -> TableData:
         )
     targets = read_targets(table, options.target)
     check_columns(table, options.target, options.drop, options.categories)
+    if options.time_column == options.target:
+        expected = "a column that is not the target"
+        raise ArgumentError("time_column", repr(options.time_column), expected)
+    times = read_times(table, options.time_column)
     if tests:
-        rows = split_rows(targets, options.seed, options.rows)
+        rows = split_rows(targets, options.seed, options.rows, times)
     else:
         none = torch.empty(0, dtype=torch.long)
-        rows = TrainTestSplit(subset_rows(targets, options.seed, options.rows), none)
+        rows = TrainTestSplit(subset_rows(targets, options.seed, options.rows, times), none)
     training = table.iloc[rows.train.numpy()]
     encoding = fit_encoding(
         training, options.target, drop=options.drop, categories=options.categories,
@@ -91,10 +101,11 @@ def read_table_data(options: TableOptions, tests: bool) -> TableData:
     incomplete = len(rows.train) - len(train[1]), len(rows.test) - len(test[1])
     repeated = repeated_rows(train, test)
     notes = (
-        *_notes_on_rows(options, targets, rows, incomplete),
+        *_notes_on_rows(options, targets, times, rows, incomplete),
         *_notes_on_amounts(table.attrs.get("amounts", ())),
+        *_notes_on_time(options.time_column, encoding, table, times, rows.test),
         *_notes_on_columns(encoding, table.iloc[rows.test.numpy()]),
-        *data_notes(encoding, train, repeated, targets),
+        *data_notes(encoding, train, repeated, targets if times is None else targets[:0]),
     )
     checksum = hashlib.sha256(options.data.read_bytes()).hexdigest()
     return TableData(options, checksum, encoding, train, test, repeated, notes)
@@ -128,22 +139,31 @@ def _check_sizes(values: Tensor, column: str, power: int) -> None:
 
 
 def _notes_on_rows(
-    options: TableOptions, targets: Tensor, rows: TrainTestSplit, incomplete: tuple[int, int]
+    options: TableOptions,
+    targets: Tensor,
+    times: Tensor | None,
+    rows: TrainTestSplit,
+    incomplete: tuple[int, int],
 ) -> list[str]:
     """Sentences on how many rows there are, and which of them are left out."""
     tests = len(rows.test) > 0
     lacking = int(targets.isnan().sum())
-    count = len(targets) - lacking
+    undated = 0 if times is None else int((times.isnan() & ~targets.isnan()).sum())
+    count = len(targets) - lacking - undated
     said = [f"{options.data.name} has {_rows(len(targets))}."]
     if lacking:
         said.append(f"Left out: {_rows(lacking)} without {options.target}.")
-    if tests and count - num_test_rows(count) > options.rows:
+    if undated:
+        said.append(f"Left out: {_rows(undated)} without {options.time_column}.")
+    if count - len(rows.test) > len(rows.train):
+        which = "random" if times is None else "latest"
+        of = f"of the {count - len(rows.test)} earlier ones" if tests else f"of {count}"
+        said.append(f"{options.rows} {which} rows {of} are fitted, the limit of --rows.")
+    elif tests and times is None and count - num_test_rows(count) > options.rows:
         said.append(
             f"{options.rows} random rows are compared and fitted, the limit of --rows; all "
             f"{len(rows.test)} others are test rows."
         )
-    elif not tests and count > options.rows:
-        said.append(f"{options.rows} random rows of {count} are fitted, the limit of --rows.")
     if any(incomplete):
         parts = f", {incomplete[0]} to train on and {incomplete[1]} to test on" if tests else ""
         said.append(f"Left out: {_rows(sum(incomplete))} with missing values{parts}.")
@@ -154,6 +174,33 @@ def _notes_on_amounts(names: Sequence[str]) -> Iterator[str]:
     if names:
         listed = ", ".join(map(repr, names))
         yield f"Read as numbers, without commas and signs of money or percent: {listed}."
+
+
+def _notes_on_time(
+    column: str | None,
+    encoding: TableEncoding,
+    table: pandas.DataFrame,
+    times: Tensor | None,
+    test: Tensor,
+) -> Iterator[str]:
+    """Sentences on how rows were split by time, or could be."""
+    if len(test) == 0:
+        return
+    dates = [one.name for one in encoding.columns if getattr(one, "kind", "") == "date"]
+    if times is None:
+        if dates:
+            yield (
+                f"Column {dates[0]!r} has dates, and the test rows were drawn at random. If you "
+                f"want to predict later rows, test on the latest: --time-column {dates[0]!r}."
+            )
+        return
+    first = table[column].iloc[int(test[times[test].argmin()])]
+    yield f"The test rows are the latest: those from {column} {first} on. All others are earlier."
+    if column in {one.name for one in encoding.columns}:
+        yield (
+            f"Column {column!r} is an input too, whose values in the test rows are beyond those of "
+            f"all training rows. If it only says when a row was: --drop {column!r}."
+        )
 
 
 def _notes_on_columns(encoding: TableEncoding, test: pandas.DataFrame) -> Iterator[str]:

@@ -13,11 +13,13 @@ import gpclml.fit
 import gpclml.kernels
 import gpclml.mlls
 import gpclml.models
+from gpclml.cli.options import TableOptions
 from gpclml.cli.report import MODELS, OBJECTIVES, Recipe, predicted
 from gpclml.cli.report.recipes import script_of
 from gpclml.errors import ArgumentError, UnknownNameError
 from gpclml.evaluation import log_marginal_likelihood
 
+TABLE = TableOptions(Path("a.csv"), "y", 4000)
 NAMES = {
     name: getattr(module, name)
     for module in (
@@ -52,7 +54,7 @@ def test_lines_do_what_the_function_does(data, recipe):
         x, y = x[:24], y[:24]
     model, note, _ = recipe.fit(x, y, progress=False)
     names = {**NAMES, "x": x, "y": y}
-    script = script_of(recipe, Path("a.csv"), 4000, 0, "0.1.0", False)
+    script = script_of(recipe, TABLE, TABLE.data, "0.1.0", False)
     fit = script[script.index("test_x, test_y") :].partition("\n")[2].partition("print(")[0]
     exec(fit, names)
     same = names["model"].state_dict()
@@ -109,7 +111,7 @@ def test_the_rational_quadratic_does_not_end_below_the_rbf_that_it_contains(d, n
 def test_no_limit_of_steps_ends_a_fit_unless_it_is_asked_for():
     x, y = curved_data(16, 40, 3)
     for name in ("rbf", "rq"):
-        assert "steps" not in script_of(Recipe(name), Path("a.csv"), 4000, 0, "0.1.0", False)
+        assert "steps" not in script_of(Recipe(name), TABLE, TABLE.data, "0.1.0", False)
         assert Recipe(name).fit(x, y, progress=False).note == ""
 
 
@@ -133,7 +135,8 @@ def test_names_and_numbers_are_checked():
 @pytest.mark.parametrize("one_thread", [True, False])
 @pytest.mark.parametrize("model", MODELS)
 def test_scripts_are_short_and_import_what_they_use(tmp_path, model, one_thread):
-    text = script_of(Recipe(model), tmp_path / "a 'b' \"c\".csv", 4000, 0, "0.1.0", one_thread)
+    path = tmp_path / "a 'b' \"c\".csv"
+    text = script_of(Recipe(model), replace(TABLE, time_column="'t'"), path, "0.1.0", one_thread)
     lines = text.splitlines()
     assert len(lines) < 60
     assert max(map(len, lines)) <= 100 + len(str(tmp_path))

@@ -94,7 +94,8 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     "cli.tables.fit_encoding": lambda: dict(
         table=table(), target="y", drop=("a",), categories=("b",)),
     "cli.tables.read_table": lambda: dict(path="no such table.csv", missing=("-",)),
-    "cli.tables.split_rows": lambda: dict(targets=normal(30)),
+    "cli.tables.read_times": lambda: dict(table=table(), column="a"),
+    "cli.tables.split_rows": lambda: dict(targets=normal(30), times=normal(30, seed=1)),
     "conditioning.HeldOut": lambda: dict(
         blocks=(here(torch.tensor([0, 2])), here(torch.tensor([5])))),
     "conditioning.KFold": lambda: dict(n_splits=3, seed=0),

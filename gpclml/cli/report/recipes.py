@@ -27,6 +27,8 @@ from gpclml.models import GPRegression
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+    from gpclml.cli.options import TableOptions
+
 __all__ = [
     "DESCRIPTIONS",
     "MODELS",
@@ -259,7 +261,7 @@ def rendered(template: str, **values: object) -> str:
 
 
 def script_of(
-    recipe: Recipe, data: Path, most_rows: int, split_seed: int, version: str, one_thread: bool
+    recipe: Recipe, table: TableOptions, data: Path, version: str, one_thread: bool
 ) -> str:
     """The text of a Python file that rebuilds a model of a report.
 
@@ -269,8 +271,8 @@ def script_of(
     """
     steps = "" if recipe.most_steps is None else f", steps={recipe.most_steps}"
     return rendered(
-        "model.py.jinja", recipe=recipe, data=str(data), most_rows=most_rows, version=version,
-        split_seed=split_seed, one_thread=one_thread, steps=steps,
+        "model.py.jinja", recipe=recipe, data=str(data), most_rows=table.rows, version=version,
+        split_seed=table.seed, time_column=table.time_column, one_thread=one_thread, steps=steps,
     )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 from gpclml.cli.tables.encoding import EncodedRows, TableEncoding, fit_encoding
 from gpclml.cli.tables.reading import read_table
-from gpclml.cli.tables.rows import split_rows
+from gpclml.cli.tables.rows import read_times, split_rows
 from gpclml.datasets.columns import CategoryColumn, NumberColumn
 
 __all__ = [
@@ -12,5 +12,6 @@ __all__ = [
     "TableEncoding",
     "fit_encoding",
     "read_table",
+    "read_times",
     "split_rows",
 ]

@@ -35,7 +35,8 @@ def data_notes(
         encoding: How columns became inputs.
         train: Inputs ``(n, d)`` and targets ``(n,)`` of the training rows.
         repeated: Which test rows :func:`repeated_rows` says repeat a training row, ``(t,)``.
-        all_y: Targets of all rows in the order of the file, NaN where missing.
+        all_y: Targets of all rows in the order of the file, NaN where missing; none where the test
+            rows are the latest.
     """
     said: list[str] = []
     if encoding.left_out:
@@ -150,7 +151,7 @@ def _order_notes(target: str, y: Tensor) -> Iterator[str]:
         yield (
             f"Neighbouring rows have similar targets (correlation {correlation:.2f} of {target!r} "
             "with the row before). If rows are in order of time or in groups, test rows drawn at "
-            "random are easier than rows to come."
+            "random are easier than rows to come: name a column that orders them, --time-column."
         )
 
 

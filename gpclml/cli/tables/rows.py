@@ -16,9 +16,10 @@ from gpclml.errors import ArgumentError, UnknownNameError
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["num_test_rows", "read_targets", "split_rows", "subset_rows"]
+__all__ = ["num_test_rows", "read_targets", "read_times", "split_rows", "subset_rows"]
 
-_LEAST_ROWS = 25  # with a target: 20 to train on and 5 to test on
+_LEAST_TRAINED, _LEAST_TESTED = 20, 5
+_LEAST_ROWS = _LEAST_TRAINED + _LEAST_TESTED
 
 
 def read_targets(table: pandas.DataFrame, target: str) -> Tensor:
@@ -47,6 +48,31 @@ def read_targets(table: pandas.DataFrame, target: str) -> Tensor:
     return numbers
 
 
+@checked
+def read_times(table: pandas.DataFrame, column: str | None) -> Tensor | None:
+    """When each row was: dates as days since 1970, numbers as they are, NaN where missing.
+
+    Args:
+        table: The rows.
+        column: Name of a column of dates or numbers; None gives None.
+
+    Raises:
+        UnknownNameError: There is no such column.
+        ArgumentError: The column has other values.
+    """
+    if column is None:
+        return None
+    if column not in table.columns:
+        raise UnknownNameError("time_column", column, map(str, table.columns))
+    values = column_of(table, column)
+    kind = kind_of(values)
+    if kind not in ("date", "number"):
+        got = f"{column!r}, a column of {_PLURALS.get(kind, 'no values')}"
+        suggestion = "Write dates as 2024-05-31, or name a column of years or of numbered days."
+        raise ArgumentError("time_column", got, "a column of dates or numbers", suggestion)
+    return torch.from_numpy(np.array(numbers_of(values, kind)))
+
+
 def _columns_of_numbers(table: pandas.DataFrame) -> str:
     names = list(map(str, table.select_dtypes("number", exclude="timedelta").columns))
     if not names:
@@ -67,31 +93,40 @@ def num_test_rows(count: int) -> int:
     return min(round(_SHARE * count), _MOST_TESTED)
 
 
-@checked(targets="float (n,)")
-def split_rows(targets: Tensor, seed: int = 0, most_rows: int = 4000) -> TrainTestSplit:
-    """Splits the rows that have a target at random into training and test rows.
+@checked(targets="float (n,)", times="float (n,)")
+def split_rows(
+    targets: Tensor, seed: int = 0, most_rows: int = 4000, times: Tensor | None = None
+) -> TrainTestSplit:
+    """Splits the rows that have a target into training and test rows, at random or by time.
 
     A fifth of the rows, and 1000 at most, are test rows; the others are training rows. If that
     makes more than ``most_rows`` training rows, there are ``most_rows`` of them and all others are
     test rows.
 
+    With times the test rows are the latest, with all that are as late as the first of them. The
+    training rows are earlier, the latest ``most_rows`` of those if there are more.
+
     Args:
         targets: Targets of all rows, NaN where missing, ``(n,)``.
-        seed: Seed of the split.
+        seed: Seed of a random split.
         most_rows: Largest number of training rows.
+        times: Times of all rows, NaN where missing, ``(n,)``; None for a random split.
 
     Returns:
         Row numbers, each part in ascending order.
 
     Raises:
-        ArgumentError: ``most_rows`` is below 20, or every target is missing.
+        ArgumentError: ``most_rows`` is below 20, every target is missing, or the times leave
+            fewer than 20 rows to train on or five to test on.
     """
-    if most_rows < 20:
-        raise ArgumentError("most_rows", most_rows, "at least 20")
-    observed = (~targets.isnan()).nonzero()[:, 0]
+    if most_rows < _LEAST_TRAINED:
+        raise ArgumentError("most_rows", most_rows, f"at least {_LEAST_TRAINED}")
+    observed = _observed(targets, times)
     count = len(observed)
     if count == 0:
         raise ArgumentError("targets", "none that is not missing", "at least one")
+    if times is not None:
+        return _latest_apart(observed, times[observed], most_rows)
     tested = max(num_test_rows(count), count - most_rows)
     parts = split(count, seed, tested / count)
     return TrainTestSplit(
@@ -99,9 +134,32 @@ def split_rows(targets: Tensor, seed: int = 0, most_rows: int = 4000) -> TrainTe
     )
 
 
-def subset_rows(targets: Tensor, seed: int = 0, most_rows: int = 4000) -> Tensor:
-    """All rows that have a target, or a random choice if there are more than ``most_rows``."""
-    observed = (~targets.isnan()).nonzero()[:, 0]
+def _latest_apart(rows: Tensor, times: Tensor, most_rows: int) -> TrainTestSplit:
+    first = times.sort().values[-num_test_rows(len(rows)) :][0]
+    for is_late in (times >= first, times > first):
+        early, late = rows[~is_late], rows[is_late]
+        if len(early) >= _LEAST_TRAINED and len(late) >= _LEAST_TESTED:
+            latest = times[~is_late].argsort(stable=True)[-most_rows:]
+            return TrainTestSplit(train=early[latest.sort().values], test=late)
+    got = f"{len(times.unique())} different times in {len(rows)} rows"
+    expected = f"{_LEAST_TRAINED} rows before the latest {_LEAST_TESTED}"
+    raise ArgumentError("time_column", got, expected, "Name a finer one, or leave it out.")
+
+
+def _observed(targets: Tensor, times: Tensor | None) -> Tensor:
+    """Numbers of the rows that have a target, and a time if there are times."""
+    lacking = targets.isnan() if times is None else targets.isnan() | times.isnan()
+    return (~lacking).nonzero()[:, 0]
+
+
+def subset_rows(
+    targets: Tensor, seed: int = 0, most_rows: int = 4000, times: Tensor | None = None
+) -> Tensor:
+    """All rows that have a target; of more than ``most_rows`` a random choice or the latest."""
+    observed = _observed(targets, times)
     if len(observed) <= most_rows:
         return observed
+    if times is not None:
+        latest = times[observed].argsort(stable=True)[-most_rows:]
+        return observed[latest.sort().values]
     return subset(observed, most_rows, seed).sort().values
