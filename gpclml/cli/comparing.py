@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, cast
 
 import typer
 from gpytorch.models import ExactGP
+from torch import Tensor
 
 from gpclml.cli.fitting import (
     check_size,
@@ -23,8 +25,11 @@ from gpclml.cli.folders import WorkFolder, open_work_folder
 from gpclml.cli.options import RunOptions, check_encodable
 from gpclml.cli.records import REPORT
 from gpclml.cli.report import PredictionScores, Recipe, predicted, prediction_scores
+from gpclml.cli.report.columns import column_effects, noise_of
 from gpclml.cli.report.page import Report, page_of, report_text
+from gpclml.cli.report.predictions import choose
 from gpclml.cli.report.recipes import MODELS, NO_FEATURES, package_versions, script_of
+from gpclml.cli.report.words import figure
 from gpclml.cli.saved_models import (
     SavedModel,
     add_named_model,
@@ -41,7 +46,7 @@ from gpclml.cli.terminal import (
     tell,
     warned,
 )
-from gpclml.cli.yardsticks import yardsticks
+from gpclml.cli.yardsticks import Yardsticks, yardsticks
 from gpclml.errors import UnknownNameError
 from gpclml.evaluation import log_marginal_likelihood, score_models
 from gpclml.models import GPRegression
@@ -83,10 +88,10 @@ def compare_table(options: RunOptions, quiet: bool = False) -> Report:
         try:
             with threads_for(len(data.train[1])):
                 saved, failures = _fit_all(recipes, data, work, quiet)
-                others, said = yardsticks(data.train, data.test, options.table.seed)
-                for sentence in () if quiet else said:
-                    tell(sentence)
-                said = (*notes, *failures, *said)
+                seed, with_line = options.table.seed, "linear" not in saved
+                others = yardsticks(data.train, data.test, seed, with_line)
+                tell(*others.failures)
+                said = (*notes, *failures, *others.failures)
                 report = make_report(options, data, saved, said, shows_progress(quiet), others)
             work.publish(add_report(work, report))
         except BaseException as error:
@@ -161,21 +166,33 @@ def make_report(
     saved: Mapping[str, SavedModel],
     notes: tuple[str, ...],
     progress: bool,
-    others: Mapping[str, PredictionScores] | None = None,
+    others: Yardsticks,
 ) -> Report:
-    """Scores fitted models on the training rows and on the test rows."""
+    """Scores fitted models on the training rows and on the test rows, and chooses one."""
+    seed = options.table.seed
     with warned() as said:
         saved, left_out = _without_copies(saved)
         models = {name: _gp(one) for name, one in saved.items()}
         problems = {name: one.fitted.problem for name, one in saved.items()}
-        comparison = score_models(
-            models, seed=options.table.seed, problems=problems, progress=progress
-        )
+        comparison = score_models(models, seed=seed, problems=problems, progress=progress)
         predictions, failures = _predictions(comparison.models, data, progress)
+        scores = {**predictions, **others.scores}
+        choice = choose(predictions, scores)
+        model = models.get(choice.name)
+        means = others.predictors[choice.name] if model is None else partial(_means, model)
+        effects = column_effects(means, data.encoding, data.test, seed)
+        noise = noise_of(models[str(comparison.table.index[0])])
     fitted = {name: saved[name].fitted for name in comparison.models}
-    notes = (*data.notes, *notes, *left_out, *failures, *said)
+    notes = (*data.notes, *notes, *left_out, *failures, *_of_new_rows(scores, data.repeated), *said)
     made = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
-    return Report(options, data, comparison, predictions, fitted, notes, made, others or {})
+    return Report(
+        options, data, comparison, predictions, others.scores, choice, effects, noise, fitted,
+        notes, made,
+    )  # fmt: skip
+
+
+def _means(model: GPRegression, x: Tensor) -> Tensor:
+    return predicted(model, x)[0]
 
 
 def _gp(saved: SavedModel) -> GPRegression:
@@ -196,41 +213,48 @@ def _without_copies(
         return saved, []
     if abs(one - other) > _SAME * max(1.0, abs(other)):
         return saved, []  # fitted by another objective, or not to the end
-    said = f"deep is the model rbf here, and no row of its own. {deep.fitted.note}"
+    said = f"deep is the same as rbf here, and not shown. {deep.fitted.note}"
     return {name: model for name, model in saved.items() if model is not deep}, [said]
 
 
 def _predictions(
     models: Mapping[str, ExactGP], data: TableData, progress: bool
 ) -> tuple[dict[str, PredictionScores], list[str]]:
-    """Scores on the test rows, and sentences on those of new rows and on failures."""
+    """Scores on the test rows, and sentences on failures."""
     x, y = data.test
-    is_new = ~data.repeated
     found: dict[str, PredictionScores] = {}
-    failures, of_new = [], []
+    failures = []
     for name, model in models.items():
         try:
             assert isinstance(model, GPRegression)
-            mean, deviation = predicted(model, x, progress)
-            found[name] = prediction_scores(y, mean, deviation)
-            if 1 < int(is_new.sum()) < len(y):
-                new = prediction_scores(y[is_new], mean[is_new], deviation[is_new])
-                of_new.append(f"{name} RMSE {new.rmse:.4g}, NLL {new.nll:.3f}")
+            found[name] = prediction_scores(y, *predicted(model, x, progress))
         except Exception as error:
             found[name] = PredictionScores.missing(len(y))
             failures.append(f"{name} could not predict the test rows: {error_text(error)}")
     if len(failures) == len(models):
         raise FitError(" ".join(failures))
-    if of_new:
-        rows = f"On the {int(is_new.sum())} test rows that repeat no training row"
-        failures.append(f"{rows}: {'; '.join(of_new)}.")
     return found, failures
+
+
+def _of_new_rows(scores: Mapping[str, PredictionScores], repeated: Tensor) -> Iterator[str]:
+    """A sentence on the errors in test rows that repeat no training row, where some do."""
+    is_new = ~repeated
+    if 1 < int(is_new.sum()) < len(is_new):
+        errors = [
+            f"{name} {figure(float(one.squares[is_new].mean().sqrt()))}"
+            for name, one in scores.items()
+            if not one.is_missing
+        ]
+        yield (
+            f"On the {int(is_new.sum())} test rows that repeat no training row the typical error "
+            f"is: {', '.join(errors)}."
+        )
 
 
 def add_report(work: WorkFolder, report: Report) -> dict[str, Any]:
     """Writes page, encoding and Python file to a work folder; gives the content of its record."""
     options, versions = report.options, package_versions()
-    recipe, data = report.fitted[report.chosen].recipe, options.table.data
+    recipe, data = report.fitted[report.first].recipe, options.table.data
     one_thread = one_thread_serves(len(report.comparison.targets))
     script = script_of(recipe, options.table, data.absolute(), versions["gpclml"], one_thread)
     work.add_text("index.html", page_of(report))
@@ -240,12 +264,15 @@ def add_report(work: WorkFolder, report: Report) -> dict[str, Any]:
         "command": options.command("compare"),
         "data": str(data),
         "sha256": report.data.sha256,
-        "chosen": report.chosen,
+        "chosen": report.first,
+        "recommended": report.choice.name,
         "models": {
             str(name): {**_numbers(line.to_dict()), **_test_scores(report.predictions[str(name)])}
             for name, line in report.comparison.table.iterrows()
         },
         "others": {name: _test_scores(scores) for name, scores in report.others.items()},
+        "columns": [one._asdict() for one in report.effects],
+        "noise": report.noise,
         "fitted": {name: asdict(one) for name, one in report.fitted.items()},
         "sentences": list(report.comparison.sentences),
         "notes": list(report.notes),
@@ -263,5 +290,7 @@ def _numbers(line: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _test_scores(scores: PredictionScores) -> dict[str, Any]:
-    names = "rmse", "rmse_se", "nll", "nll_se", "coverage", "coverage_se"
+    names = (
+        "rmse", "rmse_se", "nll", "nll_se", "coverage", "coverage_se", "median_error", "width",
+    )  # fmt: skip
     return _numbers({f"test_{name}": getattr(scores, name) for name in names})

@@ -21,7 +21,7 @@ from gpclml.cli.report.predictions import (
     half_width,
     scores_of,
 )
-from gpclml.cli.report.words import percent
+from gpclml.cli.report.words import figure, percent
 from gpclml.cli.saved_models import SavedModel, load_model
 from gpclml.cli.tables import read_table
 from gpclml.cli.terminal import shows_progress, tell
@@ -82,11 +82,11 @@ def _predicted(model: GPRegression | StackedGP, x: Tensor, progress: bool) -> _P
         lower, upper = stack.interval(PREDICTED_SHARE)
 
         def scores(targets: Tensor, known: Tensor) -> PredictionScores:
-            inside = (lower[known] <= targets) & (targets <= upper[known])
             filled = stack.mean.clone()  # a density for each row, of which those are used
             filled[known] = targets
             densities = stack.log_density(filled)[known]
-            return scores_of((targets - stack.mean[known]).square(), densities, inside.to(targets))
+            interval = lower[known], upper[known]
+            return scores_of(targets, stack.mean[known], densities, interval)
 
         return _Predicted((stack.mean, stack.std, lower, upper), scores)
     if isinstance(model, StackedGP):
@@ -148,6 +148,7 @@ def _tell_scores(
             tell(f"No scores: values of {target} are too far from the predictions to be squared.")
             return
         tell(
-            f"The table has {target} in {int(known.sum())} of these rows: RMSE {scores.rmse:.4g}, "
-            f"NLL {scores.nll:.3f}, {percent(scores.coverage)} in the 90 % intervals."
+            f"The table has {target} in {int(known.sum())} of these rows: typical error (RMSE) "
+            f"{figure(scores.rmse)}, {percent(scores.coverage)} in their 90 % intervals, negative "
+            f"log density (NLL) {scores.nll:.3f} a row."
         )

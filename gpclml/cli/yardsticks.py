@@ -1,6 +1,10 @@
-"""What else predicts the test rows: the stack of GPs, a tree ensemble and the mean."""
+"""What else predicts the test rows: the stack of GPs, a tree ensemble, a line and the mean."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -8,80 +12,75 @@ from torch import Tensor
 from gpclml.cli.report.predictions import PREDICTED_SHARE, PredictionScores, scores_of
 from gpclml.cli.terminal import error_text
 from gpclml.estimators import StackedGP
-from gpclml.evaluation import paired_difference
 
-__all__ = ["YARDSTICKS", "yardsticks"]
+__all__ = ["YARDSTICKS", "Yardsticks", "yardsticks"]
 
 YARDSTICKS = {
-    "stack": "a calibrated mixture of GPs (gpclml.StackedGP).",
-    "trees": "a tree ensemble (HistGradientBoostingRegressor of scikit-learn).",
-    "mean": "the mean of the training rows.",
+    "stack": "a calibrated mixture of several Gaussian processes",
+    "trees": "a tree ensemble (HistGradientBoostingRegressor of scikit-learn)",
+    "linear": "linear regression (RidgeCV of scikit-learn), which gives no intervals",
+    "mean": "always the mean of the training rows, whatever the inputs",
 }
 """What beside the models predicts the test rows."""
 
 _MOST_ROWS = 2000  # of the stack, which fits seven models
-_CLEAR = 2.0  # standard errors
+
+Rows = tuple[Tensor, Tensor]
 
 
-def yardsticks(
-    train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], seed: int
-) -> tuple[dict[str, PredictionScores], list[str]]:
-    """How well the stack, a tree ensemble and the mean predict the test rows.
+@dataclass
+class Yardsticks:
+    """Scores of the test rows, what predicts means at inputs, and sentences on what failed."""
+
+    scores: dict[str, PredictionScores] = field(default_factory=dict)
+    predictors: dict[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+
+
+def yardsticks(train: Rows, test: Rows, seed: int, with_line: bool = False) -> Yardsticks:
+    """How well the stack, a tree ensemble, a line and the mean predict the test rows.
 
     Args:
         train: Inputs ``(n, d)`` and targets ``(n,)``.
         test: The same of the test rows.
         seed: Seed of the stack and the trees.
+        with_line: Whether to have the line, which the model ``"linear"`` makes superfluous.
 
     Returns:
-        Scores of ``"stack"``, ``"trees"`` and ``"mean"``, the last two without densities; and
-        sentences on what failed, where the trees are clearly better than the stack, and where the
-        stack is no better than the mean.
+        Those of ``"stack"``, ``"trees"``, ``"linear"`` and ``"mean"``, of which the last three have
+        no intervals.
     """
+    from sklearn.ensemble import HistGradientBoostingRegressor
+    from sklearn.linear_model import RidgeCV
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
     x, y = test
-    errors: dict[str, Tensor] = {}
-    scores: dict[str, PredictionScores] = {}
-    said: list[str] = []
+    found = Yardsticks()
     if len(train[1]) <= _MOST_ROWS:
         try:
-            prediction = StackedGP(seed=seed).fit(*train, progress=False).predict(x)
-            errors["stack"] = (y - prediction.mean).square()
-            lower, upper = prediction.interval(PREDICTED_SHARE)
-            inside = ((lower <= y) & (y <= upper)).to(y)
-            scores["stack"] = scores_of(errors["stack"], prediction.log_density(y), inside)
+            stack = StackedGP(seed=seed).fit(*train, progress=False)
+            prediction = stack.predict(x)
+            densities, interval = prediction.log_density(y), prediction.interval(PREDICTED_SHARE)
+            found.scores["stack"] = scores_of(y, prediction.mean, densities, interval)
+            found.predictors["stack"] = lambda x: stack.predict(x).mean
         except Exception as error:
-            said.append(f"The mixture of GPs failed ({error_text(error)}).")
-    try:
-        errors["trees"] = (y - _of_trees(train, x, seed)).square()
-        scores["trees"] = scores_of(errors["trees"])
-    except Exception as error:
-        said.append(f"The tree ensemble failed ({error_text(error)}).")
-    errors["mean"] = (y - train[1].mean()).square()
-    scores["mean"] = scores_of(errors["mean"])
-    return scores, [*said, *_comparisons(errors)]
+            found.failures.append(f"stack failed ({error_text(error)}).")
+    others: dict[str, Any] = {"trees": HistGradientBoostingRegressor(random_state=seed % 2**32)}
+    if with_line:
+        alphas = torch.logspace(-4, 4, 17).tolist()
+        others["linear"] = make_pipeline(StandardScaler(), RidgeCV(alphas=alphas))
+    for name, model in others.items():
+        try:
+            model.fit(train[0].numpy(), train[1].numpy())
+            predict = _tensors_of(model.predict)
+            found.scores[name] = scores_of(y, predict(x))
+            found.predictors[name] = predict
+        except Exception as error:
+            found.failures.append(f"{name} failed ({error_text(error)}).")
+    found.scores["mean"] = scores_of(y, train[1].mean().expand(len(y)))
+    return found
 
 
-def _of_trees(train: tuple[Tensor, Tensor], x: Tensor, seed: int) -> Tensor:
-    from sklearn.ensemble import HistGradientBoostingRegressor
-
-    trees = HistGradientBoostingRegressor(random_state=seed % 2**32)
-    trees.fit(train[0].numpy(), train[1].numpy())
-    return torch.as_tensor(trees.predict(x.numpy())).to(x)
-
-
-def _comparisons(errors: dict[str, Tensor]) -> list[str]:
-    said = []
-    if "stack" in errors and "trees" in errors:
-        # Of squared errors: positive where the stack's are larger.
-        difference = paired_difference(errors["stack"], errors["trees"])
-        if difference.value > _CLEAR * difference.standard_error:
-            said.append(
-                "The tree ensemble predicts the test rows clearly better than the mixture of GPs: "
-                "for these data trees may be the better choice."
-            )
-    if "stack" in errors and float(errors["stack"].mean()) >= float(errors["mean"].mean()):
-        said.append(
-            "The mixture of GPs predicts the test rows no better than the mean of the training "
-            "rows: the inputs may say nothing of the target."
-        )
-    return said
+def _tensors_of(predict: Callable) -> Callable[[Tensor], Tensor]:
+    return lambda x: torch.as_tensor(predict(x.numpy())).to(x)

@@ -15,6 +15,7 @@ import torch
 
 from gpclml.cli.fitting import threads_for
 from gpclml.cli.report import Recipe, predicted, prediction_scores
+from gpclml.cli.report.words import figure
 from gpclml.cli.saved_models import load_model
 from gpclml.cli.tables import fit_encoding, read_table, split_rows
 from gpclml.cli.tables.rows import read_targets
@@ -26,16 +27,22 @@ def record(report):
     return json.loads((report[0] / "report.json").read_text())
 
 
-def test_it_prints_the_table_and_what_it_says(report, record):
+def test_it_prints_the_answer_the_table_and_where_the_page_is(report, record):
     folder, result = report
     lines = result.stdout.splitlines()
-    assert lines[0].split()[:4] == ["model", "LML", "CLML", "LOO"]
-    assert lines[1].startswith(record["chosen"])
-    assert f"Report: {folder / 'index.html'}" in lines
+    name, scores = record["recommended"], {**record["models"], **record["others"]}
+    assert lines[0] == f"To predict progression, use {name}."
+    rows = [line.split()[0] for line in lines[4 : 4 + len(scores)]]
+    assert rows[0] == name
+    errors = [scores[row]["test_rmse"] for row in rows[1:]]
+    assert errors == sorted(errors)
+    assert set(rows) == set(scores) == {"linear", "rbf", "stack", "trees", "mean"}
+    assert f"Report: {folder / 'index.html'}" == lines[-1]
+    assert len(lines) < 18
     assert "\N{MINUS SIGN}" not in result.stdout
-    for sentence in record["sentences"]:
-        assert sentence in result.stdout
-    assert "On 26 test rows, which no choice used" in result.stdout
+    assert "On the 26 test rows, which no fit has seen, its typical error is" in result.stdout
+    assert f" {figure(scores[name]['test_rmse'])}, where the mean has " in result.stdout
+    assert f"rows with the same inputs scatter by {figure(record['noise'])}" in result.stdout
 
 
 def test_it_tells_what_was_done_to_rows_and_columns(report, record):
@@ -183,6 +190,6 @@ def test_a_deep_kernel_that_is_the_rbf_gp_is_one_row_with_it(csv, gpclml, tmp_pa
     gpclml("compare", csv, "--target", "progression", "--models", "rbf,deep", "--out", out)
     record = json.loads((out / "report.json").read_text())
     assert list(record["models"]) == ["rbf"]
-    (said,) = [note for note in record["notes"] if note.startswith("deep is the model rbf here")]
-    assert "Held-out folds support no learned features" in said
+    (said,) = [note for note in record["notes"] if note.startswith("deep is the same as rbf here")]
+    assert "Learned features do not help" in said
     assert load_model(out / "models" / "deep").fitted.recipe.model == "deep"

@@ -55,7 +55,7 @@ def test_predictions_are_those_in_memory(csv, gpclml, tmp_path, fitted, name):
     np.testing.assert_allclose(written["lower_90"], mean - half, rtol=1e-9)
     np.testing.assert_allclose(written["upper_90"], mean + half, rtol=1e-9)
     assert "130 of 130 rows predicted" in result.stderr
-    assert "The table has progression in 129 of these rows: RMSE" in result.stderr
+    assert "The table has progression in 129 of these rows: typical error (RMSE) " in result.stderr
 
 
 def test_a_stack_is_fitted_unless_a_model_is_named(csv, gpclml, tmp_path):
@@ -81,7 +81,7 @@ def test_a_stack_is_fitted_unless_a_model_is_named(csv, gpclml, tmp_path):
     targets = table["progression"].to_numpy()
     filled = torch.tensor(np.where(known, targets, 0.0))
     nll = -float(expected.log_density(filled)[torch.tensor(known)].mean())
-    assert f"NLL {nll:.3f}" in result.stderr
+    assert f"(NLL) {nll:.3f} a row" in result.stderr
 
 
 def test_a_stack_has_no_other_objective_and_is_compared_with_itself_alone(csv, gpclml, tmp_path):

@@ -62,7 +62,7 @@ def test_lines_do_what_the_function_does(data, recipe):
     for name, value in model.state_dict().items():
         assert torch.equal(value, same[name]), name
     assert note == "" or note.endswith(".")
-    assert ("Held-out folds support" in note) == (recipe.model == "deep")
+    assert ("on held-out rows" in note) == (recipe.model == "deep")
     if recipe.model == "deep" or recipe.objective != "lml":
         return
     start, *_ = replace(recipe, steps=1, restarts=0).fit(x, y, progress=False)

@@ -61,7 +61,7 @@ def test_it_is_well_formed_and_asks_for_nothing(page, html):
         value for _, attributes in page.tags for name, value in attributes.items()
         if name in ("src", "href", "srcset", "action", "data")
     ]  # fmt: skip
-    assert len(addresses) == 6  # three figures, light and dark
+    assert len(addresses) == 8  # four figures, light and dark
     assert all(address.startswith("data:image/png;base64,") for address in addresses)
     rest = re.sub(r"data:image/png;base64,[A-Za-z0-9+/=]+", "", html)
     assert len(rest) < 30_000
@@ -110,9 +110,42 @@ def test_it_has_the_answer_the_table_and_how_it_was_made(page, record):
         assert f"{name} {version}" in text
     assert "left out: the same value in all rows" in text  # clinic
     assert "left out: 103 different texts, more than 20" in text  # patient
-    assert "test RMSE" in text
     assert "gpclml fit" in text
-    assert f"--model {record['chosen']}" in text
+    assert f"--model {record['recommended']}" in text
+
+
+def test_the_answer_and_the_test_scores_come_first(page, html, record):
+    name, count = record["recommended"], len(record["models"]) + len(record["others"])
+    headings = [html.index(f"<h2>{title}") for title in (
+        "How well", "Which columns", "What to know", "Use it", "For specialists", "How columns",
+        "How this page",
+    )]  # fmt: skip
+    assert headings == sorted(headings)
+    assert html.index(f"<h1>To predict progression, use {name}.</h1>") < headings[0]
+    table = html[headings[0] : headings[1]]
+    assert table.count('<th scope="row">') == count
+    assert f'<tr class="chosen"><th scope="row">{name}</th>' in table
+    assert html.index('alt="Predictions of ') < headings[0]
+    assert headings[4] < html.index("LOO less first")
+
+
+def test_every_column_of_figures_has_a_key(html):
+    """Terms of the lists of keys, and headers of the tables of figures."""
+    keys = {text for part in html.split("<dl>")[1:] for text in re.findall("<dt>(.*?)</dt>", part)}
+    tables = re.findall(r'<table class="numbers (?:tests|wide)">\s*<thead>(.*?)</thead>', html)
+    headers = {text for head in tables for text in re.findall('<th scope="col">(.*?)</th>', head)}
+    assert len(tables) == 2
+    assert headers - {"model"} <= keys
+    models = set(re.findall('<th scope="row">(.*?)</th>', html.partition("<h2>Which")[0]))
+    assert models <= keys
+
+
+def test_columns_that_matter_have_bars(html, record):
+    part = html.partition("<h2>Which columns matter")[2].partition("<h2>")[0]
+    widths = [int(width) for width in re.findall(r"width: (\d+)%", part)]
+    assert len(widths) == len(record["columns"])
+    assert widths[0] == 100
+    assert widths == sorted(widths, reverse=True)
 
 
 def test_it_reads_well_on_any_screen(page, html):

@@ -1,4 +1,4 @@
-"""Scores of predictions, and which model each criterion chooses."""
+"""Scores of predictions, the model that is chosen, and what is said of it."""
 
 from __future__ import annotations
 
@@ -6,14 +6,23 @@ import math
 from dataclasses import replace
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from scipy.stats import norm
 
 from gpclml.cli.report import predicted as predictions_of
 from gpclml.cli.report import prediction_scores
-from gpclml.cli.report.predictions import best_on_test, lead_of_best
-from gpclml.cli.report.words import answer, choice_rows, headline
+from gpclml.cli.report.columns import column_effects, noise_of
+from gpclml.cli.report.predictions import PredictionScores, choose, scores_of
+from gpclml.cli.report.words import (
+    answer,
+    columns_in_words,
+    criteria_in_words,
+    figure,
+    headline,
+)
+from gpclml.cli.tables import fit_encoding
 from gpclml.errors import ShapeError
 from gpclml.evaluation import score_models
 from gpclml.inference import posterior
@@ -115,40 +124,134 @@ def compared(data):
     return comparison, scores
 
 
-def test_all_choose_the_good_model_and_it_is_said(compared):
-    comparison, scores = compared
-    assert best_on_test(scores) == "good"
-    chosen = [(name, cells[0][0], cells[-1][0]) for name, cells in choice_rows(*compared)]
-    assert chosen == [(name, "good", "the same") for name in ("LML", "CLML", "LOO")]
-    said = headline(comparison, "price")
-    assert said == "good ranks first for price, and all three criteria agree."
-    assert "They prefer good too." in answer(comparison, scores)
-    assert f"off by {scores['good'].rmse:.4g}" in answer(comparison, scores)
+def test_that_all_choose_the_good_model_is_said(compared):
+    said = criteria_in_words(compared[0])
+    assert (
+        said == "Of the single Gaussian processes good ranks first, and all three criteria agree."
+    )
 
 
 def test_a_disagreement_is_said(compared):
-    comparison, scores = compared
+    comparison, _ = compared
     bad = replace(comparison.scores["bad"], lml=1e6)
     unclear = replace(comparison, scores={**comparison.scores, "bad": bad}, findings=())
-    assert headline(unclear, "price") == (
-        "good ranks first for price; LML prefers bad, but not clearly."
+    assert criteria_in_words(unclear) == (
+        "Of the single Gaussian processes good ranks first; LML prefers bad, but not clearly."
     )
     warning = type("Warning", (), {"name": "criteria-disagree", "models": ("good", "bad")})
-    assert headline(replace(unclear, findings=(warning,)), "price") == (
-        "The criteria disagree: good ranks first for price, but LML prefers bad."
+    assert criteria_in_words(replace(unclear, findings=(warning,))) == (
+        "The criteria of the single Gaussian processes disagree: good ranks first, but LML prefers "
+        "bad."
     )
-    _, by_lml = choice_rows(unclear, scores)[0]
-    assert by_lml[0][0] == "bad"
-    assert by_lml[-1][0].startswith("good, by ")
-    difference = scores["good"].log_densities - scores["bad"].log_densities
-    assert lead_of_best(scores, "bad").value == pytest.approx(float(difference.sum()))
-    swapped = {"good": scores["bad"], "bad": scores["good"]}
-    assert "They prefer bad, by" in answer(comparison, swapped)
-    assert answer(comparison, swapped).endswith(("clearly.", "not clearly."))
-
-
-def test_one_model_is_not_compared(compared):
-    comparison, scores = compared
     alone = score_models({"good": comparison.models["good"]}, orderings=20)
-    assert "nothing to compare" in headline(alone, "price")
-    assert "prefer" not in answer(alone, {"good": scores["good"]})
+    assert "only Gaussian process that was compared" in criteria_in_words(alone)
+
+
+def normals(targets, off, deviation):
+    """Scores of predictions that are off by so much, up or down, and of one deviation."""
+    signs = torch.arange(len(targets)) % 2 * 2 - 1.0
+    spread = torch.linspace(0.9, 1.1, len(targets), dtype=targets.dtype)
+    means = targets + off * spread * signs
+    return prediction_scores(targets, means, torch.full_like(targets, deviation))
+
+
+@pytest.fixture
+def targets():
+    return torch.linspace(-3, 3, 40, dtype=torch.float64)
+
+
+def test_the_pick_is_used_unless_another_is_clearly_better(targets):
+    mean = scores_of(targets, torch.zeros_like(targets))
+    stack, alike = normals(targets, 0.5, 0.5), normals(targets, 0.5, 0.5)
+    closer, far = normals(targets, 0.4, 0.5), normals(targets, 0.6, 0.5)
+    sure, both = normals(targets, 0.5, 5.0), normals(targets, 0.6, 0.7)
+    assert choose(["rbf"], {"rbf": alike, "stack": stack, "mean": mean}) == (
+        "stack", "stack", True, ("mean",)
+    )  # fmt: skip
+    assert choose(["rbf"], {"rbf": closer, "stack": stack})[:3] == ("rbf", "stack", True)
+    assert choose(["rbf"], {"rbf": far, "stack": stack}).beaten == ("rbf",)
+    # Densities decide where errors do not, and only there.
+    assert choose(["rbf"], {"rbf": alike, "stack": sure}).name == "rbf"
+    assert choose(["rbf"], {"rbf": both, "stack": sure}).name == "stack"
+    trees = scores_of(targets, closer.means)
+    assert choose(["rbf"], {"rbf": stack, "trees": trees, "mean": mean})[:2] == ("trees", "rbf")
+    missing = PredictionScores.missing(len(targets))
+    assert choose(["rq", "rbf"], {"rq": missing, "rbf": stack, "mean": stack}) == (
+        "rbf", "rbf", False, ()
+    )  # fmt: skip
+
+
+def test_the_answer_has_the_figures(targets):
+    mean = scores_of(targets, torch.zeros_like(targets))
+    scores = {
+        "stack": normals(targets, 0.5, 0.5),
+        "linear": normals(targets, 0.5, 0.5),
+        "mean": mean,
+    }
+    choice = choose(["linear"], scores)
+    assert headline(choice, "price") == "To predict price, use stack."
+    said = " ".join(answer(choice, "a mixture", scores, "the 40 test rows"))
+    assert said == (
+        "stack is a mixture. On the 40 test rows its typical error is 0.501, where the mean has "
+        "1.78 and a linear model 0.501. Half of its predictions are off by less than 0.499. Its "
+        "90\N{NO-BREAK SPACE}% intervals are about 1.64 wide and hold 100\N{NO-BREAK SPACE}% of "
+        "the true values, so they are wider than needed. Its errors are clearly smaller than those "
+        "of mean. Between stack and linear the differences may be chance."
+    )
+    scores["trees"] = scores_of(targets, normals(targets, 0.1, 1.0).means)
+    choice = choose(["linear"], scores)
+    said = " ".join(answer(choice, "", scores, "the 40 test rows"))
+    assert "no intervals; if you need them, use stack." in said
+    assert "Before the test the choice was stack; on the test rows trees is clearly better." in said
+    nothing = choose(["linear"], {"linear": mean, "mean": mean})
+    assert "Nothing here predicts price clearly better" in headline(nothing, "price")
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.0, "0"), (math.nan, ""), (56.417, "56.4"), (1234.6, "1235"), (0.012345, "0.0123"),
+        (-7.0, "\N{MINUS SIGN}7.00"), (123456.0, "123456"), (2.5e9, "2.5e+09"),
+        (3e-7, "3e\N{MINUS SIGN}07"),
+    ],
+)  # fmt: skip
+def test_figures_have_three_digits(value, text):
+    assert figure(value) == text
+
+
+def test_effects_are_those_of_shuffled_columns():
+    """The typical error rises by what independent values of the column make of it."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(2000, 3, generator=generator, dtype=torch.float64)
+    groups = ["left" if value < 0.5 else "right" for value in x[:, 2]]
+    table = pandas.DataFrame({"a": x[:, 0], "b": x[:, 1], "side": groups})
+    table["y"] = (
+        3 * table.a
+        + 2.0 * (table.side == "left")
+        + 0.1 * np.random.default_rng(0).normal(size=2000)
+    )
+    encoding = fit_encoding(table, "y")
+    test = encoding.tensors(table)
+
+    def predict(points):
+        places = {name: place for place, name in enumerate(encoding.inputs)}
+        return 3 * points[:, places["a"]] + 2 * points[:, places["side = left"]]
+
+    effects = {one.column: one for one in column_effects(predict, encoding, test, seed=0)}
+    assert list(effects) == ["side", "a", "b"]
+    for column, variance in (("a", 9 / 12), ("side", 1.0)):
+        expected = math.sqrt(2 * variance + 0.01) - 0.1
+        assert effects[column].rise == pytest.approx(expected, rel=0.08)
+        assert effects[column].is_clear
+    assert effects["b"].rise == pytest.approx(0, abs=1e-12)
+    assert not effects["b"].is_clear
+    said = columns_in_words(list(effects.values()))
+    assert said.startswith("The columns that matter most are side (+1.")
+    assert "No single column" in columns_in_words([effects["b"]])
+
+
+def test_noise_is_in_units_of_the_target(data):
+    x, y = data
+    model = GPRegression(x, y)
+    model.likelihood.noise = 0.25
+    assert noise_of(model) == pytest.approx(0.5 * float(y.std()), rel=1e-6)

@@ -80,5 +80,5 @@ def test_a_comparison_gives_the_scores_of_new_rows_too(gpclml, tmp_path):
     assert "test rows are equal to a training row" in result.stderr
     record = json.loads((tmp_path / "out" / "report.json").read_text())
     (said,) = [note for note in record["notes"] if "repeat no training row" in note]
-    new = float(re.search(r"rbf RMSE ([\d.]+)", said)[1])
+    new = float(re.search(r"is: rbf ([\d.]+)", said)[1])
     assert new != pytest.approx(record["models"]["rbf"]["test_rmse"], rel=1e-3)

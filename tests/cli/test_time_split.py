@@ -49,9 +49,7 @@ def test_rows_of_one_time_stay_together():
     times = torch.arange(90).div(9, rounding_mode="floor").double()
     parts = split_rows(torch.zeros(90), times=times)
     assert set(times[parts.test].tolist()) == {8.0, 9.0}
-    times = (torch.arange(90) > 80).double() + (
-        torch.arange(90) > 84
-    )  # 72 to 80 are of the first
+    times = (torch.arange(90) > 80).double() + (torch.arange(90) > 84)  # 72 to 80 are of the first
     parts = split_rows(torch.zeros(90), times=times)
     assert parts.test.tolist() == list(range(81, 90))
 

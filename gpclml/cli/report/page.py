@@ -2,41 +2,41 @@
 
 from __future__ import annotations
 
-import base64
-import io
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
 
 from gpclml._utils.files import printable
 from gpclml.cli.options import RunOptions
-from gpclml.cli.report.predictions import PredictionScores
-from gpclml.cli.report.recipes import DESCRIPTIONS, FittedModel, package_versions, rendered
+from gpclml.cli.report.columns import ColumnEffect
+from gpclml.cli.report.figures import figure_of_test_rows, figures_of_criteria
+from gpclml.cli.report.predictions import Choice, PredictionScores
+from gpclml.cli.report.recipes import (
+    DESCRIPTIONS,
+    MODELS,
+    STACK,
+    FittedModel,
+    Recipe,
+    package_versions,
+    rendered,
+)
 from gpclml.cli.report.words import (
-    MODEL_COLUMNS,
+    CRITERIA_COLUMNS,
+    TEST_COLUMNS,
     answer,
-    choice_rows,
     column_rows,
+    columns_in_words,
+    criteria_in_words,
+    criteria_rows,
+    effect_rows,
     headline,
-    model_rows,
+    noise_in_words,
+    score_rows,
 )
 from gpclml.cli.table_data import TableData
 from gpclml.cli.yardsticks import YARDSTICKS
-from gpclml.evaluation import (
-    CRITERIA,
-    Comparison,
-    plot_calibration,
-    plot_compare,
-    plot_fit,
-    plot_learning_curves,
-)
-from gpclml.evaluation.findings import joined
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+from gpclml.evaluation import Comparison
 
 __all__ = ["Report", "page_of", "report_text"]
 
@@ -50,148 +50,114 @@ class Report:
         data: The table.
         comparison: Comparison of the models on the training rows.
         predictions: Scores on the test rows, by model.
+        others: Scores on the test rows of what is no model of the comparison.
+        choice: The model to use.
+        effects: How much each column matters to the predictions of that model.
+        noise: Standard deviation of the noise of the first-ranked model.
         fitted: How each model was fitted.
         notes: Sentences on rows, columns and models: what was done, and why.
         made: Date and time of the report.
-        others: Scores on the test rows of what is no model of the comparison.
     """
 
     options: RunOptions
     data: TableData
     comparison: Comparison
     predictions: Mapping[str, PredictionScores]
+    others: Mapping[str, PredictionScores]
+    choice: Choice
+    effects: tuple[ColumnEffect, ...]
+    noise: float
     fitted: Mapping[str, FittedModel]
     notes: tuple[str, ...]
     made: str
-    others: Mapping[str, PredictionScores] = field(default_factory=dict)
 
     @property
-    def chosen(self) -> str:
-        """The model that ranks first."""
+    def first(self) -> str:
+        """The model that ranks first, which ``model.py`` rebuilds."""
         return str(self.comparison.table.index[0])
+
+    @property
+    def scores(self) -> Mapping[str, PredictionScores]:
+        """Scores on the test rows of all that predicted them."""
+        return {**self.predictions, **self.others}
+
+    @property
+    def answer(self) -> list[str]:
+        """Sentences on the chosen model."""
+        count, column = len(self.data.test[1]), self.options.table.time_column
+        which = f"{count} test rows, which no fit has seen,"
+        if column is not None:
+            which = f"latest {count} rows by {column}, which no fit has seen,"
+        return answer(self.choice, self.texts[self.choice.name], self.scores, f"the {which}")
+
+    @property
+    def texts(self) -> Mapping[str, str]:
+        """What each model is."""
+        return {**YARDSTICKS, **{name: DESCRIPTIONS[name] for name in self.predictions}}
+
+    @property
+    def columns(self) -> list[str]:
+        """Sentences on the columns that matter, and on the noise."""
+        said = [columns_in_words(self.effects)]
+        if self.noise == self.noise:  # else the model has none that can be told
+            said.append(noise_in_words(self.noise, self.choice, self.scores, self.first))
+        return said
 
 
 def page_of(report: Report) -> str:
     """The page as HTML, with style and figures in it, so that it needs no other file."""
-    comparison, predictions, encoding = report.comparison, report.predictions, report.data.encoding
-    chosen = replace(report.options.recipe, model=report.chosen)
+    comparison, encoding, scores = report.comparison, report.data.encoding, report.scores
+    choice = report.choice
+    fitted = choice.name if choice.name in (*MODELS, STACK) else choice.pick
+    recipe = report.options.recipe
+    if fitted == STACK:  # which has no other objective and no limit of steps
+        recipe = Recipe(STACK, seed=recipe.seed, restarts=recipe.restarts)
+    else:
+        recipe = replace(recipe, model=fitted)
     return rendered(
         "page.html.jinja",
         report=report,
         target=encoding.target,
-        headline=headline(comparison, encoding.target),
-        answer=answer(comparison, predictions),
-        objective=report.options.recipe.objective.upper(),
+        headline=headline(choice, encoding.target),
         num_test=len(report.data.test[1]),
-        descriptions=[
-            (name, text)
-            for known, there in ((DESCRIPTIONS, predictions), (YARDSTICKS, report.others))
-            for name, text in known.items()
-            if name in there
-        ],
-        model_columns=MODEL_COLUMNS,
-        models=model_rows(comparison, predictions, report.fitted, report.others),
-        choices=choice_rows(comparison, predictions),
+        descriptions=[(name, report.texts[name]) for name in scores],
+        test_columns=TEST_COLUMNS,
+        score_rows=score_rows(choice, scores),
+        figure=figure_of_test_rows(choice.name, report.data.test[1], scores[choice.name]),
+        effects=effect_rows(report.effects),
+        criteria=criteria_in_words(comparison),
+        objective=report.options.recipe.objective.upper(),
+        criteria_columns=CRITERIA_COLUMNS,
+        criteria_rows=criteria_rows(comparison, scores, report.fitted),
         columns=column_rows(encoding),
-        fit_command=RunOptions(report.options.table, chosen, Path("model")).command("fit"),
+        fitted=fitted,
+        fit_command=RunOptions(report.options.table, recipe, Path("model")).command("fit"),
         folder=os.getcwd(),
         versions=package_versions(),
-        figures=_figures(comparison, one_input=len(encoding.inputs) == 1),
+        figures=figures_of_criteria(comparison, one_input=len(encoding.inputs) == 1),
     )
 
 
-class PageFigure(NamedTuple):
-    """A figure of a page: what it shows, how to read it, and it for light and dark pages."""
-
-    title: str
-    reading: str
-    light: str
-    dark: str
-
-
-def _figures(comparison: Comparison, one_input: bool) -> list[PageFigure]:
-    count, names = len(comparison.models), list(comparison.models)
-
-    def criteria(axes: NDArray[np.object_]) -> None:
-        for criterion, one in zip(CRITERIA, axes, strict=True):
-            plot_compare(comparison, criterion, ax=one)
-
-    figures = [
-        _drawn(
-            "What the criteria say",
-            "Each panel is a criterion. A dot is the score of a model, less that of the "
-            "first-ranked one, with its standard error; a triangle is the same difference with "
-            "the standard error of paired differences. This criterion prefers a model to the "
-            "first-ranked one if its triangle is clearly to the right of the line.",
-            criteria, 3, 1.2 + 3 * (0.55 + 0.35 * count),
-        ),
-        _drawn(
-            "How the models learn",
-            "Above: how well the next row is predicted from the rows before it (higher is better). "
-            "Below: what a model gains on the first-ranked one in all rows so far. The last value "
-            "is the difference in LML; the rows before the dotted line do not count for the CLML.",
-            lambda axes: plot_learning_curves(comparison, ax=axes), 2, 5.6,
-        ),
-        _drawn(
-            "Whether their intervals hold",
-            "Lines should stay in the grey band. A model whose line is below the band in the lower "
-            "panel, or high at both ends in the upper one, is too sure of its predictions.",
-            lambda axes: plot_calibration(comparison, ax=axes), 2, 5.6,
-        ),
-    ]  # fmt: skip
-    if one_input:
-        figures.append(
-            _drawn(
-                "How they fit the training rows",
-                "Mean and two standard deviations of new observations along the input, a panel for "
-                f"each of {joined(names)}. Dots are rows.",
-                lambda axes: plot_fit(comparison, ax=axes), count, 0.6 + 1.9 * count,
-            )
-        )  # fmt: skip
-    return figures
-
-
-# Letters of 10 points in 5.6 inches are legible on a page 390 pixels wide, and not large on a wide
-# one; 1120 dots are sharp on both.
-_INCHES, _DOTS_PER_INCH = 5.6, 200
-
-
-def _drawn(
-    title: str,
-    reading: str,
-    draw: Callable[[NDArray[np.object_]], object],
-    panels: int,
-    height: float,
-) -> PageFigure:
-    """Draws a figure for light and for dark pages, with no regard to the user's own style."""
-    from matplotlib import rcParamsDefault, style
-    from matplotlib.figure import Figure
-
-    addresses = []
-    for theme in ("default", "dark_background"):
-        with style.context([theme, {"axes.prop_cycle": rcParamsDefault["axes.prop_cycle"]}]):
-            figure = Figure(figsize=(_INCHES, height), layout="constrained")
-            draw(figure.subplots(panels, 1, squeeze=False).ravel())
-            buffer = io.BytesIO()
-            figure.savefig(
-                buffer, format="png", dpi=_DOTS_PER_INCH, transparent=True,
-                metadata={"Software": None},
-            )  # fmt: skip
-        addresses.append(f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}")
-    return PageFigure(title, reading, *addresses)
+_OF_FITS = "fit-failed", "below-contained", "predicts-mean", "not-scored"
 
 
 def report_text(report: Report) -> str:
-    """The table of models and the sentences on it, for a terminal."""
+    """What the page says, for a terminal."""
     import pandas
 
-    rows = model_rows(report.comparison, report.predictions, report.fitted, report.others)
+    rows = score_rows(report.choice, report.scores)
     table = pandas.DataFrame(
         [[f"{text} ± {error}" if error else text for text, error in cells] for _, cells in rows],
-        [name for name, _ in rows], MODEL_COLUMNS,
+        [name for name, _ in rows], TEST_COLUMNS,
     )  # fmt: skip
-    said = headline(report.comparison, printable(report.data.encoding.target))
-    told = answer(report.comparison, report.predictions)
-    shown = table.rename_axis(columns="model").to_string()
-    text = "\n".join([shown, "", said, told, *report.comparison.sentences])
-    return text.replace("\N{MINUS SIGN}", "-")  # code pages of Windows lack it
+    said = [
+        headline(report.choice, printable(report.data.encoding.target)),
+        " ".join(map(printable, report.answer)),
+        "",
+        table.to_string(),
+        "",
+        *map(printable, report.columns),
+        criteria_in_words(report.comparison),
+        *(one.text for one in report.comparison.findings if one.name in _OF_FITS),
+    ]
+    return "\n".join(said).replace("\N{MINUS SIGN}", "-")  # code pages of Windows lack it

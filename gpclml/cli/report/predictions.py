@@ -1,26 +1,28 @@
-"""Scores of predictions of the test rows, and the best model there."""
+"""Scores of predictions of the test rows, and the model to use."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.distributions import Normal
 
 from gpclml._utils.arguments import check_finite, checked
+from gpclml.cli.report.recipes import STACK
 from gpclml.errors import ArgumentError
 from gpclml.evaluation import PairedDifference, paired_difference
 from gpclml.models import GPRegression
 
 __all__ = [
     "PREDICTED_SHARE",
+    "Choice",
     "PredictionScores",
-    "best_on_test",
+    "choose",
     "half_width",
-    "lead_of_best",
     "predicted",
     "prediction_scores",
     "scores_of",
@@ -29,10 +31,14 @@ __all__ = [
 PREDICTED_SHARE = 0.9
 """Share of new observations that should lie in a predicted interval."""
 
+_CLEAR = 2.0  # standard errors
+
 
 @dataclass(frozen=True, eq=False)
 class PredictionScores:
     """Scores of predictions, in the units of the target, with standard errors over rows.
+
+    What predicts no intervals or densities has NaN for them.
 
     Attributes:
         rmse: Root mean squared error.
@@ -41,7 +47,13 @@ class PredictionScores:
         nll_se: Its standard error.
         coverage: Share of targets in their central 90 % intervals.
         coverage_se: Its standard error.
+        median_error: Half of the predictions are off by less.
+        width: Median width of the central 90 % intervals.
+        squares: Squared errors, ``(t,)``.
         log_densities: Log densities of the targets, ``(t,)``.
+        means: Predicted means, ``(t,)``.
+        lower: Lower ends of the 90 % intervals, ``(t,)``.
+        upper: Upper ends, ``(t,)``.
     """
 
     rmse: float
@@ -50,18 +62,29 @@ class PredictionScores:
     nll_se: float
     coverage: float
     coverage_se: float
+    median_error: float
+    width: float
+    squares: Tensor
     log_densities: Tensor
+    means: Tensor
+    lower: Tensor
+    upper: Tensor
 
     @staticmethod
     def missing(count: int) -> PredictionScores:
         """Scores of ``count`` rows that are all NaN, for a model that cannot predict them."""
-        densities = torch.full((count,), math.nan, dtype=torch.float64)
-        return PredictionScores(*[math.nan] * 6, log_densities=densities)
+        none = torch.full((count,), math.nan, dtype=torch.float64)
+        return scores_of(none, none)
 
     @property
     def is_missing(self) -> bool:
         """Whether there are no predictions."""
-        return math.isnan(self.nll)
+        return math.isnan(self.rmse)
+
+    @property
+    def has_intervals(self) -> bool:
+        """Whether there are intervals and densities beside the means."""
+        return not math.isnan(self.nll)
 
 
 @torch.no_grad()
@@ -102,19 +125,23 @@ def prediction_scores(targets: Tensor, mean: Tensor, deviation: Tensor) -> Predi
         check_finite(name, values)
     if not bool((deviation > 0).all()):
         raise ArgumentError("deviation", "a deviation of zero or less", "positive numbers")
-    inside = ((targets - mean).abs() <= half_width(deviation)).to(mean)
-    return scores_of((targets - mean).square(), Normal(mean, deviation).log_prob(targets), inside)
+    half = half_width(deviation)
+    densities = Normal(mean, deviation).log_prob(targets)
+    return scores_of(targets, mean, densities, (mean - half, mean + half))
 
 
 def scores_of(
-    squares: Tensor, densities: Tensor | None = None, inside: Tensor | None = None
+    targets: Tensor,
+    means: Tensor,
+    densities: Tensor | None = None,
+    interval: tuple[Tensor, Tensor] | None = None,
 ) -> PredictionScores:
-    """Scores of squared errors, log densities and whether targets are in their intervals.
-
-    What is None has no score, which is NaN.
-    """
-    none = torch.full_like(squares, math.nan)
-    densities, inside = (none if one is None else one for one in (densities, inside))
+    """Scores of means, log densities of the targets and central 90 % intervals, each ``(t,)``."""
+    none = torch.full_like(means, math.nan)
+    densities = none if densities is None else densities
+    lower, upper = (none, none) if interval is None else interval
+    squares, inside = (targets - means).square(), (lower <= targets) & (targets <= upper)
+    inside = none if interval is None else inside.to(means)
     rmse = math.sqrt(float(squares.mean()))
     return PredictionScores(
         rmse=rmse,
@@ -123,8 +150,10 @@ def scores_of(
         nll_se=_error_of_mean(densities),
         coverage=float(inside.mean()),
         coverage_se=_error_of_mean(inside),
-        log_densities=densities,
-    )
+        median_error=float((targets - means).abs().median()),
+        width=float((upper - lower).median()),
+        squares=squares, log_densities=densities, means=means, lower=lower, upper=upper,
+    )  # fmt: skip
 
 
 def half_width(deviation: Tensor) -> Tensor:
@@ -137,13 +166,54 @@ def _error_of_mean(values: Tensor) -> float:
     return float(values.std()) / math.sqrt(len(values)) if len(values) > 1 else math.nan
 
 
-def best_on_test(predictions: Mapping[str, PredictionScores]) -> str:
-    """The model with the highest log density of the test rows; the first of equal ones."""
-    there = [name for name, scores in predictions.items() if not scores.is_missing]
-    return min(there, key=lambda name: predictions[name].nll)
+class Choice(NamedTuple):
+    """Which model to use, by a rule that is fixed before the test, and by clear test results.
+
+    The pick is the stack, or the first-ranked GP where there is none. Another model takes its place
+    only if it predicts the test rows clearly better: if its squared errors are smaller, or its log
+    densities higher with squared errors that are not clearly larger, by more than two standard
+    errors of the paired difference.
+
+    Attributes:
+        name: The model to use.
+        pick: The one picked before the test.
+        explains: Whether it is clearly better than the mean of the training rows.
+        beaten: The models whose squared errors are clearly larger.
+    """
+
+    name: str
+    pick: str
+    explains: bool
+    beaten: tuple[str, ...]
 
 
-def lead_of_best(predictions: Mapping[str, PredictionScores], model: str) -> PairedDifference:
-    """Log density of the test rows under the best model, minus that under a given one."""
-    best = predictions[best_on_test(predictions)]
-    return paired_difference(best.log_densities, predictions[model].log_densities)
+def choose(ranked: Iterable[str], scores: Mapping[str, PredictionScores]) -> Choice:
+    """Chooses a model.
+
+    Args:
+        ranked: Names of the models from the first-ranked on.
+        scores: Scores of these and of other predictions of the same rows; ``"mean"`` is that of the
+            training rows and is not chosen.
+    """
+    there = [name for name, one in scores.items() if not one.is_missing and name != "mean"]
+    pick = next(name for name in (STACK, *ranked) if name in there)
+
+    def is_closer(one: str, other: str) -> bool:
+        return _is_clear(paired_difference(scores[other].squares, scores[one].squares))
+
+    def is_better(one: str, other: str) -> bool:
+        if is_closer(one, other):
+            return True
+        if not (scores[one].has_intervals and scores[other].has_intervals):
+            return False
+        lead = paired_difference(scores[one].log_densities, scores[other].log_densities)
+        return _is_clear(lead) and not is_closer(other, one)
+
+    rivals = [name for name in there if name != pick and is_better(name, pick)]
+    name = min(rivals, key=lambda rival: scores[rival].rmse, default=pick)
+    beaten = tuple(one for one in (*there, "mean") if one in scores and is_closer(name, one))
+    return Choice(name, pick, "mean" in beaten or "mean" not in scores, beaten)
+
+
+def _is_clear(difference: PairedDifference) -> bool:
+    return difference.value > _CLEAR * difference.standard_error

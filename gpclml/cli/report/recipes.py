@@ -44,11 +44,11 @@ __all__ = [
 ]
 
 DESCRIPTIONS = {
-    "linear": "a linear function of the inputs",
-    "rbf": "a smooth function, each input with a length scale of its own",
-    "rq": "as rbf, on several length scales at once",
-    "matern": "a rougher function than rbf",
-    "sm": "a mixture of four patterns that may repeat along the inputs (spectral mixture)",
+    "linear": "a straight line (plane): the effects of the columns add up",
+    "rbf": "a Gaussian process: a smooth function, with a length scale for each column",
+    "rq": "as rbf, smooth on several scales at once",
+    "matern": "as rbf, with a rougher function",
+    "sm": "a Gaussian process of four patterns that may repeat along the inputs (spectral mixture)",
     "deep": "rbf and features that a network learns, where held-out rows support them",
 }
 """What each model is, for people who do not know Gaussian processes."""
@@ -68,7 +68,7 @@ _STEPS = {"sm": 50, "deep": 300}  # the others have no limit
 
 
 NO_FEATURES = (
-    "Held-out folds support no learned features, so the model is the RBF GP, fitted by LML."
+    "Learned features do not help on held-out rows, so the model is the RBF GP, fitted by LML."
 )
 """What is said of a deep kernel that has become the model ``"rbf"``."""
 
@@ -221,8 +221,8 @@ def _said_of_networks(result: NetworksFitResult) -> str:
     steps = result.steps[result.chosen]
     trained = f"trained for {steps} steps" if steps else "fitted by line searches"
     return (
-        f"Held-out folds support a second kernel on learned features, {trained}: {gain:.3f} ± "
-        f"{error:.3f} nats per row better than the RBF GP."
+        f"Learned features help on held-out rows, so they are a second kernel, {trained}: "
+        f"{gain:.3f} ± {error:.3f} nats per row better than the RBF GP."
     )
 
 

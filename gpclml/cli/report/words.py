@@ -3,115 +3,218 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
-from gpclml.cli.report.predictions import (
-    PREDICTED_SHARE,
-    PredictionScores,
-    best_on_test,
-    lead_of_best,
-)
+from gpclml.cli.report.columns import ColumnEffect
+from gpclml.cli.report.predictions import PREDICTED_SHARE, Choice, PredictionScores
 from gpclml.cli.report.recipes import FittedModel
 from gpclml.cli.tables import CategoryColumn, NumberColumn, TableEncoding
-from gpclml.evaluation import CRITERIA, Comparison, PairedDifference
-from gpclml.evaluation.findings import joined, plus_minus
+from gpclml.evaluation import CRITERIA, Comparison
+from gpclml.evaluation.findings import joined
 
 __all__ = [
-    "MODEL_COLUMNS",
+    "CRITERIA_COLUMNS",
+    "TEST_COLUMNS",
     "answer",
-    "choice_rows",
     "column_rows",
+    "columns_in_words",
+    "criteria_in_words",
+    "criteria_rows",
+    "effect_rows",
+    "figure",
     "headline",
-    "model_rows",
+    "noise_in_words",
     "percent",
+    "score_rows",
 ]
 
+Scores = Mapping[str, PredictionScores]
+Row = list[tuple[str, str]]
+"""Values as texts, each with its standard error; an empty error is not shown."""
 
-def headline(comparison: Comparison, target: str) -> str:
-    """A sentence on which model ranks first, and whether LML, CLML and LOO agree."""
+_COMPARED = {"mean": "the mean has", "linear": "a linear model", "trees": "trees"}
+_MOST_SHOWN = 6  # levels of a category
+_MOST_NAMED = 4  # columns
+_MOST_EFFECTS = 12
+
+
+def headline(choice: Choice, target: str) -> str:
+    """Which model to use."""
+    if not choice.explains:
+        return f"Nothing here predicts {target} clearly better than its mean."
+    return f"To predict {target}, use {choice.name}."
+
+
+def answer(choice: Choice, what: str, scores: Scores, rows: str) -> list[str]:
+    """Sentences on how the chosen model predicts the test rows, and how others do.
+
+    Args:
+        choice: The choice.
+        what: What the chosen model is.
+        scores: Scores of all models.
+        rows: What the test rows are, such as "the 88 test rows".
+    """
+    name, own = choice.name, scores[choice.name]
+    others = [
+        f"{words} {figure(scores[other].rmse)}"
+        for other, words in _COMPARED.items()
+        if other != name and other in scores and not scores[other].is_missing
+    ]
+    said = [f"{name} is {what}."] if what else []
+    where = f", where {joined(others)}" if others else ""
+    said.append(f"On {rows} its typical error is {figure(own.rmse)}{where}.")
+    said.append(f"Half of its predictions are off by less than {figure(own.median_error)}.")
+    if own.has_intervals:
+        off = own.coverage - PREDICTED_SHARE
+        limit = 2 * math.sqrt(PREDICTED_SHARE * (1 - PREDICTED_SHARE) / len(own.means))
+        verdict = ""
+        if abs(off) > limit:
+            verdict = ", so they are too narrow" if off < 0 else ", so they are wider than needed"
+        said.append(
+            f"Its {percent(PREDICTED_SHARE)} intervals are about {figure(own.width)} wide and hold "
+            f"{percent(own.coverage)} of the true values{verdict}."
+        )
+    else:
+        said.append(f"It gives no intervals; if you need them, use {choice.pick}.")
+    if choice.name != choice.pick:
+        said.append(
+            f"Before the test the choice was {choice.pick}; on the test rows {name} is clearly "
+            "better."
+        )
+    same = [
+        other for other, one in scores.items()
+        if other not in (name, choice.pick, *choice.beaten) and not one.is_missing
+    ]  # fmt: skip
+    if choice.beaten:
+        said.append(f"Its errors are clearly smaller than those of {joined(list(choice.beaten))}.")
+    if same:
+        said.append(f"Between {joined([name, *same])} the differences may be chance.")
+    return said
+
+
+def criteria_in_words(comparison: Comparison) -> str:
+    """A sentence on which GP ranks first, and whether LML, CLML and LOO agree."""
     first = str(comparison.table.index[0])
     if len(comparison.table) == 1:
-        return f"{first} is the only model of {target} here: there is nothing to compare."
+        return f"{first} is the only Gaussian process that was compared."
     if len(comparison.table[comparison.rank_by].dropna()) == 1:
-        return f"{first} is the only model of {target} here that could be scored."
+        return f"{first} is the only Gaussian process that could be scored."
     choices = comparison.favourites
     warned = {finding.name: finding for finding in comparison.findings}
     if len(set(choices.values())) == 1:
         close = warned["small-difference"].models if "small-difference" in warned else ()
         also = ""
         if close:
-            also = f"; {joined(close)} predict{'s' if len(close) == 1 else ''} about as well"
+            also = f"; {joined(close)} {'is' if len(close) == 1 else 'are'} about as good"
         agree = "all three criteria agree"
         if len(choices) < len(CRITERIA):
             agree = f"so say {joined([criterion.upper() for criterion in choices])}"
-        return f"{first} ranks first for {target}, and {agree}{also}."
+        return f"Of the single Gaussian processes {first} ranks first, and {agree}{also}."
     others = [
         f"{criterion.upper()} prefers {model}"
         for criterion, model in choices.items()
         if model != first
     ]
     if "criteria-disagree" in warned:
-        return f"The criteria disagree: {first} ranks first for {target}, but {joined(others)}."
-    return f"{first} ranks first for {target}; {joined(others)}, but not clearly."
-
-
-def answer(comparison: Comparison, predictions: Mapping[str, PredictionScores]) -> str:
-    """Sentences on how the first model predicts the test rows, and which model they prefer."""
-    first = str(comparison.table.index[0])
-    scores = predictions[first]
-    if scores.is_missing:
-        return f"{first} could not predict the test rows; they prefer {best_on_test(predictions)}."
-    said = (
-        f"On {len(scores.log_densities)} test rows, which no choice used, {first} is off by "
-        f"{scores.rmse:.4g} (root mean square), and {percent(scores.coverage)} of them are in its "
-        f"{percent(PREDICTED_SHARE)} intervals."
+        return (
+            f"The criteria of the single Gaussian processes disagree: {first} ranks first, but "
+            f"{joined(others)}."
+        )
+    return (
+        f"Of the single Gaussian processes {first} ranks first; {joined(others)}, but not clearly."
     )
-    if sum(not one.is_missing for one in predictions.values()) == 1:
-        return said
-    best = best_on_test(predictions)
-    if best == first:
-        return f"{said} They prefer {first} too."
-    return f"{said} They prefer {best}, by {_clear(lead_of_best(predictions, first))}."
 
 
-def _clear(lead: PairedDifference) -> str:
-    """A lead, and whether it is more than two standard errors."""
-    clearly = "clearly" if lead.value > 2 * lead.standard_error else "not clearly"
-    return f"{plus_minus(lead)}, {clearly}"
+def columns_in_words(effects: Sequence[ColumnEffect]) -> str:
+    """A sentence on the columns that matter most."""
+    clear = [effect for effect in effects if effect.is_clear]
+    if not clear:
+        return "No single column clearly matters to the predictions."
+    named = [f"{effect.column} (+{figure(effect.rise, 2)})" for effect in clear[:_MOST_NAMED]]
+    more = len(clear) - len(named)
+    if more:
+        named.append(f"{more} other{'s' if more > 1 else ''}")
+    return (
+        f"The columns that matter most are {joined(named)}: so much larger is the typical error if "
+        "the values of the column are shuffled."
+        if len(named) > 1
+        else f"The column that matters is {named[0]}: so much larger is the typical error if its "
+        "values are shuffled."
+    )
+
+
+def noise_in_words(noise: float, choice: Choice, scores: Scores, model: str) -> str:
+    """A sentence on how much of the error is scatter that the columns do not explain."""
+    share = noise / scores[choice.name].rmse
+    said = (
+        f"By the fit of {model}, rows with the same inputs scatter by {figure(noise)} (standard "
+        "deviation). "
+    )
+    if share > 0.8:
+        return f"{said}That is most of the error: other columns may help more than more rows."
+    if share < 0.5:
+        return f"{said}That is far less than the error: more rows may help."
+    return f"{said}The rest of the error may shrink with more rows."
+
+
+def figure(value: float, digits: int = 3) -> str:
+    """A number with at least so many digits, written out where that is short."""
+    if math.isnan(value) or value == 0:
+        return "" if math.isnan(value) else "0"
+    if not 1e-4 <= abs(value) < 1e7:
+        return _minus(f"{value:.{digits}g}")
+    decimals = digits - 1 - math.floor(math.log10(abs(value)))
+    return _minus(f"{value:.{max(decimals, 0)}f}")
 
 
 def percent(share: float) -> str:
     """A share in percent, rounded to a whole number, with a non-breaking space."""
-    return f"{100 * share:.0f}\N{NO-BREAK SPACE}%"
+    return _minus(f"{100 * share:.0f}\N{NO-BREAK SPACE}%")
 
 
-Row = list[tuple[str, str]]
-"""Values as texts, each with its standard error; an empty error is not shown."""
+TEST_COLUMNS = "typical error", "explained", "interval width", "rows inside"
+"""Names of the columns of the table of test scores."""
 
-MODEL_COLUMNS = (
-    "LML", "CLML", "LOO", "LOO less first", "weight", "test RMSE", "R²", "test NLL",
-    f"in {percent(PREDICTED_SHARE)}", "seconds",
+
+def score_rows(choice: Choice, scores: Scores) -> list[tuple[str, Row]]:
+    """The table of test scores: the chosen model, then the others from the smallest error on."""
+    there = [name for name, one in scores.items() if not one.is_missing]
+    order = sorted(there, key=lambda name: (name != choice.name, scores[name].rmse))
+    mean = scores["mean"].rmse if "mean" in scores else math.nan
+    rows = []
+    for name in [*order, *(name for name in scores if name not in there)]:
+        one = scores[name]
+        explained = 1 - (one.rmse / mean) ** 2 if mean > 0 else math.nan
+        rows.append(
+            (
+                name,
+                [
+                    _with_error(one.rmse, one.rmse_se),
+                    ("" if math.isnan(explained) else percent(explained), ""),
+                    (figure(one.width), ""),
+                    (percent(one.coverage) if one.has_intervals else "", ""),
+                ],
+            )
+        )
+    return rows
+
+
+CRITERIA_COLUMNS = (
+    "LML", "CLML", "LOO", "LOO less first", "weight", "test NLL", "rows inside", "seconds",
 )  # fmt: skip
-"""Names of the columns of the table of models."""
-
-_MOST_SHOWN = 6  # levels of a category
+"""Names of the columns of the table of criteria."""
 
 
-def model_rows(
-    comparison: Comparison,
-    predictions: Mapping[str, PredictionScores],
-    fitted: Mapping[str, FittedModel],
-    others: Mapping[str, PredictionScores],
+def criteria_rows(
+    comparison: Comparison, scores: Scores, fitted: Mapping[str, FittedModel]
 ) -> list[tuple[str, Row]]:
-    """The table of models: a row for each model with its criteria, test scores and seconds.
+    """The table of criteria: a row for each GP, and test scores of the stack.
 
-    A model whose fit failed is marked after its name. Rows of others, which have test scores only,
-    follow; of the mean of the training rows, ``"mean"``, R² is zero.
+    A model whose fit failed is marked after its name.
     """
-    mean = others["mean"].rmse if "mean" in others else math.nan
     rows = []
     for name, line in comparison.table.to_dict("index").items():
-        name, scores = str(name), predictions[str(name)]
+        name = str(name)
         rows.append(
             (
                 _marked(name, line["findings"]),
@@ -123,44 +226,37 @@ def model_rows(
                     if line["rank"] == 0
                     else (_nats(line["difference"]), _nats(line["difference_se"])),
                     (_text(line["weight"], ".2f"), ""),
-                    *_test_cells(scores, mean),
+                    *_density_cells(scores[name]),
                     (f"{fitted[name].seconds:.1f}", ""),
                 ],
             )
         )
-    empty = [("", "")]
-    return rows + [
-        (name, [*empty * 5, *_test_cells(scores, mean), *empty]) for name, scores in others.items()
-    ]
-
-
-def _test_cells(scores: PredictionScores, mean: float) -> Row:
-    explained = 1 - (scores.rmse / mean) ** 2 if mean > 0 else math.nan
-    return [
-        _with_error(scores.rmse, scores.rmse_se),
-        (_text(explained, ".3f"), ""),
-        _with_error(scores.nll, scores.nll_se),
-        ("", "") if scores.is_missing else (percent(scores.coverage), percent(scores.coverage_se)),
-    ]
-
-
-def choice_rows(
-    comparison: Comparison, predictions: Mapping[str, PredictionScores]
-) -> list[tuple[str, Row]]:
-    """The table of criteria: which model each one chooses, and how far it is from the best one."""
-    rows = []
-    for criterion, model in comparison.favourites.items():
-        scores, lead = predictions[model], lead_of_best(predictions, model)
-        best = best_on_test(predictions)
-        if scores.is_missing:
-            told = f"{best}; this one could not predict them"
-        elif model == best:
-            told = "the same"
-        else:
-            told = f"{best}, by {_clear(lead)}"
-        shown = model, _text(scores.rmse, ".4g"), _text(scores.nll, ".3f"), told
-        rows.append((criterion.upper(), [(text, "") for text in shown]))
+    if "stack" in scores:
+        empty = [("", "")]
+        rows.append(("stack", [*empty * 5, *_density_cells(scores["stack"]), *empty]))
     return rows
+
+
+def _density_cells(scores: PredictionScores) -> Row:
+    return [
+        _with_error(scores.nll, scores.nll_se),
+        (percent(scores.coverage), percent(scores.coverage_se))
+        if scores.has_intervals
+        else ("", ""),
+    ]
+
+
+def effect_rows(effects: Sequence[ColumnEffect]) -> list[tuple[str, str, str, int]]:
+    """The table of columns that matter: name, rise, its error, and length of a bar in percent."""
+    largest = max((effect.rise for effect in effects), default=0.0)
+    return [
+        (
+            one.column,
+            *_with_error(one.rise, one.error),
+            round(100 * max(one.rise, 0.0) / largest) if largest > 0 else 0,
+        )
+        for one in effects[:_MOST_EFFECTS]
+    ]
 
 
 def column_rows(encoding: TableEncoding) -> list[tuple[str, str, int]]:
@@ -203,8 +299,8 @@ def _text(value: float, form: str) -> str:
 
 def _with_error(value: float, error: float) -> tuple[str, str]:
     """A value and its error, rounded to two digits of the error."""
-    if not error > 0:
-        return _text(value, ".4g"), ""
+    if not error > 0 or not 1e-4 <= abs(value) < 1e7:
+        return figure(value), figure(error, 2) if error > 0 else ""
     decimals = max(0, 1 - math.floor(math.log10(error)))
     return _minus(f"{value:.{decimals}f}"), f"{error:.{decimals}f}"
 

@@ -1,0 +1,147 @@
+"""The figures of a page, each for light and for dark."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gpclml.cli.report.predictions import PredictionScores
+from gpclml.evaluation import (
+    CRITERIA,
+    Comparison,
+    plot_calibration,
+    plot_compare,
+    plot_fit,
+    plot_learning_curves,
+)
+from gpclml.evaluation.findings import joined
+from gpclml.evaluation.plots import GUIDE, style_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.axes import Axes
+    from numpy.typing import NDArray
+
+__all__ = ["PageFigure", "figure_of_test_rows", "figures_of_criteria"]
+
+# Letters of 10 points in 5.6 inches are legible on a page 390 pixels wide, and not large on a wide
+# one; 1120 dots are sharp on both.
+_INCHES, _DOTS_PER_INCH = 5.6, 200
+_MOST_DRAWN = 150  # test rows
+
+
+class PageFigure(NamedTuple):
+    """A figure of a page: what it shows, how to read it, and it for light and dark pages."""
+
+    title: str
+    reading: str
+    light: str
+    dark: str
+
+
+def figure_of_test_rows(name: str, targets: Tensor, scores: PredictionScores) -> PageFigure:
+    """The test rows: true values against predictions, with 90 % intervals if there are any."""
+    rows = torch.linspace(0, len(targets) - 1, min(len(targets), _MOST_DRAWN)).round().long()
+    true, mean, lower, upper = (
+        part[rows].numpy() for part in (targets, scores.means, scores.lower, scores.upper)
+    )
+    outside = (true < lower) | (true > upper)
+
+    def draw(panels: NDArray[np.object_]) -> None:
+        axes: Axes = panels[0]
+        ends = [min(true.min(), mean.min()), max(true.max(), mean.max())]
+        axes.plot(ends, ends, **GUIDE)
+        if scores.has_intervals:
+            axes.vlines(mean, lower, upper, color="gray", alpha=0.35, linewidth=1.5)
+        for part, place, mark, label in (
+            (~outside, 0, "o", "inside"),
+            (outside, 5, "X", "outside"),
+        ):
+            if part.any():
+                label = f"{label} its 90 % interval" if scores.has_intervals else "test row"
+                axes.scatter(
+                    mean[part], true[part], s=18, marker=mark, color=style_of(place)["color"],
+                    label=label, zorder=3,
+                )  # fmt: skip
+        axes.set(xlabel="prediction", ylabel="true value")
+        axes.legend(loc="upper left", frameon=False, fontsize="small")
+
+    drawn = f"{len(rows)} of the {len(targets)}" if len(rows) < len(targets) else f"The {len(rows)}"
+    reading = f"{drawn} test rows as {name} predicts them: on the line a prediction is exact."
+    if scores.has_intervals:
+        reading += " Bars are 90 % intervals; one in ten of the true values should be outside."
+    return _drawn(f"Predictions of {name} on the test rows", reading, draw, 1, 4.2)
+
+
+def figures_of_criteria(comparison: Comparison, one_input: bool) -> list[PageFigure]:
+    """What the criteria say of the GPs on the training rows."""
+    count = len(comparison.models)
+
+    def criteria(axes: NDArray[np.object_]) -> None:
+        for criterion, one in zip(CRITERIA, axes, strict=True):
+            plot_compare(comparison, criterion, ax=one)
+
+    figures = [
+        _drawn(
+            "What the criteria say",
+            "Each panel is a criterion. A dot is the score of a model, less that of the "
+            "first-ranked one, with its standard error; a triangle is the same difference with "
+            "the standard error of paired differences. This criterion prefers a model to the "
+            "first-ranked one if its triangle is clearly to the right of the line.",
+            criteria, 3, 1.2 + 3 * (0.55 + 0.35 * count),
+        ),
+        _drawn(
+            "How the models learn",
+            "Above: how well the next row is predicted from the rows before it (higher is better). "
+            "Below: what a model gains on the first-ranked one in all rows so far. The last value "
+            "is the difference in LML; the rows before the dotted line do not count for the CLML.",
+            lambda axes: plot_learning_curves(comparison, ax=axes), 2, 5.6,
+        ),
+        _drawn(
+            "Whether their intervals hold",
+            "Each training row is predicted from all others. Lines should stay in the grey band. "
+            "A model whose line is below the band in the lower panel, or high at both ends in the "
+            "upper one, is too sure of its predictions.",
+            lambda axes: plot_calibration(comparison, ax=axes), 2, 5.6,
+        ),
+    ]  # fmt: skip
+    if one_input:
+        reading = (
+            "Mean and two standard deviations of new observations along the input, a panel for "
+            f"each of {joined(list(comparison.models))}. Dots are rows."
+        )
+        title, height = "How they fit the training rows", 0.6 + 1.9 * count
+        figures.append(
+            _drawn(title, reading, lambda axes: plot_fit(comparison, ax=axes), count, height)
+        )
+    return figures
+
+
+def _drawn(
+    title: str,
+    reading: str,
+    draw: Callable[[NDArray[np.object_]], object],
+    panels: int,
+    height: float,
+) -> PageFigure:
+    """Draws a figure for light and for dark pages, with no regard to the user's own style."""
+    from matplotlib import rcParamsDefault, style
+    from matplotlib.figure import Figure
+
+    addresses = []
+    for theme in ("default", "dark_background"):
+        with style.context([theme, {"axes.prop_cycle": rcParamsDefault["axes.prop_cycle"]}]):
+            figure = Figure(figsize=(_INCHES, height), layout="constrained")
+            draw(figure.subplots(panels, 1, squeeze=False).ravel())
+            buffer = io.BytesIO()
+            figure.savefig(
+                buffer, format="png", dpi=_DOTS_PER_INCH, transparent=True,
+                metadata={"Software": None},
+            )  # fmt: skip
+        addresses.append(f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}")
+    return PageFigure(title, reading, *addresses)
