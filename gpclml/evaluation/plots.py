@@ -174,9 +174,10 @@ def plot_learning_curves(
     what = f"log evidence less that of {next(iter(curves))}" if len(curves) > 1 else "log evidence"
     below.set_title(what)
     below.axhline(0, **GUIDE)
-    below.set(xscale="log", xlabel="points", ylabel="nats")
-    below.xaxis.set_major_formatter("{x:g}")
+    below.set(xlabel="points", ylabel="nats")
     for panel in (above, below):
+        panel.set_xscale("log")
+        panel.xaxis.set_major_formatter("{x:g}")
         panel.axvline(max(compared.m, 1), linestyle=":", **GUIDE | {"linewidth": 1})
     above.text(
         max(compared.m, 1), 0.03, f"m = {compared.m} ", transform=above.get_xaxis_transform(),

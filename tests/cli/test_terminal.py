@@ -65,7 +65,7 @@ def test_controls_in_names_of_columns_and_files(gpclml, tmp_path):
         assert result.exit_code == code, result.output
         check_safe(result.output)
         assert r"\x9b2J\u202e\u2028\x1b[31m" in result.output
-    assert r"for y\x9b2J" in compared.stdout
+    assert r"predict y\x9b2J" in compared.stdout
 
 
 def test_a_line_cannot_be_forged(gpclml, tmp_path):

@@ -138,7 +138,7 @@ def page_of(report: Report) -> str:
     )
 
 
-_OF_FITS = "fit-failed", "below-contained", "predicts-mean", "not-scored"
+_OF_FITS = "fit-failed", "below-contained", "not-scored"
 
 
 def report_text(report: Report) -> str:

@@ -31,7 +31,7 @@ __all__ = [
 PREDICTED_SHARE = 0.9
 """Share of new observations that should lie in a predicted interval."""
 
-_CLEAR = 2.0  # standard errors
+_CHANCE = 0.025  # that any model seems clearly better or worse without being so
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,8 +171,8 @@ class Choice(NamedTuple):
 
     The pick is the stack, or the first-ranked GP where there is none. Another model takes its place
     only if it predicts the test rows clearly better: if its squared errors are smaller, or its log
-    densities higher with squared errors that are not clearly larger, by more than two standard
-    errors of the paired difference.
+    densities higher with squared errors that are not clearly larger. What is clear says a paired
+    t-test of 2.5 %, divided by the number of models that are compared.
 
     Attributes:
         name: The model to use.
@@ -195,11 +195,18 @@ def choose(ranked: Iterable[str], scores: Mapping[str, PredictionScores]) -> Cho
         scores: Scores of these and of other predictions of the same rows; ``"mean"`` is that of the
             training rows and is not chosen.
     """
+    from scipy.stats import t
+
     there = [name for name, one in scores.items() if not one.is_missing and name != "mean"]
+    count = len(scores[there[0]].squares)
+    limit = float(t.ppf(1 - _CHANCE / max(len(there), 1), max(count - 1, 1)))
     pick = next(name for name in (STACK, *ranked) if name in there)
 
+    def is_clear(difference: PairedDifference) -> bool:
+        return difference.value > limit * difference.standard_error
+
     def is_closer(one: str, other: str) -> bool:
-        return _is_clear(paired_difference(scores[other].squares, scores[one].squares))
+        return is_clear(paired_difference(scores[other].squares, scores[one].squares))
 
     def is_better(one: str, other: str) -> bool:
         if is_closer(one, other):
@@ -207,13 +214,9 @@ def choose(ranked: Iterable[str], scores: Mapping[str, PredictionScores]) -> Cho
         if not (scores[one].has_intervals and scores[other].has_intervals):
             return False
         lead = paired_difference(scores[one].log_densities, scores[other].log_densities)
-        return _is_clear(lead) and not is_closer(other, one)
+        return is_clear(lead) and not is_closer(other, one)
 
     rivals = [name for name in there if name != pick and is_better(name, pick)]
     name = min(rivals, key=lambda rival: scores[rival].rmse, default=pick)
     beaten = tuple(one for one in (*there, "mean") if one in scores and is_closer(name, one))
     return Choice(name, pick, "mean" in beaten or "mean" not in scores, beaten)
-
-
-def _is_clear(difference: PairedDifference) -> bool:
-    return difference.value > _CLEAR * difference.standard_error

@@ -46,10 +46,10 @@ __all__ = [
 DESCRIPTIONS = {
     "linear": "a straight line (plane): the effects of the columns add up",
     "rbf": "a Gaussian process: a smooth function, with a length scale for each column",
-    "rq": "as rbf, smooth on several scales at once",
-    "matern": "as rbf, with a rougher function",
+    "rq": "a Gaussian process as rbf, smooth on several length scales at once",
+    "matern": "a Gaussian process of a rougher function than rbf",
     "sm": "a Gaussian process of four patterns that may repeat along the inputs (spectral mixture)",
-    "deep": "rbf and features that a network learns, where held-out rows support them",
+    "deep": "rbf, with features that a network learns where they help on held-out rows",
 }
 """What each model is, for people who do not know Gaussian processes."""
 

@@ -77,9 +77,10 @@ def answer(choice: Choice, what: str, scores: Scores, rows: str) -> list[str]:
     else:
         said.append(f"It gives no intervals; if you need them, use {choice.pick}.")
     if choice.name != choice.pick:
+        how = "" if own.rmse < scores[choice.pick].rmse else ", by the density of the true values"
         said.append(
             f"Before the test the choice was {choice.pick}; on the test rows {name} is clearly "
-            "better."
+            f"better{how}."
         )
     same = [
         other for other, one in scores.items()
@@ -130,16 +131,14 @@ def columns_in_words(effects: Sequence[ColumnEffect]) -> str:
     clear = [effect for effect in effects if effect.is_clear]
     if not clear:
         return "No single column clearly matters to the predictions."
-    named = [f"{effect.column} (+{figure(effect.rise, 2)})" for effect in clear[:_MOST_NAMED]]
-    more = len(clear) - len(named)
-    if more:
+    first, *others = clear
+    named = [effect.column for effect in clear[:_MOST_NAMED]]
+    if more := len(clear) - len(named):
         named.append(f"{more} other{'s' if more > 1 else ''}")
+    what = "The columns that matter most are" if others else "The column that matters most is"
     return (
-        f"The columns that matter most are {joined(named)}: so much larger is the typical error if "
-        "the values of the column are shuffled."
-        if len(named) > 1
-        else f"The column that matters is {named[0]}: so much larger is the typical error if its "
-        "values are shuffled."
+        f"{what} {joined(named)}: if the values of {first.column} are shuffled among the test "
+        f"rows, the typical error rises by {figure(first.rise, 2)}."
     )
 
 
@@ -151,10 +150,10 @@ def noise_in_words(noise: float, choice: Choice, scores: Scores, model: str) -> 
         "deviation). "
     )
     if share > 0.8:
-        return f"{said}That is most of the error: other columns may help more than more rows."
+        return f"{said}That is most of the error: further columns may help more than further rows."
     if share < 0.5:
-        return f"{said}That is far less than the error: more rows may help."
-    return f"{said}The rest of the error may shrink with more rows."
+        return f"{said}That is far less than the error: further rows may help."
+    return f"{said}The rest of the error may shrink with further rows."
 
 
 def figure(value: float, digits: int = 3) -> str:
@@ -169,7 +168,7 @@ def figure(value: float, digits: int = 3) -> str:
 
 def percent(share: float) -> str:
     """A share in percent, rounded to a whole number, with a non-breaking space."""
-    return _minus(f"{100 * share:.0f}\N{NO-BREAK SPACE}%")
+    return _minus(f"{round(100 * share)}\N{NO-BREAK SPACE}%")
 
 
 TEST_COLUMNS = "typical error", "explained", "interval width", "rows inside"
