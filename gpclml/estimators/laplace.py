@@ -26,7 +26,7 @@ from gpclml.curvature import (
     Structure,
     output_gradients,
 )
-from gpclml.curvature.output_likelihoods import output_likelihood
+from gpclml.curvature.output_likelihoods import bridged, output_likelihood
 from gpclml.curvature.storage import (
     content_of_curvature,
     content_of_likelihood,
@@ -34,9 +34,16 @@ from gpclml.curvature.storage import (
     likelihood_of_content,
 )
 from gpclml.curvature.structure import OutputCovariance, check_mode
-from gpclml.errors import ArgumentError, DataError
+from gpclml.errors import ArgumentError, DataError, UnsupportedError
+from gpclml.estimators.laplace_precision import (
+    calibrated,
+    check_targets_belong,
+    factor_by_clml,
+    factor_by_folds,
+    maximize_evidence,
+)
 from gpclml.estimators.network_parts import chosen_parameters, only_trained, outputs_of
-from gpclml.mlls import LaplaceEvidence, LaplaceMarginalLogLikelihood
+from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
 
 __all__ = ["Laplace"]
@@ -52,7 +59,6 @@ _NUMBERS = 2**24  # of gradients in memory at a time
 _POINTS = 256  # that are predicted at a time
 _SCALES = (0.0, *(10 ** (k / 2) for k in range(-12, 3)))  # of covariances that are tried
 _FACTORS = tuple(10.0**k for k in range(-2, 7))  # of precisions that are tried
-_SPREAD = 0.5  # standard deviation of log temperatures that few validation points cannot exceed
 
 
 class Laplace:
@@ -129,7 +135,8 @@ class Laplace:
         data: Data,
         *,
         validation: Data | None = None,
-        precision: float | Literal["evidence", "validation"] = "evidence",
+        precision: float
+        | Literal["evidence", "validation", "cross-validation", "clml"] = "evidence",
         batch_size: int = 256,
         progress: bool | None = None,
     ) -> Self:
@@ -137,11 +144,14 @@ class Laplace:
 
         Args:
             data: What the network was trained on: a ``DataLoader`` or other iterable of pairs
-                ``(x, y)``, or two tensors. It is gone through once.
+                ``(x, y)``, or two tensors. It is gone through once, as a rule.
             validation: Data that the network was not trained on; None keeps c = 1.
             precision: The prior precision: a number; ``"evidence"`` for the largest evidence, in
-                which the noise of a Gaussian likelihood is fitted too; or ``"validation"`` for
-                these times the power of ten of the largest validation density, with c = 1 or 0.
+                which the noise of a Gaussian likelihood is fitted too; or these times a power
+                of ten, with c = 1 or 0: ``"validation"`` for that of the largest mean validation
+                density, ``"clml"`` of the largest density of all validation targets together, and
+                ``"cross-validation"`` for that of five folds of the batches, each left out by a
+                Newton step of the linearized network, which goes through the data three times.
             batch_size: Points of tensors that are in memory at a time.
             progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
 
@@ -149,8 +159,9 @@ class Laplace:
             Itself.
 
         Raises:
-            ArgumentError: There are no data, or what an iterable gives is no pair of tensors; a
-                precision is not positive, or needs validation data.
+            ArgumentError: There are no data, or what an iterable gives is no pair of tensors;
+                classes are not those of their points; a precision is not positive, or needs
+                validation data or the same batches again.
             ShapeError: The network does not take the points, or its outputs do not fit the
                 likelihood or the targets.
             ModelModeError: Dropout or batch normalization is in train mode.
@@ -161,8 +172,9 @@ class Laplace:
         check_mode(self.network)
         if not isinstance(precision, str):
             check_positive(precision=precision)
-        elif precision == "validation" and validation is None:
-            raise ArgumentError("precision", "'validation' without such data", "validation data")
+        elif precision in ("validation", "clml") and validation is None:
+            got = f"{precision!r} without validation data"
+            raise ArgumentError("precision", got, "such data")
         batches = batches_of("data", data, batch_size, self._device)
         first = next(batches)
         likelihood = self._likelihood_of(first[0])
@@ -177,8 +189,20 @@ class Laplace:
             for x, y in progress_bar(batches, desc="batches", progress=progress):
                 evidence, self.num_data = evidence + mll.evidence_of(x, y), self.num_data + len(x)
         mll.num_data = self.num_data
+        check_targets_belong("data", *evidence.seen)
         if isinstance(precision, str):
-            _maximize(evidence, mll)
+            maximize_evidence(evidence)
+        if precision == "cross-validation":
+            factor = self._by_folds(mll, data, batch_size)
+            with torch.no_grad():
+                model.prior.log_precision.add_(math.log(factor))
+        elif precision == "clml" and validation is not None:
+            pairs = list(batches_of("validation", validation, batch_size, self._device))
+            held_out = torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
+            with only_trained(self.network, self.names):
+                factor = factor_by_clml(evidence, held_out, _FACTORS)
+            with torch.no_grad():
+                model.prior.log_precision.add_(math.log(factor))
         with torch.no_grad():
             self.log_evidence = self.num_data * float(evidence())
             precisions = {name: p.clone() for name, p in model.prior.precisions().items()}
@@ -188,15 +212,25 @@ class Laplace:
         self._take(evidence.curvature, precisions, scale)
         if validation is not None:
             pairs = batches_of("validation", validation, batch_size, self._device)
-            self._calibrate(pairs, _FACTORS if precision == "validation" else (1.0,))
+            whole = precision in ("clml", "cross-validation")  # c = 1 or 0
+            factors = _FACTORS if precision == "validation" else (1.0,)
+            self._calibrate(pairs, factors, (1.0,) if whole or len(factors) > 1 else _SCALES)
         return self
+
+    def _by_folds(self, mll: LaplaceMarginalLogLikelihood, data: Data, batch_size: int) -> float:
+        def batches() -> Iterator[tuple[Tensor, Tensor]]:
+            size = max(1, min(batch_size, self.num_data // 5))
+            return batches_of("data", data, size, self._device)
+
+        with only_trained(self.network, self.names):
+            return factor_by_folds(mll.evidence_of, batches, self._by_function, _FACTORS)
 
     @torch.no_grad()
     @checked(x="(N, *event)")
     def predict(
         self,
         x: Points,
-        method: Literal["closed", "draws", "mode"] = "closed",
+        method: Literal["closed", "bridge", "draws", "mode"] = "closed",
         *,
         draws: int = 1000,
         seed: int = 0,
@@ -208,8 +242,9 @@ class Laplace:
             x: Points, ``(N, *event)``; any number, since gradients of few are in memory at a time.
                 A ``DataLoader`` of points, or of pairs that begin with them, as well.
             method: ``"closed"`` for the closed form, of a softmax the probit approximation;
-                ``"draws"`` for the mean over draws of outputs; ``"mode"`` for the network alone,
-                at temperature 1.
+                ``"bridge"`` for the mean of the Dirichlet distribution that the Laplace bridge
+                makes of a softmax's outputs (Hobbhahn et al. 2022); ``"draws"`` for the mean over
+                draws of outputs; ``"mode"`` for the network alone, at temperature 1.
             draws: Number of draws.
             seed: Seed of the draws.
             progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
@@ -221,12 +256,16 @@ class Laplace:
             ArgumentError: It is not fitted, the network's weights have changed since, or there are
                 no points.
             ShapeError: The network does not take the points.
+            UnsupportedError: The bridge of another likelihood than a softmax.
             NonFiniteError: A point is not finite.
             ModelModeError: Dropout or batch normalization is in train mode.
         """
         check_counts(draws=draws)
         self._check_fitted()
         likelihood = output_likelihood(cast(Likelihood, self.likelihood))
+        if method == "bridge" and not isinstance(self.likelihood, SoftmaxLikelihood):
+            got, expected = "'bridge' without a softmax", "a SoftmaxLikelihood"
+            raise UnsupportedError("method", got, expected, "Use 'closed'.")
         source = torch.Generator().manual_seed(seed)
         tempered = 1.0 if method == "mode" else self.output_temperature
         parts = []
@@ -242,6 +281,9 @@ class Laplace:
             normal = None
             if method == "draws":
                 normal = torch.randn((draws, count, c), generator=source, dtype=torch.float64)
+            if method == "bridge" and scale > 0:
+                parts.append(bridged(outputs / tempered, covariance / tempered**2))
+                continue
             parts.append(likelihood.predictive(outputs, covariance, tempered, normal))
         return _joined(parts)
 
@@ -349,6 +391,14 @@ class Laplace:
     def _covariances(self, x: Tensor, outputs: int, factors: Sequence[float]) -> list[Tensor]:
         """Covariances of outputs, ``(N, C, C)``, for each factor of the precisions."""
         functions = [self._of_gradients if f == 1 else self._function(f) for f in factors]
+        return self._by_functions(functions, x, outputs)
+
+    def _by_function(self, function: OutputCovariance, x: Tensor, outputs: int) -> Tensor:
+        return self._by_functions([function], x, outputs)[0]
+
+    def _by_functions(
+        self, functions: Sequence[OutputCovariance], x: Tensor, outputs: int
+    ) -> list[Tensor]:
         parts = []
         with only_trained(self.network, self.names):
             first = output_gradients(self.network, x[:1], outputs)
@@ -363,7 +413,10 @@ class Laplace:
 
     @torch.no_grad()
     def _calibrate(
-        self, batches: Iterator[tuple[Tensor, Tensor]], factors: Sequence[float]
+        self,
+        batches: Iterator[tuple[Tensor, Tensor]],
+        factors: Sequence[float],
+        scales: Sequence[float],
     ) -> None:
         """Chooses scale, temperature and, among several, a factor of the precisions."""
         seen = []
@@ -371,48 +424,14 @@ class Laplace:
             outputs = outputs_of(self.network, x)
             seen.append((outputs, y, self._covariances(x, outputs.shape[-1], factors)))
         outputs, target = (torch.cat([one[k] for one in seen]) for k in range(2))
-        likelihood = output_likelihood(cast(Likelihood, self.likelihood))
-        likelihood.log_density(outputs, target)  # its checks
+        check_targets_belong("validation", outputs, target)
         covariances = [torch.cat([one[2][k] for one in seen]) for k in range(len(factors))]
-        scales = _SCALES if len(factors) == 1 else (1.0,)
-        tried = [(factor, scale) for factor in range(len(factors)) for scale in scales]
-        best, chosen = math.inf, 1.0
-        for factor, scale in [(0, 0.0), *tried]:
-
-            def loss(log_temperature: float, factor: int = factor, scale: float = scale) -> float:
-                predicted = likelihood.predictive(
-                    outputs, scale * covariances[factor], math.exp(log_temperature)
-                )
-                of_temperature = 0.5 * (log_temperature / _SPREAD) ** 2
-                own = target.reshape(predicted.batch_shape)  # of one output also as a column
-                return of_temperature - float(predicted.log_prob(own).double().sum())
-
-            log_temperature, value = _minimize(loss)
-            if value < best:
-                best, chosen = value, factors[factor]
-                self.covariance_scale, self.output_temperature = scale, math.exp(log_temperature)
-        if chosen != 1:
-            self._precisions = {name: chosen * p for name, p in self._precisions.items()}
+        place, self.covariance_scale, self.output_temperature = calibrated(
+            cast(Likelihood, self.likelihood), outputs, target, covariances, scales
+        )
+        if factors[place] != 1:
+            self._precisions = {name: factors[place] * p for name, p in self._precisions.items()}
             self._of_gradients = self._function(1.0)
-
-
-def _maximize(evidence: LaplaceEvidence, mll: LaplaceMarginalLogLikelihood) -> None:
-    """Climbs the evidence in the logarithms of the precisions, and in the noise."""
-    prior = cast(LinearizedNetwork, mll.model).prior
-    free = [p for part in (prior, mll.likelihood) for p in part.parameters() if p.requires_grad]
-    optimizer = torch.optim.LBFGS(free, max_iter=100, line_search_fn="strong_wolfe")
-
-    def closure() -> Tensor:
-        with torch.enable_grad():
-            loss = -evidence()
-            gradients = torch.autograd.grad(loss, free, allow_unused=True)
-        for p, gradient in zip(free, gradients, strict=True):
-            p.grad = gradient
-        return loss.detach()
-
-    optimizer.step(cast(Any, closure))
-    for p in free:
-        p.grad = None
 
 
 def _joined(parts: Sequence[Distribution]) -> Distribution:
@@ -422,12 +441,3 @@ def _joined(parts: Sequence[Distribution]) -> Distribution:
         return Normal(loc, scale)
     logits = torch.cat([cast(Categorical | Bernoulli, one).logits for one in parts])
     return type(parts[0])(logits=logits)  # pyright: ignore[reportCallIssue]
-
-
-def _minimize(loss: Any) -> tuple[float, float]:
-    """The log temperature of the smallest loss, and that loss; at most that of temperature 1."""
-    from scipy.optimize import minimize_scalar
-
-    found: Any = minimize_scalar(loss, bounds=(-3.0, 3.0), method="bounded")
-    one = loss(0.0)
-    return (0.0, one) if one <= found.fun else (float(found.x), float(found.fun))

@@ -313,6 +313,11 @@ class LaplaceEvidence:
         weights = dict(model.network.named_parameters())
         return {name: weights[name] + away for name, away in draws.items()}
 
+    @property
+    def seen(self) -> tuple[Tensor, Tensor]:
+        """The outputs that it is taken at, ``(B, C)``, and their targets."""
+        return self._mean, self._target
+
     def check_whole(self) -> None:
         """Raises an UnsupportedError where it is not of all points and outputs."""
         if self._copies != 1 or len(self._mean) != self.mll.num_data:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -12,7 +13,8 @@ from torch.distributions import Bernoulli, Categorical, Normal
 from torch.utils.data import DataLoader, TensorDataset
 
 from gpclml import Laplace
-from gpclml.curvature import Full, FunctionSpace
+from gpclml.curvature import Full, FunctionSpace, GaussianWeightPrior, output_gradients
+from gpclml.curvature.output_likelihoods import bridged
 from gpclml.errors import (
     ArgumentError,
     DataError,
@@ -22,6 +24,8 @@ from gpclml.errors import (
     UnknownNameError,
     UnsupportedError,
 )
+from gpclml.estimators.laplace_precision import _density, _gradient
+from gpclml.estimators.network_parts import only_trained
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
 
@@ -243,6 +247,7 @@ class TiedEnds(nn.Module):
     def __init__(self):
         super().__init__()
         self.tokens, self.head = nn.Embedding(3, 4), nn.Linear(4, 3, bias=False)
+        nn.init.normal_(self.tokens.weight, std=0.3)
         self.head.weight = self.tokens.weight
 
     def forward(self, x):
@@ -287,7 +292,7 @@ WRONG = [
     (lambda: fit((images(), classes()), nn.Flatten()), ArgumentError, "no layer with parameters"),
     (lambda: fit((images(), classes()), structure=FunctionSpace()), UnsupportedError, "Full"),
     (lambda: Laplace(network(), "classification").predict(images()), ArgumentError, "not fitted"),
-    (lambda: fit((images(), classes()), precision="validation"), ArgumentError, "without such"),
+    (lambda: fit((images(), classes()), precision="validation"), ArgumentError, "without val"),
     (lambda: fit((images(), classes()), precision=-1.0), ArgumentError, "positive"),
     (lambda: fit((images(), classes())).predict(images() / 0), NonFiniteError, "x: "),
 ]  # fmt: skip
@@ -316,3 +321,147 @@ def test_weights_that_changed_after_fit():
             call()
     posterior.fit((x, y)).predict(x)
     torch.testing.assert_close(net.state_dict()["1.running_mean"], before)
+
+
+def test_the_bridge_by_hand():
+    torch.manual_seed(0)
+    mu, root = 2 * torch.randn(5, 3).double(), torch.randn(5, 3, 3).double()
+    sigma, ones = root @ root.mT, torch.ones(3).double()
+    for n, found in enumerate(bridged(mu, sigma).probs):
+        s = sigma[n] @ ones
+        m, v = (
+            mu[n] - s * mu[n].sum() / s.sum(),
+            (sigma[n] - torch.outer(s, s) / s.sum()).diagonal(),
+        )
+        alpha = (1 - 2 / 3 + m.exp() / 9 * (-m).exp().sum()) / v
+        torch.testing.assert_close(found, alpha / alpha.sum())
+    # A Dirichlet distribution whose outputs have been approximated is found again.
+    alpha = torch.tensor([2.0, 3.0, 7.0]).double()
+    m, C = alpha.log() - alpha.log().mean(), 3
+    v = (1 / alpha) * (1 - 2 / C) + (1 / alpha).sum() / C**2
+    H = torch.diag(1 / alpha) - (1 / alpha[:, None] + 1 / alpha) / C + (1 / alpha).sum() / C**2
+    torch.testing.assert_close(H.diagonal(), v)
+    found = bridged(m[None], H[None]).probs[0]
+    torch.testing.assert_close(found, alpha / alpha.sum())
+
+
+def test_predictions_by_the_bridge():
+    net, x, y = network(), images(), classes()
+    posterior = Laplace(net, "classification").fit((x, y))
+    at = images(300, seed=7)
+    by_bridge, by_draws = (posterior.predict(at, k).probs for k in ("bridge", "draws"))
+    assert 1e-3 < float((by_bridge - by_draws).abs().mean()) < 0.05
+    posterior.covariance_scale = 0.0
+    torch.testing.assert_close(posterior.predict(at, "bridge").probs, posterior.predict(at).probs)
+    regression = Laplace(network(1), "regression").fit((x, x[:, 0, 0, 0]))
+    with pytest.raises(UnsupportedError, match="softmax"):
+        regression.predict(x, "bridge")
+
+
+def trained(n=60, epochs=300):
+    """A network at the mode of its last layer, its data and others, where one class is likelier."""
+    net, x = network(), images(n + 60, seed=11)
+    y = (x.sum((1, 2, 3)) + torch.randn(len(x), dtype=torch.float64) > 0).long()
+    optimizer = torch.optim.LBFGS(net[4].parameters(), max_iter=epochs)
+
+    def closure():
+        optimizer.zero_grad()
+        penalty = 0.5 * sum(p.square().sum() for p in net[4].parameters())
+        loss = nn.functional.cross_entropy(net(x[:n]), y[:n], reduction="sum") + penalty
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    net.zero_grad()
+    return net, (x[:n], y[:n]), (x[n:], y[n:])
+
+
+@pytest.mark.parametrize("precision", ["cross-validation", "clml", "validation"])
+@pytest.mark.parametrize("structure", ["full", "kron", "diag"])
+def test_precisions_by_other_points(precision, structure):
+    net, data, validation = trained()
+    by_evidence = Laplace(net, "classification", structure=structure).fit(data)
+    posterior = Laplace(net, "classification", structure=structure)
+    posterior.fit(data, validation=validation, precision=precision, batch_size=7, progress=False)
+    factors = {
+        round(math.log10(posterior.precisions[k] / by_evidence.precisions[k]), 6) for k in LAST
+    }
+    assert len(factors) == 1
+    assert factors.pop() in range(-2, 7)
+    now, then = (posterior.predict(validation[0], k) for k in ("closed", "mode"))
+    assert density(now, validation[1]) >= density(then, validation[1]) - 1e-12
+
+
+def test_folds_are_those_of_a_network_trained_without_them():
+    net, (x, y), _ = trained()
+    mll = LaplaceMarginalLogLikelihood(
+        SoftmaxLikelihood(num_classes=3, mixing_weights=False),
+        LinearizedNetwork(net, GaussianWeightPrior(net, "network", 1.0)), len(x), Full(),
+    )  # fmt: skip
+    with only_trained(net, LAST):
+        parts = [mll.evidence_of(x[k::5], y[k::5]) for k in range(5)]
+        gradient = _gradient(parts[0], x[::5], y[::5])
+        others = sum(parts[1:])
+
+        def covariances(function, at, outputs):
+            return function(output_gradients(net, at, outputs))
+
+        found = _density(others, gradient, x[::5], y[::5], 1.0, covariances)
+    keep = torch.arange(len(x)) % 5 != 0
+    again = copy.deepcopy(net)
+    optimizer = torch.optim.LBFGS(again[4].parameters(), max_iter=300)
+
+    def closure():
+        optimizer.zero_grad()
+        penalty = 0.5 * sum(p.square().sum() for p in again[4].parameters())
+        loss = nn.functional.cross_entropy(again(x[keep]), y[keep], reduction="sum") + penalty
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    exact = Laplace(again, "classification", structure="full")
+    exact.fit((x[keep], y[keep]), precision=1.0)
+    expected = float(exact.predict(x[::5]).log_prob(y[::5]).sum())
+    mode = Laplace(net, "classification", structure="full").fit((x, y), precision=1.0)
+    optimistic = float(mode.predict(x[::5]).log_prob(y[::5]).sum())
+    assert abs(found - expected) < 0.3 * abs(optimistic - expected)
+
+
+def test_folds_need_batches_in_one_order():
+    net, (x, y), _ = trained()
+    loader = DataLoader(TensorDataset(x, y), batch_size=9, shuffle=True)
+    with pytest.raises(ArgumentError, match="shuffle=False"):
+        Laplace(net, "classification").fit(loader, precision="cross-validation")
+    with pytest.raises(ArgumentError, match="one batch"):
+        Laplace(net, "classification").fit([(x, y)], precision="cross-validation")
+    with pytest.raises(ArgumentError, match="once"):
+        Laplace(net, "classification").fit(iter([(x, y)]), precision="cross-validation")
+
+
+def test_labels_that_were_shuffled_apart_from_their_points():
+    torch.manual_seed(0)
+    net, x = network(), images(200)
+    with torch.no_grad():
+        net[4].weight.mul_(12)
+    y = net(x).argmax(-1)
+    shuffled = y[torch.randperm(200)]
+    good = Laplace(net, "classification").fit((x, y), validation=(x, y))
+    assert good.num_data == 200
+    for call in (
+        lambda: Laplace(net, "classification").fit((x, shuffled)),
+        lambda: Laplace(net, "classification").fit((x, y), validation=(x, shuffled)),
+    ):
+        with pytest.raises(ArgumentError, match="shuffled apart"):
+            call()
+
+
+def test_the_functional_form_is_the_same_posterior():
+    net, x, y = network(), images(8), classes(8)
+    of_weights, of_points = (
+        Laplace(net, "classification", weights="all", structure=Full(form)).fit(
+            (x, y), precision=0.5
+        )
+        for form in ("parameters", "samples")
+    )
+    at = images(5, seed=2)
+    torch.testing.assert_close(of_weights.predict(at).probs, of_points.predict(at).probs)

@@ -1,0 +1,255 @@
+"""Choices of precisions, scale and temperature of a Laplace posterior; a check of its targets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from gpytorch.likelihoods import Likelihood
+from torch import Tensor
+
+from gpclml.curvature.output_likelihoods import output_likelihood
+from gpclml.errors import ArgumentError
+from gpclml.evidence.sampling import laplace_conditional_log_density, linearized_outputs
+from gpclml.mlls import LaplaceEvidence
+from gpclml.models import LinearizedNetwork
+
+__all__ = [
+    "calibrated", "check_targets_belong", "factor_by_clml", "factor_by_folds",
+    "maximize_evidence",
+]  # fmt: skip
+
+_FOLDS = 5
+_SPREAD = 0.5  # standard deviation of log temperatures that few validation points cannot exceed
+_WORSE = 1.5  # times the log loss of frequencies, which shuffled labels of a sure network exceed
+Batches = Callable[[], Iterator[tuple[Tensor, Tensor]]]
+
+
+def factor_by_clml(
+    evidence: LaplaceEvidence, held_out: tuple[Tensor, Tensor], factors: Sequence[float]
+) -> float:
+    r"""The factor of the precisions for which the CLML of held-out points is largest.
+
+    :math:`\log p(\mathcal D_{\text{held out}} \mid \mathcal D)` of the linearized network, by
+    :func:`gpclml.evidence.sampling.laplace_conditional_log_density`.
+    """
+    prior = cast(LinearizedNetwork, evidence.mll.model).prior
+    before = prior.log_precision.detach().clone()
+    scores = []
+    for factor in factors:
+        with torch.no_grad():
+            prior.log_precision.copy_(before + math.log(factor))
+        scores.append(laplace_conditional_log_density(evidence, held_out))
+    with torch.no_grad():
+        prior.log_precision.copy_(before)
+    return factors[max(range(len(factors)), key=scores.__getitem__)]
+
+
+class _Fold:
+    """Sums over the batches of a fold: the evidence, and the gradient of the log likelihood."""
+
+    def __init__(self) -> None:
+        self.evidence: LaplaceEvidence | None = None
+        self.gradient: dict[str, Tensor] = {}
+
+    def add(self, evidence: LaplaceEvidence, gradient: Mapping[str, Tensor]) -> None:
+        self.evidence = evidence if self.evidence is None else self.evidence + evidence
+        self.gradient = {k: g + self.gradient.get(k, 0.0) for k, g in gradient.items()}
+
+
+def factor_by_folds(
+    evidence_of: Callable[[Tensor, Tensor], LaplaceEvidence],
+    batches: Batches,
+    covariances: Callable[[Callable, Tensor, int], Tensor],
+    factors: Sequence[float],
+) -> float:
+    r"""The factor of the precisions of the largest cross-validated density, without training again.
+
+    A fold of batches is left out by a Newton step of the linearized network from its mode,
+
+    .. math:: w_{-k} = w_* - \Sigma_{-k} \nabla \log p(\mathcal D_k \mid w_*), \qquad
+        \Sigma_{-k} = (H - H_k + P_0)^{-1}
+
+    (Giordano et al. 2019), and its targets are predicted with the covariance
+    :math:`J \Sigma_{-k} J^\top`.
+
+    Args:
+        evidence_of: The evidence at a batch.
+        batches: Makes an iterator of batches, the same at each call.
+        covariances: Of outputs at points, from a curvature's function.
+        factors: Those that are tried.
+
+    Raises:
+        ArgumentError: There are fewer batches than two, or others in a second pass.
+    """
+    folds = [_Fold() for _ in range(_FOLDS)]
+    seen = []
+    for place, (x, y) in enumerate(batches()):
+        part = evidence_of(x, y)
+        folds[place % _FOLDS].add(part, _gradient(part, x, y))
+        seen.append((x.double().sum(), y.clone()))
+    made = [fold for fold in folds if fold.evidence is not None]
+    if len(made) < 2:
+        suggestion = "Give a smaller batch_size."
+        raise ArgumentError("data", "one batch", "at least two for cross-validation", suggestion)
+    others = [_sum(fold.evidence for fold in made if fold is not one) for one in made]
+    scores = torch.zeros(len(factors), dtype=torch.float64)
+    for place, (x, y) in enumerate(batches()):
+        first, labels = seen[place]
+        if not torch.equal(labels, y) or not torch.equal(first, x.double().sum()):
+            suggestion = "Set shuffle=False."
+            expected = "a loader that gives the same batches in each pass"
+            raise ArgumentError("data", "batches in another order", expected, suggestion)
+        k = place % _FOLDS
+        for at, factor in enumerate(factors):
+            scores[at] += _density(others[k], made[k].gradient, x, y, factor, covariances)
+    return factors[int(scores.nan_to_num(-math.inf).argmax())]
+
+
+def _sum(parts: Iterator[LaplaceEvidence | None]) -> LaplaceEvidence:
+    return cast(LaplaceEvidence, sum(part for part in parts if part is not None))
+
+
+def _gradient(evidence: LaplaceEvidence, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """Of the log likelihood of a batch in the weights."""
+    network = cast(LinearizedNetwork, evidence.mll.model).network
+    named = {name: p for name, p in network.named_parameters() if p.requires_grad}
+    with torch.enable_grad():
+        likelihood = output_likelihood(cast(Likelihood, evidence.mll.likelihood))
+        value = likelihood.log_density(network(x), y).sum()
+    found = torch.autograd.grad(value, list(named.values()), materialize_grads=True)
+    return dict(zip(named, found, strict=True))
+
+
+@torch.no_grad()
+def _density(
+    others: LaplaceEvidence,
+    gradient: Mapping[str, Tensor],
+    x: Tensor,
+    y: Tensor,
+    factor: float,
+    covariances: Callable[[Callable, Tensor, int], Tensor],
+) -> float:
+    """The log density of a batch that is predicted from the other folds."""
+    mll = others.mll
+    model = cast(LinearizedNetwork, mll.model)
+    precisions = {name: factor * p.detach() for name, p in model.prior.precisions().items()}
+    function = others.curvature.output_covariance(precisions, others.curvature_scale())
+    rows = {name: g[None, None].requires_grad_() for name, g in gradient.items()}
+    with torch.enable_grad():
+        half = 0.5 * function(rows).sum()
+    steps = torch.autograd.grad(half, list(rows.values()), materialize_grads=True)
+    moved = {
+        name: model.network.get_parameter(name) - step[0]
+        for name, step in zip(rows, steps, strict=True)
+    }
+    outputs = linearized_outputs(model.network, moved, x)[0]
+    likelihood = output_likelihood(cast(Likelihood, mll.likelihood))
+    predicted = likelihood.predictive(outputs, covariances(function, x, outputs.shape[-1]))
+    return float(predicted.log_prob(y.reshape(predicted.batch_shape)).double().sum())
+
+
+@torch.no_grad()
+def check_targets_belong(argument: str, outputs: Tensor, target: Tensor) -> None:
+    """Raises where targets have nothing to do with the outputs of a network that is sure of them.
+
+    Of classes: the network is right no more often than by chance, and its log loss is far larger
+    than that of the classes' frequencies, as with labels that were shuffled apart from their
+    points. A network that was not trained has a log loss near that.
+
+    Args:
+        argument: Name of the data in the error.
+        outputs: ``(N, C)``.
+        target: Classes, ``(N,)``; other targets are not checked.
+    """
+    classes = outputs.shape[-1]
+    if target.is_floating_point() or target.ndim != 1 or classes == 1:
+        return
+    shares = torch.bincount(target, minlength=classes).double() / len(target)
+    guessed = outputs.argmax(-1)
+    of_guesses = torch.bincount(guessed, minlength=classes).double() / len(target)
+    chance = float(shares @ of_guesses)
+    right = float((guessed == target).double().mean())
+    error = math.sqrt(chance * (1 - chance) / len(target))
+    loss = float(torch.nn.functional.cross_entropy(outputs.double(), target))
+    frequencies = float(torch.special.entr(shares).sum())
+    if right <= chance + 3 * error and loss > _WORSE * max(frequencies, 0.1):
+        raise ArgumentError(
+            argument,
+            f"targets of which the network has {100 * right:.0f} % right, as by chance, with a log "
+            f"loss of {loss:.2f} ({frequencies:.2f} by the frequencies of classes)",
+            "the targets of these points",
+            "Were points and targets shuffled apart from each other?",
+        )
+
+
+def calibrated(
+    likelihood: Likelihood,
+    outputs: Tensor,
+    target: Tensor,
+    covariances: Sequence[Tensor],
+    scales: Sequence[float],
+) -> tuple[int, float, float]:
+    """Chooses one of several covariances, its scale, and a temperature, by the density of targets.
+
+    A scale of zero and a temperature of one are among those tried.
+
+    Args:
+        likelihood: Of the targets.
+        outputs: ``(N, C)``.
+        target: Their targets.
+        covariances: Those of the outputs, ``(N, C, C)`` each.
+        scales: Factors of a covariance that are tried.
+
+    Returns:
+        The place of the covariance, the scale, and the temperature.
+    """
+    of_outputs = output_likelihood(likelihood)
+    of_outputs.log_density(outputs, target)  # its checks
+    best, chosen = math.inf, (0, 0.0, 1.0)
+    tried = [(place, scale) for place in range(len(covariances)) for scale in scales]
+    for place, scale in [(0, 0.0), *tried]:
+
+        def loss(log_temperature: float, place: int = place, scale: float = scale) -> float:
+            predicted = of_outputs.predictive(
+                outputs, scale * covariances[place], math.exp(log_temperature)
+            )
+            of_temperature = 0.5 * (log_temperature / _SPREAD) ** 2
+            own = target.reshape(predicted.batch_shape)  # of one output also as a column
+            return of_temperature - float(predicted.log_prob(own).double().sum())
+
+        log_temperature, value = _minimize(loss)
+        if value < best:
+            best, chosen = value, (place, scale, math.exp(log_temperature))
+    return chosen
+
+
+def maximize_evidence(evidence: LaplaceEvidence) -> None:
+    """Climbs the evidence in the logarithms of the precisions, and in the noise."""
+    mll = evidence.mll
+    prior = cast(LinearizedNetwork, mll.model).prior
+    free = [p for part in (prior, mll.likelihood) for p in part.parameters() if p.requires_grad]
+    optimizer = torch.optim.LBFGS(free, max_iter=100, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        with torch.enable_grad():
+            loss = -evidence()
+            gradients = torch.autograd.grad(loss, free, allow_unused=True)
+        for p, gradient in zip(free, gradients, strict=True):
+            p.grad = gradient
+        return loss.detach()
+
+    optimizer.step(cast(Any, closure))
+    for p in free:
+        p.grad = None
+
+
+def _minimize(loss: Any) -> tuple[float, float]:
+    """The log temperature of the smallest loss, and that loss; at most that of temperature 1."""
+    from scipy.optimize import minimize_scalar
+
+    found: Any = minimize_scalar(loss, bounds=(-3.0, 3.0), method="bounded")
+    one = loss(0.0)
+    return (0.0, one) if one <= found.fun else (float(found.x), float(found.fun))
