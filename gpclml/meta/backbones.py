@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -10,6 +11,7 @@ from torch import Tensor
 from gpclml._utils.arguments import check_counts, checked
 from gpclml.errors import ShapeError
 from gpclml.kernels.networks import reset_network
+from gpclml.meta.first_block import first_block
 
 __all__ = ["Conv3", "Conv4", "ConvBlocks", "ResNet10"]
 
@@ -58,7 +60,13 @@ class ConvBlocks(torch.nn.Module):
         """
         _check_images(images, self.channels, 2 ** len(self.blocks))
         images = images.contiguous(memory_format=torch.channels_last)
-        return self.blocks(images).flatten(1)
+        hooks = self.blocks._forward_hooks or self.blocks._forward_pre_hooks
+        values = None if hooks else first_block(cast(Any, self.blocks[0]), images)
+        if values is None:
+            return self.blocks(images).flatten(1)
+        for block in itertools.islice(self.blocks, 1, None):
+            values = block(values)
+        return values.flatten(1)
 
 
 class Conv4(ConvBlocks):
