@@ -14,7 +14,7 @@ conf = {
     "abort_on_example_error": True,
     "only_warn_on_example_error": False,
     "remove_config_comments": True,
-    "capture_repr": (),
+    "capture_repr": ("_repr_html_",),  # tables, no addresses of objects
     "matplotlib_animations": False,
     "show_memory": False,
     "min_reported_time": 1e9,

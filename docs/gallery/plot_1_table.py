@@ -18,7 +18,7 @@ from gpclml import Regressor
 table = load_diabetes(as_frame=True, scaled=False)
 x, new_x, y, new_y = train_test_split(table.data, table.target, test_size=142, random_state=0)
 regressor = Regressor(random_state=0).fit(x, y)
-print(regressor.stack_.summary()[["weight", "loo", "seconds"]].round(3))
+regressor.stack_.summary()[["weight", "loo", "seconds"]].round(3)
 
 # %%
 # ## Predictions with intervals

@@ -24,7 +24,7 @@ for kernel in ("rbf", "rq", "matern", "spectral_mixture"):
 from gpclml import score_models
 
 comparison = score_models(models)
-print(comparison)
+comparison
 
 # %%
 # Dots are scores with their standard errors. Triangles are the same distances from the first-ranked
