@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
+from itertools import takewhile
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
@@ -42,6 +45,10 @@ __all__ = ["Study", "Sweep"]
 Cells = list[dict[str, Any]]
 
 _OF_THE_MACHINE = {"jobs", "backend", "address", "folder", "checkpoints", "retry_failed", "quiet"}
+EarlierRows = Annotated[
+    Path | None,
+    typer.Option("--rows", help="Add cells of this CSV file of an earlier report."),
+]
 _RUN_HELP = (
     "Compute the cells that the results file lacks.\n\n{}\n\nEach result is saved as it comes: "
     "after an interruption the same command goes on. Exit code 1 if cells failed, 2 if nothing "
@@ -83,6 +90,8 @@ class Study:
         prepare: Adds columns to finished cells, which no CSV file shows.
         figure: Draws finished cells in a file; its further arguments are options of ``report``.
         caption: Of the figure.
+        apart: A column by whose values cells are apart: a report may take those that the results
+            file lacks from the CSV file of an earlier report.
         folders: Options that name folders, each with the environment variable that workers have
             it under.
     """
@@ -104,6 +113,7 @@ class Study:
     prepare: Callable[[pandas.DataFrame], pandas.DataFrame] | None = None
     figure: Callable[..., None] | None = None
     caption: str = ""
+    apart: str = ""
     folders: Sequence[tuple[str, str]] = (("folder", "GPCLML_DATA"),)
 
     def make_app(self, report: Callable | None = None) -> typer.Typer:
@@ -126,6 +136,7 @@ class Study:
         path: str | os.PathLike[str],
         csv: str | os.PathLike[str] | None = None,
         figure: str | os.PathLike[str] | None = None,
+        rows: str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> str:
         """The report of a results file, in Markdown.
@@ -134,6 +145,8 @@ class Study:
             path: The SQLite file.
             csv: Also write all cells to this file; compressed where its name ends in ``.gz``.
             figure: Also draw in this image file.
+            rows: CSV file of an earlier report, whose cells are added to those of the results file;
+                of those with the same value of :attr:`apart` the later ones count.
             **options: Of ``choose`` and ``figure``.
 
         Raises:
@@ -146,6 +159,9 @@ class Study:
         done, failed = self.load(path, **of_choice)
         failures = [f"- {self._failure(row)}" for row in failed.to_dict("records")]
         about = [*load_commands(path), *describe_cells(done, len(failed))]
+        if rows is not None:
+            done, lines = self._with_rows(done, rows, of_choice)
+            about += lines
         if csv is not None:
             write_rows(done, csv, about)
         cells = done if self.prepare is None else self.prepare(done)
@@ -185,6 +201,30 @@ class Study:
                 "Name another results file."
             )
         return done, failed
+
+    def _with_rows(
+        self, done: pandas.DataFrame, path: str | os.PathLike[str], options: Mapping[str, Any]
+    ) -> tuple[pandas.DataFrame, list[str]]:
+        """The cells with those of an earlier CSV file, and the lines at the head of that."""
+        import pandas
+        from pandas.api.types import is_numeric_dtype
+
+        try:
+            earlier = pandas.read_csv(path, comment="#")
+            with (gzip.open if str(path).endswith(".gz") else open)(path, "rt") as file:
+                lines = list(takewhile(lambda line: line.startswith("#"), file))
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path}: no rows of an earlier report ({error}).") from error
+        if not set(self.needed) <= set(earlier.columns):
+            raise DataError(f"{path}: rows of another benchmark.")
+        earlier = earlier[~earlier[self.apart].isin(done[self.apart])]
+        if self.choose is not None:
+            earlier = self.choose(earlier, **options)
+        said = f"with {len(earlier)} cells of an earlier run:"
+        merged = pandas.concat([done, earlier], ignore_index=True)
+        texts = [name for name in merged if not is_numeric_dtype(merged[name])]
+        merged = merged.fillna(dict.fromkeys(texts, ""))
+        return merged, [said, *(line.removeprefix("# ").rstrip() for line in lines)]
 
     def _failure(self, row: Mapping[Any, Any]) -> str:
         message = row["_error_message"].splitlines() or [""]
@@ -242,15 +282,20 @@ class Study:
 
     def _report_command(self) -> Callable[..., None]:
         def report(
-            results: ResultsFile, csv: CsvFile = None, figure: FigureFile = None, **options: Any
+            results: ResultsFile,
+            csv: CsvFile = None,
+            figure: FigureFile = None,
+            rows: EarlierRows = None,
+            **options: Any,
         ) -> None:
             with errors_as_text():
                 for function in (self.choose, self.figure):
                     options |= read_options(function, options)
-                typer.echo(self.sections(results, csv, figure, **options))
+                typer.echo(self.sections(results, csv, figure, rows, **options))
 
         further = (options_of(self.choose) | options_of(self.figure)).values()
-        return with_options(report, further, [] if self.figure else ["figure"])
+        left_out = [] if self.figure else ["figure"]
+        return with_options(report, further, left_out + ([] if self.apart else ["rows"]))
 
     def _command_of(self, ctx: typer.Context) -> str:
         """What was asked for: the options given, but for those of the machine."""

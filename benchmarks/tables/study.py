@@ -138,4 +138,5 @@ STUDY = Study(
     tables=sections,
     figure=draw_figure,
     caption="Regret of choosing one model, against n",
+    apart="method",
 )

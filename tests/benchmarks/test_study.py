@@ -81,6 +81,31 @@ def test_run_and_report(tmp_path):
     assert rows.read_text().splitlines()[-2:] == ["device,kind,n,double", "cpu,a,2,4"]
 
 
+def test_cells_of_an_earlier_report_are_added(tmp_path):
+    """Those of kinds that the results file has are left out: it is the later one."""
+    one, old, new = study(apart="kind"), tmp_path / "old.sqlite", tmp_path / "new.sqlite"
+    rows = tmp_path / "old.csv.gz"
+    assert invoke(one, "run --quiet --n 1", "--results", old).exit_code == 0
+    assert invoke(one, "report", "--results", old, "--csv", rows).exit_code == 0
+    assert invoke(one, "run --quiet --n 5 --kinds b,c", "--results", new).exit_code == 0
+    told = invoke(one, "report", "--results", new, "--rows", rows).stdout
+    assert "\n2 cells done in" in told
+    assert "with 1 cells of an earlier run:\npython -m benchmarks.small run --n 1 --" in told
+    assert "## Sum\n\n22.0" in told  # 10 of each new one, 2 of a
+    of_b = invoke(one, "report --kind b", "--results", new, "--rows", rows).stdout
+    assert "with 0 cells" in of_b
+    text = tmp_path / "text.csv"
+    text.write_text("a,b\n1,2\n")
+    refused = invoke(one, "report", "--results", new, "--rows", text)
+    assert (refused.exit_code, refused.stderr) == (
+        2,
+        f"Error: {text}: rows of another benchmark.\n",
+    )
+    missing = invoke(one, "report", "--results", new, "--rows", tmp_path / "missing.csv")
+    assert missing.exit_code == 2
+    assert "No such option" in invoke(study(), "report", "--results", new, "--rows", rows).stderr
+
+
 def test_commands_are_kept_in_the_order_of_runs(tmp_path):
     path = tmp_path / "a.sqlite"
     for line in ("run --quiet --kinds b", "run --quiet", "run --kinds b --quiet --jobs 1"):
