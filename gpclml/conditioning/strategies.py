@@ -31,7 +31,7 @@ class Split:
     """Held-out blocks and the rows that they are conditioned on, as indices on the CPU.
 
     Attributes:
-        held_out: Row indices, one tensor a block size: ``k_i`` blocks of ``b_i`` rows,
+        held_out: Row indices, one tensor for each block size: ``k_i`` blocks of ``b_i`` rows,
             ``(k_i, b_i)``.
         conditioned_on: Row indices, ``(m,)``; None where each block is conditioned on every row
             outside it.
@@ -69,7 +69,7 @@ class Conditioning(ABC):
         """The held-out blocks of :meth:`split`, which takes the same arguments.
 
         Returns:
-            Row indices on the CPU, one tensor a block size: ``k_i`` blocks of ``b_i`` rows,
+            Row indices on the CPU, one tensor for each block size: ``k_i`` blocks of ``b_i`` rows,
             ``(k_i, b_i)``.
         """
         return self.split(num_data, generator, observed).held_out
@@ -182,7 +182,7 @@ class KFold(Conditioning):
     """Holds out each fold of a random partition, given the others; sizes differ by at most one.
 
     Args:
-        n_splits: Number of folds, at least 2; with fewer points than folds, one point a fold.
+        n_splits: Number of folds, at least 2; with fewer points than folds, each point is a fold.
         seed: See :class:`Conditioning`.
 
     Raises:
@@ -252,7 +252,8 @@ class LastPoints(Conditioning):
         m: Number of points conditioned on; 0 gives the log marginal likelihood.
 
     Raises:
-        ArgumentError: If ``m`` is negative, or, once the data are seen, not below their number.
+        ArgumentError: If ``m`` is negative, or, once the data are seen, not below the number of
+            points.
     """
 
     @checked
@@ -267,10 +268,10 @@ class LastPoints(Conditioning):
 
 
 class HeldOut(Conditioning):
-    """Holds out blocks that the caller chooses: a validation set, or one block a group.
+    """Holds out blocks that the caller chooses: a validation set, or one block for each group.
 
     Args:
-        *blocks: Row indices, one sequence or one-dimensional tensor a block; blocks are
+        *blocks: Row indices, one sequence or one-dimensional tensor for each block; blocks are
             disjoint and may differ in size.
 
     Raises:

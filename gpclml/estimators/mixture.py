@@ -140,7 +140,7 @@ class StackedPrediction:
             ``(m,)``; the negative mean of it is the usual test NLL.
 
         Raises:
-            ShapeError: There is not one target a row.
+            ShapeError: There is not one target for each row.
             NonFiniteError: A target is not finite.
         """
         return self._given(self._log_density(self._targets(y)))

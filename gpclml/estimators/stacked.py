@@ -57,8 +57,8 @@ class StackedGP:
     others, in closed form. From these predictions come the scale :math:`s_k`, which may grow with
     the prediction (:class:`Calibration`), and the tails :math:`\nu_k` of each component, and then
     the weights: those of the best log score of the mixture, with a Dirichlet prior
-    (Yao et al. 2018). What one kernel gets wrong others put right,
-    so that on most tables the mixture predicts better than the best of its components.
+    (Yao et al. 2018). Where one kernel is wrong another is often right, so that on most tables the
+    mixture predicts better than the best of its components.
 
     A candidate that cannot be fitted is left out, with a warning, and is in ``failures``.
 
@@ -70,10 +70,10 @@ class StackedGP:
         fit_rows: Hyperparameters are fitted by at most so many rows, drawn at random; all rows are
             conditioned on.
         restarts: Further starts of each fit, of which the best is kept.
-        extrapolation: A column's values that are farther outside those of the training rows than so
-            many times their range are moved to there, and all values of a constant column to the
-            constant: lines through a few rows say nothing of what is far from them. May be
-            infinite.
+        extrapolation: How far outside the training rows the values of a column are taken as they
+            are, in ranges of the column; values farther away are moved to that distance, and values
+            of a column that was constant to the constant. Lines through a few rows say nothing
+            about points far from them. May be infinite.
         seed: Seed of draws, restarts and networks.
 
     Attributes:

@@ -78,7 +78,7 @@ def conditional_log_marginal_likelihood(
         solver: See :class:`~gpclml.mlls.ConditionalMarginalLogLikelihood`.
 
     Returns:
-        One value a block, ``(*batch, k)``; blocks of one size come together.
+        One value for each block, ``(*batch, k)``; blocks of one size come together.
 
     Note:
         One factorization; with several blocks, one inverse.
@@ -113,7 +113,7 @@ def learning_curve(
     after the m-th is the CLML that conditions on the first m.
 
     Args:
-        model: An exact GP with training data; one target a row.
+        model: An exact GP with training data and one target for each row.
         orderings: Number of random orderings, or the orderings, ``(k, n)``.
         units: Units of the targets; see the module.
         seed: Seed of random orderings.
@@ -133,7 +133,7 @@ def learning_curve(
     data = training_observations(model)
     if data.num_tasks > 1:
         raise ArgumentError(
-            "model", f"{data.num_tasks} targets a row", "one", "Use a long-format model."
+            "model", f"{data.num_tasks} targets for each row", "one", "Use a long-format model."
         )
     generator = torch.Generator().manual_seed(seed)
     orders = as_orders(orderings, data.num_rows, generator)
@@ -216,14 +216,14 @@ def marginal_log_predictive(
     The negative mean of these is the usual test NLL.
 
     Args:
-        model: An exact GP with training data; one target a row.
+        model: An exact GP with training data and one target for each row.
         x: New inputs as the model takes them, ``(*batch, t, d)``, or ``(t,)`` for one column.
         y: Their targets in original units, ``(*batch, t)``.
         noise: As for :func:`joint_log_predictive`.
         units: Units of the targets in the result; see the module.
 
     Returns:
-        One value a new point, ``(*batch, t)``.
+        One value for each new point, ``(*batch, t)``.
 
     Raises:
         ShapeError: If ``y`` does not fit ``x``.

@@ -111,7 +111,7 @@ class IterativePosterior:
 
     Raises:
         ArgumentError: The model has no training data, or memory does not suffice; with the figures.
-        UnsupportedError: It is no exact GP, or of several tasks.
+        UnsupportedError: The model is not an exact GP, or has several tasks.
         NonFiniteError: A target is infinite, or the covariance not finite.
         NotConvergedError: The tolerance is not reached, unless the solver only warns.
 

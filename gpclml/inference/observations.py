@@ -38,14 +38,14 @@ MISSING_TERM = -0.5 * math.log(2 * math.pi)
 
 @dataclass(frozen=True)
 class Observations:
-    """Targets and their prior Gaussian, N = n t numbers a batch member.
+    """Targets and their prior Gaussian, N = n t numbers for each batch member.
 
     Attributes:
         lazy_covariance: Covariance of the observations, ``(*batch, N, N)``, not yet evaluated.
         residual: Targets minus prior mean, ``(*batch, N)``; zero where missing.
         missing: Which targets are missing, ``(*batch, N)``; None where none is.
         num_rows: Number n of data rows.
-        num_tasks: Number t of targets a row.
+        num_tasks: Number t of targets of each row.
         interleaved: Whether the tasks of one row are neighbours (else the rows of one task).
         params: What the likelihood was given besides the distribution.
     """

@@ -69,7 +69,7 @@ def marginal_predictive(
     """The predictive marginals of new observations, and the targets in training units.
 
     Args:
-        model: An exact GP with training data; one target a row.
+        model: An exact GP with training data and one target for each row.
         x: New inputs as the model takes them, ``(*batch, t, d)``.
         y: Their targets in original units, ``(*batch, t)``.
         noise: Noise variances of the new points, for a fixed-noise likelihood, ``(*batch, t)``.

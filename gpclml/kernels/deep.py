@@ -98,7 +98,7 @@ class DeepKernel(JointKernel):
 
         Raises:
             NonFiniteError: The network's output holds NaN or infinite values.
-            ShapeError: The network does not keep one row a point.
+            ShapeError: The network does not keep one row for each point.
         """
         x = x.unsqueeze(-1) if x.ndim == 1 else x
         output = apply_network(self.feature_extractor, x)
@@ -209,7 +209,7 @@ class NetworkMean(Mean):
         """The mean at points, ``(*batch, n, d)`` to ``(*batch, n)``.
 
         Raises:
-            ShapeError: The network does not give one number a point.
+            ShapeError: The network does not give one number for each point.
             NonFiniteError: The network's output holds NaN or infinite values.
         """
         output = apply_network(self.network, x)

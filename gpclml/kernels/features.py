@@ -337,7 +337,7 @@ class RandomFourierFeatures(gpytorch.Module):
     bias: Tensor
 
     lengthscale: PositiveParameter = PositiveParameter()
-    """Lengthscale, one or one a column, ``(1,)`` or ``(d,)``."""
+    """Lengthscale, one for all columns or one for each, ``(1,)`` or ``(d,)``."""
 
     amplitude: PositiveParameter = PositiveParameter()
     """Standard deviation of the approximated process, ``(1,)``."""

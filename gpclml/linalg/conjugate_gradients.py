@@ -55,8 +55,8 @@ class ConjugateGradients:
         tolerance: Largest norm of a column's residual, as a share of the norm of its right-hand
             side.
         max_error: Largest bound of the error of a conditional density, in nats per held-out point:
-            where the residuals do not say that it is so small, solving goes on. None: residuals
-            alone count. A density has an error of second order in the residuals, its gradient one
+            the solver goes on until the bound is below it. If None, the residuals alone count. A
+            density has an error of second order in the residuals, its gradient one
             of first order.
         max_iterations: Most products with the covariance, at least 2.
         preconditioner_rank: Columns of the pivoted Cholesky factor that preconditions; 0 for none.

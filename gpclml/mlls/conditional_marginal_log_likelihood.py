@@ -51,18 +51,18 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
     By default a fresh random tenth is held out at each call, which is what a stochastic
     optimizer wants. A line search needs a fixed function: BoTorch's ``fit_gpytorch_mll`` asks
     for :meth:`compute_custom_loss`, which uses ten folds of one seeded partition instead. A
-    strategy that is passed serves both, redrawn at each call in the first case (unless it has
-    its own seed) and drawn once in the second.
+    strategy that you pass is used for both. It draws anew at each call of the objective, unless
+    it has its own seed, and once for a line search.
 
     Missing (NaN) targets are left out under
     ``gpytorch.settings.observation_nan_policy("mask")``, each batch member on its own: they
     are neither scored nor conditioned on nor counted. The rows held out are the same in all
     members; a member in which all targets of a redrawn block are missing scores 0 in that call.
 
-    Of a model in eval mode the output is a posterior. The objective is then the joint density of
-    the targets under it, per target, with the priors' share, for any conditioning: what
-    ``gpytorch.mlls.ExactMarginalLogLikelihood`` gives there, so that validation steps need no
-    change.
+    In eval mode the output of a model is its posterior. The objective is then the joint log
+    density of the targets under that posterior, divided by their number, with the priors' share;
+    the conditioning does not matter. ``gpytorch.mlls.ExactMarginalLogLikelihood`` gives the same
+    there, so that validation steps need no change.
 
     Args:
         likelihood: A Gaussian likelihood of GPyTorch: homoskedastic, fixed noise, multitask.
@@ -74,9 +74,9 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
             :func:`gpclml.linalg.factorization_dtype`.
         seed: Seed of all draws of held-out points. The state of the generator is part of
             ``state_dict()``, so that a resumed training draws the same points.
-        solver: "cholesky", exact; "cg" or :class:`~gpclml.linalg.ConjugateGradients`, memory for n
-            times the size of a block, with a tolerance that is checked; "auto", Cholesky where it
-            fits into memory, else conjugate gradients with a warning.
+        solver: "cholesky" is exact; "cg" or :class:`~gpclml.linalg.ConjugateGradients` needs memory
+            for n times the size of a block only, and checks a tolerance; "auto" is Cholesky where
+            it fits into memory, else conjugate gradients with a warning.
 
     Attributes:
         last_solve: How well conjugate gradients solved for each block of the last call, a
@@ -84,7 +84,7 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
 
     Raises:
         UnsupportedError: If the model is not an exact GP, the likelihood not Gaussian or the
-            conditioning no strategy.
+            conditioning is not a strategy.
         NonFiniteError: If the model's training inputs hold NaN or infinite values.
 
     Note:

@@ -91,8 +91,8 @@ class LinearEvidenceLowerBound(MarginalLogLikelihood):
         posterior: A distribution with parameters; its family is taken.
 
     Raises:
-        UnsupportedError: The model is no linear one, or the likelihood not its own.
-        ArgumentError: The temperature is not positive, or both a family and a posterior come.
+        UnsupportedError: The model is not linear, or the likelihood is not the model's.
+        ArgumentError: The temperature is not positive, or both a family and a posterior are given.
 
     Note:
         n² R + n³ operations for the best q, n R for the bound, and no R x R array but for

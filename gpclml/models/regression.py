@@ -50,7 +50,8 @@ class GPRegression(RegressionGP):
 
     Kernels by name, each inside a ``ScaleKernel`` unless said otherwise:
 
-    - ``"rbf"``, ``"rq"``, ``"matern"`` (smoothness 5/2), with a lengthscale a column if ``ard``;
+    - ``"rbf"``, ``"rq"``, ``"matern"`` (smoothness 5/2), with a lengthscale for each column if
+      ``ard``;
     - ``"spectral_mixture"``: ``num_mixtures`` components, started from the data, unscaled;
     - ``"deep"``: RBF on the inputs plus RQ on the features of a linear map and a network
       with ``num_features`` outputs, which start near zero. Train it by

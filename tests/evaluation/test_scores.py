@@ -214,7 +214,7 @@ def test_kronecker_multitask_counts_rows_with_all_tasks():
     part_joint = joint_log_predictive(model, x[:2] + 0.1, y[:2])
     assert torch.isfinite(clml)
     assert part_joint.shape == ()
-    with pytest.raises(ArgumentError, match="3 targets a row"):
+    with pytest.raises(ArgumentError, match="3 targets for each row"):
         learning_curve(model)
 
 

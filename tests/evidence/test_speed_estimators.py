@@ -315,7 +315,7 @@ def test_models_that_are_not_one_with_one_target_a_row_are_refused():
     from botorch.models import KroneckerMultiTaskGP
 
     multitask = KroneckerMultiTaskGP(x, torch.stack([y, -y], dim=-1))
-    with pytest.raises(ArgumentError, match="model: got 2 targets a row"):
+    with pytest.raises(ArgumentError, match="model: got 2 targets for each row"):
         posterior_divergences(multitask)
     likelihood = gpytorch.likelihoods.gaussian_likelihood._GaussianLikelihoodBase(_SharedNoise())
     with pytest.raises(UnsupportedError, match="correlated noise, expected independent"):

@@ -72,7 +72,7 @@ def log_mean(log_values: Tensor) -> SampledDensity:
         The estimate, its standard error (infinite for one draw) and the effective draws.
 
     Raises:
-        ShapeError: There are no draws, or not one number a draw.
+        ShapeError: There are no draws, or not one number for each draw.
         NonFiniteError: A log is NaN or plus infinity, or all are minus infinity.
     """
     log_values = log_values.double()
@@ -109,7 +109,7 @@ def simple_monte_carlo(log_likelihood: LogDensity, prior_draws: Tensor) -> Sampl
         The estimate, its standard error and the effective draws.
 
     Raises:
-        ShapeError: There are no draws, or the log likelihood is not one number a draw.
+        ShapeError: There are no draws, or the log likelihood is not one number for each draw.
         NonFiniteError: Draws are not finite, a log likelihood is NaN or plus infinity, or it is
             minus infinity at every draw.
 
@@ -145,7 +145,7 @@ def importance_sampling(
         The estimate, its standard error and the effective draws.
 
     Raises:
-        ShapeError: There are no draws, or a log density is not one number a draw.
+        ShapeError: There are no draws, or a log density is not one number for each draw.
         NonFiniteError: Draws or log densities of the proposal are not finite, a log joint is NaN
             or plus infinity, or it is minus infinity at every draw.
 
@@ -169,7 +169,7 @@ def log_values(argument: str, log_density: LogDensity, draws: Tensor) -> Tensor:
     """Log densities of the draws, ``(S,)``, whose shape is checked."""
     values = log_density(draws)
     if values.shape != draws.shape[:1]:
-        expected = f"({len(draws)},), one value a draw"
+        expected = f"({len(draws)},), one value for each draw"
         raise ShapeError(argument, tuple(values.shape), expected, "Sum over parameters and data.")
     return values
 

@@ -93,7 +93,7 @@ def model_predictions(
     - ``"concurrent"``: :math:`p(\theta_j \mid D_{<i})`, given the targets before it.
 
     Args:
-        models: Exact GPs on the same training targets, one a row.
+        models: Exact GPs on the same training targets, one for each row.
         scheme: One of the three schemes.
         order: Order in which the points arrive, ``(n,)``; data order if None.
 

@@ -116,7 +116,7 @@ def training_speed(
     with k. All but the log marginal likelihood depend on the order of the points.
 
     Args:
-        model: An exact GP with training data, one target a row and independent noise.
+        model: An exact GP with training data, one target for each row and independent noise.
         num_samples: Draws k of each function value, at least 2.
         orderings: Number of random orderings, or the orderings, ``(k, n)``.
         repeats: How often the draws are repeated in each ordering; values are means.
@@ -250,11 +250,11 @@ def predict_prefixes(
 
 
 def single_target_data(model: ExactGP) -> Observations:
-    """The training data of one model with one target a row; an ArgumentError for any other."""
+    """The training data of one model, one target for each row; an ArgumentError for others."""
     data = training_observations(model)
     if data.num_tasks > 1:
         raise ArgumentError(
-            "model", f"{data.num_tasks} targets a row", "one", "Use a long-format model."
+            "model", f"{data.num_tasks} targets for each row", "one", "Use a long-format model."
         )
     if data.residual.ndim > 1:
         got = f"a batch of shape {tuple(data.residual.shape[:-1])}"
