@@ -7,10 +7,13 @@ import io
 import json
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
+
+from gpclml.cli.report.words import TEST_COLUMNS
 
 VOID = {"meta", "img", "source", "br", "hr", "link", "input"}
 ODD = '<b>sex & "gender"</b>'
@@ -155,3 +158,12 @@ def test_it_reads_well_on_any_screen(page, html):
     scrolled = [attributes for _, attributes in page.tags if attributes.get("class") == "scroll"]
     assert len(scrolled) == sum(tag == "table" for tag, _ in page.tags)
     assert html.count("<h1>") == 1
+
+
+def test_the_guide_has_the_options_and_the_words_of_the_page(gpclml):
+    guide = (Path(__file__).parents[2] / "docs" / "command.md").read_text(encoding="utf-8")
+    known = " ".join(gpclml(name, "--help").stdout for name in ("compare", "fit", "predict"))
+    options = set(re.findall(r"--[a-z][a-z-]+", guide))
+    assert len(options) > 8
+    assert {option for option in options if option not in known} == set()
+    assert all(name in guide for name in TEST_COLUMNS)

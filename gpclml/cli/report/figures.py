@@ -65,7 +65,7 @@ def figure_of_test_rows(name: str, targets: Tensor, scores: PredictionScores) ->
             if part.any():
                 label = f"{label} its 90 % interval" if scores.has_intervals else "test row"
                 axes.scatter(
-                    mean[part], true[part], s=18, marker=mark, color=style_of(place)["color"],
+                    mean[part], true[part], s=size, marker=mark, color=style_of(place)["color"],
                     label=label, zorder=3,
                 )  # fmt: skip
         axes.set(xlabel="prediction", ylabel="true value")
