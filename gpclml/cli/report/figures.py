@@ -58,12 +58,12 @@ def figure_of_test_rows(name: str, targets: Tensor, scores: PredictionScores) ->
         axes.plot(ends, ends, **GUIDE)
         if scores.has_intervals:
             axes.vlines(mean, lower, upper, color="gray", alpha=0.35, linewidth=1.5)
-        for part, place, mark, label in (
-            (~outside, 0, "o", "inside"),
-            (outside, 5, "X", "outside"),
+        for part, place, mark, size, where in (
+            (~outside, 0, "o", 18, "inside"),
+            (outside, 5, "X", 36, "outside"),
         ):
             if part.any():
-                label = f"{label} its 90 % interval" if scores.has_intervals else "test row"
+                label = f"{where} its 90 % interval" if scores.has_intervals else "test row"
                 axes.scatter(
                     mean[part], true[part], s=size, marker=mark, color=style_of(place)["color"],
                     label=label, zorder=3,
