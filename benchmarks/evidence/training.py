@@ -28,6 +28,7 @@ __all__ = [
 DATA = {
     "digits": ("digits", None, 8),
     "mnist-test": ("mnist-test", None, 28),
+    "fashion-part": ("fashion-part", None, 28),
     "cifar10-part": ("cifar10-part", "cifar10-part-test", 32),
 }
 """Name to the images to train on, those to test on where they are others, and their size."""

@@ -11,13 +11,13 @@ import numpy as np
 import pandas
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import spearmanr
+from scipy.stats import rankdata, spearmanr
 
 from benchmarks._tables import mean_and_error, with_error
 
 __all__ = [
     "Claim", "Experiment", "Verdict", "array", "differs", "graded", "listed", "mean_and_error",
-    "rank_correlations", "with_error",
+    "rank_correlation_rows", "rank_correlations", "rank_interval", "with_error",
 ]  # fmt: skip
 
 Verdict = Literal["reproduced", "partly", "not"]
@@ -65,6 +65,7 @@ class Experiment:
         draw: Draws them in the manner of the paper.
         size: Of the picture, in inches.
         modules: Dotted names of modules beside that of ``run`` that decide its results.
+        hours: Whether it takes hours, so that it runs by its own name only.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Experiment:
     draw: Callable[[pandas.DataFrame, Figure], None]
     size: tuple[float, float] = (8.0, 3.2)
     modules: tuple[str, ...] = ()
+    hours: bool = False
 
 
 def array(lists: pandas.Series) -> NDArray[np.float64]:
@@ -110,3 +112,25 @@ def rank_correlations(first: Iterable, second: Iterable) -> NDArray[np.float64]:
     """Spearman's rank correlation of two scores of the same models, for each cell."""
     pairs = zip(first, second, strict=True)
     return np.array([spearmanr(*pair).statistic for pair in pairs])  # type: ignore[attr-defined]
+
+
+_RESAMPLED = 2000
+
+
+def rank_interval(first: ArrayLike, second: ArrayLike) -> tuple[float, float, float]:
+    """Spearman's rank correlation of two scores, and the ends of an interval over models.
+
+    The interval has 95 % of 2000 bootstrap samples of the models, drawn with a fixed seed.
+    """
+    x, y = np.asarray(first, dtype=float), np.asarray(second, dtype=float)
+    drawn = np.random.RandomState(0).randint(len(x), size=(_RESAMPLED, len(x)))
+    low, high = np.nanquantile(rank_correlation_rows(x[drawn], y[drawn]), (0.025, 0.975))
+    return float(rank_correlation_rows(x[None], y[None])[0]), float(low), float(high)
+
+
+def rank_correlation_rows(x: NDArray[np.float64], y: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Rank correlation of each row of one array with that row of the other."""
+    ranks = [rankdata(values, axis=1) for values in (x, y)]
+    one, two = (rank - rank.mean(1, keepdims=True) for rank in ranks)
+    with np.errstate(invalid="ignore"):  # samples of one model
+        return (one * two).sum(1) / np.sqrt((one**2).sum(1) * (two**2).sum(1))

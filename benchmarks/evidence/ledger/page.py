@@ -32,8 +32,8 @@ PAPERS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "Harvey and Hughes 2026": (
             "elbo_families", "elbo_sweep", "elbo_tempering", "elbo_importance",
         ),
-        "Immer et al. 2021": (),
-        "Immer et al. 2023": (),
+        "Immer et al. 2021": ("uci_networks", "online_curve", "evidence_ranking"),
+        "Immer et al. 2023": ("evidence_bounds", "affine_invariance"),
     }
 )  # fmt: skip
 """Modules of experiments by the paper that their claims are from, in the order of the page."""
@@ -52,13 +52,13 @@ EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType(
 
 
 def chosen_experiments(name: str, others: Iterable[str] = ()) -> list[Experiment]:
-    """The experiment of that name, or every one for ``"ledger"``.
+    """The experiment of that name; for ``"ledger"`` every one that does not take hours.
 
     Raises:
         UnknownNameError: There is none.
     """
     if name == "ledger":
-        return list(EXPERIMENTS.values())
+        return [one for one in EXPERIMENTS.values() if not one.hours]
     if name not in EXPERIMENTS:
         raise UnknownNameError("study", name, [*EXPERIMENTS, "ledger", *others])
     return [EXPERIMENTS[name]]
@@ -87,10 +87,15 @@ def ledger_cells(path: str | os.PathLike[str]) -> dict[str, pandas.DataFrame]:
         return {}
     found = {name: done[done["experiment"] == name] for name in EXPERIMENTS}
     return {
-        name: cells.dropna(axis="columns", how="all").reset_index(drop=True)
+        name: _whole_seeds(cells.dropna(axis="columns", how="all").reset_index(drop=True))
         for name, cells in found.items()
         if len(cells)
     }
+
+
+def _whole_seeds(cells: pandas.DataFrame) -> pandas.DataFrame:
+    """With seeds that are integers, which those beside cells without one are not."""
+    return cells.astype({"seed": int}) if "seed" in cells else cells
 
 
 def headline(claims: Iterable[Claim]) -> str:

@@ -1,0 +1,164 @@
+"""Networks of Immer et al. (2021, 2023): what experiments of the ledger compute of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas
+import pytest
+import torch
+
+from benchmarks.evidence.ledger import (
+    affine_invariance,
+    evidence_bounds,
+    evidence_ranking,
+    online_curve,
+    uci_networks,
+)
+from benchmarks.evidence.ledger.claims import rank_correlations, rank_interval
+from benchmarks.evidence.ledger.stacked_networks import (
+    Networks,
+    objective,
+    train_fixed,
+    train_online,
+)
+from benchmarks.evidence.training import objective as classifier
+from gpclml.curvature import BlockDiagonal, FunctionSpace
+from gpclml.fit import fit_map
+
+
+def test_networks_of_a_stack_are_trained_each_alone():
+    x, y = online_curve.curve("stand-in")
+    stack = Networks([3, 4], x.expand(2, -1, -1), y.expand(2, -1), 30)
+    alone = Networks([4], x[None], y[None], 30)
+    train_fixed(stack, [2.0, 5.0], [0.5, 0.1])
+    train_fixed(alone, [5.0], [0.1])
+    for one, two in zip(stack.weights, alone.weights, strict=True):
+        assert torch.allclose(one[1], two[0], atol=1e-5)
+    inputs = x.to(stack.x)
+    assert torch.allclose(stack.outputs(stack.x)[1], stack.single[1](inputs)[:, 0], atol=1e-6)
+
+
+def test_a_stack_climbs_the_log_joint_of_the_library():
+    x, y = (part[:40] for part in online_curve.curve("stand-in"))
+    networks = Networks([0], x[None], y[None], 1)
+    before = objective(networks.single[0], 40, precision=2.0, noise=0.3)
+    other = Networks([0], x[None], y[None], 1)
+    fit_map(
+        objective(other.single[0], 40, precision=2.0, noise=0.3), other.x[0], other.y[0], epochs=1,
+        lr=1e-2, progress=False,
+    )  # fmt: skip
+    train_fixed(networks, [2.0], [0.3])
+    for one, two in zip(networks.weights, other.weights, strict=True):
+        assert torch.allclose(one, two, atol=1e-6)
+    assert before.model.network is networks.single[0]
+
+
+def test_hyperparameters_learned_online_raise_the_evidence():
+    x, y = online_curve.curve("stand-in")
+    networks = Networks([0, 0], x.expand(2, -1, -1), y.expand(2, -1), 300, torch.nn.Tanh)
+    mlls = [objective(one, len(y), by="network", precision=10.0) for one in networks.single]
+    history = train_online(networks, mlls, every=10)
+    assert np.allclose(history[0], history[1], atol=1e-3)
+    assert history[0][-1] > history[0][0] + 0.1
+    kept = mlls[0].evidence_of(networks.x[0], networks.y[0])()
+    assert float(kept.detach()) == pytest.approx(max(history[0]), abs=1e-4)  # float32
+    assert mlls[0].model.prior.log_precision.item() < np.log(10) - 0.5
+
+
+def cells_of_uci(nlls: dict[str, float], data: str = "yacht") -> pandas.DataFrame:
+    """Rows with NLLs around these, by column."""
+    around = np.array([-0.01, 0.0, 0.01])
+    rows = [
+        {"data": data, "method": method, "nll_map": nlls[method] + around}
+        for method in ("full", "ef", "kronecker")
+    ]
+    both = {"nll_map": nlls["CV, mode"] + around, "nll_laplace": nlls["CV, Laplace"] + around}
+    return pandas.DataFrame([*rows, {"data": data, "method": "cv", **both}])
+
+
+def test_verdicts_on_uci_networks():
+    nlls = {"full": 5.0, "ef": 9.0, "kronecker": 1.4, "CV, mode": 2.3, "CV, Laplace": 2.5}
+    found = uci_networks.EXPERIMENT.claims(cells_of_uci(nlls))
+    full, fisher, kronecker, online, posterior = (claim.verdict for claim in found)
+    assert (full, fisher, kronecker) == ("reproduced", "not", "reproduced")
+    assert (online, posterior) == ("reproduced", "not")  # the posterior is worse than the mode
+    assert not any(claim.at_size for claim in found)  # one set of eight
+
+
+def test_the_chosen_precision_is_that_of_the_least_validation_nll():
+    cell = {"data": "diabetes", "method": "cv", "splits": 2, "epochs": 160}
+    found = uci_networks.run_cell(cell)
+    assert all(5 < value < 7 for value in found["nll_map"])  # a deviation of 77
+    assert all(0.3 < value < 1.2 for value in found["noise"])
+
+
+@pytest.mark.parametrize(("sign", "verdict"), [(1, "reproduced"), (-1, "not")])
+def test_the_verdict_on_a_ranking(sign, verdict):
+    n = 20
+    cells = pandas.DataFrame({
+        "architecture": [f"mlp-{k}x1" for k in range(n)], "parameters": range(n),
+        "evidence": np.linspace(-2, -1, n), "log_density_map": sign * np.arange(n) - 30.0,
+        "accuracy_map": sign * np.arange(n),
+    })  # fmt: skip
+    (claim,) = evidence_ranking.EXPERIMENT.claims(cells)
+    assert claim.verdict == verdict
+
+
+def test_an_interval_of_rank_correlations():
+    random = np.random.RandomState(0)
+    x = random.randn(30)
+    y = x + random.randn(30)
+    rho, low, high = rank_interval(x, y)
+    assert rho == pytest.approx(rank_correlations([x], [y])[0])
+    assert low < rho < high
+    assert rank_interval(x, x)[1:] == (pytest.approx(1), pytest.approx(1))
+    assert len(evidence_ranking.MODELS) == 40
+
+
+def test_blocks_of_layers_from_inner_products():
+    data, network = evidence_bounds.large_images("digits", 3, 0), evidence_bounds.mini_net(0)
+    values = []
+    for structure in (FunctionSpace(), BlockDiagonal("layer")):
+        mll = classifier(network.double(), 3, 2.0, "network", structure)
+        values.append((mll, mll.evidence_of(data.train_x.double(), data.train_y)))
+    (mll, kernel), (_, blocks) = values
+    with torch.no_grad():
+        assert evidence_bounds._by_layers(kernel, mll, 3) == pytest.approx(float(blocks()))
+        assert float(kernel()) > float(blocks())
+    assert float(data.train_x.min()) == 0
+
+
+def test_the_verdict_on_an_optimum():
+    curves = {name: np.zeros(33) for name in ("block", "diagonal, 1, random, all")}
+    names = [
+        f"kernel, {f:g}, random, {o}" for f in (0.05, 0.1, 0.2, 0.5, 1) for o in ("all", "single")
+    ]
+    names += [f"kernel, {f:g}, class, all" for f in (0.05, 0.1)]
+    names.append("kronecker, 1, random, all")
+    for name in names:
+        curves[name] = -np.abs(np.arange(33.0) - 16)
+    found = []
+    for place in (17, 18):
+        curves["kernel, 0.2, random, single"] = -np.abs(np.arange(33.0) - place)
+        row = {
+            "sweep": "precision", "seed": 0, "estimators": list(curves),
+            "curves": [one.tolist() for one in curves.values()], "seconds": [1.0] * len(curves),
+        }  # fmt: skip
+        claims = evidence_bounds.EXPERIMENT.claims(pandas.DataFrame([row]))
+        (optimum,) = (one for one in claims if "optimum" in one.statement)
+        found.append(optimum.verdict)
+    assert found == ["reproduced", "not"]
+
+
+@pytest.mark.parametrize(("share", "lost", "verdict"), [
+    (0.1, 0.5, "reproduced"), (0.2, 0.5, "partly"), (0.2, 2.0, "not"),
+])  # fmt: skip
+def test_the_verdict_on_the_price_of_invariances(share, lost, verdict):
+    rows = [
+        {"method": method, "seed": 0, "accuracy_map": accuracy / 100, "seconds": 9.0,
+         "seconds_hyper": seconds, "ranges": [0.1] * 6}
+        for method, accuracy, seconds in (
+            ("none", 80.0, 0.1), ("KFAC-150-1", 90.0 - lost, share), ("KFAC-N-C", 90.0, 1.0))
+    ]  # fmt: skip
+    price, gain = affine_invariance.EXPERIMENT.claims(pandas.DataFrame(rows))
+    assert (price.verdict, gain.verdict) == (verdict, "reproduced")
