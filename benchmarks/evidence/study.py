@@ -97,7 +97,7 @@ def intervals(cells: pandas.DataFrame) -> pandas.DataFrame:
     scores = [name for name in _SCORES if name in cells]
     rows = []
     for precision, some in cells.groupby("precision", sort=True):
-        means = some.groupby("architecture")[[*scores, *_REACHED]].mean()
+        means = some.groupby("architecture")[[*scores, *_COMPARED]].mean()
         learned = means[means["accuracy_map"] > _COLLAPSED]
         learned = means if len(learned) < 3 else learned
         drawn = random.randint(len(learned), size=(_RESAMPLED, len(learned)))

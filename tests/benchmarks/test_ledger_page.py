@@ -49,13 +49,14 @@ def test_intervals_leave_out_networks_that_learned_nothing():
     cells = pandas.DataFrame({
         "architecture": [f"mlp-{i}x1" for i in range(12)], "precision": 1.0,
         "lml": score[::-1], "lml_layer": score, "clml": score, "validation": score,
-        "log_density_bma": score, "accuracy_map": [0.1] * 4 + [0.9] * 8,
+        "log_density_bma": score, "log_density_map": score,
         "posterior_scale": [0.0001] * 3 + [0.01] * 9,
+        "accuracy_map": [0.1] * 4 + [0.5 + 0.05 * i for i in range(8)], "clml_draws": 10.0,
     })  # fmt: skip
     rows = intervals(cells)
-    assert rows.loc[("1", "clml"), "12 networks"] == "+1.00 [+1.00, +1.00], of 12"
-    assert rows.loc[("1", "lml"), "those that learned"] == "-1.00 [-1.00, -1.00], of 8"
-    assert posterior_scales(cells).loc["1"].tolist() == [12, 3, 4]
+    assert rows.loc[("1", 8, "clml"), "log_density_bma"] == "+1.00 [+1.00, +1.00]"
+    assert rows.loc[("1", 8, "lml"), "log_density_bma, less validation"] == "-2.00 [-2.00, -2.00]"
+    assert posterior_scales(cells).loc["1"].tolist() == [12, 3, 0.01, 0, 4]
 
 
 @pytest.mark.parametrize("name", ["convolutional", "convolutional, pooled"])
