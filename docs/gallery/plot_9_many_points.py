@@ -49,5 +49,6 @@ for ax, (name, values) in zip(
     {"predicted": posterior.mean(grid), "true": (8 * grid).sin().prod(-1)}.items(),
     strict=True,
 ):
-    ax.imshow(values.reshape(40, 40).T.numpy(), origin="lower", extent=(0, 1, 0, 1), vmin=-1, vmax=1)
+    picture = values.reshape(40, 40).T.numpy()
+    ax.imshow(picture, origin="lower", extent=(0, 1, 0, 1), vmin=-1, vmax=1)
     ax.set_title(name)
