@@ -142,8 +142,9 @@ def interleaved_times(
     rounds: int,
     device: str | torch.device = "cpu",
     warm_up: bool = True,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> pd.DataFrame:
-    """Wall time of every step in every round, in seconds.
+    """Time of every step in every round, in seconds, by the wall's clock unless another is given.
 
     A first round that is not kept warms up allocators and libraries. The order is rotated by
     one each round.
@@ -158,21 +159,25 @@ def interleaved_times(
         raise ArgumentError("rounds", rounds, "an integer of at least 1")
     names = list(steps)
     for name in names if warm_up else []:
-        _seconds(steps[name], device)
+        _seconds(steps[name], device, clock)
     rows = []
     for turn in range(rounds):
         start = turn % len(names)
-        times = {name: _seconds(steps[name], device) for name in names[start:] + names[:start]}
+        times = {
+            name: _seconds(steps[name], device, clock) for name in names[start:] + names[:start]
+        }
         rows.append(times)
     return pd.DataFrame(rows, columns=names)
 
 
-def _seconds(step: Callable[[], object], device: str | torch.device) -> float:
+def _seconds(
+    step: Callable[[], object], device: str | torch.device, clock: Callable[[], float]
+) -> float:
     wait_for(device)
-    start = time.perf_counter()
+    start = clock()
     step()
     wait_for(device)
-    return time.perf_counter() - start
+    return clock() - start
 
 
 def wait_for(device: str | torch.device) -> None:

@@ -178,9 +178,9 @@ class DeepKernelTransfer(ExactGP):
     def objective(self, mll: MarginalLogLikelihood, episodes: Episodes) -> Tensor:
         """An objective of the tasks: the values of ``mll(*model.prior(episodes))``.
 
-        On a CPU value and gradient of a lone task are computed at once, where the objective is the
-        log marginal likelihood or conditions on the first points, and the kernel is one of
-        ``KERNELS`` without mixtures or of GPyTorch's kernels.
+        On a CPU value and gradient are computed at once, where the objective is the log marginal
+        likelihood or conditions on the first points, and the kernel is one of ``KERNELS`` without
+        mixtures or of GPyTorch's kernels.
 
         Args:
             mll: An objective of this model.
@@ -191,10 +191,10 @@ class DeepKernelTransfer(ExactGP):
         """
         x, y = episodes.points()
         values = self._flat_features(x)
-        if len(x) == 1 and mll.model is self and type(self).forward is _FORWARD:
-            value = shared_objective(mll, values, y[0], episodes.ways)
+        if mll.model is self and type(self).forward is _FORWARD:
+            value = shared_objective(mll, values, y, episodes.ways)
             if value is not None:
-                return value.unsqueeze(0)
+                return value
         features = values.unflatten(0, x.shape[:2]).unsqueeze(1)
         return cast(Tensor, cast(Any, mll)(*self._prior(features, y, episodes.ways)))
 

@@ -42,32 +42,30 @@ __all__ = ["shared_objective"]
 def shared_objective(
     mll: MarginalLogLikelihood, points: Tensor, targets: Tensor, ways: int
 ) -> Tensor | None:
-    """The objective of each way of a task, for a model that is its mean and kernel at points.
+    """The objective of each way of each task, for a model that is its mean and kernel at points.
 
     Args:
         mll: The objective, whose model's ``forward`` is ``mean_module`` and ``covar_module``.
-        points: What these are called on, ``(n, d)``.
+        points: What these are called on, one task after the other, ``(tasks n, d)``.
         targets: Classes, of which each way is 1 for its own and -1 for the others, or numbers,
-            ``(n,)``.
+            ``(tasks, n)``.
         ways: Number k of classes; 0 of numbers, which are one way.
 
     Returns:
-        Nats per held-out target, ``(k,)``; None where a part is not known, there is no Cholesky
-        factor or a value is not finite: then the objective itself computes it, or says what is
-        wrong.
+        Nats per held-out target, ``(tasks, k)``; None where a part is not known, there is no
+        Cholesky factor or a value is not finite: then the objective itself computes it, or says
+        what is wrong.
     """
     if type(mll) is not ConditionalMarginalLogLikelihood or not _is_plain(mll):
         return None
-    held_out = points.shape[0] - cast(LastPoints, mll.conditioning).m
-    if held_out < 1 or not applies(points.detach()[:, 0], held_out):
+    n = targets.shape[-1]
+    held_out = n - cast(LastPoints, mll.conditioning).m
+    if held_out < 1 or not applies(points.detach()[:n, 0], held_out):
         return None
-    rows = targets.detach().cpu().numpy()[None]
-    if not ways:
-        rows = rows.astype(float)
-    else:
-        rows = numpy.where(rows == numpy.arange(ways)[:, None], 1.0, -1.0)
+    rows = targets.detach().numpy()[..., None]
+    columns = numpy.where(rows == numpy.arange(ways), 1.0, -1.0) if ways else rows.astype(float)
     try:
-        density = _SharedDensity(mll, points, rows, held_out)
+        density = _SharedDensity(mll, points, columns, held_out)
     except UnknownPartError:
         return None
     values = density.values()
@@ -105,25 +103,24 @@ class _Captured(Hyperparameter):
 
 
 class _Points:
-    """Points whose gradient is kept."""
+    """Points of a task, whose gradient is added to given numbers."""
 
-    def __init__(self, points: Tensor) -> None:
-        self.needed = points.requires_grad
-        self._numbers = points.detach().double().numpy()
-        self.gradient: ndarray | float = 0.0
+    def __init__(self, numbers: ndarray, gradient: ndarray | None) -> None:
+        self._numbers, self._gradient, self.needed = numbers, gradient, gradient is not None
 
     def value(self) -> ndarray:
         return self._numbers
 
     def add(self, gradient: ndarray) -> None:
-        self.gradient = self.gradient + gradient
+        assert self._gradient is not None
+        self._gradient += gradient
 
 
 class _SharedDensity:
-    """The objective and its gradients, each of which is computed when it is asked for.
+    """The objectives and their gradients, each of which is computed when it is asked for.
 
     Attributes:
-        raws: The parameters that it depends on.
+        raws: The parameters that they depend on.
     """
 
     def __init__(
@@ -131,60 +128,73 @@ class _SharedDensity:
     ) -> None:
         model = cast(Any, mll.model)
         kernel = cast(Kernel, model.covar_module)
-        own: list[_Captured] = []
+        own: dict[tuple[int, str], _Captured] = {}
 
         def number(module: torch.nn.Module, name: str) -> _Captured:
-            own.append(_Captured(module, name))
-            return own[-1]
+            key = id(module), name
+            if key not in own:
+                own[key] = _Captured(module, name)
+            return own[key]
 
         def points_of(x: Tensor) -> _Points:
             if x is not points:  # some columns
                 raise UnknownPartError
-            return self._points
+            return of_task
 
         if kernel.active_dims is not None or not has_arrays(kernel, points.shape[-1]):
             raise UnknownPartError
-        self._points = _Points(points)
-        self._kernel = array_kernel(kernel, points, number, points_of)
+        numbers = points.detach().double().numpy()
+        self._of_points = numpy.zeros_like(numbers) if points.requires_grad else None
+        self._kernels = []
+        n = targets.shape[1]
+        for rows in (slice(first, first + n) for first in range(0, len(numbers), n)):
+            gradient = None if self._of_points is None else self._of_points[rows]
+            of_task = _Points(numbers[rows], gradient)
+            self._kernels.append(array_kernel(kernel, points, number, points_of))
         self._noise = number(mll.likelihood.noise_covar, "noise")
         is_constant = type(model.mean_module) is ConstantMean
         self._constant = number(model.mean_module, "constant") if is_constant else None
-        if any(one.raw.dtype != points.dtype or one.raw.is_cuda for one in own):
+        self._numbers = list(own.values())
+        if any(one.raw.dtype != points.dtype or one.raw.is_cuda for one in self._numbers):
             raise UnknownPartError
         if self._noise.raw.numel() > 1 or (self._constant and self._constant.raw.numel() > 1):
             raise UnknownPartError
-        self._numbers, self._targets, self._b = own, targets, b
-        self._least = least_pivot(points)
-        self.raws = [one.raw for one in own]
+        self._targets, self._b, self._least = targets, b, least_pivot(points)
+        self.raws = [one.raw for one in self._numbers]
 
     def values(self) -> ndarray | None:
-        """The objective of each row of targets; None where it is not finite."""
-        n = self._targets.shape[-1]
+        """The objectives, ``(tasks, k)``; None where one is not finite."""
+        n, noise = self._targets.shape[1], self._noise.value()
         constant = 0.0 if self._constant is None else self._constant.value()
+        values, self._states = [], list[tuple[ndarray, ndarray]]()
         with one_thread(n):
-            L = kernel_factor(self._kernel, self._noise.value(), n, self._least)
-            if L is None:
-                return None
-            values, z = last_densities(L, (self._targets - constant).T, self._b)
-        self._state: tuple[ndarray, ndarray] | None = L, z
-        return values / self._b if math.isfinite(values.sum()) else None
+            for kernel, residuals in zip(self._kernels, self._targets - constant, strict=True):
+                L = kernel_factor(kernel, noise, n, self._least)
+                if L is None:
+                    return None
+                of_task, z = last_densities(L, residuals, self._b)
+                values.append(of_task)
+                self._states.append((L, z))
+        found = numpy.stack(values) / self._b
+        return found if math.isfinite(found.sum()) else None
 
-    def gradients(self, weights: ndarray) -> tuple[ndarray | float, list[ndarray | float]]:
+    def gradients(self, weights: ndarray) -> tuple[ndarray | None, list[ndarray | float]]:
         """Of the weighted sum of the objectives, by the points and the raw parameters."""
-        if self._state is None:  # a second time, of a graph that was kept
-            self._points.gradient = 0.0
+        if not self._states:  # a second time, of a graph that was kept
+            if self._of_points is not None:
+                self._of_points.fill(0.0)
             for one in self._numbers:
                 one.gradient = 0.0
             self.values()
-        (L, z), self._state = cast(Any, self._state), None
-        with one_thread(len(z)):
-            G, of_residuals = last_gradient(L, z, self._b, weights / self._b, overwrite=True)
-            self._noise.add(G.trace())
-            if self._constant is not None:
-                self._constant.add(-of_residuals.sum())
-            with numpy.errstate(all="ignore"):
-                self._kernel.add_gradient(G, 1.0)
-        return self._points.gradient, [one.gradient for one in self._numbers]
+        states, self._states = self._states, []
+        with one_thread(self._targets.shape[1]), numpy.errstate(all="ignore"):
+            for kernel, (L, z), weight in zip(self._kernels, states, weights, strict=True):
+                G, of_residuals = last_gradient(L, z, self._b, weight / self._b, overwrite=True)
+                self._noise.add(G.trace())
+                if self._constant is not None:
+                    self._constant.add(-of_residuals.sum())
+                kernel.add_gradient(G, 1.0)
+        return self._of_points, [one.gradient for one in self._numbers]
 
 
 class _Objective(torch.autograd.Function):
@@ -200,7 +210,7 @@ class _Objective(torch.autograd.Function):
         tensors = ctx.saved_tensors
         of_points, of_raws = ctx.density.gradients(grads[0].double().numpy())
         gradients = [
-            torch.as_tensor(gradient, dtype=one.dtype) if needed else None
+            torch.tensor(gradient, dtype=one.dtype) if needed else None
             for gradient, one, needed in zip(
                 (of_points, *of_raws), tensors, ctx.needs_input_grad[2:], strict=True
             )
