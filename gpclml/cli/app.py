@@ -67,12 +67,13 @@ class _Common:
     steps: Annotated[
         int | None,
         typer.Option(
-            help="Most steps of a fit. If not given, 50 for sm, 300 for deep, and no limit for "
-            "the others."
+            help="Largest number of steps of a fit. If not given, 50 for sm, 300 for deep, and no "
+            "limit for the others."
         ),
     ] = None
     restarts: Annotated[
-        int, typer.Option(help="Further fits from other starts; deep has none.")
+        int,
+        typer.Option(help="Further fits of a model from other starts, the best kept; not of deep."),
     ] = 0
     drop: Annotated[
         list[str] | None, typer.Option(help="A column to leave out; may be repeated.")
@@ -148,11 +149,12 @@ def compare(
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder of the report. " + _OF_OUT)] = Path("report"),
 ) -> None:
-    """Compare models of a table: which one to trust, and whether the criteria agree.
+    """Compare models of a table: which one to use, and how well it predicts.
 
-    Sets a random fifth of the rows aside for testing (1000 at most), fits each model on the others,
-    prints LML, CLML, LOO and the test scores, and writes a page, the fitted models and a Python
-    file that rebuilds the first. After Ctrl-C the same command goes on from the fitted models.
+    Sets a fifth of the rows aside for testing (1000 at most; random rows, or the latest by
+    --time-column), fits each model to the others, says which one to use, and writes a page, the
+    fitted models and a Python file that rebuilds the best Gaussian process. After Ctrl-C the same
+    command goes on from the fitted models.
     """
     with errors_as_text():
         from gpclml.cli.comparing import compare_table
@@ -175,7 +177,7 @@ def fit(
     ] = "stack",
     out: Annotated[Path, typer.Option(help="Folder of the model. " + _OF_OUT)] = Path("model"),
 ) -> None:
-    """Fit a model on all rows of a table, and save it."""
+    """Fit a model to all rows of a table, and save it for predict."""
     with errors_as_text():
         from gpclml.cli.fitting import fit_table
         from gpclml.cli.options import RunOptions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -57,13 +58,15 @@ def fit_table(options: RunOptions, quiet: bool = False) -> SavedModel:
     if saved.fitted.note:
         tell(saved.fitted.note)
     if isinstance(saved.model, StackedGP):
-        parts = (f"{one.weight:.2f} of {one.name}" for one in saved.model.components if one.weight)
-        said = ", ".join(parts)
+        parts = [f"{one.weight:.2f} {one.name}" for one in saved.model.components if one.weight]
+        said = f"weights {', '.join(parts)}"
     else:
         scores = {"LML": log_marginal_likelihood, "LOO": leave_one_out}
         said = ", ".join(_score(name, score, saved.model) for name, score in scores.items())
-    give(f"{options.recipe.model} of {count} rows: {said}; {saved.fitted.seconds:.1f} seconds")
-    give(f"Model: {options.out}")
+    name, seconds = options.recipe.model, f"{saved.fitted.seconds:.1f} seconds"
+    words = shlex.join(["gpclml", "predict", str(options.out), "new.csv"])
+    give(f"{name} fitted to {count} rows in {seconds}: {said}")
+    give(f"Model: {options.out}", f"Predict new rows: {words}")
     return saved
 
 

@@ -80,7 +80,7 @@ def read_table_data(options: TableOptions, tests: bool) -> TableData:
     check_columns(table, options.target, options.drop, options.categories)
     if options.time_column == options.target:
         expected = "a column that is not the target"
-        raise ArgumentError("time_column", repr(options.time_column), expected)
+        raise ArgumentError("--time-column", repr(options.time_column), expected)
     times = read_times(table, options.time_column)
     if tests:
         rows = split_rows(targets, options.seed, options.rows, times)
@@ -208,8 +208,8 @@ def _notes_on_columns(encoding: TableEncoding, test: pandas.DataFrame) -> Iterat
     filled = [one.name for one in encoding.columns if one.has_missing]
     if filled:
         yield (
-            f"Missing values are filled in {', '.join(filled)}, and an input for each says where: "
-            f"at least {percent(FEW_MISSING)} of the training rows have some."
+            f"Missing values are filled in {', '.join(filled)}, with a further input for each that "
+            f"says where, because at least {percent(FEW_MISSING)} of the training rows have some."
         )
     for name, levels in encoding.encode(test).unknown.items():
         yield (

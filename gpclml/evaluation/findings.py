@@ -229,8 +229,8 @@ def _small(scores: Scores) -> Iterator[Finding]:
     if close:
         text = (
             f"In LOO {joined(close)} {'is' if len(close) == 1 else 'are'} within "
-            f"{_SMALL_DIFFERENCE:g} nats of {first}: they predict about equally well, and the "
-            "normal approximation behind p_worse is poor."
+            f"{_SMALL_DIFFERENCE:g} nats of {first}: they predict about equally well, and "
+            "probabilities that one is worse (p_worse) are rough."
         )
         yield Finding("small-difference", tuple(close), text)
 

@@ -151,9 +151,10 @@ def test_bars_are_on_a_terminal_and_not_in_what_is_piped(csv, tmp_path):
     told = os.read(terminal, 100_000).decode("cp1252")
     os.close(terminal)
     assert "fit: 100%" in told
-    first, second = done.stdout.decode("cp1252").splitlines()
-    assert first.startswith("rbf of ")
+    first, second, third = done.stdout.decode("cp1252").splitlines()
+    assert first.startswith("rbf fitted to ")
     assert second == f"Model: {tmp_path / '?'}"
+    assert third.startswith("Predict new rows: gpclml predict ")
 
 
 def test_help_needs_no_torch():

@@ -36,7 +36,7 @@ def fitted(csv, gpclml, tmp_path):
 def test_predictions_are_those_in_memory(csv, gpclml, tmp_path, fitted, name):
     drop = ["--drop", "bmi", "--drop", "bp"] if name == "deep" else []
     folder, result = fitted(name, "--quiet", *drop)
-    assert f"{name} of 129 rows: LML" in result.stdout
+    assert f"{name} fitted to 129 rows in" in result.stdout
     table = read_table(csv)
     encoding = fit_encoding(table.dropna(subset="progression"), "progression", drop=drop[1::2])
     x, y = encoding.tensors(table)
@@ -62,7 +62,8 @@ def test_a_stack_is_fitted_unless_a_model_is_named(csv, gpclml, tmp_path):
     folder, out = tmp_path / "model", tmp_path / "predictions.csv"
     result = gpclml("fit", csv, "--target", "progression", "--quiet", "--seed", 3, "--out", folder)
     assert result.exit_code == 0, result.output
-    assert "stack of 129 rows: 0." in result.stdout
+    assert "stack fitted to 129 rows in" in result.stdout
+    assert "seconds: weights 0." in result.stdout
     table = read_table(csv)
     encoding = fit_encoding(table.dropna(subset="progression"), "progression")
     stack = StackedGP(seed=3).fit(*encoding.tensors(table), progress=False)
@@ -107,7 +108,7 @@ def test_new_tables_need_no_target_and_may_have_new_levels(csv, gpclml, tmp_path
     assert result.exit_code == 0
     written = pandas.read_csv(tmp_path / "out.csv")
     assert written["mean"].isna().tolist() == [False, False, True, False]
-    assert "Column 'bp': 1 value is missing, and no input says where." in result.stderr
+    assert "Column 'bp': 1 value is missing; such rows are left out." in result.stderr
     assert "levels that no training row has: 'x' (1)" in result.stderr
     assert "3 of 4 rows predicted" in result.stderr
     assert "RMSE" not in result.stderr
@@ -116,7 +117,7 @@ def test_new_tables_need_no_target_and_may_have_new_levels(csv, gpclml, tmp_path
 def test_a_model_of_fewer_rows_is_said(fitted):
     folder, result = fitted("linear", "--rows", 40)
     assert "40 random rows of 129 are fitted, the limit of --rows." in result.stderr
-    assert "linear of 40 rows" in result.stdout
+    assert "linear fitted to 40 rows in" in result.stdout
     record = json.loads((folder / "model.json").read_text())
     assert record["recipe"]["steps"] == 5
     assert torch.__version__.startswith(record["packages"]["torch"].partition("+")[0])

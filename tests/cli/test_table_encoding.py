@@ -95,7 +95,7 @@ def test_few_rows_with_missing_values_are_not_encoded():
     encoded = encoding.encode(table)
     assert encoded.rows.tolist() == [row for row in range(40) if row != 3]
     assert encoded.missing == {"z": 1}
-    assert encoded.notes == ("Column 'z': 1 value is missing, and no input says where.",)
+    assert encoded.notes == ("Column 'z': 1 value is missing; such rows are left out.",)
     x, y = encoding.tensors(table)
     assert x.shape == (39, 2)
     np.testing.assert_array_equal(y, table["y"].drop(3))
@@ -281,7 +281,7 @@ def test_fit_and_predict_scale_with_target_and_columns(table, gpclml, tmp_path, 
         assert result.exit_code == 0, result.output
         result = gpclml("predict", model, new, "--out", out)
         assert result.exit_code == 0, result.output
-        coverage = re.search(r"(\d+)\W%\W+in the 90", result.stderr)
+        coverage = re.search(r"(\d+)\W%\W+in their 90", result.stderr)
         assert coverage is not None, result.stderr
         return pandas.read_csv(out) / 10.0**power, coverage[1]
 

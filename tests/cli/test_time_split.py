@@ -56,7 +56,7 @@ def test_rows_of_one_time_stay_together():
 
 @pytest.mark.parametrize("times", [torch.zeros(60), torch.arange(60) > 56])
 def test_times_that_part_nothing(times):
-    with pytest.raises(ArgumentError, match=r"time_column: got \d different times in 60 rows"):
+    with pytest.raises(ArgumentError, match=r"--time-column: got \d different times in 60 rows"):
         split_rows(torch.zeros(60), times=times.double())
 
 
@@ -64,9 +64,9 @@ def test_columns_that_are_no_time():
     table = pandas.DataFrame({"a": ["x", "y"] * 3, "b": [None] * 6, "c": [True, False] * 3})
     assert read_times(table, None) is None
     for name, got in (("a", "texts"), ("b", "no values"), ("c", "true and false")):
-        with pytest.raises(ArgumentError, match=f"time_column: got '{name}', a column of {got}"):
+        with pytest.raises(ArgumentError, match=f"--time-column: got '{name}', a column of {got}"):
             read_times(table, name)
-    with pytest.raises(UnknownNameError, match="time_column: got 'd'"):
+    with pytest.raises(UnknownNameError, match="--time-column: got 'd'"):
         read_times(table, "d")
     dates = read_times(pandas.DataFrame({"t": ["1970-01-02", None, "1970-01-03T12:00"]}), "t")
     assert dates[[0, 2]].tolist() == [1.0, 2.5]
@@ -117,10 +117,10 @@ def test_fit_takes_the_latest_rows_and_says_so(gpclml, tmp_path):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("y", "time_column: got 'y', expected a column that is not the target"),
-        ("dya", "time_column: got 'dya'"),
-        ("group", "time_column: got 'group', a column of texts, expected a column of dates"),
-        ("year", "time_column: got 1 different times in 60 rows"),
+        ("y", "--time-column: got 'y', expected a column that is not the target"),
+        ("dya", "--time-column: got 'dya'"),
+        ("group", "--time-column: got 'group', a column of texts, expected a column of dates"),
+        ("year", "--time-column: got 1 different times in 60 rows"),
     ],
 )
 def test_what_is_refused_is_refused_before_any_fit(gpclml, tmp_path, no_fit, name, said):

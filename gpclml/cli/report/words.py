@@ -149,6 +149,10 @@ def noise_in_words(noise: float, choice: Choice, scores: Scores, model: str) -> 
         f"By the fit of {model}, rows with the same inputs scatter by {figure(noise)} (standard "
         "deviation). "
     )
+    if share > 1 and model in choice.beaten:
+        return (
+            f"{said}{choice.name} is more exact: it finds a pattern that {model} takes for noise."
+        )
     if share > 0.8:
         return f"{said}That is most of the error: further columns may help more than further rows."
     if share < 0.5:

@@ -45,7 +45,7 @@ def data_notes(
     if count := int(repeated.sum()):
         said.append(
             f"{count} of {len(repeated)} test rows are equal to a training row in all inputs and "
-            "the target. They are no new rows to a model that has seen them."
+            "the target. A model that has seen them predicts them better than new rows."
         )
     said += _codes(encoding, train[0])
     said += _same_columns(encoding, train[0])
@@ -96,8 +96,8 @@ def _same_columns(encoding: TableEncoding, x: Tensor) -> Iterator[str]:
     pairs = dict.fromkeys((owner[i], owner[j]) for i, j in same if owner[i] != owner[j])
     for one, other in list(pairs)[:_MOST_TOLD]:
         yield (
-            f"Columns {one!r} and {other!r} say the same, up to an offset and a factor. One of "
-            f"them is enough: --drop {other!r}."
+            f"Columns {one!r} and {other!r} carry the same information, up to a constant and a "
+            f"factor. One of them is enough: --drop {other!r}."
         )
 
 
@@ -116,15 +116,16 @@ def _target_notes(target: str, y: Tensor) -> Iterator[str]:
     if scale > 0 and bool(extreme.any()):
         largest = float(y[(y - quartiles[1]).abs().argmax()])
         yield (
-            f"{int(extreme.sum())} of {len(y)} targets are more than {_EXTREME:g} robust standard "
-            f"deviations from the median, the farthest is {largest:g}. A few such rows decide mean "
-            "scores: look whether they are errors, or predict the logarithm."
+            f"{int(extreme.sum())} of {len(y)} targets are far from all others (more than "
+            f"{_EXTREME:g} robust standard deviations from the median); the farthest is "
+            f"{largest:g}. A few such rows can decide the scores: check whether they are errors, "
+            "or predict the logarithm."
         )
     if bool((y == y.round()).all()) and len(values) <= len(y) // 4:
         below = " and, near zero, below it" if float(values[0]) >= 0 else ""
         yield (
-            f"The target {target!r} has whole numbers only, {len(values)} different ones. Gaussian "
-            f"intervals reach between them{below}."
+            f"The target {target!r} has whole numbers only, {len(values)} different ones. "
+            f"Intervals of single Gaussian processes end between them{below}."
         )
         return
     ends = [
@@ -135,7 +136,7 @@ def _target_notes(target: str, y: Tensor) -> Iterator[str]:
     if ends:
         yield (
             f"The target {target!r} seems to be bounded: its extreme value {' and '.join(ends)} is "
-            "repeated. Gaussian intervals reach beyond a bound."
+            "repeated. Intervals may reach beyond a bound."
         )
 
 

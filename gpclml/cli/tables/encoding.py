@@ -66,7 +66,7 @@ class EncodedRows:
         said = []
         for name, count in self.missing.items():
             values = "value is" if count == 1 else "values are"
-            said.append(f"Column {name!r}: {count} {values} missing, and no input says where.")
+            said.append(f"Column {name!r}: {count} {values} missing; such rows are left out.")
         for name, levels in self.unknown.items():
             shown = ", ".join(f"{level!r} ({count})" for level, count in list(levels.items())[:5])
             more = f" and {len(levels) - 5} others" if len(levels) > 5 else ""

@@ -63,13 +63,13 @@ def read_times(table: pandas.DataFrame, column: str | None) -> Tensor | None:
     if column is None:
         return None
     if column not in table.columns:
-        raise UnknownNameError("time_column", column, map(str, table.columns))
+        raise UnknownNameError("--time-column", column, map(str, table.columns))
     values = column_of(table, column)
     kind = kind_of(values)
     if kind not in ("date", "number"):
         got = f"{column!r}, a column of {_PLURALS.get(kind, 'no values')}"
         suggestion = "Write dates as 2024-05-31, or name a column of years or of numbered days."
-        raise ArgumentError("time_column", got, "a column of dates or numbers", suggestion)
+        raise ArgumentError("--time-column", got, "a column of dates or numbers", suggestion)
     return torch.from_numpy(np.array(numbers_of(values, kind)))
 
 
@@ -143,7 +143,7 @@ def _latest_apart(rows: Tensor, times: Tensor, most_rows: int) -> TrainTestSplit
             return TrainTestSplit(train=early[latest.sort().values], test=late)
     got = f"{len(times.unique())} different times in {len(rows)} rows"
     expected = f"{_LEAST_TRAINED} rows before the latest {_LEAST_TESTED}"
-    raise ArgumentError("time_column", got, expected, "Name a finer one, or leave it out.")
+    raise ArgumentError("--time-column", got, expected, "Name a finer one, or leave it out.")
 
 
 def _observed(targets: Tensor, times: Tensor | None) -> Tensor:
