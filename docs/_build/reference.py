@@ -117,6 +117,8 @@ def _linked(line: str, homes: dict[str, str]) -> str:
         return line
 
     def link(match: re.Match[str]) -> str:
+        if match["code"].isalpha() and match["code"].islower():
+            return match[0]  # `compare` may be the command, and `load` a method
         path = homes.pop(match["name"], None)
         return match[0] if path is None else f"[`{match['code']}`][{path}]"
 
