@@ -47,6 +47,7 @@ from gpclml.cli.terminal import (
     warned,
 )
 from gpclml.cli.yardsticks import Yardsticks, yardsticks
+from gpclml.datasets.columns import category_places
 from gpclml.errors import UnknownNameError
 from gpclml.evaluation import log_marginal_likelihood, score_models
 from gpclml.models import GPRegression
@@ -89,7 +90,9 @@ def compare_table(options: RunOptions, quiet: bool = False) -> Report:
             with threads_for(len(data.train[1])):
                 saved, failures = _fit_all(recipes, data, work, quiet)
                 seed, with_line = options.table.seed, "linear" not in saved
-                others = yardsticks(data.train, data.test, seed, with_line)
+                others = yardsticks(
+                    data.train, data.test, seed, with_line, category_places(data.encoding.columns)
+                )
                 tell(*others.failures)
                 said = (*notes, *failures, *others.failures)
                 report = make_report(options, data, saved, said, shows_progress(quiet), others)

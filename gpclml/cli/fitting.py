@@ -20,6 +20,7 @@ from gpclml.cli.report.recipes import FittedModel, package_versions
 from gpclml.cli.saved_models import MODEL_FILES, SavedModel, add_model, record_of
 from gpclml.cli.table_data import TableData, read_table_data
 from gpclml.cli.terminal import FitError, error_text, give, shows_progress, tell, warned
+from gpclml.datasets.columns import category_places
 from gpclml.errors import ArgumentError
 from gpclml.estimators import StackedGP
 from gpclml.evaluation.scores import leave_one_out, log_marginal_likelihood
@@ -83,7 +84,8 @@ def fit_recipe(recipe: Recipe, data: TableData, progress: bool) -> SavedModel:
     start = time.perf_counter()
     with warned() as said:
         try:
-            fit = recipe.fit(*data.train, progress=progress)
+            categories = category_places(data.encoding.columns)
+            fit = recipe.fit(*data.train, progress=progress, categories=categories)
         except (NanError, NotPSDError) as error:
             raise FitError(f"{recipe.model} could not be fitted: {error}") from error
     told = " ".join(filter(None, (fit.note, *said)))

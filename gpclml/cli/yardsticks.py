@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,7 +37,13 @@ class Yardsticks:
     failures: list[str] = field(default_factory=list)
 
 
-def yardsticks(train: Rows, test: Rows, seed: int, with_line: bool = False) -> Yardsticks:
+def yardsticks(
+    train: Rows,
+    test: Rows,
+    seed: int,
+    with_line: bool = False,
+    categories: Sequence[Sequence[int]] = (),
+) -> Yardsticks:
     """How well the stack, a tree ensemble, a line and the mean predict the test rows.
 
     Args:
@@ -45,6 +51,7 @@ def yardsticks(train: Rows, test: Rows, seed: int, with_line: bool = False) -> Y
         test: The same of the test rows.
         seed: Seed of the stack and the trees.
         with_line: Whether to have the line, which the model ``"linear"`` makes superfluous.
+        categories: For each category the columns that are its levels.
 
     Returns:
         Those of ``"stack"``, ``"trees"``, ``"linear"`` and ``"mean"``, of which the last three have
@@ -59,7 +66,7 @@ def yardsticks(train: Rows, test: Rows, seed: int, with_line: bool = False) -> Y
     found = Yardsticks()
     if len(train[1]) <= _MOST_ROWS:
         try:
-            stack = StackedGP(seed=seed).fit(*train, progress=False)
+            stack = StackedGP(seed=seed).fit(*train, categories=categories, progress=False)
             prediction = stack.predict(x)
             densities, interval = prediction.log_density(y), prediction.interval(PREDICTED_SHARE)
             found.scores["stack"] = scores_of(y, prediction.mean, densities, interval)

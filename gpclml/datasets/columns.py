@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, cast
 
@@ -236,6 +237,17 @@ class CategoryColumn:
         """Values that are not among the levels, and how many rows have each of them."""
         counts = Counter(text for text in texts_of(column) if text is not None)
         return {level: count for level, count in counts.items() if level not in self.levels}
+
+
+def category_places(columns: Iterable[NumberColumn | CategoryColumn]) -> list[list[int]]:
+    """For each category the places of its levels among the inputs of all columns."""
+    found, start = [], 0
+    for column in columns:
+        end = start + len(column.inputs)
+        if isinstance(column, CategoryColumn):
+            found.append(list(range(start, end)))
+        start = end
+    return found
 
 
 def fit_column(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gpclml.errors import DataError
 from gpclml.estimators.calibration import LEAST_DEGREES, Calibration
-from gpclml.estimators.candidates import CANDIDATES
+from gpclml.estimators.candidates import CANDIDATES, make_candidate
 from gpclml.estimators.components import Component
 from gpclml.estimators.warps import Warp
 
@@ -20,8 +20,8 @@ __all__ = ["KIND", "REQUIRED", "StoredStack", "content_of_stack", "stored_stack"
 
 KIND = "gpclml.StackedGP"
 REQUIRED = {
-    "config": dict, "x": Tensor, "y": Tensor, "columns": (list, type(None)), "components": list,
-    "failures": dict,
+    "config": dict, "x": Tensor, "y": Tensor, "columns": (list, type(None)), "categories": list,
+    "components": list, "failures": dict,
 }  # fmt: skip
 
 
@@ -72,6 +72,7 @@ class StoredStack:
         x: Training inputs.
         y: Training targets.
         columns: Names of the inputs' columns, if they are known.
+        categories: For each category the columns that are its levels.
         components: The components.
         failures: By name, why a candidate is not among them.
     """
@@ -80,6 +81,7 @@ class StoredStack:
     x: Tensor
     y: Tensor
     columns: list[str] | None
+    categories: tuple[tuple[int, ...], ...]
     components: tuple[Component, ...]
     failures: Mapping[str, str]
 
@@ -89,6 +91,7 @@ def content_of_stack(
     x: Tensor,
     y: Tensor,
     columns: list[str] | None,
+    categories: Sequence[Sequence[int]],
     components: Sequence[Component],
     failures: Mapping[str, str],
 ) -> dict[str, Any]:
@@ -103,7 +106,8 @@ def content_of_stack(
         for one in components
     ]  # fmt: skip
     return {
-        "config": dict(config), "x": x, "y": y, "columns": columns, "components": stored,
+        "config": dict(config), "x": x, "y": y, "columns": columns,
+        "categories": [list(group) for group in categories], "components": stored,
         "failures": dict(failures),
     }  # fmt: skip
 
@@ -122,12 +126,16 @@ def stored_stack(path: str | os.PathLike[str], content: Mapping[str, Any]) -> St
     x, y = content["x"], content["y"]
     if x.ndim != 2 or y.shape != x.shape[:1]:
         raise _damaged(path, f"inputs {tuple(x.shape)} and targets {tuple(y.shape)}")
+    categories = tuple(map(tuple, content["categories"]))
+    columns = [column for group in categories for column in group]
+    if not all(isinstance(column, int) and 0 <= column < x.shape[1] for column in columns):
+        raise _damaged(path, "categories of other columns")
     components = []
     for one in content["components"]:
         _check(path, one, _COMPONENT)
         warp = None if one["warp"] is None else Warp(*one["warp"])
         warped = y if warp is None else warp.forward(y)
-        model = CANDIDATES[one["name"]].make(x, warped, content["config"]["seed"])
+        model = make_candidate(one["name"], x, warped, content["config"]["seed"], categories)
         try:
             model.load_state_dict(one["state"])
         except RuntimeError as error:
@@ -143,7 +151,13 @@ def stored_stack(path: str | os.PathLike[str], content: Mapping[str, Any]) -> St
     if not components:
         raise _damaged(path, "no component")
     return StoredStack(
-        content["config"], x, y, content["columns"], tuple(components), content["failures"]
+        content["config"],
+        x,
+        y,
+        content["columns"],
+        categories,
+        tuple(components),
+        content["failures"],
     )
 
 

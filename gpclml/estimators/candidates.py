@@ -8,7 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from gpytorch.kernels import AdditiveKernel, LinearKernel
+from gpytorch.kernels import (
+    AdditiveKernel,
+    Kernel,
+    LinearKernel,
+    MaternKernel,
+    ProductKernel,
+    RBFKernel,
+    ScaleKernel,
+)
 from gpytorch.priors import LogNormalPrior
 from torch import Tensor
 
@@ -25,6 +33,7 @@ __all__ = [
     "DEFAULT_CANDIDATES",
     "Candidate",
     "fit_candidate",
+    "make_candidate",
     "ordered_by_cost",
 ]
 
@@ -35,6 +44,7 @@ _NOISE = (-1.5, 1.0)
 _SCALE = (0.0, 1.0)
 _BROAD = (math.sqrt(2), math.sqrt(3))  # BoTorch's (Hvarfner et al. 2024)
 _LONG = (1.5, 1.0)
+_CATEGORY = (0.5, 1.0)  # of a category: two of its levels are correlated by exp(-1 / lengthscale²)
 _LINEAR_START = 0.1  # variance of a standardized input's slope, beside a fitted kernel
 _NETWORK_STEPS = 300
 
@@ -45,17 +55,19 @@ class Candidate:
 
     Attributes:
         description: What it is, for people who do not know Gaussian processes.
-        make: Makes the model of inputs ``(n, d)`` and targets ``(n,)``, at its start; the integer
-            is a seed.
+        make: Makes the model of inputs ``(n, d)`` and targets ``(n,)``, at its start; the third
+            argument is a seed, the fourth, of models of categories, says which inputs these are.
         start: Name of the candidate from whose fit it starts, where that is a part of it.
         warped: Whether its targets are transformed, as their likelihood under the fitted candidate
             ``start`` says.
+        of_categories: Whether it is a model of tables that have categories, and of no others.
     """
 
     description: str
-    make: Callable[[Tensor, Tensor, int], GPRegression]
+    make: Callable[..., GPRegression]
     start: str | None = None
     warped: bool = False
+    of_categories: bool = False
 
 
 def _linear(x: Tensor, y: Tensor, seed: int) -> GPRegression:
@@ -85,6 +97,33 @@ def _matern_linear_free(x: Tensor, y: Tensor, seed: int) -> GPRegression:
     linear = LinearKernel()
     matern = GPRegression(x, y, "matern")
     return matern.with_kernel(AdditiveKernel(cast(Any, matern.covar_module), linear))
+
+
+def _categories(x: Tensor, y: Tensor, seed: int, groups: Sequence[Sequence[int]]) -> GPRegression:
+    grouped = {column for group in groups for column in group}
+    numbers = [column for column in range(x.shape[-1]) if column not in grouped]
+    parts: list[Kernel] = [_of_category(group) for group in groups]
+    if numbers:
+        matern = MaternKernel(2.5, ard_num_dims=len(numbers), active_dims=tuple(numbers))
+        parts.append(_with_lengthscale(matern, _LONG[0] + 0.5 * math.log(len(numbers)), _LONG[1]))
+    scale = ScaleKernel(ProductKernel(*parts) if len(parts) > 1 else parts[0])
+    scale.register_prior("outputscale_prior", LogNormalPrior(*_SCALE), "outputscale")
+    model = _with_priors(GPRegression(x, y, scale))
+    # The levels of a category are all as far from each other, whatever number of rows they have.
+    model.input_standardizer.scale[..., sorted(grouped)] = 1.0
+    return model
+
+
+def _of_category(group: Sequence[int]) -> Kernel:
+    return _with_lengthscale(RBFKernel(active_dims=tuple(group)), *_CATEGORY)
+
+
+def _with_lengthscale(kernel: Kernel, location: float, deviation: float) -> Kernel:
+    """Starts lengthscales at the median of their prior."""
+    prior = LogNormalPrior(location, deviation)
+    kernel.register_prior("lengthscale_prior", prior, "lengthscale")
+    cast(Any, kernel).lengthscale = math.exp(location)
+    return kernel
 
 
 def _deep(x: Tensor, y: Tensor, seed: int) -> GPRegression:
@@ -131,6 +170,10 @@ CANDIDATES: Mapping[str, Candidate] = {
         "as matern_linear without priors, for targets with hardly any noise",
         _matern_linear_free, "matern_linear",
     ),
+    "categories": Candidate(
+        "as matern of the numbers, times how like two levels of each category are", _categories,
+        of_categories=True,
+    ),
     "deep": Candidate(
         "rbf and features that a network learns, where held-out rows support them", _deep
     ),
@@ -138,7 +181,8 @@ CANDIDATES: Mapping[str, Candidate] = {
 """All candidates by name, from the cheapest to the most expensive."""
 
 DEFAULT_CANDIDATES = tuple(name for name in CANDIDATES if name != "deep")
-"""Those of a stack that is not told which: all but ``"deep"``, which takes far longer."""
+"""Those of a stack that is not told which: all but ``"deep"``, which takes far longer. Tables
+without categories have no ``"categories"``."""
 
 
 def ordered_by_cost(names: Sequence[str]) -> tuple[str, ...]:
@@ -153,12 +197,29 @@ def ordered_by_cost(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in CANDIDATES if name in names)
 
 
+def make_candidate(
+    name: str, x: Tensor, y: Tensor, seed: int, categories: Sequence[Sequence[int]] = ()
+) -> GPRegression:
+    """The model of a candidate, at its start.
+
+    Args:
+        name: Name of the candidate.
+        x: Inputs, ``(n, d)``.
+        y: Targets, ``(n,)``, transformed if the candidate's are.
+        seed: Seed of networks.
+        categories: For each category the columns that are its levels.
+    """
+    kind = CANDIDATES[name]
+    return kind.make(x, y, seed, *([categories] if kind.of_categories else []))
+
+
 def fit_candidate(
     name: str,
     x: Tensor,
     y: Tensor,
     fitted: Mapping[str, GPRegression],
     *,
+    categories: Sequence[Sequence[int]] = (),
     rows: Tensor | None = None,
     seed: int = 0,
     restarts: int = 0,
@@ -171,6 +232,7 @@ def fit_candidate(
         x: Inputs, ``(n, d)``.
         y: Targets, ``(n,)``.
         fitted: The candidates that are fitted already, to the same data.
+        categories: For each category the columns that are its levels, each 1 or 0.
         rows: Rows by which the hyperparameters are fitted; all if None.
         seed: Seed of restarts and networks.
         restarts: Further starts, of which the best is kept.
@@ -179,12 +241,14 @@ def fit_candidate(
     Returns:
         The model of all rows; a sentence on the fit, empty if nothing is wrong with it; and the
         transform of its targets, if they have one. None for a candidate of transformed targets if
-        no transform makes them more likely.
+        no transform makes them more likely, and for one of categories if there are none.
 
     Raises:
         NonFiniteError, NotPSDError: The likelihood cannot be evaluated at the start.
     """
     kind = CANDIDATES[name]
+    if kind.of_categories and not categories:
+        return None
     warp = None
     if kind.warped:
         assert kind.start is not None
@@ -196,10 +260,10 @@ def fit_candidate(
         if warp is None:
             return None
         y = warp.forward(y)
-    whole = kind.make(x, y, seed)
+    whole = make_candidate(name, x, y, seed, categories)
     model = whole
     if rows is not None:  # of the rows' targets in the units of all
-        model = kind.make(x[rows], y[rows], seed)
+        model = make_candidate(name, x[rows], y[rows], seed, categories)
         for part in ("input_standardizer", "target_standardizer"):
             model.get_submodule(part).load_state_dict(whole.get_submodule(part).state_dict())
         model.set_train_data(targets=cast(Tensor, whole.train_targets)[rows], strict=False)

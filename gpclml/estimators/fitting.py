@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gpclml._utils.progress import progress_bar
-from gpclml.estimators.candidates import CANDIDATES, fit_candidate
+from gpclml.estimators.candidates import CANDIDATES, fit_candidate, make_candidate
 from gpclml.estimators.warps import Warp
 from gpclml.models import GPRegression
 
@@ -29,6 +29,7 @@ class FitOptions:
         seconds: After so many no further candidate is begun; None for no limit.
         deadline: The clock time at which they have passed.
         first: Name of the candidate that is fitted however long it takes.
+        categories: For each category the columns that are its levels.
     """
 
     rows: Tensor | None = None
@@ -37,6 +38,7 @@ class FitOptions:
     seconds: float | None = None
     deadline: float = float("inf")
     first: str = ""
+    categories: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -79,8 +81,9 @@ def fit_candidates(
         progress: Whether to show a progress bar.
 
     Returns:
-        The fitted candidates by name, and why others failed. A candidate of transformed targets is
-        in neither if no transform makes them more likely.
+        The fitted candidates by name, and why others failed. In neither is a candidate of
+        transformed targets if no transform makes them more likely, nor one of categories if there
+        are none.
     """
     if options.seconds is not None:
         deadline = time.time() + options.seconds
@@ -99,7 +102,7 @@ def fit_candidates(
         failures |= failed
         for name, (state, note, seconds, warp) in states.items():
             targets = y if warp is None else warp.forward(y)
-            model = CANDIDATES[name].make(x, targets, options.seed)
+            model = make_candidate(name, x, targets, options.seed, options.categories)
             model.load_state_dict(state)
             found[name] = FittedCandidate(model.eval(), note, seconds, warp)
     in_order = {name: found[name] for name in names if name in found}
@@ -120,8 +123,9 @@ def _fit_in_turn(
             start = time.perf_counter()
             try:
                 made = fit_candidate(
-                    name, x, y, {one: fit.model for one, fit in found.items()}, rows=options.rows,
-                    seed=options.seed, restarts=options.restarts, progress=False,
+                    name, x, y, {one: fit.model for one, fit in found.items()},
+                    categories=options.categories, rows=options.rows, seed=options.seed,
+                    restarts=options.restarts, progress=False,
                 )  # fmt: skip
             except Exception as error:  # whatever it is, the others are worth having
                 failures[name] = f"{type(error).__name__}: {error}"

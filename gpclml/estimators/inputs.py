@@ -14,6 +14,7 @@ from gpclml._utils.arguments import callers_level
 from gpclml.datasets.columns import (
     CategoryColumn,
     NumberColumn,
+    category_places,
     column_of,
     fit_column,
     kind_of,
@@ -48,6 +49,11 @@ class InputEncoding:
     def names(self) -> tuple[str, ...]:
         """Names of the inputs."""
         return tuple(name for column in self.columns for name in column.inputs)
+
+    @property
+    def categories(self) -> list[list[int]]:
+        """For each category the places of its levels among the inputs."""
+        return category_places(self.columns)
 
     def encode(self, table: pandas.DataFrame) -> NDArray[np.float64]:
         """The inputs of rows, ``(n, d)``; a level that no training row has is zero everywhere.

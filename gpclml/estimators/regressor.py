@@ -161,7 +161,8 @@ class Regressor(RegressorMixin, BaseEstimator):
         stack = StackedGP(self.candidates, seed=seed)
         stack.fit(
             torch.from_numpy(encoding.encode(table)), torch.from_numpy(targets),
-            time_budget=self.time_budget, n_jobs=self.n_jobs, progress=self.progress,
+            categories=encoding.categories, time_budget=self.time_budget, n_jobs=self.n_jobs,
+            progress=self.progress,
         )  # fmt: skip
         self.encoding_ = encoding
         self.stack_ = stack

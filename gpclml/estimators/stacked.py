@@ -124,6 +124,7 @@ class StackedGP:
         self._x: Tensor | None = None
         self._y: Tensor | None = None
         self._columns: list[str] | None = None
+        self._categories: tuple[tuple[int, ...], ...] = ()
 
     @checked
     def fit(
@@ -131,6 +132,7 @@ class StackedGP:
         x: ArrayLike,
         y: ArrayLike,
         *,
+        categories: Sequence[Sequence[int]] = (),
         time_budget: float | None = None,
         n_jobs: int | None = None,
         progress: bool | None = None,
@@ -141,6 +143,8 @@ class StackedGP:
             x: Inputs, ``(n, d)``, or ``(n,)`` for one column. A tensor, an array or a data frame of
                 numbers, as :class:`~gpclml.models.GPRegression` takes them.
             y: Targets, ``(n,)``.
+            categories: For each category the columns that are its levels, each 1 in the rows of its
+                level and else 0; then ``"categories"`` is a candidate too.
             time_budget: Seconds after which no further candidate is begun, of those from the
                 cheapest to the most expensive. The first is always fitted.
             n_jobs: Number of processes that fit candidates, as joblib takes it; None for this one
@@ -153,7 +157,8 @@ class StackedGP:
         Raises:
             ShapeError, NonFiniteError: As :class:`~gpclml.models.GPRegression`; targets may not be
                 missing.
-            ArgumentError: Fewer than five rows.
+            ArgumentError: Fewer than five rows, or a column of a category that is not there, or is
+                in two of them.
             UnsupportedError: A batch of tables, or no candidate could be fitted.
 
         Warns:
@@ -165,7 +170,8 @@ class StackedGP:
         """
         x, y = self._checked(x, y)
         rows = _drawn_rows(len(y), self.fit_rows, self.seed, x.device)
-        options = FitOptions(rows, self.seed, self.restarts, time_budget)
+        groups = _checked_categories(categories, x.shape[1])
+        options = FitOptions(rows, self.seed, self.restarts, time_budget, categories=groups)
         fits, failures = fit_candidates(
             self.candidates, x, y, options, n_jobs=n_jobs, progress=progress
         )
@@ -185,7 +191,7 @@ class StackedGP:
         weights = stacking_weights(logs, pseudo_counts=self.pseudo_counts).tolist()
         components = [one.component(weight) for one, weight in zip(found, weights, strict=True)]
         self.components = tuple(sorted(components, key=lambda one: -one.weight))
-        self.failures, self._x, self._y = failures, x, y
+        self.failures, self._x, self._y, self._categories = failures, x, y, groups
         return self
 
     @torch.no_grad()
@@ -351,6 +357,7 @@ class StackedGP:
         StackedGP.__init__(self, **stored.config)
         self.components, self.failures = stored.components, stored.failures
         self._x, self._y, self._columns = stored.x, stored.y, stored.columns
+        self._categories = stored.categories
 
     def _config(self) -> dict[str, Any]:
         return {
@@ -361,7 +368,9 @@ class StackedGP:
 
     def _content(self) -> dict[str, Any]:
         x, y = self._check_fitted(), cast(Tensor, self._y)
-        return content_of_stack(self._config(), x, y, self._columns, self.components, self.failures)
+        return content_of_stack(
+            self._config(), x, y, self._columns, self._categories, self.components, self.failures
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         # GPyTorch's priors and constraints hold functions that other processes cannot be sent.
@@ -414,6 +423,15 @@ def _drawn_rows(count: int, most: int, seed: int, device: torch.device) -> Tenso
         return None
     drawn = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     return drawn[:most].sort().values.to(device)
+
+
+def _checked_categories(groups: Sequence[Sequence[int]], count: int) -> tuple[tuple[int, ...], ...]:
+    found = tuple(tuple(int(column) for column in group) for group in groups)
+    columns = [column for group in found for column in group]
+    if not all(found) or len(set(columns)) < len(columns) or not set(columns) <= set(range(count)):
+        expected = f"groups of columns 0 to {count - 1}, none of them empty, and no column twice"
+        raise ArgumentError("categories", [list(group) for group in found], expected)
+    return found
 
 
 def _warn(failures: Mapping[str, str]) -> None:

@@ -272,3 +272,55 @@ def test_bad_input():
     with pytest.warns(UserWarning, match="'kind': no values"):
         Regressor(FAST).fit(table.assign(kind=None), target)
     assert math.isfinite(regressor.predict(table.head(1))[0])
+
+
+def of_categories(n=40, seed=0):
+    """A column of numbers, three levels and two; the level of the first shifts the target."""
+    draws = np.random.default_rng(seed)
+    kinds, sides = draws.choice([0, 1, 2], n, p=[0.6, 0.3, 0.1]), draws.integers(0, 2, n)
+    number = draws.uniform(0, 5, n)
+    y = np.sin(number) + 2.0 * kinds + 0.1 * draws.standard_normal(n)
+    names = {"kind": np.array(["a", "b", "c"])[kinds], "side": np.array(["left", "right"])[sides]}
+    return pd.DataFrame({"number": number} | names), y
+
+
+def test_categories_have_a_kernel_of_their_own(tmp_path):
+    table, y = of_categories()
+    made = Regressor(["linear", "categories"]).fit(table, y)
+    assert made.encoding_.categories == [[1, 2, 3], [4, 5]]
+    (one,) = [part for part in made.stack_.components if part.name == "categories"]
+    rows = torch.from_numpy(made.encoding_.encode(table))
+    model = one.model
+    with torch.no_grad():
+        prior = model.forward(rows).covariance_matrix
+        scale = model.covar_module
+        kinds, sides, matern = scale.base_kernel.kernels
+        numbers = model.input_standardizer.transform(rows)
+        expected = scale.outputscale * matern(numbers).to_dense()
+        for column, kernel in (("kind", kinds), ("side", sides)):
+            unlike = torch.from_numpy(table[column].to_numpy()[:, None] != table[column].to_numpy())
+            expected = expected * torch.exp(-unlike.double() / kernel.lengthscale.square())
+    torch.testing.assert_close(prior, expected)
+    # Where the level does not matter its rows are all alike.
+    assert sides.lengthscale.item() > kinds.lengthscale.item()
+    new, truth = of_categories(200, seed=1)
+    assert float(np.square(made.predict(new) - truth).mean()) < 0.1
+    made.save(tmp_path / "made.pt")
+    loaded = Regressor.load(tmp_path / "made.pt")
+    np.testing.assert_array_equal(loaded.predict(new), made.predict(new))
+
+
+def test_without_categories_there_is_no_such_candidate():
+    table, y = of_categories()
+    stack = Regressor(["linear", "categories"]).fit(table[["number"]], y).stack_
+    assert [one.name for one in stack.components] == ["linear"]
+    assert not stack.failures
+    only = Regressor(["categories"]).fit(table[["kind"]], y).stack_  # without numbers
+    assert [one.name for one in only.components] == ["categories"]
+
+
+@pytest.mark.parametrize("groups", [[[0], [0, 1]], [[]], [[3]], [[-1]]])
+def test_columns_of_categories_that_are_none(groups):
+    x = torch.eye(8, 3, dtype=torch.float64)
+    with pytest.raises(ArgumentError, match="categories: got"):
+        StackedGP(["linear"]).fit(x, x[:, 0], categories=groups)

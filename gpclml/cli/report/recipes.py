@@ -6,6 +6,7 @@ import functools
 import importlib
 import platform
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -156,20 +157,28 @@ class Recipe:
         """The limit of steps, None for none."""
         return self.steps or _STEPS.get(self.model)
 
-    def fit(self, x: Tensor, y: Tensor, progress: bool = True) -> RecipeFit:
+    def fit(
+        self,
+        x: Tensor,
+        y: Tensor,
+        progress: bool = True,
+        categories: Sequence[Sequence[int]] = (),
+    ) -> RecipeFit:
         """Fits the model to data; ``model.py`` of a report does the same, line by line.
 
         Args:
             x: Inputs, ``(n, d)``.
             y: Targets, ``(n,)``.
             progress: Whether to show progress bars on standard error.
+            categories: For each category the columns that are its levels, for a stack.
 
         Raises:
             NonFiniteError, NotPSDError: The objective cannot be evaluated at the start of the fit.
         """
         if self.model == STACK:
             stack = StackedGP(restarts=self.restarts, seed=self.seed)
-            return RecipeFit(stack.fit(x, y, progress=progress), "", "")
+            fitted_stack = stack.fit(x, y, categories=categories, progress=progress)
+            return RecipeFit(fitted_stack, "", "")
         kernel = kernel_object(self.model) or self.kernel_name
         mean = "zero" if self.model == "linear" else "constant"
         model = GPRegression(x, y, kernel, mean, seed=self.seed)
