@@ -21,6 +21,8 @@ from gpclml.cli.report.words import (
     criteria_in_words,
     figure,
     headline,
+    noise_in_words,
+    score_rows,
 )
 from gpclml.cli.tables import fit_encoding
 from gpclml.errors import ShapeError
@@ -210,8 +212,8 @@ def test_the_answer_has_the_figures(targets):
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (0.0, "0"), (math.nan, ""), (56.417, "56.4"), (1234.6, "1235"), (0.012345, "0.0123"),
-        (-7.0, "\N{MINUS SIGN}7.00"), (123456.0, "123456"), (2.5e9, "2.5e+09"),
+        (0.0, "0"), (math.nan, ""), (56.417, "56.4"), (1234.6, "1230"), (0.012345, "0.0123"),
+        (-7.0, "\N{MINUS SIGN}7.00"), (123456.0, "123000"), (2.5e9, "2.5e+09"),
         (3e-7, "3e\N{MINUS SIGN}07"),
     ],
 )  # fmt: skip
@@ -255,3 +257,23 @@ def test_noise_is_in_units_of_the_target(data):
     model = GPRegression(x, y)
     model.likelihood.noise = 0.25
     assert noise_of(model) == pytest.approx(0.5 * float(y.std()), rel=1e-6)
+
+
+def test_what_is_said_of_the_noise(targets):
+    scores = {"stack": normals(targets, 1.0, 1.0), "rbf": normals(targets, 3.0, 3.0)}
+    choice = choose(["rbf"], scores)
+    for noise, said in (
+        (0.3, "0.300 (standard deviation). That is far less than the error"),
+        (0.7, "The rest of the error may shrink"),
+        (0.9, "That is most of the error: further columns"),
+        (3.0, "stack is more exact: it finds a pattern that rbf takes for noise."),
+    ):
+        assert said in noise_in_words(noise, choice, scores, "rbf")
+
+
+def test_errors_are_rounded_to_two_digits_of_theirs(targets):
+    scores = {"rbf": normals(1e5 * targets, 64_805.0, 1e5)}
+    assert (round(scores["rbf"].rmse), round(scores["rbf"].rmse_se)) == (64918, 613)
+    ((_, (error, explained, *_)),) = score_rows(choose(["rbf"], scores), scores)
+    assert error == ("64920", "610")
+    assert explained == ("", "")

@@ -161,13 +161,13 @@ def noise_in_words(noise: float, choice: Choice, scores: Scores, model: str) -> 
 
 
 def figure(value: float, digits: int = 3) -> str:
-    """A number with at least so many digits, written out where that is short."""
+    """A number rounded to so many digits, written out where that is short."""
     if math.isnan(value) or value == 0:
         return "" if math.isnan(value) else "0"
     if not 1e-4 <= abs(value) < 1e7:
         return _minus(f"{value:.{digits}g}")
     decimals = digits - 1 - math.floor(math.log10(abs(value)))
-    return _minus(f"{value:.{max(decimals, 0)}f}")
+    return _rounded(value, decimals)
 
 
 def percent(share: float) -> str:
@@ -304,8 +304,12 @@ def _with_error(value: float, error: float) -> tuple[str, str]:
     """A value and its error, rounded to two digits of the error."""
     if not error > 0 or not 1e-4 <= abs(value) < 1e7:
         return figure(value), figure(error, 2) if error > 0 else ""
-    decimals = max(0, 1 - math.floor(math.log10(error)))
-    return _minus(f"{value:.{decimals}f}"), f"{error:.{decimals}f}"
+    decimals = 1 - math.floor(math.log10(error))
+    return _rounded(value, decimals), _rounded(error, decimals)
+
+
+def _rounded(value: float, decimals: int) -> str:
+    return _minus(f"{round(value, decimals):.{max(decimals, 0)}f}")
 
 
 def _minus(text: str) -> str:
