@@ -16,6 +16,7 @@ from benchmarks._tables import section, table, with_error
 from benchmarks.tables.candidates import CANDIDATES, CRITERIA
 from benchmarks.tables.cells import DEVELOPMENT, JUDGED, METHODS
 from benchmarks.tables.peers import PEERS
+from gpclml.errors import DataError
 
 __all__ = [
     "corrected_error", "draw_figure", "poor_fits", "regrets", "sections", "standing", "win_table",
@@ -260,8 +261,13 @@ def draw_figure(cells: pandas.DataFrame, path: str | os.PathLike[str]) -> None:
         path: The image file.
 
     Raises:
-        DataError: The file cannot be written.
+        DataError: The file cannot be written, or there are no cells of some model of this library.
     """
+    missing = sorted(set(CANDIDATES) - set(cells["method"]))
+    if missing:
+        raise DataError(
+            f"The figure needs cells of {', '.join(missing)}. Run them, or leave it out."
+        )
     found = regrets(_whole(cells))
     sizes = found.index.get_level_values("n").map(_size)
     names = [f"by {name}" for name in _CURVES]

@@ -245,6 +245,9 @@ def test_a_run_and_its_reports(tmp_path):
     assert "| ridge |" in judged
     assert "| mean |" not in judged
     assert "Choosing one model" not in judged  # the candidates are not there
+    refused = invoke("report --half judged", "--results", path, "--figure", figure)
+    assert refused.exit_code == 2
+    assert refused.stderr.startswith("Error: The figure needs cells of deep, linear, matern")
 
 
 def made_cells(scores, **columns):
