@@ -1,47 +1,104 @@
 """Laplace posteriors of networks on digits: ``python -m benchmarks.evidence.posteriors``.
 
-Networks with batch normalization are trained on the classes 0 to 7 of scikit-learn's digits, with
-all training images or few. Predictions of the network alone are compared with those of its
-posterior, as the evidence has it and as validation images choose it; classes 8 and 9 are what a
-network should be uncertain of.
+Networks with batch normalization are trained on digits, with many images or few. Predictions of
+the network alone are compared with those of its posterior, as the evidence has it and as validation
+images choose it, with an ensemble's and with laplace-torch's, if that is installed. On
+scikit-learn's digits the classes 8 and 9 are what a network should be uncertain of; on part of
+MNIST they are images of clothes and letters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Literal
+import copy
+import importlib.util
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
+import numpy as np
 import pandas as pd
 import torch
 import typer
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+from typer import Option
 
+from benchmarks._images import load_images
+from benchmarks.speed.runs import Csv, print_tables
 from gpclml import Laplace
-from gpclml.datasets import load_images
+from gpclml.datasets.sources import data_folder
 from gpclml.evaluation import expected_calibration_error, out_of_distribution_auroc
 
-__all__ = ["compare_posteriors", "main"]
+__all__ = ["DATA", "compare_posteriors", "main"]
 
-_KNOWN = 8  # classes
-_VALIDATION, _TEST = 200, 400  # images
-_SETTINGS = {"width 8": (8, 800), "width 32": (32, 800), "width 8, 200 images": (8, 200)}
+_WIDER = {"digits": 32, "mnist-test": 16}
+_MEMBERS = 5
 Pair = tuple[Tensor, Tensor]
 
 
-def network(width: int) -> nn.Sequential:
+@dataclass(frozen=True)
+class Digits:
+    """Images with labels in a random order, and others that are of no such class by name."""
+
+    x: Tensor
+    y: Tensor
+    others: Mapping[str, Tensor]
+    train: int
+    validation: int
+    test: int
+    classes: int
+
+    def parts(self, share: float) -> tuple[Pair, Pair, Pair]:
+        """A share of the training images, validation images, and test images."""
+        test, validation = len(self.x) - self.test, len(self.x) - self.test - self.validation
+        first = slice(round(share * self.train))
+        rows = (first, slice(validation, test), slice(test, None))
+        return tuple((self.x[one], self.y[one]) for one in rows)  # pyright: ignore
+
+
+def _scaled(images: Tensor) -> Tensor:
+    return images.float() / 127.5 - 1
+
+
+def _small(seed: int) -> Digits:
+    data = load_images("digits")
+    order = torch.randperm(len(data.labels), generator=torch.Generator().manual_seed(seed))
+    x, y = _scaled(data.images)[order], data.labels[order]
+    return Digits(x[y < 8], y[y < 8], {"classes 8, 9": x[y >= 8]}, 800, 200, 400, 8)
+
+
+def _mnist(seed: int) -> Digits:
+    data, letters = load_images("mnist-test"), load_images("omniglot-small").images
+    order = torch.randperm(len(data.labels), generator=torch.Generator().manual_seed(seed))[:3000]
+    with np.load(data_folder("") / "fashion_mnist" / "sprite900.npz") as file:
+        clothes = torch.tensor(file["images"]).unsqueeze(1)
+    some = torch.randperm(len(letters), generator=torch.Generator().manual_seed(seed))[:900]
+    others = {"clothes": _scaled(clothes), "letters": _scaled(letters[some])}
+    return Digits(_scaled(data.images[order]), data.labels[order], others, 1000, 300, 1500, 10)
+
+
+DATA: Mapping[str, Callable[[int], Digits]] = {"digits": _small, "mnist-test": _mnist}
+
+
+def network(width: int, size: int, classes: int) -> nn.Sequential:
     """Three convolutions with batch normalization, and a linear layer."""
     layers: list[nn.Module] = []
-    for inputs, outputs, stride in ((1, width, 1), (width, 2 * width, 2), (2 * width,) * 2 + (2,)):
+    strides = (1, 2, 2) if size < 28 else (2, 2, 1)
+    channels = ((1, width), (width, 2 * width), (2 * width, 2 * width))
+    for (inputs, outputs), stride in zip(channels, strides, strict=True):
         layers += [
             nn.Conv2d(inputs, outputs, 3, stride, padding=1), nn.BatchNorm2d(outputs), nn.ReLU(),
         ]  # fmt: skip
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(8 * width, _KNOWN))
+    pooled = nn.Sequential() if size < 28 else nn.AdaptiveAvgPool2d(2)
+    return nn.Sequential(*layers, pooled, nn.Flatten(), nn.Linear(8 * width, classes))
 
 
-def trained(width: int, train: Pair, epochs: int, seed: int) -> nn.Sequential:
+def trained(width: int, train: Pair, classes: int, epochs: int, seed: int) -> nn.Sequential:
     """The network, trained by Adam with a cosine decay, in eval mode."""
     torch.manual_seed(seed)
-    model, (x, y) = network(width), train
+    x, y = train
+    model = network(width, x.shape[-1], classes)
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
     for _ in range(epochs):
@@ -53,64 +110,101 @@ def trained(width: int, train: Pair, epochs: int, seed: int) -> nn.Sequential:
     return model.eval()
 
 
-def digits(seed: int) -> tuple[Pair, Tensor]:
-    """Images and labels of the known classes in a random order, and images of the others."""
-    data = load_images("digits", progress=False)
-    x, y = data.images.float() / 127.5 - 1, data.labels
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
-    x, y = x[order], y[order]
-    return (x[y < _KNOWN], y[y < _KNOWN]), x[y >= _KNOWN]
-
-
-def scores(inside: Tensor, labels: Tensor, outside: Tensor) -> dict[str, float]:
-    """Accuracy, log loss, calibration error and detection of other classes, of probabilities."""
-    return {
-        "accuracy": float((inside.argmax(-1) == labels).double().mean()),
-        "log loss": -float(inside[torch.arange(len(labels)), labels].double().log().mean()),
-        "calibration error": expected_calibration_error(inside, labels),
-        "AUROC of classes 8, 9": out_of_distribution_auroc(inside, outside),
-    }
-
-
 def compare_posteriors(
-    width: int, images: int, epochs: int, seed: int
+    data: str, width: int, share: float, epochs: int, seed: int, members: int = _MEMBERS
 ) -> Iterator[tuple[str, dict[str, float]]]:
     """Scores on test images of each way to predict, by its name."""
-    (x, y), outside = digits(seed)
-    train = x[:images], y[:images]
-    validation, test = (
-        (x[start : start + size], y[start : start + size])
-        for start, size in ((len(x) - _VALIDATION - _TEST, _VALIDATION), (len(x) - _TEST, _TEST))
-    )
-    model = trained(width, train, epochs, seed)
-    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*train), batch_size=100)
+    digits = DATA[data](seed)
+    train, validation, test = digits.parts(share)
+    loader = DataLoader(TensorDataset(*train), batch_size=100)
+
+    def scores(predict: Callable[[Tensor], Tensor]) -> dict[str, float]:
+        inside, labels = predict(test[0]), test[1]
+        return {
+            "accuracy": float((inside.argmax(-1) == labels).double().mean()),
+            "log loss": -float(inside[torch.arange(len(labels)), labels].double().log().mean()),
+            "calibration error": expected_calibration_error(inside, labels),
+        } | {
+            f"AUROC, {name}": out_of_distribution_auroc(inside, predict(x))
+            for name, x in digits.others.items()
+        }
+
+    models = [
+        trained(width, train, digits.classes, epochs, seed + 1000 * one) for one in range(members)
+    ]
     parts: tuple[Literal["last", "all"], ...] = ("last", "all")
     for weights in parts:
         for chosen in (None, validation):
-            posterior = Laplace(model, "classification", weights=weights)
+            posterior = Laplace(models[0], "classification", weights=weights)
             posterior.fit(loader, validation=chosen, progress=False)
             if weights == "last" and chosen is None:
-                inside, other = (posterior.predict(at, "mode").probs for at in (test[0], outside))
-                yield "the network alone", scores(inside, test[1], other)
-            inside, other = (posterior.predict(at).probs for at in (test[0], outside))
+                yield "the network alone", scores(_probabilities(posterior, "mode"))
             by = "validation" if chosen is not None else "evidence"
-            yield f"{weights} weights, by {by}", scores(inside, test[1], other)
+            yield f"{weights} weights, by {by}", scores(_probabilities(posterior, "closed"))
+    if members > 1:
+        yield f"ensemble of {members}", scores(_mean_of(models))
+    if importlib.util.find_spec("laplace") is not None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for method in ("marglik", "gridsearch"):
+                by = "evidence" if method == "marglik" else "validation"
+                predict = _of_laplace_torch(models[0], loader, method, validation)
+                yield f"laplace-torch, last weights, by {by}", scores(predict)
 
 
-def main(seeds: int = 3, epochs: int = 40) -> None:
+def _probabilities(posterior: Laplace, method: Any) -> Callable[[Tensor], Tensor]:
+    return lambda x: posterior.predict(x, method, progress=False).probs
+
+
+def _mean_of(models: list[nn.Sequential]) -> Callable[[Tensor], Tensor]:
+    @torch.no_grad()
+    def predict(x: Tensor) -> Tensor:
+        return torch.stack([model(x).softmax(-1) for model in models]).mean(0)
+
+    return predict
+
+
+def _of_laplace_torch(
+    model: nn.Sequential, loader: DataLoader, method: str, validation: Pair
+) -> Callable[[Tensor], Tensor]:
+    """The last layer's posterior with Kronecker factors, which takes batch normalization."""
+    import laplace
+
+    fitted: Any = laplace.Laplace(
+        copy.deepcopy(model), "classification", subset_of_weights="last_layer",
+        hessian_structure="kron",
+    )  # fmt: skip
+    fitted.fit(loader)
+    others = DataLoader(TensorDataset(*validation), batch_size=300)
+    fitted.optimize_prior_precision(
+        pred_type="glm", method=method, link_approx="probit", val_loader=others, grid_size=21
+    )
+    return lambda x: torch.cat([fitted(some, link_approx="probit") for some in x.split(100)])
+
+
+def main(
+    data: Annotated[str, Option(help="digits, or mnist-test.")] = "digits",
+    seeds: Annotated[int, Option(min=1)] = 3,
+    epochs: Annotated[int, Option(min=1)] = 40,
+    csv: Csv = None,
+) -> None:
     """Prints a table of means over seeds for each network."""
-    rows = [
-        {"network": name, "predictions": how, "seed": seed, **found}
-        for name, (width, images) in _SETTINGS.items()
-        for seed in range(seeds)
-        for how, found in compare_posteriors(width, images, epochs, seed)
-    ]
-    table = pd.DataFrame(rows).drop(columns="seed")
-    means = table.groupby(["network", "predictions"], sort=False).mean()
-    print("|", " | ".join(["network", "predictions", *means.columns]), "|")
-    print("|---" * (2 + means.shape[1]) + "|")
-    for names, values in zip(means.index, means.to_numpy(), strict=True):
-        print("|", " | ".join([*names, *(f"{value:.3f}" for value in values)]), "|")
+
+    def tables() -> Iterator[pd.DataFrame]:
+        wide = _WIDER[data]
+        settings = (("width 8", 8, 1.0), (f"width {wide}", wide, 1.0), ("few images", 8, 0.25))
+        for name, width, share in settings:
+            rows = [
+                {"network": name, "predictions": how, "seed": seed, **found}
+                for seed in range(seeds)
+                for how, found in compare_posteriors(data, width, share, epochs, seed)
+            ]
+            means = pd.DataFrame(rows).drop(columns="seed")
+            yield means.groupby(["network", "predictions"], sort=False).mean().reset_index()
+
+    print_tables(
+        "benchmarks.evidence.posteriors", tables(), threads=1, csv=csv, digits=".3f", joined=True
+    )
 
 
 if __name__ == "__main__":
