@@ -173,11 +173,10 @@ def _of_all(network: torch.nn.Module, x: Tensor, y: Tensor, structure: Any) -> C
     mll = _objective(network, len(x), structure, "all")
     model: Any = mll.model
 
+    batches = list(zip(x.split(_BATCH), y.split(_BATCH), strict=True))
+
     def step() -> None:
-        parts = []
-        for rows in torch.arange(len(x), device=x.device).split(_BATCH):
-            parts.append(mll.evidence_of(x[rows], y[rows]))
-        value = sum(parts[1:], parts[0])()
+        value = mll.evidence_of(batches, progress=False)()
         torch.autograd.grad(value, model.prior.log_precision)
 
     return step

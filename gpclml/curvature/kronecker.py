@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from typing_extensions import override
 
 from gpclml._utils.arguments import checked
@@ -27,6 +28,8 @@ from gpclml.curvature.structure import (
 from gpclml.errors import UnsupportedError
 
 __all__ = ["Factors", "Kronecker", "KroneckerCurvature"]
+
+_PAIRS = 2**16  # of eigenvalues in memory at a time
 
 
 @checked
@@ -108,8 +111,8 @@ class KroneckerCurvature(Curvature):
         self.others: tuple[DiagonalCurvature | DenseCurvature, ...] = tuple(others)
 
     @cached_property
-    def _eigenvalues(self) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
+    def _eigenvalues(self) -> dict[str, tuple[Tensor, Tensor]]:
+        found: dict[str, tuple[Tensor, Tensor]] = {}
         for one in self.factors:
             found |= one.eigenvalues()
         return found
@@ -120,7 +123,7 @@ class KroneckerCurvature(Curvature):
     ) -> Tensor:
         """The sum over layers, each from the eigenvalues of its factors."""
         terms = [
-            (scale * values / precisions[name]).log1p().sum()
+            cast(Tensor, _LogDet.apply(*values, (scale / precisions[name]).double().reshape(())))
             for name, values in self._eigenvalues.items()
         ]
         terms += [one.log_det_ratio(precisions, scale).double() for one in self.others]
@@ -184,13 +187,17 @@ class Factors:
     count: int
     shape: torch.Size
 
-    def eigenvalues(self) -> dict[str, Tensor]:
-        """Eigenvalues by the parameter's name, of all groups ``(out, in)``, ``(out,)``; float64."""
+    def eigenvalues(self) -> dict[str, tuple[Tensor, Tensor]]:
+        """Eigenvalues of B and A by the parameter's name, ``(*G, out)`` and ``(*G, in)``; float64.
+
+        For a bias the latter is one.
+        """
         of_gradients = _eigenvalues(self.gradients)
-        found = {} if self.bias is None else {self.bias: of_gradients}
+        found = {}
+        if self.bias is not None:
+            found[self.bias] = of_gradients, torch.ones_like(of_gradients[..., :1])
         if self.weight is not None and self.inputs is not None:
-            of_inputs = _eigenvalues(self.inputs) / self.count
-            found[self.weight] = of_gradients.unsqueeze(-1) * of_inputs.unsqueeze(-2)
+            found[self.weight] = of_gradients, _eigenvalues(self.inputs) / self.count
         return found
 
     def sample(
@@ -268,3 +275,33 @@ class _Spectrum:
 def _eigenvalues(factor: Tensor) -> Tensor:
     """Eigenvalues in float64; those below zero, which are rounding, are set to zero."""
     return torch.linalg.eigvalsh(factor.double()).clamp_min(0.0)
+
+
+class _LogDet(torch.autograd.Function):
+    r"""The sum of :math:`\log(1 + s b_i a_j)` over pairs, without an array of them all.
+
+    Arguments are b, ``(*G, out)``, a, ``(*G, in)``, and s, a number.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, b: Tensor, a: Tensor, s: Tensor) -> Tensor:
+        ctx.save_for_backward(b, a, s)
+        products = (s * one[..., None] * a[..., None, :] for one in _chunks(b, a))
+        return torch.stack([part.log1p_().sum() for part in products]).sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        (gradient,) = gradients
+        b, a, s = ctx.saved_tensors
+        of_b, of_a, of_s = [], torch.zeros_like(a), torch.zeros_like(s)
+        for one in _chunks(b, a):
+            inverse = 1 / (1 + s * one[..., None] * a[..., None, :])
+            of_b.append((inverse @ a[..., None])[..., 0])
+            of_a += (one[..., None, :] @ inverse)[..., 0, :]
+            of_s += (of_b[-1] * one).sum()
+        return gradient * s * torch.cat(of_b, -1), gradient * s * of_a, gradient * of_s
+
+
+def _chunks(b: Tensor, a: Tensor) -> tuple[Tensor, ...]:
+    return b.split(max(1, _PAIRS // (a.numel() or 1)), dim=-1)

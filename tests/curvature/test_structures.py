@@ -9,6 +9,7 @@ import torch
 
 import reference
 from gpclml.curvature import BlockDiagonal, Diagonal, Full, FunctionSpace, Kronecker
+from gpclml.curvature.kronecker import _LogDet
 from gpclml.errors import UnknownNameError, UnsupportedError
 from network_cases import (
     NETWORKS,
@@ -188,3 +189,16 @@ def test_a_kernel_is_of_one_batch():
     one = FunctionSpace().of(network, points(event), softmax_columns)
     with pytest.raises(UnsupportedError, match="Use Full"):
         one + one
+
+
+@pytest.mark.parametrize("groups", [(), (3,)])
+def test_log_determinants_of_factors_go_by_chunks(groups, monkeypatch):
+    monkeypatch.setattr("gpclml.curvature.kronecker._PAIRS", 20)
+    b, a, s = (torch.rand(shape, dtype=torch.float64) for shape in ((*groups, 7), (*groups, 5), ()))
+    leaves = [one.requires_grad_() for one in (b, a, s)]
+    expected = (s * b.unsqueeze(-1) * a.unsqueeze(-2)).log1p().sum()
+    found = _LogDet.apply(b, a, s)
+    torch.testing.assert_close(found, expected)
+    pairs = zip(*(torch.autograd.grad(one, leaves) for one in (found, expected)), strict=True)
+    for one, other in pairs:
+        torch.testing.assert_close(one, other)
