@@ -30,5 +30,5 @@ def report() -> str:
     with tempfile.TemporaryDirectory() as folder:
         table.to_csv(Path(folder) / "diabetes.csv", index=False)
         command = "-m gpclml compare diabetes.csv --target progression --quiet".split()
-        subprocess.run([sys.executable, *command], cwd=folder, check=True, stdout=sys.stderr)
+        subprocess.run([sys.executable, *command], cwd=folder, check=True, capture_output=True)
         return (Path(folder) / "report" / "index.html").read_text(encoding="utf-8")

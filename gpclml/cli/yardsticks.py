@@ -19,7 +19,7 @@ YARDSTICKS = {
     "stack": "a calibrated mixture of several Gaussian processes",
     "trees": "a tree ensemble (HistGradientBoostingRegressor of scikit-learn)",
     "linear": "linear regression (RidgeCV of scikit-learn), which gives no intervals",
-    "mean": "always the mean of the training rows, whatever the inputs",
+    "mean": "always the mean of the training rows; its typical error is the spread of the target",
 }
 """What beside the models predicts the test rows."""
 

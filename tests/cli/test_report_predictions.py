@@ -198,7 +198,7 @@ def test_the_answer_has_the_figures(targets):
         "1.78 and a linear model 0.501. Half of its predictions are off by less than 0.499. Its "
         "90\N{NO-BREAK SPACE}% intervals are about 1.64 wide and hold 100\N{NO-BREAK SPACE}% of "
         "the true values, so they are wider than needed. Its errors are clearly smaller than those "
-        "of mean. Between stack and linear the differences may be chance."
+        "of the mean. Between stack and linear the differences may be chance."
     )
     scores["trees"] = scores_of(targets, normals(targets, 0.1, 1.0).means)
     choice = choose(["linear"], scores)

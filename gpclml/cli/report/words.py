@@ -87,10 +87,14 @@ def answer(choice: Choice, what: str, scores: Scores, rows: str) -> list[str]:
         if other not in (name, choice.pick, *choice.beaten) and not one.is_missing
     ]  # fmt: skip
     if choice.beaten:
-        said.append(f"Its errors are clearly smaller than those of {joined(list(choice.beaten))}.")
+        said.append(f"Its errors are clearly smaller than those of {_listed(choice.beaten)}.")
     if same:
-        said.append(f"Between {joined([name, *same])} the differences may be chance.")
+        said.append(f"Between {_listed([name, *same])} the differences may be chance.")
     return said
+
+
+def _listed(names: Sequence[str]) -> str:
+    return joined(["the mean" if name == "mean" else name for name in names])
 
 
 def criteria_in_words(comparison: Comparison) -> str:
