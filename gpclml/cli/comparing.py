@@ -275,7 +275,7 @@ def add_report(work: WorkFolder, report: Report) -> dict[str, Any]:
         },
         "others": {name: _test_scores(scores) for name, scores in report.others.items()},
         "columns": [one._asdict() for one in report.effects],
-        "noise": report.noise,
+        **_numbers({"noise": report.noise}),
         "fitted": {name: asdict(one) for name, one in report.fitted.items()},
         "sentences": list(report.comparison.sentences),
         "notes": list(report.notes),

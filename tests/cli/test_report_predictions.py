@@ -19,6 +19,7 @@ from gpclml.cli.report.words import (
     answer,
     columns_in_words,
     criteria_in_words,
+    effect_rows,
     figure,
     headline,
     noise_in_words,
@@ -250,6 +251,23 @@ def test_effects_are_those_of_shuffled_columns():
     said = columns_in_words(list(effects.values()))
     assert said.startswith("The columns that matter most are side and a: if the values of side are")
     assert "No single column" in columns_in_words([effects["b"]])
+
+
+def test_many_columns_are_shuffled_in_few_rows():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(300, 500, generator=generator, dtype=torch.float64)
+    table = pandas.DataFrame(x.numpy()).add_prefix("x").assign(y=x[:, 7].numpy())
+    encoding = fit_encoding(table, "y")
+    points = []
+
+    def predict(shuffled):
+        points.append(len(shuffled))
+        return shuffled[:, 7]
+
+    effects = column_effects(predict, encoding, encoding.tensors(table), seed=0)
+    assert points == [25 * 501]
+    assert effects[0].column == "x7"
+    assert len(effect_rows(effects)) == 12
 
 
 def test_noise_is_in_units_of_the_target(data):

@@ -14,7 +14,7 @@ from gpclml.models import GPRegression
 
 __all__ = ["ColumnEffect", "column_effects", "noise_of"]
 
-_MOST_ROWS, _MOST_POINTS, _MOST_SHUFFLES = 250, 10_000, 10
+_LEAST_ROWS, _MOST_ROWS, _MOST_POINTS, _MOST_SHUFFLES = 25, 250, 10_000, 10
 _CLEAR = 2.0  # standard errors
 _ROUNDING = 1e-9
 
@@ -51,14 +51,17 @@ def column_effects(
     Args:
         predict: Means at inputs.
         encoding: How columns became inputs.
-        test: Inputs ``(t, d)`` and targets ``(t,)`` of the test rows, of which 250 are taken.
+        test: Inputs ``(t, d)`` and targets ``(t,)`` of the test rows, of which at most 250 are
+            taken, and fewer with many columns.
         seed: Seed of the shuffles.
 
     Note:
-        Predictions of at most 10,000 points, or of 250 for each column if these are more.
+        Predictions of about 10,000 points at most, or of 25 for each column if these are more.
     """
     generator = torch.Generator().manual_seed(seed)
-    count, columns = min(len(test[1]), _MOST_ROWS), encoding.columns
+    columns = encoding.columns
+    most = min(_MOST_ROWS, max(_LEAST_ROWS, _MOST_POINTS // len(columns)))
+    count = min(len(test[1]), most)
     rows = torch.linspace(0, len(test[1]) - 1, count).round().long()
     x, y = (part[rows] for part in test)
     shuffles = max(1, min(_MOST_SHUFFLES, _MOST_POINTS // (count * len(columns))))
