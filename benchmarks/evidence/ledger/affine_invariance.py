@@ -144,7 +144,7 @@ def _claims(cells: pandas.DataFrame) -> list[Claim]:
             "CIFAR-10: 92.5 ± 0.2 % in 10 % of the time of 93.2 ± 0.0 %",
             f"{100 * share:.0f} % of the time of a step on hyperparameters, "
             f"{few['seconds'].sum() / full['seconds'].sum():.0%} of that of training; accuracy "
-            f"{with_error(lost, 1)} points lower; " + "; ".join(lines),
+            f"{with_error(-lost, 1, '+')} points; " + "; ".join(lines),
             graded(share <= 0.15, bool(lost.mean() <= 1)),
             remark,
             rule="at most 15 % of the time of a step, accuracy at most one point lower",
