@@ -29,7 +29,7 @@ OUT_OF_REACH: Mapping[str, tuple[tuple[str, str, str], ...]] = MappingProxyType(
         "Harvey and Hughes 2026": (),
         "Immer et al. 2021": (
             ("Table 1, the other sets, the empirical Fisher and cross-validation",
-             "not computed yet: minutes of one core a cell for boston and wine, an hour for "
+             "not computed yet: minutes of one core a cell for small sets, up to an hour for "
              "kin8nm, power and naval",
              "the same command goes on where it stopped: `run uci-networks`"),
             ("Figure 3, image networks", "networks on CIFAR-10: compute", "evidence-ranking"),
