@@ -9,7 +9,6 @@ from typing import Any, Literal, Self, cast
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from typing_extensions import override
 
 from gpclml._utils.arguments import checked
@@ -26,6 +25,7 @@ from gpclml.curvature.structure import (
     sample_gradients,
 )
 from gpclml.errors import UnsupportedError
+from gpclml.linalg import refuse_double_backward
 
 __all__ = ["Factors", "Kronecker", "KroneckerCurvature"]
 
@@ -284,15 +284,15 @@ class _LogDet(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, b: Tensor, a: Tensor, s: Tensor) -> Tensor:
+    def forward(ctx, b, a, s):
         ctx.save_for_backward(b, a, s)
         products = (s * one[..., None] * a[..., None, :] for one in _chunks(b, a))
         return torch.stack([part.log1p_().sum() for part in products]).sum()
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        (gradient,) = gradients
+    def backward(ctx, *grads):
+        refuse_double_backward("log_det_ratio")
+        gradient = grads[0]
         b, a, s = ctx.saved_tensors
         of_b, of_a, of_s = [], torch.zeros_like(a), torch.zeros_like(s)
         for one in _chunks(b, a):
