@@ -102,7 +102,7 @@ def hand_over():
     fitting.fit_recipe = comparing.fit_recipe = fit
     make = once(comparing.make_report, lambda options, *rest: options.table.seed)
     comparing.make_report = make
-    others = once(comparing.yardsticks, lambda train, test, seed: seed)
+    others = once(comparing.yardsticks, lambda train, test, seed, *rest: seed)
     comparing.yardsticks = others
     page = once(comparing.page_of, lambda report: report.options.command("compare"))
     comparing.page_of = page
