@@ -18,9 +18,9 @@ from gpclml.errors import UnknownNameError
 
 SMALL = {
     "uci-networks": {"data": "diabetes", "splits": 2, "epochs": 160},
-    "online-curve": {"data": "stand-in", "epochs": 120},
+    "online-curve": {"data": "stand-in", "epochs": 104},
     "evidence-bounds": {
-        "data": "digits", "num_train": 10, "samples": 2, "epochs": 11, "values": 3, "draws": 1,
+        "data": "digits", "num_train": 10, "samples": 2, "epochs": 11, "values": 2, "draws": 1,
     },
     "affine-invariance": {
         "data": "digits", "num_train": 20, "samples": 2, "epochs": 5, "num_test": 20,
