@@ -70,8 +70,9 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     to 1e-5. Online, after 100 epochs and then after every 50, precisions of the four tensors and
     the noise make a step of Adam on the evidence of each network; the network is kept as it was at
     its largest evidence. By validation, the precision of all weights is the best of five on a
-    tenth of the training points, the noise is the mean squared error in training, and the chosen
-    one trains again on all.
+    tenth of the training points, by the error of the mode or by the density of the posterior, and
+    the chosen one trains again on all. The noise is the mean squared error, of the mode in
+    validation and of the posterior in training.
 
     Args:
         cell: ``data``, of the UCI sets; ``splits``, their number, published
@@ -81,7 +82,8 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     Returns:
         Of each split ``nll_map`` and ``nll_laplace``, the mean over test points in nats and units
         of the data, of the mode and of the linearized posterior; ``noise``, its standard
-        deviation over that of the targets, and ``evidence`` of training points.
+        deviation over that of the targets, ``error``, the mean squared one of the mode in units of
+        their variance, and ``evidence`` of training points.
     """
     parts = [_split(cell["data"], k) for k in range(cell["splits"])]
     method = cell["method"]
@@ -134,20 +136,31 @@ def _by_validation(parts: list[dict[str, Any]], _: str, epochs: int) -> list[Any
         inner += [part | points] * len(_DELTAS)
     mlls = _at_deltas(inner, [*_DELTAS] * len(parts), epochs)
     found = [_scores(part, mll) for part, mll in zip(inner, mlls, strict=True)]
-    chosen = []
-    for name in ("nll_map", "nll_laplace"):
-        values = np.array([one[name] for one in found]).reshape(len(parts), -1)
-        chosen.append([_DELTAS[place] for place in values.argmin(1)])
-    trained = [_at_deltas(parts, deltas, epochs) for deltas in chosen]
-    return list(zip(*trained, strict=True))
+    table = {
+        name: np.array([one[name] for one in found]).reshape(len(parts), -1)
+        for name in ("error", "nll_laplace")
+    }
+    places = {name: values.argmin(1) for name, values in table.items()}
+    deltas = {name: [_DELTAS[place] for place in some] for name, some in places.items()}
+    noise = table["error"].min(1).tolist()  # what a mode errs by on points that it has not seen
+    return list(
+        zip(
+            _at_deltas(parts, deltas["error"], epochs, noise),
+            _at_deltas(parts, deltas["nll_laplace"], epochs),
+            strict=True,
+        )
+    )
 
 
-def _at_deltas(parts: list[dict[str, Any]], deltas: list[float], epochs: int) -> list[Any]:
+def _at_deltas(
+    parts: list[dict[str, Any]], deltas: list[float], epochs: int, noise: list[float] | None = None
+) -> list[Any]:
+    """Trained objectives whose noise is given, or is the error in training."""
     networks = _stack(parts, epochs)
-    noise = train_fixed(networks, deltas)
+    trained = train_fixed(networks, deltas)
     return [
         objective(one, networks.x.shape[1], "full", "network", *others)
-        for one, *others in zip(networks.single, deltas, noise, strict=True)
+        for one, *others in zip(networks.single, deltas, noise or trained, strict=True)
     ]
 
 
@@ -155,13 +168,14 @@ def _scores(part: dict[str, Any], found: Any) -> dict[str, float]:
     """Of an objective, or of two: for modes, and for the posterior."""
     of_mode, of_posterior = found if isinstance(found, tuple) else (found, found)
     x, y, unit = part["test_x"], part["test_y"], math.log(part["unit"])
-    nlls = {}
+    nlls: dict[str, float] = {}
     for name, mll in (("map", of_mode), ("laplace", of_posterior)):
         mll = copy.deepcopy(mll).double()  # noises of precise networks are far below their outputs
         network, noise = cast(Any, mll.model).network, cast(Any, mll.likelihood).noise.detach()
         with torch.no_grad():
             error = network(x).squeeze(-1) - y
         variance = noise.expand(len(y))
+        nlls.setdefault("error", float(error.square().mean()))
         if name == "laplace":
             evidence = mll.evidence_of(part["train_x"], part["train_y"])
             scale = float(torch.as_tensor(evidence.curvature_scale()).detach())
