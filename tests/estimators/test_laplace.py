@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from gpclml import Laplace
 from gpclml.curvature import Full, FunctionSpace, GaussianWeightPrior, output_gradients
-from gpclml.curvature.output_likelihoods import bridged
 from gpclml.errors import (
     ArgumentError,
     DataError,
@@ -321,28 +320,6 @@ def test_weights_that_changed_after_fit():
             call()
     posterior.fit((x, y)).predict(x)
     torch.testing.assert_close(net.state_dict()["1.running_mean"], before)
-
-
-def test_the_bridge_by_hand():
-    torch.manual_seed(0)
-    mu, root = 2 * torch.randn(5, 3).double(), torch.randn(5, 3, 3).double()
-    sigma, ones = root @ root.mT, torch.ones(3).double()
-    for n, found in enumerate(bridged(mu, sigma).probs):
-        s = sigma[n] @ ones
-        m, v = (
-            mu[n] - s * mu[n].sum() / s.sum(),
-            (sigma[n] - torch.outer(s, s) / s.sum()).diagonal(),
-        )
-        alpha = (1 - 2 / 3 + m.exp() / 9 * (-m).exp().sum()) / v
-        torch.testing.assert_close(found, alpha / alpha.sum())
-    # A Dirichlet distribution whose outputs have been approximated is found again.
-    alpha = torch.tensor([2.0, 3.0, 7.0]).double()
-    m, C = alpha.log() - alpha.log().mean(), 3
-    v = (1 / alpha) * (1 - 2 / C) + (1 / alpha).sum() / C**2
-    H = torch.diag(1 / alpha) - (1 / alpha[:, None] + 1 / alpha) / C + (1 / alpha).sum() / C**2
-    torch.testing.assert_close(H.diagonal(), v)
-    found = bridged(m[None], H[None]).probs[0]
-    torch.testing.assert_close(found, alpha / alpha.sum())
 
 
 def test_predictions_by_the_bridge():
