@@ -424,6 +424,7 @@ class Laplace:
             outputs = outputs_of(self.network, x)
             seen.append((outputs, y, self._covariances(x, outputs.shape[-1], factors)))
         outputs, target = (torch.cat([one[k] for one in seen]) for k in range(2))
+        check_finite("validation", outputs, "These are outputs at its points.")
         check_targets_belong("validation", outputs, target)
         covariances = [torch.cat([one[2][k] for one in seen]) for k in range(len(factors))]
         place, self.covariance_scale, self.output_temperature = calibrated(

@@ -266,8 +266,9 @@ def test_the_last_layer_may_be_tied_or_frozen():
 FIVE = SoftmaxLikelihood(num_classes=5, mixing_weights=False)
 
 
-def fit(data, net=None, likelihood="classification", precision="evidence", **options):
-    return Laplace(net or network(), likelihood, **options).fit(data, precision=precision)
+def fit(data, net=None, likelihood="classification", precision="evidence", more=None, **options):
+    made = Laplace(net or network(), likelihood, **options)
+    return made.fit(data, validation=more, precision=precision)
 
 
 WRONG = [
@@ -294,6 +295,8 @@ WRONG = [
     (lambda: fit((images(), classes()), precision="validation"), ArgumentError, "without val"),
     (lambda: fit((images(), classes()), precision=-1.0), ArgumentError, "positive"),
     (lambda: fit((images(), classes())).predict(images() / 0), NonFiniteError, "x: "),
+    (lambda: fit((images(), classes()), more=(images() / 0, classes())), NonFiniteError,
+     "validation: "),
 ]  # fmt: skip
 
 
