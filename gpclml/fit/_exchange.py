@@ -74,7 +74,7 @@ def processes(group: ProcessGroup | None) -> Processes:
         return Processes(None, 0, 1)
     rank = dist.get_rank(group)
     if rank < 0:
-        raise ArgumentError("group", "a group without this process", "one that it belongs to")
+        raise ArgumentError("group", "a group that this process is not in", "a group that it is in")
     return Processes(group, rank, dist.get_world_size(group))
 
 

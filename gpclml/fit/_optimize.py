@@ -310,7 +310,9 @@ def frozen(mll: MarginalLogLikelihood, names: Iterable[str]) -> Iterator[None]:
     try:
         if not trainable(mll):
             suggestion = "Unfreeze some, or evaluate the objective without a fit."
-            raise ArgumentError("mll", "frozen parameters alone", "one to train", suggestion)
+            raise ArgumentError(
+                "mll", "only frozen parameters", "at least one to train", suggestion
+            )
         yield
     finally:
         for parameter in frozen:

@@ -241,11 +241,11 @@ def _within(constraint: Interval, values: Tensor) -> Tensor:
 def _sentence(problem: Problem, end: LineSearchEnd, starts: int, steps: int) -> str:
     others = "Another start" if starts == 2 else f"{starts - 1} other starts"
     tried = "" if starts == 1 else f" {others} ended no better."
-    suggestion = "Look at the units of the inputs, set other start lengthscales, or pass restarts."
+    suggestion = "Check the units of the inputs, start from other lengthscales, or pass restarts."
     if problem == "constant":
         return (
-            "The fit explains nothing: its predictions are the same everywhere, and what targets "
-            f"differ by is taken for noise.{tried} If there is something to find: {suggestion}"
+            "The fit explains nothing: it predicts the same value everywhere and takes all that "
+            f"targets vary by for noise.{tried} If the inputs should explain more: {suggestion}"
         )
     if problem == "bound":
         return (

@@ -219,7 +219,7 @@ def _check_members(mlls: Sequence[ConditionalMarginalLogLikelihood]) -> None:
         if mll.likelihood is not cast(ExactGP, mll.model).likelihood:
             suggestion = "Pass model.likelihood to the objective."
             raise UnsupportedError(
-                "mlls", "a likelihood not its model's", "its model's", suggestion
+                "mlls", "a likelihood that is not the model's", "model.likelihood", suggestion
             )
 
 
@@ -312,7 +312,7 @@ class Batch:
         split = self._mlls[place].draw_split(data)
         if split.conditioned_on is not None:
             raise UnsupportedError(
-                "mlls", "held-out points conditioned on some of the others", "on all others",
+                "mlls", "held-out points conditioned on a part of the others", "on all others",
                 "Fit such models one by one with fit_mll.",
             )  # fmt: skip
         return split.held_out

@@ -106,7 +106,7 @@ def evaluate_tasks(
     if ways:
         return class_scores(first, second, temperature)
     if temperature != 1:
-        raise ArgumentError("temperature", temperature, "1 in regression, where no classes are")
+        raise ArgumentError("temperature", temperature, "1 for regression, which has no classes")
     return TaskScores("mse", first, second, math.nan)
 
 
@@ -139,7 +139,7 @@ def task_log_probabilities(
     """Log probabilities of classes ``(tasks, q, ways)`` and the classes ``(tasks, q)``."""
     ways, log_p, labels = _results(model, tasks, count)
     if not ways:
-        raise ArgumentError("tasks", "tasks of regression", "tasks of classes")
+        raise ArgumentError("tasks", "regression tasks", "classification tasks")
     return log_p, labels
 
 

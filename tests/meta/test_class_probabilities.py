@@ -96,7 +96,7 @@ def test_bad_temperatures():
     functions = DeepKernelTransfer(MLP([1, 2]), "rbf", 2)
     with pytest.raises(ArgumentError, match=r"temperature: got 2\.0, expected 1 in regression"):
         evaluate_tasks(functions, PeriodicTasks(3, 4), 2, temperature=2.0)
-    with pytest.raises(ArgumentError, match="tasks: got tasks of regression"):
+    with pytest.raises(ArgumentError, match="tasks: got regression tasks"):
         fit_task_temperature(functions, PeriodicTasks(3, 4), 2)
     with pytest.raises(ArgumentError, match="count"):
         fit_task_temperature(model, tasks, 0)
