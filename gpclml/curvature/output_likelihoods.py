@@ -18,7 +18,7 @@ from torch.distributions import Bernoulli, Categorical, Distribution, Normal
 from gpclml._utils.arguments import check_finite, checked, reads_are_free
 from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
 
-__all__ = ["OutputLikelihood", "bridged", "gradient_columns", "output_column", "output_likelihood"]
+__all__ = ["OutputLikelihood", "gradient_columns", "output_column", "output_likelihood"]
 
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
@@ -114,39 +114,6 @@ def output_column(columns: Tensor, place: int) -> Tensor:
     one = torch.zeros_like(columns[:, :1])
     one[..., place] = columns[..., place].norm(dim=-1, keepdim=True)
     return one
-
-
-@checked(late=True, outputs="float (N, C)", covariance="float (N, C, C)")
-def bridged(outputs: Tensor, covariance: Tensor) -> Categorical:
-    r"""Mean class probabilities of a softmax of normal outputs, by the Laplace bridge.
-
-    .. math:: \alpha_k = \frac1{\Sigma_{kk}} \Big(1 - \frac2C
-        + \frac{e^{\mu_k}}{C^2} \sum_l e^{-\mu_l}\Big), \qquad
-        \mu - \frac{\Sigma 1 1^\top \mu}{1^\top \Sigma 1}, \quad
-        \Sigma - \frac{\Sigma 1 1^\top \Sigma}{1^\top \Sigma 1} \text{ for } \mu, \Sigma
-
-    is the Dirichlet distribution whose Laplace approximation in the outputs, on the plane where
-    they add up to zero, is the normal (Hobbhahn et al. 2022, Eq. 7); its mean is
-    :math:`\alpha / \sum_l \alpha_l`. Unlike the probit approximation it does not tend to the
-    softmax as covariances vanish.
-
-    Args:
-        outputs: Means of outputs, ``(N, C)``.
-        covariance: Their covariances, ``(N, C, C)``.
-    """
-    mu, sigma, count = outputs.double(), covariance.double(), outputs.shape[-1]
-    of_sum = sigma.sum(-1)  # covariance of each output with their sum
-    variance, own = of_sum.sum(-1, keepdim=True), sigma.diagonal(dim1=-2, dim2=-1)
-    inverse = torch.where(variance > 1e-9 * own.sum(-1, keepdim=True), 1 / variance, 0.0)
-    mu = mu - of_sum * mu.sum(-1, keepdim=True) * inverse
-    own = own - of_sum.square() * inverse
-    terms = torch.stack(
-        [
-            torch.full_like(mu, math.log1p(-2 / count) if count > 2 else -math.inf),
-            mu - 2 * math.log(count) + torch.logsumexp(-mu, -1, keepdim=True),
-        ]
-    ).logsumexp(0)
-    return Categorical(logits=(terms - own.clamp_min(1e-300).log()).to(outputs))
 
 
 class _Gaussian(OutputLikelihood):

@@ -26,7 +26,7 @@ from gpclml.curvature import (
     Structure,
     output_gradients,
 )
-from gpclml.curvature.output_likelihoods import bridged, output_likelihood
+from gpclml.curvature.output_likelihoods import output_likelihood
 from gpclml.curvature.storage import (
     content_of_curvature,
     content_of_likelihood,
@@ -42,7 +42,12 @@ from gpclml.estimators.laplace_precision import (
     factor_by_folds,
     maximize_evidence,
 )
-from gpclml.estimators.network_parts import chosen_parameters, only_trained, outputs_of
+from gpclml.estimators.network_parts import (
+    bridged,
+    chosen_parameters,
+    only_trained,
+    outputs_of,
+)
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
 

@@ -1,17 +1,19 @@
-"""Outputs of a network, and the parameters that are chosen from it."""
+"""Outputs of a network, the parameters that are chosen from it, and mean probabilities."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+from torch.distributions import Categorical
 
 from gpclml._utils.arguments import checked
 from gpclml.errors import ArgumentError, ShapeError
 
-__all__ = ["chosen_parameters", "only_trained", "outputs_of"]
+__all__ = ["bridged", "chosen_parameters", "only_trained", "outputs_of"]
 
 
 @torch.no_grad()
@@ -91,3 +93,35 @@ def only_trained(network: torch.nn.Module, names: Sequence[str]) -> Iterator[Non
     finally:
         for name, p in network.named_parameters():
             p.requires_grad_(before[name])
+
+
+def bridged(outputs: Tensor, covariance: Tensor) -> Categorical:
+    r"""Mean class probabilities of a softmax of normal outputs, by the Laplace bridge.
+
+    .. math:: \alpha_k = \frac1{\Sigma_{kk}} \Big(1 - \frac2C
+        + \frac{e^{\mu_k}}{C^2} \sum_l e^{-\mu_l}\Big), \qquad
+        \mu - \frac{\Sigma 1 1^\top \mu}{1^\top \Sigma 1}, \quad
+        \Sigma - \frac{\Sigma 1 1^\top \Sigma}{1^\top \Sigma 1} \text{ for } \mu, \Sigma
+
+    is the Dirichlet distribution whose Laplace approximation in the outputs, on the plane where
+    they add up to zero, is the normal (Hobbhahn et al. 2022, Eq. 7); its mean is
+    :math:`\alpha / \sum_l \alpha_l`. Unlike the probit approximation it does not tend to the
+    softmax as covariances vanish.
+
+    Args:
+        outputs: Means of outputs, ``(N, C)``.
+        covariance: Their covariances, ``(N, C, C)``.
+    """
+    mu, sigma, count = outputs.double(), covariance.double(), outputs.shape[-1]
+    of_sum = sigma.sum(-1)  # covariance of each output with their sum
+    variance, own = of_sum.sum(-1, keepdim=True), sigma.diagonal(dim1=-2, dim2=-1)
+    inverse = torch.where(variance > 1e-9 * own.sum(-1, keepdim=True), 1 / variance, 0.0)
+    mu = mu - of_sum * mu.sum(-1, keepdim=True) * inverse
+    own = own - of_sum.square() * inverse
+    terms = torch.stack(
+        [
+            torch.full_like(mu, math.log1p(-2 / count) if count > 2 else -math.inf),
+            mu - 2 * math.log(count) + torch.logsumexp(-mu, -1, keepdim=True),
+        ]
+    ).logsumexp(0)
+    return Categorical(logits=(terms - own.clamp_min(1e-300).log()).to(outputs))

@@ -172,7 +172,7 @@ def test_inputs_that_cannot_be_measured(gpclml, tmp_path, command, size, message
 
 
 def test_what_cannot_be_fitted_is_told(gpclml, tmp_path, monkeypatch):
-    def fail(recipe, x, y, progress=True):
+    def fail(recipe, x, y, **options):
         raise NotPSDError(f"the covariance of {len(y)} points is not positive definite")
 
     monkeypatch.setattr(Recipe, "fit", fail)

@@ -16,6 +16,7 @@ from gpclml.cli.options import TableOptions
 from gpclml.cli.report import MODELS, Recipe, predicted
 from gpclml.cli.table_data import read_table_data
 from gpclml.cli.tables import fit_encoding, read_table
+from gpclml.datasets.columns import category_places
 from gpclml.errors import ArgumentError
 from gpclml.estimators import StackedGP
 
@@ -66,7 +67,8 @@ def test_a_stack_is_fitted_unless_a_model_is_named(csv, gpclml, tmp_path):
     assert "seconds: weights 0." in result.stdout
     table = read_table(csv)
     encoding = fit_encoding(table.dropna(subset="progression"), "progression")
-    stack = StackedGP(seed=3).fit(*encoding.tensors(table), progress=False)
+    categories = category_places(encoding.columns)
+    stack = StackedGP(seed=3).fit(*encoding.tensors(table), categories=categories, progress=False)
     result = gpclml("predict", folder, csv, "--out", out)
     assert result.exit_code == 0, result.output
     written = pandas.read_csv(out)

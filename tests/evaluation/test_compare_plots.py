@@ -43,6 +43,7 @@ def panels(axes):
 
 @pytest.mark.parametrize("plot", PLOTS, ids=lambda plot: plot.__name__)
 def test_axes_are_new_ones_of_pyplot_or_those_given(plot, comparison, tmp_path):
+    pyplot.close("all")  # what other tests have left
     axes = panels(plot(comparison))
     assert len(axes) == PLOTS[plot]
     figure = pyplot.gcf()

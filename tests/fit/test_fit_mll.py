@@ -254,7 +254,7 @@ def test_a_fit_that_returns_the_mean_starts_again():
     assert lost.problem == "constant"
     assert not lost.converged
     assert lost.starts == 1
-    assert "set other start lengthscales" in lost.message
+    assert "start from other lengthscales" in lost.message
     mll = isotropic(x, y)
     found = fit_mll(mll, progress=False)
     assert found.converged

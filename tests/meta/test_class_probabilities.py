@@ -94,7 +94,7 @@ def test_bad_temperatures():
         with pytest.raises(ArgumentError, match="temperature"):
             evaluate_tasks(model, tasks, 2, temperature=bad)
     functions = DeepKernelTransfer(MLP([1, 2]), "rbf", 2)
-    with pytest.raises(ArgumentError, match=r"temperature: got 2\.0, expected 1 in regression"):
+    with pytest.raises(ArgumentError, match=r"temperature: got 2\.0, expected 1 for regression"):
         evaluate_tasks(functions, PeriodicTasks(3, 4), 2, temperature=2.0)
     with pytest.raises(ArgumentError, match="tasks: got regression tasks"):
         fit_task_temperature(functions, PeriodicTasks(3, 4), 2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gpclml.curvature.output_likelihoods import bridged
+from gpclml.estimators.network_parts import bridged
 
 
 def test_the_bridge_by_hand():
