@@ -90,8 +90,8 @@ class Study:
         prepare: Adds columns to finished cells, which no CSV file shows.
         figure: Draws finished cells in a file; its further arguments are options of ``report``.
         caption: Of the figure.
-        apart: A column by whose values cells are apart: a report may take those that the results
-            file lacks from the CSV file of an earlier report.
+        apart: A column, such as the method. A report may take the cells of those of its values
+            that the results file does not have from the CSV file of an earlier report.
         folders: Options that name folders, each with the environment variable that workers have
             it under.
     """
@@ -145,8 +145,8 @@ class Study:
             path: The SQLite file.
             csv: Also write all cells to this file; compressed where its name ends in ``.gz``.
             figure: Also draw in this image file.
-            rows: CSV file of an earlier report, whose cells are added to those of the results file;
-                of those with the same value of :attr:`apart` the later ones count.
+            rows: CSV file of an earlier report. Its cells are added, except those whose value of
+                :attr:`apart` is also in the results file.
             **options: Of ``choose`` and ``figure``.
 
         Raises:

@@ -92,7 +92,7 @@ class WorkFolder:
             self._put_in_place()
 
     def begin(self, names: Iterable[str]) -> None:
-        """Makes the folder, without what a killed run left in it of files half written."""
+        """Makes the folder, and removes files that a killed run left half written in it."""
         self.path.mkdir(exist_ok=True)
         known = [_RECORD, *names, *self.files]
         for parent in {(self.path / name).parent for name in known}:

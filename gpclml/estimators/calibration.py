@@ -55,7 +55,7 @@ class Calibration:
     width: float = 1.0
 
     def scales(self, locations: Tensor) -> Tensor:
-        """s(m) of predictions of these locations, of any shape."""
+        """s(m) at each location: locations in units of the targets, scales of the same shape."""
         z = ((locations - self.center) / self.width).clamp(-_FARTHEST, _FARTHEST)
         return self.scale * (self.slope * z).exp()
 
@@ -67,7 +67,15 @@ class Calibration:
     def log_density(
         self, residuals: NDArray[np.float64], locations: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """The log density of standardized residuals of predictions of these locations."""
+        """The log density of standardized residuals, in nats.
+
+        Args:
+            residuals: Errors in units of predicted deviations, ``(n,)``.
+            locations: The predictions, in units of the targets, ``(n,)``.
+
+        Returns:
+            ``(n,)``.
+        """
         scales = self.scales(torch.from_numpy(locations)).numpy()
         return log_t_density(residuals / scales, self.degrees) - np.log(scales)
 

@@ -163,6 +163,8 @@ class StackedPrediction:
     def quantile(self, probability: float | Sequence[float] | Tensor) -> Tensor:
         """The value below which an observation falls with a probability, at each row.
 
+        Of counts it is a whole number, the continuous value rounded.
+
         Args:
             probability: One between 0 and 1, or several.
 
