@@ -42,12 +42,9 @@ def takes_arrays(*data: str) -> Callable[[F], F]:
     """Makes a function take numpy arrays and pandas objects where it takes tensors.
 
     Their numbers stay what they are: integers become 64-bit integers, real numbers keep their
-    precision if it is single or double. Arguments that hold data for a model, the first argument,
-    become what its training inputs are, as :class:`~gpclml.models.GPRegression` converts them; if
-    several have an index, it has to be the same. It stands above ``checked``.
-
-    Args:
-        *data: Names of the arguments that hold data for a model, points first.
+    precision if it is single or double. Arguments named here, points first, hold data for a model,
+    the first argument, and become what its training inputs are; if several have an index, it has to
+    be the same. It stands above ``checked``.
     """
 
     def decorated(function: F) -> F:
@@ -79,14 +76,7 @@ def takes_arrays(*data: str) -> Callable[[F], F]:
 
 @dataclass(frozen=True)
 class TrainingData:
-    """Training data as tensors, and what they were made of.
-
-    Attributes:
-        x: Inputs. Shape ``(*batch, n, d)``.
-        y: Targets. Shape ``(*batch, n)``.
-        columns: Names of the inputs' columns, if they came in a data frame.
-        given: What was converted, a sentence an argument; empty if nothing was.
-    """
+    """Inputs and targets as tensors, names of columns if there are any, and what was converted."""
 
     x: Tensor
     y: Tensor
@@ -134,14 +124,7 @@ def checked_training_data(train_x: ArrayLike, train_y: ArrayLike) -> TrainingDat
 def points_as_tensor(
     x: ArrayLike, train_x: Tensor, columns: list[str] | None, argument: str = "x"
 ) -> Tensor:
-    """Points as a tensor; arrays, data frames and integers become what the training inputs are.
-
-    Args:
-        x: The points.
-        train_x: The training inputs.
-        columns: Names of their columns, if they are known.
-        argument: Name of the points, as the caller writes it.
-    """
+    """Points as a tensor; arrays, data frames and integers become what the training inputs are."""
     named = _columns(x)
     if named is not None and columns is not None and named != columns:
         suggestion = f"Select them by {argument}[[...]], in the order of the training inputs."

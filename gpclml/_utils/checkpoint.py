@@ -56,14 +56,9 @@ _STORED_TYPES = frozenset(
 def write_checkpoint(path: str | os.PathLike[str], kind: str, content: Mapping[str, Any]) -> None:
     """Writes dense tensors and primitives, in lists, tuples and mappings, whole or not at all.
 
-    Tensors that are parts of a larger storage, or that repeat entries of a smaller one, are stored
-    as what they show. ``kind`` names what it is a checkpoint of, which :func:`read_checkpoint`
-    compares.
-
-    Raises:
-        DataError: The file cannot be written, as on a full disk; what was there is as before, and
-            no temporary file stays.
-        UnsupportedError: An entry is of a type that cannot be read back.
+    Tensors are stored as what they show of their storage. ``kind`` names what it is a checkpoint
+    of, which :func:`read_checkpoint` compares. A DataError says that the file cannot be written, an
+    UnsupportedError that an entry could not be read back.
     """
     stored = _storable({"format": kind, "version": _VERSION, **content}, "content")
 
@@ -89,15 +84,10 @@ def read_checkpoint(
     map_location: Any = None,
     required: Mapping[str, type | tuple[type, ...]] | None = None,
 ) -> dict[str, Any]:
-    """Reads what :func:`write_checkpoint` wrote; runs no code from the file.
+    """Reads what :func:`write_checkpoint` wrote, or raises a DataError; runs no code from the file.
 
-    The digest, the size of every record and of every tensor are checked first, so that a file
-    takes no more memory than its own size. Files of version 1, which have no digest, are checked
-    by the checksums of their records. ``required`` has the entries that must be there, and types.
-
-    Raises:
-        DataError: The file is missing, damaged, not such a checkpoint, lacks an entry, or cannot
-            be loaded to where it should go.
+    The digest, the size of every record and of every tensor are checked first, so that a file takes
+    no more memory than its own size. ``required`` has the entries that must be there, and types.
     """
     if not Path(path).is_file():
         raise DataError(f"path: there is no file {path}. Check the path given to load.")

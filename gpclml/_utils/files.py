@@ -30,12 +30,10 @@ _UNSAFE = re.compile(
 def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], object]) -> None:
     """Writes a file whole or not at all, also where the process is killed or the power fails.
 
-    It is written beside its place, under a name that no other file has, brought to the disk, and
-    then renamed. Where anything fails before the renaming, Ctrl-C included, the temporary file is
-    removed and what was there stays as it was. Only a process that is killed leaves a temporary
-    file behind, named like the file with 32 hexadecimal digits and ``.part`` after it. The mode is
-    that of the file that is replaced, else what the user's umask makes of it. A link is replaced,
-    not followed.
+    It is written beside its place, brought to the disk, and then renamed. Where anything fails
+    before, the temporary file is removed and what was there stays; a process that is killed leaves
+    a ``.part`` behind. The mode is that of the file that is replaced, or by the umask. A link is
+    replaced, not followed.
     """
     path = Path(path)
     temporary = temporary_name(path)
@@ -89,11 +87,6 @@ def printable(text: str) -> str:
     r"""The text in one line, in which controls are written as escapes such as ``\x1b``.
 
     What names of files and columns hold can so neither colour, move nor forge anything.
-
-    Examples:
-        >>> from gpclml._utils.files import printable
-        >>> printable("price\x1b[31m\n")
-        'price\\x1b[31m\\n'
     """
     return _UNSAFE.sub(_escaped, text)
 

@@ -22,11 +22,9 @@ _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_b
 
 
 def available_memory(device: torch.device) -> int:
-    """Bytes that the device has, less what is taken of them on a GPU.
+    """Bytes that the device has; of a GPU's those that are free or kept for PyTorch's next tensors.
 
-    What PyTorch keeps of a GPU's memory for its next tensors is not taken. A CPU's is what the
-    machine, or the container, has in all: what is free changes from one moment to the next, and
-    caches count against it.
+    Of a CPU's memory what is free changes from one moment to the next, so that it counts whole.
     """
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

@@ -124,8 +124,7 @@ class ResumableDraws(torch.nn.Module):
     """Base class of modules that draw from ``self._generator`` and resume their draws.
 
     The state of the generator is part of ``state_dict()``. A ``state_dict`` without it, from
-    another objective or an earlier release, can be loaded too; the draws then continue from the
-    module's own generator, for a new module from its seed.
+    another objective, can be loaded too; the draws then continue from the module's own generator.
     """
 
     _generator: torch.Generator
@@ -154,11 +153,9 @@ class ResumableDraws(torch.nn.Module):
 
 
 def digest(value: Any) -> str:
-    """The SHA-256 of a value, the same in every process.
+    """The SHA-256 of a value, the same in every process and on every device.
 
-    Tensors enter with dtype, shape and the bits of their entries, in C order, wherever they lie;
-    mappings in the order of their keys' texts; other objects by their class and public attributes.
-    It costs a copy to the host of tensors that lie elsewhere, and about a second a gigabyte.
+    Mappings enter in the order of their keys' texts, other objects by class and public attributes.
     """
     found = hashlib.sha256()
     _feed(found, value)

@@ -16,10 +16,9 @@ def load_botorch() -> None:
     """Imports BoTorch, if it is not imported yet, and leaves GPyTorch's settings as they are.
 
     A first import of BoTorch turns off GPyTorch's fast solves and raises the sizes up to which
-    matrices are factored, for the whole process. Who imports BoTorch expects that; who calls a fit
-    that has BoTorch's optimizers inside does not. A later ``import botorch`` does not change the
-    settings either, since Python runs a module once: where BoTorch's settings are wanted, import
-    it before the first fit.
+    matrices are factored, for the whole process. Nobody expects that of a fit that only uses
+    BoTorch's optimizers. A later ``import botorch`` does not change them either, since Python runs
+    a module once.
     """
     if "botorch" in sys.modules:
         return

@@ -28,17 +28,7 @@ _EXPECTED = "pairs of tensors, points and targets, as many of both"
 def batches_of(
     argument: str, data: Data, size: int, device: torch.device
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Points and targets, on the device, from an iterable of pairs or from two tensors.
-
-    Args:
-        argument: Name of the data in errors.
-        data: An iterable of pairs, or two tensors.
-        size: Points of tensors that are given at a time.
-        device: Where they go.
-
-    Raises:
-        ArgumentError, ShapeError: What comes is no pair of tensors of as many rows, or nothing.
-    """
+    """Points and targets, on the device, from an iterable of pairs or from two tensors."""
     whole = isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Tensor)
     if whole:
         x, y = cast("tuple[Tensor, Tensor]", data)
@@ -55,17 +45,7 @@ def batches_of(
 
 
 def points_of(argument: str, x: Points, size: int, device: torch.device) -> Iterator[Tensor]:
-    """Points, on the device, so many at a time whatever a loader gives.
-
-    Args:
-        argument: Name of the points in errors.
-        x: A tensor, or an iterable.
-        size: Points that are given at a time.
-        device: Where they go.
-
-    Raises:
-        ArgumentError: What comes is no tensor of points, or nothing.
-    """
+    """Points, on the device, so many at a time whatever a loader gives."""
     rest: Tensor | None = None
     empty = True
     for one in [x] if isinstance(x, Tensor) else x:
@@ -107,21 +87,7 @@ class TrainingBatches:
     """All training data in batches, as often as an objective needs them.
 
     Tensors are gone through in random orders. A loader gives its own batches in its own order, and
-    is read anew in each pass.
-
-    Args:
-        x: Points, or a loader of pairs.
-        y: Targets; None with a loader.
-        num_data: Number of points that the objective has.
-        batch_size: Points of a batch of tensors; all if None.
-        generator: Source of the orders.
-        device: Where the batches of a loader go.
-        by_class: Whether :meth:`parts` are of one class each.
-
-    Raises:
-        ArgumentError: There are another number of points, or options that a loader does not take.
-        ShapeError: Points and targets are not as many.
-        NonFiniteError: An input or a target is NaN or infinite.
+    is read anew in each pass. With ``by_class`` :meth:`parts` are of one class each.
     """
 
     def __init__(
@@ -200,10 +166,7 @@ class TrainingBatches:
         return iter(self)
 
     def drawn(self) -> tuple[Tensor, Tensor]:
-        """One of those batches: drawn by its size, so that points are as likely; a loader's next.
-
-        The expectation of an estimate from it is the mean over all of them.
-        """
+        """One of those batches, drawn by its size so that points are as likely; a loader's next."""
         if isinstance(self.x, Tensor):
             parts = self._partition(self._by_class)
             sizes = torch.tensor([float(len(rows)) for rows in parts])

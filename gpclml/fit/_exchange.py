@@ -29,13 +29,7 @@ __all__ = ["AGREED", "Exchange", "Processes", "processes"]
 
 @dataclass(frozen=True)
 class Processes:
-    """A group of processes, of which this one has a rank.
-
-    Attributes:
-        group: The group; None for all processes, or where there is one.
-        rank: Rank of this process in the group.
-        size: Number of processes.
-    """
+    """A group of processes, of which this one has a rank; None for all, or where there is one."""
 
     group: ProcessGroup | None
     rank: int
@@ -55,12 +49,7 @@ class Processes:
 
 
 def processes(group: ProcessGroup | None) -> Processes:
-    """The processes of a group; one where ``torch.distributed`` is not initialized.
-
-    Raises:
-        ArgumentError: If a launcher started several and it is not initialized, or this process
-            is not in the group.
-    """
+    """The processes of a group; one where ``torch.distributed`` is not initialized."""
     if not (dist.is_available() and dist.is_initialized()):
         started = os.environ.get("WORLD_SIZE", "1")
         if started != "1":
@@ -96,16 +85,9 @@ _TAG = 6743  # Messages of the roll call are told from others by it.
 class Exchange:
     """One exchange, which all processes of a group take part in.
 
-    Args:
-        processes: Who takes part.
-        seconds: How long the exchange may take from now on.
-        call: What is exchanged, in words; the same in all processes.
-        parameters: Whose values or gradients are exchanged.
-        agreed: Digests by the names in ``AGREED``, positive and below 2^56, that are compared
-            with the others'.
-
-    Raises:
-        ArgumentError: If ``seconds`` is not positive.
+    It ends within so many ``seconds``. What is exchanged is told in words by ``call``, the same in
+    all processes; ``agreed`` has digests by the names in ``AGREED``, positive and below 2^56, that
+    are compared with the others'.
     """
 
     def __init__(

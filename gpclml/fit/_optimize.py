@@ -35,14 +35,11 @@ _REASONS: dict[int, Reason] = {0: "converged", 1: "limit"}  # by SciPy's status
 
 @dataclass(frozen=True)
 class LineSearchEnd:
-    """Where a line search ended.
+    """Where a line search ended: the lowest loss, which is that of the parameters, and why.
 
-    Attributes:
-        loss: The lowest loss that it found, which is that of the parameters.
-        reason: "converged", "limit" if its steps were spent, "abnormal" if it found no better
-            point though the slope says that there are some.
-        message: The optimizer's own words where it did not converge.
-        at_bounds: Names of parameters that ended at a bound of theirs.
+    The reason is "converged", "limit" if its steps were spent, or "abnormal" if it found no better
+    point though the slope says that there are some. ``at_bounds`` has the names of parameters that
+    ended at a bound.
     """
 
     loss: float
@@ -52,21 +49,13 @@ class LineSearchEnd:
 
 
 def line_search(mll: MarginalLogLikelihood, steps: int | None, record: Record) -> LineSearchEnd:
-    """Minimizes the fixed loss by SciPy's L-BFGS-B, in place.
+    """Minimizes the fixed loss by SciPy's L-BFGS-B, in place; the objective is in train mode.
 
     It moves in the logarithms of positive hyperparameters, and ends where twenty steps have gained
     less than 0.002 nats in all. Steps that lead where a covariance cannot be factored count as too
     long. A parameter whose constraint has a positive lower bound, as the noise has, stays a
     hundredth of the bound above it: nearer to it the transform is flat, and a step that went too
-    far could not be taken back.
-
-    Args:
-        mll: Any objective but a sum, in train mode.
-        steps: Most iterations, those of resumed searches included; SciPy's limit, 15000, if None.
-        record: Called with the loss at each iteration.
-
-    Raises:
-        StoppedError: If the start cannot be evaluated.
+    far could not be taken back. A StoppedError is raised if the start cannot be evaluated.
     """
     load_botorch()
     bounds = bounds_of(mll)
@@ -292,12 +281,7 @@ class _LastGood:
 
 @contextmanager
 def frozen(mll: MarginalLogLikelihood, names: Iterable[str]) -> Iterator[None]:
-    """Within the block the parameters of these names or prefixes are not trained.
-
-    Raises:
-        UnknownNameError: If a name matches no parameter.
-        ArgumentError: If no parameter is left to train.
-    """
+    """Within the block the parameters of these names or prefixes are not trained."""
     named = dict(mll.named_parameters())
     frozen = []
     for name in names:

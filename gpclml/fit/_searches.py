@@ -37,16 +37,9 @@ _MOST_POINTS = 10_000  # beyond which predictions are not computed
 
 @dataclass(frozen=True)
 class Search:
-    """What line searches came to.
+    """What line searches came to: the history and objective of the search that was kept.
 
-    Attributes:
-        problem: What is wrong with the end that was kept.
-        message: A sentence on it.
-        starts: How many starts were tried.
-        history: The objective at each step of the search that was kept; of a sum those of its
-            members, one after the other.
-        objective: The objective that was reached, summed over a batch; of a sum the mean of its
-            members.
+    Of a sum they are the histories of its members, one after the other, and the mean objective.
     """
 
     problem: Problem
@@ -59,27 +52,10 @@ class Search:
 def search(mll: MarginalLogLikelihood, steps: int | None, record: Record, retries: int) -> Search:
     """Line searches of an objective, each member of a sum on its own, in place.
 
-    One is taken from where the model is. Where it failed, others are taken from less noise with
-    shorter and with longer lengthscales, the higher objective first, until one does not fail; the
-    end of the highest objective is kept. It failed where
-
-    - it ended though the slope says that better points are near ("abnormal");
-    - points predicted from all others get all the same prediction ("constant");
-    - a parameter is at a bound, and points predicted from all others have a lower density than
-      under one Gaussian for all ("bound").
-
-    Args:
-        mll: Any objective, in train mode.
-        steps: Most iterations of each search; see :func:`~gpclml.fit._optimize.line_search`.
-        record: Called at each iteration.
-        retries: Most further starts.
-
-    Raises:
-        StoppedError: If the start cannot be evaluated.
-
-    Note:
-        Beside the line search one leave-one-out prediction, n³ operations. The choice of other
-        starts evaluates the objective three times.
+    Where one failed, others start from less noise with shorter and with longer lengthscales, the
+    higher objective first, until one does not fail; the highest end is kept. What has failed is
+    said by ``FitResult.problem``. A StoppedError is raised if the start cannot be evaluated. Beside
+    the line search it costs one leave-one-out prediction.
     """
     if isinstance(mll, SumMarginalLogLikelihood):
         members = cast(Any, mll.mlls)

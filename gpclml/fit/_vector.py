@@ -64,11 +64,6 @@ class _Coordinates:
     in their logarithms changes an objective about as much wherever it is taken, and searches need
     less than half of the steps. Logarithms are taken of what has a lower bound of zero or more,
     with GPyTorch's softplus or with no transform; other parameters stay as they are.
-
-    Args:
-        mll: The objective.
-        places: Part of the vector that a parameter is, by name.
-        size: Length of the vector.
     """
 
     def __init__(self, mll: MarginalLogLikelihood, places: dict[str, slice], size: int) -> None:
@@ -93,11 +88,9 @@ class _Coordinates:
         return point
 
     def box(self, bounds: ndarray, start: ndarray) -> ndarray:
-        """Lower and upper bounds of the coordinates, ``(size, 2)``.
+        """Lower and upper bounds of the coordinates, ``(size, 2)``, from those of raw parameters.
 
-        Args:
-            bounds: Of the raw parameters, ``(2, size)``.
-            start: Coordinates; where the objective is flat, a search takes steps of any length.
+        They are near the start: where the objective is flat, a search takes steps of any length.
         """
         lower, upper = (self.of(bound) for bound in bounds)
         lower[self._logs] = numpy.fmax(lower, start - _FARTHEST)[self._logs]
@@ -123,19 +116,9 @@ class Vector:
     """The trainable parameters as one vector, of which the fixed loss is a function.
 
     Its coordinates are the logarithms of positive hyperparameters and the other parameters
-    themselves. Within the block the parameters are parts of one array, and so are their gradients.
-    Where it ends they are those of the lowest loss, in the memory in which they were before.
-
-    Args:
-        mll: An objective in train mode.
-        bounds: Of raw parameters, by name.
-
-    Attributes:
-        parameters: By name.
-        box: Lower and upper bounds of the coordinates, ``(size, 2)``.
-        best: The vector of the lowest loss.
-        lowest: That loss.
-        failures: How often it could not be evaluated.
+    themselves, within ``box``, ``(size, 2)``. Within the block the parameters are parts of one
+    array, and so are their gradients. Where it ends they are those of the lowest loss, in the
+    memory in which they were before.
     """
 
     def __init__(self, mll: MarginalLogLikelihood, bounds: Bounds) -> None:
@@ -180,11 +163,7 @@ class Vector:
         return self
 
     def start(self) -> None:
-        """Evaluates the start.
-
-        Raises:
-            NanError, NotPSDError: If it cannot be evaluated.
-        """
+        """Evaluates the start; a NanError or NotPSDError if that cannot be done."""
         self._loss = FixedLoss(self._mll)
         self._evaluate(self.best)
 

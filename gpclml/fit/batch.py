@@ -227,19 +227,10 @@ Faults = dict[int, Exception]
 
 
 class Batch:
-    """Objectives of models that are stacked and stepped together.
+    """Objectives of models, in train mode, that are stacked and stepped together.
 
-    Args:
-        mlls: The objectives, in train mode.
-        make_optimizer: Makes the optimizer of a list of parameters.
-
-    Attributes:
-        active: Places of the members still in the batch.
-        histories: The objective at each step, a list a member.
-        messages: Why a member left, by its place.
-
-    Raises:
-        UnsupportedError: If the models cannot be stacked.
+    ``active`` has the places of the members still in the batch, ``histories`` their objective at
+    each step, ``messages`` why a member left, by its place.
     """
 
     def __init__(
@@ -259,10 +250,7 @@ class Batch:
             self._check_stack()
 
     def evaluate(self) -> None:
-        """Value and gradient of every member at fresh held-out points, in ``parameters.grad``.
-
-        Members for which they are not finite, or do not exist, leave the batch.
-        """
+        """Value and gradient of every member at fresh points; those that are not finite leave."""
         self._blocks: dict[int, list[Tensor]] = {}
         while self.active:
             try:

@@ -136,11 +136,7 @@ def warm_start(model: GPRegression) -> FitResult:
 
 
 def warm_start_fresh_models(mll: MarginalLogLikelihood) -> None:
-    """Runs :func:`warm_start` on each model of an objective that is as it was made.
-
-    Args:
-        mll: An objective, or a sum of them.
-    """
+    """Runs :func:`warm_start` on each model of an objective, or a sum, that is as it was made."""
     if isinstance(mll, SumMarginalLogLikelihood):
         for member in cast(Any, mll.mlls):
             warm_start_fresh_models(member)
@@ -195,30 +191,18 @@ def has_second_part(model: GPRegression) -> bool:
 
 @torch.no_grad()
 def drop_second_part(model: GPRegression) -> None:
-    """Leaves the ARD GP alone: the second part's variance becomes nothing beside rounding.
-
-    Args:
-        model: One that :func:`has_second_part`.
-    """
+    """Leaves the ARD GP alone: the second part's variance becomes nothing beside rounding."""
     parts = _parts(model)
     assert parts is not None
     parts.residual.outputscale = _NO_VARIANCE
 
 
 def start_second_part(model: GPRegression, rows: Tensor) -> None:
-    """Fits everything but network and mixing matrix by L-BFGS on the LML, in place.
+    """Fits everything but network and mixing matrix by L-BFGS on the LML of some rows, in place.
 
     The second part starts with a share of the ARD GP's variance, once with a shorter lengthscale
-    and once as an indicator of the values of the one column for which the LML is largest; after
-    a few iterations the better of both goes on. The noise stays above three tenths of what it was.
-    Costs O(n^3) an iteration, n of them rows.
-
-    Args:
-        model: One that :func:`has_second_part`, with fitted ARD hyperparameters.
-        rows: Indices of the rows to fit to.
-
-    Raises:
-        NonFiniteError, NotPSDError: If a start cannot be evaluated.
+    and once as an indicator of the values of the one column for which the LML is largest; after a
+    few iterations the better of both goes on. The noise stays above three tenths of what it was.
     """
     trial = copy.deepcopy(model)
     parts = _parts(trial)

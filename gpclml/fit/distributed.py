@@ -93,15 +93,7 @@ def _averaged(
     timeout: float,
     agreed: Mapping[str, int] | None = None,
 ) -> Tensor | None:
-    """What :func:`average_gradients` does.
-
-    Args:
-        parameters: The parameters.
-        value: The objective of this process.
-        own: Who takes part.
-        timeout: Seconds to wait for the others.
-        agreed: Numbers by name that must be the same in every process, as :class:`Exchange`.
-    """
+    """What :func:`average_gradients` does; ``agreed`` is as for :class:`Exchange`."""
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     if not trained:
         raise ArgumentError("parameters", "none that requires a gradient", "at least one")

@@ -245,20 +245,10 @@ def _held_out_gains(
 ) -> list[_Gain]:
     """Trains a copy for each fold, all to one checkpoint before any to the next.
 
-    Training ends where the gain at a checkpoint is a standard error (at the start, two) below zero
-    in the folds scored so far, steps have not raised it, or a fold cannot be trained on.
-
-    Args:
-        mll: The objective; not changed.
-        folds: Rows to train on and rows held out, a pair a fold.
-        checkpoints: Numbers of steps at which to score the folds, from 0.
-        lr: Learning rate.
-        seed: Seed of the subsets.
-        progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
-
-    Returns:
-        The gain of the model as it was (none), at the start of the training and after each of
-        the numbers of steps above 0; the last one of fewer folds if training was given up.
+    Gives the gain of the model as it was (none), at the start of the training, and after each
+    number of steps above 0. Training ends where the gain is a standard error (at the start, two)
+    below zero in the folds scored so far, steps have not raised it, or a fold cannot be trained on;
+    the last gain then is of fewer folds.
     """
     last = checkpoints[-1]
     trainings = [_SubsetTraining(copy.deepcopy(mll), kept, last, lr, seed) for kept, _ in folds]
@@ -300,15 +290,9 @@ def _gain(scores: _Scores, before: _Scores) -> _Gain:
 
 
 class _SubsetTraining:
-    """Training of an objective on some rows of its model's data.
+    """Training of an objective on some rows of its model's data, which the model keeps.
 
-    Args:
-        mll: The objective. Its model is changed in place, but keeps all its data.
-        rows: Indices of the rows to train on, all observed.
-        steps: Length of the course of the learning rate: a rise, then a half cosine.
-        lr: Learning rate of Adam for networks, a tenth of it for that of the kernel ``"deep"``,
-            twice it for everything else.
-        seed: Seed of the subsets.
+    The learning rate of Adam rises, and falls by a half cosine over ``steps``.
     """
 
     def __init__(
@@ -330,11 +314,7 @@ class _SubsetTraining:
         return (-torch.stack(self._losses)).tolist() if self._losses else []
 
     def start(self) -> None:
-        """Brings the kernel ``"deep"`` to where its training starts.
-
-        Raises:
-            StoppedError: That cannot be evaluated.
-        """
+        """Brings the kernel ``"deep"`` to where its training starts, or raises a StoppedError."""
         if has_second_part(self.model):
             try:
                 start_second_part(self.model, self._subset(_START_ROWS))
@@ -342,15 +322,7 @@ class _SubsetTraining:
                 raise StoppedError(error, nothing_done=False) from error
 
     def train(self, steps: int, progress: bool | None = None) -> None:
-        """Takes that many steps, each on a fresh subset of the rows.
-
-        Args:
-            steps: How many.
-            progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
-
-        Raises:
-            StoppedError: Value or gradient is not finite, or a covariance not definite.
-        """
+        """Takes that many steps, each on a fresh subset of the rows, or raises a StoppedError."""
         self.mll.train()
         for _ in progress_bar(range(steps), desc="all rows", progress=progress):
             self.optimizer.zero_grad()
@@ -370,19 +342,10 @@ class _SubsetTraining:
 
     @torch.no_grad()
     def score(self, held_out: Tensor) -> tuple[Tensor, Tensor]:
-        """Log densities and squared errors of other rows, each given all rows but itself.
+        """Log densities and squared errors ``(b,)`` of other rows, each given all rows but itself.
 
-        Conditioning on the other held-out rows too, as a prediction from all data will, judges
-        the hyperparameters at the full number of rows.
-
-        Args:
-            held_out: Indices of rows that are not trained on. Shape ``(b,)``.
-
-        Returns:
-            Two of shape ``(b,)``: nats, and squared standardized units.
-
-        Raises:
-            StoppedError: A value is not finite, or a covariance not definite.
+        Conditioning on the other held-out rows too, as a prediction from all data will, judges the
+        hyperparameters at the full number of rows. A StoppedError says that a value is not finite.
         """
         try:
             with _conditioned_on(self.model, torch.cat([self.rows, held_out])):

@@ -94,9 +94,8 @@ class _OnlineRun(WeightTraining):
         self.course.objectives.append(self.epoch(done))
 
     def train_hyperparameters(self, steps: int) -> list[float]:
-        """The evidence before each of some steps, or its estimate from a batch, in eval mode.
-
-        The evidence after the last of them is noted in the course.
+        """The evidence, or its estimate, before each step, in eval mode; the last is in the
+        course.
         """
         values: list[Tensor] = []
         network = self.model.network

@@ -21,22 +21,7 @@ __all__ = ["WeightTraining", "check_finite", "check_numbers", "fit_map"]
 
 
 class WeightTraining:
-    """Objective, data in batches, and the optimizer of the weights.
-
-    Args:
-        mll: The objective, whose log joint density the weights climb.
-        x: Points, or a loader of pairs.
-        y: Their targets; None with a loader.
-        batch_size: Points of a batch; all if None.
-        lr: Learning rate of the first epoch.
-        final_lr: That of the last, by half a cosine; the first throughout if None.
-        epochs: Number of epochs that the rate falls over.
-        seed: Seed of the order of the points.
-        by_class: Whether evidences are estimated from batches of one class each.
-
-    Raises:
-        ArgumentError, ShapeError, NonFiniteError: The data are not the objective's.
-    """
+    """Objective, data in batches, and the optimizer of the weights; arguments as in ``fit_map``."""
 
     def __init__(
         self,
@@ -66,17 +51,7 @@ class WeightTraining:
         self._rates = (lr, lr if final_lr is None else final_lr, epochs)
 
     def epoch(self, done: int) -> float:
-        """Trains on all data once.
-
-        Args:
-            done: Number of epochs before.
-
-        Returns:
-            The log joint density in nats per point, the mean over batches before each step.
-
-        Raises:
-            NonFiniteError: It is not finite.
-        """
+        """Trains on all data once, after so many epochs; the mean log joint density a point."""
         first, last, epochs = self._rates
         along = min(done / max(epochs - 1, 1), 1.0)
         self.of_weights.param_groups[0]["lr"] = last + (first - last) * (

@@ -326,10 +326,7 @@ def observed_covariance(
 
 
 def _is_homoskedastic(likelihood: Likelihood, prior: MultivariateNormal) -> bool:
-    """Whether the likelihood adds one noise to all observations and does nothing else.
-
-    The marginal then is the prior with that noise, without a likelihood's operators around it.
-    """
+    """Whether the likelihood only adds one noise to all: then the prior with it is the marginal."""
     return (
         type(likelihood) is GaussianLikelihood
         and type(likelihood.noise_covar) is HomoskedasticNoise

@@ -68,13 +68,6 @@ def known_covariance(
     These are GPyTorch's RBF, Matern, rational quadratic, periodic and cosine kernels, scaled, and
     sums and products of them with each other and with linear and constant kernels. A subclass is
     another kernel, as is one with hooks or with a ``forward`` of its own.
-
-    Args:
-        kernel: Not yet evaluated, the inputs of its rows being those of its columns.
-        noise: Variances to add on the diagonal, ``(*batch, n)`` or ``(*batch, 1)``; none if None.
-
-    Returns:
-        The covariance, ``(*batch, n, n)``; None if a part is not known.
     """
     if kernel.last_dim_is_batch or kernel.params:
         return None
@@ -86,11 +79,7 @@ def known_covariance(
 
 
 def known_row(kernel: LazyEvaluatedKernelTensor) -> Callable[[int], Tensor] | None:
-    """What computes a row by its index, of one function of distance, scaled or not; else None.
-
-    Args:
-        kernel: As for :func:`known_covariance`.
-    """
+    """What computes a row by its index, of one function of distance, scaled or not; else None."""
     base = cast(Kernel, kernel.kernel)
     while type(base) is ScaleKernel:
         base = cast(Kernel, base.base_kernel)
@@ -101,24 +90,15 @@ def known_row(kernel: LazyEvaluatedKernelTensor) -> Callable[[int], Tensor] | No
 
 
 def is_known(kernel: Kernel, num_dims: int) -> bool:
-    """Whether :func:`covariance_at` knows all parts of a kernel, and it is a dense matrix.
-
-    Args:
-        kernel: Any.
-        num_dims: Number of columns of the inputs that its own ``active_dims`` have selected.
-    """
+    """Whether :func:`covariance_at` knows all parts of a kernel, and it is a dense matrix."""
     return _is_known(kernel, num_dims, top=True) and _is_radial(kernel)
 
 
 def has_arrays(kernel: Kernel, num_dims: int) -> bool:
-    """Whether :func:`array_kernel` knows all parts of a kernel.
+    """Whether :func:`array_kernel` knows all parts of a kernel, which has no batch shape.
 
     These are the parts that :func:`is_known` asks for, polynomial kernels, and kernels without
     hyperparameters whose own class has a method ``_array_kernel(points)``.
-
-    Args:
-        kernel: Any; one with a batch shape is not known.
-        num_dims: As for :func:`is_known`.
     """
     return _is_known(kernel, num_dims, arrays=True, top=True)
 
@@ -126,10 +106,8 @@ def has_arrays(kernel: Kernel, num_dims: int) -> bool:
 def covariance_at(kernel: Kernel, x: Tensor, noise: Tensor | None) -> DenseCovariance:
     """The covariance of a known kernel, in the grad mode of the call.
 
-    Args:
-        kernel: One for which :func:`is_known` is true.
-        x: Inputs that its own ``active_dims`` have selected, ``(*batch, n, d)``.
-        noise: As for :func:`known_covariance`.
+    ``x`` is what its own ``active_dims`` have selected, ``(*batch, n, d)``; ``noise`` is added on
+    the diagonal.
     """
     scale = None
     while type(kernel) is ScaleKernel:
@@ -221,13 +199,10 @@ def fixed_points(x: Tensor) -> Number:
 def array_kernel(
     kernel: Kernel, x: Tensor, numbers: Numbers, points_of: Callable[[Tensor], Number]
 ) -> ArrayKernel:
-    """A known kernel, computed by NumPy.
+    """A kernel that :func:`has_arrays`, or that is known and has no batch shape, by NumPy.
 
-    Args:
-        kernel: One for which :func:`is_known` or :func:`has_arrays` is true, without a batch shape.
-        x: Inputs that its own ``active_dims`` have selected, ``(n, d)``.
-        numbers: Gives the hyperparameter of a module that has this name.
-        points_of: Gives the inputs of a part as numbers, such as :func:`fixed_points`.
+    ``numbers`` gives the hyperparameter of a module that has this name, ``points_of`` the inputs of
+    a part as numbers, such as :func:`fixed_points`. ``x`` is what ``active_dims`` have selected.
     """
     kind = type(kernel)
     if kind is ScaleKernel:
@@ -269,9 +244,7 @@ _LINEAR = 20.0  # above which PyTorch's softplus is the identity
 class Transform(NamedTuple):
     """How a constraint makes a hyperparameter of a raw parameter, of NumPy's arrays.
 
-    Attributes:
-        soft: Whether by a softplus; else they are equal.
-        offset: What is added to the softplus.
+    By a softplus and an offset; if not ``soft`` they are equal.
     """
 
     soft: bool

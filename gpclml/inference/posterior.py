@@ -99,19 +99,7 @@ def posterior_given(
     like: Tensor,
     progress: bool | None = None,
 ) -> tuple[PosteriorNormal, list[Any]]:
-    """The latent posterior at new points, by any solver.
-
-    Args:
-        prior: Of training and new points.
-        predictor: The training points, solved for.
-        chunks: Of the new points, in order.
-        marginal: Give the variances only.
-        like: A tensor of the type of the result.
-        progress: Show a bar of the chunks.
-
-    Returns:
-        The posterior, and what the training points say of each chunk.
-    """
+    """The latent posterior at new points by any solver, and what it says of each chunk."""
     shown = progress if len(chunks) > 1 else False
     unit = f" chunks of {_CHUNK} points"
     bar = progress_bar(chunks, progress=shown, desc="predict", unit=unit, leave=False)
@@ -127,13 +115,8 @@ def posterior_given(
 
 @dataclass(frozen=True)
 class JointPrior:
-    """The prior at n training and m new points.
-
-    Attributes:
-        mean: At the new points, ``(*batch, m)``.
-        train_mean: At the training points, ``(*batch, n)``.
-        num_train: n.
-        operator: Covariance of all, ``(*batch, n + m, n + m)``, a kernel yet to be evaluated.
+    """The prior at n training and m new points: its means, and a kernel ``(*batch, n + m, n +
+    m)``.
     """
 
     mean: Tensor
@@ -143,12 +126,7 @@ class JointPrior:
 
     @staticmethod
     def of(model: ExactGP, x: Tensor) -> JointPrior:
-        """The prior of a model in eval mode, under ``lazily_evaluate_kernels``.
-
-        Args:
-            model: With training data.
-            x: New points as its ``forward`` takes them, ``(*batch, m, d)``; batches broadcast.
-        """
+        """The prior of a model in eval mode at new points, under ``lazily_evaluate_kernels``."""
         n = _training_inputs(model).shape[-2]
         _, prior = joint_prior(model, x)
         mean = prior.mean
@@ -160,11 +138,7 @@ class JointPrior:
         return self.operator.shape[:-2]
 
     def training_data(self, model: ExactGP) -> Observations:
-        """The prior Gaussian of the model's training targets.
-
-        Args:
-            model: That the prior is of.
-        """
+        """The prior Gaussian of the model's training targets."""
         seen = slice(0, self.num_train)
         prior = MultivariateNormal(self.train_mean, cast(Any, self.operator)[..., seen, seen])
         likelihood, targets = cast(Likelihood, model.likelihood), cast(Tensor, model.train_targets)
@@ -181,13 +155,7 @@ class JointPrior:
     def conditional_covariance(
         self, chunks: Sequence[slice], blocks: Sequence[ConditionedBlock], like: Tensor
     ) -> Tensor:
-        """Covariance of all new points given the training points, ``(*batch, m, m)``.
-
-        Args:
-            chunks: Of the new points, in order.
-            blocks: What the training points say of each, with vectors.
-            like: A tensor of the type of the result.
-        """
+        """Covariance of all new points given the training points, ``(*batch, m, m)``."""
         parts, own, whole = list(zip(chunks, blocks, strict=True)), [], []
         for rows, left in parts:
             row = []
@@ -211,12 +179,7 @@ class JointPrior:
 
 
 def joint_prior(model: ExactGP, x: Tensor) -> tuple[Tensor, MultivariateNormal]:
-    """The training inputs followed by new points, and the prior of a model in eval mode there.
-
-    Args:
-        model: With training data.
-        x: New points as its ``forward`` takes them, ``(*batch, m, d)``; batches broadcast.
-    """
+    """The training inputs followed by new points, and the prior of a model in eval mode there."""
     train_x = _training_inputs(model)
     batch = torch.broadcast_shapes(x.shape[:-2], train_x.shape[:-2])
     points = torch.cat([part.expand(*batch, *part.shape[-2:]) for part in (train_x, x)], dim=-2)
@@ -239,16 +202,7 @@ def reading(model: ExactGP) -> Iterator[None]:
 def checked_points(x: ArrayLike, train_x: Tensor, column_names: list[str] | None = None) -> Tensor:
     """New points as ``(*batch, m, d)`` that fit the training inputs, or a typed error.
 
-    Args:
-        x: ``(*batch, m, d)``, or ``(m,)`` for one column; arrays, data frames and integers become
-            what the training inputs are.
-        train_x: ``(*batch, n, d)``.
-        column_names: Names of the columns, if they are known.
-
-    Raises:
-        ShapeError: Columns or batch do not fit the training inputs.
-        ArgumentError: No tensor or array, another dtype or device than theirs, or other columns.
-        NonFiniteError: A number is not finite.
+    Arrays, data frames and integers become what the training inputs are.
     """
     x = points_as_tensor(x, train_x, column_names)
     columns = train_x.shape[-1]
@@ -274,16 +228,7 @@ def checked_points(x: ArrayLike, train_x: Tensor, column_names: list[str] | None
 
 
 def new_points(model: ExactGP, x: ArrayLike) -> Tensor:
-    """New points as the ``forward`` of a model in eval mode takes them, or a typed error.
-
-    Args:
-        model: A model with training data.
-        x: Points as the model takes them; see :func:`checked_points`, which checks them.
-
-    Raises:
-        ArgumentError: The model has no training data, or as for :func:`checked_points`.
-        ShapeError, NonFiniteError: As for :func:`checked_points`.
-    """
+    """New points as the ``forward`` of a model in eval mode takes them, or a typed error."""
     if model.train_inputs is None:
         raise ArgumentError("model", "no training data", "a model with training data")
     transform = getattr(model, "transform_inputs", None)
@@ -318,24 +263,9 @@ def choose_posterior_solver(
 ) -> ConjugateGradients | None:
     """The settings of conjugate gradients, or None for a dense factorization.
 
-    "auto" factors, which is exact, where that fits into the memory of the device, and warns where
-    it does not. It needs about 5 n² numbers without a gradient and 11 n² with one, 2 n² more where
+    As :func:`~gpclml.inference.covariances.choose_solver`, for a posterior at points x: its
+    factorization needs about 5 n² numbers without a gradient and 11 n² with one, 2 n² more where
     targets are missing, and n m + 3 m² for a joint covariance.
-
-    Args:
-        solver: What was asked for.
-        train_x: Training inputs, ``(*batch, n, d)``.
-        train_y: Their targets, ``(*batch, n)``.
-        x: New points, ``(*batch, m, d)``.
-        marginal: Whether only variances are asked for.
-
-    Raises:
-        UnknownNameError: The solver is neither a known name nor settings.
-        ArgumentError: What was asked for needs more memory than the device has; with both figures.
-        UnsupportedError: x asks for a gradient of conjugate gradients.
-
-    Warns:
-        SolverWarning: "auto" takes conjugate gradients.
     """
     n, m = train_x.shape[-2], x.shape[-2]
     batch = torch.broadcast_shapes(train_x.shape[:-2], x.shape[:-2]).numel()
@@ -356,18 +286,10 @@ def choose_posterior_solver(
 def num_points_at_once(
     x: Tensor, size: int, batch: int, joint: bool, held: int = 0, asked: int | None = None
 ) -> int:
-    """How many new points are solved for together; raises an error where they do not fit.
+    """How many new points are solved for together; an ArgumentError where they do not fit.
 
-    Args:
-        x: New points, ``(*batch, m, d)``.
-        size: Training points of all batch members.
-        batch: Number of those.
-        joint: Whether the joint covariance of all m is asked for.
-        held: Numbers in memory throughout.
-        asked: How many were asked for; if None as many as fit, of at most 2²³ numbers an array.
-
-    Raises:
-        ArgumentError: They need more memory than the device has; with both figures.
+    There are ``size`` training points in all members of a batch, and ``held`` numbers in memory
+    throughout. Unless a number is asked for, as many as fit, of at most 2²³ numbers an array.
     """
     m = x.shape[-2]
     if joint:
@@ -384,14 +306,7 @@ def num_points_at_once(
 
 
 def refuse_gradient(x: object) -> None:
-    """Refuses points that ask for a gradient, which conjugate gradients do not give.
-
-    Args:
-        x: Any shape.
-
-    Raises:
-        UnsupportedError: They do, outside ``torch.no_grad()``.
-    """
+    """Refuses points that ask for a gradient, which conjugate gradients do not give."""
     if torch.is_grad_enabled() and isinstance(x, Tensor) and x.requires_grad:
         raise UnsupportedError(
             "x", "points that require a gradient", "points that do not",

@@ -134,10 +134,5 @@ class PosteriorNormal(MultivariateNormal):
 
 
 def above_rounding(variance: Tensor, prior_variance: Tensor) -> Tensor:
-    """Posterior variances, at least the rounding of the prior variances they are differences of.
-
-    Args:
-        variance: Any shape.
-        prior_variance: That broadcasts to it.
-    """
+    """Posterior variances, at least the rounding of the prior variances they are differences of."""
     return torch.maximum(variance, torch.finfo(variance.dtype).eps * prior_variance.to(variance))

@@ -103,15 +103,7 @@ def _check_targets(y: Tensor, rows: int, dim: int) -> None:
 
 
 def are_constant(spread: Tensor, variance: Tensor) -> Tensor:
-    """Whether predictions are the same everywhere, beside how uncertain they are.
-
-    Args:
-        spread: Variance of the predictive means of points from all others.
-        variance: The mean of their predictive variances, noise included.
-
-    Returns:
-        True where the spread is below a thousandth of the variance.
-    """
+    """Whether means of predictions vary by less than a thousandth of their variance."""
     return spread < _LEAST_SHARE * variance
 
 

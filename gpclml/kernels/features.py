@@ -390,10 +390,10 @@ class RandomFourierFeatures(gpytorch.Module):
 
 
 def scaled_cosines(x: Tensor, weight: Tensor, bias: Tensor, scale: Tensor) -> Tensor:
-    r"""The features :math:`s \cos(W x + b)`, ``(*batch, n, d)`` to ``(*batch, n, R)``.
+    """The features s cos(W x + b), ``(*batch, n, R)``, of which W and b have no gradient.
 
-    W and b have no gradient. The angles are computed again for the gradient by x and s, which costs
-    less than a second array of their size: with d columns 2 n R d operations.
+    The angles are computed again for the gradient by x and s, which costs less than a second array
+    of their size: with d columns 2 n R d operations.
     """
     features = _ScaledCosines.apply(x, weight, bias, scale)
     assert isinstance(features, Tensor)

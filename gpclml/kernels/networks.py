@@ -147,10 +147,8 @@ class StackedNetwork(torch.nn.Module):
 def reset_network(network: torch.nn.Module, generator: torch.Generator | None = None) -> None:
     """Draws a network's start again, in place, without changing the global RNG.
 
-    A module with ``reset_parameters(generator)``, such as :class:`MLP`, draws from the
-    generator; torch's own layers, whose ``reset_parameters()`` takes none, draw under a seed
-    taken from it. Parameters of modules without ``reset_parameters`` stay as they are. The
-    generator has seed 0 if None.
+    A module with ``reset_parameters(generator)`` draws from the generator, of seed 0 if None;
+    torch's own layers, whose ``reset_parameters()`` takes none, draw under a seed taken from it.
     """
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     seed = torch.randint(2**62, (), generator=generator, device=generator.device)

@@ -91,13 +91,7 @@ class AugmentedTasks(NumberedTasks):
         return moved
 
     def _maps(self, index: int, count: int, ratio: float) -> Tensor:
-        """Where the pixels of each image come from: affine maps ``(count, 2, 3)``.
-
-        Args:
-            index: Number of the task.
-            count: Number of its images.
-            ratio: Their height over their width.
-        """
+        """Where the pixels of each image of a task come from: affine maps ``(count, 2, 3)``."""
         generator = task_generator(self.seed, index, _STREAM)
         turn, size, right, below, side = torch.rand(5, count, generator=generator)
         angle = (2 * turn - 1) * math.radians(self.degrees)

@@ -226,11 +226,7 @@ _FORWARD = DeepKernelTransfer.forward
 
 
 def one_vs_rest(labels: Tensor, ways: int, dtype: torch.dtype) -> Tensor:
-    """Targets ``(tasks, ways, n)``, one a class: 1 for its members and -1 for all others.
-
-    They are made from classes, ``(tasks, n)``. In regression, without ways, targets stay the same,
-    with shape ``(tasks, 1, n)``.
-    """
+    """Targets ``(tasks, ways, n)``: 1 for members of a class, else -1; in regression one way."""
     if ways == 0:
         return labels.to(dtype).unsqueeze(-2)
     classes = torch.arange(ways, device=labels.device).unsqueeze(-1)

@@ -27,13 +27,8 @@ _pool_backward: Any = torch.ops.aten.max_pool2d_with_indices_backward
 def first_block(block: torch.nn.Sequential, images: Tensor) -> Tensor | None:
     """The output of a block of :class:`~gpclml.meta.ConvBlocks`, whose statistics are updated.
 
-    Args:
-        block: 3x3 convolution, batch normalization, 2x2 max pooling and ReLU.
-        images: ``(n, channels, height, width)``.
-
-    Returns:
-        Values ``(n, width, height / 2, width / 2)``, channels last in memory; None where the block
-        is better called: in evaluation, on a GPU, of images that need a gradient, with hooks.
+    None where the block is better called: in evaluation, on a GPU, of images that need a gradient,
+    with hooks. Channels of the output are last in memory.
     """
     if not _applies(block, images):
         return None

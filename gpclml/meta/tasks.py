@@ -111,10 +111,7 @@ class ImageTasks(NumberedTasks):
         return Episodes(*parts, ways=self.ways)
 
     def _draw(self, index: int) -> tuple[Tensor, Tensor]:
-        """Rows of images, ``(ways, shots + queries)``, and quarter turns of the classes.
-
-        Both are on the CPU, so that a seed means the same task on every device.
-        """
+        """Rows ``(ways, shots + queries)`` and quarter turns, drawn on the CPU for every device."""
         generator = task_generator(self.seed, index)
         chosen = torch.randperm(self.num_classes, generator=generator)[: self.ways].tolist()
         each, rows, turns = self.shots + self.queries, [], []
@@ -290,10 +287,7 @@ def _turned(image: Tensor, angles: Tensor) -> Tensor:
 
 
 def transformed(images: Tensor, maps: Tensor) -> Tensor:
-    """Images ``(n, channels, height, width)`` moved, background 0.
-
-    The affine maps ``(n, 2, 3)`` tell where pixels come from, in coordinates from -1 to 1.
-    """
+    """Images moved: affine maps ``(n, 2, 3)`` tell where pixels come from; background 0."""
     grid = torch.nn.functional.affine_grid(maps, list(images.shape), align_corners=False)
     return torch.nn.functional.grid_sample(images, grid, align_corners=False)
 

@@ -205,14 +205,7 @@ def load_model(model: DeepKernelTransfer, path: str | Path) -> DeepKernelTransfe
 def parameter_groups(
     model: DeepKernelTransfer, mll: MarginalLogLikelihood, lr: float, gp_rate: float
 ) -> list[dict[str, Any]]:
-    """Groups of learning rates: the network, and kernel, mean and noise.
-
-    Args:
-        model: The model.
-        mll: An objective of it.
-        lr: Of the network.
-        gp_rate: Of the others.
-    """
+    """Groups of learning rates: the network, and kernel, mean and noise."""
     network = model.network_parameters()
     inside = {id(parameter) for parameter in network}
     others = [parameter for parameter in mll.parameters() if id(parameter) not in inside]

@@ -52,11 +52,7 @@ class PartOptions:
 def make_kernel(
     kernel: str | Kernel, x: Tensor, y: Tensor, options: PartOptions, generator: torch.Generator
 ) -> Kernel:
-    """The kernel of that name for standardized data, or the kernel itself.
-
-    Returns:
-        The kernel, in the dtype and on the device of ``x``.
-    """
+    """The kernel of that name for standardized data, or the kernel itself, as ``x`` is placed."""
     if isinstance(kernel, Kernel):
         return kernel.to(x)
     if not isinstance(kernel, str):
@@ -108,11 +104,7 @@ def make_kernel(
 def make_mean(
     mean: str | Mean, x: Tensor, options: PartOptions, generator: torch.Generator
 ) -> Mean:
-    """The mean function of that name for standardized data, or the mean itself.
-
-    Returns:
-        The mean, in the dtype and on the device of ``x``.
-    """
+    """The mean of that name for standardized data, or the mean itself, as ``x`` is placed."""
     if isinstance(mean, Mean):
         return mean.to(x)
     if not isinstance(mean, str):

@@ -79,17 +79,7 @@ def _check_stored(
 
 @dataclass(frozen=True)
 class StoredModel:
-    """What a file holds.
-
-    Attributes:
-        path: The file, for messages.
-        config: Arguments of the model, with the parts that the caller has given.
-        state: Its ``state_dict``.
-        train_x: Its inputs.
-        targets: Its targets, in standardized units.
-        columns: Names of the inputs' columns, if they are known.
-        has_given_parts: Whether some parts were given.
-    """
+    """What a file holds; ``config`` has the arguments of the model, with parts that were given."""
 
     path: str | os.PathLike
     config: dict[str, Any]

@@ -188,12 +188,8 @@ def _put_beside(base: Kernel, whole: ScaleKernel, share: float) -> None:
 class NetworkBatch(StackedNetwork):
     """Networks of one build and one start, each for its own member of a batch.
 
-    Parameters have the batch's shape in front, as the hyperparameters of GPyTorch's batch
-    modules have: what indexes or fits members one by one finds each member's network there.
-
-    Args:
-        network: The build and the start of each; its outputs at a point depend on that point alone.
-        batch_shape: Shape of the batch, not empty.
+    Parameters have the batch's shape in front, as the hyperparameters of GPyTorch's batch modules
+    have: what indexes or fits members one by one finds each member's network there.
     """
 
     def __init__(self, network: torch.nn.Module, batch_shape: torch.Size) -> None:
@@ -217,25 +213,14 @@ class NetworkBatch(StackedNetwork):
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator) -> None:
-        """Draws one start anew, for all members, in place.
-
-        Args:
-            generator: Source of the draws.
-        """
+        """Draws one start anew, for all members, in place."""
         network = copy.deepcopy(self._build[0])
         reset_network(network, generator)
         for name, stack in self.named_stacks():
             stack.copy_(network.get_parameter(name).expand_as(stack))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The outputs of each member's network at its own points.
-
-        Args:
-            x: Points. Shape ``(*lead, n, d)``, ``lead`` broadcasts with the shape of the batch.
-
-        Returns:
-            Outputs. Shape ``(*broadcast, n, q)``.
-        """
+        """Each member's network at its own points, ``(*lead, n, d)`` to ``(*broadcast, n, q)``."""
         batch_shape = self.members
         shape = torch.broadcast_shapes(x.shape[:-2], batch_shape)
         x = x.expand(*shape, *x.shape[-2:])

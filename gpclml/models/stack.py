@@ -23,21 +23,11 @@ _SUGGESTION = "Fit such models one by one with fit_mll."
 
 
 class ModelStack:
-    """Exact GPs of one build and size, stacked along a batch dimension in front.
+    """Exact GPs of one build and size, in train mode, stacked along a batch dimension in front.
 
     Hyperparameters get the shapes that GPyTorch's own batch modules have, a network becomes a
     :class:`~gpclml.kernels.networks.StackedNetwork`. The stack has parameters of its own, which
     :meth:`write_back` copies to the models.
-
-    Args:
-        models: The models, in train mode, which differ only in the values of data and parameters.
-
-    Attributes:
-        model: The stack, ``batch_shape`` beginning with ``k = len(models)``.
-        parameters: Its trainable parameters.
-
-    Raises:
-        UnsupportedError: If the models differ in modules, shapes, priors or constraints.
     """
 
     def __init__(self, models: Sequence[ExactGP]) -> None:
@@ -59,12 +49,7 @@ class ModelStack:
 
     @torch.no_grad()
     def write_back(self, member: int, values: Sequence[Tensor] | None = None) -> None:
-        """Copies a member's parameters to its model.
-
-        Args:
-            member: Which one.
-            values: What to copy, as :attr:`parameters`; what the stack holds if None.
-        """
+        """Copies a member's parameters, or these values of :attr:`parameters`, to its model."""
         pairs = [pair for pair in self._pairs if pair[0].requires_grad]
         source = [stacked for stacked, _ in pairs] if values is None else values
         for (_, own), value in zip(pairs, source, strict=True):
