@@ -94,9 +94,7 @@ class _OnlineRun(WeightTraining):
         self.course.objectives.append(self.epoch(done))
 
     def train_hyperparameters(self, steps: int) -> list[float]:
-        """The evidence, or its estimate, before each step, in eval mode; the last is in the
-        course.
-        """
+        """The evidence before each step, or its estimate, in eval mode; the course has the last."""
         values: list[Tensor] = []
         network = self.model.network
         modes = {module: module.training for module in network.modules()}

@@ -115,9 +115,7 @@ def posterior_given(
 
 @dataclass(frozen=True)
 class JointPrior:
-    """The prior at n training and m new points: its means, and a kernel ``(*batch, n + m, n +
-    m)``.
-    """
+    """The prior at n training and m new points: means, and a kernel yet to be evaluated."""
 
     mean: Tensor
     train_mean: Tensor
