@@ -98,7 +98,7 @@ def _rewritten(raw, edit=lambda data: data, compression=zipfile.ZIP_STORED):
 
 def greedy_files(kind):
     """Files of kilobytes that ask for many megabytes or gigabytes, and why they are refused."""
-    base = {"format": kind, "version": 1}
+    base = {"format": kind, "version": 2}
     small = saved({**base, "x": torch.arange(1000.0)})
     shape = b"M\xe8\x03\x85", b"J\x00\x00\x00\x7f\x85"  # 1000, in a tuple of one, in the pickle
     count = b"M\xe8\x03tq", b"J\x00\x00\x00\x7ftq"  # 1000, the last of the five about a storage

@@ -5,26 +5,28 @@ Digests of data and settings tell whether a checkpoint is of the training that g
 
 from __future__ import annotations
 
+import copy
 import hashlib
+import math
 import os
-import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gpclml._utils.arguments import callers_level
+from gpclml._utils.checkpoint import read_checkpoint, write_checkpoint
 from gpclml.errors import ArgumentError, DataError
 
 __all__ = [
-    "Course",
     "ResumableDraws",
-    "check_fingerprint",
+    "ResumableRun",
     "check_state",
+    "copied_state",
     "digest",
-    "load_optimizer_state",
     "module_classes",
 ]
 
@@ -32,40 +34,151 @@ _KEY = "_extra_state"  # under which torch stores what get_extra_state returns
 
 
 @dataclass
-class Course:
+class _Course:
     """What has been done of a training; the names of the fields are those of its checkpoint."""
 
     objectives: list[float] = field(default_factory=list)
     looks: list[int] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
     best: int = 0
     seconds: float = 0.0
 
-    def content(self) -> dict[str, Any]:
-        """A copy of the fields by name."""
-        return {name: own[:] if isinstance(own, list) else own for name, own in vars(self).items()}
-
-    def restored(self, stored: Mapping[str, Any]) -> dict[str, Any]:
-        """The stored fields; a TypeError where some are missing or of other types."""
-        for name, own in vars(self).items():
-            if not isinstance(stored.get(name), list if isinstance(own, list) else (int, float)):
-                raise TypeError(f"no {name} of the training")
-        return {name: stored[name] for name in vars(self)}
+    @property
+    def looks_since_best(self) -> int:
+        """Number of looks after the one of the best score."""
+        return len(self.scores) - 1 - self.scores.index(max(self.scores)) if self.scores else 0
 
 
-def check_fingerprint(
-    path: str | os.PathLike[str], stored: Mapping[str, Any] | None, own: Mapping[str, Any]
-) -> None:
-    """Raises a DataError, which names all differences, where it is of another training.
+class ResumableRun:
+    """State and course of a training, which goes on from its checkpoint bit for bit.
 
-    A checkpoint of version 1, which has no fingerprint, cannot be compared, of which it warns.
+    The best state is that of the module ``kept``, the objective or its model. The generator is
+    that of the training itself; an objective's own draws are in its state.
     """
-    if stored is None:
-        warnings.warn(
-            f"{path} was written by an earlier release, which did not store what it was trained "
-            "on. Make sure that data and settings are the same.",
-            stacklevel=callers_level(),
-        )
-        return
+
+    def __init__(
+        self,
+        kind: str,
+        mll: torch.nn.Module,
+        kept: torch.nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        generator: torch.Generator | None = None,
+    ) -> None:
+        self.course = _Course()
+        self.best: dict[str, Any] | None = None
+        self._kind, self._mll, self._kept = kind, mll, kept
+        self._optimizers, self._generator = optimizers, generator
+        self._path: str | os.PathLike[str] | None = None
+        self._whole: dict[str, Any] = {}
+
+    def open(
+        self, path: str | os.PathLike[str] | None, decided_by: Callable[[], Mapping[str, Any]]
+    ) -> None:
+        """Takes a file to save to, and goes on from it where it is there.
+
+        ``decided_by`` says what decides the course; where it differs a DataError is raised.
+        """
+        if path is not None:
+            self._path, self._decided_by = path, dict(decided_by())
+            if os.path.exists(path):
+                self._read(path)
+        self._start = time.perf_counter() - self.course.seconds
+
+    @contextmanager
+    def steps(self) -> Iterator[None]:
+        """Within the block an interrupt saves what there was after the last whole step."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            if self._whole:
+                self._whole["course"]["seconds"] = time.perf_counter() - self._start
+                self._write(self._whole)
+            raise
+
+    def begin_step(self) -> None:
+        """Remembers where the training is."""
+        if self._path is not None:
+            self._whole = self._content()
+
+    def save(self) -> None:
+        """Notes the time, and saves the training if there is a file."""
+        self.course.seconds = time.perf_counter() - self._start
+        if self._path is not None:
+            self._write(self._content())
+
+    def note(self, score: float) -> None:
+        """Notes a score after the last step, and the state if it is the best one."""
+        course, done = self.course, len(self.course.objectives)
+        if score > max(course.scores, default=-math.inf):
+            course.best, self.best = done, copied_state(self._kept)
+        course.looks.append(done)
+        course.scores.append(score)
+
+    def keep_best(self) -> None:
+        """Puts back the best state; without a look the current one stays."""
+        self.course.seconds = time.perf_counter() - self._start
+        if self.best is None:
+            self.course.best = len(self.course.objectives)
+        else:
+            self._kept.load_state_dict(self.best)
+
+    def _content(self) -> dict[str, Any]:
+        return {
+            "state": copied_state(self._mll),
+            "best": self.best,
+            "optimizers": [copy.deepcopy(one.state_dict()) for one in self._optimizers],
+            "generator": None if self._generator is None else self._generator.get_state(),
+            "course": asdict(self.course),
+        }
+
+    def _write(self, content: dict[str, Any]) -> None:
+        assert self._path is not None
+        write_checkpoint(self._path, self._kind, {**content, "fingerprint": self._decided_by})
+
+    def _read(self, path: str | os.PathLike[str]) -> None:
+        """A DataError, before any change, where the file is not of this training."""
+        required = {
+            "state": dict, "best": dict if self.best else (dict, type(None)), "optimizers": list,
+            "generator": Tensor if self._generator else type(None), "course": dict,
+            "fingerprint": dict,
+        }  # fmt: skip
+        device = next(self._kept.parameters()).device
+        content = read_checkpoint(path, self._kind, device, required)
+        check_state(path, self._mll, content["state"])
+        if content["best"] is not None:
+            check_state(path, self._kept, content["best"])
+        _check_fingerprint(path, content["fingerprint"], self._decided_by)
+        try:
+            for name, own in vars(self.course).items():
+                types = list if isinstance(own, list) else (int, float)
+                if not isinstance(content["course"].get(name), types):
+                    raise TypeError(f"no {name} of the training")
+            course = _Course(**content["course"])
+            for optimizer, state in zip(self._optimizers, content["optimizers"], strict=True):
+                _load_optimizer_state(optimizer, state)
+            if self._generator is not None:
+                self._generator.set_state(content["generator"].cpu())
+        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            raise DataError(
+                f"checkpoint: {path} does not hold a training that can go on ({error}). Give "
+                "another file to start anew."
+            ) from error
+        self._mll.load_state_dict(content["state"])
+        self.best, self.course = content["best"], course
+
+
+def copied_state(module: torch.nn.Module) -> dict[str, Any]:
+    """A copy of the module's state, which training the module does not change."""
+    state = module.state_dict()
+    for name, value in state.items():
+        state[name] = value.clone() if isinstance(value, Tensor) else copy.deepcopy(value)
+    return state
+
+
+def _check_fingerprint(
+    path: str | os.PathLike[str], stored: Mapping[str, Any], own: Mapping[str, Any]
+) -> None:
+    """Raises a DataError, which names all differences, where it is of another training."""
     missing = object()
     unlike = [
         name
@@ -104,7 +217,7 @@ def check_state(
         )
 
 
-def load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
+def _load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
     """Loads the state of an optimizer; a ValueError, before any change, where its shapes differ."""
     groups = optimizer.param_groups
     stored = [group["params"] for group in state["param_groups"]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 from dataclasses import dataclass, field
@@ -13,30 +12,16 @@ import torch
 from torch import Tensor
 
 from gpclml._utils.arguments import checked
-from gpclml._utils.checkpoint import read_checkpoint, write_checkpoint
 from gpclml._utils.progress import progress_bar
-from gpclml._utils.resuming import (
-    Course,
-    check_fingerprint,
-    check_state,
-    digest,
-    load_optimizer_state,
-    module_classes,
-)
+from gpclml._utils.resuming import ResumableRun, digest, module_classes
 from gpclml.conditioning.batches import Loader
 from gpclml.curvature import FunctionSpace
-from gpclml.errors import ArgumentError, DataError
+from gpclml.errors import ArgumentError
 from gpclml.fit.result import FitResult
 from gpclml.fit.weights import WeightTraining, check_finite, check_numbers
 from gpclml.mlls import LaplaceEvidence, LaplaceMarginalLogLikelihood
 
 __all__ = ["OnlineFitResult", "fit_hyperparameters", "fit_online"]
-
-_CHECKPOINT = "gpclml.OnlineFit"
-_REQUIRED = {
-    "state": dict, "best": (dict, type(None)), "of_weights": dict, "of_hyperparameters": dict,
-    "generator": Tensor, "fit": dict,
-}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,21 +43,8 @@ class OnlineFitResult(FitResult):
     best: int
 
 
-@dataclass
-class _Course(Course):
-    """With the evidence at each look."""
-
-    evidences: list[float] = field(default_factory=list)
-
-    def result(self) -> OnlineFitResult:
-        return OnlineFitResult(
-            objective=max(self.evidences, default=math.nan), history=self.evidences,
-            seconds=self.seconds, log_joints=self.objectives, evaluated=self.looks, best=self.best,
-        )  # fmt: skip
-
-
-class _OnlineRun(WeightTraining):
-    """Optimizers and course of a training of weights and hyperparameters."""
+class _OnlineTraining(WeightTraining):
+    """Training of weights and hyperparameters, each by an optimizer of its own."""
 
     def __init__(
         self, mll: LaplaceMarginalLogLikelihood, x: Tensor | Loader, y: Tensor | None,
@@ -86,12 +58,8 @@ class _OnlineRun(WeightTraining):
         self.of_hyperparameters = torch.optim.Adam(hyper, lr=hyper_lr)
         self.hyperparameters = hyper
         self.progress = progress
-        self.course = _Course()
-        self.best: dict[str, Any] | None = None
-
-    def train_weights(self, done: int) -> None:
-        """An epoch on the weights, after so many."""
-        self.course.objectives.append(self.epoch(done))
+        optimizers = [self.of_weights, self.of_hyperparameters]
+        self.run = ResumableRun("gpclml.OnlineFit", mll, mll, optimizers, self.generator)
 
     def train_hyperparameters(self, steps: int) -> list[float]:
         """The evidence before each step, or its estimate, in eval mode; the course has the last."""
@@ -116,10 +84,7 @@ class _OnlineRun(WeightTraining):
                 module.training = mode
         number = float(value)
         check_finite("evidence", number, "Lower hyper_lr.")
-        if number > max(self.course.evidences, default=-math.inf):
-            self.best, self.course.best = self._state(), len(self.course.objectives)
-        self.course.looks.append(len(self.course.objectives))
-        self.course.evidences.append(number)
+        self.run.note(number)
         return torch.stack(values).tolist() if values else []
 
     def _adds_up(self) -> bool:
@@ -140,17 +105,6 @@ class _OnlineRun(WeightTraining):
         values = [self.mll.evidence_of(x, y)() * len(x) for x, y in self.data.parts()]
         return torch.stack(values).sum() / self.mll.num_data
 
-    def evaluations_since_best(self) -> int:
-        """Number of times that the evidence was not larger than the best before."""
-        return len(self.course.looks) - 1 - self.course.looks.index(self.course.best)
-
-    def keep_best(self) -> None:
-        """Puts back the best state; without an evaluation the current one stays."""
-        if self.best is None:
-            self.course.best = len(self.course.objectives)
-        else:
-            self.mll.load_state_dict(self.best)
-
     def fingerprint(self, **settings: Any) -> dict[str, Any]:
         """What decides the course: digests of data and objective, and settings as they are."""
         mll = self.mll
@@ -162,41 +116,6 @@ class _OnlineRun(WeightTraining):
             ),
             **settings,
         }
-
-    def content(self) -> dict[str, Any]:
-        """All that decides how the training goes on, the objective's draws included; a copy."""
-        return {
-            "state": self._state(),
-            "best": self.best,
-            "of_weights": copy.deepcopy(self.of_weights.state_dict()),
-            "of_hyperparameters": copy.deepcopy(self.of_hyperparameters.state_dict()),
-            "generator": self.generator.get_state(),
-            "fit": self.course.content(),
-        }
-
-    def read(self, path: str | Path, fingerprint: dict[str, Any]) -> None:
-        """Goes on from a file; a DataError, before any change, where it is not of this training."""
-        content = read_checkpoint(path, _CHECKPOINT, self.device, _REQUIRED)
-        for state in (content["state"], content["best"]):
-            if state is not None:
-                check_state(path, self.mll, state)
-        check_fingerprint(path, content.get("fingerprint"), fingerprint)
-        try:
-            fit = self.course.restored(content["fit"])
-            load_optimizer_state(self.of_weights, content["of_weights"])
-            load_optimizer_state(self.of_hyperparameters, content["of_hyperparameters"])
-            self.generator.set_state(content["generator"].cpu())
-        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
-            raise DataError(
-                f"checkpoint: {path} does not hold a training that can go on ({error}). Give "
-                "another file to start anew."
-            ) from error
-        self.mll.load_state_dict(content["state"])
-        self.best = content["best"]
-        self.course.__dict__.update(fit)
-
-    def _state(self) -> dict[str, Any]:
-        return copy.deepcopy(self.mll.state_dict())
 
 
 @checked(train_x="(N, *event)", train_y="(N, *outputs)")
@@ -267,9 +186,6 @@ def fit_online(
         UnsupportedError, ModelModeError, NotPSDError: As the objective.
         DataError: The checkpoint cannot be written or read, is damaged, or is of another model or
             training; says in what they differ.
-
-    Warns:
-        UserWarning: The checkpoint is of an earlier release, which did not store what decided it.
     """
     check_numbers(
         epochs=epochs, batch_size=batch_size, hyper_steps=hyper_steps, every=every,
@@ -279,53 +195,45 @@ def fit_online(
         raise ArgumentError("burn_in", burn_in, "0 or more epochs")
     if partition == "class" and isinstance(train_y, Tensor) and train_y.is_floating_point():
         raise ArgumentError("partition", "'class' and targets that are no classes", "'random'")
-    run = _OnlineRun(
+    training = _OnlineTraining(
         mll, train_x, train_y, hyper_lr, progress, batch_size=batch_size, lr=lr,
         final_lr=final_lr, epochs=epochs, seed=seed, by_class=partition == "class",
     )  # fmt: skip
-    decided_by: dict[str, Any] = {}
-    if checkpoint is not None:
-        decided_by = run.fingerprint(
+
+    def decided_by() -> dict[str, Any]:
+        settings = training.fingerprint(
             batch_size=batch_size, lr=lr, final_lr=final_lr, hyper_lr=hyper_lr,
             hyper_steps=hyper_steps, burn_in=burn_in, every=every, partition=partition, seed=seed,
         )  # fmt: skip
-        if final_lr is not None:  # the rate of an epoch depends on how many there are
-            decided_by["epochs"] = epochs
-        if Path(checkpoint).exists():
-            run.read(checkpoint, decided_by)
+        # Where the rate falls, that of an epoch depends on how many there are.
+        return settings if final_lr is None else {**settings, "epochs": epochs}
 
-    def save(path: str | Path, content: dict[str, Any]) -> None:
-        write_checkpoint(path, _CHECKPOINT, {**content, "fingerprint": decided_by})
-
+    run = training.run
+    run.open(checkpoint, decided_by)
     course = run.course
-    start = time.perf_counter() - course.seconds
     done = len(course.objectives)
-    if patience is not None and course.looks and run.evaluations_since_best() >= patience:
+    if patience is not None and course.looks and course.looks_since_best >= patience:
         epochs = done  # it had ended
-    whole: dict[str, Any] = {}
-    with progress_bar(total=epochs, initial=done, desc="epochs", progress=progress) as bar:
-        try:
-            for epoch in range(done + 1, epochs + 1):
-                whole = run.content() if checkpoint is not None else {}
-                run.train_weights(epoch - 1)
-                bar.update()
-                if epoch > burn_in and (epoch - burn_in - 1) % every == 0:
-                    run.train_hyperparameters(hyper_steps)
-                    bar.set_postfix(evidence=f"{course.evidences[-1]:.4f}", refresh=False)
-                    course.seconds = time.perf_counter() - start
-                    if checkpoint is not None:
-                        save(checkpoint, run.content())
-                    if patience is not None and run.evaluations_since_best() >= patience:
-                        break
-        except KeyboardInterrupt:
-            # An epoch that was interrupted is left out, and done again when the training resumes.
-            if checkpoint is not None and whole:
-                whole["fit"]["seconds"] = time.perf_counter() - start
-                save(checkpoint, whole)
-            raise
+    with (
+        progress_bar(total=epochs, initial=done, desc="epochs", progress=progress) as bar,
+        run.steps(),
+    ):
+        for epoch in range(done + 1, epochs + 1):
+            run.begin_step()
+            course.objectives.append(training.epoch(epoch - 1))
+            bar.update()
+            if epoch > burn_in and (epoch - burn_in - 1) % every == 0:
+                training.train_hyperparameters(hyper_steps)
+                bar.set_postfix(evidence=f"{course.scores[-1]:.4f}", refresh=False)
+                run.save()
+                if patience is not None and course.looks_since_best >= patience:
+                    break
     run.keep_best()
-    course.seconds = time.perf_counter() - start
-    return course.result()
+    return OnlineFitResult(
+        objective=max(course.scores, default=math.nan), history=course.scores,
+        seconds=course.seconds, log_joints=course.objectives, evaluated=course.looks,
+        best=course.best,
+    )  # fmt: skip
 
 
 @checked(train_x="(N, *event)", train_y="(N, *outputs)")
@@ -366,10 +274,10 @@ def fit_hyperparameters(
     """
     check_numbers(steps=steps, batch_size=batch_size, lr=lr)
     start = time.perf_counter()
-    run = _OnlineRun(
+    training = _OnlineTraining(
         mll, train_x, train_y, lr, progress, batch_size=batch_size, lr=1.0, final_lr=None,
         epochs=1, seed=seed,
     )  # fmt: skip
-    history = run.train_hyperparameters(steps)
-    evidence, seconds = run.course.evidences[-1], time.perf_counter() - start
+    history = training.train_hyperparameters(steps)
+    evidence, seconds = training.run.course.scores[-1], time.perf_counter() - start
     return FitResult(objective=evidence, history=history, seconds=seconds)

@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.distributions import Normal
 
 from gpclml._utils.arguments import check_counts, check_placement, checked
-from gpclml.errors import ArgumentError, ShapeError, UnknownNameError
+from gpclml.errors import ShapeError, UnknownNameError
 from gpclml.inference import evaluating, exact_posterior
 from gpclml.kernels import CosineSimilarityKernel, JointSpectralMixtureKernel
 from gpclml.kernels.networks import check_finite_output
@@ -77,7 +77,7 @@ class DeepKernelTransfer(ExactGP):
 
     Raises:
         UnknownNameError: The name of the kernel is not known.
-        ArgumentError: ``num_features`` is below 1, or the kernel is one of earlier releases.
+        ArgumentError: ``num_features`` is below 1.
 
     Examples:
         >>> model = DeepKernelTransfer(Conv4(), "cosine", num_features=64)
@@ -269,10 +269,6 @@ def make_kernel(kernel: str | Kernel, features: int) -> Kernel:
     """The kernel on so many features of a name in ``KERNELS``; a kernel is returned itself."""
     if isinstance(kernel, Kernel):
         return kernel
-    if kernel == "support_norm_cosine":
-        got = "'support_norm_cosine', which earlier releases had"
-        suggestion = "Use 'cosine', which is at least as accurate and needs no support points."
-        raise ArgumentError("kernel", got, f"one of {', '.join(KERNELS)}", suggestion)
     if kernel not in _MAKERS:
         raise UnknownNameError("kernel", kernel, KERNELS)
     return _MAKERS[kernel](features)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import math
-import time
-import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,18 +10,17 @@ from typing import Any
 import torch
 from gpytorch.mlls import MarginalLogLikelihood
 
-from gpclml._utils.arguments import callers_level, check_counts, check_learning_rate, checked
-from gpclml._utils.checkpoint import read_checkpoint, write_checkpoint
+from gpclml._utils.arguments import check_counts, check_learning_rate, checked
+from gpclml._utils.checkpoint import read_checkpoint
 from gpclml._utils.progress import progress_bar
 from gpclml._utils.resuming import (
-    Course,
-    check_fingerprint,
+    ResumableRun,
     check_state,
+    copied_state,
     digest,
-    load_optimizer_state,
     module_classes,
 )
-from gpclml.errors import ArgumentError, DataError, NonFiniteError
+from gpclml.errors import ArgumentError, NonFiniteError
 from gpclml.fit import FitResult
 from gpclml.meta.deep_kernel_transfer import DeepKernelTransfer
 from gpclml.meta.evaluation import Tasks, evaluate_tasks
@@ -32,7 +28,6 @@ from gpclml.meta.evaluation import Tasks, evaluate_tasks
 __all__ = ["TasksFitResult", "load_model", "parameter_groups", "train_on_tasks"]
 
 _CHECKPOINT = "gpclml.DeepKernelTransfer"
-_REQUIRED = {"best": dict, "optimizer": dict, "training": dict}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,20 +46,6 @@ class TasksFitResult(FitResult):
     validated: list[int] = field(repr=False)
     scores: list[float] = field(repr=False)
     best: int
-
-
-@dataclass
-class _Course(Course):
-    """With the score of each validation."""
-
-    scores: list[float] = field(default_factory=list)
-
-    def result(self) -> TasksFitResult:
-        return TasksFitResult(
-            objective=self.objectives[self.best - 1] if self.best else math.nan,
-            history=self.objectives, seconds=self.seconds, validated=self.looks,
-            scores=self.scores, best=self.best,
-        )  # fmt: skip
 
 
 @checked
@@ -119,7 +100,7 @@ def train_on_tasks(
             then as after the last step.
         NotPSDError: A covariance is not positive definite even with jitter.
         DataError: The checkpoint cannot be written or read, is damaged, or is of another
-            architecture, objective, training, or of a release whose training cannot be resumed.
+            architecture, objective or training.
 
     Note:
         A checkpoint costs a copy of the parameters and of Adam's moments a step.
@@ -136,10 +117,12 @@ def train_on_tasks(
     check_learning_rate(lr, next(model.parameters()).dtype)
     if all(module is not model for module in mll.modules()):
         raise ArgumentError("mll", f"a {type(mll).__name__} of another model", "one of the model")
-    run = _Run(model, mll, lr)
-    decided_by: dict[str, Any] = {}
-    if checkpoint is not None:
-        decided_by = {
+    optimizer = torch.optim.Adam(parameter_groups(model, mll, lr, 0.1 * lr))
+    run = ResumableRun(_CHECKPOINT, mll, model, [optimizer])
+    run.best = copied_state(model)
+    run.open(
+        checkpoint,
+        lambda: {
             "tasks": _first_task(tasks),
             "validation": None if validation is None else _first_task(validation),
             "objective": digest([module_classes(mll), getattr(mll, "conditioning", None)]),
@@ -147,38 +130,36 @@ def train_on_tasks(
             "lr": lr,
             "validation_tasks": validation_tasks,
             "look_every": look_every,
-        }
-        if Path(checkpoint).exists():
-            run.read(checkpoint, decided_by)
-
-    def save(path: str | Path, content: dict[str, Any]) -> None:
-        write_checkpoint(path, _CHECKPOINT, {**content, "fingerprint": decided_by})
-
-    start = time.perf_counter() - run.training.seconds
-    done = len(run.training.objectives)
-    whole: dict[str, Any] = {}
-    with progress_bar(total=steps, initial=done, desc="steps", progress=progress) as bar:
-        try:
-            for step in range(done, steps):
-                if patience is not None and run.looks_since_best >= patience:
-                    break
-                whole = run.content() if checkpoint is not None else {}
-                run.step(tasks, range(step * tasks_per_step, (step + 1) * tasks_per_step))
-                bar.update()
-                if (step + 1) % look_every == 0 or step + 1 == steps:
-                    run.look(validation, validation_tasks)
-                    bar.set_postfix(best=run.training.best, refresh=False)
-                    run.training.seconds = time.perf_counter() - start
-                    if checkpoint is not None:
-                        save(checkpoint, run.content())
-        except KeyboardInterrupt:
-            # A step or a validation that has begun is left out, and repeated on resuming.
-            if checkpoint is not None and whole:
-                whole["training"]["seconds"] = time.perf_counter() - start
-                save(checkpoint, whole)
-            raise
+        },
+    )
+    course = run.course
+    done = len(course.objectives)
+    with (
+        progress_bar(total=steps, initial=done, desc="steps", progress=progress) as bar,
+        run.steps(),
+    ):
+        for step in range(done, steps):
+            if patience is not None and course.looks_since_best >= patience:
+                break
+            run.begin_step()
+            numbers = range(step * tasks_per_step, (step + 1) * tasks_per_step)
+            course.objectives.append(_step(model, mll, optimizer, tasks, numbers))
+            bar.update()
+            if (step + 1) % look_every == 0 or step + 1 == steps:
+                if validation is None:
+                    course.best, run.best = step + 1, copied_state(model)
+                else:
+                    scores = evaluate_tasks(model, validation, validation_tasks)
+                    run.note(float(scores.gain.mean()))
+                bar.set_postfix(best=course.best, refresh=False)
+                run.save()
     run.keep_best()
-    return run.training.result()
+    model.eval()
+    return TasksFitResult(
+        objective=course.objectives[course.best - 1] if course.best else math.nan,
+        history=course.objectives, seconds=course.seconds, validated=course.looks,
+        scores=course.scores, best=course.best,
+    )  # fmt: skip
 
 
 @checked
@@ -212,101 +193,31 @@ def parameter_groups(
     return [{"params": network, "lr": lr}, {"params": others, "lr": gp_rate}]
 
 
-class _Run:
-    """Model, optimizer and course of a training, as they are saved together."""
-
-    def __init__(self, model: DeepKernelTransfer, mll: MarginalLogLikelihood, lr: float) -> None:
-        self.model, self.mll = model, mll
-        self.optimizer = torch.optim.Adam(parameter_groups(model, mll, lr, 0.1 * lr))
-        self.training = _Course()
-        self.best = _state(model)
-
-    def step(self, tasks: Tasks, indices: range) -> None:
-        own = next(self.model.parameters())
-        episodes = tasks.draw(indices).to(own.device, own.dtype)
-        self.mll.train()
-        self.optimizer.zero_grad()
-        value = self.model.objective(self.mll, episodes).mean()
-        (-value).backward()
-        gradients = [p.grad for p in self.mll.parameters() if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
-        objective, norm = torch.stack([value.detach(), norm.to(value)]).tolist()
-        if not math.isfinite(objective) or not math.isfinite(norm):
-            got = f"value {objective} with a gradient of norm {norm} at task {indices.start}"
-            suggestion = "Lower the learning rate."
-            raise NonFiniteError("objective", got, "finite values", suggestion)
-        self.optimizer.step()
-        self.training.objectives.append(objective)
-
-    def look(self, validation: Tasks | None, count: int) -> None:
-        training, done = self.training, len(self.training.objectives)
-        if validation is not None:
-            score = float(evaluate_tasks(self.model, validation, count).gain.mean())
-            is_best = score > max(training.scores, default=-math.inf)
-            training.looks.append(done)
-            training.scores.append(score)
-            if not is_best:
-                return
-        training.best, self.best = done, _state(self.model)
-
-    @property
-    def looks_since_best(self) -> int:
-        """Number of validations since the one of the best score."""
-        scores = self.training.scores
-        return len(scores) - 1 - scores.index(max(scores)) if scores else 0
-
-    def keep_best(self) -> None:
-        self.model.load_state_dict(self.best)
-        self.model.eval()
-
-    def content(self) -> dict[str, Any]:
-        """A copy of the state that a resumed training needs."""
-        return {
-            "objective": _state(self.mll),
-            "best": self.best,
-            "optimizer": copy.deepcopy(self.optimizer.state_dict()),
-            "training": self.training.content(),
-        }
-
-    def read(self, path: str | Path, decided_by: dict[str, Any]) -> None:
-        device = next(self.model.parameters()).device
-        content = read_checkpoint(path, _CHECKPOINT, device, _REQUIRED)
-        check_fingerprint(path, content.get("fingerprint"), decided_by)
-        if isinstance(content.get("objective"), dict):
-            module, state = self.mll, content["objective"]
-        elif isinstance(content.get("model"), dict):  # earlier releases kept the model alone
-            module, state = self.model, content["model"]
-            warnings.warn(
-                f"{path} was written by an earlier release, without the state of the objective. "
-                "Held-out points that are drawn at random are drawn from the seed on again.",
-                stacklevel=callers_level(),
-            )
-        else:
-            raise DataError(
-                f"checkpoint: {path} lacks the state of the objective. Restore a copy of it, or "
-                "give another file to train again."
-            )
-        check_state(path, module, state)
-        check_state(path, self.model, content["best"])
-        try:
-            training = _Course(**self.training.restored(content["training"]))
-            load_optimizer_state(self.optimizer, content["optimizer"])
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise DataError(
-                f"checkpoint: {path} was trained with other groups of learning rates, as batch "
-                "normalization of features was in earlier releases, or is not complete, and cannot "
-                f"be resumed ({error}). Give another file to train again, or use what it has "
-                "by load_model."
-            ) from error
-        module.load_state_dict(state)
-        self.best, self.training = content["best"], training
+def _step(
+    model: DeepKernelTransfer,
+    mll: MarginalLogLikelihood,
+    optimizer: torch.optim.Optimizer,
+    tasks: Tasks,
+    numbers: range,
+) -> float:
+    """A step on the tasks of these numbers; the objective before it."""
+    own = next(model.parameters())
+    episodes = tasks.draw(numbers).to(own.device, own.dtype)
+    mll.train()
+    optimizer.zero_grad()
+    value = model.objective(mll, episodes).mean()
+    (-value).backward()
+    gradients = [p.grad for p in mll.parameters() if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients)
+    objective, norm = torch.stack([value.detach(), norm.to(value)]).tolist()
+    if not math.isfinite(objective) or not math.isfinite(norm):
+        got = f"value {objective} with a gradient of norm {norm} at task {numbers.start}"
+        raise NonFiniteError("objective", got, "finite values", "Lower the learning rate.")
+    optimizer.step()
+    return objective
 
 
 def _first_task(tasks: Tasks) -> str:
     """A digest of the first task, by which data, sizes and seed of all tasks are compared."""
     first = tasks.draw([0])
     return digest([first.support_x, first.support_y, first.query_x, first.query_y, first.ways])
-
-
-def _state(module: torch.nn.Module) -> dict[str, Any]:
-    return copy.deepcopy(module.state_dict())

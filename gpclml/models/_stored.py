@@ -118,11 +118,7 @@ def read_stored(
 ) -> StoredModel:
     """Reads and checks a file."""
     content = read_checkpoint(path, CHECKPOINT, map_location, _REQUIRED)
-    # Files of earlier releases say nothing of these two.
-    config = {"warm_start": True, "columns": None, **content["config"]}
-    state = content["state_dict"]
-    if isinstance(config.get("kernel"), str):
-        config["kernel"] = config["kernel"].replace("-", "_")
+    config, state = content["config"], content["state_dict"]
     _check_stored(path, config, state, content["train_x"])
     columns = config.pop("columns")
     for name, value in parts.items():

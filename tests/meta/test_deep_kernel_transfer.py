@@ -185,8 +185,6 @@ def test_bad_arguments():
         model = DeepKernelTransfer(MLP([5, 8, 6]), kernel, num_features=7).double()
         with pytest.raises(ShapeError, match=r"backbone: got 6 features .* the 7 of num_features"):
             model.predict(episodes())
-    with pytest.raises(ArgumentError, match=r"earlier releases had.*Use 'cosine'"):
-        transfer("support-norm-cosine")
     with pytest.raises(UnknownNameError, match="Did you mean 'cosine'"):
         DeepKernelTransfer(MLP([5, 6]), "cosin")
     with pytest.raises(ArgumentError, match="kernel"):
