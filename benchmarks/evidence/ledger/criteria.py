@@ -123,7 +123,7 @@ def _as_guides(ranks: dict[str, Any], lost: dict[str, Any]) -> Claim:
         ),
         rule="rank correlation above that of LML and BIC and less density lost, by two standard "
         "errors; rank correlation within .15 of AIC, WAIC and LOO",
-        doubt="Ours: an experiment of our own.",
+        doubt="This is an experiment of our own.",
         own=True,
     )
 
@@ -141,7 +141,7 @@ def _evidence_and_bic(cells: pandas.DataFrame) -> Claim:
         f"{with_error(smaller, 1)}",
         graded(with_bic.mean() >= 0.9, differs(smaller, -1)),
         rule="rank correlation of BIC with the LML .9; fewer frequencies by two standard errors",
-        doubt="Ours: an experiment of our own.",
+        doubt="This is an experiment of our own.",
         own=True,
     )
 

@@ -244,8 +244,9 @@ def _digits(source: str, name: str, rows: pandas.DataFrame) -> Claim:
 
 
 _SEEDS_DOUBT = (
-    "Undecided whose: the paper prints seed 0, where it is so, and on one of the other seeds rank "
-    "one ends at another maximum. Tried with two learning rates; noise of each seed: "
+    "The reason is not decided: the paper prints seed 0, where the claim holds, and on one of "
+    "the other seeds rank one ends at another maximum. Tried with two learning rates; noise of "
+    "each seed: "
 )
 
 
@@ -269,8 +270,8 @@ def _over_and_under(source: str, rows: dict[str, pandas.DataFrame]) -> Claim:
         ),
         rule="for each seed in that order, rank one below .05, the diagonal above .2",
         doubt=_SEEDS_DOUBT + of_seeds,
-        remark="Test log densities are of the exact posterior at the learned hyperparameters: the "
-        "noise, not the approximate posterior, is what went wrong.",
+        remark="Test log densities are those of the exact posterior at the learned "
+        "hyperparameters. What is wrong is the learned noise and not the approximate posterior.",
     )  # fmt: skip
 
 
@@ -291,7 +292,7 @@ def _evidence_prefers(source: str, rows: dict[str, pandas.DataFrame]) -> Claim:
         graded(0 < over["lml"] < count, over["elbo"] == 0),
         rule="by the LML for some seeds and not for all; by the ELBO for none",
         doubt="Ours: few seeds.",
-        remark="CLML and LOO are no cure here: they too can prefer the overfit solution.",
+        remark="CLML and LOO do not solve this: they too can prefer the overfit solution.",
     )
 
 
@@ -322,8 +323,8 @@ def _empirical_bayes(source: str, rows: pandas.DataFrame) -> Claim:
         f"{first['elbo']:.2f}, LML {first['lml']:.2f}; noise {with_error(noise, 2)}",
         graded(min(noise) > 0.2, abs(float(first["elbo"]) + 118.09) < 0.05),
         rule="noise above .2 for each seed; the ELBO of seed 0 to the printed digits",
-        doubt="Undecided whose. Repeated updates take the prior variance all the way to ε, where q "
-        "is the prior and the bound is the evidence of noise alone, -20.54 as published for the "
+        doubt="The reason is not decided. Repeated updates take the prior variance all "
+        "the way to ε, where q is the prior and the bound is the evidence of noise alone, -20.54 as published for the "
         "LML; the published variance 1.99e-6 and ELBO are those of a run that stopped above ε. "
         "Tried with each of four learning rates from .1 to .0001: all end at ε.",
     )

@@ -124,8 +124,8 @@ def _prefers(cells: pandas.DataFrame) -> Claim:
         "no figure",
         "rank one less diagonal, a seed each: " + ", ".join(f"{value:.0f}" for value in gap),
         graded(bool((gap < 0).all())),
-        "Of rank one draws reach almost none of the posterior: a thousand of them close a small "
-        "part of its gap.",
+        "With rank one the draws hardly reach the posterior, and a thousand of them close only a "
+        "small part of the gap.",
         rule="negative for each seed",
         own=True,
     )

@@ -130,8 +130,9 @@ def _crossing(numbers: NDArray[np.int64], rows: dict[str, pandas.DataFrame]) -> 
         graded(bool(near), bool((clear < -2).any()), bool((clear > 2).any())),
         rule="the means of the LML cross between R = 200 and 350, and differ by two standard "
         "errors on either side somewhere",
-        doubt="Undecided whose: we do not know of which quantity and seeds the published curves "
-        "are. Tried at learned hyperparameters, by the LML (here; which of the two is larger "
+        doubt="The reason is not known, because we do not know which quantity and seeds the "
+        "published curves show. Tried at learned hyperparameters, by the LML (here; which of the "
+        "two is larger "
         "depends on the seed at nearly every R) and by the bound (above: no crossing), and at "
         f"fixed ones with the best ε of rank one: its bound less the diagonal's {fixed}, a "
         "crossing below 50.",

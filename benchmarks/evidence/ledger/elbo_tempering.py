@@ -109,20 +109,21 @@ def _prevented(rows: pandas.DataFrame, source: str, statement: str, score: str) 
 
 
 _REMARKS = {
-    "q_rmse": "Triples are the learned noise deviation (of the data: .1), and of q itself the "
-    "RMSE and the log density at 500 test points, in nats a point. The log density of the diagonal "
-    "q falls nevertheless: a colder q is narrower. Below T = 1/16 noise falls to nothing and the "
-    "fit is an overfit. LML and ELBO at temperature one, which say nothing of what q predicts, are "
-    "largest at T = 1.",
-    "q_test": "Of rank one the noise and the density of q rise with each temperature, and at 256 "
-    "the noise is still a tenth of that of the data: the overfit is lessened, not gone.",
+    "q_rmse": "Triples are the learned noise deviation (that of the data is .1), and the RMSE "
+    "and log density of q at 500 test points, in nats per point. The log density of the "
+    "diagonal q falls all the same, because a colder q is narrower. Below T = 1/16 the noise "
+    "falls to zero and the model overfits. LML and ELBO at temperature one, which do not depend "
+    "on what q predicts, are largest at T = 1.",
+    "q_test": "With rank one the noise and the density of q rise with each temperature, but at "
+    "256 the noise is still a tenth of that of the data, so the overfit remains.",
 }
 
 
 _DOUBTS = {
     "q_rmse": "",
-    "q_test": "The paper's, in degree: the overfit is lessened at every temperature and gone at "
-    "none of its five. Tried with the two larger of its learning rates and with all four.",
+    "q_test": "The paper's claim holds in part: each of its five temperatures lessens the "
+    "overfit, none removes it. Tried with the two larger of its learning rates and with all "
+    "four.",
 }
 
 
@@ -143,11 +144,11 @@ def _digits(rows: pandas.DataFrame, family: str, source: str) -> Claim:
         "; ".join(f"T={t:g}: {row['elbo']:.2f}, {row['lml']:.2f}" for t, row in rows.iterrows()),
         graded(*same),
         rule="all to the printed digits",
-        doubt=f"{sum(same)} of {len(same)} pairs agree. Of the others the figures are an accident: "
-        "where noise falls to nothing the bound at temperature one has no bottom, and where a run "
-        "stops on its way there decides; at T = 64 the published -67604.35 may be a misprint of a "
-        "number of four digits. Tried with the two larger of the paper's learning rates and with "
-        "all four.",
+        doubt=f"{sum(same)} of {len(same)} pairs agree. The other figures depend on chance: "
+        "where the noise falls to zero, the bound at temperature one falls without limit, and "
+        "its value depends on where a run stops. At T = 64 the published -67604.35 may be a "
+        "misprint of a number of four digits. Tried with the two larger of the paper's learning "
+        "rates and with all four.",
     )
 
 

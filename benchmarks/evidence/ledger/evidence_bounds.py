@@ -234,8 +234,8 @@ def _ordered(found: dict[str, dict[str, NDArray[np.float64]]]) -> Claim:
         "at every precision and angle.",
         _PUBLISHED,
         *listed(parts),
-        "Nats a point, means over seeds. Kronecker factors are no bound by proof; for turned "
-        "images they are of the form that adds gradients up over turns.",
+        "Numbers are nats per point, means over seeds. Kronecker factors are not proven to be a "
+        "bound; for turned images they are of the form that sums gradients over turns.",
         rule="in that order at each value and seed, to rounding",
         doubt="Ours, as it is a theorem.",
         at_size=False,
@@ -288,8 +288,8 @@ def _finer(found: dict[str, dict[str, NDArray[np.float64]]]) -> list[Claim]:
             *listed(
                 single, "mean gap to the full evidence over the range, by share of the points: "
             ),
-            "Means over at most twenty batches, each with an output drawn for it, which is why "
-            "a gap of less than nothing by .05 nats counts as none.",
+            "Gaps are means over at most twenty batches, each with an output drawn for it, so a "
+            "gap down to -.05 nats counts as zero.",
             rule="gaps fall with the size of batches and are nowhere below -.05 nats",
             doubt="Ours: the mean is over few draws of an output. Tried with 10 and 20 of them.",
             at_size=False,
@@ -329,8 +329,8 @@ def _optimum(found: dict[str, dict[str, NDArray[np.float64]]]) -> Claim:
         "its optimum where the full evidence has it.",
         "optima agree",
         *listed(parts),
-        "The grid of precisions has four values a decade from 1e-4 to 1e4, that of angles steps of "
-        "22.5 degrees up to 180.",
+        "The grid of precisions has four values per decade from 1e-4 to 1e4; the grid of angles "
+        "has steps of 22.5 degrees up to 180.",
         rule="within one step of the grid, for each sweep and seed",
         doubt="Ours: the network is trained on few images, so that the evidence is flat over "
         "angles near its optimum. Tried with 60 and 100 images.",
@@ -366,7 +366,7 @@ def _cost(cells: pandas.DataFrame) -> Claim:
         "tightest.",
         "on the front of time and tightness",
         *listed(parts, "processor time and nats a point at the optimum: "),
-        "Names are structure, share of points, partition and outputs.",
+        "Names state structure, share of points, partition and outputs.",
         rule="some of them faster and tighter than Kronecker factors of all points, in each sweep",
         doubt="Ours: of so few turned images Kronecker factors are nearly as tight as the full "
         "evidence. Tried with 60 and 100 images, and with either form of the factors.",

@@ -87,7 +87,8 @@ def _claims(cells: pandas.DataFrame) -> list[Claim]:
             f"rank correlation of the evidence over {len(cells)} networks, with 95 % of bootstrap "
             "samples of them: " + "; ".join(lines),
             graded(*holds),
-            f"That of the number of parameters with the test log density: {rho:+.2f} [{low:+.2f}, "
+            f"The correlation of the number of parameters with the test log density is "
+            f"{rho:+.2f} [{low:+.2f}, "
             f"{high:+.2f}]. The largest evidence, {chosen['evidence']:.3f}, has "
             f"{chosen['architecture']}, with test log density {chosen['log_density_map']:.3f}; the "
             f"best by that, {cells['log_density_map'].max():.3f}, is {best}.",

@@ -164,7 +164,8 @@ def _falls(cells: pandas.DataFrame) -> Claim:
         f"slope {min(slopes):.6f} to {max(slopes):.6f}; at width {_WIDTHS[1]:g} it is "
         f"{with_error(short, 1)} nats too low",
         graded(max(abs(one + 1) for one in slopes) < 1e-6),
-        f"On {curved} of {len(cells)} data sets the mean is beyond -1 and the two modes are one."
+        f"On {curved} of {len(cells)} data sets the mean of the data is outside [-1, 1], where the "
+        "two modes coincide."
         if curved
         else "",
         rule="slope -1 to six digits",

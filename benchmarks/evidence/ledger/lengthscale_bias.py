@@ -124,8 +124,8 @@ def _overestimates(sizes: list[int], noises: list[float], curves: _Curves) -> Cl
         "true 4; LML " + _by_size(sizes, [f"{one:.2f}" for one in _PUBLISHED["lml"]]),
         "LML, " + "; ".join(texts),
         graded(*holds),
-        "Means are over all data sets, those whose largest value lies at the end of the range "
-        f"({_HIGHEST:g}) included: with the fewest points {100 * ends:.0f} % of them.",
+        "Means include data sets whose largest value lies at the end of the range "
+        f"({_HIGHEST:g}): {100 * ends:.0f} % of them with the fewest points.",
         rule="above 4 at the fewest points, and above the mean at the most, by two standard errors",
     )
 

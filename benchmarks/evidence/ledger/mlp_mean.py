@@ -210,9 +210,10 @@ def _conditional_trains(parts: Mapping[str, pandas.DataFrame]) -> Claim:
         "on most data sets",
         *listed((part(*one) for one in parts.items()), "CLML minus LML, "),
         rule="lower on three of four data sets, in both settings",
-        doubt="Ours where kernel and noise are held at their true values, which the paper does not "
-        "do: the predictive variance is then the same under both objectives, and only a mean "
-        "differs that neither can know beyond the data. Tried in both settings.",
+        doubt="It fails only in our setting, where kernel and noise are held at their true "
+        "values: the predictive variance is then the same under both objectives, and only the "
+        "mean differs, which neither objective determines beyond the data. Tried in both "
+        "settings.",
         own=True,
     )
 
@@ -231,11 +232,11 @@ def _conditional_prefers(parts: Mapping[str, pandas.DataFrame]) -> Claim:
         "As a score of trained models, the CLML is lower for the overfitting network.",
         "no figure",
         *listed((part(*one) for one in parts.items()), "network minus constant: "),
-        "Held-out points lie among the points trained on, test points beyond them: no split of "
-        "the training points shows how a mean extrapolates.",
+        "Held-out points lie among the training points and test points lie beyond them, so no "
+        "split of the training points shows how a mean extrapolates.",
         rule="negative by two standard errors",
-        doubt="Nobody's: the paper does not claim it. Tried with everything trained and with the "
-        "network alone.",
+        doubt="The paper does not claim this. Tried with everything trained and with only the "
+        "network trained.",
         own=True,
     )
 

@@ -139,10 +139,10 @@ def _compared(parts: Mapping[str, pandas.DataFrame]) -> Claim:
         "only concurrent draws do",
         *listed(found, "gain in rank correlation over "),
         rule="each gain positive by two standard errors",
-        doubt="The paper's, for one problem of three: where models differ in the prior variance "
-        "alone, those with the best posterior fit are nearly those of most evidence, so that draws "
-        "from the posterior order them as well. Tried with one run of the weights and, above, with "
-        "their expectation.",
+        doubt="For one problem of three the paper's claim does not hold: where models differ "
+        "only in the prior variance, those with the best posterior fit nearly have the most "
+        "evidence, so that draws from the posterior order them as well. Tried with one run of "
+        "the weights and, above, with their expectation.",
     )
 
 
@@ -187,10 +187,10 @@ def _prior(parts: Mapping[str, pandas.DataFrame]) -> Claim:
         "no relation",
         *listed((part(*one) for one in parts.items()), "rank correlation with the LML: "),
         rule="within two standard errors of zero, sampled and in expectation, for each problem",
-        doubt="Ours to read it so strictly: weights under the prior decay towards zero, the faster "
-        "the larger the variance of a model's predictions, so that they have an order, though one "
-        "that knows no target, and where prior variances differ it is related to the evidence. "
-        "Tried with one run of the weights and with their expectation.",
+        doubt="Our rule is stricter than the paper: weights under the prior decay towards zero, "
+        "faster for a model whose predictions have a larger variance. This orders them without "
+        "any use of the targets, and where prior variances differ the order is related to the "
+        "evidence. Tried with one run of the weights and with their expectation.",
     )
 
 

@@ -133,9 +133,9 @@ def _claims(cells: pandas.DataFrame) -> list[Claim]:
             f"The grid's optimum, {optimum.mean():.3f} nats a point in the mean, is at precision "
             f"{_DELTAS[rows].min():.2g} to {_DELTAS[rows].max():.2g} and noise "
             f"{_NOISES[columns].min():.2f} to {_NOISES[columns].max():.2f}, in units of the "
-            "targets' standard deviation. From 100 all weights fall to nothing first; with ReLU "
-            "units, which then stay dead, or with a step on the hyperparameters after every 20 "
-            "epochs in place of 5, training ends .6 and .2 nats a point below.",
+            "targets' standard deviation. Starting from 100, all weights first fall to zero. "
+            "With ReLU units, which then stay dead, or with a step on the hyperparameters after "
+            "every 20 epochs instead of 5, training ends .6 and .2 nats per point lower.",
             rule=f"at most {_WITHIN} nats a point below, for each start and seed",
             doubt="Ours: tried with ReLU and tanh units, and with a step on the hyperparameters "
             "after every 20 and every 5 epochs.",

@@ -237,11 +237,11 @@ def _conditional_order(rows: pandas.DataFrame) -> Claim:
             *(mean > 2 * error for mean, error in rows["rank_gain"]),
             *(mean < 2 * error for mean, error in rows["loss_gain"]),
         ),
-        "The paper argues it without an experiment; models and data are our own.",
+        "The paper argues this without an experiment; models and data are our own.",
         rule="more rank correlation by two standard errors, and no more risk lost, at every n",
-        doubt="Ours: these models have two weights, and with a thousand points LML and CLML have "
-        "next to nothing left to tell apart; up to 400 points the gain is there at every size. "
-        "Tried by rank correlation and by the risk that is lost.",
+        doubt="The reason is ours: these models have two weights, and with a thousand points LML "
+        "and CLML rank them nearly alike. Up to 400 points there is a gain at every size. Tried "
+        "by rank correlation and by the risk that is lost.",
         own=True,
     )  # fmt: skip
 
@@ -263,8 +263,8 @@ def _tightness(rows: pandas.DataFrame) -> Claim:
         f"{risk:.3f} nats a point",
         graded(all(count > 0 for count in tighter), tighter[-1] == len(_WIDTHS)),
         rule="for some width at every n, and for all widths at the largest n",
-        doubt="The bound's own: it bears log(1 / δ) over n - m points in place of n, which "
-        "outweighs the gain below fifty points. Tried at seven sizes and seven widths.",
+        doubt="The reason is the bound itself: it divides log(1 / δ) by n - m points instead of "
+        "n, which outweighs the gain below fifty points. Tried at seven sizes and seven widths.",
         at_size=False,
     )  # fmt: skip
 

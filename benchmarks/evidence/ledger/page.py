@@ -67,12 +67,14 @@ def chosen_experiments(name: str, others: Iterable[str] = ()) -> list[Experiment
 _FOLDER = "figures"
 _UNKNOWN = "Not examined yet: whose fault it is is not known."
 _INTRODUCTION = (
-    "Each row is a claim of a paper, tried by the experiment of that name (`python -m "
-    "benchmarks.evidence run NAME`). The verdict is computed by the rule beside it: all of it "
-    "holds (*reproduced*), some of it (*partly*), or none (*not*). Errors are standard errors. "
-    "A row marked *ours* is no claim of the paper but a question about its subject; one marked "
-    "*smaller* is tried on fewer or other data than the paper's. Below each table, for every row "
-    "that is not reproduced, stands whose fault that is and what was tried."
+    "Each row is a claim of a paper and the experiment that tries it (`python -m "
+    "benchmarks.evidence run NAME`). The verdict is computed by the rule in the column "
+    "*reproduced if*: all of it holds (*reproduced*), some of it (*partly*), or none (*not*). "
+    "Errors are standard errors. "
+    "A row marked *ours* is not a claim of the paper but a question of our own; one marked "
+    "*smaller* is tried on fewer or other data than the paper's. Below each table, a note on "
+    "each row that is not reproduced says whether the reason is ours or the paper's, and what "
+    "was tried."
 )
 
 

@@ -170,8 +170,8 @@ def _on_paper_data(cells: pandas.DataFrame) -> Claim:
             lml < -0.5, clml > 0.5, abs(rmse["lml"] - 0.1233) < 0.002,
             abs(rmse["clml"] - 0.0785) < 0.002,
         ),
-        "The CLML here is a mean over 1000 orders, the published one over 20: its maximum is flat "
-        "from .1 to .3, and what its correlation is depends on the orders.",
+        "The CLML here is a mean over 1000 orders, the published one over 20: its maximum is "
+        "flat from .1 to .3, so its correlation depends on the orders.",
         rule="LML within .01; choices within .002 and .05; correlations beyond -.5 and +.5; RMSE "
         "within .002",
         doubt="Ours: orders of the CLML.",
@@ -219,10 +219,10 @@ def _correlations(cells: pandas.DataFrame) -> Claim:
         graded(differs(lml, -1), differs(clml, 1), differs(clml - lml, 1)),
         rule="mean correlation of the LML negative, of the CLML and of the difference positive, by "
         "two standard errors",
-        doubt="The paper's: its data set is an unusual one. On most draws of the same kernel and "
-        "noise all scores fall steeply below a shape of .01, the LML too, and its correlation with "
-        "the test density is positive. Tried with the authors' own draw, where their figure comes "
-        "back, and with 30 others.",
+        doubt="The paper's data set is unusual. On most draws of the same kernel and noise all "
+        "scores, the LML included, fall steeply below a shape of .01, and the LML's correlation "
+        "with the test density is positive. Tried with the authors' own draw, where their "
+        "figure is reproduced, and with 30 others.",
     )
 
 

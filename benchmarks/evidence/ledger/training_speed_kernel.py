@@ -118,8 +118,9 @@ def _claims(cells: pandas.DataFrame) -> list[Claim]:
 
 
 _SETTING = (
-    "Closed forms of infinite width, 200 points; noise .1 and prior variance one on average. The "
-    "caption names neither data, depth, noise nor scale of the paper's kernels: these are ours."
+    "The kernels are closed forms of infinite width, on 200 points, with noise .1 and prior "
+    "variance one on average. The paper's caption does not name data, depth, noise or scale of "
+    "its kernels, so these are our choice."
 )
 
 
@@ -138,12 +139,12 @@ def _evidence(cells: pandas.DataFrame, name: str) -> Claim:
         verdict,
         rule="both gains positive by two standard errors",
         remark=_SETTING,
-        doubt="Ours, as far as it goes: task, depth and prior scale are our choice. Without "
-        "pooling the kernel compares the same places of two images only, and on small centred "
-        "digits convolutions gain little by that; with pooling L gains much, and the LML does at "
-        "the scale that is best for each. Tried with random finite networks before, where the "
-        "sign of the LML's gain turned with the scale, and with exact kernels of infinite width "
-        "here, for two readouts.",
+        doubt="The reason may be ours: task, depth and prior scale are our choice. Without "
+        "pooling the kernel compares only the same positions of two images, which helps little "
+        "on small centred digits. With pooling L gains much, and so does the LML if each kernel "
+        "has its best scale. Tried earlier with random finite networks, where the sign of the "
+        "LML's gain depended on the scale, and here with exact kernels of infinite width, for "
+        "two readouts.",
         at_size=False,
     )
 
@@ -163,8 +164,8 @@ def _curves(cells: pandas.DataFrame, name: str) -> Claim:
         + f"; above at {100 * share:.0f}% of the points",
         graded(*(differs(part, 1) for part in parts)),
         rule="positive by two standard errors in each part",
-        doubt="Ours, as above: it is so for the other readout, and on larger images. Tried for two "
-        "readouts of the convolutions.",
+        doubt="The reason may be ours, as above: the claim holds for the other readout and on "
+        "larger images. Tried for two readouts of the convolutions.",
         at_size=False,
     )
 
@@ -178,8 +179,8 @@ def _accuracy(cells: pandas.DataFrame, name: str) -> Claim:
         f"test accuracy of the posterior mean's sign {text}",
         graded(holds),
         rule="gain positive by two standard errors",
-        doubt="Nobody's: the paper does not claim it of these kernels. Tried with finite networks "
-        "before and at infinite width here.",
+        doubt="The paper does not claim this of these kernels. Tried earlier with finite "
+        "networks and here at infinite width.",
         own=True,
     )
 

@@ -201,8 +201,8 @@ def _ranking(problem: str, cells: pandas.DataFrame, few: pandas.DataFrame) -> Cl
         )
         if of_few["rank"] < 0.895:
             remark += (
-                " So few points are too few for L: its first terms, predictions from the prior, "
-                "decide it."
+                " L is unreliable with so few points, because its first terms, which are "
+                "predictions from the prior, decide it."
             )
     if problem.startswith("features"):
         setting = array(cells["setting"])[0]
@@ -257,7 +257,7 @@ def _gap(cells: pandas.DataFrame) -> Claim:
         "equal",
         f"largest relative difference {worst:.1g} over {len(lml)} models and data sets",
         graded(worst < 1e-6),
-        "The divergences are those of the Gaussians of the weights, by other code than L.",
+        "The divergences between the Gaussians of the weights are computed by other code than L.",
         rule="relative difference below 1e-6",
     )
 

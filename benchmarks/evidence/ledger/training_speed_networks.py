@@ -275,8 +275,8 @@ def _final_loss(parts: Mapping[str, pandas.DataFrame]) -> Claim:
         "no figure",
         *listed(found, "rank correlation of minus the loss of the last epoch with "),
         rule="each gain positive by two standard errors",
-        doubt="Nobody's: the paper does not claim it. Tried on two sets of images, by accuracy and "
-        "by log density.",
+        doubt="The paper does not claim this. Tried on two sets of images, by accuracy and by "
+        "log density.",
         own=True,
     )
 

@@ -208,9 +208,10 @@ def _claims(cells: pandas.DataFrame) -> list[Claim]:
 
 
 _REMARK = (
-    "Online NLLs are of the mode with the learned noise. The splits are the first ten of those "
-    "that are public for these sets; which ten the paper has is not known. The large NLL of yacht "
-    "by the full GGN is of single points: it comes back on the random splits of the study "
+    "Online NLLs are those of the mode with the learned noise. The splits are the first ten of "
+    "the public ones for these sets; we do not know which ten the paper has. The paper's large "
+    "NLL of yacht by the full GGN is caused by single points: it is reproduced on the random "
+    "splits of the study "
     "[online](results/README.md), 4.87 ± 2.31, and not on these."
 )
 _DOUBT = (
