@@ -323,10 +323,10 @@ def _empirical_bayes(source: str, rows: pandas.DataFrame) -> Claim:
         f"{first['elbo']:.2f}, LML {first['lml']:.2f}; noise {with_error(noise, 2)}",
         graded(min(noise) > 0.2, abs(float(first["elbo"]) + 118.09) < 0.05),
         rule="noise above .2 for each seed; the ELBO of seed 0 to the printed digits",
-        doubt="The reason is not decided. Repeated updates take the prior variance all "
-        "the way to ε, where q is the prior and the bound is the evidence of noise alone, -20.54 as published for the "
-        "LML; the published variance 1.99e-6 and ELBO are those of a run that stopped above ε. "
-        "Tried with each of four learning rates from .1 to .0001: all end at ε.",
+        doubt="The reason is not decided. Repeated updates take the prior variance all the way to "
+        "ε, where q is the prior and the bound is the evidence of noise alone, -20.54 as published "
+        "for the LML; the published variance 1.99e-6 and ELBO are those of a run that stopped "
+        "above ε. Tried with each of four learning rates from .1 to .0001: all end at ε.",
     )
 
 
