@@ -33,6 +33,7 @@ from gpclml.errors import (
 __all__ = [
     "all_finite",
     "callers_level",
+    "check_classes",
     "check_counts",
     "check_finite",
     "check_learning_rate",
@@ -140,6 +141,16 @@ def check_finite(argument: str, values: Tensor, suggestion: str = "") -> None:
         bad = int((~torch.isfinite(values)).sum())
         got = f"{bad} of {values.numel()} values not finite"
         raise NonFiniteError(argument, got, "finite values", suggestion)
+
+
+def check_classes(argument: str, labels: Tensor, ways: int, suggestion: str = "") -> None:
+    """Raises an ArgumentError where a label is no integer from 0 to ``ways - 1``."""
+    if labels.is_floating_point() or labels.dtype == torch.bool:
+        raise ArgumentError(argument, str(labels.dtype), "classes as integers", suggestion)
+    least, most = (int(labels.min()), int(labels.max())) if labels.numel() else (0, 0)
+    if least < 0 or most >= ways:
+        got = f"classes from {least} to {most}"
+        raise ArgumentError(argument, got, f"integers from 0 to {ways - 1}", suggestion)
 
 
 def reads_are_free(device: torch.device) -> bool:

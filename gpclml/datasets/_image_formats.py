@@ -85,8 +85,14 @@ def read_emnist(
     images, labels = (parse_idx(found[name], f"{archive}: {name}") for name in names)
     upright = images.mT if images.ndim == 3 else images  # columns are stored one after another
     pictures, classes = _paired_images(upright, labels, f"{archive}: {' and '.join(names)}")
-    first = 1 if split == "letters" else 0
-    return pictures, classes - first
+    classes -= 1 if split == "letters" else 0
+    last = len(EMNIST_CLASSES[split]) - 1
+    if classes.min() < 0 or classes.max() > last:
+        raise DataError(
+            f"{archive}: classes from {classes.min()} to {classes.max()} in {split}, where 0 to "
+            f"{last} belong. Put EMNIST's gzip.zip there."
+        )
+    return pictures, classes
 
 
 def read_omniglot(

@@ -70,8 +70,14 @@ def read_mini_imagenet(archive: str | os.PathLike[str], size: int) -> Read:
                 "val.csv, test.csv and the folder images."
             )
         for row in _rows(archive, name, lists[name]):
-            labels[row["filename"]] = row["label"]
-            parts[row["label"]] = part
+            file, label = row["filename"], row["label"]
+            if file in labels or parts.setdefault(label, part) != part:
+                raise DataError(
+                    f"{archive}: {name} lists {file} of {label}, and another row the same "
+                    "photograph, or another list the same class. Put the lists of Ravi and "
+                    "Larochelle (2017) into the archive."
+                )
+            labels[file] = label
     found: dict[str, list[numpy.ndarray]] = {label: [] for label in parts}
     read = set()
     for name, body in archive_entries(archive, lambda name: PurePosixPath(name).name in labels):

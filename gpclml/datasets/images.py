@@ -11,7 +11,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from gpclml._utils.arguments import check_counts, checked
+from gpclml._utils.arguments import check_classes, check_counts, checked
 from gpclml.datasets._image_formats import (
     EMNIST_CLASSES,
     read_emnist,
@@ -64,6 +64,7 @@ class LabelledImages:
 
     Raises:
         ShapeError: If the shapes do not fit each other.
+        ArgumentError: If a label is no integer from 0 to the number of class names less 1.
     """
 
     name: str
@@ -80,6 +81,7 @@ class LabelledImages:
             raise ShapeError("images", got, "(N, channels, height, width) of torch.uint8")
         if self.labels.shape != self.images.shape[:1]:
             raise ShapeError("labels", tuple(self.labels.shape), f"({len(self.images)},)")
+        check_classes("labels", self.labels, len(self.class_names))
         if self.class_groups and len(self.class_groups) != len(self.class_names):
             got = f"{len(self.class_groups)} for {len(self.class_names)} classes"
             raise ShapeError("class_groups", got, "one for each class, or none at all")

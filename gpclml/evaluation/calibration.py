@@ -8,11 +8,9 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
 
-from gpclml._utils.arguments import check_counts, check_finite, checked
+from gpclml._utils.arguments import check_classes, check_counts, check_finite, checked
 from gpclml._utils.arrays import ArrayLike, takes_arrays
-from gpclml.errors import ArgumentError
 
 __all__ = ["expected_calibration_error", "fit_temperature", "out_of_distribution_auroc"]
 
@@ -41,7 +39,7 @@ def expected_calibration_error(
         NonFiniteError: If a probability is NaN or infinite.
     """
     check_counts(bins=bins)
-    _check_classes(labels, probabilities.shape[-1])
+    check_classes("labels", labels, probabilities.shape[-1])
     check_finite("probabilities", probabilities)
     confidence, guess = probabilities.detach().double().max(-1)
     right = (guess == labels).double().flatten()
@@ -77,7 +75,7 @@ def fit_temperature(outputs: ArrayLike, labels: ArrayLike) -> float:
 
     logits = outputs.detach().double()
     logits = logits.unsqueeze(0) if logits.ndim == 2 else logits
-    _check_classes(labels, logits.shape[-1])
+    check_classes("labels", labels, logits.shape[-1])
     check_finite("outputs", logits)
     index = labels.long().expand(len(logits), -1).unsqueeze(-1)
 
@@ -114,10 +112,3 @@ def out_of_distribution_auroc(inside: ArrayLike, outside: ArrayLike) -> float:
     confidence = torch.cat([inside, outside]).detach().double().max(-1).values.cpu()
     of_inside = torch.cat([torch.ones(len(inside)), torch.zeros(len(outside))])
     return float(roc_auc_score(of_inside.numpy(), confidence.numpy()))
-
-
-def _check_classes(labels: Tensor, ways: int) -> None:
-    least, most = int(labels.min()), int(labels.max())
-    if least < 0 or most >= ways:
-        got = f"classes from {least} to {most}"
-        raise ArgumentError("labels", got, f"integers from 0 to {ways - 1}")

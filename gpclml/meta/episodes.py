@@ -12,7 +12,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from gpclml._utils.arguments import checked, reads_are_free
+from gpclml._utils.arguments import check_classes, check_counts, checked, reads_are_free
 from gpclml.errors import ArgumentError, ShapeError
 
 __all__ = ["Episodes", "NumberedTasks", "SingleTasks", "task_generator", "unit_range"]
@@ -34,7 +34,7 @@ class Episodes:
 
     Raises:
         ShapeError: The shapes do not fit each other.
-        ArgumentError: Classes are not integers from 0 to ``ways - 1``.
+        ArgumentError: Classes are not integers from 0 to ``ways - 1``, or ``ways`` is below 0.
     """
 
     support_x: Tensor
@@ -44,6 +44,7 @@ class Episodes:
     ways: int = 0
 
     def __post_init__(self) -> None:
+        check_counts(0, "Use 0 for regression.", ways=self.ways)
         tasks = self.support_x.shape[0] if self.support_x.ndim else 0
         for name in ("support", "query"):
             x, y = getattr(self, f"{name}_x"), getattr(self, f"{name}_y")
@@ -51,8 +52,9 @@ class Episodes:
                 expected = f"({tasks}, n) beside {name}_x of shape ({tasks}, n, ...)"
                 got = f"shape {tuple(y.shape)} beside {tuple(x.shape)}"
                 raise ShapeError(f"{name}_y", got, expected)
-            if self.ways:
-                _check_classes(f"{name}_y", y, self.ways)
+            if self.ways and reads_are_free(y.device):
+                suggestion = "Number the classes of each task from 0."
+                check_classes(f"{name}_y", y, self.ways, suggestion)
 
     @property
     def num_tasks(self) -> int:
@@ -154,17 +156,6 @@ class SingleTasks(NumberedTasks):
     @abstractmethod
     def _task(self, index: int) -> Episodes:
         """One task, as a batch of one."""
-
-
-def _check_classes(argument: str, labels: Tensor, ways: int) -> None:
-    suggestion = "Number the classes of each task from 0."
-    if labels.is_floating_point() or labels.dtype == torch.bool:
-        raise ArgumentError(argument, str(labels.dtype), "classes as integers", suggestion)
-    if labels.numel() and reads_are_free(labels.device):
-        least, most = int(labels.min()), int(labels.max())
-        if least < 0 or most >= ways:
-            got = f"classes from {least} to {most}"
-            raise ArgumentError(argument, got, f"integers from 0 to {ways - 1}", suggestion)
 
 
 def unit_range(images: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from gpclml import datasets
 from gpclml.datasets._image_formats import read_idx, read_idx_images
 from gpclml.datasets.images import PITCHES, YAWS
 from gpclml.datasets.sources import image_files
-from gpclml.errors import DataError, ShapeError, UnknownNameError
+from gpclml.errors import ArgumentError, DataError, ShapeError, UnknownNameError
 
 CHARACTERS = {
     "small/": b"",
@@ -143,6 +143,10 @@ def test_emnist(tmp_path):
     path.write_bytes(path.read_bytes()[:-30])
     with pytest.raises(DataError, match="cut short"):
         datasets.load_emnist(path)
+    for wrong in ((0, 5), (5, 27)):  # letters are numbered from 1
+        path = emnist_archive(tmp_path / "w.zip", "train", "letters", labels=wrong)
+        with pytest.raises(DataError, match="where 0 to 25 belong"):
+            datasets.load_emnist(path, "letters", "train")
     unlike = emnist_archive(tmp_path / "u.zip", labels=(1, 2, 3))
     with pytest.raises(DataError, match="of one set"):
         datasets.load_emnist(unlike)
@@ -185,6 +189,9 @@ def test_parts_that_do_not_fit():
         datasets.LabelledImages("a", images, labels[:1], ("x",))
     with pytest.raises(ShapeError, match="class_groups"):
         datasets.LabelledImages("a", images, labels, ("x",), ("g", "h"))
+    for wrong in (labels + 1, labels - 1, labels.double()):
+        with pytest.raises(ArgumentError, match="labels: got"):
+            datasets.LabelledImages("a", images, wrong, ("x",))
     with pytest.raises(UnknownNameError, match="groups"):
         datasets.LabelledImages("a", images, labels, ("x",), ("g",)).of_groups(["h"])
 

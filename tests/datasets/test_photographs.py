@@ -68,14 +68,21 @@ def test_archives_of_another_layout(tmp_path):
         datasets.load_cub(other)
     with pytest.raises(DataError, match=r"no train\.csv in it"):
         datasets.load_mini_imagenet(other)
-    lists = {f"{name}.csv": b"filename,label\na.jpg,x" for name in ("train", "val", "test")}
+    lists = {
+        f"{name}.csv": f"filename,label\n{name}.jpg,{name}".encode()
+        for name in ("train", "val", "test")
+    }
     with pytest.raises(
-        DataError, match=r"1 of 1 photographs that are listed are not in it, a\.jpg"
+        DataError, match=r"3 of 3 photographs that are listed are not in it, test\.jpg"
     ):
         datasets.load_mini_imagenet(archive(tmp_path / "lists.zip", lists))
     columns = lists | {"val.csv": b"image\na.jpg"}
     with pytest.raises(DataError, match=r"val\.csv has no rows of filename and label"):
         datasets.load_mini_imagenet(archive(tmp_path / "columns.zip", columns))
+    for row in (b"a.jpg,val", b"val.jpg,b"):
+        twice = lists | {"test.csv": b"filename,label\n" + row}
+        with pytest.raises(DataError, match=r"test\.csv lists .* and another row the same"):
+            datasets.load_mini_imagenet(archive(tmp_path / "twice.zip", twice))
     no_picture = {"CUB_200_2011/images/001.Bird/a.jpg": b"no picture"}
     with pytest.raises(DataError, match="no photograph that can be read"):
         datasets.load_cub(tar_archive(tmp_path / "damaged.tgz", no_picture))

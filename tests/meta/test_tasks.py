@@ -121,6 +121,8 @@ def test_bad_episodes():
         Episodes(x, y + 1, x, y, ways=3)
     with pytest.raises(ArgumentError, match="query_y: got classes from -1 to 1"):
         Episodes(x, y, x, y - 1, ways=3)
+    with pytest.raises(ArgumentError, match="ways: got -1"):
+        Episodes(x, y, x, y, ways=-1)
     with pytest.raises(ArgumentError, match=r"query_y: got torch\.float32"):
         Episodes(x, y, x, y.float(), ways=3)
     with pytest.raises(ShapeError, match="query_y: got shape"):
