@@ -43,9 +43,9 @@ def suggest_batch_size(
 ) -> int:
     """How many models of a size it pays to fit together; 1: fit them one by one.
 
-    On a CPU from measurements on one core, as ``python -m benchmarks.speed.fits`` makes them;
-    on a GPU a batch is limited by memory and by 256 models, of which hardly more are fitted in a
-    second than of a hundred together (``python -m benchmarks.gpu studies``).
+    On a CPU the number follows measurements on one core (``python -m benchmarks.speed.fits``). On a
+    GPU it is limited by memory and by 256 models; from a hundred on, larger batches hardly fit more
+    models per second (``python -m benchmarks.gpu studies``).
 
     Args:
         num_data: Number of data points n of each model.
@@ -86,17 +86,17 @@ def fit_batch(
 
     For a torch optimizer the models are stacked: one covariance of shape ``(k, n, n)``, one pass
     through k networks. They may differ in data, start, seed and conditioning, but not in kind or
-    size. Each ends where its lone fit ends, up to rounding. It pays where a step is mostly
-    overhead; :func:`suggest_batch_size` says for how many.
+    size. Each gets the result of its single fit, up to rounding. A batch is faster while a step is
+    mostly overhead; :func:`suggest_batch_size` says for how many models.
 
-    A model whose objective or gradient can no longer be used keeps its last good parameters
-    and leaves the batch, with a :class:`FitWarning`; the others go on as if it had never been.
+    A model whose objective or gradient is not finite keeps its last good parameters and leaves the
+    batch with a :class:`FitWarning`; this does not change the others.
 
     Args:
         mlls: Objectives of distinct models, each with its model's own likelihood.
         optimizer: ``"lbfgs"``, ``"adam"``, or a ``torch.optim`` class that treats numbers one by
             one (no line search, no norms over parameters).
-        steps: Most steps; if None 300, and no limit for ``"lbfgs"``.
+        steps: Largest number of steps. If None: 300, and no limit for ``"lbfgs"``.
         lr: Learning rate of a torch optimizer.
         freeze: Names or name prefixes of parameters that stay as they are, in every model.
         progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
@@ -108,12 +108,12 @@ def fit_batch(
 
     Raises:
         ArgumentError: If there is no objective, one comes twice, or an option is out of range.
-        UnsupportedError: If the models cannot be stacked, or as a stack are not the same models;
-            if an objective asks for conjugate gradients, as members hold out points of their own.
+        UnsupportedError: If the models cannot be stacked, if their stack computes other values, or
+            if an objective asks for conjugate gradients.
         UnknownNameError: If a name to freeze matches no parameter.
 
     Note:
-        A step costs about one lone step, and k times the floating-point operations.
+        A step has the overhead of one single step, and k times the floating-point operations.
     """
     check_step_options(steps, lr)
     factory = optimizer_factory(optimizer)

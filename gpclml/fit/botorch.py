@@ -36,10 +36,10 @@ def fit_gpytorch_mll_fused(
 ) -> OptimizationResult:
     """The ``optimizer`` of ``fit_gpytorch_mll`` that fits a ``SingleTaskGP`` in milliseconds.
 
-    It takes the place of BoTorch's ``fit_gpytorch_mll_scipy``, of GPyTorch's log marginal
-    likelihood and of any objective of this package. L-BFGS-B searches over the logarithms of
-    positive hyperparameters, and value and gradient of models whose kernel is known are computed in
-    closed form; see :func:`fit_mll`. BoTorch's retries, from draws of the priors, stay as they are.
+    It replaces BoTorch's ``fit_gpytorch_mll_scipy``, for GPyTorch's log marginal likelihood and for
+    any objective of this package. L-BFGS-B searches over the logarithms of positive
+    hyperparameters, and value and gradient of models with a known kernel are computed in closed
+    form; see :func:`fit_mll`. BoTorch's retries, from draws of the priors, are not changed.
 
     Args:
         mll: The objective, in train mode.

@@ -72,15 +72,14 @@ class _Fit(NamedTuple):
 def warm_start(model: GPRegression) -> FitResult:
     """Starts the kernel ``"deep"`` as the fitted ARD GP, in place.
 
-    The plain GP of the same data, with the kernel ``"rbf"``, is made anew and fitted as by
-    :func:`gpclml.fit.fit_mll` under the log marginal likelihood. Its lengthscales, variance, mean
-    and noise become those of the model, whose second part stays near zero. Networks of the mean
-    are not trained. Missing (NaN) targets are left out.
+    A plain GP of the same data, with the kernel ``"rbf"``, is fitted as by
+    :func:`gpclml.fit.fit_mll` under the log marginal likelihood. The model takes over its
+    lengthscales, variance, mean and noise; the model's second part stays near zero. Networks of the
+    mean are not trained. Missing (NaN) targets are left out.
 
-    :func:`~gpclml.fit.fit_mll`, :func:`~gpclml.fit.fit_networks` and
-    :func:`~gpclml.fit.fit_batch` do this by themselves for a model that is as it was made with
-    ``warm_start=True``. Call it before a loop of your own, or before BoTorch's
-    ``fit_gpytorch_mll``.
+    :func:`~gpclml.fit.fit_mll`, :func:`~gpclml.fit.fit_networks` and :func:`~gpclml.fit.fit_batch`
+    do this by themselves for an untrained model with ``warm_start=True``. Call it before a loop of
+    your own, or before BoTorch's ``fit_gpytorch_mll``.
 
     Args:
         model: One with the kernel ``"deep"``. Left in train mode.

@@ -39,15 +39,15 @@ def fit_linear_bound(
 
     Args:
         mll: The bound, with the best q of a family; trained in place on the model's own data.
-        steps: How many.
+        steps: Number of steps.
         lr: Learning rate of Adam at the start.
         fit_noise: Whether the noise is fitted.
-        empirical_bayes: Whether the prior variance is; one for all weights.
+        empirical_bayes: Whether the prior variance is fitted, one for all weights.
         progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
 
     Returns:
-        The largest bound in nats per point, whose hyperparameters the model has, and those of all
-        steps. After an interruption the model has the best so far as well.
+        The largest bound in nats per point, whose hyperparameters the model has, and the bounds of
+        all steps. After an interruption the model has the best hyperparameters so far.
 
     Raises:
         UnsupportedError: The objective has a trainable q: use an optimizer for all.

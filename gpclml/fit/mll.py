@@ -49,12 +49,12 @@ STEPS = 300
 class MLLFitResult(FitResult):
     """What :func:`fit_mll` did.
 
-    ``objective`` has held-out points fixed and is summed over a batch; ``history`` is of the
-    attempt that was kept.
+    ``objective`` is computed with fixed held-out points and summed over a batch; ``history``
+    belongs to the attempt that was kept.
 
     Attributes:
         attempts: The objective that each attempt reached; NaN for one that failed.
-        starts: Starts that the line searches of the kept attempt were taken from.
+        starts: Names of the starts of the line searches in the kept attempt.
     """
 
     attempts: list[float]
@@ -92,29 +92,29 @@ def fit_mll(
 ) -> MLLFitResult:
     """Maximizes an objective over the parameters of its model, in place.
 
-    A stochastic optimizer sees the objective itself, which redraws its held-out points at each
-    step; L-BFGS-B sees a fixed function of one vector of parameters (SciPy's, resumed from its best
-    point where it met one it could not evaluate) and ends where twenty steps have gained less than
-    0.002 nats in all. If a torch optimizer meets a value, gradient or covariance that it cannot
-    use, its last good parameters are kept and the result says so.
+    A stochastic optimizer maximizes the objective itself, which redraws its held-out points at each
+    step. SciPy's L-BFGS-B maximizes a function with fixed held-out points. It continues from its
+    best point if it meets one that cannot be evaluated, and ends when twenty steps gain less than
+    0.002 nats in all. If a torch optimizer meets a value, gradient or covariance that is not
+    finite, the last good parameters are kept and the result says so.
 
-    A line search may fail in silence: it ends before an optimum, where the model predicts the same
-    everywhere, or at a bound. Then others are taken from less noise with shorter and with longer
-    lengthscales, and the best end is kept. What is still wrong is in the result, and a
-    :class:`FitWarning` says it.
+    A line search may end before an optimum, at a bound, or where the model predicts the same
+    everywhere. Then further searches start from less noise with shorter and with longer
+    lengthscales, and the best result is kept. If a problem remains, the result names it and a
+    :class:`FitWarning` is given.
 
-    A model with the kernel ``"deep"`` that is as it was made is first started by
-    :func:`~gpclml.fit.warm_start`, frozen parameters too.
+    A model with the kernel ``"deep"`` that was not trained before is first passed to
+    :func:`~gpclml.fit.warm_start`, which also sets frozen parameters.
 
     Args:
         mll: Any GPyTorch or gpclml objective of a model with training data.
         optimizer: ``"lbfgs"``, ``"adam"``, or a ``torch.optim`` class.
-        steps: Most steps; if None 300 for a torch optimizer, and for L-BFGS SciPy's limit of
-            15000, which ends no fit.
+        steps: Largest number of steps. If None: 300 for a torch optimizer, and SciPy's limit of
+            15000 for L-BFGS, which no fit reaches.
         lr: Learning rate of a torch optimizer.
         restarts: Further attempts, each from redrawn networks and perturbed hyperparameters
             (drawn from their priors where they have one); the best objective is kept.
-        retries: Most further starts of a line search that failed, in the first attempt.
+        retries: Largest number of further starts in the first attempt, if its line search fails.
         freeze: Names or name prefixes of parameters that stay as they are, as in
             ``mll.named_parameters()``.
         seed: Seed of the restarts.
@@ -127,15 +127,15 @@ def fit_mll(
         ArgumentError: If ``optimizer``, ``steps``, ``lr``, ``restarts`` or ``retries`` is out of
             range, or every parameter is frozen.
         UnknownNameError: If a name to freeze matches no parameter.
-        NonFiniteError, NotPSDError: If not even the start can be evaluated.
+        NonFiniteError, NotPSDError: If the objective cannot be evaluated at the start.
 
     Warns:
         FitWarning: If the fit that is kept was stopped or failed.
 
     Note:
-        One value and gradient of the objective a step. After a line search one leave-one-out
-        prediction, which costs less than a step; after one that failed three values of the
-        objective and the further searches.
+        One value and gradient of the objective for each step. A line search is followed by one
+        leave-one-out prediction, which costs less than a step; a failed one also by three values of
+        the objective and the further searches.
     """
     factory = optimizer_factory(optimizer)
     check_step_options(steps, lr)

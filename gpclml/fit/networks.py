@@ -56,15 +56,15 @@ _Scores = list[tuple[Tensor, Tensor]]
 class NetworksFitResult(FitResult):
     """What :func:`fit_networks` did, and what held-out folds chose and why.
 
-    ``objective`` is at the end, with held-out points fixed and all data; ``history`` is that of the
-    steps on all data, each of its random rows, and empty where no training was chosen.
+    ``objective`` is the final one, with fixed held-out points and all data; ``history`` has the
+    objective of the random rows at each step on all data, and is empty if no training was chosen.
 
     Attributes:
         chosen: Index of the chosen checkpoint; 0 keeps the model as it was.
-        steps: Number of steps taken at each checkpoint. The first is the model as it was, the
-            second the start of the training, which differs for the kernel ``"deep"``. The last
-            is where training was given up, if it was.
-        gains: Mean gain in held-out log density over the model as it was, nats per point.
+        steps: Number of steps taken at each checkpoint. The first is the untrained model, the
+            second the start of the training, which differs for the kernel ``"deep"``. Fewer
+            checkpoints mean that training ended early.
+        gains: Mean gain in held-out log density over the untrained model, nats per point.
         standard_errors: Of the gains, over points.
         error_gains: Mean decrease in held-out squared error, in squared standardized units.
         num_held_out: Number of held-out points scored, each time.
@@ -90,30 +90,30 @@ def fit_networks(
 ) -> NetworksFitResult:
     r"""Trains the networks of a model, with as many steps as held-out folds support.
 
-    The kernel ``"deep"`` starts as the fitted ARD GP (:func:`gpclml.fit.warm_start`). It then gets
-    a second part, whose linear map and hyperparameters are fitted by line searches on the log
-    marginal likelihood of up to 1000 rows: from a shorter lengthscale and from an indicator of one
-    column's values, of which the better goes on. Then everything is trained by Adam, each step
-    under the objective of 400 random rows, so that the cost of a step does not grow with n. Any
-    other model is trained by Adam from where it stands, its networks and its hyperparameters
-    together.
+    The kernel ``"deep"`` starts as the fitted ARD GP (:func:`gpclml.fit.warm_start`). Then the
+    linear map and the hyperparameters of its second part are fitted by two line searches on the log
+    marginal likelihood of up to 1000 rows, one from a shorter lengthscale and one from an indicator
+    of one column's values; the better result is kept. Then everything is trained by Adam on the
+    objective of 400 random rows in each step, so that the cost of a step does not grow with n. In
+    any other model Adam trains networks and hyperparameters together from their current values.
 
-    Each fold does so with a copy on the other folds and scores its own points by
-    :math:`\log p(y_i \mid y_{\ne i})`, whose targets have no part in the hyperparameters, at five
-    checkpoints. That checkpoint is chosen whose mean gain over the model as it was exceeds 1.5
-    standard errors the most, among those with no larger a squared error; training on all data goes
-    as far. Where there is none the model stays as it was, and ``"deep"`` becomes the ARD GP alone:
-    the GP that :func:`~gpclml.fit.fit_mll` makes of the kernel ``"rbf"`` under the LML. Training
-    is given up as soon as the gain is a standard error below zero (two at the start, from which
-    steps may still gain) or steps no longer raise it.
+    The number of steps is chosen by cross-validation. For each fold a copy is trained on the other
+    folds and scored on the fold's points by :math:`\log p(y_i \mid y_{\ne i})` at five checkpoints.
+    Of the checkpoints with no larger squared error than the untrained model, the one is chosen
+    whose mean gain exceeds 1.5 standard errors the most, and training on all data takes as many
+    steps. If there is none, the model is not changed, and ``"deep"`` becomes the ARD GP alone: the
+    GP that :func:`~gpclml.fit.fit_mll` fits with the kernel ``"rbf"`` under the LML. Training on
+    the folds ends early if the gain is a standard error below zero (two at the start) or no longer
+    grows.
 
     Args:
-        mll: An objective of a :class:`~gpclml.models.GPRegression` with a network in its
-            kernel or mean, e.g. ``kernel="deep"``; one whose held-out points are drawn or all.
+        mll: An objective of a :class:`~gpclml.models.GPRegression` with a network in its kernel or
+            mean, e.g. ``kernel="deep"``. Its held-out points must be drawn at random or be all
+            points.
         steps: Most steps.
-        lr: Learning rate of Adam for networks, with a rise and a cosine decay, and twice it
-            for everything else; the network of the kernel ``"deep"`` has a tenth of it.
-        n_splits: Number of folds. Only as many are used as hold 1000 points together.
+        lr: Learning rate of Adam for networks, with a warm-up and a cosine decay. Everything else
+            has twice this rate, and the network of the kernel ``"deep"`` a tenth of it.
+        n_splits: Number of folds. Folds are used until they hold 1000 points together.
         seed: Seed of the folds and subsets.
         progress: Whether to show progress bars; None shows them on terminals and in notebooks.
 
@@ -125,8 +125,7 @@ def fit_networks(
         ArgumentError: If ``steps``, ``lr`` or ``n_splits`` is out of range.
 
     Note:
-        At most one training for each fold used, and one on all data; where the start of the
-        first fold is clearly no gain, that start.
+        At most one training for each fold used, and one on all data.
     """
     start = time.perf_counter()
     model = _checked_model(mll)

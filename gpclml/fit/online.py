@@ -140,37 +140,36 @@ def fit_online(
 ) -> OnlineFitResult:
     """Alternates Adam steps on the weights and on the hyperparameters (Immer et al. 2021, Alg. 1).
 
-    Weights climb the log joint density of mini-batches, in the network's own mode; after a
-    burn-in, every few epochs, prior precisions, noise, a temperature that is a parameter and the
-    ranges of an augmentation climb the evidence, in eval mode. Its curvature is computed once a
-    time, over all data in batches; ``FunctionSpace``, estimates from one output and an
-    augmentation take a fresh batch a step. What was best by the evidence is kept, weights and
-    hyperparameters together.
+    Weights maximize the log joint density of mini-batches, in the network's own mode. After a
+    burn-in, every few epochs, the hyperparameters maximize the evidence in eval mode: prior
+    precisions, noise, a temperature that is a parameter, and the ranges of an augmentation. The
+    curvature is computed once each time, over all data in batches; ``FunctionSpace``, estimates
+    from one output and augmentations take a new batch for each step. The weights and
+    hyperparameters of the largest evidence are kept.
 
     With a checkpoint the training is saved after every evaluation and, as of the last whole epoch,
-    at an interrupt. It resumes from there bit for bit as if it had not stopped; only layers that
-    draw from PyTorch's global source, such as dropout, draw anew. A training with other data, seed,
-    rates or the like does not resume from it; ``patience`` may differ, and ``epochs`` where there
-    is no ``final_lr``.
+    at an interrupt. It resumes from there bit for bit; only layers that draw from PyTorch's global
+    generator, such as dropout, draw other numbers. Data and settings must be the same, except
+    ``patience``, and ``epochs`` if ``final_lr`` is None.
 
     Args:
         mll: The objective; ``num_data`` is the number of training points. Trained in place.
-        train_x: Points, ``(N, *event)``; or a ``DataLoader`` of pairs of points and targets,
-            whose batches are read as they are needed. Their order is the loader's own: a
-            checkpoint does not hold it, nor what the data are.
+        train_x: Points, ``(N, *event)``; or a ``DataLoader`` of pairs of points and targets, whose
+            batches are read as they are needed. A checkpoint stores neither the loader's data nor
+            their order.
         train_y: Their targets; None with a loader.
         epochs: Number of passes over the data.
         batch_size: Points of a batch of tensors; all if None.
         lr: Learning rate of the weights in the first epoch.
-        final_lr: That in the last, by half a cosine; the first throughout if None.
-        hyper_lr: That of the hyperparameters.
-        hyper_steps: Steps on the hyperparameters at a time.
-        burn_in: Epochs before the first of them.
-        every: Epochs between them.
-        patience: Evaluations without a better evidence after which training ends; None never
-            ends it.
-        partition: Of the points, where the evidence is estimated from batches: ``"random"``, or
-            by ``"class"``, a tighter bound as a rule.
+        final_lr: Learning rate in the last epoch, reached by half a cosine; constant if None.
+        hyper_lr: Learning rate of the hyperparameters.
+        hyper_steps: Steps in each fit of the hyperparameters.
+        burn_in: Epochs before the first fit of the hyperparameters.
+        every: Epochs between fits of the hyperparameters.
+        patience: Number of evaluations without a better evidence after which training ends early;
+            None trains all epochs.
+        partition: How points form the batches that the evidence is estimated from: ``"random"``, or
+            by ``"class"``, which usually gives a tighter bound.
         seed: Seed of the order of the points.
         checkpoint: File to save to at every evaluation and at an interrupt, and to resume from.
         progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
@@ -184,8 +183,8 @@ def fit_online(
         ShapeError: Points and targets are not as many, or the network does not take the points.
         NonFiniteError: Data, a log joint density or an evidence are not finite.
         UnsupportedError, ModelModeError, NotPSDError: As the objective.
-        DataError: The checkpoint cannot be written or read, is damaged, or is of another model or
-            training; says in what they differ.
+        DataError: The checkpoint cannot be written or read, is damaged, or belongs to another model
+            or training; the message says how they differ.
     """
     check_numbers(
         epochs=epochs, batch_size=batch_size, hyper_steps=hyper_steps, every=every,
@@ -250,21 +249,22 @@ def fit_hyperparameters(
 ) -> FitResult:
     """Fits prior precisions, noise and the like to the evidence at the weights as they are.
 
-    By Adam, as :func:`fit_online` does between epochs. The curvature is computed once, where it
-    adds up over batches.
+    It uses Adam, as :func:`fit_online` does between epochs. Where the curvature is a sum over
+    batches it is computed once.
 
     Args:
         mll: The objective; ``num_data`` is the number of training points. Trained in place.
         train_x: Points, ``(N, *event)``; or a ``DataLoader`` of pairs of points and targets.
         train_y: Their targets; None with a loader.
         steps: Steps of Adam.
-        batch_size: Points of tensors that curvature is computed of at a time; all if None.
+        batch_size: Number of points whose curvature is computed at a time, if the data are tensors;
+            all if None.
         lr: Learning rate.
         seed: Seed of the order of the points.
         progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
 
     Returns:
-        The evidence after it, nats per point; ``history`` is that of each step.
+        The final evidence in nats per point; ``history`` has that of each step.
 
     Raises:
         ArgumentError: A number is out of range, ``num_data`` is another, or no hyperparameter is

@@ -21,14 +21,14 @@ class FitResult:
 
     Attributes:
         objective: What the fit maximized, at the parameters that it kept; nats per point.
-        history: The same at each step or epoch; where held-out points or batches are redrawn, of
-            those of the step.
-        seconds: Wall time of everything.
+        history: The objective at each step or epoch, for the held-out points or the batch of that
+            step.
+        seconds: Wall time of the whole fit.
         message: What is wrong with the fit, and what to do; empty if nothing is.
-        problem: The same in a word: "limit" if its steps were spent before it converged, "stopped"
-            if it met values it could not use, "abnormal" if a line search ended before an
-            optimum, "constant" if points predicted from all others get all the same prediction,
-            "bound" if a parameter is at a bound and predictions are worse than the mean.
+        problem: The problem in one word: "limit" if the limit of steps came before convergence,
+            "stopped" if a value was not finite, "abnormal" if a line search ended before an
+            optimum, "constant" if all leave-one-out predictions are the same, "bound" if a
+            parameter is at a bound and predictions are worse than the mean.
     """
 
     objective: float

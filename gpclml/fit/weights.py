@@ -107,8 +107,8 @@ def fit_map(
 ) -> FitResult:
     """Trains the weights alone, by Adam, to the mode of their posterior.
 
-    They climb :meth:`~gpclml.mlls.LaplaceMarginalLogLikelihood.log_joint` in the network's own
-    mode; the hyperparameters stay as they are.
+    They maximize :meth:`~gpclml.mlls.LaplaceMarginalLogLikelihood.log_joint`, in the network's own
+    mode and with fixed hyperparameters.
 
     Args:
         mll: The objective; ``num_data`` is the number of training points. Trained in place.
@@ -118,7 +118,7 @@ def fit_map(
         epochs: Number of passes over the data.
         batch_size: Points of a batch of tensors; all if None.
         lr: Learning rate of the first epoch.
-        final_lr: That of the last, by half a cosine; the first throughout if None.
+        final_lr: Learning rate of the last epoch, reached by half a cosine; constant if None.
         seed: Seed of the order of the points.
         progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
 

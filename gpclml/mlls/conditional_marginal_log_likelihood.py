@@ -54,15 +54,15 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
     strategy that you pass is used for both. It draws anew at each call of the objective, unless
     it has its own seed, and once for a line search.
 
-    Missing (NaN) targets are left out under
-    ``gpytorch.settings.observation_nan_policy("mask")``, each batch member on its own: they
-    are neither scored nor conditioned on nor counted. The rows held out are the same in all
-    members; a member in which all targets of a redrawn block are missing scores 0 in that call.
+    Under ``gpytorch.settings.observation_nan_policy("mask")`` missing (NaN) targets are neither
+    scored nor conditioned on nor counted, in each batch member on its own. The rows held out are
+    the same in all members; a member in which all targets of a redrawn block are missing scores 0
+    in that call.
 
-    In eval mode the output of a model is its posterior. The objective is then the joint log
-    density of the targets under that posterior, divided by their number, with the priors' share;
-    the conditioning does not matter. ``gpytorch.mlls.ExactMarginalLogLikelihood`` gives the same
-    there, so that validation steps need no change.
+    In eval mode the output of a model is its posterior. As in
+    ``gpytorch.mlls.ExactMarginalLogLikelihood``, the objective is then the joint log density of the
+    targets under that posterior, divided by their number, plus the priors; the conditioning has no
+    effect.
 
     Args:
         likelihood: A Gaussian likelihood of GPyTorch: homoskedastic, fixed noise, multitask.
@@ -75,7 +75,7 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
         seed: Seed of all draws of held-out points. The state of the generator is part of
             ``state_dict()``, so that a resumed training draws the same points.
         solver: "cholesky" is exact; "cg" or :class:`~gpclml.linalg.ConjugateGradients` needs memory
-            for n times the size of a block only, and checks a tolerance; "auto" is Cholesky where
+            only for n times the size of a block, and checks a tolerance; "auto" is Cholesky where
             it fits into memory, else conjugate gradients with a warning.
 
     Attributes:
@@ -206,8 +206,8 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
         Args:
             data: The Gaussian of the model's observations.
             split: Flat target indices.
-            redrawn: Whether the next call has other points: a batch member without an observed
-                target among these then scores 0.
+            redrawn: Whether the next call holds out other points. If so, a batch member that has no
+                observed target in these blocks scores 0.
 
         Returns:
             Nats per observed held-out target, ``(*batch,)``.

@@ -37,17 +37,17 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
         - \tfrac12 \log \frac{|H + P_0|}{|P_0|} \Big]
 
     with H the generalized Gauss-Newton matrix or the empirical Fisher of the negative log
-    likelihood at the weights as they are (Immer et al. 2021, Eq. 3). Called on all data it is
-    that; called on a batch B it is the stochastic estimate whose mean over the batches of a
-    partition is a lower bound of it: the log likelihood and the log-determinant of the batch,
-    each times N / |B| (Immer et al. 2023, Eqs. 11-14). With ``outputs="single"`` one output,
-    drawn at each call, stands for all C, its log-determinant C times; with a softmax that is a
-    bound in practice, not by proof. One column of the root of the output Hessian,
-    ``outputs="column"``, costs as much and is one by proof, a looser one as a rule.
+    likelihood at the current weights (Immer et al. 2021, Eq. 3). Called on all data, it returns
+    this value. Called on a batch B, it multiplies the log likelihood and the log-determinant of the
+    batch by N / |B|; the mean of this estimate over the batches of a partition is a lower bound
+    (Immer et al. 2023, Eqs. 11-14). ``outputs="single"`` draws one output at each call and counts
+    its log-determinant C times; with a softmax this is a bound in practice, but not by proof.
+    ``outputs="column"`` takes one column of the root of the output Hessian at the same cost; it is
+    proven to be a bound, but usually a looser one.
 
-    The log-determinant is differentiable in prior precisions, the noise, the temperature and
-    what the points depend on, such as parameters of augmentations; not in the weights, which are
-    trained on the first two terms alone, as is usual.
+    The log-determinant is differentiable in prior precisions, noise, temperature and what the
+    points depend on, such as parameters of augmentations. It is not differentiable in the weights,
+    which are trained on the first two terms, as is usual.
 
     Args:
         likelihood: ``GaussianLikelihood``, ``SoftmaxLikelihood(mixing_weights=False)`` or
@@ -56,11 +56,10 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
         num_data: Number N of points that the weights are trained on.
         curvature: A structure of :mod:`gpclml.curvature`; ``Kronecker()`` if None.
         hessian: ``"ggn"`` or ``"ef"``.
-        outputs: ``"all"``, ``"single"`` or ``"column"``; the empirical Fisher has one column
-            whatever this is.
-        temperature: What the log likelihood is divided by, a number or a parameter.
-        seed: Seed of the outputs that are drawn. The state of the generator is part of
-            ``state_dict()``.
+        outputs: ``"all"``, ``"single"`` or ``"column"``. The empirical Fisher always has one
+            column.
+        temperature: Divisor of the log likelihood, a number or a parameter.
+        seed: Seed of the drawn outputs. The state of the generator is part of ``state_dict()``.
 
     Raises:
         UnsupportedError: The likelihood is another one, or the model no LinearizedNetwork.
@@ -111,8 +110,8 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
         Raises:
             ArgumentError: The batch is larger than ``num_data``, or targets are no classes.
             ShapeError: Targets, outputs and likelihood do not fit.
-            UnsupportedError, ModelModeError, NonFiniteError, NotPSDError: The network has no
-                such curvature, or it is not finite.
+            UnsupportedError, ModelModeError, NonFiniteError, NotPSDError: The curvature cannot be
+                computed for this network, or is not finite.
         """
         return self.evidence_at(output, target)()
 
@@ -141,18 +140,17 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
     def evidence_at(self, output: Linearization, target: Tensor) -> LaplaceEvidence:
         """The evidence at points as a function of hyperparameters alone, as cheap as they are.
 
-        Curvature and outputs are computed once; the value is differentiable in prior
-        precisions, noise and temperature, and once in what the points depend on.
-        :meth:`evidence_of` is cheaper where the weights need no gradient.
+        Curvature and outputs are computed once. The value is differentiable in prior precisions,
+        noise and temperature, and once in what the points depend on. :meth:`evidence_of` is cheaper
+        where the weights need no gradient.
 
         Args:
             output: The model at points: all N, or a batch of them.
             target: Their targets.
 
         Returns:
-            What gives the value when called. Those of several batches may be added up, as by
-            ``sum(parts)``: the sum is of all their points, whose curvature is then that of all
-            data.
+            A function of no arguments that returns the value. ``sum(parts)`` adds up the evidences
+            of several batches: its curvature is that of all their points.
 
         Raises:
             ArgumentError, ShapeError, UnsupportedError, NonFiniteError, NotPSDError:
@@ -168,11 +166,10 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
     ) -> LaplaceEvidence:
         """The same as ``evidence_at(model(x), target)`` for hyperparameters alone, in one pass.
 
-        The outputs are those of the pass that the curvature is taken from: constants, but for
-        what the points depend on, so that no weight gets a gradient.
+        The outputs come from the pass that computes the curvature, and no weight gets a gradient.
 
         Args:
-            x: Points, ``(N, *event)``: all, or a batch of them; or a ``DataLoader`` of pairs of
+            x: Points, ``(N, *event)``: all of them or a batch; or a ``DataLoader`` of pairs of
                 points and targets, whose evidences are added up.
             target: Their targets; None with a loader.
             progress: Whether to show a progress bar over the batches of a loader; None shows it on
@@ -255,8 +252,8 @@ class LaplaceEvidence:
         mll: The objective.
         mean: The network's outputs, ``(B, C)``.
         target: Their targets.
-        curvature: What has the log-determinants.
-        copies: How often they count.
+        curvature: Curvature of the network at these points.
+        copies: Factor of its log-determinant.
 
     Attributes:
         mll: The objective.

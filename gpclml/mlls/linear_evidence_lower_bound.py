@@ -76,27 +76,28 @@ class LinearEvidenceLowerBound(MarginalLogLikelihood):
     in closed form, for :math:`\Sigma` diagonal, of low rank plus :math:`\varepsilon I`, or full
     (Harvey and Hughes 2026, Sections 2 and 3, Appendix C). By default q is the best member of the
     family at each call, so that this is a function of the hyperparameters alone; its gradient at
-    that q is the whole gradient. With the full family and T = 1 it is the log evidence. A
-    :class:`~gpclml.linalg.gaussians.TrainableGaussian` in its place is trained with the
-    hyperparameters, by any optimizer.
+    that q is the whole gradient. With the full family and T = 1 the bound is the log evidence. If q
+    is a :class:`~gpclml.linalg.gaussians.TrainableGaussian` instead, any optimizer trains it
+    together with the hyperparameters.
 
-    T other than one tempers the posterior: below one it is narrower than the data support. The
-    value is then no bound of the evidence; :meth:`at_temperature` gives that of the same q.
+    A temperature T below one makes the posterior narrower than the data support, one above one
+    makes it wider. The value is then no bound of the evidence; :meth:`at_temperature` gives the
+    bound of the same q.
 
     Args:
         likelihood: The model's own, ``model.likelihood``.
         model: A linear model in train mode.
         family: Form of the covariance; diagonal if None.
         temperature: T, a positive number.
-        posterior: A distribution with parameters; its family is taken.
+        posterior: A distribution with parameters; its family is used.
 
     Raises:
         UnsupportedError: The model is not linear, or the likelihood is not the model's.
         ArgumentError: The temperature is not positive, or both a family and a posterior are given.
 
     Note:
-        n² R + n³ operations for the best q, n R for the bound, and no R x R array but for
-        a full trainable q or a low rank with fewer features than points.
+        n² R + n³ operations for the best q and n R for the bound. An R x R array is formed only for
+        a full trainable q, or for a low rank with fewer features than points.
 
     Examples:
         >>> mll = LinearEvidenceLowerBound(model.likelihood, model, LowRankFamily(rank=2))
@@ -169,7 +170,7 @@ class LinearEvidenceLowerBound(MarginalLogLikelihood):
         target: Tensor,
         *params: Any,
     ) -> Tensor:
-        """The bound at another temperature of the q that is used at the objective's own.
+        """The bound at another temperature, for the q that is best at the objective's own.
 
         Args:
             temperature: 1.0 for the bound of the evidence.

@@ -29,9 +29,9 @@ class SumMarginalLogLikelihood(gpytorch.mlls.SumMarginalLogLikelihood):
     The value is the mean of the objectives of independent models: of BoTorch's ``ModelListGP`` or
     GPyTorch's ``IndependentModelList``. In GPyTorch's class an objective of this package redraws
     its held-out points at every call, also where BoTorch optimizes the sum itself
-    (``get_loss_closure``, ``fit_gpytorch_mll_scipy``, ``fit_gpytorch_mll_torch``), and a line
-    search on a function that changes ends after a few steps, without an error. This one has
-    :meth:`compute_custom_loss`, which BoTorch asks for instead.
+    (``get_loss_closure``, ``fit_gpytorch_mll_scipy``, ``fit_gpytorch_mll_torch``). A line search on
+    such a changing function ends after a few steps without an error. This class therefore has
+    :meth:`compute_custom_loss`, which BoTorch calls instead.
 
     Args:
         likelihood: The likelihood of the list of models.
