@@ -55,12 +55,12 @@ class Candidate:
 
     Attributes:
         description: What it is, for people who do not know Gaussian processes.
-        make: Makes the model of inputs ``(n, d)`` and targets ``(n,)``, at its start; the third
-            argument is a seed, the fourth, of models of categories, says which inputs these are.
-        start: Name of the candidate from whose fit it starts, where that is a part of it.
-        warped: Whether its targets are transformed, as their likelihood under the fitted candidate
-            ``start`` says.
-        of_categories: Whether it is a model of tables that have categories, and of no others.
+        make: Makes the untrained model from inputs ``(n, d)``, targets ``(n,)`` and a seed; for
+            models of categories a fourth argument says which inputs are their levels.
+        start: Name of the candidate from whose fit it starts, if any.
+        warped: Whether its targets are transformed, if that makes them more likely under the fitted
+            candidate ``start``.
+        of_categories: Whether it is only for tables with categories.
     """
 
     description: str

@@ -27,8 +27,8 @@ class Component:
         weight: Its share of the mixture.
         calibration: How its predictions are widened.
         loo: Mean log density of a row given all others after calibration, in nats, original units.
-        loo_uncalibrated: The same as the model itself has it.
-        note: A sentence on the fit; empty if nothing is wrong with it.
+        loo_uncalibrated: The same before calibration.
+        note: A sentence on a problem of the fit; empty if there is none.
         seconds: Wall time of the fit.
         warp: The transform of its targets, if they have one; its model and calibration are of the
             transformed targets.

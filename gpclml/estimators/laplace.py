@@ -75,28 +75,28 @@ class Laplace:
 
     .. math:: f(x) \sim \mathcal N\big(f_{w_*}(x),\; c\, J(x) (H + P_0)^{-1} J(x)^\top\big).
 
-    With c = 1, the posterior as the evidence has it, a trained classifier is far too uncertain: on
-    digits its log loss was 2 to 65 times that of the network alone
-    (``python -m benchmarks.evidence.posteriors``). So c and a temperature of outputs are chosen by
-    validation points; c = 0 is the network itself, so that on these the predictions are never
-    worse. Give ``validation`` wherever you have it.
+    With c = 1, the posterior of the largest evidence, a trained classifier is far too uncertain: on
+    digits its log loss was 2 to 65 times that of the network alone (``python -m
+    benchmarks.evidence.posteriors``). So validation points choose c and a temperature of outputs.
+    Since c = 0 is the network itself, predictions of these points are never worse than the
+    network's. Give ``validation`` if you can.
 
     Args:
-        network: Maps ``(N, *event)`` to ``(N, C)``, each point on its own; in eval mode where it
-            has dropout or batch normalization. It is not changed.
+        network: Maps ``(N, *event)`` to ``(N, C)``, each point on its own; in eval mode if it has
+            dropout or batch normalization. It is not changed.
         likelihood: ``"classification"``, ``"regression"``, or a likelihood as
             :class:`gpclml.mlls.LaplaceMarginalLogLikelihood` takes it.
-        weights: ``"last"`` for those of the last layer alone, ``"all"`` for all that require a
-            gradient, or names of parameters or of modules.
+        weights: Weights in the posterior: ``"last"`` for those of the last layer, ``"all"`` for all
+            that require a gradient, or names of parameters or modules.
         structure: ``"kron"``, ``"full"``, ``"diag"``, or a structure of :mod:`gpclml.curvature`.
         by: One precision for the ``"network"``, for each ``"layer"`` or ``"parameter"``.
 
     Attributes:
         log_evidence: The Laplace evidence of all data, in nats.
-        num_data: Number of points that it was fitted to.
+        num_data: Number of points that the posterior was fitted to.
         names: Names of the parameters in the posterior.
         covariance_scale: The factor c.
-        output_temperature: What outputs are divided by; in regression, a factor of the noise.
+        output_temperature: Divisor of the outputs; in regression, a factor of the noise.
 
     Examples:
         >>> from torch.utils.data import DataLoader, TensorDataset
@@ -148,29 +148,30 @@ class Laplace:
         """Computes the curvature at the data and chooses precisions and the scale of predictions.
 
         Args:
-            data: What the network was trained on: a ``DataLoader`` or other iterable of pairs
-                ``(x, y)``, or two tensors. It is gone through once, as a rule.
+            data: The training data of the network: a ``DataLoader`` or other iterable of pairs
+                ``(x, y)``, or two tensors. One pass over them is usually enough.
             validation: Data that the network was not trained on; None keeps c = 1.
-            precision: The prior precision: a number; ``"evidence"`` for the largest evidence, in
-                which the noise of a Gaussian likelihood is fitted too; or these times a power
-                of ten, with c = 1 or 0: ``"validation"`` for that of the largest mean validation
-                density, ``"clml"`` of the largest density of all validation targets together, and
-                ``"cross-validation"`` for that of five folds of the batches, each left out by a
-                Newton step of the linearized network, which goes through the data three times.
-            batch_size: Points of tensors that are in memory at a time.
+            precision: The prior precision: a number, or how it is chosen. ``"evidence"`` maximizes
+                the evidence, over the noise of a Gaussian likelihood too. The other methods
+                multiply the result of ``"evidence"`` by a power of ten, with c = 1 or 0:
+                ``"validation"`` maximizes the mean log density of validation targets, ``"clml"``
+                their joint density, and ``"cross-validation"`` the density of five folds of the
+                batches. A Newton step of the linearized network leaves each fold out, with three
+                passes over the data.
+            batch_size: Number of points that are processed at a time, if the data are tensors.
             progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
 
         Returns:
             Itself.
 
         Raises:
-            ArgumentError: There are no data, or what an iterable gives is no pair of tensors;
-                classes are not those of their points; a precision is not positive, or needs
-                validation data or the same batches again.
+            ArgumentError: There are no data, or an iterable does not give pairs of tensors; labels
+                contradict the network's outputs; a precision is not positive, or needs validation
+                data or the same batches again.
             ShapeError: The network does not take the points, or its outputs do not fit the
                 likelihood or the targets.
             ModelModeError: Dropout or batch normalization is in train mode.
-            UnsupportedError: A layer has no such curvature, which the error names.
+            UnsupportedError: The curvature is not available for a layer, which the error names.
             NonFiniteError: Outputs or the evidence are not finite.
         """
         check_counts(batch_size=batch_size)
@@ -244,12 +245,12 @@ class Laplace:
         """The distribution of targets at points.
 
         Args:
-            x: Points, ``(N, *event)``; any number, since gradients of few are in memory at a time.
-                A ``DataLoader`` of points, or of pairs that begin with them, as well.
-            method: ``"closed"`` for the closed form, of a softmax the probit approximation;
-                ``"bridge"`` for the mean of the Dirichlet distribution that the Laplace bridge
-                makes of a softmax's outputs (Hobbhahn et al. 2022); ``"draws"`` for the mean over
-                draws of outputs; ``"mode"`` for the network alone, at temperature 1.
+            x: Points, ``(N, *event)``, or a ``DataLoader`` of points or of pairs that begin with
+                them. Any number of points is possible, since few gradients are in memory at a time.
+            method: ``"closed"`` for the closed form, which is the probit approximation of a
+                softmax; ``"bridge"`` for the mean of the Dirichlet distribution by the Laplace
+                bridge (Hobbhahn et al. 2022), for a softmax; ``"draws"`` for the mean over draws of
+                outputs; ``"mode"`` for the network alone, at temperature 1.
             draws: Number of draws.
             seed: Seed of the draws.
             progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
@@ -261,7 +262,7 @@ class Laplace:
             ArgumentError: It is not fitted, the network's weights have changed since, or there are
                 no points.
             ShapeError: The network does not take the points.
-            UnsupportedError: The bridge of another likelihood than a softmax.
+            UnsupportedError: The bridge is asked for with another likelihood than a softmax.
             NonFiniteError: A point is not finite.
             ModelModeError: Dropout or batch normalization is in train mode.
         """

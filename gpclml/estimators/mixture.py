@@ -35,8 +35,8 @@ class StackedPrediction:
     .. math:: p(y) = \sum_k w_k \, \frac{1}{s_k} \,
         t_{\nu_k}\!\left(\frac{y - \mu_k}{s_k}\right)
 
-    The rows are predicted one by one: nothing is said of their dependence. Everything is computed
-    in float64 on the CPU, without gradients, and given in the type and on the device of the inputs.
+    Rows are predicted one by one, without their correlations. Everything is computed in float64 on
+    the CPU, without gradients, and returned in the type and on the device of the inputs.
 
     A component may be of transformed targets, :math:`g_k(y)` in place of y and with the factor
     :math:`g_k'(y)`. Locations and scales are then those of the transform.
@@ -45,15 +45,15 @@ class StackedPrediction:
         weights: w, ``(K,)``, with sum one.
         locations: Centre of each component at each row, ``(K, m)``.
         scales: Scale of each component at each row, ``(K, m)``, positive.
-        degrees: Degrees of freedom of each component, above 2, ``(K,)``; infinite for a normal,
-            which those of transformed targets have to be.
+        degrees: Degrees of freedom of each component, above 2, ``(K,)``; infinite for a normal.
+            Components of transformed targets have to be normal.
         warps: The transform of each component, or None.
-        counts: Whether targets are counts. Then quantiles and draws are whole numbers from zero,
-            each that of the continuous distribution rounded, and nothing is below zero.
+        counts: Whether targets are counts. Then quantiles and draws are those of the continuous
+            distribution, rounded to whole numbers and not below zero.
 
     Raises:
         ShapeError: The shapes do not fit each other.
-        ArgumentError: Degrees of freedom of 2 or less, which have no variance; or finite ones of
+        ArgumentError: Degrees of freedom are 2 or less, which gives no variance, or finite for
             transformed targets.
 
     Examples:

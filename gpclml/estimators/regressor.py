@@ -75,27 +75,26 @@ class Regressor(RegressorMixin, BaseEstimator):
 
     Args:
         candidates: Names of the models; None for ``gpclml.estimators.DEFAULT_CANDIDATES``.
-        max_rows: The most rows that are fitted to: of more as many are drawn at random, with a
-            warning. Time grows with the cube of the rows, memory with their square.
+        max_rows: Largest number of training rows. If there are more, so many are drawn at random,
+            with a warning. Time grows with the cube of the rows, memory with their square.
         time_budget: Seconds after which no further candidate is begun; None for no limit.
         n_jobs: Number of processes that fit candidates, as joblib takes it; None for one.
         progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
         random_state: Seed of the drawn rows and of networks: an integer or a ``RandomState``. None
-            is 0: the same call gives the same fit.
+            is the same as 0, so the same call gives the same fit.
 
     Attributes:
         stack_: The fitted :class:`StackedGP`; ``stack_.summary()`` says what each model adds.
         encoding_: How columns become inputs.
         n_rows_: Number of rows that were fitted to.
         n_features_in_: Number of columns.
-        feature_names_in_: Names of the columns, if they came in a data frame with names that are
-            texts.
+        feature_names_in_: Names of the columns, if X was a data frame whose names are strings.
 
     Raises:
         ArgumentError: In ``fit``: fewer than five rows, two columns of one name, no usable column,
             or numbers out of range.
         ValueError: In ``fit`` and ``predict``: infinite values, columns that are not those of the
-            fit, or what scikit-learn refuses of any estimator.
+            fit, or anything that scikit-learn refuses for all estimators.
 
     Examples:
         >>> regressor = Regressor(candidates=("linear", "matern")).fit(x, y)
@@ -141,8 +140,8 @@ class Regressor(RegressorMixin, BaseEstimator):
             The estimator itself.
 
         Warns:
-            UserWarning: Rows were drawn, or columns are no inputs.
-            FitWarning: A candidate is left out because it failed or the time is spent.
+            UserWarning: Rows were drawn at random, or columns are not used as inputs.
+            FitWarning: A candidate is left out because it failed or the time budget is used up.
         """
         check_counts(LEAST_ROWS, max_rows=self.max_rows)
         table = self._rows(X, fitting=True)

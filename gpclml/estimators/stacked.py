@@ -54,11 +54,10 @@ class StackedGP:
         t_{\nu_k}\!\left(\frac{y - m_k(x)}{s_k \sigma_k(x)}\right), \qquad s_k = s_k(m_k(x))
 
     :meth:`fit` fits the candidates by their marginal likelihoods. Each predicts each row from all
-    others, in closed form. From these predictions come the scale :math:`s_k`, which may grow with
-    the prediction (:class:`Calibration`), and the tails :math:`\nu_k` of each component, and then
-    the weights: those of the best log score of the mixture, with a Dirichlet prior
-    (Yao et al. 2018). Where one kernel is wrong another is often right, so that on most tables the
-    mixture predicts better than the best of its components.
+    others, in closed form. To these predictions are fitted the scale :math:`s_k` of each component,
+    which may grow with the prediction (:class:`Calibration`), its tails :math:`\nu_k`, and the
+    weights, which maximize the log score of the mixture under a Dirichlet prior (Yao et al. 2018).
+    On most tables the mixture predicts better than the best of its components.
 
     A candidate that cannot be fitted is left out, with a warning, and is in ``failures``.
 
@@ -66,19 +65,20 @@ class StackedGP:
         candidates: Names of the models; None for all of
             ``gpclml.estimators.DEFAULT_CANDIDATES``. ``"deep"`` can be added; it takes far longer.
         pseudo_counts: Rows that the prior of the weights gives to each component.
-        calibrate: Whether scales and tails are fitted; else each component is its model's normal.
-        fit_rows: Hyperparameters are fitted by at most so many rows, drawn at random; all rows are
-            conditioned on.
-        restarts: Further starts of each fit, of which the best is kept.
-        extrapolation: How far outside the training rows the values of a column are taken as they
-            are, in ranges of the column; values farther away are moved to that distance, and values
-            of a column that was constant to the constant. Lines through a few rows say nothing
-            about points far from them. May be infinite.
+        calibrate: Whether scales and tails are fitted; if not, each component is the normal that
+            its model predicts.
+        fit_rows: Largest number of rows, drawn at random, that hyperparameters are fitted to;
+            predictions are conditioned on all rows.
+        restarts: Number of further starts of each fit; the best is kept.
+        extrapolation: Largest distance of a column's values from those of the training rows, in
+            units of the column's range. Values farther away are moved to that distance, and values
+            of a constant column to the constant, because a line through a few rows is unreliable
+            far from them. May be infinite.
         seed: Seed of draws, restarts and networks.
 
     Attributes:
         components: The components, from the largest weight to the smallest, once fitted.
-        failures: By name, why a candidate is not among them.
+        failures: For each candidate that was left out, by name, the reason.
 
     Raises:
         UnknownNameError: There is no such candidate.
@@ -145,10 +145,10 @@ class StackedGP:
             y: Targets, ``(n,)``.
             categories: For each category the columns that are its levels, each 1 in the rows of its
                 level and else 0; then ``"categories"`` is a candidate too.
-            time_budget: Seconds after which no further candidate is begun, of those from the
-                cheapest to the most expensive. The first is always fitted.
-            n_jobs: Number of processes that fit candidates, as joblib takes it; None for this one
-                alone. It pays where a fit takes longer than the start of a process, some seconds.
+            time_budget: Seconds after which no further candidate is begun. Candidates are fitted
+                from the cheapest to the most expensive, and the first is always fitted.
+            n_jobs: Number of processes that fit candidates, as joblib takes it; None for one.
+                Several are faster if a fit takes longer than the start of a process, some seconds.
             progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
 
         Returns:
@@ -157,8 +157,8 @@ class StackedGP:
         Raises:
             ShapeError, NonFiniteError: As :class:`~gpclml.models.GPRegression`; targets may not be
                 missing.
-            ArgumentError: Fewer than five rows, or a column of a category that is not there, or is
-                in two of them.
+            ArgumentError: There are fewer than five rows, or a column of a category does not exist
+                or is in two categories.
             UnsupportedError: A batch of tables, or no candidate could be fitted.
 
         Warns:
@@ -230,8 +230,8 @@ class StackedGP:
     def counts(self) -> bool:
         """Whether all targets are whole numbers, none of them negative.
 
-        Then quantiles, intervals and draws are whole numbers, and what a mixture has below zero is
-        at zero.
+        Then quantiles, intervals and draws are whole numbers, and probability below zero is moved
+        to zero.
         """
         y = self._y
         return y is not None and bool(((y >= 0) & (y == y.round())).all())
@@ -256,8 +256,8 @@ class StackedGP:
     ) -> Posterior:
         """A normal with mean and covariance of the mixture, as BoTorch's models give a posterior.
 
-        It is not the mixture: shape and tails are lost, means, variances and correlations are
-        those of the mixture. Gradients flow to X.
+        Means, variances and correlations are those of the mixture; its shape and tails are lost.
+        Gradients flow to X.
 
         Args:
             X: Points in original units. Shape ``(*batch, q, d)``.
@@ -298,8 +298,8 @@ class StackedGP:
             Weight; mean log density of a row given all others, in nats, after calibration and
             before; scale, degrees of freedom and slope of its
             :class:`~gpclml.estimators.Calibration`; power of the transform of its targets; seconds;
-            and what is to be said of the fit. A candidate that is left out has weight 0 and the
-            reason.
+            and a note on the fit. A candidate that is left out has weight 0 and the reason as its
+            note.
 
         Raises:
             ArgumentError: The stack is not fitted.

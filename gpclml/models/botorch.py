@@ -54,17 +54,17 @@ class DeepKernelGP(SingleTaskGP):
     as BoTorch has it; everything else in gpclml includes it by default.
 
     Outputs are independent, and so are the members of a batch: each has hyperparameters *and
-    networks of its own*, from one start, so that it is what a model of its data alone would be and
-    BoTorch may fit each by itself. For a network shared by the outputs, or one of your own, give
+    networks of its own*, from one start, so that it equals a model of its data alone and BoTorch
+    may fit each separately. For a network shared by the outputs, or one of your own, give
     ``SingleTaskGP`` a :class:`~gpclml.kernels.DeepKernel` as ``covar_module`` and fit it with
     :func:`gpclml.fit.fit_mll`. Such a network must see points one by one: batch normalization and
     dropout make conditioning and fantasies wrong.
 
-    ``fit_gpytorch_mll`` fits everything by L-BFGS, under any objective. From the default share it
-    mostly stays the ``SingleTaskGP``; from a larger one, e.g. 0.3, it uses its features, which
+    ``fit_gpytorch_mll`` fits everything by L-BFGS, under any objective. From the default share the
+    model mostly stays the ``SingleTaskGP``; from a larger one, e.g. 0.3, it uses its features, and
     overfits tens of points in six dimensions or more. Under Adam (``fit_mll(mll, "adam")``) the
-    noise, which BoTorch's likelihood holds untransformed, moves by the learning rate a step: fit
-    it by L-BFGS and freeze it for Adam.
+    noise moves by about the learning rate in each step, because BoTorch's likelihood stores it
+    untransformed: fit it by L-BFGS and freeze it for Adam.
 
     Args:
         train_X: Inputs. Shape ``(*batch, n, d)``.
@@ -74,11 +74,11 @@ class DeepKernelGP(SingleTaskGP):
         kernel: ``"deep"`` or ``"deep_bottleneck"``.
         mean_module: As for ``SingleTaskGP``.
         outcome_transform: As for ``SingleTaskGP``: ``Standardize`` by default.
-        input_transform: ``Normalize`` to the unit cube by default, its bounds those of all
-            inputs, over a batch too; None for inputs that are in the unit cube.
+        input_transform: By default ``Normalize`` to the unit cube, with the bounds of all inputs of
+            the batch; None for inputs that are in the unit cube.
         num_features: Outputs of the network.
         hidden: Widths of its hidden layers.
-        feature_share: The part s at the start, of the kernel ``"deep"``.
+        feature_share: Initial value of the part s, for the kernel ``"deep"``.
         seed: Seed of the network.
 
     Raises:
@@ -140,8 +140,8 @@ class DeepKernelGP(SingleTaskGP):
     def posterior(self, *args: Any, **kwargs: Any) -> GPyTorchPosterior | TransformedPosterior:
         """As ``SingleTaskGP.posterior``, without GPyTorch's absolute floor of variances.
 
-        So that deviations of a single output do not depend on its units: BoTorch standardizes
-        outcomes and applies the floor after it has taken their predictions back.
+        BoTorch standardizes outcomes, but applies this floor to predictions in original units.
+        Without it the deviations of a single output do not depend on its units.
 
         Args:
             *args: As for ``SingleTaskGP.posterior``.

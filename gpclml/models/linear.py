@@ -39,9 +39,9 @@ class BayesianLinearModel(RegressionGP):
 
     .. math:: w \sim N(0, S), \qquad \epsilon \sim N(0, \sigma^2)
 
-    An exact GP: every objective and score of exact GPs takes it, and with fewer features than
-    points costs n R² instead of n³. Prior variances, noise, and what the features depend on are
-    GPyTorch parameters. Data stay in their own units; nothing is standardized.
+    It is an exact GP: every objective and score of exact GPs works on it, and costs n R² instead of
+    n³ if there are fewer features than points. Prior variances, noise, and what the features depend
+    on are GPyTorch parameters. Data are not standardized.
 
     Args:
         train_x: Inputs, ``(n, d)``, or ``(n,)`` for one column. A tensor, an array or a data frame,
@@ -129,11 +129,12 @@ class BayesianLinearModel(RegressionGP):
             \mu = \Sigma \Phi^\top (y - m) / \sigma^2
 
         Returns:
-            A full Gaussian, which :meth:`~gpclml.linalg.gaussians.FullGaussian.updated` by further
-            points at 4 R² operations each; with more features than points one in dual form.
+            A full Gaussian, to which :meth:`~gpclml.linalg.gaussians.FullGaussian.updated` adds
+            further points at 4 R² operations each; with more features than points a Gaussian in
+            dual form.
 
         Raises:
-            ArgumentError: Memory does not hold it.
+            ArgumentError: Memory does not suffice.
 
         Note:
             n R² + R³ operations, or n² R + n³/3.
@@ -181,7 +182,7 @@ class Linearization:
     """The linearized network at points.
 
     Attributes:
-        points: Where, ``(N, *event)``; what an augmentation made of them.
+        points: Inputs of the network, ``(N, *event)``, after the augmentation.
         mean: The network's outputs, ``(N, C)``.
     """
 
@@ -192,16 +193,16 @@ class Linearization:
 class LinearizedNetwork(GP):
     r"""The model :math:`f(x; w_*) + J_{w_*}(x) (w - w_*)` with a Gaussian prior over w.
 
-    What the Laplace approximation with the generalized Gauss-Newton matrix is exact for (Immer
-    et al. 2021, Section 2). The weights around which it is linear are those of the network: they
-    are trained as ever.
+    The Laplace approximation with the generalized Gauss-Newton matrix is exact for this model
+    (Immer et al. 2021, Section 2). It is linear around the current weights of the network, which
+    are trained as usual.
 
     Args:
         network: Maps ``(N, *event)`` to ``(N, C)``, each point on its own.
-        prior: Over its trainable parameters; a precision of one for each layer if None.
-        augmentation: Makes of points, ``(N, *event)``, what the network is given; for an
-            :class:`~gpclml.curvature.AveragedNetwork` S versions of each, ``(N, S, *event)``.
-            Its parameters are hyperparameters.
+        prior: Prior over its trainable parameters; if None a precision of one for each layer.
+        augmentation: Maps points, ``(N, *event)``, to the inputs of the network; for an
+            :class:`~gpclml.curvature.AveragedNetwork` these are S versions of each point, ``(N, S,
+            *event)``. Its parameters are hyperparameters.
 
     Examples:
         >>> model = LinearizedNetwork(network, GaussianWeightPrior(network, "layer"))
@@ -256,15 +257,14 @@ class LinearizedNetwork(GP):
 class LinearizedGP(RegressionGP):
     r"""A network, linear in its weights around where they are, as a GP over functions.
 
-    Every objective of exact GPs takes it: log marginal likelihood, conditional, leave-one-out.
-    Its evidence is that of the linear model with the weights integrated out exactly, and at
-    least the Laplace evidence at :math:`w_*`:
+    Every objective of exact GPs works on it. Its evidence is that of the linear model with the
+    weights integrated out exactly, and at least the Laplace evidence at :math:`w_*`:
 
     .. math:: \text{GP} - \text{Laplace} = \tfrac12 g^\top (H + P_0)^{-1} g
 
-    with g the gradient of the log joint density; equal where the weights are at the mode. The
-    point of linearization has seen all data: the conditional density is not that of a network
-    trained on the points that are conditioned on.
+    with g the gradient of the log joint density; the two are equal at the mode. The weights
+    :math:`w_*` were trained on all data, so a conditional density is not that of a network trained
+    only on the points that are conditioned on.
 
     Args:
         train_x: Points, ``(n, d)``.

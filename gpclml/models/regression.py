@@ -41,38 +41,38 @@ __all__ = ["GPRegression"]
 class GPRegression(RegressionGP):
     r"""An exact GP on standardized data: :math:`y = m(x) + f(x) + \epsilon`.
 
-    It trains in a plain GPyTorch loop and with BoTorch's ``fit_gpytorch_mll``, under any
-    objective. ``train_inputs`` are in original units. ``train_targets`` are in standardized units,
-    and so are an objective's value, the likelihood's noise and what ``model(x)`` gives in eval
-    mode; :meth:`predict` and :meth:`posterior` give original units. A density in original units is
-    the standardized one with ``log(model.target_scale)`` subtracted for each observed point. In a
-    loop of your own the targets are ``model.train_targets``; objectives refuse the original ones.
+    It trains in a plain GPyTorch loop and with BoTorch's ``fit_gpytorch_mll``, under any objective.
+    ``train_inputs`` are in original units. ``train_targets`` are in standardized units, and so are
+    an objective's value, the likelihood's noise and what ``model(x)`` gives in eval mode;
+    :meth:`predict` and :meth:`posterior` give original units. A log density in original units is
+    the standardized one less ``log(model.target_scale)`` for each observed point. In a loop of your
+    own pass ``model.train_targets`` to the objective; with original targets it raises an error.
 
     Kernels by name, each inside a ``ScaleKernel`` unless said otherwise:
 
     - ``"rbf"``, ``"rq"``, ``"matern"`` (smoothness 5/2), with a lengthscale for each column if
       ``ard``;
     - ``"spectral_mixture"``: ``num_mixtures`` components, started from the data, unscaled;
-    - ``"deep"``: RBF on the inputs plus RQ on the features of a linear map and a network
-      with ``num_features`` outputs, which start near zero. Train it by
-      :func:`gpclml.fit.fit_networks`; call :func:`gpclml.fit.warm_start` before a loop of your own,
-      as fits of this package do, which makes it the fitted ARD GP;
+    - ``"deep"``: RBF on the inputs plus RQ on the features of a linear map and a network with
+      ``num_features`` outputs, which start near zero. Train it by :func:`gpclml.fit.fit_networks`.
+      Before a loop of your own call :func:`gpclml.fit.warm_start`, which makes it the fitted ARD
+      GP, as fits of this package do;
     - ``"deep_bottleneck"``: RBF on the features alone (Wilson et al. 2016).
 
     Lengthscales of standardized inputs start at the root of the number of columns and stay above
     0.001; without standardization they start where GPyTorch has them. Means by name:
     ``"constant"``, ``"zero"``, ``"mlp"`` (a network of standardized inputs).
 
-    In a batch every element has hyperparameters of its own and networks are shared. Targets
-    may be NaN where missing; train under ``gpytorch.settings.observation_nan_policy("mask")``.
-    Kernel, mean and likelihood given as objects see standardized units and are cast to the
-    data's dtype and device in place.
+    In a batch every element has hyperparameters of its own and networks are shared. Targets may be
+    NaN where missing; train under ``gpytorch.settings.observation_nan_policy("mask")``. Kernel,
+    mean and likelihood given as objects work in standardized units and are cast to the data's dtype
+    and device in place.
 
-    Tensors of float32 or float64 stay what they are. Arrays, pandas objects and integers of any
-    kind are computed with in the type and on the device of the tensor that they come with, else in
-    float64 on the CPU, as by scikit-learn; ``print(model)`` says what was converted, and a warning
-    that integers lost digits. The names of a data frame's columns are kept: points in a data frame
-    must have the same, in the same order.
+    Tensors of float32 or float64 are not converted. Arrays, pandas objects and integers take the
+    type and device of the tensor that they come with, and are otherwise float64 on the CPU.
+    ``print(model)`` says what was converted, and a warning is given if integers lose digits. The
+    names of a data frame's columns are kept: new points in a data frame must have the same names in
+    the same order.
 
     Args:
         train_x: Inputs. Shape ``(*batch, n, d)``, or ``(n,)`` for one column. A tensor, a numpy
@@ -99,9 +99,9 @@ class GPRegression(RegressionGP):
     Raises:
         ShapeError: Inputs and targets do not match, or hold no points.
         NonFiniteError: An input is not finite, or a target infinite.
-        ArgumentError: A dtype that cannot be factorized, columns that are no numbers, rows of
-            another index, no observed target, or a spread whose
-            square the dtype cannot hold (targets near 1e20 in float32, 1e155 in float64).
+        ArgumentError: The dtype cannot be factorized, columns are not numbers, indices of inputs
+            and targets differ, no target is observed, or the dtype cannot hold the square of the
+            spread (targets near 1e20 in float32, 1e155 in float64).
         UnknownNameError: A kernel or mean name that is not known.
 
     Examples:
@@ -195,8 +195,8 @@ class GPRegression(RegressionGP):
     def check_targets(self, target: Tensor) -> None:
         """Refuses the targets in original units in place of ``train_targets``.
 
-        An objective asks before it takes the density of targets under ``model(train_x)``, which
-        is in standardized units. Other targets of the same points are taken as they are. On a GPU
+        Objectives call this before they compute the density of targets under ``model(train_x)``,
+        which is in standardized units. Other targets of the same points are accepted. On a GPU
         values are compared only until some have passed.
 
         Args:
@@ -233,12 +233,12 @@ class GPRegression(RegressionGP):
     ) -> PosteriorNormal:
         """The posterior at x in original units.
 
-        By a dense factorization, exact under any settings; missing targets are left out.
-        Every module keeps its mode, so that it may be called in the middle of training.
+        The posterior is computed by a dense factorization and is exact under any settings; missing
+        targets are left out. Every module keeps its mode, so it can be called during training.
 
-        Where the factorization does not fit into memory, by conjugate gradients to a tolerance that
-        is checked, without gradients, anew in each call. An
-        :class:`~gpclml.inference.IterativePosterior` keeps its solve from call to call.
+        If the factorization does not fit into memory, each call solves by conjugate gradients to a
+        checked tolerance, without gradients. An :class:`~gpclml.inference.IterativePosterior` keeps
+        its solve from call to call.
 
         Args:
             x: Points in original units. Shape ``(*batch, m, d)``, or ``(m,)`` for one column. A
@@ -251,8 +251,8 @@ class GPRegression(RegressionGP):
                 Cholesky where it fits, else conjugate gradients with a warning.
             progress: Whether to show a bar while the variances of many points are computed from a
                 factor; None shows it on terminals and in notebooks.
-            grad: Whether gradients flow to ``x`` and the parameters, at twice the memory; None
-                where ``x`` requires a gradient, so that numbers can be used as they come else.
+            grad: Whether gradients flow to ``x`` and the parameters, at twice the memory. None
+                means only if ``x`` requires a gradient.
 
         Returns:
             A normal with mean ``(*batch, m)`` and covariance ``(*batch, m, m)``, without GPyTorch's
@@ -261,8 +261,8 @@ class GPRegression(RegressionGP):
         Raises:
             ShapeError: The columns or the batch do not match the training inputs.
             NonFiniteError: x is not finite.
-            ArgumentError: Another dtype or device than the training inputs, or memory does not
-                suffice; with the figures.
+            ArgumentError: x has another dtype or device than the training inputs, or memory does
+                not suffice; the error gives both figures.
             UnknownNameError: The solver is not known.
             UnsupportedError: x asks for a gradient of conjugate gradients.
             NotConvergedError: Conjugate gradients do not reach their tolerance.
@@ -305,8 +305,8 @@ class GPRegression(RegressionGP):
     ) -> Posterior:
         """The posterior at X in original units, as BoTorch's models give it.
 
-        What :meth:`predict` computes, so that acquisition functions take the model. As in BoTorch,
-        and unlike everywhere else in gpclml, the noise of observations is left out by default.
+        It is what :meth:`predict` computes, for acquisition functions. As in BoTorch, and unlike
+        everywhere else in gpclml, the noise of observations is left out by default.
 
         Args:
             X: Points in original units. Shape ``(*batch, q, d)``.
@@ -353,8 +353,8 @@ class GPRegression(RegressionGP):
             kernel: A name, or a GPyTorch kernel.
 
         Returns:
-            The model, at its start. A mean or likelihood that was given as an object is copied as
-            it is now.
+            The untrained model. A mean or likelihood that was given as an object is copied with its
+            current values.
         """
         config = dict(self._config, kernel=kernel)
         if config["mean"] is None:

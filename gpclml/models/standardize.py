@@ -79,11 +79,11 @@ class Standardizer(torch.nn.Module):
 
         Args:
             argument: Name of the data, as the caller writes it.
-            power: Of the scale that has to be a number of the type: 2 for variances.
+            power: Power of the scale that the type has to hold: 2 for variances.
 
         Raises:
-            ArgumentError: It is; with the bounds, which leave four digits for the numbers of a
-                model.
+            ArgumentError: The scale is too large or too small; the error gives the bounds, which
+                leave four digits for the numbers of a model.
         """
         info = torch.finfo(self.scale.dtype)
         least = 1e4 * info.tiny ** (1 / power)
@@ -131,7 +131,7 @@ class Standardizer(torch.nn.Module):
 
         Args:
             values: In standardized units.
-            original: Of the same shape, perhaps in original units.
+            original: Values of the same shape that may be in original units.
         """
         values, original = values.detach(), original.detach()
         back = self.inverse(values)
