@@ -36,7 +36,6 @@ __all__ = [
     "check_classes",
     "check_counts",
     "check_finite",
-    "check_learning_rate",
     "check_placement",
     "check_positive",
     "checked",
@@ -125,9 +124,11 @@ def check_counts(least: int = 1, suggestion: str = "", /, **numbers: int | None)
             raise ArgumentError(name, number, f"an integer of at least {least}", suggestion)
 
 
-def check_positive(suggestion: str = "", /, **numbers: float | Tensor) -> None:
+def check_positive(suggestion: str = "", /, **numbers: float | Tensor | None) -> None:
     """Raises an ArgumentError where a number, or one in a tensor, is not positive or infinite."""
     for name, number in numbers.items():
+        if number is None:
+            continue
         lowest = float(number.detach().min()) if isinstance(number, Tensor) else number
         if not 0 < lowest < math.inf:
             many = isinstance(number, Tensor) and number.numel() > 1
@@ -164,12 +165,6 @@ def all_finite(values: Tensor) -> bool:
     A sum is finite only where every value is; if it overflows every value is checked.
     """
     return math.isfinite(values.detach().sum().item()) or bool(torch.isfinite(values).all())
-
-
-def check_learning_rate(lr: float, dtype: torch.dtype = torch.float64) -> None:
-    """Raises an ArgumentError where parameters of a type cannot be stepped by a learning rate."""
-    if not 0 < lr <= torch.finfo(dtype).max:
-        raise ArgumentError("lr", lr, f"a positive number that {dtype} can hold")
 
 
 def check_placement(

@@ -19,7 +19,15 @@ from gpclml.errors import ArgumentError, UnknownNameError
 from gpclml.fit._vector import Bounds, Vector, bounds_of, non_finite, trainable
 from gpclml.mlls.losses import fixed_loss, fresh_loss, has_shared_parameters
 
-__all__ = ["LineSearchEnd", "StoppedError", "frozen", "line_search", "stochastic"]
+__all__ = [
+    "LineSearchEnd",
+    "StoppedError",
+    "frozen",
+    "limits_of",
+    "line_search",
+    "objective",
+    "stochastic",
+]
 
 _RESUMES = 3  # from the best point, without what the search remembers of the curvature
 _WINDOW, _LEAST_GAIN = 20, 0.002  # a search ends where so many steps gain less, nats in all
@@ -203,34 +211,65 @@ def _slope(mll: MarginalLogLikelihood, bounds: Bounds) -> float:
 def stochastic(
     mll: MarginalLogLikelihood, factory: OptimizerFactory, steps: int, lr: float, record: Record
 ) -> None:
-    """Takes steps of a torch optimizer on the loss with fresh held-out points.
+    """Takes steps of a torch optimizer on the loss with fresh held-out points, in train mode.
 
-    Args:
-        mll: Any objective, in train mode.
-        factory: Makes the optimizer from parameters and ``lr``.
-        steps: How many.
-        lr: Learning rate.
-        record: Called with the loss at each step.
-
-    Raises:
-        StoppedError: If value or gradient stops being finite; the parameters are then those of
-            the last step at which they were.
+    A StoppedError is raised where value or gradient stops being finite; the parameters are then
+    those of the last step at which they were.
     """
-    load_botorch()
-    from botorch.optim.fit import fit_gpytorch_mll_torch
-
     parameters = trainable(mll)
-    closure = _LastGood(mll, parameters)
-    with closure.stopping():
-        fit_gpytorch_mll_torch(
-            mll,
-            parameters,
-            closure=closure,
-            step_limit=steps,
-            stopping_criterion=None,
-            optimizer=lambda params: factory(params, lr=lr),
-            callback=lambda _, result: record(result.fval),
-        )
+    limits = limits_of(mll)
+    optimizer = factory(list(parameters.values()), lr=lr)
+    kept: list[torch.Tensor] | None = None
+    try:
+        for step in range(steps + 1):  # what the last step led to must be usable too
+            optimizer.zero_grad(set_to_none=False)
+            loss = fresh_loss(mll)
+            loss.backward()
+            value = float(loss.detach())
+            bad = [
+                name
+                for name, parameter in parameters.items()
+                if parameter.grad is not None and not bool(torch.isfinite(parameter.grad).all())
+            ]
+            if bad or not math.isfinite(value):
+                raise non_finite(value, bad)
+            kept = [parameter.detach().clone() for parameter in parameters.values()]
+            if step < steps:
+                record(value)
+                optimizer.step()
+                with torch.no_grad():
+                    for name, pair in limits.items():
+                        parameters[name].clamp_(*pair)
+    except (NanError, NotPSDError) as error:
+        with torch.no_grad():
+            for parameter, last in zip(parameters.values(), kept or (), strict=False):
+                parameter.copy_(last)
+        raise StoppedError(error, nothing_done=kept is None) from error
+
+
+Limits = dict[str, tuple[torch.Tensor, torch.Tensor]]
+
+
+def limits_of(mll: MarginalLogLikelihood) -> Limits:
+    """Bounds of constraints without a transform, by the parameter's name."""
+    load_botorch()
+    from botorch.optim.utils import get_parameters_and_bounds
+
+    named, bounds = get_parameters_and_bounds(cast(Any, mll), requires_grad=True)
+    limits: Limits = {}
+    for name, pair in cast(Bounds, bounds).items():
+        lower, upper = (torch.as_tensor(bound).to(named[name]) for bound in pair)
+        limits[name] = lower, upper
+    return limits
+
+
+@torch.no_grad()
+def objective(mll: MarginalLogLikelihood) -> float:
+    """The objective with fixed held-out points, in train mode; NaN where it does not exist."""
+    try:
+        return -float(fixed_loss(mll))
+    except (NanError, NotPSDError):
+        return math.nan
 
 
 class StoppedError(Exception):
@@ -240,43 +279,6 @@ class StoppedError(Exception):
         super().__init__(str(error))
         self.error = error
         self.nothing_done = nothing_done
-
-
-class _LastGood:
-    """A loss with gradients that remembers the last parameters at which both were finite."""
-
-    def __init__(self, mll: MarginalLogLikelihood, parameters: dict[str, torch.Tensor]) -> None:
-        from botorch.optim.closures import ForwardBackwardClosure
-
-        self._closure = ForwardBackwardClosure(lambda: fresh_loss(mll), parameters)
-        self._parameters = parameters
-        self._kept: list[torch.Tensor] | None = None
-
-    def __call__(self) -> tuple[torch.Tensor, Any]:
-        value, gradients = self._closure()
-        value = value.detach()
-        bad = {
-            name: gradient
-            for name, gradient in zip(self._parameters, gradients, strict=True)
-            if gradient is not None and not bool(torch.isfinite(gradient).all())
-        }
-        if bad or not bool(torch.isfinite(value)):
-            raise non_finite(float(value), list(bad))
-        self._kept = [parameter.detach().clone() for parameter in self._parameters.values()]
-        return value, gradients
-
-    @contextmanager
-    def stopping(self) -> Iterator[None]:
-        """Within the block numerical failures go back to the kept parameters and stop."""
-        try:
-            yield
-        except (NanError, NotPSDError) as error:
-            with torch.no_grad():
-                for parameter, kept in zip(
-                    self._parameters.values(), self._kept or (), strict=self._kept is not None
-                ):
-                    parameter.copy_(kept)
-            raise StoppedError(error, nothing_done=self._kept is None) from error
 
 
 @contextmanager

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any, Literal, cast
 
 import torch
@@ -14,19 +14,18 @@ from gpytorch.constraints import Interval
 from gpytorch.kernels import Kernel
 from gpytorch.mlls import MarginalLogLikelihood, SumMarginalLogLikelihood
 from gpytorch.models import ExactGP
-from linear_operator.utils.errors import NanError, NotPSDError
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 from torch.distributions import Normal
 
-from gpclml.fit._optimize import LineSearchEnd, Record, StoppedError, line_search
+from gpclml._utils.resuming import copied_state
+from gpclml.fit._optimize import LineSearchEnd, Record, StoppedError, line_search, objective
 from gpclml.fit.result import Problem
 from gpclml.inference.observations import training_observations
 from gpclml.inference.predictive import are_constant
 from gpclml.linalg import leave_one_out_moments
-from gpclml.mlls.losses import fixed_loss
 
-__all__ = ["Search", "copied_state", "search"]
+__all__ = ["Search", "search"]
 
 _FAILED = ("abnormal", "constant", "bound")
 # Of the start lengthscales: far shorter ones tell all points apart, where nothing can be learned.
@@ -94,14 +93,6 @@ def search(mll: MarginalLogLikelihood, steps: int | None, record: Record, retrie
     return Search(problem, message, starts, history, value)
 
 
-def copied_state(module: torch.nn.Module) -> dict[str, Any]:
-    """A copy of the module's state, which training the module does not change."""
-    return {
-        name: value.clone() if isinstance(value, Tensor) else copy.deepcopy(value)
-        for name, value in module.state_dict().items()
-    }
-
-
 def _into(history: list[float], record: Record) -> Record:
     def both(loss: float) -> None:
         history.append(-loss)
@@ -157,15 +148,6 @@ def _spread(values: Tensor, observed: Tensor) -> Tensor:
     return _mean((values - _mean(values, observed).unsqueeze(-1)).square(), observed)
 
 
-@torch.no_grad()
-def _objective(mll: MarginalLogLikelihood) -> float:
-    """NaN where it cannot be evaluated."""
-    try:
-        return -float(fixed_loss(mll))
-    except (NanError, NotPSDError):
-        return math.nan
-
-
 def _other_starts(
     mll: MarginalLogLikelihood, initial: Mapping[str, Any]
 ) -> list[Mapping[str, Any]]:
@@ -184,15 +166,11 @@ def _other_starts(
             _rescale(mll, kernels, factor)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", NumericalWarning)  # it may be given up at once
-                value = _objective(mll)
+                value = objective(mll)
             if math.isfinite(value):
                 tried.append((value, copied_state(mll)))
-        found += [max(tried, key=_first)] if tried else []
-    return [state for _, state in sorted(found, key=_first, reverse=True)]
-
-
-def _first(pair: tuple[float, Mapping[str, Any]]) -> float:
-    return pair[0]
+        found += [max(tried, key=itemgetter(0))] if tried else []
+    return [state for _, state in sorted(found, key=itemgetter(0), reverse=True)]
 
 
 @torch.no_grad()

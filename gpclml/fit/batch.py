@@ -13,14 +13,14 @@ from gpytorch.models import ExactGP
 from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 
-from gpclml._utils.arguments import callers_level, check_counts, checked
+from gpclml._utils.arguments import callers_level, check_counts, check_positive, checked
 from gpclml._utils.progress import progress_bar
-from gpclml._utils.upstream_settings import load_botorch
 from gpclml.conditioning import Split
-from gpclml.errors import ArgumentError, NonFiniteError, UnsupportedError
-from gpclml.fit._optimize import frozen
+from gpclml.errors import ArgumentError, UnsupportedError
+from gpclml.fit._optimize import frozen, limits_of, objective
+from gpclml.fit._vector import non_finite
 from gpclml.fit.deep_kernel import warm_start_fresh_models
-from gpclml.fit.mll import STEPS, check_step_options, fit_mll, optimizer_factory
+from gpclml.fit.mll import STEPS, fit_mll, optimizer_factory
 from gpclml.fit.result import FitResult, FitWarning
 from gpclml.inference.observations import Observations, training_observations
 from gpclml.mlls import ConditionalMarginalLogLikelihood
@@ -115,7 +115,8 @@ def fit_batch(
     Note:
         A step has the overhead of one single step, and k times the floating-point operations.
     """
-    check_step_options(steps, lr)
+    check_counts(steps=steps)
+    check_positive(lr=lr)
     factory = optimizer_factory(optimizer)
     _check_members(mlls)
     if factory is None:
@@ -136,19 +137,18 @@ def fit_batch(
     }
     for message in stopped.values():
         warnings.warn(message, FitWarning, stacklevel=callers_level())
-    objectives = [_objective(mll, batch.messages.get(i)) for i, mll in enumerate(mlls)]
     seconds = (time.perf_counter() - start) / len(mlls)
     results = []
-    for place, mll in enumerate(mlls):
+    for place, (mll, history) in enumerate(zip(mlls, batch.histories, strict=True)):
+        message = stopped.get(place, "")
+        with torch.no_grad():
+            value = objective(mll) if message else -float(fixed_loss(mll))
         mll.eval()
-        message, value = stopped.get(place, ""), objectives[place]
-        problem = "stopped" if message else ""
-        history = batch.histories[place]
-        results.append(
-            FitResult(
-                objective=value, history=history, seconds=seconds, message=message, problem=problem
-            )
-        )
+        result = FitResult(
+            objective=value, history=history, seconds=seconds, message=message,
+            problem="stopped" if message else "",
+        )  # fmt: skip
+        results.append(result)
     return results
 
 
@@ -189,16 +189,6 @@ def _take_steps(batch: Batch, steps: int, progress: bool | None) -> None:
             batch.evaluate()  # what the last step led to must be usable too
         finally:
             batch.write_back()
-
-
-@torch.no_grad()
-def _objective(mll: ConditionalMarginalLogLikelihood, failed: str | None) -> float:
-    try:
-        return -float(fixed_loss(mll))
-    except (NanError, NotPSDError):
-        if failed is None:
-            raise
-        return float("nan")
 
 
 def _check_members(mlls: Sequence[ConditionalMarginalLogLikelihood]) -> None:
@@ -311,7 +301,11 @@ class Batch:
             if parameter.grad is not None:
                 bad |= ~torch.isfinite(parameter.grad.reshape(len(bad), -1)).all(-1)
         rows = bad.nonzero().flatten().tolist()
-        return {row: _non_finite_error(float(self._values[row])) for row in rows}
+        return {row: non_finite(float(self._values[row]), self._bad_names(row)) for row in rows}
+
+    def _bad_names(self, row: int) -> list[str]:
+        pairs = zip(self._names, (p.grad for p in self._stack.parameters), strict=True)
+        return [n for n, grad in pairs if grad is not None and not grad[row].isfinite().all()]
 
     def _faults_alone(self) -> Faults:
         """The members whose objective cannot be evaluated on their own either."""
@@ -361,7 +355,10 @@ class Batch:
     def _restack(self) -> None:
         self._stack = ModelStack([cast(ExactGP, mll.model) for mll in self._members()])
         self._optimizer = self._make_optimizer(self._stack.parameters)
-        self._limits = _limits(self._members()[0], self._stack.own_parameters(0))
+        first = self._members()[0]
+        names, limits = {id(p): name for name, p in first.named_parameters()}, limits_of(first)
+        self._names = [names[id(p)] for p in self._stack.own_parameters(0)]
+        self._limits = [limits.get(name) for name in self._names]
 
     @torch.no_grad()
     def _check_stack(self) -> None:
@@ -382,26 +379,6 @@ class Batch:
                     raise _not_the_same(f"another {name} in the stack than alone")
 
 
-def _limits(
-    mll: ConditionalMarginalLogLikelihood, parameters: Sequence[Tensor]
-) -> list[tuple[Tensor, Tensor] | None]:
-    """Bounds of constraints without a transform, to which a lone fit keeps as well."""
-    load_botorch()
-    from botorch.optim.utils import get_parameters_and_bounds
-
-    named, bounds = get_parameters_and_bounds(mll)
-    names = {id(parameter): name for name, parameter in named.items()}
-    limits: list[tuple[Tensor, Tensor] | None] = []
-    for parameter in parameters:
-        pair = bounds.get(names[id(parameter)])
-        if pair is None:
-            limits.append(None)
-        else:
-            lower, upper = (torch.as_tensor(bound).to(parameter) for bound in pair)
-            limits.append((lower, upper))
-    return limits
-
-
 def _take_over_state(
     optimizer: torch.optim.Optimizer,
     parameters: Sequence[torch.nn.Parameter],
@@ -414,12 +391,6 @@ def _take_over_state(
         for name, value in before.state.get(own, {}).items():
             of_members = isinstance(value, Tensor) and value.shape == own.shape
             optimizer.state[parameter][name] = value[list(rows)] if of_members else value
-
-
-def _non_finite_error(value: float) -> NonFiniteError:
-    got = f"value {value}, or non-finite gradients"
-    suggestion = "Lower the learning rate, or look for degenerate hyperparameters."
-    return NonFiniteError("objective", got, "finite values", suggestion)
 
 
 def _not_the_same(reason: str) -> UnsupportedError:

@@ -11,6 +11,7 @@ import copy
 import math
 import time
 import warnings
+from operator import itemgetter
 from typing import Any, NamedTuple, cast
 
 import gpytorch
@@ -27,14 +28,14 @@ from torch import Tensor
 from torch.nn import Module
 
 from gpclml._utils.arguments import callers_level, checked
+from gpclml._utils.resuming import copied_state
 from gpclml.conditioning import LastPoints
 from gpclml.errors import UnsupportedError
-from gpclml.fit._optimize import StoppedError, frozen
+from gpclml.fit._optimize import StoppedError, frozen, objective
 from gpclml.fit._searches import Search, search
 from gpclml.fit.result import FitResult, FitWarning
 from gpclml.kernels import DeepKernel, SkipFeatures
 from gpclml.mlls import ConditionalMarginalLogLikelihood
-from gpclml.mlls.losses import fixed_loss
 from gpclml.models import GPRegression, find_networks
 
 __all__ = [
@@ -61,11 +62,6 @@ class _Parts(NamedTuple):
     ard: RBFKernel
     features: SkipFeatures
     residual: ScaleKernel
-
-
-class _Fit(NamedTuple):
-    lml: float
-    state: dict[str, Tensor]
 
 
 @checked
@@ -216,14 +212,14 @@ def start_second_part(model: GPRegression, rows: Tensor) -> None:
     mll = ConditionalMarginalLogLikelihood(trial.likelihood, trial, LastPoints(0))
     shorter = -(_SHRINK * parts.ard.lengthscale.detach()).log().flatten()
     starts = [shorter.expand_as(parts.features.log_scale), _best_indicator(mll, parts.features)]
-    before = _state(mll)
+    before = copied_state(mll)
     trials = []
     for start in starts:
         mll.load_state_dict(before)
         with torch.no_grad():
             parts.features.log_scale.copy_(start)
-        trials.append(_Fit(_fit(mll, parts.features, _TRIAL_STEPS), _state(mll)))
-    mll.load_state_dict(max(trials, key=lambda fit: fit.lml).state)
+        trials.append((_fit(mll, parts.features, _TRIAL_STEPS), copied_state(mll)))
+    mll.load_state_dict(max(trials, key=itemgetter(0))[1])
     _fit(mll, parts.features, _STEPS)
     with torch.no_grad():
         parts.features.log_scale.clamp_(-_LARGEST, _largest(parts.features.log_scale.dtype))
@@ -238,10 +234,6 @@ def _largest(dtype: torch.dtype) -> float:
     return min(_LARGEST, 0.5 * math.log(_ROUNDING / torch.finfo(dtype).eps))
 
 
-def _state(mll: ConditionalMarginalLogLikelihood) -> dict[str, Tensor]:
-    return copy.deepcopy(mll.state_dict())
-
-
 def _fit(mll: ConditionalMarginalLogLikelihood, features: SkipFeatures, steps: int) -> float:
     """The LML after a line search in place; network and mixing matrix are held."""
     kept = {id(p) for p in features.parameters()} - {id(features.log_scale)}
@@ -254,11 +246,7 @@ def _fit(mll: ConditionalMarginalLogLikelihood, features: SkipFeatures, steps: i
             if stopped.nothing_done:
                 raise stopped.error from None
         mll.train()
-        with torch.no_grad():
-            try:
-                return -float(fixed_loss(mll))
-            except (NanError, NotPSDError):
-                return math.nan
+        return objective(mll)
 
 
 @torch.no_grad()

@@ -9,8 +9,9 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from gpclml._utils.arguments import check_counts, check_learning_rate, checked
+from gpclml._utils.arguments import check_counts, check_positive, checked
 from gpclml._utils.progress import progress_bar
+from gpclml._utils.resuming import copied_state
 from gpclml.errors import ArgumentError, NonFiniteError, UnsupportedError
 from gpclml.fit.result import FitResult
 from gpclml.linalg.gaussians import gaussian_kl
@@ -65,7 +66,7 @@ def fit_linear_bound(
     schedule = optimizer and torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     start = time.perf_counter()
     largest, bounds = -math.inf, list[float]()
-    best = {name: value.clone() for name, value in mll.state_dict().items()}
+    best = copied_state(mll)
     try:
         for _ in progress_bar(range(steps), desc="evidence lower bound", progress=progress):
             data = mll.data_at(model(*inputs), target)
@@ -86,7 +87,7 @@ def fit_linear_bound(
             bounds.append(number)
             if number > largest:
                 largest = number
-                best = {name: value.clone() for name, value in mll.state_dict().items()}
+                best = copied_state(mll)
             if optimizer is not None and schedule is not None:
                 optimizer.zero_grad()
                 (-value).backward()
@@ -104,7 +105,7 @@ def _check(mll: LinearEvidenceLowerBound, steps: int, lr: float, empirical_bayes
         suggestion = "Train all parameters by an optimizer, as of any objective."
         raise UnsupportedError("mll", "a trainable posterior", expected, suggestion)
     check_counts(steps=steps)
-    check_learning_rate(lr)
+    check_positive(lr=lr)
     count = len(mll.linear_model.covar_module.prior_variance)
     if empirical_bayes and count != 1:
         raise ArgumentError("empirical_bayes", f"{count} prior variances", "one for all weights")

@@ -20,11 +20,12 @@ import torch
 from gpytorch.mlls import MarginalLogLikelihood
 from linear_operator.utils.errors import NanError, NotPSDError
 
-from gpclml._utils.arguments import callers_level, check_counts, check_learning_rate, checked
+from gpclml._utils.arguments import callers_level, check_counts, check_positive, checked
 from gpclml._utils.progress import progress_bar
-from gpclml.errors import ArgumentError, UnknownNameError, UnsupportedError
+from gpclml._utils.resuming import copied_state
+from gpclml.errors import UnknownNameError, UnsupportedError
 from gpclml.fit._optimize import OptimizerFactory, StoppedError, frozen, stochastic
-from gpclml.fit._searches import copied_state, search
+from gpclml.fit._searches import search
 from gpclml.fit.deep_kernel import warm_start_fresh_models
 from gpclml.fit.result import FitResult, FitWarning, Problem
 from gpclml.kernels.networks import reset_network
@@ -35,7 +36,6 @@ __all__ = [
     "STEPS",
     "FitResult",
     "FitWarning",
-    "check_step_options",
     "fit_mll",
     "optimizer_factory",
 ]
@@ -138,10 +138,9 @@ def fit_mll(
         the objective and the further searches.
     """
     factory = optimizer_factory(optimizer)
-    check_step_options(steps, lr)
-    for name, count in (("restarts", restarts), ("retries", retries)):
-        if count < 0:
-            raise ArgumentError(name, count, "0 or more")
+    check_counts(steps=steps)
+    check_counts(0, restarts=restarts, retries=retries)
+    check_positive(lr=lr)
     start = time.perf_counter()
     warm_start_fresh_models(mll)
     generator = torch.Generator().manual_seed(seed)
@@ -264,9 +263,3 @@ def _make_optimizer(factory: OptimizerFactory, parameters: Any, lr: float) -> to
     if not isinstance(made, torch.optim.Optimizer):
         raise UnsupportedError("optimizer", f"{name}, which made no optimizer", expected)
     return made
-
-
-def check_step_options(steps: int | None, lr: float) -> None:
-    """Raises an ArgumentError if a number of steps or a learning rate is out of range."""
-    check_counts(steps=steps)
-    check_learning_rate(lr)

@@ -18,11 +18,12 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 from torch.distributions import Normal
 
-from gpclml._utils.arguments import check_counts, check_learning_rate, checked
+from gpclml._utils.arguments import check_counts, check_positive, checked
 from gpclml._utils.progress import progress_bar
+from gpclml._utils.resuming import copied_state
 from gpclml.conditioning import KFold
 from gpclml.errors import NonFiniteError, UnsupportedError
-from gpclml.fit._optimize import StoppedError
+from gpclml.fit._optimize import StoppedError, objective
 from gpclml.fit.deep_kernel import (
     drop_second_part,
     has_second_part,
@@ -32,7 +33,7 @@ from gpclml.fit.deep_kernel import (
 from gpclml.fit.result import FitResult
 from gpclml.inference.observations import training_observations
 from gpclml.linalg import leave_one_out_moments
-from gpclml.mlls.losses import fixed_loss, fresh_loss
+from gpclml.mlls.losses import fresh_loss
 from gpclml.models import GPRegression, find_networks
 
 __all__ = ["NetworksFitResult", "fit_networks"]
@@ -130,7 +131,7 @@ def fit_networks(
     start = time.perf_counter()
     model = _checked_model(mll)
     check_counts(steps=steps)
-    check_learning_rate(lr)
+    check_positive(lr=lr)
     checkpoints = sorted({round(steps * k / _CHECKPOINTS) for k in range(_CHECKPOINTS + 1)})
     folds = _folds(model, n_splits, seed)
     warm_start_fresh_models(mll)
@@ -145,10 +146,12 @@ def fit_networks(
         chosen = 0 if message else chosen
     if chosen == 0 and has_second_part(model):
         drop_second_part(model)
-    objective = _objective(mll, rows)
+    mll.train()
+    with _conditioned_on(model, rows):
+        reached = objective(mll)
     mll.eval()
     return NetworksFitResult(
-        objective=objective,
+        objective=reached,
         history=history,
         seconds=time.perf_counter() - start,
         message=message,
@@ -203,7 +206,7 @@ def _folds(model: GPRegression, count: int, seed: int) -> list[tuple[Tensor, Ten
 
 def _train_on_all(training: _SubsetTraining, steps: int, progress: bool | None) -> str:
     """Why it failed, with the parameters back where they were; empty if it did not."""
-    before = copy.deepcopy(training.mll.state_dict())
+    before = copied_state(training.mll)
     try:
         training.start()
         training.train(steps, progress)
@@ -211,17 +214,6 @@ def _train_on_all(training: _SubsetTraining, steps: int, progress: bool | None) 
         training.mll.load_state_dict(before)
         return str(error)
     return ""
-
-
-@torch.no_grad()
-def _objective(mll: MarginalLogLikelihood, rows: Tensor) -> float:
-    """Of the observed rows, held-out points fixed; NaN where it cannot be evaluated."""
-    mll.train()
-    try:
-        with _conditioned_on(cast(GPRegression, mll.model), rows):
-            return -float(fixed_loss(mll))
-    except (NanError, NotPSDError):
-        return math.nan
 
 
 @dataclass(frozen=True)

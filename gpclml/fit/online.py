@@ -11,14 +11,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from gpclml._utils.arguments import checked
+from gpclml._utils.arguments import check_counts, check_finite, check_positive, checked
 from gpclml._utils.progress import progress_bar
 from gpclml._utils.resuming import ResumableRun, digest, module_classes
 from gpclml.conditioning.batches import Loader
 from gpclml.curvature import FunctionSpace
 from gpclml.errors import ArgumentError
 from gpclml.fit.result import FitResult
-from gpclml.fit.weights import WeightTraining, check_finite, check_numbers
+from gpclml.fit.weights import WeightTraining
 from gpclml.mlls import LaplaceEvidence, LaplaceMarginalLogLikelihood
 
 __all__ = ["OnlineFitResult", "fit_hyperparameters", "fit_online"]
@@ -82,9 +82,8 @@ class _OnlineTraining(WeightTraining):
         finally:
             for module, mode in modes.items():
                 module.training = mode
-        number = float(value)
-        check_finite("evidence", number, "Lower hyper_lr.")
-        self.run.note(number)
+        check_finite("evidence", value, "Lower hyper_lr.")
+        self.run.note(float(value))
         return torch.stack(values).tolist() if values else []
 
     def _adds_up(self) -> bool:
@@ -186,12 +185,12 @@ def fit_online(
         DataError: The checkpoint cannot be written or read, is damaged, or belongs to another model
             or training; the message says how they differ.
     """
-    check_numbers(
+    check_counts(
         epochs=epochs, batch_size=batch_size, hyper_steps=hyper_steps, every=every,
-        patience=patience, lr=lr, final_lr=final_lr, hyper_lr=hyper_lr,
+        patience=patience,
     )  # fmt: skip
-    if burn_in < 0:
-        raise ArgumentError("burn_in", burn_in, "0 or more epochs")
+    check_positive(lr=lr, final_lr=final_lr, hyper_lr=hyper_lr)
+    check_counts(0, burn_in=burn_in)
     if partition == "class" and isinstance(train_y, Tensor) and train_y.is_floating_point():
         raise ArgumentError("partition", "'class' and targets that are no classes", "'random'")
     training = _OnlineTraining(
@@ -272,7 +271,8 @@ def fit_hyperparameters(
         ShapeError: Points and targets are not as many.
         NonFiniteError: The evidence is not finite.
     """
-    check_numbers(steps=steps, batch_size=batch_size, lr=lr)
+    check_counts(steps=steps, batch_size=batch_size)
+    check_positive(lr=lr)
     start = time.perf_counter()
     training = _OnlineTraining(
         mll, train_x, train_y, lr, progress, batch_size=batch_size, lr=1.0, final_lr=None,

@@ -9,15 +9,14 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from gpclml._utils.arguments import checked
+from gpclml._utils.arguments import check_counts, check_finite, check_positive, checked
 from gpclml._utils.progress import progress_bar
 from gpclml.conditioning.batches import Loader, TrainingBatches
-from gpclml.errors import ArgumentError, NonFiniteError
 from gpclml.fit.result import FitResult
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
 
-__all__ = ["WeightTraining", "check_finite", "check_numbers", "fit_map"]
+__all__ = ["WeightTraining", "fit_map"]
 
 
 class WeightTraining:
@@ -65,31 +64,9 @@ class WeightTraining:
                 p.grad = gradient
             self.of_weights.step()
             values.append(value.detach())
-        mean = float(torch.stack(values).mean())
+        mean = torch.stack(values).mean()
         check_finite("log joint density", mean, "Lower lr.")
-        return mean
-
-
-def check_numbers(**numbers: float | None) -> None:
-    """Raises an ArgumentError where a count is below 1 or a rate not positive.
-
-    Args:
-        **numbers: Counts; those with ``lr`` in their name are rates. None is not checked.
-    """
-    for name, number in numbers.items():
-        if number is None:
-            continue
-        if "lr" in name:
-            if not 0 < number < math.inf:
-                raise ArgumentError(name, number, "a positive number")
-        elif number < 1:
-            raise ArgumentError(name, number, "at least 1")
-
-
-def check_finite(what: str, value: float, suggestion: str) -> None:
-    """Raises a NonFiniteError for another number than a finite one."""
-    if not math.isfinite(value):
-        raise NonFiniteError(what, value, "a finite number", suggestion)
+        return float(mean)
 
 
 @checked(train_x="(N, *event)", train_y="(N, *outputs)")
@@ -136,7 +113,8 @@ def fit_map(
         >>> fit_map(mll, train_x, train_y, epochs=50, batch_size=128, final_lr=1e-5)
         >>> evidence = mll(model(train_x), train_y).item()
     """
-    check_numbers(epochs=epochs, batch_size=batch_size, lr=lr, final_lr=final_lr)
+    check_counts(epochs=epochs, batch_size=batch_size)
+    check_positive(lr=lr, final_lr=final_lr)
     training = WeightTraining(
         mll, train_x, train_y, batch_size=batch_size, lr=lr, final_lr=final_lr, epochs=epochs,
         seed=seed,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from gpytorch.mlls import MarginalLogLikelihood
 
-from gpclml._utils.arguments import check_counts, check_learning_rate, checked
+from gpclml._utils.arguments import check_counts, checked
 from gpclml._utils.checkpoint import read_checkpoint
 from gpclml._utils.progress import progress_bar
 from gpclml._utils.resuming import (
@@ -114,7 +114,9 @@ def train_on_tasks(
         if validation is None:
             fix = "Give validation tasks, or leave patience out."
             raise ArgumentError("patience", patience, "None without validation tasks", fix)
-    check_learning_rate(lr, next(model.parameters()).dtype)
+    dtype = next(model.parameters()).dtype
+    if not 0 < lr <= torch.finfo(dtype).max:
+        raise ArgumentError("lr", lr, f"a positive number that {dtype} can hold")
     if all(module is not model for module in mll.modules()):
         raise ArgumentError("mll", f"a {type(mll).__name__} of another model", "one of the model")
     optimizer = torch.optim.Adam(parameter_groups(model, mll, lr, 0.1 * lr))

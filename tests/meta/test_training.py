@@ -254,8 +254,9 @@ def test_bad_arguments():
             train_on_tasks(model, objective(model), tasks(), **({"steps": 1} | {name: 0}))
     with pytest.raises(ArgumentError, match="patience: got 2, expected None without validation"):
         train_on_tasks(model, objective(model), tasks(), steps=1, patience=2)
-    with pytest.raises(ArgumentError, match="lr"):
-        train_on_tasks(model, objective(model), tasks(), steps=1, lr=0.0)
+    for lr in (0.0, 1e300):
+        with pytest.raises(ArgumentError, match=r"lr: got .* that torch.float32 can hold"):
+            train_on_tasks(model, objective(model), tasks(), steps=1, lr=lr)
     with pytest.raises(ArgumentError, match="of another model"):
         train_on_tasks(model, objective(transfer()), tasks(), steps=1)
     with pytest.raises(ArgumentError, match="count"):

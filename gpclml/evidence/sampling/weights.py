@@ -14,8 +14,8 @@ from torch.func import jvp, vmap
 from gpclml._utils.arguments import (
     all_finite,
     check_counts,
-    check_learning_rate,
     check_placement,
+    check_positive,
     checked,
 )
 from gpclml._utils.progress import progress_bar
@@ -97,7 +97,7 @@ def sample_sgld(
     check_counts(
         count=count, cycles=cycles, epochs_per_cycle=epochs_per_cycle, batch_size=batch_size
     )
-    check_learning_rate(lr)
+    check_positive(lr=lr)
     if not 0 <= exploration < 1:
         raise ArgumentError("exploration", exploration, "at least 0 and below 1")
     generator = torch.Generator().manual_seed(seed)
