@@ -47,10 +47,10 @@ class SolveReport:
 
     Attributes:
         iterations: Products with the covariance.
-        residual: Norm of what was left unsolved, as a share of the right-hand side's.
+        residual: Norm of the residual, as a share of the norm of the right-hand side.
         mean_error: Upper bound of the error of :meth:`IterativePosterior.mean`, in prior standard
-            deviations of the function at the point. Infinite where noise is not independent, or
-            lost in the rounding of the covariance.
+            deviations of the function at the point. Infinite if noise is not independent, or below
+            the rounding of the covariance.
     """
 
     iterations: int
@@ -66,11 +66,12 @@ class IterativePrediction:
         distribution: Mean ``(*batch, m)`` and covariance ``(*batch, m, m)``.
         mean_error: Upper bound of the distance of the mean from the exact one, ``(*batch, m)``, in
             the units of the targets.
-        variance_excess: Upper bound of what a variance is above the exact one, ``(*batch, m)``, in
-            those units squared; it is below by rounding only. Both bounds are for the covariance as
-            its kernel evaluates it, with an allowance for the rounding of products.
-        residual: Largest norm of a residual as a share of that of its right-hand side.
-        iterations: Products with the covariance, of up to as many vectors as points at once.
+        variance_excess: Upper bound of how far a variance is above the exact one, ``(*batch, m)``,
+            in those units squared; it is below the exact one only by rounding. Both bounds are for
+            the covariance as its kernel evaluates it, with an allowance for the rounding of
+            products.
+        residual: Largest norm of a residual, as a share of the norm of its right-hand side.
+        iterations: Number of products with the covariance.
     """
 
     distribution: PosteriorNormal
@@ -83,43 +84,46 @@ class IterativePrediction:
 class IterativePosterior:
     r"""The posterior of an exact GP by conjugate gradients, given all its observed targets.
 
-    One solve at the start is kept with its preconditioner and serves every mean. A variance takes a
-    solve of its own, many together; its error and that of the mean beside it are of second order in
-    the residuals: see :class:`~gpclml.linalg.IterativeConditioning`. The covariance of the
-    observations is evaluated once where it fits into ``solver.kept_bytes``, else in each iteration.
+    One solve at the start is kept with its preconditioner and is used for every mean. Each variance
+    takes a solve of its own, many at once; its error, and that of the mean computed with it, is of
+    second order in the residuals: see :class:`~gpclml.linalg.IterativeConditioning`. The covariance
+    of the observations is evaluated once if it fits into ``solver.kept_bytes``, else in each
+    iteration.
 
     Variances, covariances and draws include the noise of new observations unless
     ``observation_noise=False``, as everywhere in gpclml; the mean is the same for both. BoTorch's
     ``model.posterior`` leaves it out by default.
 
-    Missing targets (NaN) are left out, in each batch member on its own. The model is read in eval
-    mode, after which every module is as it was. Every method raises an error if a parameter or the
-    data of the model have changed since. Nothing is differentiable. New points may be numpy arrays
-    and data frames.
+    Missing targets (NaN) are left out, in each batch member on its own. The modes of the model's
+    modules are not changed. Every method raises an error if a parameter or the data of the model
+    have changed since. Nothing is differentiable. New points may be numpy arrays and data frames.
 
     Args:
         model: An exact GP with training data, of one task.
-        solver: Tolerance and the rest; ``ConjugateGradients()`` if None. Every residual has to
-            reach the tolerance; that of the training targets a tenth of it, if rounding permits.
-            Its ``max_error`` is of densities and does not count.
-        units: "original" units of the targets, where the model standardizes them, or "training".
-        points_at_once: New points that are solved for together: memory for 16 arrays of n times
-            that. If None as many as make one of 2²³ numbers, or fewer that fit into memory.
+        solver: Tolerance and other settings; ``ConjugateGradients()`` if None. Every residual has
+            to reach the tolerance, and that of the training targets a tenth of it if rounding
+            permits. ``max_error`` is for densities and has no effect here.
+        units: Units of the targets: "original", or "training" for those that the model standardizes
+            to.
+        points_at_once: Number of new points that are solved for together, with memory for 16 arrays
+            of n times this number. If None, one such array has 2²³ numbers, or fewer if memory is
+            short.
 
     Attributes:
         report: How well the training targets were solved for.
 
     Raises:
-        ArgumentError: The model has no training data, or memory does not suffice; with the figures.
+        ArgumentError: The model has no training data, or memory does not suffice; the error gives
+            both figures.
         UnsupportedError: The model is not an exact GP, or has several tasks.
         NonFiniteError: A target is infinite, or the covariance not finite.
         NotConvergedError: The tolerance is not reached, unless the solver only warns.
 
     Note:
-        For the solve 2 n² floating-point operations an iteration and one reading of the covariance,
-        or its evaluation where it is not kept; n k² and k rows of it for the preconditioner of rank
-        k. Memory for 3 n k numbers in double precision, what is kept of the covariance, and a chunk
-        of its rows.
+        The solve takes 2 n² floating-point operations per iteration, and the evaluation of the
+        covariance if it is not kept; the preconditioner of rank k takes n k² operations and k rows
+        of the covariance. Memory: 3 n k numbers in double precision, the kept part of the
+        covariance, and a chunk of its rows.
 
     Examples:
         >>> from gpclml.inference import IterativePosterior
@@ -177,8 +181,7 @@ class IterativePosterior:
             UnsupportedError: x asks for a gradient.
 
         Note:
-            n m numbers of the kernel, and 2 n m floating-point operations; memory for the kernel of
-            the n and the points at once.
+            n m evaluations of the kernel and 2 n m floating-point operations.
         """
         with self._at(x) as (_, prior, chunks):
             weights = self._given.weights
@@ -252,15 +255,15 @@ class IterativePosterior:
 
         Raises:
             ShapeError, NonFiniteError: The points do not fit the training inputs.
-            ArgumentError: Another dtype or device, a model that has changed, or more points
-                together than memory holds; with the figures.
+            ArgumentError: x has another dtype or device, the model has changed, or memory does not
+                suffice for so many points; the error gives both figures.
             UnsupportedError: x asks for a gradient.
             NotConvergedError: The tolerance is not reached, unless the solver only warns.
 
         Note:
-            2 n² m floating-point operations an iteration, beside the evaluation of the covariance
-            where it is not kept, and 4 n m² for the joint covariance; memory for 16 arrays of n
-            times the points at once, and for the joint covariance 3 n m + 4 m² numbers more.
+            2 n² m floating-point operations per iteration, the evaluation of the covariance if it
+            is not kept, and 4 n m² operations for the joint covariance. Memory: 16 arrays of n
+            times ``points_at_once`` numbers, and 3 n m + 4 m² more for the joint covariance.
         """
         with self._at(x, joint=not marginal) as (x, prior, chunks):
             posterior, blocks = posterior_given(prior, self._given, chunks, marginal, x)

@@ -47,7 +47,7 @@ class Observations:
         num_rows: Number n of data rows.
         num_tasks: Number t of targets of each row.
         interleaved: Whether the tasks of one row are neighbours (else the rows of one task).
-        params: What the likelihood was given besides the distribution.
+        params: Arguments of the likelihood besides the distribution.
     """
 
     lazy_covariance: ObservedCovariance
@@ -82,7 +82,8 @@ class Observations:
             checked: See :func:`gpclml.linalg.safe_cholesky`.
 
         Raises:
-            ArgumentError: If there is no block; if memory does not suffice, with the figures.
+            ArgumentError: If there is no block, or memory does not suffice; the error gives both
+                figures.
         """
         if len(blocks) == 0:
             raise ArgumentError("blocks", "none", "at least one group of blocks, each (k, b)")
@@ -165,7 +166,7 @@ class Observations:
             value: Any shape.
 
         Raises:
-            NonFiniteError: It is not; the message says how many residuals are not.
+            NonFiniteError: It is not finite; the message says how many residuals are not.
         """
         if not all_finite(value):
             bad = int((~torch.isfinite(self.residual)).sum())
@@ -185,15 +186,15 @@ class Observations:
             value: The log density, ``(*batch,)``.
             blocks: Flat target indices, ``(k_i, b_i)``, or ``(*batch, 1, b)`` for one block of
                 its own in each batch member.
-            redrawn: Whether the next call has other blocks. A batch member that has no observed
-                target in these then scores 0, without a gradient, for this call.
+            redrawn: Whether the next call has other blocks. If so, a batch member that has no
+                observed target in these scores 0, without a gradient.
 
         Returns:
             Nats per observed held-out target, ``(*batch,)``.
 
         Raises:
-            ArgumentError: If a batch member has no observed target in any block, and the
-                blocks stay the same; if it has none at all.
+            ArgumentError: If a batch member has no observed target in any block although the blocks
+                stay the same, or none at all.
         """
         count = sum(block.shape[-2:].numel() for block in blocks)
         if self.missing is None:
@@ -308,20 +309,19 @@ def training_observations(
 def likelihood_parameters(model: ExactGP, likelihood: Likelihood) -> tuple[Tensor, ...]:
     """The arguments that a likelihood takes besides the model's output at its training inputs.
 
-    These are the inputs, transformed where a BoTorch model transforms them. A
-    ``HadamardGaussianLikelihood`` takes the task indices i alone of a model that GPyTorch's
-    users call as ``model(x, i)``.
+    These are the inputs, transformed where a BoTorch model transforms them. For a model that is
+    called as ``model(x, i)``, a ``HadamardGaussianLikelihood`` takes only the task indices i.
 
     Args:
         model: An exact GP with training data.
-        likelihood: That is to be called.
+        likelihood: The likelihood that will be called.
 
     Returns:
         The tensors to pass after the distribution.
 
     Raises:
-        ArgumentError: If a Hadamard likelihood needs task indices, and not exactly one input
-            of the model can be these.
+        ArgumentError: If a Hadamard likelihood needs task indices, and no input of the model, or
+            more than one, can be these.
     """
     inputs = cast(tuple[Tensor, ...], tuple(model.train_inputs or ()))
     transform = getattr(model, "transform_inputs", None)

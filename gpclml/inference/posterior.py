@@ -62,10 +62,10 @@ def exact_posterior(
     :math:`z = L^{-1} (y - m)`, the mean is :math:`m_* + V^\top z` and the covariance
     :math:`K_{**} - V^\top V` (Rasmussen and Williams 2006, Algorithm 2.1).
 
-    GPyTorch's own prediction counts a NaN target as observed in the covariance; here its row
-    is replaced by the identity's and so drops out, in each batch element on its own. A variance is
-    at least the rounding of the prior's, which a difference near a training point may fall below.
-    O(n^3 + n^2 m) operations; O(n^2 + n m) memory, with ``marginal`` O(n^2 + m) and a chunk.
+    GPyTorch's own prediction counts a NaN target as observed in the covariance; here its row is
+    replaced by that of the identity, in each batch element on its own, and so has no effect. A
+    variance is at least the rounding error of the prior's. The cost is O(n^3 + n^2 m) operations
+    and O(n^2 + n m) memory, with ``marginal`` O(n^2 + m) and a chunk.
 
     Args:
         model: A model in eval mode, with training data.

@@ -23,15 +23,15 @@ _ONE_DRAW = torch.Size()
 class PosteriorNormal(MultivariateNormal):
     r"""A GPyTorch normal that does not depend on units: it has no absolute lower bounds.
 
-    GPyTorch raises variances below ``gpytorch.settings.min_variance`` (1e-6 in single precision) to
-    it and adds a jitter of 1e-8 or more to a covariance that it cannot factorize, whatever the
-    units. Of targets in billionths both are far more than the variances themselves. Here variances
-    are the covariance's diagonal, and densities, draws and entropies are computed in units s of
-    the distribution's own: :math:`\log p(y) = \log p_z((y - m) / s) - n \log s`, s the power of two
-    nearest to the largest standard deviation, so that dividing by it rounds nothing.
+    GPyTorch raises variances to at least ``gpytorch.settings.min_variance`` (1e-6 in single
+    precision) and adds a jitter of 1e-8 or more to a covariance that it cannot factorize, whatever
+    the units. For targets of the size of 1e-9 both are far larger than the variances themselves.
+    Here variances are the covariance's diagonal, and densities, draws and entropies are computed in
+    units of the distribution, :math:`\log p(y) = \log p_z((y - m) / s) - n \log s`, with s the
+    power of two nearest to the largest standard deviation, so that dividing by s is exact.
 
-    Everything that takes a ``gpytorch.distributions.MultivariateNormal`` takes it: likelihoods,
-    ``gpytorch.metrics``, BoTorch's posteriors. What indexing and arithmetic give is of this class.
+    It can be used wherever a ``gpytorch.distributions.MultivariateNormal`` can: in likelihoods,
+    ``gpytorch.metrics`` and BoTorch's posteriors. Indexing and arithmetic give this class again.
 
     Args:
         mean: ``(*batch, n)``.
@@ -55,8 +55,8 @@ class PosteriorNormal(MultivariateNormal):
     def variance(self) -> Tensor:
         """The covariance's diagonal, ``(*batch, n)``.
 
-        Where rounding has left zero or less it is the smallest positive normal number of the type,
-        so that a root has a gradient.
+        Values that rounding made zero or negative are replaced by the smallest positive normal
+        number of the type, so that a root has a gradient.
         """
         diagonal = self.lazy_covariance_matrix.diagonal(dim1=-1, dim2=-2)
         variance = diagonal.expand(self.batch_shape + self.event_shape)

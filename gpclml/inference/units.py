@@ -67,12 +67,12 @@ def log_target_scale(model: ExactGP, units: Units, multitask: bool = False) -> T
 def term_offset(model: ExactGP, data: Observations, units: Units) -> Tensor:
     """The amount by which the log density of each target is too large, in nats.
 
-    The change of units, or the constant that a missing target enters with.
+    It is the change of units, or for a missing target its constant.
 
     Args:
         model: As for :func:`to_training_units`.
         data: The model's targets.
-        units: Units that the density is asked in.
+        units: Units of the density.
 
     Returns:
         ``(*batch, N)``.
@@ -95,7 +95,7 @@ def units_of_targets(model: ExactGP, units: Units) -> tuple[Tensor, Tensor]:
 
     Args:
         model: As for :func:`to_training_units`, of one output.
-        units: Those asked for.
+        units: The given units.
 
     Returns:
         Scale and shift in float64, on the device of the targets; they broadcast to targets

@@ -52,20 +52,20 @@ class ConjugateGradients:
     """Settings of conjugate gradients: tolerances, preconditioner, memory, progress.
 
     Attributes:
-        tolerance: Largest norm of a column's residual, as a share of the norm of its right-hand
-            side.
-        max_error: Largest bound of the error of a conditional density, in nats per held-out point:
-            the solver goes on until the bound is below it. If None, the residuals alone count. A
-            density has an error of second order in the residuals, its gradient one
+        tolerance: Largest allowed norm of a column's residual, as a share of the norm of its
+            right-hand side.
+        max_error: Largest allowed bound of the error of a conditional density, in nats per held-out
+            point; the solver continues until the bound is below it. If None, only the tolerance
+            counts. The error of a density is of second order in the residuals, that of its gradient
             of first order.
-        max_iterations: Most products with the covariance, at least 2.
+        max_iterations: Largest number of products with the covariance, at least 2.
         preconditioner_rank: Columns of the pivoted Cholesky factor that preconditions; 0 for none.
-        on_failure: "error" or "warn": what happens where the tolerance is not reached.
-        kept_bytes: What the evaluated half of the covariance may occupy, kept from one iteration to
-            the next; a larger one is evaluated anew in each iteration, in chunks of rows. A quarter
-            of the device's memory if None.
-        progress: Show the products with the covariance as they are taken, and the largest residual
-            whenever it is computed.
+        on_failure: "error" or "warn": what happens if the tolerance is not reached.
+        kept_bytes: Bytes for the evaluated half of the covariance, which is kept from one iteration
+            to the next; a larger one is evaluated again in each iteration, in chunks of rows. A
+            quarter of the device's memory if None.
+        progress: Whether to show a bar of the products with the covariance, and the largest
+            residual.
 
     Raises:
         ArgumentError: A value is out of its range.
@@ -108,16 +108,16 @@ class ConjugateGradients:
     ) -> Solution:
         """Solves for all columns together, those that are done leaving.
 
-        Conjugate gradients stop at a mean residual that they update by recursion. Here they start
-        again from the residual computed anew, for the columns above the tolerance, until no column
-        is above it. A column that stays above it raises no error here: see :meth:`check`.
+        Conjugate gradients stop at a mean residual that they update by recursion. Here they restart
+        from the newly computed residual, for the columns above the tolerance, until no column is
+        above it. A column that stays above it raises no error here: see :meth:`check`.
 
         Args:
             multiply: Multiplies ``(*batch, n, k)`` by the matrix.
             right: Right-hand sides, ``(*batch, n, k)``.
             precondition: Multiplies by an approximation of its inverse.
-            start: Where to go on from, which is changed in place; its iterations count.
-            tolerance: Another than that of the settings.
+            start: State to continue from, which is changed in place; its iterations count.
+            tolerance: Replaces that of the settings.
 
         Raises:
             NonFiniteError: A right-hand side or a product with the matrix is not finite; at the
@@ -161,13 +161,15 @@ class ConjugateGradients:
         """Raises an error or warns where the tolerance was not reached, as ``on_failure`` says.
 
         Args:
-            residual: The largest relative one, as found afterwards.
-            iterations: How many there were.
-            error_bound: Of a density, in nats per held-out point; None where there is none.
+            residual: The largest relative residual, as computed afterwards.
+            iterations: Number of iterations.
+            error_bound: Bound of the error of a density, in nats per held-out point; None if there
+                is none.
 
         Raises:
             NonFiniteError: A number is NaN, for either value of ``on_failure``.
-            NotConvergedError: Something was not reached and ``on_failure`` is "error".
+            NotConvergedError: The tolerance or ``max_error`` was not reached and ``on_failure`` is
+                "error".
         """
         bound = error_bound or 0.0
         if math.isnan(residual) or math.isnan(bound):

@@ -58,7 +58,7 @@ class Covariance(ABC):
     @classmethod
     @abstractmethod
     def memory(cls, shape: Size, block: int) -> int:
-        """How many numbers the density of a held-out block and its gradient hold at their peak.
+        """Peak number of stored numbers for the density of a held-out block and its gradient.
 
         Args:
             shape: Shape of the covariance; of the features where it is of low rank.
@@ -116,7 +116,8 @@ class Covariance(ABC):
     def density(self, blocks: Sequence[Tensor]) -> Any:
         """Held-out blocks in the form that :meth:`value_and_gradients` takes.
 
-        What depends on the blocks alone is done here, once for all covariances of the same points.
+        Work that depends only on the blocks is done here, once for all covariances of the same
+        points.
 
         Args:
             blocks: As for :meth:`held_out_log_densities`.
@@ -131,8 +132,8 @@ class Covariance(ABC):
             density: The blocks, as :meth:`density` gives them.
 
         Returns:
-            The sum, ``(*batch,)``, and pairs of a tensor and the gradient of all sums by it. They
-            go on by ``torch.autograd.backward`` to what the tensors were computed from.
+            The sum, ``(*batch,)``, and pairs of a tensor and the gradient of all sums by it, for
+            ``torch.autograd.backward``.
         """
         value = self.held_out_log_density(residual, density)
         pairs = [(value, torch.ones_like(value))] if value.requires_grad else []
@@ -203,8 +204,8 @@ class Covariance(ABC):
 
         Args:
             residual: ``(*batch, n)``; zero where missing.
-            missing: Which observations are missing and so say nothing, ``(*batch, n)``; the
-                covariance has variance one and no correlation there. None where none is.
+            missing: Which observations are missing, ``(*batch, n)``; the covariance has variance
+                one and no correlation there. None if none is missing.
         """
         raise self._refused("predictor")
 
@@ -314,7 +315,8 @@ class Predictor(ABC):
         Args:
             cross: Covariance of the observations with these values, ``(*batch, n, k)``; batches
                 broadcast.
-            keep: Keep what the joint covariance with other blocks is made of.
+            keep: Whether to keep the vectors from which the joint covariance with other blocks is
+                computed.
         """
         if self.missing is not None:
             cross = torch.where(self.missing.unsqueeze(-1), 0.0, cross)

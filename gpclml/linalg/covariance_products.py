@@ -75,19 +75,18 @@ class CovarianceProducts(ABC):
 class RowProducts(CovarianceProducts):
     """A covariance whose rows are evaluated in chunks.
 
-    Products for the solver take what is on and below the diagonal for both halves, keep it where it
-    fits into ``kept_bytes``, and evaluate it anew each time otherwise. Differentiable products
-    evaluate whole rows, and each chunk once more in the backward pass, so that they too hold one
-    chunk at a time.
+    Products for the solver evaluate only the lower half, keep it if it fits into ``kept_bytes``,
+    and otherwise evaluate it again each time. Differentiable products evaluate whole rows, and each
+    chunk once more in the backward pass, so that only one chunk is in memory.
 
     Args:
-        rows: From i, j and k to the first k columns of the rows i to j, ``(*batch, j - i, k)``,
-            differentiable; of a symmetric matrix.
+        rows: Function of i, j and k that returns the first k columns of the rows i to j, ``(*batch,
+            j - i, k)``, differentiable; the matrix is symmetric.
         diagonal: The variances, ``(*batch, n)``.
         shape: ``(*batch, n, n)``.
-        kept_bytes: What the evaluated half may occupy.
-        multiple: All that ``rows`` is asked for are multiples of this number.
-        row: Computes one row by its index, ``(*batch, n)``, where that takes less than ``rows``.
+        kept_bytes: Bytes that the evaluated half may occupy.
+        multiple: ``rows`` is called only with multiples of this number.
+        row: Computes one row by its index, ``(*batch, n)``, if that is faster than ``rows``.
 
     Attributes:
         kept_numbers: How many are kept from one product for the solver to the next.
@@ -195,7 +194,7 @@ class OperatorProducts(CovarianceProducts):
     """A covariance with structure of its own: Kronecker, Toeplitz, interpolated, KeOps, ….
 
     Args:
-        operator: Multiplies, and differentiates its products, as it knows best.
+        operator: A linear operator with its own product and derivative.
     """
 
     @checked(late=True)

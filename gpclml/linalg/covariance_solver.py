@@ -150,7 +150,7 @@ class CovarianceSolver:
         Args:
             right: B, ``(*batch, n, k)``; zero where observations are missing.
             tolerance: Of relative residuals; the settings' if None.
-            start: Where to go on from, which is changed in place.
+            start: State to continue from, which is changed in place.
         """
         return self.settings.solve(
             self.covariance.fixed_matmul, right, self._precondition, start, tolerance
@@ -188,17 +188,17 @@ class CovarianceSolver:
 
         Args:
             right: B, ``(*batch, n, k)``; zero where observations are missing.
-            tolerance: What is sought, as far as rounding permits; what is demanded is the
-                settings', which is sought too if None.
+            tolerance: Tolerance to aim at, as far as rounding permits; that of the settings if
+                None. Only that of the settings has to be reached.
 
         Raises:
             NonFiniteError: The covariance is not finite.
-            NotConvergedError: A residual is above the tolerance demanded, unless the settings only
+            NotConvergedError: A residual is above the tolerance of the settings, unless these only
                 warn.
 
         Note:
-            2 n² k floating-point operations an iteration, beside the evaluation of the covariance
-            where it is not kept; memory for about twelve arrays n x k.
+            2 n² k floating-point operations per iteration, the evaluation of the covariance if it
+            is not kept, and memory for about twelve arrays of n x k.
         """
         solution = self.solution(right, tolerance)
         norms = column_norms(right).clamp_min(torch.finfo(right.dtype).tiny)
@@ -265,9 +265,10 @@ class IterativeConditioning(Predictor):
         settings: Tolerance and the rest.
 
     Attributes:
-        weights: a, ``(*batch, n, 1)``.
-        error: Upper bound of :math:`(\rho^\top K^{-1} \rho)^{1/2}`, ``(*batch, 1)``, float64: the
-            mean :math:`k^\top a` of a value is off by at most that times its prior deviation.
+        weights: The solution a of K a = r, ``(*batch, n, 1)``.
+        error: Upper bound of :math:`(\rho^\top K^{-1} \rho)^{1/2}` for the residual :math:`\rho = r
+            - K a`, ``(*batch, 1)``, float64: the mean :math:`k^\top a` of a value is off by at most
+            that times its prior deviation.
         residual: Norm of :math:`\rho` as a share of that of r.
         iterations: Products with the covariance.
 
@@ -276,9 +277,9 @@ class IterativeConditioning(Predictor):
         NotConvergedError: The tolerance is not reached, unless the settings only warn.
 
     Note:
-        2 n² floating-point operations an iteration, beside the evaluation of the covariance. Each
-        of k values that are predicted takes a solve: 2 n² k operations an iteration, memory for
-        about 16 arrays n x k, and the same errors.
+        2 n² floating-point operations per iteration, and the evaluation of the covariance.
+        Predicting k values takes k solves: 2 n² k operations per iteration, and memory for about 16
+        arrays of n x k.
     """
 
     @checked(residual="float (*batch, n)")

@@ -48,18 +48,17 @@ def conditional_log_density(
         + \tfrac12 (u \alpha^\top + \alpha u^\top), \qquad \partial/\partial r = -u.
 
     With every point held out this is the log marginal likelihood. Residuals that share a
-    covariance, in batch dimensions where the covariance has size 1 or none, share its one
-    factor, and their vectors enter its gradient side by side.
+    covariance, in batch dimensions where the covariance has size 1 or none, share its factor.
 
     Args:
-        covariance: Covariances of the observations, noise included, ``(*batch, n, n)``; one of
-            low rank costs n R², and is differentiated step by step.
+        covariance: Covariances of the observations, noise included, ``(*batch, n, n)``. One of low
+            rank costs n R², and autograd computes its gradient.
         residual: Observations minus their prior mean, ``(*batch, n)``; batches broadcast.
         held_out: Indices of the b points that are scored, ``1 <= b <= n``: ``(b,)``, or
             ``(*batch, b)`` for points of its own in each batch member.
         factor_dtype: See :func:`gpclml.linalg.factorization_dtype`.
-        checked: See :func:`gpclml.linalg.safe_cholesky`; the value is NaN where a factorization
-            failed that was not checked.
+        checked: See :func:`gpclml.linalg.safe_cholesky`; the value is NaN if an unchecked
+            factorization failed.
 
     Returns:
         One log density a batch member, ``(*batch,)``, in the type of ``covariance``.

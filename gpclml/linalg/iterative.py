@@ -51,10 +51,9 @@ class IterativeReport:
         iterations: Products with the covariance.
         residual: Largest relative residual of a column, computed afterwards.
         error_bound: Upper bound of the error of the log density in nats per held-out point, the
-            largest of a batch, for the covariance as its kernel evaluates it; with an allowance
-            for the rounding of products. Infinite where the residuals are too large to say, or
-            the noise is lost in the rounding of the covariance; None where the noise is not
-            independent.
+            largest of a batch, for the covariance as its kernel evaluates it; with an allowance for
+            the rounding of products. Infinite if the residuals are too large for a bound, or the
+            noise is below the rounding of the covariance; None if the noise is not independent.
     """
 
     iterations: int
@@ -174,9 +173,8 @@ def iterative_conditional_log_density(
         NotPSDError: If the conditional covariance is not positive definite even with jitter.
 
     Note:
-        2 n² (b + 1) floating-point operations an iteration, and about four times that for the
-        gradient; memory for about ten n x b arrays and a chunk of rows, beside what the solver
-        keeps.
+        2 n² (b + 1) floating-point operations per iteration, and about four times that for the
+        gradient. Memory: about ten n x b arrays, a chunk of rows, and what the solver keeps.
     """
     by_products = IterativeCovariance(covariance, solver or ConjugateGradients())
     value = by_products.conditional_log_density(residual, held_out)

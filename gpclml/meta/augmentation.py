@@ -23,9 +23,9 @@ _STREAM = 1  # of random numbers, apart from that of the tasks themselves
 class AugmentedTasks(NumberedTasks):
     """The tasks of another source, each image turned, cropped and mirrored at random.
 
-    For training: a network learns that these changes do not matter. Each image, of support and
-    query points alike, has changes of its own, which depend on the number of its task and the seed
-    alone. Pixels are interpolated; what comes from outside of an image is 0.
+    It is for training: a network learns to ignore these changes. Each support and query image is
+    changed in its own way, which depends only on the number of its task and the seed. Pixels are
+    interpolated; those from outside of an image are 0.
 
     Args:
         tasks: Source of tasks of images, ``(tasks, n, channels, height, width)``.

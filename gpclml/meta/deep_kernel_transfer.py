@@ -58,17 +58,16 @@ class DeepKernelTransfer(ExactGP):
     1 for its members and -1 for all others; the classes of a task share the kernel, and so
     its one factorization.
 
-    All tasks of a batch and all classes of a task are one batched GP: features
-    ``(tasks, 1, n, q)``, targets ``(tasks, ways, n)``. The objective decides which points of a task
-    are conditioned on: ``LastPoints(m=0)`` is the log marginal likelihood of support and query
-    points together, ``LastPoints(m=num_support)`` the conditional one of the query points given the
+    All tasks of a batch and all classes of a task form one batched GP, with features ``(tasks, 1,
+    n, q)`` and targets ``(tasks, ways, n)``. The objective decides which points of a task are
+    conditioned on: ``LastPoints(m=0)`` is the log marginal likelihood of support and query points
+    together, ``LastPoints(m=num_support)`` the conditional one of the query points given the
     support points (Lotfi et al. 2022, Section 8.2).
 
     Args:
         backbone: Maps inputs ``(n, *event)`` to features ``(n, q)``.
-        kernel: A kernel on features, or one of ``"batch_norm_cosine"`` (of features
-            standardized over the batch in training and by running statistics afterwards; the
-            normalization is a layer of the network and is trained with it, from a shift of one),
+        kernel: A kernel on features, or one of ``"batch_norm_cosine"`` (the cosine after a batch
+            normalization of the features, which is trained with the network, from a shift of one),
             ``"cosine"``, ``"linear"``, ``"matern"``, ``"polynomial"`` (of degree 2),
             ``"polynomial_1"`` (of degree 1: linear with an offset), ``"rbf"``,
             ``"spectral_mixture"``.
@@ -124,8 +123,8 @@ class DeepKernelTransfer(ExactGP):
 
         Raises:
             NonFiniteError: A feature is not finite.
-            ShapeError: The backbone does not give one row of features a point, or another number of
-                them than ``num_features`` where the kernel asks for it.
+            ShapeError: The backbone does not give one row of features for each point, or not
+                ``num_features`` of them where the kernel needs that.
             ArgumentError: The points are on another device than the backbone, or of another type.
         """
         return self._flat_features(x).unflatten(0, x.shape[:2]).unsqueeze(1)
@@ -178,9 +177,9 @@ class DeepKernelTransfer(ExactGP):
     def objective(self, mll: MarginalLogLikelihood, episodes: Episodes) -> Tensor:
         """An objective of the tasks: the values of ``mll(*model.prior(episodes))``.
 
-        On a CPU value and gradient are computed at once, where the objective is the log marginal
-        likelihood or conditions on the first points, and the kernel is one of ``KERNELS`` without
-        mixtures or of GPyTorch's kernels.
+        On a CPU value and gradient are computed together if the objective is the log marginal
+        likelihood or conditions on the first points, and the kernel is one of ``KERNELS`` (without
+        mixtures) or of GPyTorch's.
 
         Args:
             mll: An objective of this model.
@@ -203,8 +202,8 @@ class DeepKernelTransfer(ExactGP):
     def predict(self, episodes: Episodes) -> Normal:
         """The predictive marginals at the query points given the support points, with noise.
 
-        The query targets are not used. It costs one factorization a task. The modules are in eval
-        mode meanwhile.
+        The query targets are not used. The cost is one factorization for each task. During the call
+        the modules are in eval mode.
 
         Args:
             episodes: Tasks of one size.

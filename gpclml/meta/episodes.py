@@ -23,7 +23,7 @@ __all__ = ["Episodes", "NumberedTasks", "SingleTasks", "task_generator", "unit_r
 class Episodes:
     """A batch of few-shot tasks of one size, each with support points and query points.
 
-    Classes are checked on the CPU alone, where that does not wait for a device.
+    Values of classes are checked only on the CPU, because a check on a GPU would wait for it.
 
     Attributes:
         support_x: Inputs of the support points, which are learned from, ``(tasks, s, *event)``.

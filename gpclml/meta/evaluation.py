@@ -89,8 +89,7 @@ def evaluate_tasks(
         model: The model.
         tasks: Source of tasks.
         count: Number of tasks, from number 0.
-        temperature: What log probabilities of classes are divided by, as
-            :func:`fit_task_temperature` finds it.
+        temperature: Divisor of the log probabilities of classes, from :func:`fit_task_temperature`.
 
     Returns:
         The scores.
@@ -114,8 +113,8 @@ def evaluate_tasks(
 def fit_task_temperature(model: DeepKernelTransfer, tasks: Tasks, count: int = 100) -> float:
     """The temperature at which the classes of tasks are most probable.
 
-    Log probabilities that are divided by it, and normalized, are usually better calibrated for
-    tasks of other classes too; which class is most probable stays (Guo et al. 2017).
+    Log probabilities that are divided by it and normalized are usually better calibrated, for tasks
+    of other classes too. The most probable class does not change (Guo et al. 2017).
 
     Args:
         model: The model.

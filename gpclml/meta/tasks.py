@@ -225,8 +225,7 @@ class HeadPoseTasks(SingleTasks):
         images: Pictures by person, pitch and yaw, ``(people, 7, 19, channels, height, width)``;
             integers count as 0 to 255 and become 0 to 1.
         support: Number of support pictures.
-        yaws: Number of yaws of the path, from 0 degrees on: 10 for a training whose test is out of
-            range.
+        yaws: Number of yaws of the path, from 0 degrees on; 10 to train for tests out of range.
         support_yaws: Number of yaws that support points are drawn from; all of the path if None.
         seed: Seed of all tasks.
 

@@ -35,12 +35,12 @@ class TasksFitResult(FitResult):
     """What :func:`train_on_tasks` did, in all runs where it was resumed.
 
     ``history`` is the objective at each step, the mean over tasks and ways in nats per held-out
-    target; ``objective`` is that of the last step that the model keeps.
+    target; ``objective`` is that of the step whose parameters the model keeps.
 
     Attributes:
         validated: Numbers of steps after which validation tasks were scored.
         scores: Mean accuracy, or negative squared error, of the validation tasks at each of them.
-        best: Number of steps with the best score; of the last step without validation.
+        best: Number of steps at the best score; all steps if there was no validation.
     """
 
     validated: list[int] = field(repr=False)
@@ -66,22 +66,22 @@ def train_on_tasks(
 ) -> TasksFitResult:
     """Trains a model by Adam on new tasks at each step, and keeps the best validated parameters.
 
-    With k tasks a step, step ``s`` takes tasks ``s k`` to ``(s + 1) k - 1`` of the source: the same
-    sources and objective give the same training. A checkpoint is saved at every validation and, as
-    of the last whole step, at an interrupt. A training that is resumed from it gives the same
-    numbers bit for bit, with the same redrawn hold-outs; only layers that draw from PyTorch's
-    global generator, such as dropout, draw others. Tasks, of which the first is compared, and
-    settings must be the same; ``steps`` and ``patience`` may differ.
+    With k tasks per step, step ``s`` takes tasks ``s k`` to ``(s + 1) k - 1`` of the source, so the
+    same sources and objective give the same training. A checkpoint is saved at every validation
+    and, as of the last whole step, at an interrupt. A resumed training gives the same numbers bit
+    for bit; only layers that draw from PyTorch's global generator, such as dropout, draw others.
+    Tasks (the first one is compared) and settings must be the same; ``steps`` and ``patience`` may
+    differ.
 
     Args:
         model: Trained in place; left in eval mode, with the best parameters.
-        mll: An objective of the model, which decides what of a task is conditioned on. Its state
-            is saved too, so that its draws go on.
+        mll: An objective of the model, which decides which points of a task are conditioned on. A
+            checkpoint contains its state.
         tasks: Source of training tasks.
         steps: Number of steps.
         tasks_per_step: Tasks in the one batched GP of a step.
-        lr: Learning rate of Adam for the network, which includes a batch normalization of its
-            features; of kernel, mean and noise a tenth of it.
+        lr: Learning rate of Adam for the network, including a batch normalization of its features.
+            Kernel, mean and noise have a tenth of it.
         validation: Source of validation tasks; if None the last parameters are kept.
         validation_tasks: Number of validation tasks.
         look_every: Steps between validations.
@@ -96,8 +96,8 @@ def train_on_tasks(
     Raises:
         ArgumentError: A number is out of range, the objective is of another model, or there is
             patience without validation tasks.
-        NonFiniteError: Objective or gradient is not finite, or features are not; the model is
-            then as after the last step.
+        NonFiniteError: The objective, a gradient or features are not finite; the model keeps the
+            parameters of the last step.
         NotPSDError: A covariance is not positive definite even with jitter.
         DataError: The checkpoint cannot be written or read, is damaged, or is of another
             architecture, objective or training.
