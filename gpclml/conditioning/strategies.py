@@ -125,15 +125,15 @@ class RandomHoldout(Conditioning):
 
     Args:
         fraction: Share held out, in (0, 1]; 1 holds out everything and gives the log marginal
-            likelihood. At least one point is held out and, below 1, at least one is
-            conditioned on where there are two.
+            likelihood. At least one point is held out, and below 1 at least one is conditioned on
+            if there are two or more.
         seed: See :class:`Conditioning`.
         condition_on: Number of points conditioned on, drawn among the others; all others if
             None.
 
     Raises:
-        ArgumentError: If ``fraction`` is outside (0, 1], ``condition_on`` is below 1, or, once
-            the data are seen, fewer points than that are not held out.
+        ArgumentError: If ``fraction`` is outside (0, 1], ``condition_on`` is below 1, or, when
+            blocks are drawn, too few points are left to condition on.
 
     Examples:
         >>> RandomHoldout(0.2, seed=0, condition_on=3).split(10)
@@ -252,7 +252,7 @@ class LastPoints(Conditioning):
         m: Number of points conditioned on; 0 gives the log marginal likelihood.
 
     Raises:
-        ArgumentError: If ``m`` is negative, or, once the data are seen, not below the number of
+        ArgumentError: If ``m`` is negative, or, when blocks are drawn, not below the number of
             points.
     """
 
@@ -275,8 +275,8 @@ class HeldOut(Conditioning):
             disjoint and may differ in size.
 
     Raises:
-        ArgumentError: If there is no block, one is empty, or indices are negative, repeated,
-            shared by blocks, or, once the data are seen, beyond them.
+        ArgumentError: If there is no block, one is empty, or indices are negative, repeated, shared
+            by blocks, or, when blocks are drawn, beyond the data.
 
     Examples:
         >>> HeldOut([0, 1, 2]).held_out(5)

@@ -232,8 +232,8 @@ class Diagonal(Structure):
     """Structure of independent parameters: the loosest bound (Immer et al. 2023, Theorem 1).
 
     Note:
-        Costs K backward passes, and layer by layer what some points' gradients of convolutions
-        take. Layers that :class:`Kronecker` refuses need N K times the size of their parameters.
+        Costs K backward passes, and memory for the gradients of some points of a convolution at a
+        time. Layers that :class:`Kronecker` refuses need N K times the size of their parameters.
     """
 
     @override
@@ -319,9 +319,9 @@ class FunctionSpace(Structure):
     et al. 2023, Section 4), and is exact for every network.
 
     Note:
-        Costs K backward passes and (N K)² (in + out) a plain layer. Convolutions, parameters of
-        other modules, and layers that :class:`Kronecker` refuses, such as tied ones, need gradients
-        at single points, N K times the size of their parameters.
+        Costs K backward passes and (N K)² (in + out) operations for each linear layer.
+        Convolutions, parameters of other modules, and layers that :class:`Kronecker` refuses, such
+        as tied ones, need gradients at single points, N K times the size of their parameters.
     """
 
     @override

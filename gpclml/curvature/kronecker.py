@@ -37,25 +37,25 @@ _PAIRS = 2**16  # of eigenvalues in memory at a time
 class Kronecker(Structure):
     r"""Structure of Kronecker factors for each layer: :math:`H \approx B \otimes A`.
 
-    :math:`A` is the mean over points of :math:`a a^\top`, :math:`B` the sum over points and
-    columns of :math:`g g^\top` (Martens and Grosse 2015; with weights shared by places of a
-    point, Eschenhagen et al. 2023). It is exact for one point with one place and for
-    a linear network's last layer. It gives no bound of the evidence: with a = g = (0, 2) on two
-    points its log-determinant is smaller than the exact one.
+    :math:`A` is the mean over points of :math:`a a^\top`, :math:`B` the sum over points and columns
+    of :math:`g g^\top` (Martens and Grosse 2015; with weights shared by positions of a point,
+    Eschenhagen et al. 2023). It is exact for one point with one position and for a linear network's
+    last layer. It gives no bound of the evidence: with a = g = (0, 2) on two points its
+    log-determinant is smaller than the exact one.
 
     Linear layers and convolutions, with groups too, have factors. Scale and shift of a batch
     (in eval mode), layer, group or RMS normalization have one exact block a layer.
 
     Args:
-        sharing: ``"expand"`` treats places as points; with ``"reduce"`` a is their mean and g
-            their sum, as averaged augmentations need.
-        others: Treatment of the parameters of other modules (embeddings, attention, recurrent
-            layers, transposed convolutions), and of layers whose inputs and outputs do not
-            determine the gradient: subclasses (LoRA), layers that are pruned, parametrized (weight
-            and spectral norm) or have hooks, whose first dimension is not that of points, and
-            weights that are tied, used by a function too, or applied twice. ``"refuse"`` raises an
-            error that names them; ``"diagonal"`` and ``"full"`` give them an exact block of their
-            own.
+        sharing: Treatment of the positions of a convolution: ``"expand"`` treats them as points;
+            with ``"reduce"`` a is their mean and g their sum, as averaged augmentations need.
+        others: Treatment of all other parameters. These are the parameters of other modules
+            (embeddings, attention, recurrent layers, transposed convolutions) and of layers whose
+            inputs and outputs do not determine the gradient: subclasses (LoRA); pruned or
+            parametrized layers (weight and spectral norm); layers with hooks, or whose first
+            dimension is not that of points; and weights that are tied, used by a function, or
+            applied twice. ``"refuse"`` raises an error that names them; ``"diagonal"`` and
+            ``"full"`` give them an exact block of their own.
 
     Note:
         Costs K backward passes and, for each layer, the eigenvalues of an in x in and an out x out

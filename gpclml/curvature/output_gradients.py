@@ -37,16 +37,16 @@ def output_gradients(
     Args:
         module: Maps ``(N, *event)`` to ``(N, C)``, each point independently.
         x: Points, ``(N, *event)``.
-        outputs: Their number C.
+        outputs: Number C of outputs.
 
     Returns:
-        ``(N, C, *shape)``, or products.
+        Gradients, ``(N, C, *shape)``, or :class:`OuterProducts`.
 
     Raises:
         ArgumentError, ModelModeError, ShapeError, UnsupportedError: The network cannot be used.
 
     Note:
-        C backward passes. N C P numbers of layers that are not plain.
+        C backward passes, and N C P numbers for layers without outer products.
     """
 
     def columns(values: Tensor) -> Tensor:

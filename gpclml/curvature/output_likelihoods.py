@@ -26,8 +26,8 @@ _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 class OutputLikelihood(ABC):
     """Density of targets given a network's outputs, independent for each point.
 
-    Its derivatives in the outputs are those of a core without hyperparameters, times a scale. A
-    density that has no hyperparameters is its own core.
+    Its derivatives in the outputs are those of a core, which has no hyperparameters, times a scale.
+    A density without hyperparameters is its own core.
     """
 
     @abstractmethod
@@ -55,7 +55,8 @@ class OutputLikelihood(ABC):
             outputs: Means of outputs, ``(N, C)``.
             covariance: Covariances of the outputs of each point, ``(N, C, C)``.
             temperature: Divisor T of outputs; of a Gaussian likelihood a factor of the noise.
-            noise: Standard normal numbers to draw outputs by, ``(S, N, C)``; used by a softmax.
+            noise: Standard normal numbers from which outputs are drawn, ``(S, N, C)``; used by a
+                softmax.
 
         Returns:
             ``Normal`` of shape ``(N,)`` or of several outputs ``(N, C)``, ``Categorical`` or

@@ -22,8 +22,8 @@ class GaussianWeightPrior(torch.nn.Module):
 
     Args:
         network: Network whose trainable parameters it is over.
-        by: ``"network"`` for one precision, ``"layer"`` for one a module, ``"parameter"`` for one
-            a tensor.
+        by: ``"network"`` for one precision, ``"layer"`` for one for each module, ``"parameter"``
+            for one for each tensor.
         precision: Start of all precisions.
 
     Raises:

@@ -26,7 +26,7 @@ _SUGGESTION = "The registry's entry does not describe this file: please report i
 class RegressionData:
     """A regression data set: inputs and targets in original units, float64, on the CPU.
 
-    They are not standardized, which must use mean and scale of the training rows only.
+    They are not standardized, because that must use mean and scale of the training rows only.
 
     Attributes:
         name: Name of the data set.

@@ -145,9 +145,9 @@ def fetch(
 ) -> Path:
     """Gives the path of a UCI data set's original file, which is downloaded if it is missing.
 
-    The file is kept in ``uci`` under the data folder. If it is there with the right checksum
-    nothing is downloaded or written. A download goes to a temporary file and takes the file's name
-    only if its checksum is right. A file with a wrong checksum is removed, and the error says so.
+    The file is kept in ``uci`` under the data folder. Nothing is downloaded if it is there with the
+    right checksum. A download replaces it only if its checksum is right. A file with a wrong
+    checksum is removed, and the error says so.
 
     Args:
         name: Name of the data set, one of ``uci_sources()``.

@@ -57,7 +57,7 @@ def fit_temperature(outputs: ArrayLike, labels: ArrayLike) -> float:
 
     .. math:: \max_T \sum_n \log \frac1S \sum_s \operatorname{softmax}(f_{sn} / T)_{y_n}
 
-    S is 1 for one network; with several draws of its weights each of them is tempered.
+    S is 1 for one network; with several draws of its weights, the outputs of each are divided by T.
 
     Args:
         outputs: Logits of points that were not trained on, ``(N, C)`` or ``(S, N, C)``.

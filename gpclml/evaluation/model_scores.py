@@ -45,8 +45,8 @@ class ModelScores:
             ``(n,)``.
         loo_variance: Predictive variances of points given all others, with noise, ``(n,)``.
         curves: Terms log p(y_i | y_<i) of the first orderings, ``(c, n)``.
-        wider_lml: The log marginal likelihood with a prior covariance of the function, noise and
-            mean left out, that is four times as large.
+        wider_lml: The log marginal likelihood if the prior covariance of the function is four times
+            as large, with the same noise and mean.
         wider_loo: Log densities of points given all others under that prior, ``(n,)``.
         condition_number: Condition number of the observations' covariance, in the 1-norm; for a
             model of fewer features than points the ratio of its extreme eigenvalues.

@@ -65,9 +65,9 @@ def plot_compare(
 
     Dots are the scores, with one standard error: over points for LOO, over orderings for the CLML.
     The best is filled. Triangles below are the same distances from the first-ranked model, with the
-    standard error of the paired difference, which is usually far smaller: by it models are told
-    apart. Models to the right of the line are better by this criterion than the first-ranked one.
-    If a model is more than 100 nats off, the scale is logarithmic beyond 10 nats. A model whose
+    standard error of the paired difference, which is usually far smaller; compare models by it.
+    Models to the right of the line are better by this criterion than the first-ranked one. If a
+    model is more than 100 nats off, the scale is logarithmic beyond 10 nats. A model whose
     criterion could not be computed has no dot; if it is the first-ranked, the line is that of the
     next model.
 

@@ -135,9 +135,9 @@ def compare(
     - ``findings``: names of the findings, which are reasons for care, a tuple;
     - ``failure``: what could not be computed, and why; empty if everything could.
 
-    A score that cannot be computed, since a covariance is not positive definite for example, is NaN
-    in the row of its model; other models and criteria are not affected. Models without the ranking
-    criterion are in the last rows. An error is raised only if no model has it.
+    A score that cannot be computed, for example because a covariance is not positive definite, is
+    NaN in the row of its model; other models and criteria are not affected. Models without the
+    ranking criterion are in the last rows. An error is raised only if no model has it.
 
     Models are ranked by LOO by default: each point is predicted from about as many others as the
     model will have in use, and the terms of single points give the errors of differences,
@@ -149,8 +149,9 @@ def compare(
     - ``"fit-failed"``: reported by ``problems``;
     - ``"predicts-mean"``: predictions of points from all others vary by less than a thousandth of
       the predictive variance;
-    - ``"below-contained"``: a GP with a rational quadratic kernel is below one with an RBF kernel,
-      which it contains, by half a nat of LML, and in LOO, so that its fit ended too early;
+    - ``"below-contained"``: a GP with a rational quadratic kernel is below one with an RBF kernel
+      by half a nat of LML, and in LOO. Its fit ended too early, since its kernel contains the RBF
+      kernel;
     - ``"criteria-disagree"``: two criteria prefer different models, each clearly: by one nat of
       LML, two standard errors of CLML, one of LOO;
     - ``"first-terms"``: the model's LML is one nat or more below the best, and a third or more of
@@ -160,18 +161,19 @@ def compare(
       linear model that is 4 times the prior variance of the weights, for a GP 4 times its
       outputscale;
     - ``"ill-conditioned"``: the condition number of the covariance of the observations times the
-      rounding of its type (1.2e-7 or 2.2e-16) is .01 or more, above which scores were found to be
-      off by nats; LAPACK's estimate in the 1-norm, for linear models the ratio of eigenvalues;
+      rounding of its type (1.2e-7 or 2.2e-16) is .01 or more, where scores can be off by nats. The
+      condition number is LAPACK's estimate in the 1-norm, for linear models the ratio of
+      eigenvalues;
     - ``"few-points"``: there are fewer than 100 points, for which errors over points are mostly too
       small, by up to a half;
     - ``"small-difference"``: LOO differs from that of the first row by less than 4 nats: the two
       predict alike and ``p_worse`` is not well calibrated (Sivula et al. 2025; this limit and the
       one before are those of R's ``loo_compare``);
     - ``"not-scored"``: a score or a diagnostic could not be computed;
-    - ``"many-models"``: of more than 11 models the best is no further above the median than the
-      best of as many equal models would be (McLatchie and Vehtari 2024).
+    - ``"many-models"``: of more than 11 models the best is as close to the median as the best of so
+      many equal models would be (McLatchie and Vehtari 2024).
 
-    LOO and CLML leave points out of the posterior, not out of the fit of the hyperparameters.
+    LOO and CLML leave points out of the posterior, but not out of the fit of the hyperparameters.
     Parameters, modes and caches of the models are not changed. All models share the orderings.
 
     Args:
@@ -185,10 +187,10 @@ def compare(
             None 100, or fewer where n exceeds 650: 30 for 1000, and 4 from 2000 on.
         rank_by: ``"loo"``, ``"clml"`` or ``"lml"``.
         units: ``"original"``, in which models that standardize differently can be compared, or
-            ``"training"``, which must then be the same for all models.
+            ``"training"``, if these units are the same for all models.
         seed: Seed of the orderings.
-        problems: Problems of fits by name of the model, such as ``FitResult.message``; empty texts
-            are no problems.
+        problems: Problems of fits by name of the model, such as ``FitResult.message``; an empty
+            text means no problem.
         progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
 
     Returns:

@@ -108,8 +108,8 @@ def mcallester_bound(
         ShapeError: If their shapes do not fit.
 
     Note:
-        Risk and KL of Q must be exact: a mean over draws from Q has an error of its own. That the
-        mean loss is within the range does not show that every loss is.
+        Risk and KL of Q must be exact: a mean over draws from Q has an error of its own. A mean
+        loss within the range does not prove that every loss is.
     """
     setting = _Setting(num_data, delta, loss_range, num_models)
     risk, kl = _risk_and_kl(empirical_risk, kl, loss_range)

@@ -1,8 +1,8 @@
 """Training in several processes: held-out blocks are shared out, gradients averaged.
 
 Each process holds the data and the model, scores a block of its own and steps with the mean of all
-gradients: what one process does that averages the objective over the same blocks. Processes
-are those of ``torch.distributed``, as ``torchrun`` starts them; without it there is one.
+gradients. One process that averages the objective over the same blocks does the same. ``torchrun``
+starts the processes of ``torch.distributed``; without it there is one.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ def average_gradients(
 ) -> Tensor | None:
     """Replaces each gradient by its mean over the processes, between backward and step.
 
-    A gradient that is None counts as zero, and stays None where it is so in every process.
-    One flattened all-reduce a dtype. In one process, or without ``torch.distributed``, nothing
-    changes. Every process of the group calls this, or the others fail after ``timeout``.
+    A gradient that is None counts as zero, and stays None if it is None in every process. There is
+    one flattened all-reduce for each dtype. In one process, or without ``torch.distributed``,
+    nothing changes. Every process of the group has to call this; otherwise the others fail after
+    ``timeout``.
 
     Args:
         parameters: Parameters in the same order in every process, of any dtypes and devices;
@@ -125,8 +126,8 @@ def broadcast_parameters(
 ) -> None:
     """Gives all processes the parameters of one, so that all start from the same.
 
-    Buffers stay as they are. One flattened broadcast a dtype; without ``torch.distributed``
-    nothing changes.
+    Buffers are not changed. There is one flattened broadcast for each dtype; without
+    ``torch.distributed`` nothing changes.
 
     Args:
         module: A model or objective, built in the same way in every process.
@@ -154,10 +155,10 @@ def broadcast_parameters(
 class DistributedConditioning(Conditioning):
     """Held-out points that differ by process: of as many draws as processes, the rank's own.
 
-    Every process makes the same draws, from objectives of the same seed on the same data, and so
-    nothing is sent. The mean of the processes' objectives, with gradients by
-    :func:`~gpclml.fit.distributed.average_gradients`, is the mean over these draws; one process
-    computes it with an objective for each ``rank``.
+    Every process makes the draws of all processes, from objectives of the same seed on the same
+    data, and uses that of its rank, so nothing is sent. The mean of the processes' objectives, with
+    gradients by :func:`~gpclml.fit.distributed.average_gradients`, is the mean over these draws;
+    one process computes it with an objective for each ``rank``.
 
     Args:
         conditioning: A strategy that draws at random. With a seed of its own the draws of the
@@ -275,13 +276,13 @@ class SharedTraining:
         LostWorkerError, ShapeError: As :func:`broadcast_parameters`.
 
     Note:
-        Digests travel in the message by which :func:`average_gradients` finds lost processes, 48
-        bytes more a process. At a comparison the parameters are copied to the host, at the others
+        Digests add 48 bytes per process to the message by which :func:`average_gradients` finds
+        lost processes. At a comparison the parameters are copied to the host, at other steps
         nothing is read. Data are digested again only after they have changed. In one process
         nothing is compared.
 
-        Parameters stay equal bit by bit where processors of one kind compute the optimizer's
-        step; machines of several kinds may round unlike. Leave the others to another group, or
+        Parameters stay equal bit by bit if processors of one kind compute the optimizer's step;
+        processors of different kinds may round differently. Use one group for each kind, or
         broadcast the parameters again.
 
     Examples:

@@ -46,11 +46,11 @@ class DeepKernel(JointKernel):
         k(x, x') = k_\text{base}\big([x, g(x)], [x', g(x')]\big),
 
     so that a network whose output is zero gives the base kernel on ``x``; other outputs can only
-    reduce the correlations of a stationary base kernel. Start the network *near* zero, not at it:
-    the kernel depends on squared differences of features, whose gradient at a constant output is
-    zero, so that the network would never learn. Give the base kernel ``ard_num_dims=d + q``
-    for a lengthscale of each input and each feature. ``residual=False`` gives the plain
-    deep kernel :math:`k_\text{base}(g(x), g(x'))` (Wilson et al. 2016, Eq. 5).
+    reduce the correlations of a stationary base kernel. Start the network *near* zero and not at
+    zero: the kernel depends on squared differences of features, whose gradient at a constant output
+    is zero, so the network would never learn. Give the base kernel ``ard_num_dims=d + q`` for a
+    lengthscale of each input and each feature. ``residual=False`` gives the plain deep kernel
+    :math:`k_\text{base}(g(x), g(x'))` (Wilson et al. 2016, Eq. 5).
 
     Features are not rescaled: network and lengthscales learn their scale. In a batch the network is
     shared; the base kernel may have a ``batch_shape``. The network runs once if both arguments are

@@ -132,7 +132,8 @@ class FeatureKernel(JointKernel):
 
     With fewer features than points the covariance is an operator of low rank, and every exact
     objective and score costs n R² instead of n³. The kernel is differentiable in S and in the
-    parameters of the features. Features of a wrong shape are a :class:`~gpclml.errors.ShapeError`.
+    parameters of the features. Features of a wrong shape raise a
+    :class:`~gpclml.errors.ShapeError`.
 
     Args:
         features: Maps ``(*batch, n, d)`` to ``(*batch, n, R)``: a module, whose parameters are

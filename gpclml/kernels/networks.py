@@ -30,8 +30,9 @@ class MLP(torch.nn.Sequential):
             everywhere. A network mean learns from there; a deep kernel does not (see
             :class:`gpclml.kernels.DeepKernel`).
         output_scale: Factor of the last layer's start.
-        generator: Source of the start; seed 0 if None.
-        dtype: Dtype of the parameters; torch's default if None.
+        generator: Generator of the initial weights; seed 0 if None.
+        dtype: Dtype of the parameters;
+            torch's default if None.
         device: Device of the parameters.
 
     Raises:

@@ -119,13 +119,12 @@ def initialize_spectral_mixture(
         \sigma_q = 1 / |z_q|, \; z_q \sim N(0, R^2), \quad
         w_q = \mathrm{std}(y) / Q.
 
-    Gaps and ranges within rounding of zero do not count; a constant column gets
-    :math:`\delta = R = 1`. Scattered points in several columns have gaps by chance that are
-    far smaller than the scales they resolve, and a start from the smallest gap is white noise
-    that does not train. Use ``spacing="grid"`` there, which takes
-    :math:`\delta = R / (n^{1/d} - 1)`, the gap of a grid of n points in the d columns that
-    vary. NaN targets are left out of the spread. For a batch that shares one kernel the smallest
-    gap, largest range and mean spread are taken.
+    Gaps and ranges within rounding of zero are ignored; a constant column gets :math:`\delta = R =
+    1`. Scattered points in several columns can be much closer by chance than the scales they
+    resolve, and the kernel then starts as white noise and does not train. Use ``spacing="grid"``
+    for such points: it sets :math:`\delta = R / (n^{1/d} - 1)`, the gap of a grid of n points in
+    the d columns that vary. NaN targets are left out of the spread. For a batch that shares one
+    kernel the smallest gap, largest range and mean spread are taken.
 
     Every ``SpectralMixtureKernel`` within scale, sum, product and deep kernels is set; within a
     :class:`DeepKernel` it is set by the network's features.

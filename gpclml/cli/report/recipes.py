@@ -96,7 +96,7 @@ class Recipe:
 
     - ``"linear"``: a Bayesian linear model of the standardized inputs and a constant;
     - ``"rbf"``, ``"rq"``, ``"matern"``: a GP with that kernel and a lengthscale for each input;
-      ``"rq"`` contains ``"rbf"`` and starts from its fit, since from elsewhere it may end far
+      ``"rq"`` contains ``"rbf"`` and starts from its fit, because from other starts it may end far
       below;
     - ``"sm"``: a GP with a spectral mixture kernel of four components, whose start treats the
       inputs as points on a grid;
@@ -114,8 +114,8 @@ class Recipe:
         seed: Seed of networks, starts and folds.
         steps: Largest number of steps. If None: 50 for ``"sm"``, 300 for ``"deep"``, and no limit
             for the others.
-        restarts: Number of further fits from other starts, of which the best is kept; ``"deep"``
-            has none, those of ``"stack"`` are of each of its GPs.
+        restarts: Number of further fits from other starts, of which the best is kept. ``"deep"``
+            has none; ``"stack"`` restarts each of its GPs.
 
     Raises:
         UnknownNameError: There is no such model or objective.

@@ -44,10 +44,10 @@ class AnnealedEvidence:
     """A log evidence estimated by chains between prior and posterior.
 
     Attributes:
-        bound: Mean of the log weights: below the log evidence in expectation where chains began
-            at the prior, above it where they began at exact draws of the posterior.
-        estimate: The log mean weight (reversed: minus the log mean inverse weight), a tighter
-            bound on the same side, whose error is less sure; with effective draws.
+        bound: Mean of the log weights. In expectation it is below the log evidence if chains began
+            at the prior, and above it if they began at exact draws of the posterior.
+        estimate: The log mean weight (for reversed chains minus the log mean inverse weight), with
+            effective draws. It is a tighter bound on the same side, but its error is less certain.
         log_weights: Log evidence by each chain, in nats, ``(S,)``.
         acceptance: Mean acceptance at each temperature between 0 and 1, ``(T - 1,)``.
         step_sizes: The leapfrog steps there, before jitter and scale, ``(T - 1,)``.
@@ -133,10 +133,10 @@ def annealed_importance_sampling(
         temperatures: Number T of steps from 0 to 1, spaced by :func:`power_schedule`, or the
             inverse temperatures themselves, ``(T + 1,)``.
         leapfrog_steps: Leapfrog steps of a move.
-        step_size: Their length, or one for each temperature between 0 and 1, ``(T - 1,)``. If None
-            it is adapted to an acceptance of 0.8 on pilot chains, which begin at a quarter of the
-            draws and do not enter the result: steps adapted on the same chains would bias the
-            weights.
+        step_size: Length of the leapfrog steps, or one length for each temperature between 0 and 1,
+            ``(T - 1,)``. If None it is adapted to an acceptance of 0.8 on pilot chains. These begin
+            at a quarter of the draws and are not part of the result, because steps adapted on the
+            same chains would bias the weights.
         scale: Factor of each parameter's step, ``(P,)``, such as the prior's standard deviations;
             ones if None.
         seed: Seed of momenta and acceptances.
@@ -153,7 +153,7 @@ def annealed_importance_sampling(
         UnsupportedError: A log density is not differentiable.
 
     Note:
-        T times the leapfrog steps gradients of both densities at all chains together, twice where
+        T times ``leapfrog_steps`` gradients of both densities at all chains together, twice that if
         steps are adapted. The expected gap falls as 1/T.
     """
     check_finite("prior_draws", prior_draws)
@@ -183,11 +183,11 @@ def reverse_annealed_importance_sampling(
 
     from :math:`\beta_T = 1` down to 0 (Grosse, Ghahramani and Adams 2015).
 
-    **It is a bound only if the draws are exact**: draws of a posterior in closed form, or the
-    parameters from which the data were simulated, which are one exact draw, and states of a chain
-    that begins there and leaves the posterior invariant. From approximate draws (a Laplace
-    posterior, Langevin dynamics) it is an estimate that may lie on either side. If the draws depend
-    on each other the bound holds, but its error is too small.
+    **It is a bound only if the draws are exact.** Exact draws are those of a posterior in closed
+    form, the parameters from which the data were simulated, and states of a chain that begins there
+    and leaves the posterior invariant. From approximate draws (a Laplace posterior, Langevin
+    dynamics) it is an estimate that may lie on either side. If the draws depend on each other the
+    bound holds, but its error is too small.
 
     Arguments, errors and cost are those of :func:`annealed_importance_sampling`, with draws of the
     posterior ``(S, P)`` in place of draws of the prior; where steps are adapted a quarter of them
@@ -230,9 +230,9 @@ def bidirectional_evidence(
         Both bounds, and the chains of each.
 
     Note:
-        Three times T times the leapfrog steps gradients, two times if steps are given. With
-        the defaults the gap was 0.02 to 0.7 nats for twenty linear models of 5 to 30 points, 2 to
-        10 parameters and noise variances of 0.01 to 1.
+        Three times T times ``leapfrog_steps`` gradients, two times if steps are given. With the
+        defaults the gap was 0.02 to 0.7 nats for twenty linear models of 5 to 30 points, 2 to 10
+        parameters and noise variances of 0.01 to 1.
     """
     check_finite("prior_draws", prior_draws)
     check_finite("posterior_draws", posterior_draws)

@@ -123,13 +123,13 @@ def estimate_conditional_log_density(
     .. math:: \log p(\mathcal D_{\text{held out}} \mid \mathcal D_{\text{rest}})
         \approx \log \frac1S \sum_s p(\mathcal D_{\text{held out}} \mid w_s)
 
-    If scaling points are given, the covariance of the draws is first multiplied by that scale
-    among ``scales`` which is best at these points (Lotfi et al. 2022, Appendix B: 80% of the points
-    for the posterior, 5% for its scale, 15% held out): by the marginal density, which for a
-    network that is too sure is often the smallest scale, or by the accuracy of the mean over
-    draws, the largest scale of equal ones, as in the paper. A Laplace posterior is too wide where
-    the curvature at the mode differs from that around it. Outputs that are linear in the weights,
-    :func:`linearized_outputs`, are what its curvature is exact for.
+    A Laplace posterior is too wide where the curvature at the mode differs from that around it; it
+    is exact for outputs that are linear in the weights, :func:`linearized_outputs`. If scaling
+    points are given, the covariance of the draws is therefore multiplied by the best of ``scales``
+    at these points (Lotfi et al. 2022, Appendix B: 80% of the points for the posterior, 5% for its
+    scale, 15% held out). The best scale has the largest marginal density, which for an
+    overconfident network is often the smallest scale, or, as in the paper, the largest accuracy of
+    the mean over draws; of equal ones the largest is taken.
 
     Args:
         likelihood: As :class:`gpclml.mlls.LaplaceMarginalLogLikelihood` takes them.
@@ -140,7 +140,7 @@ def estimate_conditional_log_density(
         scaling: Points and targets that the draws have not seen.
         center: Weights that the draws are scaled around, by name; their mean if None.
         scales: Factors of the covariance among which one is chosen.
-        scale_by: What they are chosen by; ``"accuracy"`` needs classes.
+        scale_by: Criterion of this choice; ``"accuracy"`` needs classes.
 
     Returns:
         The joint and the marginal density, and the scale; 1 without scaling points.
@@ -150,8 +150,8 @@ def estimate_conditional_log_density(
         UnsupportedError, ShapeError: As :func:`joint_log_density`, or there are no classes.
 
     Warns:
-        UserWarning: Fewer than five draws have nearly all the weight in the joint density: its
-            value is then that of the best draw less the logarithm of their number.
+        UserWarning: Fewer than five draws have nearly all the weight in the joint density. Its
+            value is then nearly that of the best draw, less the logarithm of the number of draws.
     """
     scale, at_edge = 1.0, False
     if scaling is not None:
@@ -206,15 +206,16 @@ def laplace_conditional_log_density(
     .. math:: \log p(\mathcal D_h \mid w_* + \Delta) - \tfrac12 \Delta^\top A \Delta
         - \tfrac12 \log \frac{|A + H_h|}{|A|}, \qquad A = (H + P_0) / c
 
-    in the network that is linear in its weights, at the largest first two terms, by L-BFGS: the
-    difference of the Laplace evidences of all points and of those seen (Lotfi et al. 2022, Eq. 6).
-    It is exact for a full curvature in a linear regression. Where the weight of a joint density
-    rests on single draws, as of hundreds of held-out points, this is the alternative; it is too
-    small where the posterior is so wide that the density is no Gaussian in the weights.
+    in the network that is linear in its weights, where L-BFGS finds the :math:`\Delta` that
+    maximizes the first two terms. It is the difference of the Laplace evidences of all points and
+    of those seen (Lotfi et al. 2022, Eq. 6), and exact for a full curvature in a linear regression.
+    Use it if single draws have all the weight in a joint density, for example with hundreds of
+    held-out points. It is too small if the posterior is so wide that the density is not Gaussian in
+    the weights.
 
     Args:
-        evidence: That of the points seen, as
-            :meth:`gpclml.mlls.LaplaceMarginalLogLikelihood.evidence_of` gives it.
+        evidence: Evidence of the points seen, from
+            :meth:`gpclml.mlls.LaplaceMarginalLogLikelihood.evidence_of`.
         held_out: Points and targets that the network has not seen.
         scale: Factor c of the posterior's covariance.
 
@@ -224,8 +225,8 @@ def laplace_conditional_log_density(
     Raises:
         ArgumentError: The scale is not positive.
         ShapeError: The network does not take the points, or targets do not fit.
-        UnsupportedError: The evidence is not of all points and outputs, or of a structure that has
-            no posterior or no sums.
+        UnsupportedError: The evidence is not of all points and outputs, or its structure does not
+            support posteriors or sums.
     """
     check_positive(scale=scale)
     evidence.check_whole()
@@ -333,7 +334,7 @@ def conditional_split(
 
     Args:
         num_data: Number N of points.
-        shares: Share of each part; the last gets what rounding leaves.
+        shares: Share of each part; the last part gets the remaining points.
         seed: Seed of the split.
 
     Returns:

@@ -98,7 +98,7 @@ def simple_monte_carlo(log_likelihood: LogDensity, prior_draws: Tensor) -> Sampl
     The mean is unbiased, its log a lower bound in expectation. It takes about
     :math:`e^{\mathrm{KL}}` draws, KL the divergence of the posterior from the prior in nats
     (Chatterjee and Diaconis 2018), so that some draws explain the data. With fewer the estimate is
-    too low and its error too small; few effective draws tell.
+    too low and its error too small, which few effective draws indicate.
 
     Args:
         log_likelihood: Maps parameters ``(S, P)`` to the log likelihood of all data, ``(S,)``;
@@ -131,8 +131,8 @@ def importance_sampling(
         \log \frac1S \sum_s \frac{p(\mathcal D, w_s)}{q(w_s)}, \qquad w_s \sim q(w)
 
     With the posterior as proposal every term is the evidence and one draw is enough. The proposal
-    must have the wider tails: where it has not, no number of draws shows that the error reported
-    is too small.
+    must have wider tails than the posterior; otherwise the reported error is too small, and the
+    draws do not show it.
 
     Args:
         log_joint: Maps parameters ``(S, P)`` to :math:`\log p(\mathcal D, w)`, ``(S,)``;

@@ -84,7 +84,7 @@ def sample_then_optimize(
         prior_variance: Diagonal of P, one number or ``(R,)``.
         noise: Diagonal of Σ, one number or ``(N,)``.
         num_samples: Number S of draws.
-        steps: Steps of descent; the last gradients tell whether they were enough.
+        steps: Steps of descent; the gradient norms of the result show whether they were enough.
         accelerated: Nesterov's momentum; False is plain descent.
         seed: Seed of the draws; it should differ from that of simulated data, whose random numbers
             would be the same.

@@ -113,7 +113,7 @@ class SumOfTrainingLosses:
     def last_epochs(self, count: int) -> float:
         r"""The sum of the mean losses of the last E epochs, :math:`\sum_{t > T - E} \bar\ell_t`.
 
-        Ru et al. (2021): the first epochs, which the start of the weights decides, are left out.
+        Ru et al. (2021) leave out the first epochs because the initial weights decide them.
 
         Args:
             count: Number E of epochs, at most those that ended.
