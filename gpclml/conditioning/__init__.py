@@ -6,7 +6,7 @@ device.
 """
 
 from gpclml import explain_moved
-from gpclml.conditioning.orders import as_orders, partition_at_random, partition_by_class
+from gpclml.conditioning.batches import as_orders, partition_at_random, partition_by_class
 from gpclml.conditioning.strategies import (
     Conditioning,
     HeldOut,

@@ -1,4 +1,4 @@
-"""Data in batches: from two tensors, or from a loader that reads them as they are needed."""
+"""Data in batches, from tensors or from a loader; partitions of points, and orders of arrival."""
 
 from __future__ import annotations
 
@@ -9,11 +9,20 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from gpclml._utils.arguments import all_finite
-from gpclml.conditioning.orders import partition_at_random, partition_by_class
-from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
+from gpclml._utils.arguments import check_counts, check_finite, checked
+from gpclml.errors import ArgumentError, ShapeError
 
-__all__ = ["Data", "Loader", "Points", "TrainingBatches", "batches_of", "points_of"]
+__all__ = [
+    "Data",
+    "Loader",
+    "Points",
+    "TrainingBatches",
+    "as_orders",
+    "batches_of",
+    "partition_at_random",
+    "partition_by_class",
+    "points_of",
+]
 
 Loader = Iterable[Sequence[Tensor]]
 """Gives pairs of points and targets: a ``DataLoader``, or a list of pairs."""
@@ -63,6 +72,12 @@ def points_of(argument: str, x: Points, size: int, device: torch.device) -> Iter
         yield rest
     if empty:
         raise _no_batches(argument)
+
+
+def _check_values(x: Tensor, y: Tensor) -> None:
+    suggestion = "Every point needs a target here: leave out points without one."
+    check_finite("train_x", x, suggestion)
+    check_finite("train_y", y, suggestion)
 
 
 def _check_pair(argument: str, pair: object) -> None:
@@ -128,7 +143,7 @@ class TrainingBatches:
             raise ArgumentError("train_y", None, "targets of the points, or a loader as train_x")
         if len(x) != len(y):
             raise ShapeError("train_y", f"{len(y)} targets", f"{len(x)}, as the points")
-        _check_finite(x, y)
+        _check_values(x, y)
         self._check_count(len(x))
 
     def _check_count(self, count: int) -> None:
@@ -143,7 +158,7 @@ class TrainingBatches:
             return
         count = 0
         for x, y in batches_of("train_x", self.x, 0, self._device):
-            _check_finite(x, y)
+            _check_values(x, y)
             count += len(x)
             yield x, y
         self._check_count(count)
@@ -187,9 +202,72 @@ class TrainingBatches:
         return x[rows.to(x.device)], y[rows.to(y.device)]
 
 
-def _check_finite(x: Tensor, y: Tensor) -> None:
-    for name, values in (("train_x", x), ("train_y", y)):
-        if not all_finite(values):
-            count = int((~values.isfinite()).sum())
-            suggestion = "Every point needs a target here: leave out points without one."
-            raise NonFiniteError(name, f"{count} NaN or infinite values", "finite ones", suggestion)
+@checked
+def partition_at_random(
+    num_data: int, batch_size: int, generator: torch.Generator | None = None
+) -> list[Tensor]:
+    """Splits points into batches at random; the last may be smaller.
+
+    Args:
+        num_data: Number N of points.
+        batch_size: Points of a batch.
+        generator: Source of the order; torch's own if None.
+
+    Returns:
+        Indices of each batch, together 0 to N - 1.
+
+    Raises:
+        ArgumentError: A number is below 1.
+    """
+    check_counts(num_data=num_data, batch_size=batch_size)
+    return list(torch.randperm(num_data, generator=generator).split(batch_size))
+
+
+@checked(labels="integer (N,)")
+def partition_by_class(
+    labels: Tensor, batch_size: int | None = None, generator: torch.Generator | None = None
+) -> list[Tensor]:
+    """Splits points into batches of one class each.
+
+    The log likelihoods of points of one class have similar curvature, so that the bound of the
+    evidence over such batches is mostly tighter than over random ones of the same size (Immer et
+    al. 2023, Section 4.2).
+
+    Args:
+        labels: Classes, ``(N,)``.
+        batch_size: Most points of a batch; all of a class if None.
+        generator: Source of the order; torch's own if None.
+
+    Returns:
+        Indices of each batch, the batches in random order.
+
+    Raises:
+        ShapeError: The labels are not a vector, or empty.
+        ArgumentError: The batch size is below 1.
+    """
+    check_counts(batch_size=batch_size)
+    batches = []
+    for label in labels.unique().cpu():
+        members = (labels.cpu() == label).nonzero().squeeze(-1)
+        shuffled = members[torch.randperm(len(members), generator=generator)]
+        batches += shuffled.split(batch_size or len(shuffled))
+    return [batches[i] for i in torch.randperm(len(batches), generator=generator)]
+
+
+@checked(orderings="index (k, n)")
+def as_orders(orderings: int | Tensor, n: int, generator: torch.Generator) -> Tensor:
+    """Orders of n points, ``(k, n)``, drawn at random if their number is given.
+
+    Args:
+        orderings: Their number, or the orders themselves.
+        n: Number of points.
+        generator: Source of random orders, on the CPU.
+
+    Raises:
+        ArgumentError: If the number is below one.
+        ShapeError: If given orders do not have two dimensions.
+    """
+    if isinstance(orderings, int):
+        check_counts(orderings=orderings)
+        return torch.stack([torch.randperm(n, generator=generator) for _ in range(orderings)])
+    return orderings

@@ -158,7 +158,8 @@ class IterativePosterior:
             covariance, self._held = _products(data, solver)
             given = IterativeCovariance(covariance, solver).predictor(data.residual, data.missing)
             self._given = given
-            self._state = _ModelState(model)  # in eval mode BoTorch's hold transformed inputs
+            # In eval mode BoTorch's models hold transformed inputs.
+            self._copies = {name: value.detach().clone() for name, value in _tensors(model)}
         self.report: SolveReport = SolveReport(
             given.iterations, given.residual, float(given.error.max())
         )
@@ -288,14 +289,16 @@ class IterativePosterior:
         """The points as the kernel takes them, their prior, and chunks of them."""
         refuse_gradient(x)
         with reading(self._model):
-            self._state.check()
+            _check_unchanged(self._model, self._copies)
             x = new_points(self._model, x)
             prior = JointPrior.of(self._model, x)
             batch, m = prior.batch_shape.numel(), x.shape[-2]
             size = batch * prior.num_train
             step = num_points_at_once(x, size, batch, joint, self._held, self._points_at_once)
             yield x, prior, [slice(i, min(i + step, m)) for i in range(0, m, step)]
-            self._state.check()  # the points may have moved the grid of an interpolated kernel
+            _check_unchanged(
+                self._model, self._copies
+            )  # the points may have moved the grid of an interpolated kernel
 
 
 def _products(data: Observations, solver: ConjugateGradients) -> tuple[NoisyCovariance, int]:
@@ -313,48 +316,26 @@ def _products(data: Observations, solver: ConjugateGradients) -> tuple[NoisyCova
     return covariance, held
 
 
-class _ModelState:
-    """A copy of all that a GP's posterior depends on: parameters, buffers, training data.
+def _check_unchanged(model: ExactGP, copies: dict[str, Tensor]) -> None:
+    """Refuses a model of which a parameter, buffer or number of its data differs from its copy.
 
     Values are compared, not versions of tensors: GPyTorch's setters write through ``.data``, which
     leaves no trace in a version.
-
-    Args:
-        model: The model, which is kept, and copies of its tensors.
     """
-
-    def __init__(self, model: ExactGP) -> None:
-        self.model = model
-        self._copies = {name: value.detach().clone() for name, value in _tensors(model)}
-
-    def check(self) -> None:
-        """Refuses a model that has changed.
-
-        Raises:
-            ArgumentError: It has; with the name of what did.
-
-        Note:
-            One comparison for each number of the model and its data.
-        """
-        now = dict(_tensors(self.model))
-        changed = [name for name in {**self._copies, **now} if not self._is_same(name, now)]
-        if changed:
+    now = dict(_tensors(model))
+    for name in {**copies, **now}:
+        if not (name in now and name in copies and _are_same(copies[name], now[name].detach())):
             raise ArgumentError(
-                "model", f"a changed {changed[0]}",
+                "model", f"a changed {name}",
                 "the parameters and data that the posterior was computed with",
                 "Make a new IterativePosterior of the model.",
             )  # fmt: skip
 
-    def _is_same(self, name: str, now: dict[str, Tensor]) -> bool:
-        if name not in now or name not in self._copies:
-            return False
-        old, new = self._copies[name], now[name].detach()
-        if (old.shape, old.dtype, old.device) != (new.shape, new.dtype, new.device):
-            return False
-        same = old == new
-        if old.is_floating_point():  # missing targets are NaN
-            same |= old.isnan() & new.isnan()
-        return bool(same.all())
+
+def _are_same(old: Tensor, new: Tensor) -> bool:
+    if (old.shape, old.dtype, old.device) != (new.shape, new.dtype, new.device):
+        return False
+    return torch.allclose(old, new, rtol=0.0, atol=0.0, equal_nan=True)  # missing targets are NaN
 
 
 def _tensors(model: ExactGP) -> list[tuple[str, Tensor]]:

@@ -42,7 +42,7 @@ from gpclml.linalg.array_kernels import (
     SumArrayKernel,
 )
 from gpclml.linalg.covariance_products import row_of
-from gpclml.linalg.profiles import PROFILES, Profile
+from gpclml.linalg.profiles import PROFILES
 
 __all__ = [
     "Transform",
@@ -58,6 +58,10 @@ __all__ = [
 
 _ARRAYS = "_array_kernel"  # method of a kernel without hyperparameters
 _MATERN = {0.5: "matern_12", 1.5: "matern_32", 2.5: "matern_52"}
+_PROFILES: dict[type[Kernel], str] = {
+    RBFKernel: "rbf", RQKernel: "rational_quadratic", CosineKernel: "cosine",
+}  # fmt: skip
+_RADIAL = {*_PROFILES, MaternKernel, PeriodicKernel}
 
 
 def known_covariance(
@@ -80,10 +84,7 @@ def known_covariance(
 
 def known_row(kernel: LazyEvaluatedKernelTensor) -> Callable[[int], Tensor] | None:
     """What computes a row by its index, of one function of distance, scaled or not; else None."""
-    base = cast(Kernel, kernel.kernel)
-    while type(base) is ScaleKernel:
-        base = cast(Kernel, base.base_kernel)
-    if type(base) not in _RADIAL:
+    if type(_unscaled(cast(Kernel, kernel.kernel))[0]) not in _RADIAL:
         return None
     known = known_covariance(kernel, None)  # whose matrix is not formed
     return row_of(known) if isinstance(known, RadialCovariance) else None
@@ -109,13 +110,18 @@ def covariance_at(kernel: Kernel, x: Tensor, noise: Tensor | None) -> DenseCovar
     ``x`` is what its own ``active_dims`` have selected, ``(*batch, n, d)``; ``noise`` is added on
     the diagonal.
     """
-    scale = None
+    base, scale = _unscaled(kernel)
+    if type(base) in _RADIAL:
+        return RadialCovariance(**_radial(base, x), scale=scale, noise=noise)
+    return DenseCovariance(_covariance(base, x, scale, noise))
+
+
+def _unscaled(kernel: Kernel, scale: Tensor | None = None) -> tuple[Kernel, Tensor | None]:
+    """The kernel inside of scale kernels, and the product of their scales and the given one."""
     while type(kernel) is ScaleKernel:
         own = cast(Tensor, kernel.outputscale)
         scale, kernel = own if scale is None else scale * own, cast(Kernel, kernel.base_kernel)
-    if type(kernel) in _RADIAL:
-        return RadialCovariance(**_RADIAL[type(kernel)](kernel, x), scale=scale, noise=noise)
-    return DenseCovariance(_covariance(kernel, x, scale, noise))
+    return kernel, scale
 
 
 def _is_known(kernel: Kernel, num_dims: int, arrays: bool = False, *, top: bool = False) -> bool:
@@ -148,11 +154,7 @@ def _is_radial(kernel: Kernel) -> bool:
 
 
 def _covariance(kernel: Kernel, x: Tensor, scale: Tensor | None, noise: Tensor | None) -> Tensor:
-    if type(kernel) is ScaleKernel:
-        own = cast(Tensor, kernel.outputscale)
-        return _covariance(
-            cast(Kernel, kernel.base_kernel), x, own if scale is None else scale * own, noise
-        )
+    kernel, scale = _unscaled(kernel, scale)
     if type(kernel) is AdditiveKernel:
         parts = sorted(cast(Any, kernel.kernels), key=_leaves_noise_out)
         total = _covariance(parts[0], _selected(parts[0], x), scale, noise)
@@ -166,7 +168,7 @@ def _covariance(kernel: Kernel, x: Tensor, scale: Tensor | None, noise: Tensor |
             total = total * _covariance(part, _selected(part, x), None, None)
         return _with_noise(total, noise)
     if type(kernel) in _RADIAL:
-        return radial_covariance(**_RADIAL[type(kernel)](kernel, x), scale=scale, noise=noise)
+        return radial_covariance(**_radial(kernel, x), scale=scale, noise=noise)
     of_one = _linear if type(kernel) is LinearKernel else _constant
     return _with_noise(of_one(kernel, x, scale), noise)
 
@@ -228,14 +230,11 @@ def array_kernel(
         return PeriodicArrayKernel(points, period, lengthscale)
     name = "period_length" if kind is CosineKernel else "lengthscale"
     power = numbers(kernel, "alpha") if kind is RQKernel else None
-    return RadialArrayKernel(points, _profile(kernel), numbers(kernel, name), power)
+    return RadialArrayKernel(points, PROFILES[_profile(kernel)], numbers(kernel, name), power)
 
 
-def _profile(kernel: Kernel) -> Profile:
-    if isinstance(kernel, MaternKernel):
-        return PROFILES[_MATERN[kernel.nu]]
-    names = {RBFKernel: "rbf", RQKernel: "rational_quadratic", CosineKernel: "cosine"}
-    return PROFILES[names[cast(Any, type(kernel))]]
+def _profile(kernel: Kernel) -> str:
+    return _MATERN[kernel.nu] if isinstance(kernel, MaternKernel) else _PROFILES[type(kernel)]
 
 
 _LINEAR = 20.0  # above which PyTorch's softplus is the identity
@@ -281,29 +280,18 @@ def transform_of(constraint: Interval | None) -> Transform | None:
     return Transform(True, float(constraint.lower_bound))
 
 
-def _rbf(kernel: Any, x: Tensor) -> dict[str, Any]:
-    return {"points": x, "profile": "rbf", "lengthscale": kernel.lengthscale}
-
-
-def _matern(kernel: Any, x: Tensor) -> dict[str, Any]:
-    return {"points": x, "profile": _MATERN[kernel.nu], "lengthscale": kernel.lengthscale}
-
-
-def _rational_quadratic(kernel: Any, x: Tensor) -> dict[str, Any]:
-    own = {"lengthscale": kernel.lengthscale, "power": kernel.alpha.squeeze(-1)}
-    return {"points": x, "profile": "rational_quadratic", **own}
-
-
-def _periodic(kernel: Any, x: Tensor) -> dict[str, Any]:
-    # exp(-2 sin²(pi (x - x') / p) / l) is an RBF kernel of the points on circles of radius
-    # 1 / sqrt(l), whose squared distance is 4 sin²(pi (x - x') / p) / l.
-    angle = x * (2.0 * math.pi / kernel.period_length)
-    radius = kernel.lengthscale.rsqrt()
-    return {"points": torch.cat([angle.cos() * radius, angle.sin() * radius], -1), "profile": "rbf"}
-
-
-def _cosine(kernel: Any, x: Tensor) -> dict[str, Any]:
-    return {"points": x, "profile": "cosine", "lengthscale": kernel.period_length}
+def _radial(kernel: Any, x: Tensor) -> dict[str, Any]:
+    """What makes a function of distance of a kernel."""
+    if type(kernel) is PeriodicKernel:
+        # exp(-2 sin²(pi (x - x') / p) / l) is an RBF kernel of the points on circles of radius
+        # 1 / sqrt(l), whose squared distance is 4 sin²(pi (x - x') / p) / l.
+        angle = x * (2.0 * math.pi / kernel.period_length)
+        radius = kernel.lengthscale.rsqrt()
+        points = torch.cat([angle.cos() * radius, angle.sin() * radius], -1)
+        return {"points": points, "profile": "rbf"}
+    scale = kernel.period_length if type(kernel) is CosineKernel else kernel.lengthscale
+    power = {"power": kernel.alpha.squeeze(-1)} if type(kernel) is RQKernel else {}
+    return {"points": x, "profile": _profile(kernel), "lengthscale": scale, **power}
 
 
 def _linear(kernel: Any, x: Tensor, scale: Tensor | None) -> Tensor:
@@ -316,12 +304,3 @@ def _constant(kernel: Any, x: Tensor, scale: Tensor | None) -> Tensor:
     n = x.shape[-2]
     batch = torch.broadcast_shapes(constant.shape[:-1], x.shape[:-2])
     return constant.to(x).unsqueeze(-1).expand(*batch, n, n)
-
-
-_RADIAL: dict[type[Kernel], Callable[[Kernel, Tensor], dict[str, Any]]] = {
-    RBFKernel: _rbf,
-    MaternKernel: _matern,
-    RQKernel: _rational_quadratic,
-    PeriodicKernel: _periodic,
-    CosineKernel: _cosine,
-}
