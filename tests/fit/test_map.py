@@ -114,6 +114,6 @@ def test_data_that_are_not_finite_are_refused_before_anything_is_trained(fit):
     spoiled_x, spoiled_y = x.clone(), y.clone()
     spoiled_x[1, 0], spoiled_y[3] = torch.inf, torch.nan
     for data, name in (((spoiled_x, y), "train_x"), ((x, spoiled_y), "train_y")):
-        with pytest.raises(NonFiniteError, match=f"{name}: got 1 NaN or infinite"):
+        with pytest.raises(NonFiniteError, match=f"{name}: got 1 of .* not finite"):
             fit(mll, *data)
     assert all(torch.equal(one, other) for one, other in zip(mll.parameters(), before, strict=True))
