@@ -111,7 +111,7 @@ def read_checkpoint(
     except Exception as error:  # damaged files and foreign ones raise errors of many kinds
         raise DataError(
             f"path: {path} is damaged or no checkpoint ({type(error).__name__}: "
-            f"{_first_line(error)}). Restore a copy of it, or write it again."
+            f"{str(error).partition(chr(10))[0]}). Restore a copy of it, or write it again."
         ) from error
 
 
@@ -253,7 +253,3 @@ def _check_kind(
                 f"path: {path} has {found} for {name!r}, which a {kind} checkpoint needs. "
                 "Restore a copy of it, or write it again."
             )
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), "")

@@ -20,7 +20,7 @@ from gpclml.errors import ArgumentError, UnsupportedError
 from gpclml.fit._optimize import frozen, limits_of, objective
 from gpclml.fit._vector import non_finite
 from gpclml.fit.deep_kernel import warm_start_fresh_models
-from gpclml.fit.mll import STEPS, fit_mll, optimizer_factory
+from gpclml.fit.mll import STEPS, fit_mll, optimizer_factory, stopped_after
 from gpclml.fit.result import FitResult, FitWarning
 from gpclml.inference.observations import Observations, training_observations
 from gpclml.mlls import ConditionalMarginalLogLikelihood
@@ -129,10 +129,17 @@ def fit_batch(
         for mll in mlls:
             stack.enter_context(frozen(mll, freeze))
         batch = Batch(mlls, lambda parameters: factory(parameters, lr=lr))
-        _take_steps(batch, steps or STEPS, progress)
+        bar = progress_bar(range(steps or STEPS), desc="fit", progress=progress)
+        try:
+            for _ in bar:
+                batch.evaluate()
+                batch.step()
+                bar.set_postfix(models=len(batch.active), refresh=False)
+            batch.evaluate()  # what the last step led to must be usable too
+        finally:
+            batch.write_back()
     stopped = {
-        place: f"The fit stopped after {len(batch.histories[place])} steps and keeps its best "
-        f"parameters so far: {message}"
+        place: stopped_after(len(batch.histories[place]), message)
         for place, message in batch.messages.items()
     }
     for message in stopped.values():
@@ -176,19 +183,6 @@ def _one_after_the_other(
                 mll.eval()
             bar.update()
     return results
-
-
-def _take_steps(batch: Batch, steps: int, progress: bool | None) -> None:
-    with progress_bar(total=steps, desc="fit", progress=progress) as bar:
-        try:
-            for _ in range(steps):
-                batch.evaluate()
-                batch.step()
-                bar.update()
-                bar.set_postfix(models=len(batch.active), refresh=False)
-            batch.evaluate()  # what the last step led to must be usable too
-        finally:
-            batch.write_back()
 
 
 def _check_members(mlls: Sequence[ConditionalMarginalLogLikelihood]) -> None:

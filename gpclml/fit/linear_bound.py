@@ -56,9 +56,17 @@ def fit_linear_bound(
         NonFiniteError: The bound is not finite; the model then has the best hyperparameters
             that were met.
     """
-    _check(mll, steps, lr, empirical_bayes)
+    if mll.posterior is not None:
+        expected = "a bound with the best q of a family"
+        suggestion = "Train all parameters by an optimizer, as of any objective."
+        raise UnsupportedError("mll", "a trainable posterior", expected, suggestion)
+    check_counts(steps=steps)
+    check_positive(lr=lr)
     model = mll.linear_model
     kernel, likelihood = model.covar_module, model.likelihood
+    count = len(kernel.prior_variance)
+    if empirical_bayes and count != 1:
+        raise ArgumentError("empirical_bayes", f"{count} prior variances", "one for all weights")
     inputs, target = cast(tuple, model.train_inputs), cast(Tensor, model.train_targets)
     fixed = {id(likelihood.raw_noise), id(kernel.raw_prior_variance)}
     trained = [p for p in mll.parameters() if p.requires_grad and id(p) not in fixed]
@@ -97,15 +105,3 @@ def fit_linear_bound(
         mll.load_state_dict(best)
     seconds = time.perf_counter() - start
     return FitResult(objective=largest, history=bounds, seconds=seconds)
-
-
-def _check(mll: LinearEvidenceLowerBound, steps: int, lr: float, empirical_bayes: bool) -> None:
-    if mll.posterior is not None:
-        expected = "a bound with the best q of a family"
-        suggestion = "Train all parameters by an optimizer, as of any objective."
-        raise UnsupportedError("mll", "a trainable posterior", expected, suggestion)
-    check_counts(steps=steps)
-    check_positive(lr=lr)
-    count = len(mll.linear_model.covar_module.prior_variance)
-    if empirical_bayes and count != 1:
-        raise ArgumentError("empirical_bayes", f"{count} prior variances", "one for all weights")

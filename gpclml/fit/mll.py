@@ -12,7 +12,7 @@ import math
 import time
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -25,9 +25,9 @@ from gpclml._utils.progress import progress_bar
 from gpclml._utils.resuming import copied_state
 from gpclml.errors import UnknownNameError, UnsupportedError
 from gpclml.fit._optimize import OptimizerFactory, StoppedError, frozen, stochastic
-from gpclml.fit._searches import search
+from gpclml.fit._searches import Search, search
 from gpclml.fit.deep_kernel import warm_start_fresh_models
-from gpclml.fit.result import FitResult, FitWarning, Problem
+from gpclml.fit.result import FitResult, FitWarning
 from gpclml.kernels.networks import reset_network
 from gpclml.mlls.losses import fixed_loss
 from gpclml.models import find_networks
@@ -38,6 +38,7 @@ __all__ = [
     "FitWarning",
     "fit_mll",
     "optimizer_factory",
+    "stopped_after",
 ]
 
 
@@ -59,22 +60,6 @@ class MLLFitResult(FitResult):
 
     attempts: list[float]
     starts: int = 1
-
-
-@dataclass
-class _Attempt:
-    history: list[float] = field(default_factory=list)
-    message: str = ""
-    problem: Problem = ""
-    starts: int = 1
-    objective: float = float("nan")
-
-    def stopped(self, error: Exception) -> None:
-        self.problem = "stopped"
-        self.message = (
-            f"The fit stopped after {len(self.history)} steps and keeps its best parameters so "
-            f"far: {error}"
-        )
 
 
 @checked
@@ -145,7 +130,7 @@ def fit_mll(
     warm_start_fresh_models(mll)
     generator = torch.Generator().manual_seed(seed)
     initial = copied_state(mll)
-    best: _Attempt | None = None
+    best: Search | None = None
     best_state = initial
     attempts: list[float] = []
     with frozen(mll, freeze):
@@ -188,37 +173,40 @@ def _attempt(
     retries: int,
     progress: bool | None,
     must_start: bool,
-) -> _Attempt:
-    attempt = _Attempt()
+) -> Search:
+    history: list[float] = []
+    stopped: Exception | None = None
     total = steps if factory is None else (steps or STEPS)
     with progress_bar(total=total, desc="fit", progress=progress) as bar:
 
         def record(loss: float) -> None:
-            attempt.history.append(-loss)
+            history.append(-loss)
             bar.update()
-            bar.set_postfix(objective=f"{attempt.history[-1]:.4f}", refresh=False)
+            bar.set_postfix(objective=f"{-loss:.4f}", refresh=False)
 
         try:
             if factory is None:
-                found = search(mll, steps, record, retries)
-                attempt.problem, attempt.message = found.problem, found.message
-                attempt.starts, attempt.history = found.starts, found.history
-                attempt.objective = found.objective
-                return attempt
-            else:
-                stochastic(mll, factory, steps or STEPS, lr, record)
-        except StoppedError as stopped:
-            if stopped.nothing_done and must_start:
-                raise stopped.error from None
-            attempt.stopped(stopped.error)
+                return search(mll, steps, record, retries)
+            stochastic(mll, factory, steps or STEPS, lr, record)
+        except StoppedError as error:
+            if error.nothing_done and must_start:
+                raise error.error from None
+            stopped = error.error
     mll.train()
-    with torch.no_grad():
-        try:
-            attempt.objective = -float(fixed_loss(mll))
-        except (NanError, NotPSDError) as error:
-            if not attempt.problem:
-                attempt.stopped(error)
-    return attempt
+    value = math.nan
+    try:
+        with torch.no_grad():
+            value = -float(fixed_loss(mll))
+    except (NanError, NotPSDError) as error:
+        stopped = stopped or error
+    if stopped is None:
+        return Search("", "", 1, history, value)
+    return Search("stopped", stopped_after(len(history), stopped), 1, history, value)
+
+
+def stopped_after(steps: int, reason: object) -> str:
+    """The message of a fit that could not go on."""
+    return f"The fit stopped after {steps} steps and keeps its best parameters so far: {reason}"
 
 
 def _redraw(mll: MarginalLogLikelihood, generator: torch.Generator) -> None:

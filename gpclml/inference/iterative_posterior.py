@@ -296,9 +296,8 @@ class IterativePosterior:
             size = batch * prior.num_train
             step = num_points_at_once(x, size, batch, joint, self._held, self._points_at_once)
             yield x, prior, [slice(i, min(i + step, m)) for i in range(0, m, step)]
-            _check_unchanged(
-                self._model, self._copies
-            )  # the points may have moved the grid of an interpolated kernel
+            # The points may have moved the grid of an interpolated kernel.
+            _check_unchanged(self._model, self._copies)
 
 
 def _products(data: Observations, solver: ConjugateGradients) -> tuple[NoisyCovariance, int]:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-import torch
 from torch import Tensor
+from torch.nn import Module
 
 from gpclml._utils.checkpoint import read_checkpoint
 from gpclml.errors import ArgumentError, DataError
 
-__all__ = ["CHECKPOINT", "StoredModel", "read_stored"]
+__all__ = ["CHECKPOINT", "load_stored"]
 
 CHECKPOINT = "gpclml.GPRegression"
 _REQUIRED = {"config": dict, "state_dict": dict, "train_x": Tensor, "train_targets": Tensor}
@@ -77,60 +76,36 @@ def _check_stored(
         )
 
 
-@dataclass(frozen=True)
-class StoredModel:
-    """What a file holds; ``config`` has the arguments of the model, with parts that were given."""
-
-    path: str | os.PathLike
-    config: dict[str, Any]
-    state: dict[str, Any]
-    train_x: Tensor
-    targets: Tensor
-    columns: list[str] | None
-    has_given_parts: bool
-
-    @property
-    def original_targets(self) -> Tensor:
-        """The targets in original units."""
-        scaled = self.targets * self.state["target_standardizer.scale"]
-        return scaled + self.state["target_standardizer.offset"]
-
-    def load_into(self, model: torch.nn.Module) -> None:
-        """Gives a model the state."""
-        try:
-            model.load_state_dict(self.state)
-        except RuntimeError as error:
-            got = str(error).splitlines()[-1].strip()
-            if self.has_given_parts:
-                name, expected = "kernel, mean or likelihood", "the saved state"
-                suggestion = (
-                    "Pass objects of the same classes and sizes as when the model was made."
-                )
-                raise ArgumentError(name, got, expected, suggestion) from error
-            raise DataError(
-                f"path: {self.path} holds the state of another model than it describes ({got}). "
-                "Restore a copy of it, or save the model again."
-            ) from error
-
-
-def read_stored(
-    path: str | os.PathLike[str], map_location: Any, parts: dict[str, torch.nn.Module | None]
-) -> StoredModel:
-    """Reads and checks a file."""
+def load_stored(
+    cls: Any, path: str | os.PathLike[str], map_location: Any, parts: dict[str, Module | None]
+) -> Any:
+    """The model in a file, of this class, with the parts that it was given as objects."""
     content = read_checkpoint(path, CHECKPOINT, map_location, _REQUIRED)
-    config, state = content["config"], content["state_dict"]
-    _check_stored(path, config, state, content["train_x"])
+    config, state, train_x = content["config"], content["state_dict"], content["train_x"]
+    _check_stored(path, config, state, train_x)
     columns = config.pop("columns")
     for name, value in parts.items():
         if value is None and config[name] is None:
+            expected = f"the {name} object the model was made with"
             suggestion = f"Call load(path, {name}=...) with one built as when the model was made."
-            raise ArgumentError(
-                name, None, f"the {name} object the model was made with", suggestion
-            )
+            raise ArgumentError(name, None, expected, suggestion)
     for name in ("kernel", "mean"):
         config[name] = parts[name] if config[name] is None else config[name]
     config["likelihood"] = parts["likelihood"]
-    return StoredModel(
-        path, config, state, content["train_x"], content["train_targets"], columns,
-        any(part is not None for part in parts.values()),
-    )  # fmt: skip
+    scale, offset = (state[name] for name in _UNITS)
+    model = cls(train_x, content["train_targets"] * scale + offset, **config)
+    try:
+        model.load_state_dict(state)
+    except RuntimeError as error:
+        got = str(error).splitlines()[-1].strip()
+        if any(part is not None for part in parts.values()):
+            name, expected = "kernel, mean or likelihood", "the saved state"
+            suggestion = "Pass objects of the same classes and sizes as when the model was made."
+            raise ArgumentError(name, got, expected, suggestion) from error
+        raise DataError(
+            f"path: {path} holds the state of another model than it describes ({got}). "
+            "Restore a copy of it, or save the model again."
+        ) from error
+    model.set_train_data(targets=content["train_targets"], strict=False)
+    model.column_names = columns
+    return model

@@ -26,7 +26,7 @@ from gpclml.inference.posterior import checked_points, choose_posterior_solver
 from gpclml.kernels import DeepKernel
 from gpclml.models._base import RegressionGP
 from gpclml.models._parts import PartOptions, make_kernel, make_mean
-from gpclml.models._stored import CHECKPOINT, read_stored
+from gpclml.models._stored import CHECKPOINT, load_stored
 from gpclml.models.standardize import Standardizer
 
 if TYPE_CHECKING:
@@ -416,12 +416,7 @@ class GPRegression(RegressionGP):
             ArgumentError: An object that the model was made with is missing or does not fit.
         """
         parts = {"kernel": kernel, "mean": mean, "likelihood": likelihood}
-        stored = read_stored(path, map_location, parts)
-        model = cls(stored.train_x, stored.original_targets, **stored.config)
-        stored.load_into(model)
-        model.set_train_data(targets=stored.targets, strict=False)
-        model.column_names = stored.columns
-        return model
+        return load_stored(cls, path, map_location, parts)
 
     def _in_original_units(self, path: str, value: Tensor) -> Tensor:
         units, columns = self.target_standardizer, self.input_standardizer.scale
