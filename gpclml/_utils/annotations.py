@@ -14,8 +14,6 @@ import numpy
 import torch
 from torch import Tensor
 
-__all__ = ["FEW", "describe", "first_unlike", "fits", "is_integer", "known_names"]
-
 FEW = 1000
 """Number of elements of a sequence that are checked."""
 

@@ -30,18 +30,6 @@ from gpclml.errors import (
     UnsupportedError,
 )
 
-__all__ = [
-    "all_finite",
-    "callers_level",
-    "check_classes",
-    "check_counts",
-    "check_finite",
-    "check_placement",
-    "check_positive",
-    "checked",
-    "reads_are_free",
-]
-
 F = TypeVar("F", bound=Callable)
 
 _Sizes = dict[str, tuple[Any, str]]  # by name, with the argument that has it

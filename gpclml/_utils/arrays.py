@@ -25,14 +25,6 @@ if TYPE_CHECKING:
 else:
     ArrayLike = Tensor  # what it is when `checked` looks at it
 
-__all__ = [
-    "ArrayLike",
-    "TrainingData",
-    "checked_training_data",
-    "points_as_tensor",
-    "takes_arrays",
-]
-
 F = TypeVar("F", bound=Callable)
 
 _FLOATS = (torch.float32, torch.float64)

@@ -23,11 +23,6 @@ from torch import Tensor
 from gpclml._utils.files import write_atomically
 from gpclml.errors import DataError, UnsupportedError
 
-__all__ = [
-    "read_checkpoint",
-    "write_checkpoint",
-]
-
 _VERSION = 2
 
 _MARK = b"gpclml sha256 "

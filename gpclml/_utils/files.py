@@ -11,13 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = [
-    "printable",
-    "sync_folder",
-    "temporary_name",
-    "write_atomically",
-]
-
 _LONGEST = 150  # bytes of a file's own name in that of its temporary: file systems allow 255
 
 # Controls (also those above ASCII), marks that turn the direction of what follows, separators of

@@ -10,12 +10,6 @@ import torch
 
 from gpclml.errors import ArgumentError
 
-__all__ = [
-    "available_memory",
-    "check_memory",
-    "fits",
-]
-
 _FEW = 2**28  # bytes that a GPU is not asked about
 
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tqdm import tqdm
 
-__all__ = ["progress_bar", "shows_progress"]
-
 
 def progress_bar(
     steps: Iterable[Any] | None = None, *, progress: bool | None, **options: Any

@@ -21,15 +21,6 @@ from torch import Tensor
 from gpclml._utils.checkpoint import read_checkpoint, write_checkpoint
 from gpclml.errors import ArgumentError, DataError
 
-__all__ = [
-    "ResumableDraws",
-    "ResumableRun",
-    "check_state",
-    "copied_state",
-    "digest",
-    "module_classes",
-]
-
 _KEY = "_extra_state"  # under which torch stores what get_extra_state returns
 
 

@@ -9,8 +9,6 @@ from collections.abc import Iterator
 import gpytorch.settings
 import linear_operator.settings
 
-__all__ = ["load_botorch"]
-
 
 def load_botorch() -> None:
     """Imports BoTorch, if it is not imported yet, and leaves GPyTorch's settings as they are.

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, NoReturn
 
@@ -23,8 +23,6 @@ from gpclml.errors import ArgumentError, LostWorkerError, ShapeError
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-
-__all__ = ["AGREED", "Exchange", "Processes", "processes"]
 
 
 @dataclass(frozen=True)
@@ -82,6 +80,7 @@ AGREED = {
 _TAG = 6743  # Messages of the roll call are told from others by it.
 
 
+@dataclass
 class Exchange:
     """One exchange, which all processes of a group take part in.
 
@@ -90,22 +89,16 @@ class Exchange:
     are compared with the others'.
     """
 
-    def __init__(
-        self,
-        processes: Processes,
-        seconds: float,
-        call: str,
-        parameters: Sequence[Tensor],
-        agreed: Mapping[str, int] | None = None,
-    ) -> None:
-        if not seconds > 0:
-            raise ArgumentError("timeout", seconds, "a positive number of seconds")
-        self._processes = processes
-        self._seconds = seconds
-        self._end = time.monotonic() + seconds
-        self._call = call
-        self._parameters = parameters
-        self._agreed = agreed or {}
+    processes: Processes
+    seconds: float
+    call: str
+    parameters: Sequence[Tensor]
+    agreed: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.seconds > 0:
+            raise ArgumentError("timeout", self.seconds, "a positive number of seconds")
+        self._end = time.monotonic() + self.seconds
 
     def sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The sum over processes of each tensor, bitwise the same in all; new tensors."""
@@ -122,7 +115,7 @@ class Exchange:
 
     @property
     def _group(self) -> dist.ProcessGroup | None:
-        return self._processes.group
+        return self.processes.group
 
     def _collect(
         self, tensors: Sequence[Tensor], collective: Callable[[Tensor], dist.Work | None]
@@ -144,7 +137,7 @@ class Exchange:
 
     def _device(self, own: torch.device) -> torch.device:
         """Where tensors are sent from, of those where the group can send."""
-        backends = self._processes.backends
+        backends = self.processes.backends
         if backends.get(own.type, "gloo") != "gloo":
             return own
         # Gloo copies to the host by itself.
@@ -153,15 +146,15 @@ class Exchange:
     def _check_alike(self, tensors: Sequence[Tensor], device: torch.device) -> None:
         """One row of numbers from each process: that all are there, and with the same tensors."""
         kinds = [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
-        digest = hashlib.sha256(repr((self._call, device.type, kinds)).encode()).digest()
+        digest = hashlib.sha256(repr((self.call, device.type, kinds)).encode()).digest()
         row = [
-            len(self._parameters),
-            sum(parameter.numel() for parameter in self._parameters),
+            len(self.parameters),
+            sum(parameter.numel() for parameter in self.parameters),
             int.from_bytes(digest[:7], "big"),
             # As many numbers in every call: whoever has none to compare must not be misread.
-            *(self._agreed.get(name, 0) for name in AGREED),
+            *(self.agreed.get(name, 0) for name in AGREED),
         ]
-        named = self._processes.backends.get("cpu") == "gloo"
+        named = self.processes.backends.get("cpu") == "gloo"
         try:
             rows, lost = self._roll_call(row) if named else (self._gather(row, device), [])
         except RuntimeError as error:
@@ -169,14 +162,14 @@ class Exchange:
         if lost:
             self._lost(lost)
         if any(other[:3] != row[:3] for other in rows):
-            ranks = self._processes.global_ranks(range(len(rows)))
+            ranks = self.processes.global_ranks(range(len(rows)))
             told = "; ".join(
                 f"rank {rank}: {count} of {entries} entries"
                 for rank, (count, entries, *_) in zip(ranks, rows, strict=True)
             )
             raise ShapeError(
                 "parameters",
-                f"processes that disagree in {self._call} ({told})",
+                f"processes that disagree in {self.call} ({told})",
                 "the same call, value, number, order, shapes and dtypes in every process",
                 "Build the model in the same way in every process.",
             )
@@ -197,9 +190,9 @@ class Exchange:
             return
         told = []
         for name, ranks in unlike.items():
-            named = ", ".join(map(str, self._processes.global_ranks(ranks)))
+            named = ", ".join(map(str, self.processes.global_ranks(ranks)))
             told.append(f"other {name} in rank {named}")
-        [first] = self._processes.global_ranks([0])
+        [first] = self.processes.global_ranks([0])
         raise ArgumentError(
             ", ".join(unlike),
             f"{' and '.join(told)} than in rank {first}",
@@ -209,7 +202,7 @@ class Exchange:
 
     def _gather(self, row: list[int], device: torch.device) -> list[list[int]]:
         own = torch.tensor(row, device=device)
-        rows = [torch.empty_like(own) for _ in range(self._processes.size)]
+        rows = [torch.empty_like(own) for _ in range(self.processes.size)]
         self._wait(dist.all_gather(rows, own, group=self._group, async_op=True))
         return [other.tolist() for other in rows]
 
@@ -218,10 +211,10 @@ class Exchange:
 
         Rows go to rank 0 one by one, so that an error tells whose it is, and back as a table.
         """
-        table = torch.zeros(self._processes.size, 1 + len(row), dtype=torch.long)
-        table[self._processes.rank] = torch.tensor([1, *row])
-        if self._processes.rank:
-            self._wait(self._send(table[self._processes.rank].clone(), 0))
+        table = torch.zeros(self.processes.size, 1 + len(row), dtype=torch.long)
+        table[self.processes.rank] = torch.tensor([1, *row])
+        if self.processes.rank:
+            self._wait(self._send(table[self.processes.rank].clone(), 0))
             self._wait(self._receive(table, 0))
         else:
             self._hear_and_tell(table)
@@ -259,14 +252,14 @@ class Exchange:
         work.wait(timedelta(seconds=max(self._end - time.monotonic(), 1e-3)))
 
     def _lost(self, ranks: list[int], cause: RuntimeError | None = None) -> NoReturn:
-        own = self._processes
+        own = self.processes
         if not ranks and own.size == 2:
             ranks = [1 - own.rank]
         named = own.global_ranks(ranks)
         who = f"rank {', '.join(map(str, named))}" if named else "one that is not known here"
         raise LostWorkerError(
-            f"{self._call}: of {own.size} processes, {who} ended or did not come within "
-            f"{self._seconds:g} s. Parameters and gradients are as before the call; start all "
+            f"{self.call}: of {own.size} processes, {who} ended or did not come within "
+            f"{self.seconds:g} s. Parameters and gradients are as before the call; start all "
             "processes anew, from a checkpoint.",
             named,
         ) from cause

@@ -19,16 +19,6 @@ from gpclml.errors import ArgumentError, UnknownNameError
 from gpclml.fit._vector import Bounds, Vector, bounds_of, non_finite, trainable
 from gpclml.mlls.losses import fixed_loss, fresh_loss, has_shared_parameters
 
-__all__ = [
-    "LineSearchEnd",
-    "StoppedError",
-    "frozen",
-    "limits_of",
-    "line_search",
-    "objective",
-    "stochastic",
-]
-
 _RESUMES = 3  # from the best point, without what the search remembers of the curvature
 _WINDOW, _LEAST_GAIN = 20, 0.002  # a search ends where so many steps gain less, nats in all
 _REMEMBERED = 30  # steps from which a search learns of the curvature

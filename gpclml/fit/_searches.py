@@ -25,8 +25,6 @@ from gpclml.inference.observations import training_observations
 from gpclml.inference.predictive import are_constant
 from gpclml.linalg import leave_one_out_moments
 
-__all__ = ["Search", "search"]
-
 _FAILED = ("abnormal", "constant", "bound")
 # Of the start lengthscales: far shorter ones tell all points apart, where nothing can be learned.
 _SHORTER, _LONGER = (0.25,), (8.0, 64.0)

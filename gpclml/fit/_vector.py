@@ -18,8 +18,6 @@ from gpclml.inference.known_kernels import Transform, transform_of
 from gpclml.linalg.lapack import one_thread
 from gpclml.mlls.fixed_loss import FixedLoss
 
-__all__ = ["Bounds", "Vector", "bounds_of", "non_finite", "trainable"]
-
 _MARGIN = 0.01  # of a bound: no value comes closer to it than by this share
 _FARTHEST = 35.0  # from the start that a logarithm goes: a factor of 1e15
 

@@ -99,7 +99,7 @@ def _averaged(
     if not trained:
         raise ArgumentError("parameters", "none that requires a gradient", "at least one")
     values = [] if value is None else [value.detach()]
-    exchange = Exchange(own, timeout, "average_gradients", trained, agreed)
+    exchange = Exchange(own, timeout, "average_gradients", trained, agreed or {})
     if own.size > 1:
         # Whether a gradient is there at all, as numbers that travel with the gradients.
         given = torch.tensor([p.grad is not None for p in trained]).to(trained[0])

@@ -19,8 +19,6 @@ from gpclml.models._parts import find_networks
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["RegressionGP"]
-
 # A checker that does not read upstream's source knows this base.
 assert issubclass(ExactGP, Module)
 

@@ -24,8 +24,6 @@ from gpclml.errors import ArgumentError, UnknownNameError
 from gpclml.kernels import DeepKernel, NetworkMean, SkipFeatures, initialize_spectral_mixture
 from gpclml.kernels.networks import MLP
 
-__all__ = ["KERNELS", "MEANS", "PartOptions", "find_networks", "make_kernel", "make_mean"]
-
 _STATIONARY: dict[str, type[Kernel]] = {"matern": MaternKernel, "rbf": RBFKernel, "rq": RQKernel}
 # Near zero, so that the deep kernel starts as its base kernel; at zero it has no gradient.
 _FEATURE_START = 1e-3

@@ -13,8 +13,6 @@ from torch.nn import Module
 from gpclml._utils.checkpoint import read_checkpoint
 from gpclml.errors import ArgumentError, DataError
 
-__all__ = ["CHECKPOINT", "load_stored"]
-
 CHECKPOINT = "gpclml.GPRegression"
 _REQUIRED = {"config": dict, "state_dict": dict, "train_x": Tensor, "train_targets": Tensor}
 
