@@ -27,7 +27,8 @@ from torch import Tensor
 from gpclml._utils import memory
 from gpclml._utils.arguments import callers_level, checked
 from gpclml.errors import UnknownNameError
-from gpclml.inference.known_kernels import known_covariance, known_row
+from gpclml.inference.kernel_covariances import kernel_covariance
+from gpclml.inference.known_kernels import Noise, known_parts, known_row, variances
 from gpclml.linalg import (
     ConjugateGradients,
     Covariance,
@@ -67,14 +68,21 @@ class ObservedCovariance:
     Attributes:
         latent: Covariance of the latent values, ``(*batch, N, N)``, often a kernel that is yet to
             be evaluated; with all noise in it where that is not independent.
-        noise: Noise variances, ``(*batch, N)``; None where the noise is in ``latent``.
+        independent: Noise variances, ``(*batch, N)``, or the module that has one for all; None
+            where the noise is in ``latent``.
         missing: Which observations are missing, ``(*batch, N)``: each has variance one and no
             correlation, so that it changes no other density. None where none is.
     """
 
     latent: LinearOperator
-    noise: Tensor | None = None
+    independent: Noise = None
     missing: Tensor | None = None
+
+    @cached_property
+    def noise(self) -> Tensor | None:
+        """Variances of the independent noise, ``(*batch, N)``."""
+        noise = variances(self.independent)
+        return None if noise is None else noise.expand(*noise.shape[:-1], self.latent.shape[-1])
 
     @staticmethod
     def of(evaluated: Covariance) -> ObservedCovariance:
@@ -84,9 +92,14 @@ class ObservedCovariance:
     @property
     def shape(self) -> torch.Size:
         """``(*batch, N, N)``."""
-        parts = [part.shape[:-1] for part in (self.noise, self.missing) if part is not None]
-        batch = common_batch(self.latent.shape[:-2], *parts)
-        return torch.Size((*batch, *self.latent.shape[-2:]))
+        latent, noise = self.latent.shape, self.independent
+        parts = [] if self.missing is None else [self.missing.shape[:-1]]
+        if noise is not None:
+            own = isinstance(noise, HomoskedasticNoise)
+            numbers = cast(Tensor, noise.raw_noise if own else noise)
+            parts.append(numbers.shape[:-1])
+        batch = common_batch(latent[:-2], *parts)
+        return latent if batch == latent[:-2] else torch.Size((*batch, *latent[-2:]))
 
     def at(self, rows: Tensor) -> ObservedCovariance:
         """Of some of the observations.
@@ -94,11 +107,11 @@ class ObservedCovariance:
         Args:
             rows: Indices, ``(k,)``.
         """
-        latent = cast(Any, self.latent)
+        latent, noise = cast(Any, self.latent), self.independent
         return replace(
             self,
             latent=latent[..., rows, :][..., :, rows],
-            noise=None if self.noise is None else self.noise[..., rows],
+            independent=noise if isinstance(noise, HomoskedasticNoise | None) else noise[..., rows],
             missing=None if self.missing is None else self.missing[..., rows],
         )
 
@@ -111,11 +124,12 @@ class ObservedCovariance:
         """
         self._check_room()
         if isinstance(self.latent, LazyEvaluatedKernelTensor):
-            known = known_covariance(self.latent, self.noise)
+            known = known_parts(self.latent)
             if known is not None:
-                return (
-                    known if self.missing is None else DenseCovariance(self._masked(known.matrix))
-                )
+                covariance = kernel_covariance(self.latent, *known, self.independent)
+                if self.missing is None:
+                    return covariance
+                return DenseCovariance(self._masked(covariance.matrix))
         latent = _evaluated(self.latent)
         if self.noise is not None and isinstance(latent, LowRankRootLinearOperator):
             low_rank = LowRankPlusDiagonal(latent.root.to_dense(), self.noise)
@@ -197,7 +211,7 @@ class ObservedCovariance:
 
     def is_low_rank(self) -> bool:
         """Whether it is of low rank plus independent noise."""
-        if self.noise is None or not self.has_structure():
+        if self.independent is None or not self.has_structure():
             return False
         return isinstance(_evaluated(self.latent), LowRankRootLinearOperator)
 
@@ -312,10 +326,8 @@ def observed_covariance(
         A distribution with the mean of the observations, and their covariance.
     """
     if _is_homoskedastic(likelihood, prior):
-        latent = prior.lazy_covariance_matrix
-        noise = cast(GaussianLikelihood, likelihood).noise  # (*batch, 1)
-        noise = noise.expand(*noise.shape[:-1], latent.shape[-1])
-        return prior, ObservedCovariance(latent, noise)
+        noise = cast(HomoskedasticNoise, cast(GaussianLikelihood, likelihood).noise_covar)
+        return prior, ObservedCovariance(prior.lazy_covariance_matrix, noise)
     output = cast(MultivariateNormal, likelihood(prior, *params, **kwargs))
     covariance = output.lazy_covariance_matrix
     if isinstance(covariance, AddedDiagLinearOperator) and type(output) is MultivariateNormal:

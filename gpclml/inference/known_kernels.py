@@ -24,7 +24,9 @@ from gpytorch.kernels import (
     ScaleKernel,
 )
 from gpytorch.lazy import LazyEvaluatedKernelTensor
+from gpytorch.likelihoods.noise_models import HomoskedasticNoise
 from numpy import ndarray
+from scipy.special import expit
 from torch import Tensor
 
 from gpclml.linalg import DenseCovariance, RadialCovariance, radial_covariance
@@ -45,16 +47,22 @@ from gpclml.linalg.covariance_products import row_of
 from gpclml.linalg.profiles import PROFILES
 
 __all__ = [
+    "Noise",
     "Transform",
     "array_kernel",
     "covariance_at",
     "fixed_points",
     "has_arrays",
     "is_known",
-    "known_covariance",
+    "known_parts",
     "known_row",
     "transform_of",
+    "variances",
 ]
+
+Noise = Tensor | HomoskedasticNoise | None
+"""Variances of independent noise, ``(*batch, n)`` or ``(*batch, 1)``, or GPyTorch's module that has
+one for all observations."""
 
 _ARRAYS = "_array_kernel"  # method of a kernel without hyperparameters
 _MATERN = {0.5: "matern_12", 1.5: "matern_32", 2.5: "matern_52"}
@@ -64,30 +72,33 @@ _PROFILES: dict[type[Kernel], str] = {
 _RADIAL = {*_PROFILES, MaternKernel, PeriodicKernel}
 
 
-def known_covariance(
-    kernel: LazyEvaluatedKernelTensor, noise: Tensor | None
-) -> DenseCovariance | None:
-    """The covariance of a kernel at its own inputs, if every part of it is a kernel known here.
+def known_parts(kernel: LazyEvaluatedKernelTensor) -> tuple[Kernel, Tensor] | None:
+    """A kernel and its inputs, if every part of it is known; else None.
 
-    These are GPyTorch's RBF, Matern, rational quadratic, periodic and cosine kernels, scaled, and
-    sums and products of them with each other and with linear and constant kernels. A subclass is
-    another kernel, as is one with hooks or with a ``forward`` of its own.
+    A subclass of a kernel is another kernel, as is one with hooks or with a ``forward`` of its own.
+
+    Args:
+        kernel: Not yet evaluated, the inputs of its rows being those of its columns.
     """
     if kernel.last_dim_is_batch or kernel.params:
         return None
-    x, parts = cast(Tensor, kernel.x1), cast(Kernel, kernel.kernel)
-    if not is_known(parts, x.shape[-1]):
-        return None
-    with torch.set_grad_enabled(kernel._is_grad_enabled):
-        return covariance_at(parts, x, noise)
+    parts, x = cast(Kernel, kernel.kernel), cast(Tensor, kernel.x1)
+    return (parts, x) if is_known(parts, x.shape[-1]) else None
 
 
 def known_row(kernel: LazyEvaluatedKernelTensor) -> Callable[[int], Tensor] | None:
     """What computes a row by its index, of one function of distance, scaled or not; else None."""
-    if type(_unscaled(cast(Kernel, kernel.kernel))[0]) not in _RADIAL:
+    known = known_parts(kernel)
+    if known is None or type(_unscaled(known[0])[0]) not in _RADIAL:
         return None
-    known = known_covariance(kernel, None)  # whose matrix is not formed
-    return row_of(known) if isinstance(known, RadialCovariance) else None
+    with torch.set_grad_enabled(kernel._is_grad_enabled):
+        covariance = covariance_at(*known, None)  # whose matrix is not formed
+    return row_of(covariance) if isinstance(covariance, RadialCovariance) else None
+
+
+def variances(noise: Noise) -> Tensor | None:
+    """The noise as a tensor, ``(*batch, n)`` or ``(*batch, 1)``."""
+    return cast(Tensor, noise.noise) if isinstance(noise, HomoskedasticNoise) else noise
 
 
 def is_known(kernel: Kernel, num_dims: int) -> bool:
@@ -257,9 +268,7 @@ class Transform(NamedTuple):
 
     def slope(self, raw: ndarray) -> ndarray | float:
         """Its derivative."""
-        if not self.soft:
-            return 1.0
-        return numpy.where(raw > _LINEAR, 1.0, numpy.exp(-numpy.logaddexp(-raw, 0.0)))
+        return expit(raw) if self.soft else 1.0
 
     def inverse(self, value: ndarray) -> ndarray:
         """The raw parameter."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -399,13 +399,27 @@ def _check_placement(
 ) -> None:
     mean = function_dist.mean
     check_placement("target", target, mean)
-    for name, parameter in likelihood.named_parameters():
-        check_placement(f"likelihood.{name}", parameter, mean)
+    for parameter in _parameters(likelihood):
+        if parameter.dtype != mean.dtype or parameter.device != mean.device:
+            check_placement(f"likelihood.{_name(likelihood, parameter)}", parameter, mean)
     covariance = function_dist.lazy_covariance_matrix
     if isinstance(covariance, LazyEvaluatedKernelTensor):
-        for name, parameter in cast(Kernel, covariance.kernel).named_parameters():
+        kernel = cast(Kernel, covariance.kernel)
+        for parameter in _parameters(kernel):
             if parameter.device != mean.device:  # networks in it may be of another type
-                check_placement(f"kernel.{name}", parameter, mean)
+                check_placement(f"kernel.{_name(kernel, parameter)}", parameter, mean)
+
+
+def _parameters(module: torch.nn.Module) -> Iterator[Tensor]:
+    """PyTorch's generator finds their names as well, which takes several times as long."""
+    yield from (one for one in module._parameters.values() if one is not None)
+    for part in module._modules.values():
+        if part is not None:
+            yield from _parameters(part)
+
+
+def _name(module: torch.nn.Module, parameter: Tensor) -> str:
+    return next(name for name, one in module.named_parameters() if one is parameter)
 
 
 def _flatten(values: Tensor, interleaved: bool) -> Tensor:

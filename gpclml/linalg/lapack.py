@@ -16,7 +16,7 @@ import math
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any, cast
+from typing import Any
 
 import numpy
 import torch
@@ -26,19 +26,12 @@ from scipy.linalg import lapack as _lapack
 from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
-from gpclml.linalg.array_kernels import (
-    ArrayKernel,
-    RadialArrayKernel,
-    ScaledArrayKernel,
-    set_diagonal,
-)
+from gpclml.linalg.array_kernels import ArrayKernel, set_diagonal
 from gpclml.linalg.matrices import DOUBLE_UP_TO, PIVOT_ROUNDINGS
-from gpclml.linalg.profiles import Profile
 
 __all__ = [
     "LARGEST",
     "applies",
-    "density_and_gradients",
     "kernel_density",
     "kernel_factor",
     "last_densities",
@@ -68,68 +61,6 @@ Blocks = int | Sequence[ndarray]
 ``(k_i, b_i)`` a size, each given all others."""
 
 
-def density_and_gradients(
-    arguments: Sequence[Tensor | None],
-    residual: Tensor,
-    profile: Profile,
-    blocks: Blocks | None,
-    needed: Sequence[bool],
-) -> tuple[Tensor, list[Tensor | None]] | None:
-    """The log density of held-out points by a covariance of distance, and its gradients.
-
-    Args:
-        arguments: Points, lengthscale, scale, noise and power, as
-            :func:`gpclml.linalg.radial_covariance` takes them.
-        residual: ``(*batch, n)``.
-        profile: The function of distance.
-        blocks: The held-out points; None where this module does not take them.
-        needed: Which gradients: of the five arguments and of the residual.
-
-    Returns:
-        The density, ``()``, and the gradients, None for those not needed; None in place of both
-        where points are too many, on a GPU or a batch, or have no Cholesky factor.
-    """
-    if blocks is None or cast(Tensor, arguments[0]).ndim > 2 or not applies(residual, blocks):
-        return None
-    numbers = [
-        None if one is None else _Captured(one, of_one)
-        for one, of_one in zip(arguments, needed[:5], strict=True)
-    ]
-    points, lengthscale, scale, noise, power = numbers
-    kernel: ArrayKernel = RadialArrayKernel(cast(_Captured, points), profile, lengthscale, power)
-    if scale is not None:
-        kernel = ScaledArrayKernel(kernel, scale)
-    variances = None if noise is None else noise.value()
-    with one_thread(len(residual)):
-        found = kernel_density(kernel, variances, _array(residual), blocks, least_pivot(residual))
-        if found is None:
-            return None
-        value, G, of_residual = found
-        if noise is not None and noise.needed:
-            noise.add(G.diagonal().copy())
-        with numpy.errstate(all="ignore"):
-            kernel.add_gradient(G, 1.0)
-    gradients = [None if one is None else one.gradient for one in numbers]
-    gradients.append(of_residual if needed[5] else None)
-    tensors = [None if one is None else torch.as_tensor(one) for one in gradients]
-    return torch.tensor(value, dtype=residual.dtype), tensors
-
-
-class _Captured:
-    """A tensor as a number, whose gradient is kept."""
-
-    def __init__(self, tensor: Tensor, needed: bool) -> None:
-        self._numbers = _array(tensor)
-        self.needed = needed
-        self.gradient: Any = None
-
-    def value(self) -> ndarray:
-        return self._numbers
-
-    def add(self, gradient: Any) -> None:
-        self.gradient = gradient
-
-
 def matrix_density_and_gradients(
     covariance: Tensor, residual: Tensor, blocks: Blocks | None
 ) -> tuple[Tensor, Tensor, Tensor] | None:
@@ -141,7 +72,7 @@ def matrix_density_and_gradients(
         blocks: The held-out points; None where this module does not take them.
 
     Returns:
-        The three, or None as :func:`density_and_gradients` does.
+        The three; None where points are too many, on a GPU or a batch, or have no Cholesky factor.
     """
     if blocks is None or covariance.ndim > 2 or not applies(residual, blocks):
         return None
@@ -161,6 +92,8 @@ def matrix_density_and_gradients(
 def applies(residual: Tensor, blocks: Blocks) -> bool:
     """Whether densities of a residual of this shape, type and device are computed here."""
     if residual.ndim > 1 or residual.device.type != "cpu":
+        return False
+    if torch._C._are_functorch_transforms_active():  # whose tensors have no memory to read
         return False
     several = not isinstance(blocks, int) and any(group.shape[1] > 1 for group in blocks)
     n, most = residual.shape[-1], LARGEST.get(residual.dtype, 0)

@@ -28,7 +28,6 @@ from gpclml.errors import UnknownNameError
 from gpclml.linalg.closed_forms import ClosedForm
 from gpclml.linalg.covariance import Pairs
 from gpclml.linalg.dense import DenseCovariance
-from gpclml.linalg.lapack import density_and_gradients
 from gpclml.linalg.matrices import (
     DOUBLE_UP_TO,
     common_batch,
@@ -346,9 +345,6 @@ def _density_and_gradients(
     """The sum of the densities, and its gradients by the arguments and by the residual."""
     if density.order is not None:
         return _in_order(arguments, residual, profile, density, needed)
-    found = density_and_gradients(arguments, residual, profile, density.for_lapack, needed)
-    if found is not None:
-        return found
     covariance, parts = _covariance(arguments, profile)
     values, state = density.evaluate(covariance, residual.unsqueeze(-2).to(covariance.dtype))
     gradients: list[Tensor | None] = [None] * 6

@@ -13,80 +13,31 @@ from typing import Any, cast
 
 import numpy
 import torch
-from gpytorch.constraints import Interval
 from gpytorch.kernels import Kernel
 from gpytorch.means import ConstantMean, ZeroMean
 from numpy import ndarray
 from torch import Tensor
 
-from gpclml.inference.known_kernels import array_kernel, fixed_points, transform_of
+from gpclml.inference.kernel_covariances import Hyperparameter, UnknownPartError
+from gpclml.inference.known_kernels import array_kernel, fixed_points
 from gpclml.linalg.array_kernels import ArrayKernel
 from gpclml.linalg.closed_forms import ClosedForm
 from gpclml.linalg.lapack import applies, kernel_density, least_pivot, one_thread
 from gpclml.mlls._terms import FixedTerms, Formula
 
-__all__ = ["ArrayDensity", "Hyperparameter", "UnknownPartError"]
+__all__ = ["ArrayDensity"]
 
 
-class UnknownPartError(Exception):
-    """A hyperparameter whose constraint is not known, or a part that is left to PyTorch."""
-
-
-class Hyperparameter:
-    """A hyperparameter and the raw parameter that GPyTorch keeps for it, which may have none.
-
-    Args:
-        module: The module.
-        name: Of its hyperparameter.
-
-    Raises:
-        UnknownPartError: If its constraint is not one of those computed in closed form.
-    """
-
-    def __init__(self, module: torch.nn.Module, name: str) -> None:
-        constraint = getattr(module, f"raw_{name}_constraint", None)
-        transform = transform_of(cast(Interval | None, constraint))
-        if transform is None:
-            raise UnknownPartError
-        self.raw = cast(Tensor, getattr(module, f"raw_{name}"))
-        self.needed = self.raw.requires_grad
-        self._transform = transform
-
-    def value(self) -> ndarray:
-        """In double precision."""
-        self._numbers = self.raw.detach().double().numpy()
-        return self._transform.value(self._numbers)
-
-    def by_raw(self, gradient: Any) -> ndarray:
-        """What a gradient by the value is by the raw parameter."""
-        gradient = numpy.asarray(gradient)
-        if gradient.size > self.raw.numel():
-            gradient = gradient.sum()
-        return gradient.reshape(self.raw.shape) * self._transform.slope(self._numbers)
+class _Raw(Hyperparameter):
+    """Whose gradients are added to the ``grad`` of the raw parameter."""
 
     def add(self, gradient: Any) -> None:
-        """Adds a gradient to the ``grad`` of the raw parameter."""
         if not self.needed:
             return
         gradient = self.by_raw(gradient)
         if self.raw.grad is None:
             self.raw.grad = torch.zeros_like(self.raw)
         self.raw.grad.numpy()[...] += gradient
-
-    def is_value(self, value: Tensor) -> bool:
-        """Whether a tensor is this hyperparameter, computed from the raw parameter."""
-        if value is self.raw:
-            return True
-        if not value.requires_grad or value.shape != self.raw.shape or not self.needed:
-            return False
-        (slope,) = torch.autograd.grad(value.sum(), self.raw, allow_unused=True)
-        if slope is None:
-            return False
-        own = torch.as_tensor(self.value()).to(value)
-        own_slope = torch.as_tensor(self._transform.slope(self._numbers)).to(value)
-        return torch.allclose(value, own, 1e-5, 0.0) and torch.allclose(
-            slope, own_slope.expand_as(slope), 1e-5, 0.0
-        )
 
 
 class ArrayDensity:
@@ -181,7 +132,9 @@ class ArrayDensity:
         own: list[Hyperparameter] = []
 
         def number(module: torch.nn.Module, name: str) -> Hyperparameter:
-            own.append(Hyperparameter(module, name))
+            own.append(_Raw.of(module, name))
+            if not own[-1].is_raw:
+                raise UnknownPartError
             return own[-1]
 
         dims = cast(Tensor | None, kernel.active_dims)  # of a sum and a product those of all parts

@@ -26,7 +26,7 @@ from gpclml.inference.observations import (
     training_observations,
 )
 from gpclml.linalg import IterativeReport
-from gpclml.mlls._terms import check_train_mode, prior_and_added_loss
+from gpclml.mlls._terms import check_train_mode, has_terms, prior_and_added_loss
 
 __all__ = ["ConditionalMarginalLogLikelihood", "member_objectives"]
 
@@ -216,6 +216,8 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
         value, self.last_solve = _held_out_density(
             part, blocks, self.solver, self.factor_dtype, redrawn=redrawn
         )
+        if not has_terms(self.model):
+            return value
         terms = prior_and_added_loss(self.model, value.shape, data.params)
         return value + terms / data.num_observed()
 

@@ -25,7 +25,8 @@ from gpytorch.models import ExactGP
 from torch import Tensor
 
 from gpclml.conditioning import KFold, LastPoints
-from gpclml.inference.known_kernels import covariance_at, is_known
+from gpclml.inference.kernel_covariances import covariance_of
+from gpclml.inference.known_kernels import is_known
 from gpclml.inference.observations import Observations, training_observations
 from gpclml.linalg import Covariance
 from gpclml.linalg.closed_forms import ClosedForm
@@ -268,6 +269,8 @@ class _KnownPrior:
         self._likelihood = likelihood
         self._targets = cast(Tensor, model.train_targets)
         self._inputs = inputs
+        batches = [part.batch_shape for part in self._kernel.modules() if isinstance(part, Kernel)]
+        self._has_batch = any(batches) or cast(Tensor, model.train_targets).ndim > 1
 
     @property
     def has_fixed_inputs(self) -> bool:
@@ -294,8 +297,8 @@ class _KnownPrior:
         dims = self._kernel.active_dims
         if dims is not None:
             x = x.index_select(-1, cast(Tensor, dims))
-        noise = cast(Tensor, self._likelihood.noise)
-        return covariance_at(self._kernel, x, noise), residual
+        noise = cast(HomoskedasticNoise, self._likelihood.noise_covar)
+        return covariance_of(self._kernel, x, noise, batch=self._has_batch), residual
 
     def by_constant(self, pairs: Pairs, residual: Tensor) -> Pairs:
         """The gradient by the residual as that by a constant mean, where there is one."""

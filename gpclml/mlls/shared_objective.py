@@ -22,6 +22,7 @@ from numpy import ndarray
 from torch import Tensor
 
 from gpclml.conditioning import LastPoints
+from gpclml.inference.kernel_covariances import Hyperparameter, UnknownPartError
 from gpclml.inference.known_kernels import array_kernel, has_arrays
 from gpclml.linalg.lapack import (
     applies,
@@ -32,7 +33,6 @@ from gpclml.linalg.lapack import (
     one_thread,
 )
 from gpclml.linalg.matrices import refuse_double_backward
-from gpclml.mlls._arrays import Hyperparameter, UnknownPartError
 from gpclml.mlls._terms import has_hooks, has_terms
 from gpclml.mlls.conditional_marginal_log_likelihood import ConditionalMarginalLogLikelihood
 
@@ -92,16 +92,6 @@ def _is_plain(mll: ConditionalMarginalLogLikelihood) -> bool:
     )
 
 
-class _Captured(Hyperparameter):
-    """A hyperparameter whose gradient is kept."""
-
-    gradient: ndarray | float = 0.0
-
-    def add(self, gradient: Any) -> None:
-        if self.needed:
-            self.gradient = self.gradient + self.by_raw(gradient)
-
-
 class _Points:
     """Points of a task, whose gradient is added to given numbers."""
 
@@ -128,12 +118,12 @@ class _SharedDensity:
     ) -> None:
         model = cast(Any, mll.model)
         kernel = cast(Kernel, model.covar_module)
-        own: dict[tuple[int, str], _Captured] = {}
+        own: dict[tuple[int, str], Hyperparameter] = {}
 
-        def number(module: torch.nn.Module, name: str) -> _Captured:
+        def number(module: torch.nn.Module, name: str) -> Hyperparameter:
             key = id(module), name
             if key not in own:
-                own[key] = _Captured(module, name)
+                own[key] = Hyperparameter.of(module, name)
             return own[key]
 
         def points_of(x: Tensor) -> _Points:

@@ -15,7 +15,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import gpclml.mlls.conditional_marginal_log_likelihood
 from gpclml.conditioning import KFold, LastPoints, LeaveOneOut, RandomHoldout
 from gpclml.errors import NonFiniteError
-from gpclml.linalg import block_conditional_log_densities, conditional_log_density, safe_cholesky
+from gpclml.linalg import (
+    block_conditional_log_densities,
+    conditional_log_density,
+    lapack,
+    safe_cholesky,
+)
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 
 N = 40
@@ -69,6 +74,12 @@ def step(mll, target=None):
 def make_reads_costly(monkeypatch):
     module = gpclml.mlls.conditional_marginal_log_likelihood
     monkeypatch.setattr(module, "reads_are_free", lambda device: False)
+
+
+@pytest.fixture(autouse=True)
+def without_lapack(monkeypatch):
+    """As on a GPU, where no density is computed by NumPy."""
+    monkeypatch.setattr(lapack, "LARGEST", {})
 
 
 @pytest.fixture
