@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import datetime
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
-from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 import typer
@@ -21,9 +21,8 @@ from gpclml.cli.fitting import (
     one_thread_serves,
     threads_for,
 )
-from gpclml.cli.folders import WorkFolder, open_work_folder
+from gpclml.cli.folders import MODEL, REPORT, open_work_folder, work_folder_of, write_record
 from gpclml.cli.options import RunOptions, check_encodable
-from gpclml.cli.records import REPORT
 from gpclml.cli.report import PredictionScores, Recipe, predicted, prediction_scores
 from gpclml.cli.report.columns import column_effects, noise_of
 from gpclml.cli.report.page import Report, page_of, report_text
@@ -31,10 +30,10 @@ from gpclml.cli.report.predictions import choose
 from gpclml.cli.report.recipes import MODELS, NO_FEATURES, package_versions, script_of
 from gpclml.cli.report.words import figure
 from gpclml.cli.saved_models import (
+    MODEL_FILES,
     SavedModel,
-    add_named_model,
     load_model_made_from,
-    names_of_model,
+    save_model,
 )
 from gpclml.cli.table_data import TableData, read_table_data
 from gpclml.cli.terminal import (
@@ -52,7 +51,7 @@ from gpclml.errors import UnknownNameError
 from gpclml.evaluation import log_marginal_likelihood, score_models
 from gpclml.models import GPRegression
 
-__all__ = ["REPORT_FILES", "add_report", "compare_table", "make_report"]
+__all__ = ["REPORT_FILES", "compare_table", "make_report", "write_report"]
 
 _SAME = 1e-7  # least relative difference of the LML of two fits
 
@@ -84,11 +83,10 @@ def compare_table(options: RunOptions, quiet: bool = False) -> Report:
     recipes = {name: replace(options.recipe, model=name) for name in models}
     for note in () if quiet else (*data.notes, *notes):
         tell(note)
-    names = [*REPORT_FILES, *(file for name in recipes for file in names_of_model(name))]
-    with open_work_folder(options.out, REPORT, names) as work:
-        try:
+    try:
+        with open_work_folder(options.out, REPORT, _names_of_files(models)) as folder:
             with threads_for(len(data.train[1])):
-                saved, failures = _fit_all(recipes, data, work, quiet)
+                saved, failures = _fit_all(recipes, data, folder, quiet)
                 seed, with_line = options.table.seed, "linear" not in saved
                 others = yardsticks(
                     data.train, data.test, seed, with_line, category_places(data.encoding.columns)
@@ -96,29 +94,33 @@ def compare_table(options: RunOptions, quiet: bool = False) -> Report:
                 tell(*others.failures)
                 said = (*notes, *failures, *others.failures)
                 report = make_report(options, data, saved, said, shows_progress(quiet), others)
-            work.publish(add_report(work, report))
-        except BaseException as error:
-            kept = sorted(_kept(recipes, work))
-            if not kept:
-                work.discard()
-            elif isinstance(error, KeyboardInterrupt):
-                tell(
-                    "",
-                    f"Interrupted. Fitted models are kept in {work.path}: {', '.join(kept)}. The "
-                    f"same command continues from there; with --models {','.join(kept)} it "
-                    "compares only these.",
-                )
-                raise typer.Exit(INTERRUPTED) from None
+            write_report(folder, report, _names_of_files(saved))
+    except KeyboardInterrupt:
+        folder = work_folder_of(options.out)
+        kept = sorted(name for name in models if (folder / "models" / name / MODEL.record).exists())
+        if not kept:
             raise
+        tell(
+            "",
+            f"Interrupted. Fitted models are kept in {folder}: {', '.join(kept)}. The same command "
+            f"continues from there; with --models {','.join(kept)} it compares only these.",
+        )
+        raise typer.Exit(INTERRUPTED) from None
     give(*report_text(report).split("\n"), "", f"Report: {options.out / 'index.html'}")
     return report
 
 
+def _names_of_files(models: Iterable[str]) -> list[str]:
+    """The files of a report of these models, its record aside."""
+    files = (*MODEL_FILES, MODEL.record)
+    return [*REPORT_FILES, *(f"models/{name}/{file}" for name in models for file in files)]
+
+
 def _fit_all(
-    recipes: Mapping[str, Recipe], data: TableData, work: WorkFolder, quiet: bool
+    recipes: Mapping[str, Recipe], data: TableData, folder: Path, quiet: bool
 ) -> tuple[dict[str, SavedModel], list[str]]:
     """The fitted models, and a sentence for each model that could not be fitted."""
-    before = _kept_from_before(recipes, data, work)
+    before = _kept_from_before(recipes, data, folder)
     saved: dict[str, SavedModel] = {}
     failures: list[str] = []
     for number, (name, recipe) in enumerate(recipes.items(), start=1):
@@ -133,30 +135,24 @@ def _fit_all(
             tell(failures[-1])
             continue
         if known is None:
-            add_named_model(work, name, saved[name])
+            save_model(folder / "models" / name, saved[name])
     if not saved:
         raise FitError("no model could be fitted. Look for columns with extreme values.")
     return saved, failures
 
 
 def _kept_from_before(
-    recipes: Mapping[str, Recipe], data: TableData, work: WorkFolder
+    recipes: Mapping[str, Recipe], data: TableData, folder: Path
 ) -> dict[str, SavedModel]:
-    """Saved models that these recipes would make of this data; other saved files are removed."""
+    """Saved models that these recipes would make of this data; others lose their records."""
     known = {}
-    for name in _kept(recipes, work):
-        folder = work.path / "models" / name
-        saved = load_model_made_from(folder, made_from(recipes[name], data))
-        if saved is not None:
+    for name, recipe in recipes.items():
+        saved = load_model_made_from(folder / "models" / name, made_from(recipe, data))
+        if saved is None:
+            (folder / "models" / name / MODEL.record).unlink(missing_ok=True)
+        else:
             known[name] = saved
-    kept = {file for name in known for file in names_of_model(name)}
-    work.remove(work.files.keys() - kept)
     return known
-
-
-def _kept(recipes: Mapping[str, Recipe], work: WorkFolder) -> list[str]:
-    """Names of the models that are saved in the work folder."""
-    return [name for name in recipes if set(names_of_model(name)) <= work.files.keys()]
 
 
 REPORT_FILES = ("index.html", "model.py", "table.json")
@@ -182,7 +178,9 @@ def make_report(
         scores = {**predictions, **others.scores}
         choice = choose(predictions, scores)
         model = models.get(choice.name)
-        means = others.predictors[choice.name] if model is None else partial(_means, model)
+        means = (
+            others.predictors[choice.name] if model is None else lambda x: predicted(model, x).mean
+        )
         effects = column_effects(means, data.encoding, data.test, seed)
         noise = noise_of(models[str(comparison.table.index[0])])
     fitted = {name: saved[name].fitted for name in comparison.models}
@@ -192,10 +190,6 @@ def make_report(
         options, data, comparison, predictions, others.scores, choice, effects, noise, fitted,
         notes, made,
     )  # fmt: skip
-
-
-def _means(model: GPRegression, x: Tensor) -> Tensor:
-    return predicted(model, x)[0]
 
 
 def _gp(saved: SavedModel) -> GPRegression:
@@ -230,7 +224,7 @@ def _predictions(
     for name, model in models.items():
         try:
             assert isinstance(model, GPRegression)
-            found[name] = prediction_scores(y, *predicted(model, x, progress))
+            found[name] = prediction_scores(y, predicted(model, x, progress))
         except Exception as error:
             found[name] = PredictionScores.missing(len(y))
             failures.append(f"{name} could not predict the test rows: {error_text(error)}")
@@ -254,16 +248,16 @@ def _of_new_rows(scores: Mapping[str, PredictionScores], repeated: Tensor) -> It
         )
 
 
-def add_report(work: WorkFolder, report: Report) -> dict[str, Any]:
-    """Writes page, encoding and Python file to a work folder; gives the content of its record."""
+def write_report(folder: Path, report: Report, names: Iterable[str]) -> None:
+    """Writes page, encoding, Python file and last the record, which names the files given."""
     options, versions = report.options, package_versions()
     recipe, data = report.fitted[report.first].recipe, options.table.data
     one_thread = one_thread_serves(len(report.comparison.targets))
     script = script_of(recipe, options.table, data.absolute(), versions["gpclml"], one_thread)
-    work.add_text("index.html", page_of(report))
-    work.add_text("model.py", script)
-    work.add({"table.json": report.data.encoding.save})
-    return {
+    for name, text in (("index.html", page_of(report)), ("model.py", script)):
+        (folder / name).write_bytes(text.encode())
+    report.data.encoding.save(folder / "table.json")
+    content = {
         "command": options.command("compare"),
         "data": str(data),
         "sha256": report.data.sha256,
@@ -282,6 +276,7 @@ def add_report(work: WorkFolder, report: Report) -> dict[str, Any]:
         "packages": versions,
         "made": report.made,
     }
+    write_record(folder, REPORT, content, names)
 
 
 def _numbers(line: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,12 +12,11 @@ import torch
 from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 
-from gpclml.cli.folders import open_work_folder
+from gpclml.cli.folders import MODEL, open_work_folder
 from gpclml.cli.options import RunOptions
-from gpclml.cli.records import MODEL
 from gpclml.cli.report import Recipe
 from gpclml.cli.report.recipes import FittedModel, package_versions
-from gpclml.cli.saved_models import MODEL_FILES, SavedModel, add_model, record_of
+from gpclml.cli.saved_models import MODEL_FILES, SavedModel, save_model
 from gpclml.cli.table_data import TableData, read_table_data
 from gpclml.cli.terminal import FitError, error_text, give, shows_progress, tell, warned
 from gpclml.datasets.columns import category_places
@@ -46,15 +45,10 @@ def fit_table(options: RunOptions, quiet: bool = False) -> SavedModel:
     check_size((options.recipe.model,), *data.train[0].shape)
     for note in () if quiet else data.notes:
         tell(note)
-    with open_work_folder(options.out, MODEL, MODEL_FILES) as work:
-        try:
-            with threads_for(len(data.train[1])):
-                saved = fit_recipe(options.recipe, data, progress=shows_progress(quiet))
-            add_model(work, saved)
-            work.publish(record_of(saved))
-        except BaseException:
-            work.discard()
-            raise
+    with open_work_folder(options.out, MODEL, MODEL_FILES) as folder:
+        with threads_for(len(data.train[1])):
+            saved = fit_recipe(options.recipe, data, progress=shows_progress(quiet))
+        save_model(folder, saved)
     count = len(data.train[1])
     if saved.fitted.note:
         tell(saved.fitted.note)

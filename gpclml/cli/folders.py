@@ -1,10 +1,9 @@
-"""Folders of results, in which the files of others stay as they are.
+"""Folders of results: what the command wrote in them, and how it replaces that.
 
-A result is written in a work folder beside its place, with ``.part`` after its name. The record of
-the work folder, ``work.json``, names the files that the command wrote, with their checksums: only
-these are ever replaced or removed, and only while they are as they were written. When all files are
-there, the record says so, and the files are moved to their places one after another, the record
-last.
+The record of a folder, a JSON file, says what the folder is and which of its files the command
+wrote, with their SHA-256: only these are ever replaced or removed, and only while they are as they
+were written. A result is written in a work folder beside its place, with ``.part`` after its name,
+its record last. Then its files are moved to their places one after another, the record last again.
 
 A run that is killed while it moves them, which takes milliseconds, leaves files of two results. The
 record in place is then still the old one, whose checksums are not those of what was replaced, so
@@ -14,184 +13,277 @@ that nobody takes them for one result. The next command for the folder moves the
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
+import re
 import tempfile
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
-from gpclml._utils.files import sync_folder, temporary_name, write_atomically
-from gpclml.cli.locks import only_run
-from gpclml.cli.records import (
-    FolderKind,
-    check_complete,
-    check_places,
-    is_file,
-    is_temporary,
-    own_files,
-    read_record,
-    record_text,
-    sha256_of,
-)
+from filelock import FileLock, Timeout
+
+from gpclml import __version__
+from gpclml._utils.files import write_atomically
 from gpclml.errors import DataError
 
-__all__ = ["WorkFolder", "open_work_folder"]
+__all__ = [
+    "MODEL",
+    "REPORT",
+    "FolderKind",
+    "files_of",
+    "open_work_folder",
+    "read_record",
+    "sha256_of",
+    "work_folder_of",
+    "write_record",
+]
 
-_RECORD = "work.json"  # of a work folder
-_UNFINISHED = {"unfinished": True}
+_VERSION = 2
+_MARKER = ".gpclml-work"  # the empty file by which a work folder is known
+_NAMES = r"(models/\w+/)?(model\.json|model\.pt|table\.json)|index\.html|model\.py|report\.json"
+_LEFT = re.compile(rf"({_NAMES})(\.[0-9a-f]{{32}}\.part)?")  # by a run, also one that was killed
+
+
+class FolderKind(NamedTuple):
+    """A kind of folder: the name of its record, and the value of ``format`` in it."""
+
+    record: str
+    format: str
+
+    def is_record(self, record: Mapping[str, Any] | None) -> bool:
+        """Whether what was read is a record of this kind."""
+        return record is not None and record.get("format") == self.format
+
+
+MODEL = FolderKind("model.json", "gpclml.TableModel")
+REPORT = FolderKind("report.json", "gpclml.Report")
+
+
+def write_record(
+    folder: Path, kind: FolderKind, content: Mapping[str, Any], names: Iterable[str]
+) -> None:
+    """Writes the record of a folder, with checksums of the files of these names and of itself."""
+    record = {
+        "format": kind.format,
+        "version": _VERSION,
+        "written_by": f"gpclml {__version__}",
+        **content,
+        "files": {name: sha256_of(folder / name) for name in sorted(names)},
+    }
+    record["checksum"] = _checksum(record)
+    text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
+    write_atomically(folder / kind.record, lambda file: file.write(text.encode()))
+
+
+def read_record(path: Path) -> dict[str, Any] | None:
+    """The content of a file that may be a record; None if it is unreadable or no JSON object."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def files_of(path: Path, record: Mapping[str, Any]) -> dict[str, str]:
+    """SHA-256 of the files that a record names, by name; refuses a record that was changed."""
+    files = record.get("files")
+    wrong = ""
+    if record.get("version") != _VERSION:
+        wrong = "was written by another release"
+    elif record.get("checksum") != _checksum(record) or not isinstance(files, dict):
+        wrong = "is damaged, or has been changed since gpclml wrote it"
+    elif strange := [name for name in files if not re.fullmatch(_NAMES, name)]:
+        wrong = f"names the file {strange[0]!r}, which gpclml does not write"
+    if wrong:
+        raise DataError(f"{path} {wrong}. Move the folder elsewhere, or name another one.")
+    assert isinstance(files, dict)
+    return files
+
+
+def sha256_of(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def work_folder_of(out: Path) -> Path:
+    """The folder in which the result for a folder is written."""
+    out = _place_of(out)
+    return out.with_name(f"{out.name}.part")
 
 
 @contextlib.contextmanager
-def open_work_folder(out: Path, kind: FolderKind, names: Collection[str]) -> Iterator[WorkFolder]:
-    """Opens the work folder of ``out``: a new one, or the one that an interrupted run left.
+def open_work_folder(out: Path, kind: FolderKind, names: Collection[str]) -> Iterator[Path]:
+    """Gives the work folder of ``out``: a new one, or the one that an interrupted run left.
 
-    Within the block no other run writes ``out``. The work folder is not removed at its end: see
-    :meth:`WorkFolder.publish` and :meth:`WorkFolder.discard`.
+    Within the block no other run writes ``out``. At its end the files that the record in the work
+    folder names are put in their places. After an error the work folder is removed, unless it has
+    models of a report, from which the next run goes on.
 
     Raises:
         DataError: ``out`` or the work folder is a link, or is there and is no folder of this kind;
             a file in them has one of the names and was not written by the command, or has been
             changed; another run writes them; or they cannot be written.
     """
-    out = _place_of(out)
+    out, part = _place_of(out), work_folder_of(out)
     try:
         # It is tried, since permissions do not bind every user.
         tempfile.TemporaryFile(dir=out.parent).close()
     except OSError as error:
         raise _cannot_write(out, error) from error
-    with only_run(out):
-        work = WorkFolder(out, kind)
-        work.complete()
-        own = {out: own_files(out, kind, kind.record), work.path: work.files}
-        for folder, files in own.items():
-            check_places(folder, {*names, *files}, {name: {files[name]} for name in files})
+    with _only_run(out):
+        _check_work_folder(part)
+        _put_in_place(part, out, kind)  # what a killed run has finished
+        own = _own_files(out, kind)
+        _check_places(out, {*names, *own}, own)
         try:
-            work.begin(names)
+            part.mkdir(exist_ok=True)
+            (part / _MARKER).touch()
         except OSError as error:
             raise _cannot_write(out, error) from error
-        yield work
-
-
-class WorkFolder:
-    """The folder in which a result is written before it is put in its place.
-
-    Attributes:
-        path: Path of the work folder.
-        files: SHA-256 of the files of the command in it, by name.
-    """
-
-    def __init__(self, out: Path, kind: FolderKind) -> None:
-        self.path: Path = out.with_name(f"{out.name}.part")
-        self._out, self._kind = out, kind
-        self.files: dict[str, str] = {}
-
-    def complete(self) -> None:
-        """Finds what a killed run has left, and puts it in its place if it is finished."""
-        self.files = own_files(self.path, self._kind, _RECORD)
-        if self._is_finished():
-            self._put_in_place()
-
-    def begin(self, names: Iterable[str]) -> None:
-        """Makes the folder, and removes files that a killed run left half written in it."""
-        self.path.mkdir(exist_ok=True)
-        known = [_RECORD, *names, *self.files]
-        for parent in {(self.path / name).parent for name in known}:
-            for entry in list(parent.iterdir()) if parent.is_dir() else ():
-                if is_temporary(entry, known):
-                    entry.unlink()
-        self._write_record(_UNFINISHED)
-
-    def add(self, writers: Mapping[str, Callable[[Path], object]]) -> None:
-        """Writes files, each of them whole or not at all."""
-        self.remove(name for name in writers if name in self.files)
-        check_places(self.path, writers, {})
-        written: dict[str, Path] = {}
         try:
-            for name, write in writers.items():
-                (self.path / name).parent.mkdir(parents=True, exist_ok=True)
-                written[name] = temporary_name(self.path / name)
-                write(written[name])
-                with written[name].open("rb+") as file:
-                    os.fsync(file.fileno())
-            # The record comes first: it names every file that the command has written here.
-            self.files |= {name: sha256_of(path) for name, path in written.items()}
-            self._write_record(_UNFINISHED)
-            for name, path in written.items():
-                os.replace(path, self.path / name)
+            yield part
+            own = _own_files(out, kind)
+            _check_places(out, {*own, *_finished(part, kind)}, own)
         except BaseException:
-            for path in written.values():
-                path.unlink(missing_ok=True)
+            (part / kind.record).unlink(missing_ok=True)
+            if not any(part.glob(f"models/*/{MODEL.record}")):
+                _remove(part)
             raise
-        for folder in {(self.path / name).parent for name in writers}:
-            sync_folder(folder)
-
-    def add_text(self, name: str, text: str) -> None:
-        """Writes a text file, as :meth:`add` does."""
-        self.add({name: lambda path: path.write_bytes(text.encode())})
-
-    def remove(self, names: Iterable[str]) -> None:
-        """Removes files, except those that have been changed since they were written."""
-        names = list(names)
-        for name in names:
-            if is_file(self.path / name, {self.files.pop(name)}):
-                (self.path / name).unlink()
-        _remove_empty_folders(self.path, names)
-
-    def discard(self) -> None:
-        """Removes the work folder, except what the command did not write."""
-        if self._is_finished():
-            return  # the next command puts it in its place
-        self.remove(list(self.files))
-        (self.path / _RECORD).unlink()
-        _remove_folder(self.path)
-
-    def publish(self, content: Mapping[str, Any]) -> None:
-        """Puts the files in their places; files of others that are there stay."""
-        own = own_files(self._out, self._kind, self._kind.record)
-        accepted = {name: {checksum} for name, checksum in own.items()}
-        check_places(self._out, {*own, *self.files}, accepted)
-        self._write_record(content)
         try:
-            self._put_in_place()
+            _put_in_place(part, out, kind)
         except KeyboardInterrupt:  # all is written, and takes only a moment to be in place
-            self._put_in_place()
+            _put_in_place(part, out, kind)
+        _remove(part)
 
-    def _is_finished(self) -> bool:
-        record = read_record(self.path / _RECORD)
-        return record is not None and not _UNFINISHED.items() <= record.items()
 
-    def _write_record(self, content: Mapping[str, Any]) -> None:
-        text = record_text(self._kind, content, self.files)
-        write_atomically(self.path / _RECORD, lambda file: file.write(text.encode()))
+@contextlib.contextmanager
+def _only_run(out: Path) -> Iterator[None]:
+    """Makes sure that no other run of the command writes a folder within the block.
 
-    def _put_in_place(self) -> None:
-        """Moves the files of a finished work folder to their places.
+    A hidden empty file beside the folder is locked. The system releases the lock when the process
+    ends, however it ends.
+    """
+    path = out.with_name(f".{out.name}.gpclml-lock")
+    if path.is_symlink() or (path.exists() and (not path.is_file() or path.stat().st_size)):
+        said = f"--out: {path} is there and was not written by this command"
+        raise DataError(f"{said}. Move it elsewhere, or name another folder.")
+    lock = FileLock(path, timeout=0)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        suggestion = "Wait until it has ended, or name another folder."
+        raise DataError(f"--out: another run of gpclml is writing {out}. {suggestion}") from error
+    except OSError:
+        pass  # a file system without locks, as some network drives
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # on Windows an open file cannot be removed
+            path.unlink(missing_ok=True)
+        lock.release()
 
-        It can be called again after it was stopped at any point.
-        """
-        part, out, kind, new = self.path, self._out, self._kind, self.files
-        if not self._is_finished():
-            return
-        # A folder without a record was not there before, or was empty.
-        there = out.is_symlink() or os.path.lexists(out / kind.record)
-        old = own_files(out, kind, kind.record) if there else {}
-        accepted = {name: {old.get(name), new.get(name)} for name in {*old, *new}}
-        check_places(out, accepted, accepted)
-        check_complete(part, out, new)
-        for name in new:
-            if os.path.lexists(part / name):
-                (out / name).parent.mkdir(parents=True, exist_ok=True)
-                os.replace(part / name, out / name)
-        for name in set(old) - set(new):
-            (out / name).unlink(missing_ok=True)
-        _remove_empty_folders(out, old)
-        _remove_empty_folders(part, new)
-        for folder in {out.parent, *((out / name).parent for name in new)}:
-            sync_folder(folder)
-        os.replace(part / _RECORD, out / kind.record)
-        sync_folder(out)
-        _remove_folder(part)
-        self.files = {}
+
+def _check_work_folder(part: Path) -> None:
+    if part.is_symlink():
+        raise DataError(f"--out: {part} is a link. Name the folder itself, or another one.")
+    if part.exists() and not (part / _MARKER).is_file() and not _is_empty(part):
+        raise _not_ours(part, f"it has no {_MARKER}")
+
+
+def _own_files(folder: Path, kind: FolderKind) -> dict[str, str]:
+    """SHA-256 by name of the files in a folder that the command wrote; refuses other folders."""
+    if folder.is_symlink():
+        raise DataError(f"--out: {folder} is a link. Name the folder itself, or another one.")
+    path = folder / kind.record
+    record = read_record(path) if _is_file(path) else None
+    if record is not None and kind.is_record(record):
+        return files_of(path, record)
+    if not folder.exists() or _is_empty(folder):
+        return {}
+    why = f"it has no {kind.record}" if folder.is_dir() else "it is no folder"
+    if path.is_symlink():
+        why = f"its {kind.record} is a link"
+    elif path.exists():
+        why = f"its {kind.record} is of another program"
+    raise _not_ours(folder, why)
+
+
+def _check_places(folder: Path, names: Iterable[str], *accepted: Mapping[str, str]) -> None:
+    """Checks that files may be written: nothing that others wrote or changed has their names."""
+    for name in sorted(names):
+        for parent in reversed(PurePosixPath(name).parents[:-1]):
+            place = folder / parent
+            if place.is_symlink() or (place.exists() and not place.is_dir()):
+                raise _in_the_way(place, "is there and is no folder")
+        path = folder / name
+        if not os.path.lexists(path):
+            continue
+        checksums = [files[name] for files in accepted if name in files]
+        if not checksums or not _is_file(path):
+            raise _in_the_way(path, "is there and was not written by this command")
+        if sha256_of(path) not in checksums:
+            raise _in_the_way(path, "has been changed since gpclml wrote it")
+
+
+def _finished(part: Path, kind: FolderKind) -> dict[str, str]:
+    """SHA-256 by name of the files of a finished result; empty if it is not finished."""
+    record = read_record(part / kind.record)
+    return {} if record is None else files_of(part / kind.record, record)
+
+
+def _put_in_place(part: Path, out: Path, kind: FolderKind) -> None:
+    """Moves the files of a finished work folder to their places.
+
+    It can be called again after it was stopped at any point.
+    """
+    new = _finished(part, kind)
+    if not new:
+        return
+    # A folder without a record was not there before, or was empty.
+    there = out.is_symlink() or os.path.lexists(out / kind.record)
+    old = _own_files(out, kind) if there else {}
+    _check_places(out, {*old, *new}, old, new)
+    for name in new:
+        if (part / name).exists():
+            (out / name).parent.mkdir(parents=True, exist_ok=True)
+            os.replace(part / name, out / name)
+    for name in old.keys() - new.keys():
+        (out / name).unlink(missing_ok=True)
+        _remove_empty_folders((out / name).parent, out)
+    os.replace(part / kind.record, out / kind.record)
+
+
+def _remove(part: Path) -> None:
+    """Removes a work folder, except what the command did not write."""
+    for folder, _, files in os.walk(part, topdown=False):
+        for name in files:
+            path = Path(folder, name)
+            if _LEFT.fullmatch(path.relative_to(part).as_posix()):
+                path.unlink()
+        if folder != str(part):
+            _remove_empty_folders(Path(folder), part)
+    (part / _MARKER).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # something is in it
+        part.rmdir()
+
+
+def _remove_empty_folders(folder: Path, root: Path) -> None:
+    """Removes a folder and those that it is in, below a root, if nothing is left in them."""
+    with contextlib.suppress(OSError):  # something is in it
+        while folder != root:
+            folder.rmdir()
+            folder = folder.parent
+
+
+def _is_file(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink()
+
+
+def _is_empty(folder: Path) -> bool:
+    return folder.is_dir() and not any(folder.iterdir())
 
 
 def _place_of(out: Path) -> Path:
@@ -206,18 +298,21 @@ def _place_of(out: Path) -> Path:
     return out.parent.resolve() / out.name
 
 
-def _remove_empty_folders(folder: Path, names: Iterable[str]) -> None:
-    """Removes the folders that files were in, if nothing is left in them."""
-    parents = {parent for name in names for parent in PurePosixPath(name).parents[:-1]}
-    for parent in sorted(parents, key=lambda parent: len(parent.parts), reverse=True):
-        _remove_folder(folder / parent)
+def _not_ours(folder: Path, why: str) -> DataError:
+    what = f"{folder} is there and was not written by this command ({why})"
+    return DataError(f"--out: {what}. Name another folder.")
 
 
-def _remove_folder(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # something is in it
-        os.rmdir(folder)
+def _in_the_way(path: Path, what: str) -> DataError:
+    return DataError(f"--out: {path} {what}. Move it elsewhere, or name another folder.")
 
 
 def _cannot_write(out: Path, error: OSError) -> DataError:
     said = f"--out: cannot write in {out.parent} ({error.strerror})"
     return DataError(f"{said}. Name a folder elsewhere.")
+
+
+def _checksum(record: Mapping[str, Any]) -> str:
+    """SHA-256 of a record without its own checksum."""
+    content = {name: value for name, value in record.items() if name != "checksum"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

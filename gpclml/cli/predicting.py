@@ -5,29 +5,20 @@ from __future__ import annotations
 import math
 import os
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor
 
 from gpclml._utils.files import write_atomically
 from gpclml.cli.report import predicted, prediction_scores
-from gpclml.cli.report.predictions import (
-    PREDICTED_SHARE,
-    PredictionScores,
-    half_width,
-    scores_of,
-)
+from gpclml.cli.report.predictions import PREDICTED_SHARE
 from gpclml.cli.report.words import figure, percent
 from gpclml.cli.saved_models import SavedModel, load_model
 from gpclml.cli.tables import read_table
 from gpclml.cli.terminal import shows_progress, tell
 from gpclml.errors import ArgumentError, DataError
-from gpclml.estimators import StackedGP
-from gpclml.models import GPRegression
+from gpclml.estimators import StackedPrediction
 
 if TYPE_CHECKING:
     import pandas
@@ -53,8 +44,9 @@ def predict_table(
     _check_output(out, data, *folder.iterdir())
     table = read_table(data, saved.encoding.missing)
     encoded = saved.encoding.encode(table)
-    found = _predicted(saved.model, encoded.inputs, shows_progress(quiet))
-    columns = dict(zip(_COLUMNS, found.columns, strict=True))
+    found = predicted(saved.model, encoded.inputs, shows_progress(quiet))
+    parts = found.mean, found.std, *found.interval(PREDICTED_SHARE)
+    columns = dict(zip(_COLUMNS, parts, strict=True))
     rows = encoded.rows.numpy()
     result = pandas.DataFrame({name: values.numpy() for name, values in columns.items()}, rows)
     result = result.reindex(range(len(table)))
@@ -66,38 +58,6 @@ def predict_table(
         tell(f"{len(rows)} of {len(table)} rows predicted: {out}")
         _tell_scores(saved, table, rows, found)
     return result
-
-
-@dataclass(frozen=True)
-class _Predicted:
-    """What the file has of new observations, and how targets are scored."""
-
-    columns: tuple[Tensor, Tensor, Tensor, Tensor]
-    scores: Callable[[Tensor, Tensor], PredictionScores]
-
-
-def _predicted(model: GPRegression | StackedGP, x: Tensor, progress: bool) -> _Predicted:
-    if len(x) and isinstance(model, StackedGP):
-        stack = model.predict(x)
-        lower, upper = stack.interval(PREDICTED_SHARE)
-
-        def scores(targets: Tensor, known: Tensor) -> PredictionScores:
-            filled = stack.mean.clone()  # a density for each row, of which those are used
-            filled[known] = targets
-            densities = stack.log_density(filled)[known]
-            interval = lower[known], upper[known]
-            return scores_of(targets, stack.mean[known], densities, interval)
-
-        return _Predicted((stack.mean, stack.std, lower, upper), scores)
-    if isinstance(model, StackedGP):
-        mean = deviation = x.new_zeros(0)
-    else:
-        mean, deviation = predicted(model, x, progress)
-    half = half_width(deviation)
-    return _Predicted(
-        (mean, deviation, mean - half, mean + half),
-        lambda targets, known: prediction_scores(targets, mean[known], deviation[known]),
-    )
 
 
 def _check_output(path: Path, *others: Path) -> None:
@@ -131,7 +91,7 @@ def _holds_predictions(path: Path) -> bool:
 
 
 def _tell_scores(
-    saved: SavedModel, table: pandas.DataFrame, rows: np.ndarray, found: _Predicted
+    saved: SavedModel, table: pandas.DataFrame, rows: np.ndarray, found: StackedPrediction
 ) -> None:
     """Prints how good the predictions are, if the table has the target."""
     target = saved.encoding.target
@@ -141,14 +101,14 @@ def _tell_scores(
         targets = saved.encoding.targets(table)[rows]
     except ArgumentError:  # nobody asked for it, so a column of texts is no error
         return
-    known = ~targets.isnan()
-    if bool(known.any()):
-        scores = found.scores(targets[known], known)
+    count = int((~targets.isnan()).sum())
+    if count:
+        scores = prediction_scores(targets, found)
         if not math.isfinite(scores.rmse) or not math.isfinite(scores.nll):
             tell(f"No scores: values of {target} are too far from the predictions to be squared.")
             return
         tell(
-            f"The table has {target} in {int(known.sum())} of these rows: typical error (RMSE) "
+            f"The table has {target} in {count} of these rows: typical error (RMSE) "
             f"{figure(scores.rmse)}, {percent(scores.coverage)} in their 90 % intervals, negative "
             f"log density (NLL) {scores.nll:.3f} a row."
         )

@@ -7,25 +7,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gpclml.cli.folders import WorkFolder
-from gpclml.cli.records import MODEL, files_of, read_record, record_text, sha256_of
+from gpclml.cli.folders import MODEL, files_of, read_record, sha256_of, write_record
 from gpclml.cli.report import Recipe
 from gpclml.cli.report.recipes import STACK, FittedModel, kernel_object, package_versions
 from gpclml.cli.tables import TableEncoding
-from gpclml.errors import ArgumentError, DataError
+from gpclml.errors import DataError
 from gpclml.estimators import StackedGP
 from gpclml.models import GPRegression
 
-__all__ = [
-    "MODEL_FILES",
-    "SavedModel",
-    "add_model",
-    "add_named_model",
-    "load_model",
-    "load_model_made_from",
-    "names_of_model",
-    "record_of",
-]
+__all__ = ["MODEL_FILES", "SavedModel", "load_model", "load_model_made_from", "save_model"]
 
 MODEL_FILES = ("model.pt", "table.json")
 """The files of a model beside its record."""
@@ -48,28 +38,12 @@ class SavedModel:
     made_from: Mapping[str, Any]
 
 
-def add_model(work: WorkFolder, saved: SavedModel) -> None:
-    """Writes a model to a work folder: ``model.pt`` and ``table.json``."""
-    work.add({"model.pt": saved.model.save, "table.json": saved.encoding.save})
-
-
-def add_named_model(work: WorkFolder, name: str, saved: SavedModel) -> None:
-    """Writes a model to a folder of its own in a work folder, and last its record."""
-    path, table, record = names_of_model(name)
-    work.add({path: saved.model.save, table: saved.encoding.save})
-    files = {"model.pt": work.files[path], "table.json": work.files[table]}
-    work.add_text(record, record_text(MODEL, record_of(saved), files))
-
-
-def names_of_model(name: str) -> tuple[str, str, str]:
-    """Paths of the files of a model in the folder of a report; its record is the last."""
-    path, table, record = (f"models/{name}/{file}" for file in (*MODEL_FILES, MODEL.record))
-    return path, table, record
-
-
-def record_of(saved: SavedModel) -> dict[str, Any]:
-    """The content of the record of a model."""
-    return {
+def save_model(folder: Path, saved: SavedModel) -> None:
+    """Writes a model to a folder: ``model.pt``, ``table.json``, and last its record."""
+    folder.mkdir(parents=True, exist_ok=True)
+    saved.model.save(folder / "model.pt")
+    saved.encoding.save(folder / "table.json")
+    content = {
         "recipe": asdict(saved.fitted.recipe),
         "seconds": saved.fitted.seconds,
         "note": saved.fitted.note,
@@ -77,6 +51,7 @@ def record_of(saved: SavedModel) -> dict[str, Any]:
         "made_from": dict(saved.made_from),
         "packages": package_versions(),
     }
+    write_record(folder, MODEL, content, MODEL_FILES)
 
 
 def load_model(folder: Path) -> SavedModel:
@@ -96,14 +71,9 @@ def load_model(folder: Path) -> SavedModel:
                 f"It is a report: give one of its models, {folder}/models/{{{','.join(names)}}}."
             )
         raise DataError(f"{folder} holds no model. {suggestion}")
-    if not MODEL.is_known_version(record):
-        raise DataError(f"{folder} was written by another release. Fit the model again.")
-    try:
-        recipe = Recipe(**record["recipe"])
-        fitted = FittedModel(recipe, record["seconds"], record["note"], record["problem"])
-        made_from = record["made_from"]
-    except (KeyError, TypeError, ArgumentError) as error:
-        raise DataError(f"{path} is damaged ({error}). Fit the model again.") from error
+    files = files_of(path, record)
+    recipe = Recipe(**record["recipe"])
+    fitted = FittedModel(recipe, record["seconds"], record["note"], record["problem"])
     path_of_model = folder / "model.pt"
     saved = SavedModel(
         model=StackedGP.load(path_of_model)
@@ -111,22 +81,9 @@ def load_model(folder: Path) -> SavedModel:
         else GPRegression.load(path_of_model, kernel=kernel_object(recipe.model)),
         encoding=TableEncoding.load(folder / "table.json"),
         fitted=fitted,
-        made_from=made_from,
+        made_from=record["made_from"],
     )
-    if record.get("version") != 1:  # which had no checksums
-        _check_unchanged(folder, record)
-    return saved
-
-
-def _check_unchanged(folder: Path, record: Mapping[str, Any]) -> None:
-    """Checks that all files are those that the record was written with.
-
-    This is done after the files are read, so that a run that replaces them meanwhile is noticed.
-    """
-    path = folder / MODEL.record
-    if read_record(path) != record:
-        raise DataError(f"{path} was replaced while it was read. Run the command again.")
-    files = files_of(path, MODEL, record)
+    # Last, so that a run that replaces the files meanwhile is noticed.
     for name in MODEL_FILES:
         if files.get(name) != sha256_of(folder / name):
             raise DataError(
@@ -134,6 +91,7 @@ def _check_unchanged(folder: Path, record: Mapping[str, Any]) -> None:
                 "been changed, or a run was killed while it replaced them. Repeat the command that "
                 "wrote the folder."
             )
+    return saved
 
 
 def load_model_made_from(folder: Path, made_from: Mapping[str, Any]) -> SavedModel | None:

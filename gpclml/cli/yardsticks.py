@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpclml.cli.report.predictions import PREDICTED_SHARE, PredictionScores, scores_of
+from gpclml.cli.report.predictions import PredictionScores, prediction_scores
 from gpclml.cli.terminal import error_text
 from gpclml.estimators import StackedGP
 
@@ -67,9 +67,7 @@ def yardsticks(
     if len(train[1]) <= _MOST_ROWS:
         try:
             stack = StackedGP(seed=seed).fit(*train, categories=categories, progress=False)
-            prediction = stack.predict(x)
-            densities, interval = prediction.log_density(y), prediction.interval(PREDICTED_SHARE)
-            found.scores["stack"] = scores_of(y, prediction.mean, densities, interval)
+            found.scores["stack"] = prediction_scores(y, stack.predict(x))
             found.predictors["stack"] = lambda x: stack.predict(x).mean
         except Exception as error:
             found.failures.append(f"stack failed ({error_text(error)}).")
@@ -81,11 +79,11 @@ def yardsticks(
         try:
             model.fit(train[0].numpy(), train[1].numpy())
             predict = _tensors_of(model.predict)
-            found.scores[name] = scores_of(y, predict(x))
+            found.scores[name] = prediction_scores(y, predict(x))
             found.predictors[name] = predict
         except Exception as error:
             found.failures.append(f"{name} failed ({error_text(error)}).")
-    found.scores["mean"] = scores_of(y, train[1].mean().expand(len(y)))
+    found.scores["mean"] = prediction_scores(y, train[1].mean().expand(len(y)))
     return found
 
 

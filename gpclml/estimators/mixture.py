@@ -63,7 +63,9 @@ class StackedPrediction:
         (tensor([1.]), tensor([2.]))
     """
 
-    @checked(weights="float (k,)", locations="float (k, m)", scales="float (k, m)", degrees="(k,)")
+    @checked(
+        weights="float (k,)", locations="float (k, m?)", scales="float (k, m?)", degrees="(k,)"
+    )
     def __init__(
         self,
         weights: Tensor,
@@ -288,7 +290,8 @@ class StackedPrediction:
     def _log_density(self, y: Array) -> Array:
         from scipy.special import logsumexp
 
-        logs = self._over_components(log_t_density, y) - np.log(self._scale)
+        with np.errstate(over="ignore"):  # far away a density is zero
+            logs = self._over_components(log_t_density, y) - np.log(self._scale)
         for place, warp in enumerate(self.warps):
             if warp is not None:
                 logs[place] += warp.log_slope(torch.from_numpy(y)).numpy()

@@ -86,7 +86,7 @@ def check_taken_only_for_the_same(folder, csv):
 
 
 def test_before_a_model_is_fitted_nothing_is_kept(gpclml, words, csv, tmp_path, interrupt_when):
-    interrupt_when(tmp_path / "report.part" / "work.json")
+    interrupt_when(tmp_path / "report.part" / ".gpclml-work")
     result = gpclml(*words, "--models", "sm")
     assert result.exit_code == 130
     assert "nothing was written" in result.stderr
@@ -94,7 +94,7 @@ def test_before_a_model_is_fitted_nothing_is_kept(gpclml, words, csv, tmp_path, 
 
 
 def test_one_fit_is_whole_or_not_there(gpclml, csv, tmp_path, interrupt_when):
-    interrupt_when(tmp_path / "model.part" / "work.json")
+    interrupt_when(tmp_path / "model.part" / ".gpclml-work")
     out = "--out", tmp_path / "model"
     result = gpclml("fit", csv, "--target", "progression", "--model", "sm", *out)
     assert result.exit_code == 130

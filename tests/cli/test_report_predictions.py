@@ -14,7 +14,7 @@ from scipy.stats import norm
 from gpclml.cli.report import predicted as predictions_of
 from gpclml.cli.report import prediction_scores
 from gpclml.cli.report.columns import column_effects, noise_of
-from gpclml.cli.report.predictions import PredictionScores, choose, scores_of
+from gpclml.cli.report.predictions import PredictionScores, choose, normal_predictions
 from gpclml.cli.report.words import (
     answer,
     columns_in_words,
@@ -26,7 +26,6 @@ from gpclml.cli.report.words import (
     score_rows,
 )
 from gpclml.cli.tables import fit_encoding
-from gpclml.errors import ShapeError
 from gpclml.evaluation import score_models
 from gpclml.inference import posterior
 from gpclml.linalg import dense, safe_cholesky
@@ -45,7 +44,8 @@ def test_scores_are_those_of_scipy():
     rng = np.random.default_rng(0)
     y, mean, deviation = rng.standard_normal((3, 50))
     deviation = np.abs(deviation) + 0.5
-    scores = prediction_scores(*map(torch.tensor, (y, mean, deviation)))
+    normals = normal_predictions(torch.tensor(mean), torch.tensor(deviation))
+    scores = prediction_scores(torch.tensor(y), normals)
     squares = (y - mean) ** 2
     logs = norm.logpdf(y, mean, deviation)
     low, high = norm.interval(0.9, mean, deviation)
@@ -62,7 +62,7 @@ def test_the_error_of_the_rmse_is_that_of_repeated_draws():
     generator = torch.Generator().manual_seed(1)
     errors = torch.randn(1000, 200, generator=generator, dtype=torch.float64)
     zero, one = torch.zeros(200, dtype=torch.float64), torch.ones(200, dtype=torch.float64)
-    scores = [prediction_scores(row, zero, one) for row in errors]
+    scores = [prediction_scores(row, normal_predictions(zero, one)) for row in errors]
     spread = float(np.std([one.rmse for one in scores]))
     assert np.mean([one.rmse_se for one in scores]) == pytest.approx(spread, rel=0.1)
     covered = float(np.mean([one.coverage for one in scores]))
@@ -81,34 +81,27 @@ def test_many_rows_are_predicted_from_one_factorization(monkeypatch, capsys):
         return safe_cholesky(matrix, *options, **more)
 
     monkeypatch.setattr(dense, "safe_cholesky", counted)
-    mean, deviation = predictions_of(model, new)
+    found = predictions_of(model, new)
     assert factored == [(400, 400)]
     assert capsys.readouterr().err == ""
     last = model.predict(new[-7:])
-    torch.testing.assert_close(mean[-7:], last.mean.detach())
-    torch.testing.assert_close(deviation[-7:], last.stddev.detach())
+    torch.testing.assert_close(found.mean[-7:], last.mean)
+    torch.testing.assert_close(found.std[-7:], last.stddev)
     predictions_of(model, new, True)
     assert "predict" in capsys.readouterr().err
-
-
-def test_shapes_must_agree():
-    one = torch.zeros(3)
-    for shapes in ((one, one, one[:2]), (one, one[:2], one), (one[:0], one[:0], one[:0])):
-        with pytest.raises(ShapeError):
-            prediction_scores(*shapes)
 
 
 def test_predictions_in_parts_are_those_of_one_call(data, monkeypatch):
     x, y = data
     model = GPRegression(x, y)
-    mean, deviation = predictions_of(model, x)
+    found = predictions_of(model, x)
     monkeypatch.setattr(posterior, "_CHUNK", 7)
     parts = predictions_of(model, x)
-    torch.testing.assert_close((mean, deviation), parts)
+    torch.testing.assert_close((found.mean, found.std), (parts.mean, parts.std))
     normal = model.predict(x)
-    torch.testing.assert_close(mean, normal.mean)
-    torch.testing.assert_close(deviation, normal.stddev)
-    assert [len(part) for part in predictions_of(model, x[:0])] == [0, 0]
+    torch.testing.assert_close(found.mean, normal.mean)
+    torch.testing.assert_close(found.std, normal.stddev)
+    assert len(predictions_of(model, x[:0]).mean) == 0
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +114,7 @@ def compared(data):
     bad.likelihood.noise = 5.0
     comparison = score_models({"bad": bad, "good": good}, orderings=20)
     scores = {
-        name: prediction_scores(y[30:], *predictions_of(model, x[30:]))
+        name: prediction_scores(y[30:], predictions_of(model, x[30:]))
         for name, model in comparison.models.items()
     }
     return comparison, scores
@@ -155,7 +148,8 @@ def normals(targets, off, deviation):
     signs = torch.arange(len(targets)) % 2 * 2 - 1.0
     spread = torch.linspace(0.9, 1.1, len(targets), dtype=targets.dtype)
     means = targets + off * spread * signs
-    return prediction_scores(targets, means, torch.full_like(targets, deviation))
+    normal = normal_predictions(means, torch.full_like(targets, deviation))
+    return prediction_scores(targets, normal)
 
 
 @pytest.fixture
@@ -164,7 +158,7 @@ def targets():
 
 
 def test_the_pick_is_used_unless_another_is_clearly_better(targets):
-    mean = scores_of(targets, torch.zeros_like(targets))
+    mean = prediction_scores(targets, torch.zeros_like(targets))
     stack, alike = normals(targets, 0.5, 0.5), normals(targets, 0.5, 0.5)
     closer, far = normals(targets, 0.4, 0.5), normals(targets, 0.6, 0.5)
     sure, both = normals(targets, 0.5, 5.0), normals(targets, 0.6, 0.7)
@@ -176,7 +170,7 @@ def test_the_pick_is_used_unless_another_is_clearly_better(targets):
     # Densities decide where errors do not, and only there.
     assert choose(["rbf"], {"rbf": alike, "stack": sure}).name == "rbf"
     assert choose(["rbf"], {"rbf": both, "stack": sure}).name == "stack"
-    trees = scores_of(targets, closer.means)
+    trees = prediction_scores(targets, closer.means)
     assert choose(["rbf"], {"rbf": stack, "trees": trees, "mean": mean})[:2] == ("trees", "rbf")
     missing = PredictionScores.missing(len(targets))
     assert choose(["rq", "rbf"], {"rq": missing, "rbf": stack, "mean": stack}) == (
@@ -185,7 +179,7 @@ def test_the_pick_is_used_unless_another_is_clearly_better(targets):
 
 
 def test_the_answer_has_the_figures(targets):
-    mean = scores_of(targets, torch.zeros_like(targets))
+    mean = prediction_scores(targets, torch.zeros_like(targets))
     scores = {
         "stack": normals(targets, 0.5, 0.5),
         "linear": normals(targets, 0.5, 0.5),
@@ -201,7 +195,7 @@ def test_the_answer_has_the_figures(targets):
         "the true values, so they are wider than needed. Its errors are clearly smaller than those "
         "of the mean. Between stack and linear the differences may be chance."
     )
-    scores["trees"] = scores_of(targets, normals(targets, 0.1, 1.0).means)
+    scores["trees"] = prediction_scores(targets, normals(targets, 0.1, 1.0).means)
     choice = choose(["linear"], scores)
     said = " ".join(answer(choice, "", scores, "the 40 test rows"))
     assert "no intervals; if you need them, use stack." in said

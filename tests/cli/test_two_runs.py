@@ -13,10 +13,8 @@ import pytest
 
 from gpclml.cli import fitting
 from gpclml.cli.fitting import fit_table
-from gpclml.cli.folders import open_work_folder
-from gpclml.cli.locks import only_run
+from gpclml.cli.folders import MODEL, open_work_folder, sha256_of
 from gpclml.cli.options import RunOptions, TableOptions
-from gpclml.cli.records import MODEL, sha256_of
 from gpclml.cli.report import Recipe
 from gpclml.cli.saved_models import load_model
 from gpclml.errors import DataError
@@ -102,19 +100,20 @@ def test_other_names_of_the_folder_are_the_same_folder(tmp_path):
             (tmp_path / "x").mkdir(exist_ok=True)
             with pytest.raises(DataError, match="another run"), open_work_folder(other, MODEL, ()):
                 pass
-        with open_work_folder(tmp_path / "other", MODEL, ()) as work:
-            work.discard()
+        with open_work_folder(tmp_path / "other", MODEL, ()):
+            pass
 
 
 def test_a_killed_run_holds_no_lock(tmp_path):
     code = (
         "import os, signal, sys; from pathlib import Path\n"
-        "from gpclml.cli.locks import only_run\n"
-        "with only_run(Path(sys.argv[1])): os.kill(os.getpid(), signal.SIGKILL)\n"
+        "from gpclml.cli.folders import MODEL, open_work_folder\n"
+        "with open_work_folder(Path(sys.argv[1]), MODEL, ()):\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     subprocess.run([sys.executable, "-c", code, tmp_path / "m"], check=False)
-    assert [path.name for path in tmp_path.iterdir()] == [".m.gpclml-lock"]
-    with only_run(tmp_path / "m"):
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".m.gpclml-lock", "m.part"]
+    with open_work_folder(tmp_path / "m", MODEL, ()):
         pass
     assert list(tmp_path.iterdir()) == []
 
@@ -126,6 +125,6 @@ def test_a_file_system_without_locks_is_written(tmp_path, monkeypatch):
         raise OSError(errno.ENOLCK, "no locks")
 
     monkeypatch.setattr(fcntl, "flock", without)
-    with only_run(tmp_path / "m"), only_run(tmp_path / "n"):
+    with open_work_folder(tmp_path / "m", MODEL, ()), open_work_folder(tmp_path / "n", MODEL, ()):
         pass
     assert list(tmp_path.iterdir()) == []

@@ -89,7 +89,7 @@ def test_deviations_at_one_set_of_hyperparameters_scale_to_1e6(dtype, observatio
             found = model.predict(new_x, observation_noise, marginal=True).stddev / scale
             torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
             if observation_noise:
-                found = predicted(model, new_x)[1] / scale
+                found = predicted(model, new_x).std / scale
                 torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
 
 
@@ -114,8 +114,9 @@ def test_fitted_predictions_scale_with_targets_and_inputs(scales):
         x, y, new_x, new_y = data(torch.float64, scale, of_inputs)
         model = GPRegression(x, y)
         fit_mll(ExactMarginalLogLikelihood(model.likelihood, model), progress=False)
-        mean, deviation = predicted(model, new_x)
-        return mean / scale, deviation / scale, prediction_scores(new_y, mean, deviation).coverage
+        found = predicted(model, new_x)
+        coverage = prediction_scores(new_y, found).coverage
+        return found.mean / scale, found.std / scale, coverage
 
     mean, deviation, coverage = fitted(1.0, 1.0)
     for scale in scales:

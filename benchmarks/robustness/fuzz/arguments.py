@@ -90,7 +90,7 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     "cli.report.Recipe": lambda: dict(model="rbf", steps=2),
     "cli.report.predicted": lambda: dict(model=gp(), x=inputs(3)),
     "cli.report.prediction_scores": lambda: dict(
-        targets=normal(8), mean=normal(8, seed=1), deviation=positive(8)),
+        targets=targets(), prediction=stack().predict(inputs())),
     "cli.tables.fit_encoding": lambda: dict(
         table=table(), target="y", drop=("a",), categories=("b",)),
     "cli.tables.read_table": lambda: dict(path="no such table.csv", missing=("-",)),

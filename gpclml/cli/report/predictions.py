@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributions import Normal
 
 from gpclml._utils.arguments import check_finite, checked
 from gpclml.cli.report.recipes import STACK
-from gpclml.errors import ArgumentError
+from gpclml.errors import ShapeError
+from gpclml.estimators import StackedGP, StackedPrediction
 from gpclml.evaluation import PairedDifference, paired_difference
 from gpclml.models import GPRegression
 
@@ -22,10 +22,9 @@ __all__ = [
     "Choice",
     "PredictionScores",
     "choose",
-    "half_width",
+    "normal_predictions",
     "predicted",
     "prediction_scores",
-    "scores_of",
 ]
 
 PREDICTED_SHARE = 0.9
@@ -74,7 +73,7 @@ class PredictionScores:
     def missing(count: int) -> PredictionScores:
         """Scores of ``count`` rows that are all NaN, for a model that cannot predict them."""
         none = torch.full((count,), math.nan, dtype=torch.float64)
-        return scores_of(none, none)
+        return _scores(*[none] * 6)
 
     @property
     def is_missing(self) -> bool:
@@ -89,59 +88,65 @@ class PredictionScores:
 
 @torch.no_grad()
 @checked(x="float (t?, d)")
-def predicted(model: GPRegression, x: Tensor, progress: bool = False) -> tuple[Tensor, Tensor]:
-    """Means and standard deviations of new observations, each ``(t,)``.
+def predicted(
+    model: GPRegression | StackedGP, x: Tensor, progress: bool = False
+) -> StackedPrediction:
+    """The distributions of new observations; those of one GP are mixtures of one normal each.
 
     Args:
         model: The model.
         x: Inputs in original units, ``(t, d)``.
-        progress: Whether to show a progress bar on standard error.
-
-    Note:
-        The cost is one factorization of n³/3 operations for any number of rows t, and n² t
-        operations for the rows; the memory is that of n² numbers and a chunk of rows.
+        progress: Whether to show a progress bar on standard error, of a GP.
     """
     if len(x) == 0:
-        return x.new_zeros(0), x.new_zeros(0)
+        return normal_predictions(x.new_zeros(0), x.new_zeros(0))
+    if isinstance(model, StackedGP):
+        return model.predict(x)
     normal = model.predict(x, marginal=True, progress=progress)
-    return normal.mean, normal.stddev
+    return normal_predictions(normal.mean, normal.stddev)
 
 
-@checked(targets="float (t,)", mean="float (t,)", deviation="float (t,)")
-def prediction_scores(targets: Tensor, mean: Tensor, deviation: Tensor) -> PredictionScores:
-    """Scores of Gaussian predictions.
+def normal_predictions(means: Tensor, deviations: Tensor) -> StackedPrediction:
+    """Normal distributions of these means and standard deviations, ``(t,)``."""
+    one = means.new_ones(1)
+    return StackedPrediction(one, means[None], deviations[None], math.inf * one)
+
+
+@checked(targets="float (t,)")
+def prediction_scores(targets: Tensor, prediction: StackedPrediction | Tensor) -> PredictionScores:
+    """Scores of predicted distributions, or of means alone.
 
     Args:
-        targets: Observed targets, ``(t,)``.
-        mean: Predicted means, ``(t,)``.
-        deviation: Predicted standard deviations, with the noise, ``(t,)``.
+        targets: Observed targets, ``(t,)``; rows where they are NaN do not count.
+        prediction: The distributions of the rows, or their means, ``(t,)``.
 
     Raises:
-        ShapeError: The shapes differ.
-        NonFiniteError: A number is not finite.
-        ArgumentError: A deviation is not positive.
+        NonFiniteError: A prediction is not finite.
+        ShapeError: There is not one for each target.
     """
-    for name, values in (("targets", targets), ("mean", mean), ("deviation", deviation)):
-        check_finite(name, values)
-    if not bool((deviation > 0).all()):
-        raise ArgumentError("deviation", "a deviation of zero or less", "positive numbers")
-    half = half_width(deviation)
-    densities = Normal(mean, deviation).log_prob(targets)
-    return scores_of(targets, mean, densities, (mean - half, mean + half))
+    if len(prediction) != len(targets):
+        raise ShapeError("prediction", f"{len(prediction)} rows", f"{len(targets)}, as targets")
+    known = ~targets.isnan()
+    targets = targets[known]
+    if isinstance(prediction, Tensor):
+        means = prediction[known]
+        none = torch.full_like(means, math.nan)
+        return _scores(targets, means, none, none, none, none)
+    means, (lower, upper) = prediction.mean, prediction.interval(PREDICTED_SHARE)
+    check_finite("mean", means)
+    filled = means.masked_scatter(
+        known, targets.to(means)
+    )  # a density for each row, of which these count
+    densities = prediction.log_density(filled)[known]
+    means, lower, upper = means[known], lower[known], upper[known]
+    inside = (lower <= targets) & (targets <= upper)
+    return _scores(targets, means, densities, inside.to(means), lower, upper)
 
 
-def scores_of(
-    targets: Tensor,
-    means: Tensor,
-    densities: Tensor | None = None,
-    interval: tuple[Tensor, Tensor] | None = None,
+def _scores(
+    targets: Tensor, means: Tensor, densities: Tensor, inside: Tensor, lower: Tensor, upper: Tensor
 ) -> PredictionScores:
-    """Scores of means, log densities of the targets and central 90 % intervals, each ``(t,)``."""
-    none = torch.full_like(means, math.nan)
-    densities = none if densities is None else densities
-    lower, upper = (none, none) if interval is None else interval
-    squares, inside = (targets - means).square(), (lower <= targets) & (targets <= upper)
-    inside = none if interval is None else inside.to(means)
+    squares = (targets - means).square()
     rmse = math.sqrt(float(squares.mean()))
     return PredictionScores(
         rmse=rmse,
@@ -154,12 +159,6 @@ def scores_of(
         width=float((upper - lower).median()),
         squares=squares, log_densities=densities, means=means, lower=lower, upper=upper,
     )  # fmt: skip
-
-
-def half_width(deviation: Tensor) -> Tensor:
-    """Half the width of the central 90 % interval of a Gaussian of these standard deviations."""
-    quantile = torch.special.ndtri(torch.tensor(0.5 + PREDICTED_SHARE / 2, dtype=torch.float64))
-    return deviation * float(quantile)
 
 
 def _error_of_mean(values: Tensor) -> float:
