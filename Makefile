@@ -33,11 +33,12 @@ lint: $(VENV)/test.stamp
 types: $(VENV)/test.stamp
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-# Tests, speed and studies on a GPU with the packages that $(PYTHON) has; nothing is installed. What is
-# finished is kept in $(GPU_RESULTS), so that the same command goes on where it was stopped.
+# Speed, studies and tests on a GPU with the packages that $(PYTHON) has; nothing is installed. What is
+# measured is kept in $(GPU_RESULTS), so that the same command goes on where it was stopped.
 # GPU_OPTIONS='--device cpu --small' tries it without a GPU.
 gpu:
 	$(PYTHON) -m benchmarks.gpu all --results $(GPU_RESULTS) $(GPU_OPTIONS)
+	$(PYTHON) -m pytest -m cuda -q tests
 
 # The site, into site/: warnings are errors.
 docs: $(VENV)/docs.stamp

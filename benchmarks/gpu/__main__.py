@@ -14,9 +14,8 @@ from typer import Option
 
 from benchmarks._options import check_device, errors_as_text
 from benchmarks.gpu import large, speed, studies
-from benchmarks.gpu import tests as cuda_tests
-from benchmarks.gpu.machine import check_machine, commit_of_code
-from benchmarks.gpu.page import write_page
+from benchmarks.gpu.machine import check_machine
+from benchmarks.gpu.page import PARTS, write_page
 from benchmarks.gpu.records import Records
 from benchmarks.gpu.timing import warm_up
 
@@ -30,14 +29,11 @@ Device = Annotated[str, Option(help="cuda, cuda:1; cpu to try the commands.")]
 Small = Annotated[bool, Option("--small", help="Tiny sizes.")]
 Minutes = Annotated[float | None, Option(min=0, help="Start nothing new after so many.")]
 Retry = Annotated[bool, Option("--retry", help="Measure again what failed.")]
-Only = Annotated[list[str] | None, Option(help="Only this study, as step; may be repeated.")]
 WithoutCpu = Annotated[bool, Option("--without-cpu", help="Nothing on the CPU beside the card.")]
-Tests = Annotated[Path, Option("--tests", help="Folder or file of tests.")]
-Workers = Annotated[int, Option(min=0, help="Processes of tests, by pytest-xdist.")]
 
-_RESULTS, _TESTS = Path("gpu-results"), Path(__file__).parents[2] / "tests"
+_RESULTS = Path("gpu-results")
 _REFUSED = 2  # the exit code where an option was wrong
-_MINUTES = {"tests": 8.0, "speed": 8.0, "studies": 8.0, "large": 8.0}
+_MINUTES = 8.0
 
 
 def _start(results: Path, device: str, part: str) -> None:
@@ -50,21 +46,6 @@ def _start(results: Path, device: str, part: str) -> None:
     print(f"# python -m benchmarks.gpu {part}\n{told}", end="", flush=True)
 
 
-@app.command("tests")
-def run_tests(
-    results: Results = _RESULTS,
-    device: Device = "cuda",
-    minutes: Minutes = _MINUTES["tests"],
-    tests: Tests = _TESTS,
-    workers: Workers = 0,
-) -> None:
-    """Tests marked ``cuda``; those that passed before are not run again."""
-    with errors_as_text():
-        _start(results, device, "tests")
-    if not cuda_tests.run(results, tests, minutes, workers):
-        raise typer.Exit(1)
-
-
 def _add_part(part: str, run: Callable[[Records, str, bool], None], about: str) -> None:
     """A command of a part's name, with the options that all measured parts have."""
 
@@ -72,17 +53,15 @@ def _add_part(part: str, run: Callable[[Records, str, bool], None], about: str) 
         results: Results = _RESULTS,
         device: Device = "cuda",
         small: Small = False,
-        minutes: Minutes = _MINUTES[part],
+        minutes: Minutes = _MINUTES,
         retry: Retry = False,
-        only: Only = None,
         without_cpu: WithoutCpu = False,
     ) -> None:
         with errors_as_text():
             _start(results, device, part)
             records = Records(
-                results, part, minutes=minutes, retry=retry, only=only or (),
-                without_cpu=without_cpu and device != "cpu", commit=commit_of_code(),
-            )  # fmt: skip
+                results, part, minutes, retry, without_cpu=without_cpu and device != "cpu"
+            )
             run(records, device, small)
         if records.left_out:
             print(f"\n{records.left_out} left: the time was over; run it again", flush=True)
@@ -107,18 +86,13 @@ def run_all(
     results: Results = _RESULTS,
     device: Device = "cuda",
     small: Small = False,
-    minutes: Annotated[
-        float | None, Option(min=0, help="Start nothing new after so many, in each part.")
-    ] = None,
-    tests: Tests = _TESTS,
+    minutes: Minutes = _MINUTES,
 ) -> None:
     """Each part in a process of its own, one after the other, then the page."""
     failed = []
-    for part in _MINUTES:
+    for part in PARTS:
         command = [sys.executable, "-m", "benchmarks.gpu", part, "--results", str(results)]
-        command += ["--device", device]
-        command += ["--minutes", str(_MINUTES[part] if minutes is None else minutes)]
-        command += ["--tests", str(tests)] if part == "tests" else ["--small"] if small else []
+        command += ["--device", device, "--minutes", str(minutes), *(["--small"] if small else [])]
         code = subprocess.run(command, check=False).returncode
         if code == _REFUSED:  # the others would be refused too
             raise typer.Exit(code)

@@ -16,11 +16,11 @@ from benchmarks.runner import package_versions
 from benchmarks.speed.runs import cpu_name
 from gpclml.errors import DataError
 
-__all__ = ["check_machine", "commit_of_code", "describe_machine"]
+__all__ = ["check_machine", "describe_machine"]
 
 
 def describe_machine(device: str) -> dict[str, Any]:
-    """Card, driver, versions, CPU and precision of products, by name."""
+    """Card, driver, versions, CPU, precision of products and commit of the code, by name."""
     found: dict[str, Any] = {"device": device}
     if torch.device(device).type == "cuda":
         properties = torch.cuda.get_device_properties(device)
@@ -40,10 +40,11 @@ def describe_machine(device: str) -> dict[str, Any]:
         "precision of float32 products": torch.get_float32_matmul_precision(),
         "TF32 of products": torch.backends.cuda.matmul.allow_tf32,
         "TF32 of convolutions": torch.backends.cudnn.allow_tf32,
+        "commit": _commit(),
     }  # fmt: skip
 
 
-def commit_of_code() -> str | None:
+def _commit() -> str | None:
     """The commit that is checked out, with a mark where files differ from it; None if unknown."""
     git = shutil.which("git")
     if git is None:
@@ -67,7 +68,7 @@ def check_machine(folder: Path, device: str) -> dict[str, Any]:
     """What the machine is, which a folder of results remembers.
 
     Raises:
-        DataError: The folder has results of another machine, or of other versions.
+        DataError: The folder has results of another machine, of other versions or of other code.
     """
     found = describe_machine(device)
     file = folder / "machine.json"
@@ -80,7 +81,7 @@ def check_machine(folder: Path, device: str) -> dict[str, Any]:
     if differing:
         name = differing[0]
         raise DataError(
-            f"{folder}: results of another machine ({name}: {before.get(name)!r} there, "
-            f"{found[name]!r} here). Name another folder by --results."
+            f"{folder}: results of another machine or other code ({name}: {before.get(name)!r} "
+            f"there, {found[name]!r} here). Name another folder by --results."
         )
     return found

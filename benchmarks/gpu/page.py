@@ -10,14 +10,13 @@ from typing import Any
 import pandas as pd
 
 from benchmarks._tables import code, section, table
-from benchmarks.gpu.records import FAILED, Records, Row
-from benchmarks.gpu.tests import outcome_rows
+from benchmarks.gpu.records import Records, Row
 from gpclml.errors import DataError
 
 __all__ = ["PARTS", "all_rows", "write_page"]
 
 PARTS = ("speed", "studies", "large")
-"""Parts that have records; tests have outcomes."""
+"""The parts, by the names of their commands."""
 
 _KEYS = (
     "part",
@@ -76,9 +75,7 @@ are per training point, test scores of up to 5000 other rows; all in standardize
 
 def all_rows(folder: Path) -> list[Row]:
     """Rows of all parts; steps with their fraction of the rate of a product."""
-    rows = outcome_rows(folder)
-    for part in PARTS:
-        rows += Records(folder, part).rows()
+    rows = [row for part in PARTS for row in Records(folder, part).rows()]
     rates = {
         (row["device"], row["dtype"]): row["Gflop/s"]
         for row in rows
@@ -126,7 +123,6 @@ def _page(frame: pd.DataFrame, machine: Mapping[str, Any]) -> str:
         "Made by `make gpu`, which runs `python -m benchmarks.gpu all`. Every row is in "
         "[gpu.csv](gpu.csv), ratios with their quartiles. TF32 is off.",
         code(lines),
-        *_tests(frame),
         *_beside_the_cpu(frame),
     ]
     for study, heading in _HEADINGS.items():
@@ -136,22 +132,9 @@ def _page(frame: pd.DataFrame, machine: Mapping[str, Any]) -> str:
     return "\n\n".join([*parts, *_left_out(frame)]) + "\n"
 
 
-def _tests(frame: pd.DataFrame) -> list[str]:
-    outcomes = frame[frame["study"] == "outcomes"]
-    if outcomes.empty:
-        return []
-    counts = [f"{int(row['count'])} {row['method']}" for _, row in outcomes.iterrows()]
-    failed = frame[frame["study"] == "failed"]
-    lines = [f"- `{row['method']}`: {row[FAILED]}" for _, row in failed.iterrows()]
-    more = ["\n".join(lines)] if lines else []
-    return [section("Tests that need a GPU", f"`pytest -m cuda`: {', '.join(counts)}.", *more)]
-
-
 def _beside_the_cpu(frame: pd.DataFrame) -> list[str]:
     """What was measured on both devices."""
-    keys = [name for name in _KEYS if name in frame and name not in ("part", "commit", "device")]
-    if not {"ms", "device"} <= set(frame):  # outcomes of tests alone
-        return []
+    keys = [name for name in _KEYS if name in frame and name not in ("part", "device")]
     timed = frame[frame["ms"].notna()]
     timed = timed[~timed["study"].isin(["rates", "profile"])]
     timed = timed.assign(kind=timed["device"].str.partition(":")[0])
@@ -169,8 +152,8 @@ def _beside_the_cpu(frame: pd.DataFrame) -> list[str]:
 
 
 def _groups(rows: pd.DataFrame) -> list[pd.DataFrame]:
-    """One table for each device and type, and each commit where there are several."""
-    names = [name for name in ("device", "dtype", "commit") if name in rows]
+    """One table for each device and type."""
+    names = [name for name in ("device", "dtype") if name in rows]
     names = [name for name in names if rows[name].notna().any()]
     if not names:
         return [rows]
@@ -182,7 +165,7 @@ def _tables(rows: pd.DataFrame) -> str:
     shown = [name for name in rows if name not in left_out and rows[name].notna().any()]
     order = [name for name in ("n", "matrices", "tasks", "network", "kernel") if name in shown]
     rows = rows[shown].sort_values(order, kind="stable") if order else rows[shown]
-    fixed = [name for name in ("device", "dtype", "commit") if name in shown]
+    fixed = [name for name in ("device", "dtype") if name in shown]
     caption = ", ".join(str(rows[name].iloc[0]) for name in fixed)
     rows = rows.drop(columns=fixed).map(_number)
     return f"{caption}\n\n{table(rows.set_index(rows.columns[0]))}"

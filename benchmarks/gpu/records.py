@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
+import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.gpu.lines import append_line, lines_of
 from gpclml.errors import DataError
 
 __all__ = ["FAILED", "LostDeviceError", "Records", "Row", "message_of"]
@@ -35,9 +36,7 @@ class Records:
         part: Name of the part.
         minutes: After so many minutes from now nothing new is started; None for no limit.
         retry: Whether what failed before is measured again.
-        only: Studies that are measured; all if there is none.
         without_cpu: Whether nothing is measured on the CPU beside a GPU.
-        commit: Of the code that measures, which each row says; None if it is not known.
 
     Raises:
         DataError: The file cannot be read or written.
@@ -45,25 +44,19 @@ class Records:
 
     def __init__(
         self, folder: Path, part: str, minutes: float | None = None, retry: bool = False,
-        *, only: Collection[str] = (), without_cpu: bool = False, commit: str | None = None,
+        *, without_cpu: bool = False,
     ) -> None:  # fmt: skip
-        self.part = part
-        self._only, self._without_cpu, self._commit = only, without_cpu, commit
+        self.part, self._without_cpu = part, without_cpu
         self.file = folder / f"{part}.jsonl"
         self.left_out = 0
         self._end = None if minutes is None else time.monotonic() + 60 * minutes
         self._retry = retry
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._entries = {_name(one["key"]): one for one in lines_of(self.file)}
+            self._entries = {_name(one["key"]): one for one in _lines_of(self.file)}
         except OSError as error:
             text = f"{self.file}: cannot be used ({error}). Name another folder by --results."
             raise DataError(text) from error
-
-    @property
-    def late(self) -> bool:
-        """Whether the time is over."""
-        return self._end is not None and time.monotonic() >= self._end
 
     def measure(self, key: Mapping[str, Any], function: Callable[[], Sequence[Row]]) -> None:
         """Keeps the rows of a measurement under its key, unless they are there or time is over.
@@ -80,7 +73,7 @@ class Records:
             return
         if name in self._entries and not self._again(self._entries[name]):
             return
-        if self.late:
+        if self._end is not None and time.monotonic() >= self._end:
             self.left_out += 1
             return
         start = time.perf_counter()
@@ -92,8 +85,7 @@ class Records:
         release_memory()
 
     def _is_left_out(self, key: Mapping[str, Any]) -> bool:
-        wanted = not self._only or key.get("study") in self._only
-        return not wanted or (self._without_cpu and key.get("device") == "cpu")
+        return self._without_cpu and key.get("device") == "cpu"
 
     def skip(self, key: Mapping[str, Any], reason: str) -> None:
         """Says that a measurement is not made, and why."""
@@ -103,7 +95,7 @@ class Records:
     def rows(self) -> list[Row]:
         """All rows with the part and their keys."""
         return [
-            {"part": self.part, **entry.get("code", {}), **entry["key"], **row}
+            {"part": self.part, **entry["key"], **row}
             for entry in self._entries.values()
             for row in entry["rows"]
         ]
@@ -114,14 +106,28 @@ class Records:
 
     def _keep(self, key: Mapping[str, Any], rows: Sequence[Row], seconds: float) -> None:
         entry = {"key": dict(key), "rows": list(rows), "seconds": round(seconds, 2)}
-        if self._commit:
-            entry["code"] = {"commit": self._commit}
-        append_line(self.file, entry)
+        _append_line(self.file, entry)
         self._entries[_name(key)] = entry
         told = ", ".join(f"{name} {value}" for name, value in key.items())
         print(f"\n{told} ({seconds:.1f} s)", flush=True)
         for row in rows:
             print("  " + "  ".join(map(_told, row.items())), flush=True)
+
+
+def _append_line(file: Path, entry: Mapping[str, Any]) -> None:
+    """Adds a line of JSON, also behind one that was cut while it was written."""
+    with file.open("a+b") as lines:
+        if lines.tell():
+            lines.seek(-1, os.SEEK_END)
+            lines.write(b"" if lines.read(1) == b"\n" else b"\n")
+        lines.write(json.dumps(entry).encode() + b"\n")
+
+
+def _lines_of(file: Path) -> Iterator[dict[str, Any]]:
+    """The lines of a file, if there is one; a line that was cut is passed over."""
+    for line in file.read_text().splitlines() if file.exists() else []:
+        with contextlib.suppress(json.JSONDecodeError):
+            yield json.loads(line)
 
 
 def _name(key: Mapping[str, Any]) -> str:

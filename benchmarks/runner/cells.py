@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import socket
 import time
 import traceback
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
@@ -42,7 +41,7 @@ class Batches:
         function: Importable ``function(configurations) -> answers``: one entry a cell, in
             order, its metrics or the exception that ended it. When the function itself
             raises, each cell of the batch is computed alone by the cell function.
-        label: Label of a configuration; cells of one label may be computed together.
+        label: Hashable label of a configuration; cells of one label may be computed together.
         size: Most cells in a batch with this one; 1: alone, by the cell function.
     """
 
@@ -52,8 +51,8 @@ class Batches:
 
 
 Row = dict[str, Any]
-"""What came of a cell, of JSON values: its key, configuration, seconds and host, and either its
-metrics or the error that ended it."""
+"""What came of a cell, of JSON values: its key, configuration and seconds, and either its metrics
+or the error that ended it."""
 
 
 def done_row(cell: Cell, metrics: object, seconds: float) -> Row:
@@ -71,16 +70,12 @@ def failed_row(cell: Cell, error: BaseException, seconds: float) -> Row:
         "_error_type": type(error).__name__, "_error_message": str(error),
         "_traceback": "".join(traceback.format_exception(error)),
     }  # fmt: skip
-    # Without lone surrogates, which no terminal and no file takes.
-    plain = {name: text.encode(errors="backslashreplace").decode() for name, text in texts.items()}
-    return _row(cell, seconds) | {"error": plain}
+    return _row(cell, seconds) | {"error": texts}
 
 
 def _row(cell: Cell, seconds: float) -> Row:
-    return {
-        "key": cell.key, "configuration": json.loads(cell.configuration), "seconds": seconds,
-        "host": socket.gethostname(),
-    }  # fmt: skip
+    configuration = json.loads(cell.configuration)
+    return {"key": cell.key, "configuration": configuration, "seconds": seconds}
 
 
 @dataclass(frozen=True)
@@ -96,7 +91,7 @@ class Work:
 
     function: CellFunction
     batch_function: BatchFunction | None
-    environment: Mapping[str, str] | None
+    environment: Mapping[str, str]
     check: Callable[[], None] | None = None
 
     def __call__(self, cells: list[Cell]) -> list[Row] | Exception:
@@ -109,23 +104,22 @@ class Work:
             self.check()
         keep_freed_memory()
         configurations = [json.loads(cell.configuration) for cell in cells]
-        start = time.perf_counter()
-        try:
-            with _one_thread(), variables(self.environment or {}):
-                start = time.perf_counter()
+        with _one_thread(), variables(self.environment):
+            start = time.perf_counter()
+            try:
                 if len(cells) == 1 or self.batch_function is None:
                     answers = [self.function(configuration) for configuration in configurations]
                 else:
                     answers = self.batch_function(configurations)
-                share = (time.perf_counter() - start) / len(cells)
-            _check_answers(answers, len(cells))
-        except (Exception, SystemExit) as error:
-            if len(cells) == 1:
-                return [failed_row(cells[0], error, time.perf_counter() - start)]
-            return RuntimeError(f"{type(error).__name__}: {error}")  # any process can read it
+                pairs = list(zip(cells, answers, strict=True))
+            except (Exception, SystemExit) as error:
+                if len(cells) == 1:
+                    return [failed_row(cells[0], error, time.perf_counter() - start)]
+                return RuntimeError(f"{type(error).__name__}: {error}")  # any process can read it
+            share = (time.perf_counter() - start) / len(cells)
         return [
             (failed_row if isinstance(answer, Exception) else done_row)(cell, answer, share)
-            for cell, answer in zip(cells, answers, strict=True)
+            for cell, answer in pairs
         ]
 
 
@@ -134,11 +128,7 @@ def canonical_json(value: object) -> str:
 
     Floats are written by ``repr``, so they return exactly; NaN and infinities are written
     as ``NaN`` and ``Infinity``, which Python's own ``json`` reads back.
-
-    Raises:
-        TypeError: If a value is no JSON value, or a key is no string.
     """
-    _check_keys(value)
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
@@ -152,33 +142,22 @@ def plan_cells(cells: Iterable[Mapping[str, Any]], code_version: str) -> list[Ce
     """The cells of a grid in order; equal configurations are one.
 
     Raises:
-        ArgumentError: If there is no cell, or one is not a JSON-serialisable dictionary, or
-            has a name that starts with an underscore (those are the columns of the table).
+        ArgumentError: If there is no cell.
     """
-    plan = {}
-    for place, cell in enumerate(cells):
-        if not isinstance(cell, Mapping):
-            raise ArgumentError(f"cells[{place}]", repr(cell), "a dictionary", "Name its settings.")
-        try:
-            plan[cell_key(cell, code_version)] = canonical_json(dict(cell))
-        except (TypeError, ValueError) as error:
-            fix = "Use strings, numbers, booleans, None, lists and dictionaries with string keys."
-            raise ArgumentError(f"cells[{place}]", error, "JSON values", fix) from None
-        _check_names(f"cells[{place}]", cell)
+    plan = {cell_key(cell, code_version): canonical_json(dict(cell)) for cell in cells}
     if not plan:
         raise ArgumentError("cells", "no cell", "at least one", "Check what selects them.")
     return [Cell(*item) for item in plan.items()]
 
 
 def group_cells(cells: Iterable[Cell], batches: Batches | None) -> list[list[Cell]]:
-    """Cells in groups of one label, none above its size, in the order of their first cells.
-
-    Raises:
-        ArgumentError: If a size is not a whole number from 1, or a label is not hashable.
-    """
+    """Cells in groups of one label, none above its size, in the order of their first cells."""
     groups, unfilled = [], {}
     for cell in cells:
-        kind = (cell, 1) if batches is None else _kind(json.loads(cell.configuration), batches)
+        kind = cell, 1
+        if batches is not None:
+            configuration = json.loads(cell.configuration)
+            kind = batches.label(configuration), batches.size(configuration)
         if len(unfilled.get(kind, ())) in (0, kind[1]):
             groups.append([])
             unfilled[kind] = groups[-1]
@@ -186,23 +165,11 @@ def group_cells(cells: Iterable[Cell], batches: Batches | None) -> list[list[Cel
     return groups
 
 
-def _kind(configuration: dict[str, Any], batches: Batches) -> tuple[Hashable, int]:
-    size, label = batches.size(configuration), batches.label(configuration)
-    if not isinstance(size, int) or size < 1:
-        fix = f"Return 1 where cells are to be computed alone, as {configuration}."
-        raise ArgumentError("batches.size", repr(size), "a whole number from 1", fix)
-    if not isinstance(label, Hashable):
-        raise ArgumentError("batches.label", repr(label), "a hashable label", "Return a tuple.")
-    return label, size
-
-
 def _plain_metrics(metrics: object, configuration: Mapping[str, Any]) -> dict[str, Any]:
     """Metrics as JSON gives them back."""
     if not isinstance(metrics, Mapping):
         fix = "Let the cell function return {name: value}."
         raise ArgumentError("metrics", type(metrics).__name__, "a dictionary", fix)
-    _check_keys(metrics)
-    _check_names("metrics", metrics)
     shared = sorted(set(metrics) & set(configuration))
     if shared:
         raise ArgumentError("metrics", shared, "names not used by the cell", "Rename them.")
@@ -214,30 +181,6 @@ def _plain(value: Any) -> object:
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"a metric of type {type(value).__name__} is not JSON serialisable")
-
-
-def _check_keys(value: object) -> None:
-    if isinstance(value, Mapping):
-        for key, item in value.items():
-            if not isinstance(key, str):  # json would write 1 and "1" alike
-                raise TypeError(f"the key {key!r}, which is not a string")
-            _check_keys(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            _check_keys(item)
-
-
-def _check_names(argument: str, names: Iterable[str]) -> None:
-    reserved = sorted(name for name in names if name.startswith("_"))
-    if reserved:
-        raise ArgumentError(argument, reserved, "names without leading underscore", "Rename them.")
-
-
-def _check_answers(answers: object, count: int) -> None:
-    if not isinstance(answers, list) or len(answers) != count:
-        got = f"{len(answers)} entries" if isinstance(answers, list) else type(answers).__name__
-        fix = "Return metrics or an exception for each cell, in order."
-        raise ArgumentError("answers of the batch function", got, f"a list of {count}", fix)
 
 
 @contextlib.contextmanager

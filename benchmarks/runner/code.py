@@ -41,7 +41,7 @@ def function_name(function: Callable) -> str:
     )
 
 
-def code_version(function: Callable, sources: Iterable[str | Path] = ()) -> str:
+def code_version(function: Callable, sources: Iterable[str] = ()) -> str:
     """Hash of the sources that decide the result of a cell, 16 hexadecimal digits.
 
     It covers the Python and CSV files of ``gpclml``, the module of the function, and what
@@ -51,8 +51,8 @@ def code_version(function: Callable, sources: Iterable[str | Path] = ()) -> str:
     Args:
         function: The cell function; its name counts too, so that two functions of one
             module never share a result.
-        sources: Further modules by dotted name (a package stands for all Python and CSV
-            files beneath it), or paths of files.
+        sources: Further modules by dotted name; a package stands for all Python and CSV
+            files beneath it.
 
     Raises:
         ArgumentError: If a source does not exist.
@@ -60,7 +60,7 @@ def code_version(function: Callable, sources: Iterable[str | Path] = ()) -> str:
     name = function_name(function)
     files: dict[str, Path] = {}
     for source in ("gpclml", name.partition(":")[0], *sources):
-        files |= _files_of_path(source) if isinstance(source, Path) else _files_of_module(source)
+        files |= _files_of_module(source)
     total = hashlib.sha256(name.encode())
     for label, path in sorted(files.items()):
         data = path.read_bytes().replace(b"\r\n", b"\n")
@@ -78,9 +78,7 @@ class OtherCodeError(RuntimeError):
     """A worker of a cluster has other code than the driver; says what to do about it."""
 
 
-def check_code(
-    function: Callable, sources: Iterable[str | Path], driver: Mapping[str, str]
-) -> None:
+def check_code(function: Callable, sources: Iterable[str], driver: Mapping[str, str]) -> None:
     """Compares the code and the packages of this process, a worker, with those of the driver.
 
     Args:
@@ -102,7 +100,7 @@ def check_code(
 
 
 @functools.cache
-def _own_versions(function: Callable, sources: tuple[str | Path, ...]) -> dict[str, str]:
+def _own_versions(function: Callable, sources: tuple[str, ...]) -> dict[str, str]:
     """Taken once in a process: what it has imported stays as it was, whatever is edited."""
     try:
         return {"code": code_version(function, sources), **package_versions()}
@@ -112,16 +110,13 @@ def _own_versions(function: Callable, sources: tuple[str | Path, ...]) -> dict[s
 
 @functools.lru_cache(maxsize=2000)
 def _statements(source: bytes) -> bytes:
-    """The statements of a Python file without its docstrings; the text where there are none."""
-    try:
-        tree = ast.parse(source)
-        for node in ast.walk(tree):
-            body = getattr(node, "body", None)
-            if isinstance(body, list):
-                node.body = [one for one in body if not _is_string(one)]  # pyright: ignore
-        return ast.dump(tree).encode()
-    except (SyntaxError, ValueError, RecursionError):
-        return source
+    """The statements of a Python file without its docstrings."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            node.body = [one for one in body if not _is_string(one)]  # pyright: ignore
+    return ast.dump(tree).encode()
 
 
 def _is_string(node: ast.AST) -> bool:
@@ -136,19 +131,13 @@ def _installed(package: str) -> str:
         return str(importlib.import_module(package).__version__)
 
 
-def _files_of_path(path: Path) -> dict[str, Path]:
-    if not path.is_file():
-        raise ArgumentError("sources", str(path), "the path of a file", "Name one that exists.")
-    return {path.name: path}
-
-
 def _files_of_module(name: str) -> dict[str, Path]:
     try:
         spec = util.find_spec(name)
     except (ImportError, ValueError):
         spec = None
     if spec is None or not (spec.has_location or spec.submodule_search_locations):
-        fix = "Give dotted names of modules, or pathlib.Path objects for files."
+        fix = "Give dotted names of modules."
         raise ArgumentError("sources", repr(name), "a Python module with a source file", fix)
     if spec.submodule_search_locations is None:
         return {name: Path(str(spec.origin))}

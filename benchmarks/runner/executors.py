@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +15,6 @@ from functools import partial
 from typing import Any
 
 from benchmarks.runner.cells import Cell, Row, Work
-from benchmarks.runner.code import OtherCodeError
 from gpclml.errors import ArgumentError, UnknownNameError
 
 __all__ = ["Answer", "Workers", "open_workers"]
@@ -22,7 +22,7 @@ __all__ = ["Answer", "Workers", "open_workers"]
 BACKENDS = ("loky", "dask")
 IDLE_SECONDS = 300  # after which a process of this machine without work ends
 CONNECT_SECONDS = 5.0
-WORKER_SECONDS = 50.0  # without any worker of a cluster, at the start or later: an error
+WORKER_SECONDS = 50.0  # without any worker of a cluster at the start: an error
 START = "dask worker ADDRESS --nworkers -1 --nthreads 1"
 
 Answer = list[Row] | Exception
@@ -34,16 +34,11 @@ class Workers:
 
     Args:
         executor: Gives one that can be used.
-        places: Number of tasks that it computes at a time.
+        places: Gives the number of tasks that it computes at a time.
     """
 
-    def __init__(self, executor: Callable[[], Executor], places: int) -> None:
-        self._executor, self._places = executor, places
-
-    @property
-    def places(self) -> int:
-        """Number of tasks that are computed at a time."""
-        return self._places
+    def __init__(self, executor: Callable[[], Executor], places: Callable[[], int]) -> None:
+        self._executor, self.places = executor, places
 
     def submit(self, work: Work, cells: list[Cell]) -> Future:
         """Hands cells to a worker."""
@@ -57,9 +52,6 @@ class Workers:
             return future.result()
         except BrokenProcessPool as error:
             return error
-
-    def check(self) -> None:
-        """Raises where waiting for answers has become useless."""
 
 
 def open_workers(
@@ -85,7 +77,9 @@ def open_workers(
     if address is not None:
         fix = "Use backend='dask', or leave the address out."
         raise ArgumentError("address", repr(address), "None with backend='loky'", fix)
-    return contextlib.nullcontext(Workers(_ThisProcess, 1)) if jobs == 1 else _loky_workers(jobs)
+    if jobs == 1:
+        return contextlib.nullcontext(Workers(_ThisProcess, lambda: 1))
+    return _loky_workers(jobs)
 
 
 class _ThisProcess(Executor):
@@ -108,20 +102,21 @@ def _loky_workers(jobs: int) -> Iterator[Workers]:
         initializer=_end_with_driver, initargs=(os.getpid(),),
     )  # fmt: skip
     try:
-        yield Workers(executor, places)
+        yield Workers(executor, lambda: places)
     except BaseException:
         executor().shutdown(wait=True, kill_workers=True)
         raise
 
 
 def _end_with_driver(driver: int) -> None:
-    """Ends this worker when its driver is gone: a killed driver leaves no work behind."""
+    """Ends this worker when its driver is gone, however that ended; Ctrl-C is the driver's."""
 
     def watch() -> None:
         while os.getppid() == driver:
             time.sleep(1.0)
         os._exit(1)
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=watch, daemon=True, name="end-with-driver").start()
 
 
@@ -135,14 +130,9 @@ class _DaskWorkers(Workers):
 
     def __init__(self, client: Any, address: str) -> None:
         pool = client.get_executor(pure=False)
-        super().__init__(lambda: pool, 1)
+        # One task a worker, also for those that join later.
+        super().__init__(lambda: pool, lambda: max(1, len(self.threads())))
         self._client, self._address = client, address
-        self._workers_seen = time.monotonic()
-
-    @property
-    def places(self) -> int:
-        """One task a worker, also for those that joined later."""
-        return max(1, len(self._workers()))
 
     def answer(self, future: Future) -> Answer:
         from distributed import KilledWorker
@@ -158,33 +148,16 @@ class _DaskWorkers(Workers):
 
     def unusable(self, error: Exception) -> ArgumentError:
         """What to raise for workers that cannot import the work, or have other code."""
-        fix = "" if isinstance(error, OtherCodeError) else (
-            "Start the workers where gpclml, benchmarks and the cell function can be imported."
-        )  # fmt: skip
         got = f"{self._address} with workers that cannot be used ({type(error).__name__}: {error})"
-        return ArgumentError("address", got, "workers with the code of the driver", fix)
+        fix = "Start them with the code and packages of this process."
+        return ArgumentError("address", got, "usable ones", fix)
 
-    def check(self) -> None:
-        """Raises where the scheduler is lost, or had no worker for ``WORKER_SECONDS``."""
-        if not self._workers() and time.monotonic() - self._workers_seen > WORKER_SECONDS:
-            got = f"{self._address} without workers for {WORKER_SECONDS:g} s"
-            fix = f"Start some: {START}. What ended is saved: repeat the call then."
-            raise ArgumentError("address", got, "at least one", fix)
-
-    def _workers(self) -> dict[str, int]:
-        """Number of threads by worker, which is one."""
+    def threads(self) -> dict[str, int]:
+        """Number of threads by worker."""
         try:
-            threads = self._client.nthreads()
+            return self._client.nthreads()
         except OSError as error:
             raise self._lost(error) from error
-        if threads:
-            most = max(threads.values())
-            if most > 1:  # torch has one state a process
-                got = f"{self._address} with workers of {most} threads"
-                fix = f"Start them by: {START}."
-                raise ArgumentError("address", got, "workers of one thread", fix)
-            self._workers_seen = time.monotonic()
-        return threads
 
     def _lost(self, why: object) -> ArgumentError:
         return ArgumentError(
@@ -195,9 +168,7 @@ class _DaskWorkers(Workers):
 
 
 @contextlib.contextmanager
-def _dask_workers(
-    jobs: int, address: str | None, check: Callable[[], None]
-) -> Iterator[_DaskWorkers]:
+def _dask_workers(jobs: int, address: str | None, check: Callable[[], None]) -> Iterator[Workers]:
     try:
         import distributed
     except ImportError as error:
@@ -215,7 +186,11 @@ def _dask_workers(
         workers = _DaskWorkers(client, address)
         with contextlib.suppress(TimeoutError):
             client.wait_for_workers(1, timeout=WORKER_SECONDS)
-        workers.check()
+        threads = workers.threads().values()
+        if set(threads) != {1}:  # torch has one state a process
+            got = f"{max(threads)} threads" if threads else f"none within {WORKER_SECONDS:g} s"
+            expected = "workers of one thread"
+            raise ArgumentError("address", f"{address}, {got}", expected, f"Start: {START}.")
         try:
             client.run(check)
         except Exception as error:
@@ -234,11 +209,10 @@ def _check_scheduler(address: str) -> None:
 
     try:
         with ThreadPoolExecutor(1) as thread:  # this thread may run a loop, as in a notebook
-            answer = thread.submit(asyncio.run, kind()).result()
-        why = f"It is a {answer}."
+            why = f"It is a {thread.submit(asyncio.run, kind()).result()}."
     except (OSError, ValueError, TypeError) as error:
-        answer, why = None, f"{type(error).__name__}: {error}"
-    if answer != "Scheduler":
+        why = f"{type(error).__name__}: {error}"
+    if why != "It is a Scheduler.":
         expected = f"the address of a Dask scheduler that answers within {CONNECT_SECONDS:.0f} s"
         fix = "Start one with `dask scheduler` and give the address that it prints."
         raise ArgumentError("address", repr(address), expected, f"{fix} {why}")

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import sys
-import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from tqdm import tqdm
@@ -38,7 +34,6 @@ from gpclml.errors import ArgumentError
 __all__ = ["GridSummary", "run_grid"]
 
 RERUNS = 3  # of a cell whose worker was lost
-CHECK_SECONDS = 1.0  # between two checks that there still are workers
 
 
 @dataclass
@@ -78,7 +73,7 @@ def run_grid(
     environment: Mapping[str, str] | None = None,
     retry_failed: bool = False,
     progress: bool = True,
-    sources: Iterable[str | Path] = (),
+    sources: Iterable[str] = (),
     command: str | None = None,
 ) -> GridSummary:
     """Computes the cells that a results file lacks, and saves each as soon as it ends.
@@ -87,9 +82,8 @@ def run_grid(
     interrupted run goes on where it was when the same call is made again. A failed cell
     is saved with its error and the run goes on. This process alone writes the file; a second
     run on it is refused as long as this one lives. When a worker is lost its cell is computed
-    again, three times at most, and then saved as failed with the error of the loss.
-
-    A cell has one thread of torch and BLAS, whatever the number of jobs.
+    again, three times at most, and then saved as failed with the error of the loss. A cell has one
+    thread of torch and BLAS, whatever the number of jobs.
 
     Args:
         cells: Configurations, JSON-serialisable dictionaries; equal ones are computed once.
@@ -112,7 +106,7 @@ def run_grid(
             ``GPCLML_DATA``, which a cluster does not inherit.
         retry_failed: Whether to compute failed cells again.
         progress: Whether to show a progress bar on stderr.
-        sources: What else decides a result: dotted names of modules, or paths of files.
+        sources: Dotted names of further modules that decide a result.
         command: What computes these cells, kept in the file for
             :func:`benchmarks.runner.load_commands`.
 
@@ -120,35 +114,26 @@ def run_grid(
         The number of cells by what became of them.
 
     Raises:
-        ArgumentError: If an argument cannot be used, or a cluster cannot be reached or has
-            other code; before any cell is computed. Also when a cluster is lost later on.
+        ArgumentError: If an argument cannot be used, or a cluster cannot be reached, has other
+            code, or is lost later on.
         DataError: If the results file cannot be used, or another run is writing it; before any
             cell. Also when it fails later on.
         KeyboardInterrupt: When interrupted; what ended is saved.
-
-    Example:
-        ```python
-        from benchmarks.bo.cells import SOURCES, run_cell
-        from benchmarks.bo.study import make_grid
-
-        cells = make_grid(functions=("branin",), seeds=2)
-        print(run_grid(cells, run_cell, "bo.sqlite", jobs=2, sources=SOURCES))
-        ```
     """
     if jobs == 0:
         raise ArgumentError("jobs", jobs, "a number of processes, or -1 for all", "Use 1.")
+    sources = tuple(sources)
     if batches is not None:
         sources = (*sources, function_name(batches.function).partition(":")[0])
-    sources = [one.absolute() if isinstance(one, Path) else one for one in sources]
     version, packages = code_version(function, sources), package_versions()
     plan = plan_cells(cells, version)
     check = partial(check_code, function, sources, {"code": version, **packages})
     work = Work(
-        function, batches and batches.function, environment, None if backend == "loky" else check
-    )
+        function, batches and batches.function, environment or {},
+        None if backend == "loky" else check,
+    )  # fmt: skip
     about = {"function": function_name(function), "code_version": version, **packages}
     with (
-        _noted_interrupt() as interrupted,
         open_workers(backend, jobs, address, check) as workers,
         open_results(results_path, about, command) as store,
         tqdm(total=len(plan), disable=not progress, file=sys.stderr, unit="cell") as bar,
@@ -158,9 +143,9 @@ def run_grid(
         before = {cell: fates.get(stored.get(cell.key, "")) for cell in plan}
         groups = group_cells([cell for cell in plan if before[cell] is None], batches)
         run = _Run(store, GridSummary(store.path, len(plan)), bar, deque(map(_Task, groups)))
-        for fate in before.values():
+        for fate in filter(None, before.values()):
             run.count(fate)
-        run.compute(workers, work, interrupted)
+        run.compute(workers, work)
         return run.summary
 
 
@@ -192,39 +177,28 @@ class _Run:
     suspects: deque[_Task] = field(default_factory=deque)
     running: dict[Future, _Task] = field(default_factory=dict)
 
-    def compute(self, workers: Workers, work: Work, interrupted: threading.Event) -> None:
+    def compute(self, workers: Workers, work: Work) -> None:
         """Computes all that waits, until all is done or the user interrupts it."""
         start = time.perf_counter()
         try:
             self._fill(workers, work)
             while self.running:
-                if interrupted.is_set():
-                    raise KeyboardInterrupt
-                self._wait(workers)
+                done, _ = wait(self.running, return_when=FIRST_COMPLETED)
+                while done:  # no name keeps a future: a cluster forgets answers that are read
+                    future = done.pop()
+                    self._settle(self.running.pop(future), workers.answer(future))
+                    del future
                 self._fill(workers, work)
-        except BaseException as error:
-            # Ctrl-C reaches the workers too, which may be gone first: then it is another error.
-            if not isinstance(error, KeyboardInterrupt) and not interrupted.is_set():
-                raise
+        except KeyboardInterrupt:
             for future in self.running:
                 if future.done() and not future.cancelled() and not future.exception():
                     self._save(future.result())
             saved = self.summary.computed + self.summary.skipped
             text = f"{saved} of {self.summary.total} cells are saved in {self.summary.path}."
             print(f"\nInterrupted: {text} Run the same command again to resume.", file=sys.stderr)
-            raise KeyboardInterrupt from error
+            raise
         finally:
             self.summary.seconds = time.perf_counter() - start
-
-    def _wait(self, workers: Workers) -> None:
-        """Waits for an answer, or for a second, and settles what came."""
-        done, _ = wait(self.running, CHECK_SECONDS, FIRST_COMPLETED)
-        if not done:
-            workers.check()
-        while done:  # no name keeps a future: a cluster forgets answers that are read
-            future = done.pop()
-            self._settle(self.running.pop(future), workers.answer(future))
-            del future
 
     def _fill(self, workers: Workers, work: Work) -> None:
         """Hands tasks to workers that are free.
@@ -233,7 +207,7 @@ class _Run:
         again one at a time, which tells the one that costs its workers from the others.
         """
         while waiting := self.suspects or self.tasks:
-            if len(self.running) >= (1 if self.suspects else workers.places):
+            if len(self.running) >= (1 if self.suspects else workers.places()):
                 return
             task = waiting.popleft()
             self.running[workers.submit(work, task.cells)] = task
@@ -253,44 +227,14 @@ class _Run:
             warnings.warn(f"{text}: {answer}", RuntimeWarning, stacklevel=1)
 
     def _save(self, rows: Answer) -> None:
-        if not isinstance(rows, list):
-            return
-        try:
+        if isinstance(rows, list):
             self.store.record(rows)
-        except KeyboardInterrupt:  # these cells have ended, so they are saved first
-            self.store.record(rows)
-            raise
-        finally:
             for row in rows:
                 self.count("computed" if "metrics" in row else "failed")
 
-    def count(self, fate: str | None) -> None:
-        """Counts a cell by what became of it; None: it waits."""
-        if fate is None:
-            return
+    def count(self, fate: str) -> None:
+        """Counts a cell by what became of it."""
         setattr(self.summary, fate, getattr(self.summary, fate) + 1)
         failed = self.summary.failed + self.summary.failed_before
         self.bar.set_postfix(failed=failed, refresh=False)
         self.bar.update()
-
-
-@contextlib.contextmanager
-def _noted_interrupt() -> Iterator[threading.Event]:
-    """Sets an event at Ctrl-C, beside what Ctrl-C does already.
-
-    Python drops a KeyboardInterrupt that it raises within a destructor. The event is not dropped.
-    """
-    interrupted, before = threading.Event(), signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(before):
-        yield interrupted  # another thread receives interrupts, or nobody does
-        return
-
-    def note(number: int, frame: FrameType | None) -> Any:
-        interrupted.set()
-        return before(number, frame)
-
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield interrupted
-    finally:
-        signal.signal(signal.SIGINT, before)

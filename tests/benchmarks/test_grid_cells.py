@@ -68,20 +68,9 @@ def test_plan_keeps_the_order_and_drops_repeats():
     ]
 
 
-@pytest.mark.parametrize(
-    ("cells", "match"),
-    [
-        ([], "at least one"),
-        ([{"a": 1}, "b"], r"cells\[1\].*a dictionary"),
-        ([{"a": object()}], r"cells\[0\].*JSON values"),
-        ([{"a": {1: 2}}], "not a string"),
-        ([{"a": [{1: 2}]}], "not a string"),
-        ([{"_seconds": 2}], "underscore"),
-    ],
-)
-def test_bad_cells_are_refused(cells, match):
-    with pytest.raises(ArgumentError, match=match):
-        plan_cells(cells, "v")
+def test_a_grid_without_cells_is_refused():
+    with pytest.raises(ArgumentError, match="at least one"):
+        plan_cells([], "v")
 
 
 def _batches(label=lambda cell: cell["n"], size=lambda cell: 2):
@@ -108,16 +97,3 @@ def test_cells_of_size_one_stay_alone():
 
 def test_without_batches_all_stay_alone():
     assert _groups([1, 1], None) == [[0], [1]]
-
-
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"size": lambda cell: 0}, r"batches\.size"),
-        ({"size": lambda cell: 1.5}, r"batches\.size"),
-        ({"label": lambda cell: [cell["n"]]}, r"batches\.label"),
-    ],
-)
-def test_bad_batches_are_refused(options, match):
-    with pytest.raises(ArgumentError, match=match):
-        _groups([1], _batches(**options))

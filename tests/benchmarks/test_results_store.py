@@ -87,8 +87,6 @@ def test_versions_of_the_code_are_not_mixed(path):
     with store(path, "w", "module:other") as results:
         results.record([done("b", {"rmse": 9}, '{"seed":2}')])
     assert load_results(path)["rmse"].tolist() == [1, 9]
-    assert load_results(path, code_version="v2")["rmse"].tolist() == [2]
-    assert sorted(load_results(path, code_version="all")["rmse"]) == [1, 2, 9]
 
 
 def test_a_failure_gives_way_to_a_result(path):

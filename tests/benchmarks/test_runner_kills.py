@@ -151,14 +151,3 @@ def test_ctrl_c_saves_what_ended(tmp_path, options):
     assert f"{saved} of 1000 cells are saved in {path}" in message
     assert "resume" in message
     assert 2 < saved < 1000
-
-
-@pytest.mark.usefixtures("interruptible")
-def test_ctrl_c_counts_where_python_drops_the_exception(tmp_path):
-    path, grid = tmp_path / "stopped.sqlite", [{"seed": seed} for seed in range(20)]
-    with sweep(grid, grid_cells.dropped_interrupt_cell, path) as process:
-        start(process)
-        _, message = process.communicate(timeout=600)
-    assert process.returncode != 0
-    assert f"4 of 20 cells are saved in {path}" in message
-    assert rows(path) == 4
