@@ -208,33 +208,24 @@ class _Check:
         self.function, self.patterns, self.passes_on = function, patterns, passes_on
 
     @functools.cached_property
-    def parameters(self) -> list[inspect.Parameter]:
-        return list(inspect.signature(self.function).parameters.values())
-
-    @functools.cached_property
-    def names(self) -> tuple[str, ...]:
+    def known(self) -> tuple[tuple[str, ...], str, dict[str, Any]]:
+        """Names of arguments by position, that of all further ones, and annotations by name."""
+        parameters = inspect.signature(self.function).parameters.values()
         kinds = inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD
-        return tuple(p.name for p in self.parameters if p.kind in kinds)
-
-    @functools.cached_property
-    def rest(self) -> str:
-        return next((p.name for p in self.parameters if p.kind is p.VAR_POSITIONAL), "")
-
-    @functools.cached_property
-    def hints(self) -> dict[str, Any]:
-        scope = getattr(self.function, "__globals__", {})
-        found = {}
-        for p in self.parameters:
+        names = tuple(p.name for p in parameters if p.kind in kinds)
+        rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "")
+        scope, hints = getattr(self.function, "__globals__", {}), {}
+        for p in parameters:
             if p.kind is not p.VAR_KEYWORD and isinstance(p.annotation, str):
                 try:
-                    found[p.name] = eval(p.annotation, scope, _OfTypeCheckers())
+                    hints[p.name] = eval(p.annotation, scope, _OfTypeCheckers())
                 except (NameError, AttributeError, TypeError, ImportError):
                     continue  # a name that type checkers alone know
-        return found
+        return names, rest, hints
 
     def __call__(self, args: tuple, kwargs: dict[str, Any]) -> _Sizes:
         sizes: _Sizes = {}
-        hints, patterns = self.hints, self.patterns
+        hints, patterns = self.known[2], self.patterns
         for name, value in self.given(args, kwargs):
             if name in hints:
                 _check_type(name, value, hints[name])
@@ -248,8 +239,9 @@ class _Check:
 
     def given(self, args: tuple, kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
         """Names and values; those beyond the named ones have the name of all of them."""
-        rest = [(self.rest, value) for value in args[len(self.names) :]]
-        return [*zip(self.names, args, strict=False), *rest, *kwargs.items()]
+        names, rest, _ = self.known
+        further = [(rest, value) for value in args[len(names) :]]
+        return [*zip(names, args, strict=False), *further, *kwargs.items()]
 
     def explain(self, args: tuple, kwargs: dict[str, Any], error: Exception) -> None:
         """Raises what is wrong with the arguments, from the error that they caused."""

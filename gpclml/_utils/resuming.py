@@ -146,7 +146,7 @@ class ResumableRun:
                     raise TypeError(f"no {name} of the training")
             course = _Course(**content["course"])
             for optimizer, state in zip(self._optimizers, content["optimizers"], strict=True):
-                _load_optimizer_state(optimizer, state)
+                optimizer.load_state_dict(state)
             if self._generator is not None:
                 self._generator.set_state(content["generator"].cpu())
         except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
@@ -206,22 +206,6 @@ def check_state(
             f"({', '.join(unlike[:3])}). Build model and objective as they were when they were "
             "trained, or give another file."
         )
-
-
-def _load_optimizer_state(optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
-    """Loads the state of an optimizer; a ValueError, before any change, where its shapes differ."""
-    groups = optimizer.param_groups
-    stored = [group["params"] for group in state["param_groups"]]
-    if [len(group["params"]) for group in groups] != [len(numbers) for numbers in stored]:
-        raise ValueError("the optimizer has other groups of parameters")
-    numbers = [number for group in stored for number in group]
-    parameters = [parameter for group in groups for parameter in group["params"]]
-    for number, parameter in zip(numbers, parameters, strict=True):
-        for name, entry in state["state"].get(number, {}).items():
-            if isinstance(entry, Tensor) and entry.ndim and entry.shape != parameter.shape:
-                shapes = f"{tuple(entry.shape)} for {tuple(parameter.shape)}"
-                raise ValueError(f"the optimizer's {name} has shape {shapes}")
-    optimizer.load_state_dict(dict(state))
 
 
 class ResumableDraws(torch.nn.Module):

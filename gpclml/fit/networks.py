@@ -307,23 +307,18 @@ class _SubsetTraining:
     def start(self) -> None:
         """Brings the kernel ``"deep"`` to where its training starts, or raises a StoppedError."""
         if has_second_part(self.model):
-            try:
+            with _stopping():
                 start_second_part(self.model, self._subset(_START_ROWS))
-            except (NanError, NotPSDError) as error:
-                raise StoppedError(error, nothing_done=False) from error
 
     def train(self, steps: int, progress: bool | None = None) -> None:
         """Takes that many steps, each on a fresh subset of the rows, or raises a StoppedError."""
         self.mll.train()
         for _ in progress_bar(range(steps), desc="all rows", progress=progress):
             self.optimizer.zero_grad()
-            with _conditioned_on(self.model, self._subset(_SUBSET)):
-                try:
-                    loss = fresh_loss(self.mll)
-                    loss.backward()
-                    self._losses.append(loss.detach())
-                except (NanError, NotPSDError) as error:
-                    raise StoppedError(error, nothing_done=False) from error
+            with _conditioned_on(self.model, self._subset(_SUBSET)), _stopping():
+                loss = fresh_loss(self.mll)
+                loss.backward()
+            self._losses.append(loss.detach())
             self.optimizer.step()
             self.schedule.step()
             finite = torch.stack([torch.isfinite(p).all() for p in self.model.parameters()])
@@ -338,13 +333,10 @@ class _SubsetTraining:
         Conditioning on the other held-out rows too, as a prediction from all data will, judges the
         hyperparameters at the full number of rows. A StoppedError says that a value is not finite.
         """
-        try:
-            with _conditioned_on(self.model, torch.cat([self.rows, held_out])):
-                data = training_observations(self.model)
-                last = torch.arange(len(self.rows), data.num_rows)
-                mean, variance = leave_one_out_moments(data.covariance, data.residual, last)
-        except (NanError, NotPSDError) as error:
-            raise StoppedError(error, nothing_done=False) from error
+        with _stopping(), _conditioned_on(self.model, torch.cat([self.rows, held_out])):
+            data = training_observations(self.model)
+            last = torch.arange(len(self.rows), data.num_rows)
+            mean, variance = leave_one_out_moments(data.covariance, data.residual, last)
         error = data.residual[last] - mean
         if not bool((torch.isfinite(error) & torch.isfinite(variance)).all()):
             raise _not_finite("held-out densities")
@@ -375,6 +367,15 @@ def _conditioned_on(model: GPRegression, rows: Tensor) -> Iterator[None]:
         yield
     finally:
         model.set_train_data(x, y, strict=False)
+
+
+@contextmanager
+def _stopping() -> Iterator[None]:
+    """Within the block what cannot be evaluated stops the training."""
+    try:
+        yield
+    except (NanError, NotPSDError) as error:
+        raise StoppedError(error, nothing_done=False) from error
 
 
 def _not_finite(what: str) -> StoppedError:

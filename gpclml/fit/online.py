@@ -19,7 +19,7 @@ from gpclml.curvature import FunctionSpace
 from gpclml.errors import ArgumentError
 from gpclml.fit.result import FitResult
 from gpclml.fit.weights import WeightTraining
-from gpclml.mlls import LaplaceEvidence, LaplaceMarginalLogLikelihood
+from gpclml.mlls import LaplaceMarginalLogLikelihood
 
 __all__ = ["OnlineFitResult", "fit_hyperparameters", "fit_online"]
 
@@ -68,17 +68,24 @@ class _OnlineTraining(WeightTraining):
         modes = {module: module.training for module in network.modules()}
         network.eval()
         try:
-            evidence = self._evidence_of_all() if self._adds_up() else None
+            evidence = None
+            if self._adds_up():
+                evidence = self.mll.evidence_of(self.data, progress=self.progress)
             for _ in range(steps):
                 self.of_hyperparameters.zero_grad()
-                value = evidence() if evidence is not None else self._value_of_a_batch()
+                of_step = evidence or self.mll.evidence_of(*self.data.drawn())
+                value = of_step()
                 values.append(value.detach())
                 gradients = torch.autograd.grad(-value, self.hyperparameters, allow_unused=True)
                 for p, gradient in zip(self.hyperparameters, gradients, strict=True):
                     p.grad = gradient
                 self.of_hyperparameters.step()
             with torch.no_grad():
-                value = evidence() if evidence is not None else self._mean_over_batches()
+                if evidence is not None:
+                    value = evidence()
+                else:
+                    parts = [self.mll.evidence_of(x, y)() * len(x) for x, y in self.data.parts()]
+                    value = torch.stack(parts).sum() / self.mll.num_data
         finally:
             for module, mode in modes.items():
                 module.training = mode
@@ -93,16 +100,6 @@ class _OnlineTraining(WeightTraining):
         same_points = self.model.augmentation is None
         sums = one_batch or not isinstance(self.mll.curvature, FunctionSpace)
         return every_output and same_points and sums
-
-    def _evidence_of_all(self) -> LaplaceEvidence:
-        return self.mll.evidence_of(self.data, progress=self.progress)
-
-    def _value_of_a_batch(self) -> Tensor:
-        return self.mll.evidence_of(*self.data.drawn())()
-
-    def _mean_over_batches(self) -> Tensor:
-        values = [self.mll.evidence_of(x, y)() * len(x) for x, y in self.data.parts()]
-        return torch.stack(values).sum() / self.mll.num_data
 
     def fingerprint(self, **settings: Any) -> dict[str, Any]:
         """What decides the course: digests of data and objective, and settings as they are."""

@@ -19,8 +19,6 @@ from gpclml.kernels.networks import StackedNetwork
 
 __all__ = ["ModelStack"]
 
-_SUGGESTION = "Fit such models one by one with fit_mll."
-
 
 class ModelStack:
     """Exact GPs of one build and size, in train mode, stacked along a batch dimension in front.
@@ -36,7 +34,12 @@ class ModelStack:
         self._done: dict[int, torch.nn.Module] = {}
         self.model: Any = copy.deepcopy(models[0])
         self._stack(self.model, models)
-        self.model.set_train_data(_stacked_inputs(models), _stacked_targets(models), strict=False)
+        inputs = [cast(tuple[Tensor, ...], model.train_inputs) for model in models]
+        if len({len(one) for one in inputs}) > 1:
+            raise _unlike("different numbers of training inputs")
+        columns = tuple(_stacked(column) for column in zip(*inputs, strict=True))
+        targets = _stacked([cast(Tensor, model.train_targets) for model in models])
+        self.model.set_train_data(columns, targets, strict=False)
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
@@ -120,17 +123,6 @@ def _stacked(own: Sequence[Tensor]) -> Tensor:
     return torch.stack([one.detach() for one in own])
 
 
-def _stacked_inputs(models: Sequence[ExactGP]) -> tuple[Tensor, ...]:
-    inputs = [cast(tuple[Tensor, ...], model.train_inputs) for model in models]
-    if len({len(one) for one in inputs}) > 1:
-        raise _unlike("different numbers of training inputs")
-    return tuple(_stacked(column) for column in zip(*inputs, strict=True))
-
-
-def _stacked_targets(models: Sequence[ExactGP]) -> Tensor:
-    return _stacked([cast(Tensor, model.train_targets) for model in models])
-
-
 def _all_trainable(own: Sequence[Tensor]) -> bool:
     flags = {one.requires_grad for one in own}
     if len(flags) > 1:
@@ -158,4 +150,5 @@ def _check_equal(target: torch.nn.Module, modules: Sequence[torch.nn.Module]) ->
 
 
 def _unlike(what: str) -> UnsupportedError:
-    return UnsupportedError("models", what, "models that differ only in values", _SUGGESTION)
+    suggestion = "Fit such models one by one with fit_mll."
+    return UnsupportedError("models", what, "models that differ only in values", suggestion)
