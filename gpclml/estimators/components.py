@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gpclml.estimators.calibration import Calibration, fit_calibration
+from gpclml.estimators.candidates import make_candidate
 from gpclml.estimators.fitting import FittedCandidate
 from gpclml.estimators.warps import Warp
 from gpclml.inference import training_observations
 from gpclml.linalg import leave_one_out_moments
 from gpclml.models import GPRegression, find_networks
 
-__all__ = ["Component", "Scored", "leave_one_out_residuals", "num_hyperparameters", "scored_by_loo"]
+__all__ = [
+    "Component",
+    "leave_one_out_residuals",
+    "num_hyperparameters",
+    "restored_component",
+    "scored_by_loo",
+    "stored_component",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,26 +76,38 @@ class Component:
         return mean, normal.covariance_matrix * widened.unsqueeze(-1) * widened.unsqueeze(-2)
 
 
-@dataclass
-class Scored:
-    """A fitted candidate, and the log densities by which it is weighted."""
-
-    name: str
-    fit: FittedCandidate
-    calibration: Calibration
-    logs: Tensor
-    uncalibrated: float
-
-    def component(self, weight: float) -> Component:
-        """The component, once its weight is known."""
-        return Component(
-            self.name, self.fit.model, weight, self.calibration, float(self.logs.mean()),
-            self.uncalibrated, self.fit.note, self.fit.seconds, self.fit.warp,
-        )  # fmt: skip
+def stored_component(one: Component) -> dict[str, Any]:
+    """A component in tensors and primitives, without its training data."""
+    return {
+        "name": one.name, "state": dict(one.model.state_dict()), "weight": one.weight,
+        "calibration": list(astuple(one.calibration)), "loo": one.loo,
+        "loo_uncalibrated": one.loo_uncalibrated, "note": one.note, "seconds": one.seconds,
+        "warp": None if one.warp is None else list(astuple(one.warp)),
+    }  # fmt: skip
 
 
-def scored_by_loo(name: str, fit: FittedCandidate, y: Tensor, calibrate: bool) -> Scored:
+def restored_component(
+    stored: Mapping[str, Any], x: Tensor, y: Tensor, seed: int, categories: Sequence[Sequence[int]]
+) -> Component:
+    """The component that :func:`stored_component` stored, with its training data."""
+    values = {name: value for name, value in stored.items() if name != "state"}
+    warp = None if values["warp"] is None else Warp(*values["warp"])
+    warped = y if warp is None else warp.forward(y)
+    model = make_candidate(values["name"], x, warped, seed, categories)
+    model.load_state_dict(stored["state"])
+    targets = model.target_standardizer.transform(warped)
+    model.set_train_data(targets=targets, strict=False)
+    calibration = Calibration(*values["calibration"])
+    return Component(**values | {"model": model.eval(), "calibration": calibration, "warp": warp})
+
+
+def scored_by_loo(
+    name: str, fit: FittedCandidate, y: Tensor, calibrate: bool
+) -> tuple[Component, Tensor]:
     """Calibrates a fitted candidate to its leave-one-out residuals.
+
+    Returns:
+        The component, whose weight is not known yet, and the log densities of the rows, ``(n,)``.
 
     Args:
         name: Name of the candidate.
@@ -115,7 +137,9 @@ def scored_by_loo(name: str, fit: FittedCandidate, y: Tensor, calibrate: bool) -
         torch.as_tensor(one.log_density(residuals.numpy(), locations.numpy())) - unit
         for one in (calibration, Calibration())
     )
-    return Scored(name, fit, calibration, logs, float(plain.mean()))
+    scores = float(logs.mean()), float(plain.mean())
+    said = fit.note, fit.seconds, fit.warp
+    return Component(name, model, 0.0, calibration, *scores, *said), logs
 
 
 def num_hyperparameters(model: GPRegression) -> int:

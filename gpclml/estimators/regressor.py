@@ -22,7 +22,6 @@ from sklearn.utils.validation import (
 from gpclml._utils.arguments import callers_level, check_counts
 from gpclml._utils.checkpoint import read_checkpoint, write_checkpoint
 from gpclml.errors import ArgumentError, DataError
-from gpclml.estimators._stored import REQUIRED
 from gpclml.estimators.inputs import InputEncoding, check_names, fit_inputs, is_frame
 from gpclml.estimators.mixture import StackedPrediction
 from gpclml.estimators.stacked import LEAST_ROWS, StackedGP
@@ -242,7 +241,7 @@ class Regressor(RegressorMixin, BaseEstimator):
         content = {
             "parameters": parameters,
             "encoding": self.encoding_.to_content(),
-            "stack": self.stack_.__getstate__()["content"],
+            "stack": self.stack_.__getstate__(),
             "feature_names": None if names is None else [str(name) for name in names],
             "sizes": [int(self.n_features_in_), int(self.n_rows_)],
         }
@@ -264,17 +263,13 @@ class Regressor(RegressorMixin, BaseEstimator):
             made = cls(**content["parameters"])
             made.encoding_ = InputEncoding.from_content(content["encoding"])
             made.n_features_in_, made.n_rows_ = content["sizes"]
-            unlike = [name for name, kind in REQUIRED.items()
-                      if not isinstance(content["stack"].get(name), kind)]  # fmt: skip
-            if unlike:
-                raise KeyError(", ".join(unlike))
         except (KeyError, TypeError, ValueError) as error:
             raise DataError(
                 f"path: {path} is not complete ({error}). Restore a copy of it, or save the "
                 "estimator again."
             ) from error
         made.stack_ = StackedGP()
-        made.stack_.__setstate__({"content": content["stack"]})
+        made.stack_.__setstate__(content["stack"])
         if content["feature_names"] is not None:
             made.feature_names_in_ = np.array(content["feature_names"], dtype=object)
         return made

@@ -6,7 +6,8 @@ import math
 import os
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self, cast
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -15,19 +16,17 @@ from gpclml._utils.arguments import callers_level, check_counts, checked
 from gpclml._utils.arrays import checked_training_data, points_as_tensor
 from gpclml._utils.checkpoint import read_checkpoint, write_checkpoint
 from gpclml._utils.upstream_settings import load_botorch
-from gpclml.errors import ArgumentError, UnsupportedError
-from gpclml.estimators._stored import (
-    KIND,
-    REQUIRED,
-    StoredStack,
-    content_of_stack,
-    stored_stack,
-)
+from gpclml.errors import ArgumentError, DataError, UnsupportedError
 from gpclml.estimators.candidates import (
     DEFAULT_CANDIDATES,
     ordered_by_cost,
 )
-from gpclml.estimators.components import Component, Scored, scored_by_loo
+from gpclml.estimators.components import (
+    Component,
+    restored_component,
+    scored_by_loo,
+    stored_component,
+)
 from gpclml.estimators.fitting import FitOptions, fit_candidates
 from gpclml.estimators.mixture import StackedPrediction
 from gpclml.evaluation import stacking_weights
@@ -44,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["StackedGP"]
 
 LEAST_ROWS = 5
+_KIND = "gpclml.StackedGP"
 _FIT_ROWS = 2000
 
 
@@ -175,7 +175,7 @@ class StackedGP:
         fits, failures = fit_candidates(
             self.candidates, x, y, options, n_jobs=n_jobs, progress=progress
         )
-        found: list[Scored] = []
+        found: list[tuple[Component, Tensor]] = []
         for name, fit in fits.items():
             try:
                 found.append(scored_by_loo(name, fit, y, self.calibrate))
@@ -187,9 +187,11 @@ class StackedGP:
                 "candidates", f"none that could be fitted ({said})", "at least one"
             )
         _warn(failures)
-        logs = torch.stack([one.logs for one in found])
+        logs = torch.stack([logs for _, logs in found])
         weights = stacking_weights(logs, pseudo_counts=self.pseudo_counts).tolist()
-        components = [one.component(weight) for one, weight in zip(found, weights, strict=True)]
+        components = [
+            replace(one, weight=weight) for (one, _), weight in zip(found, weights, strict=True)
+        ]
         self.components = tuple(sorted(components, key=lambda one: -one.weight))
         self.failures, self._x, self._y, self._categories = failures, x, y, groups
         return self
@@ -331,7 +333,8 @@ class StackedGP:
             ArgumentError: The stack is not fitted.
             DataError: The file cannot be written.
         """
-        write_checkpoint(path, KIND, self._content())
+        self._check_fitted()
+        write_checkpoint(path, _KIND, self.__getstate__())
 
     @classmethod
     @checked
@@ -345,42 +348,45 @@ class StackedGP:
         Raises:
             DataError: The file is missing, damaged or no such checkpoint.
         """
-        return cls._of(path, read_checkpoint(path, KIND, map_location, REQUIRED))
-
-    @classmethod
-    def _of(cls, path: str | os.PathLike[str], content: Mapping[str, Any]) -> Self:
-        stack = cls.__new__(cls)
-        stack._take(stored_stack(path, content))
+        content = read_checkpoint(path, _KIND, map_location, {"config": dict, "components": list})
+        stack = cls()
+        stack._restore(content, path)
         return stack
 
-    def _take(self, stored: StoredStack) -> None:
-        StackedGP.__init__(self, **stored.config)
-        self.components, self.failures = stored.components, stored.failures
-        self._x, self._y, self._columns = stored.x, stored.y, stored.columns
-        self._categories = stored.categories
-
-    def _config(self) -> dict[str, Any]:
-        return {
+    def __getstate__(self) -> dict[str, Any]:
+        # GPyTorch's priors and constraints hold functions that other processes cannot be sent.
+        config = {
             "candidates": list(self.candidates), "pseudo_counts": self.pseudo_counts,
             "calibrate": self.calibrate, "fit_rows": self.fit_rows, "restarts": self.restarts,
             "extrapolation": self.extrapolation, "seed": self.seed,
         }  # fmt: skip
-
-    def _content(self) -> dict[str, Any]:
-        x, y = self._check_fitted(), cast(Tensor, self._y)
-        return content_of_stack(
-            self._config(), x, y, self._columns, self._categories, self.components, self.failures
-        )
-
-    def __getstate__(self) -> dict[str, Any]:
-        # GPyTorch's priors and constraints hold functions that other processes cannot be sent.
-        return self._config() if self._x is None else {"content": self._content()}
+        if self._x is None:
+            return {"config": config}
+        return {
+            "config": config, "x": self._x, "y": self._y, "columns": self._columns,
+            "categories": [list(group) for group in self._categories],
+            "components": [stored_component(one) for one in self.components],
+            "failures": dict(self.failures),
+        }  # fmt: skip
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        if "content" in state:
-            self._take(stored_stack("what was sent", state["content"]))
-        else:
-            StackedGP.__init__(self, **state)
+        self._restore(state, "what was sent")
+
+    def _restore(self, content: Mapping[str, Any], origin: object) -> None:
+        try:
+            StackedGP.__init__(self, **content["config"])
+            if "components" not in content:
+                return
+            self._x, self._y, self._columns = (content[name] for name in ("x", "y", "columns"))
+            self._categories = tuple(map(tuple, content["categories"]))
+            self.components = tuple(
+                restored_component(one, content["x"], content["y"], self.seed, self._categories)
+                for one in content["components"]
+            )
+            self.failures = content["failures"]
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            said = f"path: {origin} cannot be restored ({type(error).__name__}: {error})"
+            raise DataError(f"{said}. Take a copy of it, or save the stack again.") from error
 
     def _checked(self, x: ArrayLike, y: ArrayLike) -> tuple[Tensor, Tensor]:
         data = checked_training_data(x, y)

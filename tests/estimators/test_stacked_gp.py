@@ -170,17 +170,11 @@ def test_damaged_and_foreign_files(fitted, tmp_path):
         StackedGP.load(tmp_path / "model.pt")
     from gpclml._utils.checkpoint import write_checkpoint
 
-    for change in (
-        {"weight": -1.0},
-        {"name": "xyz"},
-        {"warp": [0.0, -1.0, 0.5]},
-        {"state": {}},
-        {"degrees": math.nan},
-    ):
+    for change in ({"name": "xyz"}, {"state": {}}, {"warp": 0.5}, {"degrees": 3.0}):
         first, *others = content["components"]
         changed = {**content, "components": [{**first, **change}, *others]}
         write_checkpoint(path, "gpclml.StackedGP", changed)
-        with pytest.raises(DataError, match=f"path: {path} holds"):
+        with pytest.raises(DataError, match=f"path: {path} cannot be restored"):
             StackedGP.load(path)
 
 
