@@ -124,7 +124,7 @@ SETUPS = {
     "gpclml.evaluation.ranking": comparison,
     "gpclml.curvature.weight_prior": of_a_network,
     "gpclml.estimators.laplace": of_a_network,
-    "gpclml.fit.weights": of_a_network,
+    "gpclml.fit.laplace": of_a_network,
     "gpclml.linalg.gaussians.families": linear,
     "gpclml.curvature.invariances": of_a_network,
     "gpclml.kernels.deep.NeuralTangentKernel": of_a_network,

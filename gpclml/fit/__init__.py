@@ -4,12 +4,11 @@ from gpclml import explain_moved
 from gpclml.fit.batch import fit_batch, suggest_batch_size
 from gpclml.fit.botorch import fit_gpytorch_mll_fused
 from gpclml.fit.deep_kernel import warm_start
+from gpclml.fit.laplace import OnlineFitResult, fit_hyperparameters, fit_map, fit_online
 from gpclml.fit.linear_bound import fit_linear_bound
 from gpclml.fit.mll import MLLFitResult, fit_mll
 from gpclml.fit.networks import NetworksFitResult, fit_networks
-from gpclml.fit.online import OnlineFitResult, fit_hyperparameters, fit_online
 from gpclml.fit.result import FitResult, FitWarning
-from gpclml.fit.weights import fit_map
 
 __all__ = [
     "FitResult",

@@ -1,4 +1,4 @@
-"""Training weights and hyperparameters of a network, the latter by the Laplace evidence."""
+"""Fits of networks: weights to the mode of their posterior, the rest by the Laplace evidence."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -14,14 +14,15 @@ from torch import Tensor
 from gpclml._utils.arguments import check_counts, check_finite, check_positive, checked
 from gpclml._utils.progress import progress_bar
 from gpclml._utils.resuming import ResumableRun, digest, module_classes
-from gpclml.conditioning.batches import Loader
+from gpclml.conditioning.batches import Loader, TrainingBatches
 from gpclml.curvature import FunctionSpace
 from gpclml.errors import ArgumentError
 from gpclml.fit.result import FitResult
-from gpclml.fit.weights import WeightTraining
+from gpclml.inference import evaluating
 from gpclml.mlls import LaplaceMarginalLogLikelihood
+from gpclml.models import LinearizedNetwork
 
-__all__ = ["OnlineFitResult", "fit_hyperparameters", "fit_online"]
+__all__ = ["OnlineFitResult", "fit_hyperparameters", "fit_map", "fit_online"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +44,61 @@ class OnlineFitResult(FitResult):
     best: int
 
 
-class _OnlineTraining(WeightTraining):
+class _WeightTraining:
+    """Objective, data in batches, and the optimizer of the weights; arguments as in ``fit_map``."""
+
+    def __init__(
+        self,
+        mll: LaplaceMarginalLogLikelihood,
+        x: Tensor | Loader,
+        y: Tensor | None,
+        *,
+        batch_size: int | None,
+        lr: float,
+        final_lr: float | None,
+        epochs: int,
+        seed: int,
+        by_class: bool = False,
+    ) -> None:
+        self.mll = mll
+        self.model = cast(LinearizedNetwork, mll.model)
+        self.generator = torch.Generator().manual_seed(seed)
+        parameters = list(self.model.network.parameters())
+        weights = [p for p in parameters if p.requires_grad]
+        self.data = TrainingBatches(
+            x, y, mll.num_data, batch_size=batch_size, generator=self.generator,
+            device=parameters[0].device, by_class=by_class,
+        )  # fmt: skip
+        self.of_weights = torch.optim.Adam(weights, lr=lr)
+        self._rates = (lr, lr if final_lr is None else final_lr, epochs)
+
+    def epoch(self, done: int) -> float:
+        """Trains on all data once, after so many epochs; the mean log joint density a point."""
+        first, last, epochs = self._rates
+        along = min(done / max(epochs - 1, 1), 1.0)
+        self.of_weights.param_groups[0]["lr"] = last + (first - last) * (
+            0.5 + 0.5 * math.cos(math.pi * along)
+        )
+        values = []
+        for x, y in self.data:
+            value = self.mll.log_joint(self.model(x), y)
+            _step(self.of_weights, value)
+            values.append(value.detach())
+        mean = torch.stack(values).mean()
+        check_finite("log joint density", mean, "Lower lr.")
+        return float(mean)
+
+
+def _step(optimizer: torch.optim.Optimizer, value: Tensor) -> None:
+    """A step uphill, by gradients of these parameters alone."""
+    parameters = optimizer.param_groups[0]["params"]
+    gradients = torch.autograd.grad(-value, parameters, allow_unused=True)
+    for p, gradient in zip(parameters, gradients, strict=True):
+        p.grad = gradient
+    optimizer.step()
+
+
+class _OnlineTraining(_WeightTraining):
     """Training of weights and hyperparameters, each by an optimizer of its own."""
 
     def __init__(
@@ -56,7 +111,6 @@ class _OnlineTraining(WeightTraining):
         if not hyper:
             raise ArgumentError("mll", "no trainable hyperparameter", "at least one")
         self.of_hyperparameters = torch.optim.Adam(hyper, lr=hyper_lr)
-        self.hyperparameters = hyper
         self.progress = progress
         optimizers = [self.of_weights, self.of_hyperparameters]
         self.run = ResumableRun("gpclml.OnlineFit", mll, mll, optimizers, self.generator)
@@ -64,31 +118,21 @@ class _OnlineTraining(WeightTraining):
     def train_hyperparameters(self, steps: int) -> list[float]:
         """The evidence before each step, or its estimate, in eval mode; the course has the last."""
         values: list[Tensor] = []
-        network = self.model.network
-        modes = {module: module.training for module in network.modules()}
-        network.eval()
-        try:
-            evidence = None
+        evidence = None
+        with evaluating(self.model.network):
             if self._adds_up():
                 evidence = self.mll.evidence_of(self.data, progress=self.progress)
             for _ in range(steps):
-                self.of_hyperparameters.zero_grad()
                 of_step = evidence or self.mll.evidence_of(*self.data.drawn())
                 value = of_step()
                 values.append(value.detach())
-                gradients = torch.autograd.grad(-value, self.hyperparameters, allow_unused=True)
-                for p, gradient in zip(self.hyperparameters, gradients, strict=True):
-                    p.grad = gradient
-                self.of_hyperparameters.step()
+                _step(self.of_hyperparameters, value)
             with torch.no_grad():
                 if evidence is not None:
                     value = evidence()
                 else:
                     parts = [self.mll.evidence_of(x, y)() * len(x) for x, y in self.data.parts()]
                     value = torch.stack(parts).sum() / self.mll.num_data
-        finally:
-            for module, mode in modes.items():
-                module.training = mode
         check_finite("evidence", value, "Lower hyper_lr.")
         self.run.note(float(value))
         return torch.stack(values).tolist() if values else []
@@ -112,6 +156,63 @@ class _OnlineTraining(WeightTraining):
             ),
             **settings,
         }
+
+
+@checked(train_x="(N, *event)", train_y="(N, *outputs)")
+def fit_map(
+    mll: LaplaceMarginalLogLikelihood,
+    train_x: Tensor | Loader,
+    train_y: Tensor | None = None,
+    *,
+    epochs: int = 100,
+    batch_size: int | None = None,
+    lr: float = 1e-3,
+    final_lr: float | None = None,
+    seed: int = 0,
+    progress: bool | None = None,
+) -> FitResult:
+    """Trains the weights alone, by Adam, to the mode of their posterior.
+
+    They maximize :meth:`~gpclml.mlls.LaplaceMarginalLogLikelihood.log_joint`, in the network's own
+    mode and with fixed hyperparameters.
+
+    Args:
+        mll: The objective; ``num_data`` is the number of training points. Trained in place.
+        train_x: Points, ``(N, *event)``; or a ``DataLoader`` of pairs of points and targets,
+            whose batches are read as they are needed.
+        train_y: Their targets; None with a loader.
+        epochs: Number of passes over the data.
+        batch_size: Points of a batch of tensors; all if None.
+        lr: Learning rate of the first epoch.
+        final_lr: Learning rate of the last epoch, reached by half a cosine; constant if None.
+        seed: Seed of the order of the points.
+        progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
+
+    Returns:
+        The log joint density in nats per point at each epoch, the mean over its batches before
+        their steps; ``objective`` is that of the last.
+
+    Raises:
+        ArgumentError: A number is out of range, ``num_data`` is another, or a loader gives
+            nothing or no pairs.
+        ShapeError: Points and targets are not as many, or the network does not take the points.
+        NonFiniteError: Data or a log joint density are not finite.
+
+    Examples:
+        >>> fit_map(mll, train_x, train_y, epochs=50, batch_size=128, final_lr=1e-5)
+        >>> evidence = mll(model(train_x), train_y).item()
+    """
+    check_counts(epochs=epochs, batch_size=batch_size)
+    check_positive(lr=lr, final_lr=final_lr)
+    training = _WeightTraining(
+        mll, train_x, train_y, batch_size=batch_size, lr=lr, final_lr=final_lr, epochs=epochs,
+        seed=seed,
+    )  # fmt: skip
+    start = time.perf_counter()
+    bar = progress_bar(range(epochs), desc="epochs", progress=progress)
+    history = [training.epoch(done) for done in bar]
+    seconds = time.perf_counter() - start
+    return FitResult(objective=history[-1], history=history, seconds=seconds)
 
 
 @checked(train_x="(N, *event)", train_y="(N, *outputs)")
