@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import csv
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, BinaryIO
+from typing import Any
 
-from gpclml._utils.progress import progress_bar, shows_progress
+from gpclml._utils.progress import progress_bar
 from gpclml.errors import DataError, UnknownNameError
 
 __all__ = [
@@ -29,6 +29,8 @@ __all__ = [
 
 VARIABLE = "GPCLML_DATA"
 """Environment variable that names the data folder."""
+
+_CHUNK = 1 << 16  # bytes
 
 
 @dataclass(frozen=True)
@@ -187,24 +189,19 @@ def fetch_file(
     address = source.address if address is None else address
     path = directory / source.file
     _reject_corrupt(path, source, address)
-    cache = pooch.create(
-        path=directory,
-        base_url="",
-        registry={source.file: source.checksum},
-        urls={source.file: address},
-    )
+    download: Any = partial(_download, source, progress)
     try:
-        return Path(cache.fetch(source.file, downloader=_downloader(source, path, progress)))
-    except DataError:
-        raise
-    except OSError as error:
+        return Path(
+            pooch.retrieve(address, source.checksum, source.file, directory, downloader=download)
+        )
+    # requests' errors are OSErrors; a wrong checksum or a malformed address is a ValueError.
+    except (OSError, ValueError) as error:
+        suggestion = (
+            "Nothing was kept. Check the network (and proxy), and that the folder can be written "
+            f"to (another is named by {VARIABLE} or folder=), and call again, or put the file there."
+        )
         raise _error(
-            path,
-            f"no such file, and its folder cannot be written to ({error})",
-            source,
-            "no file",
-            f"Name a folder that can be written to by {VARIABLE} or folder=, "
-            f"or put the file there from {address}.",
+            path, f"the download from {address} failed", source, error, suggestion
         ) from error
 
 
@@ -231,111 +228,38 @@ def _reject_corrupt(path: Path, source: UciSource | ImageFile, address: str) -> 
     if not path.exists():
         return
     try:
-        found = _checksum(path, source)
-    except OSError as error:
-        raise _error(
-            path,
-            f"the file cannot be read ({error})",
-            source,
-            "an unreadable file",
-            "Make it readable, or remove it and call again.",
-        ) from error
-    if found == source.checksum:
-        return
-    found = f"{found} ({path.stat().st_size} bytes)"
-    try:
+        found = f"{_checksum(path, source)} ({path.stat().st_size} bytes)"
+        if found.startswith(source.checksum):
+            return
         path.unlink()
     except OSError as error:
-        suggestion = f"It could not be removed ({error}): delete it and call again"
-    else:
-        suggestion = "It has been removed: call again"
-    suggestion += f" to download it from {address}, or put a whole copy there."
-    raise _error(path, "the file is corrupt or is another version", source, found, suggestion)
-
-
-def _downloader(
-    source: UciSource | ImageFile, path: Path, progress: bool | None
-) -> Callable[..., None]:
-    """A pooch downloader that raises for anything but the registered file, and says what came."""
-
-    def download(address: str, output_file: str, pooch: object) -> None:
-        suggestion = (
-            "Nothing was kept. Check the network (and proxy) and call again, "
-            f"or put the file there from {address}."
-        )
-        try:
-            _download(address, output_file, source, progress)
-        # requests' errors are OSErrors; a malformed reply or address can be a ValueError.
-        except (OSError, ValueError) as error:
-            what = f"the download from {address} failed ({error})"
-            raise _error(path, what, source, _partial(output_file, source), suggestion) from error
-        if _checksum(output_file, source) != source.checksum:
-            what = f"what came from {address} is corrupt or another version"
-            raise _error(path, what, source, _partial(output_file, source), suggestion)
-
-    return download
+        suggestion = "Make it readable, or remove it and call again."
+        raise _error(path, "the file cannot be read", source, error, suggestion) from error
+    suggestion = f"call again to download it from {address}, or put a whole copy there."
+    what = "the file is corrupt or is another version"
+    raise _error(path, what, source, found, f"It has been removed: {suggestion}")
 
 
 def _download(
-    address: str, output_file: str, source: UciSource | ImageFile, progress: bool | None
+    source: UciSource | ImageFile, progress: bool | None, address: str, output: str, _: object
 ) -> None:
-    import pooch
+    """A downloader of pooch, which raises where more than the registered bytes come."""
+    import requests
 
-    replies: list[Any] = []
-
-    def check_claimed(reply: Any, *args: object, **kwargs: object) -> None:
-        replies.append(reply)
-        claimed = reply.headers.get("Content-Length", "0")
-        if reply.ok and claimed.isdecimal() and int(claimed) > source.bytes:
-            raise _too_large(source)
-
-    # Uncompressed in transit, so that Content-Length counts the file's own bytes.
-    options: Any = {
-        "headers": {"Accept-Encoding": "identity"},
-        "hooks": {"response": check_claimed},
-    }
-    try:
-        with open(output_file, "wb") as file:
-            limited: Any = _Limited(file, source)  # pooch writes to it and flushes it
-            if not shows_progress(progress):
-                pooch.HTTPDownloader(**options)(address, limited, None)
-                return
-            # A bar of our own is closed whatever happens; pooch's is left open by an error.
-            options_of_bar: Any = {"total": source.bytes, "unit": "B", "unit_scale": True}
-            with progress_bar(progress=True, desc=source.file, **options_of_bar) as bar:
-                # pooch takes any such object; its parameter has a bool for default and no type.
-                shown: Any = bar
-                pooch.HTTPDownloader(progressbar=shown, **options)(address, limited, None)
-    finally:
-        for reply in replies:  # pooch leaves that of a failed download open
-            reply.close()
-
-
-class _Limited:
-    """A file that raises when more bytes are written than the registered file has."""
-
-    def __init__(self, file: BinaryIO, source: UciSource | ImageFile) -> None:
-        self._file, self._source, self._room = file, source, source.bytes
-
-    def write(self, data: bytes) -> int:
-        self._file.write(data[: self._room])
-        self._room -= len(data)
-        if self._room < 0:
-            raise _too_large(self._source)
-        return len(data)
-
-    def flush(self) -> None:
-        self._file.flush()
-
-
-def _too_large(source: UciSource | ImageFile) -> OSError:
-    return OSError(f"more than the registered {source.bytes} bytes, and so it was stopped")
-
-
-def _partial(path: str, source: UciSource | ImageFile) -> str:
-    """Checksum and size of the rest of a failed download, in words."""
-    size = os.path.getsize(path)
-    return f"{_checksum(path, source)} ({size} bytes)" if size else "nothing (0 bytes)"
+    # Uncompressed in transit, as the file is.
+    headers = {"Accept-Encoding": "identity"}
+    bar: Any = {"total": source.bytes, "unit": "B", "unit_scale": True, "desc": source.file}
+    with (
+        requests.get(address, headers=headers, stream=True, timeout=30) as reply,
+        open(output, "wb") as file,
+        progress_bar(progress=progress, **bar) as shown,
+    ):
+        reply.raise_for_status()
+        for part in reply.iter_content(_CHUNK):
+            if file.tell() + len(part) > source.bytes:
+                raise OSError(f"more than the registered {source.bytes} bytes")
+            file.write(part)
+            shown.update(len(part))
 
 
 def _checksum(path: str | Path, source: UciSource | ImageFile) -> str:
@@ -347,10 +271,10 @@ def _checksum(path: str | Path, source: UciSource | ImageFile) -> str:
 
 
 def _error(
-    path: Path, what: str, source: UciSource | ImageFile, found: str, suggestion: str
+    path: Path, what: str, source: UciSource | ImageFile, found: object, suggestion: str
 ) -> DataError:
     return DataError(
-        f"{path}: {what}. Expected {source.checksum} ({source.bytes} bytes), found {found}. "
+        f"{path}: {what}. Expected {source.checksum} ({source.bytes} bytes), found: {found}. "
         f"{suggestion}"
     )
 

