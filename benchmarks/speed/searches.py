@@ -23,9 +23,14 @@ from gpclml.conditioning import Conditioning, LastPoints, LeaveOneOut
 from gpclml.fit import fit_gpytorch_mll_fused, fit_mll
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 
-__all__ = ["BASE", "SEARCHES", "measure_searches", "search_data"]
+__all__ = ["BASE", "SEARCHES", "End", "Way", "measure_searches", "search_data"]
 
 Data = tuple[Tensor, Tensor]
+End = Callable[[], float]
+"""The log marginal likelihood a point of what was fitted, NaN if another objective was."""
+Way = Callable[[Data], Callable[[], Callable[[], End]]]
+"""Of data the function that prepares a fit, such as by making a model; it gives the fit."""
+
 BASE = "botorch fit_gpytorch_mll"
 
 
@@ -42,7 +47,7 @@ def measure_searches(
     installed, of the hyperparameters and of their logarithms, which ``fit_mll`` searches; of
     leave-one-out and of ten folds by ``fit_mll``; and by scikit-learn's
     ``GaussianProcessRegressor``, whose model is the same without the priors and which searches
-    logarithms too. All search by SciPy's L-BFGS-B. Compilation is not counted.
+    logarithms too. All search by SciPy's L-BFGS-B. Making a model is not counted, nor compilation.
 
     Returns:
         A row a way: ``n``, ``dimensions``; ``ms``, median time of a fit; ``ratio``, ``low`` and
@@ -52,17 +57,19 @@ def measure_searches(
     """
     data = [search_data(n, dimensions, seed) for seed in range(seeds)]
     ways = {name: make for name, make in SEARCHES.items() if "jax" not in name or _has_jax()}
-    values: dict[str, list[float]] = {}
+    ends: dict[str, list[End]] = {}
 
     def over_seeds(name: str) -> Callable[[], None]:
-        fits = [ways[name](one) for one in data]
+        prepared = [ways[name](one) for one in data]
+        stock = [[prepare() for prepare in prepared] for _ in range(rounds + 1)]  # and a warm-up
 
         def run() -> None:
-            values[name] = [fit() for fit in fits]
+            ends[name] = [fit() for fit in stock.pop()]
 
         return run
 
     times = interleaved_times({name: over_seeds(name) for name in ways}, rounds) / seeds
+    values = {name: [end() for end in of_way] for name, of_way in ends.items()}
     base = np.array(values[BASE])
     gains = pd.DataFrame(values).sub(base, axis=0)
     more = {
@@ -81,33 +88,34 @@ def search_data(n: int, dimensions: int, seed: int, device: str = "cpu") -> Data
     return x.to(device), ((y - y.mean()) / y.std()).unsqueeze(-1).to(device)
 
 
-def _by_botorch(**options: Any) -> Callable[[Data], Callable[[], float]]:
-    def make(data: Data) -> Callable[[], float]:
-        def fit() -> float:
-            model = SingleTaskGP(*data, outcome_transform=None)
-            fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model), **options)
-            return _value(model)
+def _by_botorch(**options: Any) -> Way:
+    def prepare(data: Data) -> Callable[[], End]:
+        model = SingleTaskGP(*data, outcome_transform=None)
+        mll = ExactMarginalLogLikelihood(model.likelihood, model)
+
+        def fit() -> End:
+            fit_gpytorch_mll(mll, **options)
+            return partial(_value, model)
 
         return fit
 
-    return make
+    return lambda data: partial(prepare, data)
 
 
-def _by_fit_mll(
-    conditioning: Conditioning | None, upstream: bool = False
-) -> Callable[[Data], Callable[[], float]]:
-    def make(data: Data) -> Callable[[], float]:
-        def fit() -> float:
-            model = SingleTaskGP(*data, outcome_transform=None)
-            kind: Any = ExactMarginalLogLikelihood if upstream else ConditionalMarginalLogLikelihood
-            more = () if upstream else (conditioning,)
-            fit_mll(kind(model.likelihood, model, *more), progress=False)
+def _by_fit_mll(conditioning: Conditioning | None, upstream: bool = False) -> Way:
+    def prepare(data: Data) -> Callable[[], End]:
+        model = SingleTaskGP(*data, outcome_transform=None)
+        kind: Any = ExactMarginalLogLikelihood if upstream else ConditionalMarginalLogLikelihood
+        mll = kind(model.likelihood, model, *(() if upstream else (conditioning,)))
+
+        def fit() -> End:
+            fit_mll(mll, progress=False)
             compared = upstream or isinstance(conditioning, LastPoints)
-            return _value(model) if compared else float("nan")
+            return partial(_value, model) if compared else _no_value
 
         return fit
 
-    return make
+    return lambda data: partial(prepare, data)
 
 
 def _value(model: SingleTaskGP) -> float:
@@ -117,7 +125,11 @@ def _value(model: SingleTaskGP) -> float:
         return -float(mll.compute_custom_loss())
 
 
-def _by_sklearn(data: Data) -> Callable[[], float]:
+def _no_value() -> float:
+    return float("nan")
+
+
+def _by_sklearn(data: Data) -> Callable[[], Callable[[], End]]:
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.gaussian_process import GaussianProcessRegressor
     from sklearn.gaussian_process.kernels import RBF, WhiteKernel
@@ -125,20 +137,20 @@ def _by_sklearn(data: Data) -> Callable[[], float]:
     x, y = (one.numpy() for one in data)
     kernel = RBF(np.ones(x.shape[1])) + WhiteKernel(0.1)
 
-    def fit() -> float:
+    def fit() -> End:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
             GaussianProcessRegressor(kernel, alpha=0.0).fit(x, y[:, 0])
-        return float("nan")
+        return _no_value
 
-    return fit
+    return lambda: fit
 
 
 def _has_jax() -> bool:
     return importlib.util.find_spec("jax") is not None
 
 
-def _by_jax(data: Data, logarithms: bool = False) -> Callable[[], float]:
+def _by_jax(data: Data, logarithms: bool = False) -> Callable[[], Callable[[], End]]:
     """The model's log marginal likelihood and priors, written down in JAX and compiled."""
     jax = cast(Any, importlib.import_module("jax"))
     jnp, solve = jax.numpy, jax.scipy.linalg.cho_solve
@@ -195,17 +207,17 @@ def _by_jax(data: Data, logarithms: bool = False) -> Callable[[], float]:
         value, gradient = compiled(theta)
         return float(value), np.asarray(gradient)
 
-    def fit() -> float:
+    def fit() -> End:
         options = {"maxcor": 30} if logarithms else {}
         found = minimize(
             function, start, jac=True, bounds=bounds, method="L-BFGS-B", options=options
         )
-        return -float(found.fun)
+        return lambda: -float(found.fun)
 
-    return fit
+    return lambda: fit
 
 
-SEARCHES: dict[str, Callable[[Data], Callable[[], float]]] = {
+SEARCHES: dict[str, Way] = {
     BASE: _by_botorch(),
     "botorch, fit_gpytorch_mll_fused": _by_botorch(optimizer=fit_gpytorch_mll_fused),
     "fit_mll, gpytorch LML": _by_fit_mll(None, upstream=True),
@@ -216,7 +228,7 @@ SEARCHES: dict[str, Callable[[Data], Callable[[], float]]] = {
     "jax": _by_jax,
     "jax, logarithms": partial(_by_jax, logarithms=True),
 }
-"""Ways of fitting by name: of data the function that makes the fit."""
+"""Ways of fitting, by name."""
 
 main = sweep_command(
     "benchmarks.speed.searches",

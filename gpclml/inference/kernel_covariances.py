@@ -30,10 +30,16 @@ from gpclml.inference.known_kernels import (
     variances,
 )
 from gpclml.linalg import DenseCovariance
-from gpclml.linalg.array_kernels import Number
+from gpclml.linalg.array_kernels import ArrayKernel, Number
 from gpclml.linalg.closed_forms import ClosedForm
 from gpclml.linalg.covariance import Pairs
-from gpclml.linalg.lapack import applies, kernel_density, least_pivot, one_thread
+from gpclml.linalg.lapack import (
+    applies,
+    kernel_density,
+    least_pivot,
+    leave_one_out,
+    one_thread,
+)
 from gpclml.linalg.matrices import refuse_double_backward
 
 __all__ = ["Hyperparameter", "KernelCovariance", "UnknownPartError", "kernel_covariance"]
@@ -52,7 +58,7 @@ def kernel_covariance(
         x: Inputs, ``(*batch, n, d)``.
         noise: Added on the diagonal.
     """
-    if lazy._is_grad_enabled:
+    if lazy._is_grad_enabled or not torch.is_grad_enabled():
         return covariance_of(kernel, x, noise, batch=len(lazy.shape) > 2)
     with torch.no_grad():
         return covariance_at(kernel, x, variances(noise))
@@ -237,6 +243,21 @@ class KernelCovariance(DenseCovariance):
             return torch.tensor(value, dtype=residual.dtype)
         return cast(Tensor, _LogDensity.apply(value, gradients, residual.dtype, *tensors))
 
+    def _leave_one_out(self, residual: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        parts = None
+        if not torch.is_grad_enabled() and applies(residual, 1):
+            parts = self._arrays(residual, None)
+        if parts is not None:
+            kernel, noise, _, _ = parts
+            variances = None if noise is None else noise.value()
+            moments = leave_one_out(
+                kernel, variances, residual.detach().double().numpy(), least_pivot(residual)
+            )
+            if moments is not None:
+                mean, variance = torch.as_tensor(moments).to(residual)[:, rows]
+                return mean, variance
+        return self._by_tensors._leave_one_out(residual, rows)
+
     def _computed(
         self, residual: Tensor, density: ClosedForm, *, gradients: bool
     ) -> tuple[float, list[Tensor], list[ndarray]] | None:
@@ -248,6 +269,35 @@ class KernelCovariance(DenseCovariance):
         blocks = density.for_lapack if order is None else density.of_ordered().for_lapack
         if blocks is None or not applies(residual, blocks):
             return None
+        parts = self._arrays(residual, order)
+        if parts is None:
+            return None
+        kernel, noise, targets, numbers = parts
+        with one_thread(len(residual)):
+            found = kernel_density(
+                kernel, None if noise is None else noise.value(), targets.value(), blocks,
+                least_pivot(residual),
+            )  # fmt: skip
+            if found is None:
+                return None
+            value, G, of_residual = found
+            if not gradients:
+                return value, [], []
+            if noise is not None and noise.needed:
+                noise.add(G.diagonal().copy())
+            targets.add(of_residual)
+            with numpy.errstate(all="ignore"):
+                kernel.add_gradient(G, 1.0)
+        used = {id(one): one for one in numbers if one.needed}.values()
+        return value, [one.raw for one in used], [one.gradient for one in used]
+
+    def _arrays(
+        self, residual: Tensor, order: Tensor | None
+    ) -> tuple[ArrayKernel, Hyperparameter | None, Hyperparameter, list[Hyperparameter]] | None:
+        """Kernel, noise and residual as arrays in an order of the points, and all their numbers.
+
+        None where inputs of a part are not those of the whole, and need a gradient.
+        """
         rows = None if order is None else order.numpy()
         own: dict[tuple[int, str], Hyperparameter] = {}
 
@@ -269,32 +319,14 @@ class KernelCovariance(DenseCovariance):
             kernel = array_kernel(self.kernel, self.points, number, points_of)
         except UnknownPartError:
             return None
-        noise = self._noise(number, rows)
-        with one_thread(len(residual)):
-            found = kernel_density(
-                kernel, None if noise is None else noise.value(), targets.value(), blocks,
-                least_pivot(residual),
-            )  # fmt: skip
-            if found is None:
-                return None
-            value, G, of_residual = found
-            if not gradients:
-                return value, [], []
-            if noise is not None and noise.needed:
-                noise.add(G.diagonal().copy())
-            targets.add(of_residual)
-            with numpy.errstate(all="ignore"):
-                kernel.add_gradient(G, 1.0)
-        numbers = [*own.values(), points, targets, *([] if noise is None else [noise])]
-        used = {id(one): one for one in numbers if one.needed}.values()
-        return value, [one.raw for one in used], [one.gradient for one in used]
-
-    def _noise(self, number: Any, rows: ndarray | None) -> Hyperparameter | None:
+        noise: Hyperparameter | None = None
         if isinstance(self.noise, HomoskedasticNoise):
-            return number(self.noise, "noise")
-        if self.noise is None:
-            return None
-        return Hyperparameter(self.noise) if self.noise.numel() == 1 else _Rows(self.noise, rows)
+            noise = number(self.noise, "noise")
+        elif self.noise is not None:
+            one = self.noise.numel() == 1
+            noise = Hyperparameter(self.noise) if one else _Rows(self.noise, rows)
+        numbers = [*own.values(), points, targets, *([] if noise is None else [noise])]
+        return kernel, noise, targets, numbers
 
 
 class _LogDensity(torch.autograd.Function):

@@ -37,6 +37,7 @@ __all__ = [
     "last_densities",
     "last_gradient",
     "least_pivot",
+    "leave_one_out",
     "matrix_density_and_gradients",
     "one_thread",
 ]
@@ -220,6 +221,27 @@ def _of_factor(L: ndarray, residual: ndarray, blocks: Blocks) -> tuple[float, nd
     values, z = last_densities(L, residual[:, None], blocks)
     G, of_residual = last_gradient(L, z, blocks, _ONE, overwrite=True)
     return float(values[0]), G, of_residual[:, 0]
+
+
+def leave_one_out(
+    kernel: ArrayKernel, noise: ndarray | None, residual: ndarray, least: float
+) -> ndarray | None:
+    """Mean and variance of each residual given all others, ``(2, n)``; None without a factor.
+
+    Args:
+        kernel: As for :func:`kernel_density`, and so are the others.
+        noise: Variances.
+        residual: ``(n,)``.
+        least: Smallest squared pivot.
+    """
+    with one_thread(len(residual)):
+        L = kernel_factor(kernel, noise, len(residual), least)
+        if L is None:
+            return None
+        inverse = lapack.dtrtri(L, lower=1, overwrite_c=1)[0]
+        variance = 1.0 / numpy.einsum("ij,ij->j", inverse, inverse)
+        alpha = inverse.T @ (inverse @ residual)
+    return numpy.stack([residual - alpha * variance, variance])
 
 
 _ONE = numpy.ones(1)

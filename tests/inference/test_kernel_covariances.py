@@ -183,3 +183,18 @@ def test_values_that_are_not_finite_have_no_density_here():
     covariance = KernelCovariance(kernel, x, noise)
     density = covariance.density(BLOCKS["all"])
     assert covariance._computed(residual, density, gradients=True) is None
+
+
+@pytest.mark.parametrize("noise", ["one", "each"])
+def test_leave_one_out_is_that_of_the_matrix(noise):
+    kernel, x, variances, residual = parts("rq", noise)
+    rows = torch.tensor([3, 0, 8])
+    with torch.no_grad():
+        covariance = kernel_covariance(kernel(x), *known_parts(kernel(x)), variances)
+        assert isinstance(covariance, KernelCovariance)
+        found = covariance.leave_one_out(residual, rows)
+        expected = DenseCovariance(covariance.matrix).leave_one_out(residual, rows)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
+    mean, _ = covariance.leave_one_out(residual, rows)
+    assert mean.requires_grad
