@@ -174,7 +174,8 @@ def __getattr__(name: str) -> Any:
                 return getattr(module, name)
     if name in _MOVED:
         raise AttributeError(f"gpclml.{name} is now gpclml.{_MOVED[name]}.")
-    raise AttributeError(f"module 'gpclml' has no attribute {name!r}")
+    message = f"module 'gpclml' has no attribute {name!r}"
+    raise AttributeError(message, name=name, obj=sys.modules[__name__])
 
 
 def __dir__() -> list[str]:

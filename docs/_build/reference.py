@@ -84,7 +84,7 @@ def _overview() -> Iterator[str]:
 
 
 def _table(paths: dict[str, str]) -> Iterator[str]:
-    yield "\n| name | what it is |\n|---|---|"
+    yield '\n<div class="stacked" markdown>\n\n| name | what it is |\n|---|---|'
     for name, path in paths.items():
         package, _, last = path.rpartition(".")
         known = getattr(importlib.import_module(package), last)
@@ -92,7 +92,7 @@ def _table(paths: dict[str, str]) -> Iterator[str]:
         first = (inspect.getdoc(known) or "").split("\n\n")[0] if described else ""
         line = as_markdown(" ".join(first.split())).replace("|", "\\|")
         yield f"| [`{name}`][{path}] | {line} |"
-    yield ""
+    yield "\n</div>\n"
 
 
 def _homes() -> dict[str, str]:

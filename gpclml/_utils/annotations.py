@@ -150,6 +150,7 @@ _WORDS = {
     type(None): "None",
     torch.nn.Module: "a module",
 }
+_PLURALS = {int: "integers", float: "numbers", str: "texts", Tensor: "tensors"}
 
 
 def describe(hint: Any) -> str:
@@ -167,10 +168,12 @@ def describe(hint: Any) -> str:
     if origin is Callable or hint is Callable:
         return "a function"
     if origin is not None:
-        inner = [describe(one) for one in arguments if one is not Ellipsis]
-        inner = [one for one in inner if one]
+        inner = [_PLURALS.get(one) or describe(one) for one in arguments if one is not Ellipsis]
         name = getattr(origin, "__name__", str(origin)).lower()
-        return f"a {name} of {', '.join(inner)}" if inner else f"a {name}"
+        name = f"an {name}" if name[0] in "aeiou" else f"a {name}"
+        if inspect.isclass(origin) and issubclass(origin, Mapping):
+            return f"{name} of {' to '.join(inner)}"
+        return f"{name} of {' and '.join(dict.fromkeys(inner))}" if inner else name
     if isinstance(hint, TypeVar) or hint is Any:
         return "anything"
     return getattr(hint, "__name__", str(hint))

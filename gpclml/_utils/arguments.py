@@ -255,7 +255,7 @@ class _Check:
             got = f"{given.dtype} of shape {tuple(given.shape)}"
             suggestion = f"It said: {' '.join(str(error).split())}"
             raise ShapeError(
-                self.passes_on, got, "what the module it is given to takes", suggestion
+                self.passes_on, got, "an input that the module takes", suggestion
             ) from (error)
 
     def _check_values(self, given: dict[str, Any], sizes: _Sizes) -> None:
@@ -285,14 +285,29 @@ class _OfTypeCheckers(dict):
         raise KeyError(name)
 
 
+_SUGGESTIONS = {
+    "conditioning": "Pass a strategy such as LeaveOneOut(); LastPoints(m=0) gives the LML.",
+    "data": "Pass a DataLoader, or a pair (x, y) of tensors.",
+    "function_dist": "Pass the model's output: mll(model(x), target).",
+    "likelihood": "Were likelihood and model swapped?",
+    "mll": "Make one: ConditionalMarginalLogLikelihood(model.likelihood, model).",
+    "models": "Pass a dictionary of models by name.",
+    "optimizer": "Pass its name or its class: 'adam', torch.optim.Adam.",
+}
+"""What to do about an argument of another type, by its name."""
+
+
 def _check_type(name: str, value: object, hint: Any) -> None:
     if not fits(value, hint):
         name, value, hint = first_unlike(name, value, hint)
         shown = repr(value) if isinstance(value, bool | int | float | complex) else type(value)
         got = shown if isinstance(shown, str) else shown.__name__
-        if isinstance(value, Tensor) and value.is_meta:
+        if isinstance(value, type):
+            got = f"the class {value.__name__}"
+        elif isinstance(value, Tensor) and value.is_meta:
             got = 'a tensor on the device "meta", which has no numbers'
         suggestion = "Use torch.as_tensor(...)." if describe(hint) == "a tensor" else ""
+        suggestion = suggestion or _SUGGESTIONS.get(name, "")
         if suggestion and isinstance(value, torch.distributions.Distribution):
             suggestion = "Were arguments swapped? An objective is called as mll(output, target)."
         raise UnsupportedError(name, got, describe(hint), suggestion)

@@ -200,7 +200,7 @@ def _array_of_pandas(argument: str, value: Any) -> numpy.ndarray:
     ]  # fmt: skip
     if unlike:
         raise ArgumentError(
-            argument, f"columns that are no numbers: {', '.join(unlike)}", "numbers",
+            argument, f"columns that are not numbers: {', '.join(unlike)}", "numbers",
             "Encode them first, e.g. by pandas.get_dummies; the command gpclml does so by itself.",
         )  # fmt: skip
     arrays = [

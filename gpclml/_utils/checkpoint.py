@@ -105,7 +105,7 @@ def read_checkpoint(
         raise
     except Exception as error:  # damaged files and foreign ones raise errors of many kinds
         raise DataError(
-            f"path: {path} is damaged or no checkpoint ({type(error).__name__}: "
+            f"path: {path} is damaged or not a checkpoint ({type(error).__name__}: "
             f"{str(error).partition(chr(10))[0]}). Restore a copy of it, or write it again."
         ) from error
 
@@ -234,7 +234,7 @@ def _check_kind(
 ) -> None:
     if not isinstance(content, dict) or content.get("format") != kind:
         raise DataError(
-            f"path: {path} is no {kind} checkpoint. Give a file that was written as one."
+            f"path: {path} is not a {kind} checkpoint. Give a file that was written as one."
         )
     if content.get("version") != _VERSION:
         raise DataError(

@@ -68,7 +68,7 @@ def _check_output(path: Path, *others: Path) -> None:
     if path.is_dir():
         raise DataError(f"--out: {path} is a folder. Name a file.")
     if (there := path.exists()) and not path.is_file():
-        raise DataError(f"--out: {path} is no plain file. Name one.")
+        raise DataError(f"--out: {path} is not a regular file. Name one.")
     if not folder.is_dir():
         raise DataError(f"--out: there is no folder {folder}. Make it first.")
     if there and any(other.exists() and path.samefile(other) for other in others):

@@ -60,7 +60,8 @@ def load_model(folder: Path) -> SavedModel:
     Damaged and changed models are refused, and files of two models.
     """
     if not folder.is_dir():
-        raise DataError(f"There is no folder {folder}. Give one that 'gpclml fit' wrote.")
+        said = f"{folder} is a file" if folder.exists() else f"There is no folder {folder}"
+        raise DataError(f"{said}. Give a folder that 'gpclml fit' wrote.")
     path = folder / MODEL.record
     record = read_record(path)
     if record is None or not MODEL.is_record(record):

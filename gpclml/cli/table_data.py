@@ -68,7 +68,7 @@ def read_table_data(options: TableOptions, tests: bool) -> TableData:
     """Reads a table, splits its rows and encodes its columns."""
     if not options.data.is_file() and options.data.exists() and not options.data.is_dir():
         # A pipe cannot be read again, for the checksum and by the Python file of a report.
-        raise DataError(f"{options.data} is no plain file. Save the table to a file first.")
+        raise DataError(f"{options.data} is not a regular file. Save the table to a file first.")
     table = read_table(options.data, options.missing)
     if len(table.columns) < 2:
         name = table.columns[0]

@@ -208,8 +208,8 @@ def archive_entries(
         if isinstance(error, DataError):
             raise
         raise DataError(
-            f"{archive}: missing, cut short or no zip or tar archive ({error}). Put a whole copy "
-            "there."
+            f"{archive}: missing, cut short or not a zip or tar archive ({error}). Put a whole "
+            "copy there."
         ) from error
 
 
@@ -263,7 +263,7 @@ def _picture(
             small = image.convert("L").resize((_SIZE, _SIZE), Image.Resampling.LANCZOS)
     except (OSError, ValueError, SyntaxError) as error:
         raise DataError(
-            f"{archive}: the entry {name} is no image that can be read ({error}). Put a whole "
+            f"{archive}: the entry {name} is not an image that can be read ({error}). Put a whole "
             "copy of the archive there."
         ) from error
     return 255 - numpy.asarray(small, dtype=numpy.uint8), shape

@@ -136,6 +136,6 @@ def _picture(archive: object, name: str, body: bytes, size: int) -> numpy.ndarra
             return numpy.asarray(scaled.crop((start, start, start + size, start + size)))
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(
-            f"{archive}: the entry {name} is no photograph that can be read ({error}). Put a whole "
-            "copy of the archive there."
+            f"{archive}: the entry {name} is not a photograph that can be read ({error}). Put a "
+            "whole copy of the archive there."
         ) from error

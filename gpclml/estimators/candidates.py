@@ -21,7 +21,7 @@ from gpytorch.priors import LogNormalPrior
 from torch import Tensor
 
 from gpclml.conditioning import LastPoints
-from gpclml.errors import UnknownNameError
+from gpclml.errors import ArgumentError, UnknownNameError
 from gpclml.estimators.warps import Warp, choose_warp
 from gpclml.fit import FitWarning, fit_mll, fit_networks
 from gpclml.kernels import FeatureKernel, IdentityFeatures
@@ -190,10 +190,13 @@ def ordered_by_cost(names: Sequence[str]) -> tuple[str, ...]:
 
     Raises:
         UnknownNameError: There is no such candidate.
+        ArgumentError: The names are not in a list.
     """
-    for name in names:
+    for name in (names,) if isinstance(names, str) else names:
         if name not in CANDIDATES:
             raise UnknownNameError("candidates", name, CANDIDATES)
+    if isinstance(names, str):
+        raise ArgumentError("candidates", repr(names), f"names in a list: [{names!r}]")
     return tuple(name for name in CANDIDATES if name in names)
 
 

@@ -180,7 +180,7 @@ class Laplace:
             check_positive(precision=precision)
         elif precision in ("validation", "clml") and validation is None:
             got = f"{precision!r} without validation data"
-            raise ArgumentError("precision", got, "such data")
+            raise ArgumentError("precision", got, "validation=(x, y) too")
         batches = batches_of("data", data, batch_size, self._device)
         first = next(batches)
         likelihood = self._likelihood_of(first[0])

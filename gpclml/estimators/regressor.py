@@ -184,6 +184,8 @@ class Regressor(RegressorMixin, BaseEstimator):
             Means, ``(m,)``; or a tuple of means, standard deviations ``(m,)`` if asked for, and
             quantiles ``(m, q)`` if asked for.
         """
+        if quantiles is not None and not all(0 < one < 1 for one in quantiles):
+            raise ArgumentError("quantiles", list(quantiles), "probabilities such as 0.05")
         prediction = self.predict_distribution(X)
         parts = [prediction.mean.numpy()]
         parts += [prediction.std.numpy()] if return_std else []
@@ -255,7 +257,7 @@ class Regressor(RegressorMixin, BaseEstimator):
             path: File to read.
 
         Raises:
-            DataError: The file is missing, damaged or no such checkpoint.
+            DataError: The file is missing, damaged or not such a checkpoint.
         """
         required = {"parameters": dict, "encoding": dict, "stack": dict, "sizes": list}
         content = read_checkpoint(path, _KIND, "cpu", required)
@@ -304,6 +306,11 @@ def _targets(y: Any, table: pandas.DataFrame) -> NDArray[np.float64]:
     if y is None:
         raise ValueError("y: this estimator requires y to be passed, but the target y is None.")
     check: Any = check_array
-    y = column_or_1d(check(y, ensure_2d=False, dtype=np.float64, input_name="y"), warn=True)
+    try:
+        y = column_or_1d(check(y, ensure_2d=False, dtype=np.float64, input_name="y"), warn=True)
+    except ValueError as error:
+        if "could not convert" in str(error):
+            raise ArgumentError("y", f"texts ({error})", "numbers") from error
+        raise
     check_consistent_length(table, y)
     return np.array(y, dtype=np.float64)

@@ -346,7 +346,7 @@ class StackedGP:
             map_location: Where the stack goes, as for ``torch.load``.
 
         Raises:
-            DataError: The file is missing, damaged or no such checkpoint.
+            DataError: The file is missing, damaged or not such a checkpoint.
         """
         content = read_checkpoint(path, _KIND, map_location, {"config": dict, "components": list})
         stack = cls()

@@ -219,7 +219,7 @@ def as_comparison(comparison: object, options: Mapping[str, Any]) -> Comparison:
     if not isinstance(comparison, Mapping):
         raise UnsupportedError(
             "comparison", type(comparison).__name__, "what score_models gives, or models by name",
-            "The table of compare has not all that is drawn: use score_models.",
+            "The table of compare is not enough for a plot: use score_models.",
         )  # fmt: skip
     return score_models(comparison, **options)
 

@@ -245,8 +245,9 @@ def observations(
     """
     if not isinstance(function_dist, MultivariateNormal):
         raise UnsupportedError(
-            "function_dist", type(function_dist).__name__, "a MultivariateNormal"
-        )
+            "function_dist", type(function_dist).__name__, "a MultivariateNormal",
+            "Pass the model's output: mll(model(x), target).",
+        )  # fmt: skip
     event = function_dist.event_shape
     if target.shape[-len(event) :] != event:
         raise ShapeError(

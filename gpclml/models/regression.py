@@ -412,7 +412,7 @@ class GPRegression(RegressionGP):
             The model, in train mode.
 
         Raises:
-            DataError: The file is missing, damaged or no such checkpoint.
+            DataError: The file is missing, damaged or not such a checkpoint.
             ArgumentError: An object that the model was made with is missing or does not fit.
         """
         parts = {"kernel": kernel, "mean": mean, "likelihood": likelihood}

@@ -67,9 +67,9 @@ def no_tables():
     Image.fromarray(colours).save(png, format="png")
     Image.fromarray(colours).save(jpeg, format="jpeg")
     return {
-        "an image": (png.getvalue(), "data.csv is no text file. Save the table as CSV"),
-        "a photograph": (jpeg.getvalue(), "data.csv is no text file. Save the table as CSV"),
-        "HTML": (b"<html>Not found</html>", "data.csv is no table (it looks like HTML or JSON)"),
+        "an image": (png.getvalue(), "data.csv is not a text file. Save the table as CSV"),
+        "a photograph": (jpeg.getvalue(), "data.csv is not a text file. Save the table as CSV"),
+        "HTML": (b"<html>Not found</html>", "data.csv is not a table (it looks like HTML or JSON)"),
         "empty": (b"", "data.csv is empty"),
         "no rows": (b"price,x\n", "data.csv has column names and no rows"),
         "names twice": (b"price,price\n1,2\n", "'price' is there 2 times (columns 1 and 2)"),

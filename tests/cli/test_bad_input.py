@@ -92,7 +92,7 @@ def test_files_that_are_no_table(gpclml, tmp_path, command, no_tables):
         check_refused(gpclml(*words), message, tmp_path, "data.csv")
         data.rmdir() if content is None else data.unlink()
     os.mkfifo(data)  # can be read only once
-    check_refused(gpclml(*words), "data.csv is no plain file", tmp_path, "data.csv")
+    check_refused(gpclml(*words), "data.csv is not a regular file", tmp_path, "data.csv")
 
 
 OPTIONS = {

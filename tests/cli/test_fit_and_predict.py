@@ -143,7 +143,7 @@ def test_what_cannot_be_predicted(csv, gpclml, tmp_path, fitted, report):
     (unlike / "model.json").write_text('{"format": "gpclml.TableModel", "version": 1}')
     for words, message in (
         ((tmp_path / "absent", csv), "There is no folder"),
-        ((csv, csv), "There is no folder"),
+        ((csv, csv), "is a file. Give a folder that 'gpclml fit' wrote."),
         ((tmp_path / "empty", csv), "holds no model. Give one that 'gpclml fit' wrote."),
         ((report[0], csv), "It is a report: give one of its models"),
         ((damaged, csv), "there is no file"),
@@ -155,7 +155,7 @@ def test_what_cannot_be_predicted(csv, gpclml, tmp_path, fitted, report):
         ((folder, csv, "--out", csv), "is a file that is read"),
         ((folder, csv, "--out", folder / "model.pt"), "is a file that is read"),
         ((folder, csv, "--out", tmp_path), "is a folder"),
-        ((folder, csv, "--out", tmp_path / "pipe"), "pipe is no plain file"),
+        ((folder, csv, "--out", tmp_path / "pipe"), "pipe is not a regular file"),
         ((folder, csv, "--out", csv / "out.csv"), f"there is no folder {csv}"),
         ((folder, csv, "--out", tmp_path / "absent" / "out.csv"), "there is no folder"),
         ((folder, csv, "--out", "/proc/out.csv"), "cannot write /proc/out.csv"),

@@ -183,7 +183,7 @@ def test_files_that_are_no_encoding(tmp_path):
         TableEncoding.load(path)
     for text in ("", "[]", '{"format": "else", "version": 1}', "{}"):
         path.write_text(text)
-        with pytest.raises(DataError, match="damaged or no table encoding"):
+        with pytest.raises(DataError, match="damaged or not a table encoding"):
             TableEncoding.load(path)
 
 

@@ -112,10 +112,10 @@ def test_parquet_without_its_package(write, monkeypatch):
 BAD = {
     "empty": (b" \n", "is empty"),
     "no rows": (b"a,b\n", "has column names and no rows"),
-    "binary": (b"PK\x03\x04\0\0\xff", "no text file"),
-    "no zeros": (bytes(range(255, 0, -1)), "no text file"),
-    "utf-16": ("a,b\n1,2\n".encode("utf-16"), "no text file. Save the table as CSV, in UTF-8"),
-    "zeros": (b"a,b\n1,\x002\n", "no text file"),
+    "binary": (b"PK\x03\x04\0\0\xff", "not a text file"),
+    "no zeros": (bytes(range(255, 0, -1)), "not a text file"),
+    "utf-16": ("a,b\n1,2\n".encode("utf-16"), "not a text file. Save the table as CSV, in UTF-8"),
+    "zeros": (b"a,b\n1,\x002\n", "not a text file"),
     "html": (b"<!doctype html><p>", "HTML or JSON"),
     "json": (b'[{"a": 1}]', "HTML or JSON"),
     "latin": ("preis,größe\n1,2\n".encode("latin-1"), "UTF-8"),
@@ -124,7 +124,7 @@ BAD = {
     "twice stripped": (b"a, a\n1,2\n", "'a' is there 2 times"),
     "long row": (b"a,b\n1,2\n1,2,3\n", "line 3"),
     "long rows": (b"a,b\n1,2,3\n1,2,3\n", "more cells than the 2 column names"),
-    "open quote": (b'a,b\n"1,2\n3,4\n', "no table"),
+    "open quote": (b'a,b\n"1,2\n3,4\n', "not a table"),
 }
 
 

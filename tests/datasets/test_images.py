@@ -108,7 +108,7 @@ def test_other_and_damaged_archives(tmp_path):
     with pytest.raises(DataError, match="no images"):
         datasets.load_omniglot([archive(tmp_path / "empty.zip", {})])
     no_image = archive(tmp_path / "n.zip", {"s/Greek/character01/0101_01.png": b"no picture"})
-    with pytest.raises(DataError, match="no image that can be read"):
+    with pytest.raises(DataError, match="not an image that can be read"):
         datasets.load_omniglot([no_image])
     whole = archive(tmp_path / "a.zip", CHARACTERS)
     whole.write_bytes(whole.read_bytes()[:-40])

@@ -53,7 +53,7 @@ def test_the_lists_of_mini_imagenet(tmp_path, packed):
 
 def test_data_folders(tmp_path):
     for name in ("cub", "mini-imagenet"):
-        with pytest.raises(DataError, match="missing, cut short or no zip or tar archive"):
+        with pytest.raises(DataError, match="missing, cut short or not a zip or tar archive"):
             datasets.load_images(name, folder=tmp_path)
         (tmp_path / name).mkdir()
     birds(tmp_path / "cub" / "CUB_200_2011.tgz", each=1)
@@ -84,7 +84,7 @@ def test_archives_of_another_layout(tmp_path):
         with pytest.raises(DataError, match=r"test\.csv lists .* and another row the same"):
             datasets.load_mini_imagenet(archive(tmp_path / "twice.zip", twice))
     no_picture = {"CUB_200_2011/images/001.Bird/a.jpg": b"no picture"}
-    with pytest.raises(DataError, match="no photograph that can be read"):
+    with pytest.raises(DataError, match="not a photograph that can be read"):
         datasets.load_cub(tar_archive(tmp_path / "damaged.tgz", no_picture))
     path = birds(tmp_path / "cut.tgz")
     path.write_bytes(path.read_bytes()[:-200])

@@ -274,10 +274,10 @@ def fit(data, net=None, likelihood="classification", precision="evidence", more=
 WRONG = [
     (lambda: fit((images().mul(50).to(torch.uint8), classes())), ShapeError, "x: got torch.uint8"),
     (lambda: fit((images().float(), classes())), ShapeError, "x: got torch.float32"),
-    (lambda: fit((images()[:, 0, 0], classes())), ShapeError, "what the module it is given to"),
+    (lambda: fit((images()[:, 0, 0], classes())), ShapeError, "an input that the module takes"),
     (lambda: fit(DataLoader(TensorDataset(images(0), classes(0)))), ArgumentError, "no points"),
     (lambda: fit(iter(())), ArgumentError, "gives its batches once"),
-    (lambda: fit([images()]), ArgumentError, "expected a sequence of a tensor"),
+    (lambda: fit([images()]), ArgumentError, "expected a sequence of tensors"),
     (lambda: fit([(images(), classes(7))]), ShapeError, "40 points and 7 targets"),
     (lambda: fit((images(), classes()), network().train()), ModelModeError, "BatchNorm2d"),
     (

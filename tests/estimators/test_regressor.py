@@ -207,7 +207,7 @@ def test_pickles_and_files_give_the_same_predictions(tmp_path):
     with pytest.raises(DataError, match="no file"):
         Regressor.load(tmp_path / "none.pt")
     regressor.stack_.save(tmp_path / "stack.pt")
-    with pytest.raises(DataError, match=r"no gpclml\.Regressor"):
+    with pytest.raises(DataError, match=r"not a gpclml.Regressor"):
         Regressor.load(tmp_path / "stack.pt")
 
 
@@ -272,6 +272,12 @@ def test_bad_input():
     with pytest.warns(UserWarning, match="'kind': no values"):
         Regressor(FAST).fit(table.assign(kind=None), target)
     assert math.isfinite(regressor.predict(table.head(1))[0])
+    with pytest.raises(ArgumentError, match=r"y: got texts .* expected numbers"):
+        Regressor(("linear",)).fit(x, ["low"] * len(x))
+    with pytest.raises(ArgumentError, match=r"candidates: got 'linear', expected names in a list"):
+        Regressor("linear").fit(x, y)
+    with pytest.raises(ArgumentError, match=r"quantiles: got \[5, 95\]"):
+        Regressor(("linear",)).fit(x, y).predict(x, quantiles=[5, 95])
 
 
 def of_categories(n=40, seed=0):

@@ -166,7 +166,7 @@ def test_damaged_and_foreign_files(fitted, tmp_path):
     with pytest.raises(DataError, match="damaged"):
         StackedGP.load(path)
     fitted.components[0].model.save(tmp_path / "model.pt")
-    with pytest.raises(DataError, match=r"no gpclml\.StackedGP"):
+    with pytest.raises(DataError, match=r"not a gpclml.StackedGP"):
         StackedGP.load(tmp_path / "model.pt")
     from gpclml._utils.checkpoint import write_checkpoint
 

@@ -237,7 +237,7 @@ def test_checkpoints_of_another_architecture_or_kind(tmp_path):
     with pytest.raises(DataError, match="damaged"):
         load_model(transfer(), path)
     torch.save({"format": "another"}, path)
-    with pytest.raises(DataError, match=r"no gpclml\.DeepKernelTransfer checkpoint"):
+    with pytest.raises(DataError, match=r"not a gpclml\.DeepKernelTransfer checkpoint"):
         load_model(transfer(), path)
 
 

@@ -79,7 +79,7 @@ def test_files_that_cannot_be_read_or_written(train, tmp_path):
         with pytest.raises(DataError, match="damaged"):
             GPRegression.load(path)
     torch.save({"format": "other"}, path)
-    with pytest.raises(DataError, match=r"no gpclml\.GPRegression checkpoint"):
+    with pytest.raises(DataError, match=r"not a gpclml\.GPRegression checkpoint"):
         GPRegression.load(path)
     torch.save({"format": "gpclml.GPRegression", "version": 99}, path)
     with pytest.raises(DataError, match="version 99"):

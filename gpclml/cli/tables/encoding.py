@@ -193,7 +193,7 @@ class TableEncoding:
         except (OSError, ValueError, KeyError, TypeError) as error:
             suggestion = "Write it again, with this release."
             raise DataError(
-                f"{path} is damaged or no table encoding ({error}). {suggestion}"
+                f"{path} is damaged or not a table encoding ({error}). {suggestion}"
             ) from error
 
 

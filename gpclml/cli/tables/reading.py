@@ -45,7 +45,7 @@ def read_table(path: str | os.PathLike[str], missing: Sequence[str] = ()) -> pan
         The table, its rows numbered from 0.
 
     Raises:
-        DataError: There is no such file, it is no table, it has no column names or the same name
+        DataError: There is no such file, it is not a table, it has no column names or the same name
             twice, or it has no rows.
 
     Note:
@@ -121,7 +121,7 @@ def parse_separated_text(path: Path, missing: list[str]) -> pandas.DataFrame:
             f"{path} is empty. Give a file with a line of column names and a line for each row."
         )
     if text.lstrip()[0] in "<{[":
-        raise DataError(f"{path} is no table (it looks like HTML or JSON). Save the table as CSV.")
+        raise DataError(f"{path} is not a table (it looks like HTML or JSON). Save it as CSV.")
     separator = _separator(text)
     names = _column_names(path, text, separator)
     table = _parsed(path, text, separator, names, missing, decimal=".")
@@ -143,7 +143,7 @@ def _text(path: Path) -> str:
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} cannot be read: {error}. Save it again.") from error
     if _OF_NO_TEXT.search(content):
-        raise DataError(f"{path} is no text file. Save the table as CSV, in UTF-8.")
+        raise DataError(f"{path} is not a text file. Save the table as CSV, in UTF-8.")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -165,7 +165,7 @@ def _column_names(path: Path, text: str, separator: str) -> list[str]:
     try:
         names = [name.strip() for name in next(line for line in lines if line)]
     except csv.Error as error:
-        raise DataError(f"{path} is no table: {error}. Save the table as CSV.") from error
+        raise DataError(f"{path} is not a table: {error}. Save the table as CSV.") from error
     if any(names) and all(_is_number(name) for name in names if name):
         raise DataError(
             f"{path}: the first line has numbers, not column names ({', '.join(names[:4])}). Put a "
@@ -188,8 +188,8 @@ def _parsed(
             )  # fmt: skip
         except (ValueError, pandas.errors.ParserWarning) as error:
             raise DataError(
-                f"{path} is no table: {_reason(error, len(names))}. Quote cells that contain the "
-                f"separator {separator!r}, or save the table as CSV again."
+                f"{path} is not a table: {_reason(error, len(names))}. Quote cells that contain "
+                f"the separator {separator!r}, or save the table as CSV again."
             ) from error
     table.columns = names
     return table
