@@ -35,6 +35,7 @@ from benchmarks.runner import (
     load_results,
     run_grid,
 )
+from gpclml.datasets.sources import VARIABLE
 from gpclml.errors import DataError
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ __all__ = ["Study", "Sweep"]
 
 Cells = list[dict[str, Any]]
 
-_OF_THE_MACHINE = {"jobs", "backend", "address", "folder", "checkpoints", "retry_failed", "quiet"}
+_OF_THE_MACHINE = {"jobs", "address", "folder", "retry_failed", "quiet"}
 EarlierRows = Annotated[
     Path | None,
     typer.Option("--rows", help="Add cells of this CSV file of an earlier report."),
@@ -92,8 +93,7 @@ class Study:
         caption: Of the figure.
         apart: A column, such as the method. A report may take the cells of those of its values
             that the results file does not have from the CSV file of an earlier report.
-        folders: Options that name folders, each with the environment variable that workers have
-            it under.
+        data: Whether it reads the data folder.
     """
 
     name: str
@@ -114,7 +114,7 @@ class Study:
     figure: Callable[..., None] | None = None
     caption: str = ""
     apart: str = ""
-    folders: Sequence[tuple[str, str]] = (("folder", "GPCLML_DATA"),)
+    data: bool = True
 
     def make_app(self, report: Callable | None = None) -> typer.Typer:
         """The command line.
@@ -235,14 +235,9 @@ class Study:
             ctx: typer.Context,
             results: ResultsFile,
             jobs: Annotated[int, typer.Option(help="Worker processes; -1 for one a core.")] = 1,
-            backend: Annotated[
-                str, typer.Option(help="Where several workers are: loky (this machine), dask.")
-            ] = "loky",
             address: Annotated[
                 str | None,
-                typer.Option(
-                    help="Address of a running cluster; else one is started on this machine."
-                ),
+                typer.Option(help="Address of a Dask scheduler whose workers compute instead."),
             ] = None,
             folder: DataFolder = None,
             retry_failed: Annotated[
@@ -253,16 +248,11 @@ class Study:
             ] = False,
             **options: Any,
         ) -> None:
-            places = options | {"folder": folder}
-            environment = {
-                variable: str(places[option].absolute())
-                for option, variable in self.folders
-                if places[option]
-            }
+            environment = {VARIABLE: str(folder.absolute())} if folder else {}
             if "quiet" in signature(self.grid).parameters:
                 options["quiet"] = quiet
             sweep = partial(
-                run_grid, results_path=results, jobs=jobs, backend=backend, address=address,
+                run_grid, results_path=results, jobs=jobs, address=address,
                 environment=environment, retry_failed=retry_failed, progress=not quiet,
                 command=self._command_of(ctx),
             )  # fmt: skip
@@ -277,7 +267,7 @@ class Study:
                 ]
             _end_run(summaries, quiet)
 
-        left_out = [] if "folder" in dict(self.folders) else ["folder"]
+        left_out = [] if self.data else ["folder"]
         return with_options(run, options_of(self.grid).values(), left_out)
 
     def _report_command(self) -> Callable[..., None]:

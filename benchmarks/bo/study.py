@@ -123,5 +123,5 @@ STUDY = Study(
     tables=_sections,
     figure=draw_figure,
     caption="Regret against evaluations",
-    folders=(),
+    data=False,
 )

@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.dkt.baselines import BASELINES
-from benchmarks.dkt.studies import FewShotStudy, Sources, study_named
-from benchmarks.dkt.together import (
-    LOOK_EVERY,
-    VALIDATION_TASKS,
-    conditioning,
-    sources_on_device,
-    test_scores,
-    train_together,
-)
-from benchmarks.runner import cell_key, code_version
+from benchmarks.dkt.together import sources_on_device, train_together
 from gpclml.conditioning import LastPoints
 from gpclml.fit import fit_mll
-from gpclml.meta import DeepKernelTransfer, Episodes, TaskScores, train_on_tasks
+from gpclml.meta import Episodes, TaskScores
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
 
 __all__ = [
-    "BASELINE", "CHECKPOINTS", "OBJECTIVES", "SOURCES", "nearest_neighbour_accuracy",
-    "plain_gp_scores", "run_cell", "run_together",
+    "BASELINE", "OBJECTIVES", "SOURCES", "nearest_neighbour_accuracy", "plain_gp_scores",
+    "run_cell", "run_together",
 ]  # fmt: skip
 
 
@@ -42,27 +30,10 @@ SOURCES = (
     "benchmarks.dkt.studies", "benchmarks.dkt.together",
 )  # fmt: skip
 """The modules beside this one that decide the results of :func:`run_cell`."""
-CHECKPOINTS = "GPCLML_DKT_CHECKPOINTS"
-"""Environment variable: the folder of checkpoints; without it a cell keeps none."""
-
-_TRAINING = (
-    "ways",
-    "shots",
-    "seed",
-    "kernel",
-    "objective",
-    "steps",
-    "tasks_per_step",
-    "lr",
-    "device",
-)
 
 
-def run_cell(cell: Mapping[str, Any]) -> dict[str, float]:
+def run_cell(cell: Mapping[str, Any]) -> Mapping[str, Any]:
     """Trains and tests one model.
-
-    With a folder of checkpoints an interrupted training goes on, and studies that train on the
-    same tasks share one training.
 
     Args:
         cell: Its configuration: ``study``, ``shots``, ``seed`` (of tasks and network),
@@ -78,55 +49,23 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, float]:
           ``tempered_calibration_error`` with it; where there are such tasks;
         - ``train_seconds``, ``best_step``: of the training.
     """
-    study = study_named(cell["study"])
-    if cell["kernel"] in BASELINES:
-        return dict(train_together([cell], _checkpoint(study, [cell]))[0])
-    sources = sources_on_device(cell)
-    if cell["kernel"] == BASELINE:
-        return _baseline(study, sources, cell["test_tasks"])
-    generator = torch.Generator().manual_seed(cell["seed"])
-    model = DeepKernelTransfer(study.network(generator), cell["kernel"], study.num_features)
-    model = model.to(cell["device"])
-    held_out = conditioning(cell["objective"], sources.train)
-    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, held_out)
-    training = train_on_tasks(
-        model, mll, sources.train, steps=cell["steps"], tasks_per_step=cell["tasks_per_step"],
-        lr=cell["lr"], validation=sources.validation, validation_tasks=VALIDATION_TASKS,
-        look_every=LOOK_EVERY, checkpoint=_checkpoint(study, [cell]), progress=False,
-    )  # fmt: skip
-    return {
-        **test_scores(model, sources, cell["test_tasks"]),
-        "train_seconds": training.seconds,
-        "best_step": float(training.best),
-    }
+    return run_together([cell])[0]
 
 
-def run_together(cells: list[dict[str, Any]]) -> list[Mapping[str, Any] | Exception]:
+def run_together(cells: Sequence[Mapping[str, Any]]) -> list[Any]:
     """The same of cells that differ in seed and target alone, of which each seed trains once.
 
     Args:
         cells: As for :func:`run_cell`, all of one :func:`benchmarks.dkt.together.label`.
     """
     if cells[0]["kernel"] == BASELINE:
-        return [run_cell(cell) for cell in cells]
-    return list(train_together(cells, _checkpoint(study_named(cells[0]["study"]), cells)))
+        return [_baseline(cell) for cell in cells]
+    return train_together(cells)
 
 
-def _checkpoint(study: FewShotStudy, cells: Sequence[Mapping[str, Any]]) -> Path | None:
-    """The file of a training of some seeds: named for all that decides it, the code included."""
-    folder = os.environ.get(CHECKPOINTS)
-    if not folder:
-        return None
-    training = {name: cells[0].get(name) for name in _TRAINING}
-    seeds = list(dict.fromkeys(cell["seed"] for cell in cells))
-    training |= {"training": study.training, "seed": seeds if len(seeds) > 1 else seeds[0]}
-    key = cell_key(training, code_version(run_cell, SOURCES))
-    return Path(folder) / f"{study.training}-{key[:16]}.pt"
-
-
-def _baseline(study: FewShotStudy, sources: Sources, count: int) -> dict[str, float]:
-    episodes = sources.test.draw(range(count))
-    if study.classes:
+def _baseline(cell: Mapping[str, Any]) -> dict[str, float]:
+    episodes = sources_on_device(cell).test.draw(range(cell["test_tasks"]))
+    if episodes.ways:
         return _mean("accuracy", nearest_neighbour_accuracy(episodes))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # a fit to few points may stop early

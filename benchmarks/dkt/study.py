@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated, Any
 
 import pandas
@@ -22,7 +21,7 @@ from benchmarks._options import (
 )
 from benchmarks._tables import mean_and_error, section, table, with_error
 from benchmarks.dkt.baselines import BASELINES
-from benchmarks.dkt.cells import BASELINE, CHECKPOINTS, OBJECTIVES, SOURCES, run_cell, run_together
+from benchmarks.dkt.cells import BASELINE, OBJECTIVES, SOURCES, run_cell, run_together
 from benchmarks.dkt.studies import STUDIES, study_named
 from benchmarks.dkt.together import label, size
 from benchmarks.runner import Batches
@@ -172,13 +171,6 @@ def make_grid(
     tasks_per_step: Annotated[int, Option(min=1, help="Tasks of a step.")] = 1,
     lr: Annotated[float, Option(help="Learning rate of Adam.")] = 1e-3,
     test_tasks: Annotated[int, Option(min=1, help="Tasks to test on.")] = 600,
-    checkpoints: Annotated[
-        Path | None,
-        Option(
-            help="A folder to keep trainings in: an interrupted one goes on, and studies that "
-            "learn from the same tasks share one."
-        ),
-    ] = None,
     device: Device = "cpu",
 ) -> list[dict[str, Any]]:
     """Every combination of these settings, each cell once; draws one task of each to check.
@@ -188,8 +180,6 @@ def make_grid(
         ArgumentError: A number is out of range, or data do not suffice for so many shots.
         DataError: Data are not there and cannot be fetched.
     """
-    if checkpoints is not None:
-        checkpoints.mkdir(parents=True, exist_ok=True)
     # Cells name kernels with hyphens, as those of results that are stored do.
     kernels = tuple(dict.fromkeys(name.replace("_", "-") for name in kernels))
     known = [name.replace("_", "-") for name in (*KERNELS, BASELINE, *BASELINES)]
@@ -246,5 +236,4 @@ STUDY = Study(
     needed=("study", "shots", "kernel", "objective", "interval"),
     label="{study} shots={shots} {kernel} {objective} seed {seed}",
     tables=sections,
-    folders=(("folder", "GPCLML_DATA"), ("checkpoints", CHECKPOINTS)),
 )

@@ -1,4 +1,4 @@
-"""Cells of all seeds and targets of a training, computed together: for a GPU, and for baselines."""
+"""Cells of all targets of a training, computed together; on a GPU of all its seeds too."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -22,7 +21,6 @@ from benchmarks.dkt.baselines import (
 )
 from benchmarks.dkt.stacks import Stack
 from benchmarks.dkt.studies import Sources, study_named
-from gpclml._utils.checkpoint import read_checkpoint, write_checkpoint
 from gpclml.conditioning import Conditioning, LastPoints, RandomHoldout
 from gpclml.errors import NonFiniteError, UnsupportedError
 from gpclml.evaluation import fit_temperature
@@ -47,7 +45,7 @@ __all__ = [
 VALIDATION_TASKS, LOOK_EVERY = 100, 500
 _AT_ONCE = 50  # steps whose tasks are drawn at once
 _SEEDS = 10  # that a GPU trains together
-_CHECKPOINT, _KEPT = "benchmarks.dkt", ("score", "step", "state")
+_TARGETS = 3  # of one training, at most
 
 Model = DeepKernelTransfer | Baseline
 
@@ -109,9 +107,7 @@ class _Kept:
         return self._drawn[key]
 
 
-def train_together(
-    cells: Sequence[Mapping[str, Any]], checkpoint: Path | None = None
-) -> list[Mapping[str, Any]]:
+def train_together(cells: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Trains a model for each seed of the cells, all at once, and tests it on their studies.
 
     The models see the tasks and take the steps of :func:`gpclml.meta.train_on_tasks`, and agree
@@ -119,7 +115,6 @@ def train_together(
 
     Args:
         cells: Cells of one :func:`label`, of :func:`benchmarks.dkt.cells.run_cell`.
-        checkpoint: File to save to at each validation and to go on from, of these seeds alone.
 
     Raises:
         NonFiniteError: The loss of one of the models is not finite.
@@ -127,7 +122,7 @@ def train_together(
     start, first = time.perf_counter(), cells[0]
     seeds = list(dict.fromkeys(cell["seed"] for cell in cells))
     members = [_member(first, seed) for seed in seeds]
-    _train(members, first, checkpoint)
+    _train(members, first)
     seconds = (time.perf_counter() - start) / len(seeds)
     answers = []
     for cell in cells:
@@ -141,19 +136,21 @@ def train_together(
 
 def label(cell: Mapping[str, Any]) -> Hashable:
     """Equal for cells that :func:`train_together` can compute together."""
-    rest = sorted((name, one) for name, one in cell.items() if name not in ("study", "seed"))
+    apart = ("study",) if not _trains_seeds_together(cell) else ("study", "seed")
+    rest = sorted((name, one) for name, one in cell.items() if name not in apart)
     return study_named(cell["study"]).training, tuple(rest)
 
 
 def size(cell: Mapping[str, Any]) -> int:
-    """How many cells to compute together: those of ten seeds and three studies, where it pays.
+    """How many cells to compute together: three studies', and of ten seeds where it pays."""
+    return _TARGETS * (_SEEDS if _trains_seeds_together(cell) else 1)
 
-    Steps of convolutional networks take a CPU as long together as one by one.
-    """
-    one_task = cell["tasks_per_step"] in (None, 1)
-    small = study_named(cell["study"]).training == "periodic"
-    on_gpu = study_named(cell["study"]).classes and cell["device"] != "cpu"
-    return 3 * _SEEDS if one_task and (small or on_gpu) else 1
+
+def _trains_seeds_together(cell: Mapping[str, Any]) -> bool:
+    """Steps of convolutional networks take a CPU as long together as one by one."""
+    study, one_task = study_named(cell["study"]), cell["tasks_per_step"] in (None, 1)
+    on_gpu = study.classes and cell["device"] != "cpu"
+    return one_task and (study.training == "periodic" or on_gpu)
 
 
 def conditioning(objective: str, tasks: Tasks) -> Conditioning:
@@ -226,9 +223,7 @@ def _member(cell: Mapping[str, Any], seed: int) -> _Member:
     return _Member(model.to(cell["device"]), source, validation)
 
 
-def _train(
-    members: Sequence[_Member], cell: Mapping[str, Any], checkpoint: Path | None = None
-) -> None:
+def _train(members: Sequence[_Member], cell: Mapping[str, Any]) -> None:
     """Adam steps on tasks of each model, as many as the cell says; the best looks are kept."""
     models, steps = [member.model for member in members], cell["steps"]
     each = cell["tasks_per_step"]
@@ -237,14 +232,11 @@ def _train(
         raise UnsupportedError("tasks_per_step", each, expected, "Give the seeds one by one.")
     stack = Stack(models) if len(models) > 1 else None
     module = models[0] if stack is None else cast(Model, stack.module)
-    whole, loss, groups = _objective(module, cell, members[0].train)
+    loss, groups = _objective(module, cell, members[0].train)
     optimizer = torch.optim.Adam(groups)
-    done = 0
-    if checkpoint is not None and checkpoint.exists():
-        done = _resume(checkpoint, whole, optimizer, members)
     losses: list[Tensor] = []
     sources = [member.train for member in members]
-    for step, episodes in enumerate(_draws(sources, range(done, steps), each), done + 1):
+    for step, episodes in enumerate(_draws(sources, range(steps), each), 1):
         module.train()
         optimizer.zero_grad()
         values = loss(episodes).unflatten(0, (-1, each)).mean(1)
@@ -258,8 +250,6 @@ def _train(
             for member in members:
                 member.look(step)
             losses.clear()
-            if checkpoint is not None:
-                _save(checkpoint, step, whole, optimizer, members)
     for member in members:
         member.model.load_state_dict(cast(dict[str, Any], member.state))
         member.model.eval()
@@ -267,42 +257,18 @@ def _train(
 
 def _objective(
     module: Model, cell: Mapping[str, Any], tasks: Tasks
-) -> tuple[torch.nn.Module, Callable[[Episodes], Tensor], list[dict[str, Any]]]:
-    """What has all state of a training, the loss of each task, and groups of learning rates."""
+) -> tuple[Callable[[Episodes], Tensor], list[dict[str, Any]]]:
+    """The loss of each task, and groups of learning rates."""
     lr = cell["lr"]
     if isinstance(module, Baseline):
-        return module, module.loss, [{"params": list(module.parameters()), "lr": lr}]
+        return module.loss, [{"params": list(module.parameters()), "lr": lr}]
     held_out = conditioning(cell["objective"], tasks)
     mll = ConditionalMarginalLogLikelihood(module.likelihood, module, held_out)
 
     def loss(episodes: Episodes) -> Tensor:
         return -module.objective(mll, episodes).mean(-1)
 
-    return mll, loss, parameter_groups(module, mll, lr, 0.1 * lr)
-
-
-def _save(
-    path: Path, step: int, whole: torch.nn.Module, optimizer: torch.optim.Adam,
-    members: Sequence[_Member],
-) -> None:  # fmt: skip
-    kept = [{name: getattr(member, name) for name in _KEPT} for member in members]
-    state = {"whole": whole.state_dict(), "optimizer": optimizer.state_dict()}
-    write_checkpoint(path, _CHECKPOINT, {**state, "step": step, "members": kept})
-
-
-def _resume(
-    path: Path, whole: torch.nn.Module, optimizer: torch.optim.Adam, members: Sequence[_Member]
-) -> int:
-    """The number of steps that were done; the file is named for all that decides the rest."""
-    device = next(whole.parameters()).device
-    required = {"whole": dict, "optimizer": dict, "step": int, "members": list}
-    content = read_checkpoint(path, _CHECKPOINT, device, required)
-    whole.load_state_dict(content["whole"])
-    optimizer.load_state_dict(content["optimizer"])
-    for member, kept in zip(members, content["members"], strict=True):
-        for name in _KEPT:
-            setattr(member, name, kept[name])
-    return content["step"]
+    return loss, parameter_groups(module, mll, lr, 0.1 * lr)
 
 
 def _draws(sources: Sequence[Tasks], steps: range, each: int) -> Iterator[Episodes]:

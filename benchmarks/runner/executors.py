@@ -15,11 +15,10 @@ from functools import partial
 from typing import Any
 
 from benchmarks.runner.cells import Cell, Row, Work
-from gpclml.errors import ArgumentError, UnknownNameError
+from gpclml.errors import ArgumentError
 
 __all__ = ["Answer", "Workers", "open_workers"]
 
-BACKENDS = ("loky", "dask")
 IDLE_SECONDS = 300  # after which a process of this machine without work ends
 CONNECT_SECONDS = 5.0
 WORKER_SECONDS = 50.0  # without any worker of a cluster at the start: an error
@@ -55,28 +54,20 @@ class Workers:
 
 
 def open_workers(
-    backend: str, jobs: int, address: str | None, check: Callable[[], None]
+    jobs: int, address: str | None, check: Callable[[], None]
 ) -> contextlib.AbstractContextManager[Workers]:
-    """The workers of a backend; a cluster is reached or started, and its workers are checked.
+    """This process, processes of this machine, or the workers of a cluster, which are checked.
 
     Args:
-        backend: ``"loky"`` or ``"dask"``.
-        jobs: Number of worker processes; -1 for one a core. A cluster with an address has
-            its own.
-        address: Address of a running cluster; None for a cluster on this machine.
+        jobs: Number of processes; -1 for one a core.
+        address: Address of a running cluster, which has its own number of workers; or None.
         check: Called on the workers of a cluster; raises where they have other code.
 
     Raises:
-        ArgumentError: If the backend is unknown or not installed, or the cluster cannot be
-            reached or its workers cannot be used.
+        ArgumentError: If the cluster cannot be reached or its workers cannot be used.
     """
-    if backend not in BACKENDS:
-        raise UnknownNameError("backend", backend, BACKENDS)
-    if backend == "dask":
-        return _dask_workers(jobs, address, check)
     if address is not None:
-        fix = "Use backend='dask', or leave the address out."
-        raise ArgumentError("address", repr(address), "None with backend='loky'", fix)
+        return _dask_workers(address, check)
     if jobs == 1:
         return contextlib.nullcontext(Workers(_ThisProcess, lambda: 1))
     return _loky_workers(jobs)
@@ -168,21 +159,14 @@ class _DaskWorkers(Workers):
 
 
 @contextlib.contextmanager
-def _dask_workers(jobs: int, address: str | None, check: Callable[[], None]) -> Iterator[Workers]:
+def _dask_workers(address: str, check: Callable[[], None]) -> Iterator[Workers]:
     try:
         import distributed
     except ImportError as error:
         fix = f"Install it: pip install 'gpclml[dask]'. {error}"
-        raise ArgumentError("backend", "'dask'", "the package distributed", fix) from None
-    with contextlib.ExitStack() as stack:
-        if address is None:
-            cluster = distributed.LocalCluster(
-                n_workers=(os.cpu_count() or 1) if jobs < 0 else jobs, threads_per_worker=1,
-                processes=True, dashboard_address="127.0.0.1:0", memory_limit=None,
-            )  # fmt: skip
-            address = str(stack.enter_context(cluster).scheduler_address)
-        _check_scheduler(address)
-        client = stack.enter_context(distributed.Client(address, set_as_default=False))
+        raise ArgumentError("address", repr(address), "the package distributed", fix) from None
+    _check_scheduler(address)
+    with distributed.Client(address, set_as_default=False) as client:
         workers = _DaskWorkers(client, address)
         with contextlib.suppress(TimeoutError):
             client.wait_for_workers(1, timeout=WORKER_SECONDS)

@@ -67,7 +67,6 @@ def run_grid(
     results_path: str | os.PathLike,
     *,
     jobs: int = 1,
-    backend: str = "loky",
     address: str | None = None,
     batches: Batches | None = None,
     environment: Mapping[str, str] | None = None,
@@ -91,15 +90,12 @@ def run_grid(
             of the configuration as JSON gives it back (lists for tuples), and seeds its own
             random draws. Values are numbers, strings, lists, tensors or arrays.
         results_path: The SQLite file; made if it is missing, in a folder that exists.
-        jobs: Number of worker processes; -1 for one a core. 1 with ``"loky"`` computes in
-            this process. A cluster with an address has its own number.
-        backend: ``"loky"``: processes of this machine. ``"dask"``: a cluster, whose workers
-            need the same code, packages and data, and one thread each; how often a lost
-            worker's cell is computed again is its ``distributed.scheduler.allowed-failures``,
-            3 where nothing else is set.
-        address: Address of the cluster, such as ``"tcp://host:8786"``; without it one is
-            started on this machine for the run (in a script, below
-            ``if __name__ == "__main__"``).
+        jobs: Number of worker processes of this machine; -1 for one a core; 1 computes in this
+            process.
+        address: Address of a Dask scheduler, such as ``"tcp://host:8786"``, whose workers compute
+            in the place of this machine's. They need the same code, packages and data, and one
+            thread each; how often a lost worker's cell is computed again is its
+            ``distributed.scheduler.allowed-failures``, 3 where nothing else is set.
         batches: How cells are computed several at a time, if they are. The module of their
             function counts as one of the ``sources``.
         environment: Environment variables that workers set around each cell, such as
@@ -130,11 +126,11 @@ def run_grid(
     check = partial(check_code, function, sources, {"code": version, **packages})
     work = Work(
         function, batches and batches.function, environment or {},
-        None if backend == "loky" else check,
+        None if address is None else check,
     )  # fmt: skip
     about = {"function": function_name(function), "code_version": version, **packages}
     with (
-        open_workers(backend, jobs, address, check) as workers,
+        open_workers(jobs, address, check) as workers,
         open_results(results_path, about, command) as store,
         tqdm(total=len(plan), disable=not progress, file=sys.stderr, unit="cell") as bar,
     ):

@@ -5,17 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from typing import Annotated, Any
+from typing import Any
 
 import pandas
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullLocator
-from typer import Option
 
 from benchmarks._figures import bare, legend_above, new_figure, save_figure
-from benchmarks._options import names
 from benchmarks.uci.tables import means, ordered_objectives
-from gpclml.errors import DataError, UnknownNameError
 
 __all__ = ["draw_figure"]
 
@@ -30,20 +27,7 @@ _STYLES = (
 _INCHES_A_CHARACTER, _INCHES_A_LINE = 0.085, 0.6  # of the legend
 
 
-def draw_figure(
-    done: pandas.DataFrame,
-    path: str | os.PathLike,
-    figure_kernels: Annotated[
-        tuple[str, ...] | None,
-        Option(help="Only these kernels in the figure, comma-separated."),
-        names,
-    ] = None,
-    figure_objectives: Annotated[
-        tuple[str, ...] | None,
-        Option(help="Only these objectives in the figure, comma-separated."),
-        names,
-    ] = None,
-) -> None:
+def draw_figure(done: pandas.DataFrame, path: str | os.PathLike) -> None:
     """Draws RMSE above NLL, a column a data set, a line a kernel and objective.
 
     More than five data sets go on to further rows. Bars are standard errors over seeds. Where
@@ -53,16 +37,10 @@ def draw_figure(
     Args:
         done: Finished cells with their labels, as ``benchmarks.uci.study.labelled`` gives them.
         path: The image file.
-        figure_kernels: Names or labels of the kernels to draw; all if None.
-        figure_objectives: Names or labels of the objectives to draw; all if None.
 
     Raises:
-        UnknownNameError: There is no cell of such a kernel or objective.
-        DataError: There is no cell of both, or the file cannot be written.
+        DataError: The file cannot be written.
     """
-    done = _chosen(_chosen(done, "kernel", figure_kernels), "objective", figure_objectives)
-    if done.empty:
-        raise DataError(f"{path}: nothing to draw. Name other kernels or objectives.")
     sets = sorted(done["dataset"].unique())
     styles = _styles(done)
     columns = math.ceil(len(sets) / math.ceil(len(sets) / _MOST_COLUMNS))
@@ -82,18 +60,6 @@ def draw_figure(
     with_size = {names: {"markersize": 5, **style} for names, style in styles.items()}
     legend_above(figure, with_size, columns=max(1, min(len(styles), most)))
     save_figure(figure, path)
-
-
-def _chosen(
-    done: pandas.DataFrame, column: str, wanted: tuple[str, ...] | None
-) -> pandas.DataFrame:
-    if wanted is None:
-        return done
-    labels = done[f"{column}_label"]
-    for name in wanted:
-        if name not in {*done[column], *labels}:
-            raise UnknownNameError(f"figure_{column}s", name, {*done[column], *labels})
-    return done[done[column].isin(wanted) | labels.isin(wanted)]
 
 
 def _draw_dataset(

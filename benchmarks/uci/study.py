@@ -37,9 +37,9 @@ from benchmarks.uci.tables import (
     turning_table,
     win_table,
 )
-from gpclml.errors import ArgumentError, UnknownNameError
+from gpclml.errors import ArgumentError
 
-__all__ = ["STUDY", "labelled", "of_kernels", "sections"]
+__all__ = ["STUDY", "labelled", "sections"]
 
 _ABOUT_DIFFERENCES = (
     "Mean paired difference ± standard error. In bold: beyond two standard errors. `below 0 (p)`: "
@@ -65,27 +65,6 @@ _ABOUT_STEPS = (
     "The first of the steps looked at after which the mean RMSE is no higher than what the LML of "
     "the same kernel ends with; `-` where there is none."
 )
-
-
-def of_kernels(
-    cells: pandas.DataFrame,
-    kernel: Annotated[
-        tuple[str, ...] | None,
-        Option(help="Only these kernels in all of it, comma-separated."),
-        names,
-    ] = None,
-) -> pandas.DataFrame:
-    """The cells of some kernels, all if None.
-
-    Raises:
-        UnknownNameError: There is no cell of such a kernel.
-    """
-    if kernel is None or cells.empty:
-        return cells
-    for name in kernel:
-        if name not in set(cells["kernel"]):
-            raise UnknownNameError("kernel", name, set(cells["kernel"]))
-    return cells[cells["kernel"].isin(kernel)].reset_index(drop=True)
 
 
 def labelled(done: pandas.DataFrame) -> pandas.DataFrame:
@@ -252,7 +231,6 @@ STUDY = Study(
     batches=Batches(run_cells, batch_label, most_in_batch),
     needed=(*CONFIGURATION, *METRICS),
     label="{dataset} n={n} {kernel} {objective} seed {seed}",
-    choose=of_kernels,
     prepare=labelled,
     tables=sections,
     figure=draw_figure,

@@ -108,9 +108,8 @@ def validated(monkeypatch):
 
     study = dataclasses.replace(STUDIES["digits"], sources=sources)
     monkeypatch.setattr(studies, "STUDIES", {**STUDIES, "validated": study, "again": study})
-    for module in ("benchmarks.dkt.together", "benchmarks.dkt.cells"):
-        monkeypatch.setattr(f"{module}.LOOK_EVERY", 3)
-        monkeypatch.setattr(f"{module}.VALIDATION_TASKS", 10)
+    monkeypatch.setattr(together, "LOOK_EVERY", 3)
+    monkeypatch.setattr(together, "VALIDATION_TASKS", 10)
 
 
 @pytest.mark.usefixtures("validated")
@@ -120,7 +119,7 @@ def test_cells_are_those_of_the_cell_function(kernel):
         ["validated", "again"], shots=(1,), kernels=[kernel], seeds=2, steps=10, test_tasks=30
     )
     cells = [cell for cell in cells if cell["objective"] == "clml"]
-    assert len({label(cell) for cell in cells}) == 1
+    assert len({label(cell) for cell in cells}) == 2  # of the seeds
     answers = run_together(cells)
     for cell, answer in zip(cells, answers, strict=True):
         alone = run_cell(cell)
@@ -195,64 +194,6 @@ def test_several_tasks_a_step(kernel, monkeypatch):
         together._train([member, other], cell)
 
 
-class Interrupted:
-    """Tasks that are interrupted once when a task of some number is drawn."""
-
-    def __init__(self, source, at):
-        self.source, self.at, self.drawn = source, at, []
-
-    def draw(self, indices):
-        self.drawn.append(indices)
-        if self.at in indices:
-            raise KeyboardInterrupt
-        return self.source.draw(indices)
-
-
-@pytest.mark.usefixtures("validated")
-@pytest.mark.parametrize("seeds", [1, 2])
-@pytest.mark.parametrize(
-    ("kernel", "objective"),
-    [("batch-norm-cosine", "clml-half"), ("linear-transfer", None), ("maml", None)],
-)
-def test_what_was_interrupted_goes_on(kernel, objective, seeds, tmp_path, monkeypatch):
-    monkeypatch.setattr("benchmarks.dkt.together._AT_ONCE", 2)
-    settings = {"steps": 9, "tasks_per_step": 1, "lr": 1e-3, "device": "cpu", "shots": 1}
-    cell = {"study": "validated", "kernel": kernel, "objective": objective, **settings}
-    path = tmp_path / "a.pt"
-
-    def members():
-        return [together._member(cell, seed) for seed in range(seeds)]
-
-    whole, broken, again = members(), members(), members()
-    together._train(whole, cell)
-    broken[0].train = Interrupted(broken[0].train, 7)
-    with pytest.raises(KeyboardInterrupt):
-        together._train(broken, cell, path)
-    again[0].train = source = Interrupted(again[0].train, None)
-    together._train(again, cell, path)
-    assert source.drawn[-2:] == [range(6, 8), range(8, 9)]  # six steps were done
-    assert all(min(drawn) in (0, 6, 8) for drawn in source.drawn)
-    for one, other in zip(whole, again, strict=True):
-        assert (one.step, one.score) == (other.step, other.score)
-        state = other.model.state_dict()
-        for name, entry in one.model.state_dict().items():
-            assert torch.equal(state[name], entry), name
-
-
-def test_cells_share_a_checkpoint_of_their_seeds(tmp_path, monkeypatch):
-    monkeypatch.setenv("GPCLML_DKT_CHECKPOINTS", str(tmp_path))
-    options = {"shots": (1,), "kernels": ["matching"], "steps": 2, "test_tasks": 5}
-    cells = make_grid(["digits"], seeds=2, **options)
-    first = run_together(cells)
-    (file,) = tmp_path.iterdir()
-    stamp = file.stat().st_mtime_ns
-    second = run_together(cells)
-    assert file.stat().st_mtime_ns == stamp
-    assert [one["nll"] for one in first] == [one["nll"] for one in second]
-    run_cell(cells[0])
-    assert len(list(tmp_path.iterdir())) == 2  # of the seed alone
-
-
 def test_other_numbers_of_ways():
     (cell,) = make_grid(["digits"], shots=(1,), ways=4, kernels=["matching"], seeds=1, steps=30)
     assert 0.4 < run_cell(cell)["accuracy"] < 0.95
@@ -265,15 +206,16 @@ def test_what_is_computed_together():
         own = {"study": "digits", "shots": 1, "seed": 0, "kernel": "linear", "device": "cpu"}
         return own | {"tasks_per_step": 1} | settings
 
-    assert label(cell()) == label(cell(seed=3))
+    assert label(cell()) != label(cell(seed=3))
+    assert label(cell(device="cuda")) == label(cell(seed=3, device="cuda"))
     assert label(cell()) != label(cell(shots=5))
     assert label(cell(study="omniglot-part")) == label(cell(study="omniglot-part-to-mnist"))
     assert label(cell()) != label(cell(study="omniglot-part"))
-    assert size(cell()) == 1
+    assert size(cell()) == 3
     assert size(cell(device="cuda")) == 30
     assert size(cell(study="periodic")) == 30
-    assert size(cell(device="cuda", study="rotation")) == 1
-    assert size(cell(device="cuda", tasks_per_step=2)) == 1
+    assert size(cell(device="cuda", study="rotation")) == 3
+    assert size(cell(device="cuda", tasks_per_step=2)) == 3
     assert size(cell(device="cuda", kernel="pixels", tasks_per_step=None)) == 30
 
 

@@ -48,7 +48,7 @@ def path(tmp_path):
 
 
 def run(cells, function, path, cluster, **options):
-    settings = {"progress": False, "backend": "dask", "address": cluster.scheduler_address}
+    settings = {"progress": False, "address": cluster.scheduler_address}
     return run_grid(cells, function, path, **settings | options)
 
 
@@ -130,7 +130,7 @@ def test_unreachable_schedulers_are_refused(path, monkeypatch, address):
         with pytest.raises(ArgumentError, match=r"address.*dask scheduler"):
             run_grid(
                 grid_cells.cholesky_grid(1), grid_cells.cholesky_cell, path,
-                backend="dask", address=address, progress=False,
+                address=address, progress=False,
             )  # fmt: skip
     assert not path.exists()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import random
@@ -76,15 +75,6 @@ def group_lives(group):
 SEED = 3
 BATCHES = [{}, {"batch": "gated_batch"}]
 BATCHED = pytest.param({"jobs": 2, "batch": "counted_batch"}, marks=pytest.mark.slow)
-DASK = pytest.param(
-    {"jobs": 2, "backend": "dask"},
-    marks=[
-        pytest.mark.slow,
-        pytest.mark.skipif(
-            importlib.util.find_spec("distributed") is None, reason="needs distributed"
-        ),
-    ],
-)
 KILLS = [(1, "group"), (2, "driver"), (1, "group"), (2, "group"), (1, "driver")]
 
 
@@ -136,7 +126,7 @@ def test_a_second_run_is_refused_until_the_first_is_killed(tmp_path):
     assert (summary.skipped, summary.computed) == (2, 2)
 
 
-@pytest.mark.parametrize("options", [{"jobs": 1}, {"jobs": 2}, BATCHED, DASK])
+@pytest.mark.parametrize("options", [{"jobs": 1}, {"jobs": 2}, BATCHED])
 @pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_saves_what_ended(tmp_path, options):
     path, log = tmp_path / "stopped.sqlite", tmp_path / "log"

@@ -75,17 +75,6 @@ def test_report_names_what_made_it(path):
     assert "device cpu" in header[3]
 
 
-def test_report_of_some_kernels(path):
-    answer = invoke("report --kernel rbf", "--results", path)
-    assert answer.exit_code == 0
-    header, tables = answer.stdout.split("```\n\n")
-    assert "deep-bottleneck" in header  # as the command that was run
-    assert "deep-bottleneck" not in tables
-    unknown = invoke("report --kernel rbv", "--results", path)
-    assert unknown.exit_code == 2
-    assert "Did you mean 'rbf'?" in unknown.stderr
-
-
 @pytest.mark.parametrize("name", ["rows.csv", "rows.csv.gz"])
 def test_rows_read_back(path, name, tmp_path):
     for file in (tmp_path / name, tmp_path / f"again-{name}"):
@@ -114,19 +103,6 @@ def test_figure_is_an_image(path, tmp_path):
     assert file.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert file.stat().st_size > 20_000
     assert matplotlib.rcParams._get_backend_or_none() == backend
-
-
-def test_a_figure_of_some(path, tmp_path):
-    def draw(*more):
-        return invoke("report", "--results", path, "--figure", tmp_path / "a.png", *more)
-
-    assert "![RMSE and NLL against n](a.png)" in draw().stdout
-    whole = (tmp_path / "a.png").read_bytes()
-    assert draw("--figure-kernels", "rbf", "--figure-objectives", "lml").exit_code == 0
-    assert (tmp_path / "a.png").read_bytes() != whole
-    unknown = draw("--figure-objectives", "cmll")
-    assert unknown.exit_code == 2
-    assert "figure_objectives: got 'cmll'" in unknown.stderr
 
 
 @pytest.fixture
@@ -161,7 +137,6 @@ def test_a_named_grid(tmp_path):
         ("run --datasets diabetes --held-out 0", "held_out: got 0.0"),
         ("run --datasets diabetes --held-out 0.001", "held_out: got 0.001, which holds out 0"),
         ("run --datasets diabetes --held-out some", "expected numbers separated by commas"),
-        ("run --datasets diabetes --jobs 2 --backend threading", "backend: got 'threading'"),
         ("run --datasets ,", "datasets: got ','"),
     ],
 )
@@ -176,7 +151,7 @@ def test_what_cannot_run_is_said_in_one_line(line, text, tmp_path):
 
 def test_a_scheduler_that_does_not_answer(tmp_path):
     pytest.importorskip("distributed")
-    line = "run --datasets diabetes --n 40 --seeds 1 --backend dask --address tcp://127.0.0.1:1"
+    line = "run --datasets diabetes --n 40 --seeds 1 --address tcp://127.0.0.1:1"
     answer = invoke(line, "--quiet", "--results", tmp_path / "results.sqlite")
     assert answer.exit_code == 2
     assert answer.stderr.startswith("Error: address: got 'tcp://127.0.0.1:1'")
