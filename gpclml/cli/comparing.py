@@ -57,18 +57,10 @@ _SAME = 1e-7  # least relative difference of the LML of two fits
 
 
 def compare_table(options: RunOptions, quiet: bool = False) -> Report:
-    """Fits models of a table, compares them and writes the report.
+    """Fits models of a table, compares them and writes the report, which it returns.
 
     Each model is saved in the work folder as soon as it is fitted. If the run is interrupted, the
     next run takes the models from there that it would fit in the same way from the same data.
-
-    Returns:
-        The report that was written.
-
-    Raises:
-        ArgumentError, DataError: The input is wrong; nothing has been written.
-        FitError: No model could be fitted.
-        typer.Exit: On Ctrl-C, with code 130, if fitted models are kept.
     """
     check_encodable("data", str(options.table.data.absolute()))  # the page and the Python file name
     check_encodable("--out", str(options.out))  # the table, the folder and the command

@@ -37,10 +37,7 @@ __all__ = [
 
 
 def fit_table(options: RunOptions, quiet: bool = False) -> SavedModel:
-    """Fits a model of a table and saves it with the encoding of the table.
-
-    Wrong input, a fit that fails and Ctrl-C write nothing.
-    """
+    """Fits a model of a table and saves it; wrong input, failures and Ctrl-C write nothing."""
     data = read_table_data(options.table, tests=False)
     check_size((options.recipe.model,), *data.train[0].shape)
     for note in () if quiet else data.notes:

@@ -17,19 +17,7 @@ __all__ = ["RunOptions", "TableOptions", "check_encodable"]
 
 @dataclass(frozen=True)
 class TableOptions:
-    """Which table a command reads, and how.
-
-    Attributes:
-        data: Path of the table.
-        target: Name of the column that is predicted.
-        rows: Largest number of rows to train on.
-        seed: Seed of the choice of rows, and of the fits.
-        drop: Columns to leave out.
-        categories: Columns whose values are categories.
-        missing: Further texts that stand for a missing value.
-        time_column: Column of dates or numbers by which the latest rows are test rows; None draws
-            them at random.
-    """
+    """Which table a command reads, and how; the options of the command have the same names."""
 
     data: Path
     target: str
@@ -55,14 +43,7 @@ class TableOptions:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """The options of ``compare`` and ``fit``.
-
-    Attributes:
-        table: The table.
-        recipe: The model and its fit; ``compare`` fits each of its models in this way.
-        out: The folder to write.
-        models: Names of the models of ``compare``; None for all that the table's size allows.
-    """
+    """The options of ``compare``, which fits each of its models by the recipe, and of ``fit``."""
 
     table: TableOptions
     recipe: Recipe

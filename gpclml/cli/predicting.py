@@ -31,11 +31,9 @@ _COLUMNS = "mean", "standard_deviation", "lower_90", "upper_90"
 def predict_table(
     folder: Path, data: Path, out: Path | None = None, quiet: bool = False
 ) -> pandas.DataFrame:
-    """Predicts the rows of a table and writes them as CSV.
+    """Predicts the rows of a table and writes a line of CSV for each, in their order.
 
-    The file has a line for each row, in the order of the table: mean and standard deviation of a
-    new observation, and its central 90 % interval. The cells are empty if an input that the model
-    needs is missing.
+    The cells are empty if an input that the model needs is missing.
     """
     import pandas
 

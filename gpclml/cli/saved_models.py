@@ -25,11 +25,7 @@ MODEL_FILES = ("model.pt", "table.json")
 class SavedModel:
     """A fitted model of a table.
 
-    Attributes:
-        model: The fitted model.
-        encoding: How a table becomes its inputs.
-        fitted: How it was fitted.
-        made_from: What decides the model: data, rows, recipe and versions of packages.
+    ``made_from`` has all that decides the model: data, rows, recipe and versions of packages.
     """
 
     model: GPRegression | StackedGP

@@ -36,16 +36,9 @@ _LEAST_TRAINED, _LEAST_TESTED = 20, 5
 
 @dataclass(frozen=True, eq=False)
 class TableData:
-    """Training and test rows of a table, and notes on them.
+    """Training and test rows of a table, inputs ``(n, d)`` and targets ``(n,)``, and notes on them.
 
-    Attributes:
-        options: The options that it was read with.
-        sha256: SHA-256 of the file.
-        encoding: How columns became inputs.
-        train: Inputs ``(n, d)`` and targets ``(n,)`` of the training rows.
-        test: The same of the test rows; there may be none.
-        repeated: Which test rows are equal to a training row in inputs and target, ``(t,)``.
-        notes: Sentences on rows and columns for the user.
+    ``repeated`` says which test rows are equal to a training row, ``(t,)``.
     """
 
     options: TableOptions

@@ -47,10 +47,9 @@ def shows_progress(quiet: bool) -> bool:
 
 @contextmanager
 def warned() -> Iterator[list[str]]:
-    """Collects the warnings within the block as texts, each text once.
+    """Collects the texts of warnings within the block in a list, which is filled when it ends.
 
-    The list that it gives is filled when the block ends. Warnings of packages about their own code,
-    such as deprecations, are left out.
+    Warnings of packages about their own code, such as deprecations, are left out.
     """
     said: list[str] = []
     with warnings.catch_warnings(record=True) as caught:

@@ -44,18 +44,9 @@ def yardsticks(
     with_line: bool = False,
     categories: Sequence[Sequence[int]] = (),
 ) -> Yardsticks:
-    """How well the stack, a tree ensemble, a line and the mean predict the test rows.
+    """How well the stack, a tree ensemble, a line (if asked) and the mean predict the test rows.
 
-    Args:
-        train: Inputs ``(n, d)`` and targets ``(n,)``.
-        test: The same of the test rows.
-        seed: Seed of the stack and the trees.
-        with_line: Whether to have the line, which the model ``"linear"`` makes superfluous.
-        categories: For each category the columns that are its levels.
-
-    Returns:
-        Those of ``"stack"``, ``"trees"``, ``"linear"`` and ``"mean"``, of which the last three have
-        no intervals.
+    ``categories`` has for each category the columns that are its levels.
     """
     from sklearn.ensemble import HistGradientBoostingRegressor
     from sklearn.linear_model import RidgeCV

@@ -54,22 +54,14 @@ _MOST_PIXELS = 1024 * 1024  # of an image: an archive may claim anything
 def read_idx_images(
     images: str | os.PathLike[str], labels: str | os.PathLike[str]
 ) -> tuple[Tensor, Tensor]:
-    """Images ``(N, 1, height, width)``, uint8, and labels ``(N,)`` from the files of MNIST.
-
-    Raises:
-        DataError: A file has another format, or the two do not belong together.
-    """
+    """Images ``(N, 1, height, width)``, uint8, and labels ``(N,)`` from the files of MNIST."""
     return _paired_images(read_idx(images), read_idx(labels), f"{images} and {labels}")
 
 
 def read_emnist(
     archive: str | os.PathLike[str], split: str = "byclass", part: str = "test"
 ) -> tuple[Tensor, Tensor]:
-    """Upright images ``(N, 1, 28, 28)``, uint8, and labels from 0 of a split of EMNIST's archive.
-
-    The archive is not extracted. Arguments and errors are those of
-    :func:`gpclml.datasets.load_emnist`.
-    """
+    """Upright images ``(N, 1, 28, 28)``, uint8, and labels from 0; the archive is not extracted."""
     if split not in EMNIST_CLASSES:
         raise UnknownNameError("split", split, EMNIST_CLASSES)
     if part not in ("train", "test"):
@@ -106,10 +98,6 @@ def read_omniglot(
     Returns:
         Images ``(N, 1, 28, 28)``, uint8; classes ``(N,)``, one a character in the order of
         alphabets and characters; names of classes, ``alphabet/character``; their alphabets.
-
-    Raises:
-        DataError: An archive is missing, damaged or without characters, an entry leads out of it
-            or is not an image, or images have different sizes.
     """
     pictures: dict[tuple[str, str], dict[str, numpy.ndarray]] = {}
     shapes: set[tuple[int, int]] = set()
@@ -147,12 +135,9 @@ def read_idx(path: str | os.PathLike[str]) -> Tensor:
 
 
 def parse_idx(body: bytes, origin: object) -> Tensor:
-    """An array of unsigned bytes in the idx format, gzipped or not.
+    """An array of unsigned bytes in the idx format, gzipped or not; errors name its origin.
 
     Two zero bytes, type, number of dimensions, sizes as big-endian 32-bit integers, the numbers.
-
-    Raises:
-        DataError: The content is cut short, too long, or of another format; names its origin.
     """
     try:
         if body[:2] == b"\x1f\x8b":
@@ -194,9 +179,6 @@ def archive_entries(
     """Names and contents of the files in a zip or tar archive; nothing is extracted.
 
     Those of a zip archive are sorted by name, those of a tar archive come as they lie in it.
-
-    Raises:
-        DataError: The archive is missing or damaged, or an entry leads out of it or is a link.
     """
     try:
         is_zip = zipfile.is_zipfile(archive)

@@ -32,9 +32,6 @@ def read_cub(archive: str | os.PathLike[str], size: int) -> Read:
 
     Of the species in the order of their numbers every second one is of the first part, the others
     are of the second and the third in turn (Chen et al. 2019).
-
-    Returns:
-        Images ``(N, 3, size, size)``, classes ``(N,)``, names of classes, and their parts.
     """
     found: dict[str, list[numpy.ndarray]] = {}
     for name, body in archive_entries(archive, _is_bird):
@@ -54,9 +51,6 @@ def read_mini_imagenet(archive: str | os.PathLike[str], size: int) -> Read:
 
     The archive has ``train.csv``, ``val.csv`` and ``test.csv`` of columns ``filename`` and
     ``label``, and ``images/<filename>``. Photographs that are in no list are passed over.
-
-    Returns:
-        As for :func:`read_cub`.
     """
     labels: dict[str, str] = {}
     parts: dict[str, str] = {}

@@ -255,15 +255,9 @@ def fit_column(
 ) -> NumberColumn | CategoryColumn:
     """How a column of training rows becomes inputs.
 
-    Args:
-        column: The column.
-        kind: The kind of its values, as :func:`kind_of` has it: a number, boolean, date or
-            category.
-        fills: Whether missing values, if there are some, are replaced and marked by an input: of
-            numbers and dates by their median, of booleans by the more frequent value. A missing
-            category is then a level of its own.
-        most_levels: Of a category the levels that most rows have become inputs, at most so many;
-            all if None.
+    With ``fills`` missing values, if there are some, are replaced and marked by an input: of
+    numbers and dates by their median, of booleans by the more frequent value; a missing category is
+    a level of its own. Of a category the ``most_levels`` that most rows have become inputs.
     """
     name = str(column.name)
     fills = fills and bool(column.isna().any())

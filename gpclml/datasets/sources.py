@@ -173,17 +173,7 @@ def fetch_file(
     progress: bool | None = None,
     address: str | None = None,
 ) -> Path:
-    """Gives the path of an original file, downloaded if it is missing; see :func:`fetch`.
-
-    Args:
-        source: The entry of the file.
-        directory: Folder in which it is kept.
-        progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
-        address: Address of a mirror in place of the entry's.
-
-    Raises:
-        DataError: The file is corrupt or cannot be fetched.
-    """
+    """Gives the path of an original file, downloaded if it is missing; see :func:`fetch`."""
     import pooch
 
     address = source.address if address is None else address
@@ -197,8 +187,8 @@ def fetch_file(
     # requests' errors are OSErrors; a wrong checksum or a malformed address is a ValueError.
     except (OSError, ValueError) as error:
         suggestion = (
-            "Nothing was kept. Check the network (and proxy), and that the folder can be written "
-            f"to (another is named by {VARIABLE} or folder=), and call again, or put the file there."
+            "Nothing was kept. Check the network (and proxy), and that the folder can be written to "
+            f"(name another by {VARIABLE} or folder=), and call again, or put the file there."
         )
         raise _error(
             path, f"the download from {address} failed", source, error, suggestion
@@ -206,12 +196,10 @@ def fetch_file(
 
 
 def data_folder(kind: str, folder: str | os.PathLike[str] | None = None) -> Path:
-    """The folder of files of one kind in the data folder.
+    """The folder of files of one kind, such as ``"uci"``, in the data folder.
 
-    Args:
-        kind: Name of the folder, e.g. ``"uci"``.
-        folder: The data folder. None: the one named by the environment variable
-            ``GPCLML_DATA``, else this package's folder in the user's cache.
+    The data folder is the one given, else the one named by the environment variable
+    ``GPCLML_DATA``, else this package's folder in the user's cache.
     """
     if folder is not None:
         return Path(folder).expanduser() / kind

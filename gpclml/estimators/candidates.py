@@ -135,10 +135,8 @@ def _with_priors(
 ) -> GPRegression:
     """Gives a model weak priors, beside which those of some hundred rows count.
 
-    Args:
-        model: A model of standardized inputs and targets.
-        lengthscale: Location and deviation of the logarithm of each lengthscale, in units of the
-            root of the number of inputs; then the scale of a named kernel has a prior too.
+    ``lengthscale`` has location and deviation of the logarithm of each lengthscale, in units of the
+    root of the number of inputs; then the scale of a named kernel has a prior too.
     """
     like = cast(Any, model.train_inputs)[0]
     noise = cast(Any, model.likelihood).noise_covar
@@ -203,15 +201,7 @@ def ordered_by_cost(names: Sequence[str]) -> tuple[str, ...]:
 def make_candidate(
     name: str, x: Tensor, y: Tensor, seed: int, categories: Sequence[Sequence[int]] = ()
 ) -> GPRegression:
-    """The model of a candidate, at its start.
-
-    Args:
-        name: Name of the candidate.
-        x: Inputs, ``(n, d)``.
-        y: Targets, ``(n,)``, transformed if the candidate's are.
-        seed: Seed of networks.
-        categories: For each category the columns that are its levels.
-    """
+    """The model of a candidate at its start; targets are transformed if the candidate's are."""
     kind = CANDIDATES[name]
     return kind.make(x, y, seed, *([categories] if kind.of_categories else []))
 
@@ -230,24 +220,13 @@ def fit_candidate(
 ) -> tuple[GPRegression, str, Warp | None] | None:
     """Fits a candidate by its marginal likelihood and its priors.
 
-    Args:
-        name: Name of the candidate.
-        x: Inputs, ``(n, d)``.
-        y: Targets, ``(n,)``.
-        fitted: The candidates that are fitted already, to the same data.
-        categories: For each category the columns that are its levels, each 1 or 0.
-        rows: Rows by which the hyperparameters are fitted; all if None.
-        seed: Seed of restarts and networks.
-        restarts: Further starts, of which the best is kept.
-        progress: Whether to show a progress bar.
+    Hyperparameters are fitted by ``rows``, all if None; it may start from one of ``fitted``, the
+    candidates that are fitted already, to the same data.
 
     Returns:
         The model of all rows; a sentence on the fit, empty if nothing is wrong with it; and the
         transform of its targets, if they have one. None for a candidate of transformed targets if
         no transform makes them more likely, and for one of categories if there are none.
-
-    Raises:
-        NonFiniteError, NotPSDError: The likelihood cannot be evaluated at the start.
     """
     kind = CANDIDATES[name]
     if kind.of_categories and not categories:

@@ -108,15 +108,6 @@ def scored_by_loo(
 
     Returns:
         The component, whose weight is not known yet, and the log densities of the rows, ``(n,)``.
-
-    Args:
-        name: Name of the candidate.
-        fit: The candidate.
-        y: Targets in original units.
-        calibrate: Whether to; else its predictions stay normal.
-
-    Raises:
-        NonFiniteError, NotPSDError: A residual cannot be computed.
     """
     model = fit.model
     error, deviation = leave_one_out_residuals(model)
@@ -152,18 +143,10 @@ def num_hyperparameters(model: GPRegression) -> int:
 
 @torch.no_grad()
 def leave_one_out_residuals(model: GPRegression) -> tuple[Tensor, Tensor]:
-    """Error and deviation of the prediction of each row from all others, in standardized units.
+    """Error and deviation of each row given all others, in standardized units, ``(n,)`` each.
 
-    The hyperparameters are those fitted to all rows. (Rasmussen and Williams 2006, Eq. 5.12.)
-
-    Args:
-        model: A fitted model.
-
-    Returns:
-        Errors, observed less predicted, and predictive standard deviations with noise, ``(n,)``.
-
-    Note:
-        About n³ floating-point operations.
+    The hyperparameters are those fitted to all rows; deviations are with noise. (Rasmussen and
+    Williams 2006, Eq. 5.12.) About n³ floating-point operations.
     """
     data = training_observations(model, model.likelihood)
     every = torch.arange(data.residual.shape[-1])

@@ -22,14 +22,8 @@ __all__ = ["FitOptions", "FittedCandidate", "fit_candidates"]
 class FitOptions:
     """How candidates are fitted.
 
-    Attributes:
-        rows: Rows by which hyperparameters are fitted; all if None.
-        seed: Seed of restarts and networks.
-        restarts: Further starts of each fit.
-        seconds: After so many no further candidate is begun; None for no limit.
-        deadline: The clock time at which they have passed.
-        first: Name of the candidate that is fitted however long it takes.
-        categories: For each category the columns that are its levels.
+    ``rows`` are those by which hyperparameters are fitted, all if None. After so many ``seconds``,
+    at the clock time ``deadline``, no further candidate is begun but the ``first``.
     """
 
     rows: Tensor | None = None
@@ -43,14 +37,7 @@ class FitOptions:
 
 @dataclass(frozen=True)
 class FittedCandidate:
-    """A candidate that was fitted.
-
-    Attributes:
-        model: The model of all rows.
-        note: A sentence on the fit; empty if nothing is wrong with it.
-        seconds: Wall time of the fit.
-        warp: The transform of its targets, if they have one.
-    """
+    """A fitted model of all rows, a sentence on the fit, its seconds, the transform of targets."""
 
     model: GPRegression
     note: str
@@ -70,15 +57,7 @@ def fit_candidates(
     n_jobs: int | None = None,
     progress: bool | None = None,
 ) -> _Fits:
-    """Fits candidates to the same data.
-
-    Args:
-        names: Their names, in the order in which they are fitted.
-        x: Inputs, ``(n, d)``.
-        y: Targets, ``(n,)``.
-        options: How they are fitted.
-        n_jobs: Number of processes, as joblib takes it; None or 1 for this one.
-        progress: Whether to show a progress bar.
+    """Fits candidates in the order of their names; ``n_jobs`` is as joblib takes it.
 
     Returns:
         The fitted candidates by name, and why others failed. In neither is a candidate of

@@ -34,11 +34,8 @@ _MOST_LEVELS = 50  # of a category
 class InputEncoding:
     """How the columns of a table become inputs; every row becomes a row of numbers.
 
-    Attributes:
-        columns: The columns, and what they become.
-        fills: For each input the median of the training rows, which stands for a value that is
-            missing where none was missing among them.
-        left_out: The columns that are no inputs, and why.
+    ``fills`` has for each input the median of the training rows, which stands for a value that is
+    missing where none was missing among them; ``left_out`` the columns that are no inputs, and why.
     """
 
     columns: tuple[NumberColumn | CategoryColumn, ...]
@@ -56,14 +53,7 @@ class InputEncoding:
         return category_places(self.columns)
 
     def encode(self, table: pandas.DataFrame) -> NDArray[np.float64]:
-        """The inputs of rows, ``(n, d)``; a level that no training row has is zero everywhere.
-
-        Args:
-            table: Rows with the same columns.
-
-        Raises:
-            ArgumentError: A column of numbers has other or infinite values.
-        """
+        """The inputs of rows, ``(n, d)``; a level that no training row has is zero everywhere."""
         encoded = np.hstack(_encoded(self.columns, table))
         return np.where(np.isnan(encoded), np.array(self.fills), encoded)
 
@@ -81,11 +71,7 @@ class InputEncoding:
 
     @classmethod
     def from_content(cls, content: Mapping[str, Any]) -> InputEncoding:
-        """What :meth:`to_content` gave.
-
-        Raises:
-            KeyError, TypeError: It is something else.
-        """
+        """What :meth:`to_content` gave; a KeyError or TypeError if it is something else."""
         columns = tuple(
             CategoryColumn(one["name"], tuple(one["levels"]), one["has_missing"])
             if "levels" in one
@@ -102,11 +88,7 @@ def is_frame(X: object) -> bool:
 
 
 def check_names(table: pandas.DataFrame) -> None:
-    """Refuses a data frame in which two columns have one name.
-
-    Raises:
-        ArgumentError: There are some.
-    """
+    """Refuses a data frame in which two columns have one name."""
     names = [str(name) for name in table.columns]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -115,22 +97,12 @@ def check_names(table: pandas.DataFrame) -> None:
 
 
 def fit_inputs(table: pandas.DataFrame, kinds: str | None = None) -> InputEncoding:
-    """Decides on training rows how columns become inputs.
+    """Decides on training rows how columns become inputs; ``kinds`` is that of all, if known.
 
     Numbers stay numbers, booleans become 0 and 1, dates days since 1970, and a category one input
     for each of its levels, at most the 50 that most rows have. A missing number is replaced by the
     median, with an input that is 1 where it was missing; a missing category is a level of its own.
     Columns of one value, or of lists, are left out, with a warning.
-
-    Args:
-        table: The training rows.
-        kinds: The kind of all columns, if it is known.
-
-    Raises:
-        ArgumentError: A column has both numbers and other texts, or no column is left.
-
-    Warns:
-        UserWarning: Columns are left out.
     """
     columns, left_out = [], {}
     for name in table.columns:

@@ -62,12 +62,7 @@ class Warp:
         return (self.power - 1) * v.sign() * v.abs().log1p() - math.log(self.unit)
 
     def moments(self, mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and variance of a target whose transform is normal, by Gauss-Hermite quadrature.
-
-        Args:
-            mean: Of the transform, any shape.
-            deviation: Of the transform, the same shape.
-        """
+        """Mean and variance of a target whose transform is normal, by Gauss-Hermite quadrature."""
         nodes, shares = _hermite(mean)
         values = self.inverse(mean.unsqueeze(-1) + deviation.unsqueeze(-1) * nodes)
         first = values @ shares

@@ -229,15 +229,7 @@ def axes_for(
 ) -> NDArray[np.object_]:
     """The axes given, whose number is checked, or those of a new figure of pyplot.
 
-    Args:
-        ax: One or several axes, or None.
-        count: How many there must be.
-        height: Inches of a new figure, which is as wide as matplotlib's settings say.
-        columns: Columns of a new figure.
-        **options: As for ``matplotlib.pyplot.subplots``.
-
-    Raises:
-        ArgumentError: There are more or fewer, or something else is among them.
+    A new figure is so many inches high and as wide as matplotlib's settings say.
     """
     from matplotlib import pyplot, rcParams
     from matplotlib.axes import Axes

@@ -22,10 +22,7 @@ _ROUNDING = 1e-9
 class ColumnEffect(NamedTuple):
     """How much the typical error rises if a column's values are shuffled among the test rows.
 
-    Attributes:
-        column: Name of the column.
-        rise: Root mean squared error with shuffled values, less that with the true ones.
-        error: Its standard error over the test rows.
+    ``error`` is the standard error of the rise over the test rows.
     """
 
     column: str
@@ -46,17 +43,9 @@ def column_effects(
     """The effect of each column on the error of a fitted model, the largest first.
 
     The model is not fitted again: it is given the values of other rows. All inputs of a column,
-    such as the levels of a category, are shuffled together, up to ten times.
-
-    Args:
-        predict: Means at inputs.
-        encoding: How columns became inputs.
-        test: Inputs ``(t, d)`` and targets ``(t,)`` of the test rows, of which at most 250 are
-            taken, and fewer with many columns.
-        seed: Seed of the shuffles.
-
-    Note:
-        Predictions of about 10,000 points at most, or of 25 for each column if these are more.
+    such as the levels of a category, are shuffled together, up to ten times. At most 250 of the
+    test rows are taken, fewer with many columns: about 10,000 points are predicted, or 25 for each
+    column if these are more.
     """
     generator = torch.Generator().manual_seed(seed)
     columns = encoding.columns

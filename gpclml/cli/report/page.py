@@ -45,18 +45,10 @@ __all__ = ["Report", "page_of", "report_text"]
 class Report:
     """The content of a report.
 
-    Attributes:
-        options: The options of the command.
-        data: The table.
-        comparison: Comparison of the models on the training rows.
-        predictions: Scores on the test rows, by model.
-        others: Scores on the test rows of what is no model of the comparison.
-        choice: The model to use.
-        effects: How much each column matters to the predictions of that model.
-        noise: Standard deviation of the noise of the first-ranked model.
-        fitted: How each model was fitted.
-        notes: Sentences on rows, columns and models: what was done, and why.
-        made: Date and time of the report.
+    ``comparison`` is of the models on the training rows; ``predictions`` has their scores on the
+    test rows, ``others`` those of what is no model of the comparison; ``effects`` are of the chosen
+    model, ``noise`` is of the first-ranked one; ``notes`` say what was done with rows, columns and
+    models, and why.
     """
 
     options: RunOptions

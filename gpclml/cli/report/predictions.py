@@ -170,14 +170,9 @@ class Choice(NamedTuple):
 
     The pick is the stack, or the first-ranked GP where there is none. Another model takes its place
     only if it predicts the test rows clearly better: if its squared errors are smaller, or its log
-    densities higher with squared errors that are not clearly larger. What is clear says a paired
-    t-test of 2.5 %, divided by the number of models that are compared.
-
-    Attributes:
-        name: The model to use.
-        pick: The one picked before the test.
-        explains: Whether it is clearly better than the mean of the training rows.
-        beaten: The models whose squared errors are clearly larger.
+    densities higher with squared errors that are not clearly larger. A paired t-test of 2.5 %,
+    divided by the number of models, says what is clear. ``explains`` says whether the model is
+    clearly better than the mean, ``beaten`` names those whose squared errors are clearly larger.
     """
 
     name: str
@@ -187,13 +182,7 @@ class Choice(NamedTuple):
 
 
 def choose(ranked: Iterable[str], scores: Mapping[str, PredictionScores]) -> Choice:
-    """Chooses a model.
-
-    Args:
-        ranked: Names of the models from the first-ranked on.
-        scores: Scores of these and of other predictions of the same rows; ``"mean"`` is that of the
-            training rows and is not chosen.
-    """
+    """Chooses a model; ``ranked`` are GPs from the first on, ``"mean"`` is never chosen."""
     from scipy.stats import t
 
     there = [name for name, one in scores.items() if not one.is_missing and name != "mean"]

@@ -75,13 +75,9 @@ NO_FEATURES = (
 
 
 class RecipeFit(NamedTuple):
-    """The result of a recipe.
+    """A fitted model; sentences on the fit; and why it failed, or empty.
 
-    Attributes:
-        model: The fitted model.
-        note: Sentences on the fit, or empty.
-        problem: Why the fit failed, or empty. A fit that reached its largest number of steps has
-            not failed.
+    A fit that reached its largest number of steps has not failed.
     """
 
     model: GPRegression | StackedGP
@@ -237,14 +233,7 @@ def _said_of_networks(result: NetworksFitResult) -> str:
 
 @dataclass(frozen=True)
 class FittedModel:
-    """How a model of a report was fitted.
-
-    Attributes:
-        recipe: The model and how it was fitted.
-        seconds: Wall time of the fit.
-        note: Sentences on the fit, or empty.
-        problem: Why the fit failed, or empty.
-    """
+    """How a model of a report was fitted: wall time, sentences on it, and why it failed."""
 
     recipe: Recipe
     seconds: float

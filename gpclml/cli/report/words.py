@@ -48,11 +48,7 @@ def headline(choice: Choice, target: str) -> str:
 def answer(choice: Choice, what: str, scores: Scores, rows: str) -> list[str]:
     """Sentences on how the chosen model predicts the test rows, and how others do.
 
-    Args:
-        choice: The choice.
-        what: What the chosen model is.
-        scores: Scores of all models.
-        rows: What the test rows are, such as "the 88 test rows".
+    ``what`` says what the model is, ``rows`` what the test rows are, such as "the 88 test rows".
     """
     name, own = choice.name, scores[choice.name]
     others = [

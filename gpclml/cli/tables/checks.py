@@ -31,12 +31,8 @@ def data_notes(
 ) -> list[str]:
     """Sentences on values, targets and rows that a user may want to look at.
 
-    Args:
-        encoding: How columns became inputs.
-        train: Inputs ``(n, d)`` and targets ``(n,)`` of the training rows.
-        repeated: Which test rows :func:`repeated_rows` says repeat a training row, ``(t,)``.
-        all_y: Targets of all rows in the order of the file, NaN where missing; none where the test
-            rows are the latest.
+    ``all_y`` are the targets of all rows in the order of the file, NaN where missing; none where
+    the test rows are the latest.
     """
     said: list[str] = []
     if encoding.left_out:
