@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import cast
 
 import torch
@@ -14,14 +15,14 @@ from torch.func import functional_call
 
 from gpclml.linalg import symmetric_product
 
-__all__ = ["CONVOLUTIONS", "NORMS", "LayerRecord", "LinearRecord", "NormRecord"]
+__all__ = ["CONVOLUTIONS", "NORMS", "LayerRecord", "LinearRecord", "NormRecord", "Products"]
 
 CONVOLUTIONS = (torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
 _OF_CHANNELS = (
     torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d, torch.nn.GroupNorm,
 )  # fmt: skip
 NORMS = (*_OF_CHANNELS, torch.nn.LayerNorm, torch.nn.RMSNorm)
-_CHUNK = 2**22  # numbers of the gradients, or of the inputs of places, of a chunk of points
+_CHUNK = 2**20  # numbers of the gradients, or of the inputs of places, of a chunk of points
 
 
 @dataclass(frozen=True)
@@ -110,9 +111,8 @@ class LinearRecord(LayerRecord):
         """Gradients at each point by the parameter's name, ``(N, K, *shape)``."""
         found = {}
         if self.weight is not None:
-            inputs = self._inputs().mT
-            columns = [self._of_points(g @ inputs) for g in self._gradients()]
-            found[self.weight] = torch.stack(columns, dim=1).flatten(2).unflatten(2, self.shape)
+            rows = torch.cat([torch.stack(columns, 1) for columns in self._of_weight()])
+            found[self.weight] = rows.flatten(2).unflatten(2, self.shape)
         if self.bias is not None:
             found[self.bias] = self.summed_gradients()
         return found
@@ -126,7 +126,8 @@ class LinearRecord(LayerRecord):
         if self.weight is not None and self.is_plain:
             found[self.weight] = squares.mT @ self.mean_inputs()[:, 0].square()
         elif self.weight is not None:
-            found[self.weight] = self._weight_diagonal().reshape(self.shape)
+            squares = (column.square().sum(0) for some in self._of_weight() for column in some)
+            found[self.weight] = functools.reduce(operator.add, squares).reshape(self.shape)
         return found
 
     @property
@@ -134,19 +135,18 @@ class LinearRecord(LayerRecord):
         """The shape of the weight."""
         return cast(Tensor, self.layer.weight).shape
 
-    def _weight_diagonal(self) -> Tensor:
-        # Some points at a time: the gradients of all may take more memory than the network.
-        inputs = self._inputs().mT
-        versions = len(inputs) // self.num_points
-        step = max(1, _CHUNK // (math.prod(self.shape) * versions)) * versions
-        cuts = [*range(0, len(inputs), step), len(inputs)]
-        parts = [
-            (g[a:b] @ inputs[a:b]).unflatten(0, (-1, versions)).sum(1).square().sum(0)
-            for g in self._gradients() for a, b in pairwise(cuts)
-        ]  # fmt: skip
-        return torch.stack(parts).sum(0)
+    def _of_weight(self) -> Iterator[list[Tensor]]:
+        """Gradients of the weight at some points, ``(n, G, out, in)``, for each column."""
+        # Patches and gradients of few points stay in the caches.
+        columns, versions = list(self._gradients()), len(self.raw_inputs) // self.num_points
+        of_inputs = math.prod(self.shape[1:]) * self._groups * columns[0].shape[-1]
+        step = versions * max(1, _CHUNK // (versions * max(math.prod(self.shape), of_inputs)))
+        for start in range(0, len(self.raw_inputs), step):
+            some = slice(start, start + step)
+            inputs = self._inputs_of(self.raw_inputs[some]).mT
+            yield [(g[some] @ inputs).unflatten(0, (-1, versions)).sum(1) for g in columns]
 
-    def input_product(self, reduce: bool) -> tuple[Tensor, int]:
+    def input_products(self, reduce: bool) -> tuple[Products, int]:
         r"""The sum of :math:`a a^\top`, float64, for each of several groups; number of its terms.
 
         With ``reduce`` a is the mean over places, else each place is a term.
@@ -160,18 +160,18 @@ class LinearRecord(LayerRecord):
             numbers = math.prod(self.shape[1:]) * self._groups * places
             rows = self.raw_inputs.split(max(1, _CHUNK // numbers))
             parts = map(self._inputs_of, rows)
-        total = torch.stack([_outer_products(a.double()) for a in parts]).sum(0)
-        return total, self.num_points if reduce else len(self.raw_inputs) * places
+        products = functools.reduce(operator.add, (Products.of(a.double()) for a in parts))
+        return products, self.num_points if reduce else len(self.raw_inputs) * places
 
-    def gradient_product(self, reduce: bool) -> Tensor:
+    def gradient_products(self, reduce: bool) -> Products:
         r"""The sum of :math:`g g^\top` over points and columns, float64, for each group.
 
         With ``reduce`` g is the sum over places, else each place is a term.
         """
         if not reduce:
-            return torch.stack([_outer_products(g) for g in self._gradients()]).sum(0)
+            return functools.reduce(operator.add, map(Products.of, self._gradients()))
         rows = self.summed_gradients().flatten(0, 1)
-        return _outer_products(rows.unflatten(1, (self._groups, -1)).unsqueeze(-1))
+        return Products.of(rows.unflatten(1, (self._groups, -1)).unsqueeze(-1))
 
     @property
     def _groups(self) -> int:
@@ -200,21 +200,49 @@ def _channels_first(values: Tensor) -> Tensor:
     return values.reshape(len(values), -1, values.shape[-1]).mT.unsqueeze(1)
 
 
-def _outer_products(values: Tensor) -> Tensor:
-    """The sum over R and T of products of ``(R, G, channels, T)`` with itself, float64.
+@dataclass(frozen=True)
+class Products:
+    r"""The sum of :math:`v v^\top` over vectors, in float64, or one sum for each of G groups.
 
-    It is a matrix, or one for each of several groups. Point by point, without a transposed copy,
-    where that takes no more memory than the values.
+    Attributes:
+        values: The sum, ``(p, p)`` or ``(G, p, p)``; of fewer than p vectors these as rows,
+            ``(n, p)``, whose inner products have the same eigenvalues other than zero.
+        by_rows: Whether they are rows.
     """
-    _, groups, channels, places = values.shape
-    if groups > 1:
-        rows = values.permute(1, 2, 0, 3).flatten(2)
-        return torch.bmm(rows, rows.mT).double()
-    values = values[:, 0]
-    if places > 1 and channels <= places:
-        return torch.bmm(values, values.mT).sum(0, dtype=torch.float64)
-    rows = values.mT.flatten(0, 1)
-    return symmetric_product(rows.mT, rows.mT).double()
+
+    values: Tensor
+    by_rows: bool = False
+
+    @classmethod
+    def of(cls, values: Tensor) -> Products:
+        """Of the vectors ``(R, G, p, T)`` of R points and T places."""
+        count, groups, channels, places = values.shape
+        if groups > 1:
+            rows = values.permute(1, 2, 0, 3).flatten(2)
+            return cls(torch.bmm(rows, rows.mT).double())
+        values = values[:, 0]
+        if places > 1 and channels <= places:  # point by point, without a transposed copy
+            return cls(torch.bmm(values, values.mT).sum(0, dtype=torch.float64))
+        rows = values.mT.flatten(0, 1)
+        if count * places < channels:
+            return cls(rows.double(), by_rows=True)
+        return cls(symmetric_product(rows.mT, rows.mT).double())
+
+    def matrix(self) -> Tensor:
+        """The sum, ``(p, p)`` or ``(G, p, p)``."""
+        rows = self.values.mT
+        return symmetric_product(rows, rows) if self.by_rows else self.values
+
+    def eigenvalues(self) -> Tensor:
+        """Eigenvalues of the sum, without some that are zero; those below zero are set to zero."""
+        matrix = self.values @ self.values.mT if self.by_rows else self.values
+        return torch.linalg.eigvalsh(matrix).clamp_min(0.0)
+
+    def __add__(self, other: Products) -> Products:
+        rows, channels = len(self.values) + len(other.values), self.values.shape[-1]
+        if self.by_rows and other.by_rows and rows < channels:
+            return Products(torch.cat([self.values, other.values]), by_rows=True)
+        return Products(self.matrix() + other.matrix())
 
 
 def _patches(layer: torch.nn.Module, inputs: Tensor) -> Tensor:

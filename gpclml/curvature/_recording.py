@@ -8,9 +8,11 @@ parameters of all other modules are returned by name.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,12 +33,69 @@ from gpclml.curvature.structure import (
 )
 from gpclml.errors import UnsupportedError
 
-__all__ = ["record_columns", "record_layers"]
+__all__ = ["record_columns", "record_layers", "sum_over_chunks"]
 
 _SUPPORTED = (torch.nn.Linear, *CONVOLUTIONS, *NORMS)
 _KINDS = ("weight", "bias")
 _ROWS = "whose rows are not those of points in their order"
+_BYTES = 2**26  # of what layers return, and of gradients by it, in memory at a time
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+
+
+def sum_over_chunks(
+    of: Callable[[torch.nn.Module, Tensor, Cotangents], Any],
+    module: torch.nn.Module,
+    x: Tensor,
+    cotangents: Cotangents,
+    *,
+    all_columns: bool = False,
+) -> Any:
+    """The curvature of chunks of points, added up; in memory are the passes of one chunk.
+
+    Chunks follow from the sizes of what layers return, and from the number of columns if the
+    gradients of all are in memory. Points that require a gradient need all passes at once.
+
+    Args:
+        of: The curvature at points.
+        module: Maps ``(N, *event)`` to ``(N, C)``.
+        x: Points.
+        cotangents: Maps the outputs at all points to columns of their curvature.
+        all_columns: Whether ``of`` keeps gradients of all columns at a time.
+    """
+    check_network(module)
+    few, sizes = x[:2].detach(), [0, 0]
+
+    def count(part: torch.nn.Module, _: Any, output: Any) -> None:
+        size = output.numel() if isinstance(output, Tensor) else 0
+        sizes[0] += size
+        sizes[1] += size * (type(part) in _SUPPORTED)
+
+    leaves = [part for part in module.modules() if not any(part.children())]
+    handles = [part.register_forward_hook(count) for part in leaves]
+    try:
+        with torch.no_grad():
+            outputs = module(few)
+    finally:
+        for handle in handles:
+            handle.remove()
+    columns = outputs[0].numel() if all_columns else 1
+    # Outputs and what gradients are computed from, and the gradients of layers that are recorded.
+    numbers = (2 * sizes[0] + columns * sizes[1]) / len(few)
+    size = numbers * next(module.parameters()).element_size()
+    # A point is not alone: others are needed to see that its gradients are its own.
+    chunks = min(math.ceil(len(x) * size / _BYTES), len(x) // 2)
+    if x.requires_grad or chunks < 2:
+        return of(module, x, cotangents)
+    points = x.tensor_split(chunks)
+    with torch.no_grad():
+        outputs = torch.cat([module(some) for some in points])
+    vectors = cotangents(outputs)
+    check_cotangents(vectors, outputs)
+    total = None
+    for some, own in zip(points, vectors.detach().tensor_split(chunks), strict=True):
+        part = of(module, some, lambda _, own=own: own)
+        total = part if total is None else total + part
+    return total
 
 
 def record_layers(
@@ -208,26 +267,27 @@ def _excluded_by_probe(
     )
     expected = dict(zip(mine, found[len(made) :], strict=True))
     gradients = dict(zip(layers, found, strict=False))
-    elsewhere = [_is_elsewhere(g) for g in gradients.values()]
+    elsewhere = [_is_elsewhere(g, passes[name].inputs) for name, g in gradients.items()]
     excluded |= {
         name: _ROWS
         for name, wrong in zip(layers, torch.stack(elsewhere).tolist(), strict=True) if wrong
     }  # fmt: skip
     sums = {
-        name: rows.sum((0, 1))
+        name: rows[0, 0]
         for one, g in gradients.items() if one not in excluded
-        for name, rows in _record(one, layers[one], parameters, 3, passes[one].inputs, [g])
-        .gradients().items()
+        for name, rows in _record(
+            one, layers[one], parameters, 1, passes[one].inputs.chunk(3)[1], [g.chunk(3)[1]]
+        ).gradients().items()
     }  # fmt: skip
     for name in differing(sums, {name: expected[name] for name in sums}):
         excluded[layer_of(name)] = "whose gradient is another than that of its class"
     return excluded
 
 
-def _is_elsewhere(gradient: Tensor) -> Tensor:
-    """Whether rows beside the middle third are not zero."""
+def _is_elsewhere(gradient: Tensor, inputs: Tensor) -> Tensor:
+    """Whether rows beside the middle third are not zero, or inputs have other rows."""
     third, rest = divmod(len(gradient), 3)
-    if rest or not third:
+    if rest or not third or len(inputs) != len(gradient):
         return gradient.new_ones(())
     beside = torch.cat([gradient[:third], gradient[-third:]])
     return beside.ne(0).any().to(gradient)

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from gpclml._utils.arguments import checked
 from gpclml.curvature._layers import LinearRecord
-from gpclml.curvature._recording import record_layers
+from gpclml.curvature._recording import record_layers, sum_over_chunks
 from gpclml.curvature.output_gradients import OuterProducts, dense_rows, weighted_products
 from gpclml.curvature.structure import (
     Cotangents,
@@ -239,6 +239,9 @@ class Diagonal(Structure):
     @override
     def of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> DiagonalCurvature:
         """The sum of squared gradients of each parameter; see :meth:`Structure.of`."""
+        return sum_over_chunks(self._of, module, x, cotangents, all_columns=True)
+
+    def _of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> DiagonalCurvature:
         records, others = record_layers(module, x, cotangents)
         found = {name: h for record in records for name, h in record.diagonal().items()}
         if others:

@@ -12,8 +12,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from gpclml._utils.arguments import checked
-from gpclml.curvature._layers import LinearRecord
-from gpclml.curvature._recording import record_columns
+from gpclml.curvature._layers import LinearRecord, Products
+from gpclml.curvature._recording import record_columns, sum_over_chunks
 from gpclml.curvature.dense import DenseCurvature, DiagonalCurvature
 from gpclml.curvature.output_gradients import OuterProducts, weighted_products
 from gpclml.curvature.structure import (
@@ -68,6 +68,9 @@ class Kronecker(Structure):
     @override
     def of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> KroneckerCurvature:
         """Two factors for each layer; see :meth:`Structure.of`."""
+        return sum_over_chunks(self._of, module, x, cotangents)
+
+    def _of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> KroneckerCurvature:
         reduce = self.sharing == "reduce"
         factors: dict[int, Factors] = {}
         norms: dict[int, DenseCurvature] = {}
@@ -79,7 +82,7 @@ class Kronecker(Structure):
                     block = DenseCurvature.of_gradients(rows, [rows], "smaller")
                     norms[place] = norms[place] + block if place in norms else block
                 elif place in factors:
-                    gradients = factors[place].gradients + record.gradient_product(reduce)
+                    gradients = factors[place].gradients + record.gradient_products(reduce)
                     factors[place] = replace(factors[place], gradients=gradients)
                 else:
                     factors[place] = _first_factors(record, reduce)
@@ -172,32 +175,30 @@ class Factors:
     Attributes:
         weight: Name of its weight; None if it is not trained.
         bias: Name of its bias; None if that is not trained, or there is none.
-        gradients: B, the sum of g gᵀ, ``(out, out)``; with several groups one for each,
-            ``(G, out, out)``.
-        inputs: A times the number of its terms, the sum of a aᵀ, ``(in, in)`` or
-            ``(G, in, in)``; None without a weight.
+        gradients: B, the sum of g gᵀ; with several groups one for each.
+        inputs: A times the number of its terms, the sum of a aᵀ; None without a weight.
         count: Number of terms of that sum.
         shape: Shape of the weight.
     """
 
     weight: str | None
     bias: str | None
-    gradients: Tensor
-    inputs: Tensor | None
+    gradients: Products
+    inputs: Products | None
     count: int
     shape: torch.Size
 
     def eigenvalues(self) -> dict[str, tuple[Tensor, Tensor]]:
-        """Eigenvalues of B and A by the parameter's name, ``(*G, out)`` and ``(*G, in)``; float64.
+        """Eigenvalues of B and A by the parameter's name, ``(*G, b)`` and ``(*G, a)``; float64.
 
-        For a bias the latter is one.
+        Some that are zero are left out. For a bias the latter is one.
         """
-        of_gradients = _eigenvalues(self.gradients)
+        of_gradients = self.gradients.eigenvalues()
         found = {}
         if self.bias is not None:
             found[self.bias] = of_gradients, torch.ones_like(of_gradients[..., :1])
         if self.weight is not None and self.inputs is not None:
-            found[self.weight] = of_gradients, _eigenvalues(self.inputs) / self.count
+            found[self.weight] = of_gradients, self.inputs.eigenvalues() / self.count
         return found
 
     def sample(
@@ -235,11 +236,11 @@ class Factors:
     def _spectra(self, precisions: Mapping[str, Tensor], scale: float) -> dict[str, _Spectrum]:
         """Eigenvectors of both factors, and deviations in these directions, by name."""
         like = next(iter(precisions.values()))
-        values, vectors = (part.to(like) for part in torch.linalg.eigh(self.gradients.double()))
+        values, vectors = (part.to(like) for part in torch.linalg.eigh(self.gradients.matrix()))
         values = values.clamp_min(0.0).unsqueeze(-1)
         found = {}
         if self.weight is not None and self.inputs is not None:
-            of_inputs, directions = torch.linalg.eigh(self.inputs.double() / self.count)
+            of_inputs, directions = torch.linalg.eigh(self.inputs.matrix() / self.count)
             products = values * of_inputs.to(like).clamp_min(0.0).unsqueeze(-2)
             deviation = (scale * products + precisions[self.weight]).rsqrt()
             found[self.weight] = _Spectrum(vectors, directions.to(like), deviation)
@@ -258,8 +259,8 @@ class Factors:
 
 def _first_factors(record: LinearRecord, reduce: bool) -> Factors:
     """Factors from the first column."""
-    inputs, count = (None, 0) if record.weight is None else record.input_product(reduce)
-    gradients = record.gradient_product(reduce)
+    inputs, count = (None, 0) if record.weight is None else record.input_products(reduce)
+    gradients = record.gradient_products(reduce)
     return Factors(record.weight, record.bias, gradients, inputs, count, record.shape)
 
 
@@ -270,11 +271,6 @@ class _Spectrum:
     of_gradients: Tensor
     of_inputs: Tensor
     deviation: Tensor
-
-
-def _eigenvalues(factor: Tensor) -> Tensor:
-    """Eigenvalues in float64; those below zero, which are rounding, are set to zero."""
-    return torch.linalg.eigvalsh(factor.double()).clamp_min(0.0)
 
 
 class _LogDet(torch.autograd.Function):

@@ -14,6 +14,7 @@ from gpytorch.likelihoods import (
 )
 
 from gpclml._utils.arguments import checked
+from gpclml.curvature._layers import Products
 from gpclml.curvature.dense import Block, DenseCurvature, DiagonalCurvature
 from gpclml.curvature.kronecker import Factors, KroneckerCurvature
 from gpclml.curvature.output_likelihoods import output_likelihood
@@ -53,8 +54,8 @@ def content_of_curvature(curvature: Curvature) -> dict[str, Any]:
         return {"blocks": blocks}
     if isinstance(curvature, KroneckerCurvature):
         factors = [
-            {"weight": one.weight, "bias": one.bias, "gradients": one.gradients.detach(),
-             "inputs": None if one.inputs is None else one.inputs.detach(),
+            {"weight": one.weight, "bias": one.bias, "gradients": one.gradients.matrix().detach(),
+             "inputs": None if one.inputs is None else one.inputs.matrix().detach(),
              "count": one.count, "shape": list(one.shape)}
             for one in curvature.factors
         ]  # fmt: skip
@@ -80,7 +81,14 @@ def curvature_of_content(content: Mapping[str, Any]) -> Any:
                   one["by_samples"], one["matrix"])
             for one in content["blocks"]
         ])  # fmt: skip
-    factors = [Factors(**{**one, "shape": torch.Size(one["shape"])}) for one in content["factors"]]
+    factors = [
+        Factors(
+            one["weight"], one["bias"], Products(one["gradients"]),
+            None if one["inputs"] is None else Products(one["inputs"]),
+            one["count"], torch.Size(one["shape"]),
+        )
+        for one in content["factors"]
+    ]  # fmt: skip
     return KroneckerCurvature(factors, [curvature_of_content(one) for one in content["others"]])
 
 

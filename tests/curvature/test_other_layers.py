@@ -12,6 +12,7 @@ from gpclml.curvature import (
     FunctionSpace,
     Kronecker,
     _layers,
+    _recording,
     output_gradients,
     sample_gradients,
 )
@@ -240,7 +241,7 @@ def test_draws_of_grouped_factors(sharing):
     factor, count = curvature.factors[0], 20_000
     draws = curvature.sample(delta, 1.3, count)
     for group in range(2):
-        B, A = factor.gradients[group], factor.inputs[group] / factor.count
+        B, A = factor.gradients.matrix()[group], factor.inputs.matrix()[group] / factor.count
         for name, block in (("0.weight", torch.kron(B, A)), ("0.bias", B)):
             exact = torch.linalg.inv(1.3 * block + delta[name] * torch.eye(len(block)))
             values = draws[name][:, 3 * group : 3 * group + 3].flatten(1)
@@ -270,10 +271,36 @@ def test_gradients_of_what_moves_the_points(structure, name):
 @pytest.mark.parametrize("name", ["groups", "layer norm", "three dimensions"])
 def test_chunks_of_points(name, monkeypatch):
     network, x = made(BLOCKS[name])
-    values = []
-    for chunk in (2**22, 1):
+    values, sizes = [], []
+    network.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0])))
+    for chunk, memory in ((2**20, 2**26), (1, 2**26), (1, 1)):
         monkeypatch.setattr(_layers, "_CHUNK", chunk)
+        monkeypatch.setattr(_recording, "_BYTES", memory)
+        sizes.clear()
+        curvature = Kronecker().of(network, x, softmax_columns)
+        assert (max(sizes) < len(x)) == (memory == 1)
         diagonal = Diagonal().of(network, x, softmax_columns).diagonal
-        factors = Kronecker().of(network, x, softmax_columns).factors
-        values.append((diagonal, [(one.inputs, one.count) for one in factors]))
-    torch.testing.assert_close(*values)
+        factors = [(one.inputs.matrix(), one.count) for one in curvature.factors]
+        values.append((diagonal, factors, curvature.log_det_ratio(precisions(network))))
+    for other in values[1:]:
+        torch.testing.assert_close(values[0], other)
+
+
+def test_factors_of_fewer_points_than_inputs_stay_rows():
+    network = nn.Sequential(nn.Linear(9, 8), nn.Tanh(), nn.Linear(8, 3)).double()
+    x, delta = points((9,), n=12), precisions(network)
+    whole = Kronecker().of(network, x, softmax_columns)
+    parts = [Kronecker().of(network, some, softmax_columns) for some in x.split((2, 3, 7))]
+    rows = [one.factors[0].inputs.by_rows for one in (*parts, parts[0] + parts[1], whole)]
+    assert rows == [True, True, True, True, False]
+    few = parts[0] + parts[1]
+    for curvature in (whole, few, few + parts[2]):
+        total = sum(
+            (torch.kron(B, A / one.count) / delta[one.weight] + torch.eye(len(A) * len(B))).logdet()
+            + (B / delta[one.bias] + torch.eye(len(B))).logdet()
+            for one in curvature.factors
+            for B, A in [(one.gradients.matrix(), one.inputs.matrix())]
+        )
+        torch.testing.assert_close(curvature.log_det_ratio(delta), total)
+    draws, again = (one.sample(delta, count=2) for one in (whole, few + parts[2]))
+    torch.testing.assert_close(draws, again)
