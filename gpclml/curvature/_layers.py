@@ -155,12 +155,12 @@ class LinearRecord(LayerRecord):
         # time, since patches of images take many times the memory of images.
         places = next(self._gradients()).shape[-1]
         if reduce:
-            parts = [self.mean_inputs().unsqueeze(-1)]
+            parts = [self.mean_inputs().double().unsqueeze(-1)]
         else:
             numbers = math.prod(self.shape[1:]) * self._groups * places
             rows = self.raw_inputs.split(max(1, _CHUNK // numbers))
-            parts = map(self._inputs_of, rows)
-        products = functools.reduce(operator.add, (Products.of(a.double()) for a in parts))
+            parts = (self._inputs_of(some.double()) for some in rows)
+        products = functools.reduce(operator.add, map(Products.of, parts))
         return products, self.num_points if reduce else len(self.raw_inputs) * places
 
     def gradient_products(self, reduce: bool) -> Products:

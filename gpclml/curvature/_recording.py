@@ -78,9 +78,15 @@ def sum_over_chunks(
     finally:
         for handle in handles:
             handle.remove()
-    columns = outputs[0].numel() if all_columns else 1
-    # Outputs and what gradients are computed from, and the gradients of layers that are recorded.
-    numbers = (2 * sizes[0] + columns * sizes[1]) / len(few)
+    # Outputs and what gradients are computed from, gradients of the layers that are recorded, and
+    # those of other parameters at single points.
+    others = sum(
+        p.numel() for part in module.modules() if type(part) not in _SUPPORTED
+        for p in part._parameters.values() if p is not None and p.requires_grad
+    )  # fmt: skip
+    columns = outputs[0].numel()
+    kept = columns if all_columns else 1
+    numbers = (2 * sizes[0] + kept * sizes[1]) / len(few) + columns * others
     size = numbers * next(module.parameters()).element_size()
     # A point is not alone: others are needed to see that its gradients are its own.
     chunks = min(math.ceil(len(x) * size / _BYTES), len(x) // 2)

@@ -232,11 +232,11 @@ class Diagonal(Structure):
     """Structure of independent parameters: the loosest bound (Immer et al. 2023, Theorem 1).
 
     Note:
-        Costs K backward passes, and memory for the gradients of some points of a convolution at a
-        time. Layers that :class:`Kronecker` refuses need N K times the size of their parameters.
+        Costs K backward passes. So many points are in memory at a time as take about 64 MiB.
     """
 
     @override
+    @checked(late=True, passes_on="x", x="(N, *event)")
     def of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> DiagonalCurvature:
         """The sum of squared gradients of each parameter; see :meth:`Structure.of`."""
         return sum_over_chunks(self._of, module, x, cotangents, all_columns=True)
@@ -328,6 +328,7 @@ class FunctionSpace(Structure):
     """
 
     @override
+    @checked(late=True, passes_on="x", x="(N, *event)")
     def of(
         self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents
     ) -> FunctionSpaceCurvature:

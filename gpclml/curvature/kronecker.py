@@ -59,13 +59,15 @@ class Kronecker(Structure):
 
     Note:
         Costs K backward passes and, for each layer, the eigenvalues of an in x in and an out x out
-        matrix.
+        matrix, or of smaller ones if points are fewer. So many points are in memory at a time as
+        take about 64 MiB.
     """
 
     sharing: Literal["expand", "reduce"] = "expand"
     others: Literal["refuse", "diagonal", "full"] = "refuse"
 
     @override
+    @checked(late=True, passes_on="x", x="(N, *event)")
     def of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> KroneckerCurvature:
         """Two factors for each layer; see :meth:`Structure.of`."""
         return sum_over_chunks(self._of, module, x, cotangents)

@@ -18,9 +18,13 @@ from torch.distributions import Bernoulli, Categorical, Distribution, Normal
 from gpclml._utils.arguments import check_finite, checked, reads_are_free
 from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
 
-__all__ = ["OutputLikelihood", "gradient_columns", "output_column", "output_likelihood"]
+__all__ = [
+    "OutputLikelihood", "check_targets_belong", "gradient_columns", "output_column",
+    "output_likelihood",
+]  # fmt: skip
 
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+_WORSE = 1.5  # times the log loss of frequencies, which shuffled labels of a sure network exceed
 
 
 class OutputLikelihood(ABC):
@@ -94,6 +98,40 @@ def output_likelihood(likelihood: Likelihood) -> OutputLikelihood:
         type(likelihood).__name__,
         "GaussianLikelihood, SoftmaxLikelihood(mixing_weights=False) or BernoulliLikelihood",
     )
+
+
+@torch.no_grad()
+def check_targets_belong(argument: str, outputs: Tensor, target: Tensor) -> None:
+    """Raises where targets have nothing to do with the outputs of a network that is sure of them.
+
+    Of classes: the network is right no more often than by chance, and its log loss is far larger
+    than that of the classes' frequencies, as with labels that were shuffled apart from their
+    points. A network that was not trained has a log loss near that.
+
+    Args:
+        argument: Name of the data in the error.
+        outputs: ``(N, C)``.
+        target: Classes, ``(N,)``; other targets are not checked.
+    """
+    classes = outputs.shape[-1]
+    if target.is_floating_point() or target.ndim != 1 or classes == 1:
+        return
+    shares = torch.bincount(target, minlength=classes).double() / len(target)
+    guessed = outputs.argmax(-1)
+    of_guesses = torch.bincount(guessed, minlength=classes).double() / len(target)
+    chance = float(shares @ of_guesses)
+    right = float((guessed == target).double().mean())
+    error = math.sqrt(chance * (1 - chance) / len(target))
+    loss = float(torch.nn.functional.cross_entropy(outputs.double(), target))
+    frequencies = float(torch.special.entr(shares).sum())
+    if right <= chance + 3 * error and loss > _WORSE * max(frequencies, 0.1):
+        raise ArgumentError(
+            argument,
+            f"targets of which the network has {100 * right:.0f} % right, as by chance, with a log "
+            f"loss of {loss:.2f} ({frequencies:.2f} by the frequencies of classes)",
+            "the targets of these points",
+            "Were points and targets shuffled apart from each other?",
+        )
 
 
 @checked(late=True, outputs="float (N, C)", target="(N,) | (N, C)")

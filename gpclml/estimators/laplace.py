@@ -26,7 +26,7 @@ from gpclml.curvature import (
     Structure,
     output_gradients,
 )
-from gpclml.curvature.output_likelihoods import output_likelihood
+from gpclml.curvature.output_likelihoods import check_targets_belong, output_likelihood
 from gpclml.curvature.storage import (
     content_of_curvature,
     content_of_likelihood,
@@ -37,7 +37,6 @@ from gpclml.curvature.structure import OutputCovariance, check_mode
 from gpclml.errors import ArgumentError, DataError, UnsupportedError
 from gpclml.estimators.laplace_precision import (
     calibrated,
-    check_targets_belong,
     factor_by_clml,
     factor_by_folds,
     maximize_evidence,

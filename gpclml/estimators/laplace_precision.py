@@ -1,4 +1,4 @@
-"""Choices of precisions, scale and temperature of a Laplace posterior; a check of its targets."""
+"""Choices of precisions, scale and temperature of a Laplace posterior."""
 
 from __future__ import annotations
 
@@ -16,14 +16,10 @@ from gpclml.evidence.sampling import laplace_conditional_log_density, linearized
 from gpclml.mlls import LaplaceEvidence
 from gpclml.models import LinearizedNetwork
 
-__all__ = [
-    "calibrated", "check_targets_belong", "factor_by_clml", "factor_by_folds",
-    "maximize_evidence",
-]  # fmt: skip
+__all__ = ["calibrated", "factor_by_clml", "factor_by_folds", "maximize_evidence"]
 
 _FOLDS = 5
 _SPREAD = 0.5  # standard deviation of log temperatures that few validation points cannot exceed
-_WORSE = 1.5  # times the log loss of frequencies, which shuffled labels of a sure network exceed
 Batches = Callable[[], Iterator[tuple[Tensor, Tensor]]]
 
 
@@ -149,40 +145,6 @@ def _density(
     likelihood = output_likelihood(cast(Likelihood, mll.likelihood))
     predicted = likelihood.predictive(outputs, covariances(function, x, outputs.shape[-1]))
     return float(predicted.log_prob(y.reshape(predicted.batch_shape)).double().sum())
-
-
-@torch.no_grad()
-def check_targets_belong(argument: str, outputs: Tensor, target: Tensor) -> None:
-    """Raises where targets have nothing to do with the outputs of a network that is sure of them.
-
-    Of classes: the network is right no more often than by chance, and its log loss is far larger
-    than that of the classes' frequencies, as with labels that were shuffled apart from their
-    points. A network that was not trained has a log loss near that.
-
-    Args:
-        argument: Name of the data in the error.
-        outputs: ``(N, C)``.
-        target: Classes, ``(N,)``; other targets are not checked.
-    """
-    classes = outputs.shape[-1]
-    if target.is_floating_point() or target.ndim != 1 or classes == 1:
-        return
-    shares = torch.bincount(target, minlength=classes).double() / len(target)
-    guessed = outputs.argmax(-1)
-    of_guesses = torch.bincount(guessed, minlength=classes).double() / len(target)
-    chance = float(shares @ of_guesses)
-    right = float((guessed == target).double().mean())
-    error = math.sqrt(chance * (1 - chance) / len(target))
-    loss = float(torch.nn.functional.cross_entropy(outputs.double(), target))
-    frequencies = float(torch.special.entr(shares).sum())
-    if right <= chance + 3 * error and loss > _WORSE * max(frequencies, 0.1):
-        raise ArgumentError(
-            argument,
-            f"targets of which the network has {100 * right:.0f} % right, as by chance, with a log "
-            f"loss of {loss:.2f} ({frequencies:.2f} by the frequencies of classes)",
-            "the targets of these points",
-            "Were points and targets shuffled apart from each other?",
-        )
 
 
 def calibrated(

@@ -16,6 +16,7 @@ from gpclml._utils.progress import progress_bar
 from gpclml._utils.resuming import ResumableRun, digest, module_classes
 from gpclml.conditioning.batches import Loader, TrainingBatches
 from gpclml.curvature import FunctionSpace
+from gpclml.curvature.output_likelihoods import check_targets_belong
 from gpclml.errors import ArgumentError
 from gpclml.fit.result import FitResult
 from gpclml.inference import evaluating
@@ -115,13 +116,18 @@ class _OnlineTraining(_WeightTraining):
         optimizers = [self.of_weights, self.of_hyperparameters]
         self.run = ResumableRun("gpclml.OnlineFit", mll, mll, optimizers, self.generator)
 
-    def train_hyperparameters(self, steps: int) -> list[float]:
-        """The evidence before each step, or its estimate, in eval mode; the course has the last."""
+    def train_hyperparameters(self, steps: int, trained: bool = False) -> list[float]:
+        """The evidence before each step, or its estimate, in eval mode; the course has the last.
+
+        With ``trained`` weights, classes that have nothing to do with their points are refused.
+        """
         values: list[Tensor] = []
         evidence = None
         with evaluating(self.model.network):
             if self._adds_up():
                 evidence = self.mll.evidence_of(self.data, progress=self.progress)
+            if evidence is not None and trained:
+                check_targets_belong("train_y", *evidence.seen)
             for _ in range(steps):
                 of_step = evidence or self.mll.evidence_of(*self.data.drawn())
                 value = of_step()
@@ -364,8 +370,8 @@ def fit_hyperparameters(
         The final evidence in nats per point; ``history`` has that of each step.
 
     Raises:
-        ArgumentError: A number is out of range, ``num_data`` is another, or no hyperparameter is
-            trainable.
+        ArgumentError: A number is out of range, ``num_data`` is another, no hyperparameter is
+            trainable, or classes were shuffled apart from their points.
         ShapeError: Points and targets are not as many.
         NonFiniteError: The evidence is not finite.
     """
@@ -376,6 +382,6 @@ def fit_hyperparameters(
         mll, train_x, train_y, lr, progress, batch_size=batch_size, lr=1.0, final_lr=None,
         epochs=1, seed=seed,
     )  # fmt: skip
-    history = training.train_hyperparameters(steps)
+    history = training.train_hyperparameters(steps, trained=True)
     evidence, seconds = training.run.course.scores[-1], time.perf_counter() - start
     return FitResult(objective=evidence, history=history, seconds=seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any, Literal, cast
 
 import torch
@@ -273,15 +274,21 @@ class LaplaceEvidence:
         self._mean, self._target = mean, target
         self.curvature: Curvature = curvature
         self._copies = copies
+        self._weights = _versions(mll)
 
     def __call__(self) -> Tensor:
-        """Nats per point at the hyperparameters as they are; larger is better."""
+        """Nats per point at the hyperparameters as they are; larger is better.
+
+        Raises:
+            ArgumentError: Weights or buffers of the network have changed since.
+        """
         ratio = self._copies * self.log_det_ratio()
         log_joint = self.mll._log_joint(self._mean, self._target)
         return log_joint - 0.5 * ratio / len(self._mean)
 
     def log_det_ratio(self) -> Tensor:
         r""":math:`\log |H + P_0| - \log |P_0|` of one copy, in nats."""
+        self._check_weights(self._weights)
         model = cast(LinearizedNetwork, self.mll.model)
         return self.curvature.log_det_ratio(model.prior.precisions(), self.curvature_scale())
 
@@ -299,7 +306,7 @@ class LaplaceEvidence:
             Weights by name, ``(count, *shape)``.
 
         Raises:
-            ArgumentError: If ``count`` is below 1.
+            ArgumentError: If ``count`` is below 1, or the network's weights have changed.
             UnsupportedError: The curvature is of a batch or one output, or ``FunctionSpace``.
         """
         check_counts(count=count)
@@ -316,7 +323,8 @@ class LaplaceEvidence:
         return self._mean, self._target
 
     def check_whole(self) -> None:
-        """Raises an UnsupportedError where it is not of all points and outputs."""
+        """Raises where it is not of all points and outputs, or the weights have changed since."""
+        self._check_weights(self._weights)
         if self._copies != 1 or len(self._mean) != self.mll.num_data:
             raise UnsupportedError(
                 "evidence", f"one at {len(self._mean)} of {self.mll.num_data} points, outputs "
@@ -329,16 +337,26 @@ class LaplaceEvidence:
         scale = output_likelihood(cast(Likelihood, mll.likelihood)).scale() / mll.temperature
         return scale**2 if mll.hessian == "ef" else scale  # gradients enter squared
 
+    def _check_weights(self, of_then: tuple[tuple[int, int], ...]) -> None:
+        if of_then != _versions(self.mll):
+            raise ArgumentError(
+                "network", "weights or buffers that changed after its curvature was computed",
+                "those of the curvature", "Compute the evidence again.",
+            )  # fmt: skip
+
     def __add__(self, other: LaplaceEvidence) -> LaplaceEvidence:
         """At the points of both.
 
         Raises:
             UnsupportedError: They are of one drawn output each, or the curvature has no sums.
-            ArgumentError: The other is of another objective, or they are of more than N points.
+            ArgumentError: The other is of another objective or at other weights, or they are of
+                more than N points.
         """
         if not isinstance(other, LaplaceEvidence):
             return NotImplemented
         self._check_alike(other)
+        self._check_weights(self._weights)
+        self._check_weights(other._weights)
         if self._copies != 1:
             raise UnsupportedError(
                 "outputs", repr(self.mll.outputs), "'all', to add batches up",
@@ -388,3 +406,10 @@ def _parts(mll: LaplaceMarginalLogLikelihood) -> tuple[Any, ...]:
         model.network, model.prior, model.augmentation, mll.likelihood, mll.temperature,
         mll.num_data, mll.curvature, mll.hessian, mll.outputs,
     )  # fmt: skip
+
+
+def _versions(mll: LaplaceMarginalLogLikelihood) -> tuple[tuple[int, int], ...]:
+    """Where weights and buffers are stored, and how often they were changed in place."""
+    network = cast(LinearizedNetwork, mll.model).network
+    tensors = itertools.chain(network.parameters(), network.buffers())
+    return tuple((p.data_ptr(), 0 if p.is_inference() else p._version) for p in tensors)

@@ -8,7 +8,7 @@ from gpytorch.likelihoods import GaussianLikelihood, SoftmaxLikelihood
 
 from gpclml.curvature import Full, FunctionSpace, GaussianWeightPrior, Kronecker
 from gpclml.errors import ArgumentError, DataError, NonFiniteError, ShapeError
-from gpclml.fit import fit_online
+from gpclml.fit import fit_hyperparameters, fit_online
 from gpclml.kernels.networks import MLP
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
@@ -196,3 +196,18 @@ def test_bad_input(tmp_path):
     mll = LaplaceMarginalLogLikelihood(GaussianLikelihood().double(), other, 60)
     with pytest.raises(DataError, match="of another architecture"):
         fit(mll, data, checkpoint=path)
+
+
+def test_classes_that_were_shuffled_apart_from_their_points():
+    x, _ = waves()
+    network = MLP([x.shape[-1], 8, 3]).double()
+    with torch.no_grad():
+        for p in network.parameters():
+            p.mul_(6)
+        y = network(x).argmax(-1)
+    likelihood = SoftmaxLikelihood(num_classes=3, mixing_weights=False).double()
+    mll = LaplaceMarginalLogLikelihood(likelihood, LinearizedNetwork(network), len(x))
+    assert fit_hyperparameters(mll, x, y, steps=1).objective < 0
+    shuffled = y[torch.randperm(len(y), generator=torch.Generator().manual_seed(0))]
+    with pytest.raises(ArgumentError, match="shuffled apart"):
+        fit_hyperparameters(mll, x, shuffled)

@@ -416,3 +416,31 @@ def test_targets_that_are_not_finite_are_refused(bad):
     for classes in (target, target > 0, torch.tensor([0, 1, 2, 3, 0, 1])):
         with pytest.raises(ArgumentError, match=r"target: got .*integers from 0 to 2"):
             mll(model(x), classes)
+
+
+def test_weights_that_changed_after_the_curvature_was_computed():
+    mll, x, y = objective("softmax", Kronecker())
+    weights = list(mll.model.network.parameters())
+    parts = [mll.evidence_of(x[:6], y[:6]), mll.evidence_of(x[6:], y[6:])]
+    evidence = parts[0] + parts[1]
+    evidence(), evidence.sample_weights(1)
+    for p in weights:
+        p.requires_grad_(False).requires_grad_()
+    evidence()  # weights are what they were
+    optimizer = torch.optim.SGD(weights, lr=0.1)
+    (-mll.log_joint(mll.model(x), y)).backward()
+    optimizer.step()
+    for call in (
+        evidence,
+        evidence.log_det_ratio,
+        lambda: evidence.sample_weights(1),
+        lambda: parts[0] + parts[1],
+        lambda: parts[0] + mll.evidence_of(x[6:], y[6:]),
+    ):
+        with pytest.raises(ArgumentError, match="changed after its curvature"):
+            call()
+    again = mll.evidence_of(x, y)
+    again()
+    weights[0].data = weights[0].data.clone()
+    with pytest.raises(ArgumentError, match="changed after its curvature"):
+        again()
