@@ -187,8 +187,8 @@ def fetch_file(
     # requests' errors are OSErrors; a wrong checksum or a malformed address is a ValueError.
     except (OSError, ValueError) as error:
         suggestion = (
-            "Nothing was kept. Check the network (and proxy), and that the folder can be written to "
-            f"(name another by {VARIABLE} or folder=), and call again, or put the file there."
+            "Nothing was kept. Check the network (and proxy), and that the folder can be written "
+            f"to (name another by {VARIABLE} or folder=), and call again, or put the file there."
         )
         raise _error(
             path, f"the download from {address} failed", source, error, suggestion
