@@ -243,7 +243,9 @@ def test_effects_are_those_of_shuffled_columns():
     assert effects["b"].rise == pytest.approx(0, abs=1e-12)
     assert not effects["b"].is_clear
     said = columns_in_words(list(effects.values()))
-    assert said.startswith("The columns that matter most are side and a: if the values of side are")
+    assert said.startswith(
+        "The columns that clearly matter are side and a: if the values of side are"
+    )
     assert "No single column" in columns_in_words([effects["b"]])
 
 

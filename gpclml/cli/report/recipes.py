@@ -47,7 +47,7 @@ __all__ = [
 DESCRIPTIONS = {
     "linear": "a straight line (plane): the effects of the columns add up",
     "rbf": "a Gaussian process: a smooth function, with a length scale for each column",
-    "rq": "a Gaussian process as rbf, smooth on several length scales at once",
+    "rq": "a Gaussian process like rbf, smooth on several length scales at once",
     "matern": "a Gaussian process of a rougher function than rbf",
     "sm": "a Gaussian process of four patterns that may repeat along the inputs (spectral mixture)",
     "deep": "rbf, with features that a network learns where they help on held-out rows",

@@ -127,7 +127,7 @@ def criteria_in_words(comparison: Comparison) -> str:
 
 
 def columns_in_words(effects: Sequence[ColumnEffect]) -> str:
-    """A sentence on the columns that matter most."""
+    """A sentence on the columns that clearly matter."""
     clear = [effect for effect in effects if effect.is_clear]
     if not clear:
         return "No single column clearly matters to the predictions."
@@ -135,7 +135,11 @@ def columns_in_words(effects: Sequence[ColumnEffect]) -> str:
     named = [effect.column for effect in clear[:_MOST_NAMED]]
     if more := len(clear) - len(named):
         named.append(f"{more} other{'s' if more > 1 else ''}")
-    what = "The columns that matter most are" if others else "The column that matters most is"
+    what = (
+        "The columns that clearly matter are"
+        if others
+        else "The one column that clearly matters is"
+    )
     return (
         f"{what} {joined(named)}: if the values of {first.column} are shuffled among the test "
         f"rows, the typical error rises by {figure(first.rise, 2)}."
@@ -146,7 +150,7 @@ def noise_in_words(noise: float, choice: Choice, scores: Scores, model: str) -> 
     """A sentence on how much of the error is scatter that the columns do not explain."""
     share = noise / scores[choice.name].rmse
     said = (
-        f"By the fit of {model}, rows with the same inputs scatter by {figure(noise)} (standard "
+        f"According to {model}, rows with the same inputs scatter by {figure(noise)} (standard "
         "deviation). "
     )
     if share > 1 and model in choice.beaten:
