@@ -98,8 +98,9 @@ def figures_of_criteria(comparison: Comparison, one_input: bool) -> list[PageFig
         _drawn(
             "How the models learn",
             "Above: how well the next row is predicted from the rows before it (higher is better). "
-            "Below: how much a model is ahead of the first-ranked one over all rows so far. The last "
-            "value is the difference in LML; the rows before the dotted line do not count for the CLML.",
+            "Below: how much a model is ahead of the first-ranked one over all rows so far. The "
+            "last value is the difference in LML; the rows before the dotted line do not count for "
+            "the CLML.",
             lambda axes: plot_learning_curves(comparison, ax=axes), 2, 5.6,
         ),
         _drawn(
