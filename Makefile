@@ -37,7 +37,10 @@ types: $(VENV)/test.stamp
 # measured is kept in $(GPU_RESULTS), so that the same command goes on where it was stopped.
 # GPU_OPTIONS='--device cpu --small' tries it without a GPU.
 gpu:
-	$(PYTHON) -m benchmarks.gpu all --results $(GPU_RESULTS) $(GPU_OPTIONS)
+	$(PYTHON) -m benchmarks.gpu speed --results $(GPU_RESULTS) $(GPU_OPTIONS)
+	$(PYTHON) -m benchmarks.gpu studies --results $(GPU_RESULTS) $(GPU_OPTIONS)
+	$(PYTHON) -m benchmarks.gpu large --results $(GPU_RESULTS) $(GPU_OPTIONS)
+	$(PYTHON) -m benchmarks.gpu page --results $(GPU_RESULTS)
 	$(PYTHON) -m pytest -m cuda -q tests
 
 # The site, into site/: warnings are errors.

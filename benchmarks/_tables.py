@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from scipy.stats import t as student_t
 
 from benchmarks.runner import package_versions
 from gpclml.errors import DataError
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "code", "command_lines", "describe_cells", "mean_and_error", "section", "table", "with_error",
-    "write_rows",
+    "with_interval", "write_rows",
 ]  # fmt: skip
 
 _PACKAGES = ("gpclml", "torch", "gpytorch", "botorch", "python")
@@ -55,6 +56,13 @@ def with_error(values: ArrayLike, digits: int = 3, sign: str = "") -> str:
     mean, error = mean_and_error(values)
     spread = "" if math.isinf(error) else f" ± {error:.{digits}f}"
     return f"{mean:{sign}.{digits}f}{spread}"
+
+
+def with_interval(values: ArrayLike, digits: int = 3, sign: str = "") -> str:
+    """Mean and half its 95% interval by Student's t, as text: of a single value that alone."""
+    mean, error = mean_and_error(values)
+    half = float(student_t.ppf(0.975, len(np.asarray(values)) - 1)) * error
+    return f"{mean:{sign}.{digits}f}" + (f" ± {half:.{digits}f}" if math.isfinite(half) else "")
 
 
 def command_lines(program: str) -> str:

@@ -10,11 +10,10 @@ from typing import Annotated, cast
 import pandas as pd
 import torch
 import typer
-from scipy.stats import t as student_t
 from torch import Tensor
 from typer import Option
 
-from benchmarks._tables import mean_and_error
+from benchmarks._tables import with_interval
 from benchmarks.dkt.stacks import Stack
 from benchmarks.dkt.together import conditioning
 from benchmarks.speed.runs import sweep_command
@@ -83,8 +82,8 @@ def measure_setting(
         row: dict[str, object] = {"setting": setting, "kernel": kernel, "objective": objective}
         for place, name in enumerate(("mse", "nll")):
             values = scores[objective][:, place]
-            row |= {name: _interval(values)}
-            row |= {f"{name} less LML": _interval(values - scores["lml"][:, place], "+")}
+            row |= {name: with_interval(values)}
+            row |= {f"{name} less LML": with_interval(values - scores["lml"][:, place], sign="+")}
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -125,12 +124,6 @@ def _test(models: list[DeepKernelTransfer], count: int) -> Tensor:
         scores = evaluate_tasks(model, PeriodicTasks(_SUPPORT, 50, seed=3 * seed + 2), count)
         rows.append(torch.stack([scores.values.mean(), scores.nll.mean()]))
     return torch.stack(rows)
-
-
-def _interval(values: Tensor, sign: str = "") -> str:
-    mean, error = mean_and_error(values)
-    half = float(student_t.ppf(0.975, len(values) - 1)) * error
-    return f"{mean:{sign}.3f} ± {half:.3f}"
 
 
 main = sweep_command(

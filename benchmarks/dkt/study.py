@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Annotated, Any
 
 import pandas
-from scipy.stats import t as student_t
 from typer import Option
 
 from benchmarks._options import (
@@ -19,7 +18,7 @@ from benchmarks._options import (
     names,
     whole_numbers,
 )
-from benchmarks._tables import mean_and_error, section, table, with_error
+from benchmarks._tables import section, table, with_error, with_interval
 from benchmarks.dkt.baselines import BASELINES
 from benchmarks.dkt.cells import BASELINE, OBJECTIVES, SOURCES, run_cell, run_together
 from benchmarks.dkt.studies import STUDIES, study_named
@@ -125,12 +124,8 @@ def objective_differences(done: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def _paired(values: pandas.Series, digits: int) -> str | float:
-    """The mean and half its 95% interval by Student's t, as text; of one value no interval."""
-    if not values.count():
-        return math.nan
-    mean, error = mean_and_error(values.dropna())
-    half = float(student_t.ppf(0.975, values.count() - 1)) * error
-    return f"{mean:+.{digits}f}" + (f" ± {half:.{digits}f}" if math.isfinite(half) else "")
+    values = values.dropna()
+    return with_interval(values, digits, "+") if len(values) else math.nan
 
 
 def make_grid(

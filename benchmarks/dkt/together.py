@@ -94,19 +94,6 @@ class _Member:
             self.state = copy.deepcopy(self.model.state_dict())
 
 
-class _Kept:
-    """Tasks that are drawn again and again, kept on their device."""
-
-    def __init__(self, tasks: Tasks) -> None:
-        self._tasks, self._drawn = tasks, dict[tuple[int, ...], Episodes]()
-
-    def draw(self, indices: Sequence[int]) -> Episodes:
-        key = tuple(indices)
-        if key not in self._drawn:
-            self._drawn[key] = self._tasks.draw(indices)
-        return self._drawn[key]
-
-
 def train_together(cells: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Trains a model for each seed of the cells, all at once, and tests it on their studies.
 
@@ -219,8 +206,7 @@ def _member(cell: Mapping[str, Any], seed: int) -> _Member:
     else:
         model = DeepKernelTransfer(backbone, cell["kernel"], study.num_features)
     source = ClassifiedImages(train) if isinstance(model, LinearTransfer) else train
-    validation = None if sources.validation is None else _Kept(sources.validation)
-    return _Member(model.to(cell["device"]), source, validation)
+    return _Member(model.to(cell["device"]), source, sources.validation)
 
 
 def _train(members: Sequence[_Member], cell: Mapping[str, Any]) -> None:

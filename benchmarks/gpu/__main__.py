@@ -1,9 +1,7 @@
-"""Command line: ``python -m benchmarks.gpu all``, or part by part."""
+"""Command line: ``python -m benchmarks.gpu PART``, and ``page`` at the end."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +13,7 @@ from typer import Option
 from benchmarks._options import check_device, errors_as_text
 from benchmarks.gpu import large, speed, studies
 from benchmarks.gpu.machine import check_machine
-from benchmarks.gpu.page import PARTS, write_page
+from benchmarks.gpu.page import write_page
 from benchmarks.gpu.records import Records
 from benchmarks.gpu.timing import warm_up
 
@@ -32,7 +30,6 @@ Retry = Annotated[bool, Option("--retry", help="Measure again what failed.")]
 WithoutCpu = Annotated[bool, Option("--without-cpu", help="Nothing on the CPU beside the card.")]
 
 _RESULTS = Path("gpu-results")
-_REFUSED = 2  # the exit code where an option was wrong
 _MINUTES = 8.0
 
 
@@ -79,29 +76,6 @@ def page(results: Results = _RESULTS) -> None:
     """Writes the page and the CSV file into the folder of results."""
     with errors_as_text():
         print(write_page(results))
-
-
-@app.command("all")
-def run_all(
-    results: Results = _RESULTS,
-    device: Device = "cuda",
-    small: Small = False,
-    minutes: Minutes = _MINUTES,
-) -> None:
-    """Each part in a process of its own, one after the other, then the page."""
-    failed = []
-    for part in PARTS:
-        command = [sys.executable, "-m", "benchmarks.gpu", part, "--results", str(results)]
-        command += ["--device", device, "--minutes", str(minutes), *(["--small"] if small else [])]
-        code = subprocess.run(command, check=False).returncode
-        if code == _REFUSED:  # the others would be refused too
-            raise typer.Exit(code)
-        if code:
-            failed.append(part)
-    page(results)
-    if failed:
-        print(f"not all is well with: {', '.join(failed)}")
-        raise typer.Exit(1)
 
 
 if __name__ == "__main__":

@@ -120,8 +120,8 @@ def _page(frame: pd.DataFrame, machine: Mapping[str, Any]) -> str:
     lines = [f"{name}: {value}" for name, value in machine.items()]
     parts = [
         f"# Measured on {on}",
-        "Made by `make gpu`, which runs `python -m benchmarks.gpu all`. Every row is in "
-        "[gpu.csv](gpu.csv), ratios with their quartiles. TF32 is off.",
+        "Made by `make gpu`. Every row is in [gpu.csv](gpu.csv), ratios with their quartiles. "
+        "TF32 is off.",
         code(lines),
         *_beside_the_cpu(frame),
     ]

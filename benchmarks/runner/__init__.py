@@ -4,12 +4,12 @@ A cell is a configuration, a dictionary of JSON values; a cell function makes me
 :func:`run_grid` computes the cells that a results file lacks, :func:`load_results` reads them.
 """
 
-from benchmarks.runner.cells import Batches, cell_key
-from benchmarks.runner.code import code_version, package_versions
+from benchmarks.runner.cells import Batches
+from benchmarks.runner.code import package_versions
 from benchmarks.runner.grid import GridSummary, run_grid
 from benchmarks.runner.results import load_commands, load_failures, load_results
 
 __all__ = [
-    "Batches", "GridSummary", "cell_key", "code_version", "load_commands", "load_failures",
-    "load_results", "package_versions", "run_grid",
+    "Batches", "GridSummary", "load_commands", "load_failures", "load_results", "package_versions",
+    "run_grid",
 ]  # fmt: skip
