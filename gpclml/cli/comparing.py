@@ -24,9 +24,8 @@ from gpclml.cli.fitting import (
 from gpclml.cli.folders import MODEL, REPORT, open_work_folder, work_folder_of, write_record
 from gpclml.cli.options import RunOptions, check_encodable
 from gpclml.cli.report import PredictionScores, Recipe, predicted, prediction_scores
-from gpclml.cli.report.columns import column_effects, noise_of
 from gpclml.cli.report.page import Report, page_of, report_text
-from gpclml.cli.report.predictions import choose
+from gpclml.cli.report.predictions import choose, column_effects, noise_of
 from gpclml.cli.report.recipes import MODELS, NO_FEATURES, package_versions, script_of
 from gpclml.cli.report.words import figure
 from gpclml.cli.saved_models import (

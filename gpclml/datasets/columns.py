@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 
@@ -20,7 +20,9 @@ __all__ = [
     "Kind",
     "NumberColumn",
     "NumberKind",
+    "category_places",
     "column_of",
+    "columns_of",
     "fit_column",
     "kind_of",
     "numbers_of",
@@ -237,6 +239,16 @@ class CategoryColumn:
         """Values that are not among the levels, and how many rows have each of them."""
         counts = Counter(text for text in texts_of(column) if text is not None)
         return {level: count for level, count in counts.items() if level not in self.levels}
+
+
+def columns_of(stored: Iterable[Mapping[str, Any]]) -> tuple[NumberColumn | CategoryColumn, ...]:
+    """The columns that ``asdict`` made mappings of, perhaps with lists for tuples."""
+    return tuple(
+        CategoryColumn(**{**one, "levels": tuple(one["levels"])})
+        if "levels" in one
+        else NumberColumn(**one)
+        for one in stored
+    )
 
 
 def category_places(columns: Iterable[NumberColumn | CategoryColumn]) -> list[list[int]]:

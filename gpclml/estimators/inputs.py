@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from gpclml.datasets.columns import (
     NumberColumn,
     category_places,
     column_of,
+    columns_of,
     fit_column,
     kind_of,
 )
@@ -59,25 +60,12 @@ class InputEncoding:
 
     def to_content(self) -> dict[str, Any]:
         """All of it in lists and primitives."""
-        columns = [
-            {"name": one.name, "kind": one.kind, "fill": one.fill}
-            if isinstance(one, NumberColumn)
-            else {"name": one.name, "levels": list(one.levels), "has_missing": one.has_missing}
-            for one in self.columns
-        ]
-        return {
-            "columns": columns, "fills": list(self.fills), "left_out": dict(self.left_out)
-        }  # fmt: skip
+        return asdict(self)
 
     @classmethod
     def from_content(cls, content: Mapping[str, Any]) -> InputEncoding:
         """What :meth:`to_content` gave; a KeyError or TypeError if it is something else."""
-        columns = tuple(
-            CategoryColumn(one["name"], tuple(one["levels"]), one["has_missing"])
-            if "levels" in one
-            else NumberColumn(one["name"], one["kind"], one["fill"])
-            for one in content["columns"]
-        )
+        columns = columns_of(content["columns"])
         return cls(columns, tuple(content["fills"]), content["left_out"])
 
 

@@ -87,7 +87,7 @@ def test_one_scored_model_is_said_to_be_the_only_one(gpclml, csv, tmp_path, brok
     out = tmp_path / "out"
     result = gpclml("compare", csv, *OPTIONS, "--models", "rbf,linear", "--out", out)
     assert result.exit_code == 0, result.output
-    assert "linear is the only Gaussian process that could be scored." in result.stdout
+    assert "linear is the only model whose LOO could be computed." in result.stdout
 
 
 def test_where_no_model_can_be_scored_the_command_says_why(gpclml, csv, tmp_path, broken):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pandas
@@ -13,12 +12,16 @@ from scipy.stats import norm
 
 from gpclml.cli.report import predicted as predictions_of
 from gpclml.cli.report import prediction_scores
-from gpclml.cli.report.columns import column_effects, noise_of
-from gpclml.cli.report.predictions import PredictionScores, choose, normal_predictions
+from gpclml.cli.report.predictions import (
+    PredictionScores,
+    choose,
+    column_effects,
+    noise_of,
+    normal_predictions,
+)
 from gpclml.cli.report.words import (
     answer,
     columns_in_words,
-    criteria_in_words,
     effect_rows,
     figure,
     headline,
@@ -26,7 +29,6 @@ from gpclml.cli.report.words import (
     score_rows,
 )
 from gpclml.cli.tables import fit_encoding
-from gpclml.evaluation import score_models
 from gpclml.inference import posterior
 from gpclml.linalg import dense, safe_cholesky
 from gpclml.models import GPRegression
@@ -102,45 +104,6 @@ def test_predictions_in_parts_are_those_of_one_call(data, monkeypatch):
     torch.testing.assert_close(found.mean, normal.mean)
     torch.testing.assert_close(found.std, normal.stddev)
     assert len(predictions_of(model, x[:0]).mean) == 0
-
-
-@pytest.fixture(scope="module")
-def compared(data):
-    """A good model and a bad one, compared, and their scores on other rows."""
-    x, y = data
-    good, bad = GPRegression(x[:30], y[:30]), GPRegression(x[:30], y[:30], kernel="matern")
-    good.covar_module.base_kernel.lengthscale = 0.8
-    good.likelihood.noise = 0.01
-    bad.likelihood.noise = 5.0
-    comparison = score_models({"bad": bad, "good": good}, orderings=20)
-    scores = {
-        name: prediction_scores(y[30:], predictions_of(model, x[30:]))
-        for name, model in comparison.models.items()
-    }
-    return comparison, scores
-
-
-def test_that_all_choose_the_good_model_is_said(compared):
-    said = criteria_in_words(compared[0])
-    assert (
-        said == "Of the single Gaussian processes good ranks first, and all three criteria agree."
-    )
-
-
-def test_a_disagreement_is_said(compared):
-    comparison, _ = compared
-    bad = replace(comparison.scores["bad"], lml=1e6)
-    unclear = replace(comparison, scores={**comparison.scores, "bad": bad}, findings=())
-    assert criteria_in_words(unclear) == (
-        "Of the single Gaussian processes good ranks first; LML prefers bad, but not clearly."
-    )
-    warning = type("Warning", (), {"name": "criteria-disagree", "models": ("good", "bad")})
-    assert criteria_in_words(replace(unclear, findings=(warning,))) == (
-        "The criteria of the single Gaussian processes disagree: good ranks first, but LML prefers "
-        "bad."
-    )
-    alone = score_models({"good": comparison.models["good"]}, orderings=20)
-    assert "only Gaussian process that was compared" in criteria_in_words(alone)
 
 
 def normals(targets, off, deviation):

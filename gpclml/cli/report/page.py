@@ -9,9 +9,8 @@ from pathlib import Path
 
 from gpclml._utils.files import printable
 from gpclml.cli.options import RunOptions
-from gpclml.cli.report.columns import ColumnEffect
 from gpclml.cli.report.figures import figure_of_test_rows, figures_of_criteria
-from gpclml.cli.report.predictions import Choice, PredictionScores
+from gpclml.cli.report.predictions import Choice, ColumnEffect, PredictionScores
 from gpclml.cli.report.recipes import (
     DESCRIPTIONS,
     MODELS,
@@ -27,7 +26,6 @@ from gpclml.cli.report.words import (
     answer,
     column_rows,
     columns_in_words,
-    criteria_in_words,
     criteria_rows,
     effect_rows,
     headline,
@@ -117,7 +115,6 @@ def page_of(report: Report) -> str:
         score_rows=score_rows(choice, scores),
         figure=figure_of_test_rows(choice.name, report.data.test[1], scores[choice.name]),
         effects=effect_rows(report.effects),
-        criteria=criteria_in_words(comparison),
         objective=report.options.recipe.objective.upper(),
         criteria_columns=CRITERIA_COLUMNS,
         criteria_rows=criteria_rows(comparison, scores, report.fitted),
@@ -137,11 +134,12 @@ def report_text(report: Report) -> str:
     """What the page says, for a terminal."""
     import pandas
 
-    rows = score_rows(report.choice, report.scores)
+    comparison, rows = report.comparison, score_rows(report.choice, report.scores)
     table = pandas.DataFrame(
         [[f"{text} ± {error}" if error else text for text, error in cells] for _, cells in rows],
         [name for name, _ in rows], TEST_COLUMNS,
     )  # fmt: skip
+    criteria = comparison.sentences[: len(comparison.sentences) - len(comparison.findings)]
     said = [
         headline(report.choice, printable(report.data.encoding.target)),
         " ".join(map(printable, report.answer)),
@@ -149,7 +147,7 @@ def report_text(report: Report) -> str:
         table.to_string(),
         "",
         *map(printable, report.columns),
-        criteria_in_words(report.comparison),
-        *(one.text for one in report.comparison.findings if one.name in _OF_FITS),
+        *([f"Of the single Gaussian processes: {' '.join(criteria)}"] if criteria else []),
+        *(one.text for one in comparison.findings if one.name in _OF_FITS),
     ]
     return "\n".join(said).replace("\N{MINUS SIGN}", "-")  # code pages of Windows lack it

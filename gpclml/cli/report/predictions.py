@@ -1,9 +1,9 @@
-"""Scores of predictions of the test rows, and the model to use."""
+"""Scores of predictions of the test rows, the model to use, and the columns that matter."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gpclml._utils.arguments import check_finite, checked
 from gpclml.cli.report.recipes import STACK
+from gpclml.cli.tables import TableEncoding
 from gpclml.errors import ShapeError
 from gpclml.estimators import StackedGP, StackedPrediction
 from gpclml.evaluation import PairedDifference, paired_difference
@@ -20,8 +21,11 @@ from gpclml.models import GPRegression
 __all__ = [
     "PREDICTED_SHARE",
     "Choice",
+    "ColumnEffect",
     "PredictionScores",
     "choose",
+    "column_effects",
+    "noise_of",
     "normal_predictions",
     "predicted",
     "prediction_scores",
@@ -31,6 +35,9 @@ PREDICTED_SHARE = 0.9
 """Share of new observations that should lie in a predicted interval."""
 
 _CHANCE = 0.025  # that any model seems clearly better or worse without being so
+_LEAST_ROWS, _MOST_ROWS, _MOST_POINTS, _MOST_SHUFFLES = 25, 250, 10_000, 10  # of column effects
+_CLEAR = 2.0  # standard errors
+_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,3 +215,65 @@ def choose(ranked: Iterable[str], scores: Mapping[str, PredictionScores]) -> Cho
     name = min(rivals, key=lambda rival: scores[rival].rmse, default=pick)
     beaten = tuple(one for one in (*there, "mean") if one in scores and is_closer(name, one))
     return Choice(name, pick, "mean" in beaten or "mean" not in scores, beaten)
+
+
+class ColumnEffect(NamedTuple):
+    """How much the typical error rises if a column's values are shuffled among the test rows.
+
+    ``error`` is the standard error of the rise over the test rows.
+    """
+
+    column: str
+    rise: float
+    error: float
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the rise is more than two standard errors."""
+        return self.rise > _CLEAR * self.error
+
+
+@torch.no_grad()
+def column_effects(
+    predict: Callable[[Tensor], Tensor], encoding: TableEncoding, test: tuple[Tensor, Tensor],
+    seed: int,
+) -> tuple[ColumnEffect, ...]:  # fmt: skip
+    """The effect of each column on the error of a fitted model, the largest first.
+
+    The model is not fitted again: it is given the values of other rows. All inputs of a column,
+    such as the levels of a category, are shuffled together, up to ten times. At most 250 of the
+    test rows are taken, fewer with many columns: about 10,000 points are predicted, or 25 for each
+    column if these are more.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    columns = encoding.columns
+    most = min(_MOST_ROWS, max(_LEAST_ROWS, _MOST_POINTS // len(columns)))
+    count = min(len(test[1]), most)
+    rows = torch.linspace(0, len(test[1]) - 1, count).round().long()
+    x, y = (part[rows] for part in test)
+    shuffles = max(1, min(_MOST_SHUFFLES, _MOST_POINTS // (count * len(columns))))
+    points, first = [], 0
+    for column in columns:
+        inputs = slice(first, first + len(column.inputs))
+        first = inputs.stop
+        for _ in range(shuffles):
+            order = torch.randperm(count, generator=generator)
+            changed = x.clone()
+            changed[:, inputs] = x[order, inputs]
+            points.append(changed)
+    squares = (predict(torch.cat([x, *points])).reshape(-1, count) - y).square()
+    true, shuffled = squares[0], squares[1:].reshape(len(columns), shuffles, count).mean(1)
+    effects = []
+    for column, own in zip(columns, shuffled, strict=True):
+        rmse = math.sqrt(float(own.mean()))
+        spread = float((own - true).std()) / math.sqrt(count)
+        rise = rmse - math.sqrt(float(true.mean()))
+        rise = 0.0 if abs(rise) < _ROUNDING * rmse else rise
+        effects.append(ColumnEffect(column.name, rise, spread / (2 * rmse) if rmse else 0.0))
+    return tuple(sorted(effects, key=lambda effect: -effect.rise))
+
+
+def noise_of(model: GPRegression) -> float:
+    """Standard deviation of the noise of a model, in the units of the target."""
+    summary = model.summary()["original"]
+    return math.sqrt(float(summary.filter(regex=r"Likelihood\.noise").iloc[0]))

@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from gpclml.cli.report.columns import ColumnEffect
-from gpclml.cli.report.predictions import PREDICTED_SHARE, Choice, PredictionScores
+from gpclml.cli.report.predictions import PREDICTED_SHARE, Choice, ColumnEffect, PredictionScores
 from gpclml.cli.report.recipes import FittedModel
 from gpclml.cli.tables import CategoryColumn, NumberColumn, TableEncoding
-from gpclml.evaluation import CRITERIA, Comparison
+from gpclml.evaluation import Comparison
 from gpclml.evaluation.findings import joined
 
 __all__ = [
@@ -18,7 +17,6 @@ __all__ = [
     "answer",
     "column_rows",
     "columns_in_words",
-    "criteria_in_words",
     "criteria_rows",
     "effect_rows",
     "figure",
@@ -91,39 +89,6 @@ def answer(choice: Choice, what: str, scores: Scores, rows: str) -> list[str]:
 
 def _listed(names: Sequence[str]) -> str:
     return joined(["the mean" if name == "mean" else name for name in names])
-
-
-def criteria_in_words(comparison: Comparison) -> str:
-    """A sentence on which GP ranks first, and whether LML, CLML and LOO agree."""
-    first = str(comparison.table.index[0])
-    if len(comparison.table) == 1:
-        return f"{first} is the only Gaussian process that was compared."
-    if len(comparison.table[comparison.rank_by].dropna()) == 1:
-        return f"{first} is the only Gaussian process that could be scored."
-    choices = comparison.favourites
-    warned = {finding.name: finding for finding in comparison.findings}
-    if len(set(choices.values())) == 1:
-        close = warned["small-difference"].models if "small-difference" in warned else ()
-        also = ""
-        if close:
-            also = f"; {joined(close)} {'is' if len(close) == 1 else 'are'} about as good"
-        agree = "all three criteria agree"
-        if len(choices) < len(CRITERIA):
-            agree = f"so say {joined([criterion.upper() for criterion in choices])}"
-        return f"Of the single Gaussian processes {first} ranks first, and {agree}{also}."
-    others = [
-        f"{criterion.upper()} prefers {model}"
-        for criterion, model in choices.items()
-        if model != first
-    ]
-    if "criteria-disagree" in warned:
-        return (
-            f"The criteria of the single Gaussian processes disagree: {first} ranks first, but "
-            f"{joined(others)}."
-        )
-    return (
-        f"Of the single Gaussian processes {first} ranks first; {joined(others)}, but not clearly."
-    )
 
 
 def columns_in_words(effects: Sequence[ColumnEffect]) -> str:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from gpclml.datasets.columns import (
     Kind,
     NumberColumn,
     column_of,
+    columns_of,
     fit_column,
     kind_of,
     numbers_of,
@@ -151,11 +152,7 @@ class TableEncoding:
 
     def to_json(self) -> str:
         """The encoding as JSON text."""
-        columns = [
-            {"as": "category" if isinstance(column, CategoryColumn) else "number", **asdict(column)}
-            for column in self.columns
-        ]
-        content = {"format": _FORMAT, "version": _VERSION, **asdict(self), "columns": columns}
+        content = {"format": _FORMAT, "version": _VERSION, **asdict(self)}
         return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -183,7 +180,7 @@ class TableEncoding:
                 raise ValueError(f"format {content['format']} {content['version']}")
             return cls(
                 target=content["target"],
-                columns=tuple(_column(part) for part in content["columns"]),
+                columns=columns_of(content["columns"]),
                 left_out=content["left_out"],
                 missing=tuple(content["missing"]),
                 notes=tuple(content["notes"]),
@@ -195,12 +192,6 @@ class TableEncoding:
             raise DataError(
                 f"{path} is damaged or not a table encoding ({error}). {suggestion}"
             ) from error
-
-
-def _column(part: Mapping[str, Any]) -> NumberColumn | CategoryColumn:
-    if part["as"] == "number":
-        return NumberColumn(part["name"], part["kind"], part["fill"])
-    return CategoryColumn(part["name"], tuple(part["levels"]), part["has_missing"])
 
 
 def _check_there(
