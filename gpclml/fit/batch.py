@@ -191,9 +191,6 @@ def _check_members(mlls: Sequence[ConditionalMarginalLogLikelihood]) -> None:
     if len({id(mll.model) for mll in mlls}) < len(mlls):
         raise ArgumentError("mlls", "one model twice", "objectives of distinct models")
     for mll in mlls:
-        if not isinstance(mll, ConditionalMarginalLogLikelihood):
-            expected = "ConditionalMarginalLogLikelihood (LastPoints(m=0) is the LML)"
-            raise UnsupportedError("mlls", type(mll).__name__, expected, "Use fit_mll.")
         if mll.solver not in ("auto", "cholesky"):
             suggestion = (
                 "Fit such models one by one with fit_mll; conjugate gradients are for large ones."

@@ -141,10 +141,7 @@ class IterativePosterior:
         units: Units = "original",
         points_at_once: int | None = None,
     ) -> None:
-        if not isinstance(model, ExactGP):
-            raise UnsupportedError("model", type(model).__name__, "a gpytorch.models.ExactGP")
-        if points_at_once is not None and points_at_once < 1:
-            raise ArgumentError("points_at_once", points_at_once, "at least 1, or None")
+        check_counts(points_at_once=points_at_once)
         self._model, self._points_at_once = model, points_at_once
         solver = solver or ConjugateGradients()
         with reading(model):

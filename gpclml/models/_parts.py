@@ -20,7 +20,7 @@ from gpytorch.means import ConstantMean, Mean, ZeroMean
 from torch import Tensor
 
 from gpclml._utils.arguments import checked
-from gpclml.errors import ArgumentError, UnknownNameError
+from gpclml.errors import UnknownNameError
 from gpclml.kernels import DeepKernel, NetworkMean, SkipFeatures, initialize_spectral_mixture
 from gpclml.kernels.networks import MLP
 
@@ -53,8 +53,6 @@ def make_kernel(
     """The kernel of that name for standardized data, or the kernel itself, as ``x`` is placed."""
     if isinstance(kernel, Kernel):
         return kernel.to(x)
-    if not isinstance(kernel, str):
-        raise ArgumentError("kernel", type(kernel).__name__, "a name or a gpytorch Kernel")
     batch_shape, d, q = x.shape[:-2], x.shape[-1], options.num_features
 
     def scaled(base: Kernel) -> Kernel:
@@ -105,8 +103,6 @@ def make_mean(
     """The mean of that name for standardized data, or the mean itself, as ``x`` is placed."""
     if isinstance(mean, Mean):
         return mean.to(x)
-    if not isinstance(mean, str):
-        raise ArgumentError("mean", type(mean).__name__, "a name or a gpytorch Mean")
     if mean == "constant":
         return ConstantMean(batch_shape=x.shape[:-2]).to(x)
     if mean == "zero":

@@ -140,10 +140,6 @@ class GPRegression(RegressionGP):
         default_likelihood = likelihood is None
         if likelihood is None:
             likelihood = GaussianLikelihood(batch_shape=train_x.shape[:-2])
-        elif not isinstance(likelihood, _GaussianLikelihoodBase):
-            suggestion = "Exact GPs need Gaussian noise, e.g. gpytorch's GaussianLikelihood()."
-            got = type(likelihood).__name__
-            raise ArgumentError("likelihood", got, "a Gaussian likelihood", suggestion)
         super().__init__(train_x, targets, likelihood.to(train_x))
         self.input_standardizer = input_standardizer
         self.target_standardizer = target_standardizer
