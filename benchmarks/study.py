@@ -89,7 +89,7 @@ class Study:
         choose: Gives the rows to be told of finished or failed cells; its further arguments are
             options of ``report``.
         prepare: Adds columns to finished cells, which no CSV file shows.
-        figure: Draws finished cells in a file; its further arguments are options of ``report``.
+        figure: Draws finished cells in a file.
         caption: Of the figure.
         apart: A column, such as the method. A report may take the cells of those of its values
             that the results file does not have from the CSV file of an earlier report.
@@ -111,7 +111,7 @@ class Study:
     sweeps: Callable[[Cells], Iterable[Sweep]] | None = None
     choose: Callable[..., pandas.DataFrame] | None = None
     prepare: Callable[[pandas.DataFrame], pandas.DataFrame] | None = None
-    figure: Callable[..., None] | None = None
+    figure: Callable[[pandas.DataFrame, Any], None] | None = None
     caption: str = ""
     apart: str = ""
     data: bool = True
@@ -147,27 +147,24 @@ class Study:
             figure: Also draw in this image file.
             rows: CSV file of an earlier report. Its cells are added, except those whose value of
                 :attr:`apart` is also in the results file.
-            **options: Of ``choose`` and ``figure``.
+            **options: Of ``choose``.
 
         Raises:
             DataError: There is no such file, no finished cell of this benchmark in it, or an
                 output cannot be written.
         """
-        chosen = set(options_of(self.choose))
-        of_figure = {name: value for name, value in options.items() if name not in chosen}
-        of_choice = {name: value for name, value in options.items() if name in chosen}
-        done, failed = self.load(path, **of_choice)
+        done, failed = self.load(path, **options)
         failures = [f"- {self._failure(row)}" for row in failed.to_dict("records")]
         about = [*load_commands(path), *describe_cells(done, len(failed))]
         if rows is not None:
-            done, lines = self._with_rows(done, rows, of_choice)
+            done, lines = self._with_rows(done, rows, options)
             about += lines
         if csv is not None:
             write_rows(done, csv, about)
         cells = done if self.prepare is None else self.prepare(done)
         parts = [f"# {self.title}", code(about)]
         if figure is not None and self.figure is not None:
-            self.figure(cells, figure, **of_figure)
+            self.figure(cells, figure)
             parts.append(f"![{self.caption}]({os.path.basename(figure)})")
         parts += self.tables(cells)
         if failures:
@@ -279,11 +276,10 @@ class Study:
             **options: Any,
         ) -> None:
             with errors_as_text():
-                for function in (self.choose, self.figure):
-                    options |= read_options(function, options)
-                typer.echo(self.sections(results, csv, figure, rows, **options))
+                chosen = read_options(self.choose, options)
+                typer.echo(self.sections(results, csv, figure, rows, **chosen))
 
-        further = (options_of(self.choose) | options_of(self.figure)).values()
+        further = options_of(self.choose).values()
         left_out = [] if self.figure else ["figure"]
         return with_options(report, further, left_out + ([] if self.apart else ["rows"]))
 

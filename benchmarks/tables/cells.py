@@ -14,7 +14,7 @@ from gpclml import StackedGP, datasets
 
 __all__ = [
     "DEVELOPMENT", "JUDGED", "METHODS", "SOURCES", "STACK", "TEST_SHARE", "batch_label",
-    "most_in_batch", "run_cell", "run_cells", "run_stack", "sizes_of", "table_rows",
+    "most_in_batch", "run_cell", "run_cells", "sizes_of", "table_rows",
 ]  # fmt: skip
 
 SOURCES = ("benchmarks.tables.candidates", "benchmarks.tables.peers", "benchmarks.tables.scores")
@@ -95,7 +95,7 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
           of the training targets, and ``seconds`` of fit and prediction;
         - ``num_test``, ``num_data``, ``num_features``: of the table;
         - of this library's candidates ``problem``, what the fit says is wrong, and the criteria of
-          :data:`benchmarks.tables.candidates.CRITERIA`;
+          :data:`benchmarks.tables.candidates.CRITERIA`; of the stack ``weights``, as text;
         - ``failure``: the error that ended the method, in whose place there are no scores; else
           empty.
     """
@@ -111,28 +111,6 @@ def run_cells(cells: list[Any]) -> list[Any]:
         _tested(cell, rows, partial(_predicted, cell["method"], rows, candidates, cell["split"]))
         for cell in cells
     ]
-
-
-def run_stack(cell: Mapping[str, Any]) -> dict[str, Any]:
-    """Fits :class:`gpclml.StackedGP` and tests it.
-
-    Args:
-        cell: As for :func:`run_cell`.
-
-    Returns:
-        As :func:`run_cell`, with ``weights``, those of the components as text.
-    """
-    rows = _rows_of(cell)
-
-    def predict() -> tuple[Prediction, dict[str, Any]]:
-        start = time.perf_counter()
-        stack = StackedGP(seed=cell["split"]).fit(rows.x, rows.y, progress=False)
-        prediction = stack.predict(rows.test_x)
-        seconds = time.perf_counter() - start
-        weights = ", ".join(f"{one.name} {one.weight:.2f}" for one in stack.components)
-        return prediction, {"seconds": seconds, "weights": weights}
-
-    return _tested(cell, rows, predict)
 
 
 def _rows_of(cell: Mapping[str, Any]) -> TableRows:
@@ -160,12 +138,17 @@ def _tested(
 def _predicted(
     method: str, rows: TableRows, candidates: Candidates, seed: int
 ) -> tuple[Prediction, dict[str, Any]]:
-    if method not in PEERS:
+    if method in ABOUT:
         return candidates.predict(method)
-    start = time.perf_counter()
-    x, y, test_x = rows.x.numpy(), rows.y.numpy(), rows.test_x.numpy()
-    prediction = PEERS[method].predict(x, y, test_x, seed)
-    return prediction, {"seconds": time.perf_counter() - start}
+    start, more = time.perf_counter(), {}
+    if method == STACK:
+        stack = StackedGP(seed=seed).fit(rows.x, rows.y, progress=False)
+        prediction = stack.predict(rows.test_x)
+        more["weights"] = ", ".join(f"{one.name} {one.weight:.2f}" for one in stack.components)
+    else:
+        x, y, test_x = rows.x.numpy(), rows.y.numpy(), rows.test_x.numpy()
+        prediction = PEERS[method].predict(x, y, test_x, seed)
+    return prediction, {"seconds": time.perf_counter() - start, **more}
 
 
 def batch_label(cell: Mapping[str, Any]) -> Hashable:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import pandas
@@ -11,18 +10,16 @@ from typer import Option
 
 from benchmarks._options import check_known, check_positive, names, whole_numbers
 from benchmarks.runner import Batches
-from benchmarks.study import Study, Sweep
+from benchmarks.study import Study
 from benchmarks.tables.cells import (
     DEVELOPMENT,
     JUDGED,
     METHODS,
     SOURCES,
-    STACK,
     batch_label,
     most_in_batch,
     run_cell,
     run_cells,
-    run_stack,
     sizes_of,
 )
 from benchmarks.tables.peers import missing_packages
@@ -111,16 +108,6 @@ def choose(
     return cells[kept & ~cells["method"].isin(without or ())]
 
 
-def _sweeps(cells: list[dict[str, Any]]) -> Iterator[Sweep]:
-    """The stack apart, which may be run anew without the others."""
-    others = [cell for cell in cells if cell["method"] != STACK]
-    stacks = [cell for cell in cells if cell["method"] == STACK]
-    if others:
-        yield Sweep(others, run_cell, SOURCES, Batches(run_cells, batch_label, most_in_batch))
-    if stacks:
-        yield Sweep(stacks, run_stack, SOURCES)
-
-
 STUDY = Study(
     name="tables",
     about="This library's models of tables of 50 to 1,000 rows, beside other ways to predict them.",
@@ -131,7 +118,7 @@ STUDY = Study(
     grid=make_grid,
     cell=run_cell,
     sources=SOURCES,
-    sweeps=_sweeps,
+    batches=Batches(run_cells, batch_label, most_in_batch),
     needed=("table", "n", "split", "method", "failure", *METRICS),
     label="{table} n={n} split {split} {method}",
     choose=choose,

@@ -41,9 +41,9 @@ def of_kind(cells, kind: Annotated[str | None, Option(help="Only these.")] = Non
     return cells if kind is None or cells.empty else cells[cells["kind"] == kind]
 
 
-def draw(cells, path, *, color: Annotated[str, Option(help="Color.")] = "red"):
+def draw(cells, path):
     with open(path, "w") as file:
-        file.write(f"{color} {len(cells)}")
+        file.write(f"red {len(cells)}")
 
 
 def tables(cells):
@@ -69,7 +69,7 @@ def test_run_and_report(tmp_path):
     ran = invoke(study(), "run --quiet --n 2,3 --jobs 1", "--results", path)
     assert (ran.exit_code, ran.stderr) == (1, "2 cells failed: the report lists them.\n")
     told = invoke(
-        study(), "report --kind a --color blue", "--results", path, "--figure", figure,
+        study(), "report --kind a", "--results", path, "--figure", figure,
         "--csv", rows,
     )  # fmt: skip
     assert told.exit_code == 0, told.output
@@ -77,7 +77,7 @@ def test_run_and_report(tmp_path):
     assert told.stdout.startswith(f"# Small study\n\n```\n{command}\n1 cells done")
     assert "\n![Sums](a.png)\n\n## Sum\n\n4.0\n" in told.stdout
     assert told.stdout.endswith("1 failed cells:\n\n- a n=3: ValueError: no three\n")
-    assert figure.read_text() == "blue 1"
+    assert figure.read_text() == "red 1"
     assert rows.read_text().splitlines()[-2:] == ["device,kind,n,double", "cpu,a,2,4"]
 
 

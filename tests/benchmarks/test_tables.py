@@ -20,7 +20,6 @@ from benchmarks.tables.cells import (
     METHODS,
     run_cell,
     run_cells,
-    run_stack,
     sizes_of,
     table_rows,
 )
@@ -159,7 +158,7 @@ def test_refits_leave_each_row_out_once(monkeypatch):
 
 
 def test_the_stack():
-    found = run_stack(cell("stack", n=48))
+    found = run_cell(cell("stack", n=48))
     assert found["failure"] == ""
     assert set(found) == {*METRICS, *ABOUT_ROWS, "seconds", "weights", "failure"}
     stack = StackedGP(seed=1)
