@@ -141,7 +141,8 @@ def _text(path: Path) -> str:
         if path.suffix.lower() == ".gz":
             content = gzip.decompress(content)
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} cannot be read: {error}. Save it again.") from error
+        fix = "Check its permissions" if isinstance(error, PermissionError) else "Save it again"
+        raise DataError(f"{path} cannot be read: {error}. {fix}.") from error
     if _OF_NO_TEXT.search(content):
         raise DataError(f"{path} is not a text file. Save the table as CSV, in UTF-8.")
     try:
