@@ -93,12 +93,14 @@ class Hyperparameter:
 
     @classmethod
     def of(cls, module: torch.nn.Module, name: str) -> Self:
-        """That of a module; of the value itself where its constraint has no closed form here."""
+        """That of a module; of the value where that has no raw parameter or another constraint."""
+        raw = getattr(module, f"raw_{name}", None)
         constraint = getattr(module, f"raw_{name}_constraint", None)
-        transform = transform_of(cast(Interval | None, constraint))
+        transform = None if raw is None else transform_of(cast(Interval | None, constraint))
         if transform is None:
-            return cls(cast(Tensor, getattr(module, name)))
-        return cls(cast(Tensor, getattr(module, f"raw_{name}")), transform)
+            value = cast(Any, getattr(module, name))
+            return cls(cast(Tensor, value() if callable(value) else value))
+        return cls(cast(Tensor, raw), transform)
 
     def value(self) -> ndarray:
         """In double precision."""

@@ -13,6 +13,7 @@ from gpytorch.kernels import (
     AdditiveKernel,
     ConstantKernel,
     CosineKernel,
+    IndexKernel,
     Kernel,
     LinearKernel,
     MaternKernel,
@@ -29,6 +30,7 @@ from numpy import ndarray
 from scipy.special import expit
 from torch import Tensor
 
+from gpclml.errors import ArgumentError
 from gpclml.linalg import DenseCovariance, RadialCovariance, radial_covariance
 from gpclml.linalg.array_kernels import (
     ArrayKernel,
@@ -42,6 +44,7 @@ from gpclml.linalg.array_kernels import (
     RadialArrayKernel,
     ScaledArrayKernel,
     SumArrayKernel,
+    TaskArrayKernel,
 )
 from gpclml.linalg.covariance_products import row_of
 from gpclml.linalg.profiles import PROFILES
@@ -152,6 +155,8 @@ def _is_known(kernel: Kernel, num_dims: int, arrays: bool = False, *, top: bool 
         return False  # GPyTorch says so
     if arrays and (kind is PolynomialKernel or _ARRAYS in vars(kind)):
         return True
+    if kind.forward is IndexKernel.forward:
+        return num_dims == 1
     return kind in _RADIAL or kind in (LinearKernel, ConstantKernel)
 
 
@@ -161,7 +166,7 @@ def _is_radial(kernel: Kernel) -> bool:
         return _is_radial(cast(Kernel, kernel.base_kernel))
     if type(kernel) in (AdditiveKernel, ProductKernel):
         return any(_is_radial(cast(Kernel, part)) for part in cast(Any, kernel.kernels))
-    return type(kernel) not in (LinearKernel, ConstantKernel)
+    return type(kernel) in _RADIAL
 
 
 def _covariance(kernel: Kernel, x: Tensor, scale: Tensor | None, noise: Tensor | None) -> Tensor:
@@ -180,7 +185,10 @@ def _covariance(kernel: Kernel, x: Tensor, scale: Tensor | None, noise: Tensor |
         return _with_noise(total, noise)
     if type(kernel) in _RADIAL:
         return radial_covariance(**_radial(kernel, x), scale=scale, noise=noise)
-    of_one = _linear if type(kernel) is LinearKernel else _constant
+    if type(kernel).forward is IndexKernel.forward:
+        of_one = _of_tasks
+    else:
+        of_one = _linear if type(kernel) is LinearKernel else _constant
     return _with_noise(of_one(kernel, x, scale), noise)
 
 
@@ -188,7 +196,7 @@ def _leaves_noise_out(kernel: Kernel) -> bool:
     """Whether adding noise to its covariance takes a step of its own."""
     if type(kernel) is ScaleKernel:
         return _leaves_noise_out(cast(Kernel, kernel.base_kernel))
-    return type(kernel) in (ProductKernel, LinearKernel, ConstantKernel)
+    return type(kernel) not in _RADIAL and type(kernel) is not AdditiveKernel
 
 
 def _selected(kernel: Kernel, x: Tensor) -> Tensor:
@@ -229,6 +237,9 @@ def array_kernel(
         return SumArrayKernel(parts) if kind is AdditiveKernel else ProductArrayKernel(parts)
     if kind is ConstantKernel:
         return ConstantArrayKernel(numbers(kernel, "constant"))
+    if kind.forward is IndexKernel.forward:
+        _check_tasks(cast(IndexKernel, kernel), x)
+        return TaskArrayKernel(points_of(x.detach()), numbers(kernel, "_eval_covar_matrix"))
     points = points_of(x)
     if _ARRAYS in vars(kind):
         return cast(Any, kernel)._array_kernel(points)
@@ -306,6 +317,23 @@ def _radial(kernel: Any, x: Tensor) -> dict[str, Any]:
 def _linear(kernel: Any, x: Tensor, scale: Tensor | None) -> Tensor:
     variance = kernel.variance if scale is None else kernel.variance * scale[..., None, None]
     return (x * variance) @ x.mT
+
+
+def _of_tasks(kernel: Any, x: Tensor, scale: Tensor | None) -> Tensor:
+    _check_tasks(kernel, x)
+    covariance = kernel._eval_covar_matrix()
+    covariance = covariance if scale is None else covariance * scale[..., None, None]
+    member = torch.nn.functional.one_hot(x[..., 0].long(), covariance.shape[-1]).to(covariance)
+    return member @ covariance @ member.mT
+
+
+def _check_tasks(kernel: IndexKernel, x: Tensor) -> None:
+    most = cast(Tensor, kernel.raw_var).shape[-1] - 1
+    low, high = (int(one) for one in x.aminmax())
+    if low < 0 or high > most:
+        suggestion = "Number the tasks from 0, or make the kernel with more num_tasks."
+        got = f"indices from {low} to {high}"
+        raise ArgumentError("task indices", got, f"integers from 0 to {most}", suggestion)
 
 
 def _constant(kernel: Any, x: Tensor, scale: Tensor | None) -> Tensor:

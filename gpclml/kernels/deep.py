@@ -6,12 +6,14 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy
 import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import Mean
 from linear_operator import LinearOperator
+from numpy import ndarray
 from torch import Tensor
 from typing_extensions import override
 
@@ -21,7 +23,7 @@ from gpclml.curvature.structure import call_with
 from gpclml.errors import ShapeError, UnsupportedError
 from gpclml.kernels.features import JointKernel, once_if_equal
 from gpclml.kernels.networks import MLP, apply_network
-from gpclml.linalg.array_kernels import ArrayKernel, LinearArrayKernel, Number, UnitPoints
+from gpclml.linalg.array_kernels import ArrayKernel, LinearArrayKernel, Number
 
 __all__ = [
     "CosineSimilarityKernel",
@@ -262,7 +264,33 @@ class CosineSimilarityKernel(Kernel):
 
     @staticmethod
     def _array_kernel(points: Number) -> ArrayKernel:
-        return LinearArrayKernel(UnitPoints(points), None)
+        return LinearArrayKernel(_UnitPoints(points), None)
+
+
+class _UnitPoints:
+    """Points divided by their lengths, as ``torch.nn.functional.normalize`` does.
+
+    Args:
+        points: ``(n, d)``.
+    """
+
+    def __init__(self, points: Number) -> None:
+        self._points = points
+        self.needed: bool = points.needed
+
+    def value(self) -> ndarray:
+        """The points on the unit sphere."""
+        points = self._points.value()
+        length = numpy.sqrt(numpy.einsum("ij,ij->i", points, points))[:, None]
+        self._length = numpy.maximum(length, 1e-12)
+        self._unit = points / self._length
+        self._radial = self._unit * (length >= 1e-12)
+        return self._unit
+
+    def add(self, gradient: ndarray) -> None:
+        """By the points: what moves them along the sphere."""
+        along = numpy.einsum("ij,ij->i", gradient, self._unit)[:, None]
+        self._points.add((gradient - self._radial * along) / self._length)
 
 
 class NeuralTangentKernel(JointKernel):

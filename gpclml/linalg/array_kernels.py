@@ -38,14 +38,13 @@ __all__ = [
     "RadialArrayKernel",
     "ScaledArrayKernel",
     "SumArrayKernel",
-    "UnitPoints",
+    "TaskArrayKernel",
     "set_diagonal",
 ]
 
 blas: Any = _blas  # whose functions are known at run time alone
 
 _BY_DIFFERENCES = 8  # dimensions up to which they are as fast as a product, and more accurate
-_LEAST_LENGTH = 1e-12  # of points that are divided by their lengths
 _EPS = float(numpy.finfo(float).eps)
 
 
@@ -281,30 +280,27 @@ class PolynomialArrayKernel(ArrayKernel):
         self._products.add_gradient(G, weight)
 
 
-class UnitPoints:
-    """Points divided by their lengths, as ``torch.nn.functional.normalize`` does.
+class TaskArrayKernel(ArrayKernel):
+    """The covariance of the tasks that points belong to.
 
     Args:
-        points: ``(n, d)``.
+        tasks: Index of each point's task, ``(n, 1)``.
+        covariance: Of the tasks, ``(t, t)``.
     """
 
-    def __init__(self, points: Number) -> None:
-        self._points = points
-        self.needed: bool = points.needed
+    def __init__(self, tasks: Number, covariance: Number) -> None:
+        self._tasks, self._covariance = tasks.value()[:, 0].astype(int), covariance
 
-    def value(self) -> ndarray:
-        """The points on the unit sphere."""
-        points = self._points.value()
-        length = numpy.sqrt(numpy.einsum("ij,ij->i", points, points))[:, None]
-        self._length = numpy.maximum(length, _LEAST_LENGTH)
-        self._unit = points / self._length
-        self._radial = self._unit * (length >= _LEAST_LENGTH)
-        return self._unit
+    def value(self) -> tuple[ndarray, float]:
+        """The entries of the points' tasks."""
+        self._C = self._covariance.value()
+        return self._C[self._tasks[:, None], self._tasks], 1.0
 
-    def add(self, gradient: ndarray) -> None:
-        """By the points: what moves them along the sphere."""
-        along = numpy.einsum("ij,ij->i", gradient, self._unit)[:, None]
-        self._points.add((gradient - self._radial * along) / self._length)
+    def add_gradient(self, G: ndarray, weight: float) -> None:
+        """By the covariance of tasks, summed over the points of each."""
+        if self._covariance.needed:
+            member = numpy.eye(len(self._C))[self._tasks]
+            self._covariance.add(member.T @ blas.dsymm(weight, G, member, lower=1))
 
 
 class ConstantArrayKernel(ArrayKernel):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import gpytorch
 import pytest
 import torch
+from botorch.models import MultiTaskGP
 from gpytorch.constraints import Interval
 from gpytorch.kernels import (
     ConstantKernel,
     CosineKernel,
+    IndexKernel,
     LinearKernel,
     MaternKernel,
     PeriodicKernel,
@@ -18,9 +21,13 @@ from gpytorch.kernels import (
 from gpytorch.likelihoods.noise_models import HomoskedasticNoise
 from linear_operator.utils.warnings import NumericalWarning
 
+from gpclml.conditioning import LastPoints, LeaveOneOut, RandomHoldout
+from gpclml.errors import ArgumentError
+from gpclml.inference import covariances
 from gpclml.inference.kernel_covariances import KernelCovariance, kernel_covariance
 from gpclml.inference.known_kernels import known_parts
 from gpclml.linalg import DenseCovariance, lapack
+from gpclml.mlls import ConditionalMarginalLogLikelihood
 
 N = 9
 BLOCKS = {
@@ -41,6 +48,9 @@ KERNELS = {
     "periodic": lambda: PeriodicKernel(),
     "cosine": lambda: ScaleKernel(CosineKernel()) + ConstantKernel() + ScaleKernel(RBFKernel()),
     "columns": lambda: RBFKernel(active_dims=(0,)) * (LinearKernel() + RBFKernel(active_dims=(1,))),
+    "tasks": lambda: (
+        ScaleKernel(RBFKernel(active_dims=(0,))) * IndexKernel(num_tasks=3, active_dims=(1,))
+    ),
     "twice": lambda: (lambda one: one + ScaleKernel(one))(RBFKernel()),
 }
 
@@ -54,6 +64,8 @@ def noise_of(kind, dtype):
 def parts(name="rbf", noise="one", dtype=torch.float64):
     generator = torch.Generator().manual_seed(1)
     x = torch.rand(N, 2, generator=generator, dtype=torch.float64)
+    if name == "tasks":
+        x[:, 1] = torch.tensor([0.0, 2.0, 1.0]).repeat(3)
     x[5] = x[2]
     kernel = KERNELS[name]().to(dtype)
     for parameter in kernel.parameters():
@@ -89,7 +101,7 @@ def test_densities_are_those_of_the_matrix(monkeypatch, name, noise, blocks, wit
     calls = counted(monkeypatch)
     covariance = kernel_covariance(kernel(x), *known_parts(kernel(x)), variances)
     value = covariance.held_out_log_density(residual, BLOCKS[blocks])
-    assert bool(calls) == (name != "columns" or not with_inputs)
+    assert bool(calls) == (name not in ("columns", "tasks") or not with_inputs)
     wanted = [one for one in leaves(*own) if one.requires_grad]
     ours = torch.autograd.grad(3.0 * value, wanted, retain_graph=True)
     matrix = DenseCovariance(covariance.matrix)
@@ -198,3 +210,60 @@ def test_leave_one_out_is_that_of_the_matrix(noise):
         torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
     mean, _ = covariance.leave_one_out(residual, rows)
     assert mean.requires_grad
+
+
+class OfTasks(gpytorch.models.ExactGP):
+    def __init__(self, x, y, batch):
+        super().__init__(x, y, gpytorch.likelihoods.GaussianLikelihood(batch_shape=batch))
+        self.mean_module = gpytorch.means.ZeroMean()
+        data = MaternKernel(2.5, active_dims=(0, 1), batch_shape=batch)
+        tasks = IndexKernel(num_tasks=3, rank=2, active_dims=(2,), batch_shape=batch)
+        self.covar_module = ScaleKernel(data * tasks, batch_shape=batch) + LinearKernel()
+
+    def forward(self, x):
+        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def multi_task(x, y):
+    return MultiTaskGP(x, y.unsqueeze(-1), task_feature=-1, outcome_transform=None)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+@pytest.mark.parametrize("conditioning", [LastPoints(0), RandomHoldout(0.3, seed=0), LeaveOneOut()])
+@pytest.mark.parametrize("kind", ["one", "batch", "botorch"])
+def test_tasks_of_points_are_those_of_the_kernel(monkeypatch, kind, conditioning):
+    generator = torch.Generator().manual_seed(2)
+    x = torch.rand(12, 3, generator=generator, dtype=torch.float64)
+    x[:, 2] = torch.arange(12) % 3
+    y = torch.sin(5 * x[:, 0]) + x[:, 2]
+    torch.manual_seed(0)  # GPyTorch's factors start at random
+    if kind == "botorch":
+        model = multi_task(x, y).train()
+    else:
+        batch = torch.Size([2] if kind == "batch" else [])
+        model = OfTasks(x, y.expand(*batch, 12), batch).double().train()
+    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, conditioning)
+    wanted = list(model.parameters())
+
+    def objective():
+        value = mll(model(x), model.train_targets, x)
+        return value, torch.autograd.grad(value.sum(), wanted, allow_unused=True)
+
+    value, ours = objective()
+    monkeypatch.setattr(covariances, "known_parts", lambda kernel: None)
+    expected, theirs = objective()
+    torch.testing.assert_close(value, expected, rtol=1e-10, atol=1e-10)
+    for one, other in zip(ours, theirs, strict=True):
+        if other is not None:
+            scale = max(1e-6, float(other.abs().max()))
+            torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-8 * scale)
+
+
+@pytest.mark.parametrize("task", [-1.0, 3.0])
+@pytest.mark.parametrize("most", [lapack.LARGEST, {}])
+def test_tasks_that_the_kernel_has_not(monkeypatch, task, most):
+    kernel, x, noise, residual = parts("tasks")
+    x.requires_grad_(False)[0, 1] = task
+    monkeypatch.setattr(lapack, "LARGEST", most)
+    with pytest.raises(ArgumentError, match=r"task indices.*from 0 to 2"):
+        KernelCovariance(kernel, x, noise).log_density(residual)
