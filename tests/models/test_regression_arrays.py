@@ -136,8 +136,8 @@ def test_columns_are_kept_and_checked(frame, targets, tmp_path):
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        (lambda x, y: (x.assign(sex="f"), y), r"no numbers: sex"),
-        (lambda x, y: (x, y.astype(str)), "no numbers: progression"),
+        (lambda x, y: (x.assign(sex="f"), y), r"not numbers: sex"),
+        (lambda x, y: (x, y.astype(str)), "not numbers: progression"),
         (lambda x, y: (x, y.sort_index(ascending=False)), r"train_y.loc\[train_x.index\]"),
         (lambda x, y: (x, y.reset_index(drop=True)), "another index"),
         (lambda x, y: (x.to_numpy().astype(complex), y), "real numbers"),
@@ -145,7 +145,7 @@ def test_columns_are_kept_and_checked(frame, targets, tmp_path):
         (lambda x, y: (x, y.iloc[:-1]), "train_y"),
         (lambda x, y: (x.iloc[:0], y.iloc[:0]), "train_x"),
         (lambda x, y: (x, y.tolist()), "a numpy array or a pandas object"),
-        (lambda x, y: (x.assign(age=pd.Timestamp(0)), y), "no numbers: age"),
+        (lambda x, y: (x.assign(age=pd.Timestamp(0)), y), "not numbers: age"),
     ],
 )
 def test_bad_arrays(frame, targets, change, match):
