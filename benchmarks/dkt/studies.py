@@ -28,8 +28,8 @@ from gpclml.meta import (
 )
 
 __all__ = [
-    "STUDIES", "FewShotStudy", "Sources", "characters", "digits", "head_poses", "part_of_omniglot",
-    "periodic", "photographs", "rotation", "study_named",
+    "STUDIES", "FewShotStudy", "Sources", "digits", "head_poses", "part_of_omniglot", "periodic",
+    "pictures", "rotation", "study_named",
 ]  # fmt: skip
 
 
@@ -50,6 +50,7 @@ _QUERIES = 15  # of the 20 drawings of a character, which leaves five shots
 _VALIDATION, _TEST = ("Latin",), ("Sanskrit", "Tagalog")  # alphabets of the part of Omniglot
 _TEST_PEOPLE = ("AndreeaV", "RichardB", "SarahL", "TasosH", "YogeshR")
 _TRAIN_YAWS = 10  # of 19, where tests go out of range
+_FUNCTION_NETWORK = partial(MLP, [1, 40, 40, 40])
 
 
 @dataclass(frozen=True)
@@ -83,25 +84,21 @@ def part_of_omniglot(part: str) -> Load:
     return load
 
 
-def characters(train: Load, validation: Load, test: Load) -> Make:
-    """Tasks of characters; each quarter turn is a class of its own in training."""
+def pictures(train: Load, validation: Load, test: Load, turned: bool = False) -> Make:
+    """Tasks of images.
 
-    def make(shots: int, seed: int, ways: int = 5) -> Sources:
-        return Sources(
-            train=_image_tasks(train(), shots, 3 * seed, ways=ways, rotations=True),
-            validation=_image_tasks(validation(), shots, 3 * seed + 1, ways=ways),
-            test=_image_tasks(test(), shots, 3 * seed + 2, ways=ways),
-        )
-
-    return make
-
-
-def photographs(train: Load, validation: Load, test: Load) -> Make:
-    """Tasks of photographs."""
+    Args:
+        train: Loads what is learned from.
+        validation: Loads what the best look is chosen by.
+        test: Loads what is tested on.
+        turned: Whether each quarter turn is a class of its own in training.
+    """
 
     def make(shots: int, seed: int, ways: int = 5) -> Sources:
         return Sources(*(
-            _image_tasks(load(), shots, 3 * seed + place, ways=ways)
+            _image_tasks(
+                load(), shots, 3 * seed + place, ways=ways, rotations=turned and place == 0
+            )
             for place, load in enumerate((train, validation, test))
         ))  # fmt: skip
 
@@ -187,7 +184,7 @@ class FewShotStudy:
         training: What the network is trained on; studies of one name share their trainings.
         sources: Makes the tasks from the number of shots and a seed, and of ways where it is not
             the study's.
-        network: Makes the backbone from a generator.
+        network: Makes the backbone from a ``generator``.
         num_features: Number of its features.
         shots: Numbers of shots, or of support points, by default.
         classes: Whether it is classification.
@@ -196,7 +193,7 @@ class FewShotStudy:
     about: str
     training: str
     sources: Make
-    network: Callable[[torch.Generator], torch.nn.Module]
+    network: Callable[..., torch.nn.Module]
     num_features: int
     shots: tuple[int, ...]
     classes: bool
@@ -218,18 +215,6 @@ def study_named(name: str) -> FewShotStudy:
     return STUDIES[name]
 
 
-def _conv4(generator: torch.Generator) -> torch.nn.Module:
-    return Conv4(generator=generator)
-
-
-def _conv3(generator: torch.Generator) -> torch.nn.Module:
-    return Conv3(generator=generator)
-
-
-def _function_network(generator: torch.Generator) -> torch.nn.Module:
-    return MLP([1, 40, 40, 40], generator=generator)
-
-
 def _omniglot(name: str, chosen_by: bool | None = None) -> datasets.LabelledImages:
     """An original set, or only the alphabets to choose by, or all others."""
     data = load_images(name)
@@ -244,10 +229,6 @@ def _emnist(to_choose_by: bool) -> datasets.LabelledImages:
     return datasets.LabelledImages(
         data.name, data.images[rows], data.labels[rows], data.class_names
     )
-
-
-def _colour_conv4(generator: torch.Generator) -> torch.nn.Module:
-    return Conv4(channels=3, generator=generator)
 
 
 def _photographs(train: str, test: str) -> FewShotStudy:
@@ -265,8 +246,8 @@ def _photographs(train: str, test: str) -> FewShotStudy:
         else f"{names[train]}: 64 or 100 classes to learn from, others to choose by and to test "
         "on, 5-way",
         f"{train}-all" if train != test else train,
-        photographs(learn, partial(part, test, "validation"), partial(part, test, "test")),
-        _colour_conv4, 1600, (1, 5), True,
+        pictures(learn, partial(part, test, "validation"), partial(part, test, "test")),
+        partial(Conv4, channels=3), 1600, (1, 5), True,
     )  # fmt: skip
 
 
@@ -274,8 +255,8 @@ def _part(about: str, test: Callable[[], datasets.LabelledImages]) -> FewShotStu
     return FewShotStudy(
         f"part of Omniglot (8 alphabets): 5 to learn from, Latin to choose by, {about}, 5-way",
         "omniglot-part",
-        characters(part_of_omniglot("train"), part_of_omniglot("validation"), test),
-        _conv4, 64, (1, 5), True,
+        pictures(part_of_omniglot("train"), part_of_omniglot("validation"), test, turned=True),
+        Conv4, 64, (1, 5), True,
     )  # fmt: skip
 
 
@@ -285,7 +266,7 @@ STUDIES: Mapping[str, FewShotStudy] = MappingProxyType(
         "digits": FewShotStudy(
             "scikit-learn's 8 x 8 digits: quarter turns of 0 to 5 to learn from, 3-way tasks of "
             "6 to 9 to test on",
-            "digits", digits, lambda generator: ConvBlocks(2, width=32, generator=generator), 128,
+            "digits", digits, partial(ConvBlocks, 2, width=32), 128,
             (1, 5), True,
         ),
         "mini-imagenet": _photographs("mini-imagenet", "mini-imagenet"),
@@ -294,12 +275,12 @@ STUDIES: Mapping[str, FewShotStudy] = MappingProxyType(
             "Omniglot: 25 background alphabets to learn from, 5 to choose by, the 20 evaluation "
             "alphabets to test on, 5-way",
             "omniglot-background",
-            characters(
+            pictures(
                 partial(_omniglot, "omniglot-background", False),
                 partial(_omniglot, "omniglot-background", True),
-                partial(_omniglot, "omniglot-evaluation"),
+                partial(_omniglot, "omniglot-evaluation"), turned=True,
             ),
-            _conv4, 64, (1, 5), True,
+            Conv4, 64, (1, 5), True,
         ),
         "omniglot-part": _part(
             "Sanskrit and Tagalog to test on", part_of_omniglot("test"),
@@ -316,30 +297,31 @@ STUDIES: Mapping[str, FewShotStudy] = MappingProxyType(
             "all 50 alphabets of Omniglot to learn from, every other of EMNIST's 62 digits and "
             "letters to choose by, the others to test on, 5-way",
             "omniglot",
-            characters(
-                partial(_omniglot, "omniglot"), partial(_emnist, True), partial(_emnist, False)
+            pictures(
+                partial(_omniglot, "omniglot"), partial(_emnist, True), partial(_emnist, False),
+                turned=True,
             ),
-            _conv4, 64, (1, 5), True,
+            Conv4, 64, (1, 5), True,
         ),
         "periodic": FewShotStudy(
-            "sine waves on [-5, 5]", "periodic", periodic(False), _function_network, 40, (5, 10),
+            "sine waves on [-5, 5]", "periodic", periodic(False), _FUNCTION_NETWORK, 40, (5, 10),
             False,
         ),
         "periodic-out-of-range": FewShotStudy(
             "sine waves learned on [-5, 5], tested on [-5, 10]", "periodic", periodic(True),
-            _function_network, 40, (5, 10), False,
+            _FUNCTION_NETWORK, 40, (5, 10), False,
         ),
         "qmul": FewShotStudy(
             "QMUL head poses: the pitch of 24 people's heads to learn from, of 5 others to test on",
-            "qmul", head_poses(False), _conv3, 2916, (5,), False,
+            "qmul", head_poses(False), Conv3, 2916, (5,), False,
         ),
         "qmul-out-of-range": FewShotStudy(
             "QMUL head poses of the first ten yaws to learn from, of all 19 to test on",
-            "qmul-first-yaws", head_poses(True), _conv3, 2916, (5,), False,
+            "qmul-first-yaws", head_poses(True), Conv3, 2916, (5,), False,
         ),
         "rotation": FewShotStudy(
             "the angle of a turned character in units of 90 degrees, alphabets as in omniglot-part",
-            "rotation", rotation, _conv4, 64, (5, 10), False,
+            "rotation", rotation, Conv4, 64, (5, 10), False,
         ),
     }
 )  # fmt: skip

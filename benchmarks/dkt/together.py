@@ -198,7 +198,7 @@ def sources_on_device(cell: Mapping[str, Any]) -> Sources:
 
 def _member(cell: Mapping[str, Any], seed: int) -> _Member:
     study, sources = study_named(cell["study"]), sources_on_device({**cell, "seed": seed})
-    backbone = study.network(torch.Generator().manual_seed(seed))
+    backbone = study.network(generator=torch.Generator().manual_seed(seed))
     train = cast(ImageTasks, sources.train)
     if cell["kernel"] in BASELINES:
         make = BASELINES[cell["kernel"]]

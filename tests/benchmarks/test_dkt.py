@@ -144,7 +144,7 @@ def test_studies_without_files(name):
     episodes = sources.test.draw([0, 1])
     assert (episodes.ways > 0) == study.classes
     x = episodes.support_x.flatten(0, 1)
-    features = study.network(torch.Generator().manual_seed(0))(x)
+    features = study.network(generator=torch.Generator().manual_seed(0))(x)
     assert features.shape == (len(x), study.num_features)
     other = study.sources(study.shots[0], 1).train.draw([0])
     assert not torch.equal(other.support_x, sources.train.draw([0]).support_x)

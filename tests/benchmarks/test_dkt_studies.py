@@ -101,7 +101,7 @@ def test_studies_of_photographs(name, classes, tmp_path, monkeypatch):
     assert found == classes
     pictures = sources.test.draw([0]).query_x[0, :2]
     study = study_named(name)
-    features = study.network(torch.Generator().manual_seed(0))(pictures)
+    features = study.network(generator=torch.Generator().manual_seed(0))(pictures)
     assert features.shape == (2, study.num_features)
 
 
