@@ -14,6 +14,7 @@ from benchmarks._tables import command_lines
 from benchmarks.robustness import accuracy as exactness
 from benchmarks.robustness import objectives as hard
 from benchmarks.robustness import solver as systems
+from benchmarks.robustness.problems import draw_duplicates
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True,
@@ -86,7 +87,7 @@ def solver(
 @app.command()
 def singular(problems: Problems = 300, seed: Seed = 0, csv: Csv = None) -> None:
     """What is said of covariances that are singular in float32."""
-    results = hard.run_singular(problems, seed)
+    results = hard.run(problems, seed, draw_duplicates)
     _print_header()
     print(hard.summarize_singular(results).to_string(index=False))
     _write(results, csv)

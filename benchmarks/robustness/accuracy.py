@@ -40,11 +40,7 @@ def extended(values: Tensor) -> Array:
 
 
 def cholesky(matrix: Array) -> Array | None:
-    """The lower factor; None where a pivot is not positive.
-
-    Args:
-        matrix: Symmetric, ``(n, n)``; its lower triangle counts.
-    """
+    """The lower factor of a symmetric matrix; None where a pivot is not positive."""
     factor = matrix.copy()
     n = len(factor)
     for start in range(0, n, _BLOCK):
@@ -62,12 +58,7 @@ def cholesky(matrix: Array) -> Array | None:
 
 
 def forward(factor: Array, right: Array) -> Array:
-    """What the factor's inverse makes of columns.
-
-    Args:
-        factor: Lower, ``(n, n)``.
-        right: ``(n, k)``.
-    """
+    """What the inverse of a lower factor makes of columns ``(n, k)``."""
     solved = right.copy()
     for j in range(len(factor)):
         solved[j] = (solved[j] - factor[j, :j] @ solved[:j]) / factor[j, j]
@@ -75,13 +66,7 @@ def forward(factor: Array, right: Array) -> Array:
 
 
 def log_density_of_last(factor: Array, residual: Array, count: int) -> float:
-    """The log density of the last points given those before, in nats.
-
-    Args:
-        factor: Of the covariance, lower, ``(n, n)``.
-        residual: ``(n,)``.
-        count: How many points are scored; all of them for the log marginal likelihood.
-    """
+    """The log density of the last points given those before, in nats, by the lower factor."""
     z = forward(factor, residual[:, None])[-count:, 0]
     log_det = np.log(np.diag(factor)[-count:]).sum()
     half_log = np.log(2 * np.longdouble(np.pi)) / 2
@@ -93,11 +78,7 @@ def run_accuracy(problems: int = 200, seed: int = 0) -> pd.DataFrame:
 
     An RBF kernel on 20 to 150 points in 1 to 3 dimensions, lengthscale 0.1 to 10, outputscale 0.1
     to 100 and noise 2e-4 to 1, all log-uniform. The gradient is by lengthscale, outputscale,
-    noise and mean.
-
-    Returns:
-        A row a problem, method and type: ``index``, ``method``, ``dtype``, ``value_error`` and
-        ``gradient_error``, relative.
+    noise and mean. Errors are relative.
     """
     rows = []
     for index in range(problems):
@@ -116,11 +97,7 @@ def run_accuracy(problems: int = 200, seed: int = 0) -> pd.DataFrame:
 
 
 def summarize_accuracy(results: pd.DataFrame) -> pd.DataFrame:
-    """Median and largest relative errors, a row a type and method.
-
-    Args:
-        results: From :func:`run_accuracy`.
-    """
+    """Median and largest relative errors, a row a type and method."""
     groups = results.groupby(["dtype", "method"])[["value_error", "gradient_error"]]
     table = groups.agg(["median", "max"])
     table.columns = ["_".join(names) for names in table.columns]

@@ -16,13 +16,13 @@ from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihoo
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
-from benchmarks.robustness.problems import HardProblem, draw_duplicates, draw_problem
+from benchmarks.robustness.problems import HardProblem, draw_problem
 from gpclml.conditioning import KFold, LastPoints, LeaveOneOut, RandomHoldout
 from gpclml.errors import ArgumentError
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 
 __all__ = [
-    "METHODS", "OURS", "Evaluation", "evaluate", "run", "run_singular", "summarize",
+    "METHODS", "OURS", "Evaluation", "evaluate", "run", "summarize",
     "summarize_singular",
 ]  # fmt: skip
 
@@ -53,13 +53,9 @@ METHODS: dict[str, Callable] = OURS | {
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Value and gradient of an objective, or the error that it raised.
+    """Value (nats per point) and gradient (one row, float64) of an objective, or what it raised.
 
-    Attributes:
-        value: Nats per point; NaN if it raised.
-        gradient: All parameters' gradients in one row, float64; None if it raised.
-        error: Type and message of what it raised; empty if it did not.
-        jittered: Whether jitter was added to a covariance, by the warning it gives.
+    ``jittered`` says whether jitter was added to a covariance, by the warning it gives.
     """
 
     value: float
@@ -97,16 +93,7 @@ def _defaults_of_gpytorch() -> Iterator[None]:
 
 
 def evaluate(method: str, problem: HardProblem, dtype: torch.dtype) -> Evaluation:
-    """Value and gradient of one objective on one problem.
-
-    Args:
-        method: A name in ``METHODS``.
-        problem: The problem, cast to ``dtype``.
-        dtype: ``torch.float32`` or ``torch.float64``.
-
-    Returns:
-        What came out. Whatever is raised is recorded, not passed on.
-    """
+    """Value and gradient of one objective on one problem; whatever is raised is recorded."""
     model = problem.model(dtype)
     mll = METHODS[method](model.likelihood, model)
     value, gradient, error = math.nan, None, ""
@@ -128,22 +115,24 @@ def _gradient(model: torch.nn.Module) -> Tensor:
     return torch.cat([part.flatten() for part in parts]).double()
 
 
-def run(problems: int = 500, seed: int = 0) -> pd.DataFrame:
-    """Value and gradient of every objective on hard problems, float32 against float64.
+def run(
+    problems: int = 500,
+    seed: int = 0,
+    draw: Callable[[int, int], HardProblem] = draw_problem,
+) -> pd.DataFrame:
+    """Value and gradient of every objective on random problems, float32 against float64.
 
-    Returns:
-        A row a problem and method. What the problem is: ``index``, ``kernel``, ``n``, ``d``,
-        ``num_duplicates``, ``lengthscale_min``, ``lengthscale_max``, ``outputscale``. In
-        float32: ``value``, ``error`` (empty if nothing was raised), ``raised``,
-        ``nonfinite_value``, ``nonfinite_gradient`` (both of what was not raised) and
-        ``jittered``. In float64: ``value64``, ``error64``, ``succeeded64`` and ``jittered64``.
-        ``value_error`` and ``gradient_error``: difference of float32 from float64 over the
-        float64 value or gradient norm, or over one where that is smaller; NaN unless both
-        succeeded, in float64 without jitter.
+    A row a problem and method. ``raised``, ``nonfinite_value``, ``nonfinite_gradient`` (both of
+    what was not raised) and ``jittered`` are of float32; ``succeeded64`` and ``jittered64`` of
+    float64. ``value_error`` and ``gradient_error``: difference of float32 from float64 over the
+    float64 value or gradient norm, or over one where that is smaller; NaN unless both succeeded, in
+    float64 without jitter.
 
     Raises:
         ArgumentError: If ``problems`` is below 1.
     """
+    if problems < 1:
+        raise ArgumentError("problems", problems, "an integer of at least 1")
     return pd.DataFrame(
         {
             "index": problem.index, "kernel": problem.kernel, "n": problem.x.shape[0],
@@ -153,20 +142,9 @@ def run(problems: int = 500, seed: int = 0) -> pd.DataFrame:
             "outputscale": problem.outputscale, "method": method,
         }
         | _outcome(method, problem)
-        for problem, method in _problems(draw_problem, problems, seed)
+        for problem in (draw(seed, index) for index in range(problems))
+        for method in METHODS
     )  # fmt: skip
-
-
-def _problems(
-    draw: Callable[[int, int], HardProblem], problems: int, seed: int
-) -> Iterator[tuple[HardProblem, str]]:
-    """Each problem with each method."""
-    if problems < 1:
-        raise ArgumentError("problems", problems, "an integer of at least 1")
-    for index in range(problems):
-        problem = draw(seed, index)
-        for method in METHODS:
-            yield problem, method
 
 
 def _outcome(method: str, problem: HardProblem) -> dict:
@@ -201,15 +179,7 @@ def _relative(value: float, reference: float) -> float:
 def summarize(results: pd.DataFrame) -> pd.DataFrame:
     """Counts of failures and quantiles of relative errors of every method.
 
-    Args:
-        results: From :func:`run`.
-
-    Returns:
-        A row a method, in the order tested. ``failed``: raised, or not finite, in float32 where
-        float64 succeeded. ``raised``, ``nonfinite_value``, ``nonfinite_gradient``,
-        ``jittered``: counts in float32; ``failed64``, ``jittered64``: in float64. Then the
-        median, 99% quantile and maximum of the value and gradient errors, over the
-        problems that have one.
+    ``failed``: raised, or not finite, in float32 where float64 succeeded.
     """
     ok = ~(results["raised"] | results["nonfinite_value"] | results["nonfinite_gradient"])
     results = results.assign(failed=results["succeeded64"] & ~ok, failed64=~results["succeeded64"])
@@ -225,41 +195,16 @@ def summarize(results: pd.DataFrame) -> pd.DataFrame:
     return table.reset_index()
 
 
-def run_singular(problems: int = 300, seed: int = 0) -> pd.DataFrame:
-    """Objectives in float32 on problems with duplicated rows, against float64.
-
-    Returns:
-        A row a problem and method: ``index``, ``n``, ``outputscale``, ``method``, ``value``,
-        ``raised``, ``warned`` of jitter, ``value64``, and ``error``, the difference over the
-        float64 value or over one where that is smaller.
-
-    Raises:
-        ArgumentError: Fewer than one problem.
-    """
-    rows = []
-    for problem, method in _problems(draw_duplicates, problems, seed):
-        single = evaluate(method, problem, torch.float32)
-        double = evaluate(method, problem, torch.float64)
-        rows.append({
-            "index": problem.index, "n": len(problem.x), "outputscale": problem.outputscale,
-            "method": method, "value": single.value, "raised": bool(single.error),
-            "warned": single.jittered, "value64": double.value,
-            "error": _relative(single.value, double.value),
-        })  # fmt: skip
-    return pd.DataFrame(rows)
-
-
 def summarize_singular(results: pd.DataFrame) -> pd.DataFrame:
     """What was said of singular covariances, a row a method.
 
-    Args:
-        results: From :func:`run_singular`.
-
-    Returns:
-        ``raised``, ``warned``, ``silent`` (neither), ``tenfold`` (silent and off by more than ten
-        times the float64 value), ``largest`` (error of the silent ones) and ``failed_alone``
-        (raised where GPyTorch's objective of the same kind gives a value).
+    ``silent``: neither raised nor warned; ``tenfold``: silent and off by more than ten times the
+    float64 value; ``largest``: error of the silent ones; ``failed_alone``: raised where GPyTorch's
+    objective of the same kind gives a value.
     """
+    scale = results["value64"].abs().clip(lower=1.0)
+    errors = (results["value"] - results["value64"]).abs() / scale
+    results = results.assign(warned=results["jittered"], error=errors)
     raised = results.pivot(index="index", columns="method", values="raised")
     rows = []
     for method, group in results.groupby("method", sort=False):

@@ -30,15 +30,8 @@ _RAW_NOISE_AT_BOUND = -30.0
 class HardProblem:
     """Data and hyperparameters, all exactly representable in float32.
 
-    Attributes:
-        index: Number of the problem under its seed.
-        kernel: A name in ``KERNELS``.
-        x: Inputs, float32, ``(n, d)``; some rows are copies of others.
-        y: Standardized targets, float32, ``(n,)``.
-        lengthscale: One a feature, float32, ``(d,)``.
-        outputscale: Variance of the latent function.
-        mean: Constant prior mean.
-        num_duplicates: Number of rows of ``x`` that are copies.
+    Inputs ``(n, d)``, some rows copies of others, standardized targets ``(n,)``, a lengthscale for
+    each feature.
     """
 
     index: int
@@ -63,13 +56,7 @@ class HardProblem:
 
 
 class ExactModel(gpytorch.models.ExactGP):
-    """An exact GP with constant mean and a scaled kernel.
-
-    Args:
-        x: Inputs, ``(n, d)``.
-        y: Targets, ``(n,)``.
-        kernel: The kernel that is scaled.
-    """
+    """An exact GP with constant mean and a scaled kernel."""
 
     def __init__(self, x: Tensor, y: Tensor, kernel: gpytorch.kernels.Kernel) -> None:
         super().__init__(x, y, gpytorch.likelihoods.GaussianLikelihood())

@@ -33,16 +33,7 @@ __all__ = ["HardSystem", "draw_system", "run_solver", "summarize_solver"]
 class HardSystem:
     """A covariance, residuals and a block that is held out.
 
-    Attributes:
-        index: Number of the system under its seed.
-        kernel: A name in ``KERNELS``.
-        dtype: Type in which the kernel is evaluated and systems are solved.
-        x: Inputs, float32, ``(n, d)``; some rows are copies of others.
-        y: Residuals, float32, ``(n,)``.
-        held_out: Indices of the block, ``(b,)``.
-        lengthscale: One for all features.
-        outputscale: Variance of the latent function.
-        noise: Variance of the noise.
+    The kernel is evaluated and systems are solved in ``dtype``; some rows of ``x`` are copies.
     """
 
     index: int
@@ -119,17 +110,8 @@ def run_solver(systems: int = 1000, seed: int = 0, most: int = 1500) -> Iterator
     The reference is in extended precision, on the covariance as the kernel evaluates it, its lower
     triangle. A kernel's evaluation need not be symmetric: what its upper triangle changes in the
     density, to first order, counts as rounding, with the working type's epsilon times the value.
-
-    Yields:
-        A row a system: ``index``, ``dtype``, ``n``, ``b``, ``ratio`` (outputscale over noise),
-        ``seconds`` (of a core), ``iterations``, ``raised`` (type of what is raised with
-        ``on_failure="error"``; empty where nothing is). Of the same system with
-        ``on_failure="warn"``, per held-out point: ``value``, ``reference`` (NaN where the
-        covariance is not positive definite), ``error``, ``bound``, ``rounding``, and ``excess``,
-        the error above the bound in roundings.
-
-    Raises:
-        ArgumentError: Fewer than one system.
+    ``raised`` is with ``on_failure="error"``; of the same system with ``on_failure="warn"``, per
+    held-out point, come ``error``, ``bound`` and ``excess``, the error above it in roundings.
     """
     if systems < 1:
         raise ArgumentError("systems", systems, "an integer of at least 1")
@@ -209,14 +191,8 @@ def _reference(system: HardSystem, latent: Tensor) -> tuple[float, float]:
 def summarize_solver(results: pd.DataFrame) -> pd.DataFrame:
     """What came of the systems, a row a type.
 
-    Args:
-        results: The rows of :func:`run_solver`.
-
-    Returns:
-        ``systems``; ``raised``: how many end in an error by default; ``bounded``: with a finite
-        bound; ``untrue``: errors above their bound by more than 20 roundings;
-        ``most_roundings``; ``slowest``: seconds of a core; ``error_median``, ``bound_median`` and
-        ``error_max`` of those that raise nothing.
+    ``untrue``: errors above their bound by more than 20 roundings; medians and ``error_max`` are of
+    those that raise nothing.
     """
     rows = []
     for dtype, group in results.groupby("dtype"):

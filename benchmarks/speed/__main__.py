@@ -36,12 +36,9 @@ def measure(
 ) -> pd.DataFrame:
     """Time and memory of every method, relative to GPyTorch's LML step by Cholesky.
 
-    Returns:
-        A row a method. ``ms``: median time of a step. ``ratio``, ``low``, ``high``: median and
-        quartiles over rounds of its time over the base's in the same round. ``of_loo``: the
-        same median over GPyTorch's leave-one-out. With memory, ``MiB``: peak beyond data and
-        parameters; ``matrices``: that in n x n matrices of the data's type; ``memory_ratio``:
-        over the base's.
+    ``ratio``, ``low``, ``high``: median and quartiles over rounds of a method's time over the
+    base's in the same round; ``of_loo``: the same median over GPyTorch's leave-one-out; ``MiB``:
+    peak beyond data and parameters; ``matrices``: that in n x n matrices of the data's type.
     """
     if rounds is None:  # a run of minutes; odd for a clear median
         rounds = 41 if n <= 500 else 21 if n <= 1000 else 11 if n <= 2000 else 7

@@ -43,11 +43,8 @@ def measure_fits(
 ) -> pd.DataFrame:
     """Fits per second of bottleneck deep kernels, one by one, in a batch, and as is best.
 
-    Returns:
-        A row a way (``lone``, ``batched``: all in one batch, ``chosen``: as
-        ``gpclml.fit.suggest_batch_size`` says) with ``size``, models in a batch;
-        ``fits_per_second``, its median; ``ratio``, ``low`` and ``high``, median and quartiles
-        over rounds of fits per second over lone ones in the same round.
+    ``chosen``: as ``gpclml.fit.suggest_batch_size`` says; ``ratio``, ``low`` and ``high``: median
+    and quartiles over rounds of fits per second over lone ones in the same round.
     """
     keeps_memory = keep_memory and keep_freed_memory()
     sizes = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated
@@ -14,7 +13,7 @@ import typer
 from gpytorch.models import ExactGP
 from torch import Tensor
 
-from benchmarks.speed.memory import highest_resident, in_fresh_process, start_of_peak
+from benchmarks.speed.memory import growth_of_peak, in_fresh_process
 from benchmarks.speed.runs import Threads, interleaved_times, print_tables
 from gpclml.errors import UnknownNameError
 from gpclml.evaluation import learning_curve
@@ -59,18 +58,6 @@ def measure_curves(name: str, n: int, orderings: int, rounds: int) -> pd.DataFra
     A refit is the least there is to do: with features the precision of the weights of i points
     is summed and factored, with a kernel the covariance of i points; then point i + 1 is
     predicted. Its ratio is that of one ordering times their number.
-
-    Args:
-        name: ``"18 features"`` or ``"RBF kernel"``.
-        n: Number of points.
-        orderings: Number of orderings of the one call.
-        rounds: Rounds in which each is timed once.
-
-    Returns:
-        One row: medians in seconds, and ``ratio`` with its quartiles over rounds.
-
-    Raises:
-        UnknownNameError: No such model.
     """
     if name not in MODELS:
         raise UnknownNameError("model", name, MODELS)
@@ -130,11 +117,7 @@ def measure_memory(
     families: Iterable[str] = tuple(FAMILIES),
     dtypes: Iterable[torch.dtype] = (torch.float32, torch.float64),
 ) -> pd.DataFrame:
-    """Peak memory of the bound of families, each in a process of its own.
-
-    Returns:
-        A row a family and type, ``value`` and ``with gradient`` in GiB.
-    """
+    """Peak memory in GiB of the bound of families, each in a process of its own."""
     rows = []
     for family in families:
         for dtype in dtypes:
@@ -158,17 +141,6 @@ def bound_memory(
     """Highest memory in use by the bound less that before it, in bytes, in a process of its own.
 
     Random Fourier features of inputs with two columns. Features, (n, R), are made within.
-
-    Args:
-        family: A name in :data:`FAMILIES`.
-        num_features: R.
-        num_data: n.
-        dtype: ``torch.float32`` or ``torch.float64``.
-        gradient: Whether the gradient in all hyperparameters is taken too.
-
-    Raises:
-        UnknownNameError: No such family.
-        subprocess.CalledProcessError: The process fails.
     """
     if family not in FAMILIES:
         raise UnknownNameError("family", family, FAMILIES)
@@ -179,10 +151,7 @@ def bound_memory(
 def _peak(family: str, num_features: int, num_data: int, kind: str, grad: bool) -> int:
     dtype = getattr(torch, kind)
     _bound(family, 50, 20, dtype, grad)  # loads what libraries load at their first use
-    gc.collect()
-    before = start_of_peak()
-    _bound(family, num_features, num_data, dtype, grad)
-    return highest_resident() - before
+    return growth_of_peak(lambda: _bound(family, num_features, num_data, dtype, grad))
 
 
 def _bound(family: str, num_features: int, num_data: int, dtype: torch.dtype, grad: bool) -> None:

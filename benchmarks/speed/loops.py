@@ -41,12 +41,9 @@ def measure_loops(
     """Loops of a fit of ``SingleTaskGP`` and a search of ``LogExpectedImprovement``.
 
     Each evaluation fits a new model from its start, as BoTorch's tutorials do. The ways are taken
-    in turn on the same initial points.
-
-    Returns:
-        A row a way: medians over seeds of the seconds in ``fits``, in the ``acquisition``, and in
-        both (``total``), the median over seeds of the total over that of BoTorch's own optimizer
-        (``ratio``), and the median ``regret``: the largest value less the best one found.
+    in turn on the same initial points. Medians over seeds: seconds in ``fits``, in the
+    ``acquisition`` and in both, their ``ratio`` to BoTorch's own optimizer, and ``regret``: the
+    largest value less the best one found.
     """
     rows = []
     for seed in range(seeds):

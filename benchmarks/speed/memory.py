@@ -18,7 +18,7 @@ import torch
 from benchmarks.speed.methods import Problem, gradient_step
 from gpclml.errors import UnsupportedError
 
-__all__ = ["highest_resident", "in_fresh_process", "peak_memory", "start_of_peak"]
+__all__ = ["growth_of_peak", "highest_resident", "in_fresh_process", "peak_memory", "start_of_peak"]
 
 # Large enough to load every library path, float32 factors included; small beside the step.
 _WARM_UP_N = 600
@@ -37,20 +37,8 @@ def peak_memory(
 ) -> int:
     """Highest memory in use during a step less that before it, in bytes.
 
-    Args:
-        method: A name in ``METHODS``.
-        n: Number of data points.
-        dtype: ``torch.float32`` or ``torch.float64``.
-        device: ``"cpu"`` or a CUDA device.
-        threads: Threads of the fresh process on a CPU; torch's default if None.
-
-    Returns:
-        Bytes. On a CPU it is exact to about a megabyte, which matters below n = 500.
-
-    Raises:
-        UnknownNameError: If there is no such method.
-        UnsupportedError: If the system does not report peak memory (Windows).
-        subprocess.CalledProcessError: If the step fails in its process.
+    On a CPU it is exact to about a megabyte, which matters below n = 500, and an UnsupportedError
+    where the system does not report it (Windows).
     """
     if torch.device(device).type == "cuda":
         return _peak_on_gpu(method, n, dtype, device)
@@ -76,7 +64,11 @@ def _peak_of_this_process(method: str, n: int, dtype: str, threads: int | None) 
         torch.set_num_threads(threads)
     kind = getattr(torch, dtype)
     gradient_step(method, Problem(_WARM_UP_N, kind))()
-    step = gradient_step(method, Problem(n, kind))
+    return growth_of_peak(gradient_step(method, Problem(n, kind)))
+
+
+def growth_of_peak(step: Callable[[], object]) -> int:
+    """Highest memory resident during a step less that before it, in bytes."""
     gc.collect()
     before = start_of_peak()
     step()
@@ -84,11 +76,7 @@ def _peak_of_this_process(method: str, n: int, dtype: str, threads: int | None) 
 
 
 def in_fresh_process(function: Callable[..., int], *arguments: object) -> int:
-    """What a function of a module returns in a process of its own.
-
-    Raises:
-        subprocess.CalledProcessError: It fails.
-    """
+    """What a function of a module returns in a process of its own."""
     name = function.__name__
     code = f"from {function.__module__} import {name}; print({name}(*{arguments!r}))"
     done = subprocess.run(
@@ -115,11 +103,7 @@ def start_of_peak() -> int:
 
 
 def highest_resident() -> int:
-    """The peak of this process, in bytes.
-
-    Raises:
-        UnsupportedError: The system does not report it (Windows).
-    """
+    """The peak of this process, in bytes."""
     if _STATUS.exists():
         return _status_bytes("VmHWM")
     try:

@@ -37,12 +37,7 @@ NOISE = 0.1
 
 
 class ExactRBF(gpytorch.models.ExactGP):
-    """An exact GP with constant mean and scaled ARD RBF kernel.
-
-    Args:
-        x: Inputs, ``(n, d)``.
-        y: Targets, ``(n,)``.
-    """
+    """An exact GP with constant mean and scaled ARD RBF kernel."""
 
     def __init__(self, x: Tensor, y: Tensor) -> None:
         super().__init__(x, y, gpytorch.likelihoods.GaussianLikelihood())
@@ -59,11 +54,7 @@ class ExactRBF(gpytorch.models.ExactGP):
 def sampled_data(
     n: int, dtype: torch.dtype, device: str | torch.device, seed: int
 ) -> tuple[Tensor, Tensor]:
-    """Inputs uniform on the unit cube in eight dimensions, targets a mean of sines and noise.
-
-    Returns:
-        Inputs ``(n, 8)``, and targets ``(n,)`` with noise of standard deviation 0.1.
-    """
+    """Inputs uniform on the unit cube in eight dimensions, targets a mean of sines and noise."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.rand(n, NUM_FEATURES, generator=generator, dtype=torch.float64)
     noise = torch.randn(n, generator=generator, dtype=torch.float64)
@@ -72,16 +63,7 @@ def sampled_data(
 
 
 class Problem:
-    """Data and a model in train mode on which a step is taken.
-
-    The data are those of :func:`sampled_data`; the lengthscales are 1, the noise variance is 0.1.
-
-    Args:
-        n: Number of data points, at least 2.
-        dtype: ``torch.float32`` or ``torch.float64``.
-        device: Where data and model live.
-        seed: Seed of the data.
-    """
+    """Data of :func:`sampled_data` and a model in train mode on which a step is taken."""
 
     def __init__(
         self,
@@ -233,15 +215,7 @@ SCALE_METHODS: dict[str, Callable[[Problem], Objective]] = {
 def gradient_step(method: str, problem: Problem) -> Callable[[], Tensor]:
     """One training step without the update: kernel, value and gradient of all parameters.
 
-    Args:
-        method: A name in ``METHODS``, ``DENSE_METHODS`` or ``SCALE_METHODS``.
-        problem: Whose parameters receive the gradient.
-
-    Returns:
-        A function that takes the step and returns the loss, a scalar.
-
-    Raises:
-        UnknownNameError: If there is no such method.
+    The function takes the step of a method and returns the loss.
     """
     known = METHODS | DENSE_METHODS | SCALE_METHODS
     if method not in known:

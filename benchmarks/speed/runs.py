@@ -54,14 +54,8 @@ def print_tables(
 ) -> None:
     """Prints tables as they come, below the command, the versions and the machine.
 
-    Args:
-        program: The module that is run.
-        tables: The tables, each computed when it is asked for.
-        device: Where they are computed.
-        threads: CPU threads; torch's if None.
-        csv: Also written after each table, so that a long run that is stopped keeps what it has.
-        digits: Format of numbers.
-        joined: Whether further tables are further rows of the first.
+    The CSV file is written after each table, so that a long run that is stopped keeps what it has.
+    ``joined`` tables are further rows of the first.
     """
     if threads:
         torch.set_num_threads(threads)
@@ -91,15 +85,8 @@ def sweep_command(
 ) -> Callable[..., None]:
     """A command that prints the tables of every combination of some arguments.
 
-    Args:
-        program: The module that is run.
-        measure: Makes a table. Its arguments with a ``typer.Option`` are options.
-        over: Arguments that may be given several times, the outermost first, and what they are
-            where they are not given.
-        about: Help of the command.
-        digits: Format of numbers.
-        threads: CPU threads where the option is not given; torch's if None.
-        **defaults: What other arguments are where they are not given.
+    Arguments of ``measure`` with a ``typer.Option`` are options. Those of ``over`` may be given
+    several times, the outermost first; their values and ``defaults`` count where none are given.
     """
 
     def main(csv: Csv = None, **options: Any) -> None:
@@ -147,13 +134,7 @@ def interleaved_times(
     """Time of every step in every round, in seconds, by the wall's clock unless another is given.
 
     A first round that is not kept warms up allocators and libraries. The order is rotated by
-    one each round.
-
-    Returns:
-        A row a round, a column a step.
-
-    Raises:
-        ArgumentError: If ``rounds`` is below 1.
+    one each round. The table has a row a round and a column a step.
     """
     if rounds < 1:
         raise ArgumentError("rounds", rounds, "an integer of at least 1")
@@ -187,18 +168,7 @@ def wait_for(device: str | torch.device) -> None:
 
 
 def ratios(times: pd.DataFrame, base: str) -> pd.DataFrame:
-    """Each step's time over the base's in the same round: median and quartiles over rounds.
-
-    Args:
-        times: From :func:`interleaved_times`.
-        base: Name of the step that counts as 1.
-
-    Returns:
-        Columns ``median``, ``low`` and ``high`` (the quartiles), a row a step.
-
-    Raises:
-        UnknownNameError: If there is no such step.
-    """
+    """Each step's time over the base's in the same round: median and quartiles over rounds."""
     if base not in times:
         raise UnknownNameError("base", base, times.columns)
     quantiles = times.div(times[base], axis=0).quantile([0.5, 0.25, 0.75]).T
@@ -208,15 +178,7 @@ def ratios(times: pd.DataFrame, base: str) -> pd.DataFrame:
 def ratio_table(
     times: pd.DataFrame, base: str, *, ratio: str, name: str, more: Mapping[str, object]
 ) -> pd.DataFrame:
-    """A row a step: what is said of it, then the ratios to a base with their quartiles.
-
-    Args:
-        times: From :func:`interleaved_times`, or their inverses.
-        base: The step whose ratio is 1.
-        ratio: Name of the column of ratios.
-        name: Name of the column of steps.
-        more: Columns in front.
-    """
+    """A row a step: what is said of it (``more``), then ratios to a base with their quartiles."""
     table = ratios(times, base).rename(columns={"median": ratio})
     for place, (column, values) in enumerate(more.items()):
         table.insert(place, column, values)

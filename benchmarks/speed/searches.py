@@ -47,13 +47,10 @@ def measure_searches(
     installed, of the hyperparameters and of their logarithms, which ``fit_mll`` searches; of
     leave-one-out and of ten folds by ``fit_mll``; and by scikit-learn's
     ``GaussianProcessRegressor``, whose model is the same without the priors and which searches
-    logarithms too. All search by SciPy's L-BFGS-B. Making a model is not counted, nor compilation.
+    logarithms too. All search by SciPy's L-BFGS-B. Compilation is not counted.
 
-    Returns:
-        A row a way: ``n``, ``dimensions``; ``ms``, median time of a fit; ``ratio``, ``low`` and
-        ``high``, median and quartiles over rounds of its time over BoTorch's; ``worst`` and
-        ``best``, the log marginal likelihood a point, priors included, above that of BoTorch's fit
-        on the data sets where that is least and most, NaN where another objective is fitted.
+    ``worst`` and ``best`` are the log marginal likelihood a point, priors included, above that of
+    BoTorch's fit on the data sets where that is least and most.
     """
     data = [search_data(n, dimensions, seed) for seed in range(seeds)]
     ways = {name: make for name, make in SEARCHES.items() if "jax" not in name or _has_jax()}

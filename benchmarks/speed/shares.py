@@ -30,11 +30,9 @@ def measure_shares(
 ) -> pd.DataFrame:
     """A step of a fit of BoTorch's ``SingleTaskGP`` in double precision, and what it consists of.
 
-    Returns:
-        A row an objective, medians over rounds: ``ms`` of a value and gradient; ``share``, the part
-        of it within LAPACK and BLAS, as timed around their calls; ``Gflop``, their floating-point
-        operations, where half of a symmetric matrix is computed; ``limit``, the time of these at
-        the rate of a product of two n x n matrices in the same round, over that of the step.
+    ``share``: the part of its time within LAPACK and BLAS; ``Gflop``: their floating-point
+    operations, where half of a symmetric matrix is computed; ``limit``: the time of these at the
+    rate of a product of two n x n matrices in the same round, over that of the step.
     """
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(n, dimensions, generator=generator, dtype=torch.float64)

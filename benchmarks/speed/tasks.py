@@ -58,15 +58,11 @@ def measure_tasks(
 ) -> pd.DataFrame:
     """Time of value and gradient on given features, and of a Conv4 step on the same images.
 
-    On a CPU it is the processor's time: a step of a millisecond often has a core for itself where
-    others of ten share it with other programs.
-
-    Returns:
-        A row a method: ``plain, LML``, a GPyTorch ``ExactGP`` for each way of each task in an
-        ``IndependentModelList`` under a ``SumMarginalLogLikelihood``; ours under LML and CLML;
-        a forward and backward pass of Conv4. ``milliseconds`` is the median, ``speedup`` the
-        median over rounds of the plain method's time over its own, ``low`` and ``high`` their
-        quartiles.
+    ``plain, LML`` is a GPyTorch ``ExactGP`` for each way of each task in an
+    ``IndependentModelList`` under a ``SumMarginalLogLikelihood``; ``speedup`` the median over
+    rounds of its time over a method's own, ``low`` and ``high`` the quartiles. On a CPU it is the
+    processor's time: a step of a millisecond often has a core for itself where others of ten share
+    it with other programs.
     """
     keep_freed_memory()
     clock = time.process_time if device == "cpu" else time.perf_counter

@@ -23,11 +23,10 @@ from benchmarks.robustness.objectives import (
     OURS,
     evaluate,
     run,
-    run_singular,
     summarize,
     summarize_singular,
 )
-from benchmarks.robustness.problems import draw_problem
+from benchmarks.robustness.problems import draw_duplicates, draw_problem
 from benchmarks.robustness.solver import run_solver, summarize_solver
 from gpclml.errors import ArgumentError
 
@@ -177,7 +176,7 @@ def test_bounds_of_conjugate_gradients_are_true_and_solves_end():
 
 
 def test_duplicated_rows_in_single_precision():
-    results = run_singular(30, seed=0)
+    results = run(30, seed=0, draw=draw_duplicates)
     table = summarize_singular(results).set_index("method").loc[list(OURS)]
     assert (table[["raised", "warned", "tenfold"]] == 0).all().all()
     assert (table["largest"] < 1e-4).all()

@@ -67,12 +67,9 @@ LEFT_OUT: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Example:
-    """A callable and what it takes.
+    """A callable and a function that makes valid arguments for it, new ones each time.
 
-    Attributes:
-        name: Of the callable, with its module and class.
-        call: The callable itself; a method takes its object as ``self``.
-        make: Makes valid arguments by name, new ones each time.
+    A method takes its object as ``self``.
     """
 
     name: str

@@ -27,12 +27,7 @@ _WRONG_TYPES = {
 
 
 def mutations_of(value: object, is_size: bool) -> list[Mutation]:
-    """All mutations of one argument.
-
-    Args:
-        value: The valid argument.
-        is_size: Whether it says how much work is done: then huge numbers are no wrong ones.
-    """
+    """All mutations of an argument; huge numbers are none of one that says how much is done."""
     found: list[Mutation] = [
         ("type", f"{name}", lambda _, wrong=wrong: wrong)
         for name, wrong in _WRONG_TYPES.items()

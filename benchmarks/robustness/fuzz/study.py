@@ -35,15 +35,7 @@ _MORE_TENSORS, _MORE_SHAPES = 3, 3  # how much likelier they are than others
 
 @dataclass(frozen=True)
 class Call:
-    """A call that is to be made.
-
-    Attributes:
-        index: Its number.
-        name: Of the callable.
-        kind: Of the first mutation; "several" where there are more.
-        wrong: What is wrong, argument by argument.
-        arguments: By name.
-    """
+    """A call that is to be made; ``kind`` is "several" where mutations are of several kinds."""
 
     index: int
     name: str
@@ -88,11 +80,7 @@ def _some(random: Random, known: list[str], arguments: dict[str, Any], count: in
 
 
 def perform(call: Call) -> tuple[str, str]:
-    """Makes a call: its outcome, and the error that it raised with its message.
-
-    Args:
-        call: From :func:`draw`.
-    """
+    """Makes a call: its outcome, and the error that it raised with its message."""
     torch.manual_seed(0)
     quiet = io.StringIO()
     with (
@@ -132,20 +120,13 @@ _MEMORY = 12 * 2**30  # bytes of address space that a worker may have
 
 
 def run(calls: int = 15_000, seed: int = 0, limit: float = 60.0) -> pd.DataFrame:
-    """Calls public callables with wrong arguments.
+    """Calls public callables with wrong arguments, in a process that is ended where it hangs.
 
-    The calls are made in a process of their own, which is ended where one takes too long.
-
-    Returns:
-        A row a call: ``index``, ``callable``, ``kind``, ``wrong``, ``outcome`` and ``error``, the
-        type and message of what was raised. Outcomes: ``result``, the call did what it was asked
-        for; ``typed``, an error that names what is wrong (of ``gpclml.errors``, ``NanError``,
-        ``NotPSDError``, or BoTorch's own of its models); ``signature``, Python's own ``TypeError``
-        at a wrong type; ``memory``, more was asked for than there is; ``raw``, any other error;
-        ``hang``, it did not end in time; ``crash``, it ended its process.
-
-    Raises:
-        ArgumentError: If ``calls`` is below 1.
+    Outcomes: ``result``, the call did what it was asked for; ``typed``, an error that names what is
+    wrong (of ``gpclml.errors``, ``NanError``, ``NotPSDError``, or BoTorch's own of its models);
+    ``signature``, Python's own ``TypeError`` at a wrong type; ``memory``, more was asked for than
+    there is; ``raw``, any other error; ``hang``, it did not end in time; ``crash``, it ended its
+    process.
     """
     if calls < 1:
         raise ArgumentError("calls", calls, "an integer of at least 1")
@@ -226,11 +207,7 @@ def _limit_memory() -> None:
 
 
 def by_kind(results: pd.DataFrame) -> pd.DataFrame:
-    """How many calls of each kind of mutation had each outcome.
-
-    Args:
-        results: From :func:`run`.
-    """
+    """How many calls of each kind of mutation had each outcome."""
     counts = pd.crosstab(results["kind"], results["outcome"])
     counts = counts.reindex(columns=list(OUTCOMES), fill_value=0)
     counts.insert(0, "calls", counts.sum(axis=1))
@@ -239,11 +216,7 @@ def by_kind(results: pd.DataFrame) -> pd.DataFrame:
 
 
 def raw_errors(results: pd.DataFrame) -> pd.DataFrame:
-    """Raw errors by callable: how many of how many calls, of which kinds, and an example.
-
-    Args:
-        results: From :func:`run`.
-    """
+    """Raw errors by callable: how many of how many calls, of which kinds, and an example."""
     totals = results.groupby("callable").size()
     bad = results[results["outcome"].isin(["raw", "hang", "crash"])]
     rows = [

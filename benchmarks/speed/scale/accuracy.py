@@ -39,18 +39,8 @@ def errors_of_solvers(
 ) -> dict[str, object]:
     """Errors of value and gradient at random points of a set, all in float64.
 
-    Args:
-        dataset: A UCI set; inputs and targets standardized.
-        n: Points.
-        noise: Noise variance, of standardized targets.
-        fitted: Whether the other hyperparameters are fitted to 500 of the points under the LML
-            with that noise; else lengthscales are 0.7 times the root of the number of inputs and
-            the outputscale is 1.
-        block: Held-out points.
-        rank: Of the preconditioner.
-        tolerance: Of conjugate gradients.
-        seed: Of the points, the block and GPyTorch's random vectors.
-        device: Where to compute.
+    Other hyperparameters than the noise are fitted to 500 of the points under the LML, or
+    lengthscales are 0.7 times the root of the number of inputs and the outputscale is 1.
 
     Returns:
         ``value error``: in nats per held-out point; ``gradient error``: length of the difference of

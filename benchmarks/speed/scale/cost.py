@@ -45,11 +45,9 @@ def cost_of_steps(
     rounds: int = 3,
     memory: bool = True,
 ) -> pd.DataFrame:
-    """Seconds and peak memory of a step of each method that fits, interleaved in one run.
+    """Median seconds and peak memory of a step of each method that fits, interleaved in one run.
 
-    Returns:
-        A row a method: ``seconds``, the median; ``ratio`` to GPyTorch's Cholesky step in the same
-        round, where that fits; ``GiB`` beyond data and parameters.
+    ``ratio`` is to GPyTorch's Cholesky step in the same round, where that fits.
     """
     names = methods_that_fit(n, dtype, device)
     problem = Problem(n, dtype, device)
@@ -71,11 +69,7 @@ def cost_of_steps(
 
 
 def slopes(table: pd.DataFrame) -> pd.DataFrame:
-    """The power of n that seconds and memory grow with, between the two largest n of each method.
-
-    Args:
-        table: Rows of :func:`cost_of_steps`.
-    """
+    """The power of n that seconds and memory grow with, between a method's two largest n."""
     rows = []
     for (method, dtype), one in table.sort_values("n").groupby(["method", "dtype"], sort=False):
         if len(one) < 2:
@@ -91,15 +85,7 @@ def slopes(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw_costs(table: pd.DataFrame, path: Path) -> None:
-    """Draws seconds and GiB of each method against n, both axes logarithmic.
-
-    Args:
-        table: Rows of :func:`cost_of_steps`.
-        path: Image file.
-
-    Raises:
-        DataError: It cannot be written.
-    """
+    """Draws seconds and GiB of each method against n, both axes logarithmic."""
     columns = [name for name in ("seconds", "GiB") if name in table]
     figure = new_figure(5.5 * len(columns), 4.2, layout="constrained")
     axes = figure.subplots(1, len(columns), squeeze=False)[0]
@@ -119,16 +105,8 @@ def machine_constants(
 ) -> pd.DataFrame:
     """Rates at one size, medians of rounds.
 
-    Args:
-        n: Rows of the matrices.
-        dtype: Of the numbers; TF32 is whatever torch's setting says, off by default.
-        device: Where.
-        columns: Of the matrix that the covariance is multiplied with: a block and the targets.
-        rounds: In which each is timed once.
-
-    Returns:
-        One row: 10⁹ floating-point operations a second of n x n times n x n and of n x n times
-        n x columns, of a Cholesky factor; and 10⁹ entries a second of an RBF kernel of 8 inputs.
+    10⁹ floating-point operations a second of n x n times n x n and of n x n times n x columns, of a
+    Cholesky factor; and 10⁹ entries a second of an RBF kernel of 8 inputs.
     """
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(n, _INPUTS, generator=generator).to(device, dtype)

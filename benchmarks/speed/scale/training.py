@@ -69,14 +69,8 @@ def compare_training(data: Data, steps: int = 100, seed: int = 0) -> Iterator[pd
     All start alike and take steps of Adam: on the CLML of 256 points given 4000, both redrawn among
     all points; on the LML, and on the CLML of a redrawn tenth, of 2000 points that stay the same,
     until as many seconds are over. Each predicts given all training points, by conjugate
-    gradients, and those trained on 2000 also given these alone.
-
-    Yields:
-        A row a training and number of points conditioned on, as it is done: ``steps``,
-        ``seconds``, test ``NLL`` with its standard error, ``less than redrawn``: the mean of
-        paired differences of log densities, and its standard error, ``RMSE``; the largest
-        ``error bound`` of a mean and ``excess bound`` of a variance, in units of the targets;
-        ``GiB``, the peak of this process so far.
+    gradients, and those trained on 2000 also given these alone. ``less than redrawn`` is the mean
+    of paired differences of log densities; the bounds are in units of the targets.
     """
     few = Data(data.x[:FEW], data.y[:FEW], data.test_x, data.test_y)
     redrawn = RandomHoldout(BLOCK / len(data.y), condition_on=CONDITION_ON)
@@ -153,13 +147,7 @@ def _scored(model: ExactRBF, given: Data) -> tuple[dict[str, float], Tensor]:
 def full_evaluation(data: Data, block: int = 256, seed: int = 0) -> pd.DataFrame:
     """One value and gradient of the CLML of a block given all other points, in double precision.
 
-    Args:
-        data: Training points; hyperparameters are those that training starts from.
-        block: Held-out points.
-        seed: Of the block.
-
-    Returns:
-        One row: nats per held-out point, residual, bound of the error, iterations, seconds, peak.
+    Hyperparameters are those that training starts from.
     """
     double = Data(*(part.double() for part in (data.x, data.y, data.test_x, data.test_y)))
     model = starting_model(double)
