@@ -123,7 +123,7 @@ _MOVED = {
     "observed_covariance": "inference.covariances",
     "orderings": "conditioning",
     "output_likelihoods": "curvature.output_likelihoods", "partitions": "conditioning",
-    "posterior": "inference", "predictive": "inference.predictive", "report": "cli.report",
+    "posterior": "inference", "predictive": "inference", "report": "cli.report",
     "sampling": "evidence.sampling", "scores": "evaluation", "solvers": "inference.covariances",
     "tables": "cli.tables", "training_speed": "evidence.training_speed",
     "units": "inference.units",

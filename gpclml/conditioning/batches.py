@@ -116,8 +116,6 @@ class TrainingBatches:
         device: torch.device,
         by_class: bool = False,
     ) -> None:
-        if isinstance(x, tuple) and len(x) == 2 and all(isinstance(one, Tensor) for one in x):
-            x, y = cast("tuple[Tensor, Tensor]", x)
         self.x: Tensor | Loader = x
         self.y: Tensor | None = y
         self.loader: Loader | None = None if isinstance(x, Tensor) else x

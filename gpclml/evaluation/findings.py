@@ -23,7 +23,7 @@ from gpclml.evaluation.criteria import (
     value_of,
 )
 from gpclml.evaluation.model_scores import ModelScores
-from gpclml.inference.predictive import are_constant
+from gpclml.inference.posterior import are_constant
 
 __all__ = [
     "Finding",

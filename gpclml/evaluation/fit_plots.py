@@ -22,7 +22,7 @@ from gpclml.evaluation.plots import (
     say_nothing_drawn,
     style_of,
 )
-from gpclml.inference.predictive import marginal_predictive
+from gpclml.inference.posterior import marginal_predictive
 from gpclml.inference.units import Units, units_of_targets
 
 if TYPE_CHECKING:

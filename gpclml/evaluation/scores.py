@@ -21,7 +21,7 @@ from gpclml.conditioning import Conditioning, LastPoints, LeaveOneOut, as_orders
 from gpclml.errors import ArgumentError
 from gpclml.inference.covariances import Solver
 from gpclml.inference.observations import training_observations
-from gpclml.inference.predictive import marginal_predictive, predictive_observations
+from gpclml.inference.posterior import marginal_predictive, predictive_observations
 from gpclml.inference.units import Units, log_target_scale, term_offset
 
 __all__ = [

@@ -22,7 +22,7 @@ from gpclml._utils.resuming import copied_state
 from gpclml.fit._optimize import LineSearchEnd, Record, StoppedError, line_search, objective
 from gpclml.fit.result import Problem
 from gpclml.inference.observations import training_observations
-from gpclml.inference.predictive import are_constant
+from gpclml.inference.posterior import are_constant
 from gpclml.linalg import leave_one_out_moments
 
 _FAILED = ("abnormal", "constant", "bound")

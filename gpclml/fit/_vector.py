@@ -176,10 +176,6 @@ class Vector:
             self.failures += 1
             return math.nan, numpy.full(len(point), math.nan)
 
-    def keep_best(self) -> None:
-        """Sets the parameters to those of the lowest loss."""
-        self._set(self.best)
-
     def steepest(self) -> float:
         """The largest derivative at the best point by a coordinate that no bound holds."""
         lower, upper = self.box.T
@@ -188,7 +184,7 @@ class Vector:
 
     def __exit__(self, *_: object) -> None:
         self._one_thread.__exit__(None, None, None)
-        self.keep_best()
+        self._set(self.best)
         for parameter, data, gradient in self._own:
             parameter.data = data.copy_(parameter.data)
             parameter.grad = gradient

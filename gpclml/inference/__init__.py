@@ -13,9 +13,13 @@ from gpclml.inference.iterative_posterior import (
     SolveReport,
 )
 from gpclml.inference.observations import Observations, likelihood_parameters, training_observations
-from gpclml.inference.posterior import evaluating, exact_posterior
+from gpclml.inference.posterior import (
+    evaluating,
+    exact_posterior,
+    marginal_predictive,
+    predictive_observations,
+)
 from gpclml.inference.posterior_normal import PosteriorNormal
-from gpclml.inference.predictive import marginal_predictive, predictive_observations
 from gpclml.inference.units import Units
 
 __all__ = [

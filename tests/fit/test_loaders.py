@@ -165,7 +165,7 @@ WRONG = {
     "float32": (lambda: loader(points=data()[0].float()), ShapeError, "float32"),
     "nothing": (Nothing, ArgumentError, "no points"),
     "generator": (once, ArgumentError, "once"),
-    "no pairs": (lambda: [data()[0]], ArgumentError, "sequence of a tensor"),
+    "no pairs": (lambda: [data()[0]], ArgumentError, "sequence of tensors"),
     "fewer": (lambda: [(data()[0][:9], data()[1][:9])], ArgumentError, "num_data"),
     "unlike": (lambda: [(data()[0], data()[1][:9])], ShapeError, "9 targets"),
     "infinite": (lambda: loader(points=data()[0] / 0), NonFiniteError, "train_x"),

@@ -165,7 +165,7 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
         model=gp(), conditioning=KFold(2)),
     (
         "evaluation.joint_log_predictive", "evaluation.marginal_log_predictive",
-        "inference.predictive.marginal_predictive", "inference.predictive.predictive_observations",
+        "inference.marginal_predictive", "inference.predictive_observations",
     ): lambda: dict(model=gp(), x=inputs(3), y=targets()[:3]),
     ("evaluation.learning_curve", "evidence.training_speed.posterior_divergences"): lambda: dict(
         model=gp(), orderings=orders()),
