@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -30,4 +31,6 @@ def on_page_markdown(markdown: str, page: Any, **kwargs: Any) -> str:
         return markdown.replace("](../benchmarks/", "](benchmarks/")
     if not page.file.src_uri.endswith("README.md"):
         page.meta["search"] = {"exclude": True}  # tables of numbers would hide everything else
+    # A number and its error stay in one line of a table.
+    markdown = re.sub(r"(?m)^\|.*$", lambda row: row[0].replace(" ± ", "\u00a0±\u00a0"), markdown)
     return markdown.replace("](../../../docs/", "](../../../")
