@@ -13,8 +13,9 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import IO, cast
+from typing import IO, TYPE_CHECKING, cast
 
 import numpy
 import torch
@@ -22,9 +23,13 @@ from torch import Tensor
 
 from gpclml.errors import DataError, UnknownNameError
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 __all__ = [
     "EMNIST_CLASSES",
     "archive_entries",
+    "opened_image",
     "parse_idx",
     "read_emnist",
     "read_idx",
@@ -48,7 +53,7 @@ that look like capitals share their class, in ``"letters"`` all do."""
 
 _ENTRY = re.compile(r"(?P<alphabet>[^/]+)/(?P<character>character\d+)/(?P<drawing>\d+_\d+)\.png")
 _SIZE = 28  # pixels a side of a character
-_MOST_PIXELS = 1024 * 1024  # of an image: an archive may claim anything
+_MOST_PIXELS = 2**26  # of an image: an archive may claim anything
 
 
 def read_idx_images(
@@ -109,7 +114,7 @@ def read_omniglot(
                     f"{archive}: the entry {name} is no <alphabet>/characterNN/<id>_<drawer>.png. "
                     "Give an original archive of Omniglot."
                 )
-            picture, shape = _picture(archive, name, body)
+            picture, shape = _picture(f"{archive}: the entry {name}", body)
             shapes.add(shape)
             of_class = pictures.setdefault((match["alphabet"], match["character"]), {})
             of_class[match["drawing"]] = picture  # the small archives share some
@@ -232,20 +237,25 @@ def _check_inside(archive: str | os.PathLike[str], name: str) -> None:
         )
 
 
-def _picture(
-    archive: str | os.PathLike[str], name: str, body: bytes
-) -> tuple[numpy.ndarray, tuple[int, int]]:
+@contextmanager
+def opened_image(file: Path | IO[bytes], kind: str, origin: str) -> Iterator[Image]:
+    """An image of a kind such as ``"PNG"``; what cannot be read within the block is a DataError."""
     from PIL import Image
 
     try:
-        with Image.open(io.BytesIO(body), formats=["PNG"]) as image:
+        with Image.open(file, formats=[kind]) as image:
             if image.width * image.height > _MOST_PIXELS:
                 raise ValueError(f"{image.width} x {image.height} pixels")
-            shape = image.size
-            small = image.convert("L").resize((_SIZE, _SIZE), Image.Resampling.LANCZOS)
-    except (OSError, ValueError, SyntaxError) as error:
+            yield image
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         raise DataError(
-            f"{archive}: the entry {name} is not an image that can be read ({error}). Put a whole "
-            "copy of the archive there."
+            f"{origin} is not an image that can be read ({error}). Put a whole copy there."
         ) from error
-    return 255 - numpy.asarray(small, dtype=numpy.uint8), shape
+
+
+def _picture(origin: str, body: bytes) -> tuple[numpy.ndarray, tuple[int, int]]:
+    from PIL.Image import Resampling
+
+    with opened_image(io.BytesIO(body), "PNG", origin) as image:
+        small = image.convert("L").resize((_SIZE, _SIZE), Resampling.LANCZOS)
+        return 255 - numpy.asarray(small, dtype=numpy.uint8), image.size

@@ -12,7 +12,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from gpclml.datasets._image_formats import archive_entries
+from gpclml.datasets._image_formats import archive_entries, opened_image
 from gpclml.errors import DataError
 
 __all__ = ["PARTS", "Read", "read_cub", "read_mini_imagenet"]
@@ -21,7 +21,6 @@ PARTS = ("train", "validation", "test")
 """The groups of classes that few-shot papers learn from, choose by and test on."""
 
 _OVERSIZE = 1.15  # the side that a photograph is scaled to, over the side that is cut from it
-_MOST_PIXELS = 2**26  # of a photograph: an archive may claim anything
 _LISTS = {"train.csv": "train", "val.csv": "validation", "test.csv": "test"}
 
 Read = tuple[Tensor, Tensor, tuple[str, ...], tuple[str, ...]]
@@ -36,7 +35,7 @@ def read_cub(archive: str | os.PathLike[str], size: int) -> Read:
     found: dict[str, list[numpy.ndarray]] = {}
     for name, body in archive_entries(archive, _is_bird):
         species = PurePosixPath(name).parts[-2]
-        found.setdefault(species, []).append(_picture(archive, name, body, size))
+        found.setdefault(species, []).append(_picture(f"{archive}: the entry {name}", body, size))
     if not found:
         raise DataError(
             f"{archive}: no images/<number>.<species>/<file>.jpg in it. Put the original "
@@ -77,7 +76,7 @@ def read_mini_imagenet(archive: str | os.PathLike[str], size: int) -> Read:
     for name, body in archive_entries(archive, lambda name: PurePosixPath(name).name in labels):
         file = PurePosixPath(name).name
         read.add(file)
-        found[labels[file]].append(_picture(archive, name, body, size))
+        found[labels[file]].append(_picture(f"{archive}: the entry {name}", body, size))
     missing = sorted(labels.keys() - read)
     if missing:
         raise DataError(
@@ -116,20 +115,12 @@ def _joined(found: Mapping[str, list[numpy.ndarray]], parts: Mapping[str, str]) 
     return images.permute(0, 3, 1, 2).contiguous(), labels, names, groups
 
 
-def _picture(archive: object, name: str, body: bytes, size: int) -> numpy.ndarray:
+def _picture(origin: str, body: bytes, size: int) -> numpy.ndarray:
     """The middle of a photograph that is scaled to a square a little larger."""
-    from PIL import Image
+    from PIL.Image import Resampling
 
     side = int(_OVERSIZE * size)
     start = (side - size) // 2
-    try:
-        with Image.open(io.BytesIO(body), formats=["JPEG"]) as image:
-            if image.width * image.height > _MOST_PIXELS:
-                raise ValueError(f"{image.width} x {image.height} pixels")
-            scaled = image.convert("RGB").resize((side, side), Image.Resampling.BILINEAR)
-            return numpy.asarray(scaled.crop((start, start, start + size, start + size)))
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(
-            f"{archive}: the entry {name} is not a photograph that can be read ({error}). Put a "
-            "whole copy of the archive there."
-        ) from error
+    with opened_image(io.BytesIO(body), "JPEG", origin) as image:
+        scaled = image.convert("RGB").resize((side, side), Resampling.BILINEAR)
+        return numpy.asarray(scaled.crop((start, start, start + size, start + size)))

@@ -14,6 +14,7 @@ from torch import Tensor
 from gpclml._utils.arguments import check_classes, check_counts, checked
 from gpclml.datasets._image_formats import (
     EMNIST_CLASSES,
+    opened_image,
     read_emnist,
     read_idx_images,
     read_omniglot,
@@ -335,12 +336,5 @@ def _digits() -> LabelledImages:
 
 
 def _picture(path: Path) -> numpy.ndarray:
-    from PIL import Image
-
-    try:
-        with Image.open(path, formats=["JPEG"]) as image:
-            return numpy.asarray(image.convert("RGB"))
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DataError(
-            f"{path}: no picture that can be read ({error}). Put a whole copy there."
-        ) from error
+    with opened_image(path, "JPEG", str(path)) as image:
+        return numpy.asarray(image.convert("RGB"))

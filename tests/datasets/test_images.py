@@ -255,10 +255,10 @@ def test_what_is_missing_or_damaged(tmp_path):
     home = tmp_path / "qmul" / "images" / "AnnAGrey"
     body = (home / "AnnA_060_010.jpg").read_bytes()
     (home / "AnnA_060_010.jpg").write_bytes(body[:100])
-    with pytest.raises(DataError, match=r"AnnA_060_010\.jpg: no picture that can be read"):
+    with pytest.raises(DataError, match=r"AnnA_060_010\.jpg is not an image that can be read"):
         datasets.load_head_poses(folder=tmp_path)
     (home / "AnnA_060_010.jpg").unlink()
-    with pytest.raises(DataError, match=r"AnnA_060_010\.jpg: no picture"):
+    with pytest.raises(DataError, match=r"AnnA_060_010\.jpg is not an image"):
         datasets.load_head_poses(folder=tmp_path)
     Image.new("RGB", (5, 6)).save(home / "AnnA_060_010.jpg")
     with pytest.raises(DataError, match="expected one size"):

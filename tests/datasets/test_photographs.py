@@ -84,7 +84,7 @@ def test_archives_of_another_layout(tmp_path):
         with pytest.raises(DataError, match=r"test\.csv lists .* and another row the same"):
             datasets.load_mini_imagenet(archive(tmp_path / "twice.zip", twice))
     no_picture = {"CUB_200_2011/images/001.Bird/a.jpg": b"no picture"}
-    with pytest.raises(DataError, match="not a photograph that can be read"):
+    with pytest.raises(DataError, match="not an image that can be read"):
         datasets.load_cub(tar_archive(tmp_path / "damaged.tgz", no_picture))
     path = birds(tmp_path / "cut.tgz")
     path.write_bytes(path.read_bytes()[:-200])
