@@ -90,20 +90,9 @@ class JointKernel(Kernel):
         last_dim_is_batch: bool = False,
         **params: Any,
     ) -> Tensor | LinearOperator:
-        """Covariances of points.
+        """Covariances ``(*batch, n, m)`` of points, or ``(*batch, n)`` of corresponding ones.
 
-        Args:
-            x1: ``(*batch, n, d)``.
-            x2: ``(*batch, m, d)``.
-            diag: Whether only pairs of corresponding points are asked for.
-            last_dim_is_batch: Must be False.
-            **params: Passed on to the kernel.
-
-        Returns:
-            ``(*batch, n, m)``, or ``(*batch, n)`` of corresponding points.
-
-        Raises:
-            UnsupportedError: ``last_dim_is_batch`` is True.
+        An UnsupportedError says that ``last_dim_is_batch`` is not for kernels of all columns.
         """
         if last_dim_is_batch:
             suggestion = "This kernel uses all columns together: combine kernels of single ones."

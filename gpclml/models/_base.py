@@ -24,32 +24,17 @@ assert issubclass(ExactGP, Module)
 
 
 class RegressionGP(ExactGP):
-    """An exact GP with ``mean_module`` and ``covar_module`` that BoTorch's optimizers fit.
-
-    Its constructor is that of ``gpytorch.models.ExactGP``.
-    """
+    """An exact GP with ``mean_module`` and ``covar_module`` that BoTorch's optimizers fit."""
 
     mean_module: Any
     covar_module: Any
 
     def forward(self, x: Tensor) -> MultivariateNormal:
-        """The prior at points.
-
-        Args:
-            x: ``(*batch, n, d)``.
-        """
+        """The prior at points, ``(*batch, n, d)``."""
         return MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
     def compute_custom_loss(self, mll: MarginalLogLikelihood, **kwargs: Any) -> Tensor:
-        """The loss BoTorch minimizes under an objective that brings none of its own.
-
-        Args:
-            mll: The objective.
-            **kwargs: Passed on to it.
-
-        Returns:
-            Minus the objective, ``(*batch,)``.
-        """
+        """The loss that BoTorch minimizes under an objective that brings none of its own."""
         x, y = self._training_data()
         return -cast(Tensor, mll(self(x), y, x, **kwargs))
 
