@@ -1,13 +1,15 @@
-"""The models that a stack is made of: how each is made, and fitted to its targets."""
+"""The models that a stack is made of: how each is made, and fits, also in several processes."""
 
 from __future__ import annotations
 
 import math
+import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
+import torch
 from gpytorch.kernels import (
     AdditiveKernel,
     Kernel,
@@ -20,6 +22,7 @@ from gpytorch.kernels import (
 from gpytorch.priors import LogNormalPrior
 from torch import Tensor
 
+from gpclml._utils.progress import progress_bar
 from gpclml.conditioning import LastPoints
 from gpclml.errors import ArgumentError, UnknownNameError
 from gpclml.estimators.warps import Warp, choose_warp
@@ -32,9 +35,13 @@ __all__ = [
     "CANDIDATES",
     "DEFAULT_CANDIDATES",
     "Candidate",
+    "FitOptions",
+    "FittedCandidate",
     "fit_candidate",
+    "fit_candidates",
     "make_candidate",
     "ordered_by_cost",
+    "restored_model",
 ]
 
 # Location and deviation of logarithms, in standardized units. A likelihood alone takes a few dozen
@@ -206,46 +213,73 @@ def make_candidate(
     return kind.make(x, y, seed, *([categories] if kind.of_categories else []))
 
 
+def restored_model(
+    name: str, state: Mapping[str, Any], x: Tensor, y: Tensor, warp: Warp | None,
+    seed: int, categories: Sequence[Sequence[int]],
+) -> GPRegression:  # fmt: skip
+    """The fitted model of a candidate from its state and its data."""
+    targets = y if warp is None else warp.forward(y)
+    model = make_candidate(name, x, targets, seed, categories)
+    model.load_state_dict(state)
+    model.set_train_data(targets=model.target_standardizer.transform(targets), strict=False)
+    return model.eval()
+
+
+@dataclass(frozen=True)
+class FitOptions:
+    """How candidates are fitted.
+
+    ``rows`` are those by which hyperparameters are fitted, all if None. After so many ``seconds``,
+    at the clock time ``deadline``, no further candidate is begun but the ``first``.
+    """
+
+    rows: Tensor | None = None
+    seed: int = 0
+    restarts: int = 0
+    seconds: float | None = None
+    deadline: float = float("inf")
+    first: str = ""
+    categories: tuple[tuple[int, ...], ...] = ()
+
+
+@dataclass(frozen=True)
+class FittedCandidate:
+    """A fitted model of all rows, a sentence on the fit, its seconds, the transform of targets."""
+
+    model: GPRegression
+    note: str
+    seconds: float
+    warp: Warp | None = None
+
+
 def fit_candidate(
-    name: str,
-    x: Tensor,
-    y: Tensor,
-    fitted: Mapping[str, GPRegression],
-    *,
-    categories: Sequence[Sequence[int]] = (),
-    rows: Tensor | None = None,
-    seed: int = 0,
-    restarts: int = 0,
-    progress: bool | None = None,
-) -> tuple[GPRegression, str, Warp | None] | None:
+    name: str, x: Tensor, y: Tensor, fitted: Mapping[str, GPRegression], options: FitOptions
+) -> FittedCandidate | None:
     """Fits a candidate by its marginal likelihood and its priors.
 
-    Hyperparameters are fitted by ``rows``, all if None; it may start from one of ``fitted``, the
-    candidates that are fitted already, to the same data.
-
-    Returns:
-        The model of all rows; a sentence on the fit, empty if nothing is wrong with it; and the
-        transform of its targets, if they have one. None for a candidate of transformed targets if
-        no transform makes them more likely, and for one of categories if there are none.
+    It may start from one of ``fitted``, the candidates that are fitted already, to the same data.
+    None for a candidate of transformed targets if no transform makes them more likely, and for one
+    of categories if there are none.
     """
-    kind = CANDIDATES[name]
-    if kind.of_categories and not categories:
+    start, kind = time.perf_counter(), CANDIDATES[name]
+    rows, seed = options.rows, options.seed
+    if kind.of_categories and not options.categories:
         return None
     warp = None
     if kind.warped:
         assert kind.start is not None
         if kind.start not in fitted:
-            made = fit_candidate(kind.start, x, y, {}, rows=rows, seed=seed)
+            made = fit_candidate(kind.start, x, y, {}, replace(options, restarts=0))
             assert made is not None
-            fitted = {kind.start: made[0]}
+            fitted = {kind.start: made.model}
         warp = choose_warp(fitted[kind.start], y)
         if warp is None:
             return None
         y = warp.forward(y)
-    whole = make_candidate(name, x, y, seed, categories)
+    whole = make_candidate(name, x, y, seed, options.categories)
     model = whole
     if rows is not None:  # of the rows' targets in the units of all
-        model = make_candidate(name, x[rows], y[rows], seed, categories)
+        model = make_candidate(name, x[rows], y[rows], seed, options.categories)
         for part in ("input_standardizer", "target_standardizer"):
             model.get_submodule(part).load_state_dict(whole.get_submodule(part).state_dict())
         model.set_train_data(targets=cast(Tensor, whole.train_targets)[rows], strict=False)
@@ -255,12 +289,12 @@ def fit_candidate(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FitWarning)  # the result has the message
         if name == "deep":
-            message = fit_networks(mll, steps=_NETWORK_STEPS, seed=seed, progress=progress).message
+            message = fit_networks(mll, steps=_NETWORK_STEPS, seed=seed, progress=False).message
         else:
-            message = fit_mll(mll, restarts=restarts, seed=seed, progress=progress).message
+            message = fit_mll(mll, restarts=options.restarts, seed=seed, progress=False).message
     if rows is not None:
         whole.load_state_dict(model.state_dict())
-    return whole.eval(), message, warp
+    return FittedCandidate(whole.eval(), message, time.perf_counter() - start, warp)
 
 
 def _start_from(model: GPRegression, fitted: GPRegression | None) -> None:
@@ -281,3 +315,92 @@ def _start_from(model: GPRegression, fitted: GPRegression | None) -> None:
         if key in own and "prior" not in key and "standardizer" not in key
     }  # fmt: skip
     model.load_state_dict(shared, strict=False)
+
+
+_Fits = tuple[dict[str, FittedCandidate], dict[str, str]]
+
+
+def fit_candidates(
+    names: Sequence[str],
+    x: Tensor,
+    y: Tensor,
+    options: FitOptions,
+    *,
+    n_jobs: int | None = None,
+    progress: bool | None = None,
+) -> _Fits:
+    """Fits candidates in the order of their names; ``n_jobs`` is as joblib takes it.
+
+    Returns:
+        The fitted candidates by name, and why others failed. In neither is a candidate of
+        transformed targets if no transform makes them more likely, nor one of categories if there
+        are none.
+    """
+    if options.seconds is not None:
+        deadline = time.time() + options.seconds
+        options = replace(options, deadline=deadline, first=names[0])
+    if n_jobs in (None, 1):
+        return _fit_in_turn(names, x, y, options, progress)
+    from joblib import Parallel, delayed
+
+    runs = Parallel(n_jobs=n_jobs)(
+        delayed(_fit_elsewhere)(chain, x, y, options, torch.get_num_threads())
+        for chain in _chains(names)
+    )
+    found: dict[str, FittedCandidate] = {}
+    failures: dict[str, str] = {}
+    for states, failed in runs:  # pyright: ignore[reportGeneralTypeIssues]
+        failures |= failed
+        for name, (state, note, seconds, warp) in states.items():
+            data = x, y, warp, options.seed, options.categories
+            found[name] = FittedCandidate(restored_model(name, state, *data), note, seconds, warp)
+    in_order = {name: found[name] for name in names if name in found}
+    return in_order, {name: failures[name] for name in names if name in failures}
+
+
+def _fit_in_turn(
+    names: Sequence[str], x: Tensor, y: Tensor, options: FitOptions, progress: bool | None
+) -> _Fits:
+    found: dict[str, FittedCandidate] = {}
+    failures: dict[str, str] = {}
+    with progress_bar(names, progress=progress, desc="stack") as bar:
+        for name in bar:
+            bar.set_postfix_str(name)
+            if time.time() >= options.deadline and name != options.first:
+                failures[name] = f"the time budget of {options.seconds:g} seconds was spent"
+                continue
+            try:
+                models = {one: fit.model for one, fit in found.items()}
+                made = fit_candidate(name, x, y, models, options)
+            except Exception as error:  # whatever it is, the others are worth having
+                failures[name] = f"{type(error).__name__}: {error}"
+                continue
+            if made is not None:
+                found[name] = made
+    return found, failures
+
+
+def _chains(names: Sequence[str]) -> list[list[str]]:
+    """The names in lists, in which each comes after the one that it starts from."""
+    chains: list[list[str]] = []
+    for name in names:
+        start = CANDIDATES[name].start
+        chain = next((chain for chain in chains if start in chain), None)
+        if chain is None:
+            chains.append([name])
+        else:
+            chain.append(name)
+    return chains
+
+
+def _fit_elsewhere(
+    names: list[str], x: Tensor, y: Tensor, options: FitOptions, threads: int
+) -> tuple[dict[str, tuple[dict[str, Any], str, float, Warp | None]], dict[str, str]]:
+    """In another process: states of the models, which can be sent, in place of the models."""
+    torch.set_num_threads(threads)
+    found, failures = _fit_in_turn(names, x, y, options, progress=False)
+    states = {
+        name: (dict(fit.model.state_dict()), fit.note, fit.seconds, fit.warp)
+        for name, fit in found.items()
+    }
+    return states, failures

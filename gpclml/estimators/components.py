@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from gpclml.estimators.calibration import Calibration, fit_calibration
-from gpclml.estimators.candidates import make_candidate
-from gpclml.estimators.fitting import FittedCandidate
+from gpclml.estimators.candidates import FittedCandidate, restored_model
 from gpclml.estimators.warps import Warp
 from gpclml.inference import training_observations
 from gpclml.linalg import leave_one_out_moments
@@ -92,13 +91,9 @@ def restored_component(
     """The component that :func:`stored_component` stored, with its training data."""
     values = {name: value for name, value in stored.items() if name != "state"}
     warp = None if values["warp"] is None else Warp(*values["warp"])
-    warped = y if warp is None else warp.forward(y)
-    model = make_candidate(values["name"], x, warped, seed, categories)
-    model.load_state_dict(stored["state"])
-    targets = model.target_standardizer.transform(warped)
-    model.set_train_data(targets=targets, strict=False)
+    model = restored_model(values["name"], stored["state"], x, y, warp, seed, categories)
     calibration = Calibration(*values["calibration"])
-    return Component(**values | {"model": model.eval(), "calibration": calibration, "warp": warp})
+    return Component(**values | {"model": model, "calibration": calibration, "warp": warp})
 
 
 def scored_by_loo(

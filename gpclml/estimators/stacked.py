@@ -19,6 +19,8 @@ from gpclml._utils.upstream_settings import load_botorch
 from gpclml.errors import ArgumentError, DataError, UnsupportedError
 from gpclml.estimators.candidates import (
     DEFAULT_CANDIDATES,
+    FitOptions,
+    fit_candidates,
     ordered_by_cost,
 )
 from gpclml.estimators.components import (
@@ -27,7 +29,6 @@ from gpclml.estimators.components import (
     scored_by_loo,
     stored_component,
 )
-from gpclml.estimators.fitting import FitOptions, fit_candidates
 from gpclml.estimators.mixture import StackedPrediction
 from gpclml.evaluation import stacking_weights
 from gpclml.fit import FitWarning
