@@ -97,7 +97,7 @@ def compare_table(options: RunOptions, quiet: bool = False) -> Report:
             f"continues from there; with --models {','.join(kept)} it compares only these.",
         )
         raise typer.Exit(INTERRUPTED) from None
-    give(*report_text(report).split("\n"), "", f"Report: {options.out / 'index.html'}")
+    give(*report_text(report), "", f"Report: {options.out / 'index.html'}")
     return report
 
 

@@ -10,7 +10,7 @@ from functools import cache, partial
 from importlib import resources
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from gpclml._utils.progress import progress_bar
 from gpclml.errors import DataError, UnknownNameError
@@ -31,6 +31,9 @@ VARIABLE = "GPCLML_DATA"
 """Environment variable that names the data folder."""
 
 _CHUNK = 1 << 16  # bytes
+
+
+T = TypeVar("T", "UciSource", "ImageFile")
 
 
 @dataclass(frozen=True)
@@ -82,18 +85,9 @@ class UciSource:
 
 @dataclass(frozen=True)
 class ImageFile:
-    """Registry entry of an original file of images.
+    """Registry entry of an original file of images, in a folder under the data folder.
 
-    Attributes:
-        name: Name of the data set.
-        folder: Folder under the data folder.
-        file: File name there.
-        address: Download address.
-        source: Origin of the images.
-        checksum: Checksum of the file, ``"sha256:..."`` or, where only that is published,
-            ``"md5:..."``.
-        bytes: Size of the file.
-        licence: Licence that the source states.
+    The checksum is ``"sha256:..."`` or, where only that is published, ``"md5:..."``.
     """
 
     name: str
@@ -106,13 +100,18 @@ class ImageFile:
     licence: str
 
 
+def _registry(file: str, kind: type[T]) -> list[T]:
+    table = resources.files("gpclml.datasets").joinpath(file).read_text(encoding="utf-8")
+    # Annotations are strings here, so that they tell which columns are numbers.
+    numbers = {field.name for field in fields(kind) if field.type == "int"}
+    rows: list[dict[str, Any]] = list(csv.DictReader(table.splitlines()))
+    return [kind(**row | {name: int(row[name]) for name in numbers}) for row in rows]
+
+
 @cache
 def uci_sources() -> Mapping[str, UciSource]:
     """All entries of the registry by data set name, read-only."""
-    table = resources.files("gpclml.datasets").joinpath("uci_sources.csv")
-    rows = csv.DictReader(table.read_text(encoding="utf-8").splitlines())
-    sources = [_source(row) for row in rows]
-    return MappingProxyType({source.name: source for source in sources})
+    return MappingProxyType({one.name: one for one in _registry("uci_sources.csv", UciSource)})
 
 
 def uci_source(name: str) -> UciSource:
@@ -130,10 +129,8 @@ def uci_source(name: str) -> UciSource:
 @cache
 def image_files() -> dict[str, tuple[ImageFile, ...]]:
     """The files of each data set of images by name, in the order in which they are read."""
-    table = resources.files("gpclml.datasets").joinpath("image_sources.csv")
     files: dict[str, tuple[ImageFile, ...]] = {}
-    for row in csv.DictReader(table.read_text(encoding="utf-8").splitlines()):
-        one = ImageFile(**{**row, "bytes": int(row["bytes"])})  # type: ignore[arg-type]
+    for one in _registry("image_sources.csv", ImageFile):
         files[one.name] = (*files.get(one.name, ()), one)
     return files
 
@@ -265,12 +262,3 @@ def _error(
         f"{path}: {what}. Expected {source.checksum} ({source.bytes} bytes), found: {found}. "
         f"{suggestion}"
     )
-
-
-def _source(row: dict[str, str]) -> UciSource:
-    # Annotations are strings here, so that they tell which columns are numbers.
-    numbers = {field.name for field in fields(UciSource) if field.type == "int"}
-    values: dict[str, Any] = {
-        key: int(value) if key in numbers else value for key, value in row.items()
-    }
-    return UciSource(**values)

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gpclml._utils.files import printable
 from gpclml.cli.options import RunOptions
 from gpclml.cli.report.figures import figure_of_test_rows, figures_of_criteria
 from gpclml.cli.report.predictions import Choice, ColumnEffect, PredictionScores
@@ -130,8 +129,8 @@ def page_of(report: Report) -> str:
 _OF_FITS = "fit-failed", "below-contained", "not-scored"
 
 
-def report_text(report: Report) -> str:
-    """What the page says, for a terminal."""
+def report_text(report: Report) -> list[str]:
+    """What the page says, in lines for a terminal."""
     import pandas
 
     comparison, rows = report.comparison, score_rows(report.choice, report.scores)
@@ -141,13 +140,13 @@ def report_text(report: Report) -> str:
     )  # fmt: skip
     criteria = comparison.sentences[: len(comparison.sentences) - len(comparison.findings)]
     said = [
-        headline(report.choice, printable(report.data.encoding.target)),
-        " ".join(map(printable, report.answer)),
+        headline(report.choice, report.data.encoding.target),
+        " ".join(report.answer),
         "",
-        table.to_string(),
+        *table.to_string().split("\n"),
         "",
-        *map(printable, report.columns),
+        *report.columns,
         *([f"Of the single Gaussian processes: {' '.join(criteria)}"] if criteria else []),
         *(one.text for one in comparison.findings if one.name in _OF_FITS),
     ]
-    return "\n".join(said).replace("\N{MINUS SIGN}", "-")  # code pages of Windows lack it
+    return [line.replace("\N{MINUS SIGN}", "-") for line in said]  # code pages of Windows lack it

@@ -139,11 +139,14 @@ def _latest_apart(rows: Tensor, times: Tensor, most_rows: int) -> TrainTestSplit
     for is_late in (times >= first, times > first):
         early, late = rows[~is_late], rows[is_late]
         if len(early) >= _LEAST_TRAINED and len(late) >= _LEAST_TESTED:
-            latest = times[~is_late].argsort(stable=True)[-most_rows:]
-            return TrainTestSplit(train=early[latest.sort().values], test=late)
+            return TrainTestSplit(train=_latest(early, times[~is_late], most_rows), test=late)
     got = f"{len(times.unique())} different times in {len(rows)} rows"
     expected = f"{_LEAST_TRAINED} rows before the latest {_LEAST_TESTED}"
     raise ArgumentError("--time-column", got, expected, "Name a finer one, or leave it out.")
+
+
+def _latest(rows: Tensor, times: Tensor, most_rows: int) -> Tensor:
+    return rows[times.argsort(stable=True)[-most_rows:].sort().values]
 
 
 def _observed(targets: Tensor, times: Tensor | None) -> Tensor:
@@ -160,6 +163,5 @@ def subset_rows(
     if len(observed) <= most_rows:
         return observed
     if times is not None:
-        latest = times[observed].argsort(stable=True)[-most_rows:]
-        return observed[latest.sort().values]
+        return _latest(observed, times[observed], most_rows)
     return subset(observed, most_rows, seed).sort().values
