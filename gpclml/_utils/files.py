@@ -29,7 +29,8 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], o
     replaced, not followed.
     """
     path = Path(path)
-    temporary = temporary_name(path)
+    name = os.fsencode(path.name)[:_LONGEST].decode(errors="ignore")
+    temporary = path.with_name(f"{name}.{secrets.token_hex(16)}.part")
     try:
         with open(temporary, "xb") as file:  # "x" follows no link, and the mode is by the umask
             write(file)
@@ -40,16 +41,10 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], o
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    sync_folder(path.parent)
+    _sync(path.parent)
 
 
-def temporary_name(path: Path) -> Path:
-    """A name beside a file that no other file has."""
-    name = os.fsencode(path.name)[:_LONGEST].decode(errors="ignore")
-    return path.with_name(f"{name}.{secrets.token_hex(16)}.part")
-
-
-def sync_folder(folder: Path) -> None:
+def _sync(folder: Path) -> None:
     """Brings the names in a folder to the disk, where the system can do so."""
     if os.name != "posix":  # elsewhere folders cannot be opened
         return
