@@ -104,8 +104,11 @@ def _registry(file: str, kind: type[T]) -> list[T]:
     table = resources.files("gpclml.datasets").joinpath(file).read_text(encoding="utf-8")
     # Annotations are strings here, so that they tell which columns are numbers.
     numbers = {field.name for field in fields(kind) if field.type == "int"}
-    rows: list[dict[str, Any]] = list(csv.DictReader(table.splitlines()))
-    return [kind(**row | {name: int(row[name]) for name in numbers}) for row in rows]
+    found = []
+    for row in csv.DictReader(table.splitlines()):
+        values: dict[str, Any] = row | {name: int(row[name]) for name in numbers}
+        found.append(kind(**values))
+    return found
 
 
 @cache
