@@ -148,7 +148,7 @@ _MOVED = {
 
 
 def explain_moved(package: str) -> None:
-    """Makes a package say of a name that moved what it is now, by an ``AttributeError``.
+    """Makes a package raise an ``AttributeError`` that says where a moved name is now.
 
     Args:
         package: Its ``__name__``, while it is imported.

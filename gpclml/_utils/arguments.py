@@ -72,23 +72,23 @@ def checked(
 ) -> Callable[..., Any]:
     """Makes a function raise typed errors for arguments of a wrong type or shape.
 
-    Annotations that can be checked at a glance are: numbers, text, the names of a ``Literal``,
-    tensors, classes, callables, ``None`` and unions; of sequences and mappings what they are, and
-    their elements if these are few. A tensor has to have numbers (not be on the device "meta").
+    Checked annotations are numbers, text, the names of a ``Literal``, tensors, classes, callables,
+    ``None`` and unions, and sequences and mappings with their first elements. A tensor on the
+    device "meta" is refused.
 
     A shape is written as in the docstrings: ``"(*batch, n, d)"``, or several of them with ``|``
-    between. A name means the same size in all arguments, at least 1 (``n?`` may be 0), ``*batch``
-    shapes that broadcast, another name with a star the same shape in all, a number itself. Elements
-    of a list each have the shape, with sizes of their own. Before it
-    may stand ``float`` (single or double precision), ``integer``, ``boolean`` or ``index`` (64-bit
-    integers below the size ``n``); else it is any real numbers.
+    between. A name stands for one size in all arguments, at least 1 (``n?`` may be 0), ``*batch``
+    for shapes that broadcast, another name with a star for one shape in all arguments. Each element
+    of a list has the shape, with sizes of its own. A prefix gives the type: ``float`` (single or
+    double precision), ``integer``, ``boolean`` or ``index`` (64-bit integers below the size ``n``);
+    without one, any real numbers are accepted.
 
     Args:
         function: Function to check, if it takes no tensors; for a class, its constructor.
-        late: Check only where the function has raised an error that does not name an argument:
-            for functions in the loops of a fit, which then cost nothing more.
-        passes_on: Argument that is given to a module of the caller's, which alone knows what it
-            takes: an error of PyTorch's then is about that argument.
+        late: Check only after the function has raised an error that does not name an argument.
+            Functions in the loops of a fit then cost nothing more.
+        passes_on: Argument that is passed to a module of the caller; errors of PyTorch are then
+            explained as errors of that argument.
         **shapes: Shapes by the argument's name.
 
     Examples:

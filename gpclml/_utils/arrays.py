@@ -33,10 +33,10 @@ _FLOATS = (torch.float32, torch.float64)
 def takes_arrays(*data: str) -> Callable[[F], F]:
     """Makes a function take numpy arrays and pandas objects where it takes tensors.
 
-    Their numbers stay what they are: integers become 64-bit integers, real numbers keep their
-    precision if it is single or double. Arguments named here, points first, hold data for a model,
-    the first argument, and become what its training inputs are; if several have an index, it has to
-    be the same. It stands above ``checked``.
+    Integers become 64-bit integers, and real numbers keep single or double precision. The arguments
+    named here, points first, hold data for the model that is the first argument, and get the type
+    and device of its training inputs; if several have an index, it has to be the same. It stands
+    above ``checked``.
     """
 
     def decorated(function: F) -> F:

@@ -23,10 +23,10 @@ _UNSAFE = re.compile(
 def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], object]) -> None:
     """Writes a file whole or not at all, also where the process is killed or the power fails.
 
-    It is written beside its place, brought to the disk, and then renamed. Where anything fails
-    before, the temporary file is removed and what was there stays; a process that is killed leaves
-    a ``.part`` behind. The mode is that of the file that is replaced, or by the umask. A link is
-    replaced, not followed.
+    A temporary file is written beside it, synced to the disk, and renamed. If anything fails
+    before, the temporary file is removed and the old file stays; a killed process leaves a
+    ``.part`` file. The mode is that of the replaced file, or follows the umask. A link is replaced
+    and not followed.
     """
     path = Path(path)
     name = os.fsencode(path.name)[:_LONGEST].decode(errors="ignore")

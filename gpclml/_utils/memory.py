@@ -16,9 +16,9 @@ _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_b
 
 
 def available_memory(device: torch.device) -> int:
-    """Bytes that the device has; of a GPU's those that are free or kept for PyTorch's next tensors.
+    """Bytes of memory of a CPU; of a GPU those that are free or kept for PyTorch's next tensors.
 
-    Of a CPU's memory what is free changes from one moment to the next, so that it counts whole.
+    A CPU's free memory changes from one moment to the next, so all of it counts.
     """
     if device.type == "cuda":
         cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

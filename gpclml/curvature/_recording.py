@@ -246,9 +246,9 @@ def _excluded_by_probe(
 ) -> dict[str, str]:
     """Layers that three points, the first twice, show to be others than they seem, and why.
 
-    Only the middle third of a layer's rows may have a part in the outputs at the second point. This
-    tells layers that are given ``(T, N, features)``, no rows of points, some of them, or in an
-    order that depends on them. Gradients from records are compared with those of autograd.
+    Only the middle third of a layer's rows may influence the outputs at the second point. This
+    excludes layers that get ``(T, N, features)``, no rows of points, only some of them, or rows in
+    an order that depends on the points. Gradients from records are compared with those of autograd.
     """
     count = len(x)
     excluded = {

@@ -49,11 +49,11 @@ class LineSearchEnd:
 def line_search(mll: MarginalLogLikelihood, steps: int | None, record: Record) -> LineSearchEnd:
     """Minimizes the fixed loss by SciPy's L-BFGS-B, in place; the objective is in train mode.
 
-    It moves in the logarithms of positive hyperparameters, and ends where twenty steps have gained
-    less than 0.002 nats in all. Steps that lead where a covariance cannot be factored count as too
-    long. A parameter whose constraint has a positive lower bound, as the noise has, stays a
-    hundredth of the bound above it: nearer to it the transform is flat, and a step that went too
-    far could not be taken back. A StoppedError is raised if the start cannot be evaluated.
+    It searches the logarithms of positive hyperparameters, and ends when twenty steps gain less
+    than 0.002 nats in all. A step to a covariance that cannot be factored counts as too long. A
+    parameter with a positive lower bound, such as the noise, keeps a distance of a hundredth of the
+    bound, because the transform is flat nearer to it and the search could not return. A
+    StoppedError is raised if the start cannot be evaluated.
     """
     load_botorch()
     bounds = bounds_of(mll)

@@ -34,7 +34,7 @@ _MOST_POINTS = 10_000  # beyond which predictions are not computed
 
 @dataclass(frozen=True)
 class Search:
-    """What line searches came to: the history and objective of the search that was kept.
+    """Result of line searches: the history and objective of the search that was kept.
 
     Of a sum they are the histories of its members, one after the other, and the mean objective.
     """
@@ -49,10 +49,10 @@ class Search:
 def search(mll: MarginalLogLikelihood, steps: int | None, record: Record, retries: int) -> Search:
     """Line searches of an objective, each member of a sum on its own, in place.
 
-    Where one failed, others start from less noise with shorter and with longer lengthscales, the
-    higher objective first, until one does not fail; the highest end is kept. What has failed is
-    said by ``FitResult.problem``. A StoppedError is raised if the start cannot be evaluated. Beside
-    the line search it costs one leave-one-out prediction.
+    If one fails, others start from less noise with shorter and with longer lengthscales, the higher
+    objective first, until one succeeds; the best result is kept. ``FitResult.problem`` names what
+    failed. A StoppedError is raised if the start cannot be evaluated. The cost beside the line
+    search is one leave-one-out prediction.
     """
     if isinstance(mll, SumMarginalLogLikelihood):
         members = cast(Any, mll.mlls)

@@ -236,10 +236,10 @@ def _held_out_gains(
 ) -> list[_Gain]:
     """Trains a copy for each fold, all to one checkpoint before any to the next.
 
-    Gives the gain of the model as it was (none), at the start of the training, and after each
-    number of steps above 0. Training ends where the gain is a standard error (at the start, two)
-    below zero in the folds scored so far, steps have not raised it, or a fold cannot be trained on;
-    the last gain then is of fewer folds.
+    Returns the gain of the untrained model (zero), at the start of the training, and after each
+    number of steps. Training ends if the gain over the folds scored so far is a standard error (at
+    the start, two) below zero, if steps have not raised it, or if a fold cannot be trained on; the
+    last gain is then of fewer folds.
     """
     last = checkpoints[-1]
     trainings = [_SubsetTraining(copy.deepcopy(mll), kept, last, lr, seed) for kept, _ in folds]

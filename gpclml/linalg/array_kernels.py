@@ -348,7 +348,7 @@ class ScaledArrayKernel(ArrayKernel):
 
 
 class _Several(ArrayKernel):
-    """Of several kernels.
+    """Base class of kernels that are made of several others.
 
     Args:
         kernels: At least one whose matrix is ``(n, n)``.

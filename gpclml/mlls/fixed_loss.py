@@ -71,7 +71,7 @@ class FixedLoss:
 
 
 class _KnownLoss:
-    """Of the conditional and of GPyTorch's marginal log likelihood, where no target is missing."""
+    """Loss of the conditional and of GPyTorch's marginal likelihood, without missing targets."""
 
     @staticmethod
     def of(mll: MarginalLogLikelihood) -> _KnownLoss | None:
@@ -178,9 +178,9 @@ def _has_own_loss(model: torch.nn.Module) -> bool:
 class _Recorded:
     """Work on a GPU that is recorded once, and from then on replayed as a whole.
 
-    Kernels for small matrices take less time than it takes to launch them one by one. What the work
-    reads, and what it gives, stays in the same memory. Where it cannot be recorded, because it
-    waits for the GPU or a library refuses, it is done anew each time.
+    Kernels for small matrices take less time than their launch. Inputs and results stay in the same
+    memory. Work that cannot be recorded, because it waits for the GPU or a library refuses, is done
+    again each time.
 
     Args:
         device: Where.
@@ -237,7 +237,7 @@ def _accumulate(weighted: list[tuple[Pairs, float]]) -> None:
 
 
 class _KnownPrior:
-    """Of a model that is its mean and a known kernel at its inputs, which need not be called."""
+    """Prior of a model that is its mean and a known kernel; the model need not be called."""
 
     @staticmethod
     def of(model: ExactGP, likelihood: Any) -> _KnownPrior | None:

@@ -222,10 +222,9 @@ def leapfrog(
     .. math:: p \leftarrow p + \tfrac12 \epsilon g(w), \quad w \leftarrow w + \epsilon p, \quad
         p \leftarrow p + \tfrac12 \epsilon g(w)
 
-    ``count`` times (Neal 2011), at one gradient each. A trajectory stops where its position would
-    be infinite or NaN, so that densities which check their arguments do not raise. The momenta take
-    the first half step: if the positions did, moves from the tails towards the mode would be
-    rejected, and chains far out would stay there.
+    ``count`` times (Neal 2011), with one gradient each. A trajectory stops if its position would be
+    infinite or NaN, so that densities which check their arguments raise no error. The momenta take
+    the first half step; otherwise moves from the tails towards the mode would be rejected.
     """
     finite = torch.ones(len(momentum), dtype=torch.bool, device=momentum.device)
     position = chains.position
