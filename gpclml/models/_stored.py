@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 from torch import Tensor
 from torch.nn import Module
 
+from gpclml._utils.annotations import fits
 from gpclml._utils.checkpoint import read_checkpoint
 from gpclml.errors import ArgumentError, DataError
 
@@ -17,29 +18,11 @@ CHECKPOINT = "gpclml.GPRegression"
 _REQUIRED = {"config": dict, "state_dict": dict, "train_x": Tensor, "train_targets": Tensor}
 
 
-def _is_size(value: object) -> bool:
-    return isinstance(value, int) and value > 0
-
-
-def _is_name(value: object) -> bool:
-    return value is None or isinstance(value, str)
-
-
-_CONFIG: dict[str, Callable[[Any], bool]] = {
-    "kernel": _is_name,
-    "mean": _is_name,
-    "likelihood": _is_name,
-    "standardize": lambda value: isinstance(value, bool),
-    "ard": lambda value: isinstance(value, bool),
-    "num_features": _is_size,
-    "hidden": lambda value: isinstance(value, list) and all(map(_is_size, value)),
-    "num_mixtures": _is_size,
-    "seed": lambda value: isinstance(value, int),
-    "warm_start": lambda value: isinstance(value, bool),
-    "columns": lambda value: (
-        value is None or (isinstance(value, list) and all(isinstance(name, str) for name in value))
-    ),
-}
+_CONFIG: dict[str, Any] = {
+    "kernel": str | None, "mean": str | None, "likelihood": str | None, "standardize": bool,
+    "ard": bool, "num_features": int, "hidden": Sequence[int], "num_mixtures": int, "seed": int,
+    "warm_start": bool, "columns": Sequence[str] | None,
+}  # fmt: skip
 _UNITS = ("target_standardizer.scale", "target_standardizer.offset")
 
 
@@ -48,7 +31,7 @@ def _check_stored(
 ) -> None:
     """Raises where a stored ``GPRegression`` is not complete, or larger than its own state."""
     unlike = [
-        name for name, fits in _CONFIG.items() if name not in config or not fits(config[name])
+        name for name, hint in _CONFIG.items() if name not in config or not fits(config[name], hint)
     ]
     unlike += [name for name in _UNITS if not isinstance(state.get(name), Tensor)]
     unlike += ["train_x"] if train_x.ndim < 2 else []
