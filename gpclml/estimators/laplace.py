@@ -133,6 +133,12 @@ class Laplace:
         )
         self._curvature: Curvature | None = None
 
+    def __repr__(self) -> str:
+        parts = (self.network, self.likelihood, self.structure)
+        names = [one if isinstance(one, str) else type(one).__name__ for one in parts]
+        fitted = f"{self.num_data} points" if self._curvature is not None else "not fitted"
+        return f"Laplace({', '.join(names)}, weights={self.weights!r}: {fitted})"
+
     @checked
     def fit(
         self,
@@ -164,11 +170,9 @@ class Laplace:
             Itself.
 
         Raises:
-            ArgumentError: There are no data, or an iterable does not give pairs of tensors; labels
-                contradict the network's outputs; a precision is not positive, or needs validation
-                data or the same batches again.
-            ShapeError: The network does not take the points, or its outputs do not fit the
-                likelihood or the targets.
+            ArgumentError: Data are missing or are not pairs of tensors; labels contradict the
+                network's outputs; a precision is not positive, or needs validation data.
+            ShapeError: Points, outputs, likelihood and targets do not fit each other.
             ModelModeError: Dropout or batch normalization is in train mode.
             UnsupportedError: The curvature is not available for a layer, which the error names.
             NonFiniteError: Outputs or the evidence are not finite.
@@ -244,8 +248,7 @@ class Laplace:
         """The distribution of targets at points.
 
         Args:
-            x: Points, ``(N, *event)``, or a ``DataLoader`` of points or of pairs that begin with
-                them. Any number of points is possible, since few gradients are in memory at a time.
+            x: Any number of points, ``(N, *event)``, or a ``DataLoader`` of points or of pairs.
             method: ``"closed"`` for the closed form, which is the probit approximation of a
                 softmax; ``"bridge"`` for the mean of the Dirichlet distribution by the Laplace
                 bridge (Hobbhahn et al. 2022), for a softmax; ``"draws"`` for the mean over draws of
@@ -258,12 +261,9 @@ class Laplace:
             ``Categorical``, ``Bernoulli`` or ``Normal``, the last with the noise.
 
         Raises:
-            ArgumentError: It is not fitted, the network's weights have changed since, or there are
-                no points.
-            ShapeError: The network does not take the points.
+            ArgumentError: There are no points, no fit, or other weights of the network than then.
             UnsupportedError: The bridge is asked for with another likelihood than a softmax.
-            NonFiniteError: A point is not finite.
-            ModelModeError: Dropout or batch normalization is in train mode.
+            ShapeError, NonFiniteError, ModelModeError: As :meth:`fit`.
         """
         check_counts(draws=draws)
         self._check_fitted()

@@ -102,6 +102,9 @@ class StackedPrediction:
     def __len__(self) -> int:
         return self.locations.shape[-1]
 
+    def __repr__(self) -> str:
+        return f"StackedPrediction({len(self)} rows, {len(self.weights)} components)"
+
     @property
     def mean(self) -> Tensor:
         """The means, ``(m,)``; those of transformed targets by quadrature."""

@@ -73,8 +73,7 @@ class StackedGP:
         restarts: Number of further starts of each fit; the best is kept.
         extrapolation: Largest distance of a column's values from those of the training rows, in
             units of the column's range. Values farther away are moved to that distance, and values
-            of a constant column to the constant, because a line through a few rows is unreliable
-            far from them. May be infinite.
+            of a constant column to the constant. May be infinite.
         seed: Seed of draws, restarts and networks.
 
     Attributes:
@@ -149,17 +148,14 @@ class StackedGP:
             time_budget: Seconds after which no further candidate is begun. Candidates are fitted
                 from the cheapest to the most expensive, and the first is always fitted.
             n_jobs: Number of processes that fit candidates, as joblib takes it; None for one.
-                Several are faster if a fit takes longer than the start of a process, some seconds.
             progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
 
         Returns:
             The stack itself.
 
         Raises:
-            ShapeError, NonFiniteError: As :class:`~gpclml.models.GPRegression`; targets may not be
-                missing.
-            ArgumentError: There are fewer than five rows, or a column of a category does not exist
-                or is in two categories.
+            ShapeError, NonFiniteError: The data do not fit each other, or have missing values.
+            ArgumentError: There are fewer than five rows, or ``categories`` has wrong columns.
             UnsupportedError: A batch of tables, or no candidate could be fitted.
 
         Warns:
@@ -265,8 +261,7 @@ class StackedGP:
         Args:
             X: Points in original units. Shape ``(*batch, q, d)``.
             output_indices: None or ``[0]``: there is one output.
-            observation_noise: Whether to add the noise of observations, which by default, as in
-                BoTorch, is left out.
+            observation_noise: Whether to add the noise; left out by default, as in BoTorch.
             posterior_transform: Applied to the posterior, if given.
 
         Returns:
@@ -293,6 +288,13 @@ class StackedGP:
             covariance = covariance + weight * (spread + between)
         posterior = GPyTorchPosterior(PosteriorNormal(mean, covariance))
         return posterior if posterior_transform is None else posterior_transform(posterior, X=X)
+
+    def __repr__(self) -> str:
+        parts = [f"{one.weight:.2f} {one.name}" for one in self.components]
+        return f"StackedGP({' + '.join(parts) or ', '.join(self.candidates) + ': not fitted'})"
+
+    def _repr_html_(self) -> str:
+        return self.summary().to_html() if self.components else f"<pre>{self!r}</pre>"
 
     def summary(self) -> pandas.DataFrame:
         """What each component contributes, with a row for each, the largest weight first.

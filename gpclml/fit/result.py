@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import html
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 __all__ = ["FitResult", "FitWarning", "Problem"]
@@ -41,3 +42,8 @@ class FitResult:
     def converged(self) -> bool:
         """Whether nothing is known to be wrong with it."""
         return not self.problem
+
+    def _repr_html_(self) -> str:
+        shown = [(one.name, str(getattr(self, one.name))) for one in fields(self) if one.repr]
+        rows = [f"<tr><th>{name}</th><td>{html.escape(text)}</td></tr>" for name, text in shown]
+        return f"<p>{type(self).__name__}</p><table>{''.join(rows)}</table>"

@@ -7,7 +7,9 @@ import pandas as pd
 import pytest
 import torch
 
+from gpclml import Laplace, StackedGP
 from gpclml.datasets import load
+from gpclml.fit import FitResult
 from gpclml.models import BayesianLinearModel, GPRegression
 
 
@@ -88,3 +90,22 @@ def test_a_data_set_is_one_line():
     shown = repr(load("diabetes"))
     assert "442 rows of 10 inputs" in shown
     assert "\n" not in shown
+
+
+def test_fits_stacks_and_posteriors_tell_what_they_are():
+    shown = FitResult(objective=-1.5, history=[0.0] * 99, seconds=2.0, message="a < b")
+    assert "history" not in repr(shown) + shown._repr_html_()
+    assert "<td>-1.5</td>" in shown._repr_html_()
+    assert "a &lt; b" in shown._repr_html_()
+    x = torch.linspace(0, 1, 12, dtype=torch.float64).unsqueeze(-1)
+    stack = StackedGP(["linear"])
+    assert repr(stack) == "StackedGP(linear: not fitted)"
+    assert stack._repr_html_() == "<pre>StackedGP(linear: not fitted)</pre>"
+    stack.fit(x, x.squeeze(-1).sin())
+    assert repr(stack) == "StackedGP(1.00 linear)"
+    assert "<th>linear</th>" in stack._repr_html_()
+    assert repr(stack.predict(x[:3])) == "StackedPrediction(3 rows, 1 components)"
+    posterior = Laplace(torch.nn.Linear(1, 1).double(), "regression", structure="full")
+    assert repr(posterior) == "Laplace(Linear, regression, Full, weights='last': not fitted)"
+    posterior.fit((x, x.squeeze(-1)), precision=1.0)
+    assert repr(posterior).endswith("weights='last': 12 points)")
