@@ -16,7 +16,7 @@ def test_a_row_for_each_estimate():
     table = measure_evidence("cnn", points=12, rounds=2, others=False).set_index("method")
     assert table.loc[BASE, "ratio"] == 1.0
     assert table.loc[BASE, "parameters"] == 13_100
-    assert len(table) == 5
+    assert len(table) == 6
     assert bool((table["milliseconds"] > 0).all())
     deep = measure_evidence("resnet", points=12, rounds=1, others=False)
     assert set(deep["parameters"]) == {77_978}
