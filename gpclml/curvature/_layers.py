@@ -202,11 +202,11 @@ def _channels_first(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Products:
-    r"""The sum of :math:`v v^\top` over vectors, in float64, or one sum for each of G groups.
+    r"""The sum of :math:`v v^\top` over vectors, or one sum for each of G groups.
 
     Attributes:
-        values: The sum, ``(p, p)`` or ``(G, p, p)``; of fewer than p vectors these as rows,
-            ``(n, p)``, whose inner products have the same eigenvalues other than zero.
+        values: The sum, ``(p, p)`` or ``(G, p, p)``, float64; of fewer than p vectors these as
+            rows, ``(n, p)``, whose inner products have the same eigenvalues other than zero.
         by_rows: Whether they are rows.
     """
 
@@ -225,17 +225,18 @@ class Products:
             return cls(torch.bmm(values, values.mT).sum(0, dtype=torch.float64))
         rows = values.mT.flatten(0, 1)
         if count * places < channels:
-            return cls(rows.double(), by_rows=True)
+            return cls(rows, by_rows=True)
         return cls(symmetric_product(rows.mT, rows.mT).double())
 
     def matrix(self) -> Tensor:
-        """The sum, ``(p, p)`` or ``(G, p, p)``."""
+        """The sum, ``(p, p)`` or ``(G, p, p)``, float64."""
         rows = self.values.mT
-        return symmetric_product(rows, rows) if self.by_rows else self.values
+        return symmetric_product(rows, rows).double() if self.by_rows else self.values
 
     def eigenvalues(self) -> Tensor:
         """Eigenvalues of the sum, without some that are zero; those below zero are set to zero."""
-        matrix = self.values @ self.values.mT if self.by_rows else self.values
+        values = self.values.double()
+        matrix = values @ values.mT if self.by_rows else values
         return torch.linalg.eigvalsh(matrix).clamp_min(0.0)
 
     def __add__(self, other: Products) -> Products:
