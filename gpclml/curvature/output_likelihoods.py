@@ -101,6 +101,7 @@ def output_likelihood(likelihood: Likelihood) -> OutputLikelihood:
 
 
 @torch.no_grad()
+@checked(late=True, outputs="float (N, C)", target="(N,) | (N, C)")
 def check_targets_belong(argument: str, outputs: Tensor, target: Tensor) -> None:
     """Raises where targets have nothing to do with the outputs of a network that is sure of them.
 

@@ -122,6 +122,8 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
         ranges={"rotation": 0.1, "scale": 0.2}, samples=2),
     "curvature.invariances.AffineAugmentation.forward": lambda: dict(
         self=AffineAugmentation({"rotation": 0.1}, 2), x=positive(3, 1, 4, 4) - 1),
+    "curvature.output_likelihoods.check_targets_belong": lambda: dict(
+        argument="y", outputs=here(torch.zeros(8, 3)), target=labels()),
     "curvature.output_likelihoods.gradient_columns": lambda: dict(
         likelihood=output_likelihood(classes()), outputs=normal(8, 3), target=labels()),
     "curvature.output_likelihoods.output_column": lambda: dict(columns=normal(8, 3, 3), place=1),
