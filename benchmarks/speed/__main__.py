@@ -13,7 +13,7 @@ from typer import Option
 
 from benchmarks.speed.memory import peak_memory
 from benchmarks.speed.methods import BASE, LOO_BASE, METHODS, Problem, gradient_step
-from benchmarks.speed.runs import Device, interleaved_times, ratios, sweep_command
+from benchmarks.speed.runs import Device, interleaved_times, ratio_table, ratios, sweep_command
 
 __all__ = ["main", "measure"]
 
@@ -46,15 +46,12 @@ def measure(
     problem = Problem(n, kind, device)
     steps = {name: gradient_step(name, problem) for name in METHODS}
     times = interleaved_times(steps, rounds, device)
-    table = ratios(times, BASE).rename(columns={"median": "ratio"})
-    table.insert(0, "ms", times.median() * 1e3)
+    first = {"dtype": str(dtype), "n": n, "ms": times.median() * 1e3}
+    table = ratio_table(times, BASE, ratio="ratio", name="method", more=first).set_index("method")
     table["of_loo"] = ratios(times, LOO_BASE)["median"]
     if memory:
         table = table.join(_memory(n, kind, device))
-    table.insert(0, "n", n)
-    table.insert(0, "dtype", str(dtype))
-    table["rounds"] = rounds
-    return table.rename_axis("method").reset_index()
+    return table.assign(rounds=rounds).reset_index()
 
 
 def _memory(n: int, dtype: torch.dtype, device: str) -> pd.DataFrame:

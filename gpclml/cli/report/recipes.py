@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import platform
 import warnings
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
+from gpclml import __version__
 from gpclml._utils.arguments import check_counts, checked
 from gpclml.conditioning import Conditioning, KFold, LastPoints, LeaveOneOut
 from gpclml.errors import ArgumentError, UnknownNameError
@@ -275,18 +275,11 @@ def script_of(
 
 
 _PACKAGES = (
-    "gpclml", "torch", "gpytorch", "linear-operator", "botorch", "numpy", "scipy", "pandas",
-    "matplotlib",
+    "torch", "gpytorch", "linear-operator", "botorch", "numpy", "scipy", "pandas", "matplotlib",
 )  # fmt: skip
 
 
 def package_versions() -> dict[str, str]:
     """Versions of Python and of the packages that compute the results, by name."""
-    return {"python": platform.python_version()} | {name: _version(name) for name in _PACKAGES}
-
-
-def _version(package: str) -> str:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:  # a checkout that is not installed
-        return str(importlib.import_module(package).__version__)
+    own = {"python": platform.python_version(), "gpclml": __version__}
+    return own | {name: metadata.version(name) for name in _PACKAGES}
