@@ -34,6 +34,7 @@ __all__ = ["DATA", "compare_posteriors", "main"]
 
 _WIDER = {"digits": 32, "mnist-test": 16}
 _MEMBERS = 5
+_LABELS = 100  # draws of all labels from predictions
 Pair = tuple[Tensor, Tensor]
 
 
@@ -113,7 +114,11 @@ def trained(width: int, train: Pair, classes: int, epochs: int, seed: int) -> nn
 def compare_posteriors(
     data: str, width: int, share: float, epochs: int, seed: int, members: int = _MEMBERS
 ) -> Iterator[tuple[str, dict[str, float]]]:
-    """Scores on test images of each way to predict, by its name."""
+    """Scores on test images of each way to predict, by its name.
+
+    ``expected error`` is the mean calibration error of labels that are drawn from the predictions:
+    what the measure gives for as many images where every probability is right.
+    """
     digits = DATA[data](seed)
     train, validation, test = digits.parts(share)
     loader = DataLoader(TensorDataset(*train), batch_size=100)
@@ -124,6 +129,14 @@ def compare_posteriors(
             "accuracy": float((inside.argmax(-1) == labels).double().mean()),
             "log loss": -float(inside[torch.arange(len(labels)), labels].double().log().mean()),
             "calibration error": expected_calibration_error(inside, labels),
+            "expected error": float(
+                np.mean(
+                    [
+                        expected_calibration_error(inside, torch.multinomial(inside, 1)[:, 0])
+                        for _ in range(_LABELS)
+                    ]
+                )
+            ),
         } | {
             f"AUROC, {name}": out_of_distribution_auroc(inside, predict(x))
             for name, x in digits.others.items()
@@ -186,6 +199,8 @@ def main(
     data: Annotated[str, Option(help="digits, or mnist-test.")] = "digits",
     seeds: Annotated[int, Option(min=1)] = 3,
     epochs: Annotated[int, Option(min=1)] = 40,
+    members: Annotated[int, Option(min=1, help="Networks of the ensemble.")] = _MEMBERS,
+    only: Annotated[str, Option(help="One network, by its name in the table.")] = "",
     csv: Csv = None,
 ) -> None:
     """Prints a table of means over seeds for each network."""
@@ -194,10 +209,12 @@ def main(
         wide = _WIDER[data]
         settings = (("width 8", 8, 1.0), (f"width {wide}", wide, 1.0), ("few images", 8, 0.25))
         for name, width, share in settings:
+            if only and name != only:
+                continue
             rows = [
                 {"network": name, "predictions": how, "seed": seed, **found}
                 for seed in range(seeds)
-                for how, found in compare_posteriors(data, width, share, epochs, seed)
+                for how, found in compare_posteriors(data, width, share, epochs, seed, members)
             ]
             means = pd.DataFrame(rows).drop(columns="seed")
             yield means.groupby(["network", "predictions"], sort=False).mean().reset_index()

@@ -10,6 +10,7 @@ def test_predictions_by_validation_are_those_of_the_network_or_better():
     assert found["ensemble of 2"]["accuracy"] > 0.7
     alone = found["the network alone"]
     assert alone["accuracy"] > 0.85
+    assert 0 < found["last weights, by validation"]["expected error"] < 0.1
     for weights in ("last", "all"):
         calibrated, raw = (
             found[f"{weights} weights, by {by}"] for by in ("validation", "evidence")
