@@ -53,7 +53,8 @@ def measure_searches(
     BoTorch's fit on the data sets where that is least and most.
     """
     data = [search_data(n, dimensions, seed) for seed in range(seeds)]
-    ways = {name: make for name, make in SEARCHES.items() if "jax" not in name or _has_jax()}
+    has_jax = importlib.util.find_spec("jax") is not None
+    ways = {name: make for name, make in SEARCHES.items() if "jax" not in name or has_jax}
     ends: dict[str, list[End]] = {}
 
     def over_seeds(name: str) -> Callable[[], None]:
@@ -141,10 +142,6 @@ def _by_sklearn(data: Data) -> Callable[[], Callable[[], End]]:
         return _no_value
 
     return lambda: fit
-
-
-def _has_jax() -> bool:
-    return importlib.util.find_spec("jax") is not None
 
 
 def _by_jax(data: Data, logarithms: bool = False) -> Callable[[], Callable[[], End]]:

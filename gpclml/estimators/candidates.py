@@ -85,14 +85,6 @@ def _matern(x: Tensor, y: Tensor, seed: int) -> GPRegression:
     return _with_priors(GPRegression(x, y, "matern"), _LONG)
 
 
-def _rbf(x: Tensor, y: Tensor, seed: int) -> GPRegression:
-    return _with_priors(GPRegression(x, y, "rbf"), _BROAD)
-
-
-def _rq(x: Tensor, y: Tensor, seed: int) -> GPRegression:
-    return GPRegression(x, y, "rq")
-
-
 def _matern_linear(x: Tensor, y: Tensor, seed: int) -> GPRegression:
     linear = LinearKernel()
     linear.variance = _LINEAR_START
@@ -109,7 +101,7 @@ def _matern_linear_free(x: Tensor, y: Tensor, seed: int) -> GPRegression:
 def _categories(x: Tensor, y: Tensor, seed: int, groups: Sequence[Sequence[int]]) -> GPRegression:
     grouped = {column for group in groups for column in group}
     numbers = [column for column in range(x.shape[-1]) if column not in grouped]
-    parts: list[Kernel] = [_of_category(group) for group in groups]
+    parts = [_with_lengthscale(RBFKernel(active_dims=tuple(one)), *_CATEGORY) for one in groups]
     if numbers:
         matern = MaternKernel(2.5, ard_num_dims=len(numbers), active_dims=tuple(numbers))
         parts.append(_with_lengthscale(matern, _LONG[0] + 0.5 * math.log(len(numbers)), _LONG[1]))
@@ -121,20 +113,12 @@ def _categories(x: Tensor, y: Tensor, seed: int, groups: Sequence[Sequence[int]]
     return model
 
 
-def _of_category(group: Sequence[int]) -> Kernel:
-    return _with_lengthscale(RBFKernel(active_dims=tuple(group)), *_CATEGORY)
-
-
 def _with_lengthscale(kernel: Kernel, location: float, deviation: float) -> Kernel:
     """Starts lengthscales at the median of their prior."""
     prior = LogNormalPrior(location, deviation)
     kernel.register_prior("lengthscale_prior", prior, "lengthscale")
     cast(Any, kernel).lengthscale = math.exp(location)
     return kernel
-
-
-def _deep(x: Tensor, y: Tensor, seed: int) -> GPRegression:
-    return GPRegression(x, y, "deep", seed=seed)  # its training has held-out rows of its own
 
 
 def _with_priors(
@@ -164,8 +148,14 @@ CANDIDATES: Mapping[str, Candidate] = {
     "matern": Candidate(
         "a rough function, each input with a length scale of its own, expected to be long", _matern
     ),
-    "rbf": Candidate("a smooth function, each input with a length scale of its own", _rbf),
-    "rq": Candidate("as rbf, on several length scales at once, without priors", _rq, "rbf"),
+    "rbf": Candidate(
+        "a smooth function, each input with a length scale of its own",
+        lambda x, y, seed: _with_priors(GPRegression(x, y, "rbf"), _BROAD),
+    ),
+    "rq": Candidate(
+        "as rbf, on several length scales at once, without priors",
+        lambda x, y, seed: GPRegression(x, y, "rq"), "rbf",
+    ),
     "matern_warped": Candidate(
         "as matern, of transformed targets, where a transform makes them more likely",
         _matern, "matern", warped=True,
@@ -179,8 +169,9 @@ CANDIDATES: Mapping[str, Candidate] = {
         "as matern of the numbers, times how like two levels of each category are", _categories,
         of_categories=True,
     ),
-    "deep": Candidate(
-        "rbf and features that a network learns, where held-out rows support them", _deep
+    "deep": Candidate(  # its training has held-out rows of its own, and no priors
+        "rbf and features that a network learns, where held-out rows support them",
+        lambda x, y, seed: GPRegression(x, y, "deep", seed=seed),
     ),
 }  # fmt: skip
 """All candidates by name, from the cheapest to the most expensive."""

@@ -183,7 +183,9 @@ class StackedGP:
             raise UnsupportedError(
                 "candidates", f"none that could be fitted ({said})", "at least one"
             )
-        _warn(failures)
+        if failures:
+            said = "; ".join(f"{name} ({reason})" for name, reason in failures.items())
+            warnings.warn(f"Left out of the stack: {said}.", FitWarning, stacklevel=callers_level())
         logs = torch.stack([logs for _, logs in found])
         weights = stacking_weights(logs, pseudo_counts=self.pseudo_counts).tolist()
         components = [
@@ -441,9 +443,3 @@ def _checked_categories(groups: Sequence[Sequence[int]], count: int) -> tuple[tu
         expected = f"groups of columns 0 to {count - 1}, none of them empty, and no column twice"
         raise ArgumentError("categories", [list(group) for group in found], expected)
     return found
-
-
-def _warn(failures: Mapping[str, str]) -> None:
-    if failures:
-        said = "; ".join(f"{name} ({reason})" for name, reason in failures.items())
-        warnings.warn(f"Left out of the stack: {said}.", FitWarning, stacklevel=callers_level())

@@ -81,6 +81,8 @@ def _some(random: Random, known: list[str], arguments: dict[str, Any], count: in
 
 def perform(call: Call) -> tuple[str, str]:
     """Makes a call: its outcome, and the error that it raised with its message."""
+    from matplotlib import pyplot
+
     torch.manual_seed(0)
     quiet = io.StringIO()
     with (
@@ -95,7 +97,7 @@ def perform(call: Call) -> tuple[str, str]:
             message = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             return _outcome(error, call.kind), message
         finally:
-            _close_figures()
+            pyplot.close("all")
     return "result", ""
 
 
@@ -108,12 +110,6 @@ def _outcome(error: Exception, kind: str) -> str:
     if type(error) is TypeError and kind == "type":
         return "signature"
     return "raw"
-
-
-def _close_figures() -> None:
-    from matplotlib import pyplot
-
-    pyplot.close("all")
 
 
 _MEMORY = 12 * 2**30  # bytes of address space that a worker may have

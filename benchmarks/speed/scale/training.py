@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import gpytorch
@@ -75,7 +75,9 @@ def compare_training(data: Data, steps: int = 100, seed: int = 0) -> Iterator[pd
     few = Data(data.x[:FEW], data.y[:FEW], data.test_x, data.test_y)
     redrawn = RandomHoldout(BLOCK / len(data.y), condition_on=CONDITION_ON)
     trained = {}
-    model, seconds, taken = _train(data, lambda m: _clml(m, redrawn, seed), _counted(steps))
+    model, seconds, taken = _train(
+        data, lambda m: _clml(m, redrawn, seed), tqdm(range(steps), desc="redrawn")
+    )
     trained["redrawn subsets of all"] = model, seconds, taken
     for name, objective in {
         f"LML of fixed {FEW}": lambda m: ExactMarginalLogLikelihood(m.likelihood, m),
@@ -100,10 +102,6 @@ def _clml(model: ExactRBF, conditioning: RandomHoldout, seed: int) -> MarginalLo
     return ConditionalMarginalLogLikelihood(model.likelihood, model, conditioning, seed=seed)
 
 
-def _counted(steps: int) -> Iterator[int]:
-    return iter(tqdm(range(steps), desc="redrawn"))
-
-
 def _timed(seconds: float) -> Iterator[int]:
     start, step = time.perf_counter(), 0
     with tqdm(desc="fixed") as bar:
@@ -114,7 +112,7 @@ def _timed(seconds: float) -> Iterator[int]:
 
 
 def _train(
-    data: Data, objective: Callable[[ExactRBF], MarginalLogLikelihood], turns: Iterator[int]
+    data: Data, objective: Callable[[ExactRBF], MarginalLogLikelihood], turns: Iterable[int]
 ) -> tuple[ExactRBF, float, int]:
     model = starting_model(data)
     mll = objective(model)
