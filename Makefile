@@ -17,7 +17,7 @@ CHECKED := build/checked
 .PHONY: demo test lint types pytest gpu docs docs-version dist verifytypes readme clean
 
 demo: $(VENV)/demo.stamp
-	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.demo --out $(DEMO) --jobs $(JOBS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.demo --out $(DEMO) --jobs $(JOBS)
 
 # TESTS='not data' has the slow tests too; TESTS=data those on real data, named by GPCLML_DATA.
 test: lint types pytest
@@ -77,13 +77,14 @@ readme: dist
 	cd $(CHECKED)/readme && venv/bin/python -m pytest tests/test_examples.py -k README
 
 $(BIN)/python:
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(VENV)
 
 # torch first and pinned, so that nothing else chooses its build.
 $(VENV)/demo.stamp: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m $(INSTALL) -c constraints.txt torch
-	$(BIN)/python -m $(INSTALL) -c constraints.txt -e '.[bench]'
-	touch $@
+	@echo "Installing packages into $(VENV), once."
+	@$(BIN)/python -m $(INSTALL) -c constraints.txt torch
+	@$(BIN)/python -m $(INSTALL) -c constraints.txt -e '.[bench]'
+	@touch $@
 
 $(VENV)/test.stamp: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/python -m $(INSTALL) -c constraints.txt torch
