@@ -37,6 +37,7 @@ BASE = "botorch fit_gpytorch_mll"
 def measure_searches(
     n: Annotated[int, Option(help="Number of points; may be repeated.")],
     dimensions: Annotated[int, Option(min=1, help="Number of inputs; may be repeated.")] = 8,
+    outputs: Annotated[int, Option(min=1, help="Outputs of a model; may be repeated.")] = 1,
     seeds: Annotated[int, Option(min=1, help="Data sets, one after the other.")] = 3,
     rounds: Rounds = 5,
 ) -> pd.DataFrame:
@@ -52,9 +53,10 @@ def measure_searches(
     ``worst`` and ``best`` are the log marginal likelihood a point, priors included, above that of
     BoTorch's fit on the data sets where that is least and most.
     """
-    data = [search_data(n, dimensions, seed) for seed in range(seeds)]
+    data = [search_data(n, dimensions, seed, outputs=outputs) for seed in range(seeds)]
     has_jax = importlib.util.find_spec("jax") is not None
-    ways = {name: make for name, make in SEARCHES.items() if "jax" not in name or has_jax}
+    left_out = ("jax",) * (not has_jax or outputs > 1) + ("scikit-learn",) * (outputs > 1)
+    ways = {name: make for name, make in SEARCHES.items() if not name.startswith(left_out)}
     ends: dict[str, list[End]] = {}
 
     def over_seeds(name: str) -> Callable[[], None]:
@@ -71,19 +73,19 @@ def measure_searches(
     base = np.array(values[BASE])
     gains = pd.DataFrame(values).sub(base, axis=0)
     more = {
-        "n": n, "dimensions": dimensions, "ms": 1e3 * times.median(),
+        "n": n, "dimensions": dimensions, "outputs": outputs, "ms": 1e3 * times.median(),
         "worst": gains.min(), "best": gains.max(),
     }  # fmt: skip
     return ratio_table(times, BASE, ratio="ratio", name="way", more=more)
 
 
-def search_data(n: int, dimensions: int, seed: int, device: str = "cpu") -> Data:
-    """Inputs on the unit cube, standardized targets ``(n, 1)``: a sum of sines and noise."""
+def search_data(n: int, dimensions: int, seed: int, device: str = "cpu", outputs: int = 1) -> Data:
+    """Inputs on the unit cube, standardized targets ``(n, outputs)``: sums of sines and noise."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.rand(n, dimensions, generator=generator, dtype=torch.float64)
-    noise = torch.randn(n, generator=generator, dtype=torch.float64)
-    y = torch.sin(3 * x[:, :3]).sum(-1) + 0.1 * noise
-    return x.to(device), ((y - y.mean()) / y.std()).unsqueeze(-1).to(device)
+    noise = torch.randn(n, outputs, generator=generator, dtype=torch.float64)
+    y = torch.stack([torch.sin(3 * x[:, :3] + k).sum(-1) for k in range(outputs)], -1) + 0.1 * noise
+    return x.to(device), ((y - y.mean(0)) / y.std(0)).to(device)
 
 
 def _by_botorch(**options: Any) -> Way:
@@ -117,10 +119,10 @@ def _by_fit_mll(conditioning: Conditioning | None, upstream: bool = False) -> Wa
 
 
 def _value(model: SingleTaskGP) -> float:
-    """The log marginal likelihood with the priors' share, in nats per point."""
+    """The log marginal likelihood with the priors' share, in nats per point and output."""
     mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(m=0)).train()
     with torch.no_grad():
-        return -float(mll.compute_custom_loss())
+        return -float(mll.compute_custom_loss().mean())
 
 
 def _no_value() -> float:
@@ -227,7 +229,7 @@ SEARCHES: dict[str, Way] = {
 main = sweep_command(
     "benchmarks.speed.searches",
     measure_searches,
-    {"dimensions": [8], "n": [20, 50, 100, 200, 400, 800]},
+    {"outputs": [1], "dimensions": [8], "n": [20, 50, 100, 200, 400, 800]},
     "Whole fits by a line search: BoTorch's, ours, scikit-learn's, and one compiled by JAX.",
     digits=".3g",
 )

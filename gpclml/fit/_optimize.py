@@ -17,6 +17,7 @@ from linear_operator.utils.warnings import NumericalWarning
 from gpclml._utils.upstream_settings import load_botorch
 from gpclml.errors import ArgumentError, UnknownNameError
 from gpclml.fit._vector import Bounds, Vector, bounds_of, non_finite, trainable
+from gpclml.mlls.fixed_loss import FixedLoss
 from gpclml.mlls.losses import fixed_loss, fresh_loss, has_shared_parameters
 
 _RESUMES = 3  # from the best point, without what the search remembers of the curvature
@@ -60,7 +61,7 @@ def line_search(mll: MarginalLogLikelihood, steps: int | None, record: Record) -
     with warnings.catch_warnings():
         # Points on the way may take jitter. That the end does is told by its predictions, later.
         warnings.simplefilter("ignore", NumericalWarning)
-        if _has_independent_members(mll.model):
+        if _has_independent_members(mll.model) and not FixedLoss(mll).by_arrays:
             loss, reason, message = _search_of_members(mll, steps, bounds, record)
         else:
             loss, reason, message = _search_from_best(mll, steps, bounds, record)

@@ -85,6 +85,7 @@ class Hyperparameter:
     """
 
     gradient: Any = 0.0
+    index: Any = ...  # of the part of the raw parameter that it is
 
     def __init__(self, raw: Tensor, transform: Transform | None = None) -> None:
         self.raw, self.is_raw = raw, transform is not None
@@ -104,15 +105,15 @@ class Hyperparameter:
 
     def value(self) -> ndarray:
         """In double precision."""
-        self._numbers = self.raw.detach().double().numpy()
+        self._numbers = self.raw.detach().double().numpy()[self.index]
         return self._transform.value(self._numbers)
 
     def by_raw(self, gradient: Any) -> ndarray:
         """What a gradient by the value is by the raw parameter."""
         gradient = numpy.asarray(gradient)
-        if gradient.size > self.raw.numel():
+        if gradient.size > self._numbers.size:
             gradient = gradient.sum()
-        return gradient.reshape(self.raw.shape) * self._transform.slope(self._numbers)
+        return gradient.reshape(self._numbers.shape) * self._transform.slope(self._numbers)
 
     def add(self, gradient: Any) -> None:
         """Adds a gradient by the value to ``gradient``, which is by the raw parameter."""

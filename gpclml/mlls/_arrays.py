@@ -28,6 +28,9 @@ from gpclml.mlls._terms import FixedTerms, Formula
 __all__ = ["ArrayDensity"]
 
 
+_MOST_MEMBERS = 16  # of a batch, beyond which PyTorch computes all of them at once as fast
+
+
 class _Raw(Hyperparameter):
     """Whose gradients are added to the ``grad`` of the raw parameter."""
 
@@ -37,20 +40,28 @@ class _Raw(Hyperparameter):
         gradient = self.by_raw(gradient)
         if self.raw.grad is None:
             self.raw.grad = torch.zeros_like(self.raw)
-        self.raw.grad.numpy()[...] += gradient
+        self.raw.grad.numpy()[self.index] += gradient
+
+    def part(self, module: torch.nn.Module, members: int, member: int) -> _Raw:
+        """That of a member of a batch, of a module that may be shared by all of them."""
+        batch = getattr(module, "batch_shape", self.raw.shape[:-1])  # noise has no such attribute
+        if not members or not batch:
+            return self
+        if batch != (members,) or self.raw.shape[0] != members:
+            raise UnknownPartError
+        own = _Raw(self.raw, self._transform)
+        own.index = member
+        return own
 
 
-class ArrayDensity:
-    """Log density and priors of a model, as a function of its raw parameters.
+class _Member:
+    """Log density of one residual.
 
     Args:
         kernel: At the inputs, in the order of the density.
         noise: Variance of the noise.
         constant: Of the mean; None for a mean of zero.
         targets: ``(n,)``.
-        blocks: The held-out points, as :mod:`gpclml.linalg.lapack` takes them.
-        least: See :func:`gpclml.linalg.lapack.kernel_density`.
-        priors: Hyperparameters and the closed forms of their priors.
     """
 
     def __init__(
@@ -59,14 +70,52 @@ class ArrayDensity:
         noise: Hyperparameter,
         constant: Hyperparameter | None,
         targets: ndarray,
+    ) -> None:
+        self._kernel, self._noise, self._constant = kernel, noise, constant
+        self._targets = targets
+        # Memory of this size that is asked for anew has to be cleared by the system first.
+        self._work = numpy.empty((len(targets), len(targets)))
+
+    def value(self, blocks: Any, least: float) -> float | None:
+        """The density; None where it is not finite or there is no Cholesky factor."""
+        residual = self._targets
+        if self._constant is not None:
+            residual = residual - self._constant.value()
+        found = kernel_density(
+            self._kernel, self._noise.value(), residual, blocks, least, self._work
+        )
+        if found is None or not math.isfinite(found[0]):
+            return None
+        density, self._of_covariance, self._of_residual = found
+        return density
+
+    def add_gradient(self, weight: float) -> None:
+        """Adds that of the weighted density to ``grad``; once after each :meth:`value`."""
+        self._noise.add(weight * self._of_covariance.diagonal().sum())
+        if self._constant is not None:
+            self._constant.add(-weight * self._of_residual.sum())
+        with numpy.errstate(all="ignore"):
+            self._kernel.add_gradient(self._of_covariance, weight)
+
+
+class ArrayDensity:
+    """Log density and priors of a model, summed over a batch, as a function of raw parameters.
+
+    Args:
+        members: Of the batch, or one.
+        blocks: The held-out points, as :mod:`gpclml.linalg.lapack` takes them.
+        least: See :func:`gpclml.linalg.lapack.kernel_density`.
+        priors: Hyperparameters and the closed forms of their priors.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[_Member],
         blocks: Any,
         least: float,
         priors: Sequence[tuple[Hyperparameter, Formula]],
     ) -> None:
-        self._kernel, self._noise, self._constant = kernel, noise, constant
-        self._targets, self._blocks, self._least, self._priors = targets, blocks, least, priors
-        # Memory of this size that is asked for anew has to be cleared by the system first.
-        self._work = numpy.empty((len(targets), len(targets)))
+        self._members, self._blocks, self._least, self._priors = members, blocks, least, priors
 
     def __call__(self, weight: float, prior_weight: float) -> float | None:
         """The weighted sum of density and log priors, whose gradient is added to ``grad``.
@@ -74,29 +123,17 @@ class ArrayDensity:
         Returns:
             The sum; None, and no gradient, where it is not finite or there is no Cholesky factor.
         """
-        with one_thread(len(self._targets)):
-            return self._value(weight, prior_weight)
-
-    def _value(self, weight: float, prior_weight: float) -> float | None:
-        residual = self._targets
-        if self._constant is not None:
-            residual = residual - self._constant.value()
-        found = kernel_density(
-            self._kernel, self._noise.value(), residual, self._blocks, self._least, self._work
-        )
-        if found is None or not math.isfinite(found[0]):
-            return None
-        density, of_covariance, of_residual = found
-        total = weight * density
-        for one, formula in self._priors:
-            log_prior, slope = formula(one.value())
-            total += prior_weight * log_prior
-            one.add(prior_weight * slope)
-        self._noise.add(weight * of_covariance.diagonal().sum())
-        if self._constant is not None:
-            self._constant.add(-weight * of_residual.sum())
-        with numpy.errstate(all="ignore"):
-            self._kernel.add_gradient(of_covariance, weight)
+        with one_thread(len(self._members[0]._targets)):
+            values = [member.value(self._blocks, self._least) for member in self._members]
+            if None in values:
+                return None
+            total = weight * sum(cast(list[float], values))
+            for one, formula in self._priors:
+                log_prior, slope = formula(one.value())
+                total += prior_weight * log_prior
+                one.add(prior_weight * slope)
+            for member in self._members:
+                member.add_gradient(weight)
         return float(total)
 
     @staticmethod
@@ -115,48 +152,55 @@ class ArrayDensity:
             kernel: One for which :func:`gpclml.inference.known_kernels.is_known` is true.
             mean: Of the model.
             likelihood: A ``GaussianLikelihood`` with one noise.
-            x: Inputs ``(n, d)``, which stay the same.
-            targets: ``(n,)``.
+            x: Inputs ``(n, d)`` or ``(members, n, d)``, which stay the same.
+            targets: ``(n,)``, or ``(members, n)`` for a batch.
             density: The held-out points.
             terms: Priors of the model.
         """
         order = density.order
         blocks = density.for_lapack if order is None else density.of_ordered().for_lapack
-        known_mean = type(mean) in (ConstantMean, ZeroMean) and not getattr(mean, "batch_shape", ())
-        if blocks is None or not known_mean or not terms.plain or x.ndim > 2 or x.requires_grad:
+        known_mean = type(mean) in (ConstantMean, ZeroMean)
+        if blocks is None or not known_mean or not terms.of_priors or x.requires_grad:
             return None
-        if any(part.batch_shape for part in kernel.modules() if isinstance(part, Kernel)):
+        members = len(targets) if targets.ndim == 2 else 0
+        if members > _MOST_MEMBERS or targets.ndim > 2 or x.ndim > (3 if members else 2):
             return None
-        if not applies(targets, blocks):
+        if not applies(targets[0] if members else targets, blocks):
             return None
-        own: list[Hyperparameter] = []
-
-        def number(module: torch.nn.Module, name: str) -> Hyperparameter:
-            own.append(_Raw.of(module, name))
-            if not own[-1].is_raw:
-                raise UnknownPartError
-            return own[-1]
-
         dims = cast(Tensor | None, kernel.active_dims)  # of a sum and a product those of all parts
         points = x if dims is None else x.index_select(-1, dims)
         if order is not None:
-            points, targets = points[order], targets[order]
+            points, targets = points[..., order, :], targets[..., order]
+        own: dict[tuple[int, str], _Raw] = {}
+        numbers = targets.double().numpy()
+
+        def member(place: int) -> _Member:
+            def number(module: torch.nn.Module, name: str) -> Hyperparameter:
+                whole = own.setdefault((id(module), name), _Raw.of(module, name))
+                if not whole.is_raw:
+                    raise UnknownPartError
+                return whole.part(module, members, place)
+
+            of_member = points[place] if points.ndim > 2 else points
+            return _Member(
+                array_kernel(kernel, of_member, number, fixed_points),
+                number(likelihood.noise_covar, "noise"),
+                number(mean, "constant") if type(mean) is ConstantMean else None,
+                numbers[place] if members else numbers,
+            )
+
         try:
-            whole = array_kernel(kernel, points, number, fixed_points)
-            noise = number(likelihood.noise_covar, "noise")
-            constant = number(mean, "constant") if type(mean) is ConstantMean else None
+            parts = [member(place) for place in range(members or 1)]
         except UnknownPartError:
             return None
-        priors = _with_formulas(terms, own)
+        priors = _with_formulas(terms, list(own.values()), members)
         if priors is None:
             return None
-        numbers = targets.double().numpy()
-        least = least_pivot(targets)
-        return ArrayDensity(whole, noise, constant, numbers, blocks, least, priors)
+        return ArrayDensity(parts, blocks, least_pivot(targets), priors)
 
 
 def _with_formulas(
-    terms: FixedTerms, hyperparameters: Sequence[Hyperparameter]
+    terms: FixedTerms, hyperparameters: Sequence[Hyperparameter], members: int
 ) -> list[tuple[Hyperparameter, Formula]] | None:
     """Hyperparameters and closed forms of their priors; None if there is any other prior."""
     pairs = []
@@ -165,5 +209,7 @@ def _with_formulas(
         own = next((one for one in hyperparameters if one.is_value(value)), None)
         if own is None or formula is None:
             return None
+        if members and value.shape[0] != members:
+            return None  # which all members share
         pairs.append((own, formula))
     return pairs

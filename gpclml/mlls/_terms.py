@@ -127,13 +127,15 @@ class FixedTerms:
     """Log priors and added losses, with gradients; the modules are searched once.
 
     Attributes:
-        plain: Whether they are sums over priors alone.
+        of_priors: Whether they are sums over priors alone.
+        plain: Whether they also are of a model without a batch.
         priors: Module, prior, closure, and the closed form or None, of each.
     """
 
     def __init__(self, model: ExactGP, batch_shape: torch.Size, params: Sequence[Tensor]) -> None:
         self._model, self._batch_shape, self._params = model, batch_shape, params
-        self.plain = not len(batch_shape) and not any(True for _ in model.added_loss_terms())
+        self.of_priors = not any(True for _ in model.added_loss_terms())
+        self.plain = self.of_priors and not len(batch_shape)
         self.priors = [
             (module, prior, closure, formula_of(prior))
             for _, module, prior, closure, _ in model.named_priors()

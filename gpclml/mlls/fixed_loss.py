@@ -61,6 +61,11 @@ class FixedLoss:
         self._mll = mll
         self._known = _KnownLoss.of(mll)
 
+    @property
+    def by_arrays(self) -> bool:
+        """Whether it is computed in NumPy alone, one member of a batch after the other."""
+        return self._known is not None and self._known._arrays is not None
+
     def __call__(self) -> float:
         """The loss, summed over a batch."""
         if self._known is not None:
@@ -85,8 +90,10 @@ class _KnownLoss:
             return None
         mll = ConditionalMarginalLogLikelihood(mll.likelihood, model, LastPoints(m=0))
         known = _KnownLoss(mll)
-        # Kernels with structure, and priors of a batch, GPyTorch treats in ways of its own.
-        return known if known.applies and known.prior is not None and not known.batch else None
+        # Kernels with structure, and priors that a batch shares, GPyTorch treats in its own ways.
+        if not known.applies or known.prior is None:
+            return None
+        return known if known._arrays is not None or not known.batch else None
 
     def __init__(self, mll: ConditionalMarginalLogLikelihood) -> None:
         self._mll = mll
@@ -110,8 +117,9 @@ class _KnownLoss:
         self.prior = _KnownPrior.of(self._model, mll.likelihood) if by_factor else None
         self._arrays = None
         self._recorded = None
-        if self.prior is not None and not self.batch:
+        if self.prior is not None:
             self._arrays = self.prior.arrays(cast(ClosedForm, self._density), self._terms)
+        if self.prior is not None and not self.batch:
             on_gpu = data.residual.is_cuda and data.residual.shape[-1] <= _RECORDED_UP_TO
             if on_gpu and self.prior.has_fixed_inputs and self._terms.plain:
                 self._recorded = _Recorded(data.residual.device)

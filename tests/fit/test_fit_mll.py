@@ -178,6 +178,19 @@ def test_model_lists_and_batches_of_botorch():
     assert torch.isfinite(torch.tensor(result.objective))
 
 
+def test_outputs_in_a_batch_end_where_each_does_alone():
+    x, y = data()
+    both = torch.stack([y, x[:, 0].cos() + 0.1 * y], -1)
+    batched = SingleTaskGP(x, both)
+    fit_mll(ExactMarginalLogLikelihood(batched.likelihood, batched), progress=False)
+    for output in range(2):
+        alone = SingleTaskGP(x, both[:, output : output + 1])
+        fit_mll(ExactMarginalLogLikelihood(alone.likelihood, alone), progress=False)
+        for name, parameter in alone.named_parameters():
+            own = dict(batched.named_parameters())[name][output]
+            torch.testing.assert_close(own.flatten(), parameter.flatten(), rtol=0.02, atol=0.02)
+
+
 @pytest.mark.filterwarnings("ignore::linear_operator.utils.warnings.NumericalWarning")
 def test_a_diverging_fit_keeps_its_last_good_parameters():
     mll = objective(conditioning=RandomHoldout(0.2))

@@ -72,6 +72,11 @@ def hooked():
     return model
 
 
+def shared(**options):
+    """Two outputs that have a kernel in common."""
+    return SingleTaskGP(*data(outputs=2), covar_module=RBFKernel(**options))
+
+
 def frozen():
     model = SingleTaskGP(*data())
     model.likelihood.noise_covar.raw_noise.requires_grad_(False)
@@ -105,6 +110,8 @@ MODELS = {
     ),
     "warped": lambda: SingleTaskGP(*data(), input_transform=Warp(d=3, indices=[0, 2])),
     "two outputs": lambda: SingleTaskGP(*data(outputs=2)),
+    "shared kernel": shared,
+    "shared prior": lambda: shared(lengthscale_prior=GammaPrior(3.0, 6.0)),
     "fixed noise": fixed_noise,
     "tasks": tasks,
     "own forward": lambda: Doubled(*data()),
@@ -184,6 +191,15 @@ def test_value_and_gradient_at_several_points(name, conditioning):
                 if parameter.requires_grad:
                     move = torch.rand(parameter.shape, generator=generator, dtype=torch.float64)
                     parameter.add_(0.1 * move.to(parameter))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("botorch", True), ("two outputs", True), ("shared kernel", True), ("shared prior", False),
+     ("warped", False)],
+)  # fmt: skip
+def test_by_arrays_where_all_is_known(name, expected):
+    assert FixedLoss(objective_of(MODELS[name](), "lml")).by_arrays == expected
 
 
 @pytest.mark.parametrize("conditioning", ["held-out", "loo"])
