@@ -48,7 +48,9 @@ def measure_searches(
     installed, of the hyperparameters and of their logarithms, which ``fit_mll`` searches; of
     leave-one-out and of ten folds by ``fit_mll``; and by scikit-learn's
     ``GaussianProcessRegressor``, whose model is the same without the priors and which searches
-    logarithms too. All search by SciPy's L-BFGS-B. Compilation is not counted.
+    logarithms too. All search by SciPy's L-BFGS-B; of several outputs BoTorch searches for each on
+    its own, evaluated together, and JAX and scikit-learn are left out. Neither making a model nor
+    compilation is counted.
 
     ``worst`` and ``best`` are the log marginal likelihood a point, priors included, above that of
     BoTorch's fit on the data sets where that is least and most.
