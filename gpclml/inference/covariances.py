@@ -95,7 +95,7 @@ class ObservedCovariance:
         latent, noise = self.latent.shape, self.independent
         parts = [] if self.missing is None else [self.missing.shape[:-1]]
         if noise is not None:
-            own = isinstance(noise, HomoskedasticNoise)
+            own = isinstance(noise, torch.nn.Module)
             numbers = cast(Tensor, noise.raw_noise if own else noise)
             parts.append(numbers.shape[:-1])
         batch = common_batch(latent[:-2], *parts)
@@ -111,7 +111,7 @@ class ObservedCovariance:
         return replace(
             self,
             latent=latent[..., rows, :][..., :, rows],
-            independent=noise if isinstance(noise, HomoskedasticNoise | None) else noise[..., rows],
+            independent=noise if isinstance(noise, torch.nn.Module | None) else noise[..., rows],
             missing=None if self.missing is None else self.missing[..., rows],
         )
 

@@ -16,7 +16,6 @@ import torch
 from gpytorch.constraints import Interval
 from gpytorch.kernels import Kernel
 from gpytorch.lazy import LazyEvaluatedKernelTensor
-from gpytorch.likelihoods.noise_models import HomoskedasticNoise
 from numpy import ndarray
 from torch import Size, Tensor
 
@@ -66,7 +65,7 @@ def kernel_covariance(
 
 def covariance_of(kernel: Kernel, x: Tensor, noise: Noise, *, batch: bool) -> DenseCovariance:
     """The same in the grad mode of the call; ``batch`` says whether kernel or inputs have one."""
-    own = noise.raw_noise if isinstance(noise, HomoskedasticNoise) else noise
+    own = cast(Tensor, noise.raw_noise) if isinstance(noise, torch.nn.Module) else noise
     if batch or x.device.type != "cpu" or (own is not None and cast(Tensor, own).ndim > 1):
         return covariance_at(kernel, x, variances(noise))
     return KernelCovariance(kernel, x, noise)
@@ -88,9 +87,10 @@ class Hyperparameter:
     index: Any = ...  # of the part of the raw parameter that it is
 
     def __init__(self, raw: Tensor, transform: Transform | None = None) -> None:
-        self.raw, self.is_raw = raw, transform is not None
+        self.raw: Tensor = raw
+        self.is_raw: bool = transform is not None
         self._transform = _UNCHANGED if transform is None else transform
-        self.needed = raw.requires_grad
+        self.needed: bool = raw.requires_grad
 
     @classmethod
     def of(cls, module: torch.nn.Module, name: str) -> Self:
@@ -323,7 +323,7 @@ class KernelCovariance(DenseCovariance):
         except UnknownPartError:
             return None
         noise: Hyperparameter | None = None
-        if isinstance(self.noise, HomoskedasticNoise):
+        if isinstance(self.noise, torch.nn.Module):
             noise = number(self.noise, "noise")
         elif self.noise is not None:
             one = self.noise.numel() == 1

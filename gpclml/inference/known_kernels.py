@@ -25,7 +25,6 @@ from gpytorch.kernels import (
     ScaleKernel,
 )
 from gpytorch.lazy import LazyEvaluatedKernelTensor
-from gpytorch.likelihoods.noise_models import HomoskedasticNoise
 from numpy import ndarray
 from scipy.special import expit
 from torch import Tensor
@@ -63,7 +62,7 @@ __all__ = [
     "variances",
 ]
 
-Noise = Tensor | HomoskedasticNoise | None
+Noise = Tensor | torch.nn.Module | None
 """Variances of independent noise, ``(*batch, n)`` or ``(*batch, 1)``, or GPyTorch's module that has
 one for all observations."""
 
@@ -101,7 +100,7 @@ def known_row(kernel: LazyEvaluatedKernelTensor) -> Callable[[int], Tensor] | No
 
 def variances(noise: Noise) -> Tensor | None:
     """The noise as a tensor, ``(*batch, n)`` or ``(*batch, 1)``."""
-    return cast(Tensor, noise.noise) if isinstance(noise, HomoskedasticNoise) else noise
+    return cast(Tensor, noise.noise) if isinstance(noise, torch.nn.Module) else noise
 
 
 def is_known(kernel: Kernel, num_dims: int) -> bool:
