@@ -117,6 +117,10 @@ def check_targets_belong(argument: str, outputs: Tensor, target: Tensor) -> None
     classes = outputs.shape[-1]
     if target.is_floating_point() or target.ndim != 1 or classes == 1:
         return
+    low, high = (int(one) for one in target.aminmax())
+    if low < 0 or high >= classes:
+        got = f"classes from {low} to {high}"
+        raise ArgumentError(argument, got, f"integers from 0 to {classes - 1}")
     shares = torch.bincount(target, minlength=classes).double() / len(target)
     guessed = outputs.argmax(-1)
     of_guesses = torch.bincount(guessed, minlength=classes).double() / len(target)
