@@ -201,18 +201,18 @@ def _fits(records: Records, device: str, n: int, ways: list[str], seconds: float
 
 def _fit_rows(device: str, n: int, ways: list[str], seconds: float) -> list[Row]:
     data = searches.search_data(n, _INPUTS, 0, device)
-    values: dict[str, float] = {}
+    ends: dict[str, searches.End] = {}
 
-    def fit(name: str, run: Callable[[], float]) -> None:
+    def fit(name: str, prepare: Callable[[], Callable[[], searches.End]]) -> None:
         with warnings.catch_warnings(), gpytorch.settings.max_cholesky_size(n + 1):
             warnings.simplefilter("ignore", FitWarning)
-            values[name] = run()
+            ends[name] = prepare()()
 
     steps = {name: partial(fit, name, searches.SEARCHES[name](data)) for name in ways}
     found = timed(steps, device, seconds, base=searches.BASE)
     rows = []
     for name, row in found.items():
-        value = values.get(name, float("nan"))
+        value = ends[name]() if name in ends else float("nan")
         more = {"LML a point": value} if value == value else {}
         rows.append({"method": name, **row, **more})
     return rows
