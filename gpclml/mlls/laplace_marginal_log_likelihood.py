@@ -274,7 +274,7 @@ class LaplaceEvidence:
         self._mean, self._target = mean, target
         self.curvature: Curvature = curvature
         self._copies = copies
-        self._weights = _versions(mll)
+        self._versions = _versions(mll)
 
     def __call__(self) -> Tensor:
         """Nats per point at the hyperparameters as they are; larger is better.
@@ -288,7 +288,7 @@ class LaplaceEvidence:
 
     def log_det_ratio(self) -> Tensor:
         r""":math:`\log |H + P_0| - \log |P_0|` of one copy, in nats."""
-        self._check_weights(self._weights)
+        self._check_weights(self._versions)
         model = cast(LinearizedNetwork, self.mll.model)
         return self.curvature.log_det_ratio(model.prior.precisions(), self.curvature_scale())
 
@@ -324,7 +324,7 @@ class LaplaceEvidence:
 
     def check_whole(self) -> None:
         """Raises where it is not of all points and outputs, or the weights have changed since."""
-        self._check_weights(self._weights)
+        self._check_weights(self._versions)
         if self._copies != 1 or len(self._mean) != self.mll.num_data:
             raise UnsupportedError(
                 "evidence", f"one at {len(self._mean)} of {self.mll.num_data} points, outputs "
@@ -355,8 +355,8 @@ class LaplaceEvidence:
         if not isinstance(other, LaplaceEvidence):
             return NotImplemented
         self._check_alike(other)
-        self._check_weights(self._weights)
-        self._check_weights(other._weights)
+        self._check_weights(self._versions)
+        self._check_weights(other._versions)
         if self._copies != 1:
             raise UnsupportedError(
                 "outputs", repr(self.mll.outputs), "'all', to add batches up",

@@ -106,7 +106,7 @@ def frame(names, rows=4):
     [
         (frame(["b", "a"]), NEW_Y, ArgumentError, r"x: got columns b, a.*expected columns a, b"),
         (frame(["a", "b"]), pd.Series(NEW_Y.numpy(), [3, 2, 1, 0]), ArgumentError, "y: .*index"),
-        (frame(["a", "b"]), pd.Series(["one"] * 4), ArgumentError, "y: .*no numbers"),
+        (frame(["a", "b"]), pd.Series(["one"] * 4), ArgumentError, "y: .*not numbers"),
         (frame(["a", "b"], 3), NEW_Y, ShapeError, "y"),
         (frame(["a", "b"]).to_numpy().astype(complex), NEW_Y, ArgumentError, "x: .*real numbers"),
         (X[:4].tolist(), NEW_Y, ArgumentError, "x: got list"),
