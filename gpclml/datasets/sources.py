@@ -181,9 +181,7 @@ def fetch_file(
     _reject_corrupt(path, source, address)
     download: Any = partial(_download, source, progress)
     try:
-        return Path(
-            pooch.retrieve(address, source.checksum, source.file, directory, downloader=download)
-        )
+        pooch.retrieve(address, source.checksum, source.file, directory, downloader=download)
     # requests' errors are OSErrors; a wrong checksum or a malformed address is a ValueError.
     except (OSError, ValueError) as error:
         suggestion = (
@@ -193,6 +191,7 @@ def fetch_file(
         raise _error(
             path, f"the download from {address} failed", source, error, suggestion
         ) from error
+    return path  # pooch's follows links
 
 
 def data_folder(kind: str, folder: str | os.PathLike[str] | None = None) -> Path:
