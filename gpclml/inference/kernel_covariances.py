@@ -41,7 +41,14 @@ from gpclml.linalg.lapack import (
 )
 from gpclml.linalg.matrices import refuse_double_backward
 
-__all__ = ["Hyperparameter", "KernelCovariance", "UnknownPartError", "kernel_covariance"]
+__all__ = [
+    "Hyperparameter",
+    "Hyperparameters",
+    "KernelCovariance",
+    "UnknownPartError",
+    "covariance_of",
+    "kernel_covariance",
+]
 
 _UNCHANGED = Transform(soft=False, offset=0.0)
 
@@ -53,8 +60,8 @@ def kernel_covariance(
 
     Args:
         lazy: The kernel as GPyTorch returned it, not yet evaluated.
-        kernel: As :func:`~gpclml.inference.known_kernels.known_parts` gives it, and the inputs.
-        x: Inputs, ``(*batch, n, d)``.
+        kernel: As :func:`~gpclml.inference.known_kernels.known_parts` gives it.
+        x: The inputs that it gives, ``(*batch, n, d)``.
         noise: Added on the diagonal.
     """
     if lazy._is_grad_enabled or not torch.is_grad_enabled():
@@ -134,6 +141,24 @@ class Hyperparameter:
         return torch.allclose(value, own, 1e-5, 0.0) and torch.allclose(
             slope, own_slope.expand_as(slope), 1e-5, 0.0
         )
+
+
+class Hyperparameters:
+    """Gives the hyperparameters of modules, each made once: a module may stand in several places.
+
+    Attributes:
+        made: Those that were asked for, by the module's identity and the name.
+    """
+
+    def __init__(self) -> None:
+        self.made: dict[tuple[int, str], Hyperparameter] = {}
+
+    def __call__(self, module: torch.nn.Module, name: str) -> Hyperparameter:
+        """That of a module, by its name there."""
+        key = id(module), name
+        if key not in self.made:
+            self.made[key] = Hyperparameter.of(module, name)
+        return self.made[key]
 
 
 class _Rows(Hyperparameter):
@@ -302,13 +327,7 @@ class KernelCovariance(DenseCovariance):
         None where inputs of a part are not those of the whole, and need a gradient.
         """
         rows = None if order is None else order.numpy()
-        own: dict[tuple[int, str], Hyperparameter] = {}
-
-        def number(module: torch.nn.Module, name: str) -> Hyperparameter:
-            key = id(module), name
-            if key not in own:
-                own[key] = Hyperparameter.of(module, name)
-            return own[key]
+        number = Hyperparameters()
 
         def points_of(x: Tensor) -> Number:
             if x is self.points:
@@ -328,7 +347,7 @@ class KernelCovariance(DenseCovariance):
         elif self.noise is not None:
             one = self.noise.numel() == 1
             noise = Hyperparameter(self.noise) if one else _Rows(self.noise, rows)
-        numbers = [*own.values(), points, targets, *([] if noise is None else [noise])]
+        numbers = [*number.made.values(), points, targets, *([] if noise is None else [noise])]
         return kernel, noise, targets, numbers
 
 

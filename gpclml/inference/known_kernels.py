@@ -29,6 +29,7 @@ from numpy import ndarray
 from scipy.special import expit
 from torch import Tensor
 
+from gpclml._utils.arguments import reads_are_free
 from gpclml.errors import ArgumentError
 from gpclml.linalg import DenseCovariance, RadialCovariance, radial_covariance
 from gpclml.linalg.array_kernels import (
@@ -327,6 +328,8 @@ def _of_tasks(kernel: Any, x: Tensor, scale: Tensor | None) -> Tensor:
 
 
 def _check_tasks(kernel: IndexKernel, x: Tensor) -> None:
+    if not reads_are_free(x.device):  # a GPU would finish all that is queued at each step
+        return
     most = cast(Tensor, kernel.raw_var).shape[-1] - 1
     low, high = (int(one) for one in x.aminmax())
     if low < 0 or high > most:

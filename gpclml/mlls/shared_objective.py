@@ -22,7 +22,7 @@ from numpy import ndarray
 from torch import Tensor
 
 from gpclml.conditioning import LastPoints
-from gpclml.inference.kernel_covariances import Hyperparameter, UnknownPartError
+from gpclml.inference.kernel_covariances import Hyperparameters, UnknownPartError
 from gpclml.inference.known_kernels import array_kernel, has_arrays
 from gpclml.linalg.lapack import (
     applies,
@@ -118,13 +118,7 @@ class _SharedDensity:
     ) -> None:
         model = cast(Any, mll.model)
         kernel = cast(Kernel, model.covar_module)
-        own: dict[tuple[int, str], Hyperparameter] = {}
-
-        def number(module: torch.nn.Module, name: str) -> Hyperparameter:
-            key = id(module), name
-            if key not in own:
-                own[key] = Hyperparameter.of(module, name)
-            return own[key]
+        number = Hyperparameters()
 
         def points_of(x: Tensor) -> _Points:
             if x is not points:  # some columns
@@ -144,7 +138,7 @@ class _SharedDensity:
         self._noise = number(mll.likelihood.noise_covar, "noise")
         is_constant = type(model.mean_module) is ConstantMean
         self._constant = number(model.mean_module, "constant") if is_constant else None
-        self._numbers = list(own.values())
+        self._numbers = list(number.made.values())
         if any(one.raw.dtype != points.dtype or one.raw.is_cuda for one in self._numbers):
             raise UnknownPartError
         if self._noise.raw.numel() > 1 or (self._constant and self._constant.raw.numel() > 1):
