@@ -19,8 +19,8 @@ import typer
 from gpclml.cli.terminal import errors_as_text, tell
 
 if TYPE_CHECKING:
-    from gpclml.cli.options import TableOptions
     from gpclml.cli.report import Recipe
+    from gpclml.cli.report.recipes import TableOptions
 
 __all__ = ["app", "main"]
 
@@ -97,7 +97,7 @@ class _Common:
 
     def table(self) -> TableOptions:
         """The table, and how it is read."""
-        from gpclml.cli.options import TableOptions, check_encodable
+        from gpclml.cli.report.recipes import TableOptions, check_encodable
 
         lists = self.drop, self.categories, self.missing
         drop, categories, missing = (tuple(dict.fromkeys(values or ())) for values in lists)
@@ -158,7 +158,7 @@ def compare(
     """
     with errors_as_text():
         from gpclml.cli.comparing import compare_table
-        from gpclml.cli.options import RunOptions
+        from gpclml.cli.report.recipes import RunOptions
 
         names = None if models is None else _model_names(models)
         options = RunOptions(common.table(), common.recipe("rbf"), out, names)
@@ -180,7 +180,7 @@ def fit(
     """Fit a model to all rows of a table, and save it for predict."""
     with errors_as_text():
         from gpclml.cli.fitting import fit_table
-        from gpclml.cli.options import RunOptions
+        from gpclml.cli.report.recipes import RunOptions
 
         fit_table(RunOptions(common.table(), common.recipe(model), out), common.quiet)
 

@@ -14,26 +14,30 @@ from gpytorch.models import ExactGP
 from torch import Tensor
 
 from gpclml.cli.fitting import (
+    MODEL_FILES,
+    SavedModel,
     check_size,
     default_models,
     fit_recipe,
+    load_model_made_from,
     made_from,
     one_thread_serves,
+    save_model,
     threads_for,
 )
 from gpclml.cli.folders import MODEL, REPORT, open_work_folder, work_folder_of, write_record
-from gpclml.cli.options import RunOptions, check_encodable
 from gpclml.cli.report import PredictionScores, Recipe, predicted, prediction_scores
 from gpclml.cli.report.page import Report, page_of, report_text
-from gpclml.cli.report.predictions import choose, column_effects, noise_of
-from gpclml.cli.report.recipes import MODELS, NO_FEATURES, package_versions, script_of
-from gpclml.cli.report.words import figure
-from gpclml.cli.saved_models import (
-    MODEL_FILES,
-    SavedModel,
-    load_model_made_from,
-    save_model,
+from gpclml.cli.report.predictions import Yardsticks, choose, column_effects, noise_of, yardsticks
+from gpclml.cli.report.recipes import (
+    MODELS,
+    NO_FEATURES,
+    RunOptions,
+    check_encodable,
+    package_versions,
+    script_of,
 )
+from gpclml.cli.report.words import figure
 from gpclml.cli.table_data import TableData, read_table_data
 from gpclml.cli.terminal import (
     INTERRUPTED,
@@ -44,7 +48,6 @@ from gpclml.cli.terminal import (
     tell,
     warned,
 )
-from gpclml.cli.yardsticks import Yardsticks, yardsticks
 from gpclml.datasets.columns import category_places
 from gpclml.errors import UnknownNameError
 from gpclml.evaluation import log_marginal_likelihood, score_models

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gpclml._utils.files import write_atomically
+from gpclml.cli.fitting import SavedModel, load_model
 from gpclml.cli.report import predicted, prediction_scores
 from gpclml.cli.report.predictions import PREDICTED_SHARE
 from gpclml.cli.report.words import figure, percent
-from gpclml.cli.saved_models import SavedModel, load_model
 from gpclml.cli.tables import read_table
 from gpclml.cli.terminal import shows_progress, tell
 from gpclml.errors import ArgumentError, DataError

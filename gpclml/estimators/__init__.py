@@ -1,8 +1,7 @@
 """Estimators: mixtures of models for tables, and Laplace posteriors of networks."""
 
-from gpclml.estimators.calibration import Calibration, fit_calibration
 from gpclml.estimators.candidates import CANDIDATES, DEFAULT_CANDIDATES, Candidate
-from gpclml.estimators.components import Component
+from gpclml.estimators.components import Calibration, Component, fit_calibration
 from gpclml.estimators.laplace import Laplace
 from gpclml.estimators.mixture import StackedPrediction
 from gpclml.estimators.regressor import Regressor

@@ -35,15 +35,13 @@ from gpclml.curvature.storage import (
 )
 from gpclml.curvature.structure import OutputCovariance, check_mode
 from gpclml.errors import ArgumentError, DataError, UnsupportedError
-from gpclml.estimators.laplace_precision import (
+from gpclml.estimators.laplace_parts import (
+    bridged,
     calibrated,
+    chosen_parameters,
     factor_by_clml,
     factor_by_folds,
     maximize_evidence,
-)
-from gpclml.estimators.network_parts import (
-    bridged,
-    chosen_parameters,
     only_trained,
     outputs_of,
 )

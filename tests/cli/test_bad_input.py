@@ -15,8 +15,8 @@ import typer
 from linear_operator.utils.errors import NanError, NotPSDError
 
 from gpclml._utils.resuming import digest
+from gpclml.cli.fitting import load_model
 from gpclml.cli.report import Recipe
-from gpclml.cli.saved_models import load_model
 from gpclml.cli.terminal import FitError, error_text, errors_as_text
 from gpclml.errors import ArgumentError, DataError, NonFiniteError, NotConvergedError
 

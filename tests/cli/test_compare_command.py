@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from gpclml.cli.fitting import threads_for
+from gpclml.cli.fitting import load_model, threads_for
 from gpclml.cli.report import Recipe, predicted, prediction_scores
 from gpclml.cli.report.words import figure
-from gpclml.cli.saved_models import load_model
 from gpclml.cli.tables import fit_encoding, read_table, split_rows
 from gpclml.cli.tables.rows import read_targets
 from gpclml.evaluation import score_models

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from gpclml.cli.fitting import check_size, default_models, threads_for
-from gpclml.cli.options import TableOptions
 from gpclml.cli.report import MODELS, Recipe, predicted
+from gpclml.cli.report.recipes import TableOptions
 from gpclml.cli.table_data import read_table_data
 from gpclml.cli.tables import fit_encoding, read_table
 from gpclml.datasets.columns import category_places

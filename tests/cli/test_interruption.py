@@ -10,10 +10,9 @@ from dataclasses import replace
 import pytest
 from gpytorch.kernels import SpectralMixtureKernel
 
-from gpclml.cli.fitting import made_from
-from gpclml.cli.options import TableOptions
+from gpclml.cli.fitting import load_model_made_from, made_from
 from gpclml.cli.report import Recipe
-from gpclml.cli.saved_models import load_model_made_from
+from gpclml.cli.report.recipes import TableOptions
 from gpclml.cli.table_data import read_table_data
 
 

@@ -13,9 +13,8 @@ import gpclml.fit
 import gpclml.kernels
 import gpclml.mlls
 import gpclml.models
-from gpclml.cli.options import TableOptions
 from gpclml.cli.report import MODELS, OBJECTIVES, Recipe, predicted
-from gpclml.cli.report.recipes import script_of
+from gpclml.cli.report.recipes import TableOptions, script_of
 from gpclml.errors import ArgumentError, UnknownNameError
 from gpclml.evaluation import log_marginal_likelihood
 

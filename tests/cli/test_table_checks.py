@@ -10,8 +10,8 @@ import pandas
 import pytest
 import torch
 
+from gpclml.cli.table_data import data_notes, repeated_rows
 from gpclml.cli.tables import fit_encoding
-from gpclml.cli.tables.checks import data_notes, repeated_rows
 
 N = 200
 

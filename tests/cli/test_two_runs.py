@@ -12,11 +12,10 @@ import threading
 import pytest
 
 from gpclml.cli import fitting
-from gpclml.cli.fitting import fit_table
+from gpclml.cli.fitting import fit_table, load_model
 from gpclml.cli.folders import MODEL, open_work_folder, sha256_of
-from gpclml.cli.options import RunOptions, TableOptions
 from gpclml.cli.report import Recipe
-from gpclml.cli.saved_models import load_model
+from gpclml.cli.report.recipes import RunOptions, TableOptions
 from gpclml.errors import DataError
 
 # Takes a word a line: which seed to fit with. Answers with the exit code and what was said.

@@ -10,9 +10,8 @@ from sklearn.ensemble import HistGradientBoostingRegressor
 from sklearn.linear_model import LinearRegression
 
 from gpclml import StackedGP
-from gpclml.cli import yardsticks as module
-from gpclml.cli.report.predictions import choose
-from gpclml.cli.yardsticks import yardsticks
+from gpclml.cli.report import predictions as module
+from gpclml.cli.report.predictions import choose, yardsticks
 
 
 def split(function, n=80, seed=0):

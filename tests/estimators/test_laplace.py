@@ -23,8 +23,7 @@ from gpclml.errors import (
     UnknownNameError,
     UnsupportedError,
 )
-from gpclml.estimators.laplace_precision import _density, _gradient
-from gpclml.estimators.network_parts import only_trained
+from gpclml.estimators.laplace_parts import _density, _gradient, only_trained
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
 

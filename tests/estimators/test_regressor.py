@@ -20,7 +20,7 @@ from sklearn.utils.estimator_checks import check_estimator
 
 from gpclml import Regressor, StackedGP
 from gpclml.errors import ArgumentError, DataError, UnknownNameError
-from gpclml.estimators.inputs import InputEncoding
+from gpclml.estimators.regressor import InputEncoding
 from gpclml.fit import FitWarning
 
 FAST = ("linear", "matern")

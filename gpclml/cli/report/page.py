@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
-from gpclml.cli.options import RunOptions
-from gpclml.cli.report.figures import figure_of_test_rows, figures_of_criteria
-from gpclml.cli.report.predictions import Choice, ColumnEffect, PredictionScores
+import torch
+from torch import Tensor
+
+from gpclml.cli.report.predictions import YARDSTICKS, Choice, ColumnEffect, PredictionScores
 from gpclml.cli.report.recipes import (
     DESCRIPTIONS,
     MODELS,
     STACK,
     FittedModel,
     Recipe,
+    RunOptions,
     package_versions,
     rendered,
 )
@@ -32,10 +37,30 @@ from gpclml.cli.report.words import (
     score_rows,
 )
 from gpclml.cli.table_data import TableData
-from gpclml.cli.yardsticks import YARDSTICKS
-from gpclml.evaluation import Comparison
+from gpclml.evaluation import (
+    CRITERIA,
+    Comparison,
+    plot_calibration,
+    plot_compare,
+    plot_fit,
+    plot_learning_curves,
+)
+from gpclml.evaluation.findings import joined
+from gpclml.evaluation.plots import GUIDE, style_of
 
-__all__ = ["Report", "page_of", "report_text"]
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.axes import Axes
+    from numpy.typing import NDArray
+
+__all__ = [
+    "PageFigure",
+    "Report",
+    "figure_of_test_rows",
+    "figures_of_criteria",
+    "page_of",
+    "report_text",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,3 +175,122 @@ def report_text(report: Report) -> list[str]:
         *(one.text for one in comparison.findings if one.name in _OF_FITS),
     ]
     return [line.replace("\N{MINUS SIGN}", "-") for line in said]  # code pages of Windows lack it
+
+
+# Letters of 10 points in 5.6 inches are legible on a page 390 pixels wide, and not large on a wide
+# one; 1120 dots are sharp on both.
+_INCHES, _DOTS_PER_INCH = 5.6, 200
+_MOST_DRAWN = 150  # test rows
+
+
+class PageFigure(NamedTuple):
+    """A figure of a page: what it shows, how to read it, and it for light and dark pages."""
+
+    title: str
+    reading: str
+    light: str
+    dark: str
+
+
+def figure_of_test_rows(name: str, targets: Tensor, scores: PredictionScores) -> PageFigure:
+    """The test rows: true values against predictions, with 90 % intervals if there are any."""
+    rows = torch.linspace(0, len(targets) - 1, min(len(targets), _MOST_DRAWN)).round().long()
+    true, mean, lower, upper = (
+        part[rows].numpy() for part in (targets, scores.means, scores.lower, scores.upper)
+    )
+    outside = (true < lower) | (true > upper)
+
+    def draw(panels: NDArray[np.object_]) -> None:
+        axes: Axes = panels[0]
+        ends = [min(true.min(), mean.min()), max(true.max(), mean.max())]
+        axes.plot(ends, ends, **GUIDE)
+        if scores.has_intervals:
+            axes.vlines(mean, lower, upper, color="gray", alpha=0.35, linewidth=1.5)
+        for part, place, mark, size, where in (
+            (~outside, 0, "o", 18, "inside"),
+            (outside, 5, "X", 36, "outside"),
+        ):
+            if part.any():
+                label = f"{where} its 90 % interval" if scores.has_intervals else "test row"
+                axes.scatter(
+                    mean[part], true[part], s=size, marker=mark, color=style_of(place)["color"],
+                    label=label, zorder=3,
+                )  # fmt: skip
+        axes.set(xlabel="prediction", ylabel="true value")
+        axes.legend(loc="upper left", frameon=False, fontsize="small")
+
+    drawn = f"{len(rows)} of the {len(targets)}" if len(rows) < len(targets) else f"The {len(rows)}"
+    reading = f"{drawn} test rows as {name} predicts them: on the line a prediction is exact."
+    if scores.has_intervals:
+        reading += " Bars are 90 % intervals; one in ten of the true values should be outside."
+    return _drawn(f"Predictions of {name} on the test rows", reading, draw, 1, 4.2)
+
+
+def figures_of_criteria(comparison: Comparison, one_input: bool) -> list[PageFigure]:
+    """What the criteria say of the GPs on the training rows."""
+    count = len(comparison.models)
+
+    def criteria(axes: NDArray[np.object_]) -> None:
+        for criterion, one in zip(CRITERIA, axes, strict=True):
+            plot_compare(comparison, criterion, ax=one)
+
+    figures = [
+        _drawn(
+            "What the criteria say",
+            "Each panel is a criterion. A dot is the score of a model, less that of the "
+            "first-ranked one, with its standard error; a triangle is the same difference with "
+            "the standard error of paired differences. This criterion prefers a model to the "
+            "first-ranked one if its triangle is clearly to the right of the line.",
+            criteria, 3, 1.2 + 3 * (0.55 + 0.35 * count),
+        ),
+        _drawn(
+            "How the models learn",
+            "Above: how well the next row is predicted from the rows before it (higher is better). "
+            "Below: how much a model is ahead of the first-ranked one over all rows so far. The "
+            "last value is the difference in LML; the rows before the dotted line do not count for "
+            "the CLML.",
+            lambda axes: plot_learning_curves(comparison, ax=axes), 2, 5.6,
+        ),
+        _drawn(
+            "Whether their intervals hold",
+            "Each training row is predicted from all others. Lines should stay in the grey band. "
+            "A model whose line is below the band in the lower panel, or high at both ends in the "
+            "upper one, is too sure of its predictions.",
+            lambda axes: plot_calibration(comparison, ax=axes), 2, 5.6,
+        ),
+    ]  # fmt: skip
+    if one_input:
+        reading = (
+            "Mean and two standard deviations of new observations along the input, a panel for "
+            f"each of {joined(list(comparison.models))}. Dots are rows."
+        )
+        title, height = "How they fit the training rows", 0.6 + 1.9 * count
+        figures.append(
+            _drawn(title, reading, lambda axes: plot_fit(comparison, ax=axes), count, height)
+        )
+    return figures
+
+
+def _drawn(
+    title: str,
+    reading: str,
+    draw: Callable[[NDArray[np.object_]], object],
+    panels: int,
+    height: float,
+) -> PageFigure:
+    """Draws a figure for light and for dark pages, with no regard to the user's own style."""
+    from matplotlib import rcParamsDefault, style
+    from matplotlib.figure import Figure
+
+    addresses = []
+    for theme in ("default", "dark_background"):
+        with style.context([theme, {"axes.prop_cycle": rcParamsDefault["axes.prop_cycle"]}]):
+            figure = Figure(figsize=(_INCHES, height), layout="constrained")
+            draw(figure.subplots(panels, 1, squeeze=False).ravel())
+            buffer = io.BytesIO()
+            figure.savefig(
+                buffer, format="png", dpi=_DOTS_PER_INCH, transparent=True,
+                metadata={"Software": None},
+            )  # fmt: skip
+        addresses.append(f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}")
+    return PageFigure(title, reading, *addresses)
