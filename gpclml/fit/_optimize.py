@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from gpytorch.mlls import MarginalLogLikelihood
@@ -25,6 +25,7 @@ _WINDOW, _LEAST_GAIN = 20, 0.002  # a search ends where so many steps gain less,
 _REMEMBERED = 30  # steps from which a search learns of the curvature
 _LEAST_SLOPE = 0.1  # nats by a unit of a parameter, below which there is nothing left to gain
 
+T = TypeVar("T")
 OptimizerFactory = Callable[..., torch.optim.Optimizer]
 Record = Callable[[float], None]
 Reason = Literal["converged", "limit", "abnormal"]
@@ -61,10 +62,11 @@ def line_search(mll: MarginalLogLikelihood, steps: int | None, record: Record) -
     with warnings.catch_warnings():
         # Points on the way may take jitter. That the end does is told by its predictions, later.
         warnings.simplefilter("ignore", NumericalWarning)
-        if _has_independent_members(mll.model) and not FixedLoss(mll).by_arrays:
+        fixed = _started(lambda: FixedLoss(mll))
+        if _has_independent_members(mll.model) and not fixed.by_arrays:
             loss, reason, message = _search_of_members(mll, steps, bounds, record)
         else:
-            loss, reason, message = _search_from_best(mll, steps, bounds, record)
+            loss, reason, message = _search_from_best(mll, fixed, steps, bounds, record)
         if reason == "abnormal" and _slope(mll, bounds) * _num_points(mll) < _LEAST_SLOPE:
             reason = "converged"
         return LineSearchEnd(
@@ -80,6 +82,13 @@ def _has_independent_members(model: torch.nn.Module) -> bool:
         return False
     batch_shape = model._aug_batch_shape
     return batch_shape.numel() > 1 and not has_shared_parameters(model, batch_shape)
+
+
+def _started(begin: Callable[[], T]) -> T:
+    try:
+        return begin()
+    except (NanError, NotPSDError) as error:
+        raise StoppedError(error, nothing_done=True) from error
 
 
 def _search_of_members(
@@ -101,17 +110,18 @@ def _search_of_members(
 
 
 def _search_from_best(
-    mll: MarginalLogLikelihood, steps: int | None, bounds: Bounds, record: Record
+    mll: MarginalLogLikelihood,
+    loss: FixedLoss,
+    steps: int | None,
+    bounds: Bounds,
+    record: Record,
 ) -> tuple[float, Reason, str]:
     """One search, resumed from its best point where it met one that it could not evaluate."""
     from scipy.optimize import minimize
 
     watch = _Watch(record, _LEAST_GAIN / _num_points(mll))
     with Vector(mll, bounds) as vector:
-        try:
-            vector.start()
-        except (NanError, NotPSDError) as error:
-            raise StoppedError(error, nothing_done=True) from error
+        _started(lambda: vector.start(loss))
         resumes = 0
         while True:
             failures, lowest = vector.failures, vector.lowest

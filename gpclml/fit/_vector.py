@@ -160,9 +160,9 @@ class Vector:
         self._one_thread.__enter__()
         return self
 
-    def start(self) -> None:
-        """Evaluates the start; a NanError or NotPSDError if that cannot be done."""
-        self._loss = FixedLoss(self._mll)
+    def start(self, loss: FixedLoss) -> None:
+        """Evaluates the loss at the start; a NanError or NotPSDError if that cannot be done."""
+        self._loss = loss
         self._evaluate(self.best)
 
     def __call__(self, point: ndarray) -> tuple[float, ndarray]:

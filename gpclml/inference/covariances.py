@@ -48,6 +48,7 @@ __all__ = [
     "SolverWarning",
     "check_solver",
     "choose_solver",
+    "has_one_noise",
     "observed_covariance",
 ]
 
@@ -325,7 +326,7 @@ def observed_covariance(
     Returns:
         A distribution with the mean of the observations, and their covariance.
     """
-    if _is_homoskedastic(likelihood, prior):
+    if has_one_noise(likelihood) and type(prior) is MultivariateNormal:  # it is the marginal
         noise = cast(HomoskedasticNoise, cast(GaussianLikelihood, likelihood).noise_covar)
         return prior, ObservedCovariance(prior.lazy_covariance_matrix, noise)
     output = cast(MultivariateNormal, likelihood(prior, *params, **kwargs))
@@ -337,12 +338,12 @@ def observed_covariance(
     return output, ObservedCovariance(covariance)
 
 
-def _is_homoskedastic(likelihood: Likelihood, prior: MultivariateNormal) -> bool:
-    """Whether the likelihood only adds one noise to all: then the prior with it is the marginal."""
+def has_one_noise(likelihood: Likelihood) -> bool:
+    """Whether all that the likelihood does is to add one noise to all observations."""
     return (
         type(likelihood) is GaussianLikelihood
         and type(likelihood.noise_covar) is HomoskedasticNoise
-        and type(prior) is MultivariateNormal
+        and "marginal" not in vars(likelihood)
     )
 
 

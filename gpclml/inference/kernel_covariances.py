@@ -27,6 +27,7 @@ from gpclml.inference.known_kernels import (
     fixed_points,
     transform_of,
     variances,
+    with_noise,
 )
 from gpclml.linalg import DenseCovariance
 from gpclml.linalg.array_kernels import ArrayKernel, Number
@@ -67,7 +68,8 @@ def kernel_covariance(
     if lazy._is_grad_enabled or not torch.is_grad_enabled():
         return covariance_of(kernel, x, noise, batch=len(lazy.shape) > 2)
     with torch.no_grad():
-        return covariance_at(kernel, x, variances(noise))
+        matrix = covariance_at(kernel, x, None).matrix
+    return DenseCovariance(with_noise(matrix, variances(noise)))
 
 
 def covariance_of(kernel: Kernel, x: Tensor, noise: Noise, *, batch: bool) -> DenseCovariance:
@@ -133,7 +135,7 @@ class Hyperparameter:
             return True
         if not value.requires_grad or value.shape != self.raw.shape or not self.needed:
             return False
-        (slope,) = torch.autograd.grad(value.sum(), self.raw, allow_unused=True)
+        (slope,) = torch.autograd.grad(value.sum(), self.raw, allow_unused=True, retain_graph=True)
         if slope is None:
             return False
         own = torch.as_tensor(self.value()).to(value)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy
 import torch
-from gpytorch.constraints import GreaterThan, Interval, Positive
+from gpytorch.constraints import GreaterThan, Interval, LessThan, Positive
 from gpytorch.kernels import (
     AdditiveKernel,
     ConstantKernel,
@@ -61,6 +61,7 @@ __all__ = [
     "known_row",
     "transform_of",
     "variances",
+    "with_noise",
 ]
 
 Noise = Tensor | torch.nn.Module | None
@@ -182,14 +183,14 @@ def _covariance(kernel: Kernel, x: Tensor, scale: Tensor | None, noise: Tensor |
         total = _covariance(parts[0], _selected(parts[0], x), scale, None)
         for part in parts[1:]:
             total = total * _covariance(part, _selected(part, x), None, None)
-        return _with_noise(total, noise)
+        return with_noise(total, noise)
     if type(kernel) in _RADIAL:
         return radial_covariance(**_radial(kernel, x), scale=scale, noise=noise)
     if type(kernel).forward is IndexKernel.forward:
         of_one = _of_tasks
     else:
         of_one = _linear if type(kernel) is LinearKernel else _constant
-    return _with_noise(of_one(kernel, x, scale), noise)
+    return with_noise(of_one(kernel, x, scale), noise)
 
 
 def _leaves_noise_out(kernel: Kernel) -> bool:
@@ -203,7 +204,8 @@ def _selected(kernel: Kernel, x: Tensor) -> Tensor:
     return x if kernel.active_dims is None else x.index_select(-1, cast(Tensor, kernel.active_dims))
 
 
-def _with_noise(covariance: Tensor, noise: Tensor | None) -> Tensor:
+def with_noise(covariance: Tensor, noise: Tensor | None) -> Tensor:
+    """The covariance with noise variances, ``(*batch, n)`` or ``(*batch, 1)``, on its diagonal."""
     if noise is None:
         return covariance
     return covariance + torch.diag_embed(noise.expand(*noise.shape[:-1], covariance.shape[-1]))
@@ -259,6 +261,7 @@ def _profile(kernel: Kernel) -> str:
     return _MATERN[kernel.nu] if isinstance(kernel, MaternKernel) else _PROFILES[type(kernel)]
 
 
+_CONSTRAINTS = (GreaterThan, Interval, LessThan, Positive)
 _LINEAR = 20.0  # above which PyTorch's softplus is the identity
 
 
@@ -292,10 +295,17 @@ class Transform(NamedTuple):
 
 def transform_of(constraint: Interval | None) -> Transform | None:
     """Of a constraint of GPyTorch; None if it is none of those known here."""
-    if constraint is None or not constraint.enforced:
+    if constraint is None:
+        return Transform(False, 0.0)
+    if type(constraint) not in _CONSTRAINTS or "transform" in vars(constraint):
+        return None
+    soft = constraint._transform
+    if soft is None:
         return Transform(False, 0.0)
     known = type(constraint) in (GreaterThan, Positive) and constraint.lower_bound.numel() == 1
-    if not known or not isinstance(constraint._transform, torch.nn.Softplus):
+    if not known or type(soft) is not torch.nn.Softplus:
+        return None
+    if soft.beta != 1.0 or soft.threshold != _LINEAR:
         return None
     return Transform(True, float(constraint.lower_bound))
 

@@ -177,7 +177,7 @@ class ArrayDensity:
         def member(place: int) -> _Member:
             def number(module: torch.nn.Module, name: str) -> Hyperparameter:
                 whole = own.setdefault((id(module), name), _Raw.of(module, name))
-                if not whole.is_raw:
+                if not (whole.is_raw and whole.raw.is_leaf):
                     raise UnknownPartError
                 return whole.part(module, members, place)
 

@@ -25,6 +25,7 @@ from gpytorch.models import ExactGP
 from torch import Tensor
 
 from gpclml.conditioning import KFold, LastPoints
+from gpclml.inference.covariances import has_one_noise
 from gpclml.inference.kernel_covariances import covariance_of
 from gpclml.inference.known_kernels import is_known
 from gpclml.inference.observations import Observations, training_observations
@@ -253,8 +254,7 @@ class _KnownPrior:
         inputs = _inputs(model)
         if (
             inputs is None
-            or type(likelihood) is not GaussianLikelihood
-            or type(likelihood.noise_covar) is not HomoskedasticNoise
+            or not has_one_noise(likelihood)
             or any(has_hooks(one) for one in cast(Any, (model, likelihood, model.mean_module)))
         ):
             return None
@@ -322,13 +322,15 @@ class _KnownPrior:
 def _inputs(model: ExactGP) -> Tensor | Callable[[], Tensor] | None:
     """What mean and kernel are called on, for classes of which that is known; fixed if a tensor."""
     x, *others = cast(tuple[Tensor, ...], model.train_inputs)
-    forward = type(model).forward
-    if others or not x.is_floating_point():
+    kind = cast(Any, type(model))
+    if others or not x.is_floating_point() or kind.__call__ is not ExactGP.__call__:
         return None
-    if forward is GPRegression.forward:
+    if kind.forward is GPRegression.forward:
         return cast(GPRegression, model).input_standardizer.transform(x)
     models = sys.modules.get("botorch.models")
-    if models is None or forward is not models.SingleTaskGP.forward:
+    if models is None or kind.forward is not models.SingleTaskGP.forward:
+        return None
+    if kind.transform_inputs is not models.SingleTaskGP.transform_inputs:
         return None
     transform = getattr(model, "input_transform", None)
     if transform is None:

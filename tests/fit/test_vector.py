@@ -14,11 +14,16 @@ from gpclml.conditioning import LastPoints
 from gpclml.fit import fit_mll
 from gpclml.fit._vector import Vector, bounds_of
 from gpclml.mlls import ConditionalMarginalLogLikelihood
+from gpclml.mlls.fixed_loss import FixedLoss
 from gpclml.mlls.losses import fixed_loss
 
 CONSTRAINTS = {
     "softplus": Positive(),
     "bounded softplus": GreaterThan(0.05),
+    "another softplus": Positive(
+        transform=torch.nn.Softplus(beta=3.0),
+        inv_transform=lambda v: torch.expm1(3.0 * v).log() / 3.0,
+    ),
     "no transform": GreaterThan(0.05, transform=None),
     "exponential": Positive(transform=torch.exp, inv_transform=torch.log),
     "interval": Interval(0.01, 30.0),
@@ -60,7 +65,7 @@ def test_value_and_slope_are_those_of_the_objective(name, lengthscale):
     before = {key: value.clone() for key, value in mll.state_dict().items()}
     expected = fixed_loss(mll).item()
     with Vector(mll, bounds_of(mll)) as vector:
-        vector.start()
+        vector.start(FixedLoss(mll))
         point = vector.best
         value, slope = vector(point.copy())
         assert value == pytest.approx(expected, rel=1e-12)
@@ -76,7 +81,7 @@ def test_value_and_slope_are_those_of_the_objective(name, lengthscale):
 def test_coordinates_are_logarithms_where_hyperparameters_are_positive():
     mll = objective(CONSTRAINTS["bounded softplus"])
     with Vector(mll, bounds_of(mll)) as vector:
-        vector.start()
+        vector.start(FixedLoss(mll))
         natural = {
             "likelihood.noise_covar.raw_noise": mll.likelihood.noise,
             "model.mean_module.raw_constant": None,
@@ -97,7 +102,7 @@ def test_a_bound_is_reached_exactly_and_a_flat_direction_stays_finite():
     mll = objective(CONSTRAINTS["no transform"])
     lower = CONSTRAINTS["no transform"].lower_bound.double()
     with Vector(mll, bounds_of(mll)) as vector:
-        vector.start()
+        vector.start(FixedLoss(mll))
         for side in (0, 1):
             end = np.where(np.isfinite(vector.box[:, side]), vector.box[:, side], vector.best)
             vector(end)
@@ -111,7 +116,7 @@ def test_float32_parameters_move_in_the_same_coordinates():
     found = []
     for mll in mlls:
         with Vector(mll, bounds_of(mll)) as vector:
-            vector.start()
+            vector.start(FixedLoss(mll))
             found.append(vector(vector.best.copy()))
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-5)
     np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-3, atol=1e-5)

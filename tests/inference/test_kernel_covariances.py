@@ -6,7 +6,7 @@ import gpytorch
 import pytest
 import torch
 from botorch.models import MultiTaskGP
-from gpytorch.constraints import Interval
+from gpytorch.constraints import Interval, Positive
 from gpytorch.kernels import (
     ConstantKernel,
     CosineKernel,
@@ -38,12 +38,24 @@ BLOCKS = {
     "folds": [torch.tensor([[0, 3], [8, 1]]), torch.tensor([[2, 4, 5]])],
     "overlapping": [torch.tensor([[0, 3], [3, 1]]), torch.tensor([[1]])],
 }
+
+
+def own_transform():
+    kernel = RBFKernel()
+    kernel.raw_lengthscale_constraint.transform = torch.exp
+    return kernel
+
+
 KERNELS = {
     "rbf": lambda: RBFKernel(ard_num_dims=2),
     "scaled matern": lambda: ScaleKernel(MaternKernel(2.5)),
     "interval": lambda: ScaleKernel(
         MaternKernel(1.5, ard_num_dims=2, lengthscale_constraint=Interval(0.1, 3.0))
     ),
+    "another softplus": lambda: ScaleKernel(
+        RBFKernel(lengthscale_constraint=Positive(torch.nn.Softplus(beta=3.0), torch.log))
+    ),
+    "own transform": own_transform,
     "rq": lambda: ScaleKernel(RQKernel(ard_num_dims=2)),
     "periodic": lambda: PeriodicKernel(),
     "cosine": lambda: ScaleKernel(CosineKernel()) + ConstantKernel() + ScaleKernel(RBFKernel()),
@@ -212,6 +224,20 @@ def test_leave_one_out_is_that_of_the_matrix(noise):
     assert mean.requires_grad
 
 
+def test_a_kernel_that_was_called_without_a_gradient():
+    kernel, x, noise, residual = parts()
+    with torch.no_grad():
+        lazy = kernel(x)
+    covariance = kernel_covariance(lazy, *known_parts(lazy), noise)
+    wanted = [noise.raw_noise, residual, kernel.raw_lengthscale]
+    value = covariance.log_density(residual)
+    *found, of_kernel = torch.autograd.grad(value, wanted, allow_unused=True)
+    assert of_kernel is None
+    value = KernelCovariance(kernel, x, noise).log_density(residual)
+    for one, other in zip(found, torch.autograd.grad(value, wanted[:2]), strict=True):
+        torch.testing.assert_close(one, other)
+
+
 class OfTasks(gpytorch.models.ExactGP):
     def __init__(self, x, y, batch):
         super().__init__(x, y, gpytorch.likelihoods.GaussianLikelihood(batch_shape=batch))
@@ -267,3 +293,22 @@ def test_tasks_that_the_kernel_has_not(monkeypatch, task, most):
     monkeypatch.setattr(lapack, "LARGEST", most)
     with pytest.raises(ArgumentError, match=r"task indices.*from 0 to 2"):
         KernelCovariance(kernel, x, noise).log_density(residual)
+
+
+def test_a_likelihood_with_a_marginal_of_its_own():
+    generator = torch.Generator().manual_seed(2)
+    x, y = torch.rand(2, 12, generator=generator, dtype=torch.float64)
+    tasks = (torch.arange(12) % 3).double()
+    model = OfTasks(torch.stack([x, x, tasks], -1), y, torch.Size()).double().train()
+    marginal = model.likelihood.marginal
+    mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(0))
+    values = []
+    for change in (0.0, 1.0):
+
+        def shifted(prior, *params, change=change):
+            noisy = marginal(prior)
+            return type(noisy)(noisy.mean + change, noisy.lazy_covariance_matrix)
+
+        model.likelihood.marginal = shifted
+        values.append(mll(model(*model.train_inputs), y + change))
+    torch.testing.assert_close(*values)

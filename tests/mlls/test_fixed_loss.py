@@ -9,6 +9,7 @@ import pytest
 import torch
 from botorch.models import MultiTaskGP, SingleTaskGP
 from botorch.models.transforms import Normalize, Standardize, Warp
+from gpytorch.constraints import GreaterThan
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.priors import GammaPrior, HalfCauchyPrior, LogNormalPrior, NormalPrior
@@ -45,6 +46,17 @@ class Doubled(SingleTaskGP):
         return super().forward(2.0 * x)
 
 
+class OwnInputs(SingleTaskGP):
+    def transform_inputs(self, X, input_transform=None):
+        return 0.5 * X
+
+
+class OwnCall(SingleTaskGP):
+    def __call__(self, x):
+        prior = super().__call__(x)
+        return gpytorch.distributions.MultivariateNormal(prior.mean + 1.0, prior.covariance_matrix)
+
+
 def plain(kernel, **likelihood):
     x, y = data()
     likelihood = gpytorch.likelihoods.GaussianLikelihood(**likelihood)
@@ -75,6 +87,25 @@ def hooked():
 def shared(**options):
     """Two outputs that have a kernel in common."""
     return SingleTaskGP(*data(outputs=2), covar_module=RBFKernel(**options))
+
+
+def one_parameter_of_two():
+    """Two kernels whose lengthscales have other bounds."""
+    bounded = RBFKernel(
+        lengthscale_constraint=GreaterThan(0.5), lengthscale_prior=GammaPrior(3.0, 6.0)
+    )
+    kernel = ScaleKernel(RBFKernel()) + bounded
+    bounded.raw_lengthscale = kernel.kernels[0].base_kernel.raw_lengthscale
+    return SingleTaskGP(*data(), covar_module=kernel)
+
+
+def of_another_parameter():
+    model = SingleTaskGP(*data(), covar_module=ScaleKernel(RBFKernel()))
+    kernel = model.covar_module.base_kernel
+    model.other = torch.nn.Parameter(kernel.raw_lengthscale.data.double())
+    del kernel.raw_lengthscale
+    kernel.raw_lengthscale = model.other + 1.0
+    return model
 
 
 def frozen():
@@ -115,6 +146,10 @@ MODELS = {
     "fixed noise": fixed_noise,
     "tasks": tasks,
     "own forward": lambda: Doubled(*data()),
+    "own inputs": lambda: OwnInputs(*data()),
+    "own call": lambda: OwnCall(*data()),
+    "one parameter of two": one_parameter_of_two,
+    "of another parameter": of_another_parameter,
     "hooked": hooked,
     "frozen": frozen,
     "missing": missing,
