@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpclml._utils.checkpoint import read_checkpoint, write_checkpoint
+from gpclml._utils.files import read_checkpoint, write_checkpoint
 from gpclml.errors import ArgumentError, DataError
 
 _KEY = "_extra_state"  # under which torch stores what get_extra_state returns

@@ -200,7 +200,7 @@ def predict(
 ) -> None:
     """Predict the rows of a table: mean, standard deviation and 90 % interval of each."""
     with errors_as_text():
-        from gpclml.cli.predicting import predict_table
+        from gpclml.cli.fitting import predict_table
 
         predict_table(model, data, out, quiet)
 

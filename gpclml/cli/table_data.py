@@ -21,7 +21,7 @@ from gpclml.cli.tables import (
     split_rows,
 )
 from gpclml.cli.tables.encoding import FEW_MISSING, TableEncoding, check_columns
-from gpclml.cli.tables.rows import num_test_rows, read_targets, subset_rows
+from gpclml.cli.tables.reading import num_test_rows, read_targets, subset_rows
 from gpclml.datasets import TrainTestSplit
 from gpclml.datasets.columns import NumberColumn
 from gpclml.errors import ArgumentError, DataError

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import typer
-
-from gpclml._utils.files import printable
 
 __all__ = [
     "BAD_INPUT",
@@ -20,12 +19,34 @@ __all__ = [
     "error_text",
     "errors_as_text",
     "give",
+    "printable",
     "shows_progress",
     "tell",
     "warned",
 ]
 
 _OF_PACKAGES = DeprecationWarning, PendingDeprecationWarning, FutureWarning, ImportWarning
+
+# Controls (also those above ASCII), marks that turn the direction of what follows, separators of
+# lines, and surrogates, which stand for the bytes of a name that is not UTF-8.
+_UNSAFE = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+
+
+def printable(text: str) -> str:
+    r"""The text in one line, in which controls are written as escapes such as ``\x1b``.
+
+    What names of files and columns hold can so neither colour, move nor forge anything.
+    """
+    return _UNSAFE.sub(_escaped, text)
+
+
+def _escaped(match: re.Match[str]) -> str:
+    character = match[0]
+    if "\udc80" <= character <= "\udcff":
+        return f"\\x{ord(character) - 0xDC00:02x}"  # the byte itself
+    return character.encode("unicode_escape", "backslashreplace").decode("ascii")
 
 
 def tell(*lines: str) -> None:

@@ -18,9 +18,8 @@ from gpclml.curvature.dense import (
 from gpclml.curvature.invariances import AffineAugmentation, AveragedNetwork
 from gpclml.curvature.kronecker import Kronecker, KroneckerCurvature
 from gpclml.curvature.output_gradients import OuterProducts, output_gradients
-from gpclml.curvature.output_likelihoods import OutputLikelihood
+from gpclml.curvature.output_likelihoods import GaussianWeightPrior, OutputLikelihood
 from gpclml.curvature.structure import Cotangents, Curvature, Structure, sample_gradients
-from gpclml.curvature.weight_prior import GaussianWeightPrior
 
 __all__ = [
     "AffineAugmentation",

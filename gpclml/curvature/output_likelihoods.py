@@ -1,9 +1,10 @@
-"""Likelihoods as functions of a network's outputs: log densities and columns of curvature."""
+"""The prior over a network's weights, and likelihoods as functions of its outputs."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from typing import Literal
 
 import torch
 from gpytorch.likelihoods import (
@@ -15,13 +16,81 @@ from gpytorch.likelihoods import (
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Distribution, Normal
 
-from gpclml._utils.arguments import check_finite, checked, reads_are_free
+from gpclml._utils.arguments import check_finite, check_positive, checked, reads_are_free
+from gpclml.curvature.structure import layer_of
 from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
 
 __all__ = [
-    "OutputLikelihood", "check_targets_belong", "gradient_columns", "output_column",
+    "GaussianWeightPrior",
+    "OutputLikelihood",
+    "check_targets_belong",
+    "gradient_columns",
+    "output_column",
     "output_likelihood",
-]  # fmt: skip
+]
+
+
+class GaussianWeightPrior(torch.nn.Module):
+    r"""Gaussian prior of weights, :math:`w \sim \mathcal N(0, P_0^{-1})`.
+
+    Each group of weights has one precision. The logarithms of the precisions are parameters.
+
+    Args:
+        network: Network whose trainable parameters it is over.
+        by: ``"network"`` for one precision, ``"layer"`` for one for each module, ``"parameter"``
+            for one for each tensor.
+        precision: Start of all precisions.
+
+    Raises:
+        UnknownNameError: The grouping is not known.
+        ArgumentError: The precision is not positive, or no parameter is trainable.
+
+    Examples:
+        >>> prior = GaussianWeightPrior(network, by="layer", precision=10.0)
+        >>> prior.precisions()["0.weight"]
+    """
+
+    @checked
+    def __init__(
+        self,
+        network: torch.nn.Module,
+        by: Literal["network", "layer", "parameter"] = "layer",
+        precision: float = 1.0,
+    ) -> None:
+        super().__init__()
+        check_positive(precision=precision)
+        trained = {name: p for name, p in network.named_parameters() if p.requires_grad}
+        if not trained:
+            raise ArgumentError("network", "no trainable parameter", "at least one")
+        group = {"network": lambda name: "", "layer": layer_of, "parameter": str}[by]
+        groups = list(dict.fromkeys(map(group, trained)))
+        self.groups: tuple[str, ...] = tuple(groups)
+        self._group_of = {name: groups.index(group(name)) for name in trained}
+        like = next(iter(trained.values()))
+        start = torch.full((len(groups),), math.log(precision), dtype=like.dtype)
+        self.log_precision: torch.nn.Parameter = torch.nn.Parameter(start.to(like.device))
+
+    def precisions(self) -> dict[str, Tensor]:
+        """The precision of each parameter tensor by name, each a number."""
+        values = self.log_precision.exp()
+        return {name: values[group] for name, group in self._group_of.items()}
+
+    def penalty(self, network: torch.nn.Module) -> Tensor:
+        r"""The quadratic form :math:`w^\top P_0 w` at the network's weights.
+
+        Args:
+            network: The network, or one with the same parameters.
+
+        Returns:
+            A number; differentiable in weights and precisions.
+        """
+        parameters = dict(network.named_parameters())
+        terms = [
+            precision * parameters[name].square().sum()
+            for name, precision in self.precisions().items()
+        ]
+        return torch.stack(terms).sum()
+
 
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 _WORSE = 1.5  # times the log loss of frequencies, which shuffled labels of a sure network exceed

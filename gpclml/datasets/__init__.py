@@ -18,16 +18,18 @@ from gpclml.datasets.images import (
     load_mini_imagenet,
     load_omniglot,
 )
-from gpclml.datasets.regression import RegressionData, load, names
-from gpclml.datasets.sources import UciSource, fetch, uci_source, uci_sources
-from gpclml.datasets.splits import (
+from gpclml.datasets.regression import (
+    RegressionData,
     TrainTestSplit,
+    load,
     load_published_split,
     load_published_splits,
+    names,
     num_published_splits,
     split,
     subset,
 )
+from gpclml.datasets.sources import UciSource, fetch, uci_source, uci_sources
 
 __all__ = [
     "HeadPoses",

@@ -14,12 +14,14 @@ from torch import Tensor
 from gpclml._utils.arguments import check_classes, check_counts, checked
 from gpclml.datasets._image_formats import (
     EMNIST_CLASSES,
+    Read,
     opened_image,
+    read_cub,
     read_emnist,
     read_idx_images,
+    read_mini_imagenet,
     read_omniglot,
 )
-from gpclml.datasets._photographs import Read, read_cub, read_mini_imagenet
 from gpclml.datasets.sources import VARIABLE, data_folder, fetch_file, image_files
 from gpclml.errors import DataError, ShapeError, UnknownNameError
 

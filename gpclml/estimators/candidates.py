@@ -22,7 +22,7 @@ from gpytorch.kernels import (
 from gpytorch.priors import LogNormalPrior
 from torch import Tensor
 
-from gpclml._utils.progress import progress_bar
+from gpclml._utils.environment import progress_bar
 from gpclml.conditioning import LastPoints
 from gpclml.errors import ArgumentError, UnknownNameError
 from gpclml.estimators.warps import Warp, choose_warp

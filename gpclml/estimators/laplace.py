@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Distribution, Normal
 
 from gpclml._utils.arguments import check_counts, check_finite, check_positive, checked
-from gpclml._utils.checkpoint import read_checkpoint, write_checkpoint
-from gpclml._utils.progress import progress_bar
+from gpclml._utils.environment import progress_bar
+from gpclml._utils.files import read_checkpoint, write_checkpoint
 from gpclml._utils.resuming import check_state, digest
 from gpclml.conditioning.batches import Data, Points, batches_of, points_of
 from gpclml.curvature import (

@@ -22,7 +22,7 @@ from sklearn.utils.validation import (
 )
 
 from gpclml._utils.arguments import callers_level, check_counts
-from gpclml._utils.checkpoint import read_checkpoint, write_checkpoint
+from gpclml._utils.files import read_checkpoint, write_checkpoint
 from gpclml.datasets.columns import (
     CategoryColumn,
     NumberColumn,

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from gpclml._utils.arguments import callers_level, check_counts, checked
 from gpclml._utils.arrays import checked_training_data, points_as_tensor
-from gpclml._utils.checkpoint import read_checkpoint, write_checkpoint
-from gpclml._utils.upstream_settings import load_botorch
+from gpclml._utils.environment import load_botorch
+from gpclml._utils.files import read_checkpoint, write_checkpoint
 from gpclml.errors import ArgumentError, DataError, UnsupportedError
 from gpclml.estimators.candidates import (
     DEFAULT_CANDIDATES,

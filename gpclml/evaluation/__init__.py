@@ -7,15 +7,15 @@ from gpclml.evaluation.calibration import (
     out_of_distribution_auroc,
 )
 from gpclml.evaluation.comparison import Comparison
-from gpclml.evaluation.criteria import (
+from gpclml.evaluation.findings import Finding, FindingName
+from gpclml.evaluation.fit_plots import plot_calibration, plot_fit
+from gpclml.evaluation.model_scores import (
     CRITERIA,
+    ModelScores,
     PairedDifference,
     paired_difference,
     stacking_weights,
 )
-from gpclml.evaluation.findings import Finding, FindingName
-from gpclml.evaluation.fit_plots import plot_calibration, plot_fit
-from gpclml.evaluation.model_scores import ModelScores
 from gpclml.evaluation.plots import plot_compare, plot_learning_curves
 from gpclml.evaluation.ranking import compare, score_models
 from gpclml.evaluation.scores import (

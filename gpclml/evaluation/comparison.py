@@ -12,7 +12,8 @@ import torch
 from gpytorch.models import ExactGP
 from torch import Tensor
 
-from gpclml.evaluation.criteria import (
+from gpclml.evaluation.findings import Finding, failures_in_words, joined, plus_minus
+from gpclml.evaluation.model_scores import (
     CRITERIA,
     ROUNDING,
     Criterion,
@@ -23,7 +24,6 @@ from gpclml.evaluation.criteria import (
     stacking_weights,
     value_of,
 )
-from gpclml.evaluation.findings import Finding, failures_in_words, joined, plus_minus
 from gpclml.inference.units import Units
 
 if TYPE_CHECKING:

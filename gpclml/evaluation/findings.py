@@ -13,8 +13,9 @@ from gpytorch.kernels import Kernel, RBFKernel, RQKernel, ScaleKernel
 from gpytorch.models import ExactGP
 
 from gpclml.errors import UnknownNameError
-from gpclml.evaluation.criteria import (
+from gpclml.evaluation.model_scores import (
     Criterion,
+    ModelScores,
     PairedDifference,
     Scores,
     difference_in,
@@ -22,7 +23,6 @@ from gpclml.evaluation.criteria import (
     scored_in,
     value_of,
 )
-from gpclml.evaluation.model_scores import ModelScores
 from gpclml.inference.posterior import are_constant
 
 __all__ = [

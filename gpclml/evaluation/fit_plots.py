@@ -12,7 +12,7 @@ from gpytorch.models import ExactGP
 from torch import Tensor
 
 from gpclml.evaluation.comparison import Comparison
-from gpclml.evaluation.criteria import scored_in
+from gpclml.evaluation.model_scores import scored_in
 from gpclml.evaluation.plots import (
     GUIDE,
     as_comparison,

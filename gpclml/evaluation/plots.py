@@ -11,7 +11,7 @@ from gpytorch.models import ExactGP
 
 from gpclml.errors import ArgumentError, UnknownNameError, UnsupportedError
 from gpclml.evaluation.comparison import Comparison
-from gpclml.evaluation.criteria import CRITERIA, Criterion, difference_in, scored_in, value_of
+from gpclml.evaluation.model_scores import CRITERIA, Criterion, difference_in, scored_in, value_of
 from gpclml.evaluation.ranking import score_models
 
 if TYPE_CHECKING:

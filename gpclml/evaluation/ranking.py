@@ -13,13 +13,12 @@ from torch import Tensor
 
 from gpclml._utils.arguments import checked
 from gpclml._utils.arrays import ArrayLike, takes_arrays
-from gpclml._utils.progress import progress_bar
+from gpclml._utils.environment import progress_bar
 from gpclml.conditioning import as_orders
 from gpclml.errors import ArgumentError, ShapeError, UnknownNameError, UnsupportedError
 from gpclml.evaluation.comparison import Comparison, make_table
-from gpclml.evaluation.criteria import CRITERIA, Criterion, value_of
 from gpclml.evaluation.findings import collect_findings, fit_findings
-from gpclml.evaluation.model_scores import ModelScores, score_model
+from gpclml.evaluation.model_scores import CRITERIA, Criterion, ModelScores, score_model, value_of
 from gpclml.inference.units import Units, units_of_targets
 
 if TYPE_CHECKING:

@@ -14,11 +14,10 @@ from gpytorch.mlls import MarginalLogLikelihood
 from linear_operator.utils.errors import NanError, NotPSDError
 from linear_operator.utils.warnings import NumericalWarning
 
-from gpclml._utils.upstream_settings import load_botorch
+from gpclml._utils.environment import load_botorch
 from gpclml.errors import ArgumentError, UnknownNameError
 from gpclml.fit._vector import Bounds, Vector, bounds_of, non_finite, trainable
-from gpclml.mlls.fixed_loss import FixedLoss
-from gpclml.mlls.losses import fixed_loss, fresh_loss, has_shared_parameters
+from gpclml.mlls.fixed_loss import FixedLoss, fixed_loss, fresh_loss, has_shared_parameters
 
 _RESUMES = 3  # from the best point, without what the search remembers of the curvature
 _WINDOW, _LEAST_GAIN = 20, 0.002  # a search ends where so many steps gain less, nats in all

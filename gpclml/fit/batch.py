@@ -14,7 +14,7 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 
 from gpclml._utils.arguments import callers_level, check_counts, check_positive, checked
-from gpclml._utils.progress import progress_bar
+from gpclml._utils.environment import progress_bar
 from gpclml.conditioning import Split
 from gpclml.errors import ArgumentError, UnsupportedError
 from gpclml.fit._optimize import frozen, limits_of, objective
@@ -25,7 +25,7 @@ from gpclml.fit.result import FitResult, FitWarning
 from gpclml.inference.observations import Observations, training_observations
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.mlls.conditional_marginal_log_likelihood import member_objectives
-from gpclml.mlls.losses import fixed_loss
+from gpclml.mlls.fixed_loss import fixed_loss
 from gpclml.models.stack import ModelStack
 
 __all__ = ["Batch", "fit_batch", "suggest_batch_size"]

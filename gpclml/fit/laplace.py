@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gpclml._utils.arguments import check_counts, check_finite, check_positive, checked
-from gpclml._utils.progress import progress_bar
+from gpclml._utils.environment import progress_bar
 from gpclml._utils.resuming import ResumableRun, digest, module_classes
 from gpclml.conditioning.batches import Loader, TrainingBatches
 from gpclml.curvature import FunctionSpace

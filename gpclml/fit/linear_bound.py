@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gpclml._utils.arguments import check_counts, check_positive, checked
-from gpclml._utils.progress import progress_bar
+from gpclml._utils.environment import progress_bar
 from gpclml._utils.resuming import copied_state
 from gpclml.errors import ArgumentError, NonFiniteError, UnsupportedError
 from gpclml.fit.result import FitResult

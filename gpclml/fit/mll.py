@@ -21,7 +21,7 @@ from gpytorch.mlls import MarginalLogLikelihood
 from linear_operator.utils.errors import NanError, NotPSDError
 
 from gpclml._utils.arguments import callers_level, check_counts, check_positive, checked
-from gpclml._utils.progress import progress_bar
+from gpclml._utils.environment import progress_bar
 from gpclml._utils.resuming import copied_state
 from gpclml.errors import UnknownNameError, UnsupportedError
 from gpclml.fit._optimize import OptimizerFactory, StoppedError, frozen, stochastic
@@ -29,7 +29,7 @@ from gpclml.fit._searches import Search, search
 from gpclml.fit.deep_kernel import warm_start_fresh_models
 from gpclml.fit.result import FitResult, FitWarning
 from gpclml.kernels.networks import reset_network
-from gpclml.mlls.losses import fixed_loss
+from gpclml.mlls.fixed_loss import fixed_loss
 from gpclml.models import find_networks
 
 __all__ = [

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.distributions import Normal
 
 from gpclml._utils.arguments import check_counts, check_positive, checked
-from gpclml._utils.progress import progress_bar
+from gpclml._utils.environment import progress_bar
 from gpclml._utils.resuming import copied_state
 from gpclml.conditioning import KFold
 from gpclml.errors import NonFiniteError, UnsupportedError
@@ -33,7 +33,7 @@ from gpclml.fit.deep_kernel import (
 from gpclml.fit.result import FitResult
 from gpclml.inference.observations import training_observations
 from gpclml.linalg import leave_one_out_moments
-from gpclml.mlls.losses import fresh_loss
+from gpclml.mlls.fixed_loss import fresh_loss
 from gpclml.models import GPRegression, find_networks
 
 __all__ = ["NetworksFitResult", "fit_networks"]

@@ -19,8 +19,7 @@ from gpclml.inference.posterior import (
     marginal_predictive,
     predictive_observations,
 )
-from gpclml.inference.posterior_normal import PosteriorNormal
-from gpclml.inference.units import Units
+from gpclml.inference.units import PosteriorNormal, Units
 
 __all__ = [
     "IterativePosterior",

@@ -24,7 +24,7 @@ from linear_operator.operators import (
 )
 from torch import Tensor
 
-from gpclml._utils import memory
+from gpclml._utils import environment
 from gpclml._utils.arguments import callers_level, checked
 from gpclml.errors import UnknownNameError
 from gpclml.inference.kernel_covariances import kernel_covariance
@@ -146,8 +146,12 @@ class ObservedCovariance:
         dtype, device = latent.dtype, latent.device
         numbers = 2 * shape.numel()
         unknown = shape.numel() > _SMALL and bool(self._kernels())
-        if unknown and not memory.fits(numbers * dtype.itemsize, device) and not self.is_low_rank():
-            memory.check_memory(
+        if (
+            unknown
+            and not environment.fits(numbers * dtype.itemsize, device)
+            and not self.is_low_rank()
+        ):
+            environment.check_memory(
                 "model", f"a dense covariance of shape {tuple(shape)}", numbers, dtype, device,
                 "Use fewer points, or solver='cg' if the function takes a solver.",
             )  # fmt: skip
@@ -180,14 +184,14 @@ class ObservedCovariance:
         numbers = DenseCovariance.memory(self.shape, block)
         if (
             solver in ("auto", "cholesky")
-            and not memory.fits(numbers * like.itemsize, like.device)
+            and not environment.fits(numbers * like.itemsize, like.device)
             and self.is_low_rank()
         ):
             return self.evaluated
 
         def check_block() -> None:
             needed = IterativeCovariance.memory(torch.Size((*like.shape, like.shape[-1])), block)
-            memory.check_memory(
+            environment.check_memory(
                 "conditioning", f"a block of {block} held-out points", needed, like.dtype,
                 like.device, "Hold out a smaller share of the points.",
             )  # fmt: skip
@@ -290,16 +294,16 @@ def choose_solver(
     """
     asked = check_solver(solver)
     if asked == "cholesky":
-        memory.check_memory(
+        environment.check_memory(
             "solver", f"'cholesky' at {size}", numbers, like.dtype, like.device, suggestion
         )
         return None
-    if asked == "auto" and memory.fits(numbers * like.dtype.itemsize, like.device):
+    if asked == "auto" and environment.fits(numbers * like.dtype.itemsize, like.device):
         return None
     check()
     settings = asked if isinstance(asked, ConjugateGradients) else ConjugateGradients()
     if asked == "auto":
-        there = memory.available_memory(like.device)
+        there = environment.available_memory(like.device)
         warnings.warn(
             f"{size}: a Cholesky factor needs {numbers * like.dtype.itemsize / 2**30:.1f} GiB, the "
             f"{like.device.type} has {there / 2**30:.1f}, so conjugate gradients are used, with "

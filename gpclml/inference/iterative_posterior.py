@@ -12,7 +12,7 @@ from gpytorch.likelihoods import Likelihood
 from gpytorch.models import ExactGP
 from torch import Tensor
 
-from gpclml._utils import memory
+from gpclml._utils import environment
 from gpclml._utils.arguments import check_counts, checked
 from gpclml.errors import ArgumentError, UnsupportedError
 from gpclml.inference.observations import Observations, training_observations
@@ -25,8 +25,7 @@ from gpclml.inference.posterior import (
     reading,
     refuse_gradient,
 )
-from gpclml.inference.posterior_normal import PosteriorNormal
-from gpclml.inference.units import Units, units_of_targets
+from gpclml.inference.units import PosteriorNormal, Units, units_of_targets
 from gpclml.linalg import (
     ConjugateGradients,
     IterativeCovariance,
@@ -305,7 +304,7 @@ def _products(data: Observations, solver: ConjugateGradients) -> tuple[NoisyCova
     held = (
         3 * size * rank * torch.float64.itemsize // covariance.dtype.itemsize + latent.kept_numbers
     )
-    memory.check_memory(
+    environment.check_memory(
         "model", f"{n} training points", held + VECTORS_AT_PEAK * size, covariance.dtype,
         covariance.device, "Lower the solver's kept_bytes or preconditioner_rank.",
     )  # fmt: skip

@@ -16,15 +16,14 @@ from linear_operator.operators import DiagLinearOperator, LinearOperator
 from torch import Tensor
 from torch.distributions import Normal
 
-from gpclml._utils import memory
+from gpclml._utils import environment
 from gpclml._utils.arguments import check_finite, checked
 from gpclml._utils.arrays import points_as_tensor
-from gpclml._utils.progress import progress_bar
+from gpclml._utils.environment import progress_bar
 from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
 from gpclml.inference.covariances import Solver, choose_solver
 from gpclml.inference.observations import Observations, observations
-from gpclml.inference.posterior_normal import PosteriorNormal, above_rounding
-from gpclml.inference.units import to_training_units
+from gpclml.inference.units import PosteriorNormal, above_rounding, to_training_units
 from gpclml.linalg import ConditionedBlock, ConjugateGradients, Predictor
 
 if TYPE_CHECKING:
@@ -299,13 +298,13 @@ def num_points_at_once(
     if joint:
         held += 3 * size * m + 4 * batch * m * m * 8 // x.dtype.itemsize  # those in float64
     if asked is None:
-        there = memory.available_memory(x.device) // x.dtype.itemsize - held
+        there = environment.available_memory(x.device) // x.dtype.itemsize - held
         asked = max(1, min(_NUMBERS_AT_ONCE, there // (2 * VECTORS_AT_PEAK)) // size)
     got, suggestion = f"{min(m, asked)} points at once", "Lower points_at_once."
     if joint:
         got, suggestion = f"{m} points jointly", "Give fewer, or ask for their marginals."
     numbers = held + VECTORS_AT_PEAK * size * min(m, asked)
-    memory.check_memory("x", got, numbers, x.dtype, x.device, suggestion)
+    environment.check_memory("x", got, numbers, x.dtype, x.device, suggestion)
     return min(m, asked)
 
 

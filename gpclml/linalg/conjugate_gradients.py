@@ -15,8 +15,7 @@ from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
 from gpclml._utils.arguments import all_finite, checked
-from gpclml._utils.memory import available_memory
-from gpclml._utils.progress import progress_bar
+from gpclml._utils.environment import available_memory, progress_bar
 from gpclml.errors import ArgumentError, NonFiniteError, NotConvergedError
 
 if TYPE_CHECKING:

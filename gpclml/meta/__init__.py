@@ -1,7 +1,6 @@
 """Few-shot learning: tasks, backbones, Deep Kernel Transfer, its training and evaluation."""
 
 from gpclml import explain_moved
-from gpclml.meta.augmentation import AugmentedTasks
 from gpclml.meta.backbones import Conv3, Conv4, ConvBlocks, ResNet10
 from gpclml.meta.deep_kernel_transfer import KERNELS, DeepKernelTransfer
 from gpclml.meta.episodes import Episodes
@@ -12,7 +11,13 @@ from gpclml.meta.evaluation import (
     evaluate_tasks,
     fit_task_temperature,
 )
-from gpclml.meta.tasks import HeadPoseTasks, ImageTasks, PeriodicTasks, RotationTasks
+from gpclml.meta.tasks import (
+    AugmentedTasks,
+    HeadPoseTasks,
+    ImageTasks,
+    PeriodicTasks,
+    RotationTasks,
+)
 from gpclml.meta.training import TasksFitResult, load_model, train_on_tasks
 
 __all__ = [

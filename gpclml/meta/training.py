@@ -11,8 +11,8 @@ import torch
 from gpytorch.mlls import MarginalLogLikelihood
 
 from gpclml._utils.arguments import check_counts, checked
-from gpclml._utils.checkpoint import read_checkpoint
-from gpclml._utils.progress import progress_bar
+from gpclml._utils.environment import progress_bar
+from gpclml._utils.files import read_checkpoint
 from gpclml._utils.resuming import (
     ResumableRun,
     check_state,

@@ -1,4 +1,4 @@
-"""The loss that a line search minimizes, with its gradient, with little around the computation.
+"""Losses that optimizers minimize: an objective on its own training data, at fixed points or fresh.
 
 A line search evaluates one function many times. What stays the same is done once: the held-out
 points are drawn, the modules are searched for priors, the kernel is recognized. An evaluation then
@@ -15,12 +15,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, cast
 
+import gpytorch
 import torch
 from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from gpytorch.likelihoods.noise_models import HomoskedasticNoise
 from gpytorch.means import ConstantMean
-from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
+from gpytorch.mlls import (
+    ExactMarginalLogLikelihood,
+    MarginalLogLikelihood,
+    SumMarginalLogLikelihood,
+)
 from gpytorch.models import ExactGP
 from torch import Tensor
 
@@ -28,17 +33,90 @@ from gpclml.conditioning import KFold, LastPoints
 from gpclml.inference.covariances import has_one_noise
 from gpclml.inference.kernel_covariances import covariance_of
 from gpclml.inference.known_kernels import is_known
-from gpclml.inference.observations import Observations, training_observations
+from gpclml.inference.observations import Observations, likelihood_parameters, training_observations
 from gpclml.linalg import Covariance
 from gpclml.linalg.closed_forms import ClosedForm
 from gpclml.linalg.covariance import Pairs
 from gpclml.mlls._arrays import ArrayDensity
 from gpclml.mlls._terms import FixedTerms, has_hooks
 from gpclml.mlls.conditional_marginal_log_likelihood import ConditionalMarginalLogLikelihood
-from gpclml.mlls.losses import fixed_loss
 from gpclml.models import GPRegression
 
-__all__ = ["FixedLoss"]
+__all__ = [
+    "FixedLoss",
+    "fixed_loss",
+    "fresh_loss",
+    "has_shared_parameters",
+    "training_loss",
+]
+
+
+def fresh_loss(mll: MarginalLogLikelihood) -> Tensor:
+    """The negative objective, summed over a batch; held-out points are drawn anew.
+
+    Args:
+        mll: Any objective ``mll(output, target)``; for a ``SumMarginalLogLikelihood`` the mean
+            over its members, as it defines itself.
+
+    Returns:
+        A scalar.
+    """
+    if isinstance(mll, SumMarginalLogLikelihood):
+        members = cast(Any, mll.mlls)
+        return torch.stack([fresh_loss(member) for member in members]).mean()
+    return training_loss(mll).sum()
+
+
+def training_loss(mll: MarginalLogLikelihood, **kwargs: Any) -> Tensor:
+    """The negative objective on the model's own training data, as a training loop calls it.
+
+    Args:
+        mll: Any objective of one model.
+        **kwargs: Passed on to the objective.
+
+    Returns:
+        The loss, ``(*batch,)``.
+    """
+    model = cast(Any, mll.model)
+    params = likelihood_parameters(model, cast(Likelihood, mll.likelihood))
+    return -cast(Tensor, mll(model(*model.train_inputs), model.train_targets, *params, **kwargs))
+
+
+def fixed_loss(mll: MarginalLogLikelihood) -> Tensor:
+    """The negative objective, summed over a batch, as a function that stays the same.
+
+    Args:
+        mll: Any objective; one with random held-out points says by ``compute_custom_loss``
+            which ones stay.
+
+    Returns:
+        A scalar.
+    """
+    if isinstance(mll, SumMarginalLogLikelihood):
+        members = cast(Any, mll.mlls)
+        return torch.stack([fixed_loss(member) for member in members]).mean()
+    custom: Callable[[], Tensor] | None = getattr(mll, "compute_custom_loss", None)
+    return fresh_loss(mll) if custom is None else custom().sum()
+
+
+def has_shared_parameters(model: torch.nn.Module, batch_shape: torch.Size) -> bool:
+    """Whether members of a batch share a trainable parameter.
+
+    Parameters of plain torch modules (networks) count as shared whatever their shape: a weight
+    may have the batch's size by chance.
+
+    Args:
+        model: A batched model.
+        batch_shape: The shape that a parameter of its own has in front for each member.
+    """
+    for module in model.modules():
+        of_gpytorch = isinstance(module, gpytorch.Module)
+        for parameter in module.parameters(recurse=False):
+            leading = parameter.shape[: len(batch_shape)]
+            if parameter.requires_grad and not (of_gpytorch and leading == batch_shape):
+                return True
+    return False
+
 
 _RECORDED_UP_TO = 4096  # points, beyond which a GPU is busy for longer than its work is launched
 _WARM_UP = 2  # evaluations before the one that is recorded, in which libraries are loaded
@@ -47,9 +125,9 @@ _WARM_UP = 2  # evaluations before the one that is recorded, in which libraries 
 class FixedLoss:
     """An objective's loss at held-out points that stay the same, and its gradient.
 
-    Calling it gives :func:`~gpclml.mlls.losses.fixed_loss` and adds the gradient to the ``grad`` of
-    the parameters, as ``fixed_loss(mll).backward()`` does. Data, conditioning and the modules of
-    the model have to stay the same between calls; parameters may change.
+    Calling it gives :func:`fixed_loss` and adds the gradient to the ``grad`` of the parameters, as
+    ``fixed_loss(mll).backward()`` does. Data, conditioning and the modules of the model have to
+    stay the same between calls; parameters may change.
 
     Args:
         mll: Any objective, in train mode.

@@ -11,7 +11,7 @@ from gpytorch.mlls import MarginalLogLikelihood
 from torch import Tensor
 
 from gpclml._utils.arguments import check_counts, check_positive, checked
-from gpclml._utils.progress import progress_bar
+from gpclml._utils.environment import progress_bar
 from gpclml._utils.resuming import ResumableDraws
 from gpclml.conditioning.batches import Loader, batches_of
 from gpclml.curvature import Curvature, Kronecker, Structure

@@ -15,7 +15,7 @@ from torch import Tensor
 from gpclml._utils.arguments import checked
 from gpclml.errors import UnsupportedError
 from gpclml.mlls.conditional_marginal_log_likelihood import ConditionalMarginalLogLikelihood
-from gpclml.mlls.losses import training_loss
+from gpclml.mlls.fixed_loss import training_loss
 
 __all__ = ["SumMarginalLogLikelihood"]
 

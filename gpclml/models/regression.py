@@ -17,16 +17,21 @@ from torch import Tensor
 
 from gpclml._utils.arguments import checked, reads_are_free
 from gpclml._utils.arrays import checked_training_data, points_as_tensor
-from gpclml._utils.checkpoint import write_checkpoint
-from gpclml._utils.upstream_settings import load_botorch
+from gpclml._utils.environment import load_botorch
+from gpclml._utils.files import write_checkpoint
 from gpclml.errors import ArgumentError, ShapeError
 from gpclml.inference import IterativePosterior, PosteriorNormal, evaluating, exact_posterior
 from gpclml.inference.covariances import Solver
 from gpclml.inference.posterior import checked_points, choose_posterior_solver
 from gpclml.kernels import DeepKernel
-from gpclml.models._base import RegressionGP
-from gpclml.models._parts import PartOptions, make_kernel, make_mean
-from gpclml.models._stored import CHECKPOINT, load_stored
+from gpclml.models._parts import (
+    CHECKPOINT,
+    PartOptions,
+    RegressionGP,
+    load_stored,
+    make_kernel,
+    make_mean,
+)
 from gpclml.models.standardize import Standardizer
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from gpclml import datasets
 from gpclml.conditioning import KFold, RandomHoldout, RandomOrderings
 from gpclml.fit import fit_mll
 from gpclml.mlls import ConditionalMarginalLogLikelihood
-from gpclml.mlls.losses import fresh_loss
+from gpclml.mlls.fixed_loss import fresh_loss
 from gpclml.models import GPRegression
 
 N = 30

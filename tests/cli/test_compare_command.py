@@ -17,7 +17,7 @@ from gpclml.cli.fitting import load_model, threads_for
 from gpclml.cli.report import Recipe, predicted, prediction_scores
 from gpclml.cli.report.words import figure
 from gpclml.cli.tables import fit_encoding, read_table, split_rows
-from gpclml.cli.tables.rows import read_targets
+from gpclml.cli.tables.reading import read_targets
 from gpclml.evaluation import score_models
 
 

@@ -7,7 +7,7 @@ import pandas
 import pytest
 import torch
 
-from gpclml.cli.tables.rows import num_test_rows, read_targets, split_rows, subset_rows
+from gpclml.cli.tables.reading import num_test_rows, read_targets, split_rows, subset_rows
 from gpclml.errors import ArgumentError, UnknownNameError
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pandas
 import pytest
 
-from gpclml._utils.files import printable
+from gpclml.cli.terminal import printable
 
 UNSAFE = "\x9b2J\u202e\u2028\x1b[31m"
 NAME = f"y{UNSAFE}"

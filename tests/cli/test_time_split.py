@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from gpclml.cli.tables import read_times, split_rows
-from gpclml.cli.tables.rows import subset_rows
+from gpclml.cli.tables.reading import subset_rows
 from gpclml.errors import ArgumentError, UnknownNameError
 
 NAME = '<i>day</i> & "hour"'

@@ -6,7 +6,7 @@ import pytest
 import torch
 from pretended_gpu import GPU, pretended_gpu
 
-from gpclml._utils.memory import available_memory
+from gpclml._utils.environment import available_memory
 from gpclml.conditioning import LastPoints
 from gpclml.errors import ArgumentError
 from gpclml.evaluation import learning_curve

@@ -168,7 +168,7 @@ def test_damaged_and_foreign_files(fitted, tmp_path):
     fitted.components[0].model.save(tmp_path / "model.pt")
     with pytest.raises(DataError, match=r"not a gpclml.StackedGP"):
         StackedGP.load(tmp_path / "model.pt")
-    from gpclml._utils.checkpoint import write_checkpoint
+    from gpclml._utils.files import write_checkpoint
 
     for change in ({"name": "xyz"}, {"state": {}}, {"warp": 0.5}, {"degrees": 3.0}):
         first, *others = content["components"]

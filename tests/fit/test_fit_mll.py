@@ -13,7 +13,7 @@ from gpclml.conditioning import LastPoints, RandomHoldout
 from gpclml.errors import ArgumentError, NonFiniteError, UnknownNameError
 from gpclml.fit import FitWarning, _optimize, fit_mll
 from gpclml.mlls import ConditionalMarginalLogLikelihood
-from gpclml.mlls.losses import fixed_loss
+from gpclml.mlls.fixed_loss import fixed_loss
 from gpclml.models import GPRegression
 
 

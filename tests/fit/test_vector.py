@@ -14,8 +14,7 @@ from gpclml.conditioning import LastPoints
 from gpclml.fit import fit_mll
 from gpclml.fit._vector import Vector, bounds_of
 from gpclml.mlls import ConditionalMarginalLogLikelihood
-from gpclml.mlls.fixed_loss import FixedLoss
-from gpclml.mlls.losses import fixed_loss
+from gpclml.mlls.fixed_loss import FixedLoss, fixed_loss
 
 CONSTRAINTS = {
     "softplus": Positive(),

@@ -30,7 +30,7 @@ from posterior_cases import (
     plain,
 )
 
-import gpclml._utils.memory
+import gpclml._utils.environment
 from gpclml.errors import (
     ArgumentError,
     NonFiniteError,
@@ -208,7 +208,7 @@ def test_a_tolerance_that_is_not_reached():
 
 
 def available(monkeypatch, numbers):
-    monkeypatch.setattr(gpclml._utils.memory, "available_memory", lambda device: 8 * numbers)
+    monkeypatch.setattr(gpclml._utils.environment, "available_memory", lambda device: 8 * numbers)
 
 
 def test_what_memory_does_not_hold_is_refused_beforehand(monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import gpclml._utils.memory
+import gpclml._utils.environment
 from gpclml.errors import ArgumentError
 from gpclml.linalg.gaussians import (
     DiagonalFamily,
@@ -214,7 +214,7 @@ def test_bad_arguments():
 def test_more_features_than_memory(monkeypatch):
     given = problem(3, 40, own_variances=True)
     monkeypatch.setattr(
-        gpclml._utils.memory, "available_memory", lambda device: 3 * 40 * 40 * 8 - 1
+        gpclml._utils.environment, "available_memory", lambda device: 3 * 40 * 40 * 8 - 1
     )
     with pytest.raises(ArgumentError, match=r"features: got 40, which needs .*fewer features"):
         LowRankFamily(1).best(*given)
@@ -222,7 +222,9 @@ def test_more_features_than_memory(monkeypatch):
     given = problem(3, 40, own_variances=False)
     for family in FAMILIES.values():
         family.best(*given)
-    monkeypatch.setattr(gpclml._utils.memory, "available_memory", lambda device: 3 * 3 * 3 * 8 - 1)
+    monkeypatch.setattr(
+        gpclml._utils.environment, "available_memory", lambda device: 3 * 3 * 3 * 8 - 1
+    )
     for family in FAMILIES.values():
         with pytest.raises(ArgumentError, match=r"features: got \(3, 40\), which needs"):
             family.best(*given)

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal, kl_divergence
 
 import reference
-from gpclml._utils.memory import available_memory, check_memory
+from gpclml._utils.environment import available_memory, check_memory
 from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
 from gpclml.linalg.gaussians import (
     DiagonalFamily,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gpclml.meta import ConvBlocks
-from gpclml.meta.first_block import first_block
+from gpclml.meta.backbones import first_block
 
 
 def block_and_images(channels=1, sides=(12, 12), width=5, count=7, dtype=torch.float64):

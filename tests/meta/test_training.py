@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gpclml._utils.checkpoint import write_checkpoint
+from gpclml._utils.files import write_checkpoint
 from gpclml.conditioning import LastPoints, RandomHoldout
 from gpclml.errors import ArgumentError, DataError, NonFiniteError
 from gpclml.kernels.networks import MLP

@@ -19,8 +19,7 @@ from gpclml.conditioning import HeldOut, KFold, LastPoints, LeaveOneOut, RandomH
 from gpclml.inference import covariances
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.mlls import fixed_loss as fixed_loss_module
-from gpclml.mlls.fixed_loss import FixedLoss
-from gpclml.mlls.losses import fixed_loss
+from gpclml.mlls.fixed_loss import FixedLoss, fixed_loss
 from gpclml.models import GPRegression
 
 

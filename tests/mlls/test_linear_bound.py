@@ -9,7 +9,7 @@ import pytest
 import torch
 from gpytorch.priors import GammaPrior
 
-import gpclml._utils.memory
+import gpclml._utils.environment
 from gpclml.errors import (
     ArgumentError,
     ModelModeError,
@@ -193,7 +193,7 @@ def test_nothing_of_the_size_of_features_squared(family):
 
 
 def test_more_features_than_memory(monkeypatch):
-    monkeypatch.setattr(gpclml._utils.memory, "available_memory", lambda device: 10_000_000)
+    monkeypatch.setattr(gpclml._utils.environment, "available_memory", lambda device: 10_000_000)
     model = make(4, 1000)  # prior variances that differ: the low rank needs all eigenvectors
     mll = LinearEvidenceLowerBound(model.likelihood, model, LowRankFamily(1))
     with pytest.raises(ArgumentError, match="one prior variance"):

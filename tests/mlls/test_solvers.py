@@ -4,7 +4,7 @@ import gpytorch
 import pytest
 import torch
 
-import gpclml._utils.memory
+import gpclml._utils.environment
 from gpclml.conditioning import HeldOut, KFold, LastPoints, RandomHoldout
 from gpclml.errors import ArgumentError, NotConvergedError, UnknownNameError, UnsupportedError
 from gpclml.evaluation import conditional_log_marginal_likelihood
@@ -278,7 +278,7 @@ def test_no_block_is_refused():
 
 
 def test_too_little_memory_is_said_before_anything_is_allocated(monkeypatch):
-    monkeypatch.setattr(gpclml._utils.memory, "available_memory", lambda device: 150_000)
+    monkeypatch.setattr(gpclml._utils.environment, "available_memory", lambda device: 150_000)
     monkeypatch.setattr(gpclml.inference.covariances, "_SMALL", 0)
     with pytest.raises(ArgumentError, match=r"'cholesky' at n = 60, which needs .* GiB"):
         value_and_gradient(objective("cholesky"))

@@ -20,7 +20,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.priors import GammaPrior, NormalPrior
 from linear_operator.operators import InterpolatedLinearOperator
 
-import gpclml._utils.memory
+import gpclml._utils.environment
 from gpclml.conditioning import HeldOut, KFold, LastPoints, RandomHoldout, RandomOrderings
 from gpclml.errors import ArgumentError, ModelModeError, UnsupportedError
 from gpclml.fit import fit_mll
@@ -394,15 +394,15 @@ def test_memory_is_asked_for_once(monkeypatch):
     asked = []
     memory = psutil.virtual_memory()
     monkeypatch.setattr(psutil, "virtual_memory", lambda: asked.append(1) or memory)
-    gpclml._utils.memory._memory_of_the_machine.cache_clear()
+    gpclml._utils.environment._memory_of_the_machine.cache_clear()
     fit_mll(objective(*data()), "adam", steps=5, progress=False)
     assert len(asked) == 1
 
 
 def test_memory_is_known_where_posix_calls_are_not(monkeypatch):
     monkeypatch.delattr("os.sysconf")
-    gpclml._utils.memory._memory_of_the_machine.cache_clear()
-    assert gpclml._utils.memory.available_memory(torch.device("cpu")) > 2**26
+    gpclml._utils.environment._memory_of_the_machine.cache_clear()
+    assert gpclml._utils.environment.available_memory(torch.device("cpu")) > 2**26
 
 
 def test_an_objective_in_the_place_of_its_class():

@@ -3,7 +3,7 @@ import re
 import pytest
 import torch
 
-import gpclml._utils.memory
+import gpclml._utils.environment
 from gpclml.errors import ArgumentError, NotConvergedError, UnknownNameError, UnsupportedError
 from gpclml.inference import SolverWarning
 from gpclml.linalg import ConjugateGradients, NotConvergedWarning
@@ -23,7 +23,7 @@ def data(missing=False):
 
 
 def available(monkeypatch, numbers):
-    monkeypatch.setattr(gpclml._utils.memory, "available_memory", lambda device: 8 * numbers)
+    monkeypatch.setattr(gpclml._utils.environment, "available_memory", lambda device: 8 * numbers)
 
 
 def test_where_it_fits_the_result_is_that_of_the_factorization_bit_for_bit():

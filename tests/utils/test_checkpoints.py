@@ -21,7 +21,7 @@ from checkpoint_files import (
     transfer,
 )
 
-from gpclml._utils.checkpoint import read_checkpoint, write_checkpoint
+from gpclml._utils.files import read_checkpoint, write_checkpoint
 from gpclml._utils.resuming import digest
 from gpclml.conditioning import LastPoints, RandomHoldout
 from gpclml.curvature import Diagonal, Kronecker
@@ -259,7 +259,7 @@ LIMITED = """
 import resource, signal, sys
 from pathlib import Path
 import torch
-from gpclml._utils.checkpoint import write_checkpoint
+from gpclml._utils.files import write_checkpoint
 from gpclml.errors import DataError
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

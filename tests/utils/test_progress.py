@@ -10,7 +10,7 @@ import gpclml.evaluation
 import gpclml.evidence.sampling
 import gpclml.fit
 import gpclml.meta
-from gpclml._utils.progress import shows_progress
+from gpclml._utils.environment import shows_progress
 
 
 @pytest.mark.parametrize("terminal", [True, False])
@@ -31,12 +31,12 @@ def test_bars_are_those_of_notebooks_there_and_need_no_ipywidgets():
     """A kernel of Jupyter without ipywidgets: tqdm warns at import, and the bar is text."""
     code = (
         "import sys, types, warnings\n"
+        "from gpclml._utils.environment import progress_bar\n"
         "warnings.simplefilter('error')\n"
         "sys.modules['ipykernel.zmqshell'] = types.ModuleType('zmqshell')\n"
         "sys.modules['IPython'] = types.ModuleType('IPython')\n"
         "sys.modules['IPython'].get_ipython = lambda: type('ZMQInteractiveShell', (), {})()\n"
         "sys.modules['ipywidgets'] = None\n"
-        "from gpclml._utils.progress import progress_bar\n"
         "assert list(progress_bar(range(3), progress=True, desc='fit')) == [0, 1, 2]\n"
         "import tqdm.auto\n"
         "assert type(progress_bar(progress=False)) is tqdm.auto.tqdm\n"

@@ -15,7 +15,7 @@ from benchmarks._figures import new_figure, save_figure
 from benchmarks.speed.memory import peak_memory
 from benchmarks.speed.methods import BASE, SCALE_METHODS, Problem, gradient_step
 from benchmarks.speed.runs import interleaved_times
-from gpclml._utils.memory import available_memory
+from gpclml._utils.environment import available_memory
 
 __all__ = ["cost_of_steps", "draw_costs", "machine_constants", "slopes"]
 

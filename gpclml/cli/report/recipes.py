@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gpclml import __version__
 from gpclml._utils.arguments import check_counts, checked
-from gpclml._utils.files import printable
+from gpclml.cli.terminal import printable
 from gpclml.conditioning import Conditioning, KFold, LastPoints, LeaveOneOut
 from gpclml.errors import ArgumentError, UnknownNameError
 from gpclml.estimators import StackedGP

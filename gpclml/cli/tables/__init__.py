@@ -1,8 +1,7 @@
 """Reads tables, splits their rows, and encodes their columns as inputs and targets of a model."""
 
 from gpclml.cli.tables.encoding import EncodedRows, TableEncoding, fit_encoding
-from gpclml.cli.tables.reading import read_table
-from gpclml.cli.tables.rows import read_times, split_rows
+from gpclml.cli.tables.reading import read_table, read_times, split_rows
 from gpclml.datasets.columns import CategoryColumn, NumberColumn
 
 __all__ = [

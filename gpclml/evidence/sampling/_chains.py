@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gpclml._utils.arguments import check_finite
-from gpclml._utils.progress import progress_bar
+from gpclml._utils.environment import progress_bar
 from gpclml.errors import ArgumentError, ShapeError
 from gpclml.evidence.sampling.monte_carlo import LogDensity, log_values
 

@@ -18,7 +18,7 @@ from gpclml._utils.arguments import (
     check_positive,
     checked,
 )
-from gpclml._utils.progress import progress_bar
+from gpclml._utils.environment import progress_bar
 from gpclml.conditioning.batches import Loader, Points, TrainingBatches, points_of
 from gpclml.curvature import sample_gradients
 from gpclml.curvature.structure import (

@@ -12,13 +12,14 @@ from gpclml.linalg.gaussians.distributions import (
     LowRankGaussian,
     WeightDistribution,
 )
-from gpclml.linalg.gaussians.expectations import expected_square, gaussian_kl
 from gpclml.linalg.gaussians.families import (
     DiagonalFamily,
     FullFamily,
     GaussianFamily,
     LowRankFamily,
     TrainableGaussian,
+    expected_square,
+    gaussian_kl,
     linear_posterior,
 )
 
