@@ -26,7 +26,7 @@ from benchmarks.speed.methods import (
 from benchmarks.speed.runs import interleaved_times
 from gpclml.fit import FitWarning
 from gpclml.linalg import DenseCovariance
-from gpclml.linalg.closed_forms import inverse_of_factor
+from gpclml.linalg.matrices import inverse_of_factor
 
 __all__ = ["OPERATIONS", "run"]
 

@@ -40,7 +40,7 @@ from gpclml.linalg import (
     OperatorProducts,
     RowProducts,
 )
-from gpclml.linalg.matrices import common_batch
+from gpclml.linalg.covariance import common_batch
 
 __all__ = [
     "ObservedCovariance",

@@ -31,8 +31,7 @@ from gpclml.inference.known_kernels import (
 )
 from gpclml.linalg import DenseCovariance
 from gpclml.linalg.array_kernels import ArrayKernel, Number
-from gpclml.linalg.closed_forms import ClosedForm
-from gpclml.linalg.covariance import Pairs
+from gpclml.linalg.covariance import ClosedForm, Pairs
 from gpclml.linalg.lapack import (
     applies,
     kernel_density,

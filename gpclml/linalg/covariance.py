@@ -4,20 +4,64 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
+import numpy
 import torch
 from linear_operator.operators import LinearOperator
 from torch import Size, Tensor
 
 from gpclml._utils.arguments import checked
 from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
-from gpclml.linalg.matrices import check_indices, check_member_indices, check_residual
 
-__all__ = ["ConditionedBlock", "Covariance", "Pairs", "Predictor"]
+__all__ = [
+    "ClosedForm",
+    "ConditionedBlock",
+    "Covariance",
+    "Pairs",
+    "Predictor",
+    "State",
+    "check_indices",
+    "check_residual",
+    "common_batch",
+]
 
 Pairs = list[tuple[Tensor, Tensor]]
 """Tensors and gradients by them, of the same shape and type."""
+
+
+State = Sequence[Tensor]
+"""What a gradient needs of an evaluation."""
+
+
+class ClosedForm(ABC):
+    """Densities of residuals ``(*batch, k, n)`` that share covariances ``(*batch, n, n)``.
+
+    Attributes:
+        order: Order of the points in which they are computed, ``(n,)``; None for data order.
+        event: Dimensions of the densities of one residual: none where there is one density.
+    """
+
+    order: Tensor | None
+    event = 0
+
+    @property
+    def for_lapack(self) -> Any:
+        """The held-out points as :mod:`gpclml.linalg.lapack` takes them; None if it cannot."""
+        return None
+
+    def of_ordered(self) -> ClosedForm:
+        """The same of points that come in this order."""
+        return replace(cast(Any, self), order=None)
+
+    @abstractmethod
+    def evaluate(self, covariance: Tensor, residuals: Tensor) -> tuple[Tensor, State]:
+        """The densities, in the type of the factor, and what the gradient needs."""
+
+    @abstractmethod
+    def gradient(self, state: State, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradients of the densities' weighted sum, ``weights`` of their shape and type."""
 
 
 class Covariance(ABC):
@@ -79,7 +123,7 @@ class Covariance(ABC):
         if held_out.ndim == 1:
             check_indices("held_out", held_out, residual.shape[-1])
         else:
-            check_member_indices("held_out", held_out, residual.shape[:-1], residual.shape[-1])
+            _check_member_indices("held_out", held_out, residual.shape[:-1], residual.shape[-1])
         return self._own("conditional_log_density")(residual, held_out)
 
     @checked(late=True, residual="float (*batch, n)")
@@ -268,6 +312,62 @@ class Covariance(ABC):
             "a covariance with a Cholesky factor",
             "Use solver='cholesky', or a DenseCovariance.",
         )
+
+
+def common_batch(*shapes: Size) -> Size:
+    """The batch shape that these broadcast to; equal ones, the usual case, take no time."""
+    first = shapes[0]
+    if all(shape == first for shape in shapes):
+        return first
+    return torch.broadcast_shapes(*shapes)
+
+
+def check_residual(covariance: torch.Size, residual: Tensor) -> tuple[int, ...]:
+    """The batch shape of a covariance of that shape and a residual together."""
+    if len(covariance) < 2 or covariance[-1] != covariance[-2] or covariance[-1] == 0:
+        raise ShapeError("covariance", tuple(covariance), "(*batch, n, n) with n >= 1")
+    n = covariance[-1]
+    if residual.ndim < 1 or residual.shape[-1] != n:
+        raise ShapeError("residual", tuple(residual.shape), f"(*batch, {n}), as the covariance")
+    if covariance[:-2] == residual.shape[:-1]:
+        return covariance[:-2]
+    try:
+        return numpy.broadcast_shapes(covariance[:-2], residual.shape[:-1])
+    except ValueError as error:
+        raise ShapeError(
+            "residual",
+            f"batch shape {tuple(residual.shape[:-1])}",
+            f"one that broadcasts with the covariance's {tuple(covariance[:-2])}",
+        ) from error
+
+
+def check_indices(argument: str, indices: Tensor, n: int, count: int | None = None) -> Tensor:
+    """The indices, if they are integers from 0 to n - 1, distinct and one-dimensional."""
+    expected = f"{count or 'at least 1'} distinct integers from 0 to {n - 1}, one-dimensional"
+    kind = indices.dtype
+    if indices.ndim != 1 or kind.is_floating_point or kind.is_complex or kind == torch.bool:
+        raise ArgumentError(argument, f"shape {tuple(indices.shape)} of {indices.dtype}", expected)
+    if indices.numel() == 0 or count not in (None, indices.numel()):
+        raise ArgumentError(argument, f"{indices.numel()} indices", expected)
+    values = indices.tolist()
+    low, high = min(values), max(values)
+    if low < 0 or high >= n:
+        raise ArgumentError(argument, f"indices from {low} to {high}", expected)
+    if len(set(values)) != len(values):
+        raise ArgumentError(argument, "repeated indices", expected)
+    return indices
+
+
+def _check_member_indices(argument: str, indices: Tensor, batch: torch.Size, n: int) -> Tensor:
+    """The indices, if those of each batch member pass :func:`check_indices`."""
+    if indices.shape[:-1] != batch:
+        expected = f"(b,), or {tuple(batch)} and b: a row of indices for each batch member"
+        raise ShapeError(argument, f"shape {tuple(indices.shape)}", expected)
+    check_indices(argument, indices.flatten().unique(), n)
+    ordered = indices.sort(-1).values
+    if bool((ordered[..., 1:] == ordered[..., :-1]).any()):
+        raise ArgumentError(argument, "repeated indices", f"distinct integers from 0 to {n - 1}")
+    return indices
 
 
 def _check_blocks(blocks: Sequence[Tensor], n: int) -> None:

@@ -1,4 +1,10 @@
-"""Dense covariances: densities and predictions by a Cholesky factor."""
+r"""Dense covariances: densities and predictions by a Cholesky factor, gradients in closed form.
+
+With :math:`K = L L^\top` and :math:`z = L^{-1} r`, the density of one point given its predecessors
+is :math:`\log p(r_i \mid r_{<i}) = -z_i^2/2 - \log L_{ii} - \tfrac12\log 2\pi`. The sum over all
+points is the log marginal likelihood; the sum over the last points is their joint log density
+conditioned on the first ones.
+"""
 
 from __future__ import annotations
 
@@ -13,27 +19,34 @@ from linear_operator.operators import LinearOperator
 from torch import Size, Tensor
 
 from gpclml._utils.arguments import checked
-from gpclml.linalg.closed_forms import (
-    BlockLogDensities,
+from gpclml.linalg.closed_forms import BlockLogDensities, SequentialLogDensities
+from gpclml.linalg.covariance import (
     ClosedForm,
-    ConditionalLogDensity,
-    SequentialLogDensities,
-    differentiable,
-    factor_and_whiten,
+    ConditionedBlock,
+    Covariance,
+    Pairs,
+    Predictor,
+    State,
 )
-from gpclml.linalg.covariance import ConditionedBlock, Covariance, Pairs, Predictor
 from gpclml.linalg.lapack import matrix_density_and_gradients
 from gpclml.linalg.matrices import (
     Sharing,
-    order_with_last,
+    factor_and_whiten,
+    inverse_of_factor,
+    log_density_terms,
     permute,
+    refuse_double_backward,
+    rows_in_data_order,
     safe_cholesky,
+    symmetric_columns,
     take,
     take_rows,
 )
 
 __all__ = ["DenseCovariance"]
 
+# Up to this held-out share, n x b triangular solves cost less than two inverses.
+_SOLVE_UP_TO = 0.3
 _MATRICES = 7  # at the peak of a step: those of the kernel, of the factor and of the gradient
 
 
@@ -120,7 +133,7 @@ class DenseCovariance(Covariance):
         """The density of held-out blocks, as a function of matrices of this size."""
         if len(blocks) == 1 and blocks[0].shape[-2] == 1:
             held_out = blocks[0].squeeze(-2)
-            order = order_with_last(held_out.cpu(), self.shape[-1])
+            order = _order_with_last(held_out.cpu(), self.shape[-1])
             if order is not None:
                 order = order.to(self.device, non_blocking=True)
             return ConditionalLogDensity(order, held_out.shape[-1], self.factor_dtype, self.checked)
@@ -174,7 +187,7 @@ class DenseCovariance(Covariance):
         # Points ordered so that those asked for are last, the last block of K⁻¹ is
         # L_BB⁻ᵀ L_BB⁻¹: nothing of the inverse beyond it is formed.
         n, b = residual.shape[-1], rows.shape[-1]
-        order = order_with_last(rows, n)
+        order = _order_with_last(rows, n)
         if order is None:
             order = rows if b == n else torch.arange(n, device=rows.device)
         residual = take(residual, order)
@@ -215,6 +228,115 @@ class DenseCovariance(Covariance):
         block = self.take(rows).predictor(take(residual, rows)).given(cross, keep=True)
         spread = permute(self.matrix, others) - block.joint_reduction(block)
         return self._with(spread), take(residual, others) - block.shift
+
+
+def _order_with_last(
+    held_out: Tensor,  # shape: (b,) or (*batch, b)
+    n: int,
+) -> Tensor | None:
+    """All other points in data order, then the held-out ones; None if no order is needed.
+
+    None is needed where all are held out, or all members hold out the last ones in data order.
+    """
+    b = held_out.shape[-1]
+    if b == n or torch.equal(
+        held_out, torch.arange(n - b, n, device=held_out.device).expand_as(held_out)
+    ):
+        return None
+    kept = torch.ones(*held_out.shape[:-1], n, dtype=torch.bool, device=held_out.device)
+    kept.scatter_(-1, held_out, False)
+    rest = kept.nonzero()[:, -1].reshape(*held_out.shape[:-1], n - b)
+    return torch.cat([rest, held_out], dim=-1)
+
+
+@dataclass(frozen=True)
+class ConditionalLogDensity(ClosedForm):
+    """The joint log density of the points that come last, given those before them.
+
+    Attributes:
+        order: Of all points, ``(n,)`` or ``(*batch, n)``; None for data order.
+        num_held_out: Number of points that are scored.
+    """
+
+    order: Tensor | None
+    num_held_out: int
+    factor_dtype: torch.dtype | None = None
+    checked: bool = True
+
+    @property
+    def for_lapack(self) -> int | None:
+        """Their number."""
+        return None if self.factor_dtype == torch.float32 else self.num_held_out
+
+    def evaluate(self, covariance: Tensor, residuals: Tensor) -> tuple[Tensor, State]:
+        """Densities ``(*batch, k)``."""
+        L, z = factor_and_whiten(covariance, residuals, self.order, self.factor_dtype, self.checked)
+        return log_density_terms(L, z)[..., -self.num_held_out :, :].sum(-2), (L, z)
+
+    def gradient(self, state: State, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """By n x b triangular solves, or by two inverses where many points are held out."""
+        L, z = state
+        weights = weights.unsqueeze(-2)  # (*batch, 1, k)
+        few = self.num_held_out <= _SOLVE_UP_TO * z.shape[-2]
+        of_covariance = _gradient_by_solve if few else _gradient_by_inverse
+        gradient, u = of_covariance(L, z, self.order, self.num_held_out, weights)
+        return gradient, -(weights * u).mT
+
+
+def _gradient_by_solve(L, z, order, b, grad):
+    n, k = z.shape[-2:]
+    right = z.new_zeros(*z.shape[:-1], b + 2 * k)
+    right[..., n - b :, :b] = torch.eye(b, dtype=z.dtype, device=z.device)
+    right[..., n - b :, b : b + k] = z[..., n - b :, :]
+    right[..., b + k :] = z
+    solved = rows_in_data_order(torch.linalg.solve_triangular(L.mT, right, upper=True), order)
+    W, u, alpha = solved.split([b, k, k], dim=-1)
+    # -uuᵀ/2 + (uαᵀ + αuᵀ)/2 as one symmetric term a residual.
+    left, right = symmetric_columns(u, alpha - 0.5 * u, grad)
+    left = torch.cat([W, left], dim=-1)
+    right = torch.cat([-0.5 * grad.sum(-1, keepdim=True) * W, right], dim=-1)
+    return left @ right.mT, u
+
+
+def _gradient_by_inverse(L, z, order, b, grad):
+    # W Wᵀ is the inverse of K less the inverse of the block that is conditioned on.
+    n, k = z.shape[-2:]
+    m = n - b
+    gradient = inverse_of_factor(L)
+    scale = -0.5 * grad.sum(-1, keepdim=True)
+    if m == 0:  # u is alpha
+        alpha = torch.linalg.solve_triangular(L.mT, z, upper=True)
+        gradient.mul_(scale).add_((0.5 * grad * alpha) @ alpha.mT)
+        return gradient, alpha
+    gradient[..., :m, :m] -= inverse_of_factor(L[..., :m, :m])
+    tail = torch.cat([torch.zeros_like(z[..., :m, :]), z[..., m:, :]], dim=-2)
+    solved = torch.linalg.solve_triangular(L.mT, torch.cat([tail, z], dim=-1), upper=True)
+    u, alpha = solved.split(k, dim=-1)
+    left, right = symmetric_columns(u, alpha - 0.5 * u, grad)
+    gradient.mul_(scale).add_(left @ right.mT)
+    if order is not None:
+        gradient = permute(gradient, order.argsort(-1))
+    return gradient, rows_in_data_order(u, order)
+
+
+def differentiable(density: ClosedForm, covariance: Tensor, residuals: Tensor) -> Tensor:
+    """The densities with their gradient in closed form, in the type of the covariance."""
+    return cast(Tensor, _Differentiable.apply(covariance, residuals, density))
+
+
+class _Differentiable(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, covariance, residuals, density):
+        values, state = density.evaluate(covariance, residuals)
+        ctx.save_for_backward(*state)
+        ctx.density, ctx.type, ctx.dtype = density, values.dtype, covariance.dtype
+        return values.to(covariance.dtype)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        refuse_double_backward(type(ctx.density).__name__)
+        gradients = ctx.density.gradient(ctx.saved_tensors, grads[0].to(ctx.type))
+        return *[one.to(ctx.dtype) for one in gradients], None
 
 
 class _DensePredictor(Predictor):

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from gpclml._utils.arguments import checked
-from gpclml.linalg.covariance import Covariance
+from gpclml.linalg.covariance import Covariance, check_indices, check_residual
 from gpclml.linalg.dense import DenseCovariance
-from gpclml.linalg.matrices import check_indices, check_residual
 
 __all__ = [
     "block_conditional_log_densities",

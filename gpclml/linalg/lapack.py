@@ -3,7 +3,7 @@
 A call of PyTorch takes some microseconds whatever it computes, which for a hundred points is most
 of the time of a density; NumPy's calls take a fraction of that. For many points LAPACK's inverse of
 a factor and products of which one half is computed save half of the operations. The formulas are
-those of :mod:`gpclml.linalg.closed_forms`, for one covariance and one residual.
+those of :mod:`gpclml.linalg.dense`, for one covariance and one residual.
 
 A covariance that is not positive definite, or singular to rounding, is left to the other modules.
 """

@@ -1,30 +1,29 @@
-"""Dense matrices: Cholesky factors, points in another order, symmetric products, checks."""
+"""Dense matrices: Cholesky factors and inverses, points in another order, symmetric products."""
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator, Sequence
 
-import numpy
 import torch
 from linear_operator.utils.errors import NotPSDError
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Size, Tensor
 
 from gpclml._utils.arguments import callers_level, checked
-from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnsupportedError
+from gpclml.errors import ArgumentError, NonFiniteError, UnsupportedError
 
 __all__ = [
     "DOUBLE_UP_TO",
+    "HALF_LOG_2PI",
     "PIVOT_ROUNDINGS",
     "Sharing",
-    "check_indices",
-    "check_member_indices",
-    "check_residual",
-    "common_batch",
+    "factor_and_whiten",
     "factorization_dtype",
     "inner_product",
-    "order_with_last",
+    "inverse_of_factor",
+    "log_density_terms",
     "permute",
     "products_by_rows",
     "refuse_double_backward",
@@ -38,12 +37,14 @@ __all__ = [
     "take_rows",
 ]
 
+HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 DOUBLE_UP_TO = 512
 """Largest n at which a float32 covariance is factored in float64 without being asked."""
 
 # Entries of a matrix that are multiplied at a time: they stay in a processor's cache.
 _AT_A_TIME = {"cpu": 1 << 16, "other": 1 << 22}
 _PANEL = {"cpu": 256, "other": 2048}  # rows of a symmetric product that are computed at once
+_UNDIVIDED, _UNDIVIDED_ON_GPU = 128, 1024  # least rows of a half of an inverse
 PIVOT_ROUNDINGS = 2
 """Epsilons of a variance that a squared pivot has to be above."""
 
@@ -182,25 +183,6 @@ def _jittered(matrix: Tensor, least: float) -> Tensor:
         f"diagonal {scale:.3g}: not positive definite even with jitter of 1e-3 of that. Raise the "
         "noise floor of the likelihood, or look for hyperparameters that degenerated."
     )
-
-
-def order_with_last(
-    held_out: Tensor,  # shape: (b,) or (*batch, b)
-    n: int,
-) -> Tensor | None:
-    """All other points in data order, then the held-out ones; None if no order is needed.
-
-    None is needed where all are held out, or all members hold out the last ones in data order.
-    """
-    b = held_out.shape[-1]
-    if b == n or torch.equal(
-        held_out, torch.arange(n - b, n, device=held_out.device).expand_as(held_out)
-    ):
-        return None
-    kept = torch.ones(*held_out.shape[:-1], n, dtype=torch.bool, device=held_out.device)
-    kept.scatter_(-1, held_out, False)
-    rest = kept.nonzero()[:, -1].reshape(*held_out.shape[:-1], n - b)
-    return torch.cat([rest, held_out], dim=-1)
 
 
 @checked(late=True, values="(*members, n)", order="index (b,) | (*members, b)")
@@ -345,62 +327,6 @@ def sandwich(Q: Tensor, middles: list[Tensor], blocks: Sequence[Tensor]) -> Tens
     return symmetric_product(Q @ total, Q)
 
 
-def common_batch(*shapes: Size) -> Size:
-    """The batch shape that these broadcast to; equal ones, the usual case, take no time."""
-    first = shapes[0]
-    if all(shape == first for shape in shapes):
-        return first
-    return torch.broadcast_shapes(*shapes)
-
-
-def check_residual(covariance: torch.Size, residual: Tensor) -> tuple[int, ...]:
-    """The batch shape of a covariance of that shape and a residual together."""
-    if len(covariance) < 2 or covariance[-1] != covariance[-2] or covariance[-1] == 0:
-        raise ShapeError("covariance", tuple(covariance), "(*batch, n, n) with n >= 1")
-    n = covariance[-1]
-    if residual.ndim < 1 or residual.shape[-1] != n:
-        raise ShapeError("residual", tuple(residual.shape), f"(*batch, {n}), as the covariance")
-    if covariance[:-2] == residual.shape[:-1]:
-        return covariance[:-2]
-    try:
-        return numpy.broadcast_shapes(covariance[:-2], residual.shape[:-1])
-    except ValueError as error:
-        raise ShapeError(
-            "residual",
-            f"batch shape {tuple(residual.shape[:-1])}",
-            f"one that broadcasts with the covariance's {tuple(covariance[:-2])}",
-        ) from error
-
-
-def check_indices(argument: str, indices: Tensor, n: int, count: int | None = None) -> Tensor:
-    """The indices, if they are integers from 0 to n - 1, distinct and one-dimensional."""
-    expected = f"{count or 'at least 1'} distinct integers from 0 to {n - 1}, one-dimensional"
-    kind = indices.dtype
-    if indices.ndim != 1 or kind.is_floating_point or kind.is_complex or kind == torch.bool:
-        raise ArgumentError(argument, f"shape {tuple(indices.shape)} of {indices.dtype}", expected)
-    if indices.numel() == 0 or count not in (None, indices.numel()):
-        raise ArgumentError(argument, f"{indices.numel()} indices", expected)
-    values = indices.tolist()
-    low, high = min(values), max(values)
-    if low < 0 or high >= n:
-        raise ArgumentError(argument, f"indices from {low} to {high}", expected)
-    if len(set(values)) != len(values):
-        raise ArgumentError(argument, "repeated indices", expected)
-    return indices
-
-
-def check_member_indices(argument: str, indices: Tensor, batch: torch.Size, n: int) -> Tensor:
-    """The indices, if those of each batch member pass :func:`check_indices`."""
-    if indices.shape[:-1] != batch:
-        expected = f"(b,), or {tuple(batch)} and b: a row of indices for each batch member"
-        raise ShapeError(argument, f"shape {tuple(indices.shape)}", expected)
-    check_indices(argument, indices.flatten().unique(), n)
-    ordered = indices.sort(-1).values
-    if bool((ordered[..., 1:] == ordered[..., :-1]).any()):
-        raise ArgumentError(argument, "repeated indices", f"distinct integers from 0 to {n - 1}")
-    return indices
-
-
 def refuse_double_backward(name: str) -> None:
     """Raises when a gradient is asked for that could itself be differentiated."""
     if torch.is_grad_enabled():
@@ -442,3 +368,65 @@ def products_by_rows(a: Tensor, b: Tensor) -> Iterator[tuple[slice, Tensor]]:
         rows = slice(start, min(start + count, n))
         part = buffer[..., : rows.stop - start, :]
         yield rows, torch.mul(a[..., rows, :], b[..., rows, :], out=part)
+
+
+def factor_and_whiten(
+    covariance: Tensor,
+    residuals: Tensor,
+    order: Tensor | None,
+    factor_dtype: torch.dtype | None,
+    checked: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """The factor, and z of residuals ``(*batch, k, n)`` as columns, ``(*batch, n, k)``."""
+    columns = residuals.mT
+    if order is not None:
+        covariance = permute(covariance, order)
+        columns = take_rows(columns, order)
+    L = safe_cholesky(covariance, factor_dtype, checked=checked)
+    return L, torch.linalg.solve_triangular(L, columns.to(L.dtype), upper=False)
+
+
+def log_density_terms(L: Tensor, z: Tensor) -> Tensor:
+    """The log density of each point given its predecessors, by :func:`factor_and_whiten`."""
+    log_diagonal = L.diagonal(dim1=-2, dim2=-1).log().unsqueeze(-1)
+    return -0.5 * z.square() - log_diagonal - HALF_LOG_2PI
+
+
+def inverse_of_factor(L: Tensor) -> Tensor:
+    """The inverse of ``L @ L.mT``, ``(*batch, n, n)``.
+
+    A large one is computed by halves, which takes 5/6 n³ operations, mostly of products. On a GPU
+    this is faster than ``torch.cholesky_inverse``; on a CPU it does not slow down as that does
+    where several threads share the cores with other programs. Many small ones are computed on a GPU
+    by triangular solves, since ``torch.cholesky_inverse`` of a batch cannot be in a CUDA graph.
+    """
+    if L.shape[-1] == 1:
+        return L.square().reciprocal()
+    if L.ndim > 2 and L.device.type != "cpu" and L.shape[-1] < _UNDIVIDED_ON_GPU:
+        one = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device).expand(L.shape)
+        of_factor = torch.linalg.solve_triangular(L, one, upper=False)
+        return of_factor.mT @ of_factor
+    undivided = _UNDIVIDED if L.device.type == "cpu" else _UNDIVIDED_ON_GPU
+    if L.shape[-1] < 2 * undivided:
+        return torch.cholesky_inverse(L)
+    inverse = torch.empty_like(L)
+    _fill_by_halves(inverse, L, undivided)
+    return inverse
+
+
+def _fill_by_halves(inverse: Tensor, L: Tensor, undivided: int) -> None:
+    """With A, B and C of the factor, S = (C Cᵀ)⁻¹ and Y = B A⁻¹: S, -S Y and (A Aᵀ)⁻¹ + Yᵀ S Y."""
+    n = L.shape[-1]
+    if n < 2 * undivided:
+        inverse.copy_(torch.cholesky_inverse(L))
+        return
+    h = n // 2
+    first, last = inverse[..., :h, :h], inverse[..., h:, h:]
+    _fill_by_halves(first, L[..., :h, :h], undivided)
+    _fill_by_halves(last, L[..., h:, h:], undivided)
+    Y = torch.linalg.solve_triangular(L[..., :h, :h], L[..., h:, :h], upper=False, left=False)
+    cross = last @ Y
+    first.add_(Y.mT @ cross)
+    cross.neg_()
+    inverse[..., h:, :h] = cross
+    inverse[..., :h, h:] = cross.mT

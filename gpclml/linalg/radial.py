@@ -25,12 +25,10 @@ from torch import Size, Tensor
 
 from gpclml._utils.arguments import checked
 from gpclml.errors import UnknownNameError
-from gpclml.linalg.closed_forms import ClosedForm
-from gpclml.linalg.covariance import Pairs
+from gpclml.linalg.covariance import ClosedForm, Pairs, common_batch
 from gpclml.linalg.dense import DenseCovariance
 from gpclml.linalg.matrices import (
     DOUBLE_UP_TO,
-    common_batch,
     inner_product,
     products_by_rows,
     refuse_double_backward,

@@ -21,7 +21,7 @@ from torch import Tensor
 from gpclml.inference.kernel_covariances import Hyperparameter, UnknownPartError
 from gpclml.inference.known_kernels import array_kernel, fixed_points
 from gpclml.linalg.array_kernels import ArrayKernel
-from gpclml.linalg.closed_forms import ClosedForm
+from gpclml.linalg.covariance import ClosedForm
 from gpclml.linalg.lapack import applies, kernel_density, least_pivot, one_thread
 from gpclml.mlls._terms import FixedTerms, Formula
 

@@ -35,8 +35,7 @@ from gpclml.inference.kernel_covariances import covariance_of
 from gpclml.inference.known_kernels import is_known
 from gpclml.inference.observations import Observations, likelihood_parameters, training_observations
 from gpclml.linalg import Covariance
-from gpclml.linalg.closed_forms import ClosedForm
-from gpclml.linalg.covariance import Pairs
+from gpclml.linalg.covariance import ClosedForm, Pairs
 from gpclml.mlls._arrays import ArrayDensity
 from gpclml.mlls._terms import FixedTerms, has_hooks
 from gpclml.mlls.conditional_marginal_log_likelihood import ConditionalMarginalLogLikelihood

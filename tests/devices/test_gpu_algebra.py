@@ -7,8 +7,8 @@ import torch
 from device_steps import objective
 from pretended_gpu import GPU, pretended_gpu
 
-from gpclml.linalg import closed_forms, matrices, symmetric_product
-from gpclml.linalg.closed_forms import inverse_of_factor
+from gpclml.linalg import matrices, symmetric_product
+from gpclml.linalg.matrices import inverse_of_factor
 
 CPU = torch.device("cpu")
 
@@ -22,7 +22,7 @@ def factors(*shape):
 @pytest.mark.parametrize("n", [1, 7, 16, 37, 64])
 @pytest.mark.parametrize("batch", [(), (3,)])
 def test_an_inverse_by_halves(n, batch, monkeypatch):
-    monkeypatch.setattr(closed_forms, "_UNDIVIDED_ON_GPU", 4)
+    monkeypatch.setattr(matrices, "_UNDIVIDED_ON_GPU", 4)
     L = factors(*batch, n)
     expected = torch.cholesky_inverse(L)
     with pretended_gpu():
@@ -32,7 +32,7 @@ def test_an_inverse_by_halves(n, batch, monkeypatch):
 
 
 def test_a_factor_that_failed_has_no_finite_inverse(monkeypatch):
-    monkeypatch.setattr(closed_forms, "_UNDIVIDED_ON_GPU", 4)
+    monkeypatch.setattr(matrices, "_UNDIVIDED_ON_GPU", 4)
     L = factors(20)
     L[3, 3] = torch.nan
     with pretended_gpu():
@@ -41,7 +41,7 @@ def test_a_factor_that_failed_has_no_finite_inverse(monkeypatch):
 
 @pytest.mark.parametrize("name", ["lml", "tenth", "folds", "loo", "orders", "chosen"])
 def test_a_step_by_halves_is_that_of_a_cpu(name, monkeypatch):
-    monkeypatch.setattr(closed_forms, "_UNDIVIDED_ON_GPU", 4)
+    monkeypatch.setattr(matrices, "_UNDIVIDED_ON_GPU", 4)
     monkeypatch.setattr(matrices, "_PANEL", {"cpu": 256, "other": 4})
     here = step(CPU, name)
     with pretended_gpu():

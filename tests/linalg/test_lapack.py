@@ -7,7 +7,7 @@ import torch
 from threadpoolctl import ThreadpoolController, threadpool_limits
 
 from gpclml.linalg import DenseCovariance, array_kernels, lapack
-from gpclml.linalg.closed_forms import inverse_of_factor
+from gpclml.linalg.matrices import inverse_of_factor
 
 BLOCKS = {
     "all": [torch.arange(9).unsqueeze(0)],

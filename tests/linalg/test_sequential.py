@@ -234,7 +234,7 @@ def test_residuals_that_share_a_covariance_are_as_alone(covariances, batch, b):
 
 
 def test_a_shared_covariance_is_factored_once(monkeypatch):
-    from gpclml.linalg import closed_forms
+    from gpclml.linalg import matrices
 
     shapes = []
 
@@ -242,7 +242,7 @@ def test_a_shared_covariance_is_factored_once(monkeypatch):
         shapes.append(covariance.shape)
         return safe_cholesky(covariance, factor_dtype, **options)
 
-    monkeypatch.setattr(closed_forms, "safe_cholesky", counted)
+    monkeypatch.setattr(matrices, "safe_cholesky", counted)
     K, r = reference.random_covariance(7, (4, 1)), reference.random_residual(7, (4, 5))
     conditional_log_density(K, r, held_out_of(7, 3))
     assert shapes == [(4, 7, 7)]

@@ -302,7 +302,7 @@ def test_conditioning_that_does_not_fit_the_data(conditioning):
 
 
 @pytest.mark.parametrize(
-    ("known", "by_lapack", "most"), [(False, False, 10), (True, False, 14), (True, True, 14)]
+    ("known", "by_lapack", "most"), [(False, False, 9), (True, False, 13), (True, True, 12)]
 )
 def test_a_call_enters_few_files_before_the_factorization(monkeypatch, known, by_lapack, most):
     model, likelihood = make(*data())
