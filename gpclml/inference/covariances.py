@@ -48,7 +48,6 @@ __all__ = [
     "SolverWarning",
     "check_solver",
     "choose_solver",
-    "has_one_noise",
     "observed_covariance",
 ]
 

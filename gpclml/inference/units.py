@@ -19,7 +19,6 @@ from gpclml.inference.observations import MISSING_TERM, Observations
 __all__ = [
     "PosteriorNormal",
     "Units",
-    "above_rounding",
     "log_target_scale",
     "term_offset",
     "to_training_units",
