@@ -22,6 +22,7 @@ from gpclml.mlls.fixed_loss import FixedLoss, fixed_loss, fresh_loss, has_shared
 _RESUMES = 3  # from the best point, without what the search remembers of the curvature
 _WINDOW, _LEAST_GAIN = 20, 0.002  # a search ends where so many steps gain less, nats in all
 _REMEMBERED = 30  # steps from which a search learns of the curvature
+_ROUNDING = 2 * torch.finfo(torch.float32).eps  # of a parameter that was moved to its bound
 _LEAST_SLOPE = 0.1  # nats by a unit of a parameter, below which there is nothing left to gain
 
 T = TypeVar("T")
@@ -184,10 +185,11 @@ def _num_points(mll: MarginalLogLikelihood) -> int:
 @torch.no_grad()
 def _at_bounds(mll: MarginalLogLikelihood, bounds: Bounds) -> tuple[str, ...]:
     named = dict(mll.named_parameters())
+    rounded = {name: _ROUNDING * parameter.abs() for name, parameter in named.items()}
     return tuple(
         name
         for name, (lower, upper) in bounds.items()
-        if bool(((named[name] <= lower) | (named[name] >= upper)).any())
+        if bool(((named[name] - rounded[name] <= lower) | (named[name] >= upper)).any())
     )
 
 

@@ -20,16 +20,22 @@ from torch.distributions import Normal
 
 from gpclml._utils.resuming import copied_state
 from gpclml.fit._optimize import LineSearchEnd, Record, StoppedError, line_search, objective
+from gpclml.fit._vector import trainable
 from gpclml.fit.result import Problem
 from gpclml.inference.observations import training_observations
 from gpclml.inference.posterior import are_constant
 from gpclml.linalg import leave_one_out_moments
+from gpclml.models import find_networks
 
 _FAILED = ("abnormal", "constant", "bound")
 # Of the start lengthscales: far shorter ones tell all points apart, where nothing can be learned.
 _SHORTER, _LONGER = (0.25,), (8.0, 64.0)
 _LESS_NOISE = 0.1  # of the start noise: what it takes for noise it need not explain
 _MOST_POINTS = 10_000  # beyond which predictions are not computed
+# By these two limits 53 of 264 fits to 25 public tables are told. Of them 42 had 95 % intervals that
+# held less than 85 % of new rows, or an NLL above 3; of the others 41 of 211.
+_FEW = 10  # points for each hyperparameter, below which noise at its lower bound is told
+_EXACT = 0.05**2  # of the targets' variance: mean squared error of points left out, where it is not
 
 
 @dataclass(frozen=True)
@@ -100,16 +106,16 @@ def _into(history: list[float], record: Record) -> Record:
 
 
 def _problem(mll: MarginalLogLikelihood, end: LineSearchEnd) -> Problem:
-    of_predictions = _problem_of_predictions(mll, bool(end.at_bounds))
-    if of_predictions:
+    of_predictions = _problem_of_predictions(mll, end.at_bounds)
+    if of_predictions in _FAILED or end.reason == "converged":
         return of_predictions
-    return "" if end.reason == "converged" else end.reason
+    return end.reason
 
 
 @torch.no_grad()
 def _problem_of_predictions(
-    mll: MarginalLogLikelihood, at_bound: bool
-) -> Literal["", "constant", "bound"]:
+    mll: MarginalLogLikelihood, at_bounds: tuple[str, ...]
+) -> Literal["", "constant", "bound", "noise"]:
     """What is wrong with predictions of points from all others, in any member of a batch."""
     model = mll.model
     if not isinstance(model, ExactGP) or model.train_inputs is None:
@@ -135,7 +141,24 @@ def _problem_of_predictions(
         return "constant"
     density = _mean(Normal(0.0, variance.clamp_min(0.0).sqrt(), False).log_prob(error), observed)
     of_one = -0.5 * (of_targets.log() + math.log(2 * math.pi) + 1)
-    return "bound" if at_bound and bool(((density < of_one) & varied).any()) else ""
+    if at_bounds and bool(((density < of_one) & varied).any()):
+        return "bound"
+    inexact = _mean(error.square(), observed) > _EXACT * of_targets
+    members = targets.shape[:-1].numel()
+    few = observed.sum(-1) * members < _FEW * _num_hyperparameters(mll)
+    return "noise" if _noise_at_bound(mll, at_bounds) and bool((inexact & few).any()) else ""
+
+
+def _noise_at_bound(mll: MarginalLogLikelihood, at_bounds: tuple[str, ...]) -> bool:
+    """Whether the noise is at its lower bound, and has no prior that would expect it there."""
+    has_prior = any(name.endswith("noise_prior") for name, *_ in mll.named_priors())
+    return not has_prior and any(name.endswith("raw_noise") for name in at_bounds)
+
+
+def _num_hyperparameters(mll: MarginalLogLikelihood) -> int:
+    """Trained parameters, without the weights of networks."""
+    of_networks = {id(p) for network in find_networks(mll.model) for p in network.parameters()}
+    return sum(p.numel() for p in trainable(mll).values() if id(p) not in of_networks)
 
 
 def _mean(values: Tensor, observed: Tensor) -> Tensor:
@@ -208,6 +231,12 @@ def _sentence(problem: Problem, end: LineSearchEnd, starts: int, steps: int) -> 
         return (
             f"The fit ended after {steps} steps, before an optimum ({end.message}).{tried} Use "
             "float64, look for near duplicates among the inputs, or pass restarts."
+        )
+    if problem == "noise":
+        return (
+            f"The noise ended at its lower bound, where the fit takes targets for exact, with "
+            f"fewer than {_FEW} points for each hyperparameter. If they are not exact, intervals "
+            "are too narrow: use more points, a prior of the noise, or a StackedGP."
         )
     if problem == "limit":
         return f"The fit was stopped after {steps} steps, before it converged. Give it more steps."

@@ -8,7 +8,7 @@ from typing import Literal
 
 __all__ = ["FitResult", "FitWarning", "Problem"]
 
-Problem = Literal["", "limit", "stopped", "abnormal", "constant", "bound"]
+Problem = Literal["", "limit", "stopped", "abnormal", "constant", "bound", "noise"]
 """What is wrong with a fit; empty if nothing is."""
 
 
@@ -29,7 +29,10 @@ class FitResult:
         problem: The problem in one word: "limit" if the limit of steps came before convergence,
             "stopped" if a value was not finite, "abnormal" if a line search ended before an
             optimum, "constant" if all leave-one-out predictions are the same, "bound" if a
-            parameter is at a bound and predictions are worse than the mean.
+            parameter is at a bound and predictions are worse than the mean, "noise" if the noise
+            is at its lower bound with fewer than ten points for each hyperparameter, though the
+            points are not predicted from each other almost exactly. Such a fit may be right, for
+            targets without noise; more often its intervals are too narrow.
     """
 
     objective: float
