@@ -51,6 +51,7 @@ from gpclml.cli.terminal import (
 from gpclml.datasets.columns import category_places
 from gpclml.errors import UnknownNameError
 from gpclml.evaluation import log_marginal_likelihood, score_models
+from gpclml.evaluation.findings import failed_fits
 from gpclml.models import GPRegression
 
 __all__ = ["REPORT_FILES", "compare_table", "make_report", "write_report"]
@@ -88,6 +89,7 @@ def compare_table(options: RunOptions, quiet: bool = False) -> Report:
                 tell(*others.failures)
                 said = (*notes, *failures, *others.failures)
                 report = make_report(options, data, saved, said, shows_progress(quiet), others)
+            tell(*(note for note in report.notes if note not in (*data.notes, *said)))
             write_report(folder, report, _names_of_files(saved))
     except KeyboardInterrupt:
         folder = work_folder_of(options.out)
@@ -170,7 +172,8 @@ def make_report(
         comparison = score_models(models, seed=seed, problems=problems, progress=progress)
         predictions, failures = _predictions(comparison.models, data, progress)
         scores = {**predictions, **others.scores}
-        choice = choose(predictions, scores)
+        failed = failed_fits(comparison.findings)
+        choice = choose(predictions, scores, failed)
         model = models.get(choice.name)
         means = (
             others.predictors[choice.name] if model is None else lambda x: predicted(model, x).mean

@@ -268,7 +268,7 @@ def _rows_of(part: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def _codes(encoding: TableEncoding, x: Tensor) -> Iterator[str]:
-    """Numbers, several times in a column, that are far from all others in it."""
+    """Numbers that are far from all others in their column."""
     places = {name: place for place, name in enumerate(encoding.inputs)}
     for column in encoding.columns:
         if not isinstance(column, NumberColumn):
@@ -276,14 +276,16 @@ def _codes(encoding: TableEncoding, x: Tensor) -> Iterator[str]:
         values = x[:, places[column.inputs[0]]]
         for code in (values.min(), values.max()):
             others = values[values != code]
-            if not len(others) or (count := len(values) - len(others)) < 2:
+            if not len(others):
                 continue
             spread = float(others.max() - others.min())
             away = float((others - code).abs().min())
             if spread > 0 and away > _FAR * spread:
+                count = len(values) - len(others)
                 yield (
-                    f"Column {column.name!r}: {count} values are {float(code):g}, all others lie "
-                    f"from {float(others.min()):g} to {float(others.max()):g}. If it stands for a "
+                    f"Column {column.name!r}: {count} value{'s are' if count > 1 else ' is'} "
+                    f"{float(code):g}, all others lie from {float(others.min()):g} to "
+                    f"{float(others.max()):g}. If it is an error, correct it; if it stands for a "
                     f"missing value, give --missing {float(code):g}."
                 )
 

@@ -12,7 +12,13 @@ import torch
 from gpytorch.models import ExactGP
 from torch import Tensor
 
-from gpclml.evaluation.findings import Finding, failures_in_words, joined, plus_minus
+from gpclml.evaluation.findings import (
+    Finding,
+    failed_fits,
+    failures_in_words,
+    joined,
+    plus_minus,
+)
 from gpclml.evaluation.model_scores import (
     CRITERIA,
     ROUNDING,
@@ -69,9 +75,11 @@ class Comparison:
         said = [finding.text for finding in self.findings]
         if len(self.scores) == 1:
             return tuple(said)
+        failed = failed_fits(self.findings)
+        ranked = {name: one for name, one in self.scores.items() if name not in failed}
         return (
-            *_ranking(self.scores, self.rank_by),
-            *_agreement(self.scores, self.findings),
+            *_ranking(ranked, self.rank_by),
+            *(_agreement(ranked, self.findings) if len(ranked) > 1 else ()),
             *_mixture(self.scores, weights),
             *said,
         )
@@ -117,14 +125,14 @@ def make_table(scores: Scores, rank_by: Criterion, findings: Sequence[Finding]) 
     import pandas
 
     first = next(iter(scores.values()))
-    weights = _weights(scores)
+    weights, failed = _weights(scores), failed_fits(findings)
     rows = []
     for rank, (name, model) in enumerate(scores.items()):
         difference = difference_in(rank_by, model, first)
         in_loo = difference_in("loo", model, first)
         rows.append(
             {
-                "rank": rank,
+                "rank": math.nan if name in failed else rank,
                 "lml": model.lml,
                 "clml": value_of("clml", model),
                 "clml_se": _deviation(model.clml) / math.sqrt(len(model.clml)),
@@ -155,7 +163,13 @@ def _deviation(values: Tensor) -> float:
 
 
 def _ranking(scores: Scores, rank_by: Criterion) -> Iterator[str]:
-    first, *others = scored_in(rank_by, scores)
+    first, *others = scored_in(rank_by, scores) or [""]
+    if not first:
+        yield "No model is ranked, because each fit failed."
+        return
+    if not others and len(scores) == 1:
+        yield f"{first} is the only model whose fit did not fail."
+        return
     if not others:
         yield f"{first} is the only model whose {rank_by.upper()} could be computed."
         return

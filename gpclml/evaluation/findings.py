@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 from statistics import NormalDist, median
@@ -29,6 +29,7 @@ __all__ = [
     "Finding",
     "FindingName",
     "collect_findings",
+    "failed_fits",
     "failures_in_words",
     "fit_findings",
     "joined",
@@ -92,6 +93,12 @@ def failures_in_words(scores: ModelScores) -> list[str]:
         for reason in reasons
     }
     return [f"no {joined(names, 'or')} ({reason.rstrip('.')})" for reason, names in parts.items()]
+
+
+def failed_fits(findings: Iterable[Finding]) -> set[str]:
+    """Names of models whose fit failed, which are not ranked."""
+    failures = "fit-failed", "below-contained"
+    return {name for one in findings if one.name in failures for name in one.models}
 
 
 def fit_findings(

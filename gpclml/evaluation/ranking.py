@@ -17,7 +17,7 @@ from gpclml._utils.environment import progress_bar
 from gpclml.conditioning import as_orders
 from gpclml.errors import ArgumentError, ShapeError, UnknownNameError, UnsupportedError
 from gpclml.evaluation.comparison import Comparison, make_table
-from gpclml.evaluation.findings import collect_findings, fit_findings
+from gpclml.evaluation.findings import collect_findings, failed_fits, fit_findings
 from gpclml.evaluation.model_scores import CRITERIA, Criterion, ModelScores, score_model, value_of
 from gpclml.inference.units import Units, units_of_targets
 
@@ -73,13 +73,14 @@ def score_models(
     values = {name: value_of(rank_by, one) for name, one in scores.items()}
     if error is not None and all(map(math.isnan, values.values())):
         raise error
+    failed = failed_fits(fit_findings(scores, checked, problems or {}))
     order = {
-        name: (True, 0.0, name) if math.isnan(value) else (False, -value, name)
+        name: (2, 0.0, name) if math.isnan(value) else (int(name in failed), -value, name)
         for name, value in values.items()
     }
     ranked = sorted(order, key=order.__getitem__)
     scores = {name: scores[name] for name in ranked}
-    of_fits = fit_findings(scores, checked, problems or {})
+    of_fits = tuple(fit_findings(scores, checked, problems or {}))
     findings = (*of_fits, *collect_findings(scores))
     table = make_table(scores, rank_by, findings)
     table.attrs = {
@@ -120,7 +121,8 @@ def compare(
 
     The table has a row for each model, the best first, indexed by name. Its columns, in nats, are:
 
-    - ``rank``: from 0;
+    - ``rank``: from 0; NaN for a model whose fit failed (``"fit-failed"``, ``"below-contained"``),
+      which comes after those whose fit did not;
     - ``lml``: the log marginal likelihood, :math:`\log p(y)`;
     - ``clml``, ``clml_se``: :math:`\log p(y_{>m} \mid y_{\le m})`, the mean over random orderings
       (Lotfi et al. 2022, Section 6), and its error from the choice of the orderings alone;

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
+import pandas
 import pytest
 import torch
 from linear_operator.utils.errors import NotPSDError
@@ -109,3 +111,29 @@ def test_a_fitted_model_is_kept_where_its_scores_fail(gpclml, csv, tmp_path, bro
     assert "no LML (covariance: got" in result.stdout
     assert "no LOO (covariance: got" in result.stdout
     assert (out / "model.pt").is_file()
+
+
+def test_fits_that_failed_or_have_no_noise_are_said_so_in_table_terminal_and_note(gpclml, tmp_path):
+    rng = np.random.default_rng(3)
+    x = rng.uniform(size=(50, 10))
+    y = np.sin(3 * x[:, :3]).sum(1) + 0.5 * rng.normal(size=50)
+    table = pandas.DataFrame(np.c_[x, y], columns=[*"abcdefghij", "y"])
+    csv, out = tmp_path / "noisy.csv", tmp_path / "out"
+    table.to_csv(csv, index=False)
+    words = "--target", "y", "--models", "linear,rbf", "--out", out
+    result = gpclml("compare", csv, *words)
+    assert result.exit_code == 0, result.output
+    record = json.loads((out / "report.json").read_text())
+    assert record["models"]["linear"]["rank"] is None
+    assert record["models"]["rbf"]["rank"] == 0
+    page = (out / "index.html").read_text()
+    for said in ("linear (fit failed, predicts the mean)", "rbf (noise at its bound)"):
+        assert said in result.stdout
+        assert page.count(said) == 2  # the tables of test scores and of criteria
+    for said in ("linear: The fit explains nothing", "rbf: The noise ended at its lower bound"):
+        assert said in result.stdout
+        assert said in page
+    table[:40].to_csv(csv, index=False)
+    fitted = gpclml("fit", csv, "--target", "y", "--model", "rbf", "--out", tmp_path / "model")
+    assert fitted.exit_code == 0, fitted.output
+    assert "The noise ended at its lower bound" in fitted.stderr

@@ -129,6 +129,7 @@ def test_the_pick_is_used_unless_another_is_clearly_better(targets):
         "stack", "stack", True, ("mean",)
     )  # fmt: skip
     assert choose(["rbf"], {"rbf": closer, "stack": stack})[:3] == ("rbf", "stack", True)
+    assert choose(["rbf"], {"rbf": closer, "stack": stack}, failed=["rbf"]).name == "stack"
     assert choose(["rbf"], {"rbf": far, "stack": stack}).beaten == ("rbf",)
     # Densities decide where errors do not, and only there.
     assert choose(["rbf"], {"rbf": alike, "stack": sure}).name == "rbf"

@@ -44,6 +44,8 @@ def test_nothing_is_said_of_ordinary_values():
     [
         ({"a": lambda rng: numpy.where(rng.random(N) < 0.1, -999.0, rng.uniform(0, 40, N))},
          r"Column 'a': \d+ values are -999, all others lie from .*--missing -999"),
+        ({"a": lambda rng: numpy.where(numpy.arange(N) == 9, 1e6, rng.uniform(0, 40, N))},
+         r"Column 'a': 1 value is 1e\+06, all others lie from .* If it is an error, correct it"),
         ({"c": lambda rng: 32 + 1.8 * table()["a"]}, r"Columns 'a' and 'c' carry the same.*'c'"),
         ({"c": lambda rng: 7.0}, r"Columns left out: 'c' \(the same value in all rows\)"),
         ({"y": lambda rng: rng.integers(0, 2, N)}, r"two values only, 0 and 1.*classifier"),
@@ -80,5 +82,6 @@ def test_a_comparison_gives_the_scores_of_new_rows_too(gpclml, tmp_path):
     assert "test rows are equal to a training row" in result.stderr
     record = json.loads((tmp_path / "out" / "report.json").read_text())
     (said,) = [note for note in record["notes"] if "repeat no training row" in note]
+    assert said in result.stderr
     new = float(re.search(r"is: rbf ([\d.]+)", said)[1])
     assert new != pytest.approx(record["models"]["rbf"]["test_rmse"], rel=1e-3)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -168,6 +169,20 @@ def test_what_is_wrong_with_a_fit_marks_its_row(models):
     assert f"bad: {problem}" in comparison.sentences
     with pytest.raises(UnknownNameError, match="Did you mean 'good'"):
         score_models(models, problems={"god": problem})
+
+
+def test_a_model_whose_fit_failed_is_not_ranked(models):
+    first, *others = score_models(models).table.index
+    comparison = score_models(models, problems={first: "The fit ended before an optimum."})
+    assert list(comparison.table.index) == list(comparison.models) == [*others, first]
+    assert comparison.table["rank"].tolist()[:-1] == list(range(len(others)))
+    assert math.isnan(comparison.table.loc[first, "rank"])
+    assert comparison.sentences[0].startswith(f"LOO ranks {others[0]} first, ")
+    alone = score_models(models, problems=dict.fromkeys(others, "It failed."))
+    assert alone.sentences[0] == f"{first} is the only model whose fit did not fail."
+    neither = score_models(models, problems=dict.fromkeys(models, "It failed."))
+    assert neither.table["rank"].isna().all()
+    assert neither.sentences[0] == "No model is ranked, because each fit failed."
 
 
 def test_a_model_that_predicts_the_mean_is_marked(models):

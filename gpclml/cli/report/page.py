@@ -33,6 +33,7 @@ from gpclml.cli.report.words import (
     criteria_rows,
     effect_rows,
     headline,
+    marks,
     noise_in_words,
     score_rows,
 )
@@ -136,7 +137,7 @@ def page_of(report: Report) -> str:
         num_test=len(report.data.test[1]),
         descriptions=[(name, report.texts[name]) for name in scores],
         test_columns=TEST_COLUMNS,
-        score_rows=score_rows(choice, scores),
+        score_rows=score_rows(choice, scores, marks(comparison, report.fitted)),
         figure=figure_of_test_rows(choice.name, report.data.test[1], scores[choice.name]),
         effects=effect_rows(report.effects),
         objective=report.options.recipe.objective.upper(),
@@ -158,7 +159,8 @@ def report_text(report: Report) -> list[str]:
     """What the page says, in lines for a terminal."""
     import pandas
 
-    comparison, rows = report.comparison, score_rows(report.choice, report.scores)
+    comparison, fitted = report.comparison, report.fitted
+    rows = score_rows(report.choice, report.scores, marks(comparison, fitted))
     table = pandas.DataFrame(
         [[f"{text} ± {error}" if error else text for text, error in cells] for _, cells in rows],
         [name for name, _ in rows], TEST_COLUMNS,
@@ -173,6 +175,7 @@ def report_text(report: Report) -> list[str]:
         *report.columns,
         *([f"Of the single Gaussian processes: {' '.join(criteria)}"] if criteria else []),
         *(one.text for one in comparison.findings if one.name in _OF_FITS),
+        *(f"{name}: {one.note}" for name, one in fitted.items() if one.note and not one.problem),
     ]
     return [line.replace("\N{MINUS SIGN}", "-") for line in said]  # code pages of Windows lack it
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -192,8 +192,13 @@ class Choice(NamedTuple):
     beaten: tuple[str, ...]
 
 
-def choose(ranked: Iterable[str], scores: Mapping[str, PredictionScores]) -> Choice:
-    """Chooses a model; ``ranked`` are GPs from the first on, ``"mean"`` is never chosen."""
+def choose(
+    ranked: Iterable[str], scores: Mapping[str, PredictionScores], failed: Collection[str] = ()
+) -> Choice:
+    """Chooses a model; ``ranked`` are GPs from the first on, ``"mean"`` is never chosen.
+
+    Those whose fit ``failed`` are chosen only if there is nothing else.
+    """
     from scipy.stats import t
 
     there = [name for name, one in scores.items() if not one.is_missing and name != "mean"]
@@ -215,7 +220,8 @@ def choose(ranked: Iterable[str], scores: Mapping[str, PredictionScores]) -> Cho
         lead = paired_difference(scores[one].log_densities, scores[other].log_densities)
         return is_clear(lead) and not is_closer(other, one)
 
-    rivals = [name for name in there if name != pick and is_better(name, pick)]
+    sound = [name for name in there if name not in failed]
+    rivals = [name for name in sound if name != pick and is_better(name, pick)]
     name = min(rivals, key=lambda rival: scores[rival].rmse, default=pick)
     beaten = tuple(one for one in (*there, "mean") if one in scores and is_closer(name, one))
     return Choice(name, pick, "mean" in beaten or "mean" not in scores, beaten)

@@ -83,7 +83,8 @@ NO_FEATURES = (
 class RecipeFit(NamedTuple):
     """A fitted model; sentences on the fit; and why it failed, or empty.
 
-    A fit that reached its largest number of steps has not failed.
+    A fit that reached its largest number of steps has not failed, nor one whose noise ended at its
+    bound.
     """
 
     model: GPRegression | StackedGP
@@ -202,7 +203,8 @@ class Recipe:
                 mll, steps=self.most_steps, restarts=self.restarts, seed=self.seed,
                 progress=progress,
             )  # fmt: skip
-        failed = fitted.problem not in ("", "limit")  # the limit of steps was asked for
+        # The limit of steps was asked for, and targets may be exact.
+        failed = fitted.problem not in ("", "limit", "noise")
         return RecipeFit(model, fitted.message, fitted.message if failed else "")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from gpclml.cli.report.predictions import PREDICTED_SHARE, Choice, ColumnEffect, PredictionScores
 from gpclml.cli.report.recipes import FittedModel
@@ -21,6 +21,7 @@ __all__ = [
     "effect_rows",
     "figure",
     "headline",
+    "marks",
     "noise_in_words",
     "percent",
     "score_rows",
@@ -148,8 +149,13 @@ TEST_COLUMNS = "typical error", "explained", "interval width", "rows inside"
 """Names of the columns of the table of test scores."""
 
 
-def score_rows(choice: Choice, scores: Scores) -> list[tuple[str, Row]]:
-    """The table of test scores: the chosen model, then the others from the smallest error on."""
+def score_rows(
+    choice: Choice, scores: Scores, marked: Mapping[str, str] | None = None
+) -> list[tuple[str, Row]]:
+    """The table of test scores: the chosen model, then the others from the smallest error on.
+
+    ``marked`` has for models whose fit is in doubt what is shown after the name.
+    """
     there = [name for name, one in scores.items() if not one.is_missing]
     order = sorted(there, key=lambda name: (name != choice.name, scores[name].rmse))
     mean = scores["mean"].rmse if "mean" in scores else math.nan
@@ -159,7 +165,7 @@ def score_rows(choice: Choice, scores: Scores) -> list[tuple[str, Row]]:
         explained = 1 - (one.rmse / mean) ** 2 if mean > 0 else math.nan
         rows.append(
             (
-                name,
+                name + (marked or {}).get(name, ""),
                 [
                     _with_error(one.rmse, one.rmse_se),
                     ("" if math.isnan(explained) else percent(explained), ""),
@@ -180,16 +186,13 @@ CRITERIA_COLUMNS = (
 def criteria_rows(
     comparison: Comparison, scores: Scores, fitted: Mapping[str, FittedModel]
 ) -> list[tuple[str, Row]]:
-    """The table of criteria: a row for each GP, and test scores of the stack.
-
-    A model whose fit failed is marked after its name.
-    """
-    rows = []
+    """The table of criteria: a row for each GP, and test scores of the stack."""
+    rows, marked = [], marks(comparison, fitted)
     for name, line in comparison.table.to_dict("index").items():
         name = str(name)
         rows.append(
             (
-                _marked(name, line["findings"]),
+                name + marked[name],
                 [
                     (_nats(line["lml"]), ""),
                     (_nats(line["clml"]), _nats(line["clml_se"])),
@@ -253,11 +256,18 @@ _MARKS = {
     "below-contained": "fit failed",
     "predicts-mean": "predicts the mean",
 }
+_NOISE_AT_BOUND = "The noise ended at its lower bound"
 
 
-def _marked(name: str, warnings: Iterable[str]) -> str:
-    marks = dict.fromkeys(_MARKS[warning] for warning in warnings if warning in _MARKS)
-    return f"{name} ({', '.join(marks)})" if marks else name
+def marks(comparison: Comparison, fitted: Mapping[str, FittedModel]) -> dict[str, str]:
+    """What is shown after the name of each model whose fit failed or is in doubt; else nothing."""
+    found = {}
+    for name, findings in comparison.table["findings"].items():
+        said = dict.fromkeys(_MARKS[one] for one in findings if one in _MARKS)
+        if not said and fitted[str(name)].note.startswith(_NOISE_AT_BOUND):
+            said = ["noise at its bound"]
+        found[str(name)] = f" ({', '.join(said)})" if said else ""
+    return found
 
 
 def _nats(value: float) -> str:
