@@ -27,7 +27,7 @@ def data():
 def models(data):
     """A good GP, a bad one and a linear model of the same data."""
     x, y = data()
-    good = GPRegression(x, y)
+    good = GPRegression(x, y, "rbf")
     good.covar_module.base_kernel.lengthscale = 0.8
     good.likelihood.noise = 0.05
     linear = BayesianLinearModel(x, y, prior_variance=900.0, noise=300.0)

@@ -205,5 +205,5 @@ def test_a_rational_quadratic_below_the_rbf_that_it_contains_is_marked(models, d
     below = comparison.table.loc["good", "lml"] - comparison.table.loc["rq", "lml"]
     assert f"rq is {below:.1f} nats below good in LML" in warning.text
     # One with other parts contains nothing of it.
-    models["good"] = GPRegression(*data(), mean="zero")
+    models["good"] = GPRegression(*data(), "rbf", mean="zero")
     assert "below-contained" not in names_of(score_models(models))

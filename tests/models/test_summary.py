@@ -19,7 +19,7 @@ def frame():
 
 def test_lengthscales_noise_and_mean_are_also_in_the_units_of_the_data():
     y = pd.Series([3.0, 1, 4, 1, 5])
-    model = GPRegression(frame(), y)
+    model = GPRegression(frame(), y, "rbf")
     model.covar_module.base_kernel.lengthscale = [2.0, 3.0]
     model.likelihood.noise = 0.25
     model.covar_module.outputscale = 4.0
@@ -61,9 +61,9 @@ def test_a_scale_inside_a_product_has_no_units():
 def test_a_batch_has_a_row_for_each_element():
     generator = torch.Generator().manual_seed(0)
     x, y = torch.rand(2, 8, 3, generator=generator), torch.rand(2, 8, generator=generator)
-    found = GPRegression(x, y).summary()
+    found = GPRegression(x, y, "rbf").summary()
     for k in range(2):
-        alone = GPRegression(x[k], y[k]).summary().original
+        alone = GPRegression(x[k], y[k], "rbf").summary().original
         assert found.loc[f"GaussianLikelihood.noise[{k}]", "original"] == pytest.approx(
             alone["GaussianLikelihood.noise"], rel=1e-5
         )
