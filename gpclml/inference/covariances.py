@@ -15,8 +15,11 @@ from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from gpytorch.likelihoods.noise_models import HomoskedasticNoise
 from linear_operator.operators import (
     AddedDiagLinearOperator,
+    ConstantDiagLinearOperator,
     ConstantMulLinearOperator,
     DenseLinearOperator,
+    KroneckerProductAddedDiagLinearOperator,
+    KroneckerProductLinearOperator,
     LinearOperator,
     LowRankRootLinearOperator,
     MulLinearOperator,
@@ -25,7 +28,7 @@ from linear_operator.operators import (
 from torch import Tensor
 
 from gpclml._utils import environment
-from gpclml._utils.arguments import callers_level, checked
+from gpclml._utils.arguments import all_finite, callers_level, checked
 from gpclml.errors import UnknownNameError
 from gpclml.inference.kernel_covariances import kernel_covariance
 from gpclml.inference.known_kernels import Noise, known_parts, known_row, variances
@@ -35,6 +38,7 @@ from gpclml.linalg import (
     CovarianceProducts,
     DenseCovariance,
     IterativeCovariance,
+    KroneckerCovariance,
     LowRankPlusDiagonal,
     NoisyCovariance,
     OperatorProducts,
@@ -130,6 +134,8 @@ class ObservedCovariance:
                 if self.missing is None:
                     return covariance
                 return DenseCovariance(self._masked(covariance.matrix))
+        if self.missing is None and (kronecker := _of_tasks(self.latent)) is not None:
+            return kronecker
         latent = _evaluated(self.latent)
         if self.noise is not None and isinstance(latent, LowRankRootLinearOperator):
             low_rank = LowRankPlusDiagonal(latent.root.to_dense(), self.noise)
@@ -355,6 +361,30 @@ def _evaluated(covariance: LinearOperator) -> LinearOperator:
     if isinstance(covariance, LazyEvaluatedKernelTensor):
         return cast(LinearOperator, covariance.evaluate_kernel())
     return covariance
+
+
+def _of_tasks(covariance: LinearOperator) -> KroneckerCovariance | None:
+    """That of GPyTorch's multitask kernel and a noise for each task, on a CPU; else None."""
+    if type(covariance) is not KroneckerProductAddedDiagLinearOperator:
+        return None
+    product, diagonal = cast(Any, covariance.linear_op), cast(Any, covariance.diag_tensor)
+    if type(product) is not KroneckerProductLinearOperator or len(product.linear_ops) != 2:
+        return None
+    points, tasks = product.linear_ops
+    if type(diagonal) is ConstantDiagLinearOperator:
+        noise = diagonal.diag_values.expand(*diagonal.shape[:-2], tasks.shape[-1])
+    else:
+        one, *others = getattr(diagonal, "linear_ops", [None])
+        if type(one) is not ConstantDiagLinearOperator or one.shape[-1] != points.shape[-1]:
+            return None
+        noise = one.diag_values * others[0].diagonal(dim1=-2, dim2=-1)
+    tasks = tasks.to_dense()
+    # Eigenvectors are for finite numbers. On a GPU a step would wait for them.
+    if noise.device.type != "cpu" or not bool((noise > 0).all()):
+        return None
+    if not all_finite(tasks / noise.unsqueeze(-1)):
+        return None
+    return KroneckerCovariance(points.to_dense(), tasks, noise)
 
 
 def _terms(operator: LinearOperator) -> Iterator[LinearOperator]:

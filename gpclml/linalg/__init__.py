@@ -26,6 +26,7 @@ from gpclml.linalg.iterative import (
     IterativeReport,
     iterative_conditional_log_density,
 )
+from gpclml.linalg.kronecker import KroneckerCovariance
 from gpclml.linalg.low_rank import LowRankPlusDiagonal
 from gpclml.linalg.matrices import (
     DOUBLE_UP_TO,
@@ -51,6 +52,7 @@ __all__ = [
     "IterativeConditioning",
     "IterativeCovariance",
     "IterativeReport",
+    "KroneckerCovariance",
     "LowRankPlusDiagonal",
     "NoisyCovariance",
     "NotConvergedWarning",

@@ -26,7 +26,7 @@ from gpclml.linalg.matrices import (
     symmetric_columns,
 )
 
-__all__ = ["BlockLogDensities", "SequentialLogDensities"]
+__all__ = ["BlockLogDensities", "SequentialLogDensities", "densities_of_group"]
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class BlockLogDensities(ClosedForm):
         alpha = torch.cholesky_solve(residuals.mT.to(L.dtype), L)  # (*batch, n, r)
         Q = inverse_of_factor(L)
         values, factors, sources = zip(
-            *[_densities_of_group(Q, alpha, group, self.checked) for group in self.blocks],
+            *[densities_of_group(Q, alpha, group, self.checked) for group in self.blocks],
             strict=True,
         )
         return torch.cat(values, dim=-2).mT, (Q, alpha, *factors, *sources)
@@ -127,7 +127,7 @@ def _solve_many(L: Tensor, right: Tensor) -> Tensor:
     return torch.linalg.solve_triangular(L.mT, half, upper=True)
 
 
-def _densities_of_group(
+def densities_of_group(
     Q: Tensor, alpha: Tensor, group: Tensor, checked: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Log densities (*batch, k, r), factors of Q_BB (*batch, k, b, b), and s (*batch, k, b, r)."""

@@ -35,7 +35,7 @@ from gpclml.linalg.matrices import (
 )
 from gpclml.linalg.profiles import PROFILES, Profile
 
-__all__ = ["PROFILES", "RadialCovariance", "radial_covariance"]
+__all__ = ["PROFILES", "RadialCovariance", "fitted", "radial_covariance"]
 
 
 _ROWS = 1024  # of double-precision distances that are made at a time
@@ -211,7 +211,7 @@ class RadialCovariance(DenseCovariance):
             )
         pairs = zip(tensors, gradients, strict=True)
         return value, [
-            (tensor, _fitted(gradient, tensor.shape, tensor.dtype))
+            (tensor, fitted(gradient, tensor.shape, tensor.dtype))
             for tensor, gradient in pairs if tensor is not None and gradient is not None
         ]  # fmt: skip
 
@@ -383,7 +383,7 @@ def _like(value: Tensor | None) -> tuple[Size, torch.dtype] | None:
     return None if value is None else (value.shape, value.dtype)
 
 
-def _fitted(gradient: Tensor, shape: Size, dtype: torch.dtype) -> Tensor:
+def fitted(gradient: Tensor, shape: Size, dtype: torch.dtype) -> Tensor:
     """The gradient in the shape and type of its argument."""
     return (gradient if gradient.shape == shape else gradient.sum_to_size(shape)).to(dtype)
 
@@ -406,7 +406,7 @@ class _Matrix(torch.autograd.Function):
         needed = ctx.needs_input_grad[:5]
         gradients = _gradients(grads[0].to(k.dtype), parts, ctx.profile, needed, symmetric=False)
         pairs = zip(gradients, ctx.likes, strict=True)
-        return *[None if g is None else _fitted(g, *like) for g, like in pairs], None
+        return *[None if g is None else fitted(g, *like) for g, like in pairs], None
 
 
 class _LogDensity(torch.autograd.Function):
@@ -421,7 +421,7 @@ class _LogDensity(torch.autograd.Function):
         likes = [_like(one) for one in (*arguments, residual)]
         if not value.ndim:  # else members of a batch are weighted before they are summed
             gradients = [
-                None if g is None or like is None else _fitted(g, *like)
+                None if g is None or like is None else fitted(g, *like)
                 for g, like in zip(gradients, likes, strict=True)
             ]
         ctx.save_for_backward(*gradients)
@@ -435,7 +435,7 @@ class _LogDensity(torch.autograd.Function):
         gradients = [
             None if one is None
             else one * grad if not grad.ndim
-            else _fitted(one * grad[(..., *(None,) * (one.ndim - grad.ndim))], *like)
+            else fitted(one * grad[(..., *(None,) * (one.ndim - grad.ndim))], *like)
             for one, like in zip(ctx.saved_tensors, ctx.likes, strict=True)
         ]  # fmt: skip
         return *gradients, None, None

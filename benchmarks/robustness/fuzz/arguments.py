@@ -322,6 +322,8 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     "linalg.IterativeConditioning": lambda: dict(
         covariance=noisy(), residual=normal(8), settings=ConjugateGradients()),
     "linalg.IterativeCovariance": lambda: dict(products=noisy(), settings=ConjugateGradients()),
+    "linalg.KroneckerCovariance": lambda: dict(
+        points=covariance(), tasks=covariance(2), noise=positive(2)),
     "linalg.LowRankPlusDiagonal": lambda: dict(features=normal(8, 3), noise=positive(8)),
     "linalg.OperatorProducts": lambda: dict(operator=to_linear_operator(covariance())),
     "linalg.RowProducts": lambda: dict(

@@ -1,0 +1,245 @@
+r"""Covariances of several tasks at the same points, by matrices of the points alone.
+
+The covariance of all tasks at all points is :math:`K \otimes C + I \otimes D`, with the tasks of
+a point next to each other and D diagonal. With :math:`D^{-1/2} C D^{-1/2} = U \Lambda U^\top` and
+:math:`B = D^{-1/2} U`, the columns of :math:`R B` are independent, R being the residuals
+``(n, t)``, and column j has covariance :math:`S_j = \lambda_j K + I`. Points are held out with all
+their tasks, so densities are sums over columns, less :math:`\tfrac12 \log |D|` a point: t
+factorizations of n x n matrices in place of one of n t x n t.
+
+With :math:`Q_j = S_j^{-1}`, :math:`\alpha_j = Q_j r_j`, :math:`u_j = Q_{j,:B} Q_{j,BB}^{-1}
+\alpha_{j,B}` and :math:`T_j = Q_{j,:B} Q_{j,BB}^{-1} Q_{j,B:}`, summed over the held-out blocks B,
+the gradient by the covariance of columns j and l is
+
+.. math:: H_{jl} = \tfrac12 (u_j \alpha_l^\top + \alpha_j u_l^\top - \sum_B u_{j}^B u_{l}^{B\top}
+    - \delta_{jl} T_j),
+
+from which those by K, C and D are :math:`\sum_j \lambda_j H_{jj}`, :math:`B E B^\top` with
+:math:`E_{jl} = \langle H_{jl}, K \rangle`, and the same with the identity for K.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Size, Tensor
+
+from gpclml._utils.arguments import checked
+from gpclml.linalg.closed_forms import densities_of_group
+from gpclml.linalg.covariance import Pairs, common_batch
+from gpclml.linalg.dense import DenseCovariance
+from gpclml.linalg.matrices import (
+    HALF_LOG_2PI,
+    inverse_of_factor,
+    refuse_double_backward,
+    safe_cholesky,
+)
+from gpclml.linalg.radial import fitted
+
+__all__ = ["KroneckerCovariance"]
+
+
+class _Rows(NamedTuple):
+    """Held-out points with all their tasks, ``(k_i, b_i)`` a size; and whether they are all."""
+
+    blocks: list[Tensor]
+    all: bool
+
+
+@checked(
+    late=True,
+    points="float (*batch, n, n)",
+    tasks="float (*batch, t, t)",
+    noise="float (*batch, t)",
+)
+class KroneckerCovariance(DenseCovariance):
+    """The covariance of t tasks at n points, of which a point's are next to each other.
+
+    Log densities of points that are held out with all their tasks are computed from the factors.
+    Whatever else is asked for is computed from the matrix, formed when it is needed.
+
+    Args:
+        points: Covariance of the points, ``(*batch, n, n)``.
+        tasks: Covariance of the tasks, ``(*batch, t, t)``.
+        noise: Noise variance of each task, positive, ``(*batch, t)``.
+        factor_dtype: See :func:`gpclml.linalg.factorization_dtype`.
+        checked: See :func:`gpclml.linalg.safe_cholesky`.
+    """
+
+    def __init__(
+        self,
+        points: Tensor,
+        tasks: Tensor,
+        noise: Tensor,
+        factor_dtype: torch.dtype | None = None,
+        checked: bool = True,
+    ) -> None:
+        own = {"factor_dtype": factor_dtype, "checked": checked}
+        vars(self).update(own, arguments=(points, tasks, noise))  # it is frozen
+
+    arguments: tuple[Tensor, Tensor, Tensor]
+
+    @cached_property
+    def matrix(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The covariance as a matrix, differentiable."""
+        points, tasks, noise = self.arguments
+        product = points[..., :, None, :, None] * tasks[..., None, :, None, :]
+        of_all = noise.unsqueeze(-2).expand(*noise.shape[:-1], *product.shape[-2:])
+        return product.flatten(-4, -3).flatten(-2) + torch.diag_embed(of_all.flatten(-2))
+
+    @property
+    def shape(self) -> Size:
+        """``(*batch, n t, n t)``, without forming the matrix."""
+        points, tasks, noise = self.arguments
+        batch = common_batch(points.shape[:-2], tasks.shape[:-2], noise.shape[:-1])
+        size = points.shape[-1] * tasks.shape[-1]
+        return Size((*batch, size, size))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the points."""
+        return self.arguments[0].dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Of the points."""
+        return self.arguments[0].device
+
+    def factored_in(
+        self, dtype: torch.dtype | None, *, checked: bool = True
+    ) -> KroneckerCovariance:
+        """With these settings of the Cholesky factors."""
+        return KroneckerCovariance(*self.arguments, dtype, checked)
+
+    def density(self, blocks: Sequence[Tensor]) -> Any:
+        """The blocks as points, if these have all their tasks; else as for a dense matrix."""
+        rows = _rows(blocks, self.arguments[1].shape[-1])
+        if rows is None:
+            return super().density(blocks)
+        every = len(rows) == 1 and rows[0].shape == (1, self.arguments[0].shape[-1])
+        return _Rows([group.to(self.device, non_blocking=True) for group in rows], every)
+
+    def value_and_gradients(self, residual: Tensor, density: Any) -> tuple[Tensor, Pairs]:
+        """By covariances, noise and residual."""
+        if not isinstance(density, _Rows):
+            return super().value_and_gradients(residual, density)
+        tensors = (*self.arguments, residual)
+        with torch.no_grad():
+            value, gradients = self._computed(residual, density, gradients=True)
+        pairs = zip(tensors, gradients, strict=True)
+        return value, [
+            (one, fitted(g, one.shape, one.dtype)) for one, g in pairs if one.requires_grad
+        ]
+
+    def _conditional_log_density(self, residual: Tensor, held_out: Tensor) -> Tensor:
+        density = self.density([held_out.unsqueeze(-2)])
+        if not isinstance(density, _Rows):
+            return super()._conditional_log_density(residual, held_out)
+        return self._at_once(residual, density)
+
+    def _block_log_density(self, residual: Tensor, blocks: Sequence[Tensor]) -> Tensor:
+        density = self.density(blocks)
+        if not isinstance(density, _Rows):
+            return super()._block_log_density(residual, blocks)
+        return self._at_once(residual, density)
+
+    def _at_once(self, residual: Tensor, density: _Rows) -> Tensor:
+        """The sum of the densities, whose gradients are computed with it."""
+        return cast(Tensor, _LogDensity.apply(*self.arguments, residual, self, density))
+
+    def _computed(
+        self, residual: Tensor, density: _Rows, *, gradients: bool
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The sum of the densities, and its gradients by covariances, noise and residual."""
+        points, tasks, noise = self.arguments
+        n, t = points.shape[-1], tasks.shape[-1]
+        # Small matrices are in double precision, and so is all else where the factors will be.
+        weight = noise.double().rsqrt()
+        scaled = tasks * weight.unsqueeze(-1) * weight.unsqueeze(-2)
+        share, U = torch.linalg.eigh(scaled)
+        share = share.clamp_min(0.0)
+        B = weight.unsqueeze(-1) * U
+        S = share[..., None, None] * points.unsqueeze(-3)
+        S.diagonal(dim1=-2, dim2=-1).add_(1.0)
+        L = safe_cholesky(S.to(points.dtype), self.factor_dtype, checked=self.checked)
+        Q = inverse_of_factor(L)
+        columns = (residual.unflatten(-1, (n, t)).double() @ B).mT.unsqueeze(-1).to(L.dtype)
+        alpha = torch.cholesky_solve(columns, L)
+        value: Any = 0.0
+        T: Any = 0.0
+        if density.all:
+            count = n
+            value = -0.5 * (columns * alpha).sum((-2, -1))
+            value = value - L.diagonal(dim1=-2, dim2=-1).log().sum(-1) - n * HALF_LOG_2PI
+            T, U_B = Q, alpha
+        else:
+            count, parts = 0, []
+            for group in density.blocks:
+                of_blocks, L_Q, s = densities_of_group(Q, alpha, group, self.checked)
+                value = value + of_blocks.squeeze(-1).sum(-1)
+                count += group.numel()
+                rows = Q[..., group, :]  # (*batch, t, k, b, n)
+                parts.append((rows.mT @ s.to(Q.dtype)).squeeze(-1).mT)
+                root = torch.linalg.solve_triangular(L_Q.to(Q.dtype), rows, upper=False)
+                root = root.flatten(-3, -2)
+                T = T + root.mT @ root
+            U_B = torch.cat(parts, -1)
+        value = value.sum(-1) - 0.5 * count * noise.double().log().sum(-1)
+        value = value.to(residual.dtype)
+        if not gradients:
+            return value, []
+        u = U_B.sum(-1, keepdim=True)
+        K, share, B = points.to(L.dtype).unsqueeze(-3), share.to(L.dtype), B.to(L.dtype)
+        H = u @ alpha.mT
+        H = 0.5 * (H + H.mT - U_B @ U_B.mT - T)
+
+        def of_tasks(product: Any, trace: Tensor) -> Tensor:
+            """Inner products of all H with a matrix, which ``product`` multiplies by."""
+            cross = u.squeeze(-1) @ product(alpha).squeeze(-1).mT
+            blocks = U_B.flatten(-2) @ product(U_B).flatten(-2).mT
+            E = 0.5 * (cross + cross.mT - blocks - torch.diag_embed(trace))
+            return B @ E @ B.mT
+
+        by_points = (share[..., None, None] * H).sum(-3)
+        by_tasks = of_tasks(lambda X: K @ X, (T * K).sum((-2, -1)))
+        by_noise = of_tasks(lambda X: X, T.diagonal(dim1=-2, dim2=-1).sum(-1))
+        by_residual = -(u.squeeze(-1).mT @ B.mT).flatten(-2)
+        return value, [by_points, by_tasks, by_noise.diagonal(dim1=-2, dim2=-1), by_residual]
+
+
+class _LogDensity(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, points, tasks, noise, residual, covariance, density):
+        needed = any(ctx.needs_input_grad)
+        value, gradients = covariance._computed(residual, density, gradients=needed)
+        ctx.save_for_backward(*gradients)
+        ctx.likes = [(one.shape, one.dtype) for one in (points, tasks, noise, residual)]
+        return value
+
+    @staticmethod
+    def backward(ctx, *grads):
+        refuse_double_backward("log densities")
+        (grad,) = grads  # one a member, which reaches all numbers of the member
+        weighted = [
+            fitted(one * grad[(..., *(None,) * (one.ndim - grad.ndim))], *like)
+            for one, like in zip(ctx.saved_tensors, ctx.likes, strict=True)
+        ]
+        return *weighted, None, None
+
+
+def _rows(blocks: Sequence[Tensor], t: int) -> list[Tensor] | None:
+    """Points whose tasks are the blocks, ``(k_i, b_i)``; None where some are without others."""
+    rows = []
+    for group in blocks:
+        if group.ndim != 2 or group.shape[-1] % t:
+            return None
+        of_points = group.unflatten(-1, (-1, t))
+        first = of_points[..., :1]
+        expected = first + torch.arange(t, device=group.device)
+        if not torch.equal(of_points, expected) or bool((first % t).any()):
+            return None
+        rows.append(first.squeeze(-1) // t)
+    return rows
