@@ -110,7 +110,7 @@ def load(
         UnknownNameError: The name is not known; the message lists the nearest names.
         DataError: The file is corrupt, cannot be downloaded or is not that of the registry.
     """
-    if not isinstance(name, str) or name not in names():
+    if name not in names():
         raise UnknownNameError("name", name, names())
     if name in EMBEDDED:
         return EMBEDDED[name]()

@@ -15,10 +15,10 @@ from gpclml._utils.arguments import checked
 from gpclml._utils.arrays import ArrayLike, takes_arrays
 from gpclml._utils.environment import progress_bar
 from gpclml.conditioning import as_orders
-from gpclml.errors import ArgumentError, ShapeError, UnknownNameError, UnsupportedError
+from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
 from gpclml.evaluation.comparison import Comparison, make_table
 from gpclml.evaluation.findings import collect_findings, failed_fits, fit_findings
-from gpclml.evaluation.model_scores import CRITERIA, Criterion, ModelScores, score_model, value_of
+from gpclml.evaluation.model_scores import Criterion, ModelScores, score_model, value_of
 from gpclml.inference.units import Units, units_of_targets
 
 if TYPE_CHECKING:
@@ -55,8 +55,6 @@ def score_models(
         The table, scores of single points and orderings, findings and sentences. The plots of this
         package take it.
     """
-    if rank_by not in CRITERIA:
-        raise UnknownNameError("rank_by", rank_by, CRITERIA)
     checked = _checked_models(models)
     targets = _common_targets(checked, units)
     rows = (~targets.isnan()).nonzero().squeeze(-1)
@@ -225,11 +223,8 @@ def compare(
     ).table  # fmt: skip
 
 
-def _checked_models(models: object) -> dict[str, ExactGP]:
+def _checked_models(models: Mapping[str, ExactGP]) -> dict[str, ExactGP]:
     """The models, checked to be exact GPs of one output with training data."""
-    if not isinstance(models, Mapping):
-        expected, suggestion = "a mapping of names to models", "Write {'name': model, ...}."
-        raise UnsupportedError("models", type(models).__name__, expected, suggestion)
     if not models:
         raise ArgumentError("models", "none", "at least one model")
     for name, model in models.items():

@@ -29,7 +29,6 @@ from torch import Tensor
 
 from gpclml._utils import environment
 from gpclml._utils.arguments import all_finite, callers_level, checked
-from gpclml.errors import UnknownNameError
 from gpclml.inference.kernel_covariances import kernel_covariance
 from gpclml.inference.known_kernels import Noise, known_parts, known_row, variances
 from gpclml.linalg import (
@@ -50,7 +49,6 @@ __all__ = [
     "ObservedCovariance",
     "Solver",
     "SolverWarning",
-    "check_solver",
     "choose_solver",
     "observed_covariance",
 ]
@@ -254,18 +252,7 @@ class ObservedCovariance:
         return [part for part in _terms(self.latent) if isinstance(part, LazyEvaluatedKernelTensor)]
 
 
-def check_solver(solver: Solver) -> Solver:
-    """Checks an argument ``solver`` and returns it.
-
-    Raises:
-        UnknownNameError: It is neither a known name nor settings.
-    """
-    names = ("auto", "cholesky", "cg")
-    if not isinstance(solver, ConjugateGradients) and solver not in names:
-        raise UnknownNameError("solver", str(solver), names)
-    return solver
-
-
+@checked
 def choose_solver(
     solver: Solver,
     numbers: int,
@@ -297,17 +284,16 @@ def choose_solver(
     Warns:
         SolverWarning: "auto" takes conjugate gradients.
     """
-    asked = check_solver(solver)
-    if asked == "cholesky":
+    if solver == "cholesky":
         environment.check_memory(
             "solver", f"'cholesky' at {size}", numbers, like.dtype, like.device, suggestion
         )
         return None
-    if asked == "auto" and environment.fits(numbers * like.dtype.itemsize, like.device):
+    if solver == "auto" and environment.fits(numbers * like.dtype.itemsize, like.device):
         return None
     check()
-    settings = asked if isinstance(asked, ConjugateGradients) else ConjugateGradients()
-    if asked == "auto":
+    settings = solver if isinstance(solver, ConjugateGradients) else ConjugateGradients()
+    if solver == "auto":
         there = environment.available_memory(like.device)
         warnings.warn(
             f"{size}: a Cholesky factor needs {numbers * like.dtype.itemsize / 2**30:.1f} GiB, the "

@@ -87,8 +87,6 @@ class ConjugateGradients:
             raise ArgumentError("max_iterations", self.max_iterations, "at least 2")
         if not self.preconditioner_rank >= 0:
             raise ArgumentError("preconditioner_rank", self.preconditioner_rank, "at least 0")
-        if self.on_failure not in ("error", "warn"):
-            raise ArgumentError("on_failure", repr(self.on_failure), "'error' or 'warn'")
         if self.kept_bytes is not None and not self.kept_bytes >= 0:
             raise ArgumentError("kept_bytes", self.kept_bytes, "at least 0, or None")
 

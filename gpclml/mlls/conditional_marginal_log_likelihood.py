@@ -18,7 +18,7 @@ from gpclml._utils.arguments import all_finite, checked, reads_are_free
 from gpclml._utils.resuming import ResumableDraws
 from gpclml.conditioning import Conditioning, KFold, LastPoints, RandomHoldout, Split
 from gpclml.errors import NonFiniteError, UnsupportedError
-from gpclml.inference.covariances import Solver, check_solver
+from gpclml.inference.covariances import Solver
 from gpclml.inference.observations import (
     Observations,
     check_targets,
@@ -110,15 +110,8 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
         solver: Solver = "auto",
     ) -> None:
         _check_parts(likelihood, model)
-        if not isinstance(conditioning, Conditioning | None):
-            raise UnsupportedError(
-                "conditioning",
-                repr(conditioning),
-                "a strategy of gpclml.conditioning, or None",
-                "The log marginal likelihood is LastPoints(m=0).",
-            )
         super().__init__(likelihood, model)
-        self.solver: Solver = check_solver(solver)
+        self.solver: Solver = solver
         self.last_solve: tuple[IterativeReport, ...] = ()
         self.conditioning = conditioning
         self._default = RandomHoldout(0.1)
@@ -223,14 +216,6 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
 
 
 def _check_parts(likelihood: Likelihood, model: ExactGP) -> None:
-    if not isinstance(model, ExactGP):
-        raise UnsupportedError(
-            "model",
-            type(model).__name__,
-            "an exact GP (gpytorch.models.ExactGP or a subclass)",
-            "For a ModelListGP use gpclml.mlls.SumMarginalLogLikelihood(likelihood, model); "
-            "approximate GPs have no exact conditional density.",
-        )
     if not isinstance(likelihood, _GaussianLikelihoodBase):
         raise UnsupportedError(
             "likelihood",

@@ -114,9 +114,6 @@ class LinearEvidenceLowerBound(MarginalLogLikelihood):
         temperature: float = 1.0,
         posterior: TrainableGaussian | None = None,
     ) -> None:
-        if not isinstance(model, BayesianLinearModel):
-            suggestion = "Weights of other models have no such bound: use BayesianLinearModel."
-            raise UnsupportedError("model", type(model).__name__, "BayesianLinearModel", suggestion)
         if likelihood is not model.likelihood:
             raise UnsupportedError("likelihood", type(likelihood).__name__, "model.likelihood")
         if not 0 < temperature < math.inf:

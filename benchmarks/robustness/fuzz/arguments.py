@@ -272,7 +272,6 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     "inference.exact_posterior": lambda: dict(model=gp().eval(), x=inputs(3), marginal=False),
     "inference.Observations.covariance_by": lambda: dict(
         self=training_observations(gp()), solver="auto", blocks=[here(torch.tensor([[0, 1]]))]),
-    "inference.covariances.check_solver": lambda: dict(solver="auto"),
     "inference.covariances.observed_covariance": lambda: dict(
         likelihood=(model := gp()).likelihood, prior=model(inputs())),
     "inference.observations.check_targets": lambda: dict(

@@ -243,16 +243,11 @@ def linearized_outputs(
     Args:
         network: Maps ``(N, *event)`` to ``(N, C)``, with the weights around which it is linear.
         weights: Draws by name, ``(S, *shape)``.
-        x: Points, ``(N, *event)``; or a ``DataLoader`` of points, or of pairs that begin with
-            them.
+        x: As for :func:`sampled_outputs`, as are errors.
         at_once: Draws in memory at a time.
 
     Returns:
         Outputs, ``(S, N, C)``.
-
-    Raises:
-        ShapeError: The draws' names or shapes are not those of the network's parameters.
-        ModelModeError: Dropout or batch normalization is in train mode.
     """
     _check_weights(network, weights)
     check_mode(network)
