@@ -65,7 +65,7 @@ def test_metrics_are_in_units_of_all_targets():
     metrics = run_cell(cell)
     data = datasets.load("diabetes")
     rows = training_rows(data, 40, seed=0)
-    model = GPRegression(data.inputs[rows.train], data.targets[rows.train])
+    model = GPRegression(data.inputs[rows.train], data.targets[rows.train], "rbf")
     fit_mll(make_objective("lml", model), progress=False)
     with torch.no_grad():
         prediction = model.predict(data.inputs[rows.test])
