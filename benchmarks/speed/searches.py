@@ -19,6 +19,7 @@ from torch import Tensor
 from typer import Option
 
 from benchmarks.speed.runs import Rounds, interleaved_times, ratio_table, sweep_command
+from gpclml import StackedGP
 from gpclml.conditioning import Conditioning, LastPoints, LeaveOneOut
 from gpclml.fit import fit_gpytorch_mll_fused, fit_mll
 from gpclml.mlls import ConditionalMarginalLogLikelihood
@@ -49,15 +50,16 @@ def measure_searches(
     leave-one-out and of ten folds by ``fit_mll``; and by scikit-learn's
     ``GaussianProcessRegressor``, whose model is the same without the priors and which searches
     logarithms too. All search by SciPy's L-BFGS-B; of several outputs BoTorch searches for each on
-    its own, evaluated together, and JAX and scikit-learn are left out. Neither making a model nor
-    compilation is counted.
+    its own, evaluated together, and JAX, scikit-learn and the stack are left out. Neither making a
+    model nor compilation is counted, but of ``StackedGP`` all: its six models, calibration and
+    weights.
 
     ``worst`` and ``best`` are the log marginal likelihood a point, priors included, above that of
     BoTorch's fit on the data sets where that is least and most.
     """
     data = [search_data(n, dimensions, seed, outputs=outputs) for seed in range(seeds)]
     has_jax = importlib.util.find_spec("jax") is not None
-    left_out = ("jax",) * (not has_jax or outputs > 1) + ("scikit-learn",) * (outputs > 1)
+    left_out = ("jax",) * (not has_jax) + ("jax", "scikit-learn", "StackedGP") * (outputs > 1)
     ways = {name: make for name, make in SEARCHES.items() if not name.startswith(left_out)}
     ends: dict[str, list[End]] = {}
 
@@ -215,6 +217,16 @@ def _by_jax(data: Data, logarithms: bool = False) -> Callable[[], Callable[[], E
     return lambda: fit
 
 
+def _by_stack(data: Data) -> Callable[[], Callable[[], End]]:
+    x, y = data
+
+    def fit() -> End:
+        StackedGP().fit(x, y[:, 0], progress=False)
+        return _no_value
+
+    return lambda: fit
+
+
 SEARCHES: dict[str, Way] = {
     BASE: _by_botorch(),
     "botorch, fit_gpytorch_mll_fused": _by_botorch(optimizer=fit_gpytorch_mll_fused),
@@ -222,6 +234,7 @@ SEARCHES: dict[str, Way] = {
     "fit_mll, LastPoints(m=0)": _by_fit_mll(LastPoints(m=0)),
     "fit_mll, LeaveOneOut()": _by_fit_mll(LeaveOneOut()),
     "fit_mll, KFold(10)": _by_fit_mll(None),
+    "StackedGP, all its models": _by_stack,
     "scikit-learn": _by_sklearn,
     "jax": _by_jax,
     "jax, logarithms": partial(_by_jax, logarithms=True),

@@ -23,6 +23,7 @@ from benchmarks.tables.cells import (
     sizes_of,
     table_rows,
 )
+from benchmarks.tables.counts import coverage
 from benchmarks.tables.peers import PEERS, Peer, missing_packages
 from benchmarks.tables.report import corrected_error, poor_fits, regrets, standing, win_table
 from benchmarks.tables.scores import METRICS, MixtureOfNormals, normal, score
@@ -328,3 +329,12 @@ def test_the_grid_of_all_tables(data_folder, monkeypatch):
     assert of_boston == [50, 100, 200, 400]
     assert {one["n"] for one in grid if one["table"] == "challenger"} == {18}
     assert run_cell(grid[0] | {"table": "challenger", "n": 18})["failure"] == ""
+
+
+def test_intervals_of_counts_cover_about_what_those_of_the_true_distribution_do():
+    found = coverage("poisson", 60, 0, ("linear", "matern", "matern_warped"))
+    assert list(found.columns) == ["covered", "attainable", "least"]
+    assert found["attainable"].between(0.9, 0.97).all()
+    assert (found["covered"] - found["attainable"]).abs().max() < 0.06
+    assert (found["least"] >= 0).all()
+    assert found["least"].is_monotonic_increasing

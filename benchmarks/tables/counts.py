@@ -1,0 +1,100 @@
+"""Command line: ``python -m benchmarks.tables.counts --n 100``: how often intervals hold counts.
+
+Each data set has three inputs; the logarithm of the mean is a smooth function of two of them.
+Counts are Poisson, or negative binomial of a variance that grows with the square of the mean.
+Coverage is that of new rows under the distribution that made them, and ``attainable`` that of the
+central interval of this distribution itself, which is above the level because counts are whole.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import numpy as np
+import pandas as pd
+import torch
+import typer
+from typer import Option
+
+from gpclml import StackedGP
+
+__all__ = ["KINDS", "coverage", "main"]
+
+KINDS: dict[str, tuple[float, float, float | None]] = {
+    "poisson": (1.0, 1.0, None), "poisson, small": (-0.5, 1.0, None),
+    "poisson, steep": (-1.0, 2.0, None), "overdispersed": (1.0, 1.0, 2.0),
+    "overdispersed, small": (-0.5, 1.0, 2.0), "very overdispersed": (1.0, 1.0, 0.7),
+}  # fmt: skip
+"""Log mean at the origin, factor of its function, size of the negative binomial or None."""
+
+LEVEL = 0.9
+_NEW = 600  # rows
+
+
+def coverage(
+    kind: str, n: int, seed: int, candidates: tuple[str, ...] | None = None
+) -> pd.DataFrame:
+    """Coverage of a stack's 90 % intervals of one data set, by thirds of the predicted means.
+
+    Args:
+        kind: Name of one of ``KINDS``.
+        n: Number of training rows.
+        seed: Seed of the data.
+        candidates: Models of the stack, None for its own.
+
+    Returns:
+        For each third, from small to large predictions: ``covered``, ``attainable``, and ``least``,
+        the least lower end.
+    """
+    draws = np.random.default_rng(seed)
+    x = draws.uniform(size=(n + _NEW, 3))
+    start, factor, size = KINDS[kind]
+    means = np.exp(start + factor * (1.2 * np.sin(3 * x[:, 0]) + x[:, 1]))
+    y = _counts(means, size).rvs(random_state=draws)
+    stack = StackedGP(candidates).fit(x[:n], y[:n].astype(float), progress=False)
+    found, true = stack.predict(x[n:]), _counts(means[n:], size)
+    lower, upper = (end.numpy() for end in found.interval(LEVEL))
+    tail = 0.5 * (1 - LEVEL)
+    rows = {
+        "covered": true.cdf(upper) - true.cdf(lower - 1),
+        "attainable": true.cdf(true.ppf(1 - tail)) - true.cdf(true.ppf(tail) - 1),
+        "least": lower,
+    }
+    thirds = np.array_split(np.argsort(found.mean.numpy()), 3)
+    how: dict[str, Any] = {"covered": np.mean, "attainable": np.mean, "least": np.min}
+    return pd.DataFrame({name: [how[name](rows[name][one]) for one in thirds] for name in rows})
+
+
+def _counts(means: np.ndarray, size: float | None) -> Any:
+    from scipy import stats
+
+    return stats.poisson(means) if size is None else stats.nbinom(size, size / (size + means))
+
+
+def main(
+    n: Annotated[list[int], Option(help="Numbers of training rows; may be repeated.")],
+    seeds: Annotated[int, Option(min=1, help="Data sets of each kind.")] = 10,
+) -> None:
+    """Coverage of 90 % intervals of counts, in each third of the predictions."""
+    torch.set_num_threads(1)
+    rows = []
+    for kind in KINDS:
+        for size in n:
+            parts = [coverage(kind, size, seed) for seed in range(seeds)]
+            whole = pd.concat(parts, keys=range(seeds)).groupby(level=1)
+            mean, least = whole.mean(), whole.min()
+            for third, name in enumerate(("lower", "middle", "upper")):
+                rows.append(
+                    {
+                        "kind": kind, "n": size, "third": name,
+                        **mean.loc[third, ["covered", "attainable"]],
+                        "worst data set": least.loc[third, "covered"],
+                        "least lower end": least.loc[third, "least"],
+                    }
+                )  # fmt: skip
+            typer.echo(f"{kind}, n = {size}", err=True)
+    typer.echo(pd.DataFrame(rows).to_string(index=False, float_format="{:.3f}".format))
+
+
+if __name__ == "__main__":
+    typer.run(main)
