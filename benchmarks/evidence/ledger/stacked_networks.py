@@ -12,7 +12,7 @@ from gpytorch.constraints import GreaterThan
 from gpytorch.likelihoods import GaussianLikelihood
 from torch import Tensor
 
-from gpclml.curvature import Full, GaussianWeightPrior, Kronecker
+from gpclml.curvature import Diagonal, Full, GaussianWeightPrior, Kronecker
 from gpclml.kernels.networks import MLP, StackedNetwork
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
@@ -85,12 +85,12 @@ def objective(
     precision: float = 1.0,
     noise: float = 1.0,
 ) -> LaplaceMarginalLogLikelihood:
-    """The evidence of a network by the ``"full"`` GGN, the full ``"ef"`` or ``"kronecker"``."""
+    """The evidence by the GGN (``"full"``, ``"kronecker"``, ``"diagonal"``) or the full ``"ef"``."""
     likelihood = GaussianLikelihood(noise_constraint=GreaterThan(1e-7))
     likelihood.noise = noise
     model = LinearizedNetwork(network, GaussianWeightPrior(network, by, precision))
     hessian = cast(Literal["ggn", "ef"], "ef" if method == "ef" else "ggn")
-    structure = Kronecker() if method == "kronecker" else Full()
+    structure = {"kronecker": Kronecker, "diagonal": Diagonal}.get(method, Full)()
     return LaplaceMarginalLogLikelihood(likelihood, model, num_data, structure, hessian=hessian)
 
 

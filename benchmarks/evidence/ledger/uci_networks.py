@@ -56,7 +56,7 @@ def _cells() -> list[dict[str, Any]]:
     chosen = [
         (data, method)
         for several in (names[:4], names[4:])
-        for methods in (("kronecker", "full"), ("cv",), ("ef",))
+        for methods in (("kronecker", "full"), ("cv",), ("ef",), ("diagonal",))
         for data in several
         for method in methods
     ]
@@ -76,8 +76,8 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         cell: ``data``, of the UCI sets; ``splits``, their number, published
-            ones where the set has them; ``method``: ``"full"``, ``"ef"``, ``"kronecker"`` or
-            ``"cv"``; ``epochs``.
+            ones where the set has them; ``method``: ``"full"``, ``"ef"``, ``"kronecker"``,
+            ``"diagonal"`` or ``"cv"``; ``epochs``.
 
     Returns:
         Of each split ``nll_map`` and ``nll_laplace``, the mean over test points in nats and units
