@@ -85,7 +85,7 @@ def objective(
     precision: float = 1.0,
     noise: float = 1.0,
 ) -> LaplaceMarginalLogLikelihood:
-    """The evidence by the GGN (``"full"``, ``"kronecker"``, ``"diagonal"``) or the full ``"ef"``."""
+    """The evidence by the ``"full"`` GGN, ``"kronecker"``, ``"diagonal"``, or the full ``"ef"``."""
     likelihood = GaussianLikelihood(noise_constraint=GreaterThan(1e-7))
     likelihood.noise = noise
     model = LinearizedNetwork(network, GaussianWeightPrior(network, by, precision))
