@@ -29,7 +29,7 @@ SMALL = {
     "training-speed-subnetworks": {"data": "digits", "num_train": 60, "epochs": 2},
     "occam": {"sizes": (20, 50, 100)},
     "criteria": {"orders": 5, "draws": 50},
-    "elbo-sweep": {"steps": 3, "numbers": (10, 20)},
+    "elbo-sweep": {"steps": 3, "draws": 2},
     "elbo-importance": {"steps": 3, "draws": 8, "repeats": 2, "num_features": 20},
     "density": {},
     "fourier": {"orders": 20, "curves": 4, "points": 320},

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from benchmarks.evidence.ledger.claims import Claim, Experiment, array, graded
 from benchmarks.evidence.ledger.elbo_families import learned_bound
+from benchmarks.evidence.ledger.elbo_published import MODULES
 
 __all__ = ["EXPERIMENT"]
 
@@ -143,6 +144,6 @@ def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
 
 EXPERIMENT = Experiment(
     "elbo-importance", "Importance-weighted lower bounds", _cells, run_cell, _claims, _draw,
-    size=(5.5, 3.4), modules=("benchmarks.evidence.ledger.elbo_families",),
+    size=(5.5, 3.4), modules=MODULES,
 )  # fmt: skip
 """Burda et al. (2016) on the model of Harvey and Hughes (2026)."""
