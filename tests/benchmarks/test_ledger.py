@@ -13,6 +13,7 @@ from benchmarks._figures import new_figure, save_figure
 from benchmarks.evidence.ledger import uci_networks
 from benchmarks.evidence.ledger.claims import differs, graded, listed, mean_and_error, with_error
 from benchmarks.evidence.ledger.elbo_families import learned_bound
+from benchmarks.evidence.ledger.elbo_published import _Run, drawn_features, published_run, sine
 from benchmarks.evidence.ledger.page import EXPERIMENTS, chosen_experiments
 from gpclml.errors import UnknownNameError
 
@@ -152,3 +153,38 @@ def test_a_cold_posterior_finds_the_noise():
     found = learned_bound("diagonal", 0, 1000, [0.1], temperature=1 / 16)
     assert found.scores()["noise"] == pytest.approx(0.123, abs=5e-4)
     assert found.scores_of_q()["q_rmse"] == pytest.approx(0.434, abs=5e-4)
+
+
+def test_the_authors_steps_start_from_the_same_bound():
+    drawn = drawn_features(torch.Generator().manual_seed(0), 1024)
+    x, y = sine(np.random.RandomState(0), 20)
+    bounds = []
+    for v in (None, torch.randn(1024, dtype=torch.float64)):
+        run = _Run(x, y, drawn, v)
+        run.update(1.0)
+        bounds.append(float(run.bound(1.0).detach()))
+    assert bounds[0] == pytest.approx(learned_bound("rank-1", 0, 1, [0.1]).bound, abs=1e-6)
+    assert bounds[1] < bounds[0]
+
+
+def test_what_is_printed_is_of_the_features_after_the_best_epoch():
+    found = published_run(2, 1000, [0.1], temperature=64.0)
+    assert found["lml"] == pytest.approx(-47.53, abs=0.01)
+    assert found["elbo"] < -6e4  # of the best epoch itself -6478
+
+
+@pytest.mark.parametrize(
+    ("gap", "verdict"),
+    [((-9, -5, 4, 2), "reproduced"), ((-9, 5, 4, 2), "partly"), ((-9, -5, -4, -1), "not")],
+)
+def test_the_verdict_on_a_crossing(gap, verdict):
+    numbers = [25, 158, 251, 1000]
+    rows = [
+        {"family": family, "number": number, "elbo": [-n * number, -n * number - 1],
+         "lml": [n * one, n * one + 0.1], "noise": [0.1, 0.2]}
+        for number, one in zip(numbers, gap, strict=True)
+        for n, family in enumerate(["diagonal", "rank-1"])
+    ]  # fmt: skip
+    bounds, crossing = EXPERIMENTS["elbo-sweep"].claims(pandas.DataFrame(rows))
+    assert (bounds.verdict, crossing.verdict) == ("reproduced", verdict)
+    assert not crossing.at_size

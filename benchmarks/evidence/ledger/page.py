@@ -13,7 +13,7 @@ import pandas
 from benchmarks._figures import new_figure, save_figure
 from benchmarks._tables import code, describe_cells, section, table
 from benchmarks.evidence.ledger.claims import Claim, Experiment
-from benchmarks.evidence.ledger.out_of_reach import OUT_OF_REACH
+from benchmarks.evidence.ledger.out_of_reach import CHECKED, OUT_OF_REACH
 from benchmarks.runner import load_commands, load_failures, load_results
 from gpclml.errors import DataError, UnknownNameError
 
@@ -143,7 +143,7 @@ def write_page(path: str | os.PathLike[str], page: str | os.PathLike[str]) -> st
     parts = ["# Claims and what became of them", line, _INTRODUCTION, code(_about(path, found))]
     parts.append(summary)
     for paper, experiments in _OF_PAPER.items():
-        parts.append(section(paper))
+        parts.append(section(paper, f"Citations were checked: {CHECKED[paper]}"))
         for one in experiments:
             if one.name in found:
                 picture = f"{_FOLDER}/{one.name}.png"

@@ -216,9 +216,9 @@ _REMARK = (
     "[online](results/README.md), 4.87 ± 2.31, and not on these."
 )
 _DOUBT = (
-    "Ours or the splits': the paper's ten splits, the number of hyperparameter steps and the "
-    "learning rates are not public. Tried on the first ten public splits, and in the study "
-    "[online](results/README.md) on five random ones with other rates and 3000 epochs."
+    "Ours or the splits': the paper's ten splits, and the hyperparameter steps and learning rates "
+    "that it has for these sets, are not public. Tried on the first ten public splits, and in the "
+    "study [online](results/README.md) on five random ones with other rates and 3000 epochs."
 )
 
 
