@@ -134,7 +134,7 @@ def _claims(cells: pandas.DataFrame) -> list[Claim]:
     remark = (
         "Numbers are the test accuracy on 2000 digits turned by up to 90 degrees, and processor "
         "time of training. The rotation's range that KFAC-150-1 learns, from "
-        "{math.degrees(_START['rotation']):.0f} "
+        f"{math.degrees(_START['rotation']):.0f} "
         f"degrees, is {with_error(learned, 0)} degrees."
     )
     return [

@@ -131,17 +131,20 @@ def _as_guides(ranks: dict[str, Any], lost: dict[str, Any]) -> Claim:
 def _evidence_and_bic(cells: pandas.DataFrame) -> Claim:
     with_bic = rank_correlations(cells["lml"], cells["bic"])
     with_clml = rank_correlations(cells["lml"], cells["clml"])
-    smaller = array(cells["lml"]).argmax(1) - array(cells["aic"]).argmax(1)
+    by_lml, by_aic, by_bic = (array(cells[name]).argmax(1) for name in ("lml", "aic", "bic"))
+    smaller, than_bic = by_lml - by_aic, by_lml - by_bic
     return Claim(
         _SOURCE,
         "BIC orders models as the LML does; AIC chooses larger ones.",
         "no figure",
         f"rank correlation with the LML: BIC {with_error(with_bic, 2)}, CLML "
         f"{with_error(with_clml, 2)}; frequencies chosen by the LML less those by AIC "
-        f"{with_error(smaller, 1)}",
+        f"{with_error(smaller, 1)}, by BIC {with_error(than_bic, 1)}",
         graded(with_bic.mean() >= 0.9, differs(smaller, -1)),
         rule="rank correlation of BIC with the LML .9; fewer frequencies by two standard errors",
-        doubt="This is an experiment of our own.",
+        doubt="The reason is BIC's: it knows nothing of the prior and chooses about one frequency "
+        "more than the LML, so its order misses the threshold of .9 by a hundredth. Tried by rank "
+        "correlation over all models and by the choices.",
         own=True,
     )
 

@@ -69,7 +69,7 @@ def _values(cells: pandas.DataFrame, family: str, name: str) -> NDArray[np.float
 
 def _claims(cells: pandas.DataFrame) -> list[Claim]:
     found = [set(cells[cells["family"] == family]["number"]) for family in _FAMILIES[:2]]
-    numbers = sorted(set.intersection(*found))
+    numbers = sorted(int(number) for number in set.intersection(*found))
     if not numbers:
         return []
     cells = cells[cells["number"].isin(numbers)]
