@@ -133,7 +133,7 @@ def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
             axes.plot(numbers, values.mean(1), marker=".", label=family)
             axes.fill_between(numbers, *np.quantile(values, (0.1, 0.9), axis=1), alpha=0.15)
         axes.set(xlabel="features R", ylabel=label, xscale="log")
-    several[0].set_yscale("symlog")
+    several[0].set_yscale("symlog", linthresh=10)
     several[2].set_yscale("log")
     several[0].legend(fontsize=7)
 
