@@ -9,7 +9,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -175,6 +175,12 @@ def fit(
             help="stack, a calibrated mixture of GPs; or one: linear, rbf, rq, matern, sm, deep."
         ),
     ] = "stack",
+    time_budget: Annotated[
+        float | None,
+        typer.Option(
+            min=0, help="Seconds after which the stack begins no further GP; the first is fitted."
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder of the model. " + _OF_OUT)] = Path("model"),
 ) -> None:
     """Fit a model to all rows of a table, and save it for predict."""
@@ -182,7 +188,8 @@ def fit(
         from gpclml.cli.fitting import fit_table
         from gpclml.cli.report.recipes import RunOptions
 
-        fit_table(RunOptions(common.table(), common.recipe(model), out), common.quiet)
+        recipe = replace(common.recipe(model), time_budget=time_budget)
+        fit_table(RunOptions(common.table(), recipe, out), common.quiet)
 
 
 @app.command()

@@ -165,7 +165,9 @@ class StackedGP:
             About 30 to 100 values and gradients of the marginal likelihood for each candidate, n³
             operations each.
         """
-        x, y = self._checked(x, y)
+        if time_budget is not None and not time_budget >= 0:
+            raise ArgumentError("time_budget", time_budget, "0 or more seconds, or None")
+        x, y, columns = _checked(x, y)
         rows = _drawn_rows(len(y), self.fit_rows, self.seed, x.device)
         groups = _checked_categories(categories, x.shape[1])
         options = FitOptions(rows, self.seed, self.restarts, time_budget, categories=groups)
@@ -193,6 +195,7 @@ class StackedGP:
         ]
         self.components = tuple(sorted(components, key=lambda one: -one.weight))
         self.failures, self._x, self._y, self._categories = failures, x, y, groups
+        self._columns = columns
         return self
 
     @torch.no_grad()
@@ -393,20 +396,6 @@ class StackedGP:
             said = f"path: {origin} cannot be restored ({type(error).__name__}: {error})"
             raise DataError(f"{said}. Take a copy of it, or save the stack again.") from error
 
-    def _checked(self, x: ArrayLike, y: ArrayLike) -> tuple[Tensor, Tensor]:
-        data = checked_training_data(x, y)
-        if data.x.ndim != 2:
-            raise UnsupportedError("x", f"shape {tuple(data.x.shape)}", "one table, (n, d)")
-        if len(data.y) < LEAST_ROWS:
-            expected = f"at least {LEAST_ROWS} rows"
-            raise ArgumentError("x", f"n_samples = {len(data.y)}", expected, "Give more rows.")
-        if bool(data.y.isnan().any()):
-            count = int(data.y.isnan().sum())
-            suggestion = "Leave out the rows without a target."
-            raise ArgumentError("y", f"{count} missing values", "finite values", suggestion)
-        self._columns = data.columns
-        return data.x, data.y
-
     def _check_fitted(self) -> Tensor:
         if self._x is None:
             raise ArgumentError("stack", "one that is not fitted", "a fitted one", "Call fit.")
@@ -427,6 +416,21 @@ class StackedGP:
 
     def _weights(self, like: Tensor) -> Tensor:
         return torch.tensor([one.weight for one in self.components], dtype=torch.float64).to(like)
+
+
+def _checked(x: ArrayLike, y: ArrayLike) -> tuple[Tensor, Tensor, list[str] | None]:
+    """Inputs, targets, and the names of columns if the inputs are a data frame."""
+    data = checked_training_data(x, y)
+    if data.x.ndim != 2:
+        raise UnsupportedError("x", f"shape {tuple(data.x.shape)}", "one table, (n, d)")
+    if len(data.y) < LEAST_ROWS:
+        expected = f"at least {LEAST_ROWS} rows"
+        raise ArgumentError("x", f"n_samples = {len(data.y)}", expected, "Give more rows.")
+    if bool(data.y.isnan().any()):
+        count = int(data.y.isnan().sum())
+        suggestion = "Leave out the rows without a target."
+        raise ArgumentError("y", f"{count} missing values", "finite values", suggestion)
+    return data.x, data.y, data.columns
 
 
 def _drawn_rows(count: int, most: int, seed: int, device: torch.device) -> Tensor | None:

@@ -100,6 +100,18 @@ def test_a_stack_has_no_other_objective_and_is_compared_with_itself_alone(csv, g
     assert not (tmp_path / "model").exists()
 
 
+def test_a_time_budget_too_small_leaves_the_fastest_model(csv, gpclml, tmp_path):
+    options = "--target", "progression", "--time-budget", 0, "--out", tmp_path / "model"
+    result = gpclml("fit", csv, *options)
+    assert result.exit_code == 0, result.output
+    assert "weights 1.00 linear" in result.stdout
+    assert "Left out of the stack: matern (the time budget of 0 seconds was spent)" in result.stderr
+    single = gpclml("fit", csv, *options[:-1], tmp_path / "other", "--model", "rbf")
+    assert single.exit_code == 2
+    assert "time_budget: got 0.0, expected none for a single GP" in single.stderr
+    assert not (tmp_path / "other").exists()
+
+
 def test_new_tables_need_no_target_and_may_have_new_levels(csv, gpclml, tmp_path, fitted, diabetes):
     folder, _ = fitted("linear")
     odd = next(name for name in diabetes.columns if name.startswith("<b>"))

@@ -308,6 +308,21 @@ def test_types_arrays_and_data_frames(fitted):
         assert one_column.predict(np.array([1.0, 2.0])).mean.shape == (2,)
 
 
+def test_a_fit_that_is_refused_changes_nothing():
+    x, y = table()
+    frame = pd.DataFrame(x.numpy(), columns=["a", "b"])
+    stack = StackedGP(["linear"]).fit(frame, y)
+    before = stack.predict(frame).mean
+    for bad in ({"time_budget": -1.0}, {"time_budget": math.nan}, {"categories": [[7]]}):
+        with pytest.raises(ArgumentError):
+            stack.fit(frame.rename(columns={"a": "c"}), y, **bad)
+    with pytest.raises(ArgumentError, match="missing"):
+        stack.fit(
+            frame.rename(columns={"a": "c"}), y.clone().index_fill_(0, torch.tensor(3), math.nan)
+        )
+    assert torch.equal(stack.predict(frame).mean, before)
+
+
 def test_points_far_outside_are_moved_to_the_edge_of_what_is_known():
     x, y = table()
     x[:, 1] = 3.0

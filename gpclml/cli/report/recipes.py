@@ -119,6 +119,7 @@ class Recipe:
             for the others.
         restarts: Number of further fits from other starts, of which the best is kept. ``"deep"``
             has none; ``"stack"`` restarts each of its GPs.
+        time_budget: Seconds after which ``"stack"`` begins no further GP; None for no limit.
 
     Raises:
         UnknownNameError: There is no such model or objective.
@@ -130,6 +131,7 @@ class Recipe:
     seed: int = 0
     steps: int | None = None
     restarts: int = 0
+    time_budget: float | None = None
 
     def __post_init__(self) -> None:
         if self.model not in (*MODELS, STACK):
@@ -143,6 +145,9 @@ class Recipe:
             suggestion = "Leave both options out, or name another --model, such as matern."
             raise ArgumentError("objective", got, expected, suggestion)
         check_counts(0, restarts=self.restarts)
+        if self.model != STACK and self.time_budget is not None:
+            expected, suggestion = "none for a single GP", "Leave it out, or limit --steps."
+            raise ArgumentError("time_budget", self.time_budget, expected, suggestion)
 
     @property
     def conditioning(self) -> Conditioning | None:
@@ -180,7 +185,9 @@ class Recipe:
         """
         if self.model == STACK:
             stack = StackedGP(restarts=self.restarts, seed=self.seed)
-            fitted_stack = stack.fit(x, y, categories=categories, progress=progress)
+            fitted_stack = stack.fit(
+                x, y, categories=categories, time_budget=self.time_budget, progress=progress
+            )
             return RecipeFit(fitted_stack, "", "")
         kernel = kernel_object(self.model) or self.kernel_name
         mean = "zero" if self.model == "linear" else "constant"
@@ -340,6 +347,8 @@ class RunOptions:
             words += ["--steps", str(self.recipe.steps)]
         if self.recipe.restarts:
             words += ["--restarts", str(self.recipe.restarts)]
+        if self.recipe.time_budget is not None:
+            words += ["--time-budget", str(self.recipe.time_budget)]
         return shlex.join([*words, "--out", str(self.out)])
 
 
