@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy
 import torch
 from linear_operator import to_linear_operator
 from linear_operator.operators import LinearOperator
@@ -133,7 +134,7 @@ class DenseCovariance(Covariance):
         """The density of held-out blocks, as a function of matrices of this size."""
         if len(blocks) == 1 and blocks[0].shape[-2] == 1:
             held_out = blocks[0].squeeze(-2)
-            order = _order_with_last(held_out.cpu(), self.shape[-1])
+            order = _order_with_last(held_out, self.shape[-1])
             if order is not None:
                 order = order.to(self.device, non_blocking=True)
             return ConditionalLogDensity(order, held_out.shape[-1], self.factor_dtype, self.checked)
@@ -238,15 +239,15 @@ def _order_with_last(
 
     None is needed where all are held out, or all members hold out the last ones in data order.
     """
-    b = held_out.shape[-1]
-    if b == n or torch.equal(
-        held_out, torch.arange(n - b, n, device=held_out.device).expand_as(held_out)
-    ):
+    rows = held_out.cpu().numpy()  # for few points PyTorch's calls take longer
+    b = rows.shape[-1]
+    if b == n or (rows == numpy.arange(n - b, n)).all():
         return None
-    kept = torch.ones(*held_out.shape[:-1], n, dtype=torch.bool, device=held_out.device)
-    kept.scatter_(-1, held_out, False)
-    rest = kept.nonzero()[:, -1].reshape(*held_out.shape[:-1], n - b)
-    return torch.cat([rest, held_out], dim=-1)
+    members = rows.reshape(-1, b)
+    kept = numpy.ones((len(members), n), bool)
+    kept[numpy.arange(len(members))[:, None], members] = False
+    rest = kept.nonzero()[1].reshape(*rows.shape[:-1], n - b)
+    return torch.from_numpy(numpy.concatenate([rest, rows], -1)).to(held_out.device)
 
 
 @dataclass(frozen=True)
