@@ -37,27 +37,38 @@ class Warp:
         offset: Where the two branches meet.
         unit: The unit of v.
         power: :math:`\lambda`, from 0 to 2; 1 transforms nothing.
+        lowest: Below this target the transform goes on as a straight line.
     """
 
     offset: float
     unit: float
     power: float
+    lowest: float = -math.inf
 
     def forward(self, y: Tensor) -> Tensor:
         """The transformed targets, of any shape."""
-        v = (y - self.offset) / self.unit
+        curved = y.clamp_min(self.lowest)
+        v = (curved - self.offset) / self.unit
         upper = _box_cox(v.clamp_min(0.0), self.power)
-        return torch.where(v >= 0, upper, -_box_cox((-v).clamp_min(0.0), 2 - self.power))
+        z = torch.where(v >= 0, upper, -_box_cox((-v).clamp_min(0.0), 2 - self.power))
+        return z + (y - curved) * self.log_slope(curved).exp()
 
     def inverse(self, z: Tensor) -> Tensor:
         """The targets of transformed ones."""
+        if math.isinf(self.lowest):
+            return self._curve(z)
+        lowest = z.new_tensor(self.lowest)
+        curved = z.clamp_min(float(self.forward(lowest)))
+        return self._curve(curved) + (z - curved) / self.log_slope(lowest).exp()
+
+    def _curve(self, z: Tensor) -> Tensor:
         upper = _inverse_box_cox(z.clamp_min(0.0), self.power)
         lower = _inverse_box_cox((-z).clamp_min(0.0), 2 - self.power)
         return self.offset + self.unit * torch.where(z >= 0, upper, -lower)
 
     def log_slope(self, y: Tensor) -> Tensor:
         r""":math:`\log g'(y)`, which is added to the log density of a transformed target."""
-        v = (y - self.offset) / self.unit
+        v = (y.clamp_min(self.lowest) - self.offset) / self.unit
         # (lambda - 1) log(1 + v) above, (1 - lambda) log(1 - v) below
         return (self.power - 1) * v.sign() * v.abs().log1p() - math.log(self.unit)
 
@@ -95,6 +106,8 @@ def choose_warp(model: GPRegression, y: Tensor) -> Warp | None:
     with the correlations of a model that was fitted to the targets themselves, and the best scale
     and shift of each transform. Powers are 0, 1/4, ..., 2. Of targets that are not negative the
     offset is 0 and the unit a share of the mean; of others they are median and standard deviation.
+    Under a power above 1 the transform of targets that are not negative is a straight line below
+    the least of them.
 
     Args:
         model: A model that was fitted to the targets.
@@ -121,11 +134,18 @@ def choose_warp(model: GPRegression, y: Tensor) -> Warp | None:
     median, spread = float(y.median()), float(y.std())
     if not spread > 0:
         return None
-    offset, units = median, [spread]
-    if float(y.min()) >= 0:
-        shares = _UNITS if float(y.min()) > 0 else _UNITS_WITH_ZERO
+    offset, units, least = median, [spread], float(y.min())
+    if least >= 0:
+        shares = _UNITS if least > 0 else _UNITS_WITH_ZERO
         offset, units = 0.0, [share * float(y.mean()) for share in shares]
-    warps = [Warp(offset, unit, power) for unit in units for power in _POWERS]
+    # Powers above 1 are for values near an upper end. Zero is no such end: under them, the branch
+    # below zero would be an exponential, with moments beyond all targets.
+    straight = [least if least >= 0 and power > 1 else -math.inf for power in _POWERS]
+    warps = [
+        Warp(offset, unit, power, lowest)
+        for unit in units
+        for power, lowest in zip(_POWERS, straight, strict=True)
+    ]
     values = [likelihood(warp.forward(y), warp.log_slope(y)) for warp in warps]
     best = max(range(len(warps)), key=lambda place: values[place])
     gain = values[best] - likelihood(y, torch.zeros_like(y))

@@ -226,6 +226,18 @@ def test_a_transform_is_that_of_scipy_and_has_an_inverse(power):
     torch.testing.assert_close(warp.log_slope(y.detach()), slope.log())
 
 
+@pytest.mark.parametrize("lowest", [-5.0, 3.0])
+def test_a_transform_goes_on_as_a_line_below_its_lowest_target(lowest):
+    curve, warp = Warp(1.0, 2.0, 2.0), Warp(1.0, 2.0, 2.0, lowest)
+    y = torch.linspace(-30, 40, 101, dtype=torch.float64, requires_grad=True)
+    z, above = warp.forward(y), y >= lowest
+    torch.testing.assert_close(z[above], curve.forward(y)[above])
+    torch.testing.assert_close(warp.inverse(z), y)
+    (slope,) = torch.autograd.grad(z.sum(), y)
+    torch.testing.assert_close(warp.log_slope(y.detach()), slope.log())
+    assert slope[~above].unique().numel() == 1
+
+
 def test_of_counts_quantiles_and_draws_are_rounded_and_none_is_negative():
     prediction = drawn()
     cut = StackedPrediction(

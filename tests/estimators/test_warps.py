@@ -73,3 +73,18 @@ def test_zeros_and_constant_targets():
     assert found is None or (found.offset == 0.0 and found.unit >= 0.1 * float(counts.mean()))
     constant = torch.full((60,), 3.0, dtype=torch.float64)
     assert choose_warp(fitted_matern(x, constant), constant) is None
+
+
+def test_targets_near_an_upper_end_have_predictions_among_them():
+    # Their squares are normal, and zero is 2.4 deviations of these away from their mean.
+    x, y = rows()
+    y = (2 + y).clamp_min(0.3).sqrt()
+    found = choose_warp(fitted_matern(x, y), y)
+    assert found is not None
+    assert found.power > 1
+    assert found.lowest == float(y.min())
+    stack = StackedGP(["matern_warped"]).fit(x, y)
+    assert stack.components[0].warp == found
+    far = stack.predict(torch.tensor([[1.5], [50.0]], dtype=torch.float64))
+    assert float(y.min()) < float(far.mean.min()) <= float(far.mean.max()) < float(y.max())
+    assert float(far.std.max()) < 2 * float(y.std())
