@@ -84,6 +84,14 @@ def test_inputs_that_say_nothing():
     assert not choice.explains
 
 
+def test_a_stack_that_would_take_long_is_said_to_be_left_out(monkeypatch):
+    monkeypatch.setattr(module, "_MOST_STACKED", 20)
+    found = yardsticks(*split(lambda x: x[:, 0]), seed=0)
+    assert list(found.scores) == ["trees", "mean"]
+    (said,) = found.failures
+    assert said.startswith("stack is left out because it takes minutes with more than 20 training")
+
+
 def test_what_fails_is_said_and_ends_nothing(monkeypatch):
     class Fails:
         def __init__(self, seed):
