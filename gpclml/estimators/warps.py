@@ -19,6 +19,7 @@ _POWERS = (0.0, 0.25, 0.5, 0.75, 1.25, 1.5, 1.75, 2.0)
 # Of the mean of targets that are not negative: with a small one the transform is nearly a power or
 # the logarithm of the target itself. Those of which some are zero have no logarithm.
 _UNITS, _UNITS_WITH_ZERO = (0.01, 0.1, 1.0), (0.1, 0.3, 1.0)
+_REACH = 10.0  # ranges of the targets beyond them, to where the transform is curved
 _LEAST_GAIN = 1.0  # nats
 
 
@@ -38,39 +39,42 @@ class Warp:
         unit: The unit of v.
         power: :math:`\lambda`, from 0 to 2; 1 transforms nothing.
         lowest: Below this target the transform goes on as a straight line.
+        highest: Above this target it does so too.
     """
 
     offset: float
     unit: float
     power: float
     lowest: float = -math.inf
+    highest: float = math.inf
 
     def forward(self, y: Tensor) -> Tensor:
         """The transformed targets, of any shape."""
-        curved = y.clamp_min(self.lowest)
-        v = (curved - self.offset) / self.unit
-        upper = _box_cox(v.clamp_min(0.0), self.power)
-        z = torch.where(v >= 0, upper, -_box_cox((-v).clamp_min(0.0), 2 - self.power))
-        return z + (y - curved) * self.log_slope(curved).exp()
+        end = self._curved(y)
+        return self._curve(end) + (y - end) * self.log_slope(end).exp()
 
     def inverse(self, z: Tensor) -> Tensor:
         """The targets of transformed ones."""
-        if math.isinf(self.lowest):
-            return self._curve(z)
-        lowest = z.new_tensor(self.lowest)
-        curved = z.clamp_min(float(self.forward(lowest)))
-        return self._curve(curved) + (z - curved) / self.log_slope(lowest).exp()
-
-    def _curve(self, z: Tensor) -> Tensor:
-        upper = _inverse_box_cox(z.clamp_min(0.0), self.power)
-        lower = _inverse_box_cox((-z).clamp_min(0.0), 2 - self.power)
-        return self.offset + self.unit * torch.where(z >= 0, upper, -lower)
+        lowest, highest = map(float, self._curve(z.new_tensor([self.lowest, self.highest])))
+        end = z.clamp(lowest, highest)
+        upper = _inverse_box_cox(end.clamp_min(0.0), self.power)
+        lower = _inverse_box_cox((-end).clamp_min(0.0), 2 - self.power)
+        y = self.offset + self.unit * torch.where(end >= 0, upper, -lower)
+        return y + (z - end) / self.log_slope(y).exp()
 
     def log_slope(self, y: Tensor) -> Tensor:
         r""":math:`\log g'(y)`, which is added to the log density of a transformed target."""
-        v = (y.clamp_min(self.lowest) - self.offset) / self.unit
+        v = (self._curved(y) - self.offset) / self.unit
         # (lambda - 1) log(1 + v) above, (1 - lambda) log(1 - v) below
         return (self.power - 1) * v.sign() * v.abs().log1p() - math.log(self.unit)
+
+    def _curved(self, y: Tensor) -> Tensor:
+        return y.clamp(self.lowest, self.highest)
+
+    def _curve(self, y: Tensor) -> Tensor:
+        v = (y - self.offset) / self.unit
+        upper = _box_cox(v.clamp_min(0.0), self.power)
+        return torch.where(v >= 0, upper, -_box_cox((-v).clamp_min(0.0), 2 - self.power))
 
     def moments(self, mean: Tensor, deviation: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and variance of a target whose transform is normal, by Gauss-Hermite quadrature."""
@@ -106,8 +110,8 @@ def choose_warp(model: GPRegression, y: Tensor) -> Warp | None:
     with the correlations of a model that was fitted to the targets themselves, and the best scale
     and shift of each transform. Powers are 0, 1/4, ..., 2. Of targets that are not negative the
     offset is 0 and the unit a share of the mean; of others they are median and standard deviation.
-    Under a power above 1 the transform of targets that are not negative is a straight line below
-    the least of them.
+    Ten ranges of the targets beyond them the transform becomes a straight line; under a power above
+    1 and for targets that are not negative, below the least of them.
 
     Args:
         model: A model that was fitted to the targets.
@@ -134,17 +138,19 @@ def choose_warp(model: GPRegression, y: Tensor) -> Warp | None:
     median, spread = float(y.median()), float(y.std())
     if not spread > 0:
         return None
-    offset, units, least = median, [spread], float(y.min())
+    offset, units = median, [spread]
+    least, most = float(y.min()), float(y.max())
     if least >= 0:
         shares = _UNITS if least > 0 else _UNITS_WITH_ZERO
         offset, units = 0.0, [share * float(y.mean()) for share in shares]
-    # Powers above 1 are for values near an upper end. Zero is no such end: under them, the branch
-    # below zero would be an exponential, with moments beyond all targets.
-    straight = [least if least >= 0 and power > 1 else -math.inf for power in _POWERS]
+    # Far from all targets the transform is a line: an exponential has moments beyond all of them.
+    # For values near an upper end (powers above 1) zero is already far, if none is negative.
+    reach = _REACH * (most - least)
+    lowest = [least if least >= 0 and power > 1 else least - reach for power in _POWERS]
     warps = [
-        Warp(offset, unit, power, lowest)
+        Warp(offset, unit, power, lower, most + reach)
         for unit in units
-        for power, lowest in zip(_POWERS, straight, strict=True)
+        for power, lower in zip(_POWERS, lowest, strict=True)
     ]
     values = [likelihood(warp.forward(y), warp.log_slope(y)) for warp in warps]
     best = max(range(len(warps)), key=lambda place: values[place])

@@ -226,16 +226,18 @@ def test_a_transform_is_that_of_scipy_and_has_an_inverse(power):
     torch.testing.assert_close(warp.log_slope(y.detach()), slope.log())
 
 
-@pytest.mark.parametrize("lowest", [-5.0, 3.0])
-def test_a_transform_goes_on_as_a_line_below_its_lowest_target(lowest):
-    curve, warp = Warp(1.0, 2.0, 2.0), Warp(1.0, 2.0, 2.0, lowest)
+@pytest.mark.parametrize("power", [0.0, 0.75, 2.0])
+@pytest.mark.parametrize("ends", [(-5.0, 20.0), (3.0, math.inf), (-math.inf, 0.5)])
+def test_a_transform_goes_on_as_lines_beyond_its_ends(power, ends):
+    curve, warp = Warp(1.0, 2.0, power), Warp(1.0, 2.0, power, *ends)
     y = torch.linspace(-30, 40, 101, dtype=torch.float64, requires_grad=True)
-    z, above = warp.forward(y), y >= lowest
-    torch.testing.assert_close(z[above], curve.forward(y)[above])
+    z, inside = warp.forward(y), (y >= ends[0]) & (y <= ends[1])
+    torch.testing.assert_close(z[inside], curve.forward(y)[inside])
     torch.testing.assert_close(warp.inverse(z), y)
     (slope,) = torch.autograd.grad(z.sum(), y)
     torch.testing.assert_close(warp.log_slope(y.detach()), slope.log())
-    assert slope[~above].unique().numel() == 1
+    assert slope[y < ends[0]].unique().numel() <= 1
+    assert slope[y > ends[1]].unique().numel() <= 1
 
 
 def test_of_counts_quantiles_and_draws_are_rounded_and_none_is_negative():

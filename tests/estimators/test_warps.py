@@ -88,3 +88,12 @@ def test_targets_near_an_upper_end_have_predictions_among_them():
     far = stack.predict(torch.tensor([[1.5], [50.0]], dtype=torch.float64))
     assert float(y.min()) < float(far.mean.min()) <= float(far.mean.max()) < float(y.max())
     assert float(far.std.max()) < 2 * float(y.std())
+
+
+def test_means_of_heavy_tails_are_not_beyond_all_targets():
+    x, y = rows(60)
+    y = (4 * y).exp()
+    stack = StackedGP(["matern_warped"]).fit(x, y)
+    far = stack.predict(torch.tensor([[1.5], [50.0]], dtype=torch.float64))
+    assert float(far.mean.max()) < 2 * float(y.max())
+    assert float(far.std.max()) < 10 * float(y.max())
