@@ -12,7 +12,7 @@ import typer
 from typer import Option
 
 from benchmarks.speed.memory import peak_memory
-from benchmarks.speed.methods import BASE, LOO_BASE, METHODS, Problem, gradient_step
+from benchmarks.speed.methods import BASE, LOO_BASE, METHODS, OF_TASKS, Problem, gradient_step
 from benchmarks.speed.runs import Device, interleaved_times, ratio_table, ratios, sweep_command
 
 __all__ = ["main", "measure"]
@@ -32,7 +32,8 @@ def measure(
     rounds: Annotated[
         int | None, Option(min=1, help="Rounds a size [default: fewer at large n]")
     ] = None,
-    memory: Annotated[bool, Option(help="Measure peak memory too.")] = True,
+    memory: Annotated[bool, Option(help="Measure peak memory too, of one task.")] = True,
+    tasks: Annotated[int, Option(min=1, help="Tasks at the same points; may be repeated.")] = 1,
 ) -> pd.DataFrame:
     """Time and memory of every method, relative to GPyTorch's LML step by Cholesky.
 
@@ -43,13 +44,15 @@ def measure(
     if rounds is None:  # a run of minutes; odd for a clear median
         rounds = 41 if n <= 500 else 21 if n <= 1000 else 11 if n <= 2000 else 7
     kind = getattr(torch, dtype)
-    problem = Problem(n, kind, device)
-    steps = {name: gradient_step(name, problem) for name in METHODS}
+    problem = Problem(n, kind, device, tasks=tasks)
+    steps = {name: gradient_step(name, problem) for name in (METHODS if tasks == 1 else OF_TASKS)}
     times = interleaved_times(steps, rounds, device)
-    first = {"dtype": str(dtype), "n": n, "ms": times.median() * 1e3}
+    of_tasks = {} if tasks == 1 else {"tasks": tasks}
+    first = {"dtype": str(dtype), "n": n, **of_tasks, "ms": times.median() * 1e3}
     table = ratio_table(times, BASE, ratio="ratio", name="method", more=first).set_index("method")
-    table["of_loo"] = ratios(times, LOO_BASE)["median"]
-    if memory:
+    if tasks == 1:
+        table["of_loo"] = ratios(times, LOO_BASE)["median"]
+    if memory and tasks == 1:
         table = table.join(_memory(n, kind, device))
     return table.assign(rounds=rounds).reset_index()
 
@@ -67,7 +70,7 @@ def _memory(n: int, dtype: torch.dtype, device: str) -> pd.DataFrame:
 main = sweep_command(
     "benchmarks.speed",
     measure,
-    {"dtype": list(Dtype), "n": [250, 500, 1000, 2000, 4000]},
+    {"dtype": list(Dtype), "tasks": [1], "n": [250, 500, 1000, 2000, 4000]},
     "Time and memory of gradient steps, relative to GPyTorch's LML step by Cholesky.",
     threads=None,
 )

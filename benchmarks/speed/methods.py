@@ -28,7 +28,8 @@ from gpclml.inference import Solver
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 
 __all__ = [
-    "BASE", "DENSE_METHODS", "LOO_BASE", "METHODS", "SCALE_METHODS", "ExactRBF", "Problem",
+    "BASE", "DENSE_METHODS", "LOO_BASE", "METHODS", "OF_TASKS", "SCALE_METHODS", "ExactRBF",
+    "ExactTasks", "Problem",
     "gpytorch_defaults", "gradient_step", "sampled_data",
 ]  # fmt: skip
 
@@ -51,6 +52,24 @@ class ExactRBF(gpytorch.models.ExactGP):
         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
 
 
+class ExactTasks(gpytorch.models.ExactGP):
+    """An exact GP of several tasks at the same points: an ARD RBF kernel times one of tasks."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        tasks = y.shape[-1]
+        super().__init__(x, y, gpytorch.likelihoods.MultitaskGaussianLikelihood(tasks))
+        self.mean_module = gpytorch.means.MultitaskMean(gpytorch.means.ConstantMean(), tasks)
+        points = gpytorch.kernels.RBFKernel(ard_num_dims=x.shape[-1])
+        self.covar_module = gpytorch.kernels.MultitaskKernel(points, tasks)
+        for parameter in self.covar_module.task_covar_module.parameters():  # which are random
+            parameter.data.fill_(0.5)
+
+    def forward(self, x: Tensor) -> gpytorch.distributions.MultitaskMultivariateNormal:
+        """The prior at x."""
+        mean, covariance = self.mean_module(x), self.covar_module(x)
+        return gpytorch.distributions.MultitaskMultivariateNormal(mean, covariance)
+
+
 def sampled_data(
     n: int, dtype: torch.dtype, device: str | torch.device, seed: int
 ) -> tuple[Tensor, Tensor]:
@@ -63,7 +82,10 @@ def sampled_data(
 
 
 class Problem:
-    """Data of :func:`sampled_data` and a model in train mode on which a step is taken."""
+    """Data of :func:`sampled_data` and a model in train mode on which a step is taken.
+
+    With ``tasks`` above one, each has targets of its own at the same points.
+    """
 
     def __init__(
         self,
@@ -71,11 +93,18 @@ class Problem:
         dtype: torch.dtype = torch.float64,
         device: str | torch.device = "cpu",
         seed: int = 0,
+        tasks: int = 1,
     ) -> None:
         self.x, self.y = sampled_data(n, dtype, device, seed)
-        self.model = ExactRBF(self.x, self.y).to(device, dtype).train()
-        self.model.covar_module.base_kernel.lengthscale = 1.0
-        self.model.likelihood.noise = NOISE
+        if tasks == 1:
+            model = ExactRBF(self.x, self.y)
+            model.covar_module.base_kernel.lengthscale = 1.0
+        else:
+            self.y = (self.y.unsqueeze(-1) * torch.arange(1, tasks + 1, device=device)).sin()
+            model = ExactTasks(self.x, self.y)
+            model.covar_module.data_covar_module.lengthscale = 1.0
+        model.likelihood.noise = NOISE
+        self.model = model.to(device, dtype).train()
 
     @property
     def n(self) -> int:
@@ -91,7 +120,7 @@ def _gpytorch(mll_class: type, problem: Problem) -> Objective:
 
     def objective() -> Tensor:
         # Above this size GPyTorch would turn to stochastic estimates.
-        with gpytorch.settings.max_cholesky_size(problem.n):
+        with gpytorch.settings.max_cholesky_size(problem.y.numel()):
             return mll(problem.model(problem.x), problem.y)
 
     return objective
@@ -188,6 +217,9 @@ METHODS: dict[str, Callable[[Problem], Objective]] = {
     "RandomOrderings(5, m=n/2)": partial(_conditional, lambda n: RandomOrderings(5, n // 2)),
 }
 """What makes the objective of each method on a problem, by name."""
+
+OF_TASKS = (BASE, "RandomHoldout(0.1)", "KFold(10)", "LeaveOneOut()", "LastPoints(m=0)")
+"""Those of several tasks: GPyTorch's leave-one-out is of one."""
 
 DENSE_METHODS: dict[str, Callable[[Problem], Objective]] = {
     "LastPoints(m=0), dense": partial(_dense, lambda n: LastPoints(0)),

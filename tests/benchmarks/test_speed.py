@@ -17,6 +17,7 @@ from benchmarks.speed.methods import (
     BASE,
     DENSE_METHODS,
     METHODS,
+    OF_TASKS,
     Problem,
     gradient_step,
     sampled_data,
@@ -30,8 +31,8 @@ from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
 
 
-def _loss_and_gradient(method: str) -> torch.Tensor:
-    problem = Problem(60)
+def _loss_and_gradient(method: str, tasks: int = 1) -> torch.Tensor:
+    problem = Problem(60, tasks=tasks)
     loss = gradient_step(method, problem)()
     gradient = [p.grad.flatten() for p in problem.model.parameters()]
     return torch.cat([loss.flatten(), *gradient])
@@ -49,6 +50,11 @@ def test_compared_methods_compute_the_same(ours, theirs):
     torch.testing.assert_close(
         _loss_and_gradient(ours), _loss_and_gradient(theirs), rtol=1e-8, atol=1e-10
     )
+
+
+def test_steps_of_several_tasks_compute_the_same():
+    values = [_loss_and_gradient(method, tasks=3) for method in ("LastPoints(m=0)", BASE)]
+    torch.testing.assert_close(*values, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("method", DENSE_METHODS)
@@ -119,16 +125,18 @@ def test_bad_arguments_are_named():
         ratios(pd.DataFrame({"a": [1.0]}), "b")
 
 
-def test_command_writes_table_with_header(tmp_path):
+@pytest.mark.parametrize(("tasks", "methods"), [(1, METHODS), (2, OF_TASKS)])
+def test_command_writes_table_with_header(tmp_path, tasks, methods):
     app = Typer()
     app.command()(main)
     file = tmp_path / "speed.csv"
     arguments = ["--n", "20", "--dtype", "float32", "--rounds", "2", "--no-memory"]
+    arguments += ["--tasks", str(tasks)]
     result = CliRunner().invoke(app, [*arguments, "--csv", str(file)])
     assert result.exit_code == 0, result.output
     assert "torch" in file.read_text().splitlines()[1]
     table = pd.read_csv(file, comment="#")
-    assert table["method"].tolist() == list(METHODS)
+    assert table["method"].tolist() == list(methods)
     assert (table["rounds"] == 2).all()
     assert table.set_index("method").loc[BASE, "ratio"] == 1.0
 
