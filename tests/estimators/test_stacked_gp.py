@@ -368,15 +368,6 @@ def test_skewed_targets_are_transformed_and_densities_are_of_the_targets():
     assert "matern_warped" in stack.summary().index
 
 
-def test_symmetric_targets_are_not_transformed():
-    generator = torch.Generator().manual_seed(2)
-    x = torch.rand(60, 1, generator=generator, dtype=torch.float64)
-    y = (6 * x[:, 0]).sin() + 0.1 * torch.randn(60, generator=generator, dtype=torch.float64)
-    stack = StackedGP(["matern", "matern_warped"]).fit(x, y)
-    assert [one.name for one in stack.components] == ["matern"]
-    assert not stack.failures
-
-
 def test_a_file_and_the_posterior_of_transformed_targets(tmp_path):
     x, y = skewed()
     stack = StackedGP(["matern_warped", "linear"]).fit(x, y)

@@ -97,3 +97,12 @@ def test_means_of_heavy_tails_are_not_beyond_all_targets():
     far = stack.predict(torch.tensor([[1.5], [50.0]], dtype=torch.float64))
     assert float(far.mean.max()) < 2 * float(y.max())
     assert float(far.std.max()) < 10 * float(y.max())
+
+
+def test_symmetric_targets_are_not_transformed():
+    generator = torch.Generator().manual_seed(2)
+    x = torch.rand(60, 1, generator=generator, dtype=torch.float64)
+    y = (6 * x[:, 0]).sin() + 0.1 * torch.randn(60, generator=generator, dtype=torch.float64)
+    stack = StackedGP(["matern", "matern_warped"]).fit(x, y)
+    assert [one.name for one in stack.components] == ["matern"]
+    assert not stack.failures
