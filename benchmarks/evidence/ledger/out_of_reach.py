@@ -35,8 +35,8 @@ OUT_OF_REACH: Mapping[str, tuple[tuple[str, str, str], ...]] = MappingProxyType(
         ),
         "Immer et al. 2021": (
             ("Table 1: kin8nm, power and naval, and variational inference",
-             "not computed yet: a cell of these sets takes up to an hour of one core, "
-             "cross-validation several; variational networks are not in the library",
+             "not computed yet: these sets take four to seventeen minutes of one core a cell, half "
+             "an hour with cross-validation; variational networks are not in the library",
              "the same command goes on where it stopped: `run uci-networks`"),
             ("Figure 3, the method in two steps on an image network",
              "networks on CIFAR-10 take too much compute", "evidence-ranking"),
