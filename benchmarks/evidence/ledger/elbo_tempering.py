@@ -166,8 +166,8 @@ def _pairs(values: Mapping[Any, tuple[float, float]]) -> str:
 _DIGITS = {
     "diagonal": "The others are the paper's: below T = 1/16 the noise falls to zero, with it the "
     "bound at temperature one without limit, and rounding decides where a run ends. What is "
-    "printed there is also of the mean of one epoch and the features of the next, by the authors' "
-    "public code. Tried with the two larger of the paper's learning rates and with all four.",
+    "printed there is likely also of the mean of one epoch and the features of the next, as for "
+    "rank one. Tried with the two larger of the paper's learning rates and with all four.",
     "rank-1": "The reason is the paper's, found in the authors' public code: what it prints is of "
     "the mean of the best epoch and the features of the next. At T = 64 the best epoch is early, "
     "where features still change (of that epoch alone: -6478.33 and -46.78). So the LML agrees, "
