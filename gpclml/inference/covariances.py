@@ -360,10 +360,12 @@ def _of_tasks(covariance: LinearOperator) -> KroneckerCovariance | None:
     if type(diagonal) is ConstantDiagLinearOperator:
         noise = diagonal.diag_values.expand(*diagonal.shape[:-2], tasks.shape[-1])
     else:
-        one, *others = getattr(diagonal, "linear_ops", [None])
-        if type(one) is not ConstantDiagLinearOperator or one.shape[-1] != points.shape[-1]:
+        factors = getattr(diagonal, "linear_ops", [])
+        if len(factors) != 2 or type(factors[0]) is not ConstantDiagLinearOperator:
             return None
-        noise = one.diag_values * others[0].diagonal(dim1=-2, dim2=-1)
+        if factors[0].shape[-1] != points.shape[-1]:
+            return None
+        noise = factors[0].diag_values * factors[1].diagonal(dim1=-2, dim2=-1)
     tasks = tasks.to_dense()
     # Eigenvectors are for finite numbers. On a GPU a step would wait for them.
     if noise.device.type != "cpu" or not bool((noise > 0).all()):
