@@ -33,6 +33,7 @@ from gpclml.models import GPRegression
 
 __all__ = [
     "CANDIDATES",
+    "DEEP_ROWS",
     "DEFAULT_CANDIDATES",
     "Candidate",
     "FitOptions",
@@ -177,8 +178,15 @@ CANDIDATES: Mapping[str, Candidate] = {
 """All candidates by name, from the cheapest to the most expensive."""
 
 DEFAULT_CANDIDATES = tuple(name for name in CANDIDATES if name != "deep")
-"""Those of a stack that is not told which: all but ``"deep"``, which takes far longer. Tables
-without categories have no ``"categories"``."""
+"""Those of a stack of few rows that is not told which: all but ``"deep"``. Tables without
+categories have no ``"categories"``."""
+
+DEEP_ROWS = 1000
+"""Rows from which on ``"deep"`` is one of them.
+
+On four public tables it changed the negative log density of the mixture by at most .004 nats a row
+with 500 rows, and by -.60 (kin40k), -.01, .00 and .00 with 1000.
+"""
 
 
 def ordered_by_cost(names: Sequence[str]) -> tuple[str, ...]:

@@ -89,7 +89,7 @@ class Regressor(RegressorMixin, BaseEstimator):
     zeros.
 
     Args:
-        candidates: Names of the models; None for ``gpclml.estimators.DEFAULT_CANDIDATES``.
+        candidates: Names of the models; None for those of a :class:`StackedGP`.
         max_rows: Largest number of training rows. If there are more, so many are drawn at random,
             with a warning. Time grows with the cube of the rows, memory with their square.
         time_budget: Seconds after which no further candidate is begun; None for no limit.

@@ -18,6 +18,7 @@ from gpclml._utils.environment import load_botorch
 from gpclml._utils.files import read_checkpoint, write_checkpoint
 from gpclml.errors import ArgumentError, DataError, UnsupportedError
 from gpclml.estimators.candidates import (
+    DEEP_ROWS,
     DEFAULT_CANDIDATES,
     FitOptions,
     fit_candidates,
@@ -58,13 +59,12 @@ class StackedGP:
     others, in closed form. To these predictions are fitted the scale :math:`s_k` of each component,
     which may grow with the prediction (:class:`Calibration`), its tails :math:`\nu_k`, and the
     weights, which maximize the log score of the mixture under a Dirichlet prior (Yao et al. 2018).
-    On most tables the mixture predicts better than the best of its components.
-
-    A candidate that cannot be fitted is left out, with a warning, and is in ``failures``.
+    On most tables the mixture predicts better than the best of its components. A candidate that
+    cannot be fitted is left out, with a warning, and is in ``failures``.
 
     Args:
         candidates: Names of the models; None for all of
-            ``gpclml.estimators.DEFAULT_CANDIDATES``. ``"deep"`` can be added; it takes far longer.
+            ``gpclml.estimators.DEFAULT_CANDIDATES``, and ``"deep"`` from 1000 rows on.
         pseudo_counts: Rows that the prior of the weights gives to each component.
         calibrate: Whether scales and tails are fitted; if not, each component is the normal that
             its model predicts.
@@ -103,10 +103,10 @@ class StackedGP:
         extrapolation: float = 2.0,
         seed: int = 0,
     ) -> None:
-        names = DEFAULT_CANDIDATES if candidates is None else candidates
-        if not names:
+        names = None if candidates is None else ordered_by_cost(candidates)
+        if names == ():
             raise ArgumentError("candidates", "none", "at least one name")
-        self.candidates: tuple[str, ...] = ordered_by_cost(names)
+        self.candidates: tuple[str, ...] | None = names
         check_counts(LEAST_ROWS, fit_rows=fit_rows)
         check_counts(0, restarts=restarts)
         if not 0 <= pseudo_counts < float("inf"):
@@ -171,9 +171,8 @@ class StackedGP:
         rows = _drawn_rows(len(y), self.fit_rows, self.seed, x.device)
         groups = _checked_categories(categories, x.shape[1])
         options = FitOptions(rows, self.seed, self.restarts, time_budget, categories=groups)
-        fits, failures = fit_candidates(
-            self.candidates, x, y, options, n_jobs=n_jobs, progress=progress
-        )
+        names = self.candidates or DEFAULT_CANDIDATES + ("deep",) * (len(y) >= DEEP_ROWS)
+        fits, failures = fit_candidates(names, x, y, options, n_jobs=n_jobs, progress=progress)
         found: list[tuple[Component, Tensor]] = []
         for name, fit in fits.items():
             try:
@@ -296,7 +295,8 @@ class StackedGP:
 
     def __repr__(self) -> str:
         parts = [f"{one.weight:.2f} {one.name}" for one in self.components]
-        return f"StackedGP({' + '.join(parts) or ', '.join(self.candidates) + ': not fitted'})"
+        names = ", ".join(self.candidates or DEFAULT_CANDIDATES)
+        return f"StackedGP({' + '.join(parts) or names + ': not fitted'})"
 
     def _repr_html_(self) -> str:
         return self.summary().to_html() if self.components else f"<pre>{self!r}</pre>"
@@ -364,9 +364,10 @@ class StackedGP:
     def __getstate__(self) -> dict[str, Any]:
         # GPyTorch's priors and constraints hold functions that other processes cannot be sent.
         config = {
-            "candidates": list(self.candidates), "pseudo_counts": self.pseudo_counts,
-            "calibrate": self.calibrate, "fit_rows": self.fit_rows, "restarts": self.restarts,
-            "extrapolation": self.extrapolation, "seed": self.seed,
+            "candidates": self.candidates and list(self.candidates), "seed": self.seed,
+            "pseudo_counts": self.pseudo_counts, "calibrate": self.calibrate,
+            "fit_rows": self.fit_rows, "restarts": self.restarts,
+            "extrapolation": self.extrapolation,
         }  # fmt: skip
         if self._x is None:
             return {"config": config}

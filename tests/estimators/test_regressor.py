@@ -20,6 +20,7 @@ from sklearn.utils.estimator_checks import check_estimator
 
 from gpclml import Regressor, StackedGP
 from gpclml.errors import ArgumentError, DataError, UnknownNameError
+from gpclml.estimators import DEFAULT_CANDIDATES, stacked
 from gpclml.estimators.regressor import InputEncoding
 from gpclml.fit import FitWarning
 
@@ -330,3 +331,28 @@ def test_columns_of_categories_that_are_none(groups):
     x = torch.eye(8, 3, dtype=torch.float64)
     with pytest.raises(ArgumentError, match="categories: got"):
         StackedGP(["linear"]).fit(x, x[:, 0], categories=groups)
+
+
+def models_of(regressor):
+    return {one.name for one in regressor.stack_.components}
+
+
+@pytest.mark.slow
+def test_deep_is_fitted_from_so_many_rows_on(monkeypatch, tmp_path):
+    monkeypatch.setattr(stacked, "DEEP_ROWS", 40)
+    for rows in (39, 40):
+        regressor = Regressor().fit(*arrays(rows))
+        assert ("deep" in models_of(regressor)) == (rows == 40)
+    regressor.save(tmp_path / "regressor.pt")
+    loaded = Regressor.load(tmp_path / "regressor.pt")
+    assert loaded.stack_.candidates is None
+    new = arrays(7, seed=1)[0]
+    np.testing.assert_array_equal(loaded.predict(new), regressor.predict(new))
+    assert "deep" not in models_of(Regressor(DEFAULT_CANDIDATES).fit(*arrays()))
+
+
+@pytest.mark.slow
+def test_deep_is_fitted_if_asked_for():
+    regressor = Regressor(["linear", "deep"]).fit(*arrays())
+    assert models_of(regressor) == {"linear", "deep"}
+    assert np.isfinite(regressor.predict(arrays(5, seed=2)[0])).all()

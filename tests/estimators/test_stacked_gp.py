@@ -436,10 +436,3 @@ def test_bad_input(fitted):
         fitted.predict(x[:, :1])
     with pytest.raises(ArgumentError, match="output_indices"):
         fitted.posterior(x, output_indices=[1])
-
-
-@pytest.mark.slow
-def test_deep_is_fitted_if_asked_for():
-    stack = StackedGP(["linear", "deep"]).fit(*table(40))
-    assert {one.name for one in stack.components} == {"linear", "deep"}
-    assert torch.isfinite(stack.predict(table(5, seed=2)[0]).mean).all()

@@ -297,7 +297,7 @@ YARDSTICKS = {
 }
 """What beside the models predicts the test rows."""
 
-_MOST_STACKED = 5000  # of the stack, whose fit then takes a minute of one core
+_MOST_STACKED = 5000  # of the stack, whose fit then takes a few minutes of one core
 
 Rows = tuple[Tensor, Tensor]
 
