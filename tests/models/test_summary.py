@@ -80,7 +80,7 @@ def test_a_linear_model_is_in_the_units_of_the_data():
 
 def test_a_notebook_shows_it_escaped():
     table = frame().rename(columns={"age": "<b>"})
-    shown = GPRegression(table, pd.Series([3.0, 1, 4, 1, 5]))._repr_html_()
+    shown = GPRegression(table, pd.Series([3.0, 1, 4, 1, 5]), "rbf")._repr_html_()
     assert "<b>" not in shown
     assert "RBFKernel.lengthscale[&lt;b&gt;]" in shown
     assert "training inputs 5 x 2" in shown
