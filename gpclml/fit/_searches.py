@@ -32,8 +32,9 @@ _FAILED = ("abnormal", "constant", "bound")
 _SHORTER, _LONGER = (0.25,), (8.0, 64.0)
 _LESS_NOISE = 0.1  # of the start noise: what it takes for noise it need not explain
 _MOST_POINTS = 10_000  # beyond which predictions are not computed
-# By these two limits 53 of 264 fits to 25 public tables are told. Of them 42 had 95 % intervals
-# that held less than 85 % of new rows, or an NLL above 3; of the others 41 of 211.
+# By these two limits 53 of the 264 fits to 25 public tables on which they were chosen are told. Of
+# them 42 had 95 % intervals that held less than 85 % of new rows, or an NLL above 3; of the others
+# 41 of 211.
 _FEW = 10  # points for each hyperparameter, below which noise at its lower bound is told
 _EXACT = 0.05**2  # of the targets' variance: mean squared error of points left out, where it is not
 
