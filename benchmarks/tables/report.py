@@ -50,8 +50,10 @@ def sections(cells: pandas.DataFrame) -> Iterator[str]:
     for metric in ("nll", "crps"):
         about = _ABOUT_WINS.format(metric=metric.upper())
         yield section(f"Wins in {metric.upper()}", about, table(win_table(whole, metric)))
-    if set(CANDIDATES) <= set(whole["method"]):
-        yield section("Choosing one model", _ABOUT_REGRET, table(_regret_table(whole)))
+    single = _single_models(whole)
+    if len(single) > 1:
+        about = _ABOUT_REGRET.format(models=", ".join(single[:-1]) + " and " + single[-1])
+        yield section("Choosing one model", about, table(_regret_table(whole)))
         yield from _fits(whole)
     failed = whole[whole["failure"] != ""]
     if len(failed):
@@ -76,9 +78,9 @@ _ABOUT_WINS = (
     "used). For few splits two errors are the quantile of Student's t of the same probability."
 )
 _ABOUT_REGRET = (
-    "NLL of what is chosen less that of the best of linear, rbf, matern, rq and deep in hindsight, "
+    "NLL of what is chosen less that of the best of {models} in hindsight, "
     "on each split; mean over the cases of a table, then over tables, ± standard error over "
-    "tables. Below zero: better than any one of the five. `without worst` leaves out the table "
+    "tables. Below zero: better than any one of them. `without worst` leaves out the table "
     "that is worst for the row itself, `median` is that of the tables."
 )
 _FORMATS = {
@@ -212,6 +214,11 @@ def win_table(cells: pandas.DataFrame, metric: str) -> pandas.DataFrame:
     return wins
 
 
+def _single_models(cells: pandas.DataFrame) -> list[str]:
+    methods = set(cells["method"])
+    return [name for name in CANDIDATES if name in methods]
+
+
 def regrets(cells: pandas.DataFrame) -> pandas.DataFrame:
     """NLL less that of the best candidate in hindsight.
 
@@ -220,17 +227,18 @@ def regrets(cells: pandas.DataFrame) -> pandas.DataFrame:
         always the same one, a mixture, or a peer; NaN where it has none.
     """
     nll = _pivot(cells, "nll")
-    ours = nll[list(CANDIDATES)]
+    single = _single_models(cells)
+    ours = nll[single]
     best, chosen = ours.min(axis=1), {}
     for criterion in CRITERIA:
         if criterion in cells:
-            values = _pivot(cells, criterion).reindex(index=ours.index, columns=list(CANDIDATES))
+            values = _pivot(cells, criterion).reindex(index=ours.index, columns=single)
             values = values.where(ours.notna())  # a model without predictions cannot be chosen
             known = values.notna().any(axis=1)
             names = values[known].idxmax(axis=1)
             picked = [ours.at[key, name] for key, name in names.items()]
             chosen[f"by {criterion}"] = pandas.Series(picked, names.index).reindex(ours.index)
-    always = {f"always {name}": ours[name] for name in CANDIDATES}
+    always = {f"always {name}": ours[name] for name in single}
     others = {name: nll[name] for name in nll if name not in CANDIDATES}
     return pandas.DataFrame({**chosen, **always, **others}).sub(best, axis=0)
 
