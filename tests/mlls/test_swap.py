@@ -349,7 +349,7 @@ def test_function_transforms_are_refused_by_torch():
         output = torch.func.functional_call(mll.model, parameters, arguments)
         return mll(output, mll.model.train_targets)
 
-    with pytest.raises(RuntimeError, match="setup_context"):
+    with pytest.raises(RuntimeError, match=r"setup_context|have storage"):
         torch.func.grad(loss)(dict(mll.model.named_parameters()))
 
 
