@@ -6,7 +6,10 @@ import hashlib
 import logging
 import signal
 import socket
+import sys
 import threading
+import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -205,6 +208,11 @@ def test_a_download_ends_at_the_registered_size(tmp_path, small, progress, claim
 
 
 @pytest.mark.usefixtures("interruptible")
+def calls_of_the_main_thread() -> list[str]:
+    frame = sys._current_frames()[threading.main_thread().ident]
+    return [frame.name for frame in traceback.extract_stack(frame)]
+
+
 def test_interrupted_download_keeps_nothing(tmp_path, small):
     _, body = small
     caught = threading.Event()
@@ -212,6 +220,11 @@ def test_interrupted_download_keeps_nothing(tmp_path, small):
     def interrupt_midway(handler):
         sending(body[:2000], claimed=len(body))(handler)
         handler.wfile.flush()
+        # Not earlier: between opening its file and entering ``with`` nothing could close it.
+        for _ in range(10_000):
+            if "stream" in calls_of_the_main_thread():  # the one that reads the body
+                break
+            time.sleep(0.001)
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
         caught.wait()
 
