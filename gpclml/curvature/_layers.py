@@ -155,13 +155,25 @@ class LinearRecord(LayerRecord):
         # time, since patches of images take many times the memory of images.
         places = next(self._gradients()).shape[-1]
         if reduce:
-            parts = [self.mean_inputs().double().unsqueeze(-1)]
-        else:
-            numbers = math.prod(self.shape[1:]) * self._groups * places
-            rows = self.raw_inputs.split(max(1, _CHUNK // numbers))
-            parts = (self._inputs_of(some.double()) for some in rows)
-        products = functools.reduce(operator.add, map(Products.of, parts))
-        return products, self.num_points if reduce else len(self.raw_inputs) * places
+            products = Products.of(self.mean_inputs().double().unsqueeze(-1))
+            return products, self.num_points
+        channels, count = math.prod(self.shape[1:]), len(self.raw_inputs) * places
+        shifts = self._moves_by_lines and count >= channels
+        numbers = channels * self._groups * places // (self.shape[2] if shifts else 1)
+        parts = (
+            _products_of_shifts(self.layer, some.double())
+            if shifts else Products.of(self._inputs_of(some.double()))
+            for some in self.raw_inputs.split(max(1, _CHUNK // numbers))
+        )  # fmt: skip
+        return functools.reduce(operator.add, parts), count
+
+    @property
+    def _moves_by_lines(self) -> bool:
+        """Whether it is a convolution for which :func:`_products_of_shifts` is of use."""
+        if not isinstance(self.layer, CONVOLUTIONS) or self.layer.stride[0] > 1:
+            return False
+        size, gap = self.layer.kernel_size[0], self.layer.dilation[0]
+        return size > 1 and self.raw_gradients[0].shape[2] > gap * (size - 1)
 
     def gradient_products(self, reduce: bool) -> Products:
         r"""The sum of :math:`g g^\top` over points and columns, float64, for each group.
@@ -248,14 +260,55 @@ class Products:
 
 def _patches(layer: torch.nn.Module, inputs: Tensor) -> Tensor:
     """Inputs of each place of a convolution's output, ``(R, in, T)``."""
+    views = _windows(layer, inputs, first=0)
+    count = (views.ndim - 2) // 2
+    order = 0, 1, *range(2 + count, 2 + 2 * count), *range(2, 2 + count)
+    return views.permute(order).flatten(1, 1 + count).flatten(2)
+
+
+def _windows(layer: torch.nn.Module, inputs: Tensor, first: int) -> Tensor:
+    """Views of padded inputs, ``(R, channels, *places, *kernel)``, windows from a dimension on."""
     assert isinstance(layer, CONVOLUTIONS)
     padding = layer._reversed_padding_repeated_twice  # before and after, the last dimension first
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
     # Copied once, from views: several times faster on a CPU than torch's unfold.
     views = torch.nn.functional.pad(inputs, padding, mode) if any(padding) else inputs
-    steps = zip(layer.kernel_size, layer.stride, layer.dilation, strict=True)
-    for place, (size, stride, gap) in enumerate(steps, start=2):
+    steps = list(zip(layer.kernel_size, layer.stride, layer.dilation, strict=True))
+    for place, (size, stride, gap) in enumerate(steps[first:], start=2 + first):
         views = views.unfold(place, gap * (size - 1) + 1, stride)[..., ::gap]
-    count = len(layer.kernel_size)
-    order = 0, 1, *range(2 + count, 2 + 2 * count), *range(2, 2 + count)
-    return views.permute(order).flatten(1, 1 + count).flatten(2)
+    return views
+
+
+def _products_of_shifts(layer: torch.nn.Module, inputs: Tensor) -> Products:
+    r"""Products of the patches of a convolution that moves by one line at a time.
+
+    Two patches' lines i and i' of all outputs are lines of the inputs with the distance i' - i, but
+    for some at both ends. Their products are therefore computed for each distance, rather than for
+    each pair: a third of the operations and of the copies if the kernel has three lines.
+    """
+    assert isinstance(layer, CONVOLUTIONS)
+    size, gap, groups = layer.kernel_size[0], layer.dilation[0], layer.groups
+    views = _windows(layer, inputs, first=1)
+    count = (views.ndim - 3) // 2
+    order = 1, *range(3 + count, 3 + 2 * count), 2, 0, *range(3, 3 + count)
+    lines = views.permute(order).flatten(0, count).flatten(2).unflatten(0, (groups, -1))
+    height = lines.shape[2] - gap * (size - 1)
+
+    def product(start: int, stop: int, distance: int) -> Tensor:
+        left, right = (lines[:, :, start + by : stop + by].flatten(2) for by in (0, distance))
+        return left @ right.mT
+
+    blocks = {}
+    for step in range(size):
+        last, distance = size - 1 - step, gap * step
+        before = [product(gap * i, gap * (i + 1), distance) for i in range(last)]
+        after = [product(height + gap * i, height + gap * (i + 1), distance) for i in range(last)]
+        common = product(gap * last, height, distance)
+        for i in range(last + 1):  # of lines that follow line i of the kernel
+            block = sum([*before[i:], *after[:i]], common)
+            blocks[i, i + step], blocks[i + step, i] = block, block.mT
+    parts = inputs.shape[1] // groups, -1  # channels, and places of the kernel within a line
+    pairs = torch.stack([blocks[i, j] for i in range(size) for j in range(size)])
+    pairs = pairs.unflatten(3, parts).unflatten(2, parts).unflatten(0, (size, size))
+    whole = pairs.permute(2, 3, 0, 4, 5, 1, 6).flatten(4).flatten(1, 3)
+    return Products(whole if groups > 1 else whole[0])

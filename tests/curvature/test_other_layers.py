@@ -286,6 +286,45 @@ def test_chunks_of_points(name, monkeypatch):
         torch.testing.assert_close(values[0], other)
 
 
+CONVOLUTIONS = {
+    "lines": (nn.Conv1d, dict(kernel_size=3, padding=2, dilation=2)),
+    "images": (nn.Conv2d, dict(kernel_size=3, padding=1)),
+    "even": (nn.Conv2d, dict(kernel_size=(4, 2), groups=2, bias=False)),
+    "reflected": (nn.Conv2d, dict(kernel_size=(3, 1), padding=(2, 0), padding_mode="reflect")),
+    "wide steps": (nn.Conv2d, dict(kernel_size=3, stride=(1, 2), dilation=(2, 1))),
+    "high steps": (nn.Conv2d, dict(kernel_size=3, stride=(2, 1), padding=1)),
+    "few lines": (nn.Conv2d, dict(kernel_size=(6, 2))),
+    "volumes": (nn.Conv3d, dict(kernel_size=(2, 3, 2), padding=(1, 0, 1), groups=2)),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_products_of_patches(name):
+    # The gradient of an output by the weight of its channel is the patch of its place.
+    kind, options = CONVOLUTIONS[name]
+    layer = kind(2, 2, **options).double()
+    event = (2, 7, 6, 3)[: layer.weight.ndim - 1]
+    x = points(event, n=20).requires_grad_()
+
+    def outputs(weight):
+        return (
+            torch.func.functional_call(layer, {"weight": weight}, (x,)).transpose(0, 1).flatten(1)
+        )
+
+    patches = torch.func.jacrev(outputs)(layer.weight).flatten(3)
+    own = torch.stack([patches[k, :, k] for k in range(0, 2, 2 // layer.groups)])
+    expected = own.mT @ own
+    record = _layers.LinearRecord(layer, "weight", None, len(x), x, [layer(x)])
+    products, count = record.input_products(reduce=False)
+    found = products.matrix().view_as(expected)
+    assert count == own.shape[1]
+    assert not products.by_rows
+    torch.testing.assert_close(found, expected)
+    weights = points(expected.shape[1:], n=len(expected), seed=1)
+    gradients = [torch.autograd.grad((one * weights).sum(), x)[0] for one in (found, expected)]
+    torch.testing.assert_close(*gradients)
+
+
 def test_factors_of_fewer_points_than_inputs_stay_rows():
     network = nn.Sequential(nn.Linear(9, 8), nn.Tanh(), nn.Linear(8, 3)).double()
     x, delta = points((9,), n=12), precisions(network)
