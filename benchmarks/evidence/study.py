@@ -51,7 +51,7 @@ _GROUPS = {"all": ("mlp", "cnn", "resnet"), "mlp": ("mlp",), "cnn, resnet": ("cn
 
 
 def correlations(cells: pandas.DataFrame) -> pandas.DataFrame:
-    """Spearman's rho of scores with test results, by precision and family of networks."""
+    """Spearman's rho of scores with test results, by precision and family of three or more."""
     rows = []
     family = cells["architecture"].str.partition("-")[0]
     for precision, of_precision in cells.groupby("precision", sort=True):
@@ -64,7 +64,8 @@ def correlations(cells: pandas.DataFrame) -> pandas.DataFrame:
             rho = means.corr(method="spearman")
             shown = rho.loc[scores, list(_REACHED)].map("{:+.2f}".format)
             rows.append(pandas.concat({(f"{precision:g}", group): shown}))
-    return pandas.concat(rows).rename_axis(index=["precision", "of", "score"])
+    names = ["precision", "of", "score"]
+    return pandas.concat(rows).rename_axis(index=names) if rows else pandas.DataFrame()
 
 
 _COLLAPSED = 0.2  # accuracy of a network that has learned nothing; guessing has .1
@@ -75,14 +76,16 @@ _COMPARED = ("log_density_bma", "log_density_map", "accuracy_map")
 def intervals(cells: pandas.DataFrame) -> pandas.DataFrame:
     """Spearman's rho with an interval over networks, and differences from the validation loss.
 
-    An interval has 95 % of 2000 bootstrap samples of the networks. Those that learned nothing are
-    left out, if three are left.
+    An interval has 95 % of 2000 bootstrap samples of three or more networks. Those that learned
+    nothing are left out, if three are left.
     """
     random = np.random.RandomState(0)
     scores = [name for name in _SCORES if name in cells]
     rows = []
     for precision, some in cells.groupby("precision", sort=True):
         means = some.groupby("architecture")[[*scores, *_COMPARED]].mean()
+        if len(means) < 3:
+            continue
         learned = means[means["accuracy_map"] > _COLLAPSED]
         learned = means if len(learned) < 3 else learned
         drawn = random.randint(len(learned), size=(_RESAMPLED, len(learned)))
@@ -100,7 +103,8 @@ def intervals(cells: pandas.DataFrame) -> pandas.DataFrame:
                 away = rho[name, reached] - rho["validation", reached]
                 row[f"{reached}, less validation"] = _with_interval(away)
             rows.append(row)
-    return pandas.DataFrame(rows).set_index(["precision", "networks", "score"])
+    names = ["precision", "networks", "score"]
+    return pandas.DataFrame(rows).set_index(names) if rows else pandas.DataFrame()
 
 
 def _with_interval(values: NDArray[np.float64]) -> str:
@@ -286,7 +290,9 @@ def sections(done: pandas.DataFrame) -> Iterator[str]:
     for study, tables in _SECTIONS.items():
         cells = done[done["study"] == study].dropna(axis="columns", how="all")
         for title, text, make in tables if len(cells) else ():
-            yield section(title, text, table(make(cells)))
+            shown = make(cells)
+            if len(shown):
+                yield section(title, text, table(shown))
 
 
 def _grid(

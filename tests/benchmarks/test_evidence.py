@@ -82,6 +82,19 @@ def test_a_study_end_to_end(study, tmp_path):
     )
 
 
+def test_a_report_of_two_networks_has_no_correlations(tmp_path):
+    results = tmp_path / "a.sqlite"
+    ran = command(
+        "run", "architectures", "--architectures", "mlp-8x1,cnn-4x1", "--num-train", 120,
+        "--epochs", 1, "--precisions", 0.5, "--results", results, "--quiet",
+    )  # fmt: skip
+    assert ran.exit_code == 0, ran.output
+    report = command("report", "--results", results)
+    assert report.exit_code == 0, report.output
+    assert "## The networks" in report.output
+    assert "correlation" not in report.output
+
+
 def test_bounds_are_below_the_full_evidence():
     cells = make_grid("bounds", **(SMALL | {"architectures": ("mlp-8x1",)}))
     keep = ("full", "block", "block-parameter", "diagonal")
