@@ -181,6 +181,7 @@ def make_objective(
 
 
 _FAILED_FITS = ("The fit stopped", "The warm start failed")
+_ENDED_EARLY = ("abnormal", "limit", "stopped")  # the other problems are of fits that converged
 
 _NETWORK_KERNELS = ("deep", "deep-bottleneck")
 KERNELS = (*_NETWORK_KERNELS, "matern", "rbf", "rq", "spectral_mixture")
@@ -249,7 +250,7 @@ def train(
         return stopped.steps[stopped.chosen], stopped.message
     method = optimizer if after_step is None else _watched_adam(after_step)
     fit = fit_mll(mll, method, progress=False, **options)
-    return len(fit.history), fit.message
+    return len(fit.history), fit.message if fit.problem in _ENDED_EARLY else ""
 
 
 def _watched_adam(after_step: Callable[[int], None]) -> Callable[..., torch.optim.Optimizer]:

@@ -7,11 +7,11 @@ import torch
 from benchmarks.uci import cells
 from benchmarks.uci.cells import run_cell, training_rows
 from benchmarks.uci.grid import Product, make_grid
-from benchmarks.uci.training import make_objective, optimizer_for
+from benchmarks.uci.training import make_objective, optimizer_for, train
 from gpclml import datasets
 from gpclml.conditioning import KFold, RandomHoldout
 from gpclml.errors import ArgumentError, UnknownNameError
-from gpclml.fit import fit_mll
+from gpclml.fit import FitWarning, fit_mll
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
 
@@ -93,6 +93,16 @@ def test_a_warm_start_that_gave_up_counts_as_ended_early(monkeypatch):
     [cell] = grid(objectives=("lml",), kernels=("deep",))
     monkeypatch.setattr(cells, "train", train)
     assert run_cell(cell)["ended_early"] == 1.0
+
+
+def test_a_fit_whose_noise_ended_at_its_bound_did_not_end_early():
+    x = torch.randn(20, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    model = GPRegression(x, (3 * x).sin().sum(-1), "rbf")
+    mll = make_objective("lml", model)
+    with pytest.warns(FitWarning, match="noise ended at its lower bound"):
+        steps, message = train(mll, "lbfgs", None, None)
+    assert steps > 5
+    assert message == ""
 
 
 def test_rows_are_shared_nested_and_apart():
