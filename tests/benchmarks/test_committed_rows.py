@@ -1,0 +1,70 @@
+"""Cells of studies computed again give the figures that are committed."""
+
+from pathlib import Path
+
+import pandas
+import pytest
+
+from benchmarks.dkt.cells import run_cell as run_tasks
+from benchmarks.dkt.study import make_grid as make_tasks
+from benchmarks.evidence.grid import make_grid as make_networks
+from benchmarks.evidence.grid import run_cell as run_network
+from benchmarks.tables.cells import run_cell as run_table
+from benchmarks.uci.cells import run_cell as run_fit
+
+ROOT = Path(__file__).parents[2] / "benchmarks"
+TIMES = {"seconds", "seconds_each", "train_seconds"}
+
+
+def check(run, cell, file):
+    """Compares all figures of a cell's row but times; rows have six digits."""
+    rows = pandas.read_csv(ROOT / file, comment="#")
+    for name, value in cell.items():
+        rows = rows[rows[name].isna() if value is None else rows[name] == value]
+    [row] = rows.to_dict("records")
+    found = {name: value for name, value in run(cell).items() if isinstance(value, float)}
+    names = sorted(row.keys() & found.keys() - TIMES)
+    assert len(names) > 1
+    expected = {name: row[name] for name in names}
+    assert {name: found[name] for name in names} == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+@pytest.mark.parametrize("hessian", ["ggn", "ef"])
+def test_an_estimate_of_the_evidence(hessian):
+    [cell] = [
+        one
+        for one in make_networks("bounds", architectures=("mlp-32x2",))
+        if (one["structure"], one["hessian"], one["batch_size"]) == ("kronecker", hessian, None)
+    ]
+    check(run_network, cell, "evidence/results/bounds.csv.gz")
+
+
+def test_tasks_without_training():
+    [cell] = make_tasks(study=("digits",), kernels=("pixels",), shots=(1,), seeds=1)
+    found = run_tasks(cell)
+    row = f"| pixels | - | {100 * found['accuracy']:.1f} | ± {100 * found['interval']:.1f} |"
+    assert f"| digits | 1 {row}" in (ROOT / "dkt/results/digits.md").read_text()
+
+
+@pytest.fixture
+def _real_data(data_folder, monkeypatch):
+    monkeypatch.setenv("GPCLML_DATA", str(data_folder))
+
+
+@pytest.mark.data
+@pytest.mark.usefixtures("_real_data")
+@pytest.mark.parametrize("method", ["rbf", "ridge", "stack"])
+def test_a_table(method):
+    cell = {"table": "servo", "n": 50, "split": 0, "method": method, "most_test": 1000}
+    check(run_table, cell, "tables/results/judged.csv.gz")
+
+
+@pytest.mark.data
+@pytest.mark.usefixtures("_real_data")
+def test_a_fit():
+    cell = {
+        "dataset": "boston", "device": "cpu", "dtype": "float64", "held_out": None,
+        "kernel": "rbf", "lr": None, "mean": "constant", "n": 100, "objective": "lml",
+        "optimizer": "lbfgs", "seed": 1, "steps": None, "trace": False,
+    }  # fmt: skip
+    check(run_fit, cell, "uci/results/baselines.csv.gz")
