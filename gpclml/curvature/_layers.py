@@ -98,7 +98,8 @@ class LinearRecord(LayerRecord):
 
     def mean_inputs(self) -> Tensor:
         """Inputs of the map, their mean over places, ``(N, G, in)``."""
-        return self._inputs().mean(3).unflatten(0, (self.num_points, -1)).mean(1)
+        inputs = self._inputs_of(self.raw_inputs).mean(3)
+        return inputs.unflatten(0, (self.num_points, -1)).mean(1)
 
     def summed_gradients(self) -> Tensor:
         """Gradients of its outputs, summed over places, ``(N, K, out)``: those of the bias."""
@@ -189,11 +190,8 @@ class LinearRecord(LayerRecord):
     def _groups(self) -> int:
         return getattr(self.layer, "groups", 1)
 
-    def _inputs(self) -> Tensor:
-        """Inputs, ``(R, G, in, T)``, of R points or versions of them."""
-        return self._inputs_of(self.raw_inputs)
-
     def _inputs_of(self, rows: Tensor) -> Tensor:
+        """Inputs, ``(R, G, in, T)``, of R points or versions of them."""
         if isinstance(self.layer, CONVOLUTIONS):
             return _patches(self.layer, rows).unflatten(1, (self._groups, -1))
         return _channels_first(rows)
