@@ -16,15 +16,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy
 from numpy import ndarray
 from scipy.linalg import blas as _blas
-from scipy.spatial.distance import cdist
 
-from gpclml.linalg.profiles import PROFILES, Profile
+from gpclml.linalg.profiles import PROFILES, Profile, half_squared_distances
 
 __all__ = [
     "ArrayKernel",
@@ -39,13 +38,14 @@ __all__ = [
     "ScaledArrayKernel",
     "SumArrayKernel",
     "TaskArrayKernel",
+    "panels",
     "set_diagonal",
 ]
 
 blas: Any = _blas  # whose functions are known at run time alone
 
-_BY_DIFFERENCES = 8  # dimensions up to which they are as fast as a product, and more accurate
-_EPS = float(numpy.finfo(float).eps)
+_WHOLE_UP_TO = 512  # points
+_PANEL = 128  # rows
 
 
 class Number(Protocol):
@@ -123,36 +123,52 @@ class RadialArrayKernel(ArrayKernel):
     ) -> None:
         self._points, self._profile = points, profile
         self._lengthscale, self._power = lengthscale, power
+        self._kept: Sequence[ndarray] = ()
         self._work: ndarray | None = None
 
     def value(self) -> tuple[ndarray, float]:
         """The function, in memory that is kept from one call to the next."""
-        points = self._points.value()
+        points, profile = self._points.value(), self._profile
         n = len(points)
-        if self._work is None:
+        work = self._work
+        if work is None:
             # Memory of this size that is asked for anew has to be cleared by the system first.
-            self._work = numpy.empty((n, n))
+            work = self._work = numpy.empty(n * next(panels(n))[0].stop)
         self._scale = None if self._lengthscale is None else self._lengthscale.value()
         z = points if self._scale is None else points / self._scale
         z = z - numpy.add.reduce(z, 0) / n
-        if self._profile.factor != 1.0:
-            z *= self._profile.factor
+        if profile.factor != 1.0:
+            z *= profile.factor
         power = None if self._power is None else self._power.value().reshape(())
         self._z = z
-        self._kept = self._profile.value(_half_squared_distances(z, self._work), power)
+        for rows, rest in panels(n):
+            parts = profile.value(half_squared_distances(z[rows], z[rest], work), power)
+            if n <= _WHOLE_UP_TO:
+                self._kept = parts
+                break
+            if not self._kept:
+                self._kept = [numpy.zeros((n, n)) for _ in parts]
+            for whole, part in zip(self._kept, parts, strict=True):
+                whole[rows, rest] = part
         return self._kept[0], 1.0
 
     def add_gradient(self, G: ndarray, weight: float) -> None:
         """By power, lengthscale and points."""
         profile, z = self._profile, self._z
-        if self._power is not None and self._power.needed:
-            assert profile.power_slope is not None
-            self._power.add(weight * _inner_product(G, profile.power_slope(*self._kept)))
         of_scale = self._lengthscale is not None and self._lengthscale.needed
-        if not (of_scale or self._points.needed):
+        of_power, of_points = 0.0, of_scale or self._points.needed
+        for panel in panels(len(z)):
+            part, kept = G.T[panel], [one[panel] for one in self._kept]
+            if self._power is not None and self._power.needed:
+                assert profile.power_slope is not None
+                of_power += _inner_product_of_panel(part, profile.power_slope(*kept))
+            if of_points:  # in the memory of values that are not asked for again
+                numpy.multiply(part, profile.slope(*kept), out=kept[0])
+        if self._power is not None and self._power.needed:
+            self._power.add(weight * of_power)
+        if not of_points:
             return
-        slope = profile.slope(*self._kept).T
-        M = numpy.multiply(G, slope, out=slope)
+        M = self._kept[0].T
         set_diagonal(M, 0.0)
         if z.shape[1] == 1:  # without a difference of two sums, which cancels
             M += M.T
@@ -406,26 +422,25 @@ class ProductArrayKernel(_Several):
             kernel.add_gradient(of_factor, weight_of_factor)
 
 
+def panels(n: int) -> Iterator[tuple[slice, slice]]:
+    """Rows of a symmetric matrix, and the columns from their first on: one half is computed.
+
+    Small matrices are one panel. The other half of larger ones stays zero. What is computed of a
+    panel stays in a processor's cache meanwhile.
+    """
+    size = n if n <= _WHOLE_UP_TO else _PANEL
+    return ((slice(start, min(start + size, n)), slice(start, n)) for start in range(0, n, size))
+
+
 def _inner_product(G: ndarray, k: ndarray) -> float:
     """The sum over all pairs of points, of which G holds one half."""
-    return 2.0 * (G * k.T).sum() - (G.diagonal() * k.diagonal()).sum()
+    k = numpy.broadcast_to(k, G.shape)
+    return sum(_inner_product_of_panel(G.T[panel], k[panel]) for panel in panels(len(G)))
 
 
-def _half_squared_distances(z: ndarray, e: ndarray) -> ndarray:
-    """Minus half the squared distances of points, in ``e``; those of equal points are zero."""
-    if z.shape[1] <= _BY_DIFFERENCES:
-        cdist(z, z, "sqeuclidean", out=e)
-        e *= -0.5
-        return e
-    half = numpy.add.reduce(z * z, 1)
-    half *= -0.5
-    numpy.matmul(z, z.T, out=e)
-    e += half
-    e += half[:, None]
-    # Equal points have one norm, of which a few roundings are left as their distance.
-    numpy.copyto(e, 0.0, where=e > 4.0 * _EPS * half[:, None])
-    set_diagonal(e, 0.0)
-    return e
+def _inner_product_of_panel(G: ndarray, k: ndarray) -> float:
+    both = G * k
+    return float(2.0 * both.sum() - both.diagonal().sum())
 
 
 def set_diagonal(matrix: ndarray, values: ndarray | float) -> None:

@@ -26,7 +26,7 @@ from scipy.linalg import lapack as _lapack
 from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
-from gpclml.linalg.array_kernels import ArrayKernel, set_diagonal
+from gpclml.linalg.array_kernels import ArrayKernel, panels, set_diagonal
 from gpclml.linalg.matrices import DOUBLE_UP_TO, PIVOT_ROUNDINGS
 
 __all__ = [
@@ -194,8 +194,11 @@ def kernel_factor(
         work: An array to compute in.
     """
     with numpy.errstate(all="ignore"):  # what is not finite has no factor
-        covariance = numpy.empty((n, n)) if work is None else work
-        numpy.multiply(*kernel.value(), out=covariance)
+        covariance = numpy.zeros((n, n)) if work is None else work
+        k, scale = kernel.value()
+        k = numpy.broadcast_to(k, covariance.shape)
+        for panel in panels(n):
+            numpy.multiply(k[panel], scale, out=covariance[panel])
         if noise is not None:
             covariance.ravel()[:: n + 1] += noise  # a view of rows
         # LAPACK has matrices by columns: to it the transpose, which is equal, is one in place.
@@ -309,7 +312,8 @@ def _of_blocks(
     Q = Q + Q.T
     Q.ravel(order="K")[:: len(Q) + 1] *= 0.5
     alpha = lapack.dpotrs(L, residual, lower=1)[0]
-    value, source, roots = 0.0, numpy.zeros_like(alpha), []
+    value, roots = 0.0, []
+    source, weight = numpy.zeros_like(alpha), numpy.zeros_like(alpha)
     for group in blocks:
         alpha_B = alpha[group]
         if group.shape[1] == 1:
@@ -317,7 +321,7 @@ def _of_blocks(
             Q_BB = Q[rows, rows]
             s = alpha_B[:, 0] / Q_BB
             value += 0.5 * float(numpy.log(Q_BB).sum() - alpha_B[:, 0] @ s)
-            roots.append(Q[:, rows] * numpy.sqrt(s * s + 1.0 / Q_BB))
+            numpy.add.at(weight, rows, s * s + 1.0 / Q_BB)
             numpy.add.at(source, rows, s)
         else:
             Q_BB = Q[group[:, :, None], group[:, None, :]]
@@ -329,6 +333,11 @@ def _of_blocks(
             numpy.add.at(source, group, s[:, :, 0])
         value -= group.size * _HALF_LOG_2PI
     u = Q @ source
+    single = numpy.flatnonzero(weight)
+    if len(single) == len(Q):  # which is no longer needed
+        roots.append(numpy.multiply(Q.T, numpy.sqrt(weight), out=Q.T))
+    elif len(single):
+        roots.append(Q[:, single] * numpy.sqrt(weight[single]))
     root = roots[0] if len(roots) == 1 else numpy.concatenate(roots, 1)
     G = blas.dsyrk(-0.5, root, lower=1)
     return value, blas.dsyr2(0.5, u, alpha, a=G, lower=1, overwrite_a=1), -u

@@ -8,9 +8,14 @@ from typing import Any, NamedTuple
 
 import numpy
 import torch
+from numpy import ndarray
+from scipy.spatial.distance import cdist
 from torch import Tensor
 
-__all__ = ["PROFILES", "Profile"]
+__all__ = ["PROFILES", "Profile", "half_squared_distances"]
+
+_BY_DIFFERENCES = 8  # dimensions up to which they are as fast as a product, and more accurate
+_EPS = float(numpy.finfo(float).eps)
 
 
 class Profile(NamedTuple):
@@ -27,6 +32,31 @@ class Profile(NamedTuple):
     value: Callable[..., tuple[Any, ...]]
     slope: Callable[..., Any]
     power_slope: Callable[..., Any] | None = None
+
+
+def half_squared_distances(left: ndarray, right: ndarray, work: ndarray) -> ndarray:
+    """Minus half the squared distances of points; those of equal points are zero.
+
+    Args:
+        left: ``(p, d)``, the first of the following.
+        right: ``(m, d)``.
+        work: At least ``p m`` numbers, in whose memory the result ``(p, m)`` is.
+    """
+    e = work[: len(left) * len(right)].reshape(len(left), len(right))
+    if left.shape[1] <= _BY_DIFFERENCES:
+        cdist(left, right, "sqeuclidean", out=e)
+        e *= -0.5
+        return e
+    half = numpy.add.reduce(right * right, 1)
+    half *= -0.5
+    own = half[: len(left), None]
+    numpy.matmul(left, right.T, out=e)
+    e += half
+    e += own
+    # Equal points have one norm, of which a few roundings are left as their distance.
+    numpy.copyto(e, 0.0, where=e > 4.0 * _EPS * own)
+    numpy.fill_diagonal(e, 0.0)
+    return e
 
 
 def _library(array: Any) -> Any:

@@ -26,7 +26,8 @@ from gpclml.errors import ArgumentError
 from gpclml.inference import covariances
 from gpclml.inference.kernel_covariances import KernelCovariance, kernel_covariance
 from gpclml.inference.known_kernels import known_parts
-from gpclml.linalg import DenseCovariance, lapack
+from gpclml.linalg import DenseCovariance, array_kernels, lapack
+from gpclml.linalg.array_kernels import FixedPoints, RadialArrayKernel
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 
 N = 9
@@ -102,11 +103,20 @@ def counted(monkeypatch):
     return calls
 
 
+def by_halves(monkeypatch):
+    """Every matrix is as large as those that are computed by halves, a few rows at a time."""
+    monkeypatch.setattr(array_kernels, "_WHOLE_UP_TO", 0)
+    monkeypatch.setattr(array_kernels, "_PANEL", 4)
+    monkeypatch.setattr(lapack, "_BY_TORCH", 0)
+
+
 @pytest.mark.parametrize("with_inputs", [False, True])
 @pytest.mark.parametrize("blocks", BLOCKS)
-@pytest.mark.parametrize("noise", ["one", "each"])
+@pytest.mark.parametrize("noise", ["one", "each", "large"])
 @pytest.mark.parametrize("name", KERNELS)
 def test_densities_are_those_of_the_matrix(monkeypatch, name, noise, blocks, with_inputs):
+    if noise == "large":
+        by_halves(monkeypatch)
     own = parts(name, noise)
     kernel, x, variances, residual = own
     x.requires_grad_(with_inputs)
@@ -124,6 +134,19 @@ def test_densities_are_those_of_the_matrix(monkeypatch, name, noise, blocks, wit
     for one, other in zip(ours, theirs, strict=True):
         scale = float(other.abs().max())
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-10 * scale)
+
+
+@pytest.mark.parametrize("profile", array_kernels.PROFILES)
+def test_memory_of_large_matrices_is_used_again(monkeypatch, profile):
+    by_halves(monkeypatch)
+    points = FixedPoints(torch.rand(9, 2, generator=torch.Generator().manual_seed(0)).numpy())
+    power = FixedPoints(torch.tensor([1.5]).numpy())
+    points.needed = power.needed = True
+    of_power = power if profile == "rational_quadratic" else None
+    kernel = RadialArrayKernel(points, array_kernels.PROFILES[profile], None, of_power)
+    first = kernel.value()[0].copy()
+    kernel.add_gradient(torch.ones(9, 9).triu().numpy().T, 1.0)
+    torch.testing.assert_close(torch.tensor(kernel.value()[0]), torch.tensor(first))
 
 
 @pytest.mark.parametrize("blocks", BLOCKS)

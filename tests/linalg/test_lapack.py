@@ -6,7 +6,7 @@ import pytest
 import torch
 from threadpoolctl import ThreadpoolController, threadpool_limits
 
-from gpclml.linalg import DenseCovariance, array_kernels, lapack
+from gpclml.linalg import DenseCovariance, lapack, profiles
 from gpclml.linalg.matrices import inverse_of_factor
 
 BLOCKS = {
@@ -24,9 +24,11 @@ def test_distances_in_few_and_in_many_dimensions(monkeypatch):
     z[7] = z[2]
     expected = -0.5 * (z.unsqueeze(1) - z).square().sum(-1)
     for dimensions in (8, 0):
-        monkeypatch.setattr(array_kernels, "_BY_DIFFERENCES", dimensions)
-        work = torch.empty(len(z), len(z), dtype=torch.float64).numpy()
-        e = torch.from_numpy(array_kernels._half_squared_distances(z.numpy(), work))
+        monkeypatch.setattr(profiles, "_BY_DIFFERENCES", dimensions)
+        work = torch.empty(len(z) ** 2, dtype=torch.float64).numpy()
+        some = profiles.half_squared_distances(z[:5].numpy(), z.numpy(), work)
+        torch.testing.assert_close(torch.from_numpy(some), expected[:5], rtol=1e-8, atol=1e-8)
+        e = torch.from_numpy(profiles.half_squared_distances(z.numpy(), z.numpy(), work))
         torch.testing.assert_close(e, expected, rtol=1e-8, atol=1e-8)
         assert e[2, 7] == e[7, 2] == 0.0
         assert not bool(e.diagonal().any())
