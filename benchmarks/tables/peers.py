@@ -8,9 +8,10 @@ mean squared error of out-of-fold predictions (five random folds of the training
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
 import gpytorch
@@ -118,6 +119,17 @@ def _sklearn_gp(x: Array, y: Array, test_x: Array, seed: int) -> Prediction:
     return normal(mean, deviation)
 
 
+@contextlib.contextmanager
+def _settings_of_botorch() -> Iterator[None]:
+    """What ``import botorch`` sets in GPyTorch, unless a fit of this library came before it."""
+    settings = gpytorch.settings
+    with (
+        settings.fast_computations(False, False, False), settings.cholesky_max_tries(6),
+        settings.max_cholesky_size(4096), settings.max_eager_kernel_size(4096),
+    ):  # fmt: skip
+        yield
+
+
 def _botorch(rbf: bool) -> Callable[[Array, Array, Array, int], Prediction]:
     """``SingleTaskGP`` as it comes, or with a Matern kernel under the same priors."""
 
@@ -130,7 +142,7 @@ def _botorch(rbf: bool) -> Callable[[Array, Array, Array, int], Prediction]:
 
         d = x.shape[1]
         kernel = get_covar_module_with_dim_scaled_prior(ard_num_dims=d, use_rbf_kernel=False)
-        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), _settings_of_botorch():
             torch.manual_seed(seed)  # a fit that fails is tried again from a draw of the priors
             warnings.simplefilter("ignore", OptimizationWarning)
             model = SingleTaskGP(

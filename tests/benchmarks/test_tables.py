@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 
+import gpytorch
 import numpy as np
 import pandas
 import pytest
@@ -187,6 +188,16 @@ def test_peers_predict(name):
         assert found["nll"] < plain["nll"]
         assert found["crps"] < plain["crps"]
     assert found["coverage_95"] >= 0.6
+
+
+def test_botorch_predicts_under_its_own_settings():
+    x = np.random.default_rng(0).normal(size=(40, 2))
+    y, predict = np.sin(2 * x).sum(1), PEERS["botorch"].predict
+    means = []
+    for fast in (True, False):
+        with gpytorch.settings.fast_computations(fast, fast, fast):
+            means.append(predict(x[:30], y[:30], x[30:], 0).mean)
+    assert np.array_equal(*means)
 
 
 def test_a_method_that_fails_is_a_result(monkeypatch):
