@@ -111,7 +111,7 @@ def test_peak_memory_counts_matrices():
     n = 1200
     matrix = n * n * 8
     peak = peak_memory("LastPoints(m=0)", n, torch.float64, threads=1)
-    assert 3 * matrix < peak < 12 * matrix
+    assert 1.5 * matrix < peak < 12 * matrix  # of some of them one half is used
 
 
 def test_bad_arguments_are_named():
