@@ -9,7 +9,6 @@ import socket
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -209,8 +208,11 @@ def test_a_download_ends_at_the_registered_size(tmp_path, small, progress, claim
 
 @pytest.mark.usefixtures("interruptible")
 def calls_of_the_main_thread() -> list[str]:
-    frame = sys._current_frames()[threading.main_thread().ident]
-    return [frame.name for frame in traceback.extract_stack(frame)]
+    frame, names = sys._current_frames()[threading.main_thread().ident], []
+    while frame is not None:
+        names.append(frame.f_code.co_name)
+        frame = frame.f_back
+    return names
 
 
 def test_interrupted_download_keeps_nothing(tmp_path, small):
@@ -221,9 +223,9 @@ def test_interrupted_download_keeps_nothing(tmp_path, small):
         sending(body[:2000], claimed=len(body))(handler)
         handler.wfile.flush()
         # Not earlier: between opening its file and entering ``with`` nothing could close it.
-        for _ in range(10_000):
-            if "stream" in calls_of_the_main_thread():  # the one that reads the body
-                break
+        end = time.monotonic() + 5
+        # The function that reads the body.
+        while "stream" not in calls_of_the_main_thread() and time.monotonic() < end:
             time.sleep(0.001)
         signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
         with suppress(OSError):  # a signal that came just before a system call does not end it
