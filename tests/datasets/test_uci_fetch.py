@@ -206,7 +206,6 @@ def test_a_download_ends_at_the_registered_size(tmp_path, small, progress, claim
     assert files_in(tmp_path) == []
 
 
-@pytest.mark.usefixtures("interruptible")
 def calls_of_the_main_thread() -> list[str]:
     frame, names = sys._current_frames()[threading.main_thread().ident], []
     while frame is not None:
@@ -215,6 +214,7 @@ def calls_of_the_main_thread() -> list[str]:
     return names
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_interrupted_download_keeps_nothing(tmp_path, small):
     _, body = small
     caught = threading.Event()
