@@ -44,7 +44,8 @@ __all__ = [
 
 blas: Any = _blas  # whose functions are known at run time alone
 
-_WHOLE_UP_TO = 512  # points
+# Points up to which whole matrices take no longer; PyTorch's factor needs both halves of its own.
+_WHOLE_UP_TO = 512
 _PANEL = 128  # rows
 
 
@@ -155,17 +156,18 @@ class RadialArrayKernel(ArrayKernel):
     def add_gradient(self, G: ndarray, weight: float) -> None:
         """By power, lengthscale and points."""
         profile, z = self._profile, self._z
+        power = self._power if self._power is not None and self._power.needed else None
         of_scale = self._lengthscale is not None and self._lengthscale.needed
         of_power, of_points = 0.0, of_scale or self._points.needed
         for panel in panels(len(z)):
             part, kept = G.T[panel], [one[panel] for one in self._kept]
-            if self._power is not None and self._power.needed:
+            if power is not None:
                 assert profile.power_slope is not None
                 of_power += _inner_product_of_panel(part, profile.power_slope(*kept))
             if of_points:  # in the memory of values that are not asked for again
                 numpy.multiply(part, profile.slope(*kept), out=kept[0])
-        if self._power is not None and self._power.needed:
-            self._power.add(weight * of_power)
+        if power is not None:
+            power.add(weight * of_power)
         if not of_points:
             return
         M = self._kept[0].T

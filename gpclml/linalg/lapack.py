@@ -49,7 +49,8 @@ LARGEST = {torch.float32: DOUBLE_UP_TO, torch.float64: 2**15}
 """Most points by the type in which they come; all is computed in double precision. LAPACK counts
 the entries of a matrix in 32 bits."""
 
-# Points up to which PyTorch's factor takes no longer on one thread; its sums lose fewer digits.
+# Points up to which PyTorch's factor takes no longer on one thread; its sums lose fewer digits. It
+# reads the half that is zero in matrices that are computed by panels.
 _BY_TORCH = 256
 # Points up to which several threads gain nothing. For more points PyTorch's are the faster ones.
 _ONE_THREAD_UP_TO = 256
