@@ -45,6 +45,9 @@ def make_grid(
         whole_numbers,
     ] = (50, 100, 200, 400, 1000),
     splits: Annotated[int, Option(min=1, help="Number of random splits, 0, 1, ....")] = 10,
+    first_split: Annotated[
+        int, Option(min=0, help="Start at this split: the earlier ones are in another file.")
+    ] = 0,
     methods: Annotated[
         tuple[str, ...] | None,
         Option(help="Methods, comma-separated; all whose packages are installed."),
@@ -57,12 +60,15 @@ def make_grid(
 
     Raises:
         UnknownNameError: No such table or method.
-        ArgumentError: A number is below 1, or the package of a method that was named is missing.
+        ArgumentError: A number is below 1, no split is left, or the package of a method that was
+            named is missing.
     """
     chosen = [table for name in tables for table in _HALVES.get(name, (name,))]
     check_known("tables", chosen, datasets.names())
     check_known("methods", methods or (), METHODS)
     check_positive(splits=splits, most_test=most_test, **{f"n {size}": size for size in n})
+    if not 0 <= first_split < splits:
+        raise ArgumentError("first_split", first_split, f"0 to {splits - 1}, one of the splits")
     missing = missing_packages(methods or tuple(METHODS))
     if missing and methods:
         package = ", ".join(missing.values())
@@ -74,7 +80,7 @@ def make_grid(
         {
             "table": table, "n": size, "split": split, "method": method, "most_test": most_test,
         }
-        for split in range(splits)
+        for split in range(first_split, splits)
         for place in range(len(n))
         for table in sizes
         for size in sizes[table][place : place + 1]

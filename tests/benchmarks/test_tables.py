@@ -229,6 +229,8 @@ def test_what_a_grid_refuses():
         make_grid(tables=("yacht",), methods=("mattern",))
     with pytest.raises(ArgumentError, match="splits"):
         make_grid(tables=("yacht",), splits=0)
+    with pytest.raises(ArgumentError, match="0 to 1, one of the splits"):
+        make_grid(tables=("yacht",), splits=2, first_split=2)
 
 
 def test_a_run_and_its_reports(tmp_path):
@@ -327,6 +329,13 @@ def test_poor_fits_are_found():
 
 def test_sizes_are_grouped_by_the_next():
     assert [report._size(n) for n in (18, 50, 51, 246, 400, 1000)] == [50, 50, 100, 400, 400, 1000]
+
+
+def test_a_grid_may_start_at_a_later_split():
+    settings = {"tables": ("yacht",), "n": (20,), "methods": ("mean", "rbf")}
+    whole = make_grid(**settings, splits=4)
+    assert make_grid(**settings, splits=4, first_split=2) == whole[4:]
+    assert make_grid(**settings, splits=2) + make_grid(**settings, splits=4, first_split=2) == whole
 
 
 @pytest.mark.data
