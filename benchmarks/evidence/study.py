@@ -41,11 +41,12 @@ Immer et al. (2021), Table 1; a curvature's name stands for their online margina
 
 _SCORES = (
     "lml", "lml_global", "lml_layer", "clml", "clml_sampled", "clml_marginal", "clml_sgld",
-    "validation",
+    "clml_ensemble", "validation",
 )  # fmt: skip
 _REACHED = (
     "accuracy_map", "accuracy_bma", "log_density_map", "log_density_bma",
-    "log_density_map_tempered", "log_density_bma_tempered",
+    "log_density_map_tempered", "log_density_bma_tempered", "log_density_sgld",
+    "log_density_ensemble",
 )  # fmt: skip
 _GROUPS = {"all": ("mlp", "cnn", "resnet"), "mlp": ("mlp",), "cnn, resnet": ("cnn", "resnet")}
 
@@ -55,14 +56,16 @@ def correlations(cells: pandas.DataFrame) -> pandas.DataFrame:
     rows = []
     family = cells["architecture"].str.partition("-")[0]
     for precision, of_precision in cells.groupby("precision", sort=True):
-        scores = [name for name in _SCORES if name in cells]
+        scores, reached = (
+            [name for name in names if name in cells] for names in (_SCORES, _REACHED)
+        )
         for group, families in _GROUPS.items():
             chosen = of_precision[family[of_precision.index].isin(families)]
-            means = chosen.groupby("architecture")[[*scores, *_REACHED]].mean()
+            means = chosen.groupby("architecture")[[*scores, *reached]].mean()
             if len(means) < 3:
                 continue
             rho = means.corr(method="spearman")
-            shown = rho.loc[scores, list(_REACHED)].map("{:+.2f}".format)
+            shown = rho.loc[scores, reached].map("{:+.2f}".format)
             rows.append(pandas.concat({(f"{precision:g}", group): shown}))
     names = ["precision", "of", "score"]
     return pandas.concat(rows).rename_axis(index=names) if rows else pandas.DataFrame()
@@ -70,7 +73,7 @@ def correlations(cells: pandas.DataFrame) -> pandas.DataFrame:
 
 _COLLAPSED = 0.2  # accuracy of a network that has learned nothing; guessing has .1
 _RESAMPLED = 2000
-_COMPARED = ("log_density_bma", "log_density_map", "accuracy_map")
+_COMPARED = ("log_density_bma", "log_density_map", "log_density_ensemble", "accuracy_map")
 
 
 def intervals(cells: pandas.DataFrame) -> pandas.DataFrame:
@@ -80,10 +83,10 @@ def intervals(cells: pandas.DataFrame) -> pandas.DataFrame:
     nothing are left out, if three are left.
     """
     random = np.random.RandomState(0)
-    scores = [name for name in _SCORES if name in cells]
+    scores, compared = ([name for name in names if name in cells] for names in (_SCORES, _COMPARED))
     rows = []
     for precision, some in cells.groupby("precision", sort=True):
-        means = some.groupby("architecture")[[*scores, *_COMPARED]].mean()
+        means = some.groupby("architecture")[[*scores, *compared]].mean()
         if len(means) < 3:
             continue
         learned = means[means["accuracy_map"] > _COLLAPSED]
@@ -94,11 +97,11 @@ def intervals(cells: pandas.DataFrame) -> pandas.DataFrame:
             (name, reached): rank_correlation_rows(
                 learned[name].to_numpy()[every], learned[reached].to_numpy()[every]
             )
-            for name in scores for reached in _COMPARED
+            for name in scores for reached in compared
         }  # fmt: skip
         for name in scores:
             row = {"precision": f"{precision:g}", "networks": len(learned), "score": name}
-            for reached in _COMPARED:
+            for reached in compared:
                 row[reached] = _with_interval(rho[name, reached])
                 away = rho[name, reached] - rho["validation", reached]
                 row[f"{reached}, less validation"] = _with_interval(away)
@@ -134,11 +137,17 @@ def posterior_scales(cells: pandas.DataFrame) -> pandas.DataFrame:
 def architecture_rows(cells: pandas.DataFrame) -> pandas.DataFrame:
     """Scores and test results of each network and precision."""
     scores = [name for name in _SCORES if name in cells]
-    names = [*scores, "accuracy_map", "accuracy_bma", "log_density_map", "log_density_bma"]
+    reached = [
+        f"{what}_{by}"
+        for what in ("accuracy", "log_density")
+        for by in ("map", "bma", "sgld", "ensemble")
+        if f"{what}_{by}" in cells
+    ]
+    names = [*scores, *reached]
     keys = ["precision", "architecture", "parameters"]
     means = cells.groupby(keys)[names].mean()
     shown = means.map(lambda value: f"{value:.3f}")
-    for name in ("accuracy_map", "accuracy_bma"):
+    for name in (name for name in reached if name.startswith("accuracy")):
         shown[name] = means[name].map(lambda value: f"{100 * value:.1f}")
     return shown
 
@@ -219,7 +228,8 @@ _SECTIONS: Mapping[str, tuple[tuple[str, str, _Table], ...]] = {
             "Which score says how a network generalizes",
             "Spearman correlation over networks of each score with what they reach on test points; "
             "`lml_global` and `lml_layer` have precisions fitted to the evidence after training. "
-            "`bma` is the average over the Laplace posterior, `tempered` after temperature "
+            "`bma` is the average over the Laplace posterior, `sgld` over ten Langevin draws, "
+            "`ensemble` over five networks from other starts, `tempered` after temperature "
             "scaling.",
             correlations,
         ),
