@@ -41,7 +41,6 @@ __all__ = ["SIX", "run_architecture", "run_size"]
 _DRAWS = 100
 _TEST_DRAWS = 30
 _AT_ONCE = 10
-_MEMBERS = 5
 _SEED_STEP = 1000  # so that no two cells of a study share a start
 _SGLD: dict[str, Any] = {
     "count": 10, "cycles": 1, "epochs_per_cycle": 10, "batch_size": 100, "exploration": 0.0,
@@ -54,11 +53,11 @@ def run_architecture(cell: Mapping[str, Any]) -> dict[str, float]:
     The LML is of a network that is trained on all points. The CLML is of one that is trained on
     80% of them: its linearized Laplace posterior, scaled by the accuracy on 5%, explains the other
     15% (Appendix B of the paper), and so do draws by Langevin dynamics from its weights on and an
-    ensemble of five networks from other starts.
+    ensemble of networks from other starts.
 
     Args:
-        cell: ``data``, ``architecture``, ``precision``, ``num_train``, ``epochs``, ``seed``,
-            ``device``.
+        cell: ``data``, ``architecture``, ``precision``, ``num_train``, ``epochs``, ``members``
+            (networks of the ensemble; 1 for none), ``seed``, ``device``.
 
     Returns:
         Per point, larger is better: ``lml``, ``lml_global`` and ``lml_layer`` (precisions
@@ -77,7 +76,7 @@ def run_architecture(cell: Mapping[str, Any]) -> dict[str, float]:
     return {
         **{name: value for name, value in part.items() if not name.startswith("_")},
         **_evidences(whole, data, cell["precision"]),
-        **_test_scores(whole, ensemble, data, part, cell["seed"]),
+        **_test_scores(whole, ensemble, data, part, cell),
         "parameters": float(sum(p.numel() for p in _network(whole).parameters())),
     }
 
@@ -89,7 +88,7 @@ def _trained_ensemble(
 
     Every member has its own start and its own order of the points.
     """
-    seeds = [cell["seed"] + _SEED_STEP * member for member in range(_MEMBERS)]
+    seeds = [cell["seed"] + _SEED_STEP * member for member in range(cell["members"])]
     members = [
         trained(
             network(cell["architecture"], *x.shape[1:3], CLASSES, seed).to(x.device), x, y,
@@ -98,6 +97,13 @@ def _trained_ensemble(
         for seed in seeds
     ]  # fmt: skip
     return members[0], stacked_weights(_network(one) for one in members)
+
+
+def _averaged(
+    draws: Mapping[str, torch.Tensor], ensemble: Mapping[str, torch.Tensor], members: int
+) -> dict[str, Mapping[str, torch.Tensor]]:
+    """Weights that are averaged over, by name, besides those of the Laplace posterior."""
+    return {"sgld": draws, "ensemble": ensemble} if members > 1 else {"sgld": draws}
 
 
 def _network(mll: LaplaceMarginalLogLikelihood) -> torch.nn.Module:
@@ -124,10 +130,10 @@ def _scores_of_a_part(data: Images, cell: Mapping[str, Any]) -> dict[str, float]
     clml = laplace_conditional_log_density(evidence, held_out, scale=found.scale)
     draws = sample_sgld(mll, seen, seen_y, seed=cell["seed"], progress=False, **_SGLD)
     by_draws: dict[str, float] = {}
-    for name, some in {"clml_sgld": draws, "clml_ensemble": ensemble}.items():
+    for name, some in _averaged(draws, ensemble, cell["members"]).items():
         outputs = sampled_outputs(start, some, held_out[0], _AT_ONCE)
         joint = joint_log_density(cast(Likelihood, mll.likelihood), outputs, held_out[1])
-        by_draws[name] = joint.value / found.num_held_out
+        by_draws[f"clml_{name}"] = joint.value / found.num_held_out
     return {
         **by_draws,
         "clml": clml / found.num_held_out,
@@ -163,7 +169,7 @@ def _test_scores(
     ensemble: Mapping[str, torch.Tensor],
     data: Images,
     part: Mapping[str, float],
-    seed: int,
+    cell: Mapping[str, Any],
 ) -> dict[str, float]:
     model = _network(mll)
     weights = evidence_of_all(mll, data.train_x, data.train_y).sample_weights(_TEST_DRAWS)
@@ -177,8 +183,8 @@ def _test_scores(
         scores |= predictive_scores(mll, at_test, data.test_y, label)
         tempered = at_test / part["_temperature"]
         scores |= predictive_scores(mll, tempered, data.test_y, f"{label}_tempered")
-    draws = sample_sgld(mll, data.train_x, data.train_y, seed=seed, progress=False, **_SGLD)
-    for label, some in {"sgld": draws, "ensemble": ensemble}.items():
+    draws = sample_sgld(mll, data.train_x, data.train_y, seed=cell["seed"], progress=False, **_SGLD)
+    for label, some in _averaged(draws, ensemble, cell["members"]).items():
         at_test = sampled_outputs(model, some, data.test_x, _AT_ONCE)
         scores |= predictive_scores(mll, at_test, data.test_y, label)
     return scores

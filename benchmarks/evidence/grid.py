@@ -24,7 +24,10 @@ _PRECISIONS = (0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
 
 @dataclass(frozen=True)
 class Settings:
-    """What a study is run with; epochs are steps of at most 100 images in ``training-speed``."""
+    """What a study is run with; epochs are steps of at most 100 images in ``training-speed``.
+
+    Only ``architectures`` has ensembles, of so many members.
+    """
 
     data: str = "digits"
     architectures: tuple[str, ...] = ARCHITECTURES
@@ -32,6 +35,7 @@ class Settings:
     num_train: int = 1000
     epochs: int = 50
     seeds: int = 3
+    members: int = 5
     device: str = "cpu"
 
 
@@ -70,6 +74,7 @@ def make_grid(study: str, **given: Any) -> list[dict[str, Any]]:
 
 def _check(settings: Settings) -> None:
     check_positive(num_train=settings.num_train, epochs=settings.epochs, seeds=settings.seeds)
+    check_positive(members=settings.members)
     for precision in settings.precisions:
         check_positive(precisions=precision)
     check_device(settings.device)
@@ -89,7 +94,7 @@ def _architectures(settings: Settings):
     for seed, precision, name in itertools.product(
         range(settings.seeds), settings.precisions, settings.architectures
     ):
-        common = _common(settings, "architectures", seed)
+        common = _common(settings, "architectures", seed) | {"members": settings.members}
         yield common | {"architecture": name, "precision": precision}
 
 

@@ -229,7 +229,7 @@ _SECTIONS: Mapping[str, tuple[tuple[str, str, _Table], ...]] = {
             "Spearman correlation over networks of each score with what they reach on test points; "
             "`lml_global` and `lml_layer` have precisions fitted to the evidence after training. "
             "`bma` is the average over the Laplace posterior, `sgld` over ten Langevin draws, "
-            "`ensemble` over five networks from other starts, `tempered` after temperature "
+            "`ensemble` over networks from other starts, `tempered` after temperature "
             "scaling.",
             correlations,
         ),
@@ -329,12 +329,16 @@ def _grid(
     num_train: Annotated[int | None, Option(min=1, help="Images to train on.")] = None,
     epochs: Annotated[int | None, Option(min=1, help="Passes over them.")] = None,
     seeds: Annotated[int | None, Option(min=1, help="Number of seeds, 0, 1, ....")] = None,
+    members: Annotated[
+        int | None,
+        Option(min=1, help="Networks of an ensemble in architectures; 1: no ensemble."),
+    ] = None,
     device: Device = "cpu",
 ) -> list[dict[str, Any]]:
     """The cells of a study, whose settings options replace, or of experiments of the ledger."""
     given = {
         "data": data, "architectures": architectures, "precisions": precisions,
-        "num_train": num_train, "epochs": epochs, "seeds": seeds,
+        "num_train": num_train, "epochs": epochs, "seeds": seeds, "members": members,
     }  # fmt: skip
     if study in STUDIES:
         return make_grid(study, **given, device=device)

@@ -18,6 +18,7 @@ from gpclml.errors import ArgumentError, DataError, UnknownNameError
 
 ONLINE_TABLES = ("boston", "concrete", "energy", "yacht")
 SMALL = {"architectures": ("mlp-8x1", "cnn-4x1", "resnet-4x1"), "num_train": 120, "epochs": 2}
+ONE = {"architectures": ("mlp-8x1",), "precisions": (0.5,), "seeds": 1}
 
 
 def command(*arguments):
@@ -93,6 +94,17 @@ def test_a_report_of_two_networks_has_no_correlations(tmp_path):
     assert report.exit_code == 0, report.output
     assert "## The networks" in report.output
     assert "correlation" not in report.output
+
+
+def test_an_ensemble_adds_scores_and_changes_no_other():
+    (cell,) = make_grid("architectures", **(SMALL | ONE))
+    alone, together = (run_cell(cell | {"members": members}) for members in (1, 2))
+    added = together.keys() - alone.keys()
+    assert added == {
+        "clml_ensemble", "accuracy_ensemble", "log_density_ensemble", "calibration_error_ensemble",
+    }  # fmt: skip
+    assert {name: together[name] for name in alone} == alone
+    assert together["log_density_ensemble"] != alone["log_density_map"]
 
 
 def test_bounds_are_below_the_full_evidence():
