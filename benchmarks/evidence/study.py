@@ -152,6 +152,19 @@ def architecture_rows(cells: pandas.DataFrame) -> pandas.DataFrame:
     return shown
 
 
+def _by_images(make: _Table) -> _Table:
+    """The same table for every number of images, where there are several."""
+
+    def made(cells: pandas.DataFrame) -> pandas.DataFrame:
+        tables = {str(int(n)): make(some) for n, some in cells.groupby("num_train")}
+        if len(tables) == 1:
+            return tables.popitem()[1]
+        tables = {n: one for n, one in tables.items() if len(one)}
+        return pandas.concat(tables, names=["images"]) if tables else pandas.DataFrame()
+
+    return made
+
+
 def bound_rows(cells: pandas.DataFrame) -> pandas.DataFrame:
     """Every estimate by its time, with its gap to the full GGN."""
     keys = ["architecture", "structure", "hessian", "batch_size", "partition", "outputs"]
@@ -231,23 +244,27 @@ _SECTIONS: Mapping[str, tuple[tuple[str, str, _Table], ...]] = {
             "`bma` is the average over the Laplace posterior, `sgld` over ten Langevin draws, "
             "`ensemble` over networks from other starts, `tempered` after temperature "
             "scaling.",
-            correlations,
+            _by_images(correlations),
         ),
         (
             "With intervals over networks",
             "Spearman correlation with test results, and its difference from that of the "
             "validation log density; in brackets 95 % of 2000 bootstrap samples of the networks, "
             "without those that learned nothing.",
-            intervals,
+            _by_images(intervals),
         ),
         (
             "What the CLML scores",
             "At the smallest scale draws of the posterior are nearly its mode, and the CLML is the "
             "validation loss by another name. Where few of 100 draws have the weight, "
             "`clml_sampled` is the density of the best one.",
-            posterior_scales,
+            _by_images(posterior_scales),
         ),
-        ("The networks", "Nats a point, mean over seeds; accuracy in %.", architecture_rows),
+        (
+            "The networks",
+            "Nats a point, mean over seeds; accuracy in %.",
+            _by_images(architecture_rows),
+        ),
     ),
     "bounds": (
         (

@@ -96,6 +96,21 @@ def test_a_report_of_two_networks_has_no_correlations(tmp_path):
     assert "correlation" not in report.output
 
 
+def test_networks_on_more_images_have_rows_of_their_own(tmp_path):
+    results = tmp_path / "a.sqlite"
+    for count in (40, 120):
+        ran = command(
+            "run", "architectures", "--architectures", ",".join(SMALL["architectures"]),
+            "--num-train", count, "--epochs", 2, "--precisions", 0.5, "--members", 1,
+            "--results", results, "--quiet",
+        )  # fmt: skip
+        assert ran.exit_code == 0, ran.output
+    report = command("report", "--results", results).output
+    assert "| images | precision | architecture |" in report
+    assert "| images | precision | networks | score |" in report
+    assert report.index("| 40 | 0.5 | cnn-4x1 |") < report.index("| 120 | 0.5 | cnn-4x1 |")
+
+
 def test_an_ensemble_adds_scores_and_changes_no_other():
     (cell,) = make_grid("architectures", **(SMALL | ONE))
     alone, together = (run_cell(cell | {"members": members}) for members in (1, 2))
