@@ -134,15 +134,23 @@ def posterior_scales(cells: pandas.DataFrame) -> pandas.DataFrame:
     return frame
 
 
+def _averaged_results(cells: pandas.DataFrame) -> list[str]:
+    """Names of accuracies and log densities at test points, by what is averaged over."""
+    averages = itertools.product(("accuracy", "log_density"), ("map", "bma", "sgld", "ensemble"))
+    return [name for name in map("_".join, averages) if name in cells]
+
+
+def mean_results(cells: pandas.DataFrame) -> pandas.DataFrame:
+    """What the networks reach on test points, mean over all of a precision."""
+    means = cells.groupby("precision")[_averaged_results(cells)].mean()
+    means.index = means.index.map("{:g}".format).set_names("precision")
+    return means.map(lambda value: f"{value:.3f}")
+
+
 def architecture_rows(cells: pandas.DataFrame) -> pandas.DataFrame:
     """Scores and test results of each network and precision."""
     scores = [name for name in _SCORES if name in cells]
-    reached = [
-        f"{what}_{by}"
-        for what in ("accuracy", "log_density")
-        for by in ("map", "bma", "sgld", "ensemble")
-        if f"{what}_{by}" in cells
-    ]
+    reached = _averaged_results(cells)
     names = [*scores, *reached]
     keys = ["precision", "architecture", "parameters"]
     means = cells.groupby(keys)[names].mean()
@@ -259,6 +267,11 @@ _SECTIONS: Mapping[str, tuple[tuple[str, str, _Table], ...]] = {
             "validation loss by another name. Where few of 100 draws have the weight, "
             "`clml_sampled` is the density of the best one.",
             _by_images(posterior_scales),
+        ),
+        (
+            "What one network and averages reach",
+            "Mean over the networks and seeds: accuracy, and log density in nats a point.",
+            _by_images(mean_results),
         ),
         (
             "The networks",

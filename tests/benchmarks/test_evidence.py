@@ -107,6 +107,7 @@ def test_networks_on_more_images_have_rows_of_their_own(tmp_path):
         assert ran.exit_code == 0, ran.output
     report = command("report", "--results", results).output
     assert "| images | precision | architecture |" in report
+    assert "## What one network and averages reach" in report
     assert "| images | precision | networks | score |" in report
     assert report.index("| 40 | 0.5 | cnn-4x1 |") < report.index("| 120 | 0.5 | cnn-4x1 |")
 
