@@ -91,7 +91,8 @@ class Study:
         prepare: Adds columns to finished cells, which no CSV file shows.
         figure: Draws finished cells in a file.
         caption: Of the figure.
-        apart: A column, such as the method. A report may take the cells of those of its values
+        apart: Columns that tell cells apart, first the one, such as the method, whose values are
+            computed anew as a whole when the code changes. With them a report may take the cells
             that the results file does not have from the CSV file of an earlier report.
         data: Whether it reads the data folder.
     """
@@ -113,7 +114,7 @@ class Study:
     prepare: Callable[[pandas.DataFrame], pandas.DataFrame] | None = None
     figure: Callable[[pandas.DataFrame, Any], None] | None = None
     caption: str = ""
-    apart: str = ""
+    apart: Sequence[str] = ()
     data: bool = True
 
     def make_app(self, report: Callable | None = None) -> typer.Typer:
@@ -145,8 +146,9 @@ class Study:
             path: The SQLite file.
             csv: Also write all cells to this file; compressed where its name ends in ``.gz``.
             figure: Also draw in this image file.
-            rows: CSV file of an earlier report. Its cells are added, except those whose value of
-                :attr:`apart` is also in the results file.
+            rows: CSV file of an earlier report. Its cells are added, except those that the results
+                file has too. If both were computed by one version of the code, two cells are the
+                same when all columns of :attr:`apart` are; otherwise when the first one is.
             **options: Of ``choose``.
 
         Raises:
@@ -214,7 +216,11 @@ class Study:
             raise DataError(f"{path}: no rows of an earlier report ({error}).") from error
         if not set(self.needed) <= set(earlier.columns):
             raise DataError(f"{path}: rows of another benchmark.")
-        earlier = earlier[~earlier[self.apart].isin(done[self.apart])]
+        versions = {line.rpartition("; code ")[2].rstrip() for line in lines if "; code " in line}
+        same = versions == set(done["_code_version"])
+        columns = list(self.apart if same else self.apart[:1])
+        known = pandas.MultiIndex.from_frame(done[columns])
+        earlier = earlier[~pandas.MultiIndex.from_frame(earlier[columns]).isin(known)]
         if self.choose is not None:
             earlier = self.choose(earlier, **options)
         said = f"with {len(earlier)} cells of an earlier run:"

@@ -131,5 +131,5 @@ STUDY = Study(
     tables=sections,
     figure=draw_figure,
     caption="Regret of choosing one model, against n",
-    apart="method",
+    apart=("method", "table", "n", "split", "most_test"),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from typing import Annotated
 
 import pytest
@@ -82,18 +83,25 @@ def test_run_and_report(tmp_path):
 
 
 def test_cells_of_an_earlier_report_are_added(tmp_path):
-    """Those of kinds that the results file has are left out: it is the later one."""
-    one, old, new = study(apart="kind"), tmp_path / "old.sqlite", tmp_path / "new.sqlite"
+    """Cells of the results file count, not the same ones of the earlier report."""
+    one, old, new = study(apart=("kind", "n")), tmp_path / "old.sqlite", tmp_path / "new.sqlite"
     rows = tmp_path / "old.csv.gz"
     assert invoke(one, "run --quiet --n 1", "--results", old).exit_code == 0
     assert invoke(one, "report", "--results", old, "--csv", rows).exit_code == 0
     assert invoke(one, "run --quiet --n 5 --kinds b,c", "--results", new).exit_code == 0
-    told = invoke(one, "report", "--results", new, "--rows", rows).stdout
-    assert "\n2 cells done in" in told
-    assert "with 1 cells of an earlier run:\npython -m benchmarks.small run --n 1 --" in told
-    assert "## Sum\n\n22.0" in told  # 10 of each new one, 2 of a
-    of_b = invoke(one, "report --kind b", "--results", new, "--rows", rows).stdout
-    assert "with 0 cells" in of_b
+
+    def told(results, rows, kind=""):
+        return invoke(one, f"report {kind}", "--results", results, "--rows", rows).stdout
+
+    assert "\n2 cells done in" in told(new, rows)
+    assert "with 2 cells of an earlier run:\npython -m benchmarks.small run" in told(new, rows)
+    assert "## Sum\n\n24.0" in told(new, rows)  # 10 of each new one, 2 of each earlier one
+    assert "with 1 cells" in told(new, rows, "--kind b")
+    assert invoke(one, "run --quiet --n 1 --kinds a", "--results", new).exit_code == 0
+    assert "## Sum\n\n24.0" in told(new, rows)  # a n=1 is in both
+    other = tmp_path / "other.csv"
+    other.write_text(gzip.decompress(rows.read_bytes()).decode().replace("; code ", "; code 0"))
+    assert "with 0 cells" in told(new, other)  # of another version, and of kinds that ran anew
     text = tmp_path / "text.csv"
     text.write_text("a,b\n1,2\n")
     refused = invoke(one, "report", "--results", new, "--rows", text)
