@@ -91,7 +91,7 @@ class ObservedCovariance:
         """A covariance that has been evaluated, in this form."""
         return ObservedCovariance(*evaluated.operators())
 
-    @property
+    @cached_property
     def shape(self) -> torch.Size:
         """``(*batch, N, N)``."""
         latent, noise = self.latent.shape, self.independent
@@ -145,15 +145,12 @@ class ObservedCovariance:
         return DenseCovariance(self._masked(matrix))
 
     def _check_room(self) -> None:
-        shape, latent = self.shape, cast(Any, self.latent)
-        dtype, device = latent.dtype, latent.device
-        numbers = 2 * shape.numel()
-        unknown = shape.numel() > _SMALL and bool(self._kernels())
-        if (
-            unknown
-            and not environment.fits(numbers * dtype.itemsize, device)
-            and not self.is_low_rank()
-        ):
+        shape = self.shape
+        if shape.numel() <= _SMALL or not self._kernels():
+            return
+        latent, numbers = cast(Any, self.latent), 2 * shape.numel()
+        dtype, device = latent.dtype, latent.device  # which walk the kernel's parameters
+        if not environment.fits(numbers * dtype.itemsize, device) and not self.is_low_rank():
             environment.check_memory(
                 "model", f"a dense covariance of shape {tuple(shape)}", numbers, dtype, device,
                 "Use fewer points, or solver='cg' if the function takes a solver.",

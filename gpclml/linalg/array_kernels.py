@@ -436,7 +436,7 @@ def panels(n: int) -> Iterator[tuple[slice, slice]]:
 
 def _inner_product(G: ndarray, k: ndarray) -> float:
     """The sum over all pairs of points, of which G holds one half."""
-    k = numpy.broadcast_to(k, G.shape)
+    k = k if k.shape == G.shape else numpy.broadcast_to(k, G.shape)
     return sum(_inner_product_of_panel(G.T[panel], k[panel]) for panel in panels(len(G)))
 
 

@@ -118,28 +118,31 @@ class _OneThread:
 
     def __init__(self) -> None:
         self._lock, self._count = threading.Lock(), 0
+        self._several: list[tuple[Any, int]] = []
 
     def __enter__(self) -> None:
         with self._lock:
             if self._count == 0:
-                libraries = _libraries()
-                several = any(one.get_num_threads() != 1 for one in libraries.lib_controllers)
-                self._limits = libraries.limit(limits=1) if several else None
+                counts = [(one, one.get_num_threads()) for one in _libraries()]
+                self._several = [(one, count) for one, count in counts if count != 1]
+                for one, _ in self._several:
+                    one.set_num_threads(1)
             self._count += 1
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
             self._count -= 1
-            if self._count == 0 and self._limits is not None:
-                self._limits.restore_original_limits()
+            if self._count == 0:
+                for one, count in self._several:
+                    one.set_num_threads(count)
 
 
 _ONE_THREAD = _OneThread()
 
 
 @functools.cache
-def _libraries() -> ThreadpoolController:
-    return ThreadpoolController().select(user_api="blas")
+def _libraries() -> list[Any]:
+    return ThreadpoolController().select(user_api="blas").lib_controllers
 
 
 def _array(values: Tensor) -> ndarray:
@@ -197,7 +200,7 @@ def kernel_factor(
     with numpy.errstate(all="ignore"):  # what is not finite has no factor
         covariance = numpy.zeros((n, n)) if work is None else work
         k, scale = kernel.value()
-        k = numpy.broadcast_to(k, covariance.shape)
+        k = k if k.shape == covariance.shape else numpy.broadcast_to(k, covariance.shape)
         for panel in panels(n):
             numpy.multiply(k[panel], scale, out=covariance[panel])
         if noise is not None:
