@@ -16,7 +16,7 @@ from typer import Option
 
 from benchmarks.speed.runs import Rounds, sweep_command
 from gpclml.conditioning import Conditioning, LastPoints, LeaveOneOut, RandomHoldout
-from gpclml.linalg import lapack
+from gpclml.linalg import array_kernels, lapack
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.mlls.fixed_loss import FixedLoss
 
@@ -47,8 +47,11 @@ def measure_shares(
         rate = 2.0 * n**3 / (time.perf_counter() - start)
         for name, step in steps.items():
             within = _Clock()
-            timed = {module: within.of(getattr(lapack, module)) for module in ("blas", "lapack")}
-            with patch.multiple(lapack, **timed):
+            blas, of_lapack = within.of(lapack.blas), within.of(lapack.lapack)
+            with (
+                patch.multiple(lapack, blas=blas, lapack=of_lapack),
+                patch.object(array_kernels, "blas", blas),
+            ):
                 start = time.perf_counter()
                 step()
                 seconds = time.perf_counter() - start

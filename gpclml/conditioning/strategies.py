@@ -21,6 +21,7 @@ __all__ = [
     "RandomHoldout",
     "RandomOrderings",
     "Split",
+    "stack_by_size",
 ]
 
 Indices = Sequence[int] | Tensor
@@ -200,7 +201,7 @@ class KFold(Conditioning):
     def _blocks(self, rows, num_data, generator):
         n = rows.numel()
         order = rows[torch.randperm(n, generator=generator)]
-        return _stack_by_size(order.tensor_split(min(self.n_splits, n)))
+        return stack_by_size(order.tensor_split(min(self.n_splits, n)))
 
 
 class RandomOrderings(Conditioning):
@@ -304,7 +305,7 @@ class HeldOut(Conditioning):
         if not kept:
             got = "rows whose targets are all missing"
             raise ArgumentError("blocks", got, "at least one observed target")
-        return _stack_by_size(kept)
+        return stack_by_size(kept)
 
 
 def _row_indices(block: Indices) -> Tensor:
@@ -319,8 +320,12 @@ def _row_indices(block: Indices) -> Tensor:
     return indices.long()
 
 
-def _stack_by_size(blocks: Sequence[Tensor]) -> list[Tensor]:
-    """Stacks blocks of one size in one tensor, ``(k_i, b_i)``, in the order of their sizes."""
+def stack_by_size(blocks: Sequence[Tensor]) -> list[Tensor]:
+    """Stacks blocks of one size in one tensor, ``(k_i, b_i)``, in the order of their sizes.
+
+    Args:
+        blocks: Indices, ``(b,)`` each.
+    """
     sizes = dict.fromkeys(block.numel() for block in blocks)
     return [torch.stack([b for b in blocks if b.numel() == size]) for size in sizes]
 

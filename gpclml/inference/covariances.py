@@ -42,6 +42,7 @@ from gpclml.linalg import (
     NoisyCovariance,
     OperatorProducts,
     RowProducts,
+    permute,
 )
 from gpclml.linalg.covariance import common_batch
 
@@ -109,13 +110,15 @@ class ObservedCovariance:
         Args:
             rows: Indices, ``(k,)``.
         """
-        latent, noise = cast(Any, self.latent), self.independent
-        return replace(
-            self,
-            latent=latent[..., rows, :][..., :, rows],
-            independent=noise if isinstance(noise, torch.nn.Module | None) else noise[..., rows],
-            missing=None if self.missing is None else self.missing[..., rows],
-        )
+        noise, missing = self.independent, self.missing
+        if missing is not None:
+            missing = missing[..., rows]
+        tasks = _kronecker_parts(self.latent)
+        if tasks is not None:
+            return replace(_of_some_tasks(*tasks, rows), missing=missing)
+        if isinstance(noise, Tensor):
+            noise = noise[..., rows]
+        return ObservedCovariance(_rows_and_columns(self.latent, rows), noise, missing)
 
     @cached_property
     def evaluated(self) -> Covariance:
@@ -346,8 +349,24 @@ def _evaluated(covariance: LinearOperator) -> LinearOperator:
     return covariance
 
 
-def _of_tasks(covariance: LinearOperator) -> KroneckerCovariance | None:
-    """That of GPyTorch's multitask kernel and a noise for each task, on a CPU; else None."""
+def _rows_and_columns(covariance: LinearOperator, rows: Tensor) -> LinearOperator:
+    """Of some observations; a kernel that is yet to be evaluated is so at their inputs alone."""
+    if isinstance(covariance, LazyEvaluatedKernelTensor) and not covariance.last_dim_is_batch:
+        left, right = cast(Tensor, covariance.x1), cast(Tensor, covariance.x2)
+        if covariance.shape[-2:] == (left.shape[-2], right.shape[-2]):  # one target a point
+            some = left.index_select(-2, rows)
+            others = some if right is left else right.index_select(-2, rows)
+            with torch.set_grad_enabled(covariance._is_grad_enabled):
+                return LazyEvaluatedKernelTensor(
+                    some, others, kernel=covariance.kernel, **covariance.params
+                )
+    return cast(LinearOperator, cast(Any, covariance)[..., rows, :][..., :, rows])
+
+
+def _kronecker_parts(
+    covariance: LinearOperator,
+) -> tuple[LinearOperator, LinearOperator, Tensor] | None:
+    """Those of GPyTorch's multitask kernel, and the noise of each task, ``(*batch, t)``."""
     if type(covariance) is not KroneckerProductAddedDiagLinearOperator:
         return None
     product, diagonal = cast(Any, covariance.linear_op), cast(Any, covariance.diag_tensor)
@@ -355,14 +374,31 @@ def _of_tasks(covariance: LinearOperator) -> KroneckerCovariance | None:
         return None
     points, tasks = product.linear_ops
     if type(diagonal) is ConstantDiagLinearOperator:
-        noise = diagonal.diag_values.expand(*diagonal.shape[:-2], tasks.shape[-1])
-    else:
-        factors = getattr(diagonal, "linear_ops", [])
-        if len(factors) != 2 or type(factors[0]) is not ConstantDiagLinearOperator:
-            return None
-        if factors[0].shape[-1] != points.shape[-1]:
-            return None
-        noise = factors[0].diag_values * factors[1].diagonal(dim1=-2, dim2=-1)
+        return points, tasks, diagonal.diag_values.expand(*diagonal.shape[:-2], tasks.shape[-1])
+    factors = getattr(diagonal, "linear_ops", [])
+    if len(factors) != 2 or type(factors[0]) is not ConstantDiagLinearOperator:
+        return None
+    if factors[0].shape[-1] != points.shape[-1]:
+        return None
+    return points, tasks, factors[0].diag_values * factors[1].diagonal(dim1=-2, dim2=-1)
+
+
+def _of_some_tasks(
+    points: LinearOperator, tasks: LinearOperator, noise: Tensor, rows: Tensor
+) -> ObservedCovariance:
+    """Of some observations, whose tasks differ from point to point."""
+    t = tasks.shape[-1]
+    point, task = rows // t, rows % t
+    latent = permute(points.to_dense(), point) * permute(tasks.to_dense(), task)
+    return ObservedCovariance(DenseLinearOperator(latent), noise[..., task])
+
+
+def _of_tasks(covariance: LinearOperator) -> KroneckerCovariance | None:
+    """That of points with all their tasks, on a CPU; else None."""
+    parts = _kronecker_parts(covariance)
+    if parts is None:
+        return None
+    points, tasks, noise = parts
     tasks = tasks.to_dense()
     # Eigenvectors are for finite numbers. On a GPU a step would wait for them.
     if noise.device.type != "cpu" or not bool((noise > 0).all()):

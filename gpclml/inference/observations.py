@@ -18,6 +18,7 @@ from torch import Tensor
 
 from gpclml._utils.arguments import all_finite, check_placement, checked
 from gpclml.conditioning import Conditioning, Split
+from gpclml.conditioning.strategies import stack_by_size
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnsupportedError
 from gpclml.inference.covariances import ObservedCovariance, Solver, observed_covariance
 from gpclml.linalg import Covariance, take
@@ -48,6 +49,7 @@ class Observations:
         num_tasks: Number t of targets of each row.
         interleaved: Whether the tasks of one row are neighbours (else the rows of one task).
         params: Arguments of the likelihood besides the distribution.
+        places: Indices of these targets among all of the model, ``(N,)``; None for all of them.
     """
 
     lazy_covariance: ObservedCovariance
@@ -57,6 +59,7 @@ class Observations:
     num_tasks: int = 1
     interleaved: bool = True
     params: tuple[Any, ...] = ()
+    places: Tensor | None = None
 
     @property
     def covariance(self) -> Covariance:
@@ -103,25 +106,43 @@ class Observations:
     def at(self, split: Split) -> tuple[Observations, list[Tensor]]:
         """Only the targets that take part in a split, and its blocks among those.
 
-        Args:
-            split: In flat target indices.
-
-        Returns:
-            These observations and blocks themselves, where every target takes part.
+        ``split`` is in flat target indices. Where every target takes part nothing is copied.
         """
         if split.conditioned_on is None:
             return self, split.held_out
         blocks = [group.flatten() for group in split.held_out]
         rows = torch.cat([*blocks, split.conditioned_on])
         place = torch.full((self.residual.shape[-1],), -1).scatter(0, rows, torch.arange(len(rows)))
+        return self._part(rows), [place[group] for group in split.held_out]
+
+    def observed_at(self, split: Split) -> tuple[Observations, list[Tensor]]:
+        """As :meth:`at`, without missing targets if there is no batch, and without them in blocks.
+
+        Each member of a batch has its own, which stay in as independent standard normals.
+        """
+        part, blocks = self.at(split)
+        if part.missing is None or part.missing.ndim > 1 or len(part.lazy_covariance.shape) > 2:
+            return part, blocks
+        kept = ~part.missing.cpu()
+        place = kept.cumsum(0) - 1
+        if all(bool(kept[group].all()) for group in blocks):
+            found = [place[group] for group in blocks]
+        else:
+            found = stack_by_size([place[one[kept[one]]] for group in blocks for one in group])
+        whole = replace(part.lazy_covariance, missing=None)
+        part = replace(part, lazy_covariance=whole, missing=None)
+        return part._part(kept.nonzero().squeeze(-1)), found
+
+    def _part(self, rows: Tensor) -> Observations:
+        """The targets at these flat indices, ``(k,)``, on the CPU."""
         rows = rows.to(self.residual.device, non_blocking=True)
-        part = replace(
+        return replace(
             self,
             lazy_covariance=self.lazy_covariance.at(rows),
             residual=self.residual[..., rows],
             missing=None if self.missing is None else self.missing[..., rows],
+            places=rows if self.places is None else self.places[rows],
         )
-        return part, [place[group] for group in split.held_out]
 
     def flat_indices(self, rows: Tensor) -> Tensor:
         """Indices of all targets of the rows, ``(k, b)`` to ``(k, b t)``."""

@@ -205,7 +205,7 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
         Returns:
             Nats per observed held-out target, ``(*batch,)``.
         """
-        part, blocks = data.at(split)
+        part, blocks = data.observed_at(split)
         value, self.last_solve = _held_out_density(
             part, blocks, self.solver, self.factor_dtype, redrawn=redrawn
         )

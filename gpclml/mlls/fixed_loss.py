@@ -154,7 +154,10 @@ class FixedLoss:
 
 
 class _KnownLoss:
-    """Loss of the conditional and of GPyTorch's marginal likelihood, without missing targets."""
+    """Loss of the conditional and of GPyTorch's marginal likelihood.
+
+    Missing targets are left out, unless members of a batch may miss different ones.
+    """
 
     @staticmethod
     def of(mll: MarginalLogLikelihood) -> _KnownLoss | None:
@@ -168,8 +171,9 @@ class _KnownLoss:
             return None
         mll = ConditionalMarginalLogLikelihood(mll.likelihood, model, LastPoints(m=0))
         known = _KnownLoss(mll)
-        # Kernels with structure, and priors that a batch shares, GPyTorch treats in its own ways.
-        if not known.applies or known.prior is None:
+        # Missing targets, kernels with structure and priors that a batch shares GPyTorch treats in
+        # its own ways.
+        if not known.applies or known.places is not None or known.prior is None:
             return None
         return known if known._arrays is not None or not known.batch else None
 
@@ -179,20 +183,22 @@ class _KnownLoss:
         with torch.no_grad():
             data = training_observations(self._model, mll.likelihood)
             conditioning = KFold(10) if mll.conditioning is None else mll.conditioning
-            split = data.split(conditioning, torch.Generator().manual_seed(mll.seed))
-            self.applies = data.missing is None and split.conditioned_on is None
+            self._split = data.split(conditioning, torch.Generator().manual_seed(mll.seed))
+            part, self._blocks = data.observed_at(self._split)
+            self.places, self.applies = part.places, part.missing is None
             if not self.applies:
                 return
-            self._blocks = split.held_out
-            covariance = self._covariance(data)
+            covariance = self._covariance(part)
             self._density = covariance.density(self._blocks)
         self._per_target = 1.0 / sum(group.numel() for group in self._blocks)
-        self._per_row = 1.0 / data.residual.shape[-1]
+        self._per_row = 1.0 / float(data.num_observed())
         self.batch = covariance.shape[:-2]
         self._terms = FixedTerms(self._model, self.batch, data.params)
         # Conjugate gradients take the covariance as the model gives it.
         by_factor = isinstance(self._density, ClosedForm)
-        self.prior = _KnownPrior.of(self._model, mll.likelihood) if by_factor else None
+        self.prior = None
+        if by_factor:
+            self.prior = _KnownPrior.of(self._model, mll.likelihood, self.places)
         self._arrays = None
         self._recorded = None
         if self.prior is not None:
@@ -215,7 +221,8 @@ class _KnownLoss:
                 return self._with_terms(total, of_parameters)
         if self.prior is None:
             data = training_observations(self._model, self._mll.likelihood)
-            covariance, residual = self._covariance(data), data.residual
+            part, _ = data.observed_at(self._split)
+            covariance, residual = self._covariance(part), part.residual
         else:
             covariance, residual = self.prior()
         values, pairs = covariance.value_and_gradients(residual, self._density)
@@ -323,10 +330,17 @@ def _accumulate(weighted: list[tuple[Pairs, float]]) -> None:
 
 
 class _KnownPrior:
-    """Prior of a model that is its mean and a known kernel; the model need not be called."""
+    """Prior of a model that is its mean and a known kernel; the model need not be called.
+
+    Args:
+        model: Of which this is known.
+        likelihood: With one noise.
+        inputs: What mean and kernel are called on.
+        places: Indices of the points that take part; all of them if None.
+    """
 
     @staticmethod
-    def of(model: ExactGP, likelihood: Any) -> _KnownPrior | None:
+    def of(model: ExactGP, likelihood: Any, places: Tensor | None = None) -> _KnownPrior | None:
         """None where the model may compute anything else."""
         inputs = _inputs(model)
         if (
@@ -340,19 +354,25 @@ class _KnownPrior:
         kernel = cast(Kernel, model.covar_module)
         dims = kernel.active_dims
         num_dims = x.shape[-1] if dims is None else len(cast(Tensor, dims))
-        return _KnownPrior(model, likelihood, inputs) if is_known(kernel, num_dims) else None
+        if not is_known(kernel, num_dims):
+            return None
+        return _KnownPrior(model, likelihood, inputs, places)
 
     def __init__(
         self,
         model: ExactGP,
         likelihood: GaussianLikelihood,
         inputs: Tensor | Callable[[], Tensor],
+        places: Tensor | None,
     ) -> None:
         self._kernel = cast(Kernel, model.covar_module)
         self._mean = cast(Any, model.mean_module)
         self._is_constant = type(self._mean) is ConstantMean
         self._likelihood = likelihood
         self._targets = cast(Tensor, model.train_targets)
+        if places is not None:
+            self._targets = self._targets[..., places]
+            inputs = _at_places(inputs, places)
         self._inputs = inputs
         batches = [part.batch_shape for part in self._kernel.modules() if isinstance(part, Kernel)]
         self._has_batch = any(batches) or cast(Tensor, model.train_targets).ndim > 1
@@ -394,6 +414,14 @@ class _KnownPrior:
             (constant, g.sum(-1).sum_to_size(constant.shape).neg()) if tensor is residual
             else (tensor, g) for tensor, g in pairs
         ]  # fmt: skip
+
+
+def _at_places(
+    inputs: Tensor | Callable[[], Tensor], places: Tensor
+) -> Tensor | Callable[[], Tensor]:
+    if isinstance(inputs, Tensor):
+        return inputs.index_select(-2, places)
+    return lambda: inputs().index_select(-2, places)
 
 
 def _inputs(model: ExactGP) -> Tensor | Callable[[], Tensor] | None:

@@ -119,6 +119,33 @@ def missing():
     return Plain(x, y.squeeze(-1), gpytorch.likelihoods.GaussianLikelihood(), RBFKernel()).double()
 
 
+def regression_with_missing():
+    x, y = data()
+    y[[4, 9, 10]] = torch.nan
+    return GPRegression(x, y.squeeze(-1), kernel="matern")
+
+
+class Tasks(gpytorch.models.ExactGP):
+    """Three tasks at the same points."""
+
+    def __init__(self, x, y):
+        super().__init__(x, y, gpytorch.likelihoods.MultitaskGaussianLikelihood(3))
+        self.mean_module = gpytorch.means.MultitaskMean(gpytorch.means.ConstantMean(), 3)
+        self.covar_module = gpytorch.kernels.MultitaskKernel(RBFKernel(ard_num_dims=3), 3, rank=1)
+        with torch.no_grad():
+            self.covar_module.task_covar_module.covar_factor.fill_(0.5)
+
+    def forward(self, x):
+        mean, covariance = self.mean_module(x), self.covar_module(x)
+        return gpytorch.distributions.MultitaskMultivariateNormal(mean, covariance)
+
+
+def missing_tasks():
+    x, y = data(outputs=3)
+    y[[4, 9, 9, 8], [0, 1, 2, 2]] = torch.nan
+    return Tasks(x, y).double()
+
+
 def fixed_noise():
     x, y = data()
     return SingleTaskGP(x, y, train_Yvar=torch.full_like(y, 0.05))
@@ -152,6 +179,8 @@ MODELS = {
     "hooked": hooked,
     "frozen": frozen,
     "missing": missing,
+    "regression with missing": regression_with_missing,
+    "missing tasks": missing_tasks,
     "plain": lambda: plain(ScaleKernel(RBFKernel(ard_num_dims=3))),
     "linear mean": lambda: SingleTaskGP(*data(), mean_module=gpytorch.means.LinearMean(3)),
     "priors": with_priors,
@@ -212,7 +241,7 @@ def assert_same(mll, loss):
 @pytest.mark.parametrize("conditioning", [*CONDITIONINGS, "gpytorch"])
 @pytest.mark.parametrize("name", MODELS)
 def test_value_and_gradient_at_several_points(name, conditioning):
-    if conditioning == "gpytorch" and name == "missing":
+    if conditioning == "gpytorch" and "missing" in name:
         pytest.skip("GPyTorch's objective leaves missing targets to its own policy")
     mll = objective_of(MODELS[name](), conditioning)
     with gpytorch.settings.observation_nan_policy("mask"):
@@ -230,10 +259,31 @@ def test_value_and_gradient_at_several_points(name, conditioning):
 @pytest.mark.parametrize(
     ("name", "expected"),
     [("botorch", True), ("two outputs", True), ("shared kernel", True), ("shared prior", False),
-     ("warped", False)],
+     ("warped", False), ("regression with missing", True)],
 )  # fmt: skip
 def test_by_arrays_where_all_is_known(name, expected):
-    assert FixedLoss(objective_of(MODELS[name](), "lml")).by_arrays == expected
+    with gpytorch.settings.observation_nan_policy("mask"):
+        assert FixedLoss(objective_of(MODELS[name](), "lml")).by_arrays == expected
+
+
+@pytest.mark.parametrize("conditioning", CONDITIONINGS)
+def test_missing_targets_are_left_out(conditioning):
+    """Value and gradient are those of a model of the other points."""
+    x, y = data()
+    y[[13, 14]] = torch.nan
+    both = [GPRegression(x[:k], y[:k, 0], "matern") for k in (15, 13)]
+    both[1].input_standardizer = both[0].input_standardizer  # which is of all inputs
+    mlls = [objective_of(model, conditioning) for model in both]
+    with gpytorch.settings.observation_nan_policy("mask"):
+        values = [evaluated(mll, FixedLoss(mll)) for mll in mlls]
+        calls = [
+            mll(model(*model.train_inputs), model.train_targets).item()
+            for mll, model in zip(mlls, both, strict=True)
+        ]
+    assert values[0][0] == pytest.approx(values[1][0], rel=1e-12)
+    for one, other in zip(values[0][1], values[1][1], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+    assert calls[0] == pytest.approx(calls[1], rel=1e-12)
 
 
 @pytest.mark.parametrize("conditioning", ["held-out", "loo"])
