@@ -34,6 +34,7 @@ def measure(
     ] = None,
     memory: Annotated[bool, Option(help="Measure peak memory too, of one task.")] = True,
     tasks: Annotated[int, Option(min=1, help="Tasks at the same points; may be repeated.")] = 1,
+    missing: Annotated[float, Option(help="Share of targets that are missing.")] = 0.0,
 ) -> pd.DataFrame:
     """Time and memory of every method, relative to GPyTorch's LML step by Cholesky.
 
@@ -44,15 +45,16 @@ def measure(
     if rounds is None:  # a run of minutes; odd for a clear median
         rounds = 41 if n <= 500 else 21 if n <= 1000 else 11 if n <= 2000 else 7
     kind = getattr(torch, dtype)
-    problem = Problem(n, kind, device, tasks=tasks)
-    steps = {name: gradient_step(name, problem) for name in (METHODS if tasks == 1 else OF_TASKS)}
+    problem = Problem(n, kind, device, tasks=tasks, missing=missing)
+    usual = tasks == 1 and not missing
+    steps = {name: gradient_step(name, problem) for name in (METHODS if usual else OF_TASKS)}
     times = interleaved_times(steps, rounds, device)
-    of_tasks = {} if tasks == 1 else {"tasks": tasks}
-    first = {"dtype": str(dtype), "n": n, **of_tasks, "ms": times.median() * 1e3}
+    more = ({} if tasks == 1 else {"tasks": tasks}) | ({"missing": missing} if missing else {})
+    first = {"dtype": str(dtype), "n": n, **more, "ms": times.median() * 1e3}
     table = ratio_table(times, BASE, ratio="ratio", name="method", more=first).set_index("method")
-    if tasks == 1:
+    if usual:
         table["of_loo"] = ratios(times, LOO_BASE)["median"]
-    if memory and tasks == 1:
+    if memory and usual:
         table = table.join(_memory(n, kind, device))
     return table.assign(rounds=rounds).reset_index()
 

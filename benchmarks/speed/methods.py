@@ -84,7 +84,8 @@ def sampled_data(
 class Problem:
     """Data of :func:`sampled_data` and a model in train mode on which a step is taken.
 
-    With ``tasks`` above one, each has targets of its own at the same points.
+    With ``tasks`` above one, each has targets of its own at the same points. A share of the targets
+    may be missing.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class Problem:
         device: str | torch.device = "cpu",
         seed: int = 0,
         tasks: int = 1,
+        missing: float = 0.0,
     ) -> None:
         self.x, self.y = sampled_data(n, dtype, device, seed)
         if tasks == 1:
@@ -104,6 +106,10 @@ class Problem:
             model = ExactTasks(self.x, self.y)
             model.covar_module.data_covar_module.lengthscale = 1.0
         model.likelihood.noise = NOISE
+        if missing:
+            gone = torch.rand(self.y.shape, generator=torch.Generator().manual_seed(seed)) < missing
+            self.y = self.y.masked_fill(gone.to(device), math.nan)
+        self.policy = "mask" if missing else "ignore"
         self.model = model.to(device, dtype).train()
 
     @property
@@ -219,7 +225,7 @@ METHODS: dict[str, Callable[[Problem], Objective]] = {
 """What makes the objective of each method on a problem, by name."""
 
 OF_TASKS = (BASE, "RandomHoldout(0.1)", "KFold(10)", "LeaveOneOut()", "LastPoints(m=0)")
-"""Those of several tasks: GPyTorch's leave-one-out is of one."""
+"""Those of several tasks or with missing targets, which GPyTorch's leave-one-out does not take."""
 
 DENSE_METHODS: dict[str, Callable[[Problem], Objective]] = {
     "LastPoints(m=0), dense": partial(_dense, lambda n: LastPoints(0)),
@@ -256,7 +262,8 @@ def gradient_step(method: str, problem: Problem) -> Callable[[], Tensor]:
 
     def step() -> Tensor:
         problem.model.zero_grad()
-        loss = -objective()
+        with gpytorch.settings.observation_nan_policy(problem.policy):
+            loss = -objective()
         loss.backward()
         return loss.detach()
 

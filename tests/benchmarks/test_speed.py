@@ -31,8 +31,8 @@ from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
 
 
-def _loss_and_gradient(method: str, tasks: int = 1) -> torch.Tensor:
-    problem = Problem(60, tasks=tasks)
+def _loss_and_gradient(method: str, tasks: int = 1, missing: float = 0.0) -> torch.Tensor:
+    problem = Problem(60, tasks=tasks, missing=missing)
     loss = gradient_step(method, problem)()
     gradient = [p.grad.flatten() for p in problem.model.parameters()]
     return torch.cat([loss.flatten(), *gradient])
@@ -55,6 +55,15 @@ def test_compared_methods_compute_the_same(ours, theirs):
 def test_steps_of_several_tasks_compute_the_same():
     values = [_loss_and_gradient(method, tasks=3) for method in ("LastPoints(m=0)", BASE)]
     torch.testing.assert_close(*values, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("tasks", [1, 2])
+def test_steps_with_missing_targets_compute_the_same(tasks):
+    """GPyTorch divides by all targets, we by the observed ones."""
+    ours, theirs = [_loss_and_gradient(one, tasks, 0.3) for one in ("LastPoints(m=0)", BASE)]
+    observed = 1.0 - Problem(60, tasks=tasks, missing=0.3).y.isnan().double().mean()
+    assert 0.5 < observed < 0.9
+    torch.testing.assert_close(ours * observed, theirs, rtol=1e-8, atol=1e-10)
 
 
 @pytest.mark.parametrize("method", DENSE_METHODS)
