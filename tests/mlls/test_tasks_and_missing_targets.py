@@ -93,10 +93,12 @@ def test_missing_targets_of_one_batch_member_do_not_touch_the_others():
         torch.testing.assert_close(value[i], mll(one(x[i][keep]), y[i][keep]))
 
 
-def test_missing_tasks_of_a_row():
+@pytest.mark.parametrize("some", [1, 3])
+@pytest.mark.parametrize("noises", [True, False])
+def test_missing_tasks_of_a_row(noises, some):
     x, _ = data(n=6, d=1)
     y = torch.cat([torch.sin(5 * x), torch.cos(5 * x)], dim=-1)
-    likelihood = gpytorch.likelihoods.MultitaskGaussianLikelihood(num_tasks=2).double()
+    likelihood = gpytorch.likelihoods.MultitaskGaussianLikelihood(2, has_task_noise=noises).double()
     model = MultitaskModel(x, y, likelihood).double()
     output = likelihood(model(x))
     K, r = output.lazy_covariance_matrix.to_dense(), (y - output.mean).flatten()
@@ -104,7 +106,13 @@ def test_missing_tasks_of_a_row():
     observed = torch.tensor([i for i in range(12) if i not in (4, 10, 11)])
     K, r = K[observed][:, observed], r[observed]
     # Row 2 keeps task 1 (flat 5, now at 4); row 5 is gone whole.
-    expected = reference.conditional_log_density(K, r, torch.tensor([0, 1, 4])) / 3
+    rows = [[0, 2, 5], [1], [3, 4]][:some]
+    blocks = [torch.tensor(one) for one in ([0, 1, 4], [2, 3], [5, 6, 7, 8])][:some]
+    expected = sum(reference.conditional_log_density(K, r, block) for block in blocks)
+    expected = expected / sum(map(len, blocks))
     with gpytorch.settings.observation_nan_policy("mask"):
-        mll = ConditionalMarginalLogLikelihood(likelihood, model, HeldOut([0, 2, 5]))
-        torch.testing.assert_close(mll(model(x), y), expected)
+        mll = ConditionalMarginalLogLikelihood(likelihood, model, HeldOut(*rows))
+        value = mll(model(x), y)
+    torch.testing.assert_close(value, expected)
+    gradients = gradients_of(value, model), gradients_of(expected, model)
+    torch.testing.assert_close(*gradients)
