@@ -20,6 +20,7 @@ from benchmarks.evidence.training import (
     outputs_at,
     predictive_scores,
     trained,
+    trained_online,
 )
 from gpclml.evaluation.calibration import fit_temperature
 from gpclml.evidence.sampling import (
@@ -61,14 +62,16 @@ def run_architecture(cell: Mapping[str, Any]) -> dict[str, float]:
 
     Returns:
         Per point, larger is better: ``lml``, ``lml_global`` and ``lml_layer`` (precisions
-        fitted to it, one or one a layer), ``clml`` (of all targets together, by Laplace's method),
+        fitted to it, one or one a layer), ``lml_online`` (of a network in whose training the
+        precisions of layers are learned), ``clml`` (of all targets together, by Laplace's method),
         ``clml_sampled`` (by draws, with their effective number), ``clml_marginal``,
         ``clml_sgld`` and ``clml_ensemble`` (of all targets together, by those networks),
         ``posterior_scale`` and whether it is at the edge of its grid,
         ``validation`` (mean log density of the mode on the 15%); and of test points, by the mode
         (``_map``), the averages over the Laplace posterior (``_bma``), over Langevin draws
-        (``_sgld``) and over an ensemble (``_ensemble``), and the first two after temperature
-        scaling (``_tempered``), accuracy, log density and calibration error.
+        (``_sgld``) and over an ensemble (``_ensemble``), the first two after temperature
+        scaling (``_tempered``), and the mode with learned precisions (``_online``), accuracy, log
+        density and calibration error.
     """
     data = images(cell["data"], cell["num_train"], cell["seed"], cell["device"])
     part = _scores_of_a_part(data, cell)
@@ -77,6 +80,7 @@ def run_architecture(cell: Mapping[str, Any]) -> dict[str, float]:
         **{name: value for name, value in part.items() if not name.startswith("_")},
         **_evidences(whole, data, cell["precision"]),
         **_test_scores(whole, ensemble, data, part, cell),
+        **_online_scores(data, cell),
         "parameters": float(sum(p.numel() for p in _network(whole).parameters())),
     }
 
@@ -162,6 +166,17 @@ def _evidences(
         found["lml"] = fit.history[0]
         found["lml_global" if by == "network" else "lml_layer"] = fit.objective
     return found
+
+
+def _online_scores(data: Images, cell: Mapping[str, Any]) -> dict[str, float]:
+    x, y = data.train_x, data.train_y
+    start = network(cell["architecture"], *x.shape[1:3], CLASSES, cell["seed"]).to(x.device)
+    mll = trained_online(start, x, y, cell["precision"], "layer", cell["epochs"], cell["seed"])
+    outputs = outputs_at(start, data.test_x).unsqueeze(0)
+    return {
+        "lml_online": float(evidence_of_all(mll, x, y)().detach()),
+        **predictive_scores(mll, outputs, data.test_y, "online"),
+    }
 
 
 def _test_scores(

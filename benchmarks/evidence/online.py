@@ -20,12 +20,13 @@ from benchmarks.evidence.training import (
     predictive_scores,
     rotated,
     trained,
+    trained_online,
 )
 from gpclml.curvature import FunctionSpace, GaussianWeightPrior
 from gpclml.curvature.invariances import AffineAugmentation, AveragedNetwork
 from gpclml.datasets import load, split
 from gpclml.evidence.sampling import linearized_outputs, marginal_log_densities
-from gpclml.fit import fit_map, fit_online
+from gpclml.fit import fit_online
 from gpclml.kernels.networks import MLP
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork, Standardizer
@@ -99,19 +100,12 @@ def run_search(cell: Mapping[str, Any]) -> dict[str, float]:
     start = network(cell["architecture"], *data.train_x.shape[1:3], CLASSES, cell["seed"])
     start = start.to(cell["device"])
     x, y = data.train_x, data.train_y
+    options = cell["precision"], cell["epochs"], cell["seed"]
     if cell["by"] == "grid":
-        mll = trained(start, x, y, cell["precision"], cell["epochs"], cell["seed"])
+        mll = trained(start, x, y, *options)
     else:
-        mll = objective(start, len(x), cell["precision"], cell["by"])
-        fit_online(
-            mll, x, y, epochs=cell["epochs"], batch_size=100, lr=3e-3, burn_in=5, every=5,
-            hyper_steps=50, seed=cell["seed"], progress=False,
-        )  # fmt: skip
-        fit_map(
-            mll, x, y, epochs=cell["epochs"] // 2, batch_size=100, lr=1e-3, final_lr=3e-5,
-            seed=cell["seed"], progress=False,
-        )  # fmt: skip
-    start.eval()
+        precision, *others = options
+        mll = trained_online(start, x, y, precision, cell["by"], *others)
     evidence = evidence_of_all(mll, x, y)
     outputs = outputs_at(start, data.test_x).unsqueeze(0)
     precisions = cast(Any, mll.model).prior.log_precision.detach().exp()

@@ -40,13 +40,13 @@ Immer et al. (2021), Table 1; a curvature's name stands for their online margina
 
 
 _SCORES = (
-    "lml", "lml_global", "lml_layer", "clml", "clml_sampled", "clml_marginal", "clml_sgld",
-    "clml_ensemble", "validation",
+    "lml", "lml_global", "lml_layer", "lml_online", "clml", "clml_sampled", "clml_marginal",
+    "clml_sgld", "clml_ensemble", "validation",
 )  # fmt: skip
 _REACHED = (
     "accuracy_map", "accuracy_bma", "log_density_map", "log_density_bma",
     "log_density_map_tempered", "log_density_bma_tempered", "log_density_sgld",
-    "log_density_ensemble",
+    "log_density_ensemble", "log_density_online",
 )  # fmt: skip
 _GROUPS = {"all": ("mlp", "cnn", "resnet"), "mlp": ("mlp",), "cnn, resnet": ("cnn", "resnet")}
 
@@ -73,7 +73,10 @@ def correlations(cells: pandas.DataFrame) -> pandas.DataFrame:
 
 _COLLAPSED = 0.2  # accuracy of a network that has learned nothing; guessing has .1
 _RESAMPLED = 2000
-_COMPARED = ("log_density_bma", "log_density_map", "log_density_ensemble", "accuracy_map")
+_COMPARED = (
+    "log_density_bma", "log_density_map", "log_density_ensemble", "log_density_online",
+    "accuracy_map",
+)  # fmt: skip
 
 
 def intervals(cells: pandas.DataFrame) -> pandas.DataFrame:
@@ -134,9 +137,12 @@ def posterior_scales(cells: pandas.DataFrame) -> pandas.DataFrame:
     return frame
 
 
+_PREDICTIONS = ("map", "bma", "sgld", "ensemble", "online")
+
+
 def _averaged_results(cells: pandas.DataFrame) -> list[str]:
     """Names of accuracies and log densities at test points, by what is averaged over."""
-    averages = itertools.product(("accuracy", "log_density"), ("map", "bma", "sgld", "ensemble"))
+    averages = itertools.product(("accuracy", "log_density"), _PREDICTIONS)
     return [name for name in map("_".join, averages) if name in cells]
 
 
@@ -248,7 +254,8 @@ _SECTIONS: Mapping[str, tuple[tuple[str, str, _Table], ...]] = {
         (
             "Which score says how a network generalizes",
             "Spearman correlation over networks of each score with what they reach on test points; "
-            "`lml_global` and `lml_layer` have precisions fitted to the evidence after training. "
+            "`lml_global` and `lml_layer` have precisions fitted to the evidence after training; "
+            "`lml_online` and `online` are of networks in whose training they are learned. "
             "`bma` is the average over the Laplace posterior, `sgld` over ten Langevin draws, "
             "`ensemble` over networks from other starts, `tempered` after temperature "
             "scaling.",

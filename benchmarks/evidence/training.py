@@ -15,7 +15,7 @@ from gpclml.curvature import GaussianWeightPrior, Kronecker
 from gpclml.errors import ArgumentError, UnknownNameError
 from gpclml.evaluation.calibration import expected_calibration_error
 from gpclml.evidence.sampling import marginal_log_densities
-from gpclml.fit import fit_map
+from gpclml.fit import fit_map, fit_online
 from gpclml.kernels.networks import MLP
 from gpclml.mlls import LaplaceEvidence, LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
@@ -23,6 +23,7 @@ from gpclml.models import LinearizedNetwork
 __all__ = [
     "ARCHITECTURES", "CLASSES", "DATA", "Images", "evidence_of_all", "images", "network",
     "objective", "outputs_at", "predictive_scores", "rotated", "trained",
+    "trained_online",
 ]  # fmt: skip
 
 DATA = {
@@ -268,6 +269,39 @@ def trained(
     mll = objective(network, len(x), precision)
     fit_map(
         mll, x, y, epochs=epochs, batch_size=100, lr=lr, final_lr=lr / 100, seed=seed,
+        progress=False,
+    )  # fmt: skip
+    network.eval()
+    return mll
+
+
+def trained_online(
+    network: torch.nn.Module,
+    x: Tensor,
+    y: Tensor,
+    precision: float,
+    by: Literal["network", "layer"],
+    epochs: int,
+    seed: int,
+) -> LaplaceMarginalLogLikelihood:
+    """A network whose precisions are learned by the evidence in training; in eval mode.
+
+    Args:
+        network: The network.
+        x: Points.
+        y: Classes.
+        precision: The start of all precisions.
+        by: Groups of weights with a precision each.
+        epochs: Passes over the points, and half as many more at the precisions that were best.
+        seed: Of the order of the points.
+    """
+    mll = objective(network, len(x), precision, by)
+    fit_online(
+        mll, x, y, epochs=epochs, batch_size=100, lr=3e-3, burn_in=min(5, epochs - 1), every=5,
+        hyper_steps=50, seed=seed, progress=False,
+    )  # fmt: skip
+    fit_map(
+        mll, x, y, epochs=max(1, epochs // 2), batch_size=100, lr=1e-3, final_lr=3e-5, seed=seed,
         progress=False,
     )  # fmt: skip
     network.eval()

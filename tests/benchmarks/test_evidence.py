@@ -123,6 +123,14 @@ def test_an_ensemble_adds_scores_and_changes_no_other():
     assert together["log_density_ensemble"] != alone["log_density_map"]
 
 
+def test_precisions_learned_in_training_have_the_larger_evidence():
+    cells = make_grid("architectures", **(SMALL | ONE | {"epochs": 12}))
+    (found,) = [run_cell(cell | {"members": 1}) for cell in cells]
+    assert found["lml_online"] > found["lml"]
+    assert found["accuracy_online"] > 0.1
+    assert found["log_density_online"] < 0.0
+
+
 def test_bounds_are_below_the_full_evidence():
     cells = make_grid("bounds", **(SMALL | {"architectures": ("mlp-8x1",)}))
     keep = ("full", "block", "block-parameter", "diagonal")
