@@ -11,9 +11,11 @@ from botorch.models import MultiTaskGP, SingleTaskGP
 from botorch.models.transforms import Normalize, Standardize, Warp
 from gpytorch.constraints import GreaterThan
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
+from gpytorch.likelihoods import GaussianLikelihood, MultitaskGaussianLikelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.priors import GammaPrior, HalfCauchyPrior, LogNormalPrior, NormalPrior
 from linear_operator.utils.warnings import NumericalWarning
+from objective_cases import MultitaskModel
 
 from gpclml.conditioning import HeldOut, KFold, LastPoints, LeaveOneOut, RandomHoldout
 from gpclml.inference import covariances
@@ -58,7 +60,7 @@ class OwnCall(SingleTaskGP):
 
 def plain(kernel, **likelihood):
     x, y = data()
-    likelihood = gpytorch.likelihoods.GaussianLikelihood(**likelihood)
+    likelihood = GaussianLikelihood(**likelihood)
     return Plain(x, y.squeeze(-1), likelihood, kernel).double()
 
 
@@ -115,35 +117,16 @@ def frozen():
 
 def missing():
     x, y = data()
-    y[4] = torch.nan
-    return Plain(x, y.squeeze(-1), gpytorch.likelihoods.GaussianLikelihood(), RBFKernel()).double()
-
-
-def regression_with_missing():
-    x, y = data()
     y[[4, 9, 10]] = torch.nan
-    return GPRegression(x, y.squeeze(-1), kernel="matern")
-
-
-class Tasks(gpytorch.models.ExactGP):
-    """Three tasks at the same points."""
-
-    def __init__(self, x, y):
-        super().__init__(x, y, gpytorch.likelihoods.MultitaskGaussianLikelihood(3))
-        self.mean_module = gpytorch.means.MultitaskMean(gpytorch.means.ConstantMean(), 3)
-        self.covar_module = gpytorch.kernels.MultitaskKernel(RBFKernel(ard_num_dims=3), 3, rank=1)
-        with torch.no_grad():
-            self.covar_module.task_covar_module.covar_factor.fill_(0.5)
-
-    def forward(self, x):
-        mean, covariance = self.mean_module(x), self.covar_module(x)
-        return gpytorch.distributions.MultitaskMultivariateNormal(mean, covariance)
+    return x, y.squeeze(-1)
 
 
 def missing_tasks():
     x, y = data(outputs=3)
     y[[4, 9, 9, 8], [0, 1, 2, 2]] = torch.nan
-    return Tasks(x, y).double()
+    model = MultitaskModel(x, y, MultitaskGaussianLikelihood(3)).double()
+    model.covar_module.task_covar_module.covar_factor.data.fill_(0.5)
+    return model
 
 
 def fixed_noise():
@@ -178,8 +161,8 @@ MODELS = {
     "of another parameter": of_another_parameter,
     "hooked": hooked,
     "frozen": frozen,
-    "missing": missing,
-    "regression with missing": regression_with_missing,
+    "missing": lambda: Plain(*missing(), GaussianLikelihood(), RBFKernel()).double(),
+    "regression with missing": lambda: GPRegression(*missing(), kernel="matern"),
     "missing tasks": missing_tasks,
     "plain": lambda: plain(ScaleKernel(RBFKernel(ard_num_dims=3))),
     "linear mean": lambda: SingleTaskGP(*data(), mean_module=gpytorch.means.LinearMean(3)),

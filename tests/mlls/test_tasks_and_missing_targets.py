@@ -5,7 +5,7 @@ from __future__ import annotations
 import gpytorch
 import pytest
 import torch
-from objective_cases import STRATEGIES, data, gradients_of, make
+from objective_cases import STRATEGIES, MultitaskModel, data, gradients_of, make
 
 import reference
 from gpclml.conditioning import (
@@ -14,27 +14,6 @@ from gpclml.conditioning import (
     LeaveOneOut,
 )
 from gpclml.mlls import ConditionalMarginalLogLikelihood
-
-
-class MultitaskModel(gpytorch.models.ExactGP):
-    def __init__(self, x, y, likelihood, interleaved=True):
-        super().__init__(x, y, likelihood)
-        self.interleaved = interleaved
-        t = y.shape[-1]
-        self.mean_module = gpytorch.means.MultitaskMean(gpytorch.means.ConstantMean(), t)
-        self.covar_module = gpytorch.kernels.MultitaskKernel(
-            gpytorch.kernels.RBFKernel(), num_tasks=t, rank=1
-        )
-
-    def forward(self, x):
-        mean, covariance = self.mean_module(x), self.covar_module(x)
-        if not self.interleaved:
-            n, t = mean.shape[-2:]
-            order = torch.arange(n * t).view(n, t).mT.flatten()
-            covariance = covariance.to_dense()[..., order.unsqueeze(-1), order]
-        return gpytorch.distributions.MultitaskMultivariateNormal(
-            mean, covariance, interleaved=self.interleaved
-        )
 
 
 @pytest.mark.parametrize("interleaved", [True, False])
