@@ -115,7 +115,7 @@ class ObservedCovariance:
             missing = missing[..., rows]
         tasks = _kronecker_parts(self.latent)
         if tasks is not None:
-            return replace(_of_some_tasks(*tasks, rows), missing=missing)
+            return replace(_of_some_tasks(tasks, rows), missing=missing)
         if isinstance(noise, Tensor):
             noise = noise[..., rows]
         return ObservedCovariance(_rows_and_columns(self.latent, rows), noise, missing)
@@ -207,6 +207,14 @@ class ObservedCovariance:
         if settings is None:
             return self.evaluated
         return IterativeCovariance(self.products(settings.room(like.device)), settings)
+
+    def drops_missing(self) -> bool:
+        """Whether missing ones are left out: not of a batch, nor of kernels that need a grid."""
+        if len(self.shape) > 2:
+            return False
+        if self.shape.numel() <= _SMALL or _kronecker_parts(self.latent) is not None:
+            return True
+        return isinstance(self.latent, LazyEvaluatedKernelTensor) and bool(known_parts(self.latent))
 
     def has_structure(self) -> bool:
         """Whether the kernel evaluates to an operator with structure; found out at two points."""
@@ -363,9 +371,10 @@ def _rows_and_columns(covariance: LinearOperator, rows: Tensor) -> LinearOperato
     return cast(LinearOperator, cast(Any, covariance)[..., rows, :][..., :, rows])
 
 
-def _kronecker_parts(
-    covariance: LinearOperator,
-) -> tuple[LinearOperator, LinearOperator, Tensor] | None:
+_Kronecker = tuple[LinearOperator, LinearOperator, Tensor]  # of points, of tasks, and their noise
+
+
+def _kronecker_parts(covariance: LinearOperator) -> _Kronecker | None:
     """Those of GPyTorch's multitask kernel, and the noise of each task, ``(*batch, t)``."""
     if type(covariance) is not KroneckerProductAddedDiagLinearOperator:
         return None
@@ -383,10 +392,9 @@ def _kronecker_parts(
     return points, tasks, factors[0].diag_values * factors[1].diagonal(dim1=-2, dim2=-1)
 
 
-def _of_some_tasks(
-    points: LinearOperator, tasks: LinearOperator, noise: Tensor, rows: Tensor
-) -> ObservedCovariance:
+def _of_some_tasks(parts: _Kronecker, rows: Tensor) -> ObservedCovariance:
     """Of some observations, whose tasks differ from point to point."""
+    points, tasks, noise = parts
     t = tasks.shape[-1]
     point, task = rows // t, rows % t
     latent = permute(points.to_dense(), point) * permute(tasks.to_dense(), task)

@@ -116,12 +116,10 @@ class Observations:
         return self._part(rows), [place[group] for group in split.held_out]
 
     def observed_at(self, split: Split) -> tuple[Observations, list[Tensor]]:
-        """As :meth:`at`, without missing targets if there is no batch, and without them in blocks.
-
-        Each member of a batch has its own, which stay in as independent standard normals.
-        """
+        """As :meth:`at`, without missing targets where the covariance can do without them."""
         part, blocks = self.at(split)
-        if part.missing is None or part.missing.ndim > 1 or len(part.lazy_covariance.shape) > 2:
+        covariance = part.lazy_covariance
+        if part.missing is None or not covariance.drops_missing():
             return part, blocks
         kept = ~part.missing.cpu()
         place = kept.cumsum(0) - 1
@@ -129,8 +127,7 @@ class Observations:
             found = [place[group] for group in blocks]
         else:
             found = stack_by_size([place[one[kept[one]]] for group in blocks for one in group])
-        whole = replace(part.lazy_covariance, missing=None)
-        part = replace(part, lazy_covariance=whole, missing=None)
+        part = replace(part, lazy_covariance=replace(covariance, missing=None), missing=None)
         return part._part(kept.nonzero().squeeze(-1)), found
 
     def _part(self, rows: Tensor) -> Observations:
