@@ -18,7 +18,7 @@ import pandas as pd
 import torch
 from typer import Option
 
-from benchmarks._options import options_of, with_options
+from benchmarks._options import errors_as_text, options_of, with_options
 from benchmarks._tables import command_lines
 from gpclml.errors import ArgumentError, UnknownNameError
 
@@ -94,7 +94,8 @@ def sweep_command(
         values = itertools.product(*(options.pop(name) for name in over))
         tables = (measure(**dict(zip(over, some, strict=True)), **options) for some in values)
         device = options.get("device", "cpu")
-        print_tables(program, tables, device=device, threads=threads, csv=csv, digits=digits)
+        with errors_as_text():
+            print_tables(program, tables, device=device, threads=threads, csv=csv, digits=digits)
 
     parameters = []
     for name, one in options_of(measure).items():

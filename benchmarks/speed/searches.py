@@ -21,18 +21,24 @@ from typer import Option
 from benchmarks.speed.runs import Rounds, interleaved_times, ratio_table, sweep_command
 from gpclml import StackedGP
 from gpclml.conditioning import Conditioning, LastPoints, LeaveOneOut
+from gpclml.errors import UnknownNameError
 from gpclml.fit import fit_gpytorch_mll_fused, fit_mll
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 
 __all__ = ["BASE", "SEARCHES", "End", "Way", "measure_searches", "search_data"]
 
 Data = tuple[Tensor, Tensor]
-End = Callable[[], float]
-"""The log marginal likelihood a point of what was fitted, NaN if another objective was."""
+End = Callable[[], np.ndarray]
+"""The fit's log marginal likelihood a point, noise and lengthscales; NaN of another objective."""
 Way = Callable[[Data], Callable[[], Callable[[], End]]]
 """Of data the function that prepares a fit, such as by making a model; it gives the fit."""
 
 BASE = "botorch fit_gpytorch_mll"
+_TO_THE_END = {
+    "optimizer_kwargs": {
+        "options": {"ftol": 1e-14, "gtol": 1e-8, "maxiter": 20_000, "maxfun": 100_000}
+    }
+}
 
 
 def measure_searches(
@@ -41,44 +47,58 @@ def measure_searches(
     outputs: Annotated[int, Option(min=1, help="Outputs of a model; may be repeated.")] = 1,
     seeds: Annotated[int, Option(min=1, help="Data sets, one after the other.")] = 3,
     rounds: Rounds = 5,
+    warm_up: Annotated[bool, Option(help="Fit once before, without counting.")] = True,
+    exact: Annotated[bool, Option(help="BoTorch's search goes on to a gradient of 1e-8.")] = False,
+    leave_out: Annotated[list[str], Option(help="A way to leave out; may be repeated.")] = [],  # noqa: B006
 ) -> pd.DataFrame:
     """Fits of BoTorch's ``SingleTaskGP`` with its default priors, on the same data from its start.
 
     Fits of the log marginal likelihood by BoTorch, with its own optimizer and with ours, by
     ``fit_mll`` (of GPyTorch's objective and of ours) and by a function compiled by JAX, if it is
-    installed, of the hyperparameters and of their logarithms, which ``fit_mll`` searches; of
-    leave-one-out and of ten folds by ``fit_mll``; and by scikit-learn's
-    ``GaussianProcessRegressor``, whose model is the same without the priors and which searches
-    logarithms too. All search by SciPy's L-BFGS-B; of several outputs BoTorch searches for each on
-    its own, evaluated together, and JAX, scikit-learn and the stack are left out. Neither making a
-    model nor compilation is counted, but of ``StackedGP`` all: its six models, calibration and
-    weights.
+    installed, of the hyperparameters and of their logarithms, which ``fit_mll`` searches, written
+    here or by tinygp, if that is installed; of leave-one-out and of ten folds by ``fit_mll``; and
+    by scikit-learn's ``GaussianProcessRegressor``, whose model is the same without the priors and
+    which searches logarithms too. All search by SciPy's L-BFGS-B; of several outputs BoTorch
+    searches for each on its own, evaluated together, and JAX, tinygp, scikit-learn and the stack
+    are left out. Neither making a model nor compilation is counted, but of ``StackedGP`` all: its
+    six models, calibration and weights.
 
     ``worst`` and ``best`` are the log marginal likelihood a point, priors included, above that of
-    BoTorch's fit on the data sets where that is least and most.
+    BoTorch's fit on the data sets where that is least and most; ``apart`` is the largest relative
+    difference of a noise variance or a lengthscale. They say whether both found the same optimum
+    where the search of BoTorch is ``exact``; by default it stops earlier.
     """
     data = [search_data(n, dimensions, seed, outputs=outputs) for seed in range(seeds)]
-    has_jax = importlib.util.find_spec("jax") is not None
-    left_out = ("jax",) * (not has_jax) + ("jax", "scikit-learn", "StackedGP") * (outputs > 1)
-    ways = {name: make for name, make in SEARCHES.items() if not name.startswith(left_out)}
+    for name in leave_out:
+        if name not in SEARCHES or name == BASE:
+            raise UnknownNameError("leave_out", name, [way for way in SEARCHES if way != BASE])
+    missing = tuple(one for one in ("jax", "tinygp") if importlib.util.find_spec(one) is None)
+    left_out = missing + ("jax", "tinygp", "scikit-learn", "StackedGP") * (outputs > 1)
+    known = {**SEARCHES, BASE: _by_botorch(**(_TO_THE_END if exact else {}))}
+    ways = {
+        name: make
+        for name, make in known.items()
+        if not name.startswith(left_out) and name not in leave_out
+    }
     ends: dict[str, list[End]] = {}
 
     def over_seeds(name: str) -> Callable[[], None]:
         prepared = [ways[name](one) for one in data]
-        stock = [[prepare() for prepare in prepared] for _ in range(rounds + 1)]  # and a warm-up
+        stock = [[prepare() for prepare in prepared] for _ in range(rounds + warm_up)]
 
         def run() -> None:
             ends[name] = [fit() for fit in stock.pop()]
 
         return run
 
-    times = interleaved_times({name: over_seeds(name) for name in ways}, rounds) / seeds
-    values = {name: [end() for end in of_way] for name, of_way in ends.items()}
-    base = np.array(values[BASE])
-    gains = pd.DataFrame(values).sub(base, axis=0)
+    times = interleaved_times({name: over_seeds(name) for name in ways}, rounds, warm_up=warm_up)
+    times /= seeds
+    found = {name: np.array([end() for end in of_way]) for name, of_way in ends.items()}
+    gains = pd.DataFrame({name: one[:, 0] - found[BASE][:, 0] for name, one in found.items()})
+    apart = {name: abs(one / found[BASE] - 1)[:, 1:].max() for name, one in found.items()}
     more = {
         "n": n, "dimensions": dimensions, "outputs": outputs, "ms": 1e3 * times.median(),
-        "worst": gains.min(), "best": gains.max(),
+        "worst": gains.min(), "best": gains.max(), "apart": pd.Series(apart),
     }  # fmt: skip
     return ratio_table(times, BASE, ratio="ratio", name="way", more=more)
 
@@ -99,7 +119,7 @@ def _by_botorch(**options: Any) -> Way:
 
         def fit() -> End:
             fit_gpytorch_mll(mll, **options)
-            return partial(_value, model)
+            return partial(_end, model)
 
         return fit
 
@@ -115,22 +135,25 @@ def _by_fit_mll(conditioning: Conditioning | None, upstream: bool = False) -> Wa
         def fit() -> End:
             fit_mll(mll, progress=False)
             compared = upstream or isinstance(conditioning, LastPoints)
-            return partial(_value, model) if compared else _no_value
+            return partial(_end, model) if compared else _no_end
 
         return fit
 
     return lambda data: partial(prepare, data)
 
 
-def _value(model: SingleTaskGP) -> float:
-    """The log marginal likelihood with the priors' share, in nats per point and output."""
+def _end(model: SingleTaskGP) -> np.ndarray:
+    """The log marginal likelihood includes the priors' share and is per point and output."""
     mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(m=0)).train()
+    kernel = cast(Any, model.covar_module)
     with torch.no_grad():
-        return -float(mll.compute_custom_loss().mean())
+        value = -mll.compute_custom_loss().mean().reshape(1)
+        noise, scales = model.likelihood.noise, kernel.lengthscale
+        return torch.cat([value, noise.reshape(-1), scales.reshape(-1)]).numpy()
 
 
-def _no_value() -> float:
-    return float("nan")
+def _no_end() -> np.ndarray:
+    return np.full(1, np.nan)
 
 
 def _by_sklearn(data: Data) -> Callable[[], Callable[[], End]]:
@@ -145,13 +168,15 @@ def _by_sklearn(data: Data) -> Callable[[], Callable[[], End]]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ConvergenceWarning)
             GaussianProcessRegressor(kernel, alpha=0.0).fit(x, y[:, 0])
-        return _no_value
+        return _no_end
 
     return lambda: fit
 
 
-def _by_jax(data: Data, logarithms: bool = False) -> Callable[[], Callable[[], End]]:
-    """The model's log marginal likelihood and priors, written down in JAX and compiled."""
+def _by_jax(
+    data: Data, logarithms: bool = False, tinygp: bool = False
+) -> Callable[[], Callable[[], End]]:
+    """The model's log marginal likelihood, here or by tinygp, and priors, compiled by JAX."""
     jax = cast(Any, importlib.import_module("jax"))
     jnp, solve = jax.numpy, jax.scipy.linalg.cho_solve
     jax.config.update("jax_enable_x64", True)
@@ -173,8 +198,12 @@ def _by_jax(data: Data, logarithms: bool = False) -> Callable[[], Callable[[], E
         log = jnp.log(value)
         return -((log - loc) ** 2 / (2 * variance) + log + log_scale + 0.5 * np.log(2 * np.pi))
 
-    def loss(theta):
-        noise, constant, scales = theta[0], theta[1], theta[2:]
+    def density_by_tinygp(noise, constant, scales):
+        gp = cast(Any, importlib.import_module("tinygp"))
+        kernel = gp.transforms.Linear(1 / scales, gp.kernels.ExpSquared())
+        return gp.GaussianProcess(kernel, x, diag=noise, mean=constant).log_probability(y)
+
+    def density_by_hand(noise, constant, scales):
         z = x / scales
         squares = (z**2).sum(-1)
         distances = squares[:, None] + squares - 2 * z @ z.T
@@ -182,7 +211,13 @@ def _by_jax(data: Data, logarithms: bool = False) -> Callable[[], Callable[[], E
         factor = jnp.linalg.cholesky(covariance)
         residual = y - constant
         density = -0.5 * residual @ solve((factor, True), residual)
-        density -= jnp.log(jnp.diag(factor)).sum() + 0.5 * n * np.log(2 * np.pi)
+        return density - jnp.log(jnp.diag(factor)).sum() - 0.5 * n * np.log(2 * np.pi)
+
+    log_density = density_by_tinygp if tinygp else density_by_hand
+
+    def loss(theta):
+        noise, constant, scales = theta[0], theta[1], theta[2:]
+        density = log_density(noise, constant, scales)
         terms = log_normal(noise, *numbers[0]) + log_normal(scales, *numbers[1]).sum()
         return -(density + terms) / n
 
@@ -212,7 +247,8 @@ def _by_jax(data: Data, logarithms: bool = False) -> Callable[[], Callable[[], E
         found = minimize(
             function, start, jac=True, bounds=bounds, method="L-BFGS-B", options=options
         )
-        return lambda: -float(found.fun)
+        x = np.exp(found.x) if logarithms else found.x
+        return lambda: np.concatenate([[-found.fun], np.delete(x, 1)])
 
     return lambda: fit
 
@@ -222,7 +258,7 @@ def _by_stack(data: Data) -> Callable[[], Callable[[], End]]:
 
     def fit() -> End:
         StackedGP().fit(x, y[:, 0], progress=False)
-        return _no_value
+        return _no_end
 
     return lambda: fit
 
@@ -238,6 +274,7 @@ SEARCHES: dict[str, Way] = {
     "scikit-learn": _by_sklearn,
     "jax": _by_jax,
     "jax, logarithms": partial(_by_jax, logarithms=True),
+    "tinygp, logarithms": partial(_by_jax, logarithms=True, tinygp=True),
 }
 """Ways of fitting, by name."""
 
@@ -245,7 +282,7 @@ main = sweep_command(
     "benchmarks.speed.searches",
     measure_searches,
     {"outputs": [1], "dimensions": [8], "n": [20, 50, 100, 200, 400, 800]},
-    "Whole fits by a line search: BoTorch's, ours, scikit-learn's, and one compiled by JAX.",
+    "Whole fits by a line search: BoTorch's, ours, scikit-learn's, and those compiled by JAX.",
     digits=".3g",
 )
 

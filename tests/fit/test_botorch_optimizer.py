@@ -1,5 +1,7 @@
 """The line search as an optimizer of BoTorch's fits."""
 
+from operator import attrgetter
+
 import pytest
 import torch
 from botorch.exceptions.warnings import OptimizationWarning
@@ -44,6 +46,19 @@ def test_a_fit_of_botorch_ends_at_the_same_optimum_or_above(kind, seed):
     assert fit_gpytorch_mll(ours, optimizer=fit_gpytorch_mll_fused) is ours
     assert not ours.training
     assert lml(ours) > lml(theirs) - 1e-6
+
+
+@pytest.mark.parametrize("d", [2, 8])
+@pytest.mark.parametrize("seed", range(2))
+def test_a_search_of_botorch_that_goes_on_ends_at_the_same_hyperparameters(d, seed):
+    theirs, ours = objective(n=40, d=d, seed=seed), objective(n=40, d=d, seed=seed)
+    options = {"ftol": 1e-14, "gtol": 1e-8, "maxiter": 10_000, "maxfun": 20_000}
+    fit_gpytorch_mll(theirs, optimizer_kwargs={"options": options})
+    fit_mll(ours, progress=False)
+    assert lml(ours) == pytest.approx(lml(theirs), abs=1e-6)
+    for of in ("likelihood.noise", "model.covar_module.lengthscale"):
+        one, other = (attrgetter(of)(mll) for mll in (ours, theirs))
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=0.0)
 
 
 def test_it_is_the_search_of_fit_mll():
