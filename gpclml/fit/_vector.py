@@ -170,11 +170,14 @@ class Vector:
         last, answer = self._last
         if numpy.array_equal(point, last):  # a search begins where the one before has ended
             return answer
+        finite = numpy.isfinite(point).all()  # SciPy's search may ask at NaN after a loss of NaN
         try:
-            return self._evaluate(point)
+            if finite:
+                return self._evaluate(point)
         except (NanError, NotPSDError):
-            self.failures += 1
-            return math.nan, numpy.full(len(point), math.nan)
+            pass
+        self.failures += 1
+        return math.nan, numpy.full(len(point), math.nan)
 
     def steepest(self) -> float:
         """The largest derivative at the best point by a coordinate that no bound holds."""

@@ -110,6 +110,19 @@ def test_a_bound_is_reached_exactly_and_a_flat_direction_stays_finite():
                 assert (mll.model.covar_module.base_kernel.raw_lengthscale == lower).all()
 
 
+def test_a_point_that_is_not_finite_has_no_loss_and_changes_nothing():
+    mll = objective(Positive())
+    before = [p.detach().clone() for p in mll.parameters()]
+    with Vector(mll, bounds_of(mll)) as vector:
+        vector.start(FixedLoss(mll))
+        loss, gradient = vector(np.full_like(vector.best, np.nan))
+        assert np.isnan(loss)
+        assert np.isnan(gradient).all()
+        assert vector.failures == 1
+    for parameter, own in zip(mll.parameters(), before, strict=True):
+        torch.testing.assert_close(parameter, own)
+
+
 def test_float32_parameters_move_in_the_same_coordinates():
     mlls = [objective(Positive(), dtype=dtype) for dtype in (torch.float32, torch.float64)]
     found = []
