@@ -16,7 +16,7 @@ from linear_operator.utils.warnings import NumericalWarning
 
 from gpclml._utils.environment import load_botorch
 from gpclml.errors import ArgumentError, UnknownNameError
-from gpclml.fit._vector import Bounds, Vector, bounds_of, non_finite, trainable
+from gpclml.fit._vector import Bounds, Vector, bounds_of, non_finite, numbers, trainable
 from gpclml.mlls.fixed_loss import FixedLoss, fixed_loss, fresh_loss, has_shared_parameters
 
 _RESUMES = 3  # from the best point, without what the search remembers of the curvature
@@ -182,15 +182,15 @@ def _num_points(mll: MarginalLogLikelihood) -> int:
     return targets.numel() if isinstance(targets, torch.Tensor) else 1
 
 
-@torch.no_grad()
 def _at_bounds(mll: MarginalLogLikelihood, bounds: Bounds) -> tuple[str, ...]:
     named = dict(mll.named_parameters())
-    rounded = {name: _ROUNDING * parameter.abs() for name, parameter in named.items()}
-    return tuple(
-        name
-        for name, (lower, upper) in bounds.items()
-        if bool(((named[name] - rounded[name] <= lower) | (named[name] >= upper)).any())
-    )
+    found = []
+    for name, pair in bounds.items():
+        values = numbers(named[name])
+        lower, upper = (numbers(one) if isinstance(one, torch.Tensor) else one for one in pair)
+        if ((values - _ROUNDING * abs(values) <= lower) | (values >= upper)).any():
+            found.append(name)
+    return tuple(found)
 
 
 def _slope(mll: MarginalLogLikelihood, bounds: Bounds) -> float:

@@ -9,18 +9,19 @@ from dataclasses import dataclass, replace
 from operator import itemgetter
 from typing import Any, Literal, cast
 
+import numpy as np
 import torch
 from gpytorch.constraints import Interval
 from gpytorch.kernels import Kernel
 from gpytorch.mlls import MarginalLogLikelihood, SumMarginalLogLikelihood
 from gpytorch.models import ExactGP
 from linear_operator.utils.warnings import NumericalWarning
+from numpy import ndarray
 from torch import Tensor
-from torch.distributions import Normal
 
 from gpclml._utils.resuming import copied_state
 from gpclml.fit._optimize import LineSearchEnd, Record, StoppedError, line_search, objective
-from gpclml.fit._vector import trainable
+from gpclml.fit._vector import numbers, trainable
 from gpclml.fit.result import Problem
 from gpclml.inference.observations import training_observations
 from gpclml.inference.posterior import are_constant
@@ -131,23 +132,26 @@ def _problem_of_predictions(
         mean, variance = leave_one_out_moments(data.covariance, data.residual, every)
     except (RuntimeError, TypeError, ValueError):
         return ""  # a fit is not lost to a model whose predictions cannot be had so
-    error = data.residual - mean
-    observed = torch.ones_like(error) if data.missing is None else (~data.missing).to(error)
-    values = data.flatten(targets).nan_to_num()
+    error, variance = numbers(data.residual - mean), numbers(variance)
+    observed = np.ones_like(error) if data.missing is None else numbers(~data.missing)
+    values = np.nan_to_num(numbers(data.flatten(targets)))
     of_targets = _spread(values, observed)
     of_predictions = _spread(values - error, observed)
     constant = are_constant(of_predictions, _mean(variance, observed))
     varied = of_targets > 0
-    if bool((constant & varied).any()):
+    if (constant & varied).any():
         return "constant"
-    density = _mean(Normal(0.0, variance.clamp_min(0.0).sqrt(), False).log_prob(error), observed)
-    of_one = -0.5 * (of_targets.log() + math.log(2 * math.pi) + 1)
-    if at_bounds and bool(((density < of_one) & varied).any()):
-        return "bound"
-    inexact = _mean(error.square(), observed) > _EXACT * of_targets
+    if not at_bounds:
+        return ""
+    with np.errstate(all="ignore"):
+        log_density = -0.5 * (error**2 / variance + np.log(2 * math.pi * variance))
+        of_one = -0.5 * (np.log(of_targets) + math.log(2 * math.pi) + 1)
+        if ((_mean(log_density, observed) < of_one) & varied).any():
+            return "bound"
+    inexact = _mean(error**2, observed) > _EXACT * of_targets
     members = targets.shape[:-1].numel()
     few = observed.sum(-1) * members < _FEW * _num_hyperparameters(mll)
-    return "noise" if _noise_at_bound(mll, at_bounds) and bool((inexact & few).any()) else ""
+    return "noise" if _noise_at_bound(mll, at_bounds) and (inexact & few).any() else ""
 
 
 def _noise_at_bound(mll: MarginalLogLikelihood, at_bounds: tuple[str, ...]) -> bool:
@@ -162,12 +166,12 @@ def _num_hyperparameters(mll: MarginalLogLikelihood) -> int:
     return sum(p.numel() for p in trainable(mll).values() if id(p) not in of_networks)
 
 
-def _mean(values: Tensor, observed: Tensor) -> Tensor:
+def _mean(values: ndarray, observed: ndarray) -> ndarray:
     return (values * observed).sum(-1) / observed.sum(-1)
 
 
-def _spread(values: Tensor, observed: Tensor) -> Tensor:
-    return _mean((values - _mean(values, observed).unsqueeze(-1)).square(), observed)
+def _spread(values: ndarray, observed: ndarray) -> ndarray:
+    return _mean((values - _mean(values, observed)[..., None]) ** 2, observed)
 
 
 def _other_starts(

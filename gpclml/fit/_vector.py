@@ -29,6 +29,11 @@ def trainable(mll: MarginalLogLikelihood) -> dict[str, torch.Tensor]:
     return {name: p for name, p in mll.named_parameters() if p.requires_grad}
 
 
+def numbers(values: torch.Tensor) -> ndarray:
+    """A copy in double precision."""
+    return values.detach().double().cpu().numpy().copy()
+
+
 def bounds_of(mll: MarginalLogLikelihood) -> Bounds:
     """Of the raw parameters, where a constraint has any."""
     from botorch.optim.utils import get_parameters_and_bounds
@@ -71,9 +76,10 @@ class _Coordinates:
             transform = transform_of(constraint)
             if name not in places or constraint is None or transform is None:
                 continue
-            lower = constraint.lower_bound
-            positive = type(constraint) in (GreaterThan, Positive) and bool((lower >= 0).all())
-            if positive and bool((constraint.transform(parameter.detach()) > 0).all()):
+            if type(constraint) not in (GreaterThan, Positive):
+                continue
+            lower = numbers(constraint.lower_bound)
+            if (lower >= 0).all() and (transform.value(numbers(parameter)) > 0).all():
                 self._logs[places[name]] = True
                 self._parts.append((places[name], transform))
 
@@ -149,8 +155,8 @@ class Vector:
             for row, bound in zip(self._raw_box, self._bounds.get(name, ()), strict=False):
                 if bound is not None:
                     of_all = torch.as_tensor(bound).expand(self.parameters[name].shape)
-                    row[part] = self._numbers(of_all.flatten())
-        self.best = self._coordinates.of(self._numbers(self._point))
+                    row[part] = numbers(of_all.flatten())
+        self.best = self._coordinates.of(numbers(self._point))
         self.box = self._coordinates.box(self._raw_box, self.best)
         of_bounds = numpy.stack([self._coordinates.of(row) for row in self._raw_box])
         self._is_own = numpy.isfinite(self._raw_box) & (of_bounds == self.box.T)
@@ -199,7 +205,7 @@ class Vector:
         for parameter, part, shares in self._places:
             if not shares and parameter.grad is not None:
                 self._gradient[part] = parameter.grad.flatten().to(self._gradient)
-        slope = self._coordinates.slope(self._numbers(self._gradient), raw)
+        slope = self._coordinates.slope(numbers(self._gradient), raw)
         if not (math.isfinite(value) and numpy.isfinite(slope).all()):
             bad = zip(self.parameters, self._places, strict=True)
             raise non_finite(
@@ -224,7 +230,3 @@ class Vector:
                 parameter.data.copy_(self._point[part].view(parameter.shape))
                 parameter.grad = None
         return raw
-
-    @staticmethod
-    def _numbers(values: torch.Tensor) -> ndarray:
-        return values.double().cpu().numpy().copy()

@@ -129,9 +129,9 @@ def fit_mll(
     start = time.perf_counter()
     warm_start_fresh_models(mll)
     generator = torch.Generator().manual_seed(seed)
-    initial = copied_state(mll)
+    initial = copied_state(mll) if restarts else {}
     best: Search | None = None
-    best_state = initial
+    best_state: dict[str, Any] = {}
     attempts: list[float] = []
     with frozen(mll, freeze):
         try:
@@ -144,10 +144,10 @@ def fit_mll(
                 attempt = _attempt(mll, factory, steps, lr, tries, progress, must_start=index == 0)
                 attempts.append(attempt.objective)
                 if best is None or _is_better(attempt.objective, best.objective):
-                    best, best_state = attempt, copied_state(mll)
+                    best, best_state = attempt, copied_state(mll) if restarts else {}
         finally:
             # An interrupt keeps the best attempt, or the current one if it is the first.
-            if best is not None:
+            if best_state:
                 mll.load_state_dict(best_state)
     mll.eval()
     assert best is not None

@@ -394,7 +394,7 @@ def _check_targets(y: Tensor, rows: int, dim: int) -> None:
         raise ShapeError("y", tuple(y.shape), f"targets of the {rows} rows of x")
 
 
-def are_constant(spread: Tensor, variance: Tensor) -> Tensor:
+def are_constant(spread: Any, variance: Any) -> Any:
     """Whether means of predictions vary by less than a thousandth of their variance."""
     return spread < _LEAST_SHARE * variance
 
