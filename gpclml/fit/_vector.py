@@ -152,10 +152,11 @@ class Vector:
         self._coordinates = _Coordinates(self._mll, parts, start)
         self._raw_box = numpy.array([[-math.inf] * start, [math.inf] * start])
         for name, part in parts.items():
+            shape = self.parameters[name].shape
             for row, bound in zip(self._raw_box, self._bounds.get(name, ()), strict=False):
                 if bound is not None:
-                    of_all = torch.as_tensor(bound).expand(self.parameters[name].shape)
-                    row[part] = numbers(of_all.flatten())
+                    of_all = numbers(bound) if isinstance(bound, torch.Tensor) else bound
+                    row[part] = numpy.broadcast_to(of_all, shape).ravel()
         self.best = self._coordinates.of(numbers(self._point))
         self.box = self._coordinates.box(self._raw_box, self.best)
         of_bounds = numpy.stack([self._coordinates.of(row) for row in self._raw_box])
