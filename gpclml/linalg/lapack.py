@@ -53,7 +53,7 @@ the entries of a matrix in 32 bits."""
 # reads the half that is zero in matrices that are computed by panels.
 _BY_TORCH = 256
 # Points up to which several threads gain nothing. For more points PyTorch's are the faster ones.
-_ONE_THREAD_UP_TO = 256
+_ONE_THREAD_UP_TO = 512
 # Points up to which blocks of several are taken; PyTorch takes about as long for those of more.
 _BLOCKS_UP_TO = 128
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
