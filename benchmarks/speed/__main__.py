@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Annotated
 
@@ -12,8 +13,19 @@ import typer
 from typer import Option
 
 from benchmarks.speed.memory import peak_memory
-from benchmarks.speed.methods import BASE, LOO_BASE, METHODS, OF_TASKS, Problem, gradient_step
+from benchmarks.speed.methods import (
+    BASE,
+    BY_DEFAULT,
+    LOO_BASE,
+    METHODS,
+    NUM_FEATURES,
+    OF_TASKS,
+    Problem,
+    gradient_step,
+)
+from benchmarks.speed.peers import peer_steps
 from benchmarks.speed.runs import Device, interleaved_times, ratio_table, ratios, sweep_command
+from gpclml.errors import ArgumentError
 
 __all__ = ["main", "measure"]
 
@@ -32,9 +44,13 @@ def measure(
     rounds: Annotated[
         int | None, Option(min=1, help="Rounds a size [default: fewer at large n]")
     ] = None,
-    memory: Annotated[bool, Option(help="Measure peak memory too, of one task.")] = True,
+    memory: Annotated[bool, Option(help="Peak memory too, of one task and 8 inputs.")] = True,
     tasks: Annotated[int, Option(min=1, help="Tasks at the same points; may be repeated.")] = 1,
     missing: Annotated[float, Option(help="Share of targets that are missing.")] = 0.0,
+    dimensions: Annotated[int, Option(min=1, help="Inputs; may be repeated.")] = NUM_FEATURES,
+    peers: Annotated[
+        bool, Option("--peers", help="Beside GPyTorch's default, scikit-learn, JAX and tinygp.")
+    ] = False,
 ) -> pd.DataFrame:
     """Time and memory of every method, relative to GPyTorch's LML step by Cholesky.
 
@@ -45,16 +61,22 @@ def measure(
     if rounds is None:  # a run of minutes; odd for a clear median
         rounds = 41 if n <= 500 else 21 if n <= 1000 else 11 if n <= 2000 else 7
     kind = getattr(torch, dtype)
-    problem = Problem(n, kind, device, tasks=tasks, missing=missing)
-    usual = tasks == 1 and not missing
-    steps = {name: gradient_step(name, problem) for name in (METHODS if usual else OF_TASKS)}
+    problem = Problem(n, kind, device, tasks=tasks, missing=missing, dimensions=dimensions)
+    if peers and (tasks > 1 or missing or device != "cpu"):
+        raise ArgumentError("peers", True, "False with tasks, missing targets or a GPU")
+    usual = tasks == 1 and not missing and not peers
+    names = METHODS if usual else (*OF_TASKS, BY_DEFAULT) if peers else OF_TASKS
+    steps: dict[str, Callable[[], object]] = {one: gradient_step(one, problem) for one in names}
+    if peers:
+        steps |= peer_steps(problem)
     times = interleaved_times(steps, rounds, device)
     more = ({} if tasks == 1 else {"tasks": tasks}) | ({"missing": missing} if missing else {})
+    more |= {} if dimensions == NUM_FEATURES and not peers else {"dimensions": dimensions}
     first = {"dtype": str(dtype), "n": n, **more, "ms": times.median() * 1e3}
     table = ratio_table(times, BASE, ratio="ratio", name="method", more=first).set_index("method")
     if usual:
         table["of_loo"] = ratios(times, LOO_BASE)["median"]
-    if memory and usual:
+    if memory and usual and dimensions == NUM_FEATURES:
         table = table.join(_memory(n, kind, device))
     return table.assign(rounds=rounds).reset_index()
 
@@ -72,10 +94,15 @@ def _memory(n: int, dtype: torch.dtype, device: str) -> pd.DataFrame:
 main = sweep_command(
     "benchmarks.speed",
     measure,
-    {"dtype": list(Dtype), "tasks": [1], "n": [250, 500, 1000, 2000, 4000]},
+    {
+        "dtype": list(Dtype),
+        "tasks": [1],
+        "dimensions": [NUM_FEATURES],
+        "n": [250, 500, 1000, 2000, 4000],
+    },
     "Time and memory of gradient steps, relative to GPyTorch's LML step by Cholesky.",
     threads=None,
-)
+)  # fmt: skip
 
 if __name__ == "__main__":
     typer.run(main)

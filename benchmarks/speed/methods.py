@@ -28,9 +28,9 @@ from gpclml.inference import Solver
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 
 __all__ = [
-    "BASE", "DENSE_METHODS", "LOO_BASE", "METHODS", "OF_TASKS", "SCALE_METHODS", "ExactRBF",
-    "ExactTasks", "Problem",
-    "gpytorch_defaults", "gradient_step", "sampled_data",
+    "BASE", "BY_DEFAULT", "DENSE_METHODS", "LOO_BASE", "METHODS", "NUM_FEATURES",
+    "OF_TASKS", "SCALE_METHODS", "ExactRBF", "ExactTasks", "Problem", "gpytorch_defaults",
+    "gradient_step", "sampled_data",
 ]  # fmt: skip
 
 NUM_FEATURES = 8
@@ -71,11 +71,15 @@ class ExactTasks(gpytorch.models.ExactGP):
 
 
 def sampled_data(
-    n: int, dtype: torch.dtype, device: str | torch.device, seed: int
+    n: int,
+    dtype: torch.dtype,
+    device: str | torch.device,
+    seed: int,
+    dimensions: int = NUM_FEATURES,
 ) -> tuple[Tensor, Tensor]:
-    """Inputs uniform on the unit cube in eight dimensions, targets a mean of sines and noise."""
+    """Inputs uniform on the unit cube, targets a mean of sines and noise."""
     generator = torch.Generator().manual_seed(seed)
-    x = torch.rand(n, NUM_FEATURES, generator=generator, dtype=torch.float64)
+    x = torch.rand(n, dimensions, generator=generator, dtype=torch.float64)
     noise = torch.randn(n, generator=generator, dtype=torch.float64)
     y = (2 * math.pi * x).sin().mean(-1) + 0.1 * noise
     return x.to(device, dtype), y.to(device, dtype)
@@ -96,8 +100,9 @@ class Problem:
         seed: int = 0,
         tasks: int = 1,
         missing: float = 0.0,
+        dimensions: int = NUM_FEATURES,
     ) -> None:
-        self.x, self.y = sampled_data(n, dtype, device, seed)
+        self.x, self.y = sampled_data(n, dtype, device, seed, dimensions)
         if tasks == 1:
             model = ExactRBF(self.x, self.y)
             model.covar_module.base_kernel.lengthscale = 1.0
@@ -240,9 +245,12 @@ def _block_of_256(n: int, most: int | None = None) -> Conditioning:
     return RandomHoldout(share, condition_on=condition_on)
 
 
+BY_DEFAULT = "gpytorch LML, its default"
+"""The same by GPyTorch's own settings, conjugate gradients for more than 800 points."""
+
 SCALE_METHODS: dict[str, Callable[[Problem], Objective]] = {
     BASE: METHODS[BASE],
-    "gpytorch LML, its default": _gpytorch_by_default,
+    BY_DEFAULT: _gpytorch_by_default,
     "CLML of 256, Cholesky": partial(_conditional, _block_of_256),
     "CLML of 256, cg": partial(_conditional, _block_of_256, solver="cg"),
     "CLML of 256 given 4000": partial(_conditional, partial(_block_of_256, most=4000)),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -18,6 +18,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 from typer import Option
 
+from benchmarks.speed.peers import jax_log_density, missing_peers, value_and_gradient_by_jax
 from benchmarks.speed.runs import Rounds, interleaved_times, ratio_table, sweep_command
 from gpclml import StackedGP
 from gpclml.conditioning import Conditioning, LastPoints, LeaveOneOut
@@ -72,8 +73,7 @@ def measure_searches(
     for name in leave_out:
         if name not in SEARCHES or name == BASE:
             raise UnknownNameError("leave_out", name, [way for way in SEARCHES if way != BASE])
-    missing = tuple(one for one in ("jax", "tinygp") if importlib.util.find_spec(one) is None)
-    left_out = missing + ("jax", "tinygp", "scikit-learn", "StackedGP") * (outputs > 1)
+    left_out = missing_peers() + ("jax", "tinygp", "scikit-learn", "StackedGP") * (outputs > 1)
     known = {**SEARCHES, BASE: _by_botorch(**(_TO_THE_END if exact else {}))}
     ways = {
         name: make
@@ -177,12 +177,11 @@ def _by_jax(
     data: Data, logarithms: bool = False, tinygp: bool = False
 ) -> Callable[[], Callable[[], End]]:
     """The model's log marginal likelihood, here or by tinygp, and priors, compiled by JAX."""
-    jax = cast(Any, importlib.import_module("jax"))
-    jnp, solve = jax.numpy, jax.scipy.linalg.cho_solve
-    jax.config.update("jax_enable_x64", True)
+    jnp = cast(Any, importlib.import_module("jax.numpy"))
     from scipy.optimize import minimize
 
-    x, y = jnp.asarray(data[0].numpy()), jnp.asarray(data[1].numpy()[:, 0])
+    log_density = jax_log_density(data[0].numpy(), data[1].numpy()[:, 0], tinygp)
+    n = len(data[1])
     model = SingleTaskGP(*data, outcome_transform=None)
     priors = {name: prior.base_dist for name, _, prior, _, _ in model.named_priors()}
     ((_, of_noise), (_, of_scales)) = sorted(priors.items(), reverse=True)
@@ -192,28 +191,10 @@ def _by_jax(
         (float(one.loc), float(one.scale**2), float(one.scale.log()))
         for one in (of_noise, of_scales)
     ]
-    n = len(y)
 
     def log_normal(value, loc, variance, log_scale):
         log = jnp.log(value)
         return -((log - loc) ** 2 / (2 * variance) + log + log_scale + 0.5 * np.log(2 * np.pi))
-
-    def density_by_tinygp(noise, constant, scales):
-        gp = cast(Any, importlib.import_module("tinygp"))
-        kernel = gp.transforms.Linear(1 / scales, gp.kernels.ExpSquared())
-        return gp.GaussianProcess(kernel, x, diag=noise, mean=constant).log_probability(y)
-
-    def density_by_hand(noise, constant, scales):
-        z = x / scales
-        squares = (z**2).sum(-1)
-        distances = squares[:, None] + squares - 2 * z @ z.T
-        covariance = jnp.exp(-0.5 * jnp.maximum(distances, 0.0)) + noise * jnp.eye(n)
-        factor = jnp.linalg.cholesky(covariance)
-        residual = y - constant
-        density = -0.5 * residual @ solve((factor, True), residual)
-        return density - jnp.log(jnp.diag(factor)).sum() - 0.5 * n * np.log(2 * np.pi)
-
-    log_density = density_by_tinygp if tinygp else density_by_hand
 
     def loss(theta):
         noise, constant, scales = theta[0], theta[1], theta[2:]
@@ -224,7 +205,6 @@ def _by_jax(
     def of_logarithms(theta):
         return loss(jnp.exp(theta).at[1].set(theta[1]))
 
-    compiled = jax.jit(jax.value_and_grad(of_logarithms if logarithms else loss))
     kernel = cast(Any, model.covar_module)
     start = np.concatenate([
         model.likelihood.noise.detach().numpy(), np.zeros(1),
@@ -236,11 +216,7 @@ def _by_jax(
         where = [0, *range(2, len(start))]
         start[where] = np.log(start[where])
         bounds = [bounds[1] if i == 1 else (np.log(low), None) for i, (low, _) in enumerate(bounds)]
-    compiled(start)[0].block_until_ready()
-
-    def function(theta):
-        value, gradient = compiled(theta)
-        return float(value), np.asarray(gradient)
+    function = value_and_gradient_by_jax(of_logarithms if logarithms else loss, start)
 
     def fit() -> End:
         options = {"maxcor": 30} if logarithms else {}

@@ -9,7 +9,7 @@ import torch
 from typer import Typer
 from typer.testing import CliRunner
 
-from benchmarks.speed.__main__ import main
+from benchmarks.speed.__main__ import main, measure
 from benchmarks.speed.fits import fit_seeds, measure_fits
 from benchmarks.speed.loops import measure_loops
 from benchmarks.speed.memory import peak_memory
@@ -22,6 +22,7 @@ from benchmarks.speed.methods import (
     gradient_step,
     sampled_data,
 )
+from benchmarks.speed.peers import peer_steps
 from benchmarks.speed.runs import interleaved_times, ratios
 from benchmarks.speed.searches import measure_searches
 from benchmarks.speed.shares import measure_shares
@@ -190,6 +191,37 @@ def test_searches_that_maximize_the_same_end_at_the_same_value():
     assert table.worst.isna().sum() == 4  # of other objectives, or other models
     assert (table.ms > 0).all()
     assert table.ratio[table.index[0]] == 1.0
+
+
+def test_peers_compute_the_same_value_and_gradient():
+    problem = Problem(40, dimensions=3)
+    gradient_step(BASE, problem)()
+    ours = float(gradient_step("LastPoints(m=0)", problem)())
+    noise = problem.model.likelihood.noise_covar
+    by_log = {
+        "variance": problem.model.covar_module.raw_outputscale, "noise": noise.raw_noise,
+        "scales": problem.model.covar_module.base_kernel.raw_lengthscale,
+    }  # fmt: skip
+    slopes = {name: -raw.grad.flatten() / raw.detach().sigmoid().flatten() for name, raw in by_log.items()}
+    variance, scales = problem.model.covar_module.outputscale.detach(), torch.ones(3)
+    by_log_value = [
+        slopes["variance"] * variance, slopes["noise"] * problem.model.likelihood.noise.detach(),
+        slopes["scales"] * scales,
+    ]  # fmt: skip
+    steps = peer_steps(problem)
+    assert "scikit-learn LML" in steps
+    for step in steps.values():
+        value, gradient = step()
+        assert -value == pytest.approx(ours, rel=1e-8)
+        assert gradient[-5:] == pytest.approx(torch.cat(by_log_value).detach().numpy(), rel=1e-6, abs=1e-10)
+
+
+def test_steps_beside_those_of_peers():
+    table = measure(20, rounds=1, dimensions=2, peers=True)
+    assert {"gpytorch LML, its default", "scikit-learn LML"} < set(table.method)
+    assert set(table.dimensions) == {2}
+    with pytest.raises(ArgumentError, match="peers"):
+        measure(20, rounds=1, tasks=2, peers=True)
 
 
 def test_a_search_is_left_out_by_its_name():
