@@ -212,7 +212,7 @@ def _fit_rows(device: str, n: int, ways: list[str], seconds: float) -> list[Row]
     found = timed(steps, device, seconds, base=searches.BASE)
     rows = []
     for name, row in found.items():
-        value = ends[name]() if name in ends else float("nan")
+        value = float(ends[name]()[0]) if name in ends else float("nan")
         more = {"LML a point": value} if value == value else {}
         rows.append({"method": name, **row, **more})
     return rows

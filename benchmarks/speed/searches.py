@@ -149,7 +149,7 @@ def _end(model: SingleTaskGP) -> np.ndarray:
     with torch.no_grad():
         value = -mll.compute_custom_loss().mean().reshape(1)
         noise, scales = model.likelihood.noise, kernel.lengthscale
-        return torch.cat([value, noise.reshape(-1), scales.reshape(-1)]).numpy()
+        return torch.cat([value, noise.reshape(-1), scales.reshape(-1)]).cpu().numpy()
 
 
 def _no_end() -> np.ndarray:

@@ -197,23 +197,21 @@ def test_peers_compute_the_same_value_and_gradient():
     problem = Problem(40, dimensions=3)
     gradient_step(BASE, problem)()
     ours = float(gradient_step("LastPoints(m=0)", problem)())
-    noise = problem.model.likelihood.noise_covar
-    by_log = {
-        "variance": problem.model.covar_module.raw_outputscale, "noise": noise.raw_noise,
-        "scales": problem.model.covar_module.base_kernel.raw_lengthscale,
-    }  # fmt: skip
-    slopes = {name: -raw.grad.flatten() / raw.detach().sigmoid().flatten() for name, raw in by_log.items()}
-    variance, scales = problem.model.covar_module.outputscale.detach(), torch.ones(3)
-    by_log_value = [
-        slopes["variance"] * variance, slopes["noise"] * problem.model.likelihood.noise.detach(),
-        slopes["scales"] * scales,
-    ]  # fmt: skip
+    noise, kernel = problem.model.likelihood.noise_covar, problem.model.covar_module
+    by_logarithms = []
+    for module, name in (
+        (kernel, "outputscale"), (noise, "noise"), (kernel.base_kernel, "lengthscale")
+    ):  # fmt: skip
+        raw, value = getattr(module, f"raw_{name}"), getattr(module, name)
+        of_raw = torch.autograd.grad(value.sum(), raw)[0]
+        by_logarithms.append((-raw.grad / of_raw * value.detach()).flatten())
+    expected = torch.cat(by_logarithms).numpy()
     steps = peer_steps(problem)
     assert "scikit-learn LML" in steps
     for step in steps.values():
         value, gradient = step()
         assert -value == pytest.approx(ours, rel=1e-8)
-        assert gradient[-5:] == pytest.approx(torch.cat(by_log_value).detach().numpy(), rel=1e-6, abs=1e-10)
+        assert gradient[-5:] == pytest.approx(expected, rel=1e-6, abs=1e-10)
 
 
 def test_steps_beside_those_of_peers():

@@ -75,7 +75,7 @@ def test_many_points_in_blocks_of_several_are_left_to_pytorch(size):
 
 
 def test_many_points_are_left_to_pytorch_where_it_has_several_threads(monkeypatch):
-    few, many = torch.ones(200), torch.ones(300)
+    few, many = (torch.ones(n, dtype=torch.float64) for n in (200, 600))
     assert lapack.applies(few, 10)
     assert lapack.applies(many, 10)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
@@ -93,7 +93,7 @@ def test_few_points_are_computed_by_one_thread_of_each_library():
         with lapack.one_thread(200):
             assert set(threads()) <= {1}
         assert threads() == before
-        with lapack.one_thread(300):
+        with lapack.one_thread(600):
             assert threads() == before
         first, second = lapack.one_thread(), lapack.one_thread(200)
         first.__enter__()
