@@ -65,10 +65,10 @@ def measure(
     if peers and (tasks > 1 or missing or device != "cpu"):
         raise ArgumentError("peers", True, "False with tasks, missing targets or a GPU")
     usual = tasks == 1 and not missing and not peers
-    names = METHODS if usual else (*OF_TASKS, BY_DEFAULT) if peers else OF_TASKS
+    names = METHODS if usual else OF_TASKS
     steps: dict[str, Callable[[], object]] = {one: gradient_step(one, problem) for one in names}
     if peers:
-        steps |= peer_steps(problem)
+        steps |= {BY_DEFAULT: gradient_step(BY_DEFAULT, problem)} | peer_steps(problem)
     times = interleaved_times(steps, rounds, device)
     more = ({} if tasks == 1 else {"tasks": tasks}) | ({"missing": missing} if missing else {})
     more |= {} if dimensions == NUM_FEATURES and not peers else {"dimensions": dimensions}
@@ -102,7 +102,7 @@ main = sweep_command(
     },
     "Time and memory of gradient steps, relative to GPyTorch's LML step by Cholesky.",
     threads=None,
-)  # fmt: skip
+)
 
 if __name__ == "__main__":
     typer.run(main)

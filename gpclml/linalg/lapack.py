@@ -52,7 +52,8 @@ the entries of a matrix in 32 bits."""
 # Points up to which PyTorch's factor takes no longer on one thread; its sums lose fewer digits. It
 # reads the half that is zero in matrices that are computed by panels.
 _BY_TORCH = 256
-# Points up to which several threads gain nothing. For more points PyTorch's are the faster ones.
+# Points up to which one thread is used. On two cores it is as fast as two up to 1,000 points; on
+# more cores PyTorch's threads may gain earlier.
 _ONE_THREAD_UP_TO = 512
 # Points up to which blocks of several are taken; PyTorch takes about as long for those of more.
 _BLOCKS_UP_TO = 128
