@@ -93,11 +93,13 @@ def known_parts(kernel: LazyEvaluatedKernelTensor) -> tuple[Kernel, Tensor] | No
 def known_row(kernel: LazyEvaluatedKernelTensor) -> Callable[[int], Tensor] | None:
     """What computes a row by its index, of one function of distance, scaled or not; else None."""
     known = known_parts(kernel)
-    if known is None or type(_unscaled(known[0])[0]) not in _RADIAL:
+    if known is None:
         return None
-    with torch.set_grad_enabled(kernel._is_grad_enabled):
-        covariance = covariance_at(*known, None)  # whose matrix is not formed
-    return row_of(covariance) if isinstance(covariance, RadialCovariance) else None
+    base, scale = _unscaled(known[0])
+    if type(base) not in _RADIAL:
+        return None
+    with torch.set_grad_enabled(kernel._is_grad_enabled):  # the matrix is not formed
+        return row_of(RadialCovariance(**_radial(base, known[1]), scale=scale, noise=None))
 
 
 def variances(noise: Noise) -> Tensor | None:
