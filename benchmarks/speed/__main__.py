@@ -48,6 +48,9 @@ def measure(
     tasks: Annotated[int, Option(min=1, help="Tasks at the same points; may be repeated.")] = 1,
     missing: Annotated[float, Option(help="Share of targets that are missing.")] = 0.0,
     dimensions: Annotated[int, Option(min=1, help="Inputs; may be repeated.")] = NUM_FEATURES,
+    network: Annotated[
+        bool, Option("--network", help="A deep kernel: inputs beside two features of a network.")
+    ] = False,
     peers: Annotated[
         bool, Option("--peers", help="Beside GPyTorch's default, scikit-learn, JAX and tinygp.")
     ] = False,
@@ -61,10 +64,14 @@ def measure(
     if rounds is None:  # a run of minutes; odd for a clear median
         rounds = 41 if n <= 500 else 21 if n <= 1000 else 11 if n <= 2000 else 7
     kind = getattr(torch, dtype)
-    problem = Problem(n, kind, device, tasks=tasks, missing=missing, dimensions=dimensions)
-    if peers and (tasks > 1 or missing or device != "cpu"):
-        raise ArgumentError("peers", True, "False with tasks, missing targets or a GPU")
-    usual = tasks == 1 and not missing and not peers
+    problem = Problem(
+        n, kind, device, tasks=tasks, missing=missing, dimensions=dimensions, network=network
+    )
+    if network and (tasks > 1 or missing):
+        raise ArgumentError("network", True, "False with tasks or missing targets")
+    if peers and (tasks > 1 or missing or network or device != "cpu"):
+        raise ArgumentError("peers", True, "False with tasks, missing targets, networks or a GPU")
+    usual = tasks == 1 and not missing and not peers and not network
     names = METHODS if usual else OF_TASKS
     steps: dict[str, Callable[[], object]] = {one: gradient_step(one, problem) for one in names}
     if peers:

@@ -25,6 +25,7 @@ from gpclml.conditioning import (
 )
 from gpclml.errors import UnknownNameError
 from gpclml.inference import Solver
+from gpclml.kernels import MLP, DeepKernel
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 
 __all__ = [
@@ -38,14 +39,16 @@ NOISE = 0.1
 
 
 class ExactRBF(gpytorch.models.ExactGP):
-    """An exact GP with constant mean and scaled ARD RBF kernel."""
+    """An exact GP with constant mean and scaled ARD RBF kernel, also on features of a network."""
 
-    def __init__(self, x: Tensor, y: Tensor) -> None:
+    def __init__(self, x: Tensor, y: Tensor, network: bool = False) -> None:
         super().__init__(x, y, gpytorch.likelihoods.GaussianLikelihood())
         self.mean_module = gpytorch.means.ConstantMean()
-        self.covar_module = gpytorch.kernels.ScaleKernel(
-            gpytorch.kernels.RBFKernel(ard_num_dims=x.shape[-1])
-        )
+        d = x.shape[-1]
+        kernel = gpytorch.kernels.RBFKernel(ard_num_dims=d + 2 * network)
+        if network:
+            kernel = DeepKernel(MLP([d, 50, 50, 2]), kernel)
+        self.covar_module = gpytorch.kernels.ScaleKernel(kernel)
 
     def forward(self, x: Tensor) -> gpytorch.distributions.MultivariateNormal:
         """The prior at x."""
@@ -89,7 +92,7 @@ class Problem:
     """Data of :func:`sampled_data` and a model in train mode on which a step is taken.
 
     With ``tasks`` above one, each has targets of its own at the same points. A share of the targets
-    may be missing.
+    may be missing. With ``network`` the kernel is given two features of a network too.
     """
 
     def __init__(
@@ -101,11 +104,14 @@ class Problem:
         tasks: int = 1,
         missing: float = 0.0,
         dimensions: int = NUM_FEATURES,
+        network: bool = False,
     ) -> None:
         self.x, self.y = sampled_data(n, dtype, device, seed, dimensions)
         if tasks == 1:
-            model = ExactRBF(self.x, self.y)
-            model.covar_module.base_kernel.lengthscale = 1.0
+            model = ExactRBF(self.x, self.y, network)
+            for part in model.covar_module.modules():
+                if isinstance(part, gpytorch.kernels.RBFKernel):
+                    part.lengthscale = 1.0
         else:
             self.y = (self.y.unsqueeze(-1) * torch.arange(1, tasks + 1, device=device)).sin()
             model = ExactTasks(self.x, self.y)
@@ -230,7 +236,7 @@ METHODS: dict[str, Callable[[Problem], Objective]] = {
 """What makes the objective of each method on a problem, by name."""
 
 OF_TASKS = (BASE, "RandomHoldout(0.1)", "KFold(10)", "LeaveOneOut()", "LastPoints(m=0)")
-"""Those of several tasks or with missing targets, which GPyTorch's leave-one-out does not take."""
+"""Those that are compared with several tasks, missing targets or a network."""
 
 DENSE_METHODS: dict[str, Callable[[Problem], Objective]] = {
     "LastPoints(m=0), dense": partial(_dense, lambda n: LastPoints(0)),

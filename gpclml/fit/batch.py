@@ -337,7 +337,7 @@ class Batch:
         for place, mll in enumerate(self._mlls):
             try:
                 with torch.no_grad():
-                    _ = training_observations(cast(ExactGP, mll.model)).covariance
+                    training_observations(cast(ExactGP, mll.model)).covariance.to_dense()
                 usable.append(place)
             except (NanError, NotPSDError) as error:
                 self.messages[place] = str(error)

@@ -24,13 +24,12 @@ from gpclml.inference.known_kernels import (
     Transform,
     array_kernel,
     covariance_at,
-    fixed_points,
     transform_of,
     variances,
     with_noise,
 )
 from gpclml.linalg import DenseCovariance
-from gpclml.linalg.array_kernels import ArrayKernel, Number
+from gpclml.linalg.array_kernels import ArrayKernel
 from gpclml.linalg.covariance import ClosedForm, Pairs
 from gpclml.linalg.lapack import (
     applies,
@@ -45,7 +44,6 @@ __all__ = [
     "Hyperparameter",
     "Hyperparameters",
     "KernelCovariance",
-    "UnknownPartError",
     "covariance_of",
     "kernel_covariance",
 ]
@@ -77,10 +75,6 @@ def covariance_of(kernel: Kernel, x: Tensor, noise: Noise, *, batch: bool) -> De
     if batch or x.device.type != "cpu" or (own is not None and cast(Tensor, own).ndim > 1):
         return covariance_at(kernel, x, variances(noise))
     return KernelCovariance(kernel, x, noise)
-
-
-class UnknownPartError(Exception):
-    """A part whose gradient is left to PyTorch."""
 
 
 class Hyperparameter:
@@ -273,11 +267,8 @@ class KernelCovariance(DenseCovariance):
         return cast(Tensor, _LogDensity.apply(value, gradients, residual.dtype, *tensors))
 
     def _leave_one_out(self, residual: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        parts = None
         if not torch.is_grad_enabled() and applies(residual, 1):
-            parts = self._arrays(residual, None)
-        if parts is not None:
-            kernel, noise, _, _ = parts
+            kernel, noise, _, _ = self._arrays(residual, None)
             variances = None if noise is None else noise.value()
             moments = leave_one_out(
                 kernel, variances, residual.detach().double().numpy(), least_pivot(residual)
@@ -298,10 +289,7 @@ class KernelCovariance(DenseCovariance):
         blocks = density.for_lapack if order is None else density.of_ordered().for_lapack
         if blocks is None or not applies(residual, blocks):
             return None
-        parts = self._arrays(residual, order)
-        if parts is None:
-            return None
-        kernel, noise, targets, numbers = parts
+        kernel, noise, targets, numbers = self._arrays(residual, order)
         with one_thread(len(residual)):
             found = kernel_density(
                 kernel, None if noise is None else noise.value(), targets.value(), blocks,
@@ -322,33 +310,24 @@ class KernelCovariance(DenseCovariance):
 
     def _arrays(
         self, residual: Tensor, order: Tensor | None
-    ) -> tuple[ArrayKernel, Hyperparameter | None, Hyperparameter, list[Hyperparameter]] | None:
-        """Kernel, noise and residual as arrays in an order of the points, and all their numbers.
-
-        None where inputs of a part are not those of the whole, and need a gradient.
-        """
+    ) -> tuple[ArrayKernel, Hyperparameter | None, Hyperparameter, list[Hyperparameter]]:
+        """Kernel, noise and residual as arrays in an order of the points, and all their numbers."""
         rows = None if order is None else order.numpy()
-        number = Hyperparameters()
+        number, points = Hyperparameters(), dict[int, _Rows]()
 
-        def points_of(x: Tensor) -> Number:
-            if x is self.points:
-                return points
-            if x.requires_grad:  # some columns
-                raise UnknownPartError
-            return fixed_points(x if order is None else x[order])
+        def points_of(x: Tensor) -> _Rows:
+            return points.setdefault(id(x), _Rows(x, rows))  # which keeps x, so that ids differ
 
-        points, targets = _Rows(self.points, rows), _Rows(residual, rows)
-        try:
-            kernel = array_kernel(self.kernel, self.points, number, points_of)
-        except UnknownPartError:
-            return None
+        targets = _Rows(residual, rows)
+        kernel = array_kernel(self.kernel, self.points, number, points_of)
         noise: Hyperparameter | None = None
         if isinstance(self.noise, torch.nn.Module):
             noise = number(self.noise, "noise")
         elif self.noise is not None:
             one = self.noise.numel() == 1
             noise = Hyperparameter(self.noise) if one else _Rows(self.noise, rows)
-        numbers = [*number.made.values(), points, targets, *([] if noise is None else [noise])]
+        numbers = [*number.made.values(), *points.values(), targets]
+        numbers += [] if noise is None else [noise]
         return kernel, noise, targets, numbers
 
 

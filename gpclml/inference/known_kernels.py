@@ -1,4 +1,8 @@
-"""Kernels and constraints of GPyTorch that are computed with derivatives in closed form."""
+"""Kernels and constraints of GPyTorch that are computed with derivatives in closed form.
+
+A kernel of ours on the features of a network is known if the kernel on these features is. Its class
+says so by a method ``_base_at_features``, which gives that kernel and the features of points.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +34,7 @@ from scipy.special import expit
 from torch import Tensor
 
 from gpclml._utils.arguments import reads_are_free
-from gpclml.errors import ArgumentError
+from gpclml.errors import ArgumentError, ShapeError
 from gpclml.linalg import DenseCovariance, RadialCovariance, radial_covariance
 from gpclml.linalg.array_kernels import (
     ArrayKernel,
@@ -52,10 +56,12 @@ from gpclml.linalg.profiles import PROFILES
 __all__ = [
     "Noise",
     "Transform",
+    "UnknownPartError",
     "array_kernel",
     "covariance_at",
     "fixed_points",
     "has_arrays",
+    "has_features",
     "is_known",
     "known_parts",
     "known_row",
@@ -69,11 +75,16 @@ Noise = Tensor | torch.nn.Module | None
 one for all observations."""
 
 _ARRAYS = "_array_kernel"  # method of a kernel without hyperparameters
+_FEATURES = "_base_at_features"
 _MATERN = {0.5: "matern_12", 1.5: "matern_32", 2.5: "matern_52"}
 _PROFILES: dict[type[Kernel], str] = {
     RBFKernel: "rbf", RQKernel: "rational_quadratic", CosineKernel: "cosine",
 }  # fmt: skip
 _RADIAL = {*_PROFILES, MaternKernel, PeriodicKernel}
+
+
+class UnknownPartError(Exception):
+    """A part whose gradient is left to PyTorch."""
 
 
 def known_parts(kernel: LazyEvaluatedKernelTensor) -> tuple[Kernel, Tensor] | None:
@@ -95,11 +106,11 @@ def known_row(kernel: LazyEvaluatedKernelTensor) -> Callable[[int], Tensor] | No
     known = known_parts(kernel)
     if known is None:
         return None
-    base, scale = _unscaled(known[0])
-    if type(base) not in _RADIAL:
-        return None
     with torch.set_grad_enabled(kernel._is_grad_enabled):  # the matrix is not formed
-        return row_of(RadialCovariance(**_radial(base, known[1]), scale=scale, noise=None))
+        base, x, scale = _inside(*known)
+        if type(base) not in _RADIAL:
+            return None
+        return row_of(RadialCovariance(**_radial(base, x), scale=scale, noise=None))
 
 
 def variances(noise: Noise) -> Tensor | None:
@@ -121,28 +132,56 @@ def has_arrays(kernel: Kernel, num_dims: int) -> bool:
     return _is_known(kernel, num_dims, arrays=True, top=True)
 
 
+def has_features(kernel: Kernel) -> bool:
+    """Whether part of it is a kernel on what a network computes of the points."""
+    return any(_FEATURES in vars(type(part)) for part in kernel.modules())
+
+
 def covariance_at(kernel: Kernel, x: Tensor, noise: Tensor | None) -> DenseCovariance:
     """The covariance of a known kernel, in the grad mode of the call.
 
     ``x`` is what its own ``active_dims`` have selected, ``(*batch, n, d)``; ``noise`` is added on
     the diagonal.
     """
-    base, scale = _unscaled(kernel)
+    base, x, scale = _inside(kernel, x)
     if type(base) in _RADIAL:
         return RadialCovariance(**_radial(base, x), scale=scale, noise=noise)
     return DenseCovariance(_covariance(base, x, scale, noise))
 
 
-def _unscaled(kernel: Kernel, scale: Tensor | None = None) -> tuple[Kernel, Tensor | None]:
-    """The kernel inside of scale kernels, and the product of their scales and the given one."""
-    while type(kernel) is ScaleKernel:
-        own = cast(Tensor, kernel.outputscale)
-        scale, kernel = own if scale is None else scale * own, cast(Kernel, kernel.base_kernel)
-    return kernel, scale
+def _inside(
+    kernel: Kernel, x: Tensor, scale: Tensor | None = None
+) -> tuple[Kernel, Tensor, Tensor | None]:
+    """The kernel inside of scale kernels and kernels on features, its points, and its variance.
+
+    That is the product of the scales and the given one; ``x`` are the points of the given kernel.
+    """
+    while True:
+        if type(kernel) is ScaleKernel:
+            own = cast(Tensor, kernel.outputscale)
+            scale, kernel = own if scale is None else scale * own, cast(Kernel, kernel.base_kernel)
+        elif _FEATURES in vars(type(kernel)):
+            kernel, features = cast(Any, kernel)._base_at_features(x)
+            x = _selected(kernel, features)
+        else:
+            return kernel, x, scale
 
 
-def _is_known(kernel: Kernel, num_dims: int, arrays: bool = False, *, top: bool = False) -> bool:
-    """Whether all parts are known, to arrays or to tensors, and fit the number of dimensions."""
+def _check_columns(kernel: Kernel, count: int) -> None:
+    """Of features, whose number is known only now."""
+    if kernel.ard_num_dims not in (None, count):
+        suggestion = "Give the kernel on features as many lengthscales as there are features."
+        expected = f"{kernel.ard_num_dims} columns (ard_num_dims of {type(kernel).__name__})"
+        raise ShapeError("features", f"{count} columns", expected, suggestion)
+
+
+def _is_known(
+    kernel: Kernel, num_dims: int | None, arrays: bool = False, *, top: bool = False
+) -> bool:
+    """Whether all parts are known, to arrays or to tensors, and fit the number of dimensions.
+
+    That is None for features, which are counted when they are computed.
+    """
     if kernel._forward_hooks or kernel._forward_pre_hooks or "forward" in kernel.__dict__:
         return False
     if arrays and kernel.batch_shape:
@@ -154,7 +193,9 @@ def _is_known(kernel: Kernel, num_dims: int, arrays: bool = False, *, top: bool 
         return _is_known(cast(Kernel, kernel.base_kernel), num_dims, arrays, top=True)
     if kind is AdditiveKernel or kind is ProductKernel:
         return all(_is_known(part, num_dims, arrays) for part in cast(Any, kernel.kernels))
-    if kernel.ard_num_dims is not None and kernel.ard_num_dims != num_dims:
+    if _FEATURES in vars(kind):
+        return not arrays and _is_known(cast(Kernel, kernel.base_kernel), None)
+    if num_dims is not None and kernel.ard_num_dims not in (None, num_dims):
         return False  # GPyTorch says so
     if arrays and (kind is PolynomialKernel or _ARRAYS in vars(kind)):
         return True
@@ -165,7 +206,7 @@ def _is_known(kernel: Kernel, num_dims: int, arrays: bool = False, *, top: bool 
 
 def _is_radial(kernel: Kernel) -> bool:
     """Whether its covariance is a dense matrix; else it may be of low rank."""
-    if type(kernel) is ScaleKernel:
+    if type(kernel) is ScaleKernel or _FEATURES in vars(type(kernel)):
         return _is_radial(cast(Kernel, kernel.base_kernel))
     if type(kernel) in (AdditiveKernel, ProductKernel):
         return any(_is_radial(cast(Kernel, part)) for part in cast(Any, kernel.kernels))
@@ -173,7 +214,7 @@ def _is_radial(kernel: Kernel) -> bool:
 
 
 def _covariance(kernel: Kernel, x: Tensor, scale: Tensor | None, noise: Tensor | None) -> Tensor:
-    kernel, scale = _unscaled(kernel, scale)
+    kernel, x, scale = _inside(kernel, x, scale)
     if type(kernel) is AdditiveKernel:
         parts = sorted(cast(Any, kernel.kernels), key=_leaves_noise_out)
         total = _covariance(parts[0], _selected(parts[0], x), scale, noise)
@@ -197,7 +238,7 @@ def _covariance(kernel: Kernel, x: Tensor, scale: Tensor | None, noise: Tensor |
 
 def _leaves_noise_out(kernel: Kernel) -> bool:
     """Whether adding noise to its covariance takes a step of its own."""
-    if type(kernel) is ScaleKernel:
+    if type(kernel) is ScaleKernel or _FEATURES in vars(type(kernel)):
         return _leaves_noise_out(cast(Kernel, kernel.base_kernel))
     return type(kernel) not in _RADIAL and type(kernel) is not AdditiveKernel
 
@@ -221,6 +262,31 @@ def fixed_points(x: Tensor) -> Number:
     return FixedPoints(x.detach().double().numpy())
 
 
+class _Columns:
+    """Some columns of points.
+
+    Args:
+        points: ``(n, d)``.
+        dims: Indices of the columns, ``(k,)``.
+    """
+
+    def __init__(self, points: Number, dims: Tensor) -> None:
+        self._points, self._dims = points, dims.numpy()
+        self.needed: bool = points.needed
+
+    def value(self) -> ndarray:
+        """The columns."""
+        points = self._points.value()
+        self._shape = points.shape
+        return points[:, self._dims]
+
+    def add(self, gradient: ndarray) -> None:
+        """By the points, of which other columns do not matter."""
+        whole = numpy.zeros(self._shape)
+        whole[:, self._dims] = gradient
+        self._points.add(whole)
+
+
 def array_kernel(
     kernel: Kernel, x: Tensor, numbers: Numbers, points_of: Callable[[Tensor], Number]
 ) -> ArrayKernel:
@@ -229,22 +295,45 @@ def array_kernel(
     ``numbers`` gives the hyperparameter of a module that has this name, ``points_of`` the inputs of
     a part as numbers, such as :func:`fixed_points`. ``x`` is what ``active_dims`` have selected.
     """
+    return _array_kernel(kernel, x, None, numbers, points_of)
+
+
+def _array_kernel(
+    kernel: Kernel,
+    x: Tensor,
+    dims: Tensor | None,
+    numbers: Numbers,
+    points_of: Callable[[Tensor], Number],
+) -> ArrayKernel:
+    """The same at some columns of points, or all of them."""
     kind = type(kernel)
-    if kind is ScaleKernel:
-        base = array_kernel(cast(Kernel, kernel.base_kernel), x, numbers, points_of)
+
+    def part(of: Kernel) -> ArrayKernel:
+        own = cast(Tensor | None, of.active_dims)
+        if dims is not None:
+            own = dims if own is None else dims[own]
+        return _array_kernel(of, x, own, numbers, points_of)
+
+    if kind is ScaleKernel:  # whose base has no columns of its own
+        base = _array_kernel(cast(Kernel, kernel.base_kernel), x, dims, numbers, points_of)
         return ScaledArrayKernel(base, numbers(kernel, "outputscale"))
-    if kind in (AdditiveKernel, ProductKernel):
-        parts = [
-            array_kernel(part, _selected(part, x), numbers, points_of)
-            for part in cast(Any, kernel.kernels)
-        ]
-        return SumArrayKernel(parts) if kind is AdditiveKernel else ProductArrayKernel(parts)
+    if kind is AdditiveKernel:
+        return SumArrayKernel([part(one) for one in cast(Any, kernel.kernels)])
+    if kind is ProductKernel:
+        return ProductArrayKernel([part(one) for one in cast(Any, kernel.kernels)])
     if kind is ConstantKernel:
         return ConstantArrayKernel(numbers(kernel, "constant"))
+    own = x if dims is None else x.index_select(-1, dims)
+    if _FEATURES in vars(kind):
+        base, features = cast(Any, kernel)._base_at_features(own)
+        return _array_kernel(base, features, base.active_dims, numbers, points_of)
     if kind.forward is IndexKernel.forward:
-        _check_tasks(cast(IndexKernel, kernel), x)
-        return TaskArrayKernel(points_of(x.detach()), numbers(kernel, "_eval_covar_matrix"))
-    points = points_of(x)
+        _check_tasks(cast(IndexKernel, kernel), own)
+        return TaskArrayKernel(points_of(own.detach()), numbers(kernel, "_eval_covar_matrix"))
+    _check_columns(kernel, own.shape[-1])
+    points = (
+        _Columns(points_of(x), dims) if dims is not None and x.requires_grad else points_of(own)
+    )
     if _ARRAYS in vars(kind):
         return cast(Any, kernel)._array_kernel(points)
     if kind is LinearKernel:
@@ -314,6 +403,7 @@ def transform_of(constraint: Interval | None) -> Transform | None:
 
 def _radial(kernel: Any, x: Tensor) -> dict[str, Any]:
     """What makes a function of distance of a kernel."""
+    _check_columns(kernel, x.shape[-1])
     if type(kernel) is PeriodicKernel:
         # exp(-2 sin²(pi (x - x') / p) / l) is an RBF kernel of the points on circles of radius
         # 1 / sqrt(l), whose squared distance is 4 sin²(pi (x - x') / p) / l.
@@ -327,6 +417,7 @@ def _radial(kernel: Any, x: Tensor) -> dict[str, Any]:
 
 
 def _linear(kernel: Any, x: Tensor, scale: Tensor | None) -> Tensor:
+    _check_columns(kernel, x.shape[-1])
     variance = kernel.variance if scale is None else kernel.variance * scale[..., None, None]
     return (x * variance) @ x.mT
 

@@ -112,6 +112,10 @@ class DeepKernel(JointKernel):
     ) -> Tensor | LinearOperator:
         return self.base_kernel(*once_if_equal(self.features, x1, x2), diag=diag, **params)
 
+    def _base_at_features(self, x: Tensor) -> tuple[Kernel, Tensor]:
+        """For :mod:`gpclml.inference.known_kernels`."""
+        return self.base_kernel, self.features(x)
+
     def num_outputs_per_input(self, x1: Tensor, x2: Tensor) -> int:
         """Rows of the covariance for each point, those of the base kernel."""
         return self.base_kernel.num_outputs_per_input(x1, x2)

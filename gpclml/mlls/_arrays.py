@@ -18,8 +18,8 @@ from gpytorch.means import ConstantMean, ZeroMean
 from numpy import ndarray
 from torch import Tensor
 
-from gpclml.inference.kernel_covariances import Hyperparameter, UnknownPartError
-from gpclml.inference.known_kernels import array_kernel, fixed_points
+from gpclml.inference.kernel_covariances import Hyperparameter
+from gpclml.inference.known_kernels import UnknownPartError, array_kernel, fixed_points
 from gpclml.linalg.array_kernels import ArrayKernel
 from gpclml.linalg.covariance import ClosedForm
 from gpclml.linalg.lapack import applies, kernel_density, least_pivot, one_thread

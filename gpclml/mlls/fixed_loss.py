@@ -32,7 +32,7 @@ from torch import Tensor
 from gpclml.conditioning import KFold, LastPoints
 from gpclml.inference.covariances import has_one_noise
 from gpclml.inference.kernel_covariances import covariance_of
-from gpclml.inference.known_kernels import is_known
+from gpclml.inference.known_kernels import has_features, is_known
 from gpclml.inference.observations import Observations, likelihood_parameters, training_observations
 from gpclml.linalg import Covariance
 from gpclml.linalg.covariance import ClosedForm, Pairs
@@ -376,15 +376,16 @@ class _KnownPrior:
         self._inputs = inputs
         batches = [part.batch_shape for part in self._kernel.modules() if isinstance(part, Kernel)]
         self._has_batch = any(batches) or cast(Tensor, model.train_targets).ndim > 1
+        self._has_features = has_features(self._kernel)
 
     @property
     def has_fixed_inputs(self) -> bool:
-        """Whether kernel and mean are called on the same inputs each time."""
-        return isinstance(self._inputs, Tensor)
+        """Whether all parts of kernel and mean are called on the same inputs each time."""
+        return isinstance(self._inputs, Tensor) and not self._has_features
 
     def arrays(self, density: ClosedForm, terms: FixedTerms) -> ArrayDensity | None:
         """Everything in NumPy, where that is known."""
-        if not isinstance(self._inputs, Tensor):
+        if not isinstance(self._inputs, Tensor) or self._has_features:
             return None
         return ArrayDensity.of(
             self._kernel, self._mean, self._likelihood, self._inputs, self._targets, density, terms

@@ -22,8 +22,8 @@ from numpy import ndarray
 from torch import Tensor
 
 from gpclml.conditioning import LastPoints
-from gpclml.inference.kernel_covariances import Hyperparameters, UnknownPartError
-from gpclml.inference.known_kernels import array_kernel, has_arrays
+from gpclml.inference.kernel_covariances import Hyperparameters
+from gpclml.inference.known_kernels import UnknownPartError, array_kernel, has_arrays
 from gpclml.linalg.lapack import (
     applies,
     kernel_factor,

@@ -32,8 +32,8 @@ from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
 
 
-def _loss_and_gradient(method: str, tasks: int = 1, missing: float = 0.0) -> torch.Tensor:
-    problem = Problem(60, tasks=tasks, missing=missing)
+def _loss_and_gradient(method: str, tasks: int = 1, missing: float = 0.0, network: bool = False):
+    problem = Problem(60, tasks=tasks, missing=missing, network=network)
     loss = gradient_step(method, problem)()
     gradient = [p.grad.flatten() for p in problem.model.parameters()]
     return torch.cat([loss.flatten(), *gradient])
@@ -56,6 +56,11 @@ def test_compared_methods_compute_the_same(ours, theirs):
 def test_steps_of_several_tasks_compute_the_same():
     values = [_loss_and_gradient(method, tasks=3) for method in ("LastPoints(m=0)", BASE)]
     torch.testing.assert_close(*values, rtol=1e-8, atol=1e-10)
+
+
+def test_steps_of_a_deep_kernel_compute_the_same():
+    values = [_loss_and_gradient(one, network=True) for one in ("LastPoints(m=0)", BASE)]
+    torch.testing.assert_close(*values, rtol=1e-8, atol=1e-9)
 
 
 @pytest.mark.parametrize("tasks", [1, 2])

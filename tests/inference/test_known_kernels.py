@@ -19,11 +19,14 @@ from gpytorch.kernels import (
 )
 
 from gpclml.conditioning import HeldOut, KFold, LastPoints, LeaveOneOut
+from gpclml.errors import ShapeError
 from gpclml.inference import covariances
 from gpclml.inference.kernel_covariances import kernel_covariance
 from gpclml.inference.known_kernels import known_parts
+from gpclml.kernels import MLP, DeepKernel
 from gpclml.linalg import lapack
 from gpclml.mlls import ConditionalMarginalLogLikelihood
+from gpclml.models import GPRegression
 
 RADIAL = {
     "rbf": RBFKernel,
@@ -38,6 +41,10 @@ TWO = torch.Size([2])
 
 def known_covariance(lazy, noise):
     return kernel_covariance(lazy, *known_parts(lazy), noise)
+
+
+def network(inputs=3):
+    return MLP([inputs, 4, 2], torch.nn.Tanh)
 
 
 def kernels():
@@ -61,6 +68,28 @@ def kernels():
     yield "scaled linear*rbf", ScaleKernel(LinearKernel(active_dims=(1,)) * RBFKernel())
     yield "constant+matern", ScaleKernel(ConstantKernel() + MaternKernel(1.5))
     yield "nested", ScaleKernel(RBFKernel() * (LinearKernel() + ScaleKernel(RQKernel())))
+    yield "deep", ScaleKernel(DeepKernel(network(), RBFKernel(ard_num_dims=5)))
+    yield "deep, features alone", DeepKernel(network(), ScaleKernel(MaternKernel(2.5)), False)
+    yield "deep, some columns", ScaleKernel(
+        DeepKernel(network(2), RBFKernel(ard_num_dims=2), False, active_dims=(2, 0))
+    )  # fmt: skip
+    yield (
+        "deep, parts of the features",
+        ScaleKernel(
+            DeepKernel(
+                network(),
+                RBFKernel(ard_num_dims=3, active_dims=(0, 1, 2))
+                + ScaleKernel(RQKernel(ard_num_dims=2, active_dims=(3, 4)))
+                + RBFKernel(active_dims=(4,)) * LinearKernel(ard_num_dims=1, active_dims=(1,)),
+            )
+        ),
+    )
+    yield "deep + rbf", RBFKernel() + ScaleKernel(DeepKernel(network(), RBFKernel()))
+    yield "deep in deep", DeepKernel(network(), DeepKernel(network(5), MaternKernel(1.5)))
+    yield (
+        "batched deep",
+        ScaleKernel(DeepKernel(network(), RBFKernel(batch_shape=TWO)), batch_shape=TWO),
+    )
     yield (
         "batched sum",
         ScaleKernel(
@@ -93,7 +122,7 @@ def gradients(value, wanted):
 
 def assert_gradients_close(got, expected):
     for one, other in zip(got, expected, strict=True):
-        scale = max(1e-6, float(other.abs().max()))
+        scale = max(1e-4, float(other.abs().max()))
         torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-8 * scale)
 
 
@@ -154,6 +183,14 @@ MODELS = {
     "sum": lambda batch: (
         ScaleKernel(MaternKernel(1.5, batch_shape=batch), batch_shape=batch)
         + ScaleKernel(RQKernel(batch_shape=batch), batch_shape=batch)
+    ),
+    "deep": lambda batch: ScaleKernel(
+        DeepKernel(
+            network(),
+            RBFKernel(ard_num_dims=3, active_dims=(0, 1, 2), batch_shape=batch)
+            + ScaleKernel(RQKernel(active_dims=(3, 4), batch_shape=batch), batch_shape=batch),
+        ),
+        batch_shape=batch,
     ),
     "product": lambda batch: ScaleKernel(
         PeriodicKernel(batch_shape=batch) * LinearKernel(batch_shape=batch), batch_shape=batch
@@ -224,10 +261,25 @@ def replaced():
         ScaleKernel(LinearKernel()) + ConstantKernel(),
         gpytorch.kernels.SpectralMixtureKernel(num_mixtures=2, ard_num_dims=3),
         RBFKernel() + RBFKernel(ard_num_dims=2),
+        DeepKernel(network(), LinearKernel()),
+        DeepKernel(network(), OwnForward()),
+        type("Own", (DeepKernel,), {})(network(), RBFKernel()),
     ],
 )
 def test_other_kernels_are_left_to_gpytorch(kernel):
     assert known_parts(kernel(inputs().to(torch.float32))) is None
+
+
+@pytest.mark.parametrize("by_numpy", [True, False])
+@pytest.mark.parametrize("make", [RBFKernel, LinearKernel])
+def test_lengthscales_that_are_not_as_many_as_features(monkeypatch, make, by_numpy):
+    if not by_numpy:
+        monkeypatch.setattr(lapack, "LARGEST", {})
+    base = make(ard_num_dims=4) + RBFKernel()
+    model = GPRegression(inputs(), inputs().sum(-1), DeepKernel(network(), base).double())
+    mll = ConditionalMarginalLogLikelihood(model.likelihood, model)
+    with pytest.raises(ShapeError, match=r"5 columns.*4 columns.*as many lengthscales"):
+        mll(model(*model.train_inputs), model.train_targets)
 
 
 def test_the_grad_mode_is_that_in_which_the_kernel_was_called():
