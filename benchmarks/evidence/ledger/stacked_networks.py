@@ -20,6 +20,7 @@ from gpclml.models import LinearizedNetwork
 __all__ = ["Networks", "objective", "train_fixed", "train_online"]
 
 _WIDTH, _RATES, _BURN_IN = 50, (1e-2, 1e-5), 100
+_ROWS_AT_ONCE = 8192  # of all networks of a product: 50 activations of each stay in the cache
 
 
 class Networks:
@@ -50,9 +51,10 @@ class Networks:
                 network.get_parameter(name).data = weight.data[place]
         self.adam = torch.optim.Adam(self.weights, lr=_RATES[0], fused=True)
 
-    def outputs(self, x: Tensor) -> Tensor:
-        """Of network i at member i of the points, ``(k, n)``."""
-        w, b, v, c = self.weights  # products of batches are faster than a mapped network
+    def outputs(self, x: Tensor, weights: Sequence[Tensor] | None = None) -> Tensor:
+        """Of network i at member i of the points, ``(k, n)``; by default of all networks."""
+        # products of batches are faster than a mapped network
+        w, b, v, c = self.weights if weights is None else weights
         hidden = self.activation(torch.baddbmm(b.unsqueeze(1), x, w.mT))
         return torch.baddbmm(c.unsqueeze(1), hidden, v.mT).squeeze(-1)
 
@@ -67,14 +69,22 @@ class Networks:
         first, last = _RATES
         along = 0.5 + 0.5 * math.cos(math.pi * done / max(self.epochs - 1, 1))
         self.adam.param_groups[0]["lr"] = last + (first - last) * along
-        errors = (self.outputs(self.x) - self.y).square().sum(1)
-        squares = torch.stack([w.square().flatten(1).sum(1) for w in self.weights], -1)
-        loss = errors / noise + (precisions * squares).sum(-1)
-        gradients = torch.autograd.grad(loss.sum() / (2 * self.x.shape[1]), self.weights)
-        for weight, gradient in zip(self.weights, gradients, strict=True):
-            weight.grad = gradient
+        k, n = self.y.shape
+        errors = torch.empty_like(noise)
+        for weight in self.weights:
+            weight.grad = torch.empty_like(weight)
+        size = max(1, _ROWS_AT_ONCE // n)
+        for some in (slice(start, start + size) for start in range(0, k, size)):
+            weights = [weight[some] for weight in self.weights]
+            error = (self.outputs(self.x[some], weights) - self.y[some]).square().sum(1)
+            squares = torch.stack([w.square().flatten(1).sum(1) for w in weights], -1)
+            loss = error / noise[some] + (precisions[some] * squares).sum(-1)
+            found = torch.autograd.grad(loss.sum() / (2 * n), weights)
+            for weight, gradient in zip(self.weights, found, strict=True):
+                cast(Tensor, weight.grad)[some] = gradient
+            errors[some] = error.detach()
         self.adam.step()
-        return errors.detach() / self.x.shape[1]
+        return errors / n
 
 
 def objective(
