@@ -90,7 +90,7 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     networks = stack(len(pairs))
     train_fixed(networks, [d for d, _ in pairs], [s**2 for _, s in pairs])
     grid = [
-        objective(one.double(), len(y), "full", "network", d, s**2).evidence_of(x, y)().item()
+        objective(one, len(y), "full", "network", d, s**2).evidence_of(x, y)().item()
         for one, (d, s) in zip(networks.single, pairs, strict=True)
     ]
     networks = stack(len(_STARTS))

@@ -55,9 +55,6 @@ OUT_OF_REACH: Mapping[str, tuple[tuple[str, str, str], ...]] = MappingProxyType(
              "840 trainings of 500 epochs by the authors' scripts: days of one core",
              "evidence-bounds, the same estimates at the end of training; affine-invariance, "
              "training by four of them"),
-            ("The appendix: blocks of layers from batches of points over precision and angle",
-             "not computed; the order of structures holds for each batch",
-             "evidence-bounds, blocks of all points"),
             ("Tables 1 and 2, precisions and invariances at scale",
              "networks on CIFAR-10, CIFAR-100 and TinyImageNet need compute and data that were "
              "not available",

@@ -148,7 +148,7 @@ def write_page(path: str | os.PathLike[str], page: str | os.PathLike[str]) -> st
             if one.name in found:
                 picture = f"{_FOLDER}/{one.name}.png"
                 _draw(one, found[one.name], page.parent / picture)
-                parts.append(_section(one, claims[one.name], picture))
+                parts.append(_section(one, claims[one.name], found[one.name], picture))
         parts.append(_unreached(paper))
     try:
         page.write_text("\n\n".join(part for part in parts if part) + "\n")
@@ -184,7 +184,9 @@ def _summary(claims: dict[str, Sequence[Claim]]) -> str:
     return table(pandas.DataFrame(rows).set_index(["paper", "experiment", "claim"]))
 
 
-def _section(experiment: Experiment, claims: Sequence[Claim], picture: str) -> str:
+def _section(
+    experiment: Experiment, claims: Sequence[Claim], cells: pandas.DataFrame, picture: str
+) -> str:
     rows = [
         {
             "source": one.source, "claim": one.statement, "reproduced if": one.rule,
@@ -200,8 +202,9 @@ def _section(experiment: Experiment, claims: Sequence[Claim], picture: str) -> s
         if one.verdict != "reproduced"
     ]
     image = f"![{experiment.title}]({picture})"
-    text = "\n\n".join([f"**{experiment.title}.**", table(frame), *remarks, *doubts, image])
-    return f"### {experiment.name}\n\n{text}"
+    time = f"Time: {cells['_seconds'].sum() / 60:.1f} minutes of one core, {len(cells)} cells."
+    parts = [f"**{experiment.title}.**", table(frame), *remarks, *doubts, time, image]
+    return "\n\n".join([f"### {experiment.name}", *parts])
 
 
 def _unreached(paper: str) -> str:

@@ -26,30 +26,48 @@ _ROWS_AT_ONCE = 8192  # of all networks of a product: 50 activations of each sta
 class Networks:
     """Networks [D, 50, 1] of several data sets of one size, trained in one stack.
 
+    Weights are trained in the default dtype. Evidences are taken in float64, since the curvature
+    of a precise network is singular to rounding in float32.
+
+    Attributes:
+        single: The networks in float64, with the weights of the last :meth:`copy_weights`.
+        x: The points, float64.
+        y: Their targets.
+
     Args:
         seeds: Of their starts.
         x: Points, ``(k, n, d)``.
         y: Targets, ``(k, n)``.
         epochs: Number of epochs that the learning rate falls over, from .01 to 1e-5.
         activation: Class of the module after the hidden layer.
+        batch_size: Points at most of a step; all if None.
     """
 
     def __init__(
         self, seeds: Sequence[int], x: Tensor, y: Tensor, epochs: int,
         activation: Callable[[], torch.nn.Module] = torch.nn.ReLU,
+        batch_size: int | None = None,
     ) -> None:  # fmt: skip
         to, generator = torch.get_default_dtype(), lambda seed: torch.Generator().manual_seed(seed)
-        self.activation = activation()
-        self.x, self.y, self.epochs = x.to(to), y.to(to), epochs
+        self.activation, self.epochs, self.batch_size = activation(), epochs, batch_size
+        self.x, self.y = x.double(), y.double()
+        self._points = x.to(to), y.to(to)
         self.single = [
             MLP([x.shape[-1], _WIDTH, 1], activation, generator=generator(seed)) for seed in seeds
         ]
         stack = StackedNetwork(self.single)
         self.names, self.weights = zip(*stack.named_stacks(), strict=True)
-        for place, network in enumerate(self.single):  # whose weights are then those of the stack
-            for name, weight in zip(self.names, self.weights, strict=True):
-                network.get_parameter(name).data = weight.data[place]
         self.adam = torch.optim.Adam(self.weights, lr=_RATES[0], fused=True)
+        self._order = generator(0)
+        for network in self.single:
+            network.double()
+
+    @torch.no_grad()
+    def copy_weights(self) -> None:
+        """Gives the single networks the weights as they are."""
+        for place, network in enumerate(self.single):
+            for name, weight in zip(self.names, self.weights, strict=True):
+                network.get_parameter(name).copy_(weight[place])
 
     def outputs(self, x: Tensor, weights: Sequence[Tensor] | None = None) -> Tensor:
         """Of network i at member i of the points, ``(k, n)``; by default of all networks."""
@@ -59,32 +77,46 @@ class Networks:
         return torch.baddbmm(c.unsqueeze(1), hidden, v.mT).squeeze(-1)
 
     def epoch(self, done: int, noise: Tensor, precisions: Tensor) -> Tensor:
-        """A step on all points; gives mean squared errors before it, ``(k,)``.
+        """A pass over the points, in one step or in batches of a random order.
 
         Args:
             done: Number of epochs before.
             noise: Variances, ``(k,)``.
             precisions: Of each tensor, ``(k, 4)``.
+
+        Returns:
+            Mean squared errors before each step, ``(k,)``.
         """
         first, last = _RATES
         along = 0.5 + 0.5 * math.cos(math.pi * done / max(self.epochs - 1, 1))
         self.adam.param_groups[0]["lr"] = last + (first - last) * along
-        k, n = self.y.shape
+        (x, y), n = self._points, self.y.shape[1]
+        if self.batch_size is None:
+            return self._step(x, y, noise, precisions) / n
+        errors, count = torch.zeros_like(noise), math.ceil(n / self.batch_size)
+        for rows in torch.randperm(n, generator=self._order).chunk(count):
+            errors += self._step(x.index_select(1, rows), y[:, rows], noise, precisions)
+        return errors / n
+
+    def _step(self, x: Tensor, y: Tensor, noise: Tensor, precisions: Tensor) -> Tensor:
+        """A step on a batch; gives the sums of squared errors before it."""
+        k, b = y.shape
+        share = b / self.y.shape[1]  # of the prior in a batch
         errors = torch.empty_like(noise)
         for weight in self.weights:
             weight.grad = torch.empty_like(weight)
-        size = max(1, _ROWS_AT_ONCE // n)
+        size = max(1, _ROWS_AT_ONCE // b)
         for some in (slice(start, start + size) for start in range(0, k, size)):
             weights = [weight[some] for weight in self.weights]
-            error = (self.outputs(self.x[some], weights) - self.y[some]).square().sum(1)
+            error = (self.outputs(x[some], weights) - y[some]).square().sum(1)
             squares = torch.stack([w.square().flatten(1).sum(1) for w in weights], -1)
-            loss = error / noise[some] + (precisions[some] * squares).sum(-1)
-            found = torch.autograd.grad(loss.sum() / (2 * n), weights)
+            loss = error / noise[some] + share * (precisions[some] * squares).sum(-1)
+            found = torch.autograd.grad(loss.sum() / (2 * b), weights)
             for weight, gradient in zip(self.weights, found, strict=True):
                 cast(Tensor, weight.grad)[some] = gradient
             errors[some] = error.detach()
         self.adam.step()
-        return errors / n
+        return errors
 
 
 def objective(
@@ -97,7 +129,7 @@ def objective(
 ) -> LaplaceMarginalLogLikelihood:
     """The evidence by the ``"full"`` GGN, ``"kronecker"``, ``"diagonal"``, or the full ``"ef"``."""
     likelihood = GaussianLikelihood(noise_constraint=GreaterThan(1e-7))
-    likelihood.noise = noise
+    likelihood.to(next(network.parameters())).noise = noise
     model = LinearizedNetwork(network, GaussianWeightPrior(network, by, precision))
     hessian = cast(Literal["ggn", "ef"], "ef" if method == "ef" else "ggn")
     structure = {"kronecker": Kronecker, "diagonal": Diagonal}.get(method, Full)()
@@ -107,7 +139,7 @@ def objective(
 def train_online(
     networks: Networks, mlls: Sequence[LaplaceMarginalLogLikelihood], every: int = 50
 ) -> list[list[float]]:
-    """Trains weights on all points, and hyperparameters on the evidence now and then.
+    """Trains weights, and hyperparameters on the evidence of all points now and then.
 
     After 100 epochs and then every so many, precisions and noise of each network make a step of
     Adam at rate .1 on its evidence. Each is kept as it was at its largest.
@@ -128,6 +160,7 @@ def train_online(
         epoch = done + 1
         if (epoch < _BURN_IN or epoch % every) and epoch < networks.epochs:
             continue
+        networks.copy_weights()
         for k, mll in enumerate(mlls):
             value = mll.evidence_of(networks.x[k], networks.y[k])()
             found[k].append(float(value.detach()))
@@ -147,8 +180,9 @@ def _hyperparameters(
     networks: Networks, mlls: Sequence[LaplaceMarginalLogLikelihood]
 ) -> tuple[Tensor, Tensor]:
     noise = torch.cat([cast(Any, mll.likelihood).noise.reshape(1) for mll in mlls])
-    precisions = [cast(Any, mll.model).prior.precisions() for mll in mlls]
-    return noise, torch.stack([torch.stack([p[n] for n in networks.names]) for p in precisions])
+    by_name = [cast(Any, mll.model).prior.precisions() for mll in mlls]
+    precisions = torch.stack([torch.stack([p[n] for n in networks.names]) for p in by_name])
+    return noise.to(networks.weights[0]), precisions.to(networks.weights[0])
 
 
 def train_fixed(
@@ -170,4 +204,5 @@ def train_fixed(
         errors = networks.epoch(done, variances, by_tensor)
         if noise is None and done >= _BURN_IN and done % 10 == 0:
             variances = errors.clamp(min=1e-6)
+    networks.copy_weights()
     return variances.tolist()
