@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any, Literal, Self
 
 import torch
@@ -38,6 +39,7 @@ __all__ = [
 ]
 
 _NUMBERS = 2**24  # of gradients of outputs in memory at a time
+_DOUBLES = 2**20  # of few rows in float64 at a time
 
 
 @checked
@@ -50,7 +52,9 @@ class Full(Structure):
             the smaller of both.
 
     Note:
-        Costs the cube of the smaller of P and N K, and N K P numbers in memory.
+        Costs the cube of the smaller of P and N K, and N K P numbers in memory. Products of
+        gradients are summed in float64: where noise is small, single precision loses what weakly
+        determined weights have.
     """
 
     form: Literal["smaller", "parameters", "samples"] = "smaller"
@@ -106,7 +110,7 @@ class DenseCurvature(Curvature):
             rows = torch.cat([flat[name] for name in names], dim=-1).flatten(0, 1)
             shapes = {name: gradients[name].shape[2:] for name in names}
             by_samples = form == "samples" or (form == "smaller" and len(rows) < rows.shape[1])
-            made.append(Block(shapes, by_samples, rows if by_samples else rows.mT @ rows))
+            made.append(Block(shapes, by_samples, rows if by_samples else _gram(rows.mT)))
         return cls(made)
 
     @property
@@ -147,7 +151,7 @@ class DenseCurvature(Curvature):
 
 @dataclass(frozen=True)
 class Block:
-    """A block as its rows, ``(N K, p)``, or as the product of these, ``(p, p)``."""
+    """A block as its rows, ``(N K, p)``, or as the product of these, ``(p, p)`` in float64."""
 
     shapes: Mapping[str, torch.Size]
     by_samples: bool
@@ -162,11 +166,10 @@ class Block:
         """The log-determinant of the block, as that of the curvature."""
         root = self._roots(precisions)
         if self.by_samples:
-            rows = self.matrix * root
-            inner = rows @ rows.mT
+            inner = _gram(self.matrix * root)
         else:
             inner = self.matrix * root * root.unsqueeze(-1)
-        return _log_det(inner, scale)
+        return _log_det(inner, scale).to(root.dtype)
 
     def sample(
         self, precisions: Mapping[str, Tensor], scale: float, count: int, draw: Draw
@@ -176,12 +179,12 @@ class Block:
         prior = draw(count, len(root))  # of standardized weights
         if self.by_samples:  # a draw from the prior, moved by what noisy rows say of it
             rows = scale**0.5 * self.matrix * root
-            factor = _factor(rows @ rows.mT).to(rows.dtype)
+            factor = _factor(_gram(rows)).to(rows.dtype)
             seen = prior @ rows.mT + draw(count, len(rows))
             values = prior - torch.cholesky_solve(seen.mT, factor).mT @ rows
         else:
             inner = scale * self.matrix * root * root.unsqueeze(-1)
-            factor = _factor(inner).to(inner.dtype)
+            factor = _factor(inner).to(prior.dtype)
             values = torch.linalg.solve_triangular(factor.mT, prior.mT, upper=True).mT
         parts = (root * values).split([n.numel() for n in self.shapes.values()], dim=-1)
         return {
@@ -193,8 +196,8 @@ class Block:
         """As that of the curvature, for the block's parameters."""
         root = self._roots(precisions)
         rows = scale**0.5 * self.matrix * root
-        inner = rows @ rows.mT if self.by_samples else scale**0.5 * root.unsqueeze(-1) * rows
-        factor = _factor(inner).to(inner.dtype)
+        inner = _gram(rows) if self.by_samples else scale**0.5 * root.unsqueeze(-1) * rows
+        factor = _factor(inner).to(root.dtype)
 
         def of_some(gradients: Mapping[str, Any], points: slice) -> Tensor:
             flat = torch.cat([dense_rows(gradients[name], points) for name in self.shapes], dim=-1)
@@ -219,10 +222,10 @@ class Block:
             rows = torch.cat([self.matrix, other.matrix])
             by_samples = len(rows) < rows.shape[1]
             return replace(
-                self, by_samples=by_samples, matrix=rows if by_samples else rows.mT @ rows
+                self, by_samples=by_samples, matrix=rows if by_samples else _gram(rows.mT)
             )
         mine, theirs = (
-            one.matrix.mT @ one.matrix if one.by_samples else one.matrix for one in (self, other)
+            _gram(one.matrix.mT) if one.by_samples else one.matrix for one in (self, other)
         )
         return replace(self, by_samples=False, matrix=mine + theirs)
 
@@ -339,10 +342,10 @@ class FunctionSpace(Structure):
             if isinstance(record, LinearRecord) and record.is_plain:
                 grams |= _plain_grams(record)
             else:
-                grams |= {name: _gram(rows) for name, rows in record.gradients().items()}
+                grams |= {name: _gram_of(rows) for name, rows in record.gradients().items()}
         if others:
             gradients = sample_gradients(module, x, cotangents, others)
-            grams |= {name: _gram(rows) for name, rows in gradients.items()}
+            grams |= {name: _gram_of(rows) for name, rows in gradients.items()}
         return FunctionSpaceCurvature(grams)
 
 
@@ -353,7 +356,7 @@ class FunctionSpaceCurvature(Curvature):
     curvature. It supports neither draws nor sums.
 
     Args:
-        grams: Inner products by the parameter's name, ``(N K, N K)``.
+        grams: Inner products by the parameter's name, ``(N K, N K)``, in float64.
     """
 
     @checked(late=True)
@@ -366,7 +369,7 @@ class FunctionSpaceCurvature(Curvature):
     ) -> Tensor:
         """The same number as that of the full curvature, from a matrix of N K columns."""
         kernel = torch.stack([gram / precisions[name] for name, gram in self.grams.items()]).sum(0)
-        return _log_det(kernel, scale)
+        return _log_det(kernel, scale).to(next(iter(precisions.values())).dtype)
 
     @override
     def _draws(
@@ -401,20 +404,27 @@ def _products(columns: Tensor, shape: torch.Size) -> Tensor:
 
 
 def _log_det(matrix: Tensor, scale: Tensor | float) -> Tensor:
-    return 2 * _factor(matrix, scale).diagonal().log().sum().to(matrix.dtype)
+    return 2 * _factor(matrix, scale).diagonal().log().sum()
 
 
 def _plain_grams(record: LinearRecord) -> dict[str, Tensor]:
     gradients, inputs = record.summed_gradients(), record.mean_inputs()[:, 0]
-    gram, k = _gram(gradients), gradients.shape[1]
+    gram, k = _gram_of(gradients), gradients.shape[1]
     found = {} if record.bias is None else {record.bias: gram}
     if record.weight is not None:
-        of_inputs = (inputs @ inputs.mT).repeat_interleave(k, 0).repeat_interleave(k, 1)
+        of_inputs = _gram(inputs).repeat_interleave(k, 0).repeat_interleave(k, 1)
         found[record.weight] = of_inputs * gram
     return found
 
 
-def _gram(rows: Tensor) -> Tensor:
+def _gram_of(rows: Tensor) -> Tensor:
     """Inner products of rows ``(N, K, *shape)``."""
-    flat = rows.flatten(0, 1).flatten(1) if rows.ndim > 2 else rows.reshape(-1, 1)
-    return flat @ flat.mT
+    return _gram(rows.flatten(0, 1).flatten(1) if rows.ndim > 2 else rows.reshape(-1, 1))
+
+
+def _gram(rows: Tensor) -> Tensor:
+    """Inner products of rows ``(m, p)``, summed over their columns in float64."""
+    if rows.dtype == torch.float64:
+        return rows @ rows.mT
+    some = map(Tensor.double, rows.split(max(1024, _DOUBLES // len(rows)), dim=-1))
+    return reduce(torch.add, (part @ part.mT for part in some))

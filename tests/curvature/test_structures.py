@@ -8,7 +8,14 @@ import pytest
 import torch
 
 import reference
-from gpclml.curvature import BlockDiagonal, Diagonal, Full, FunctionSpace, Kronecker
+from gpclml.curvature import (
+    BlockDiagonal,
+    Diagonal,
+    Full,
+    FunctionSpace,
+    Kronecker,
+    output_gradients,
+)
 from gpclml.curvature.kronecker import _LogDet
 from gpclml.errors import UnknownNameError, UnsupportedError
 from network_cases import (
@@ -142,6 +149,40 @@ def test_float32_is_near_float64(structure):
     )
     assert single.dtype == torch.float32
     assert abs(float(single) - float(double)) < 1e-3
+
+
+@pytest.mark.parametrize("structure", [
+    Full("parameters"), Full("samples"), BlockDiagonal("layer", "parameters"), FunctionSpace(),
+])  # fmt: skip
+def test_float32_keeps_what_weakly_determined_weights_have(structure):
+    network, event = mlp()
+    x, delta = points(event), precisions(network)
+    scale = 1e7  # of a regression whose noise has a deviation of 3e-4
+
+    def value(dtype):
+        columns = structure.of(network.to(dtype), x.to(dtype), softmax_columns)
+        of_weights = {name: precision.to(dtype) for name, precision in delta.items()}
+        return columns.log_det_ratio(of_weights, scale)
+
+    double, single = value(torch.float64), value(torch.float32)
+    assert single.dtype == torch.float32
+    assert abs(float(single) - float(double)) < 1e-4 * float(double)
+
+
+@pytest.mark.parametrize("structure", [Full("parameters"), Full("samples")])
+def test_float32_posteriors_are_near_float64(structure):
+    network, event = mlp()
+    x, delta = points(event), precisions(network)
+    found = []
+    for dtype in (torch.float64, torch.float32):
+        curvature = structure.of(network.to(dtype), x.to(dtype), softmax_columns)
+        of_weights = {name: precision.to(dtype) for name, precision in delta.items()}
+        covariance = curvature.output_covariance(of_weights, 50.0)
+        rows = output_gradients(network, x.to(dtype), 2)
+        draws = curvature.sample(of_weights, 50.0, 2, torch.Generator().manual_seed(0))
+        assert {value.dtype for value in (covariance(rows), *draws.values())} == {dtype}
+        found.append(covariance(rows))
+    torch.testing.assert_close(found[1].double(), found[0], atol=1e-4, rtol=1e-3)
 
 
 def test_unknown_names():
