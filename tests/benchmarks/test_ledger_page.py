@@ -31,10 +31,12 @@ def test_the_headline_counts_claims_of_papers():
 
 def test_a_negative_verdict_says_whose_fault_it_is():
     claims = [_claim("partly", doubt="Ours."), _claim("reproduced", doubt="Nobody's.")]
-    text = _section(EXPERIMENTS["density"], claims, "a.png")
+    cells = pandas.DataFrame({"_seconds": [90.0, 60.0]})
+    text = _section(EXPERIMENTS["density"], claims, cells, "a.png")
+    assert "Time: 2.5 minutes of one core, 2 cells." in text
     assert "*Partly: It is so.* Ours." in text
     assert "Nobody's" not in text
-    assert "Not examined" in _section(EXPERIMENTS["density"], [_claim("not")], "a.png")
+    assert "Not examined" in _section(EXPERIMENTS["density"], [_claim("not")], cells, "a.png")
     assert "within 1" in text
 
 
