@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 _NUMBERS = 2**24  # of gradients of outputs in memory at a time
-_DOUBLES = 2**20  # of few rows in float64 at a time
+_DOUBLES = 2**20  # converted to float64 at a time, where rows are few
 
 
 @checked

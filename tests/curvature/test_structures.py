@@ -160,9 +160,9 @@ def test_float32_keeps_what_weakly_determined_weights_have(structure):
     scale = 1e7  # of a regression whose noise has a deviation of 3e-4
 
     def value(dtype):
-        columns = structure.of(network.to(dtype), x.to(dtype), softmax_columns)
+        curvature = structure.of(network.to(dtype), x.to(dtype), softmax_columns)
         of_weights = {name: precision.to(dtype) for name, precision in delta.items()}
-        return columns.log_det_ratio(of_weights, scale)
+        return curvature.log_det_ratio(of_weights, scale)
 
     double, single = value(torch.float64), value(torch.float32)
     assert single.dtype == torch.float32

@@ -94,6 +94,7 @@ def _bounds(numbers: list[int], cells: pandas.DataFrame) -> Claim:
 def _crossing(numbers: list[int], cells: pandas.DataFrame) -> Claim:
     gap = _values(cells, "rank-1", "lml") - _values(cells, "diagonal", "lml")
     mean, whole = gap.mean(1), len(numbers) == len(_NUMBERS)
+    computed = f" Of {len(_NUMBERS)} numbers of the figure {len(numbers)} are computed."
     places = [
         (low, high)
         for low, high, one, other in zip(numbers, numbers[1:], mean, mean[1:], strict=False)
@@ -117,8 +118,7 @@ def _crossing(numbers: list[int], cells: pandas.DataFrame) -> Claim:
         remark="The data are those of seed 2, the draws of features are ten and the learning rate "
         "is .1, as in the authors' public code. Data of other seeds need not have such a crossing: "
         "at 1024 features the LML prefers rank one for one seed of five (elbo-families)."
-        + f" Of {len(_NUMBERS)} numbers of the figure {len(numbers)} are computed."
-        * (not whole),
+        + ("" if whole else computed),
         doubt="Tried with the data and draws of the authors' public code, and with five data sets "
         "of one draw each.",
         at_size=whole,

@@ -148,7 +148,7 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
             for one in (precision,) if turned else grid:
                 with torch.no_grad():
                     cast(Any, mll.model).prior.log_precision.fill_(math.log(one))
-                    curves.setdefault(name, []).append(_mean(parts))
+                    curves.setdefault(name, []).append(_mean(parts, [float(p()) for p in parts]))
                     if blocks := _blocks_of(name):
                         by_layers = _mean(parts, [_by_layers(part, mll) for part in parts])
                         curves.setdefault(blocks, []).append(by_layers)
@@ -182,11 +182,9 @@ def _blocks_of(estimate: str) -> str:
     return estimate.replace("kernel", "block")
 
 
-def _mean(parts: list[LaplaceEvidence], values: Sequence[float] | None = None) -> float:
-    """Of evidences, or of other values of their batches, by the sizes of batches."""
-    sizes = [len(one.seen[0]) for one in parts]
-    values = [float(one()) for one in parts] if values is None else values
-    return float(np.average(values, weights=sizes))
+def _mean(parts: list[LaplaceEvidence], values: Sequence[float]) -> float:
+    """The mean of a value of each batch, weighted by the sizes of batches."""
+    return float(np.average(values, weights=[len(one.seen[0]) for one in parts]))
 
 
 def _by_layers(evidence: LaplaceEvidence, mll: LaplaceMarginalLogLikelihood) -> float:
