@@ -110,6 +110,35 @@ def test_networks_in_train_mode(function):
         function(network.train(), draws, x)
 
 
+def convolutional():
+    return nn.Sequential(
+        nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Conv2d(2, 2, 3), nn.Flatten(), nn.Linear(8, 2)
+    )
+
+
+def images_and_draws(count):
+    torch.manual_seed(0)
+    network, x = convolutional().double().eval(), torch.randn(80, 1, 6, 6, dtype=torch.float64)
+    named = {name: p.detach() for name, p in network.named_parameters()}
+    return network, x, {n: p + torch.randn(count, *p.shape).to(p) for n, p in named.items()}
+
+
+def test_linear_outputs_of_images_at_few_and_at_many_draws():
+    """Gradients are shared by many draws; few draws are taken by a derivative for each."""
+    network, x, draws = images_and_draws(12)
+    few = [{name: one[s : s + 2] for name, one in draws.items()} for s in range(0, 12, 2)]
+    each = torch.cat([linearized_outputs(network, one, x) for one in few])
+    torch.testing.assert_close(linearized_outputs(network, draws, x), each)
+    network.requires_grad_(False)  # gradients of frozen parameters are not available
+    torch.testing.assert_close(linearized_outputs(network, draws, x), each)
+
+
+def test_outputs_of_many_images_are_those_of_few():
+    network, x, draws = images_and_draws(5)
+    few = torch.cat([sampled_outputs(network, draws, part) for part in x.split(20)], dim=1)
+    torch.testing.assert_close(sampled_outputs(network, draws, x), few)
+
+
 def test_a_frozen_parameter_has_no_gradients():
     network, x, *_ = setting(Recurrent, 2)
     network.head.requires_grad_(False)

@@ -10,6 +10,7 @@ from typing import cast
 import torch
 from torch import Tensor
 from torch.func import jvp, vmap
+from torch.utils.flop_counter import FlopCounterMode
 
 from gpclml._utils.arguments import (
     all_finite,
@@ -43,6 +44,7 @@ __all__ = [
 Weights = Mapping[str, Tensor]
 _NUMBERS = 2**24  # of gradients in memory at a time
 _POINTS = 256  # of a loader at a time
+_BUSY = 64  # points that keep a CPU busy, where draws side by side only need more memory
 
 
 @checked(train_x="(N, *event)", train_y="(N, *outputs)")
@@ -205,7 +207,8 @@ def sampled_outputs(
             :meth:`gpclml.mlls.LaplaceEvidence.sample_weights` gives them.
         x: Points, ``(N, *event)``; or a ``DataLoader`` of points, or of pairs that begin with
             them.
-        at_once: Draws in memory at a time.
+        at_once: Draws in memory at a time, if they are not taken one by one, as on a CPU with 64
+            points or more.
 
     Returns:
         Outputs, ``(S, N, C)``.
@@ -223,9 +226,11 @@ def sampled_outputs(
     def of_one(values: dict[str, Tensor]) -> Tensor:
         return call_with(network, values, x)
 
-    made, expected = _by_vmap(of_one, weights, at_once), of_one(_draw(weights, 0))
-    if made is not None and not differing({"outputs": made[0]}, {"outputs": expected}):
-        return made
+    expected = of_one(_draw(weights, 0))
+    if expected.device.type != "cpu" or len(expected) < _BUSY:
+        made = _by_vmap(of_one, weights, at_once)
+        if made is not None and not differing({"outputs": made[0]}, {"outputs": expected}):
+            return made
     count = len(next(iter(weights.values())))
     return torch.stack([expected, *(of_one(_draw(weights, s)) for s in range(1, count))])
 
@@ -248,14 +253,20 @@ def linearized_outputs(
 
     Returns:
         Outputs, ``(S, N, C)``.
+
+    Note:
+        By a forward-mode derivative for each draw, or, where that takes fewer operations, by the
+        gradients of all C outputs at each point, which all draws share: convolutional networks
+        with more draws than outputs.
     """
     _check_weights(network, weights)
     check_mode(network)
     if not isinstance(x, Tensor):
         parts = _loaded(network, x)
         return torch.cat([linearized_outputs(network, weights, one, at_once) for one in parts], 1)
-    parameters = dict(network.named_parameters())
-    center = {name: parameters[name].detach() for name in weights}
+    if _gradients_are_cheaper(network, weights, x):
+        return _by_gradients(network, weights, x)
+    center = {name: network.get_parameter(name).detach() for name in weights}
 
     def outputs(values: dict[str, Tensor]) -> Tensor:
         return call_with(network, values, x)
@@ -289,6 +300,22 @@ def _by_vmap(
             return vmap(of_one, chunk_size=at_once)(dict(weights))
     except (RuntimeError, ValueError, TypeError, NotImplementedError):
         return None
+
+
+def _gradients_are_cheaper(network: torch.nn.Module, weights: Weights, x: Tensor) -> bool:
+    """Whether gradients of all outputs take fewer operations than derivatives along all draws.
+
+    A derivative along a draw takes two passes through the network, a gradient two passes and a
+    product with each draw, which is the smaller part if weights are used at many positions.
+    """
+    if not len(x) or not all(network.get_parameter(name).requires_grad for name in weights):
+        return False
+    with FlopCounterMode(display=False) as counter:
+        outputs = call_with(network, {}, x[:1])
+    forward = counter.get_total_flops()
+    draws = len(next(iter(weights.values())))
+    products = sum(one.numel() for one in weights.values())
+    return outputs.shape[-1] * (forward + products) < draws * forward
 
 
 def _is_linear(
