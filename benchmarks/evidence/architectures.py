@@ -94,13 +94,17 @@ def _trained_ensemble(
     """
     seeds = [cell["seed"] + _SEED_STEP * member for member in range(cell["members"])]
     members = [
-        trained(
-            network(cell["architecture"], *x.shape[1:3], CLASSES, seed).to(x.device), x, y,
-            cell["precision"], cell["epochs"], seed,
-        )
+        trained(_started(cell, x, seed), x, y, cell["precision"], cell["epochs"], seed)
         for seed in seeds
-    ]  # fmt: skip
+    ]
     return members[0], stacked_weights(_network(one) for one in members)
+
+
+def _started(cell: Mapping[str, Any], x: torch.Tensor, seed: int) -> torch.nn.Module:
+    """A network for images; its convolutions are up to twice as fast with channels last."""
+    channels, size = x.shape[1:3]
+    start = network(cell["architecture"], channels, size, CLASSES, seed).to(x.device)
+    return cast(Any, start).to(memory_format=torch.channels_last)
 
 
 def _averaged(
@@ -170,7 +174,7 @@ def _evidences(
 
 def _online_scores(data: Images, cell: Mapping[str, Any]) -> dict[str, float]:
     x, y = data.train_x, data.train_y
-    start = network(cell["architecture"], *x.shape[1:3], CLASSES, cell["seed"]).to(x.device)
+    start = _started(cell, x, cell["seed"])
     mll = trained_online(start, x, y, cell["precision"], "layer", cell["epochs"], cell["seed"])
     outputs = outputs_at(start, data.test_x).unsqueeze(0)
     return {
@@ -227,8 +231,7 @@ def run_size(cell: Mapping[str, Any]) -> dict[str, float]:
     data = images(cell["data"], cell["num_pool"], cell["seed"], cell["device"])
     n = cell["num_train"]
     x, y = data.train_x[:n], data.train_y[:n]
-    start = network(cell["architecture"], *x.shape[1:3], CLASSES, cell["seed"])
-    start = start.to(cell["device"])
+    start = _started(cell, x, cell["seed"])
     epochs = max(1, cell["steps"] * 100 // max(n, 100))
     mll = trained(start, x, y, cell["precision"], epochs, cell["seed"])
     ahead = slice(n, 2 * n)
