@@ -57,8 +57,8 @@ def run_architecture(cell: Mapping[str, Any]) -> dict[str, float]:
     ensemble of networks from other starts.
 
     Args:
-        cell: ``data``, ``architecture``, ``precision``, ``num_train``, ``epochs``, ``members``
-            (networks of the ensemble; 1 for none), ``seed``, ``device``.
+        cell: ``data``, ``architecture``, ``precision``, ``num_train``, ``epochs``, ``lr``,
+            ``members`` (networks of the ensemble; 1 for none), ``seed``, ``device``.
 
     Returns:
         Per point, larger is better: ``lml``, ``lml_global`` and ``lml_layer`` (precisions
@@ -71,7 +71,7 @@ def run_architecture(cell: Mapping[str, Any]) -> dict[str, float]:
         (``_map``), the averages over the Laplace posterior (``_bma``), over Langevin draws
         (``_sgld``) and over an ensemble (``_ensemble``), the first two after temperature
         scaling (``_tempered``), and the mode with learned precisions (``_online``), accuracy, log
-        density and calibration error.
+        density and calibration error; of the mode also at its training points (``_train``).
     """
     data = images(cell["data"], cell["num_train"], cell["seed"], cell["device"])
     part = _scores_of_a_part(data, cell)
@@ -94,7 +94,7 @@ def _trained_ensemble(
     """
     seeds = [cell["seed"] + _SEED_STEP * member for member in range(cell["members"])]
     members = [
-        trained(_started(cell, x, seed), x, y, cell["precision"], cell["epochs"], seed)
+        trained(_started(cell, x, seed), x, y, cell["precision"], cell["epochs"], seed, cell["lr"])
         for seed in seeds
     ]
     return members[0], stacked_weights(_network(one) for one in members)
@@ -175,7 +175,9 @@ def _evidences(
 def _online_scores(data: Images, cell: Mapping[str, Any]) -> dict[str, float]:
     x, y = data.train_x, data.train_y
     start = _started(cell, x, cell["seed"])
-    mll = trained_online(start, x, y, cell["precision"], "layer", cell["epochs"], cell["seed"])
+    mll = trained_online(
+        start, x, y, cell["precision"], "layer", cell["epochs"], cell["seed"], cell["lr"]
+    )
     outputs = outputs_at(start, data.test_x).unsqueeze(0)
     return {
         "lml_online": float(evidence_of_all(mll, x, y)().detach()),
@@ -197,7 +199,8 @@ def _test_scores(
         "map": outputs_at(model, data.test_x).unsqueeze(0),
         "bma": linearized_outputs(model, weights, [(data.test_x,)], _AT_ONCE),
     }
-    scores: dict[str, float] = {}
+    at_train = outputs_at(model, data.train_x).unsqueeze(0)
+    scores = dict(predictive_scores(mll, at_train, data.train_y, "train"))
     for label, at_test in outputs.items():
         scores |= predictive_scores(mll, at_test, data.test_y, label)
         tempered = at_test / part["_temperature"]

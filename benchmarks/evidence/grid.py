@@ -26,7 +26,7 @@ _PRECISIONS = (0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
 class Settings:
     """What a study is run with; epochs are steps of at most 100 images in ``training-speed``.
 
-    Only ``architectures`` has ensembles, of so many members.
+    Only ``architectures`` has ensembles, of so many members, and a learning rate.
     """
 
     data: str = "digits"
@@ -36,6 +36,7 @@ class Settings:
     epochs: int = 50
     seeds: int = 3
     members: int = 5
+    lr: float = 3e-3
     device: str = "cpu"
 
 
@@ -74,7 +75,7 @@ def make_grid(study: str, **given: Any) -> list[dict[str, Any]]:
 
 def _check(settings: Settings) -> None:
     check_positive(num_train=settings.num_train, epochs=settings.epochs, seeds=settings.seeds)
-    check_positive(members=settings.members)
+    check_positive(members=settings.members, lr=settings.lr)
     for precision in settings.precisions:
         check_positive(precisions=precision)
     check_device(settings.device)
@@ -94,8 +95,10 @@ def _architectures(settings: Settings):
     for seed, precision, name in itertools.product(
         range(settings.seeds), settings.precisions, settings.architectures
     ):
-        common = _common(settings, "architectures", seed) | {"members": settings.members}
-        yield common | {"architecture": name, "precision": precision}
+        yield _common(settings, "architectures", seed) | {
+            "architecture": name, "precision": precision, "members": settings.members,
+            "lr": settings.lr,
+        }  # fmt: skip
 
 
 def _bounds(settings: Settings):

@@ -137,7 +137,7 @@ def posterior_scales(cells: pandas.DataFrame) -> pandas.DataFrame:
     return frame
 
 
-_PREDICTIONS = ("map", "bma", "sgld", "ensemble", "online")
+_PREDICTIONS = ("train", "map", "bma", "sgld", "ensemble", "online")
 
 
 def _averaged_results(cells: pandas.DataFrame) -> list[str]:
@@ -277,7 +277,8 @@ _SECTIONS: Mapping[str, tuple[tuple[str, str, _Table], ...]] = {
         ),
         (
             "What one network and averages reach",
-            "Mean over the networks and seeds: accuracy, and log density in nats a point.",
+            "Mean over the networks and seeds: accuracy, and log density in nats a point; `train` "
+            "is the mode at its training points.",
             _by_images(mean_results),
         ),
         (
@@ -370,12 +371,16 @@ def _grid(
         int | None,
         Option(min=1, help="Networks of an ensemble in architectures; 1: no ensemble."),
     ] = None,
+    lr: Annotated[
+        float | None, Option(help="Learning rate at the start of trainings in architectures.")
+    ] = None,
     device: Device = "cpu",
 ) -> list[dict[str, Any]]:
     """The cells of a study, whose settings options replace, or of experiments of the ledger."""
     given = {
         "data": data, "architectures": architectures, "precisions": precisions,
         "num_train": num_train, "epochs": epochs, "seeds": seeds, "members": members,
+        "lr": lr,
     }  # fmt: skip
     if study in STUDIES:
         return make_grid(study, **given, device=device)

@@ -283,6 +283,7 @@ def trained_online(
     by: Literal["network", "layer"],
     epochs: int,
     seed: int,
+    lr: float = 3e-3,
 ) -> LaplaceMarginalLogLikelihood:
     """A network whose precisions are learned by the evidence in training; in eval mode.
 
@@ -294,14 +295,16 @@ def trained_online(
         by: Groups of weights with a precision each.
         epochs: Passes over the points, and half as many more at the precisions that were best.
         seed: Of the order of the points.
+        lr: Of the passes in which precisions are learned; a third of it afterwards.
     """
     mll = objective(network, len(x), precision, by)
     fit_online(
-        mll, x, y, epochs=epochs, batch_size=100, lr=3e-3, burn_in=min(5, epochs - 1), every=5,
+        mll, x, y, epochs=epochs, batch_size=100, lr=lr, burn_in=min(5, epochs - 1), every=5,
         hyper_steps=50, seed=seed, progress=False,
     )  # fmt: skip
     fit_map(
-        mll, x, y, epochs=max(1, epochs // 2), batch_size=100, lr=1e-3, final_lr=3e-5, seed=seed,
+        mll, x, y, epochs=max(1, epochs // 2), batch_size=100, lr=lr / 3, final_lr=lr / 100,
+        seed=seed,
         progress=False,
     )  # fmt: skip
     network.eval()
