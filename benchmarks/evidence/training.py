@@ -293,14 +293,15 @@ def trained_online(
         y: Classes.
         precision: The start of all precisions.
         by: Groups of weights with a precision each.
-        epochs: Passes over the points, and half as many more at the precisions that were best.
+        epochs: Passes over the points, in which precisions are updated ten times at most, and half
+            as many more at the precisions that were best.
         seed: Of the order of the points.
         lr: Of the passes in which precisions are learned; a third of it afterwards.
     """
     mll = objective(network, len(x), precision, by)
     fit_online(
-        mll, x, y, epochs=epochs, batch_size=100, lr=lr, burn_in=min(5, epochs - 1), every=5,
-        hyper_steps=50, seed=seed, progress=False,
+        mll, x, y, epochs=epochs, batch_size=100, lr=lr, burn_in=min(5, epochs - 1),
+        every=max(5, epochs // 10), hyper_steps=50, seed=seed, progress=False,
     )  # fmt: skip
     fit_map(
         mll, x, y, epochs=max(1, epochs // 2), batch_size=100, lr=lr / 3, final_lr=lr / 100,

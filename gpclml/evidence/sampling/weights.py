@@ -308,12 +308,13 @@ def _gradients_are_cheaper(network: torch.nn.Module, weights: Weights, x: Tensor
     A derivative along a draw takes two passes through the network, a gradient two passes and a
     product with each draw, which is the smaller part if weights are used at many positions.
     """
-    if not len(x) or not all(network.get_parameter(name).requires_grad for name in weights):
+    draws = len(next(iter(weights.values())))
+    trained = all(network.get_parameter(name).requires_grad for name in weights)
+    if draws < 2 or not trained or not len(x):
         return False
     with FlopCounterMode(display=False) as counter:
         outputs = call_with(network, {}, x[:1])
     forward = counter.get_total_flops()
-    draws = len(next(iter(weights.values())))
     products = sum(one.numel() for one in weights.values())
     return outputs.shape[-1] * (forward + products) < draws * forward
 
