@@ -7,7 +7,9 @@ from types import MappingProxyType
 
 __all__ = ["CHECKED", "OUT_OF_REACH"]
 
-_NETWORKS = "[architectures](results/README.md), 22 small networks on digits"
+_NETWORKS = (
+    "[architectures](results/README.md), 22 small networks on digits and 15 on part of CIFAR-10"
+)
 _CIFAR = "networks on CIFAR-10 and CIFAR-100 need GPU hours and data that were not available"
 
 OUT_OF_REACH: Mapping[str, tuple[tuple[str, str, str], ...]] = MappingProxyType(
