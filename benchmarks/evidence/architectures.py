@@ -225,7 +225,8 @@ def run_size(cell: Mapping[str, Any]) -> dict[str, float]:
 
     Args:
         cell: ``data``, ``architecture``, ``precision``, ``num_train`` (n), ``num_pool`` (of
-            which these are the first), ``steps`` (of 100 points at most), ``seed``, ``device``.
+            which these are the first), ``steps`` (of 100 points at most), ``lr``, ``seed``,
+            ``device``.
 
     Returns:
         In nats a point: ``next_log_density`` of points n to 2 n where there are such, ``lml``
@@ -236,7 +237,7 @@ def run_size(cell: Mapping[str, Any]) -> dict[str, float]:
     x, y = data.train_x[:n], data.train_y[:n]
     start = _started(cell, x, cell["seed"])
     epochs = max(1, cell["steps"] * 100 // max(n, 100))
-    mll = trained(start, x, y, cell["precision"], epochs, cell["seed"])
+    mll = trained(start, x, y, cell["precision"], epochs, cell["seed"], cell["lr"])
     ahead = slice(n, 2 * n)
     next_x, next_y = data.train_x[ahead], data.train_y[ahead]
     following = {}

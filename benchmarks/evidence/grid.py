@@ -12,7 +12,14 @@ from benchmarks._options import check_device, check_known, check_positive
 from benchmarks.evidence.architectures import SIX, run_architecture, run_size
 from benchmarks.evidence.bounds import ESTIMATORS, run_estimator
 from benchmarks.evidence.online import run_invariance, run_regression, run_search
-from benchmarks.evidence.training import ARCHITECTURES, CLASSES, DATA, images, network
+from benchmarks.evidence.training import (
+    ARCHITECTURES,
+    CLASSES,
+    DATA,
+    images,
+    learning_rate,
+    network,
+)
 from gpclml.datasets import load
 
 __all__ = ["SOURCES", "STUDIES", "Settings", "make_grid", "run_cell"]
@@ -26,7 +33,8 @@ _PRECISIONS = (0.01, 0.1, 1.0, 10.0, 100.0, 1000.0)
 class Settings:
     """What a study is run with; epochs are steps of at most 100 images in ``training-speed``.
 
-    Only ``architectures`` has ensembles, of so many members, and a learning rate.
+    Only ``architectures`` has ensembles, of so many members, and takes another learning rate
+    than that of the network's family.
     """
 
     data: str = "digits"
@@ -36,7 +44,7 @@ class Settings:
     epochs: int = 50
     seeds: int = 3
     members: int = 5
-    lr: float = 3e-3
+    lr: float | None = None
     device: str = "cpu"
 
 
@@ -75,7 +83,9 @@ def make_grid(study: str, **given: Any) -> list[dict[str, Any]]:
 
 def _check(settings: Settings) -> None:
     check_positive(num_train=settings.num_train, epochs=settings.epochs, seeds=settings.seeds)
-    check_positive(members=settings.members, lr=settings.lr)
+    check_positive(members=settings.members)
+    if settings.lr is not None:
+        check_positive(lr=settings.lr)
     for precision in settings.precisions:
         check_positive(precisions=precision)
     check_device(settings.device)
@@ -97,7 +107,7 @@ def _architectures(settings: Settings):
     ):
         yield _common(settings, "architectures", seed) | {
             "architecture": name, "precision": precision, "members": settings.members,
-            "lr": settings.lr,
+            "lr": learning_rate(name) if settings.lr is None else settings.lr,
         }  # fmt: skip
 
 
@@ -155,7 +165,7 @@ def _training_speed(settings: Settings):
         steps = cell.pop("epochs")
         yield cell | {
             "architecture": name, "precision": precision, "num_train": n,
-            "num_pool": settings.num_train, "steps": steps,
+            "num_pool": settings.num_train, "steps": steps, "lr": learning_rate(name),
         }  # fmt: skip
 
 

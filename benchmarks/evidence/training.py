@@ -114,6 +114,22 @@ ARCHITECTURES = (
 )
 """Twenty-two of them: width, and number of hidden layers, convolutions or residual blocks."""
 
+_LEARNING_RATES = {"mlp": 3e-3, "cnn": 3e-3, "resnet": 3e-2}
+
+
+def learning_rate(name: str) -> float:
+    """The learning rate at which a network's training begins, by its family.
+
+    Residual networks have no normalization and begin as constant functions (Fixup). At .003,
+    which MLPs and CNNs take, 500 steps leave up to half of 1,000 training digits wrong; of .01,
+    .03 and .1, the rate .03 reaches the lowest training objective most often, and at .1 one
+    network stays constant.
+
+    Args:
+        name: Of the network, such as ``"resnet-8x1"``.
+    """
+    return _LEARNING_RATES[name.partition("-")[0]]
+
 
 def network(name: str, channels: int, size: int, outputs: int, seed: int) -> torch.nn.Module:
     """A network by its name, such as ``"mlp-32x2"``, ``"cnn-8x3"``, ``"resnet-8x1"``.
@@ -305,8 +321,7 @@ def trained_online(
     )  # fmt: skip
     fit_map(
         mll, x, y, epochs=max(1, epochs // 2), batch_size=100, lr=lr / 3, final_lr=lr / 100,
-        seed=seed,
-        progress=False,
+        seed=seed, progress=False,
     )  # fmt: skip
     network.eval()
     return mll
