@@ -242,9 +242,9 @@ def _photographs(train: str, test: str) -> FewShotStudy:
     learn = partial(load_images, train) if train != test else partial(part, train, "train")
     other = f"its classes of validation to choose by, its test classes to test on, of {names[test]}"
     return FewShotStudy(
-        f"{names[train]}: all classes to learn from; {other}, 5-way" if train != test
+        f"{names[train]}: all classes to learn from; {other}, 5-way by default" if train != test
         else f"{names[train]}: 64 or 100 classes to learn from, others to choose by and to test "
-        "on, 5-way",
+        "on, 5-way by default",
         f"{train}-all" if train != test else train,
         pictures(learn, partial(part, test, "validation"), partial(part, test, "test")),
         partial(Conv4, channels=3), 1600, (1, 5), True,
@@ -253,7 +253,8 @@ def _photographs(train: str, test: str) -> FewShotStudy:
 
 def _part(about: str, test: Callable[[], datasets.LabelledImages]) -> FewShotStudy:
     return FewShotStudy(
-        f"part of Omniglot (8 alphabets): 5 to learn from, Latin to choose by, {about}, 5-way",
+        f"part of Omniglot (8 alphabets): 5 to learn from, Latin to choose by, {about}, 5-way by "
+        "default",
         "omniglot-part",
         pictures(part_of_omniglot("train"), part_of_omniglot("validation"), test, turned=True),
         Conv4, 64, (1, 5), True,
@@ -273,7 +274,7 @@ STUDIES: Mapping[str, FewShotStudy] = MappingProxyType(
         "mini-imagenet-to-cub": _photographs("mini-imagenet", "cub"),
         "omniglot": FewShotStudy(
             "Omniglot: 25 background alphabets to learn from, 5 to choose by, the 20 evaluation "
-            "alphabets to test on, 5-way",
+            "alphabets to test on, 5-way by default",
             "omniglot-background",
             pictures(
                 partial(_omniglot, "omniglot-background", False),
@@ -295,7 +296,7 @@ STUDIES: Mapping[str, FewShotStudy] = MappingProxyType(
         ),
         "omniglot-to-emnist": FewShotStudy(
             "all 50 alphabets of Omniglot to learn from, every other of EMNIST's 62 digits and "
-            "letters to choose by, the others to test on, 5-way",
+            "letters to choose by, the others to test on, 5-way by default",
             "omniglot",
             pictures(
                 partial(_omniglot, "omniglot"), partial(_emnist, True), partial(_emnist, False),
