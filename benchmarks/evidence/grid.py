@@ -50,7 +50,7 @@ class Settings:
 
 STUDIES: Mapping[str, Settings] = MappingProxyType(
     {
-        "architectures": Settings(precisions=(100.0, 0.1, 0.001)),
+        "architectures": Settings(precisions=(100.0, 0.1, 0.001), epochs=100),
         "bounds": Settings(architectures=("mlp-32x2", "cnn-8x2"), num_train=500, seeds=1),
         "invariance": Settings("mnist-test", ("cnn-8x2",), epochs=20),
         "online": Settings(architectures=("mlp-32x2", "cnn-8x2"), precisions=_PRECISIONS),

@@ -375,7 +375,7 @@ def _grid(
         float | None,
         Option(
             help="Learning rate at the start of trainings in architectures; .003 for MLPs and "
-            "CNNs, .03 for residual networks, if not given."
+            "CNNs, .01 for residual networks, if not given."
         ),
     ] = None,
     device: Device = "cpu",

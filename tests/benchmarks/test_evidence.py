@@ -203,21 +203,24 @@ def test_networks_on_real_tables(data_folder, monkeypatch):
 
 
 def test_learning_rate_of_family():
-    """Residual networks start at ten times the others' rate, unless one is given for all."""
+    """Residual networks start at a higher rate than the others, unless one is given for all."""
     names = ("mlp-8x1", "cnn-4x1", "resnet-4x1")
     small = {"architectures": names, "precisions": (0.1,), "seeds": 1, "num_train": 100}
     for study in ("architectures", "training-speed"):
         rates = {cell["architecture"]: cell["lr"] for cell in make_grid(study, **small)}
-        assert rates == {"mlp-8x1": 0.003, "cnn-4x1": 0.003, "resnet-4x1": 0.03}
-    assert {cell["lr"] for cell in make_grid("architectures", lr=0.01, **small)} == {0.01}
+        assert rates == {"mlp-8x1": 0.003, "cnn-4x1": 0.003, "resnet-4x1": 0.01}
+    assert {cell["lr"] for cell in make_grid("architectures", lr=0.02, **small)} == {0.02}
 
 
 def test_residual_network_is_trained():
-    """At its family's rate a residual network fits nine tenths of the digits in 500 steps."""
-    data = images("digits", 1000, 0)
+    """At its family's rate a residual network fits nine tenths of the digits in 500 steps.
+
+    Seed 1 is one whose network ends as a constant function at .02 and .03.
+    """
+    data = images("digits", 1000, 1)
     x, y = data.train_x, data.train_y
-    start = network("resnet-8x1", x.shape[1], x.shape[-1], CLASSES, 0)
-    trained(start, x, y, 0.1, 50, 0, lr=learning_rate("resnet-8x1"))
+    start = network("resnet-8x1", x.shape[1], x.shape[-1], CLASSES, 1)
+    trained(start, x, y, 0.1, 50, 1, lr=learning_rate("resnet-8x1"))
     assert (outputs_at(start, x).argmax(-1) == y).double().mean() > 0.9
 
 
