@@ -14,6 +14,7 @@ from benchmarks.evidence.training import (
     CLASSES,
     evidence_of_all,
     images,
+    learning_rate,
     network,
     objective,
     outputs_at,
@@ -56,8 +57,9 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     x, y = data.train_x, data.train_y
     start = network(cell["architecture"], *x.shape[1:3], CLASSES, cell["seed"])
     mll = objective(start, len(x), 1.0, "layer")
+    lr = learning_rate(cell["architecture"])
     fit_online(
-        mll, x, y, epochs=cell["epochs"], batch_size=100, lr=3e-3, final_lr=3e-5, burn_in=10,
+        mll, x, y, epochs=cell["epochs"], batch_size=100, lr=lr, final_lr=lr / 100, burn_in=10,
         every=5, hyper_steps=10, seed=cell["seed"], progress=False,
     )  # fmt: skip
     start.eval()
