@@ -15,6 +15,7 @@ from torch.distributions import Categorical
 from gpclml._utils.arguments import checked
 from gpclml.curvature.output_likelihoods import output_likelihood
 from gpclml.errors import ArgumentError, ShapeError
+from gpclml.evaluation.calibration import LOG_TEMPERATURE_DEVIATION
 from gpclml.evidence.sampling import laplace_conditional_log_density, linearized_outputs
 from gpclml.mlls import LaplaceEvidence
 from gpclml.models import LinearizedNetwork
@@ -143,7 +144,6 @@ def bridged(outputs: Tensor, covariance: Tensor) -> Categorical:
 
 
 _FOLDS = 5
-_SPREAD = 0.5  # standard deviation of log temperatures that few validation points cannot exceed
 Batches = Callable[[], Iterator[tuple[Tensor, Tensor]]]
 
 
@@ -302,7 +302,7 @@ def calibrated(
             predicted = of_outputs.predictive(
                 outputs, scale * covariances[place], math.exp(log_temperature)
             )
-            of_temperature = 0.5 * (log_temperature / _SPREAD) ** 2
+            of_temperature = 0.5 * (log_temperature / LOG_TEMPERATURE_DEVIATION) ** 2
             own = target.reshape(predicted.batch_shape)  # of one output also as a column
             return of_temperature - float(predicted.log_prob(own).double().sum())
 

@@ -14,6 +14,9 @@ from gpclml._utils.arrays import ArrayLike, takes_arrays
 
 __all__ = ["expected_calibration_error", "fit_temperature", "out_of_distribution_auroc"]
 
+LOG_TEMPERATURE_DEVIATION = 0.5
+"""Standard deviation of the prior of log temperatures, here and in ``gpclml.Laplace``."""
+
 _LARGEST_LOG = math.log(1e3)
 
 
@@ -53,11 +56,16 @@ def expected_calibration_error(
 @takes_arrays()
 @checked(outputs="(N, C) | (S, N, C)", labels="integer (N,)")
 def fit_temperature(outputs: ArrayLike, labels: ArrayLike) -> float:
-    r"""The temperature T of the largest log likelihood of labels (Guo et al. 2017, Section 4.2).
+    r"""The most probable temperature T given labels (Guo et al. 2017, Section 4.2, with a prior).
 
     .. math:: \max_T \sum_n \log \frac1S \sum_s \operatorname{softmax}(f_{sn} / T)_{y_n}
+        - \tfrac12 (\log T / 0.5)^2
 
     S is 1 for one network; with several draws of its weights, the outputs of each are divided by T.
+    The last term is a normal prior of log T. The likelihood alone grows without end as T falls to
+    zero if every label has the largest logit, which a few hundred held-out points of a good network
+    often fulfil; a network so sharp loses many nats at its first mistake. With a thousand points
+    or more the prior hardly counts.
 
     Args:
         outputs: Logits of points that were not trained on, ``(N, C)`` or ``(S, N, C)``.
@@ -81,7 +89,8 @@ def fit_temperature(outputs: ArrayLike, labels: ArrayLike) -> float:
 
     def loss(log_temperature: float) -> float:
         of_draws = torch.log_softmax(logits / math.exp(log_temperature), dim=-1)
-        return -float(of_draws.gather(-1, index).squeeze(-1).logsumexp(0).mean())
+        of_prior = 0.5 * (log_temperature / LOG_TEMPERATURE_DEVIATION) ** 2
+        return of_prior - float(of_draws.gather(-1, index).squeeze(-1).logsumexp(0).sum())
 
     limits = (-_LARGEST_LOG, _LARGEST_LOG)
     found = minimize_scalar(loss, bounds=limits, method="bounded", options={"xatol": 1e-6})

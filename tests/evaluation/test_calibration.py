@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -25,18 +27,38 @@ def test_the_temperature_of_labels_that_were_drawn_with_it(temperature):
     assert fit_temperature(logits, labels) == pytest.approx(temperature, rel=0.05)
 
 
-def test_the_temperature_of_an_average_is_of_the_largest_likelihood():
+def test_the_temperature_of_an_average_is_the_most_probable():
     generator = torch.Generator().manual_seed(1)
     outputs = 2 * torch.randn(4, 300, 3, generator=generator, dtype=torch.float64)
     labels = torch.randint(3, (300,), generator=generator)
 
-    def mean_log_probability(temperature):
+    def log_joint(temperature):
         probabilities = (outputs / temperature).softmax(-1).mean(0)
-        return float(probabilities[torch.arange(300), labels].log().mean())
+        prior = -0.5 * (math.log(temperature) / 0.5) ** 2
+        return float(probabilities[torch.arange(300), labels].log().sum()) + prior
 
     best = fit_temperature(outputs, labels)
     for other in (0.9 * best, 1.1 * best, 1.0):
-        assert mean_log_probability(best) >= mean_log_probability(other)
+        assert log_joint(best) > log_joint(other)
+
+
+@pytest.mark.parametrize("count", [1, 150])
+def test_the_temperature_of_points_that_are_all_right_stays_moderate(count):
+    """The likelihood of such points alone grows without end as the temperature falls to zero."""
+    generator = torch.Generator().manual_seed(2)
+    labels = torch.randint(10, (count,), generator=generator)
+    logits = 6 * torch.nn.functional.one_hot(labels, 10) + torch.randn(
+        count, 10, generator=generator
+    )
+    assert (logits.argmax(-1) == labels).all()
+    assert 0.3 < fit_temperature(logits, labels) < 1
+
+
+def test_many_labels_outweigh_the_prior_of_the_temperature():
+    generator = torch.Generator().manual_seed(3)
+    logits = 3 * torch.randn(5_000, 4, generator=generator, dtype=torch.float64)
+    labels = drawn_labels(logits / 8, generator)
+    assert fit_temperature(logits, labels) == pytest.approx(8, rel=0.1)
 
 
 def test_the_auroc_counts_pairs():
