@@ -123,7 +123,8 @@ def learning_rate(name: str) -> float:
     Residual networks have no normalization and begin as constant functions (Fixup). At .003,
     which MLPs and CNNs take, 500 steps leave up to half of 1,000 training digits wrong; from .02
     on, some starts end as a constant function, because their scalar shifts move too fast. At .01
-    none of 24 starts does, and 1,000 steps fit the digits.
+    none of 24 starts does, and 1,000 steps fit 98 to 100 % of the digits, 81 to 92 % with the
+    smallest of these networks.
 
     Args:
         name: Of the network, such as ``"resnet-8x1"``.

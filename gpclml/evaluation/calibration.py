@@ -64,8 +64,8 @@ def fit_temperature(outputs: ArrayLike, labels: ArrayLike) -> float:
     S is 1 for one network; with several draws of its weights, the outputs of each are divided by T.
     The last term is a normal prior of log T. The likelihood alone grows without end as T falls to
     zero if every label has the largest logit, which a few hundred held-out points of a good network
-    often fulfil; a network so sharp loses many nats at its first mistake. With a thousand points
-    or more the prior hardly counts.
+    often fulfil; a network so sharp loses many nats at its first mistake. With thousands of points
+    the prior hardly counts.
 
     Args:
         outputs: Logits of points that were not trained on, ``(N, C)`` or ``(S, N, C)``.

@@ -215,7 +215,7 @@ def test_learning_rate_of_family():
 def test_residual_network_is_trained():
     """At its family's rate a residual network fits nine tenths of the digits in 500 steps.
 
-    Seed 1 is one whose network ends as a constant function at .02 and .03.
+    At a rate of .03 this network, of seed 1, ends as a constant function.
     """
     data = images("digits", 1000, 1)
     x, y = data.train_x, data.train_y
