@@ -178,8 +178,8 @@ class DeepKernelTransfer(ExactGP):
         """An objective of the tasks: the values of ``mll(*model.prior(episodes))``.
 
         On a CPU value and gradient are computed together if the objective is the log marginal
-        likelihood or conditions on the first points, and the kernel is one of ``KERNELS`` (without
-        mixtures) or of GPyTorch's.
+        likelihood, conditions on the first points or holds out a random share, and the kernel is
+        one of ``KERNELS`` (without mixtures) or of GPyTorch's.
 
         Args:
             mll: An objective of this model.

@@ -153,7 +153,7 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
         if not self.model.training:
             every = LastPoints(m=0)
             return self.objective_at(data, data.split(every, None))
-        redrawn = self._drawing.redraws
+        redrawn = self.drawing.redraws
         return self.objective_at(data, self.draw_split(data), redrawn=redrawn)
 
     def compute_custom_loss(self, **kwargs: Any) -> Tensor:
@@ -186,11 +186,15 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
         Returns:
             Flat target indices on the CPU.
         """
-        return data.split(self._drawing, self._generator)
+        return data.split(self.drawing, self._generator)
+
+    def draw_rows(self, num_data: int) -> Split:
+        """The same for so many rows of one target each, all of which are observed."""
+        return self.drawing.split(num_data, self._generator)
 
     @property
-    def _drawing(self) -> Conditioning:
-        """The strategy of a call of the objective."""
+    def drawing(self) -> Conditioning:
+        """The strategy of a call of the objective: ``conditioning``, or the default."""
         return self._default if self.conditioning is None else self.conditioning
 
     def objective_at(self, data: Observations, split: Split, *, redrawn: bool = False) -> Tensor:

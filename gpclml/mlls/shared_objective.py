@@ -7,6 +7,7 @@ features and raw parameters go to NumPy and LAPACK at once, and gradients come b
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any, cast
 
@@ -21,7 +22,7 @@ from gpytorch.mlls import MarginalLogLikelihood
 from numpy import ndarray
 from torch import Tensor
 
-from gpclml.conditioning import LastPoints
+from gpclml.conditioning import LastPoints, RandomHoldout
 from gpclml.inference.kernel_covariances import Hyperparameters
 from gpclml.inference.known_kernels import UnknownPartError, array_kernel, has_arrays
 from gpclml.linalg.lapack import (
@@ -59,27 +60,30 @@ def shared_objective(
     if type(mll) is not ConditionalMarginalLogLikelihood or not _is_plain(mll):
         return None
     n = targets.shape[-1]
-    held_out = n - cast(LastPoints, mll.conditioning).m
-    if held_out < 1 or not applies(points.detach()[:n, 0], held_out):
+    if not applies(points.detach()[:n, 0], n):
         return None
     rows = targets.detach().numpy()[..., None]
     columns = numpy.where(rows == numpy.arange(ways), 1.0, -1.0) if ways else rows.astype(float)
-    try:
-        density = _SharedDensity(mll, points, columns, held_out)
-    except UnknownPartError:
-        return None
-    values = density.values()
-    if values is None:
+    before = mll.get_extra_state()
+    held_out, order = _held_out(mll, n)
+    density = values = None
+    if held_out > 0:
+        with contextlib.suppress(UnknownPartError):
+            density = _SharedDensity(mll, points, columns, held_out, order)
+            values = density.values()
+    if density is None or values is None:
+        mll.set_extra_state(before)  # the objective itself is to draw the same points
         return None
     mll.last_solve = ()
     return cast(Tensor, _Objective.apply(density, values, points, *density.raws))
 
 
 def _is_plain(mll: ConditionalMarginalLogLikelihood) -> bool:
-    """Whether the objective is the density of the last points under a homoskedastic likelihood."""
-    likelihood, model = mll.likelihood, cast(Any, mll.model)
+    """Whether it is the density of one block given all others, and the noise has one variance."""
+    likelihood, model, strategy = mll.likelihood, cast(Any, mll.model), mll.drawing
     return (
-        type(mll.conditioning) is LastPoints
+        type(strategy) in (LastPoints, RandomHoldout)
+        and getattr(strategy, "condition_on", None) is None
         and mll.solver in ("auto", "cholesky")
         and mll.factor_dtype != torch.float32
         and model.training
@@ -90,6 +94,14 @@ def _is_plain(mll: ConditionalMarginalLogLikelihood) -> bool:
         and settings.observation_nan_policy.value() == "ignore"
         and not has_terms(model)
     )
+
+
+def _held_out(mll: ConditionalMarginalLogLikelihood, n: int) -> tuple[int, ndarray | None]:
+    """How many points are held out, and the order in which these are the last; None as they are."""
+    if isinstance(mll.drawing, LastPoints):
+        return n - mll.drawing.m, None
+    rows = mll.draw_rows(n).held_out[0][0].numpy()
+    return len(rows), numpy.concatenate([numpy.delete(numpy.arange(n), rows), rows])
 
 
 class _Points:
@@ -114,7 +126,12 @@ class _SharedDensity:
     """
 
     def __init__(
-        self, mll: ConditionalMarginalLogLikelihood, points: Tensor, targets: ndarray, b: int
+        self,
+        mll: ConditionalMarginalLogLikelihood,
+        points: Tensor,
+        targets: ndarray,
+        b: int,
+        order: ndarray | None,
     ) -> None:
         model = cast(Any, mll.model)
         kernel = cast(Kernel, model.covar_module)
@@ -127,13 +144,14 @@ class _SharedDensity:
 
         if kernel.active_dims is not None or not has_arrays(kernel, points.shape[-1]):
             raise UnknownPartError
-        numbers = points.detach().double().numpy()
+        numbers = points.detach().double().numpy().reshape(*targets.shape[:2], -1)
+        if order is not None:
+            numbers, targets = numbers[:, order], targets[:, order]
         self._of_points = numpy.zeros_like(numbers) if points.requires_grad else None
-        self._kernels = []
-        n = targets.shape[1]
-        for rows in (slice(first, first + n) for first in range(0, len(numbers), n)):
-            gradient = None if self._of_points is None else self._of_points[rows]
-            of_task = _Points(numbers[rows], gradient)
+        self._kernels, self._order = [], order
+        for task in range(len(numbers)):
+            gradient = None if self._of_points is None else self._of_points[task]
+            of_task = _Points(numbers[task], gradient)
             self._kernels.append(array_kernel(kernel, points, number, points_of))
         self._noise = number(mll.likelihood.noise_covar, "noise")
         is_constant = type(model.mean_module) is ConstantMean
@@ -178,7 +196,12 @@ class _SharedDensity:
                 if self._constant is not None:
                     self._constant.add(-of_residuals.sum())
                 kernel.add_gradient(G, 1.0)
-        return self._of_points, [one.gradient for one in self._numbers]
+        of_points = self._of_points
+        if of_points is not None:
+            if self._order is not None:
+                of_points = of_points[:, self._order.argsort()]
+            of_points = of_points.reshape(-1, of_points.shape[-1])
+        return of_points, [one.gradient for one in self._numbers]
 
 
 class _Objective(torch.autograd.Function):

@@ -16,7 +16,7 @@ from gpytorch.kernels import (
 from gpytorch.priors import GammaPrior
 from test_deep_kernel_transfer import SHOTS, WAYS, episodes, regression, transfer
 
-from gpclml.conditioning import LastPoints, RandomHoldout
+from gpclml.conditioning import KFold, LastPoints, RandomHoldout
 from gpclml.errors import NonFiniteError, UnsupportedError
 from gpclml.kernels import CosineSimilarityKernel
 from gpclml.meta import DeepKernelTransfer, Episodes
@@ -171,10 +171,39 @@ def test_of_several_tasks_each_has_a_covariance():
     assert_same(model, episodes(3), objective(model))
 
 
+@pytest.mark.parametrize("fraction", [0.1, 0.5, 1.0])
+@pytest.mark.parametrize("data", [episodes(2), regression(3)], ids=["classes", "regression"])
+@pytest.mark.parametrize("kernel", ["cosine", "batch_norm_cosine", "rbf"])
+def test_points_held_out_at_random_are_put_last(kernel, data, fraction):
+    model = moved(transfer(kernel))
+    seeded = RandomHoldout(fraction, seed=1)
+    assert_same(model, data, objective(model, conditioning=seeded))
+
+
+@pytest.mark.parametrize("conditioning", [None, RandomHoldout(0.5)])
+def test_draws_are_those_of_the_objective(conditioning):
+    model, data = transfer("rbf"), regression(2)
+    mll, other = (objective(model, conditioning=conditioning, seed=4) for _ in range(2))
+    found = [model.objective(mll, data) for _ in range(3)]
+    expected = torch.stack([other(*model.prior(data)) for _ in range(3)])
+    assert all(map(is_one_node, found))
+    torch.testing.assert_close(torch.stack(found), expected, rtol=0, atol=1e-10)
+    assert not torch.allclose(expected[0], expected[1])
+    assert torch.equal(mll.get_extra_state(), other.get_extra_state())
+
+
+def test_draws_of_what_is_left_to_the_objective_are_its_own():
+    model, data = transfer("spectral_mixture"), regression(1)
+    mll, other = (objective(model, conditioning=RandomHoldout(0.5)) for _ in range(2))
+    value = model.objective(mll, data)
+    assert not is_one_node(value)
+    torch.testing.assert_close(value, other(*model.prior(data)))
+
+
 def test_other_conditionings_are_left_to_the_objective():
     model = transfer("rbf")
-    seeded = RandomHoldout(0.5, seed=1)
-    assert_same(model, episodes(1), objective(model, conditioning=seeded), at_once=False)
+    for other in (RandomHoldout(0.5, seed=1, condition_on=3), KFold(3, seed=1)):
+        assert_same(model, episodes(1), objective(model, conditioning=other), at_once=False)
     with gpytorch.settings.observation_nan_policy("mask"):
         assert_same(model, episodes(1), objective(model), at_once=False)
 
