@@ -235,6 +235,7 @@ _MOST_CHANNELS = 4  # of images, whose patches are kept
 _LAYERS = [torch.nn.Conv2d, torch.nn.BatchNorm2d, torch.nn.MaxPool2d, torch.nn.ReLU]
 _pool: Any = torch.ops.aten.max_pool2d_with_indices
 _pool_backward: Any = torch.ops.aten.max_pool2d_with_indices_backward
+_relu_backward: Any = torch.ops.aten.threshold_backward
 
 
 def first_block(block: torch.nn.Sequential, images: Tensor) -> Tensor | None:
@@ -325,7 +326,7 @@ class _Pooled(torch.autograd.Function):
             found = torch.autograd.grad(values, (weight, shift), grads[0], create_graph=True)
             return None, *found, None
         size, at_once = len(weight), min(n, ctx.at_once)
-        grad = torch.where(out > 0, grads[0], 0.0).contiguous(memory_format=torch.channels_last)
+        grad = _relu_backward(grads[0], out, 0).contiguous(memory_format=torch.channels_last)
         of_weight = patches.new_zeros(patches.shape[1], size)
         work = patches.new_empty(at_once, height, width, size).permute(0, 3, 1, 2)
         parts = zip(
