@@ -15,6 +15,7 @@ from gpclml.meta import (
     evaluate_tasks,
     fit_task_temperature,
 )
+from gpclml.meta.evaluation import class_log_probabilities
 
 
 def test_two_classes_are_the_probit_of_the_difference():
@@ -23,7 +24,7 @@ def test_two_classes_are_the_probit_of_the_difference():
     p = class_probabilities(Normal(mean, scale))
     difference = (mean[0] - mean[1]) / scale.square().sum(0).sqrt()
     expected = Normal(0.0, 1.0).cdf(difference)
-    torch.testing.assert_close(p, torch.stack([expected, 1 - expected], -1), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(p, torch.stack([expected, 1 - expected], -1), rtol=1e-6, atol=1e-9)
 
 
 def test_many_classes_are_as_by_sampling():
@@ -40,15 +41,55 @@ def test_many_classes_are_as_by_sampling():
     assert float((p - shares).abs().max()) < 5 * 0.5 / draws**0.5
 
 
-def test_many_tasks_are_computed_part_by_part(monkeypatch):
+def finely(mean, scale):
+    """Log probabilities ``(ways, q)`` by a sum over 20,000 points, from ten deviations below."""
+    low, high = (mean - 10 * scale).amin(-2), mean.amax(-2) + 10 * scale.amax(-2)
+    t = low + (high - low) * torch.linspace(0, 1, 20_000, dtype=mean.dtype)[:, None, None]
+    normal = Normal(mean, scale)
+    below = torch.special.log_ndtr((t - mean) / scale)
+    terms = below.sum(-2, keepdim=True) - below + normal.log_prob(t)
+    return torch.log_softmax(terms.logsumexp(0), -2)
+
+
+@pytest.mark.parametrize(
+    ("ways", "spread", "scales"),
+    [
+        (5, 0.5, (0.35, 0.35)), (20, 0.3, (0.2, 0.4)), (5, 0.5, (0.03, 0.03)),
+        (5, 1.0, (0.04, 1.0)), (20, 0.0, (1.0, 1.0)), (3, 5.0, (0.1, 0.2)),
+    ],
+)  # fmt: skip
+def test_logarithms_are_exact_for_improbable_classes_too(ways, spread, scales):
+    generator = torch.Generator().manual_seed(1)
+    least, most = scales
+    mean = spread * torch.randn(ways, 30, generator=generator, dtype=torch.float64)
+    scale = torch.rand(ways, 30, generator=generator, dtype=torch.float64)
+    scale = least * (most / least) ** scale
+    mean[0, 0] = -4.0  # below all others
+    expected = finely(mean.unsqueeze(0), scale.unsqueeze(0)).squeeze(0).mT
+    found = class_log_probabilities(Normal(mean, scale))
+    torch.testing.assert_close(found, expected, rtol=1e-7, atol=5e-6)
+    found = class_log_probabilities(Normal(mean.float(), scale.float()))
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-4)
+
+
+def test_a_batch_is_a_stack_of_singles(monkeypatch):
     generator = torch.Generator().manual_seed(0)
     mean = torch.randn(5, 3, 4, generator=generator, dtype=torch.float64)
-    predictive = Normal(mean, 0.3 + torch.rand(5, 3, 4, generator=generator, dtype=torch.float64))
-    expected = class_probabilities(predictive)
-    monkeypatch.setattr("gpclml.meta.evaluation._MOST_AT_ONCE", 4 * 3**2 * 48 * 2)
-    torch.testing.assert_close(class_probabilities(predictive), expected)
-    one = Normal(predictive.mean[0], predictive.stddev[0])
-    torch.testing.assert_close(class_probabilities(one), expected[0])
+    scale = 0.1 + torch.rand(5, 3, 4, generator=generator, dtype=torch.float64)
+    singles = torch.stack(
+        [class_probabilities(Normal(*one)) for one in zip(mean, scale, strict=True)]
+    )
+    assert torch.equal(class_probabilities(Normal(mean, scale)), singles)
+    monkeypatch.setattr("gpclml.meta.evaluation._MOST_AT_ONCE", 1_000)
+    assert torch.equal(class_probabilities(Normal(mean, scale)), singles)
+
+
+def test_deviations_far_below_the_range_are_raised():
+    mean = torch.tensor([0.0, 1.0, 1.0]).unsqueeze(-1)
+    p = class_probabilities(Normal(mean, torch.tensor([2.0, 1e-9, 1e-9]).unsqueeze(-1)))
+    above = float(Normal(0.0, 2.0).cdf(torch.tensor(1.0)))
+    expected = torch.tensor([[1 - above, above / 2, above / 2]])
+    torch.testing.assert_close(p, expected, rtol=1e-2, atol=1e-2)
 
 
 def test_sure_classes_and_equal_ones():
