@@ -245,10 +245,11 @@ def first_block(block: torch.nn.Sequential, images: Tensor) -> Tensor | None:
     which convolution, normalization and pooling each write and read again. But over all patches p
     of the images a channel with weights w has mean :math:`w^\top \bar p` and variance
     :math:`w^\top \operatorname{Cov}(p)\, w`: normalization becomes a part of the weights, and a few
-    images at a time, only what is left after pooling is written.
+    images at a time, only what is left after pooling is written. In evaluation the running
+    statistics stand in their place.
 
-    None where the block is better called: in evaluation, on a GPU, of images that need a gradient,
-    with hooks. Channels of the output are last in memory.
+    None where the block is better called: on a GPU, of images that need a gradient, with hooks.
+    Channels of the output are last in memory.
     """
     if not _applies(block, images):
         return None
@@ -256,18 +257,22 @@ def first_block(block: torch.nn.Sequential, images: Tensor) -> Tensor | None:
     n, channels, height, width = images.shape
     windows = pad(images, (1, 1, 1, 1)).unfold(2, 3, 1).unfold(3, 3, 1)
     patches = windows.permute(0, 2, 3, 1, 4, 5).reshape(-1, 9 * channels)
-    mean = patches.mean(0)
-    patches = patches.sub_(mean)
     weight = convolution.weight.flatten(1)
-    variance = ((weight @ (patches.mT @ patches / len(patches))) * weight).sum(1)
-    scale = normalization.weight * torch.rsqrt(variance + normalization.eps)
-    # Normalization takes the bias out; optimizers are given its gradient all the same.
-    shift = normalization.bias + 0.0 * convolution.bias
-    with torch.no_grad():
-        count, momentum = len(patches), normalization.momentum
-        normalization.running_mean.lerp_(weight @ mean + convolution.bias, momentum)
-        normalization.running_var.lerp_(variance * (count / (count - 1)), momentum)
-        normalization.num_batches_tracked.add_(1)
+    if normalization.training:
+        mean = patches.mean(0)
+        patches = patches.sub_(mean)
+        variance = ((weight @ (patches.mT @ patches / len(patches))) * weight).sum(1)
+        scale = normalization.weight * torch.rsqrt(variance + normalization.eps)
+        # Normalization takes the bias out; optimizers are given its gradient all the same.
+        shift = normalization.bias + 0.0 * convolution.bias
+        with torch.no_grad():
+            count, momentum = len(patches), normalization.momentum
+            normalization.running_mean.lerp_(weight @ mean + convolution.bias, momentum)
+            normalization.running_var.lerp_(variance * (count / (count - 1)), momentum)
+            normalization.num_batches_tracked.add_(1)
+    else:
+        scale = normalization.weight * torch.rsqrt(normalization.running_var + normalization.eps)
+        shift = normalization.bias + scale * (convolution.bias - normalization.running_mean)
     sides = (n, height, width)
     return cast(Tensor, _Pooled.apply(patches, scale.unsqueeze(1) * weight, shift, sides))
 
@@ -277,9 +282,7 @@ def _applies(block: torch.nn.Sequential, images: Tensor) -> bool:
         return False
     convolution, normalization = cast(Any, block[0]), cast(Any, block[1])
     return (
-        block.training
-        and normalization.training
-        and normalization.track_running_stats
+        normalization.track_running_stats
         and normalization.momentum is not None
         and not images.requires_grad
         and images.device.type == "cpu"
@@ -303,15 +306,15 @@ class _Pooled(torch.autograd.Function):
         (n, height, width), size = sides, len(weight)
         at_once = max(1, _AT_ONCE // (height * width * size))
         out = patches.new_empty(n, height // 2, width // 2, size).permute(0, 3, 1, 2)
-        places = torch.empty_like(out, dtype=torch.long)
+        differentiates = any(ctx.needs_input_grad)
+        places = torch.empty_like(out if differentiates else out[:at_once], dtype=torch.long)
         work, columns = patches.new_empty(at_once * height * width, size), weight.mT.contiguous()
-        parts = zip(
-            patches.split(len(work)), out.split(at_once), places.split(at_once), strict=True
-        )
+        of_places = places.split(at_once) if differentiates else itertools.repeat(places)
+        parts = zip(patches.split(len(work)), out.split(at_once), of_places, strict=differentiates)
         for rows, part, place in parts:
             values = torch.addmm(shift, rows, columns, out=work[: len(rows)])
             values = values.view(-1, height, width, size).permute(0, 3, 1, 2)
-            _pool.out(values, [2, 2], [2, 2], out=part, indices=place)
+            _pool.out(values, [2, 2], [2, 2], out=part, indices=place[: len(part)])
         out.relu_()
         ctx.save_for_backward(patches, weight, shift, out, places)
         ctx.sides, ctx.at_once = sides, at_once

@@ -29,7 +29,8 @@ __all__ = [
     "task_log_probabilities",
 ]
 
-_AT_ONCE = 20
+_AT_ONCE = 20  # tasks
+_INPUTS_AT_ONCE = 2**21  # numbers of these; a network's arrays have some tens of times as many
 _AT_ONCE_ON_A_GPU = 40  # where a call costs more than its arithmetic
 _PER_DEVIATION = 4  # points of a sum in the smallest standard deviation
 _REACH = 6.0  # standard deviations below the least mean, and above the largest, of these points
@@ -161,7 +162,10 @@ def _results(model: DeepKernelTransfer, tasks: Tasks, count: int) -> tuple[int, 
 
 def batches(tasks: Tasks, count: int, like: Tensor) -> Iterator[Episodes]:
     """The first tasks of a source, as many at once as is fast, in type and place of a tensor."""
-    at_once = _AT_ONCE if like.device.type == "cpu" else _AT_ONCE_ON_A_GPU
+    at_once = _AT_ONCE_ON_A_GPU
+    if like.device.type == "cpu":
+        points, _ = tasks.draw([0]).points()
+        at_once = min(_AT_ONCE, max(1, _INPUTS_AT_ONCE // points.numel()))
     for first in range(0, count, at_once):
         drawn = tasks.draw(range(first, min(first + at_once, count)))
         yield drawn.to(like.device, like.dtype)

@@ -22,10 +22,13 @@ def block_and_images(channels=1, sides=(12, 12), width=5, count=7, dtype=torch.f
 CASES = [(1, (12, 12), 5), (3, (13, 10), 7), (2, (2, 3), 1), (1, (70, 70), 64)]
 
 
+@pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize(("channels", "sides", "width"), CASES)
-def test_values_gradients_and_statistics_are_those_of_the_layers(channels, sides, width):
+def test_values_gradients_and_statistics_are_those_of_the_layers(channels, sides, width, training):
     block, images = block_and_images(channels, sides, width)
     images = images.contiguous(memory_format=torch.channels_last)
+    block(images)  # running statistics that are not those of a start
+    block.train(training)
     layers = copy.deepcopy(block)
     expected, values = layers(images), first_block(block, images)
     torch.testing.assert_close(values, expected, rtol=1e-10, atol=1e-10)
@@ -36,6 +39,16 @@ def test_values_gradients_and_statistics_are_those_of_the_layers(channels, sides
         torch.testing.assert_close(one.grad, other.grad, rtol=1e-9, atol=1e-9, msg=name)
     for one, other in zip(block.buffers(), layers.buffers(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("count", [1, 7])
+@pytest.mark.parametrize("training", [True, False])
+def test_without_gradients_values_are_the_same(training, count):
+    block, images = block_and_images(1, (70, 70), 64, count)
+    block.train(training)
+    layers = copy.deepcopy(block)
+    with torch.no_grad():
+        torch.testing.assert_close(first_block(block, images), layers(images))
 
 
 def test_background_is_one_place_of_its_windows():
@@ -64,14 +77,17 @@ def test_what_is_left_to_the_layers():
     assert first_block(block, images.clone().requires_grad_()) is None
     assert first_block(block, images.float()) is None
     assert first_block(block, images.repeat(1, 5, 1, 1)) is None
-    assert first_block(copy.deepcopy(block).eval(), images) is None
+    without = copy.deepcopy(block).eval()
+    without[1].track_running_stats = False
+    assert first_block(without, images) is None
     hooked = copy.deepcopy(block)
     hooked[0].register_forward_hook(lambda module, args, output: None)
     assert first_block(hooked, images) is None
 
 
-def test_a_network_takes_it_in_training():
-    network = ConvBlocks(2, width=3).double()
+@pytest.mark.parametrize("training", [True, False])
+def test_a_network_takes_it(training):
+    network = ConvBlocks(2, width=3).double().train(training)
     layers = copy.deepcopy(network)
     _, images = block_and_images()
     torch.testing.assert_close(network(images), layers.blocks(images).flatten(1))
