@@ -6,7 +6,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
@@ -111,12 +111,13 @@ def train_together(cells: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]
     members = [_member(first, seed) for seed in seeds]
     _train(members, first)
     seconds = (time.perf_counter() - start) / len(seeds)
+    temperatures = [_temperature(member) for member in members]
     answers = []
     for cell in cells:
-        member = members[seeds.index(cell["seed"])]
+        place = seeds.index(cell["seed"])
+        member, test = members[place], sources_on_device(cell).test
         done = {"train_seconds": seconds, "best_step": float(member.step)}
-        sources = replace(sources_on_device(cell), validation=member.validation)
-        scores = test_scores(member.model, sources, cell["test_tasks"])
+        scores = test_scores(member.model, test, cell["test_tasks"], temperatures[place])
         answers.append({**scores, **done})
     return answers
 
@@ -147,18 +148,23 @@ def conditioning(objective: str, tasks: Tasks) -> Conditioning:
     return LastPoints(m=tasks.draw([0]).num_support if objective == "clml" else 0)
 
 
-def test_scores(model: Model, sources: Sources, count: int) -> dict[str, float]:
-    """The metrics of a model on test tasks.
+def _temperature(member: _Member) -> float | None:
+    """What is best for validation tasks; None in regression and where nothing validates."""
+    if member.validation is None or member.train.draw([0]).ways == 0:
+        return None
+    log_p, labels = _log_probabilities(member.model, member.validation, VALIDATION_TASKS)
+    return fit_temperature(log_p.flatten(0, 1), labels.flatten())
 
-    Where there are tasks to validate on, probabilities are also tempered by what is best for these.
-    """
-    if sources.train.draw([0]).ways == 0:
-        return summary(evaluate(model, sources.test, count))
-    log_p, labels = _log_probabilities(model, sources.test, count)
+
+def test_scores(
+    model: Model, tasks: Tasks, count: int, temperature: float | None
+) -> dict[str, float]:
+    """The metrics of a model on test tasks; with a temperature also of tempered probabilities."""
+    if tasks.draw([0]).ways == 0:
+        return summary(evaluate(model, tasks, count))
+    log_p, labels = _log_probabilities(model, tasks, count)
     scores = summary(class_scores(log_p, labels))
-    if sources.validation is not None:
-        known, truth = _log_probabilities(model, sources.validation, VALIDATION_TASKS)
-        temperature = fit_temperature(known.flatten(0, 1), truth.flatten())
+    if temperature is not None:
         tempered = summary(class_scores(log_p, labels, temperature))
         scores["temperature"] = temperature
         scores |= {f"tempered_{name}": tempered[name] for name in ("nll", "calibration_error")}
