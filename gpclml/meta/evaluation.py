@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 _AT_ONCE = 20  # tasks
-# Numbers in the inputs of tasks that a CPU evaluates at once. Arrays of Conv4 have 16 times as many.
+# Numbers in the inputs that a CPU evaluates at once. Arrays of Conv4 have 16 times as many.
 _INPUTS_AT_ONCE = 2**21
 _AT_ONCE_ON_A_GPU = 40  # where a call costs more than its arithmetic
 _PER_DEVIATION = 4  # points of a sum in the smallest standard deviation
