@@ -152,7 +152,7 @@ def head_poses(out_of_range: bool) -> Make:
 
 
 def digits(shots: int, seed: int, ways: int = 3) -> Sources:
-    """Tasks of scikit-learn's digits; mirror images of other digits decide which look is kept."""
+    """Tasks of scikit-learn's digits, with mirror images of digits of training for validation."""
     data = load_images("digits")
 
     def tasks(low: int, high: int, place: int, mirrored: bool = False) -> ImageTasks:
@@ -161,7 +161,7 @@ def digits(shots: int, seed: int, ways: int = 3) -> Sources:
         some = replace(data, images=images, labels=data.labels[rows])
         return _image_tasks(some, shots, 3 * seed + place, ways=ways, rotations=place < 2)
 
-    # Training has only turned digits, so mirrored ones are almost as new to it as others.
+    # Training turns its digits and does not mirror them, so mirror images are new to it.
     return Sources(tasks(0, 6, 0), tasks(2, 6, 1, mirrored=True), tasks(6, 10, 2))
 
 
