@@ -6,10 +6,10 @@ from typing import Annotated
 import pandas
 import typer
 
-from benchmarks._options import errors_as_text, names
+from benchmarks._options import check_known, errors_as_text, names
 from benchmarks._tables import table
 from benchmarks.dkt.examples import draw_examples
-from benchmarks.dkt.study import STUDY, objective_differences
+from benchmarks.dkt.study import STUDY, paired_differences
 from gpclml.errors import DataError
 
 app = STUDY.make_app()
@@ -29,11 +29,19 @@ def examples(
 @app.command()
 def differences(
     rows: Annotated[list[Path], typer.Argument(help="Files of rows, as report --csv writes them.")],
+    less: Annotated[
+        str | None,
+        typer.Option(help="A kernel: print other kernels less this one, under each objective."),
+    ] = None,
 ) -> None:
-    """Print what the CLML changes, of the rows of several files together."""
+    """Print what the CLML changes, or another kernel, of the rows of several files together."""
     with errors_as_text():
         done = pandas.concat([_rows(path) for path in rows], ignore_index=True)
-        print(table(objective_differences(done)))
+        if less is None:
+            print(table(paired_differences(done)))
+        else:
+            check_known("less", (less,), sorted(set(done["kernel"])))
+            print(table(paired_differences(done, "kernel", less)))
 
 
 def _rows(path: Path) -> pandas.DataFrame:

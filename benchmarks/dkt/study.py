@@ -28,7 +28,7 @@ from benchmarks.study import Study
 from gpclml.errors import ArgumentError
 from gpclml.meta import KERNELS
 
-__all__ = ["STUDY", "make_grid", "objective_differences", "sections"]
+__all__ = ["STUDY", "make_grid", "paired_differences", "sections"]
 
 _METRICS = {  # title, factor and digits
     "accuracy": ("accuracy, %", 100, 1), "mse": ("squared error", 1, 3),
@@ -55,7 +55,7 @@ def sections(done: pandas.DataFrame) -> Iterator[str]:
     for name in sorted(set(done["study"])):
         yield f"- `{name}`: {STUDIES[name].about}."
     yield section("Results", _ABOUT, table(_results(done)))
-    differences = objective_differences(done)
+    differences = paired_differences(done)
     if len(differences):
         yield section("CLML less LML", _ABOUT_DIFFERENCES, table(differences))
 
@@ -100,26 +100,30 @@ def _interval(halves: pandas.Series, digits: int) -> str:
     return f"± {math.sqrt((halves**2).sum()) / len(halves):.{digits}f}" if len(halves) else "-"
 
 
-def objective_differences(done: pandas.DataFrame) -> pandas.DataFrame:
-    """Scores under each other objective less those under the LML, paired by seed.
+def paired_differences(
+    done: pandas.DataFrame, of: str = "objective", base: str = "lml"
+) -> pandas.DataFrame:
+    """Scores less those of one objective, or of one kernel, paired by seed.
 
     Args:
         done: Finished cells.
+        of: ``"objective"`` or ``"kernel"``: what differs in a pair; all else is the same.
+        base: The objective or kernel whose scores are subtracted.
 
     Returns:
         A row for each study, number of ways and shots, kernel and objective, with means and half
         their 95% intervals over seeds.
     """
-    done, keys = _with_ways(done), _keys(done)
-    metrics = [name for name in ("accuracy", "mse", "nll") if name in done]
-    lml = done[done["objective"] == "lml"].set_index([*keys[:-1], "seed"])[metrics]
-    others = done[done["objective"].isin([name for name in OBJECTIVES if name != "lml"])]
-    pairs = others.join(lml.add_suffix("_lml"), on=lml.index.names, how="inner")
-    columns = {}
+    done = _with_ways(done.assign(objective=done["objective"].fillna("-")))
+    keys, metrics = _keys(done), [name for name in ("accuracy", "mse", "nll") if name in done]
+    same = [*(name for name in keys if name != of), "seed"]
+    bases = done[done[of] == base].set_index(same)[metrics].add_suffix("_base")
+    pairs = done[done[of] != base].join(bases, on=same, how="inner")
+    columns, rows = {}, [pairs[key] for key in keys]
     for name, (title, factor, digits) in _METRICS.items():
         if name in metrics:
-            less = (factor * (pairs[name] - pairs[f"{name}_lml"])).groupby([pairs[k] for k in keys])
-            columns[title] = less.agg(_paired, digits)
+            less = factor * (pairs[name] - pairs[f"{name}_base"])
+            columns[title] = less.groupby(rows).agg(_paired, digits)
     return pandas.DataFrame(columns).dropna(axis="columns", how="all").fillna("-")
 
 

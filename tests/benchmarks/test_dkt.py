@@ -95,6 +95,21 @@ def test_what_the_conditional_objective_changes(tmp_path):
     assert "no rows of cells" in answer.stderr
 
 
+def test_what_another_kernel_changes(tmp_path):
+    lines = ["study,shots,kernel,objective,seed,accuracy"]
+    for kernel, first in (("rbf", 0.5), ("linear", 0.52)):
+        lines += [f"digits,1,{kernel},lml,{seed},{first + 0.01 * seed}" for seed in range(3)]
+    lines += ["digits,1,linear,clml,0,0.9", "digits,1,pixels,,0,0.3", "digits,1,maml,,0,0.4"]
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    text = CliRunner().invoke(app, f"differences {tmp_path / 'a.csv'} --less rbf".split()).stdout
+    assert text.splitlines()[2:] == ["| digits | 1 | linear | lml | +2.0 ± 0.0 |"]
+    text = CliRunner().invoke(app, f"differences {tmp_path / 'a.csv'} --less pixels".split()).stdout
+    assert text.splitlines()[2:] == ["| digits | 1 | maml | - | +10.0 |"]
+    answer = CliRunner().invoke(app, f"differences {tmp_path / 'a.csv'} --less rfb".split())
+    assert answer.exit_code == 2
+    assert "rbf" in answer.stderr
+
+
 def test_studies_share_a_training(tmp_path, monkeypatch):
     same = dataclasses.replace(STUDIES["digits"], about="again")
     monkeypatch.setattr(studies, "STUDIES", {**STUDIES, "again": same})
