@@ -42,3 +42,12 @@ def test_test_files_have_names_of_their_own():
     """Pytest imports them by name alone, so that two of one name cannot be collected together."""
     names = [path.name for path in Path(__file__).parent.rglob("test_*.py")]
     assert len(names) == len(set(names))
+
+
+def test_every_seed_may_be_an_integer_of_numpy():
+    """PyTorch's generators take those of Python alone, so one function converts them."""
+    allowed = {"manual_seed(0)", "manual_seed(int("}
+    for path in Path(gpclml.__file__).parent.rglob("*.py"):
+        for line in path.read_text().splitlines():
+            if ".manual_seed(" in line and ">>>" not in line and path.name != "arguments.py":
+                assert any(one in line for one in allowed), f"{path}: {line.strip()}"

@@ -10,6 +10,7 @@ import functools
 import importlib
 import inspect
 import math
+import operator
 import re
 import sys
 from collections.abc import Callable
@@ -110,6 +111,13 @@ def check_counts(least: int = 1, suggestion: str = "", /, **numbers: int | None)
         whole = isinstance(number, int) or is_integer(number)
         if not whole or isinstance(number, bool) or number < least:
             raise ArgumentError(name, number, f"an integer of at least {least}", suggestion)
+
+
+def seeded(seed: int | torch.Generator) -> torch.Generator:
+    """A generator on the CPU with this seed, also one of NumPy's integers; a generator itself."""
+    if isinstance(seed, torch.Generator):
+        return seed
+    return torch.Generator().manual_seed(operator.index(seed))
 
 
 def check_positive(suggestion: str = "", /, **numbers: float | Tensor | None) -> None:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -211,6 +212,8 @@ def _storable(value: Any, where: str) -> Any:
         return copied
     if type(value) in (list, tuple):
         return type(value)(_storable(entry, f"{where}[{i}]") for i, entry in enumerate(value))
+    if isinstance(value, np.generic):  # as in arguments that a search took from an array
+        value = value.item()
     if type(value) in (*_PRIMITIVES, torch.Size, torch.device):
         return value
     expected = "a tensor, a primitive, or a list, tuple or dict of them"

@@ -265,7 +265,7 @@ def as_orders(orderings: int | Tensor, n: int, generator: torch.Generator) -> Te
         ArgumentError: If the number is below one.
         ShapeError: If given orders do not have two dimensions.
     """
-    if isinstance(orderings, int):
-        check_counts(orderings=orderings)
-        return torch.stack([torch.randperm(n, generator=generator) for _ in range(orderings)])
-    return orderings
+    if isinstance(orderings, Tensor):
+        return orderings
+    check_counts(orderings=orderings)
+    return torch.stack([torch.randperm(n, generator=generator) for _ in range(orderings)])

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpclml._utils.arguments import check_counts, checked
+from gpclml._utils.arguments import check_counts, checked, seeded
 from gpclml.errors import ArgumentError
 
 __all__ = [
@@ -100,7 +100,7 @@ class Conditioning(ABC):
         if rows.numel() == 0:
             raise ArgumentError("target", "no observed value", "at least one")
         if self.seed is not None:
-            generator = torch.Generator().manual_seed(self.seed)
+            generator = seeded(self.seed)
         return self._split(rows, num_data, generator)
 
     def _split(self, rows: Tensor, num_data: int, generator: torch.Generator | None) -> Split:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from gpclml._utils.arguments import check_counts, checked
+from gpclml._utils.arguments import check_counts, checked, seeded
 from gpclml._utils.resuming import ResumableDraws
 from gpclml.errors import ArgumentError, UnknownNameError
 
@@ -67,7 +67,7 @@ class AffineAugmentation(ResumableDraws):
         self.log_ranges: torch.nn.Parameter = torch.nn.Parameter(start)
         generators = torch.tensor([_GENERATORS[name] for name in ranges], dtype=start.dtype)
         self.register_buffer("generators", generators, persistent=False)
-        self._generator = torch.Generator().manual_seed(seed)
+        self._generator = seeded(seed)
 
     def ranges(self) -> dict[str, float]:
         """The current ranges by name."""

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from gpclml._utils.arguments import checked
+from gpclml._utils.arguments import checked, seeded
 from gpclml.datasets.sources import UciSource, data_folder, fetch, uci_source, uci_sources
 from gpclml.errors import ArgumentError, DataError, ShapeError, UnknownNameError
 
@@ -325,9 +325,8 @@ def load_published_splits(
 
 
 def _permutation(n: int, seed: int | Generator) -> Tensor:
-    if isinstance(seed, Generator):
-        return torch.randperm(n, generator=seed, device=seed.device).cpu()
-    return torch.randperm(n, generator=Generator().manual_seed(seed))
+    generator = seeded(seed)
+    return torch.randperm(n, generator=generator, device=generator.device).cpu()
 
 
 def _path(name: str, folder: str | os.PathLike[str] | None) -> Path:

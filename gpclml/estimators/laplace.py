@@ -12,7 +12,7 @@ from gpytorch.likelihoods import GaussianLikelihood, Likelihood, SoftmaxLikeliho
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Distribution, Normal
 
-from gpclml._utils.arguments import check_counts, check_finite, check_positive, checked
+from gpclml._utils.arguments import check_counts, check_finite, check_positive, checked, seeded
 from gpclml._utils.environment import progress_bar
 from gpclml._utils.files import read_checkpoint, write_checkpoint
 from gpclml._utils.resuming import check_state, digest
@@ -269,7 +269,7 @@ class Laplace:
         if method == "bridge" and not isinstance(self.likelihood, SoftmaxLikelihood):
             got, expected = "'bridge' without a softmax", "a SoftmaxLikelihood"
             raise UnsupportedError("method", got, expected, "Use 'closed'.")
-        source = torch.Generator().manual_seed(seed)
+        source = seeded(seed)
         tempered = 1.0 if method == "mode" else self.output_temperature
         parts = []
         chunks = points_of("x", x, _POINTS, self._device)

@@ -183,8 +183,8 @@ class StackedPrediction:
             A safeguarded Newton search between the least and the largest quantile of the
             components; about ten evaluations of the distribution function.
         """
-        if isinstance(probability, float | int):
-            return self._given(self._as_targets(self._quantile(_probability(probability))))
+        if isinstance(probability, float | int | np.number):
+            return self._given(self._as_targets(self._quantile(_probability(float(probability)))))
         found = [self._as_targets(self._quantile(_probability(float(one)))) for one in probability]
         return self._given(np.stack(found, -1) if found else np.empty((len(self), 0)))
 
@@ -218,7 +218,7 @@ class StackedPrediction:
             ``(count, m)``.
         """
         check_counts(count=count)
-        draws = np.random.default_rng(seed & (2**64 - 1))
+        draws = np.random.default_rng(int(seed) & (2**64 - 1))
         shape = (count, len(self))
         shares = self._w / self._w.sum()
         chosen = draws.choice(len(shares), size=shape, p=shares)

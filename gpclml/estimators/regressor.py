@@ -253,7 +253,7 @@ class Regressor(RegressorMixin, BaseEstimator):
         names = getattr(self, "feature_names_in_", None)
         parameters = self.get_params()
         state = parameters["random_state"]
-        parameters["random_state"] = state if isinstance(state, int) else None
+        parameters["random_state"] = int(state) if isinstance(state, int | np.integer) else None
         chosen = parameters["candidates"]
         parameters["candidates"] = None if chosen is None else list(chosen)
         content = {

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor
 
-from gpclml._utils.arguments import callers_level, check_counts, checked
+from gpclml._utils.arguments import callers_level, check_counts, checked, seeded
 from gpclml._utils.arrays import checked_training_data, points_as_tensor
 from gpclml._utils.environment import load_botorch
 from gpclml._utils.files import read_checkpoint, write_checkpoint
@@ -437,7 +437,7 @@ def _checked(x: ArrayLike, y: ArrayLike) -> tuple[Tensor, Tensor, list[str] | No
 def _drawn_rows(count: int, most: int, seed: int, device: torch.device) -> Tensor | None:
     if count <= most:
         return None
-    drawn = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    drawn = torch.randperm(count, generator=seeded(seed))
     return drawn[:most].sort().values.to(device)
 
 

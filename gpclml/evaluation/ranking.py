@@ -11,7 +11,7 @@ import torch
 from gpytorch.models import ExactGP
 from torch import Tensor
 
-from gpclml._utils.arguments import checked
+from gpclml._utils.arguments import checked, seeded
 from gpclml._utils.arrays import ArrayLike, takes_arrays
 from gpclml._utils.environment import progress_bar
 from gpclml.conditioning import as_orders
@@ -270,7 +270,7 @@ def _shared_orders(orderings: int | Tensor | None, targets: Tensor, m: int, seed
     if orderings is None:
         held_out = n - int(missing.sum()) - m
         orderings = _affordable(held_out, min(_MOST_ORDERS, _NUMBERS // held_out**2))
-    orders = as_orders(orderings, n, torch.Generator().manual_seed(seed)).cpu()
+    orders = as_orders(orderings, n, seeded(seed)).cpu()
     in_order = orders.sort(-1).values
     if in_order.shape[-1] != n or not bool((in_order == torch.arange(n)).all()):
         raise ArgumentError("orderings", "rows that are no permutations", f"orders of {n} points")

@@ -15,7 +15,7 @@ import torch
 from gpytorch.models import ExactGP
 from torch import Tensor
 
-from gpclml._utils.arguments import check_finite, checked
+from gpclml._utils.arguments import check_finite, checked, seeded
 from gpclml._utils.arrays import ArrayLike, takes_arrays
 from gpclml.conditioning import Conditioning, LastPoints, LeaveOneOut, as_orders
 from gpclml.errors import ArgumentError
@@ -88,7 +88,7 @@ def conditional_log_marginal_likelihood(
         >>> conditional_log_marginal_likelihood(model, orderings).mean(-1)
     """
     data = training_observations(model)
-    split = data.split(conditioning, torch.Generator().manual_seed(seed))
+    split = data.split(conditioning, seeded(seed))
     part, blocks = data.at(split)
     values = part.covariance_by(solver, blocks).held_out_log_densities(part.residual, blocks)
     # A missing target has its own, constant term; so has the change of units.
@@ -135,7 +135,7 @@ def learning_curve(
         raise ArgumentError(
             "model", f"{data.num_tasks} targets for each row", "one", "Use a long-format model."
         )
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     orders = as_orders(orderings, data.num_rows, generator)
     offset = term_offset(model, data, units)
     if data.missing is not None:

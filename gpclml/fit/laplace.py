@@ -11,7 +11,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from gpclml._utils.arguments import check_counts, check_finite, check_positive, checked
+from gpclml._utils.arguments import check_counts, check_finite, check_positive, checked, seeded
 from gpclml._utils.environment import progress_bar
 from gpclml._utils.resuming import ResumableRun, digest, module_classes
 from gpclml.conditioning.batches import Loader, TrainingBatches
@@ -63,7 +63,7 @@ class _WeightTraining:
     ) -> None:
         self.mll = mll
         self.model = cast(LinearizedNetwork, mll.model)
-        self.generator = torch.Generator().manual_seed(seed)
+        self.generator = seeded(seed)
         parameters = list(self.model.network.parameters())
         weights = [p for p in parameters if p.requires_grad]
         self.data = TrainingBatches(

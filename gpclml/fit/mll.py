@@ -20,7 +20,7 @@ import torch
 from gpytorch.mlls import MarginalLogLikelihood
 from linear_operator.utils.errors import NanError, NotPSDError
 
-from gpclml._utils.arguments import callers_level, check_counts, check_positive, checked
+from gpclml._utils.arguments import callers_level, check_counts, check_positive, checked, seeded
 from gpclml._utils.environment import progress_bar
 from gpclml._utils.resuming import copied_state
 from gpclml.errors import UnknownNameError, UnsupportedError
@@ -128,7 +128,7 @@ def fit_mll(
     check_positive(lr=lr)
     start = time.perf_counter()
     warm_start_fresh_models(mll)
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     initial = copied_state(mll) if restarts else {}
     best: Search | None = None
     best_state: dict[str, Any] = {}
@@ -223,9 +223,9 @@ def _redraw(mll: MarginalLogLikelihood, generator: torch.Generator) -> None:
     for network in networks:
         reset_network(network, generator)
     # BoTorch samples priors from the global generator.
-    seed = int(torch.randint(2**62, (), generator=generator))
+    seed = torch.randint(2**62, (), generator=generator)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.manual_seed(int(seed))
         sample_all_priors(cast(Any, mll.model))
 
 

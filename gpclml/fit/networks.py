@@ -18,7 +18,7 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 from torch.distributions import Normal
 
-from gpclml._utils.arguments import check_counts, check_positive, checked
+from gpclml._utils.arguments import check_counts, check_positive, checked, seeded
 from gpclml._utils.environment import progress_bar
 from gpclml._utils.resuming import copied_state
 from gpclml.conditioning import KFold
@@ -293,7 +293,7 @@ class _SubsetTraining:
         self.model = cast(GPRegression, mll.model)
         self.rows = rows
         self._losses: list[Tensor] = []
-        self.generator = torch.Generator().manual_seed(seed)
+        self.generator = seeded(seed)
         self.optimizer = torch.optim.Adam(self._groups(lr), lr=lr)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
             self.optimizer, lambda step: _share_of_rate(step, steps)

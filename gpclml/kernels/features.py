@@ -20,7 +20,7 @@ from linear_operator.operators import (
 from torch import Tensor
 from typing_extensions import override
 
-from gpclml._utils.arguments import check_counts, check_positive, checked
+from gpclml._utils.arguments import check_counts, check_positive, checked, seeded
 from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
 from gpclml.linalg import refuse_double_backward
 
@@ -350,7 +350,7 @@ class RandomFourierFeatures(gpytorch.Module):
         if (weight is None) != (bias is None):
             raise ArgumentError("bias", bias, "weight and bias together, or neither")
         if weight is None or bias is None:
-            generator = torch.Generator().manual_seed(seed)
+            generator = seeded(seed)
             shape = num_features, num_inputs
             weight = torch.randn(shape, dtype=torch.float64, generator=generator)
             bias = 2 * math.pi * torch.rand(num_features, dtype=torch.float64, generator=generator)

@@ -14,7 +14,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.models import ExactGP
 from torch import Tensor
 
-from gpclml._utils.arguments import all_finite, checked, reads_are_free
+from gpclml._utils.arguments import all_finite, checked, reads_are_free, seeded
 from gpclml._utils.resuming import ResumableDraws
 from gpclml.conditioning import Conditioning, KFold, LastPoints, RandomHoldout, Split
 from gpclml.errors import NonFiniteError, UnsupportedError
@@ -117,7 +117,7 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
         self._default = RandomHoldout(0.1)
         self.factor_dtype = factor_dtype
         self.seed = seed
-        self._generator = torch.Generator().manual_seed(seed)
+        self._generator = seeded(seed)
 
     @checked(late=True)
     def forward(
@@ -172,7 +172,7 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
         check_train_mode(model)
         data = training_observations(model, self.likelihood, **kwargs)
         conditioning = KFold(10) if self.conditioning is None else self.conditioning
-        generator = torch.Generator().manual_seed(self.seed)
+        generator = seeded(self.seed)
         return -self.objective_at(data, data.split(conditioning, generator))
 
     def draw_split(self, data: Observations) -> Split:

@@ -29,6 +29,7 @@ from gpytorch.mlls import (
 from gpytorch.models import ExactGP
 from torch import Tensor
 
+from gpclml._utils.arguments import seeded
 from gpclml.conditioning import KFold, LastPoints
 from gpclml.inference.covariances import has_one_noise
 from gpclml.inference.kernel_covariances import covariance_of
@@ -183,7 +184,7 @@ class _KnownLoss:
         with torch.no_grad():
             data = training_observations(self._model, mll.likelihood)
             conditioning = KFold(10) if mll.conditioning is None else mll.conditioning
-            self._split = data.split(conditioning, torch.Generator().manual_seed(mll.seed))
+            self._split = data.split(conditioning, seeded(mll.seed))
             part, self._blocks = data.observed_at(self._split)
             self.places, self.applies = part.places, part.missing is None
             if not self.applies:

@@ -10,7 +10,7 @@ from gpytorch.likelihoods import Likelihood
 from gpytorch.mlls import MarginalLogLikelihood
 from torch import Tensor
 
-from gpclml._utils.arguments import check_counts, check_positive, checked
+from gpclml._utils.arguments import check_counts, check_positive, checked, seeded
 from gpclml._utils.environment import progress_bar
 from gpclml._utils.resuming import ResumableDraws
 from gpclml.conditioning.batches import Loader, batches_of
@@ -94,7 +94,7 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
         self.hessian = hessian
         self.outputs = outputs
         self.temperature = temperature
-        self._generator = torch.Generator().manual_seed(seed)
+        self._generator = seeded(seed)
 
     @checked(late=True)
     def forward(self, output: Linearization, target: Tensor, **kwargs: Any) -> Tensor:

@@ -21,7 +21,7 @@ from gpytorch.means import Mean
 from gpytorch.models import ExactGP
 from torch import Tensor
 
-from gpclml._utils.arguments import checked
+from gpclml._utils.arguments import checked, seeded
 from gpclml.errors import ArgumentError, ShapeError, UnknownNameError
 from gpclml.inference import PosteriorNormal
 from gpclml.kernels import DeepKernel
@@ -158,7 +158,7 @@ class DeepKernelGP(SingleTaskGP):
     def _named_kernel(self, name: str, options: PartOptions, seed: int) -> ScaleKernel:
         with torch.no_grad():
             inputs = self.transform_inputs(cast(Any, self.train_inputs)[0])
-        generator = torch.Generator().manual_seed(seed)
+        generator = seeded(seed)
         kernel = make_kernel(name, inputs, cast(Tensor, self.train_targets), options, generator)
         return cast(ScaleKernel, kernel)
 

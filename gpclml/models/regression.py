@@ -15,7 +15,7 @@ from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.means import Mean
 from torch import Tensor
 
-from gpclml._utils.arguments import checked, reads_are_free
+from gpclml._utils.arguments import checked, reads_are_free, seeded
 from gpclml._utils.arrays import checked_training_data, points_as_tensor
 from gpclml._utils.environment import load_botorch
 from gpclml._utils.files import write_checkpoint
@@ -155,7 +155,7 @@ class GPRegression(RegressionGP):
         self._given = data.given
 
         kernel = kernel.replace("-", "_") if isinstance(kernel, str) else kernel
-        generator = torch.Generator().manual_seed(seed)
+        generator = seeded(seed)
         options = PartOptions(standardize, ard, hidden, num_features, num_mixtures)
         inputs = input_standardizer.transform(train_x)
         self.covar_module: Any = make_kernel(kernel, inputs, targets, options, generator)

@@ -333,6 +333,20 @@ def test_columns_of_categories_that_are_none(groups):
         StackedGP(["linear"]).fit(x, x[:, 0], categories=groups)
 
 
+def test_arguments_from_arrays_are_saved(tmp_path):
+    """A search over arguments takes them from arrays."""
+    x, y = arrays()
+    made = Regressor(
+        list(FAST), max_rows=np.int64(30), time_budget=np.float64(60), random_state=np.int64(3)
+    )
+    with pytest.warns(UserWarning, match="30 of 40 rows"):
+        made.fit(x, y)
+    made.save(tmp_path / "made.pt")
+    loaded = Regressor.load(tmp_path / "made.pt")
+    assert loaded.get_params() == made.get_params()
+    np.testing.assert_array_equal(loaded.predict(x), made.predict(x))
+
+
 def models_of(regressor):
     return {one.name for one in regressor.stack_.components}
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -37,7 +38,7 @@ def test_sums_are_plain_sums(epochs, decay):
     assert speed.total() == pytest.approx(sum(loss * b for loss, b in batches), **close)
     means = [sum(loss * b for loss, b in one) / sum(b for _, b in one) for one in epochs]
     assert speed.epoch_means() == pytest.approx(means, **close)
-    for count in range(1, len(epochs) + 1):
+    for count in np.arange(1, len(epochs) + 1):
         assert speed.last_epochs(count) == pytest.approx(sum(means[-count:]), **close)
     weighted = sum(decay ** (len(means) - 1 - t) * mean for t, mean in enumerate(means))
     assert speed.decayed(decay) == pytest.approx(weighted, **close)

@@ -17,6 +17,7 @@ from gpclml._utils.arguments import (
     check_finite,
     check_positive,
     checked,
+    seeded,
 )
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnsupportedError
 
@@ -282,6 +283,16 @@ def test_counts_are_integers_and_large_enough():
 def test_truths_and_parts_are_no_counts(number):
     with pytest.raises(ArgumentError, match=r"steps: got .* expected an integer"):
         check_counts(steps=number)
+
+
+def test_generators_have_seeds_of_python_or_numpy():
+    draws = [torch.randn(3, generator=seeded(one)) for one in (5, np.int64(5), np.uint8(5))]
+    assert torch.equal(draws[0], draws[1])
+    assert torch.equal(draws[0], draws[2])
+    generator = torch.Generator()
+    assert seeded(generator) is generator
+    with pytest.raises(TypeError):
+        seeded(1.5)
 
 
 @pytest.mark.parametrize("bad", [0, -1.5, math.nan, math.inf])

@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from checkpoint_files import (
@@ -290,6 +291,14 @@ def test_what_could_not_be_read_back_is_not_written(tmp_path):
         with pytest.raises(UnsupportedError, match=r"content\['a'\]\[0\]"):
             write_checkpoint(path, "a kind", {"a": [entry]})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_numbers_of_numpy_are_stored_as_those_of_python(tmp_path):
+    content = {"a": [np.int64(3), np.float32(0.5), np.bool_(True), np.str_("b"), np.float64(0.1)]}
+    write_checkpoint(tmp_path / "a.pt", "a kind", content)
+    found = read_checkpoint(tmp_path / "a.pt", "a kind")["a"]
+    assert found == [3, 0.5, True, "b", 0.1]
+    assert [type(one) for one in found] == [int, float, bool, str, float]
 
 
 def test_tensors_are_stored_as_what_they_show(tmp_path):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gpclml._utils.arguments import check_finite, checked
+from gpclml._utils.arguments import check_finite, checked, seeded
 from gpclml.cli.report.recipes import STACK
 from gpclml.cli.tables import TableEncoding
 from gpclml.cli.terminal import error_text
@@ -255,7 +255,7 @@ def column_effects(
     test rows are taken, fewer with many columns: about 10,000 points are predicted, or 25 for each
     column if these are more.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     columns = encoding.columns
     most = min(_MOST_ROWS, max(_LEAST_ROWS, _MOST_POINTS // len(columns)))
     count = min(len(test[1]), most)

@@ -13,12 +13,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
-import torch
 from gpytorch.kernels import Kernel
 from torch import Tensor
 
 from gpclml import __version__
-from gpclml._utils.arguments import check_counts, checked
+from gpclml._utils.arguments import check_counts, checked, seeded
 from gpclml.cli.terminal import printable
 from gpclml.conditioning import Conditioning, KFold, LastPoints, LeaveOneOut
 from gpclml.errors import ArgumentError, UnknownNameError
@@ -226,7 +225,7 @@ def _start_on_grid(model: GPRegression, x: Tensor, seed: int) -> None:
     Random inputs have some gaps far below their typical spacing. A start at frequencies up to the
     smallest gap would have frequencies that the points cannot resolve.
     """
-    start = torch.Generator().manual_seed(seed)
+    start = seeded(seed)
     inputs = model.input_standardizer.transform(x)
     targets = cast(Tensor, model.train_targets)
     initialize_spectral_mixture(cast(Kernel, model.covar_module), inputs, targets, start, "grid")

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
 
-from gpclml._utils.arguments import check_counts, check_finite, check_positive, checked
+from gpclml._utils.arguments import check_counts, check_finite, check_positive, checked, seeded
 from gpclml.errors import ArgumentError
 from gpclml.evidence.sampling._chains import AnnealingPath, TemperedPosterior
 from gpclml.evidence.sampling.monte_carlo import (
@@ -292,7 +293,7 @@ def _path(
         _checked_schedule(temperatures),
         leapfrog_steps,
         scale.to(draws),
-        torch.Generator().manual_seed(seed),
+        seeded(seed),
         progress,
     )
 
@@ -319,9 +320,10 @@ def _evidence(
 
 def _checked_schedule(temperatures: int | Sequence[float] | Tensor) -> list[float]:
     """Inverse temperatures from 0 to 1, from their number or their values."""
-    if isinstance(temperatures, int):
-        check_counts(temperatures=temperatures)
-        return power_schedule(temperatures).tolist()
+    if isinstance(temperatures, int | numpy.integer):
+        count = int(temperatures)
+        check_counts(temperatures=count)
+        return power_schedule(count).tolist()
     betas = torch.as_tensor(temperatures, dtype=torch.float64).flatten().tolist()
     if len(betas) < 2 or betas[0] != 0 or betas[-1] != 1:
         got = f"{len(betas)} from {betas[0]} to {betas[-1]}" if betas else "none"

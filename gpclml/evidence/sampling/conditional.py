@@ -12,7 +12,7 @@ import torch
 from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from torch import Tensor
 
-from gpclml._utils.arguments import callers_level, check_positive, checked
+from gpclml._utils.arguments import callers_level, check_positive, checked, seeded
 from gpclml.curvature.output_likelihoods import output_likelihood
 from gpclml.errors import ArgumentError, UnsupportedError
 from gpclml.evidence.sampling.monte_carlo import SampledDensity, log_mean
@@ -353,7 +353,7 @@ def conditional_split(
     if min(sizes) < 1:
         got = f"{num_data} points, {sizes} for the shares {list(shares)}"
         raise ArgumentError("num_data", got, "at least one point for each share")
-    order = torch.randperm(num_data, generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(num_data, generator=seeded(seed))
     return list(order.split(sizes))
 
 

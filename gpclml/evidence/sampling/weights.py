@@ -18,6 +18,7 @@ from gpclml._utils.arguments import (
     check_placement,
     check_positive,
     checked,
+    seeded,
 )
 from gpclml._utils.environment import progress_bar
 from gpclml.conditioning.batches import Loader, Points, TrainingBatches, points_of
@@ -102,7 +103,7 @@ def sample_sgld(
     check_positive(lr=lr)
     if not 0 <= exploration < 1:
         raise ArgumentError("exploration", exploration, "at least 0 and below 1")
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     device = next(iter(cast(LinearizedNetwork, mll.model).network.parameters())).device
     data = TrainingBatches(
         train_x, train_y, mll.num_data, batch_size=batch_size, generator=generator, device=device

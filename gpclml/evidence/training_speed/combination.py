@@ -24,6 +24,7 @@ from gpclml._utils.arguments import (
     check_finite,
     check_positive,
     checked,
+    seeded,
 )
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
 from gpclml.evidence.training_speed.estimators import (
@@ -275,7 +276,7 @@ def sampled_combination(
     """
     check_counts(runs=runs)
     rate, weights = _check(predictions, learning_rate, passes, start)
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
 
     def step(w: Tensor, m: Tensor, v: Tensor, y: Tensor) -> Tensor:
         normal = torch.randn(w.shape, generator=generator, dtype=torch.float64)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpclml._utils.arguments import check_counts, check_finite, check_positive, checked
+from gpclml._utils.arguments import check_counts, check_finite, check_positive, checked, seeded
 from gpclml.errors import ArgumentError
 from gpclml.evidence.sampling.monte_carlo import mean_estimate
 from gpclml.evidence.training_speed.estimators import (
@@ -225,7 +225,7 @@ class _Whitened:
 
     def draws(self, count: int, seed: int) -> tuple[Tensor, Tensor]:
         """Weights from the prior ``(S, R)`` and perturbed targets ``(S, N)``, whitened."""
-        generator = torch.Generator().manual_seed(seed)
+        generator = seeded(seed)
         n, num_weights = self.features.shape
         weights = torch.randn(count, num_weights, generator=generator, dtype=torch.float64)
         noise = torch.randn(count, n, generator=generator, dtype=torch.float64)

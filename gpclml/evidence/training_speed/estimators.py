@@ -19,7 +19,7 @@ from gpytorch.models import ExactGP
 from linear_operator.operators import DiagLinearOperator
 from torch import Tensor
 
-from gpclml._utils.arguments import check_counts, checked
+from gpclml._utils.arguments import check_counts, checked, seeded
 from gpclml._utils.arrays import ArrayLike, takes_arrays
 from gpclml.conditioning import as_orders
 from gpclml.errors import ArgumentError, UnsupportedError
@@ -137,7 +137,7 @@ def training_speed(
     """
     check_counts(2, "A variance needs two draws.", num_samples=num_samples)
     check_counts(repeats=repeats)
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     data, prefixes = _model_prefixes(model, orderings, generator)
     offset = float(term_offset(model, data, units).double().sum())
     sums = [_draws_of_ordering(one, num_samples, repeats, generator) for one in _rows(prefixes)]
@@ -186,7 +186,7 @@ def posterior_divergences(model: ExactGP, orderings: int | Tensor = 1, *, seed: 
     Note:
         n³/3 floating-point operations for each ordering.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = seeded(seed)
     return divergences(_model_prefixes(model, orderings, generator)[1])
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpclml._utils.annotations import is_integer
 from gpclml._utils.arguments import check_counts
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
 
@@ -122,7 +123,7 @@ class SumOfTrainingLosses:
             ArgumentError: If no epoch ended, or E is out of range.
         """
         means = self._ended_means()
-        if not isinstance(count, int) or not 1 <= count <= len(means):
+        if not is_integer(count) or not 1 <= count <= len(means):
             expected = f"an integer from 1 to {len(means)}, the epochs that ended"
             raise ArgumentError("count", count, expected)
         return math.fsum(means[-count:])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpclml._utils.arguments import check_counts, check_positive, checked
+from gpclml._utils.arguments import check_counts, check_positive, checked, seeded
 from gpclml.errors import ArgumentError, ShapeError
 from gpclml.linalg import safe_cholesky
 
@@ -87,9 +87,7 @@ class WeightDistribution(ABC):
             Draws, ``(S, R)``.
         """
         check_counts(num_draws=num_draws)
-        if isinstance(seed, int):
-            seed = torch.Generator().manual_seed(seed)
-        return self.mean + self._centered(num_draws, seed)
+        return self.mean + self._centered(num_draws, seeded(seed))
 
     def _normals(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float64).to(self.mean)

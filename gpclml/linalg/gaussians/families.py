@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpclml._utils.arguments import check_counts, check_positive, checked
+from gpclml._utils.arguments import check_counts, check_positive, checked, seeded
 from gpclml._utils.environment import check_memory
 from gpclml.errors import ShapeError, UnsupportedError
 from gpclml.linalg import LowRankPlusDiagonal, refuse_double_backward, safe_cholesky
@@ -218,7 +218,7 @@ class TrainableGaussian(torch.nn.Module):
             self.below: torch.nn.Parameter = torch.nn.Parameter(start.new_zeros(R, R))
         elif isinstance(family, LowRankFamily):
             check_rank(family.rank, R)
-            generator = torch.Generator().manual_seed(seed)
+            generator = seeded(seed)
             draw = torch.randn(R, family.rank, generator=generator, dtype=torch.float64)
             self.factor: torch.nn.Parameter = torch.nn.Parameter(
                 draw.to(start) * (start / R).sqrt().unsqueeze(-1)
