@@ -28,7 +28,7 @@ from gpclml.fit._optimize import OptimizerFactory, StoppedError, frozen, stochas
 from gpclml.fit._searches import Search, search
 from gpclml.fit.deep_kernel import warm_start_fresh_models
 from gpclml.fit.result import FitResult, FitWarning
-from gpclml.kernels.networks import reset_network
+from gpclml.kernels.networks import reset_network, seeded_globally
 from gpclml.mlls.fixed_loss import fixed_loss
 from gpclml.models import find_networks
 
@@ -222,10 +222,8 @@ def _redraw(mll: MarginalLogLikelihood, generator: torch.Generator) -> None:
                 parameter.add_(0.5 * draw.to(parameter))
     for network in networks:
         reset_network(network, generator)
-    # BoTorch samples priors from the global generator.
-    seed = torch.randint(2**62, (), generator=generator)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(seed))
+    # BoTorch samples priors from the global generators.
+    with seeded_globally(generator, mll.parameters()):
         sample_all_priors(cast(Any, mll.model))
 
 

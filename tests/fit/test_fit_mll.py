@@ -98,7 +98,8 @@ def test_the_same_seed_gives_the_same_fit():
     assert other.attempts[1] != fits[0].attempts[1]
 
 
-def test_restarts_redraw_networks_and_keep_the_best():
+def test_restarts_redraw_networks_and_keep_the_best(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail("all are seeded"))
     mll = objective("deep_bottleneck", mean="mlp", conditioning=LastPoints(0))
     state = torch.get_rng_state()
     result = fit_mll(mll, "adam", steps=15, lr=0.05, restarts=3, progress=False)

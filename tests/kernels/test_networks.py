@@ -20,6 +20,25 @@ def test_construction_and_reset_leave_the_global_rng_alone():
     assert torch.equal(before, torch.get_rng_state())
 
 
+def test_a_reset_leaves_the_generators_of_gpus_alone(monkeypatch):
+    """``torch.manual_seed`` calls this function, even where no tensor is on a GPU."""
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail("all are seeded"))
+    reset_network(torch.nn.Linear(3, 2), generator(1))
+
+
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("place", ["cpu", "cuda"])
+def test_a_reset_leaves_the_state_of_gpus_alone(place):
+    network = torch.nn.Linear(3, 2).to(place)
+    before = torch.cuda.get_rng_state()
+    reset_network(network, generator(1))
+    first = network.weight.clone()
+    reset_network(network, generator(1))
+    assert torch.equal(first, network.weight)
+    assert torch.equal(before, torch.cuda.get_rng_state())
+
+
 def test_the_generator_decides_the_start():
     x = torch.randn(4, 3)
     first, same, other = (MLP([3, 5, 2], generator=generator(s))(x) for s in (1, 1, 2))
