@@ -1,4 +1,4 @@
-"""What a process runs in: memory of its devices, a terminal for progress, settings of GPyTorch."""
+"""What a process has: memory of devices, random state, a terminal for progress, settings."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,11 +15,28 @@ import gpytorch.settings
 import linear_operator.settings
 import psutil
 import torch
+from torch import Tensor
 
 from gpclml.errors import ArgumentError
 
 if TYPE_CHECKING:
     from tqdm import tqdm
+
+
+@contextmanager
+def seeded_globally(generator: torch.Generator, tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Gives PyTorch's global generators a seed from this one, and afterwards their old state.
+
+    These are the generators of the CPU and of the tensors' GPUs. ``torch.manual_seed`` would change
+    those of all GPUs.
+    """
+    seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
+    places = {tensor.device.index for tensor in tensors if tensor.is_cuda}
+    with torch.random.fork_rng(devices=places, device_type="cuda"):
+        for own in [torch.default_generator, *(torch.cuda.default_generators[i] for i in places)]:
+            own.manual_seed(seed)
+        yield
+
 
 _FEW = 2**28  # bytes that a GPU is not asked about
 

@@ -21,14 +21,14 @@ from gpytorch.mlls import MarginalLogLikelihood
 from linear_operator.utils.errors import NanError, NotPSDError
 
 from gpclml._utils.arguments import callers_level, check_counts, check_positive, checked, seeded
-from gpclml._utils.environment import progress_bar
+from gpclml._utils.environment import progress_bar, seeded_globally
 from gpclml._utils.resuming import copied_state
 from gpclml.errors import UnknownNameError, UnsupportedError
 from gpclml.fit._optimize import OptimizerFactory, StoppedError, frozen, stochastic
 from gpclml.fit._searches import Search, search
 from gpclml.fit.deep_kernel import warm_start_fresh_models
 from gpclml.fit.result import FitResult, FitWarning
-from gpclml.kernels.networks import reset_network, seeded_globally
+from gpclml.kernels.networks import reset_network
 from gpclml.mlls.fixed_loss import fixed_loss
 from gpclml.models import find_networks
 

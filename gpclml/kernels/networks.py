@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from gpclml._utils.arguments import all_finite, check_counts, checked
+from gpclml._utils.environment import seeded_globally
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
 
-__all__ = [
-    "MLP",
-    "StackedNetwork",
-    "apply_network",
-    "check_finite_output",
-    "reset_network",
-    "seeded_globally",
-]
+__all__ = ["MLP", "StackedNetwork", "apply_network", "check_finite_output", "reset_network"]
 
 
 class MLP(torch.nn.Sequential):
@@ -162,21 +155,6 @@ def reset_network(network: torch.nn.Module, generator: torch.Generator | None = 
     generator = torch.Generator().manual_seed(0) if generator is None else generator
     with seeded_globally(generator, network.parameters()):
         _reset(network, generator)
-
-
-@contextmanager
-def seeded_globally(generator: torch.Generator, tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Gives PyTorch's global generators a seed from this one, and afterwards their old state.
-
-    These are the generators of the CPU and of the tensors' GPUs. ``torch.manual_seed`` would change
-    those of all GPUs.
-    """
-    seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
-    places = {tensor.device.index for tensor in tensors if tensor.is_cuda}
-    with torch.random.fork_rng(devices=places, device_type="cuda"):
-        for own in [torch.default_generator, *(torch.cuda.default_generators[i] for i in places)]:
-            own.manual_seed(seed)
-        yield
 
 
 def _reset(module: torch.nn.Module, generator: torch.Generator) -> None:
