@@ -114,7 +114,7 @@ def check_counts(least: int = 1, suggestion: str = "", /, **numbers: int | None)
 
 
 def seeded(seed: int | torch.Generator) -> torch.Generator:
-    """A generator on the CPU with this seed, also one of NumPy's integers; a generator itself."""
+    """A generator on the CPU with this seed, which may be NumPy's; generators stay as they are."""
     if isinstance(seed, torch.Generator):
         return seed
     return torch.Generator().manual_seed(operator.index(seed))

@@ -195,5 +195,5 @@ def pretended_gpu(index: int = 0) -> Iterator[Counter[str]]:
             patch.setattr(torch.cuda, name, lambda device=None: 0)
         patch.setattr(torch.cuda, "get_rng_state", lambda device=None: torch.get_rng_state())
         patch.setattr(torch.cuda, "set_rng_state", lambda state, device=None: None)
-        patch.setattr(torch.cuda, "default_generators", (torch.default_generator,))
+        patch.setattr(torch.cuda, "default_generators", (index + 1) * (torch.default_generator,))
         yield _reads
