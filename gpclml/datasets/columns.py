@@ -36,10 +36,7 @@ _ISO_DATE = r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?:Z|[+-]\
 _MICROSECONDS_OF_A_DAY = 86_400_000_000
 _BOOLEANS = {"true": 1.0, "false": 0.0, "1": 1.0, "0": 0.0, "1.0": 1.0, "0.0": 0.0}
 _SUGGESTION = "Leave those cells empty, or correct them."
-_SUGGESTION_FOR_MIXED = (
-    "Leave those cells empty or list them under --missing; an input may also be named under --drop "
-    "or --categories."
-)
+_IF_MIXED = 'Make those values NaN, or the column one of categories, by astype("category").'
 
 
 def column_of(table: pandas.DataFrame, name: str) -> pandas.Series:
@@ -47,12 +44,19 @@ def column_of(table: pandas.DataFrame, name: str) -> pandas.Series:
     return cast("pandas.Series", table[name])
 
 
-def kind_of(column: pandas.Series) -> Kind:
+def kind_of(column: pandas.Series, if_mixed: str = _IF_MIXED) -> Kind:
     """The kind of the values in a column.
 
     Dates are values of a date type and texts such as 2024-05-31, with or without a time. A column
     of texts that are all numbers is a column of numbers. An ``"empty"`` column has no value;
     columns of lists, dictionaries and complex numbers are ``"other"``.
+
+    Args:
+        column: The values.
+        if_mixed: What the error says is to be done.
+
+    Raises:
+        ArgumentError: Some of the texts are numbers, and others are not.
     """
     import pandas
     from pandas.api import types
@@ -75,7 +79,7 @@ def kind_of(column: pandas.Series) -> Kind:
         return "boolean"
     if values.map(lambda value: not np.isscalar(value) and hasattr(value, "__len__")).any():
         return "other"
-    return _kind_of_texts(values)
+    return _kind_of_texts(values, if_mixed)
 
 
 def numbers_of(column: pandas.Series, kind: NumberKind) -> NDArray[np.float64]:
@@ -119,7 +123,7 @@ def _text(value: object) -> str:
     return str(value).strip()
 
 
-def _kind_of_texts(values: pandas.Series) -> Kind:
+def _kind_of_texts(values: pandas.Series, if_mixed: str) -> Kind:
     numeric = _to_numeric(values).notna().to_numpy()
     if numeric.all():
         return "number"
@@ -128,7 +132,7 @@ def _kind_of_texts(values: pandas.Series) -> Kind:
         return "date"
     if numeric.any():
         expected = f"numbers alone, as the {int(numeric.sum())} others are"
-        _check_all(values, numeric, expected, _SUGGESTION_FOR_MIXED)
+        _check_all(values, numeric, expected, if_mixed)
     return "category"
 
 

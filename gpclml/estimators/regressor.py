@@ -21,7 +21,7 @@ from sklearn.utils.validation import (
     validate_data,
 )
 
-from gpclml._utils.arguments import callers_level, check_counts
+from gpclml._utils.arguments import callers_level, check_counts, checked
 from gpclml._utils.files import read_checkpoint, write_checkpoint
 from gpclml.datasets.columns import (
     CategoryColumn,
@@ -183,6 +183,7 @@ class Regressor(RegressorMixin, BaseEstimator):
         self.n_rows_: int = len(table)
         return self
 
+    @checked(late=True)
     def predict(
         self,
         X: ArrayLike | pandas.DataFrame,
@@ -221,6 +222,7 @@ class Regressor(RegressorMixin, BaseEstimator):
         table = self._rows(X, fitting=False)
         return self.stack_.predict(torch.from_numpy(self.encoding_.encode(table)))
 
+    @checked(late=True)
     def sample_y(
         self,
         X: ArrayLike | pandas.DataFrame,
@@ -237,6 +239,7 @@ class Regressor(RegressorMixin, BaseEstimator):
         Returns:
             ``(m, n_samples)``.
         """
+        check_counts(n_samples=n_samples)
         seed = int(check_random_state(random_state).randint(2**31 - 1))
         return self.predict_distribution(X).sample(n_samples, seed).numpy().T
 
@@ -394,14 +397,16 @@ def fit_inputs(table: pandas.DataFrame, kinds: str | None = None) -> InputEncodi
     Numbers stay numbers, booleans become 0 and 1, dates days since 1970, and a category one input
     for each of its levels, at most the 50 that most rows have. A missing number is replaced by the
     median, with an input that is 1 where it was missing; a missing category is a level of its own.
-    Columns of one value, or of lists, are left out, with a warning.
+    Columns without a value, or of lists, are left out, with a warning.
     """
     columns, left_out = [], {}
     for name in table.columns:
         column = column_of(table, name)
         kind = kind_of(column) if kinds is None or column.isna().all() else kinds
-        if kind in ("empty", "other"):
-            left_out[str(name)] = "no values" if kind == "empty" else "values that are lists"
+        if kind == "empty":
+            left_out[str(name)] = "no values"
+        elif kind == "other":
+            left_out[str(name)] = "values that are lists or objects"
         else:
             columns.append(fit_column(column, kind, fills=True, most_levels=_MOST_LEVELS))  # pyright: ignore[reportArgumentType]
     if left_out:

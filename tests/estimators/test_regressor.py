@@ -19,7 +19,7 @@ from sklearn.preprocessing import OneHotEncoder, StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
 from gpclml import Regressor, StackedGP
-from gpclml.errors import ArgumentError, DataError, UnknownNameError
+from gpclml.errors import ArgumentError, DataError, UnknownNameError, UnsupportedError
 from gpclml.estimators import DEFAULT_CANDIDATES, stacked
 from gpclml.estimators.regressor import InputEncoding
 from gpclml.fit import FitWarning
@@ -279,6 +279,19 @@ def test_bad_input():
         Regressor("linear").fit(x, y)
     with pytest.raises(ArgumentError, match=r"quantiles: got \[5, 95\]"):
         Regressor(("linear",)).fit(x, y).predict(x, quantiles=[5, 95])
+    with pytest.raises(UnsupportedError, match=r"quantiles: got 0\.5, expected a sequence"):
+        regressor.predict(table, quantiles=0.5)
+    with pytest.raises(ArgumentError, match="n_samples: got 0, expected an integer of at least 1"):
+        regressor.sample_y(table, 0)
+
+
+def test_a_column_of_numbers_and_texts_may_be_one_of_categories():
+    table, target = frame()
+    mixed = table.assign(code=[1, "x"] * (len(table) // 2))
+    with pytest.raises(ArgumentError, match=r"column .code.: .*, by astype"):
+        Regressor(FAST).fit(mixed, target)
+    regressor = Regressor(FAST).fit(mixed.astype({"code": "category"}), target)
+    assert regressor.encoding_.names[-2:] == ("code = 1", "code = x")
 
 
 def of_categories(n=40, seed=0):

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gpclml._utils.arguments import checked
 from gpclml._utils.files import write_atomically
+from gpclml.cli.tables.reading import kind_in_file
 from gpclml.datasets.columns import (
     CategoryColumn,
     Kind,
@@ -23,7 +24,6 @@ from gpclml.datasets.columns import (
     column_of,
     columns_of,
     fit_column,
-    kind_of,
     numbers_of,
     texts_of,
 )
@@ -255,7 +255,7 @@ def fit_encoding(
     for name in table.columns:
         if name == target or name in drop:
             continue
-        kind = "category" if name in categories else kind_of(column_of(table, name))
+        kind = "category" if name in categories else kind_in_file(column_of(table, name))
         reason = _reason_against(column_of(table, name), kind, asked=name in categories)
         if reason:
             left_out[name] = reason
@@ -295,7 +295,7 @@ def check_columns(
     for name in table.columns:
         if name not in (target, *drop, *categories):
             column = column_of(table, name)
-            kind = kind_of(column)
+            kind = kind_in_file(column)
             if kind in ("number", "boolean", "date"):
                 numbers_of(column, kind)
 

@@ -20,13 +20,14 @@ from torch import Tensor
 
 from gpclml._utils.arguments import checked
 from gpclml.datasets import TrainTestSplit, split, subset
-from gpclml.datasets.columns import column_of, kind_of, numbers_of
+from gpclml.datasets.columns import Kind, column_of, kind_of, numbers_of
 from gpclml.errors import ArgumentError, DataError, UnknownNameError
 
 if TYPE_CHECKING:
     import pandas
 
 __all__ = [
+    "kind_in_file",
     "num_test_rows",
     "parse_separated_text",
     "read_table",
@@ -253,6 +254,15 @@ def _is_number(text: str) -> bool:
     return True
 
 
+def kind_in_file(column: pandas.Series) -> Kind:
+    """The kind of the values in a column of a file; an error names options of the command."""
+    return kind_of(
+        column,
+        "Leave those cells empty or list them under --missing; an input may also be named under "
+        "--drop or --categories.",
+    )
+
+
 _LEAST_TRAINED, _LEAST_TESTED = 20, 5
 _LEAST_ROWS = _LEAST_TRAINED + _LEAST_TESTED
 
@@ -262,7 +272,7 @@ def read_targets(table: pandas.DataFrame, target: str) -> Tensor:
     if target not in table.columns:
         raise UnknownNameError("target", target, map(str, table.columns))
     column = column_of(table, target)
-    kind = kind_of(column)
+    kind = kind_in_file(column)
     argument = f"target {target!r}"
     if kind == "empty":
         raise ArgumentError(argument, "no value at all", "numbers", "Name another column.")
@@ -300,7 +310,7 @@ def read_times(table: pandas.DataFrame, column: str | None) -> Tensor | None:
     if column not in table.columns:
         raise UnknownNameError("--time-column", column, map(str, table.columns))
     values = column_of(table, column)
-    kind = kind_of(values)
+    kind = kind_in_file(values)
     if kind not in ("date", "number"):
         got = f"{column!r}, a column of {_PLURALS.get(kind, 'no values')}"
         suggestion = "Write dates as 2024-05-31, or name a column of years or of numbered days."
