@@ -14,8 +14,5 @@ for name, kernel in {"linear": LinearKernel(), "rbf": "rbf", "matern": "matern"}
     fit_mll(ExactMarginalLogLikelihood(models[name].likelihood, models[name]), progress=False)
 
 comparison = score_models(models, seed=0)
-columns = ["lml", "clml", "loo", "difference", "difference_se", "p_worse", "weight"]
-print(comparison.table[columns].round(2).to_string())
-for sentence in comparison.sentences:
-    print("-", sentence)
+print(comparison)
 plot_compare(comparison).figure.savefig("comparison.png", dpi=150)

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 __all__ = ["Comparison", "make_table"]
 
 _SMALLEST_WEIGHT = 0.005
+# Those that are printed: the others are in sentences, and a line of a terminal holds no more.
+_PRINTED = ["lml", "clml", "loo", "difference", "difference_se", "p_worse", "weight"]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -99,7 +101,7 @@ class Comparison:
 
     def __repr__(self) -> str:
         table = self._shown().to_string(float_format="{:.2f}".format, na_rep="")
-        return "\n".join([self._head(), table, *self.sentences])
+        return "\n".join([self._head(), table, *(f"- {sentence}" for sentence in self.sentences)])
 
     def _repr_html_(self) -> str:
         items = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in self.sentences)
@@ -107,10 +109,9 @@ class Comparison:
         return f"<p>{html.escape(self._head())}</p>{table}<ul>{items}</ul>"
 
     def _shown(self) -> pandas.DataFrame:
-        """The table as it is printed, without the reasons of missing scores."""
+        """The table as it is printed."""
         probabilities = self.table["p_worse"].map("{:.3f}".format, na_action="ignore")
-        findings = self.table["findings"].map(", ".join)
-        return self.table.drop(columns="failure").assign(p_worse=probabilities, findings=findings)
+        return self.table[_PRINTED].assign(p_worse=probabilities)
 
     def _head(self) -> str:
         return (
