@@ -36,7 +36,7 @@ _ISO_DATE = r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?:Z|[+-]\
 _MICROSECONDS_OF_A_DAY = 86_400_000_000
 _BOOLEANS = {"true": 1.0, "false": 0.0, "1": 1.0, "0": 0.0, "1.0": 1.0, "0.0": 0.0}
 _SUGGESTION = "Leave those cells empty, or correct them."
-_IF_MIXED = 'Make those values NaN, or the column one of categories, by astype("category").'
+_IF_MIXED = 'Set those values to NaN, or convert the column by astype("category").'
 
 
 def column_of(table: pandas.DataFrame, name: str) -> pandas.Series:
@@ -53,7 +53,7 @@ def kind_of(column: pandas.Series, if_mixed: str = _IF_MIXED) -> Kind:
 
     Args:
         column: The values.
-        if_mixed: What the error says is to be done.
+        if_mixed: The last sentence of the error, which says what to do.
 
     Raises:
         ArgumentError: Some of the texts are numbers, and others are not.

@@ -106,8 +106,8 @@ class Regressor(RegressorMixin, BaseEstimator):
         feature_names_in_: Names of the columns, if X was a data frame whose names are strings.
 
     Raises:
-        ArgumentError: In ``fit``: fewer than five rows, two columns of one name, no usable column,
-            or numbers out of range.
+        ArgumentError: In ``fit``: fewer than five rows, two columns of one name, a column of both
+            numbers and other texts, no usable column, or numbers out of range.
         ValueError: In ``fit`` and ``predict``: infinite values, columns that are not those of the
             fit, or anything that scikit-learn refuses for all estimators.
 
@@ -200,6 +200,10 @@ class Regressor(RegressorMixin, BaseEstimator):
         Returns:
             Means, ``(m,)``; or a tuple of means, standard deviations ``(m,)`` if asked for, and
             quantiles ``(m, q)`` if asked for.
+
+        Raises:
+            ArgumentError: Quantiles are not a sequence of numbers between 0 and 1.
+            ValueError: As in ``fit``, or the columns are not those of the fit.
         """
         if quantiles is not None and not all(0 < one < 1 for one in quantiles):
             raise ArgumentError("quantiles", list(quantiles), "probabilities such as 0.05")
@@ -222,7 +226,6 @@ class Regressor(RegressorMixin, BaseEstimator):
         table = self._rows(X, fitting=False)
         return self.stack_.predict(torch.from_numpy(self.encoding_.encode(table)))
 
-    @checked(late=True)
     def sample_y(
         self,
         X: ArrayLike | pandas.DataFrame,
@@ -238,6 +241,10 @@ class Regressor(RegressorMixin, BaseEstimator):
 
         Returns:
             ``(m, n_samples)``.
+
+        Raises:
+            ArgumentError: The number of draws is below 1.
+            ValueError: As :meth:`predict`.
         """
         check_counts(n_samples=n_samples)
         seed = int(check_random_state(random_state).randint(2**31 - 1))

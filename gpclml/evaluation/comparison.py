@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["Comparison", "make_table"]
 
 _SMALLEST_WEIGHT = 0.005
-# Those that are printed: the others are in sentences, and a line of a terminal holds no more.
+# Columns that fit a line of a terminal. Findings and failures are among the sentences.
 _PRINTED = ["lml", "clml", "loo", "difference", "difference_se", "p_worse", "weight"]
 
 

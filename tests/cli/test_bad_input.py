@@ -45,8 +45,9 @@ TABLES = {
     ),
     "mixed types": (
         made(size=[1, 2, "unknown", 4] * 10),
-        "(row 11), expected numbers alone, as the 30 others are. Leave those cells empty or list "
-        "them under --missing; an input may also be named under --drop or --categories.",
+        "column 'size': got 10 of 40 values such as 'unknown' (row 3), 'unknown' (row 7), "
+        "'unknown' (row 11), expected numbers alone, as the 30 others are. Leave those cells empty "
+        "or list them under --missing; an input may also be named under --drop or --categories.",
     ),
     "mixed target": (
         made(price=[1, 2, "unknown", 4] * 10), "column 'price': got 10 of 40 values",
