@@ -54,6 +54,9 @@ __all__ = [
 ]
 
 _ROUNDING = 10  # units of double precision for the differences within a bound
+# Roundings of a prediction, in units of those of an entry of K: two products with K and two inner
+# products are sums of rounded terms each. The largest seen in 280 problems are 2.9 units.
+_OF_SUMS = 4
 
 
 @dataclass(frozen=True)
@@ -305,7 +308,8 @@ class IterativeConditioning(Predictor):
     def _given(self, cross: Tensor, keep: bool) -> IterativeBlock:
         solved: Solved = self._solver.solve(cross.contiguous())
         V, R = solved.values, solved.unsolved
-        rounding, length = self._solver.rounding, V.norm(dim=-2, dtype=torch.float64)
+        rounding = _OF_SUMS * self._solver.rounding
+        length = V.norm(dim=-2, dtype=torch.float64)
         weight = self.weights.norm(dim=-2, dtype=torch.float64)
         return IterativeBlock(
             shift=_dots(cross, self.weights) + _dots(V, self._unsolved),

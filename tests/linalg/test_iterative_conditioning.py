@@ -98,11 +98,9 @@ def test_the_bounds_allow_for_rounding(dtype, ratio, seed):
         return
     z = forward(factor, extended(torch.cat([cross, residual[:, None]], -1)))
     shift, reduction = z[:, :-1].T @ z[:, -1], (z[:, :-1] ** 2).sum(0)
-    epsilon = torch.finfo(dtype).eps
     excess = (block.reduction - torch.from_numpy(reduction.astype(float))).abs()
-    assert (excess <= block.errors.square() + block.reduction_rounding + 20 * epsilon * ratio).all()
+    assert (excess <= block.errors.square() + block.reduction_rounding).all()
     error = (block.shift - torch.from_numpy(shift.astype(float))).abs()
-    rounding = 20 * epsilon * float(abs(shift).max())
-    assert (error <= block.errors * given.error + block.shift_rounding + rounding).all()
+    assert (error <= block.errors * given.error + block.shift_rounding).all()
     if dtype == torch.float64:  # and they are of use
         assert (block.errors.square() + block.reduction_rounding < 1e-3 * ratio).all()

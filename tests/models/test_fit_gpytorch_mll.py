@@ -102,6 +102,11 @@ MODELS = [
 ]
 
 
+# BoTorch's search ends where steps gain little; of task covariances these are flat regions, whose
+# values are up to 5e-4 apart.
+TO_THE_END = {"options": {"ftol": 1e-13, "gtol": 1e-8, "maxcor": 30}}
+
+
 class Counted(ConditionalMarginalLogLikelihood):
     """Counts how often BoTorch asks for the fixed loss and for the objective itself."""
 
@@ -133,17 +138,14 @@ def test_four_seeds_reach_the_same_optimum(make):
         model = make()
         mll = Counted(model.likelihood, model)
         before = value(mll)
-        fit_gpytorch_mll(mll)
+        fit_gpytorch_mll(mll, optimizer_kwargs=TO_THE_END if make is kronecker else None)
         assert not mll.training
         after = value(mll)
         assert (after > before).all()
         optima.append(after)
     assert Counted.fixed > 20
     assert Counted.fresh == 0
-    # BoTorch's search ends where steps gain little. Of task covariances that is a flat region: from
-    # eight starts ends are up to 2e-5 apart, by the dense covariance as by its factors.
-    tolerance = 3e-5 if make is kronecker else 1e-5
-    assert torch.stack(optima).std(0).max() < tolerance, optima
+    assert torch.stack(optima).std(0).max() < (1e-9 if make is kronecker else 1e-5), optima
 
 
 @pytest.mark.filterwarnings("ignore::linear_operator.utils.warnings.NumericalWarning")
