@@ -54,8 +54,8 @@ __all__ = [
 ]
 
 _ROUNDING = 10  # units of double precision for the differences within a bound
-# Roundings of a prediction, in units of those of an entry of K: two products with K and two inner
-# products are sums of rounded terms each. The largest seen in 280 problems are 2.9 units.
+# What rounding may do to a prediction, in units of what it may do to an entry of K: one each for
+# its two products with K and its two inner products, which are sums of rounded terms.
 _OF_SUMS = 4
 
 

@@ -343,7 +343,7 @@ def test_noise_that_is_lost_in_rounding_is_said_before_anything_is_solved(monkey
     unbounded = ConjugateGradients(max_error=None, tolerance=0.1, on_failure="warn")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NotConvergedWarning)
-        # Whether the blurred covariance of the held-out points needs jitter, rounding decides.
+        # Rounding decides whether the covariance of the held-out points needs jitter.
         warnings.simplefilter("ignore", NumericalWarning)
         _, report = iterative_conditional_log_density(covariance, r.float(), held_out, unbounded)
     assert report.error_bound == math.inf

@@ -102,8 +102,8 @@ MODELS = [
 ]
 
 
-# BoTorch's search ends where steps gain little; of task covariances these are flat regions, whose
-# values are up to 5e-4 apart.
+# By default BoTorch's search stops where steps gain little. Task covariances have flat regions, in
+# which the values where it stops are up to 5e-4 apart.
 TO_THE_END = {"options": {"ftol": 1e-13, "gtol": 1e-8, "maxcor": 30}}
 
 
