@@ -117,23 +117,31 @@ def _matern_52(e: Any, *_: Any) -> tuple[Any, Any]:
 
 
 def _rational_quadratic(e: Any, power: Any) -> tuple[Any, Any, Any]:
-    base = e / -power
-    base += 1.0
-    log = _log(base)
-    return _exp_(-power * log), base, log
+    share = e / -power  # t = r^2 / 2 alpha, of which 1 + t would keep no digits as alpha grows
+    log = _log1p(share)
+    return _exp_(-power * log), share, log
 
 
-def _log(array: Any) -> Any:
+def _log1p(array: Any) -> Any:
     """PyTorch's, which is the faster, of NumPy's memory too."""
-    return array.log() if isinstance(array, Tensor) else torch.from_numpy(array).log().numpy()
+    return array.log1p() if isinstance(array, Tensor) else torch.from_numpy(array).log1p().numpy()
 
 
-def _power_slope(k: Any, base: Any, log: Any) -> Any:
-    slope = 1.0 / base
-    slope += log
-    slope -= 1.0
-    slope *= k
-    return -slope
+_SERIES_BELOW = 0.02  # where it has more digits than the difference has
+
+
+def _power_slope(k: Any, share: Any, log: Any) -> Any:
+    r"""The derivative by :math:`\alpha`, :math:`-k\, (\log(1 + t) - t / (1 + t))`.
+
+    The difference is :math:`t^2 / 2` for small t and would cancel. With :math:`s = t / (2 + t)` it
+    is :math:`2 s^2 / (1 + s) + (\log(1 + t) - 2 s)`, terms of one sign, and the second of them,
+    :math:`2 s^3 (1/3 + s^2/5 + s^4/7 + \ldots)`, is the smaller by a factor of s.
+    """
+    s = share / (share + 2.0)
+    square = s * s
+    series = (2.0 * s * square) * (1 / 3 + square * (1 / 5 + square / 7))
+    remainder = _library(s).where(s < _SERIES_BELOW, series, log - 2.0 * s)
+    return -k * (2.0 * square / (s + 1.0) + remainder)
 
 
 def _cosine(e: Any, *_: Any) -> tuple[Any, Any]:
@@ -147,7 +155,7 @@ PROFILES = {
     "matern_32": Profile(math.sqrt(3.0), _matern_32, lambda k, decay: decay),
     "matern_52": Profile(math.sqrt(5.0), _matern_52, lambda k, slope: slope),
     "rational_quadratic": Profile(
-        1.0, _rational_quadratic, lambda k, base, _: k / base, _power_slope
+        1.0, _rational_quadratic, lambda k, share, _: k / (share + 1.0), _power_slope
     ),
     "cosine": Profile(math.pi, _cosine, lambda k, t: _library(t).sinc(t / math.pi)),
 }

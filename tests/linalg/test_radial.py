@@ -198,3 +198,39 @@ def test_a_point_far_away_does_not_make_neighbours_equal():
     assert K[0, 1].item() == pytest.approx(math.exp(-1e-3), abs=1e-6)
     assert K[0, 2].item() == 1.0
     assert K[0, -1].item() == 0.0
+
+
+@pytest.mark.parametrize("array", [torch.from_numpy, np.asarray], ids=["tensor", "numpy"])
+def test_the_rational_quadratic_has_all_digits_at_every_power(array):
+    mpmath = pytest.importorskip("mpmath")
+    profile = PROFILES["rational_quadratic"]
+    squares = [1e-8, 1e-3, 0.3, 2.0, 30.0]
+    with mpmath.workdps(120):
+        for power in (1e-2, 0.7, 20.0, 1e4, 1e7, 1e9, 1e11, 1e13, 1e17):
+            e = array(np.array([-0.5 * square for square in squares]))
+            k, *kept = profile.value(e, array(np.array(power)))
+            slope, power_slope = profile.slope(k, *kept), profile.power_slope(k, *kept)
+            for index, square in enumerate(squares):
+                t, a = mpmath.mpf(-0.5 * square) / -mpmath.mpf(power), mpmath.mpf(power)
+                value = (1 + t) ** -a
+                by_power = -value * (mpmath.log(1 + t) - t / (1 + t))
+                expected = [float(value), float(value / (1 + t)), float(by_power)]
+                found = [float(numbers[index]) for numbers in (k, slope, power_slope)]
+                np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_a_large_power_is_the_rbf_kernel():
+    points = torch.linspace(0, 1, 4, dtype=torch.float64).unsqueeze(-1)
+    lengthscale = torch.full((1, 1), 0.4, dtype=torch.float64)
+    rbf = radial_covariance(points, "rbf", lengthscale=lengthscale)
+    for power in (1e7, 1e9, 1e11, 1e13, 1e17):
+        power = torch.tensor(power, dtype=torch.float64, requires_grad=True)
+        found = radial_covariance(
+            points, "rational_quadratic", lengthscale=lengthscale, power=power
+        )
+        torch.testing.assert_close(found, rbf, rtol=0, atol=1 / power.item() + 1e-15)
+        (slope,) = torch.autograd.grad(found.sum(), power)
+        fourth = (distances(points) / 0.4) ** 4  # k = rbf (1 + r^4 / 8 alpha + ...)
+        torch.testing.assert_close(
+            slope, -(rbf * fourth).sum() / (8 * power.detach() ** 2), rtol=1e-5, atol=0
+        )
