@@ -21,6 +21,7 @@ from gpclml.inference.posterior import (
     JointPrior,
     new_points,
     num_points_at_once,
+    observed_posterior,
     posterior_given,
     reading,
     refuse_gradient,
@@ -187,21 +188,21 @@ class IterativePosterior:
             check_finite(mean, "means of new points")
             return (mean * self._scale + self._shift).to(mean)
 
-    def variance(self, x: ArrayLike, observation_noise: bool = True) -> Tensor:
+    def variance(self, x: ArrayLike, observation_noise: bool | Tensor = True) -> Tensor:
         """The posterior variances, ``(*batch, m)``, as :meth:`predict` has them.
 
         Args:
             x: Points as the model takes them, ``(*batch, m, d)``, or ``(m,)`` for one column.
-            observation_noise: Of new observations, the default, or of the noise-free function.
+            observation_noise: As for :meth:`predict`.
         """
         return self.predict(x, observation_noise, marginal=True).distribution.variance
 
-    def covariance(self, x: ArrayLike, observation_noise: bool = True) -> Tensor:
+    def covariance(self, x: ArrayLike, observation_noise: bool | Tensor = True) -> Tensor:
         """The posterior covariance, ``(*batch, m, m)``, as :meth:`predict` has it.
 
         Args:
             x: Points as the model takes them, ``(*batch, m, d)``, or ``(m,)`` for one column.
-            observation_noise: Of new observations, the default, or of the noise-free function.
+            observation_noise: As for :meth:`predict`.
         """
         return self.predict(x, observation_noise).distribution.covariance_matrix
 
@@ -211,7 +212,7 @@ class IterativePosterior:
         x: ArrayLike,
         num_samples: int = 1,
         generator: torch.Generator | None = None,
-        observation_noise: bool = True,
+        observation_noise: bool | Tensor = True,
     ) -> Tensor:
         """Joint draws from the normal that :meth:`predict` gives, and so as exact as that.
 
@@ -220,7 +221,7 @@ class IterativePosterior:
             num_samples: Number S.
             generator: On the CPU, so that a seed means the same draws on every device; PyTorch's
                 own if None.
-            observation_noise: Of new observations, the default, or of the noise-free function.
+            observation_noise: As for :meth:`predict`.
 
         Returns:
             ``(S, *batch, m)``.
@@ -241,13 +242,15 @@ class IterativePosterior:
         return mean + (factor.to(mean) @ normal).movedim(-1, 0)
 
     def predict(
-        self, x: ArrayLike, observation_noise: bool = True, marginal: bool = False
+        self, x: ArrayLike, observation_noise: bool | Tensor = True, marginal: bool = False
     ) -> IterativePrediction:
         """The posterior at points, with bounds of its error.
 
         Args:
             x: Points as the model takes them, ``(*batch, m, d)``, or ``(m,)`` for one column.
-            observation_noise: Predict new observations, the default, or the noise-free function.
+            observation_noise: Predict new observations, the default, or the noise-free function; or
+                noise variances of the points in the units of training, ``(*batch, m)``, which a
+                likelihood with fixed noise needs.
             marginal: Give a diagonal covariance.
 
         Raises:
@@ -264,9 +267,8 @@ class IterativePosterior:
         """
         with self._at(x, joint=not marginal) as (x, prior, chunks):
             posterior, blocks = posterior_given(prior, self._given, chunks, marginal, x)
-            if observation_noise:
-                likelihood = cast(Likelihood, self._model.likelihood)
-                posterior = cast(PosteriorNormal, likelihood(posterior, [x]))
+            likelihood = cast(Likelihood, self._model.likelihood)
+            posterior = observed_posterior(likelihood, posterior, x, observation_noise)
             errors = torch.cat([block.errors for block in blocks], dim=-1)
             of_mean = torch.cat([block.shift_rounding for block in blocks], dim=-1)
             of_variance = torch.cat([block.reduction_rounding for block in blocks], dim=-1)

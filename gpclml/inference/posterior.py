@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from gpytorch import settings
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, Likelihood
 from gpytorch.models import ExactGP
 from linear_operator.operators import DiagLinearOperator, LinearOperator
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from gpclml._utils.arrays import ArrayLike
 
 __all__ = [
+    "PREDICTED_IN_DOUBLE_UP_TO",
     "VECTORS_AT_PEAK",
     "JointPrior",
     "are_constant",
@@ -41,12 +43,15 @@ __all__ = [
     "marginal_predictive",
     "new_points",
     "num_points_at_once",
+    "observed_posterior",
     "posterior_given",
     "predictive_observations",
     "reading",
     "refuse_gradient",
 ]
 
+PREDICTED_IN_DOUBLE_UP_TO = 10_000
+"""Largest number of training points at which a float32 model predicts in float64."""
 _CHUNK = 4096  # points whose covariance with the training points is held at a time
 _MATRICES, _WITH_GRADIENT, _WITH_MISSING = 5, 11, 2
 """Arrays n x n at the peak of a dense posterior; under autograd; more with targets missing."""
@@ -72,6 +77,12 @@ def exact_posterior(
     variance is at least the rounding error of the prior's. The cost is O(n^3 + n^2 m) operations
     and O(n^2 + n m) memory, with ``marginal`` O(n^2 + m) and a chunk.
 
+    A float32 model of up to 10,000 training points is evaluated in float64, where its objectives
+    are computed too, and only the result is rounded: a fit may end at an outputscale a million
+    times its noise, of which entries of a float32 covariance keep no digit. If it cannot be
+    evaluated so, because of memory or of tensors in it that are neither parameters nor buffers, and
+    beyond 10,000 points, it predicts in float32.
+
     Args:
         model: A model in eval mode, with training data.
         x: Points. Shape ``(*batch, m, d)``.
@@ -87,13 +98,63 @@ def exact_posterior(
         settings.debug(False),
         settings.observation_nan_policy("mask"),
     ):
-        prior = JointPrior.of(model, x)
-        data = prior.training_data(model)
-        predictor = data.covariance.predictor(data.residual, data.missing)
-        m = prior.mean.shape[-1]
-        step = _CHUNK if marginal else m
-        chunks = [slice(first, min(first + step, m)) for first in range(0, m, step)]
-        return posterior_given(prior, predictor, chunks, marginal, x, progress)[0]
+        if x.dtype == torch.float32 and _training_inputs(model).shape[-2] <= (
+            PREDICTED_IN_DOUBLE_UP_TO
+        ):
+            try:
+                return _in_double(
+                    model, lambda: _dense_posterior(model, x.double(), marginal, progress, like=x)
+                )
+            except RuntimeError:  # tensors of mixed types, memory: what remains is raised below
+                pass
+        return _dense_posterior(model, x, marginal, progress, like=x)
+
+
+def _dense_posterior(
+    model: ExactGP, x: Tensor, marginal: bool, progress: bool | None, like: Tensor
+) -> PosteriorNormal:
+    """The posterior in the type of x, rounded to that of ``like``."""
+    prior = JointPrior.of(model, x)
+    data = prior.training_data(model)
+    predictor = data.covariance.predictor(data.residual, data.missing)
+    m = prior.mean.shape[-1]
+    step = _CHUNK if marginal else m
+    chunks = [slice(first, min(first + step, m)) for first in range(0, m, step)]
+    return posterior_given(prior, predictor, chunks, marginal, like, progress)[0]
+
+
+class _Evaluation(torch.nn.Module):
+    """Calls a function of a model, for ``torch.func.functional_call`` to exchange its tensors."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, function: Callable[[], PosteriorNormal]) -> PosteriorNormal:
+        return function()
+
+
+def _in_double(model: ExactGP, function: Callable[[], PosteriorNormal]) -> PosteriorNormal:
+    """What a function of a model gives while its float32 parameters and buffers are float64.
+
+    Gradients flow to the parameters of the model.
+    """
+    single = [*model.named_parameters(), *model.named_buffers()]
+    tensors = {f"model.{name}": t.double() for name, t in single if t.dtype == torch.float32}
+    kernels = [kernel for kernel in model.modules() if isinstance(kernel, Kernel)]
+    try:
+        _clear_caches(kernels)
+        return torch.func.functional_call(_Evaluation(model), tensors, (function,))
+    finally:
+        _clear_caches(kernels)
+
+
+def _clear_caches(kernels: Sequence[Kernel]) -> None:
+    """Drops what kernels on inducing points or grids keep between calls in eval mode."""
+    for kernel in kernels:
+        clear = getattr(kernel, "_clear_cache", None)
+        if clear is not None:
+            clear()
 
 
 def posterior_given(
@@ -111,10 +172,11 @@ def posterior_given(
     blocks = [predictor.given(prior.cross(rows).to_dense().mT, keep=not marginal) for rows in bar]
     mean = (prior.mean + torch.cat([block.shift for block in blocks], dim=-1)).to(like)
     if not marginal:
-        return PosteriorNormal(mean, prior.conditional_covariance(chunks, blocks, like)), blocks
+        covariance = prior.conditional_covariance(chunks, blocks).to(like)
+        return PosteriorNormal(mean, covariance), blocks
     own = torch.cat([prior.variance(rows) for rows in chunks], dim=-1)
     known = torch.cat([block.reduction for block in blocks], dim=-1)
-    variance = above_rounding((own - known).to(like), own)
+    variance = above_rounding(own - known, own).to(like)
     return PosteriorNormal(mean, DiagLinearOperator(variance.expand_as(mean))), blocks
 
 
@@ -145,6 +207,7 @@ class JointPrior:
         seen = slice(0, self.num_train)
         prior = MultivariateNormal(self.train_mean, cast(Any, self.operator)[..., seen, seen])
         likelihood, targets = cast(Likelihood, model.likelihood), cast(Tensor, model.train_targets)
+        targets = targets.to(self.train_mean.dtype)
         return observations(likelihood, prior, targets, [_training_inputs(model)])
 
     def cross(self, rows: slice) -> LinearOperator:
@@ -156,7 +219,7 @@ class JointPrior:
         return self._block(rows, self._new(rows)).diagonal(dim1=-1, dim2=-2)
 
     def conditional_covariance(
-        self, chunks: Sequence[slice], blocks: Sequence[ConditionedBlock], like: Tensor
+        self, chunks: Sequence[slice], blocks: Sequence[ConditionedBlock]
     ) -> Tensor:
         """Covariance of all new points given the training points, ``(*batch, m, m)``."""
         parts, own, whole = list(zip(chunks, blocks, strict=True)), [], []
@@ -169,7 +232,7 @@ class JointPrior:
                 row.append(prior - left.joint_reduction(right))
             whole.append(torch.cat(row, dim=-1))
         covariance = torch.cat(whole, dim=-2)
-        covariance = (0.5 * (covariance + covariance.mT)).to(like)
+        covariance = 0.5 * (covariance + covariance.mT)
         variance = covariance.diagonal(dim1=-1, dim2=-2)
         raised = above_rounding(variance, torch.cat(own, dim=-1))
         return covariance + torch.diag_embed(raised - variance)
@@ -349,8 +412,11 @@ def predictive_observations(
         target = _cat(trained_on, to_training_units(model, y, multitask), dim)
         likelihood = cast(Likelihood, model.likelihood)
         if _takes_noise(likelihood, noise):
-            trained = cast(FixedNoiseGaussianLikelihood, likelihood).noise_covar
-            noise = _cat(cast(Any, trained).noise, cast(Tensor, noise), -1)
+            fixed = cast(FixedNoiseGaussianLikelihood, likelihood)
+            noise = _cat(cast(Any, fixed.noise_covar).noise, cast(Tensor, noise), -1)
+            if fixed.second_noise_covar is not None:
+                # GPyTorch adds what it is given twice, once in place of the noise that it learns.
+                noise = 0.5 * (noise + fixed.second_noise)
         arguments: dict[str, Any] = {} if noise is None else {"noise": noise}
         data = observations(likelihood, prior, target, points, **arguments)
     new = torch.arange(data.num_rows - rows, data.num_rows)
@@ -379,9 +445,9 @@ def marginal_predictive(
         x = new_points(model, x)
         _check_targets(y, x.shape[-2], -1)
         likelihood = cast(Likelihood, model.likelihood)
-        arguments = {"noise": noise} if _takes_noise(likelihood, noise) else {}
+        new_noise = cast(Tensor, noise) if _takes_noise(likelihood, noise) else True
         latent = exact_posterior(model, x, marginal=True)
-        predictive = cast(MultivariateNormal, likelihood(latent, x, **arguments))
+        predictive = observed_posterior(likelihood, latent, x, new_noise)
         mean, deviation = predictive.mean, predictive.variance.sqrt()
         for numbers in (mean, deviation):
             check_finite("predictions at x", numbers, "Check the magnitudes of all inputs.")
@@ -397,6 +463,42 @@ def _check_targets(y: Tensor, rows: int, dim: int) -> None:
 def are_constant(spread: Any, variance: Any) -> Any:
     """Whether means of predictions vary by less than a thousandth of their variance."""
     return spread < _LEAST_SHARE * variance
+
+
+def observed_posterior(
+    likelihood: Likelihood, latent: PosteriorNormal, x: Tensor, noise: bool | Tensor
+) -> PosteriorNormal:
+    """The posterior of new observations: the noise added to the posterior of latent values.
+
+    Args:
+        likelihood: Whose noise it is.
+        latent: Posterior at the points.
+        x: Points, ``(*batch, m, d)``.
+        noise: Whether to add the likelihood's; or noise variances of these points to add in place
+            of its own, ``(*batch, m)``.
+
+    Raises:
+        ArgumentError: The likelihood knows the noise of the training points alone: at other points
+            GPyTorch adds it in order where there are as many of them, and else none.
+        ShapeError: There are other than one noise variance for each point.
+    """
+    if isinstance(noise, Tensor):
+        points = latent.mean.shape[-1]
+        if noise.shape[-1:] != (points,):
+            raise ShapeError("observation_noise", tuple(noise.shape), f"(*batch, {points})")
+        if isinstance(likelihood, FixedNoiseGaussianLikelihood):
+            noise = noise + likelihood.second_noise
+        covariance = latent.lazy_covariance_matrix + DiagLinearOperator(noise)
+        return PosteriorNormal(latent.mean, covariance)
+    if not noise:
+        return latent
+    if isinstance(likelihood, FixedNoiseGaussianLikelihood):
+        raise ArgumentError(
+            "observation_noise", True, "noise variances of the new points",
+            "The likelihood has fixed noise variances, for the training points only. Pass those of "
+            "the new points, or observation_noise=False for the noise-free function.",
+        )  # fmt: skip
+    return cast(PosteriorNormal, likelihood(latent, [x]))
 
 
 def _takes_noise(likelihood: Likelihood, noise: Tensor | None) -> bool:

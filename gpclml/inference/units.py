@@ -269,4 +269,5 @@ class PosteriorNormal(MultivariateNormal):
 
 def above_rounding(variance: Tensor, prior_variance: Tensor) -> Tensor:
     """Posterior variances, at least the rounding of the prior variances they are differences of."""
-    return torch.maximum(variance, torch.finfo(variance.dtype).eps * prior_variance.to(variance))
+    rounding = torch.finfo(prior_variance.dtype).eps * prior_variance
+    return torch.maximum(variance, rounding.to(variance))

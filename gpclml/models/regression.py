@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
 from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.means import Mean
 from torch import Tensor
@@ -22,7 +22,11 @@ from gpclml._utils.files import write_checkpoint
 from gpclml.errors import ArgumentError, ShapeError
 from gpclml.inference import IterativePosterior, PosteriorNormal, evaluating, exact_posterior
 from gpclml.inference.covariances import Solver
-from gpclml.inference.posterior import checked_points, choose_posterior_solver
+from gpclml.inference.posterior import (
+    checked_points,
+    choose_posterior_solver,
+    observed_posterior,
+)
 from gpclml.kernels import DeepKernel
 from gpclml.models._parts import (
     CHECKPOINT,
@@ -228,7 +232,7 @@ class GPRegression(RegressionGP):
     def predict(
         self,
         x: ArrayLike,
-        observation_noise: bool = True,
+        observation_noise: bool | Tensor = True,
         marginal: bool = False,
         solver: Solver = "auto",
         progress: bool | None = None,
@@ -237,7 +241,9 @@ class GPRegression(RegressionGP):
         """The posterior at x in original units.
 
         The posterior is computed by a dense factorization and is exact under any settings; missing
-        targets are left out. Every module keeps its mode, so it can be called during training.
+        targets are left out. Every module keeps its mode, so it can be called during training. Of
+        up to 10,000 float32 points it is computed in float64 and then rounded, so that a model
+        predicts the same in both types.
 
         If the factorization does not fit into memory, each call solves by conjugate gradients to a
         checked tolerance, without gradients. An :class:`~gpclml.inference.IterativePosterior` keeps
@@ -248,7 +254,8 @@ class GPRegression(RegressionGP):
                 tensor, array or data frame as the training inputs; arrays and integers are
                 converted to their type and device.
             observation_noise: Predict new observations, the default as everywhere in gpclml, or
-                the noise-free function.
+                the noise-free function; or noise variances of the points, ``(*batch, m)``, in
+                standardized units, which a likelihood with fixed noise needs.
             marginal: Give a diagonal covariance: O(m) memory in place of O(m^2).
             solver: "cholesky", "cg" or :class:`~gpclml.linalg.ConjugateGradients`; "auto" takes
                 Cholesky where it fits, else conjugate gradients with a warning.
@@ -265,7 +272,8 @@ class GPRegression(RegressionGP):
             ShapeError: The columns or the batch do not match the training inputs.
             NonFiniteError: x is not finite.
             ArgumentError: x has another dtype or device than the training inputs, or memory does
-                not suffice; the error gives both figures.
+                not suffice; the error gives both figures; or the likelihood has fixed noise and
+                that of the new points is not given.
             UnknownNameError: The solver is not known.
             UnsupportedError: x asks for a gradient of conjugate gradients.
             NotConvergedError: Conjugate gradients do not reach their tolerance.
@@ -282,9 +290,7 @@ class GPRegression(RegressionGP):
         wanted = x.requires_grad if grad is None else grad
         with evaluating(self), torch.set_grad_enabled(torch.is_grad_enabled() and wanted):
             posterior = exact_posterior(self, x, marginal, progress)
-            if observation_noise:
-                posterior = self.likelihood(posterior, [x])
-            assert isinstance(posterior, PosteriorNormal)
+            posterior = observed_posterior(self.likelihood, posterior, x, observation_noise)
             units = self.target_standardizer
             return posterior.in_units(units.scale, units.offset, marginal)
 
@@ -314,7 +320,8 @@ class GPRegression(RegressionGP):
         Args:
             X: Points in original units. Shape ``(*batch, q, d)``.
             output_indices: None or ``[0]``: there is one output.
-            observation_noise: Whether to add the likelihood's noise; or noise variances to add,
+            observation_noise: Whether to add the likelihood's noise, of a likelihood with fixed
+                noise the mean over the training points, as in BoTorch; or noise variances to add,
                 ``(*batch, q, 1)``, in standardized units as BoTorch's outcome transforms have it.
             posterior_transform: Applied to the posterior, if given.
 
@@ -337,15 +344,17 @@ class GPRegression(RegressionGP):
         if output_indices not in (None, [0]):
             raise ArgumentError("output_indices", output_indices, "None or [0]")
         X = points_as_tensor(X, self._training_data()[0], self.column_names, "X")
-        normal = self.predict(X, observation_noise=observation_noise is True, grad=True)
-        if isinstance(observation_noise, Tensor):
-            if observation_noise.shape[-2:] != (normal.mean.shape[-1], 1):
-                expected = f"(*batch, {normal.mean.shape[-1]}, 1)"
-                raise ShapeError("observation_noise", tuple(observation_noise.shape), expected)
-            noise = observation_noise.squeeze(-1) * self.target_scale.unsqueeze(-1).square()
-            covariance = normal.lazy_covariance_matrix.add_diagonal(noise)
-            normal = PosteriorNormal(normal.mean, covariance)
-        posterior = GPyTorchPosterior(normal)
+        noise = observation_noise
+        if isinstance(noise, Tensor):
+            if noise.shape[-2:] != (X.shape[-2], 1):
+                raise ShapeError(
+                    "observation_noise", tuple(noise.shape), f"(*batch, {X.shape[-2]}, 1)"
+                )
+            noise = noise.squeeze(-1)
+        elif noise and isinstance(self.likelihood, FixedNoiseGaussianLikelihood):
+            noise = cast(Any, self.likelihood.noise_covar).noise.mean(-1, keepdim=True)
+            noise = noise.expand(*noise.shape[:-1], X.shape[-2])
+        posterior = GPyTorchPosterior(self.predict(X, observation_noise=noise, grad=True))
         return posterior if posterior_transform is None else posterior_transform(posterior, X=X)
 
     @checked

@@ -237,6 +237,20 @@ def test_fixed_noise_needs_the_noise_of_new_points():
             score(learned, new_x, new_y, noise=noise[:3])
 
 
+def test_learned_noise_is_added_once_to_fixed_noise():
+    x, y = data()
+    likelihood = gpytorch.likelihoods.FixedNoiseGaussianLikelihood(
+        torch.full_like(y, 0.2), learn_additional_noise=True
+    )
+    fixed, learned = GPRegression(x, y, likelihood=likelihood), GPRegression(x, y)
+    likelihood.second_noise = 0.1
+    learned.likelihood.noise = 0.3
+    new_x, new_y = data(n=3, seed=2)
+    for score in (joint_log_predictive, marginal_log_predictive):
+        found = score(fixed, new_x, new_y, noise=torch.full_like(new_y, 0.2))
+        torch.testing.assert_close(found, score(learned, new_x, new_y))
+
+
 def test_priors_do_not_count():
     x, y = data()
     plain = SingleTaskGP(x, y.unsqueeze(-1))

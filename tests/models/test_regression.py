@@ -9,6 +9,8 @@ from gpytorch.means import LinearMean
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from gpytorch.utils.warnings import GPInputWarning
 
+from gpclml.errors import ArgumentError, ShapeError
+from gpclml.inference import IterativePosterior
 from gpclml.kernels import DeepKernel
 from gpclml.kernels.networks import MLP, reset_network
 from gpclml.models import GPRegression, find_networks
@@ -180,6 +182,38 @@ def test_given_parts_are_used_in_the_data_dtype(train, new_x):
     latent = model.predict(new_x, observation_noise=False)
     model.eval()
     torch.testing.assert_close(latent.variance, model(new_x).variance * model.target_scale**2)
+
+
+@pytest.mark.parametrize("additional", [False, True])
+@pytest.mark.parametrize("count", [1, 59, 60, 61])
+def test_new_points_have_no_fixed_noise_of_training_points(count, additional, train):
+    likelihood = FixedNoiseGaussianLikelihood(
+        torch.linspace(0.1, 1, 60, dtype=torch.float64), learn_additional_noise=additional
+    )
+    model = GPRegression(*train, likelihood=likelihood)
+    x = train[0][:1].expand(count, -1)
+    with pytest.raises(ArgumentError, match=r"observation_noise.*noise variances of the new"):
+        model.predict(x)
+    with pytest.raises(ArgumentError, match="observation_noise"):
+        IterativePosterior(model).variance(x)
+    latent, unit = model.predict(x, observation_noise=False).variance, model.target_scale**2
+    given = torch.linspace(1, 2, count, dtype=torch.float64)
+    added = given + likelihood.second_noise
+    torch.testing.assert_close(model.predict(x, given).variance, latent + added * unit)
+    torch.testing.assert_close(IterativePosterior(model).variance(x, given), latent + added * unit)
+    torch.testing.assert_close(
+        model.posterior(x, observation_noise=given.unsqueeze(-1)).variance.squeeze(-1),
+        latent + added * unit,
+    )
+    mean = 0.55 + likelihood.second_noise  # BoTorch's models take the mean over training points
+    noisy = model.posterior(x, observation_noise=True).variance.squeeze(-1)
+    torch.testing.assert_close(noisy, latent + mean * unit)
+
+
+def test_as_many_noise_variances_as_points(train, new_x):
+    model = GPRegression(*train)
+    with pytest.raises(ShapeError, match="observation_noise"):
+        model.predict(new_x, torch.ones(len(new_x) + 1, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("ard", [True, False])
