@@ -1,16 +1,13 @@
-"""Rules for modules: who may import a private one, and how long a file may be."""
+"""Rules for modules: who may import a private one, and what their tests are called."""
 
 from __future__ import annotations
 
 import ast
 from pathlib import Path
 
-import pytest
-
 import gpclml
 
 SHARED = {"_utils"}
-MOST_LINES = 450
 
 
 def test_no_private_module_is_imported_from_another_package():
@@ -28,14 +25,6 @@ def test_no_private_module_is_imported_from_another_package():
                     if parts[0] == "gpclml" and private and package[:depth] != parts[:depth]:
                         wrong.append(f"{path.relative_to(root)}: {'.'.join(parts)}")
     assert not wrong, "\n".join(wrong)
-
-
-@pytest.mark.parametrize("folder", ["gpclml", "tests", "benchmarks"])
-def test_no_file_is_longer_than_its_topic_needs(folder):
-    root = Path(gpclml.__file__).parents[1] / folder
-    lengths = {str(path): len(path.read_text().splitlines()) for path in root.rglob("*.py")}
-    assert lengths
-    assert not {path: lines for path, lines in lengths.items() if lines > MOST_LINES}
 
 
 def test_test_files_have_names_of_their_own():
