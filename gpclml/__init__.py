@@ -1,4 +1,4 @@
-"""Conditional marginal likelihoods and their neighbours as GPyTorch objectives.
+"""Kernel learning on GPyTorch: conditional marginal likelihoods and others as objectives.
 
 The names that most programs use are offered here and imported when they are first asked for, so
 that ``import gpclml`` itself imports nothing. Everything else is in the packages:

@@ -20,6 +20,19 @@ DESCRIBED = {
 }
 
 
+def test_the_readme_says_first_what_this_is_and_folds_nothing():
+    """The same sentence opens the site and describes the package and its citation."""
+    text = (ROOT / "README.md").read_text()
+    paragraphs = [line for line in text.splitlines() if line and not line.startswith("#")]
+    sentence = paragraphs[0].removesuffix(".")
+    assert sentence.startswith("Kernel learning on GPyTorch")
+    assert "<details" not in text
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["description"] == sentence
+    for name in ("docs/index.md", "CITATION.cff", "mkdocs.yml", "conda/recipe.yaml"):
+        assert sentence in (ROOT / name).read_text(), name
+
+
 def test_objects_of_other_projects_exist():
     projects = tomllib.loads((ROOT / "docs" / "_build" / "objects.toml").read_text())
     names = [name for pages in projects.values() for found in pages.values() for name in found]

@@ -2,51 +2,116 @@
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.py"))
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-SLOW = {"botorch_models", "few_shot", "large"}
+README = ROOT / "README.md"
+GUIDES = sorted((ROOT / "docs").glob("*.md"))
+SLOW = {"botorch_models", "few_shot", "large", "swap"}
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
-BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)
+
+# Of each snippet of the README: what it shows, by a name that is in no other.
+SNIPPETS = {
+    "swap": "torch.optim.Adam", "botorch": "SingleTaskGP", "compare": "score_models",
+    "table": "Regressor",
+}  # fmt: skip
 
 
-def snippets(page: Path) -> list[str]:
-    return [code for code in BLOCK.findall(page.read_text()) if "--8<--" not in code]
+def snippets(page: Path) -> list[tuple[str, str]]:
+    """The code of a page, and below each piece what it prints, if that is shown."""
+    return [block for block in BLOCK.findall(page.read_text()) if "--8<--" not in block[0]]
 
 
-@pytest.mark.parametrize(
-    "script",
-    [
-        pytest.param(one, marks=[pytest.mark.slow] * (one.stem in SLOW), id=one.stem)
-        for one in EXAMPLES
-    ],
-)
-def test_an_example_prints_what_its_page_shows(script, capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    runpy.run_path(str(script), run_name="__main__")
-    printed, shown = capsys.readouterr().out, script.with_suffix(".txt").read_text()
+def snippet(name: str) -> tuple[str, str]:
+    """A snippet of the README, and what a block below it or a comment says that it prints."""
+    [(code, shown)] = [block for block in snippets(README) if SNIPPETS[name] in block[0]]
+    return code, shown or "\n".join(re.findall(r"# prints: (.*)$", code, re.MULTILINE))
+
+
+def assert_printed(printed: str, shown: str) -> None:
     assert NUMBER.sub("#", printed).split() == NUMBER.sub("#", shown).split()
     for now, then in zip(NUMBER.findall(printed), NUMBER.findall(shown), strict=True):
         # Fits end within 0.002 nats of LML or so; other scores may then differ by the root of it.
         assert float(now) == pytest.approx(float(then), rel=0.05, abs=0.05)
 
 
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(path, marks=[pytest.mark.slow] * (path.stem in SLOW), id=path.stem)
+        for path in EXAMPLES
+    ],
+)
+def test_an_example_prints_what_its_page_shows(script, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(script), run_name="__main__")
+    assert_printed(capsys.readouterr().out, script.with_suffix(".txt").read_text())
+
+
 def test_every_example_is_on_a_page():
-    text = "".join(page.read_text() for page in PAGES)
+    text = "".join(page.read_text() for page in GUIDES)
     for script in EXAMPLES:
         for kind in ("py", "txt"):
             assert f'--8<-- "examples/{script.stem}.{kind}"' in text
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if snippets(p)], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [p for p in GUIDES if snippets(p)], ids=lambda page: page.name)
 def test_snippets_of_a_page_run(page, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     names: dict = {}
-    for code in snippets(page):
+    for code, _ in snippets(page):
         exec(compile(code, page.name, "exec"), names)
+
+
+def test_every_snippet_of_the_readme_has_a_test():
+    assert len(snippets(README)) == len(SNIPPETS)
+    assert all(snippet(name) for name in SNIPPETS)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param("swap", marks=pytest.mark.slow), "botorch", "compare", "table"]
+)
+def test_a_snippet_of_the_readme_runs_in_a_process_of_its_own(name, tmp_path):
+    code, shown = snippet(name)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=os.environ | {"MPLBACKEND": "agg"},
+        check=False, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "Warning" not in done.stderr
+    assert_printed(done.stdout, shown)
+
+
+def error_printed(code: str, capsys: pytest.CaptureFixture[str]) -> float:
+    exec(compile(code, "README.md", "exec"), {})
+    [number] = NUMBER.findall(capsys.readouterr().out)
+    return float(number)
+
+
+@pytest.mark.slow
+def test_the_swap_of_the_readme_lowers_the_error(capsys):
+    code, _ = snippet("swap")
+    ours = "ConditionalMarginalLogLikelihood(model"
+    theirs = "__import__('gpytorch').mlls.ExactMarginalLogLikelihood(model"
+    assert code.count(ours) == 1
+    by_lml = error_printed(code.replace(ours, theirs), capsys)
+    assert error_printed(code, capsys) < by_lml
+    [told] = re.findall(r"in that line it is off by ([\d.]+) degrees", README.read_text())
+    assert by_lml == pytest.approx(float(told), rel=0.05)
+
+
+def test_the_faster_fit_of_the_readme_predicts_as_well_as_that_of_botorch(capsys):
+    code, _ = snippet("botorch")
+    ours = ", optimizer=fit_gpytorch_mll_fused"
+    assert code.count(ours) == 1
+    theirs = error_printed(code.replace(ours, ""), capsys)
+    assert error_printed(code, capsys) <= theirs + 0.1  # both are rounded to a digit

@@ -10,10 +10,10 @@ if torch.distributed.is_torchelastic_launched():  # by torchrun; without it ther
 generator = torch.Generator().manual_seed(0)  # the same data in every process
 x = torch.rand(500, 3, generator=generator)
 y = (6 * x).sin().sum(-1) + 0.3 * torch.randn(500, generator=generator)
-model = GPRegression(x, y)
+model = GPRegression(x, y, "deep_bottleneck")
 conditioning = DistributedConditioning(RandomHoldout(0.1))
 mll = ConditionalMarginalLogLikelihood(model.likelihood, model, conditioning, seed=0)
-optimizer = torch.optim.Adam(mll.parameters(), lr=0.1)
+optimizer = torch.optim.Adam(mll.parameters(), lr=0.02)
 training = SharedTraining(mll, optimizer)  # one start for all, and a check that all do the same
 for step in range(60):
     optimizer.zero_grad()

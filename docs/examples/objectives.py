@@ -7,7 +7,8 @@ from gpclml.models import GPRegression
 data = load("diabetes")
 x, y = data.inputs[:150], data.targets[:150]
 model = GPRegression(x, y, kernel="rbf")
-fit_mll(ConditionalMarginalLogLikelihood(model.likelihood, model), progress=False)
+lml = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(m=0))
+fit_mll(lml, progress=False)
 model.train()
 for conditioning in (LastPoints(m=0), KFold(10, seed=0), LeaveOneOut(), RandomHoldout(0.1, seed=0)):
     mll = ConditionalMarginalLogLikelihood(model.likelihood, model, conditioning)

@@ -1,8 +1,8 @@
 """# A loop of BoTorch
 
 Bayesian optimization fits a GP after each evaluation. Here BoTorch's loop minimizes the Branin
-function, with the fits of this library: the same models and the same optimum, in a fraction of
-the time.
+function with its own fits and with those of this library, which take less time for the same
+models.
 """
 
 # %%

@@ -7,8 +7,10 @@ cost less: steps on random subsets, and conjugate gradients.
 # %%
 # ## Steps that do not grow with the data
 #
-# Each step scores 100 points given 400 others, all drawn anew. The objective of a step is an
-# unbiased estimate of its mean over all such draws.
+# Each step sees 500 points, drawn anew. Given one of them, the score of the others is nearly their
+# log marginal likelihood (LML), by which a plain kernel is trained; for a deep kernel condition on
+# more of them, `RandomHoldout(100 / 4500, condition_on=400)`. Over the draws a step's objective is
+# an unbiased estimate of its mean.
 import matplotlib.pyplot as plt
 import torch
 
@@ -25,12 +27,12 @@ generator = torch.Generator().manual_seed(0)
 x = torch.rand(5000, 2, generator=generator, dtype=torch.float64)
 y = (8 * x).sin().prod(-1) + 0.1 * torch.randn(5000, generator=generator, dtype=torch.float64)
 model = GPRegression(x[:4500], y[:4500])
-some = RandomHoldout(100 / 4500, condition_on=400)
+some = RandomHoldout(499 / 4500, condition_on=1)
 mll = ConditionalMarginalLogLikelihood(model.likelihood, model, some)
 result = fit_mll(mll, "adam", steps=80, lr=0.1, progress=False)
 fig, axes = plt.subplots(figsize=(8, 3), layout="constrained")
 axes.plot(result.history)
-axes.set(xlabel="steps", ylabel="CLML of the step, nats a point")
+axes.set(xlabel="steps", ylabel="LML of the step, nats a point")
 # mkdocs_gallery_thumbnail_number = 2
 
 # %%

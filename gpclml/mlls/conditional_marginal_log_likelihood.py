@@ -54,6 +54,10 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
     strategy that you pass is used for both. It draws anew at each call of the objective, unless
     it has its own seed, and once for a line search.
 
+    Train kernels and means with a network by it, and a plain kernel by ``LastPoints(m=0)``: what
+    is not scored given nothing does not keep the scale of the prior, which a line search may take
+    anywhere.
+
     Under ``gpytorch.settings.observation_nan_policy("mask")`` missing (NaN) targets are neither
     scored nor conditioned on nor counted, in each batch member on its own. The rows held out are
     the same in all members; a member in which all targets of a redrawn block are missing scores 0
@@ -93,8 +97,9 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
         carry through. Second derivatives are refused.
 
     Examples:
-        >>> mll = ConditionalMarginalLogLikelihood(likelihood, model)
-        >>> loss = -mll(model(train_x), train_y)
+        >>> model = GPRegression(train_x, train_y, "deep_bottleneck")
+        >>> mll = ConditionalMarginalLogLikelihood(model.likelihood, model)
+        >>> loss = -mll(model(*model.train_inputs), model.train_targets)
         >>> loss.backward()
     """
 

@@ -47,7 +47,7 @@ class SumMarginalLogLikelihood(gpytorch.mlls.SumMarginalLogLikelihood):
         UnsupportedError: ``mll_cls`` is an objective itself.
 
     Examples:
-        >>> models = ModelListGP(SingleTaskGP(x, y), SingleTaskGP(x, -y))
+        >>> models = ModelListGP(DeepKernelGP(x, y), DeepKernelGP(x, -y))
         >>> mll = SumMarginalLogLikelihood(models.likelihood, models)
         >>> fit_gpytorch_mll(mll)
     """

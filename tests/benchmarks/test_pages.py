@@ -1,4 +1,4 @@
-"""The commands on pages of results are commands that their benchmarks take."""
+"""The commands on pages are commands that their benchmarks take."""
 
 from __future__ import annotations
 
@@ -10,16 +10,23 @@ from pathlib import Path
 import pytest
 from typer.main import get_command
 
-ROOT = Path(__file__).parents[2] / "benchmarks"
+ROOT = Path(__file__).parents[2]
+GUIDES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 COMMAND = re.compile(
     r"(?:^|`)python -m benchmarks\.(\w+) ((?:run|report)\b[^`>]*?)(?:[`>]|$)", re.MULTILINE
 )
 
 
-@pytest.mark.parametrize("name", ["bo", "dkt", "tables", "uci"])
+def app_of(name: str):
+    study = importlib.import_module(f"benchmarks.{name}.study")
+    return get_command(study.STUDY.make_app(getattr(study, "report", None)))
+
+
+@pytest.mark.parametrize("name", ["bo", "dkt", "evidence", "tables", "uci"])
 def test_commands_of_pages_are_taken(name):
-    app = get_command(importlib.import_module(f"benchmarks.{name}.study").STUDY.make_app())
-    pages = [page.read_text() for page in (ROOT / name).glob("results/*.md")]
+    app = app_of(name)
+    results = sorted((ROOT / "benchmarks" / name).glob("results/*.md"))
+    pages = [page.read_text() for page in [*results, *GUIDES]]
     found = {text for page in pages for study, text in COMMAND.findall(page) if study == name}
     assert found
     for text in sorted(found):
@@ -27,3 +34,8 @@ def test_commands_of_pages_are_taken(name):
         words += [] if "--results" in words else ["--results", "a.sqlite"]
         _, command, rest = app.resolve_command(app.make_context(name, list(words)), words)
         command.make_context(name, rest)  # raises where an option is not known or has a bad value
+
+
+def test_the_readme_names_the_runners():
+    found = {study for study, _ in COMMAND.findall((ROOT / "README.md").read_text())}
+    assert found >= {"uci", "dkt", "evidence"}

@@ -23,6 +23,7 @@ from benchmarks.speed.methods import (
     sampled_data,
 )
 from benchmarks.speed.peers import peer_steps
+from benchmarks.speed.predictions import compared_fits, summary
 from benchmarks.speed.runs import interleaved_times, ratios
 from benchmarks.speed.searches import measure_searches
 from benchmarks.speed.shares import measure_shares
@@ -248,3 +249,31 @@ def test_loops_end_at_about_the_same_regret_by_either_search():
     assert table.total.tolist() == pytest.approx((table.fits + table.acquisition).tolist())
     assert table.ratio[0] == 1.0
     assert table.regret.max() < 25
+
+
+def test_fits_are_compared_on_the_same_rows_from_the_same_start():
+    rows = pd.DataFrame(compared_fits(["diabetes"], sizes=[20, 430], subsets=1))
+    assert rows.n.tolist() == [20]  # 12 rows are too few to test on
+    [row] = rows.to_dict("records")
+    assert 0.5 < row["rmse_botorch"] < 2
+    assert row["rmse_fused"] == pytest.approx(row["rmse_botorch"], rel=0.2)
+    assert row["nll_fused"] == pytest.approx(row["nll_botorch"], abs=0.5)
+
+
+def test_a_summary_counts_clear_differences():
+    names = ["autompg", "autompg", "autos", "autos"]  # the first of each half
+    rows = pd.DataFrame(
+        {
+            "table": names, "n": [20, 50, 20, 50], "subset": 0, "nll_botorch": 1.0,
+            "nll_fused": [1.01, 1.5, 0.9, 0.5], "rmse_botorch": 2.0, "rmse_fused": 2.0,
+            "seconds_botorch": 1.0, "seconds_fused": [0.1, 0.2, 0.3, 0.4],
+        }
+    )  # fmt: skip
+    table = summary(rows).set_index("of")
+    assert table.fits.tolist() == [4, 2, 2, 2, 2]
+    assert table.loc["all", ["worse", "better"]].tolist() == [1, 2]
+    assert table.loc["chosen on", ["worse", "better"]].tolist() == [1, 0]
+    assert table.loc["all", "nll"] == pytest.approx(-0.0225)
+    assert table.loc["all", "p"] == pytest.approx(1.0)
+    assert table.loc["all", "rmse"] == pytest.approx(1.0)
+    assert table.loc["all", "time"] == pytest.approx(0.25)
