@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar, cast
 
 import torch
@@ -15,7 +15,9 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from linear_operator.utils.warnings import NumericalWarning
 
 from gpclml._utils.environment import load_botorch
+from gpclml._utils.resuming import copied_state
 from gpclml.errors import ArgumentError, UnknownNameError
+from gpclml.fit._single import ROUNDING_LIMITS, limited_rounding, predicts_in_its_type
 from gpclml.fit._vector import Bounds, Vector, bounds_of, non_finite, numbers, trainable
 from gpclml.mlls.fixed_loss import FixedLoss, fixed_loss, fresh_loss, has_shared_parameters
 
@@ -49,6 +51,25 @@ class LineSearchEnd:
 
 
 def line_search(mll: MarginalLogLikelihood, steps: int | None, record: Record) -> LineSearchEnd:
+    """Minimizes the fixed loss by SciPy's L-BFGS-B, in place; the objective is in train mode.
+
+    Where a float32 model then predicts something else than its hyperparameters say, the search
+    is repeated with a limit of the prior variance. A StoppedError is raised if the start cannot be
+    evaluated.
+    """
+    start = copied_state(mll)
+    end = _line_search(mll, steps, record)
+    for limit in ROUNDING_LIMITS:
+        if predicts_in_its_type(mll):
+            break
+        mll.load_state_dict(start)
+        with limited_rounding(mll, limit):
+            end = _line_search(mll, steps, record)
+        end = replace(end, loss=-objective(mll))
+    return end
+
+
+def _line_search(mll: MarginalLogLikelihood, steps: int | None, record: Record) -> LineSearchEnd:
     """Minimizes the fixed loss by SciPy's L-BFGS-B, in place; the objective is in train mode.
 
     It searches the logarithms of positive hyperparameters, and ends when twenty steps gain less

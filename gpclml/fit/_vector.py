@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy
 import torch
 from gpytorch.constraints import GreaterThan, Positive
+from gpytorch.kernels import RQKernel
 from gpytorch.mlls import MarginalLogLikelihood
 from linear_operator.utils.errors import NanError, NotPSDError
 from numpy import ndarray
@@ -19,6 +20,10 @@ from gpclml.linalg.lapack import one_thread
 from gpclml.mlls.fixed_loss import FixedLoss
 
 _MARGIN = 0.01  # of a bound: no value comes closer to it than by this share
+# Of a rational quadratic kernel. Beyond it differs from the RBF kernel, by r^4 / 8 alpha, too
+# little to learn from, and as GPyTorch computes it, (1 + r^2 / 2 alpha)^-alpha, it is off by alpha
+# epsilons.
+_LARGEST_SHAPE = 1e5
 _FARTHEST = 35.0  # from the start that a logarithm goes: a factor of 1e15
 
 Bounds = dict[str, tuple[Any, Any]]
@@ -47,6 +52,13 @@ def bounds_of(mll: MarginalLogLikelihood) -> Bounds:
         if lower.numel() == 1 and constraint.enforced and 0 < float(lower) < math.inf:
             nearest = float(constraint.inverse_transform(lower * (1 + _MARGIN)))
             bounds[name] = min(nearest, float(parameter.detach().min())), math.inf
+    for prefix, module in mll.named_modules():
+        name = f"{prefix}.raw_alpha"
+        if isinstance(module, RQKernel) and name in bounds:
+            shape, constraint = cast(Any, module).raw_alpha.detach(), module.raw_alpha_constraint
+            most = cast(Any, constraint).inverse_transform(shape.new_tensor(_LARGEST_SHAPE))
+            lower, upper = bounds[name]
+            bounds[name] = lower, torch.minimum(torch.as_tensor(upper), shape.max().maximum(most))
     return bounds
 
 
