@@ -65,7 +65,7 @@ class GaussianWeightPrior(torch.nn.Module):
         group = {"network": lambda name: "", "layer": layer_of, "parameter": str}[by]
         groups = list(dict.fromkeys(map(group, trained)))
         self.groups: tuple[str, ...] = tuple(groups)
-        self._group_of = {name: groups.index(group(name)) for name in trained}
+        self.group_of = {name: groups.index(group(name)) for name in trained}
         like = next(iter(trained.values()))
         start = torch.full((len(groups),), math.log(precision), dtype=like.dtype)
         self.log_precision: torch.nn.Parameter = torch.nn.Parameter(start.to(like.device))
@@ -73,7 +73,7 @@ class GaussianWeightPrior(torch.nn.Module):
     def precisions(self) -> dict[str, Tensor]:
         """The precision of each parameter tensor by name, each a number."""
         values = self.log_precision.exp()
-        return {name: values[group] for name, group in self._group_of.items()}
+        return {name: values[group] for name, group in self.group_of.items()}
 
     def penalty(self, network: torch.nn.Module) -> Tensor:
         r"""The quadratic form :math:`w^\top P_0 w` at the network's weights.

@@ -26,7 +26,6 @@ __all__ = [
     "chosen_parameters",
     "factor_by_clml",
     "factor_by_folds",
-    "maximize_evidence",
     "only_trained",
     "outputs_of",
 ]
@@ -310,26 +309,6 @@ def calibrated(
         if value < best:
             best, chosen = value, (place, scale, math.exp(log_temperature))
     return chosen
-
-
-def maximize_evidence(evidence: LaplaceEvidence) -> None:
-    """Climbs the evidence in the logarithms of the precisions, and in the noise."""
-    mll = evidence.mll
-    prior = cast(LinearizedNetwork, mll.model).prior
-    free = [p for part in (prior, mll.likelihood) for p in part.parameters() if p.requires_grad]
-    optimizer = torch.optim.LBFGS(free, max_iter=100, line_search_fn="strong_wolfe")
-
-    def closure() -> Tensor:
-        with torch.enable_grad():
-            loss = -evidence()
-            gradients = torch.autograd.grad(loss, free, allow_unused=True)
-        for p, gradient in zip(free, gradients, strict=True):
-            p.grad = gradient
-        return loss.detach()
-
-    optimizer.step(cast(Any, closure))
-    for p in free:
-        p.grad = None
 
 
 def _minimize(loss: Any) -> tuple[float, float]:
