@@ -14,6 +14,7 @@ from torch.distributions import Categorical
 
 from gpclml._utils.arguments import checked
 from gpclml.curvature.output_likelihoods import output_likelihood
+from gpclml.curvature.structure import in_single
 from gpclml.errors import ArgumentError, ShapeError
 from gpclml.evaluation.calibration import LOG_TEMPERATURE_DEVIATION
 from gpclml.evidence.sampling import laplace_conditional_log_density, linearized_outputs
@@ -39,7 +40,7 @@ def outputs_of(network: torch.nn.Module, x: Tensor) -> Tensor:
     if not isinstance(outputs, Tensor) or outputs.ndim != 2 or len(outputs) != len(x):
         got = f"outputs {tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs)}"
         raise ShapeError("network", got, f"outputs ({len(x)}, C), a row for each point")
-    return outputs
+    return in_single(outputs)
 
 
 @checked(late=True)
