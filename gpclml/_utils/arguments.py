@@ -88,8 +88,9 @@ def checked(
         function: Function to check, if it takes no tensors; for a class, its constructor.
         late: Check only after the function has raised an error that does not name an argument.
             Functions in the loops of a fit then cost nothing more.
-        passes_on: Argument that is passed to a module of the caller; errors of PyTorch are then
-            explained as errors of that argument.
+        passes_on: Argument that is passed to a module of the caller. Where a layer of PyTorch
+            refuses its shape, type or device, this is explained as an error of that argument; all
+            other errors of the module are raised as they are.
         **shapes: Shapes by the argument's name.
 
     Examples:
@@ -258,13 +259,12 @@ class _Check:
         except ArgumentError as explained:
             raise explained from error
         given = dict(self.given(args, kwargs)).get(self.passes_on)
-        of_module = isinstance(error, RuntimeError | IndexError | ValueError)
-        if isinstance(given, Tensor) and of_module:
+        if isinstance(given, Tensor) and (takes := _taken_by_layer(error)):
             got = f"{given.dtype} of shape {tuple(given.shape)}"
-            suggestion = f"It said: {' '.join(str(error).split())}"
+            suggestion = f"{takes}. It said: {' '.join(str(error).split())}"
             raise ShapeError(
                 self.passes_on, got, "an input that the module takes", suggestion
-            ) from (error)
+            ) from error
 
     def _check_values(self, given: dict[str, Any], sizes: _Sizes) -> None:
         """Refuses what has a right type and shape: mixed dtypes, indices beyond the data."""
@@ -282,6 +282,52 @@ class _Check:
                 if int(least) < 0 or int(most) >= n:
                     got = f"indices from {int(least)} to {int(most)}"
                     raise ArgumentError(name, got, f"indices from 0 to {n - 1}")
+
+
+def _taken_by_layer(error: Exception) -> str:
+    """What the layer of PyTorch that raised an error takes, if it was given something else.
+
+    Empty for all other errors, such as lack of memory and errors of the caller's own modules: these
+    are not about the input.
+    """
+    layer: object = None
+    value: object = None
+    traceback = error.__traceback__
+    while traceback is not None:
+        scope = traceback.tb_frame.f_locals
+        if isinstance(scope.get("self"), torch.nn.Module):
+            layer, value = scope["self"], scope.get("input", scope.get("x"))
+        traceback = traceback.tb_next
+    if not isinstance(layer, torch.nn.Module) or not isinstance(value, Tensor):
+        return ""
+    size, axes = None, {}  # which axis has which size, by the number of dimensions
+    if isinstance(layer, torch.nn.Linear):
+        size, axes = layer.in_features, {value.ndim: value.ndim - 1}
+    elif isinstance(layer, torch.nn.modules.conv._ConvNd):
+        count = len(layer.kernel_size)
+        size, axes = layer.in_channels, {count + 1: 0, count + 2: 1}
+    elif isinstance(layer, torch.nn.modules.batchnorm._BatchNorm):
+        kinds = torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d
+        count = next((k for k, kind in enumerate(kinds, 1) if isinstance(layer, kind)), 0)
+        size = layer.num_features
+        axes = {count + 2: 1, **({2: 1} if count == 1 else {})} if count else {value.ndim: 1}
+    elif isinstance(layer, torch.nn.LayerNorm):
+        size, axes = layer.normalized_shape[-1], {value.ndim: value.ndim - 1}
+    if size is None:
+        return ""
+    name = type(layer).__name__
+    weight = layer.weight
+    if isinstance(weight, Tensor) and value.device != weight.device:
+        return f"A {name} on {weight.device} got {value.device}"
+    if (
+        isinstance(weight, Tensor)
+        and value.dtype != weight.dtype
+        and not torch.is_autocast_enabled(value.device.type)
+    ):
+        return f"A {name} of {weight.dtype} got {value.dtype}"
+    if value.ndim not in axes or not value.ndim or value.shape[axes[value.ndim]] != size:
+        return f"A {name} takes {size} channels, and {tuple(value.shape)} came"
+    return ""
 
 
 class _OfTypeCheckers(dict):

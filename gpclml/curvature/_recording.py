@@ -27,6 +27,7 @@ from gpclml.curvature.structure import (
     check_own_outputs,
     differing,
     fresh_parameters,
+    in_single,
     layer_of,
     probe_weights,
     twice_differentiable,
@@ -94,7 +95,7 @@ def sum_over_chunks(
         return of(module, x, cotangents)
     points = x.tensor_split(chunks)
     with torch.no_grad():
-        outputs = torch.cat([module(some) for some in points])
+        outputs = in_single(torch.cat([module(some) for some in points]))
     vectors = cotangents(outputs)
     check_cotangents(vectors, outputs)
     total = None
@@ -229,7 +230,7 @@ def _pass(
     ]
     try:
         with torch.enable_grad(), twice_differentiable(module):
-            outputs = call_with(module, parameters, x)
+            outputs = in_single(call_with(module, parameters, x))
     finally:
         for handle in handles:
             handle.remove()
@@ -285,7 +286,7 @@ def _excluded_by_probe(
             one, layers[one], parameters, 1, passes[one].inputs.chunk(3)[1], [g.chunk(3)[1]]
         ).gradients().items()
     }  # fmt: skip
-    for name in differing(sums, {name: expected[name] for name in sums}):
+    for name in differing(sums, {name: in_single(expected[name]) for name in sums}):
         excluded[layer_of(name)] = "whose gradient is another than that of its class"
     return excluded
 
@@ -309,6 +310,7 @@ def _record(
 ) -> LayerRecord:
     weight, bias = (full if (full := _full_name(name, k)) in parameters else None for k in _KINDS)
     kind = NormRecord if isinstance(layer, NORMS) else LinearRecord
+    inputs, *gradients = map(in_single, (inputs, *gradients))
     return kind(layer, weight, bias, num_points, inputs, gradients)
 
 

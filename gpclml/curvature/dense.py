@@ -194,10 +194,9 @@ class Block:
 
     def output_covariance(self, precisions: Mapping[str, Tensor], scale: float) -> OutputCovariance:
         """As that of the curvature, for the block's parameters."""
-        root = self._roots(precisions)
+        root = self._roots(precisions).double()  # as factors are: see those of Kronecker
         rows = scale**0.5 * self.matrix * root
-        inner = _gram(rows) if self.by_samples else scale**0.5 * root.unsqueeze(-1) * rows
-        factor = _factor(inner).to(root.dtype)
+        factor = _factor(_gram(rows) if self.by_samples else scale**0.5 * root.unsqueeze(-1) * rows)
 
         def of_some(gradients: Mapping[str, Any], points: slice) -> Tensor:
             flat = torch.cat([dense_rows(gradients[name], points) for name in self.shapes], dim=-1)
@@ -205,7 +204,7 @@ class Block:
             seen = rows @ columns if self.by_samples else columns
             solved = torch.linalg.solve_triangular(factor, seen, upper=False)
             prior, known = (_products(one, flat.shape[:2]) for one in (columns, solved))
-            return prior - known if self.by_samples else known
+            return (prior - known if self.by_samples else known).to(flat)
 
         def of(gradients: Mapping[str, Any]) -> Tensor:
             first = gradients[next(iter(self.shapes))]
@@ -392,9 +391,17 @@ class FunctionSpaceCurvature(Curvature):
 
 
 def _factor(matrix: Tensor, scale: Tensor | float = 1.0) -> Tensor:
-    """Cholesky factor of I + s M."""
-    eye = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
-    return safe_cholesky(torch.addcmul(eye, matrix, torch.as_tensor(scale).to(matrix)))
+    """Cholesky factor of I + s M.
+
+    The diagonal of M is raised by the rounding of sums over its rows. Where s M is far above the
+    prior's I, as with a vague prior, M would else not be positive definite, and a jitter of the
+    mean of the diagonal would hide all weights but those of the largest curvature.
+    """
+    rounding = 1 + len(matrix) * torch.finfo(matrix.dtype).eps * torch.eye(
+        len(matrix), dtype=matrix.dtype, device=matrix.device
+    )
+    scaled = matrix * rounding * torch.as_tensor(scale).to(matrix)
+    return safe_cholesky(scaled + torch.eye(len(matrix)).to(matrix))
 
 
 def _products(columns: Tensor, shape: torch.Size) -> Tensor:

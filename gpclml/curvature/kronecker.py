@@ -209,8 +209,9 @@ class Factors:
         """Draws of weights with covariance (s B ⊗ A + δ I)⁻¹ of each block, by eigenvectors."""
         draws = {}
         for name, spectrum in self._spectra(precisions, scale).items():
-            scaled = draw(count, *spectrum.deviation.shape) * spectrum.deviation
-            made = spectrum.of_gradients @ scaled @ spectrum.of_inputs.mT
+            normal = draw(count, *spectrum.deviation.shape)
+            scaled = normal.double() * spectrum.deviation
+            made = (spectrum.of_gradients @ scaled @ spectrum.of_inputs.mT).to(normal)
             draws[name] = made.reshape(count, *(self.shape if name == self.weight else (-1,)))
         return draws
 
@@ -218,34 +219,37 @@ class Factors:
         """As that of a :class:`Curvature`, for the parameters of the layer."""
         spectra = self._spectra(precisions, scale)
 
+        # In float64: where a prior is vague, the deviation of what the data do not determine is so
+        # large that the rounding of a turned gradient would be seen.
         def of(gradients: Mapping[str, Any]) -> Tensor:
             total = []
             for name, one in spectra.items():
                 rows = gradients[name]
                 if isinstance(rows, OuterProducts):
                     turned = OuterProducts(
-                        rows.gradients @ one.of_gradients, rows.inputs @ one.of_inputs
+                        rows.gradients.double() @ one.of_gradients,
+                        rows.inputs.double() @ one.of_inputs,
                     )
-                    total.append(weighted_products(turned, one.deviation.square()))
+                    products = weighted_products(turned, one.deviation.square())
+                    total.append(products.to(rows.gradients))
                     continue
-                rows = rows.reshape(*rows.shape[:2], *one.deviation.shape)
-                turned = (one.of_gradients.mT @ rows @ one.of_inputs * one.deviation).flatten(2)
-                total.append(turned @ turned.mT)
+                blocks = rows.reshape(*rows.shape[:2], *one.deviation.shape).double()
+                turned = (one.of_gradients.mT @ blocks @ one.of_inputs * one.deviation).flatten(2)
+                total.append((turned @ turned.mT).to(rows))
             return torch.stack(total).sum(0)
 
         return of
 
     def _spectra(self, precisions: Mapping[str, Tensor], scale: float) -> dict[str, _Spectrum]:
         """Eigenvectors of both factors, and deviations in these directions, by name."""
-        like = next(iter(precisions.values()))
-        values, vectors = (part.to(like) for part in torch.linalg.eigh(self.gradients.matrix()))
+        values, vectors = torch.linalg.eigh(self.gradients.matrix())
         values = values.clamp_min(0.0).unsqueeze(-1)
         found = {}
         if self.weight is not None and self.inputs is not None:
             of_inputs, directions = torch.linalg.eigh(self.inputs.matrix() / self.count)
-            products = values * of_inputs.to(like).clamp_min(0.0).unsqueeze(-2)
+            products = values * of_inputs.clamp_min(0.0).unsqueeze(-2)
             deviation = (scale * products + precisions[self.weight]).rsqrt()
-            found[self.weight] = _Spectrum(vectors, directions.to(like), deviation)
+            found[self.weight] = _Spectrum(vectors, directions, deviation)
         if self.bias is not None:
             deviation = (scale * values + precisions[self.bias]).rsqrt()
             found[self.bias] = _Spectrum(vectors, torch.ones_like(values[..., :1, :]), deviation)
@@ -268,7 +272,7 @@ def _first_factors(record: LinearRecord, reduce: bool) -> Factors:
 
 @dataclass(frozen=True)
 class _Spectrum:
-    """Eigenvectors of B and A, and standard deviations in their directions, ``(out, in)``."""
+    """Eigenvectors of B and A, and deviations in their directions, ``(out, in)``; float64."""
 
     of_gradients: Tensor
     of_inputs: Tensor

@@ -65,15 +65,16 @@ class GaussianWeightPrior(torch.nn.Module):
         group = {"network": lambda name: "", "layer": layer_of, "parameter": str}[by]
         groups = list(dict.fromkeys(map(group, trained)))
         self.groups: tuple[str, ...] = tuple(groups)
-        self._group_of = {name: groups.index(group(name)) for name in trained}
+        self.group_of = {name: groups.index(group(name)) for name in trained}
         like = next(iter(trained.values()))
-        start = torch.full((len(groups),), math.log(precision), dtype=like.dtype)
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        start = torch.full((len(groups),), math.log(precision), dtype=dtype)
         self.log_precision: torch.nn.Parameter = torch.nn.Parameter(start.to(like.device))
 
     def precisions(self) -> dict[str, Tensor]:
         """The precision of each parameter tensor by name, each a number."""
         values = self.log_precision.exp()
-        return {name: values[group] for name, group in self._group_of.items()}
+        return {name: values[group] for name, group in self.group_of.items()}
 
     def penalty(self, network: torch.nn.Module) -> Tensor:
         r"""The quadratic form :math:`w^\top P_0 w` at the network's weights.
@@ -86,7 +87,7 @@ class GaussianWeightPrior(torch.nn.Module):
         """
         parameters = dict(network.named_parameters())
         terms = [
-            precision * parameters[name].square().sum()
+            precision * parameters[name].to(precision.dtype).square().sum()
             for name, precision in self.precisions().items()
         ]
         return torch.stack(terms).sum()
@@ -190,6 +191,7 @@ def check_targets_belong(argument: str, outputs: Tensor, target: Tensor) -> None
     if low < 0 or high >= classes:
         got = f"classes from {low} to {high}"
         raise ArgumentError(argument, got, f"integers from 0 to {classes - 1}")
+    target = target.long()
     shares = torch.bincount(target, minlength=classes).double() / len(target)
     guessed = outputs.argmax(-1)
     of_guesses = torch.bincount(guessed, minlength=classes).double() / len(target)
@@ -285,7 +287,7 @@ class _Softmax(OutputLikelihood):
         if int(target.min()) < 0 or int(target.max()) >= self._num_classes:
             got = f"{target.dtype} from {target.min().item()} to {target.max().item()}"
             raise ArgumentError("target", got, expected)
-        return -torch.nn.functional.cross_entropy(outputs, target, reduction="none")
+        return -torch.nn.functional.cross_entropy(outputs, target.long(), reduction="none")
 
     def predictive(
         self,

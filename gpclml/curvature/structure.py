@@ -28,6 +28,7 @@ __all__ = [
     "check_own_outputs",
     "differing",
     "fresh_parameters",
+    "in_single",
     "layer_of",
     "probe_weights",
     "sample_gradients",
@@ -182,7 +183,7 @@ def sample_gradients(
     parameters = {name: every[name] for name in names}
 
     def outputs(values: Mapping[str, Tensor], points: Tensor) -> Tensor:
-        return call_with(module, {**every, **values}, points)
+        return in_single(call_with(module, {**every, **values}, points))
 
     leaves = {name: p.detach().requires_grad_() for name, p in parameters.items()}
     with torch.enable_grad(), twice_differentiable(module):
@@ -197,6 +198,9 @@ def sample_gradients(
         )
         return value, vmap(pull)(vectors)[0]
 
+    if not values_at_x.requires_grad:  # outputs do not depend on these parameters
+        shape = columns.shape[:2]
+        return {name: columns.new_zeros(*shape, *p.shape) for name, p in parameters.items()}
     weights = probe_weights(columns[..., 0])
     total = torch.einsum("nk,nkc->nc", weights, columns).detach()
     found = torch.autograd.grad(
@@ -210,8 +214,11 @@ def sample_gradients(
         shapes = {name: (*columns.shape[:2], *p.shape) for name, p in parameters.items()}
         if any(tuple(rows[name].shape) != shape for name, shape in shapes.items()):
             return list(rows)
-        sums = {name: torch.einsum("nk,nk...->...", weights, one) for name, one in rows.items()}
-        return differing(sums, expected)
+        sums = {
+            name: torch.einsum("nk,nk...->...", weights, in_single(one))
+            for name, one in rows.items()
+        }
+        return differing(sums, {name: in_single(one) for name, one in expected.items()})
 
     made = None
     try:
@@ -224,7 +231,7 @@ def sample_gradients(
         with twice_differentiable(module):
             made = _one_by_one(outputs, leaves, x, columns)
     check_own_outputs(made[0], values_at_x)
-    return made[1]
+    return {name: in_single(rows) for name, rows in made[1].items()}
 
 
 def _one_by_one(
@@ -338,6 +345,11 @@ def call_with(module: torch.nn.Module, values: Mapping[str, Tensor], x: Tensor) 
         for kind, p in part._parameters.items() if id(p) in chosen
     }  # fmt: skip
     return functional_call(module, slots, (x,), tie_weights=False)
+
+
+def in_single(values: Tensor) -> Tensor:
+    """Values of half precision, as autocast makes them, in single precision; others as they are."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
 def fresh_parameters(module: torch.nn.Module) -> dict[str, Tensor]:

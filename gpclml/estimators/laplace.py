@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Self, cast
 
@@ -12,7 +13,14 @@ from gpytorch.likelihoods import GaussianLikelihood, Likelihood, SoftmaxLikeliho
 from torch import Tensor
 from torch.distributions import Bernoulli, Categorical, Distribution, Normal
 
-from gpclml._utils.arguments import check_counts, check_finite, check_positive, checked, seeded
+from gpclml._utils.arguments import (
+    callers_level,
+    check_counts,
+    check_finite,
+    check_positive,
+    checked,
+    seeded,
+)
 from gpclml._utils.environment import progress_bar
 from gpclml._utils.files import read_checkpoint, write_checkpoint
 from gpclml._utils.resuming import check_state, digest
@@ -41,11 +49,12 @@ from gpclml.estimators.laplace_parts import (
     chosen_parameters,
     factor_by_clml,
     factor_by_folds,
-    maximize_evidence,
     only_trained,
     outputs_of,
 )
+from gpclml.fit import FitWarning
 from gpclml.mlls import LaplaceMarginalLogLikelihood
+from gpclml.mlls.evidence_search import fit_noise_to_residuals, maximize_evidence, told_of_scales
 from gpclml.models import LinearizedNetwork
 
 __all__ = ["Laplace"]
@@ -71,6 +80,9 @@ class Laplace:
     that is linear in its weights (Immer et al. 2021), whose outputs are normal,
 
     .. math:: f(x) \sim \mathcal N\big(f_{w_*}(x),\; c\, J(x) (H + P_0)^{-1} J(x)^\top\big).
+
+    Searches of the evidence begin at hyperparameters that residuals and weights suggest, and go on
+    in logarithms: intervals of a regression do not depend on the units of its targets.
 
     With c = 1, the posterior of the largest evidence, a trained classifier is far too uncertain: on
     digits its log loss was 2 to 65 times that of the network alone (``python -m
@@ -129,6 +141,8 @@ class Laplace:
         self.structure: Structure = (
             _STRUCTURES[structure] if isinstance(structure, str) else structure
         )
+        raw = getattr(getattr(likelihood, "noise_covar", None), "raw_noise", None)
+        self._keeps_noise = isinstance(raw, Tensor) and bool(raw.detach().any())  # a number too
         self._curvature: Curvature | None = None
 
     def __repr__(self) -> str:
@@ -160,7 +174,10 @@ class Laplace:
                 ``"validation"`` maximizes the mean log density of validation targets, ``"clml"``
                 their joint density, and ``"cross-validation"`` the density of five folds of the
                 batches. A Newton step of the linearized network leaves each fold out, with three
-                passes over the data.
+                passes over the data. A number is in units of the weights, which the targets' units
+                change; beside it the noise of a Gaussian likelihood becomes the mean squared
+                residual, unless the likelihood came with a noise of its own. A frozen noise
+                always stays.
             batch_size: Number of points that are processed at a time, if the data are tensors.
             progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
 
@@ -174,6 +191,10 @@ class Laplace:
             ModelModeError: Dropout or batch normalization is in train mode.
             UnsupportedError: The curvature is not available for a layer, which the error names.
             NonFiniteError: Outputs or the evidence are not finite.
+
+        Warns:
+            FitWarning: The evidence still climbs, the noise ended at a bound, outputs and targets
+                are of different sizes, or residuals of several outputs are.
         """
         check_counts(batch_size=batch_size)
         check_mode(self.network)
@@ -197,8 +218,13 @@ class Laplace:
                 evidence, self.num_data = evidence + mll.evidence_of(x, y), self.num_data + len(x)
         mll.num_data = self.num_data
         check_targets_belong("data", *evidence.seen)
+        told = told_of_scales(likelihood, *evidence.seen)
         if isinstance(precision, str):
-            maximize_evidence(evidence)
+            told = maximize_evidence(evidence) or told
+        elif not self._keeps_noise:
+            told = fit_noise_to_residuals(evidence) or told
+        if told:
+            warnings.warn(told, FitWarning, stacklevel=callers_level())
         if precision == "cross-validation":
             factor = self._by_folds(mll, data, batch_size)
             with torch.no_grad():
@@ -211,7 +237,7 @@ class Laplace:
             with torch.no_grad():
                 model.prior.log_precision.add_(math.log(factor))
         with torch.no_grad():
-            self.log_evidence = self.num_data * float(evidence())
+            self.log_evidence = float(evidence.nats())
             precisions = {name: p.clone() for name, p in model.prior.precisions().items()}
             scale = float(evidence.curvature_scale())
         for p in precisions.values():

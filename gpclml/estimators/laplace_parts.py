@@ -14,6 +14,7 @@ from torch.distributions import Categorical
 
 from gpclml._utils.arguments import checked
 from gpclml.curvature.output_likelihoods import output_likelihood
+from gpclml.curvature.structure import in_single
 from gpclml.errors import ArgumentError, ShapeError
 from gpclml.evaluation.calibration import LOG_TEMPERATURE_DEVIATION
 from gpclml.evidence.sampling import laplace_conditional_log_density, linearized_outputs
@@ -26,7 +27,6 @@ __all__ = [
     "chosen_parameters",
     "factor_by_clml",
     "factor_by_folds",
-    "maximize_evidence",
     "only_trained",
     "outputs_of",
 ]
@@ -40,7 +40,7 @@ def outputs_of(network: torch.nn.Module, x: Tensor) -> Tensor:
     if not isinstance(outputs, Tensor) or outputs.ndim != 2 or len(outputs) != len(x):
         got = f"outputs {tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs)}"
         raise ShapeError("network", got, f"outputs ({len(x)}, C), a row for each point")
-    return outputs
+    return in_single(outputs)
 
 
 @checked(late=True)
@@ -310,26 +310,6 @@ def calibrated(
         if value < best:
             best, chosen = value, (place, scale, math.exp(log_temperature))
     return chosen
-
-
-def maximize_evidence(evidence: LaplaceEvidence) -> None:
-    """Climbs the evidence in the logarithms of the precisions, and in the noise."""
-    mll = evidence.mll
-    prior = cast(LinearizedNetwork, mll.model).prior
-    free = [p for part in (prior, mll.likelihood) for p in part.parameters() if p.requires_grad]
-    optimizer = torch.optim.LBFGS(free, max_iter=100, line_search_fn="strong_wolfe")
-
-    def closure() -> Tensor:
-        with torch.enable_grad():
-            loss = -evidence()
-            gradients = torch.autograd.grad(loss, free, allow_unused=True)
-        for p, gradient in zip(free, gradients, strict=True):
-            p.grad = gradient
-        return loss.detach()
-
-    optimizer.step(cast(Any, closure))
-    for p in free:
-        p.grad = None
 
 
 def _minimize(loss: Any) -> tuple[float, float]:

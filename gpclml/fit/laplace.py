@@ -4,26 +4,45 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
+from gpytorch.likelihoods import Likelihood
 from torch import Tensor
 
-from gpclml._utils.arguments import check_counts, check_finite, check_positive, checked, seeded
+from gpclml._utils.arguments import (
+    callers_level,
+    check_counts,
+    check_finite,
+    check_positive,
+    checked,
+    seeded,
+)
 from gpclml._utils.environment import progress_bar
 from gpclml._utils.resuming import ResumableRun, digest, module_classes
 from gpclml.conditioning.batches import Loader, TrainingBatches
 from gpclml.curvature import FunctionSpace
 from gpclml.curvature.output_likelihoods import check_targets_belong
 from gpclml.errors import ArgumentError
-from gpclml.fit.result import FitResult
+from gpclml.fit.result import FitResult, FitWarning, Problem
 from gpclml.inference import evaluating
 from gpclml.mlls import LaplaceMarginalLogLikelihood
+from gpclml.mlls.evidence_search import (
+    LogNoise,
+    lower_noise_to_residuals,
+    start_from_residuals,
+    told_of_scales,
+)
 from gpclml.models import LinearizedNetwork
 
 __all__ = ["OnlineFitResult", "fit_hyperparameters", "fit_map", "fit_online"]
+
+_LAST = 10  # the part of a fit that is its last tenth
+_CLIMBS = 0.1  # nats, of all points, gained by the last tenth of a fit to one curvature
+_CLIMBS_ONLINE = 0.003  # nats per point, gained by the last tenth while weights are trained too
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +66,8 @@ class OnlineFitResult(FitResult):
 
 class _WeightTraining:
     """Objective, data in batches, and the optimizer of the weights; arguments as in ``fit_map``."""
+
+    lowers_noise = False
 
     def __init__(
         self,
@@ -72,6 +93,7 @@ class _WeightTraining:
         )  # fmt: skip
         self.of_weights = torch.optim.Adam(weights, lr=lr)
         self._rates = (lr, lr if final_lr is None else final_lr, epochs)
+        self.seen: list[tuple[Tensor, Tensor]] = []
 
     def epoch(self, done: int) -> float:
         """Trains on all data once, after so many epochs; the mean log joint density a point."""
@@ -80,27 +102,50 @@ class _WeightTraining:
         self.of_weights.param_groups[0]["lr"] = last + (first - last) * (
             0.5 + 0.5 * math.cos(math.pi * along)
         )
-        values = []
+        values, self.seen = [], []
         for x, y in self.data:
-            value = self.mll.log_joint(self.model(x), y)
+            output = self.model(x)
+            if self.lowers_noise and done == 0 and not values:
+                lower_noise_to_residuals(self.mll, output.mean, y)
+            value = self.mll.log_joint(output, y)
             _step(self.of_weights, value)
             values.append(value.detach())
+            self.seen.append((output.mean.detach(), y))
         mean = torch.stack(values).mean()
         check_finite("log joint density", mean, "Lower lr.")
         return float(mean)
 
+    def told(self) -> str:
+        """What is wrong between the outputs of the last pass and their targets, with a warning."""
+        seen = [torch.cat(values) for values in zip(*self.seen, strict=True)]
+        told = told_of_scales(cast(Likelihood, self.mll.likelihood), *seen) if seen else ""
+        if told:
+            warnings.warn(told, FitWarning, stacklevel=callers_level())
+        return told
 
-def _step(optimizer: torch.optim.Optimizer, value: Tensor) -> None:
+
+def _step(
+    optimizer: torch.optim.Optimizer, value: Tensor, log_noise: LogNoise | None = None
+) -> None:
     """A step uphill, by gradients of these parameters alone."""
-    parameters = optimizer.param_groups[0]["params"]
-    gradients = torch.autograd.grad(-value, parameters, allow_unused=True)
-    for p, gradient in zip(parameters, gradients, strict=True):
+    leaves = optimizer.param_groups[0]["params"]
+    own = [log_noise.parameter if log_noise and p is log_noise.leaf else p for p in leaves]
+    gradients = torch.autograd.grad(-value, own, allow_unused=True)
+    for p, gradient in zip(leaves, gradients, strict=True):
         p.grad = gradient
+    if log_noise is not None and log_noise.leaf.grad is not None:
+        log_noise.leaf.grad = log_noise.gradient(log_noise.leaf.grad)
+    if log_noise is not None:
+        log_noise.read()
     optimizer.step()
+    if log_noise is not None:
+        log_noise.write()
 
 
 class _OnlineTraining(_WeightTraining):
     """Training of weights and hyperparameters, each by an optimizer of its own."""
+
+    lowers_noise = True
 
     def __init__(
         self, mll: LaplaceMarginalLogLikelihood, x: Tensor | Loader, y: Tensor | None,
@@ -111,6 +156,10 @@ class _OnlineTraining(_WeightTraining):
         hyper = [p for p in mll.parameters() if id(p) not in own and p.requires_grad]
         if not hyper:
             raise ArgumentError("mll", "no trainable hyperparameter", "at least one")
+        self.log_noise = LogNoise.of(cast(Likelihood, mll.likelihood))
+        if self.log_noise is not None:
+            noise = self.log_noise
+            hyper = [noise.leaf if p is noise.parameter else p for p in hyper]
         self.of_hyperparameters = torch.optim.Adam(hyper, lr=hyper_lr)
         self.progress = progress
         optimizers = [self.of_weights, self.of_hyperparameters]
@@ -128,11 +177,14 @@ class _OnlineTraining(_WeightTraining):
                 evidence = self.mll.evidence_of(self.data, progress=self.progress)
             if evidence is not None and trained:
                 check_targets_belong("train_y", *evidence.seen)
-            for _ in range(steps):
+            for step in range(steps):
                 of_step = evidence or self.mll.evidence_of(*self.data.drawn())
                 value = of_step()
                 values.append(value.detach())
-                _step(self.of_hyperparameters, value)
+                if step == 0 and not self.run.course.looks:
+                    start_from_residuals(of_step)
+                    value = of_step()
+                _step(self.of_hyperparameters, value, self.log_noise)
             with torch.no_grad():
                 if evidence is not None:
                     value = evidence()
@@ -141,6 +193,7 @@ class _OnlineTraining(_WeightTraining):
                     value = torch.stack(parts).sum() / self.mll.num_data
         check_finite("evidence", value, "Lower hyper_lr.")
         self.run.note(float(value))
+        self.seen = [] if evidence is None else [evidence.seen]
         return torch.stack(values).tolist() if values else []
 
     def _adds_up(self) -> bool:
@@ -204,6 +257,9 @@ def fit_map(
         ShapeError: Points and targets are not as many, or the network does not take the points.
         NonFiniteError: Data or a log joint density are not finite.
 
+    Warns:
+        FitWarning: Outputs are of another size than targets, as with targets in raw units.
+
     Examples:
         >>> fit_map(mll, train_x, train_y, epochs=50, batch_size=128, final_lr=1e-5)
         >>> evidence = mll(model(train_x), train_y).item()
@@ -218,7 +274,11 @@ def fit_map(
     bar = progress_bar(range(epochs), desc="epochs", progress=progress)
     history = [training.epoch(done) for done in bar]
     seconds = time.perf_counter() - start
-    return FitResult(objective=history[-1], history=history, seconds=seconds)
+    told = training.told()
+    return FitResult(
+        objective=history[-1], history=history, seconds=seconds, message=told,
+        problem="units" if told else "",
+    )  # fmt: skip
 
 
 @checked(train_x="(N, *event)", train_y="(N, *outputs)")
@@ -248,7 +308,9 @@ def fit_online(
     precisions, noise, a temperature that is a parameter, and the ranges of an augmentation. The
     curvature is computed once each time, over all data in batches; ``FunctionSpace``, estimates
     from one output and augmentations take a new batch for each step. The weights and
-    hyperparameters of the largest evidence are kept.
+    hyperparameters of the largest evidence are kept. The noise of a Gaussian likelihood is trained
+    in its logarithm. It begins at most at the mean squared residual of the first batch, and the
+    first fit of hyperparameters starts as that of :func:`fit_hyperparameters`.
 
     With a checkpoint the training is saved after every evaluation and, as of the last whole epoch,
     at an interrupt. It resumes from there bit for bit; only layers that draw from PyTorch's global
@@ -278,7 +340,8 @@ def fit_online(
         progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
 
     Returns:
-        The course of the training.
+        The course of the training; ``problem`` is "limit" if the last tenth of the evidences gained
+        more than 0.003 nats per point.
 
     Raises:
         ArgumentError: A number is out of range, ``num_data`` is another, or a loader gives
@@ -288,6 +351,9 @@ def fit_online(
         UnsupportedError, ModelModeError, NotPSDError: As the objective.
         DataError: The checkpoint cannot be written or read, is damaged, or belongs to another model
             or training; the message says how they differ.
+
+    Warns:
+        FitWarning: Outputs are of another size than targets, as with targets in raw units.
     """
     check_counts(
         epochs=epochs, batch_size=batch_size, hyper_steps=hyper_steps, every=every,
@@ -330,12 +396,22 @@ def fit_online(
                 run.save()
                 if patience is not None and course.looks_since_best >= patience:
                     break
+    told, problem = training.told(), "units"
+    if not told and _climbs_still(course.scores):
+        told, problem = "The evidence still climbed at the last epochs. Raise epochs.", "limit"
     run.keep_best()
     return OnlineFitResult(
         objective=max(course.scores, default=math.nan), history=course.scores,
         seconds=course.seconds, log_joints=course.objectives, evaluated=course.looks,
-        best=course.best,
+        best=course.best, message=told, problem=cast(Problem, problem if told else ""),
     )  # fmt: skip
+
+
+def _climbs_still(scores: list[float]) -> bool:
+    """Whether the last tenth of the evidences brought the best one by more than a little."""
+    last = max(1, len(scores) // _LAST)
+    earlier = scores[:-last]
+    return bool(earlier) and max(scores) - max(earlier) > _CLIMBS_ONLINE
 
 
 @checked(train_x="(N, *event)", train_y="(N, *outputs)")
@@ -353,7 +429,11 @@ def fit_hyperparameters(
     """Fits prior precisions, noise and the like to the evidence at the weights as they are.
 
     It uses Adam, as :func:`fit_online` does between epochs. Where the curvature is a sum over
-    batches it is computed once.
+    batches it is computed once. With a Gaussian likelihood it starts where the evidence is largest
+    of three: the hyperparameters as they are; noise at the mean squared residual; and also the
+    precision of each group of weights at its most likely value, the number of weights over the sum
+    of their squares. GPyTorch's bound of the noise, 1e-4 in any units, becomes 1e-10 of the
+    targets' variance; a bound of your own stays.
 
     Args:
         mll: The objective; ``num_data`` is the number of training points. Trained in place.
@@ -367,13 +447,18 @@ def fit_hyperparameters(
         progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
 
     Returns:
-        The final evidence in nats per point; ``history`` has that of each step.
+        The final evidence in nats per point; ``history`` has that before each step, the first one
+        of the hyperparameters as they were. ``problem`` is "limit" if the last tenth of the steps
+        gained more than 0.1 nats in all.
 
     Raises:
         ArgumentError: A number is out of range, ``num_data`` is another, no hyperparameter is
             trainable, or classes were shuffled apart from their points.
         ShapeError: Points and targets are not as many.
         NonFiniteError: The evidence is not finite.
+
+    Warns:
+        FitWarning: Outputs are of another size than targets, or residuals of several outputs are.
     """
     check_counts(steps=steps, batch_size=batch_size)
     check_positive(lr=lr)
@@ -384,4 +469,23 @@ def fit_hyperparameters(
     )  # fmt: skip
     history = training.train_hyperparameters(steps, trained=True)
     evidence, seconds = training.run.course.scores[-1], time.perf_counter() - start
-    return FitResult(objective=evidence, history=history, seconds=seconds)
+    told, problem = training.told(), "units"
+    if not told and _climbs([*history, evidence], mll.num_data, bool(training.seen)):
+        told, problem = "The evidence still climbs at the last steps. Raise steps, or lr.", "limit"
+    return FitResult(
+        objective=evidence, history=history, seconds=seconds, message=told,
+        problem=cast(Problem, problem if told else ""),
+    )  # fmt: skip
+
+
+def _climbs(values: list[float], num_data: int, exact: bool) -> bool:
+    """Whether the last tenth of the steps gained; of estimates, beyond twice their error."""
+    last = max(1, len(values) // _LAST)
+    if exact:
+        return (values[-1] - values[-1 - last]) * num_data > _CLIMBS
+    if last < 2:
+        return False
+    before, after = torch.tensor(values[-2 * last :], dtype=torch.float64).split(last)
+    gain = float(after.mean() - before.mean())
+    error = math.sqrt(float(before.var() + after.var()) / last)
+    return gain * num_data > _CLIMBS and gain > 2 * error

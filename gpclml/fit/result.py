@@ -8,7 +8,7 @@ from typing import Literal
 
 __all__ = ["FitResult", "FitWarning", "Problem"]
 
-Problem = Literal["", "limit", "stopped", "abnormal", "constant", "bound", "noise"]
+Problem = Literal["", "limit", "stopped", "abnormal", "constant", "bound", "noise", "units"]
 """What is wrong with a fit; empty if nothing is."""
 
 
@@ -32,7 +32,8 @@ class FitResult:
             parameter is at a bound and predictions are worse than the mean, "noise" if the noise
             is at its lower bound with fewer than ten points for each hyperparameter, though the
             points are not predicted from each other almost exactly. Such a fit may be right, for
-            targets without noise; more often its intervals are too narrow.
+            targets without noise; more often its intervals are too narrow. "units" if a network's
+            outputs and its targets are of different sizes, or those of several outputs are.
     """
 
     objective: float

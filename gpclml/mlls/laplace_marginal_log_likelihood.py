@@ -282,9 +282,22 @@ class LaplaceEvidence:
         Raises:
             ArgumentError: Weights or buffers of the network have changed since.
         """
-        ratio = self._copies * self.log_det_ratio()
-        log_joint = self.mll._log_joint(self._mean, self._target)
-        return log_joint - 0.5 * ratio / len(self._mean)
+        return (self.nats() / self.mll.num_data).to(self._mean)
+
+    def nats(self) -> Tensor:
+        """The value times the number of all points, as float64.
+
+        Raises:
+            ArgumentError: Weights or buffers of the network have changed since.
+        """
+        mll = self.mll
+        model = cast(LinearizedNetwork, mll.model)
+        likelihood = output_likelihood(cast(Likelihood, mll.likelihood))
+        density = likelihood.log_density(self._mean, self._target).sum(dtype=torch.float64)
+        penalty = model.prior.penalty(model.network).double()
+        ratio = self._copies * self.log_det_ratio().double()
+        share = mll.num_data / len(self._mean)
+        return share * (density / mll.temperature - 0.5 * ratio) - 0.5 * penalty
 
     def log_det_ratio(self) -> Tensor:
         r""":math:`\log |H + P_0| - \log |P_0|` of one copy, in nats."""

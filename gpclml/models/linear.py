@@ -17,6 +17,7 @@ from torch import Tensor
 from gpclml._utils.arguments import checked
 from gpclml._utils.arrays import checked_training_data
 from gpclml.curvature import GaussianWeightPrior
+from gpclml.curvature.structure import in_single
 from gpclml.errors import ArgumentError, ShapeError
 from gpclml.inference import PosteriorNormal
 from gpclml.inference.posterior import checked_points
@@ -239,7 +240,7 @@ class LinearizedNetwork(GP):
             expected = f"({len(x)}, C), a row for each point"
             raise ShapeError("network", f"outputs {tuple(mean.shape)}", expected)
         check_finite_output(mean)
-        return Linearization(points, mean)
+        return Linearization(points, in_single(mean))
 
     def points(self, x: Tensor) -> Tensor:
         """What the network is given at points: themselves, or what the augmentation makes of them.

@@ -1,0 +1,321 @@
+"""Searches of the Laplace evidence that do not depend on the units of the targets."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, cast
+
+import torch
+from gpytorch.constraints import GreaterThan, Interval
+from gpytorch.likelihoods import GaussianLikelihood, Likelihood
+from linear_operator.utils.errors import NanError, NotPSDError
+from torch import Tensor
+
+from gpclml.curvature import GaussianWeightPrior
+from gpclml.mlls.laplace_marginal_log_likelihood import (
+    LaplaceEvidence,
+    LaplaceMarginalLogLikelihood,
+)
+from gpclml.models.linear import LinearizedNetwork
+
+__all__ = [
+    "LogNoise",
+    "fit_noise_to_residuals",
+    "lower_noise_to_residuals",
+    "maximize_evidence",
+    "mean_squared_residual",
+    "start_from_residuals",
+    "told_of_scales",
+]
+
+_FLOOR = 1e-10  # least noise, of the variance of the targets
+_UPSTREAMS_FLOOR = 1e-4  # that of GPyTorch, in units of the targets
+_NEAR_BOUND = 0.01  # distance from a bound, where a transform is flat and has no way back
+_FURTHEST = 30.0  # logarithm of the factor by which a search may move a hyperparameter
+_LEAST_SLOPE = 0.1  # nats by an e-fold of a hyperparameter, below which nothing is left to gain
+_ROUNDINGS = 100  # of a sum over points, that its slope may have
+_UNLIKE = 10.0  # factor between the sizes of outputs and targets that have the same units
+_EXPLAINED = 1e-3  # of the targets' variance, below which outputs say nothing about them
+_UNEQUAL = 3.0  # factor between the residuals of outputs that share one noise
+
+
+class LogNoise:
+    """The logarithm of a Gaussian likelihood's noise, which is trained in place of the parameter.
+
+    GPyTorch's own parameter is the noise itself where that is above one, so that steps of any
+    search depend on the units of the targets.
+
+    Args:
+        likelihood: The likelihood.
+
+    Attributes:
+        parameter: The likelihood's own parameter.
+        leaf: The logarithm.
+    """
+
+    def __init__(self, likelihood: GaussianLikelihood) -> None:
+        self._of = likelihood.noise_covar
+        self.parameter: torch.nn.Parameter = cast(Any, self._of).raw_noise
+        self.leaf: torch.nn.Parameter = torch.nn.Parameter(self.parameter.detach().clone())
+        self.read()
+
+    @classmethod
+    def of(cls, likelihood: Likelihood) -> LogNoise | None:
+        """That of a likelihood; None where there is no noise, or it is frozen."""
+        if not isinstance(likelihood, GaussianLikelihood):
+            return None
+        raw = getattr(likelihood.noise_covar, "raw_noise", None)
+        return cls(likelihood) if raw is not None and raw.requires_grad else None
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Logarithms of the least and the largest noise that the likelihood takes."""
+        constraint = cast(Interval, cast(Any, self._of).raw_noise_constraint)
+        low, high = float(constraint.lower_bound.max()), float(constraint.upper_bound.min())
+        least = math.log(low * (1 + _NEAR_BOUND)) if low > 0 else -math.inf
+        return least, math.log(high * (1 - _NEAR_BOUND)) if high < math.inf else math.inf
+
+    @torch.no_grad()
+    def read(self) -> None:
+        """Takes the noise from the likelihood."""
+        self.leaf.copy_(cast(Tensor, self._of.noise).log())
+
+    @torch.no_grad()
+    def write(self) -> None:
+        """Gives the noise to the likelihood, within its bounds."""
+        self._of.noise = self.leaf.clamp(*self.bounds).exp()
+
+    def gradient(self, of_parameter: Tensor) -> Tensor:
+        """The gradient in the logarithm, from that in the likelihood's parameter."""
+        with torch.enable_grad():
+            log_noise = cast(Tensor, self._of.noise).log().sum()
+        (slope,) = torch.autograd.grad(log_noise, self.parameter)
+        return of_parameter / slope.clamp_min(torch.finfo(slope.dtype).tiny)
+
+
+@torch.no_grad()
+def mean_squared_residual(outputs: Tensor, target: Tensor) -> float:
+    """The mean over points and outputs; what the noise is near where weights are trained."""
+    return float((target.reshape(outputs.shape) - outputs).double().square().mean())
+
+
+@torch.no_grad()
+def scale_floor(likelihood: Likelihood, target: Tensor) -> None:
+    """Makes GPyTorch's least noise, which is a number in any units, relative to the targets.
+
+    A constraint that was chosen by the caller stays.
+    """
+    if LogNoise.of(likelihood) is None:
+        return
+    module: Any = cast(GaussianLikelihood, likelihood).noise_covar
+    constraint = module.raw_noise_constraint
+    if type(constraint) is not GreaterThan or not constraint.enforced:
+        return
+    bound = constraint.lower_bound
+    if abs(float(bound.max()) / _UPSTREAMS_FLOOR - 1) > 1e-6:
+        return
+    values = target.double()
+    size = float((values - values.mean(0)).square().mean()) or float(values.square().mean()) or 1.0
+    noise = module.noise.clone()
+    bound.fill_(max(_FLOOR * size, 1e-30))
+    module.noise = noise.clamp_min(float(bound) * (1 + _NEAR_BOUND))
+
+
+@torch.no_grad()
+def lower_noise_to_residuals(
+    mll: LaplaceMarginalLogLikelihood, outputs: Tensor, target: Tensor
+) -> None:
+    """Lowers noise that is above the mean squared residual to it.
+
+    More noise than a network leaves before it is trained would hide the targets from the training.
+    """
+    scale_floor(cast(Likelihood, mll.likelihood), target)
+    noise = LogNoise.of(cast(Likelihood, mll.likelihood))
+    if noise is not None and (size := mean_squared_residual(outputs, target)) > 0:
+        noise.leaf.clamp_(max=math.log(size))
+        noise.write()
+
+
+@torch.no_grad()
+def start_from_residuals(evidence: LaplaceEvidence) -> None:
+    r"""Moves noise and precisions to where a search of the evidence starts in any units.
+
+    That is the mean squared residual for the noise, and :math:`P_g / |w_g|^2` for the precision of
+    a group of :math:`P_g` weights, the most likely one under the prior. The start with the largest
+    evidence is taken: the hyperparameters as they are, with this noise, or with these precisions
+    too. Nothing is moved for likelihoods other than Gaussian ones, whose targets have no units.
+    """
+    mll = evidence.mll
+    outputs, target = evidence.seen
+    scale_floor(cast(Likelihood, mll.likelihood), target)
+    noise = LogNoise.of(cast(Likelihood, mll.likelihood))
+    size = 0.0 if noise is None else mean_squared_residual(outputs, target)
+    if noise is None or size == 0:
+        return
+    model = cast(LinearizedNetwork, mll.model)
+    precision = model.prior.log_precision
+    starts = [(noise.leaf.clone(), precision.clone())]
+    residual = torch.full_like(noise.leaf, math.log(size))
+    starts.append((residual, precision.clone()))
+    if precision.requires_grad:
+        starts.append((residual, _most_likely(model.prior, model.network)))
+    values = []
+    for of_noise, of_weights in starts:
+        noise.leaf.copy_(of_noise)
+        noise.write()
+        precision.copy_(of_weights)
+        try:
+            value = float(evidence.nats())
+        except (NanError, NotPSDError):
+            value = -math.inf
+        values.append(value if math.isfinite(value) else -math.inf)
+    best = max(range(len(starts)), key=values.__getitem__)
+    noise.leaf.copy_(starts[best][0])
+    noise.write()
+    precision.copy_(starts[best][1])
+
+
+def _most_likely(prior: GaussianWeightPrior, network: torch.nn.Module) -> Tensor:
+    """Logarithms of the precisions under which the prior density of the weights is largest."""
+    named = dict(network.named_parameters())
+    counts, squares = torch.zeros(2, len(prior.groups), dtype=torch.float64)
+    for name, group in prior.group_of.items():
+        counts[group] += named[name].numel()
+        squares[group] += named[name].detach().double().square().sum().cpu()
+    found = (counts / squares).log().to(prior.log_precision)
+    return torch.where(found.isfinite(), found, prior.log_precision.detach())
+
+
+def maximize_evidence(evidence: LaplaceEvidence) -> str:
+    """Climbs the evidence in the logarithms of precisions and noise, those that are not frozen.
+
+    Args:
+        evidence: That of all points.
+
+    Returns:
+        What is wrong with its end and what to do; empty if nothing is.
+    """
+    from scipy.optimize import minimize
+
+    start_from_residuals(evidence)
+    mll = evidence.mll
+    noise = LogNoise.of(cast(Likelihood, mll.likelihood))
+    precision = cast(LinearizedNetwork, mll.model).prior.log_precision
+    leaves = [precision] if precision.requires_grad else []
+    leaves += [] if noise is None else [noise.leaf]
+    if not leaves:
+        return ""
+    sizes = [leaf.numel() for leaf in leaves]
+    first = torch.cat([leaf.detach().flatten() for leaf in leaves]).double().cpu()
+    box = [(float(a) - _FURTHEST, float(a) + _FURTHEST) for a in first]
+    if noise is not None:
+        low, high = noise.bounds
+        box[-1] = max(box[-1][0], low), min(box[-1][1], high)
+
+    with torch.no_grad():
+        start = float(evidence.nats())
+
+    def loss(values: Any) -> tuple[float, Any]:
+        """Nats below the start, of which rounding does not grow with the units, and the slope."""
+        with torch.no_grad():
+            for leaf, some in zip(leaves, torch.as_tensor(values).split(sizes), strict=True):
+                leaf.copy_(some.reshape(leaf.shape))
+        if noise is not None:
+            noise.write()
+        asked = [noise.parameter if noise and p is noise.leaf else p for p in leaves]
+        try:
+            with torch.enable_grad():
+                value = evidence.nats()
+                gradients = torch.autograd.grad(value, asked, materialize_grads=True)
+        except (NanError, NotPSDError):
+            return math.inf, torch.zeros(len(values), dtype=torch.float64).numpy()
+        made = [
+            noise.gradient(g) if noise and p is noise.leaf else g
+            for p, g in zip(leaves, gradients, strict=True)
+        ]
+        slope = torch.cat([g.flatten() for g in made]).double().cpu()
+        return start - float(value.detach()), -slope.numpy()
+
+    options = {"maxiter": 500, "ftol": 1e-9, "gtol": 1e-3}
+    found: Any = minimize(
+        loss, first.numpy(), jac=True, bounds=box, method="L-BFGS-B", options=options
+    )
+    value, slope = loss(found.x)
+    held = [
+        (x <= low and g > 0) or (x >= high and g < 0)
+        for x, g, (low, high) in zip(found.x, slope, box, strict=True)
+    ]
+    if noise is not None and held[-1]:
+        return _at_bound(found.x[-1])
+    left = max((abs(g) for g, fixed in zip(slope, held, strict=True) if not fixed), default=0.0)
+    rounding = _ROUNDINGS * torch.finfo(precision.dtype).eps * mll.num_data
+    if not math.isfinite(value) or left > max(_LEAST_SLOPE, rounding):
+        return (
+            f"The evidence still climbs, by {left:.3g} nats by an e-fold of a hyperparameter. "
+            "Give precision=, a number."
+        )
+    return ""
+
+
+def fit_noise_to_residuals(evidence: LaplaceEvidence) -> str:
+    """Sets the noise to the mean squared residual, its most likely value at these weights.
+
+    Args:
+        evidence: That of all points.
+
+    Returns:
+        What is wrong with it and what to do; empty if nothing is.
+    """
+    likelihood = cast(Likelihood, evidence.mll.likelihood)
+    outputs, target = evidence.seen
+    scale_floor(likelihood, target)
+    noise = LogNoise.of(likelihood)
+    if noise is None:
+        return ""
+    size = mean_squared_residual(outputs, target)
+    log_size = math.log(size) if size > 0 else -math.inf
+    low, high = noise.bounds
+    with torch.no_grad():
+        noise.leaf.fill_(min(max(log_size, low), high))
+    noise.write()
+    return "" if low <= log_size <= high or size == 0 else _at_bound(float(noise.leaf.detach()))
+
+
+def _at_bound(log_noise: float) -> str:
+    return (
+        f"The noise ended at a bound of the likelihood, {math.exp(log_noise):.3g}. Give a "
+        "noise constraint in the units of the targets, or none."
+    )
+
+
+@torch.no_grad()
+def told_of_scales(likelihood: Likelihood, outputs: Tensor, target: Tensor) -> str:
+    """What is wrong between the sizes of a network's outputs and targets; empty if nothing is.
+
+    Args:
+        likelihood: Of the targets; others than Gaussian ones have no units.
+        outputs: ``(N, C)``.
+        target: ``(N,)`` or ``(N, C)``.
+    """
+    if not isinstance(likelihood, GaussianLikelihood):
+        return ""
+    outputs = outputs.double()
+    target = target.reshape(outputs.shape).double()
+    squared = (target - outputs).square().mean(0)
+    explained = 1 - float(squared.sum() / (target - target.mean(0)).square().mean(0).sum())
+    sizes = [float(values.square().mean().sqrt()) for values in (outputs, target)]
+    ratio = sizes[0] / sizes[1] if sizes[1] else math.inf
+    if not explained >= _EXPLAINED and not 1 / _UNLIKE < ratio < _UNLIKE:
+        return (
+            f"The network's outputs have a root mean square of {sizes[0]:.3g} and the targets one "
+            f"of {sizes[1]:.3g}: they are not in the same units, or the network is not trained. "
+            "Standardize the targets before training, and give the same ones here."
+        )
+    residuals = squared.sqrt()
+    if float(residuals.max()) > _UNEQUAL * float(residuals.min()):
+        return (
+            f"Residuals of the outputs have deviations from {float(residuals.min()):.3g} to "
+            f"{float(residuals.max()):.3g}, and one noise for all. Standardize each target, or fit "
+            "a network for each."
+        )
+    return ""
