@@ -15,6 +15,7 @@ from torch import Tensor
 from gpclml.cli.report.recipes import TableOptions
 from gpclml.cli.report.words import percent
 from gpclml.cli.tables import (
+    drop_copies,
     fit_encoding,
     read_table,
     read_times,
@@ -63,7 +64,7 @@ class TableData:
 
 
 def read_table_data(options: TableOptions, tests: bool) -> TableData:
-    """Reads a table, splits its rows and encodes its columns."""
+    """Reads a table, leaves out copies of rows, splits the others and encodes the columns."""
     if not options.data.is_file() and options.data.exists() and not options.data.is_dir():
         # A pipe cannot be read again, for the checksum and by the Python file of a report.
         raise DataError(f"{options.data} is not a regular file. Save the table to a file first.")
@@ -74,8 +75,11 @@ def read_table_data(options: TableOptions, tests: bool) -> TableData:
             f"{options.data} has one column only, {name!r}. Give a table of a target and inputs, "
             "their names and values separated by comma, semicolon, tab or bar."
         )
-    targets = read_targets(table, options.target)
+    read_targets(table, options.target)
     check_columns(table, options.target, options.drop, options.categories)
+    count = len(table)
+    table = drop_copies(table, options.target, drop=options.drop, categories=options.categories)
+    targets = read_targets(table, options.target)
     if options.time_column == options.target:
         expected = "a column that is not the target"
         raise ArgumentError("--time-column", repr(options.time_column), expected)
@@ -99,7 +103,7 @@ def read_table_data(options: TableOptions, tests: bool) -> TableData:
     incomplete = len(rows.train) - len(train[1]), len(rows.test) - len(test[1])
     repeated = repeated_rows(train, test)
     notes = (
-        *_notes_on_rows(options, targets, times, rows, incomplete),
+        *_notes_on_rows(options, targets, times, rows, incomplete, count - len(table)),
         *_notes_on_amounts(table.attrs.get("amounts", ())),
         *_notes_on_time(options.time_column, encoding, table, times, rows.test),
         *_notes_on_columns(encoding, table.iloc[rows.test.numpy()]),
@@ -142,13 +146,19 @@ def _notes_on_rows(
     times: Tensor | None,
     rows: TrainTestSplit,
     incomplete: tuple[int, int],
+    copies: int,
 ) -> list[str]:
     """Sentences on how many rows there are, and which of them are left out."""
     tests = len(rows.test) > 0
     lacking = int(targets.isnan().sum())
     undated = 0 if times is None else int((times.isnan() & ~targets.isnan()).sum())
     count = len(targets) - lacking - undated
-    said = [f"{options.data.name} has {_rows(len(targets))}."]
+    said = [f"{options.data.name} has {_rows(len(targets) + copies)}."]
+    if copies:
+        said.append(
+            f"Left out: {_rows(copies)} that repeat{'s' if copies == 1 else ''} another in all "
+            f"inputs and {options.target}. A copy is no further observation."
+        )
     if lacking:
         said.append(f"Left out: {_rows(lacking)} without {options.target}.")
     if undated:

@@ -101,7 +101,8 @@ class Regressor(RegressorMixin, BaseEstimator):
     Attributes:
         stack_: The fitted :class:`StackedGP`; ``stack_.summary()`` says what each model adds.
         encoding_: How columns become inputs.
-        n_rows_: Number of rows that were fitted to.
+        n_rows_: Number of rows that were fitted to, without copies of others
+            (``stack_.copies`` of them).
         n_features_in_: Number of columns.
         feature_names_in_: Names of the columns, if X was a data frame whose names are strings.
 
@@ -155,7 +156,8 @@ class Regressor(RegressorMixin, BaseEstimator):
             The estimator itself.
 
         Warns:
-            UserWarning: Rows were drawn at random, or columns are not used as inputs.
+            UserWarning: Rows were drawn at random or are copies of others, or columns are not used
+                as inputs.
             FitWarning: A candidate is left out because it failed or the time budget is used up.
         """
         check_counts(LEAST_ROWS, max_rows=self.max_rows)
@@ -180,7 +182,7 @@ class Regressor(RegressorMixin, BaseEstimator):
         )  # fmt: skip
         self.encoding_ = encoding
         self.stack_ = stack
-        self.n_rows_: int = len(table)
+        self.n_rows_: int = len(table) - stack.copies
         return self
 
     @checked(late=True)

@@ -16,6 +16,7 @@ from gpclml._utils.arguments import callers_level, check_counts, checked, seeded
 from gpclml._utils.arrays import checked_training_data, points_as_tensor
 from gpclml._utils.environment import load_botorch
 from gpclml._utils.files import read_checkpoint, write_checkpoint
+from gpclml.datasets.copies import copied_rows
 from gpclml.errors import ArgumentError, DataError, UnsupportedError
 from gpclml.estimators.candidates import (
     DEEP_ROWS,
@@ -62,6 +63,12 @@ class StackedGP:
     On most tables the mixture predicts better than the best of its components. A candidate that
     cannot be fitted is left out, with a warning, and is in ``failures``.
 
+    Rows that are copies of others, as by oversampling or a join, are fitted once, with a warning:
+    else each would be predicted from its copy, and new rows would fall out of the intervals. Equal
+    rows are copies if new measurements would not have given so many of them: with a continuous
+    target all are, with ratings and counts hardly any
+    (:func:`gpclml.datasets.copies.copied_rows`).
+
     Args:
         candidates: Names of the models; None for all of
             ``gpclml.estimators.DEFAULT_CANDIDATES``, and ``"deep"`` from 1000 rows on.
@@ -79,6 +86,7 @@ class StackedGP:
     Attributes:
         components: The components, from the largest weight to the smallest, once fitted.
         failures: For each candidate that was left out, by name, the reason.
+        copies: Number of rows that were left out as copies of others.
 
     Raises:
         UnknownNameError: There is no such candidate.
@@ -121,6 +129,7 @@ class StackedGP:
         self.seed = seed
         self.components: tuple[Component, ...] = ()
         self.failures: Mapping[str, str] = {}
+        self.copies = 0
         self._x: Tensor | None = None
         self._y: Tensor | None = None
         self._columns: list[str] | None = None
@@ -155,10 +164,12 @@ class StackedGP:
 
         Raises:
             ShapeError, NonFiniteError: The data do not fit each other, or have missing values.
-            ArgumentError: There are fewer than five rows, or ``categories`` has wrong columns.
+            ArgumentError: There are fewer than five different rows, or ``categories`` has wrong
+                columns.
             UnsupportedError: A batch of tables, or no candidate could be fitted.
 
         Warns:
+            UserWarning: Rows are copies of others, and fitted once.
             FitWarning: A candidate is left out because it failed or the time is spent.
 
         Note:
@@ -168,6 +179,7 @@ class StackedGP:
         if time_budget is not None and not time_budget >= 0:
             raise ArgumentError("time_budget", time_budget, "0 or more seconds, or None")
         x, y, columns = _checked(x, y)
+        x, y, self.copies = _without_copies(x, y)
         rows = _drawn_rows(len(y), self.fit_rows, self.seed, x.device)
         groups = _checked_categories(categories, x.shape[1])
         options = FitOptions(rows, self.seed, self.restarts, time_budget, categories=groups)
@@ -375,7 +387,7 @@ class StackedGP:
             "config": config, "x": self._x, "y": self._y, "columns": self._columns,
             "categories": [list(group) for group in self._categories],
             "components": [stored_component(one) for one in self.components],
-            "failures": dict(self.failures),
+            "failures": dict(self.failures), "copies": self.copies,
         }  # fmt: skip
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -393,6 +405,7 @@ class StackedGP:
                 for one in content["components"]
             )
             self.failures = content["failures"]
+            self.copies = content.get("copies", 0)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             said = f"path: {origin} cannot be restored ({type(error).__name__}: {error})"
             raise DataError(f"{said}. Take a copy of it, or save the stack again.") from error
@@ -432,6 +445,20 @@ def _checked(x: ArrayLike, y: ArrayLike) -> tuple[Tensor, Tensor, list[str] | No
         suggestion = "Leave out the rows without a target."
         raise ArgumentError("y", f"{count} missing values", "finite values", suggestion)
     return data.x, data.y, data.columns
+
+
+def _without_copies(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, int]:
+    """The rows that are no copies of others, and how many are; a warning says so."""
+    copied = torch.from_numpy(copied_rows(*(part.cpu().double().numpy() for part in (x, y))))
+    count, kept = int(copied.sum()), (~copied).to(x.device)
+    if not count:
+        return x, y, 0
+    said = f"{count} of {len(y)} rows are copies of others in all inputs and the target"
+    if len(y) - count < LEAST_ROWS:
+        raise ArgumentError("x", said, f"at least {LEAST_ROWS} different rows", "Give more rows.")
+    message = f"{said}. They are left out, because a row that is there twice is one observation."
+    warnings.warn(message, UserWarning, stacklevel=callers_level())
+    return x[kept], y[kept], count
 
 
 def _drawn_rows(count: int, most: int, seed: int, device: torch.device) -> Tensor | None:

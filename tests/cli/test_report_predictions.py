@@ -15,6 +15,7 @@ from gpclml.cli.report import prediction_scores
 from gpclml.cli.report.predictions import (
     PredictionScores,
     choose,
+    clearly_smaller,
     column_effects,
     noise_of,
     normal_predictions,
@@ -140,6 +141,42 @@ def test_the_pick_is_used_unless_another_is_clearly_better(targets):
     assert choose(["rq", "rbf"], {"rq": missing, "rbf": stack, "mean": stack}) == (
         "rbf", "rbf", False, ()
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(("rows", "r2", "least"), [(5, 1.0, 1), (12, 0.98, 0.9), (20, 0.9, 0.9)])
+def test_near_perfect_predictions_are_seen_in_few_test_rows(rows, r2, least):
+    draws = torch.Generator().manual_seed(0)
+    scatter, signal = torch.randn(2, 200, rows, generator=draws, dtype=torch.float64)
+    errors = math.sqrt(1 - r2) * scatter
+    found = [
+        clearly_smaller(one, other, 0.0125)
+        for one, other in zip(errors, errors + math.sqrt(r2) * signal, strict=True)
+    ]
+    assert np.mean(found) >= least
+    scores = {
+        "stack": prediction_scores(signal[0], signal[0] - errors[0]),
+        "mean": prediction_scores(signal[0], torch.zeros_like(signal[0])),
+        **{name: prediction_scores(signal[0], signal[0] - 1) for name in ("rbf", "trees")},
+    }
+    assert headline(choose(["rbf"], scores), "price") == "To predict price, use stack."
+
+
+@pytest.mark.parametrize("rows", [5, 12, 20])
+@pytest.mark.parametrize("kind", ["normal", "heavy tails", "skewed"])
+def test_nothing_is_clear_where_there_is_nothing_to_predict(rows, kind):
+    """Predictions that scatter at random, and constants: at most one in forty seem better."""
+    draws = np.random.default_rng(0)
+    shape = 1000, rows
+    targets = {
+        "normal": draws.standard_normal(shape), "heavy tails": draws.standard_t(3, shape),
+        "skewed": np.exp(draws.standard_normal(shape)) - math.exp(0.5),
+    }[kind]  # fmt: skip
+    for predicted in (0.1 * draws.standard_normal(shape), 0.1 * draws.standard_normal((1000, 1))):
+        found = [
+            clearly_smaller(torch.tensor(own - off), torch.tensor(own), 0.0125)
+            for own, off in zip(targets, predicted, strict=True)
+        ]
+        assert np.mean(found) <= 0.025
 
 
 def test_the_answer_has_the_figures(targets):

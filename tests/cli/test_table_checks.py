@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 
 import numpy
 import pandas
@@ -72,8 +74,8 @@ def test_test_rows_that_repeat_training_rows():
 
 
 def test_a_comparison_gives_the_scores_of_new_rows_too(gpclml, tmp_path):
-    whole = table(y=lambda rng: rng.normal(size=N) + 3 * numpy.sin(5 * numpy.arange(N)))
-    whole = pandas.concat([whole, whole.iloc[:60]])
+    kinds = {name: lambda rng: rng.integers(0, 6, N) for name in "ab"}
+    whole = table(y=lambda rng: rng.poisson(3, N), **kinds)  # equal by chance
     whole.to_csv(tmp_path / "twice.csv", index=False)
     result = gpclml(
         "compare", tmp_path / "twice.csv", "--target", "y", "--models", "rbf",
@@ -85,3 +87,25 @@ def test_a_comparison_gives_the_scores_of_new_rows_too(gpclml, tmp_path):
     assert said in result.stderr
     new = float(re.search(r"is: rbf ([\d.]+)", said)[1])
     assert new != pytest.approx(record["models"]["rbf"]["test_rmse"], rel=1e-3)
+
+
+@pytest.mark.parametrize("times", [2, 5])
+def test_copies_of_rows_are_left_out_and_said(gpclml, tmp_path, times):
+    whole = table(name=lambda rng: [f"person {i}" for i in range(N)])
+    copied = pandas.concat([whole] * times).sample(frac=1, random_state=0)
+    records = []
+    for name, rows in ("once", whole.loc[copied.index.drop_duplicates()]), ("often", copied):
+        rows.to_csv(tmp_path / f"{name}.csv", index=False)
+        result = gpclml(
+            "compare", tmp_path / f"{name}.csv", "--target", "y", "--models", "linear",
+            "--out", tmp_path / name,
+        )  # fmt: skip
+        records.append(json.loads((tmp_path / name / "report.json").read_text()))
+    assert f"often.csv has {N * times} rows." in result.stderr
+    assert f"Left out: {N * (times - 1)} rows that repeat another in all inputs" in result.stderr
+    assert records[0]["models"] == records[1]["models"]
+    assert records[0]["others"] == records[1]["others"]
+    script = subprocess.run(
+        [sys.executable, tmp_path / "often" / "model.py"], capture_output=True, text=True
+    )
+    assert f"test_rmse {records[1]['models']['linear']['test_rmse']:.6g}" in script.stdout

@@ -285,6 +285,7 @@ def script_of(
     return rendered(
         "model.py.jinja", recipe=recipe, data=str(data), most_rows=table.rows, version=version,
         split_seed=table.seed, time_column=table.time_column, one_thread=one_thread, steps=steps,
+        drop=table.drop, categories=table.categories,
     )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """Reads tables, splits their rows, and encodes their columns as inputs and targets of a model."""
 
-from gpclml.cli.tables.encoding import EncodedRows, TableEncoding, fit_encoding
+from gpclml.cli.tables.encoding import EncodedRows, TableEncoding, drop_copies, fit_encoding
 from gpclml.cli.tables.reading import read_table, read_times, split_rows
 from gpclml.datasets.columns import CategoryColumn, NumberColumn
 
@@ -9,6 +9,7 @@ __all__ = [
     "EncodedRows",
     "NumberColumn",
     "TableEncoding",
+    "drop_copies",
     "fit_encoding",
     "read_table",
     "read_times",

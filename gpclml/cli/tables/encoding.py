@@ -27,6 +27,7 @@ from gpclml.datasets.columns import (
     numbers_of,
     texts_of,
 )
+from gpclml.datasets.copies import copied_rows
 from gpclml.errors import ArgumentError, DataError, UnknownNameError
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ __all__ = [
     "EncodedRows",
     "TableEncoding",
     "check_columns",
+    "drop_copies",
     "fit_encoding",
 ]
 
@@ -285,6 +287,37 @@ def fit_encoding(
             _id_note(name) for name in kinds if _is_like_an_id(column_of(table, name), kinds[name])
         ),
     )
+
+
+def drop_copies(
+    table: pandas.DataFrame,
+    target: str,
+    *,
+    drop: Iterable[str] = (),
+    categories: Iterable[str] = (),
+) -> pandas.DataFrame:
+    """The rows that are no copies of earlier ones, as by oversampling or a join.
+
+    A copy among the test rows would be predicted from its training row, and a copy among the
+    training rows says nothing new. Only columns that become inputs are compared;
+    :func:`gpclml.datasets.copies.copied_rows` says which equal rows are copies.
+
+    Args:
+        table: The rows.
+        target: Name of the column that is predicted.
+        drop: Columns that are no inputs.
+        categories: Columns whose values are categories, also where they are numbers.
+
+    Raises:
+        UnknownNameError, ArgumentError: As for :func:`fit_encoding`.
+    """
+    observed = np.flatnonzero(column_of(table, target).notna())
+    known = table.iloc[observed]
+    encoding = fit_encoding(known, target, drop=drop, categories=categories)
+    encoded = encoding.encode(known)
+    targets = encoding.targets(known)[encoded.rows]
+    copied = copied_rows(encoded.inputs.numpy(), targets.numpy())
+    return table.drop(index=table.index[observed[encoded.rows.numpy()[copied]]])
 
 
 def check_columns(
