@@ -33,6 +33,18 @@ def test_the_readme_says_first_what_this_is_and_folds_nothing():
         assert sentence in (ROOT / name).read_text(), name
 
 
+def test_links_of_the_readme_lead_somewhere():
+    links = re.findall(r"\]\((?!https?:)([^)]+)\)", (ROOT / "README.md").read_text())
+    assert len(links) > 20
+    for link in links:
+        name, _, anchor = link.partition("#")
+        assert (ROOT / name).exists(), link
+        if anchor:  # as GitHub makes them of headings
+            headings = re.findall(r"^#+ (.*)$", (ROOT / name).read_text(), re.MULTILINE)
+            slugs = [re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in headings]
+            assert anchor in slugs, link
+
+
 def test_objects_of_other_projects_exist():
     projects = tomllib.loads((ROOT / "docs" / "_build" / "objects.toml").read_text())
     names = [name for pages in projects.values() for found in pages.values() for name in found]

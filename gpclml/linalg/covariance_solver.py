@@ -22,8 +22,8 @@ give
     C = k_{**} - k^\top V - V^\top R = k_{**} - 2 k^\top V + V^\top K V.
 
 They are off by :math:`-R^\top K^{-1} \rho` and :math:`R^\top K^{-1} R` from
-:math:`k^\top K^{-1} r` and :math:`k_{**} - k^\top K^{-1} k`: in second order, and a variance is
-never too small. The mean :math:`k^\top a` needs no solve but the first and is off by
+:math:`k^\top K^{-1} r` and :math:`k_{**} - k^\top K^{-1} k`: in second order, and a variance
+is an upper bound. The mean :math:`k^\top a` needs no solve but the first and is off by
 :math:`-k^\top K^{-1} \rho`, in first order; so a tenth of the tolerance is sought for a.
 """
 

@@ -54,9 +54,8 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
     strategy that you pass is used for both. It draws anew at each call of the objective, unless
     it has its own seed, and once for a line search.
 
-    Train kernels and means with a network by it, and a plain kernel by ``LastPoints(m=0)``: what
-    is not scored given nothing does not keep the scale of the prior, which a line search may take
-    anywhere.
+    Train kernels and means with a network by it, and plain kernels by ``LastPoints(m=0)``: first
+    points are not scored, which leaves the scale of the prior open.
 
     Under ``gpytorch.settings.observation_nan_policy("mask")`` missing (NaN) targets are neither
     scored nor conditioned on nor counted, in each batch member on its own. The rows held out are
