@@ -12,6 +12,7 @@ __all__ = [
     "ArgumentError",
     "DataError",
     "LostWorkerError",
+    "MissingError",
     "ModelModeError",
     "NonFiniteError",
     "NotConvergedError",
@@ -62,6 +63,13 @@ class UnsupportedError(ArgumentError, TypeError, RuntimeError):
     """A model, distribution or operation that the callee does not handle.
 
     It is a ``TypeError`` as Python's own are, and a ``RuntimeError`` as GPyTorch's are.
+    """
+
+
+class MissingError(UnsupportedError, AttributeError):
+    """What another library asks an object for, and this kind of object does not have.
+
+    It is an ``AttributeError``, so that ``hasattr`` is False as usual.
     """
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import itertools
 import math
 import os
 import time
@@ -248,6 +249,16 @@ def digest(value: Any) -> str:
     found = hashlib.sha256()
     _feed(found, value)
     return found.hexdigest()
+
+
+def versions_of(module: torch.nn.Module) -> tuple[tuple[int, int, int], ...]:
+    """Which tensors parameters and buffers are, where they are stored, and how often they changed.
+
+    Cheap, and another value wherever they may have changed, except by a write through ``.data``,
+    which PyTorch does not count.
+    """
+    tensors = itertools.chain(module.parameters(), module.buffers())
+    return tuple((id(p), p.data_ptr(), 0 if p.is_inference() else p._version) for p in tensors)
 
 
 def module_classes(module: torch.nn.Module) -> list[str]:

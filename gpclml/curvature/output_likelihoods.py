@@ -152,7 +152,8 @@ def output_likelihood(likelihood: Likelihood) -> OutputLikelihood:
 
     Args:
         likelihood: ``GaussianLikelihood``, ``SoftmaxLikelihood`` without mixing weights, or
-            ``BernoulliLikelihood`` (probit).
+            ``BernoulliLikelihood`` (probit). A softmax of two classes also takes networks of one
+            output, a logit.
 
     Raises:
         UnsupportedError: The likelihood is of another class.
@@ -273,20 +274,27 @@ class _Gaussian(OutputLikelihood):
 
 
 class _Softmax(OutputLikelihood):
+    """A softmax; of one output f and two classes that of (0, f), the logistic function."""
+
     def __init__(self, num_classes: int) -> None:
         self._num_classes = num_classes
 
     def log_density(self, outputs: Tensor, target: Tensor) -> Tensor:
+        if self._is_binary(outputs) and tuple(target.shape) == tuple(outputs.shape):
+            target = target.squeeze(-1)
         _check_shape(target, (len(outputs),))
-        if outputs.shape[-1] != self._num_classes:
+        if outputs.shape[-1] != self._num_classes and not self._is_binary(outputs):
             expected = f"{self._num_classes}, as the likelihood's num_classes"
             raise ShapeError("network", f"{outputs.shape[-1]} outputs", expected)
-        expected = f"integers from 0 to {self._num_classes - 1}"
-        if target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
+        expected = f"integers from 0 to {self._num_classes - 1}, as SoftmaxLikelihood has classes"
+        binary = self._is_binary(outputs) and bool(((target == 0) | (target == 1)).all())
+        inexact = target.is_floating_point() or target.is_complex() or target.dtype == torch.bool
+        if inexact and not binary:
             raise ArgumentError("target", target.dtype, expected)
         if int(target.min()) < 0 or int(target.max()) >= self._num_classes:
             got = f"{target.dtype} from {target.min().item()} to {target.max().item()}"
             raise ArgumentError("target", got, expected)
+        outputs = self._logits(outputs)
         return -torch.nn.functional.cross_entropy(outputs, target.long(), reduction="none")
 
     def predictive(
@@ -297,18 +305,35 @@ class _Softmax(OutputLikelihood):
         noise: Tensor | None = None,
     ) -> Distribution:
         outputs, covariance = outputs / temperature, covariance / temperature**2
-        if noise is None:
-            variance = covariance.diagonal(dim1=-2, dim2=-1)
-            return Categorical(logits=outputs / (1 + math.pi / 8 * variance).sqrt())
-        values, vectors = torch.linalg.eigh(covariance)
-        root = vectors * values.clamp_min(0.0).sqrt().unsqueeze(-2)
-        draws = outputs + (root @ noise.to(outputs).unsqueeze(-1)).squeeze(-1)
-        return Categorical(probs=draws.softmax(-1).mean(0))
+        if noise is not None:
+            values, vectors = torch.linalg.eigh(covariance)
+            root = vectors * values.clamp_min(0.0).sqrt().unsqueeze(-2)
+            draws = outputs + (root @ noise.to(outputs).unsqueeze(-1)).squeeze(-1)
+            return Categorical(probs=self._logits(draws).softmax(-1).mean(0))
+        variance = covariance.diagonal(dim1=-2, dim2=-1)
+        return Categorical(logits=self._logits(outputs / (1 + math.pi / 8 * variance).sqrt()))
 
     def columns(self, outputs: Tensor, target: Tensor) -> Tensor:
-        p = outputs.softmax(-1)
+        binary = self._is_binary(outputs)
+        p = self._logits(outputs).softmax(-1)
+        if binary:
+            return p.prod(-1).sqrt()[:, None, None]
         eye = torch.eye(p.shape[-1], dtype=p.dtype, device=p.device)
         return p.sqrt().unsqueeze(-1) * (eye - p.unsqueeze(-2))
+
+    def centred(self, outputs: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits and covariances, ``(N, C, C)``; of one output f those of (-f, f) / 2."""
+        if not self._is_binary(outputs):
+            return outputs, covariance
+        halves = outputs.new_tensor([-0.5, 0.5])
+        return outputs * halves, covariance * halves * halves.unsqueeze(-1)
+
+    def _logits(self, outputs: Tensor) -> Tensor:
+        """A logit for each class, zero for the first one of a single output."""
+        return torch.nn.functional.pad(outputs, (int(self._is_binary(outputs)), 0))
+
+    def _is_binary(self, outputs: Tensor) -> bool:
+        return self._num_classes == 2 and outputs.shape[-1] == 1
 
 
 class _Probit(OutputLikelihood):

@@ -358,5 +358,9 @@ def fresh_parameters(module: torch.nn.Module) -> dict[str, Tensor]:
 
 
 def layer_of(name: str) -> str:
-    """The module that a parameter belongs to, by the parameter's name."""
-    return name.rpartition(".")[0]
+    """The module that a parameter belongs to, by the parameter's name.
+
+    That of an original weight of a parametrization, as of spectral norm, is the layer that has it.
+    """
+    owner, parametrized, _ = f".{name}".partition(".parametrizations.")
+    return (owner if parametrized else owner.rpartition(".")[0]).removeprefix(".")

@@ -23,7 +23,7 @@ from gpclml._utils.arguments import (
 )
 from gpclml._utils.environment import progress_bar
 from gpclml._utils.files import read_checkpoint, write_checkpoint
-from gpclml._utils.resuming import check_state, digest
+from gpclml._utils.resuming import check_state, digest, versions_of
 from gpclml.conditioning.batches import Data, Points, batches_of, points_of
 from gpclml.curvature import (
     Curvature,
@@ -54,7 +54,12 @@ from gpclml.estimators.laplace_parts import (
 )
 from gpclml.fit import FitWarning
 from gpclml.mlls import LaplaceMarginalLogLikelihood
-from gpclml.mlls.evidence_search import fit_noise_to_residuals, maximize_evidence, told_of_scales
+from gpclml.mlls.evidence_search import (
+    fit_noise_to_residuals,
+    maximize_evidence,
+    told_of_link,
+    told_of_scales,
+)
 from gpclml.models import LinearizedNetwork
 
 __all__ = ["Laplace"]
@@ -93,8 +98,11 @@ class Laplace:
     Args:
         network: Maps ``(N, *event)`` to ``(N, C)``, each point on its own; in eval mode if it has
             dropout or batch normalization. It is not changed.
-        likelihood: ``"classification"``, ``"regression"``, or a likelihood as
-            :class:`gpclml.mlls.LaplaceMarginalLogLikelihood` takes it.
+        likelihood: ``"classification"`` for a softmax, which of a network of one output is the
+            logistic function of :class:`torch.nn.BCEWithLogitsLoss`; ``"regression"``; or a
+            likelihood as :class:`gpclml.mlls.LaplaceMarginalLogLikelihood` takes it.
+            ``BernoulliLikelihood`` is a probit: a network that was trained with logits is not of
+            it.
         weights: Weights in the posterior: ``"last"`` for those of the last layer, ``"all"`` for all
             that require a gradient, or names of parameters or modules.
         structure: ``"kron"``, ``"full"``, ``"diag"``, or a structure of :mod:`gpclml.curvature`.
@@ -194,7 +202,8 @@ class Laplace:
 
         Warns:
             FitWarning: The evidence still climbs, the noise ended at a bound, outputs and targets
-                are of different sizes, or residuals of several outputs are.
+                are of different sizes, or residuals of several outputs are; or the likelihood is a
+                probit and the outputs seem to be logits.
         """
         check_counts(batch_size=batch_size)
         check_mode(self.network)
@@ -218,7 +227,8 @@ class Laplace:
                 evidence, self.num_data = evidence + mll.evidence_of(x, y), self.num_data + len(x)
         mll.num_data = self.num_data
         check_targets_belong("data", *evidence.seen)
-        told = told_of_scales(likelihood, *evidence.seen)
+        told = told_of_link(likelihood, *evidence.seen)
+        told = told or told_of_scales(likelihood, *evidence.seen)
         if isinstance(precision, str):
             told = maximize_evidence(evidence) or told
         elif not self._keeps_noise:
@@ -286,6 +296,7 @@ class Laplace:
 
         Raises:
             ArgumentError: There are no points, no fit, or other weights of the network than then.
+                Writes through ``.data`` into a stored tensor are not seen.
             UnsupportedError: The bridge is asked for with another likelihood than a softmax.
             ShapeError, NonFiniteError, ModelModeError: As :meth:`fit`.
         """
@@ -311,7 +322,9 @@ class Laplace:
             if method == "draws":
                 normal = torch.randn((draws, count, c), generator=source, dtype=torch.float64)
             if method == "bridge" and scale > 0:
-                parts.append(bridged(outputs / tempered, covariance / tempered**2))
+                softmax = cast(Any, likelihood)
+                logits = softmax.centred(outputs / tempered, covariance / tempered**2)
+                parts.append(bridged(*logits))
                 continue
             parts.append(likelihood.predictive(outputs, covariance, tempered, normal))
         return _joined(parts)
@@ -388,7 +401,8 @@ class Laplace:
         """The likelihood, made from the network's outputs where only its kind was given."""
         outputs = outputs_of(self.network, x)
         if self.likelihood == "classification":
-            made: Any = SoftmaxLikelihood(num_classes=outputs.shape[-1], mixing_weights=False)
+            classes = max(outputs.shape[-1], 2)  # one output is a logit
+            made: Any = SoftmaxLikelihood(num_classes=classes, mixing_weights=False)
             self.likelihood = made.to(outputs)
         elif self.likelihood == "regression":
             self.likelihood = GaussianLikelihood().to(outputs)
@@ -396,20 +410,27 @@ class Laplace:
 
     def _take(self, curvature: Curvature, precisions: Mapping[str, Tensor], scale: float) -> None:
         self._curvature, self._precisions, self._scale = curvature, dict(precisions), scale
-        self._of_gradients = self._function(1.0)
+        self._of_gradients: OutputCovariance | None = self._function(1.0)
         self._digest = digest(self.network.state_dict())
+        self._versions = versions_of(self.network)
         self.covariance_scale, self.output_temperature = 1.0, 1.0
 
     def _check_fitted(self) -> Curvature:
         if self._curvature is None:
             raise ArgumentError("posterior", "one that is not fitted", "a fitted one", "Call fit.")
         check_mode(self.network)
-        if digest(self.network.state_dict()) != self._digest:
+        versions = versions_of(self.network)
+        if versions != self._versions and digest(self.network.state_dict()) != self._digest:
             raise ArgumentError(
                 "network", "weights or buffers that changed after fit", "those of fit",
                 "Call fit again.",
             )  # fmt: skip
+        self._versions = versions
         return self._curvature
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is computed from the rest, or holds in this process alone."""
+        return {**vars(self), "_of_gradients": None, "_versions": ()}
 
     def _function(self, factor: float) -> OutputCovariance:
         """What gives covariances of outputs with so many times the precisions."""
@@ -419,7 +440,10 @@ class Laplace:
 
     def _covariances(self, x: Tensor, outputs: int, factors: Sequence[float]) -> list[Tensor]:
         """Covariances of outputs, ``(N, C, C)``, for each factor of the precisions."""
-        functions = [self._of_gradients if f == 1 else self._function(f) for f in factors]
+        if self._of_gradients is None:
+            self._of_gradients = self._function(1.0)
+        kept = self._of_gradients
+        functions = [kept if f == 1 else self._function(f) for f in factors]
         return self._by_functions(functions, x, outputs)
 
     def _by_function(self, function: OutputCovariance, x: Tensor, outputs: int) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -14,7 +15,7 @@ from torch.distributions import Categorical
 
 from gpclml._utils.arguments import checked
 from gpclml.curvature.output_likelihoods import output_likelihood
-from gpclml.curvature.structure import in_single
+from gpclml.curvature.structure import in_single, layer_of
 from gpclml.errors import ArgumentError, ShapeError
 from gpclml.evaluation.calibration import LOG_TEMPERATURE_DEVIATION
 from gpclml.evidence.sampling import laplace_conditional_log_density, linearized_outputs
@@ -75,23 +76,43 @@ def chosen_parameters(
 
 
 def _last_layer(network: torch.nn.Module, x: Tensor) -> list[str]:
-    """Names of the parameters of the module that comes last, of those with parameters."""
+    """Names of the trainable parameters of the last layer that has some and changes the outputs.
+
+    In a network whose parameters are all frozen, which says nothing of how it was trained, frozen
+    ones count too. A layer is a module with parameters of its own or of parametrizations.
+    """
+    named = dict(network.named_parameters())
+    trainable = [name for name, p in named.items() if p.requires_grad] or list(named)
+    layers: dict[str, list[str]] = {}
+    for name in trainable:
+        layers.setdefault(layer_of(name), []).append(name)
     called: list[str] = []
+
+    def note(layer: str, *_: Any) -> None:
+        called.append(layer)
+
+    gradients: Sequence[Tensor | None] = ()
     handles = [
-        part.register_forward_pre_hook(lambda *_, name=name: called.append(name))
+        part.register_forward_pre_hook(partial(note, layer_of(f"{name}.")))
         for name, part in network.named_modules() if part._parameters
     ]  # fmt: skip
     try:
-        outputs_of(network, x[:2])
+        outputs_of(network, x[:2])  # its checks
+        called.clear()
+        with only_trained(network, trainable), torch.enable_grad():
+            total = network(x[:2]).sum()
+            if total.requires_grad:
+                parameters = [named[name] for name in trainable]
+                gradients = torch.autograd.grad(total, parameters, allow_unused=True)
     finally:
         for handle in handles:
             handle.remove()
-    names = {id(p): name for name, p in network.named_parameters()}  # once where it is tied
+    used = {name for name, g in zip(trainable, gradients, strict=False) if g is not None}
     for name in reversed(called):
-        own = [p for p in network.get_submodule(name)._parameters.values() if p is not None]
-        if own:
-            return [names[id(p)] for p in own]
-    raise ArgumentError("network", "no layer with parameters", "at least one")
+        if used.intersection(layers.get(name, ())):
+            return layers[name]
+    suggestion = "Give names of parameters as weights."
+    raise ArgumentError("network", "no layer with parameters", "at least one", suggestion)
 
 
 def _is_part(name: str, given: str) -> bool:

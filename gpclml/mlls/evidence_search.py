@@ -7,11 +7,12 @@ from typing import Any, cast
 
 import torch
 from gpytorch.constraints import GreaterThan, Interval
-from gpytorch.likelihoods import GaussianLikelihood, Likelihood
+from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likelihood
 from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 
 from gpclml.curvature import GaussianWeightPrior
+from gpclml.mlls._terms import has_terms
 from gpclml.mlls.laplace_marginal_log_likelihood import (
     LaplaceEvidence,
     LaplaceMarginalLogLikelihood,
@@ -25,6 +26,7 @@ __all__ = [
     "maximize_evidence",
     "mean_squared_residual",
     "start_from_residuals",
+    "told_of_link",
     "told_of_scales",
 ]
 
@@ -36,6 +38,7 @@ _LEAST_SLOPE = 0.1  # nats by an e-fold of a hyperparameter, below which nothing
 _ROUNDINGS = 100  # of a sum over points, that its slope may have
 _UNLIKE = 10.0  # factor between the sizes of outputs and targets that have the same units
 _EXPLAINED = 1e-3  # of the targets' variance, below which outputs say nothing about them
+_ERRORS = 1.5  # standard errors by which labels must tell logits
 _UNEQUAL = 3.0  # factor between the residuals of outputs that share one noise
 
 
@@ -260,6 +263,8 @@ def maximize_evidence(evidence: LaplaceEvidence) -> str:
 def fit_noise_to_residuals(evidence: LaplaceEvidence) -> str:
     """Sets the noise to the mean squared residual, its most likely value at these weights.
 
+    If a prior is registered, it is set to where the evidence is largest instead.
+
     Args:
         evidence: That of all points.
 
@@ -272,6 +277,12 @@ def fit_noise_to_residuals(evidence: LaplaceEvidence) -> str:
     noise = LogNoise.of(likelihood)
     if noise is None:
         return ""
+    if has_terms(cast(Any, evidence.mll)):  # a prior of the noise counts too
+        precision = cast(LinearizedNetwork, evidence.mll.model).prior.log_precision
+        precision.requires_grad_(False)
+        told = maximize_evidence(evidence)
+        precision.requires_grad_(True)
+        return told
     size = mean_squared_residual(outputs, target)
     log_size = math.log(size) if size > 0 else -math.inf
     low, high = noise.bounds
@@ -319,3 +330,30 @@ def told_of_scales(likelihood: Likelihood, outputs: Tensor, target: Tensor) -> s
             "a network for each."
         )
     return ""
+
+
+@torch.no_grad()
+def told_of_link(likelihood: Likelihood, outputs: Tensor, target: Tensor) -> str:
+    """Whether labels say that outputs under a probit are logits; empty if they do not.
+
+    Weights that were trained under a probit have outputs of which it makes the labels likelier than
+    the logistic function does.
+
+    Args:
+        likelihood: Of the targets; only a ``BernoulliLikelihood`` is a probit.
+        outputs: ``(N, 1)``.
+        target: Zeros and ones, ``(N,)``.
+    """
+    if not isinstance(likelihood, BernoulliLikelihood) or len(outputs) < 2:
+        return ""
+    margin = (2 * target.double() - 1) * outputs[:, 0].double()
+    logistic = torch.nn.functional.logsigmoid(margin)
+    probit = torch.special.log_ndtr(margin)
+    gain = logistic - probit
+    if float(gain.mean()) <= _ERRORS * float(gain.std()) / math.sqrt(len(gain)):
+        return ""
+    return (
+        f"BernoulliLikelihood is a probit, under which these outputs have a log loss of "
+        f"{-float(probit.mean()):.3g}; as logits they have {-float(logistic.mean()):.3g}. Give "
+        '"classification" for a network that was trained with BCEWithLogitsLoss.'
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any, Literal, cast
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from gpclml._utils.arguments import check_counts, check_positive, checked, seeded
 from gpclml._utils.environment import progress_bar
-from gpclml._utils.resuming import ResumableDraws
+from gpclml._utils.resuming import ResumableDraws, versions_of
 from gpclml.conditioning.batches import Loader, batches_of
 from gpclml.curvature import Curvature, Kronecker, Structure
 from gpclml.curvature.output_likelihoods import (
@@ -23,6 +22,7 @@ from gpclml.curvature.output_likelihoods import (
 )
 from gpclml.errors import ArgumentError, UnsupportedError
 from gpclml.kernels.networks import check_finite_output
+from gpclml.mlls._terms import has_terms, prior_and_added_loss
 from gpclml.models.linear import Linearization, LinearizedNetwork
 
 __all__ = ["LaplaceEvidence", "LaplaceMarginalLogLikelihood"]
@@ -46,13 +46,17 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
     ``outputs="column"`` takes one column of the root of the output Hessian at the same cost; it is
     proven to be a bound, but usually a looser one.
 
+    Log densities of priors that are registered, as ``GaussianLikelihood(noise_prior=...)`` has one,
+    are added, as GPyTorch's objectives do; a prior of the network's weights is refused.
+
     The log-determinant is differentiable in prior precisions, noise, temperature and what the
     points depend on, such as parameters of augmentations. It is not differentiable in the weights,
     which are trained on the first two terms, as is usual.
 
     Args:
         likelihood: ``GaussianLikelihood``, ``SoftmaxLikelihood(mixing_weights=False)`` or
-            ``BernoulliLikelihood`` of GPyTorch.
+            ``BernoulliLikelihood`` (a probit) of GPyTorch. A softmax of two classes takes networks
+            of one output too, as logits.
         model: A network with its prior.
         num_data: Number N of points that the weights are trained on.
         curvature: A structure of :mod:`gpclml.curvature`; ``Kronecker()`` if None.
@@ -136,7 +140,24 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
         fit = likelihood.log_density(mean, target).sum() / self.temperature
         model = cast(LinearizedNetwork, self.model)
         penalty = model.prior.penalty(model.network)
-        return fit / len(mean) - 0.5 * penalty / self.num_data
+        return fit / len(mean) + (self.log_prior() - 0.5 * penalty) / self.num_data
+
+    def log_prior(self) -> Tensor | float:
+        """Log density of the priors that are registered, in nats; zero if there are none.
+
+        Raises:
+            UnsupportedError: A prior is one of the network's weights.
+        """
+        if not has_terms(cast(Any, self)):
+            return 0.0
+        for name, *_ in self.named_priors():
+            if name.startswith("model.network."):
+                raise UnsupportedError(
+                    "model", f"a prior of weights, {name.removeprefix('model.')}",
+                    "priors of hyperparameters alone",
+                    "The weights have the prior of the model, GaussianWeightPrior.",
+                )  # fmt: skip
+        return prior_and_added_loss(cast(Any, self), torch.Size())
 
     def evidence_at(self, output: Linearization, target: Tensor) -> LaplaceEvidence:
         """The evidence at points as a function of hyperparameters alone, as cheap as they are.
@@ -274,7 +295,7 @@ class LaplaceEvidence:
         self._mean, self._target = mean, target
         self.curvature: Curvature = curvature
         self._copies = copies
-        self._versions = _versions(mll)
+        self._versions = versions_of(cast(LinearizedNetwork, mll.model).network)
 
     def __call__(self) -> Tensor:
         """Nats per point at the hyperparameters as they are; larger is better.
@@ -297,7 +318,8 @@ class LaplaceEvidence:
         penalty = model.prior.penalty(model.network).double()
         ratio = self._copies * self.log_det_ratio().double()
         share = mll.num_data / len(self._mean)
-        return share * (density / mll.temperature - 0.5 * ratio) - 0.5 * penalty
+        of_data = share * (density / mll.temperature - 0.5 * ratio)
+        return of_data - 0.5 * penalty + mll.log_prior()
 
     def log_det_ratio(self) -> Tensor:
         r""":math:`\log |H + P_0| - \log |P_0|` of one copy, in nats."""
@@ -350,12 +372,22 @@ class LaplaceEvidence:
         scale = output_likelihood(cast(Likelihood, mll.likelihood)).scale() / mll.temperature
         return scale**2 if mll.hessian == "ef" else scale  # gradients enter squared
 
-    def _check_weights(self, of_then: tuple[tuple[int, int], ...]) -> None:
-        if of_then != _versions(self.mll):
+    def _check_weights(self, of_then: tuple[tuple[int, int, int], ...]) -> None:
+        if of_then != versions_of(cast(LinearizedNetwork, self.mll.model).network):
             raise ArgumentError(
                 "network", "weights or buffers that changed after its curvature was computed",
                 "those of the curvature", "Compute the evidence again.",
             )  # fmt: skip
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what tells tensors of this process alone."""
+        self._check_weights(self._versions)
+        return {**vars(self), "_versions": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """The weights came with it, as they were."""
+        vars(self).update(state)
+        self._versions = versions_of(cast(LinearizedNetwork, self.mll.model).network)
 
     def __add__(self, other: LaplaceEvidence) -> LaplaceEvidence:
         """At the points of both.
@@ -419,10 +451,3 @@ def _parts(mll: LaplaceMarginalLogLikelihood) -> tuple[Any, ...]:
         model.network, model.prior, model.augmentation, mll.likelihood, mll.temperature,
         mll.num_data, mll.curvature, mll.hessian, mll.outputs,
     )  # fmt: skip
-
-
-def _versions(mll: LaplaceMarginalLogLikelihood) -> tuple[tuple[int, int], ...]:
-    """Where weights and buffers are stored, and how often they were changed in place."""
-    network = cast(LinearizedNetwork, mll.model).network
-    tensors = itertools.chain(network.parameters(), network.buffers())
-    return tuple((p.data_ptr(), 0 if p.is_inference() else p._version) for p in tensors)

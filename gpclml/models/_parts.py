@@ -31,7 +31,7 @@ from torch.nn import Module
 from gpclml._utils.annotations import fits
 from gpclml._utils.arguments import checked
 from gpclml._utils.files import read_checkpoint
-from gpclml.errors import ArgumentError, DataError, UnknownNameError
+from gpclml.errors import ArgumentError, DataError, MissingError, UnknownNameError
 from gpclml.kernels import DeepKernel, NetworkMean, SkipFeatures, initialize_spectral_mixture
 from gpclml.kernels.networks import MLP
 
@@ -156,6 +156,15 @@ class RegressionGP(ExactGP):
 
     mean_module: Any
     covar_module: Any
+
+    def __getattr__(self, name: str) -> Any:
+        """A MissingError for what acquisition functions ask BoTorch's models for."""
+        if name in ("num_outputs", "posterior"):
+            raise MissingError(
+                f"model.{name}", f"a {type(self).__name__}, which has none", "a model of BoTorch",
+                "Use GPRegression or DeepKernelGP, or call the model in eval mode.",
+            )  # fmt: skip
+        return cast(Any, super()).__getattr__(name)
 
     def forward(self, x: Tensor) -> MultivariateNormal:
         """The prior at points, ``(*batch, n, d)``."""

@@ -18,7 +18,7 @@ from gpclml._utils.arguments import checked
 from gpclml._utils.arrays import checked_training_data
 from gpclml.curvature import GaussianWeightPrior
 from gpclml.curvature.structure import in_single
-from gpclml.errors import ArgumentError, ShapeError
+from gpclml.errors import ArgumentError, MissingError, ShapeError
 from gpclml.inference import PosteriorNormal
 from gpclml.inference.posterior import checked_points
 from gpclml.kernels import FeatureKernel, IdentityFeatures, LinearizedMean, NeuralTangentKernel
@@ -28,6 +28,10 @@ from gpclml.models._parts import RegressionGP
 
 if TYPE_CHECKING:
     from gpclml._utils.arrays import ArrayLike
+
+_OF_GPS = (
+    "likelihood", "models", "num_outputs", "posterior", "train_inputs", "train_targets",
+)  # fmt: skip
 
 __all__ = ["BayesianLinearModel", "Linearization", "LinearizedGP", "LinearizedNetwork"]
 
@@ -196,7 +200,8 @@ class LinearizedNetwork(GP):
 
     The Laplace approximation with the generalized Gauss-Newton matrix is exact for this model
     (Immer et al. 2021, Section 2). It is linear around the current weights of the network, which
-    are trained as usual.
+    are trained as usual. Its output is for objectives and no distribution: predict with
+    :class:`gpclml.Laplace` or :class:`LinearizedGP`.
 
     Args:
         network: Maps ``(N, *event)`` to ``(N, C)``, each point on its own.
@@ -249,6 +254,17 @@ class LinearizedNetwork(GP):
             x: Points, ``(N, *event)``.
         """
         return x if self.augmentation is None else self.augmentation(x)
+
+    def __getattr__(self, name: str) -> Any:
+        """A MissingError for what optimizers and acquisition functions ask GPs for."""
+        if name in _OF_GPS:
+            raise MissingError(
+                f"model.{name}", "a LinearizedNetwork, which has none",
+                "a GP with its training data and likelihood",
+                "Fit with fit_map, fit_online or fit_hyperparameters, which take the data; predict "
+                "with Laplace or LinearizedGP.",
+            )  # fmt: skip
+        return super().__getattr__(name)
 
     def __call__(self, x: Tensor) -> Linearization:  # pyright: ignore[reportIncompatibleMethodOverride]
         """See :meth:`forward`."""

@@ -444,3 +444,40 @@ def test_weights_that_changed_after_the_curvature_was_computed():
     weights[0].data = weights[0].data.clone()
     with pytest.raises(ArgumentError, match="changed after its curvature"):
         again()
+
+
+def test_registered_priors_count_and_those_of_weights_are_refused():
+    from gpytorch.priors import GammaPrior, NormalPrior
+
+    torch.manual_seed(0)
+    x, y = torch.randn(20, 2).double(), torch.randn(20).double()
+    network = torch.nn.Linear(2, 1).double()
+    values, joints = [], []
+    prior = GammaPrior(2.0, 3.0)
+    for noise_prior in (None, prior):
+        likelihood = GaussianLikelihood(noise_prior=noise_prior).double()
+        mll = LaplaceMarginalLogLikelihood(likelihood, LinearizedNetwork(network), 20)
+        values.append(mll(mll.model(x), y))
+        joints.append(mll.log_joint(mll.model(x), y))
+    expected = prior.log_prob(likelihood.noise).sum() / 20
+    torch.testing.assert_close(values[1] - values[0], expected)
+    torch.testing.assert_close(joints[1] - joints[0], expected)
+    mll.model.register_prior("p", NormalPrior(0.0, 1.0), lambda m: m.prior.log_precision)
+    more = mll(mll.model(x), y) - values[1]
+    normal = NormalPrior(0.0, 1.0).log_prob(mll.model.prior.log_precision).sum() / 20
+    torch.testing.assert_close(more, normal.to(more))
+
+    class Weights(gpytorch.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_parameter("weight", torch.nn.Parameter(torch.ones(2, 1)))
+            self.register_prior("of_weight", NormalPrior(0.0, 1.0), "weight")
+
+        def forward(self, x):
+            return x @ self.weight
+
+    mll = LaplaceMarginalLogLikelihood(
+        GaussianLikelihood(), LinearizedNetwork(Weights()), 20, Full()
+    )
+    with pytest.raises(UnsupportedError, match=r"a prior of weights, network.of_weight"):
+        mll(mll.model(x.float()), y.float())

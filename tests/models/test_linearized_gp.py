@@ -132,3 +132,21 @@ def test_what_it_does_not_take():
         kernel(drawn(3, N, 2)).to_dense()
     with pytest.raises(UnsupportedError, match="last_dim_is_batch"):
         kernel.forward(X, X, last_dim_is_batch=True)
+
+
+def test_what_other_libraries_ask_for_is_refused_by_name():
+    from botorch.acquisition import LogExpectedImprovement
+    from botorch.fit import fit_gpytorch_mll
+    from gpytorch.mlls import SumMarginalLogLikelihood
+
+    likelihood = GaussianLikelihood().double()
+    model = LinearizedNetwork(torch.nn.Linear(X.shape[-1], 1).double())
+    mll = LaplaceMarginalLogLikelihood(likelihood, model, len(X))
+    assert not hasattr(model, "likelihood")
+    with pytest.raises(UnsupportedError, match="Fit with fit_map"):
+        fit_gpytorch_mll(mll)
+    with pytest.raises(UnsupportedError, match=r"model\.likelihood: got a LinearizedNetwork"):
+        SumMarginalLogLikelihood(likelihood, model, LaplaceMarginalLogLikelihood)
+    for wrong in (model, LinearizedGP(X, Y, likelihood, model)):
+        with pytest.raises(UnsupportedError, match=r"model\.num_outputs: got a Linearized"):
+            LogExpectedImprovement(wrong, best_f=0.0)

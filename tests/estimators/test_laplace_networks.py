@@ -1,0 +1,319 @@
+"""Laplace posteriors of networks as users have them: frozen, adapted, unused, binary, bfloat16."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from gpytorch.likelihoods import BernoulliLikelihood, SoftmaxLikelihood
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize
+
+from gpclml import Laplace
+from gpclml.curvature import BlockDiagonal, Diagonal, Full, FunctionSpace, Kronecker
+from gpclml.errors import ArgumentError, ShapeError
+from gpclml.fit import FitWarning
+from gpclml.mlls import LaplaceMarginalLogLikelihood
+from gpclml.models import LinearizedNetwork
+
+N = 30
+STRUCTURES = ["kron", "diag", "full", BlockDiagonal()]
+
+
+def points():
+    return torch.randn(N, 4, generator=torch.Generator().manual_seed(1))
+
+
+def classes():
+    return torch.arange(N) % 3
+
+
+def frozen(module):
+    return module.requires_grad_(False)
+
+
+class Adapted(nn.Module):
+    """A frozen layer with an adapter of low rank beside it."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.randn(2, 6)), nn.Parameter(torch.randn(3, 2) / 10)
+        self.base = frozen(nn.Linear(6, 3))
+
+    def forward(self, x):
+        return x @ self.a.mT @ self.b.mT + self.base(x)
+
+
+class LowRank(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.randn(2, 6)), nn.Parameter(torch.randn(3, 2) / 10)
+
+    def forward(self, weight):
+        return weight + self.b @ self.a
+
+
+class Beside(nn.Module):
+    """A layer that is called last, of which the outputs do not know, and one that is not called."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 6), nn.Linear(6, 3)
+        self.aside, self.unused = nn.Linear(6, 2), nn.Linear(6, 3)
+
+    def forward(self, x):
+        hidden = torch.tanh(self.body(x))
+        outputs = self.head(hidden)
+        self.aside(hidden)
+        return outputs
+
+
+def with_last(layer):
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), layer)
+
+
+def parametrized():
+    layer = frozen(nn.Linear(6, 3))
+    parametrize.register_parametrization(layer, "weight", LowRank())
+    return layer
+
+
+SPECTRAL = ["2.bias", "2.parametrizations.weight.original"]
+NORMED = ["2.bias", "2.parametrizations.weight.original0", "2.parametrizations.weight.original1"]
+LAST = [
+    (lambda: with_last(nn.Linear(6, 3)), ["2.weight", "2.bias"]),
+    (lambda: with_last(Adapted()), ["2.a", "2.b"]),
+    (lambda: with_last(parametrized()), [f"2.parametrizations.weight.0.{k}" for k in "ab"]),
+    (lambda: with_last(frozen(nn.Linear(6, 3))), ["0.weight", "0.bias"]),
+    (lambda: frozen(with_last(nn.Linear(6, 3))), ["2.weight", "2.bias"]),
+    (lambda: with_last(parametrizations.spectral_norm(nn.Linear(6, 3))), SPECTRAL),
+    (lambda: with_last(parametrizations.weight_norm(nn.Linear(6, 3))), NORMED),
+    (Beside, ["head.weight", "head.bias"]),
+]
+
+
+@pytest.mark.parametrize(("make", "names"), LAST)
+@pytest.mark.parametrize("structure", ["kron", "full"])
+def test_the_last_layer_is_the_last_that_trains(make, names, structure):
+    torch.manual_seed(0)
+    network = make().eval()
+    before = [p.requires_grad for p in network.parameters()]
+    posterior = Laplace(network, "classification", structure=structure)
+    posterior.fit((points(), classes()))
+    assert posterior.names == names
+    assert len(set(posterior.precisions.values())) == 1  # a layer has one
+    assert posterior.predict(points()).probs.shape == (N, 3)
+    assert [p.requires_grad for p in network.parameters()] == before
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_unused_layers_keep_their_prior(structure):
+    torch.manual_seed(0)
+    network, data = Beside(), (points(), classes())
+    whole = Laplace(network, "classification", weights="all", structure=structure)
+    used = Laplace(network, "classification", weights=["body", "head"], structure=structure)
+    evidences = [one.fit(data, precision=2.0).log_evidence for one in (whole, used)]
+    squares = sum(
+        p.square().sum() for n, p in network.named_parameters() if n not in used.names
+    )  # fmt: skip
+    assert evidences[0] == pytest.approx(evidences[1] - float(squares.detach()), rel=1e-5)
+    torch.testing.assert_close(whole.predict(points()).probs, used.predict(points()).probs)
+
+
+def evidence(network, structure, likelihood=None):
+    likelihood = likelihood or SoftmaxLikelihood(num_classes=3, mixing_weights=False)
+    mll = LaplaceMarginalLogLikelihood(likelihood, LinearizedNetwork(network), N, structure)
+    return float(mll.evidence_of(points(), classes())().detach())
+
+
+def test_unused_layers_have_an_evidence_in_function_space():
+    torch.manual_seed(0)
+    network = Beside()
+    values = [evidence(network, structure) for structure in (FunctionSpace(), Full())]
+    assert values[0] == pytest.approx(values[1], rel=1e-5)
+
+
+class Half(nn.Module):
+    """A network under autocast, and its copy in single precision."""
+
+    def __init__(self, half):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.norm, self.head = nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 3)
+        self.half = half
+
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.half):
+            return self.head(torch.tanh(self.norm(self.body(x))))
+
+
+@pytest.mark.parametrize("structure", [Kronecker(), Diagonal(), Full(), FunctionSpace()])
+def test_layers_in_half_precision(structure):
+    values = [evidence(Half(half), structure) for half in (True, False)]
+    assert values[0] == pytest.approx(values[1], rel=0.02)
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_predictions_of_layers_in_half_precision(structure):
+    ends = [
+        Laplace(Half(half), "classification", weights="all", structure=structure)
+        .fit((points(), classes()), precision=1.0)
+        .predict(points()).probs
+        for half in (True, False)
+    ]  # fmt: skip
+    assert ends[0].dtype == torch.float32
+    assert float((ends[0] - ends[1]).abs().max()) < 0.02
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int16, torch.int32])
+def test_labels_are_integers_of_any_size(dtype):
+    torch.manual_seed(0)
+    network = nn.Linear(4, 3)
+    ends = [
+        Laplace(network, "classification")
+        .fit((points(), y), validation=(points(), y))
+        .predict(points()).probs
+        for y in (classes(), classes().to(dtype))
+    ]  # fmt: skip
+    assert torch.equal(*ends)
+
+
+class Broken(nn.Linear):
+    def __init__(self, error):
+        super().__init__(4, 3)
+        self.error = error
+
+    def forward(self, input):
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("no memory"), ValueError("mine"), IndexError("of the user")]
+)
+def test_errors_of_the_callers_network_are_raised_as_they_are(error):
+    network = Broken(error)
+    mll = LaplaceMarginalLogLikelihood(
+        SoftmaxLikelihood(num_classes=3, mixing_weights=False), LinearizedNetwork(network), N
+    )
+    for call in (
+        lambda: Laplace(network, "classification").fit((points(), classes())),
+        lambda: mll.evidence_of(points(), classes()),
+        lambda: mll.model(points()),
+        lambda: Full().of(network, points(), lambda outputs: outputs.unsqueeze(1)),
+    ):
+        with pytest.raises(type(error)) as caught:
+            call()
+        assert caught.value is error
+
+
+WRONG = [
+    (nn.Linear(5, 3), points(), "A Linear takes 5 channels"),
+    (nn.Linear(4, 3).double(), points(), "A Linear of torch.float64 got torch.float32"),
+    (nn.Sequential(nn.Conv1d(2, 3, 1), nn.Flatten()), points(), "A Conv1d takes 2 channels"),
+    (nn.Sequential(nn.LayerNorm(3), nn.Linear(4, 3)), points(), "A LayerNorm takes 3 channels"),
+    (nn.Sequential(nn.BatchNorm1d(3).eval(), nn.Linear(4, 3)), points(), "A BatchNorm1d takes 3"),
+]
+
+
+@pytest.mark.parametrize(("network", "x", "said"), WRONG)
+def test_an_input_of_a_wrong_shape_is_told_by_the_layer(network, x, said):
+    with pytest.raises(ShapeError, match=rf"x: got torch.float32 of shape .* {said}"):
+        Laplace(network, "classification").fit((x, classes()))
+
+
+def binary(seed=0):
+    """Points, labels of a logistic model, and a network of one output trained with logits."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(400, 3, generator=generator, dtype=torch.float64)
+    share = torch.sigmoid(2 * x[:, 0] - x[:, 1])
+    y = torch.bernoulli(share, generator=generator)
+    torch.manual_seed(seed)
+    network = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+    optimizer = torch.optim.Adam(network.parameters(), 0.02)
+    for _ in range(150):
+        optimizer.zero_grad()
+        nn.functional.binary_cross_entropy_with_logits(network(x)[:, 0], y).backward()
+        optimizer.step()
+    return x, y, network
+
+
+def test_a_network_of_one_output_is_that_of_two_logits():
+    x, y, network = binary()
+    both = copy.deepcopy(network)
+    both.append(nn.Linear(1, 2, bias=False).double())
+    with torch.no_grad():
+        both[-1].weight.copy_(torch.tensor([[0.0], [1.0]]))
+    frozen(both[-1])
+    options = {"weights": ["0", "2"], "structure": "full"}
+    whole = Laplace(both, "classification", **options).fit((x, y.long()), precision=1.0)
+    for labels in (y, y.long(), y.bool(), y.int(), y[:, None], y[:, None].long()):
+        single = Laplace(network, "classification", **options)
+        single.fit((x, labels), precision=1.0, validation=(x, labels))
+        single.covariance_scale, single.output_temperature = 1.0, 1.0
+        assert single.log_evidence == pytest.approx(whole.log_evidence)
+        for method in ("closed", "draws", "mode"):
+            probs = single.predict(x, method, draws=20_000).probs
+            atol = 0.02 if method == "draws" else 1e-7
+            expected = whole.predict(x, method, draws=20_000).probs
+            torch.testing.assert_close(probs, expected, atol=atol, rtol=0)
+        assert single.predict(x, "bridge").probs.shape == (400, 2)
+    log_loss = nn.functional.binary_cross_entropy_with_logits(network(x)[:, 0], y)
+    by_mode = -single.predict(x, "mode").log_prob(y).mean()
+    assert float(by_mode) == pytest.approx(float(log_loss.detach()))
+
+
+def test_logits_under_a_probit_are_told():
+    x, y, network = binary()
+    with pytest.warns(FitWarning, match='is a probit.*Give "classification"'):
+        Laplace(network, BernoulliLikelihood()).fit((x, y))
+    with torch.no_grad():
+        network[-1].weight.mul_(0.6)  # about the probit of the same shares
+        network[-1].bias.mul_(0.6)
+    Laplace(network, BernoulliLikelihood()).fit((x, y))
+
+
+def test_wrong_labels_name_the_likelihood():
+    x, y, network = binary()
+    for labels in (y * 2, y.long() + 1):
+        with pytest.raises(ArgumentError, match=r"integers from 0 to 1, as SoftmaxLikelihood"):
+            Laplace(network, "classification").fit((x, labels))
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_a_fitted_posterior_can_be_pickled_and_copied(structure):
+    torch.manual_seed(0)
+    network = with_last(nn.Linear(6, 3))
+    posterior = Laplace(network, "classification", structure=structure)
+    posterior.fit((points(), classes()), validation=(points(), classes()))
+    for other in (pickle.loads(pickle.dumps(posterior)), copy.deepcopy(posterior)):
+        assert other.network is not network
+        assert torch.equal(other.predict(points()).probs, posterior.predict(points()).probs)
+        with torch.no_grad():
+            other.network[0].weight[0, 0] += 1
+        with pytest.raises(ArgumentError, match="changed after fit"):
+            other.predict(points())
+    posterior.predict(points())
+
+
+def test_an_evidence_can_be_pickled():
+    torch.manual_seed(0)
+    network = nn.Linear(4, 3)
+    likelihood = SoftmaxLikelihood(num_classes=3, mixing_weights=False)
+    mll = LaplaceMarginalLogLikelihood(likelihood, LinearizedNetwork(network), N)
+    value = mll.evidence_of(points(), classes())
+    assert torch.equal(pickle.loads(pickle.dumps(value))(), value())
+
+
+def test_weights_that_are_the_same_again_are_accepted():
+    torch.manual_seed(0)
+    network = nn.Linear(4, 3)
+    posterior = Laplace(network, "classification").fit((points(), classes()))
+    network.load_state_dict(copy.deepcopy(network.state_dict()))
+    posterior.predict(points())
+    network.weight = nn.Parameter(network.weight.detach().clone())
+    posterior.predict(points())
+    network.weight = nn.Parameter(network.weight.detach() + 1)
+    with pytest.raises(ArgumentError, match="changed after fit"):
+        posterior.predict(points())
