@@ -94,7 +94,8 @@ def _train(
     models, sources = [], []
     for seed in range(seeds):
         network = MLP([1, 40, 40, 40], generator=torch.Generator().manual_seed(seed))
-        models.append(DeepKernelTransfer(network, kernel, 40))
+        # Targets as they are, as in the published code.
+        models.append(DeepKernelTransfer(network, kernel, 40, standardize=False))
         sources.append(PeriodicTasks(_SUPPORT, setting.queries, seed=3 * seed))
     for model in models if setting.published_start else ():
         for name, raw in model.named_parameters():

@@ -210,7 +210,8 @@ def _member(cell: Mapping[str, Any], seed: int) -> _Member:
         make = BASELINES[cell["kernel"]]
         model = make(backbone, study.num_features, train.ways, train.num_classes)
     else:
-        model = DeepKernelTransfer(backbone, cell["kernel"], study.num_features)
+        # Targets as they are, as in the published code.
+        model = DeepKernelTransfer(backbone, cell["kernel"], study.num_features, standardize=False)
     source = ClassifiedImages(train) if isinstance(model, LinearTransfer) else train
     return _Member(model.to(cell["device"]), source, sources.validation)
 

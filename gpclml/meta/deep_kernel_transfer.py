@@ -45,6 +45,8 @@ __all__ = [
 assert issubclass(ExactGP, torch.nn.Module)
 
 _FIRST_NOISE = 0.1
+_TASKS = 100  # whose targets are standardized
+_ROUNDING = 1e-12
 BATCH_NORM = "batch_norm_cosine"
 _MIXTURES = 4
 
@@ -64,6 +66,12 @@ class DeepKernelTransfer(ExactGP):
     together, ``LastPoints(m=num_support)`` the conditional one of the query points given the
     support points (Lotfi et al. 2022, Section 8.2).
 
+    In regression the GP is of standardized targets: less the mean of the targets of the first 100
+    tasks that it is trained on, and divided by their standard deviation, which
+    ``state_dict`` contains. So training does not depend on the units of the targets, nor on their
+    zero. Predictions and objectives are in the units of the targets; hyperparameters, such as the
+    noise, and :meth:`prior` in standard deviations.
+
     Args:
         backbone: Maps inputs ``(n, *event)`` to features ``(n, q)``.
         kernel: A kernel on features, or one of ``"batch_norm_cosine"`` (the cosine after a batch
@@ -73,6 +81,11 @@ class DeepKernelTransfer(ExactGP):
             ``"spectral_mixture"``.
         num_features: Number q of features; used by ``"batch_norm_cosine"`` and
             ``"spectral_mixture"``.
+        standardize: Whether the targets of regression are standardized. False takes them as they
+            are, as the published method does.
+
+    Attributes:
+        targets: Mean and standard deviation of the targets in regression.
 
     Raises:
         UnknownNameError: The name of the kernel is not known.
@@ -86,7 +99,12 @@ class DeepKernelTransfer(ExactGP):
 
     @checked
     def __init__(
-        self, backbone: torch.nn.Module, kernel: str | Kernel = "cosine", num_features: int = 64
+        self,
+        backbone: torch.nn.Module,
+        kernel: str | Kernel = "cosine",
+        num_features: int = 64,
+        *,
+        standardize: bool = True,
     ) -> None:
         check_counts(num_features=num_features)
         likelihood = GaussianLikelihood()
@@ -103,6 +121,7 @@ class DeepKernelTransfer(ExactGP):
             torch.nn.init.ones_(cast(Tensor, self.normalization.bias))
         of_one_size = kernel in (BATCH_NORM, "spectral_mixture")
         self.num_features: int | None = num_features if of_one_size else None
+        self.targets: TargetScale = TargetScale(_TASKS if standardize else 0)
         self.mean_module: ConstantMean = ConstantMean()
         self.covar_module: Kernel = make_kernel(kernel, num_features)
 
@@ -156,7 +175,8 @@ class DeepKernelTransfer(ExactGP):
     def prior(self, episodes: Episodes) -> tuple[MultivariateNormal, Tensor]:
         """The prior at all points of the tasks and their targets, as an objective takes them.
 
-        Support points come first. The points become the model's training data.
+        Support points come first. The points become the model's training data. In regression
+        targets are standardized; in train mode the first tasks count for that.
 
         Args:
             episodes: Tasks of one size.
@@ -165,8 +185,17 @@ class DeepKernelTransfer(ExactGP):
             A Gaussian with batch ``(tasks, 1)``, and targets ``(tasks, ways, n)``; in
             regression ``(tasks, 1, n)``.
         """
-        x, y = episodes.points()
+        x, y = self._learned(episodes)
         return self._prior(self.features(x), y, episodes.ways)
+
+    def _learned(self, episodes: Episodes) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of all points; of numbers, standardized."""
+        x, y = episodes.points()
+        if episodes.ways:
+            return x, y
+        if self.training:
+            self.targets.count(y)
+        return x, self.targets.standardized(y)
 
     def _prior(self, features: Tensor, y: Tensor, ways: int) -> tuple[MultivariateNormal, Tensor]:
         targets = one_vs_rest(y, ways, features.dtype)
@@ -176,6 +205,10 @@ class DeepKernelTransfer(ExactGP):
     @checked
     def objective(self, mll: MarginalLogLikelihood, episodes: Episodes) -> Tensor:
         """An objective of the tasks: the values of ``mll(*model.prior(episodes))``.
+
+        In regression the logarithm of the targets' standard deviation is subtracted, so that it is
+        the density of targets in their own units. In train mode the first tasks count for their
+        mean and deviation.
 
         On a CPU value and gradient are computed together if the objective is the log marginal
         likelihood, conditions on the first points or holds out a random share, and the kernel is
@@ -188,40 +221,114 @@ class DeepKernelTransfer(ExactGP):
         Returns:
             Nats per held-out target, ``(tasks, ways)``; in regression ``(tasks, 1)``.
         """
-        x, y = episodes.points()
-        values = self._flat_features(x)
+        x, y = self._learned(episodes)
+        values, value = self._flat_features(x), None
         if mll.model is self and type(self).forward is _FORWARD:
             value = shared_objective(mll, values, y, episodes.ways)
-            if value is not None:
-                return value
-        features = values.unflatten(0, x.shape[:2]).unsqueeze(1)
-        return cast(Tensor, cast(Any, mll)(*self._prior(features, y, episodes.ways)))
+        if value is None:
+            features = values.unflatten(0, x.shape[:2]).unsqueeze(1)
+            value = cast(Tensor, cast(Any, mll)(*self._prior(features, y, episodes.ways)))
+        return value if episodes.ways else value - math.log(self.targets.deviation)
 
     @torch.no_grad()
     @checked
     def predict(self, episodes: Episodes) -> Normal:
         """The predictive marginals at the query points given the support points, with noise.
 
-        The query targets are not used. The cost is one factorization for each task. During the call
-        the modules are in eval mode.
+        The query targets are not used, and may be None. The cost is one factorization for each
+        task. During the call the modules are in eval mode.
 
         Args:
             episodes: Tasks of one size.
 
         Returns:
-            Means and standard deviations, ``(tasks, ways, q)``, with one way in regression.
+            Means and standard deviations, ``(tasks, ways, q)``, with one way in regression, where
+            they are in the units of the targets.
         """
-        s, (x, _) = episodes.num_support, episodes.points()
+        s = episodes.num_support
         with evaluating(self):
-            features = self.features(x)
-            targets = one_vs_rest(episodes.support_y, episodes.ways, features.dtype)
+            features = self.features(episodes.inputs())
+            y, ways = episodes.support_y, episodes.ways
+            given = y if ways else self.targets.standardized(y)
+            targets = one_vs_rest(given, ways, features.dtype)
             self.set_train_data(features[..., :s, :], targets, strict=False)
             latent = exact_posterior(self, features[..., s:, :], marginal=True)
             noise = cast(GaussianLikelihood, self.likelihood).noise
-            return Normal(latent.mean, (latent.variance + noise).sqrt())
+            mean, deviation = latent.mean, (latent.variance + noise).sqrt()
+            if ways:
+                return Normal(mean, deviation)
+            dtype = torch.promote_types(y.dtype, mean.dtype)  # an offset needs the targets' digits
+            scale = self.targets.deviation
+            return Normal(self.targets.mean + scale * mean.to(dtype), scale * deviation.to(dtype))
 
 
 _FORWARD = DeepKernelTransfer.forward
+
+
+class TargetScale(torch.nn.Module):
+    """Mean and standard deviation of all targets of the first tasks of a training.
+
+    Its state is in double precision, whatever the type of the model.
+
+    Args:
+        most: Number of tasks that count; with 0 targets are taken as they are.
+
+    Attributes:
+        mean: The mean, 0 before the first task.
+        deviation: The standard deviation, 1 before the first task and of constant targets.
+    """
+
+    def __init__(self, most: int = 100) -> None:
+        super().__init__()
+        self._most = most
+        self._tasks = self._points = self._squares = self.mean = 0.0
+
+    @property
+    def deviation(self) -> float:
+        """The standard deviation."""
+        deviation = math.sqrt(self._squares / max(1.0, self._points))
+        return deviation if deviation > _ROUNDING * abs(self.mean) else 1.0
+
+    def count(self, y: Tensor) -> None:
+        """Takes targets of tasks, ``(tasks, n)``, unless there are enough; only finite ones count.
+
+        Args:
+            y: The targets.
+        """
+        left = self._most - int(self._tasks)
+        if left <= 0:
+            return
+        values = y[:left].detach().cpu().double()
+        self._tasks += len(values)
+        values = values[values.isfinite()]
+        if len(values):
+            points, mean = self._points + len(values), float(values.mean())
+            distance = mean - self.mean
+            self._squares += float((values - mean).square().sum())
+            self._squares += distance**2 * self._points * len(values) / points
+            self.mean += distance * len(values) / points
+            self._points = points
+
+    def standardized(self, y: Tensor) -> Tensor:
+        """Targets less the mean, in standard deviations.
+
+        Args:
+            y: Targets of any shape.
+        """
+        return (y - self.mean) / self.deviation
+
+    def get_extra_state(self) -> Tensor:
+        """Its numbers, for ``state_dict``."""
+        numbers = [self._tasks, self._points, self.mean, self._squares]
+        return torch.tensor(numbers, dtype=torch.float64)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Takes the numbers of :meth:`get_extra_state`.
+
+        Args:
+            state: The numbers.
+        """
+        self._tasks, self._points, self.mean, self._squares = state.tolist()
 
 
 def one_vs_rest(labels: Tensor, ways: int, dtype: torch.dtype) -> Tensor:

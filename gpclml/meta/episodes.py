@@ -15,11 +15,11 @@ from torch import Tensor
 from gpclml._utils.arguments import check_classes, check_counts, checked, reads_are_free
 from gpclml.errors import ArgumentError, ShapeError
 
-__all__ = ["Episodes", "NumberedTasks", "SingleTasks", "task_generator", "unit_range"]
+__all__ = ["Episodes", "NumberedTasks", "SingleTasks", "placed", "task_generator", "unit_range"]
 
 
 @checked
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Episodes:
     """A batch of few-shot tasks of one size, each with support points and query points.
 
@@ -29,7 +29,8 @@ class Episodes:
         support_x: Inputs of the support points, which are learned from, ``(tasks, s, *event)``.
         support_y: Their targets, ``(tasks, s)``: classes from 0 as integers, or numbers.
         query_x: Inputs of the query points, which are predicted, ``(tasks, q, *event)``.
-        query_y: Their targets, ``(tasks, q)``.
+        query_y: Their targets, ``(tasks, q)``; None if they are not known, which suffices for
+            predictions, and is kept as ``(tasks, 0)``.
         ways: Number of classes of a task; 0 in regression.
 
     Raises:
@@ -41,13 +42,26 @@ class Episodes:
     support_y: Tensor
     query_x: Tensor
     query_y: Tensor
-    ways: int = 0
+    ways: int
 
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        support_x: Tensor,
+        support_y: Tensor,
+        query_x: Tensor,
+        query_y: Tensor | None = None,
+        ways: int = 0,
+    ) -> None:
+        unknown = support_y[..., :0]
+        values = support_x, support_y, query_x, unknown if query_y is None else query_y, ways
+        for field, value in zip(fields(Episodes), values, strict=True):
+            object.__setattr__(self, field.name, value)
         check_counts(0, "Use 0 for regression.", ways=self.ways)
         tasks = self.support_x.shape[0] if self.support_x.ndim else 0
         for name in ("support", "query"):
             x, y = getattr(self, f"{name}_x"), getattr(self, f"{name}_y")
+            if name == "query" and y.shape[-1:] == (0,):  # not known
+                x = x[:, :0]
             if y.ndim != 2 or y.shape[0] != tasks or x.shape[:2] != y.shape:
                 expected = f"({tasks}, n) beside {name}_x of shape ({tasks}, n, ...)"
                 got = f"shape {tuple(y.shape)} beside {tuple(x.shape)}"
@@ -67,9 +81,19 @@ class Episodes:
         return self.support_y.shape[-1]
 
     def points(self) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of all points, support points first."""
-        x = torch.cat([self.support_x, self.query_x], dim=1)
-        return x, torch.cat([self.support_y, self.query_y], dim=1)
+        """Inputs and targets of all points, support points first.
+
+        Raises:
+            ArgumentError: Targets of query points are not known.
+        """
+        if self.query_y.shape[-1] != self.query_x.shape[1]:
+            got = "tasks without targets of their query points"
+            raise ArgumentError("episodes", got, "all targets", "Without them, use predict.")
+        return self.inputs(), torch.cat([self.support_y, self.query_y], dim=1)
+
+    def inputs(self) -> Tensor:
+        """Inputs of all points, support points first."""
+        return torch.cat([self.support_x, self.query_x], dim=1)
 
     @staticmethod
     def stack(parts: Sequence[Episodes]) -> Episodes:
@@ -108,6 +132,16 @@ class Episodes:
             moved(self.query_y),
             ways=self.ways,
         )
+
+
+def placed(episodes: Episodes, like: Tensor) -> Episodes:
+    """The tasks on the device of a tensor, inputs in its type; targets keep theirs.
+
+    Numbers far from zero, such as years or prices, need the digits that they came with.
+    """
+    moved = episodes.to(like.device)
+    x = (moved.support_x.to(like.dtype), moved.query_x.to(like.dtype))
+    return Episodes(x[0], moved.support_y, x[1], moved.query_y, ways=moved.ways)
 
 
 class NumberedTasks(ABC):

@@ -15,7 +15,7 @@ from gpclml._utils.arguments import check_counts, checked
 from gpclml.errors import ArgumentError
 from gpclml.evaluation.calibration import expected_calibration_error, fit_temperature
 from gpclml.meta.deep_kernel_transfer import DeepKernelTransfer
-from gpclml.meta.episodes import Episodes
+from gpclml.meta.episodes import Episodes, placed
 
 __all__ = [
     "TaskScores",
@@ -169,7 +169,7 @@ def batches(tasks: Tasks, count: int, like: Tensor) -> Iterator[Episodes]:
         at_once = min(_AT_ONCE, max(1, _INPUTS_AT_ONCE // points.numel()))
     for first in range(0, count, at_once):
         drawn = tasks.draw(range(first, min(first + at_once, count)))
-        yield drawn.to(like.device, like.dtype)
+        yield placed(drawn, like)
 
 
 def class_scores(log_p: Tensor, labels: Tensor, temperature: float = 1.0) -> TaskScores:

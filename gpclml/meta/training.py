@@ -23,6 +23,7 @@ from gpclml._utils.resuming import (
 from gpclml.errors import ArgumentError, NonFiniteError
 from gpclml.fit import FitResult
 from gpclml.meta.deep_kernel_transfer import DeepKernelTransfer
+from gpclml.meta.episodes import placed
 from gpclml.meta.evaluation import Tasks, evaluate_tasks
 
 __all__ = ["TasksFitResult", "load_model", "parameter_groups", "train_on_tasks"]
@@ -203,8 +204,7 @@ def _step(
     numbers: range,
 ) -> float:
     """A step on the tasks of these numbers; the objective before it."""
-    own = next(model.parameters())
-    episodes = tasks.draw(numbers).to(own.device, own.dtype)
+    episodes = placed(tasks.draw(numbers), next(model.parameters()))
     mll.train()
     optimizer.zero_grad()
     value = model.objective(mll, episodes).mean()

@@ -79,6 +79,7 @@ def test_the_marginal_objective_is_that_of_a_loop_over_gpytorchs_own(kernel, dat
     value = mll(*model.prior(data))
     features = features_of(model, data)
     y = torch.cat([data.support_y, data.query_y], 1)
+    y = y if data.ways else (y - y.mean()) / y.std(correction=0)
     targets = one_vs_rest(y, data.ways, torch.float64)
     expected = plain_marginal(model, features, targets)
     torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-9)
@@ -201,3 +202,17 @@ def test_a_polynomial_of_degree_one_is_linear_with_an_offset():
     kernel = make_kernel("polynomial_1", 6).double()
     expected = (x @ x.T + kernel.base_kernel.offset) / 6
     torch.testing.assert_close(kernel(x).to_dense(), expected)
+
+
+def test_targets_of_query_points_need_not_be_known():
+    model = transfer("rbf").eval()
+    for data in (episodes(), regression()):
+        unknown = Episodes(data.support_x, data.support_y, data.query_x, None, ways=data.ways)
+        left_out = Episodes(data.support_x, data.support_y, data.query_x, ways=data.ways)
+        for less in (unknown, left_out, left_out.to(torch.float64), Episodes.stack([unknown])):
+            torch.testing.assert_close(model.predict(less).mean, model.predict(data).mean)
+        mll = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(m=0))
+        with pytest.raises(ArgumentError, match="without targets of their query points"):
+            model.objective(mll, unknown)
+    with pytest.raises(ShapeError, match="query_y"):
+        Episodes(data.support_x, data.support_y, data.query_x, data.query_y[:, :1])
