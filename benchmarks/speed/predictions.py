@@ -22,7 +22,8 @@ from torch.distributions import Normal
 from typer import Option
 
 from benchmarks._options import check_known, errors_as_text
-from benchmarks.speed.runs import Csv, Threads, print_tables
+from benchmarks._tables import command_lines
+from benchmarks.speed.runs import Csv, Threads, cpu_name, print_tables
 from gpclml.datasets import load, names
 from gpclml.errors import ArgumentError
 from gpclml.fit import fit_gpytorch_mll_fused
@@ -109,6 +110,8 @@ def summary(rows: pd.DataFrame) -> pd.DataFrame:
     groups |= {f"n = {n}": sized for n, sized in rows.groupby("n")}
     table = []
     for name, fits in groups.items():
+        if fits.empty:
+            continue
         change = fits.nll_fused - fits.nll_botorch
         worse, better = int((change > _CLEAR).sum()), int((change < -_CLEAR).sum())
         clear = worse + better
@@ -150,7 +153,8 @@ def main(
         program = "benchmarks.speed.predictions"
         print_tables(program, [summary(rows)], threads=threads, digits=".3f")
         if csv:
-            rows.to_csv(csv, index=False)
+            machine = f"# {cpu_name()}, {threads} CPU threads"
+            csv.write_text(f"{command_lines(program)}\n{machine}\n{rows.to_csv(index=False)}")
 
 
 if __name__ == "__main__":
