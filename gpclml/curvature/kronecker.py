@@ -242,12 +242,13 @@ class Factors:
 
     def _spectra(self, precisions: Mapping[str, Tensor], scale: float) -> dict[str, _Spectrum]:
         """Eigenvectors of both factors, and deviations in these directions, by name."""
+        dtype = next(iter(precisions.values())).dtype
         values, vectors = torch.linalg.eigh(self.gradients.matrix())
-        values = values.clamp_min(0.0).unsqueeze(-1)
+        values = _above_rounding(values, dtype).unsqueeze(-1)
         found = {}
         if self.weight is not None and self.inputs is not None:
             of_inputs, directions = torch.linalg.eigh(self.inputs.matrix() / self.count)
-            products = values * of_inputs.clamp_min(0.0).unsqueeze(-2)
+            products = values * _above_rounding(of_inputs, dtype).unsqueeze(-2)
             deviation = (scale * products + precisions[self.weight]).rsqrt()
             found[self.weight] = _Spectrum(vectors, directions, deviation)
         if self.bias is not None:
@@ -261,6 +262,15 @@ class Factors:
             inputs = self.inputs + other.inputs
         gradients, count = self.gradients + other.gradients, self.count + other.count
         return replace(self, gradients=gradients, inputs=inputs, count=count)
+
+
+def _above_rounding(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Eigenvalues, ``(*G, p)``, at least as large as their rounding, of vectors of this type.
+
+    Directions in which vague priors would else have all the variance are known to this accuracy.
+    """
+    eps = max(torch.finfo(dtype).eps ** 2, torch.finfo(values.dtype).eps)
+    return values.clamp_min(values.shape[-1] * eps * values.amax(-1, keepdim=True).clamp_min(0.0))
 
 
 def _first_factors(record: LinearRecord, reduce: bool) -> Factors:

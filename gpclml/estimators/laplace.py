@@ -103,8 +103,9 @@ class Laplace:
             likelihood as :class:`gpclml.mlls.LaplaceMarginalLogLikelihood` takes it.
             ``BernoulliLikelihood`` is a probit: a network that was trained with logits is not of
             it.
-        weights: Weights in the posterior: ``"last"`` for those of the last layer, ``"all"`` for all
-            that require a gradient, or names of parameters or modules.
+        weights: Weights in the posterior: ``"last"`` for those of the last layer that has some that
+            require a gradient (of all layers if none do), ``"all"`` for all that require a
+            gradient, or names of parameters or modules.
         structure: ``"kron"``, ``"full"``, ``"diag"``, or a structure of :mod:`gpclml.curvature`.
         by: One precision for the ``"network"``, for each ``"layer"`` or ``"parameter"``.
 
