@@ -231,7 +231,6 @@ def _rows(count: int, what: str = "row") -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
-_FAR = 5.0  # ranges of the other values that a code for missing values is away from them
 _EXTREME = 10.0  # robust standard deviations of a target that may decide scores by itself
 _LIKE_THE_ROW_BEFORE = 0.3  # least correlation of targets of neighbouring rows
 _CLEAR = 5.0  # standard errors of a correlation of zero
@@ -258,7 +257,7 @@ def data_notes(
             f"{count} of {len(repeated)} test rows are equal to a training row in all inputs and "
             "the target. A model that has seen them predicts them better than new rows."
         )
-    said += _codes(encoding, train[0])
+    said += [one.note for one in encoding.columns if isinstance(one, NumberColumn) and one.note]
     said += _same_columns(encoding, train[0])
     said += _target_notes(encoding.target, train[1])
     said += _order_notes(encoding.target, all_y[~all_y.isnan()])
@@ -275,29 +274,6 @@ def repeated_rows(train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]) -> 
 
 def _rows_of(part: tuple[Tensor, Tensor]) -> Tensor:
     return torch.cat([part[0], part[1].unsqueeze(-1)], dim=-1) + 0.0  # -0 is 0
-
-
-def _codes(encoding: TableEncoding, x: Tensor) -> Iterator[str]:
-    """Numbers that are far from all others in their column."""
-    places = {name: place for place, name in enumerate(encoding.inputs)}
-    for column in encoding.columns:
-        if not isinstance(column, NumberColumn):
-            continue
-        values = x[:, places[column.inputs[0]]]
-        for code in (values.min(), values.max()):
-            others = values[values != code]
-            if not len(others):
-                continue
-            spread = float(others.max() - others.min())
-            away = float((others - code).abs().min())
-            if spread > 0 and away > _FAR * spread:
-                count = len(values) - len(others)
-                yield (
-                    f"Column {column.name!r}: {count} value{'s are' if count > 1 else ' is'} "
-                    f"{float(code):g}, all others lie from {float(others.min()):g} to "
-                    f"{float(others.max()):g}. If it is an error, correct it; if it stands for a "
-                    f"missing value, give --missing {float(code):g}."
-                )
 
 
 def _same_columns(encoding: TableEncoding, x: Tensor) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = [
+    "MOST_WILD",
     "CategoryColumn",
     "Kind",
     "NumberColumn",
@@ -27,6 +28,7 @@ __all__ = [
     "kind_of",
     "numbers_of",
     "texts_of",
+    "unusual_values",
 ]
 
 NumberKind = Literal["number", "boolean", "date"]
@@ -179,12 +181,18 @@ class NumberColumn:
         name: Name of the column.
         kind: Kind of its values.
         fill: The number in place of a missing value; a second input is then 1 where values are
-            missing. None if rows with missing values are not encoded.
+            missing. None if a missing value stays NaN.
+        codes: Numbers that stand for a missing value.
+        limits: The least and the largest value; others are moved there. None for no limits.
+        note: A sentence on codes or limits.
     """
 
     name: str
     kind: NumberKind = "number"
     fill: float | None = None
+    codes: tuple[float, ...] = ()
+    limits: tuple[float, float] | None = None
+    note: str = ""
 
     @property
     def has_missing(self) -> bool:
@@ -196,9 +204,16 @@ class NumberColumn:
         """Names of the inputs that the column becomes."""
         return (self.name,) if self.fill is None else (self.name, f"{self.name} is missing")
 
+    def lacks(self, column: pandas.Series) -> NDArray[np.bool_]:
+        """Which values are missing, ``(n,)``."""
+        return np.isnan(replace(self, fill=None).encode(column)[:, 0])
+
     def encode(self, column: pandas.Series) -> NDArray[np.float64]:
         """Inputs ``(n, k)``, NaN in rows that cannot be encoded."""
         numbers = numbers_of(column, self.kind)
+        numbers = np.where(np.isin(numbers, self.codes), np.nan, numbers)
+        if self.limits is not None:
+            numbers = numbers.clip(*self.limits)
         if self.fill is None:
             return numbers[:, None]
         missing = np.isnan(numbers)
@@ -228,6 +243,10 @@ class CategoryColumn:
         names = tuple(f"{self.name} = {level}" for level in self.levels)
         return (*names, f"{self.name} is missing") if self.has_missing else names
 
+    def lacks(self, column: pandas.Series) -> NDArray[np.bool_]:
+        """Which values are missing, ``(n,)``."""
+        return column.isna().to_numpy()
+
     def encode(self, column: pandas.Series) -> NDArray[np.float64]:
         """Inputs ``(n, k)``, NaN in rows that cannot be encoded."""
         texts = texts_of(column)
@@ -247,12 +266,13 @@ class CategoryColumn:
 
 def columns_of(stored: Iterable[Mapping[str, Any]]) -> tuple[NumberColumn | CategoryColumn, ...]:
     """The columns that ``asdict`` made mappings of, perhaps with lists for tuples."""
-    return tuple(
-        CategoryColumn(**{**one, "levels": tuple(one["levels"])})
-        if "levels" in one
-        else NumberColumn(**one)
-        for one in stored
-    )
+    made: list[NumberColumn | CategoryColumn] = []
+    for one in stored:
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value for name, value in one.items()
+        }
+        made.append(CategoryColumn(**values) if "levels" in one else NumberColumn(**values))
+    return tuple(made)
 
 
 def category_places(columns: Iterable[NumberColumn | CategoryColumn]) -> list[list[int]]:
@@ -267,23 +287,116 @@ def category_places(columns: Iterable[NumberColumn | CategoryColumn]) -> list[li
 
 
 def fit_column(
-    column: pandas.Series, kind: Kind, fills: bool, most_levels: int | None = None
+    column: pandas.Series, kind: Kind, least_missing: float | None, most_levels: int | None = None
 ) -> NumberColumn | CategoryColumn:
     """How a column of training rows becomes inputs.
 
-    With ``fills`` missing values, if there are some, are replaced and marked by an input: of
-    numbers and dates by their median, of booleans by the more frequent value; a missing category is
-    a level of its own. Of a category the ``most_levels`` that most rows have become inputs.
+    Numbers far from all others are codes for missing values, or wild (:func:`unusual_values`).
+    Where so many values as ``least_missing`` are missing, and at least one, they are replaced and
+    marked by an input: numbers and dates by their median, booleans by the more frequent value; a
+    missing category is a level of its own. With None they stay missing. Of a category the
+    ``most_levels`` that most rows have become inputs.
     """
     name = str(column.name)
-    fills = fills and bool(column.isna().any())
+
+    def fills(count: int) -> bool:
+        return least_missing is not None and count >= max(1, least_missing)
+
     if kind == "category":
         counts = Counter(text for text in texts_of(column) if text is not None)
         ranked = sorted(counts, key=lambda text: (-counts[text], text))
-        return CategoryColumn(name, tuple(sorted(ranked[:most_levels])), fills)
+        has_missing = fills(int(column.isna().sum()))
+        return CategoryColumn(name, tuple(sorted(ranked[:most_levels])), has_missing)
     assert kind in ("number", "boolean", "date")
-    if not fills:
-        return NumberColumn(name, kind)
     numbers = numbers_of(column, kind)
-    middle = float(np.nanmedian(numbers))
-    return NumberColumn(name, kind, float(middle >= 0.5) if kind == "boolean" else middle)
+    made = NumberColumn(name, kind)
+    if kind != "boolean":
+        made = _robust(made, numbers)
+    known = made.encode(column)[:, 0]
+    if not fills(int(np.isnan(known).sum())):
+        return made
+    middle = float(np.nanmedian(known))
+    return replace(made, fill=float(middle >= 0.5) if kind == "boolean" else middle)
+
+
+_FAR = 5.0  # ranges of the other values that unusual ones are away from them
+_MOST_CODES = 3
+
+MOST_WILD = 0.05
+"""Largest share of the values of a column that are wild."""
+
+
+def unusual_values(
+    numbers: NDArray[np.float64],
+) -> tuple[tuple[float, ...], tuple[float, float] | None]:
+    """Codes for missing values among numbers, and the limits of the others if some are wild.
+
+    Unusual are values of a minority, farther from all others than five times the range of these;
+    or, of codes such as -999 or 9999, than the range. Up to 5 % of the numbers are wild: a slip of
+    the keyboard, or a lost decimal point. If there are more, or they have no digits but nines, up
+    to three different ones, each there at least twice, are codes. A column of which more than half
+    is one value has no unusual ones: in it few values say anything.
+
+    Args:
+        numbers: The values, ``(n,)``, NaN where missing.
+
+    Returns:
+        The codes; and the least and the largest of the values that are not unusual, None where all
+        are usual.
+    """
+    values, counts = np.unique(numbers[~np.isnan(numbers)], return_counts=True)
+    total = counts.sum()
+    codes: list[float] = []
+    all_values = len(values)
+    while len(values) > 2 and 2 * counts.max() <= counts.sum():
+        below = counts.cumsum()[:-1]
+        upper = 2 * below < counts.sum()  # where those above the gap are most
+        # At the other end a few values may be wild too.
+        ends = np.array([MOST_WILD, 1 - MOST_WILD]) * counts.sum()
+        low, high = values[np.searchsorted(counts.cumsum(), ends).clip(max=len(values) - 1)]
+        ranges = np.where(upper, high - values[1:], values[:-1] - low)
+        gaps = np.diff(values)
+        out = np.where(upper, below, counts.sum() - below)
+        numbers_out = np.where(upper, np.arange(1, len(values)), np.arange(len(values) - 1, 0, -1))
+        nines = numbers_out == 1
+        nines &= np.where(upper, _are_nines(values[:1]), _are_nines(values[-1:]))
+        far = (ranges > 0) & (2 * out < total) & (gaps > np.where(nines, 1.0, _FAR) * ranges)
+        if not far.any():
+            break
+        split = int(np.flatnonzero(far)[out[far].argmax()])
+        outside = slice(0, split + 1) if upper[split] else slice(split + 1, None)
+        inside = slice(split + 1, None) if upper[split] else slice(0, split + 1)
+        few = counts[outside].sum() <= max(1.0, MOST_WILD * total)
+        repeated = counts[outside].min() > 1 and len(values[outside]) + len(codes) <= _MOST_CODES
+        if repeated and (not few or _are_nines(values[outside]).all()):
+            codes += values[outside].tolist()
+        elif not few:
+            break
+        values, counts = values[inside], counts[inside]
+    limits = None if len(values) == all_values else (float(values[0]), float(values[-1]))
+    return tuple(codes), limits
+
+
+def _are_nines(values: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Whether a value has no digits but nines, and at least three of them."""
+    size = np.abs(values)
+    with np.errstate(divide="ignore"):
+        return (size >= 999) & (np.log10(size + 1) % 1 == 0)
+
+
+def _robust(column: NumberColumn, numbers: NDArray[np.float64]) -> NumberColumn:
+    """The column with its codes, its limits where numbers are beyond them, and a note on both."""
+    codes, limits = unusual_values(numbers)
+    if limits is None:
+        return column
+    least, most = limits
+    said = [
+        f"{int((numbers == code).sum())} values are {code:g}, taken for missing" for code in codes
+    ]
+    beyond = numbers[((numbers < least) | (numbers > most)) & ~np.isin(numbers, codes)]
+    if len(beyond):
+        values = "1 value is" if len(beyond) == 1 else f"{len(beyond)} values are"
+        far = beyond[np.abs(beyond).argmax()]
+        said.append(f"{values} moved to the nearest of the others, {far:g} the farthest")
+    note = f"Column {column.name!r}: {', '.join(said)}; all others lie from {least:g} to {most:g}."
+    return replace(column, codes=codes, limits=limits if len(beyond) else None, note=note)

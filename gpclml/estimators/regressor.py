@@ -33,6 +33,7 @@ from gpclml.datasets.columns import (
     kind_of,
 )
 from gpclml.errors import ArgumentError, DataError
+from gpclml.estimators.missing import filled
 from gpclml.estimators.mixture import StackedPrediction
 from gpclml.estimators.stacked import LEAST_ROWS, StackedGP
 
@@ -83,10 +84,17 @@ class Regressor(RegressorMixin, BaseEstimator):
     """A scikit-learn regressor for tables that predicts distributions, by a :class:`StackedGP`.
 
     It takes arrays, and data frames with columns of numbers, booleans, dates and categories, and is
-    used as any estimator: in a ``Pipeline``, ``GridSearchCV`` or ``cross_val_score``. Missing
-    inputs are replaced by the median of the training rows, with an input that is 1 where the value
-    was missing. Categories become an input for each level; levels that no training row has become
-    zeros.
+    used as any estimator: in a ``Pipeline``, ``GridSearchCV`` or ``cross_val_score``. Categories
+    become an input for each level.
+
+    Missing values are replaced by their expectation in training rows. In new rows predictions
+    average over what they may be, so that intervals are wider, and so they do over levels that no
+    training row has. Where 10 % of the training rows, and at least five, lack a value, a further
+    input is 1 there; a missing category is then a level.
+
+    Numbers far from all others that are there several times, such as -999, are missing values;
+    others as far, of at most 5 % of the rows, are moved to the nearest of the rest
+    (:func:`gpclml.datasets.columns.unusual_values`). A warning says so.
 
     Args:
         candidates: Names of the models; None for those of a :class:`StackedGP`.
@@ -175,8 +183,9 @@ class Regressor(RegressorMixin, BaseEstimator):
             table, targets = table.iloc[rows], targets[rows]
         encoding = fit_inputs(table, None if is_frame(X) else "number")
         stack = StackedGP(self.candidates, seed=seed)
+        x = filled(torch.from_numpy(encoding.encode(table)), encoding.categories, seed)
         stack.fit(
-            torch.from_numpy(encoding.encode(table)), torch.from_numpy(targets),
+            x, torch.from_numpy(targets),
             categories=encoding.categories, time_budget=self.time_budget, n_jobs=self.n_jobs,
             progress=self.progress,
         )  # fmt: skip
@@ -223,10 +232,29 @@ class Regressor(RegressorMixin, BaseEstimator):
 
         Returns:
             Means, intervals, quantiles, densities, scores and draws.
+
+        Warns:
+            UserWarning: A value is missing, or a level unknown, where hardly any training row has
+                that. Predictions average over what it may be (:meth:`StackedGP.predict`).
         """
         check_is_fitted(self)
         table = self._rows(X, fitting=False)
-        return self.stack_.predict(torch.from_numpy(self.encoding_.encode(table)))
+        x = torch.from_numpy(self.encoding_.encode(table))
+        unknown = self.stack_.unknown_inputs(x).numpy()
+        if unknown.any():
+            places = self.encoding_.places
+            seen = {one.name for one in self.encoding_.columns if one.has_missing}
+            lacks = {name: unknown[:, inputs].any(1) for name, inputs in places.items()}
+            new = {name: rows for name, rows in lacks.items() if rows.any() and name not in seen}
+            if new:
+                message = (
+                    f"{int(np.any(list(new.values()), axis=0).sum())} of {len(x)} rows have values "
+                    f"missing, or levels, where hardly any training row has that, in "
+                    f"{', '.join(map(repr, new))}. Predictions are averages over what these may "
+                    "be, with wider intervals."
+                )
+                warnings.warn(message, UserWarning, stacklevel=callers_level())
+        return self.stack_.predict(x)
 
     def sample_y(
         self,
@@ -345,18 +373,17 @@ def _targets(y: Any, table: pandas.DataFrame) -> NDArray[np.float64]:
 
 
 _MOST_LEVELS = 50  # of a category
+_FEW_MISSING, _FEW_MISSING_SHARE = 5, 0.1  # rows from which on what they have in common is learned
 
 
 @dataclass(frozen=True)
 class InputEncoding:
     """How the columns of a table become inputs; every row becomes a row of numbers.
 
-    ``fills`` has for each input the median of the training rows, which stands for a value that is
-    missing where none was missing among them; ``left_out`` the columns that are no inputs, and why.
+    ``left_out`` has the columns that are no inputs, and why.
     """
 
     columns: tuple[NumberColumn | CategoryColumn, ...]
-    fills: tuple[float, ...]
     left_out: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -365,14 +392,31 @@ class InputEncoding:
         return tuple(name for column in self.columns for name in column.inputs)
 
     @property
+    def places(self) -> dict[str, slice]:
+        """For each column the places of its inputs among all inputs."""
+        ends = np.cumsum([0, *(len(column.inputs) for column in self.columns)]).tolist()
+        names = (column.name for column in self.columns)
+        return dict(zip(names, map(slice, ends, ends[1:]), strict=False))
+
+    @property
     def categories(self) -> list[list[int]]:
         """For each category the places of its levels among the inputs."""
         return category_places(self.columns)
 
     def encode(self, table: pandas.DataFrame) -> NDArray[np.float64]:
-        """The inputs of rows, ``(n, d)``; a level that no training row has is zero everywhere."""
-        encoded = np.hstack(_encoded(self.columns, table))
-        return np.where(np.isnan(encoded), np.array(self.fills), encoded)
+        """The inputs of rows, ``(n, d)``.
+
+        A missing number has NaN, a level that is not among those of its column zeros. Where hardly
+        any training row lacks it, a missing category has NaN.
+        """
+        names = {str(name): name for name in table.columns}
+        inputs = []
+        for column in self.columns:
+            values = column.encode(column_of(table, names[column.name]))
+            if isinstance(column, NumberColumn) and column.has_missing:
+                values[values[:, 1] == 1, 0] = np.nan
+            inputs.append(values)
+        return np.hstack(inputs)
 
     def to_content(self) -> dict[str, Any]:
         """All of it in lists and primitives."""
@@ -382,7 +426,7 @@ class InputEncoding:
     def from_content(cls, content: Mapping[str, Any]) -> InputEncoding:
         """What :meth:`to_content` gave; a KeyError or TypeError if it is something else."""
         columns = columns_of(content["columns"])
-        return cls(columns, tuple(content["fills"]), content["left_out"])
+        return cls(columns, content["left_out"])
 
 
 def is_frame(X: object) -> bool:
@@ -417,24 +461,15 @@ def fit_inputs(table: pandas.DataFrame, kinds: str | None = None) -> InputEncodi
         elif kind == "other":
             left_out[str(name)] = "values that are lists or objects"
         else:
-            columns.append(fit_column(column, kind, fills=True, most_levels=_MOST_LEVELS))  # pyright: ignore[reportArgumentType]
+            least = max(_FEW_MISSING, _FEW_MISSING_SHARE * len(table))
+            columns.append(fit_column(column, kind, least, _MOST_LEVELS))  # pyright: ignore[reportArgumentType]
     if left_out:
         said = "; ".join(f"{name!r}: {reason}" for name, reason in left_out.items())
         message = f"Columns that are no inputs: {said}."
         warnings.warn(message, UserWarning, stacklevel=callers_level())
+    if notes := [one.note for one in columns if isinstance(one, NumberColumn) and one.note]:
+        warnings.warn(" ".join(notes), UserWarning, stacklevel=callers_level())
     if not columns:
         got = f"no usable column of {table.shape[1]}"
         raise ArgumentError("X", got, "at least one column to predict from")
-    fills: list[float] = []
-    for column, encoded in zip(columns, _encoded(columns, table), strict=True):
-        of_numbers = isinstance(column, NumberColumn)
-        # A category that is missing is like a level that no training row has.
-        fills += np.nanmedian(encoded, axis=0).tolist() if of_numbers else [0.0] * encoded.shape[1]
-    return InputEncoding(tuple(columns), tuple(fills), left_out)
-
-
-def _encoded(
-    columns: Sequence[NumberColumn | CategoryColumn], table: pandas.DataFrame
-) -> list[NDArray[np.float64]]:
-    by_name = {str(name): name for name in table.columns}
-    return [column.encode(column_of(table, by_name[column.name])) for column in columns]
+    return InputEncoding(tuple(columns), left_out)

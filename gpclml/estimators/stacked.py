@@ -16,6 +16,7 @@ from gpclml._utils.arguments import callers_level, check_counts, checked, seeded
 from gpclml._utils.arrays import checked_training_data, points_as_tensor
 from gpclml._utils.environment import load_botorch
 from gpclml._utils.files import read_checkpoint, write_checkpoint
+from gpclml.datasets.columns import MOST_WILD, unusual_values
 from gpclml.datasets.copies import copied_rows
 from gpclml.errors import ArgumentError, DataError, UnsupportedError
 from gpclml.estimators.candidates import (
@@ -31,6 +32,7 @@ from gpclml.estimators.components import (
     scored_by_loo,
     stored_component,
 )
+from gpclml.estimators.missing import completions, unknown_inputs
 from gpclml.estimators.mixture import StackedPrediction
 from gpclml.evaluation import stacking_weights
 from gpclml.fit import FitWarning
@@ -169,7 +171,8 @@ class StackedGP:
             UnsupportedError: A batch of tables, or no candidate could be fitted.
 
         Warns:
-            UserWarning: Rows are copies of others, and fitted once.
+            UserWarning: Rows are copies of others, and fitted once; or up to 5 % of the values of a
+                column are far from all others, and moved to the nearest.
             FitWarning: A candidate is left out because it failed or the time is spent.
 
         Note:
@@ -180,6 +183,7 @@ class StackedGP:
             raise ArgumentError("time_budget", time_budget, "0 or more seconds, or None")
         x, y, columns = _checked(x, y)
         x, y, self.copies = _without_copies(x, y)
+        x = _without_wild_values(x)
         rows = _drawn_rows(len(y), self.fit_rows, self.seed, x.device)
         groups = _checked_categories(categories, x.shape[1])
         options = FitOptions(rows, self.seed, self.restarts, time_budget, categories=groups)
@@ -214,9 +218,13 @@ class StackedGP:
     def predict(self, x: ArrayLike) -> StackedPrediction:
         """The distribution of a new observation at each point.
 
+        At a point with missing values, or with a level of a category that no training row has, each
+        component is averaged over the values that these inputs may have, given the others, as the
+        training rows show them; its mean and variance are those of this average.
+
         Args:
             x: Points, ``(m, d)``, or ``(m,)`` for one column, of the type of the training inputs or
-                converted to it.
+                converted to it; NaN where a value is missing.
 
         Returns:
             Means, deviations, quantiles, densities and draws of the m mixtures.
@@ -226,20 +234,52 @@ class StackedGP:
                 :meth:`gpclml.models.GPRegression.predict`, or the stack is not fitted.
 
         Note:
-            A factorization of each component, n³/3 operations, and n² operations a point.
+            A factorization of each component, n³/3 operations, and n² operations a point, 64 times
+            as many where values are missing.
         """
         x = self._points(x, "x")
+        train_x = self._check_fitted()
+        if x.shape[1:] != train_x.shape[1:] or x.device != train_x.device:
+            self._moments(x)  # says what is wrong with them
+        unknown = self.unknown_inputs(x)
+        incomplete = unknown.any(-1)
+        locations, scales = self._moments(torch.where(unknown, train_x.mean(0), x))
+        if bool(incomplete.any()):
+            points, shares = completions(
+                x[incomplete], unknown[incomplete], train_x, self._categories, self.seed
+            )
+            every = (
+                part.reshape(-1, *shares.shape) for part in self._moments(points.flatten(0, 1))
+            )
+            tails = torch.tensor([one.calibration.tail_variance for one in self.components])
+            averaged = _averaged(*every, shares, tails.to(x).reshape(-1, 1))
+            locations[:, incomplete], scales[:, incomplete] = averaged
+        degrees = [one.calibration.degrees for one in self.components]
+        return StackedPrediction(
+            self._weights(x), locations, scales,
+            torch.tensor(degrees).to(x), [one.warp for one in self.components],
+            counts=self.counts,
+        )  # fmt: skip
+
+    def unknown_inputs(self, x: Tensor) -> Tensor:
+        """Which inputs of points are averaged over: NaN, and levels that no training row has.
+
+        Args:
+            x: Points, ``(m, d)``.
+
+        Returns:
+            ``(m, d)``.
+        """
+        return unknown_inputs(x, self._check_fitted(), self._categories)
+
+    def _moments(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Locations and scales of the components at points, ``(K, m)`` each."""
         locations, scales = [], []
         for one in self.components:
             normal = one.model.predict(x, marginal=True)
             locations.append(normal.mean)
             scales.append(normal.variance.sqrt() * one.calibration.scales(normal.mean))
-        degrees = [one.calibration.degrees for one in self.components]
-        return StackedPrediction(
-            self._weights(x), torch.stack(locations), torch.stack(scales),
-            torch.tensor(degrees).to(x), [one.warp for one in self.components],
-            counts=self.counts,
-        )  # fmt: skip
+        return torch.stack(locations), torch.stack(scales)
 
     @property
     def counts(self) -> bool:
@@ -459,6 +499,35 @@ def _without_copies(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, int]:
     message = f"{said}. They are left out, because a row that is there twice is one observation."
     warnings.warn(message, UserWarning, stacklevel=callers_level())
     return x[kept], y[kept], count
+
+
+def _without_wild_values(x: Tensor) -> Tensor:
+    """Moves few values far from all others of their column to the nearest; a warning says so."""
+    made, moved = x.clone(), []
+    for number, column in enumerate(x.T):
+        limits = unusual_values(column.detach().cpu().double().numpy())[1]
+        if limits is not None:
+            clipped = column.clamp(*limits)
+            if bool((clipped != column).double().mean() <= MOST_WILD):
+                made[:, number] = clipped
+                moved.append(str(number))
+    if moved:
+        said = f"Values far from all others are moved to the nearest, in inputs {', '.join(moved)}."
+        warnings.warn(said, UserWarning, stacklevel=callers_level())
+    return made
+
+
+def _averaged(
+    locations: Tensor, scales: Tensor, shares: Tensor, tails: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Locations and scales ``(K, r)`` of averages over values, from ``(K, r, v)`` each.
+
+    Mean and variance are those of the average; ``shares (r, v)`` are the weights of the values,
+    ``tails (K, 1)`` the variances of distributions of scale one.
+    """
+    mean = (shares * locations).sum(-1)
+    between = (shares * (locations - mean.unsqueeze(-1)).square()).sum(-1)
+    return mean, ((shares * scales.square()).sum(-1) + between / tails).sqrt()
 
 
 def _drawn_rows(count: int, most: int, seed: int, device: torch.device) -> Tensor | None:

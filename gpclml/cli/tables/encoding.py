@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -237,7 +237,9 @@ def fit_encoding(
     If fewer than 5 % of the rows have missing values, rows with missing values are not encoded,
     neither here nor in other tables. Otherwise missing numbers and dates are replaced by the median
     and booleans by the more frequent value, with a second input that is 1 where the value was
-    missing, and a missing category is a level of its own.
+    missing, and a missing category is a level of its own. Numbers such as -999, far from all others
+    and there several times, are missing; few others as far are moved to the nearest of the rest
+    (:func:`gpclml.datasets.columns.unusual_values`).
 
     Args:
         table: The training rows.
@@ -263,7 +265,8 @@ def fit_encoding(
             left_out[name] = reason
         else:
             kinds[name] = kind
-    lacks = [column_of(table, name).isna().to_numpy() for name in kinds]
+    columns = {name: fit_column(column_of(table, name), kind, 1) for name, kind in kinds.items()}
+    lacks = [columns[name].lacks(column_of(table, name)) for name in kinds]
     incomplete = np.any(lacks, axis=0) if lacks else np.zeros(len(table), dtype=bool)
     fills = bool(incomplete.mean() >= FEW_MISSING)
     if not fills:
@@ -279,7 +282,8 @@ def fit_encoding(
     return TableEncoding(
         target=target,
         columns=tuple(
-            fit_column(column_of(table, name), kind, fills) for name, kind in kinds.items()
+            columns[name] if fills else _without_fill(columns[name], column_of(table, name))
+            for name in kinds
         ),
         left_out=left_out,
         missing=tuple(missing),
@@ -318,6 +322,14 @@ def drop_copies(
     targets = encoding.targets(known)[encoded.rows]
     copied = copied_rows(encoded.inputs.numpy(), targets.numpy())
     return table.drop(index=table.index[observed[encoded.rows.numpy()[copied]]])
+
+
+def _without_fill(
+    column: NumberColumn | CategoryColumn, complete: pandas.Series
+) -> NumberColumn | CategoryColumn:
+    if isinstance(column, NumberColumn):
+        return replace(column, fill=None)
+    return fit_column(complete, "category", None)
 
 
 def check_columns(
