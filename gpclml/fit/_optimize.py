@@ -7,16 +7,19 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, TypeVar, cast
 
 import torch
 from gpytorch.mlls import MarginalLogLikelihood
+from gpytorch.models import ExactGP
 from linear_operator.utils.errors import NanError, NotPSDError
 from linear_operator.utils.warnings import NumericalWarning
 
 from gpclml._utils.environment import load_botorch
 from gpclml._utils.resuming import copied_state
 from gpclml.errors import ArgumentError, UnknownNameError
+from gpclml.fit._scales import ran_away, weak_priors
 from gpclml.fit._single import ROUNDING_LIMITS, limited_rounding, predicts_in_its_type
 from gpclml.fit._vector import Bounds, Vector, bounds_of, non_finite, numbers, trainable
 from gpclml.mlls.fixed_loss import FixedLoss, fixed_loss, fresh_loss, has_shared_parameters
@@ -32,6 +35,7 @@ OptimizerFactory = Callable[..., torch.optim.Optimizer]
 Record = Callable[[float], None]
 Reason = Literal["converged", "limit", "abnormal"]
 
+_WORSE: tuple[Reason, ...] = ("converged", "limit", "abnormal")
 _REASONS: dict[int, Reason] = {0: "converged", 1: "limit"}  # by SciPy's status
 
 
@@ -41,20 +45,21 @@ class LineSearchEnd:
 
     The reason is "converged", "limit" if its steps were spent, or "abnormal" if it found no better
     point though the slope says that there are some. ``at_bounds`` has the names of parameters that
-    ended at a bound.
+    ended at a bound, ``ran_away`` says what left the range of the targets.
     """
 
     loss: float
     reason: Reason
     message: str = ""
     at_bounds: tuple[str, ...] = ()
+    ran_away: str = ""
 
 
 def line_search(mll: MarginalLogLikelihood, steps: int | None, record: Record) -> LineSearchEnd:
     """Minimizes the fixed loss by SciPy's L-BFGS-B, in place; the objective is in train mode.
 
     Where a float32 model then predicts something else than its hyperparameters say, the search
-    is repeated with a limit of the prior variance. A StoppedError is raised if the start cannot be
+    is repeated with a limit of the rounding. A StoppedError is raised if the start cannot be
     evaluated.
     """
     start = copied_state(mll)
@@ -70,39 +75,49 @@ def line_search(mll: MarginalLogLikelihood, steps: int | None, record: Record) -
 
 
 def _line_search(mll: MarginalLogLikelihood, steps: int | None, record: Record) -> LineSearchEnd:
-    """Minimizes the fixed loss by SciPy's L-BFGS-B, in place; the objective is in train mode.
+    """One search.
 
-    It searches the logarithms of positive hyperparameters, and ends when twenty steps gain less
-    than 0.002 nats in all. A step to a covariance that cannot be factored counts as too long. A
-    parameter with a positive lower bound, such as the noise, keeps a distance of a hundredth of the
-    bound, because the transform is flat nearer to it and the search could not return. A
-    StoppedError is raised if the start cannot be evaluated.
+    The first step is taken in the raw parameters, the others in the logarithms of positive
+    hyperparameters. It ends when twenty steps gain less than 0.002 nats in all. Where the objective
+    leaves scale and mean of a ``GPRegression`` open, they have weak priors meanwhile, which the
+    loss that is returned leaves out. A step to a covariance that cannot be factored counts as too
+    long. A parameter with a positive lower bound, such as the noise, keeps a distance of a
+    hundredth of the bound, because the transform is flat nearer to it and the search could not
+    return.
     """
     load_botorch()
     bounds = bounds_of(mll)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), weak_priors(mll) as has_priors:
         # Points on the way may take jitter. That the end does is told by its predictions, later.
         warnings.simplefilter("ignore", NumericalWarning)
         fixed = _started(lambda: FixedLoss(mll))
-        if _has_independent_members(mll.model) and not fixed.by_arrays:
+        members = _independent_members(mll.model)
+        if members and not fixed.by_arrays and _is_batch_of_botorch(mll.model):
             loss, reason, message = _search_of_members(mll, steps, bounds, record)
         else:
-            loss, reason, message = _search_from_best(mll, fixed, steps, bounds, record)
-        if reason == "abnormal" and _slope(mll, bounds) * _num_points(mll) < _LEAST_SLOPE:
-            reason = "converged"
-        return LineSearchEnd(
-            loss, reason, "" if reason == "converged" else message, _at_bounds(mll, bounds)
-        )
+            members *= fixed.by_arrays
+            loss, reason, message = _search(mll, fixed, steps, bounds, record, members)
+    if has_priors:
+        loss = -objective(mll)
+    return LineSearchEnd(
+        loss, reason, "" if reason == "converged" else message, _at_bounds(mll, bounds),
+        ran_away(mll),
+    )  # fmt: skip
 
 
-def _has_independent_members(model: torch.nn.Module) -> bool:
-    """Whether it is a batch of BoTorch's in which no member shares a parameter with another."""
+def _independent_members(model: torch.nn.Module) -> int:
+    """Members of a batch in which none shares a trainable parameter with another; else 0."""
+    targets = getattr(model, "train_targets", None)
+    if not isinstance(model, ExactGP) or not isinstance(targets, torch.Tensor):
+        return 0
+    shape = targets.shape[:-1]
+    return 0 if has_shared_parameters(model, shape) or shape.numel() == 1 else shape.numel()
+
+
+def _is_batch_of_botorch(model: torch.nn.Module) -> bool:
     from botorch.models.gpytorch import BatchedMultiOutputGPyTorchModel
 
-    if not isinstance(model, BatchedMultiOutputGPyTorchModel):
-        return False
-    batch_shape = model._aug_batch_shape
-    return batch_shape.numel() > 1 and not has_shared_parameters(model, batch_shape)
+    return isinstance(model, BatchedMultiOutputGPyTorchModel)
 
 
 def _started(begin: Callable[[], T]) -> T:
@@ -127,48 +142,78 @@ def _search_of_members(
     record(float(result.fval))
     reasons: dict[str, Reason] = {"SUCCESS": "converged", "STOPPED": "limit"}
     reason = reasons.get(result.status.name, "abnormal")
+    if reason == "abnormal" and _slope(mll, bounds) * _num_points(mll) < _LEAST_SLOPE:
+        reason = "converged"
     return float(result.fval), reason, str(result.message).strip().rstrip(":")
 
 
-def _search_from_best(
+def _search(
     mll: MarginalLogLikelihood,
     loss: FixedLoss,
     steps: int | None,
     bounds: Bounds,
     record: Record,
+    members: int,
 ) -> tuple[float, Reason, str]:
-    """One search, resumed from its best point where it met one that it could not evaluate."""
-    from scipy.optimize import minimize
-
-    watch = _Watch(record, _LEAST_GAIN / _num_points(mll))
+    """One search, or one for each of so many members; the worst reason counts."""
     with Vector(mll, bounds) as vector:
-        _started(lambda: vector.start(loss))
-        resumes = 0
-        while True:
-            failures, lowest = vector.failures, vector.lowest
-            options = {"maxcor": _REMEMBERED}
-            if steps is not None:
-                options["maxiter"] = steps - watch.steps
-            try:
-                result = minimize(
-                    vector, vector.best, jac=True, bounds=vector.box, method="L-BFGS-B",
-                    options=options, callback=watch,
-                )  # fmt: skip
-            except _GainsNothingError:
-                return vector.lowest, "converged", ""
-            # SciPy may end at a point it could not evaluate: go on from the best one, and without
-            # what it remembers of the curvature.
-            reason: Reason = _REASONS.get(result.status, "abnormal")
-            message = str(result.message).strip().rstrip(":")
-            spent = reason == "limit" or watch.steps == steps
-            if spent or resumes == _RESUMES or (resumes and vector.lowest == lowest):
-                return vector.lowest, reason, message
-            if vector.failures == failures:
-                if reason == "converged":
-                    return vector.lowest, reason, message
-                if vector.steepest() * _num_points(mll) < _LEAST_SLOPE:
-                    return vector.lowest, reason, message
-            resumes += 1
+        if not members:
+            _started(lambda: vector.begin(loss))
+            return _search_of_vector(mll, vector, steps, record)
+        losses = [partial(loss, member) for member in range(members)]
+        places = vector.places_of_members(members)
+        lowest: list[float] = []
+        for own, at in zip(losses, places, strict=True):
+            _started(partial(vector.begin, own, at))
+            lowest.append(vector.lowest)
+        ends: list[tuple[Reason, str]] = []
+        for member, (own, at) in enumerate(zip(losses, places, strict=True)):
+            others = sum(lowest) - lowest[member]
+
+            def of_all(value: float, others: float = others) -> None:
+                record(value + others)
+
+            vector.begin(own, at)
+            lowest[member], *end = _search_of_vector(mll, vector, steps, of_all)
+            ends.append(cast(Any, tuple(end)))
+    total = -objective(mll)
+    return total, *max(ends, key=lambda end: _WORSE.index(end[0]))
+
+
+def _search_of_vector(
+    mll: MarginalLogLikelihood, vector: Vector, steps: int | None, record: Record
+) -> tuple[float, Reason, str]:
+    """A search that is resumed from its best point where it ended without reason.
+
+    Nearest to its start a search in logarithms often finds short lengthscales and no noise. The
+    length of a first step in raw parameters is one, which leaves that basin where the loss has a
+    steep slope by a small noise.
+    """
+    watch = _Watch(record, _LEAST_GAIN / _num_points(mll))
+    vector.minimize({"maxiter": 1}, watch)
+    vector.take_logarithms()
+    ends: list[tuple[Reason, str]] = []
+    while watch.steps != steps:
+        failures, lowest = vector.failures, vector.lowest
+        options = {"maxcor": _REMEMBERED}
+        if steps is not None:
+            options["maxiter"] = steps - watch.steps
+        try:
+            result = vector.minimize(options, watch)
+        except _GainsNothingError:
+            return vector.lowest, "converged", ""
+        flat = vector.steepest() * _num_points(mll) < _LEAST_SLOPE
+        reason: Reason = _REASONS.get(result.status, "abnormal")
+        if reason == "abnormal" and flat:
+            reason = "converged"
+        if ends and lowest - vector.lowest < watch.least:
+            return vector.lowest, *ends[-1]
+        ends.append((reason, str(result.message).strip().rstrip(":")))
+        # SciPy may end at a point it could not evaluate, or after a tiny step down a slope that is
+        # still steep: go on from the best one, and without what it remembers of the curvature.
+        if reason == "limit" or len(ends) > _RESUMES or (flat and vector.failures == failures):
+            return vector.lowest, *ends[-1]
+    return vector.lowest, "limit", "The steps are spent."
 
 
 class _GainsNothingError(Exception):
@@ -181,19 +226,19 @@ class _Watch:
     def __init__(self, record: Record, least: float) -> None:
         self.steps = 0
         self._record = record
-        self._least = least
+        self.least = least
         self._lowest: list[float] = []
 
     def __call__(self, intermediate_result: Any) -> None:  # SciPy goes by the name
-        self.steps += 1
         loss = float(intermediate_result.fun)
         if not math.isfinite(loss):
             return
+        self.steps += 1
         self._record(loss)
         self._lowest.append(min([loss, *self._lowest[-1:]]))
         if len(self._lowest) > _WINDOW:
             gain = self._lowest[-1 - _WINDOW] - self._lowest[-1]
-            if gain < self._least:
+            if gain < self.least:
                 raise _GainsNothingError
 
 

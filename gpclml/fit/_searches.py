@@ -21,6 +21,7 @@ from torch import Tensor
 
 from gpclml._utils.resuming import copied_state
 from gpclml.fit._optimize import LineSearchEnd, Record, StoppedError, line_search, objective
+from gpclml.fit._scales import sentence
 from gpclml.fit._vector import numbers, trainable
 from gpclml.fit.result import Problem
 from gpclml.inference.observations import training_observations
@@ -109,6 +110,8 @@ def _into(history: list[float], record: Record) -> Record:
 
 def _problem(mll: MarginalLogLikelihood, end: LineSearchEnd) -> Problem:
     of_predictions = _problem_of_predictions(mll, end.at_bounds)
+    if end.ran_away and of_predictions not in _FAILED:
+        return "runaway"
     if of_predictions in _FAILED or end.reason == "converged":
         return of_predictions
     return end.reason
@@ -243,6 +246,8 @@ def _sentence(problem: Problem, end: LineSearchEnd, starts: int, steps: int) -> 
             f"fewer than {_FEW} points for each hyperparameter. If they are not exact, intervals "
             "are too narrow: use more points, a prior of the noise, or a StackedGP."
         )
+    if problem == "runaway":
+        return sentence(end.ran_away)
     if problem == "limit":
         return f"The fit was stopped after {steps} steps, before it converged. Give it more steps."
     return ""

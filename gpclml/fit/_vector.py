@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, cast
 
@@ -17,7 +18,6 @@ from numpy import ndarray
 from gpclml.errors import NonFiniteError
 from gpclml.inference.known_kernels import Transform, transform_of
 from gpclml.linalg.lapack import one_thread
-from gpclml.mlls.fixed_loss import FixedLoss
 
 _MARGIN = 0.01  # of a bound: no value comes closer to it than by this share
 # Of a rational quadratic kernel. Beyond it differs from the RBF kernel, by r^4 / 8 alpha, too
@@ -78,12 +78,21 @@ class _Coordinates:
     Scales of a kernel and variances of the noise act by their ratios, so that a step of one length
     in their logarithms changes an objective about as much wherever it is taken, and searches need
     less than half of the steps. Logarithms are taken of what has a lower bound of zero or more,
-    with GPyTorch's softplus or with no transform; other parameters stay as they are.
+    with GPyTorch's softplus or with no transform; other parameters stay as they are. If not
+    ``logarithmic``, all do.
     """
 
-    def __init__(self, mll: MarginalLogLikelihood, places: dict[str, slice], size: int) -> None:
+    def __init__(
+        self,
+        mll: MarginalLogLikelihood,
+        places: dict[str, slice],
+        size: int,
+        logarithmic: bool,
+    ) -> None:
         self._logs = numpy.zeros(size, bool)
         self._parts: list[tuple[slice, Transform]] = []
+        if not logarithmic:
+            return
         for name, parameter, constraint in cast(Any, mll).named_parameters_and_constraints():
             transform = transform_of(constraint)
             if name not in places or constraint is None or transform is None:
@@ -131,10 +140,11 @@ class _Coordinates:
 class Vector:
     """The trainable parameters as one vector, of which the fixed loss is a function.
 
-    Its coordinates are the logarithms of positive hyperparameters and the other parameters
-    themselves, within ``box``, ``(size, 2)``. Within the block the parameters are parts of one
-    array, and so are their gradients. Where it ends they are those of the lowest loss, in the
-    memory in which they were before.
+    Its coordinates are the raw parameters, or the logarithms of positive hyperparameters and the
+    other parameters themselves, as :meth:`begin` and :meth:`take_logarithms` say, within ``box``,
+    ``(size, 2)``. Those at ``places`` move, and the others stay. Within the block the parameters
+    are parts of one array, and so are their gradients. Where it ends they are those of the lowest
+    loss, in the memory in which they were before.
     """
 
     def __init__(self, mll: MarginalLogLikelihood, bounds: Bounds) -> None:
@@ -161,7 +171,6 @@ class Vector:
                 parameter.data = self._point[part].view(data.shape)
                 parameter.grad = self._gradient[part].view(data.shape)
         parts = dict(zip(self.parameters, (part for _, part, _ in self._places), strict=True))
-        self._coordinates = _Coordinates(self._mll, parts, start)
         self._raw_box = numpy.array([[-math.inf] * start, [math.inf] * start])
         for name, part in parts.items():
             shape = self.parameters[name].shape
@@ -169,23 +178,50 @@ class Vector:
                 if bound is not None:
                     of_all = numbers(bound) if isinstance(bound, torch.Tensor) else bound
                     row[part] = numpy.broadcast_to(of_all, shape).ravel()
-        self.best = self._coordinates.of(numbers(self._point))
-        self.box = self._coordinates.box(self._raw_box, self.best)
-        of_bounds = numpy.stack([self._coordinates.of(row) for row in self._raw_box])
-        self._is_own = numpy.isfinite(self._raw_box) & (of_bounds == self.box.T)
+        self._named = parts
+        self.places = numpy.arange(start)
+        self._move_to(numbers(self._point), logarithmic=False)
         # SciPy's search solves with small matrices at each step, and its threads would then keep
         # PyTorch's waiting.
         self._one_thread = one_thread() if torch.get_num_threads() > 1 else nullcontext()
         self._one_thread.__enter__()
         return self
 
-    def start(self, loss: FixedLoss) -> None:
-        """Evaluates the loss at the start; a NanError or NotPSDError if that cannot be done."""
-        self._loss = loss
+    def _move_to(self, raw: ndarray, logarithmic: bool) -> None:
+        self._coordinates = _Coordinates(self._mll, self._named, len(raw), logarithmic)
+        self.best = self._coordinates.of(raw)
+        self.box = self._coordinates.box(self._raw_box, self.best)
+        of_bounds = numpy.stack([self._coordinates.of(row) for row in self._raw_box])
+        self._is_own = numpy.isfinite(self._raw_box) & (of_bounds == self.box.T)
+
+    def take_logarithms(self) -> None:
+        """Goes on from the best point in the logarithms of positive hyperparameters."""
+        raw, by_raw = self._set(self.best), self._slope
+        self._move_to(raw, logarithmic=True)
+        self._slope = self._coordinates.slope(by_raw, raw)
+        self._last = self.best.copy(), (self.lowest, self._slope[self.places])
+
+    def places_of_members(self, members: int) -> ndarray:
+        """Where the numbers of each member of a batch are, ``(members, numbers)``."""
+        every = numpy.arange(len(self.best))
+        return numpy.hstack([every[at].reshape(members, -1) for at in self._named.values()])
+
+    def begin(self, loss: Callable[[], float], places: ndarray | None = None) -> None:
+        """Evaluates a loss at the best point; a NanError or NotPSDError if that cannot be done.
+
+        Args:
+            loss: Adds its gradient to that of the parameters.
+            places: Of the coordinates that move, the raw parameters; all of them if None.
+        """
+        self._loss, self.lowest = loss, math.inf
+        self.places = numpy.arange(len(self.best)) if places is None else places
+        self._move_to(self._set(self.best), logarithmic=False)
         self._evaluate(self.best)
 
-    def __call__(self, point: ndarray) -> tuple[float, ndarray]:
+    def __call__(self, moved: ndarray) -> tuple[float, ndarray]:
         """Loss and gradient; NaN where they do not exist, from which a search steps back."""
+        point = self.best.copy()
+        point[self.places] = moved
         last, answer = self._last
         if numpy.array_equal(point, last):  # a search begins where the one before has ended
             return answer
@@ -196,13 +232,22 @@ class Vector:
         except (NanError, NotPSDError):
             pass
         self.failures += 1
-        return math.nan, numpy.full(len(point), math.nan)
+        return math.nan, numpy.full(len(moved), math.nan)
+
+    def minimize(self, options: dict[str, Any], callback: Callable | None = None) -> Any:
+        """SciPy's L-BFGS-B from the best point; its result."""
+        from scipy.optimize import minimize
+
+        return minimize(
+            self, self.best[self.places], jac=True, bounds=self.box[self.places],
+            method="L-BFGS-B", options=options, callback=callback,
+        )  # fmt: skip
 
     def steepest(self) -> float:
         """The largest derivative at the best point by a coordinate that no bound holds."""
         lower, upper = self.box.T
         held = (self.best <= lower) & (self._slope > 0) | (self.best >= upper) & (self._slope < 0)
-        return float(numpy.abs(self._slope[~held]).max(initial=0.0))
+        return float(numpy.abs(numpy.where(held, 0.0, self._slope)[self.places]).max(initial=0.0))
 
     def __exit__(self, *_: object) -> None:
         self._one_thread.__exit__(None, None, None)
@@ -212,6 +257,7 @@ class Vector:
             parameter.grad = gradient
 
     def _evaluate(self, point: ndarray) -> tuple[float, ndarray]:
+        """Loss and gradient by the coordinates that move."""
         raw = self._set(point)
         self._gradient.zero_()
         value = self._loss()
@@ -219,15 +265,15 @@ class Vector:
             if not shares and parameter.grad is not None:
                 self._gradient[part] = parameter.grad.flatten().to(self._gradient)
         slope = self._coordinates.slope(numbers(self._gradient), raw)
-        if not (math.isfinite(value) and numpy.isfinite(slope).all()):
+        if not (math.isfinite(value) and numpy.isfinite(slope[self.places]).all()):
             bad = zip(self.parameters, self._places, strict=True)
             raise non_finite(
                 value, [name for name, (_, at, _) in bad if not numpy.isfinite(slope[at]).all()]
             )
         if value < self.lowest:
             self.lowest, self.best, self._slope = value, point.copy(), slope
-        self._last = point.copy(), (value, slope)
-        return value, slope
+        self._last = point.copy(), (value, slope[self.places])
+        return self._last[1]
 
     def _set(self, point: ndarray) -> ndarray:
         """Sets the parameters, and returns the raw ones."""

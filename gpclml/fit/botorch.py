@@ -13,7 +13,9 @@ from gpytorch.mlls import MarginalLogLikelihood, SumMarginalLogLikelihood
 from gpclml._utils.arguments import callers_level, check_counts, checked
 from gpclml.errors import ArgumentError, UnsupportedError
 from gpclml.fit._optimize import StoppedError, line_search
+from gpclml.fit._scales import sentence
 from gpclml.fit._vector import trainable
+from gpclml.fit.result import FitWarning
 
 if TYPE_CHECKING:
     from botorch.optim.core import OptimizationResult
@@ -37,9 +39,10 @@ def fit_gpytorch_mll_fused(
     """The ``optimizer`` of ``fit_gpytorch_mll`` that fits a ``SingleTaskGP`` in milliseconds.
 
     It replaces BoTorch's ``fit_gpytorch_mll_scipy``, for GPyTorch's log marginal likelihood and for
-    any objective of this package. L-BFGS-B searches over the logarithms of positive
-    hyperparameters, and value and gradient of models with a known kernel are computed in closed
-    form; see :func:`fit_mll`. BoTorch's retries, from draws of the priors, are not changed.
+    any objective of this package. L-BFGS-B takes its first step in the raw parameters, which are
+    those of BoTorch's own search, and goes on in the logarithms of positive hyperparameters. Value
+    and gradient of models with a known kernel are computed in closed form; see :func:`fit_mll`.
+    BoTorch's retries, from draws of the priors, are not changed.
 
     Args:
         mll: The objective, in train mode.
@@ -59,6 +62,8 @@ def fit_gpytorch_mll_fused(
     Warns:
         OptimizationWarning: If the search ended though its slope says that better points are near.
             BoTorch then tries again.
+        FitWarning: If scale or mean left the range of the targets under an objective that does not
+            score first points.
 
     Examples:
         >>> from botorch.fit import fit_gpytorch_mll
@@ -105,10 +110,11 @@ def fit_gpytorch_mll_fused(
     except StoppedError as stopped:
         raise stopped.error from None
     last = end.loss
-    if end.reason == "abnormal":
+    if end.ran_away:
+        # Other starts would run away too, so that BoTorch is not asked to try again.
+        warnings.warn(sentence(end.ran_away), FitWarning, stacklevel=callers_level())
+    elif end.reason == "abnormal":
         message = f"The line search ended before an optimum: {end.message}"
         warnings.warn(message, OptimizationWarning, stacklevel=callers_level())
-        return result(OptimizationStatus.FAILURE, end.message)
-    by_limit = end.reason == "limit"
-    status = OptimizationStatus.STOPPED if by_limit else OptimizationStatus.SUCCESS
-    return result(status, end.message)
+    statuses = {"converged": "SUCCESS", "limit": "STOPPED", "abnormal": "FAILURE"}
+    return result(OptimizationStatus[statuses[end.reason]], end.message)

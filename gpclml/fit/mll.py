@@ -78,7 +78,9 @@ def fit_mll(
     """Maximizes an objective over the parameters of its model, in place.
 
     A stochastic optimizer maximizes the objective itself, which redraws its held-out points at each
-    step. SciPy's L-BFGS-B maximizes a function with fixed held-out points. It continues from its
+    step. SciPy's L-BFGS-B maximizes a function with fixed held-out points, each member of a batch
+    that shares nothing on its own. Its first step is taken in the raw parameters, the others in the
+    logarithms of positive hyperparameters. It continues from its
     best point if it meets one that cannot be evaluated, and ends when twenty steps gain less than
     0.002 nats in all. If a torch optimizer meets a value, gradient or covariance that is not
     finite, the last good parameters are kept and the result says so.
@@ -87,6 +89,13 @@ def fit_mll(
     everywhere. Then further searches start from less noise with shorter and with longer
     lengthscales, and the best result is kept. If a problem remains, the result names it and a
     :class:`FitWarning` is given.
+
+    The conditional marginal likelihood and leave-one-out do not score first points, and leave the
+    scale of a kernel open. Under them a line search gives outputscale, mean and lengthscales of a
+    ``GPRegression`` that standardizes its data weak priors (log-normal around 1 with a deviation of
+    1.5, normal around 0 with 1, and log-normal around the root of the number of columns with 1),
+    unless they have their own. ``objective`` leaves them out, ``history`` has them. A model of your
+    own that runs away has the problem "runaway".
 
     A model with the kernel ``"deep"`` that was not trained before is first passed to
     :func:`~gpclml.fit.warm_start`, which also sets frozen parameters.

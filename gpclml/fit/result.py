@@ -8,7 +8,9 @@ from typing import Literal
 
 __all__ = ["FitResult", "FitWarning", "Problem"]
 
-Problem = Literal["", "limit", "stopped", "abnormal", "constant", "bound", "noise", "units"]
+Problem = Literal[
+    "", "limit", "stopped", "abnormal", "constant", "bound", "noise", "runaway", "units"
+]
 """What is wrong with a fit; empty if nothing is."""
 
 
@@ -32,8 +34,11 @@ class FitResult:
             parameter is at a bound and predictions are worse than the mean, "noise" if the noise
             is at its lower bound with fewer than ten points for each hyperparameter, though the
             points are not predicted from each other almost exactly. Such a fit may be right, for
-            targets without noise; more often its intervals are too narrow. "units" if a network's
-            outputs and its targets are of different sizes, or those of several outputs are.
+            targets without noise; more often its intervals are too narrow. "runaway" if an
+            objective that does not score first points has left the range of the targets: an
+            outputscale above 1,000 times their variance, or a constant mean more than 30 of their
+            deviations off. "units" if a network's outputs and its targets are of different sizes,
+            or those of several outputs are.
     """
 
     objective: float

@@ -117,14 +117,22 @@ class ArrayDensity:
     ) -> None:
         self._members, self._blocks, self._least, self._priors = members, blocks, least, priors
 
-    def __call__(self, weight: float, prior_weight: float) -> float | None:
+    def __call__(
+        self, weight: float, prior_weight: float, member: int | None = None
+    ) -> float | None:
         """The weighted sum of density and log priors, whose gradient is added to ``grad``.
+
+        Args:
+            weight: Of the density.
+            prior_weight: Of the log priors, which are those of the whole batch.
+            member: The only one whose density counts; all of them if None.
 
         Returns:
             The sum; None, and no gradient, where it is not finite or there is no Cholesky factor.
         """
-        with one_thread(len(self._members[0]._targets)):
-            values = [member.value(self._blocks, self._least) for member in self._members]
+        members = self._members if member is None else [self._members[member]]
+        with one_thread(len(members[0]._targets)):
+            values = [one.value(self._blocks, self._least) for one in members]
             if None in values:
                 return None
             total = weight * sum(cast(list[float], values))
@@ -132,8 +140,8 @@ class ArrayDensity:
                 log_prior, slope = formula(one.value())
                 total += prior_weight * log_prior
                 one.add(prior_weight * slope)
-            for member in self._members:
-                member.add_gradient(weight)
+            for one in members:
+                one.add_gradient(weight)
         return float(total)
 
     @staticmethod

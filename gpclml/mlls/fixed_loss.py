@@ -145,10 +145,15 @@ class FixedLoss:
         """Whether it is computed in NumPy alone, one member of a batch after the other."""
         return self._known is not None and self._known._arrays is not None
 
-    def __call__(self) -> float:
-        """The loss, summed over a batch."""
+    def __call__(self, member: int | None = None) -> float:
+        """The loss, summed over a batch.
+
+        Args:
+            member: The only one whose density counts, where the loss is computed :attr:`by_arrays`;
+                the priors are those of the whole batch.
+        """
         if self._known is not None:
-            return self._known()
+            return self._known(member)
         loss = fixed_loss(self._mll)
         loss.backward()
         return loss.item()
@@ -209,9 +214,9 @@ class _KnownLoss:
             if on_gpu and self.prior.has_fixed_inputs and self._terms.plain:
                 self._recorded = _Recorded(data.residual.device)
 
-    def __call__(self) -> float:
+    def __call__(self, member: int | None = None) -> float:
         if self._arrays is not None:
-            loss = self._arrays(-self._per_target, -self._per_row)
+            loss = self._arrays(-self._per_target, -self._per_row, member)
             if loss is not None:
                 self._mll.last_solve = ()
                 return loss
@@ -230,7 +235,7 @@ class _KnownLoss:
         if self.prior is not None:
             pairs = self.prior.by_constant(pairs, residual)
         self._mll.last_solve = covariance.reports
-        total = values.sum().item() if values.ndim else values.item()
+        total = (values.sum() if member is None else values[member]).item()
         if not math.isfinite(total):
             training_observations(self._model, self._mll.likelihood).check_density(values)
         return self._with_terms(total, pairs)

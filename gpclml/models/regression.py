@@ -183,6 +183,11 @@ class GPRegression(RegressionGP):
         return self._config["warm_start"]
 
     @property
+    def standardizes(self) -> bool:
+        """Whether inputs and targets are standardized."""
+        return self._config["standardize"]
+
+    @property
     def target_scale(self) -> Tensor:
         """Original units in one standardized unit of the targets. Shape ``batch_shape``."""
         return self.target_standardizer.scale.squeeze(-1)

@@ -3,6 +3,7 @@
 from operator import attrgetter
 
 import pytest
+import scipy.optimize
 import torch
 from botorch.exceptions.warnings import OptimizationWarning
 from botorch.fit import fit_gpytorch_mll
@@ -13,6 +14,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood, SumMarginalLogLikelihood
 from linear_operator.utils.errors import NanError
 
 from gpclml.conditioning import LastPoints
+from gpclml.datasets import load
 from gpclml.errors import ArgumentError, UnsupportedError
 from gpclml.fit import _optimize, fit_gpytorch_mll_fused, fit_mll
 from gpclml.mlls import ConditionalMarginalLogLikelihood
@@ -124,3 +126,57 @@ def test_botorch_tries_again_where_a_search_ends_abnormally(monkeypatch):
     with pytest.warns(OptimizationWarning, match="no better point"):
         fit_gpytorch_mll(mll, optimizer=fit_gpytorch_mll_fused)
     assert next(ends, None) is None
+
+
+def model_of_patients(*rows, **options):
+    """SingleTaskGP of some rows of the diabetes data, a batch member for each slice."""
+    table = load("diabetes")
+    x, y = (torch.stack([whole[some] for some in rows]) for whole in (table.inputs, table.targets))
+    x, y = (one[0] if len(rows) == 1 else one for one in (x, y.unsqueeze(-1)))
+    transform = Normalize(10, batch_shape=x.shape[:-2])
+    return SingleTaskGP(x, y, input_transform=transform, **options)
+
+
+def errors_of_patients(kind, model, **options):
+    fit_gpytorch_mll(kind(model.likelihood, model), **options)
+    table = load("diabetes")
+    with torch.no_grad():
+        mean = model.posterior(table.inputs[300:]).mean.squeeze(-1)
+    return (mean - table.targets[300:]).square().mean(-1).sqrt()
+
+
+@pytest.mark.parametrize("kind", [ExactMarginalLogLikelihood, ConditionalMarginalLogLikelihood])
+@pytest.mark.parametrize("rows", [slice(100), slice(200, 300), slice(150)])
+def test_it_predicts_as_well_as_the_fit_of_botorch(kind, rows):
+    theirs = errors_of_patients(kind, model_of_patients(rows))
+    ours = errors_of_patients(kind, model_of_patients(rows), optimizer=fit_gpytorch_mll_fused)
+    assert ours < 1.01 * theirs
+
+
+def test_members_of_a_batch_predict_as_each_does_alone():
+    every, kind = (slice(100), slice(200, 300)), ExactMarginalLogLikelihood
+    options = {"optimizer": fit_gpytorch_mll_fused}
+    together = errors_of_patients(kind, model_of_patients(*every), **options)
+    for rows, error in zip(every, together, strict=True):
+        alone = errors_of_patients(kind, model_of_patients(rows), **options)
+        torch.testing.assert_close(error, alone, rtol=1e-4, atol=0.0)
+
+
+def test_a_search_that_ends_on_a_steep_slope_goes_on(monkeypatch):
+    theirs, ours = objective(), objective()
+    fit_gpytorch_mll(theirs, optimizer=fit_gpytorch_mll_fused)
+
+    def lazy(*args, options, **others):  # it says that it has converged after three steps
+        found = minimize(
+            *args, options={**options, "maxiter": min(options["maxiter"], 3)}, **others
+        )
+        found.status = 0
+        return found
+
+    minimize, calls = scipy.optimize.minimize, []
+    monkeypatch.setattr(
+        scipy.optimize, "minimize", lambda *a, **k: calls.append(1) or lazy(*a, **k)
+    )
+    fit_gpytorch_mll_fused(ours.train(), options={"maxiter": 100})
+    assert len(calls) > 3
+    assert lml(ours) > lml(theirs) - 0.02

@@ -59,12 +59,15 @@ def objective(constraint, lengthscale=2.0, dtype=torch.float64):
 
 @pytest.mark.parametrize("lengthscale", [0.06, 2.0, 25.0])
 @pytest.mark.parametrize("name", CONSTRAINTS)
-def test_value_and_slope_are_those_of_the_objective(name, lengthscale):
+@pytest.mark.parametrize("logarithmic", [False, True])
+def test_value_and_slope_are_those_of_the_objective(name, lengthscale, logarithmic):
     mll = objective(CONSTRAINTS[name], lengthscale)
     before = {key: value.clone() for key, value in mll.state_dict().items()}
     expected = fixed_loss(mll).item()
     with Vector(mll, bounds_of(mll)) as vector:
-        vector.start(FixedLoss(mll))
+        vector.begin(FixedLoss(mll))
+        if logarithmic:
+            vector.take_logarithms()
         point = vector.best
         value, slope = vector(point.copy())
         assert value == pytest.approx(expected, rel=1e-12)
@@ -80,7 +83,10 @@ def test_value_and_slope_are_those_of_the_objective(name, lengthscale):
 def test_coordinates_are_logarithms_where_hyperparameters_are_positive():
     mll = objective(CONSTRAINTS["bounded softplus"])
     with Vector(mll, bounds_of(mll)) as vector:
-        vector.start(FixedLoss(mll))
+        vector.begin(FixedLoss(mll))
+        raw = torch.cat([p.detach().flatten() for p in mll.parameters()])
+        np.testing.assert_allclose(vector.best, raw.numpy(), rtol=1e-12)
+        vector.take_logarithms()
         natural = {
             "likelihood.noise_covar.raw_noise": mll.likelihood.noise,
             "model.mean_module.raw_constant": None,
@@ -101,7 +107,8 @@ def test_a_bound_is_reached_exactly_and_a_flat_direction_stays_finite():
     mll = objective(CONSTRAINTS["no transform"])
     lower = CONSTRAINTS["no transform"].lower_bound.double()
     with Vector(mll, bounds_of(mll)) as vector:
-        vector.start(FixedLoss(mll))
+        vector.begin(FixedLoss(mll))
+        vector.take_logarithms()
         for side in (0, 1):
             end = np.where(np.isfinite(vector.box[:, side]), vector.box[:, side], vector.best)
             vector(end)
@@ -114,7 +121,7 @@ def test_a_point_that_is_not_finite_has_no_loss_and_changes_nothing():
     mll = objective(Positive())
     before = [p.detach().clone() for p in mll.parameters()]
     with Vector(mll, bounds_of(mll)) as vector:
-        vector.start(FixedLoss(mll))
+        vector.begin(FixedLoss(mll))
         loss, gradient = vector(np.full_like(vector.best, np.nan))
         assert np.isnan(loss)
         assert np.isnan(gradient).all()
@@ -128,7 +135,8 @@ def test_float32_parameters_move_in_the_same_coordinates():
     found = []
     for mll in mlls:
         with Vector(mll, bounds_of(mll)) as vector:
-            vector.start(FixedLoss(mll))
+            vector.begin(FixedLoss(mll))
+            vector.take_logarithms()
             found.append(vector(vector.best.copy()))
     assert found[0][0] == pytest.approx(found[1][0], rel=1e-5)
     np.testing.assert_allclose(found[0][1], found[1][1], rtol=1e-3, atol=1e-5)
