@@ -98,11 +98,17 @@ _WORSE = 1.5  # times the log loss of frequencies, which shuffled labels of a su
 
 
 class OutputLikelihood(ABC):
-    """Density of targets given a network's outputs, independent for each point.
+    r"""Density of targets given a network's outputs, independent for each point.
 
     Its derivatives in the outputs are those of a core, which has no hyperparameters, times a scale.
     A density without hyperparameters is its own core.
+
+    Attributes:
+        moderation: The k with which predictions divide an output of variance v by
+            :math:`\sqrt{1 + k v}`.
     """
+
+    moderation: float = math.pi / 8
 
     @abstractmethod
     def log_density(self, outputs: Tensor, target: Tensor) -> Tensor:
@@ -337,6 +343,8 @@ class _Softmax(OutputLikelihood):
 
 
 class _Probit(OutputLikelihood):
+    moderation = 1.0
+
     def log_density(self, outputs: Tensor, target: Tensor) -> Tensor:
         return torch.special.log_ndtr(self._margin(outputs, target))
 

@@ -47,10 +47,13 @@ from gpclml.estimators.laplace_parts import (
     bridged,
     calibrated,
     chosen_parameters,
+    confident_as_the_network,
     factor_by_clml,
     factor_by_folds,
     only_trained,
     outputs_of,
+    scaled_outputs,
+    validated_temperature,
 )
 from gpclml.fit import FitWarning
 from gpclml.mlls import LaplaceMarginalLogLikelihood
@@ -74,6 +77,7 @@ _UNKNOWN = 2**62  # points of data that have not been counted yet
 _NUMBERS = 2**24  # of gradients in memory at a time
 _POINTS = 256  # that are predicted at a time
 _SCALES = (0.0, *(10 ** (k / 2) for k in range(-12, 3)))  # of covariances that are tried
+_SAMPLE = 1000  # training points at which predictions are compared with the network's
 _FACTORS = tuple(10.0**k for k in range(-2, 7))  # of precisions that are tried
 
 
@@ -84,16 +88,21 @@ class Laplace:
     batch by batch, and chooses prior precisions :math:`P_0`. Predictions are those of the network
     that is linear in its weights (Immer et al. 2021), whose outputs are normal,
 
-    .. math:: f(x) \sim \mathcal N\big(f_{w_*}(x),\; c\, J(x) (H + P_0)^{-1} J(x)^\top\big).
+    .. math:: f(x) \sim \mathcal N\big(\tfrac1T a(x) f_{w_*}(x),\; c\, V(x)\big), \qquad
+        V(x) = J(x) (H + P_0)^{-1} J(x)^\top, \qquad
+        a_k(x) = \min\big(a, \sqrt{1 + \tfrac\pi8 c V_{kk}(x)}\big)
 
-    Searches of the evidence begin at hyperparameters that residuals and weights suggest, and go on
-    in logarithms: intervals of a regression do not depend on the units of its targets.
-
-    With c = 1, the posterior of the largest evidence, a trained classifier is far too uncertain: on
-    digits its log loss was 2 to 65 times that of the network alone (``python -m
-    benchmarks.evidence.posteriors``). So validation points choose c and a temperature of outputs.
-    Since c = 0 is the network itself, predictions of these points are never worse than the
-    network's. Give ``validation`` if you can.
+    (1 in place of :math:`\pi / 8` for a probit). Searches of the evidence begin at hyperparameters
+    that residuals and weights suggest, and go on in logarithms: intervals of a regression do not
+    depend on the units of its targets. In regression a = c = 1, and T is a factor of the
+    noise. Of a classifier that is sure of its training points the plain posterior, a = c = T = 1,
+    makes far too uncertain predictions: on digits its log loss was 2 to 65 times that of the
+    network alone. A normal distribution extends to weights by which training points are
+    misclassified, which the likelihood excludes; so its predictions of the training points are less
+    likely than its evidence allows. Therefore a is the smallest factor by which these predictions
+    lose at most .003 nats a point to the network's. No output is then surer than the network's, and
+    it is as sure where the covariance is no larger than where data are. Validation points decide
+    how sure predictions of new points may be, by T.
 
     Args:
         network: Maps ``(N, *event)`` to ``(N, C)``, each point on its own; in eval mode if it has
@@ -113,8 +122,9 @@ class Laplace:
         log_evidence: The Laplace evidence of all data, in nats.
         num_data: Number of points that the posterior was fitted to.
         names: Names of the parameters in the posterior.
-        covariance_scale: The factor c.
-        output_temperature: Divisor of the outputs; in regression, a factor of the noise.
+        covariance_scale: The factor c; 0 where predictions are those of the network alone.
+        output_scale: The factor a, 1 in regression.
+        output_temperature: The divisor T of outputs; in regression, a factor of the noise.
 
     Examples:
         >>> from torch.utils.data import DataLoader, TensorDataset
@@ -129,6 +139,7 @@ class Laplace:
     num_data: int
     names: list[str]
     covariance_scale: float
+    output_scale: float
     output_temperature: float
 
     @checked
@@ -168,25 +179,39 @@ class Laplace:
         validation: Data | None = None,
         precision: float
         | Literal["evidence", "validation", "cross-validation", "clml"] = "evidence",
+        spread: Literal["validation", "evidence"] = "validation",
         batch_size: int = 256,
         progress: bool | None = None,
     ) -> Self:
         """Computes the curvature at the data and chooses precisions and the scale of predictions.
 
+        Of a classifier whose precisions climb the evidence the factor a of outputs is the smallest
+        from 1 on by which predictions of training points lose at most .003 nats to the network's.
+        It takes a second pass over the data, for 1,000 points of them.
+
+        The temperature of a classifier is the most probable one given the validation points and
+        60 more, whose labels are drawn from the predictions without validation. So few points
+        change little, and it needs evidence to be surer than the network.
+
         Args:
             data: The training data of the network: a ``DataLoader`` or other iterable of pairs
                 ``(x, y)``, or two tensors. One pass over them is usually enough.
-            validation: Data that the network was not trained on; None keeps c = 1.
-            precision: The prior precision: a number, or how it is chosen. ``"evidence"`` maximizes
-                the evidence, over the noise of a Gaussian likelihood too. The other methods
-                multiply the result of ``"evidence"`` by a power of ten, with c = 1 or 0:
-                ``"validation"`` maximizes the mean log density of validation targets, ``"clml"``
-                their joint density, and ``"cross-validation"`` the density of five folds of the
-                batches. A Newton step of the linearized network leaves each fold out, with three
-                passes over the data. A number is in units of the weights, which the targets' units
-                change; beside it the noise of a Gaussian likelihood becomes the mean squared
-                residual, unless the likelihood came with a noise of its own. A frozen noise
-                always stays.
+            validation: Data that the network was not trained on, by which a temperature is chosen;
+                in regression also c.
+            precision: The prior precision: a number, with a = c = 1 unless there are validation
+                points, or how it is chosen. ``"evidence"`` maximizes the evidence, over the noise
+                of a Gaussian likelihood too. The other methods multiply the result of
+                ``"evidence"`` by a power of ten, with a = c = 1: ``"validation"`` maximizes the
+                mean log density of validation targets, ``"clml"`` their joint density, and
+                ``"cross-validation"`` the density of five folds of the batches. A Newton step of
+                the linearized network leaves each fold out, with three passes over the data. A
+                number is in units of the weights, which the targets' units change; beside it the
+                noise of a Gaussian likelihood becomes the mean squared residual, unless the
+                likelihood came with a noise of its own. A frozen noise always stays.
+            spread: Which covariance validation leaves to a classifier. ``"validation"``: none where
+                validation points are likelier under the network alone, so that their predictions
+                are never worse than the network's. ``"evidence"``: that without validation points
+                in any case, which tells points unlike the training data from others.
             batch_size: Number of points that are processed at a time, if the data are tensors.
             progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
 
@@ -254,11 +279,20 @@ class Laplace:
         for p in precisions.values():
             check_finite("precision", p, "Fix it by giving a number.")
         self._take(evidence.curvature, precisions, scale)
+        held_out = None
         if validation is not None:
             pairs = batches_of("validation", validation, batch_size, self._device)
-            whole = precision in ("clml", "cross-validation")  # c = 1 or 0
-            factors = _FACTORS if precision == "validation" else (1.0,)
-            self._calibrate(pairs, factors, (1.0,) if whole or len(factors) > 1 else _SCALES)
+            held_out = self._evaluated(pairs, _FACTORS if precision == "validation" else (1.0,))
+            check_finite("validation", held_out[0], "These are outputs at its points.")
+            check_targets_belong("validation", *held_out[:2])
+        if isinstance(likelihood, GaussianLikelihood):
+            if held_out is not None:
+                whole = precision in ("clml", "cross-validation", "validation")  # c = 1 or 0
+                chosen = calibrated(likelihood, *held_out, (1.0,) if whole else _SCALES)
+                self._multiply_precisions(precision, chosen[0])
+                self.covariance_scale, self.output_temperature = chosen[1:]
+        elif held_out is not None or precision == "evidence":
+            self._balance(likelihood, data, batch_size, held_out, precision, spread)
         return self
 
     def _by_folds(self, mll: LaplaceMarginalLogLikelihood, data: Data, batch_size: int) -> float:
@@ -303,12 +337,17 @@ class Laplace:
         """
         check_counts(draws=draws)
         self._check_fitted()
-        likelihood = output_likelihood(cast(Likelihood, self.likelihood))
+        kind = cast(Likelihood, self.likelihood)
+        likelihood = output_likelihood(kind)
         if method == "bridge" and not isinstance(self.likelihood, SoftmaxLikelihood):
             got, expected = "'bridge' without a softmax", "a SoftmaxLikelihood"
             raise UnsupportedError("method", got, expected, "Use 'closed'.")
         source = seeded(seed)
-        tempered = 1.0 if method == "mode" else self.output_temperature
+        tempered = divisor = 1.0
+        if method != "mode" and isinstance(self.likelihood, GaussianLikelihood):
+            tempered = self.output_temperature
+        elif method != "mode":
+            divisor = self.output_temperature
         parts = []
         chunks = points_of("x", x, _POINTS, self._device)
         for some in progress_bar(chunks, desc="predictions", progress=progress):
@@ -319,13 +358,13 @@ class Laplace:
             covariance = outputs.new_zeros(()).expand(count, c, c)
             if scale > 0:
                 covariance = scale * self._covariances(some, c, (1.0,))[0]
+                outputs = scaled_outputs(kind, outputs, covariance, self.output_scale)
+            outputs = outputs / divisor
             normal = None
             if method == "draws":
                 normal = torch.randn((draws, count, c), generator=source, dtype=torch.float64)
             if method == "bridge" and scale > 0:
-                softmax = cast(Any, likelihood)
-                logits = softmax.centred(outputs / tempered, covariance / tempered**2)
-                parts.append(bridged(*logits))
+                parts.append(bridged(*cast(Any, likelihood).centred(outputs, covariance)))
                 continue
             parts.append(likelihood.predictive(outputs, covariance, tempered, normal))
         return _joined(parts)
@@ -351,7 +390,8 @@ class Laplace:
             "numbers": {
                 "num_data": self.num_data, "log_evidence": self.log_evidence,
                 "covariance_scale": self.covariance_scale,
-                "output_temperature": self.output_temperature, "scale": self._scale,
+                "output_scale": self.output_scale, "output_temperature": self.output_temperature,
+                "scale": self._scale,
             },
         }  # fmt: skip
         write_checkpoint(path, _KIND, content)
@@ -382,6 +422,7 @@ class Laplace:
             network.load_state_dict(content["network"])
             made._take(curvature, content["precisions"], scale)
             made.covariance_scale = numbers["covariance_scale"]
+            made.output_scale = numbers["output_scale"]
             made.output_temperature = numbers["output_temperature"]
         except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
             raise DataError(
@@ -414,7 +455,7 @@ class Laplace:
         self._of_gradients: OutputCovariance | None = self._function(1.0)
         self._digest = digest(self.network.state_dict())
         self._versions = versions_of(self.network)
-        self.covariance_scale, self.output_temperature = 1.0, 1.0
+        self.covariance_scale, self.output_scale, self.output_temperature = 1.0, 1.0, 1.0
 
     def _check_fitted(self) -> Curvature:
         if self._curvature is None:
@@ -466,27 +507,62 @@ class Laplace:
         return [torch.cat(of_factor) for of_factor in zip(*parts, strict=True)]
 
     @torch.no_grad()
-    def _calibrate(
-        self,
-        batches: Iterator[tuple[Tensor, Tensor]],
-        factors: Sequence[float],
-        scales: Sequence[float],
-    ) -> None:
-        """Chooses scale, temperature and, among several, a factor of the precisions."""
-        seen = []
+    def _evaluated(
+        self, batches: Iterator[tuple[Tensor, Tensor]], factors: Sequence[float] = (1.0,)
+    ) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Outputs, targets and covariances of outputs, for each factor of the precisions."""
+        outputs, targets, covariances = [], [], []
         for x, y in batches:
-            outputs = outputs_of(self.network, x)
-            seen.append((outputs, y, self._covariances(x, outputs.shape[-1], factors)))
-        outputs, target = (torch.cat([one[k] for one in seen]) for k in range(2))
-        check_finite("validation", outputs, "These are outputs at its points.")
-        check_targets_belong("validation", outputs, target)
-        covariances = [torch.cat([one[2][k] for one in seen]) for k in range(len(factors))]
-        place, self.covariance_scale, self.output_temperature = calibrated(
-            cast(Likelihood, self.likelihood), outputs, target, covariances, scales
-        )
-        if factors[place] != 1:
-            self._precisions = {name: factors[place] * p for name, p in self._precisions.items()}
+            outputs.append(outputs_of(self.network, x))
+            targets.append(y)
+            covariances.append(self._covariances(x, outputs[-1].shape[-1], factors))
+        joined = [torch.cat(of_factor) for of_factor in zip(*covariances, strict=True)]
+        return torch.cat(outputs), torch.cat(targets), joined
+
+    def _multiply_precisions(self, precision: float | str, place: int) -> None:
+        """Takes the factor of the precisions that validation points chose, if they choose it."""
+        if precision == "validation":
+            factor = _FACTORS[place]
+            self._precisions = {name: factor * p for name, p in self._precisions.items()}
             self._of_gradients = self._function(1.0)
+
+    @torch.no_grad()
+    def _balance(
+        self,
+        likelihood: Likelihood,
+        data: Data,
+        batch_size: int,
+        held_out: tuple[Tensor, Tensor, list[Tensor]] | None,
+        precision: float | str,
+        spread: str,
+    ) -> None:
+        """Chooses the factor of a classifier's outputs, and its temperature."""
+        place = 0
+        if held_out is not None and precision == "validation":
+            place, scale, _ = calibrated(likelihood, *held_out, (1.0,))
+            place = place if scale else _FACTORS.index(1.0)
+            self._multiply_precisions(precision, place)
+        outputs, target, (covariance,) = self._evaluated(self._sample(data, batch_size))
+        self.output_scale = confident_as_the_network(likelihood, outputs, target, covariance)
+        if held_out is None:
+            return
+        outputs, target, covariances = held_out
+        scaled = scaled_outputs(likelihood, outputs, covariances[place], self.output_scale)
+        temperature, gain = validated_temperature(
+            likelihood, scaled, target, covariances[place], outputs
+        )
+        self.output_temperature = temperature
+        if gain < 0 and spread == "validation":
+            self.covariance_scale, self.output_scale, self.output_temperature = 0.0, 1.0, 1.0
+
+    def _sample(self, data: Data, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """About 1,000 of the training points, at even distances."""
+        every, seen = max(1, self.num_data // _SAMPLE), 0
+        for x, y in batches_of("data", data, batch_size, self._device):
+            rows = torch.arange(-seen % every, len(x), every, device=x.device)
+            seen += len(x)
+            if len(rows):
+                yield x[rows], y[rows]
 
 
 def _joined(parts: Sequence[Distribution]) -> Distribution:
