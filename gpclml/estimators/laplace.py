@@ -94,15 +94,15 @@ class Laplace:
 
     (1 in place of :math:`\pi / 8` for a probit). Searches of the evidence begin at hyperparameters
     that residuals and weights suggest, and go on in logarithms: intervals of a regression do not
-    depend on the units of its targets. In regression a = c = 1, and T is a factor of the
-    noise. Of a classifier that is sure of its training points the plain posterior, a = c = T = 1,
-    makes far too uncertain predictions: on digits its log loss was 2 to 65 times that of the
-    network alone. A normal distribution extends to weights by which training points are
-    misclassified, which the likelihood excludes; so its predictions of the training points are less
-    likely than its evidence allows. Therefore a is the smallest factor by which these predictions
-    lose at most .003 nats a point to the network's. No output is then surer than the network's, and
-    it is as sure where the covariance is no larger than where data are. Validation points decide
-    how sure predictions of new points may be, by T.
+    depend on the units of its targets. In regression a = 1, T is a factor of the noise, and
+    validation points choose c too. Of a classifier that is sure of its training points the plain
+    posterior, a = c = T = 1, makes far too uncertain predictions: on digits its log loss was 2 to
+    65 times that of the network alone. A normal distribution extends to weights by which training
+    points are misclassified, which the likelihood excludes; so its predictions of the training
+    points are less likely than its evidence allows. Therefore a is the smallest factor by which
+    these predictions lose at most .003 nats a point to the network's. No output is then surer than
+    the network's, and it is as sure where the covariance is no larger than where data are.
+    Validation points decide how sure predictions of new points may be, by T.
 
     Args:
         network: Maps ``(N, *event)`` to ``(N, C)``, each point on its own; in eval mode if it has
@@ -320,8 +320,8 @@ class Laplace:
             x: Any number of points, ``(N, *event)``, or a ``DataLoader`` of points or of pairs.
             method: ``"closed"`` for the closed form, which is the probit approximation of a
                 softmax; ``"bridge"`` for the mean of the Dirichlet distribution by the Laplace
-                bridge (Hobbhahn et al. 2022), for a softmax; ``"draws"`` for the mean over draws of
-                outputs; ``"mode"`` for the network alone, at temperature 1.
+                bridge (Hobbhahn et al. 2022), for a softmax, with a = 1; ``"draws"`` for the mean
+                over draws of outputs; ``"mode"`` for the network alone, at temperature 1.
             draws: Number of draws.
             seed: Seed of the draws.
             progress: Whether to show a progress bar; None shows it on terminals and in notebooks.
@@ -358,7 +358,9 @@ class Laplace:
             covariance = outputs.new_zeros(()).expand(count, c, c)
             if scale > 0:
                 covariance = scale * self._covariances(some, c, (1.0,))[0]
-                outputs = scaled_outputs(kind, outputs, covariance, self.output_scale)
+                # The bridge moderates outputs in a way that the factor does not make up for.
+                factor = 1.0 if method == "bridge" else self.output_scale
+                outputs = scaled_outputs(kind, outputs, covariance, factor)
             outputs = outputs / divisor
             normal = None
             if method == "draws":
