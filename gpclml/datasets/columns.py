@@ -366,13 +366,14 @@ def unusual_values(
         # At the other end a few values may be wild too.
         ends = np.array([MOST_WILD, 1 - MOST_WILD]) * counts.sum()
         low, high = values[np.searchsorted(counts.cumsum(), ends).clip(max=len(values) - 1)]
-        ranges = np.where(upper, high - values[1:], values[:-1] - low)
-        gaps = np.diff(values)
+        with np.errstate(over="ignore"):
+            ranges = np.where(upper, high - values[1:], values[:-1] - low)
+            gaps = np.diff(values)
         out = np.where(upper, below, counts.sum() - below)
         numbers_out = np.where(upper, np.arange(1, len(values)), np.arange(len(values) - 1, 0, -1))
         nines = numbers_out == 1
         nines &= np.where(upper, _are_nines(values[:1]), _are_nines(values[-1:]))
-        far = (ranges > 0) & (2 * out < total) & (gaps > np.where(nines, 1.0, _FAR) * ranges)
+        far = (ranges > 0) & (2 * out < total) & (gaps / np.where(nines, 1.0, _FAR) > ranges)
         if not far.any():
             break
         split = int(np.flatnonzero(far)[out[far].argmax()])
