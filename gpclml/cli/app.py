@@ -86,6 +86,13 @@ class _Common:
         list[str] | None,
         typer.Option(help="A text that stands for a missing value, such as ?; may be repeated."),
     ] = None
+    decimal: Annotated[
+        str,
+        typer.Option(
+            help="What stands before decimals, a point or a comma; needed only if the table does "
+            "not tell whether 1.234 is more than a thousand."
+        ),
+    ] = ""
     time_column: Annotated[
         str | None,
         typer.Option(
@@ -108,7 +115,7 @@ class _Common:
             check_encodable(option, *texts)
         return TableOptions(
             self.data, self.target, self.rows, self.seed, drop, categories, missing,
-            self.time_column,
+            self.time_column, self.decimal,
         )  # fmt: skip
 
     def recipe(self, model: str) -> Recipe:

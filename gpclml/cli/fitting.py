@@ -283,7 +283,7 @@ def predict_table(
     out = Path("predictions.csv") if out is None else out
     saved = load_model(folder)
     _check_output(out, data, *folder.iterdir())
-    table = read_table(data, saved.encoding.missing)
+    table = read_table(data, saved.encoding.missing, saved.encoding.decimal)
     encoded = saved.encoding.encode(table)
     found = predicted(saved.model, encoded.inputs, shows_progress(quiet))
     parts = found.mean, found.std, *found.interval(PREDICTED_SHARE)

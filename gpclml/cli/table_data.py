@@ -68,7 +68,7 @@ def read_table_data(options: TableOptions, tests: bool) -> TableData:
     if not options.data.is_file() and options.data.exists() and not options.data.is_dir():
         # A pipe cannot be read again, for the checksum and by the Python file of a report.
         raise DataError(f"{options.data} is not a regular file. Save the table to a file first.")
-    table = read_table(options.data, options.missing)
+    table = read_table(options.data, options.missing, options.decimal)
     if len(table.columns) < 2:
         name = table.columns[0]
         raise DataError(
@@ -92,7 +92,7 @@ def read_table_data(options: TableOptions, tests: bool) -> TableData:
     training = table.iloc[rows.train.numpy()]
     encoding = fit_encoding(
         training, options.target, drop=options.drop, categories=options.categories,
-        missing=options.missing,
+        missing=options.missing, decimal=options.decimal or table.attrs.get("decimal", ""),
     )  # fmt: skip
     train, test = (encoding.tensors(table.iloc[part.numpy()]) for part in (rows.train, rows.test))
     _check_enough(train, test, tests, options.target)
@@ -181,7 +181,7 @@ def _notes_on_rows(
 def _notes_on_amounts(names: Sequence[str]) -> Iterator[str]:
     if names:
         listed = ", ".join(map(repr, names))
-        yield f"Read as numbers, without commas and signs of money or percent: {listed}."
+        yield f"Read as numbers, without marks of thousands, money or percent: {listed}."
 
 
 def _notes_on_time(

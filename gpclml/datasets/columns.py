@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -35,6 +36,7 @@ NumberKind = Literal["number", "boolean", "date"]
 Kind = Literal["number", "boolean", "date", "category", "empty", "other"]
 
 _ISO_DATE = r"\d{4}-\d{2}-\d{2}(?:[T ]\d{2}:\d{2}(?::\d{2}(?:\.\d+)?)?(?:Z|[+-]\d{2}:?\d{2})?)?"
+_DOTTED_DATE = re.compile(r"\s*(\d{1,2})\.(\d{1,2})\.(\d{4})((?: \d{2}:\d{2}(?::\d{2})?)?)\s*")
 _MICROSECONDS_OF_A_DAY = 86_400_000_000
 _BOOLEANS = {"true": 1.0, "false": 0.0, "1": 1.0, "0": 0.0, "1.0": 1.0, "0.0": 0.0}
 _SUGGESTION = "Leave those cells empty, or correct them."
@@ -49,7 +51,8 @@ def column_of(table: pandas.DataFrame, name: str) -> pandas.Series:
 def kind_of(column: pandas.Series, if_mixed: str = _IF_MIXED) -> Kind:
     """The kind of the values in a column.
 
-    Dates are values of a date type and texts such as 2024-05-31, with or without a time. A column
+    Dates are values of a date type and texts such as 2024-05-31, or 31.05.2024 with the day before
+    the month, with or without a time. A column
     of texts that are all numbers is a column of numbers. An ``"empty"`` column has no value;
     columns of lists, dictionaries and complex numbers are ``"other"``.
 
@@ -93,11 +96,11 @@ def numbers_of(column: pandas.Series, kind: NumberKind) -> NDArray[np.float64]:
     from pandas.api import types
 
     if kind == "date":
-        dates = pandas.to_datetime(column, errors="coerce", utc=True, format="ISO8601")
+        dates = pandas.to_datetime(column.map(_in_iso), errors="coerce", utc=True, format="ISO8601")
         # The default of pandas, nanoseconds, ends in the year 2262.
         microseconds = dates.dt.as_unit("us").astype("int64").where(dates.notna())
         result = microseconds / _MICROSECONDS_OF_A_DAY
-        expected = "dates such as 2024-05-31"
+        expected = "dates such as 2024-05-31 or 31.05.2024"
     elif kind == "boolean":
         result = column.astype(object).map(
             lambda value: _BOOLEANS.get(str(value).strip().lower(), np.nan)
@@ -111,6 +114,15 @@ def numbers_of(column: pandas.Series, kind: NumberKind) -> NDArray[np.float64]:
     _check_all(column, ~np.isnan(numbers) | column.isna().to_numpy(), expected)
     _check_finite(column, numbers)
     return numbers
+
+
+def _in_iso(value: Any) -> Any:
+    """A date such as 31.05.2024 as 2024-05-31; whatever else it is stays."""
+    match = _DOTTED_DATE.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        return value
+    day, month, year, time = match.groups()
+    return f"{year}-{int(month):02}-{int(day):02}{time}"
 
 
 def texts_of(column: pandas.Series) -> NDArray[np.object_]:
@@ -130,7 +142,7 @@ def _kind_of_texts(values: pandas.Series, if_mixed: str) -> Kind:
     if numeric.all():
         return "number"
     texts = values.astype(str).str.strip()
-    if texts.str.fullmatch(_ISO_DATE).all():
+    if texts.map(_in_iso).str.fullmatch(_ISO_DATE).all():
         return "date"
     if numeric.any():
         expected = f"numbers alone, as the {int(numeric.sum())} others are"
@@ -354,13 +366,14 @@ def unusual_values(
         # At the other end a few values may be wild too.
         ends = np.array([MOST_WILD, 1 - MOST_WILD]) * counts.sum()
         low, high = values[np.searchsorted(counts.cumsum(), ends).clip(max=len(values) - 1)]
-        ranges = np.where(upper, high - values[1:], values[:-1] - low)
-        gaps = np.diff(values)
+        with np.errstate(over="ignore"):
+            ranges = np.where(upper, high - values[1:], values[:-1] - low)
+            gaps = np.diff(values)
         out = np.where(upper, below, counts.sum() - below)
         numbers_out = np.where(upper, np.arange(1, len(values)), np.arange(len(values) - 1, 0, -1))
         nines = numbers_out == 1
         nines &= np.where(upper, _are_nines(values[:1]), _are_nines(values[-1:]))
-        far = (ranges > 0) & (2 * out < total) & (gaps > np.where(nines, 1.0, _FAR) * ranges)
+        far = (ranges > 0) & (2 * out < total) & (gaps / np.where(nines, 1.0, _FAR) > ranges)
         if not far.any():
             break
         split = int(np.flatnonzero(far)[out[far].argmax()])

@@ -248,11 +248,11 @@ class StackedGP:
             points, shares = completions(
                 x[incomplete], unknown[incomplete], train_x, self._categories, self.seed
             )
-            every = (
+            centres, spreads = (
                 part.reshape(-1, *shares.shape) for part in self._moments(points.flatten(0, 1))
             )
             tails = torch.tensor([one.calibration.tail_variance for one in self.components])
-            averaged = _averaged(*every, shares, tails.to(x).reshape(-1, 1))
+            averaged = _averaged(centres, spreads, shares, tails.to(x).reshape(-1, 1))
             locations[:, incomplete], scales[:, incomplete] = averaged
         degrees = [one.calibration.degrees for one in self.components]
         return StackedPrediction(

@@ -7,11 +7,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 from statistics import NormalDist, median
-from typing import Literal
+from typing import Any, Literal, cast
 
 from gpytorch.kernels import Kernel, RBFKernel, RQKernel, ScaleKernel
 from gpytorch.models import ExactGP
 
+from gpclml.datasets.copies import copied_rows
 from gpclml.errors import UnknownNameError
 from gpclml.evaluation.model_scores import (
     Criterion,
@@ -39,6 +40,7 @@ __all__ = [
 
 FindingName = Literal[
     "below-contained",
+    "copied-points",
     "criteria-disagree",
     "few-points",
     "first-terms",
@@ -104,7 +106,8 @@ def failed_fits(findings: Iterable[Finding]) -> set[str]:
 def fit_findings(
     scores: Scores, models: Mapping[str, ExactGP], problems: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """Findings of fits that failed, as reported or as seen in the scores."""
+    """Findings of the data, and of fits that failed, as reported or as seen in the scores."""
+    yield from _copies(models)
     for name, problem in problems.items():
         if name not in scores:
             raise UnknownNameError("problems", name, scores)
@@ -129,6 +132,20 @@ def fit_findings(
                 f"grows: its fit missed that. Start it from {inner}."
             )
             yield Finding("below-contained", (name,), text)
+
+
+def _copies(models: Mapping[str, ExactGP]) -> Iterator[Finding]:
+    model = cast(Any, next(iter(models.values())))
+    y = model.train_targets.detach().cpu().double()
+    x = model.train_inputs[0].detach().cpu().double().reshape(len(y), -1)
+    observed = ~y.isnan()
+    count = int(copied_rows(x[observed].numpy(), y[observed].numpy()).sum())
+    if count:
+        text = (
+            f"{count} of {int(observed.sum())} points are copies of others in inputs and target: "
+            "LOO and CLML predict each from its copy, and say less of new points. Leave them out."
+        )
+        yield Finding("copied-points", tuple(models), text)
 
 
 def _not_scored(scores: Scores) -> Iterator[Finding]:

@@ -70,7 +70,8 @@ def test_all_is_in_the_folder_and_nothing_beside_it(report):
 def test_scores_are_those_of_the_library(report, record):
     table = read_table(report[0].parent / "a <table> & more.csv")
     rows = split_rows(read_targets(table, "progression"), seed=1)
-    encoding = fit_encoding(table.iloc[rows.train.numpy()], "progression")
+    training, mark = table.iloc[rows.train.numpy()], table.attrs["decimal"]
+    encoding = fit_encoding(training, "progression", decimal=mark)
     x, y = encoding.tensors(table.iloc[rows.train.numpy()])
     test_x, test_y = encoding.tensors(table.iloc[rows.test.numpy()])
     models = {

@@ -36,7 +36,7 @@ def test_prices_written_with_commas_and_a_column_of_words(compared, data_folder)
     table["x9"] = [f"{1000 * tax:,.0f}" for tax in table["x9"]]
     table["x3"] = np.where(table["x3"] > 0, "yes", "no")
     error, said = compared(table)
-    assert "Read as numbers, without commas and signs of money or percent: 'x9', 'target'" in said
+    assert "Read as numbers, without marks of thousands, money or percent: 'x9', 'target'" in said
     assert error <= 2700
 
 

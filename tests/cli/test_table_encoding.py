@@ -71,7 +71,7 @@ def test_columns_that_are_left_out_have_a_reason():
         none=[None] * n,
         name=[f"name {i}" for i in range(n)],
         lists=[[i] for i in range(n)],
-        day=[f"{1 + i % 28}.{1 + i % 12}.2024" for i in range(n)],
+        day=[f"{1 + i % 28}/{1 + i % 12}/2024" for i in range(n)],
         asked=range(n),
     )
     encoding = fit_encoding(table, "y", drop=["asked"])

@@ -12,8 +12,8 @@ import pyarrow.parquet
 import pytest
 
 from gpclml.cli.tables import read_table
-from gpclml.datasets.columns import kind_of
-from gpclml.errors import DataError
+from gpclml.datasets.columns import kind_of, numbers_of
+from gpclml.errors import ArgumentError, DataError
 
 
 @pytest.fixture
@@ -50,6 +50,79 @@ def test_thousands_money_and_percent_are_numbers(write):
     assert table["d"].tolist() == ["1,2", "3,4", "5,6"]  # no thousands
     assert table["e"].tolist() == ["x1", "2", "3"]
     assert table.attrs["amounts"] == ["a", "b", "c"]
+
+
+EUROPEAN = {
+    "money": (
+        "a;b\n396.441,84 €;5,5 %\n396,84 €;6 %\n1.000 €;-7,25 %\n",
+        {"a": [396441.84, 396.84, 1000.0], "b": [5.5, 6.0, -7.25]},
+    ),
+    "thousands by another column": ("a;b\n1.234;7,4\n5.678;2\n", {"a": [1234.0, 5678.0]}),
+    "decimals by another column": ("a;b\n1.234;7.4\n5.678;2\n", {"a": [1.234, 5.678]}),
+    "thousands by their form": ("a;b\n950;x\n1.234;y\n12.500;z\n", {"a": [950, 1234, 12500]}),
+    "decimals by their form": ("a;b\n1950;x\n1.234;y\n12.500;z\n", {"a": [1950, 1.234, 12.5]}),
+    "english thousands": ("a;b\n950;x\n1,234;y\n12,500;z\n", {"a": [950, 1234, 12500]}),
+    "millions": ("a;b\n1.234.567;x\n2.000;y\n", {"a": [1234567.0, 2000.0]}),
+    "in quotes": ('a,b\n"396.441,84 €",1.234\n"5,5 €",x\n', {"a": [396441.84, 5.5]}),
+    "tabs": ("a\tb\n1.234\t7,5\n5.678\t2\n", {"a": [1234.0, 5678.0], "b": [7.5, 2.0]}),
+    "spaces": ("a;b\n1 234,50 €;x\n-3,25 €;y\n€ 12'345,5;z\n", {"a": [1234.5, -3.25, 12345.5]}),
+    "each its own": ("a;b\n396,84 €;52.520008\n5,5 €;52.1\n", {"b": [52.520008, 52.1]}),
+    "exponents": ("a;b\n1,5e3;x\n2,25;y\n", {"a": [1500.0, 2.25]}),
+    "points": ("a;b\n.56;1.234\n7.4;9.876\n", {"a": [0.56, 7.4], "b": [1.234, 9.876]}),
+    "whole": ("a;b\n5 €;1\n6 €;2\n", {"a": [5.0, 6.0], "b": [1, 2]}),
+}
+
+
+@pytest.mark.parametrize("name", EUROPEAN)
+def test_numbers_as_they_are_written_elsewhere(write, name):
+    text, columns = EUROPEAN[name]
+    table = read_table(write(text))
+    assert {name: table[name].tolist() for name in columns} == columns
+
+
+@pytest.mark.parametrize(
+    "cells", ["1.234;1\n5.678;2\n", "1,234;1\n5,678;2\n", "7.000;x\n8.000;y\n"]
+)
+def test_where_thousands_and_decimals_cannot_be_told_the_user_is_asked(write, cells):
+    path = write(f"a;b\n{cells}")
+    with pytest.raises(DataError, match=r"column 'a' has .*, which may be thousands .*--decimal"):
+        read_table(path)
+    first = re.split("[;\n]", cells)[0]
+    whole, decimals = first[0], first[2:]
+    for mark in ".,":
+        value = f"{whole}.{decimals}" if mark == first[1] else f"{whole}{decimals}"
+        assert read_table(path, decimal=mark)["a"][0] == float(value)
+    assert read_table(write("a,b\n1.234,1\n5.678,2\n"))["a"][0] == 1.234  # nobody asks
+
+
+def test_new_rows_are_read_as_the_training_rows_were(gpclml, tmp_path):
+    draws = np.random.default_rng(0)
+    prices = draws.integers(1000, 9000, 40)
+    rows = [f"{n:,}".replace(",", ".") + f";{n / 7:.2f}".replace(".", ",") for n in prices]
+    (tmp_path / "rows.csv").write_text("a;y\n" + "\n".join(rows))
+    words = "--target", "y", "--model", "linear", "--out", tmp_path / "model"
+    assert gpclml("fit", tmp_path / "rows.csv", *words).exit_code == 0
+    (tmp_path / "new.csv").write_text("a;c\n7.000;1\n")
+    out = tmp_path / "out.csv"
+    assert gpclml("predict", tmp_path / "model", tmp_path / "new.csv", "--out", out).exit_code == 0
+    assert pandas.read_csv(out)["mean"][0] == pytest.approx(1000, rel=0.01)
+    (tmp_path / "asked.csv").write_text("a;y\n" + "\n".join(f"{n / 1000:.3f};{n}" for n in prices))
+    asked = gpclml("fit", tmp_path / "asked.csv", *words[:4], "--out", tmp_path / "other")
+    assert asked.exit_code == 2
+    assert "--decimal" in asked.stderr
+    said = gpclml("fit", tmp_path / "asked.csv", *words, "--decimal", ".")
+    assert said.exit_code == 0
+    assert gpclml("fit", tmp_path / "asked.csv", *words, "--decimal", "x").exit_code == 2
+
+
+def test_dates_with_points_have_the_day_first(write):
+    table = read_table(write("day;time\n11.12.2024;3.1.2024 10:30\n1.2.2025;4.1.2024 00:00:30\n"))
+    assert kind_of(table["day"]) == kind_of(table["time"]) == "date"
+    days = (pandas.to_datetime(["2024-12-11", "2025-02-01"]) - pandas.Timestamp(0)).days
+    assert numbers_of(table["day"], "date").tolist() == days.tolist()
+    assert numbers_of(table["time"], "date")[0] % 1 == pytest.approx(10.5 / 24)
+    with pytest.raises(ArgumentError, match=r"dates such as 2024-05-31 or 31\.05\.2024"):
+        numbers_of(pandas.Series(["31.02.2024"]), "date")
 
 
 def test_a_text_column_with_commas_leaves_points_decimal(write):

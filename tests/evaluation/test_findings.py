@@ -51,6 +51,16 @@ def test_agreeing_criteria_give_no_warning(data):
     assert "LML, CLML and LOO all prefer good." in comparison.sentences
 
 
+def test_points_that_are_copies_of_others_are_told(data):
+    x, y = data(n=120)
+    order = torch.randperm(160, generator=torch.Generator().manual_seed(0))
+    rows = torch.cat([torch.arange(120), torch.arange(40)])[order]
+    models = {"a": GPRegression(x[rows], y[rows]), "b": GPRegression(x[rows], y[rows], "rbf")}
+    found = warning_of(score_models(models), "copied-points")
+    assert set(found.models) == {"a", "b"}
+    assert found.text.startswith("40 of 160 points are copies of others")
+
+
 def test_favourites_that_lead_by_little_do_not_disagree(fourier):
     comparison = score_models(fourier, m=85)
     scores = dict(comparison.scores)

@@ -312,6 +312,11 @@ class TableOptions:
     categories: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
     time_column: str | None = None
+    decimal: str = ""
+
+    def __post_init__(self) -> None:
+        if self.decimal not in ("", ".", ","):
+            raise ArgumentError("--decimal", repr(self.decimal), "a point or a comma")
 
     @property
     def words(self) -> list[str]:
@@ -323,6 +328,8 @@ class TableOptions:
             words += [word for value in values for word in (option, value)]
         if self.time_column is not None:
             words += ["--time-column", self.time_column]
+        if self.decimal:
+            words += ["--decimal", self.decimal]
         return [*words, "--rows", str(self.rows), "--seed", str(self.seed)]
 
 

@@ -87,6 +87,7 @@ class TableEncoding:
         left_out: The columns that do not, and why.
         missing: Texts that stand for a missing value, as for :func:`read_table`.
         notes: Further sentences on the columns.
+        decimal: The decimal mark of the table, as for :func:`read_table`.
     """
 
     target: str
@@ -94,6 +95,7 @@ class TableEncoding:
     left_out: Mapping[str, str] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    decimal: str = ""
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -186,6 +188,7 @@ class TableEncoding:
                 left_out=content["left_out"],
                 missing=tuple(content["missing"]),
                 notes=tuple(content["notes"]),
+                decimal=content.get("decimal", ""),
             )
         except FileNotFoundError as error:
             raise DataError(f"There is no file {path}. Check the path.") from error
@@ -227,6 +230,7 @@ def fit_encoding(
     drop: Iterable[str] = (),
     categories: Iterable[str] = (),
     missing: Sequence[str] = (),
+    decimal: str = "",
 ) -> TableEncoding:
     """Decides how the columns of a table become inputs.
 
@@ -247,6 +251,7 @@ def fit_encoding(
         drop: Columns to leave out.
         categories: Columns whose values are categories, also where they are numbers.
         missing: Texts that stand for a missing value, kept for :func:`read_table`.
+        decimal: The decimal mark, kept likewise.
 
     Raises:
         UnknownNameError: There is no column of a name.
@@ -287,6 +292,7 @@ def fit_encoding(
         ),
         left_out=left_out,
         missing=tuple(missing),
+        decimal=decimal,
         notes=tuple(
             _id_note(name) for name in kinds if _is_like_an_id(column_of(table, name), kinds[name])
         ),

@@ -41,27 +41,33 @@ _PARQUET = (".parquet", ".pq")
 
 
 @checked
-def read_table(path: str | os.PathLike[str], missing: Sequence[str] = ()) -> pandas.DataFrame:
+def read_table(
+    path: str | os.PathLike[str], missing: Sequence[str] = (), decimal: str = ""
+) -> pandas.DataFrame:
     """Reads a table from a Parquet file (.parquet, .pq) or from text such as CSV (any other name).
 
     Text files are in UTF-8, compressed if the name ends in ``.gz``, with the column names in the
     first line. The separator is comma, semicolon, tab or bar, whichever is most frequent in that
-    line. With semicolons, numbers may have decimal commas. Otherwise numbers may have commas
-    between thousands, a sign of money before them or a percent sign after them, if all cells of
-    their column are such numbers; ``table.attrs["amounts"]`` names these columns. Empty cells are
-    missing values, and so are ``NA``, ``N/A``, ``NaN``, ``null``, ``None`` and the other markers of
-    pandas.
+    line. Empty cells are missing values, and so are ``NA``, ``N/A``, ``NaN``, ``null``, ``None``
+    and the other markers of pandas.
+
+    Numbers may be written as 1,234.5 or as 1.234,5, with a sign of money before or after them or a
+    percent sign, if all cells of their column are such numbers; ``table.attrs["amounts"]`` names
+    these columns. A column in which each point, or comma, has three digits behind it, such as 1.234
+    and 12.500, is read as the other columns are written. If they do not tell, a point is decimal,
+    but beside semicolons ``decimal`` has to say so; ``table.attrs["decimal"]`` has what was found.
 
     Args:
         path: The file.
         missing: Further texts that stand for a missing value, e.g. ``"?"``.
+        decimal: The decimal mark of columns that may be read in two ways, ``"."`` or ``","``.
 
     Returns:
         The table, its rows numbered from 0.
 
     Raises:
         DataError: There is no such file, it is not a table, it has no column names or the same name
-            twice, or it has no rows.
+            twice, it has no rows, or its decimal mark cannot be told.
 
     Note:
         Parquet needs the package ``pyarrow``: ``pip install 'gpclml[parquet]'``.
@@ -74,7 +80,7 @@ def read_table(path: str | os.PathLike[str], missing: Sequence[str] = ()) -> pan
     if path.suffix.lower() in _PARQUET:
         table = _read_parquet(path)
     else:
-        table = parse_separated_text(path, list(missing))
+        table = parse_separated_text(path, list(missing), decimal)
     table.columns = [str(name).strip() for name in table.columns]
     _check_names(path, list(table.columns))
     if table.empty:
@@ -124,12 +130,22 @@ def _nearest(path: Path) -> str:
 
 _SEPARATORS = (",", ";", "\t", "|")
 _OF_NO_TEXT = re.compile(rb"[\0-\x08\x0e-\x19\x1c-\x1f]")
-_AMOUNT = re.compile(r"\s*([+-]?)\s*[$€£¥]?\s*((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?)\s*[$€£¥%]?\s*")
-_DECIMAL_COMMA = r"\s*[+-]?\d+,\d+(?:[eE][+-]?\d+)?\s*"
+_AMOUNTS = {
+    decimal: re.compile(
+        r"\s*([+-]?)\s*[$€£¥]?\s*"
+        rf"([1-9]\d{{0,2}}(?:[{thousands} '\u2019\u00a0\u202f]\d{{3}})+|\d+|(?=[{decimal}]))"
+        rf"((?:[{decimal}]\d+)?(?:[eE][+-]?\d+)?)\s*[$€£¥%]?\s*"
+    )
+    for decimal, thousands in ((".", ","), (",", "."))
+}
+_MARK = re.compile(r"[.,]\d")
+_PLAIN = re.compile(r"\s*[+-]?\d+(?:[.,]\d+)?(?:[eE][+-]?\d+)?\s*")
 
 
-def parse_separated_text(path: Path, missing: list[str]) -> pandas.DataFrame:
-    """Reads a table from a text file."""
+def parse_separated_text(path: Path, missing: list[str], decimal: str = "") -> pandas.DataFrame:
+    """Reads a table from a text file; arguments as for :func:`read_table`."""
+    from pandas.api.types import is_numeric_dtype
+
     text = _text(path)
     if not text.strip():
         raise DataError(
@@ -139,15 +155,70 @@ def parse_separated_text(path: Path, missing: list[str]) -> pandas.DataFrame:
         raise DataError(f"{path} is not a table (it looks like HTML or JSON). Save it as CSV.")
     separator = _separator(text)
     names = _column_names(path, text, separator)
-    table = _parsed(path, text, separator, names, missing, decimal=".")
-    if separator == ";" and _has_decimal_commas(table):
-        return _parsed(path, text, separator, names, missing, decimal=",")
-    for name, column in table.items():
-        numbers = _amounts(column)
-        if numbers is not None:
-            table[name] = numbers
+    table = _parsed(path, text, separator, names, missing)
+    if separator != ";" and all(map(is_numeric_dtype, table.dtypes)):
+        return table
+    texts = _parsed(path, text, separator, names, missing, as_texts=True)
+    columns = {name: column_of(texts, name).dropna() for name in names}
+    marks = {name: _decimal_marks(cells) for name, cells in columns.items()}
+    # A column without points and commas, such as 5 €, tells nothing.
+    telling = [name for name, cells in columns.items() if any(map(_MARK.search, cells))]
+    known = {mark for name in telling if len(marks[name]) == 1 for mark in marks[name]}
+    usual = decimal or (known.pop() if len(known) == 1 else "")
+    plain = r"\s*[+-]?\d*(?:[{}]\d+)?(?:[eE][+-]?\d+)?\s*"
+    for name, found in marks.items():
+        cells = columns[name]
+        if len(found) == 2 and not usual and separator == ";":
+            shown = ", ".join(list(filter(_MARK.search, cells))[:3])
+            raise DataError(
+                f"{path}: column {name!r} has {shown}, which may be thousands or decimals, and no "
+                "other column tells. Say what a decimal is: --decimal . or --decimal ,"
+            )
+        mark = usual or "." if len(found) == 2 else "".join(found)
+        is_list = mark == "," and separator == "," and usual != ","  # such as "1,2" in quotes
+        if not mark or (is_list and all(map(_PLAIN.fullmatch, cells))):
+            continue
+        if not is_numeric_dtype(table[name]) or mark == ",":
+            table[name] = _amounts(cells, mark).reindex(table.index)
+        if not all(re.fullmatch(plain.format(mark), cell) for cell in cells):
             table.attrs["amounts"] = [*table.attrs.get("amounts", ()), name]
+    table.attrs["decimal"] = usual
     return table
+
+
+def _decimal_marks(cells: pandas.Series) -> set[str]:
+    """The decimal marks by which all texts of a column are numbers; none if all are whole."""
+    if not len(cells):
+        return set()
+    found = {mark for mark, pattern in _AMOUNTS.items() if all(map(pattern.fullmatch, cells))}
+    digits = cells.str.replace(r"[^\d.,]", "", regex=True)
+    marked = digits.str.contains("[.,]", regex=True)
+    if len(found) < 2:
+        return found
+    if not marked.any():
+        return set() if all(map(_is_number, cells)) else {"."}
+    used = set("".join(digits[marked])) & {".", ","}
+    whole = digits[~marked]
+    if len(used) == 1 and len(whole):
+        # Decimals are written in full, as 950.000, or without their last zeros, as 12.5.
+        if (whole.str.len() > 3).any():
+            return used
+        if digits[marked].str.endswith("0").any():
+            return {".", ","} - used
+    return found
+
+
+def _amounts(cells: pandas.Series, decimal: str) -> pandas.Series:
+    """The numbers of texts such as ``$1,250`` or, with a decimal comma, ``1.250,5 €``."""
+    import pandas
+
+    matches = (_AMOUNTS[decimal].fullmatch(cell) for cell in cells)
+    parts = [match.groups() for match in matches if match]
+    numbers = [
+        float(sign + re.sub(r"\D", "", whole) + decimals.replace(",", "."))
+        for sign, whole, decimals in parts
+    ]
+    return pandas.Series(numbers, cells.index, dtype=float)
 
 
 def _text(path: Path) -> str:
@@ -191,7 +262,12 @@ def _column_names(path: Path, text: str, separator: str) -> list[str]:
 
 
 def _parsed(
-    path: Path, text: str, separator: str, names: list[str], missing: list[str], decimal: str
+    path: Path,
+    text: str,
+    separator: str,
+    names: list[str],
+    missing: list[str],
+    as_texts: bool = False,
 ) -> pandas.DataFrame:
     import pandas
 
@@ -200,7 +276,7 @@ def _parsed(
         try:
             table = pandas.read_csv(
                 io.StringIO(text), sep=separator, header=0, index_col=False, na_values=missing,
-                skipinitialspace=True, low_memory=False, decimal=decimal,
+                skipinitialspace=True, low_memory=False, dtype=str if as_texts else None,
             )  # fmt: skip
         except (ValueError, pandas.errors.ParserWarning) as error:
             raise DataError(
@@ -216,34 +292,6 @@ def _reason(error: Exception, count: int) -> str:
     if "Length of header" in text:
         return f"rows have more cells than the {count} column names"
     return text.removeprefix("Error tokenizing data. C error: ").rstrip(".")
-
-
-def _has_decimal_commas(table: pandas.DataFrame) -> bool:
-    from pandas.api.types import is_numeric_dtype
-
-    for name in table.columns:
-        cells = table[name].dropna()
-        if len(cells) and not is_numeric_dtype(cells):
-            text = cells.astype(str)
-            whole = text.str.fullmatch(r"\s*[+-]?\d+\s*")
-            decimal = text.str.fullmatch(_DECIMAL_COMMA)
-            if bool(decimal.any()) and bool((whole | decimal).all()):
-                return True
-    return False
-
-
-def _amounts(column: pandas.Series) -> pandas.Series | None:
-    """The numbers of a column of texts such as ``$1,250``; None where a text is something else."""
-    import pandas
-
-    cells = column.dropna()
-    if not len(cells) or not all(isinstance(cell, str) for cell in cells):
-        return None
-    found = [_AMOUNT.fullmatch(cell) for cell in cells]
-    if not all(found):
-        return None
-    numbers = [float((one[1] + one[2]).replace(",", "")) for one in found if one]
-    return pandas.Series(numbers, cells.index, dtype=float).reindex(column.index)
 
 
 def _is_number(text: str) -> bool:
