@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from gpclml.curvature.structure import (
     Draw,
     OutputCovariance,
     Structure,
+    fresh_parameters,
     layer_of,
     sample_gradients,
 )
@@ -62,8 +63,45 @@ class Full(Structure):
     @override
     def of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> DenseCurvature:
         """The dense matrix of all parameters together; see :meth:`Structure.of`."""
+        layers = set(map(layer_of, fresh_parameters(module)))
+        if len(layers) == 1 and type(module.get_submodule(*layers)) is torch.nn.Linear:
+            records, others = record_layers(module, x, cotangents)
+            if records and not others:
+                return self._of_layer(cast(LinearRecord, records[0]))
         gradients = sample_gradients(module, x, cotangents)
         return DenseCurvature.of_gradients(gradients, [gradients], self.form)
+
+    def _of_layer(self, record: LinearRecord) -> DenseCurvature:
+        """That of one linear layer, as a last layer is: from products of inputs and of gradients.
+
+        The products of N points take N (in out)² operations, K times fewer than those of rows.
+        """
+        gradients = record.summed_gradients()
+        count, columns, out = gradients.shape
+        size = out * (record.shape[1] + (record.bias is not None))
+        by_samples = self.form == "samples" or (self.form == "smaller" and count * columns < size)
+        if by_samples or record.weight is None or not record.is_plain:
+            rows = record.gradients()
+            return DenseCurvature.of_gradients(rows, [rows], self.form)
+        inputs = record.mean_inputs()[:, 0]
+        if record.bias is not None:
+            inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=-1)
+        step = max(1, _NUMBERS // (out**2 + inputs.shape[-1] ** 2))
+        blocks = (
+            (g.mT @ g).flatten(1).mT @ (a.unsqueeze(-1) * a.unsqueeze(-2)).flatten(1)
+            for g, a in zip(
+                map(Tensor.double, gradients.split(step)),
+                map(Tensor.double, inputs.split(step)), strict=True,
+            )
+        )  # fmt: skip
+        whole = reduce(torch.add, blocks).unflatten(0, (out, out)).unflatten(2, (-1, size // out))
+        matrix = whole.permute(0, 2, 1, 3).reshape(size, size)
+        shapes = {record.weight: record.shape}
+        if record.bias is not None:  # biases come after all weights
+            places = torch.arange(size, device=matrix.device).reshape(out, -1)
+            order = torch.cat([places[:, :-1].flatten(), places[:, -1]])
+            matrix, shapes[record.bias] = matrix[order][:, order], torch.Size([out])
+        return DenseCurvature([Block(shapes, False, matrix)])
 
 
 @checked
