@@ -14,7 +14,13 @@ from typing_extensions import override
 from gpclml._utils.arguments import checked
 from gpclml.curvature._layers import LinearRecord
 from gpclml.curvature._recording import record_layers, sum_over_chunks
-from gpclml.curvature.output_gradients import OuterProducts, dense_rows, weighted_products
+from gpclml.curvature.output_gradients import (
+    OuterProducts,
+    dense_rows,
+    layer_products,
+    point_products,
+    weighted_products,
+)
 from gpclml.curvature.structure import (
     Cotangents,
     Curvature,
@@ -72,36 +78,15 @@ class Full(Structure):
         return DenseCurvature.of_gradients(gradients, [gradients], self.form)
 
     def _of_layer(self, record: LinearRecord) -> DenseCurvature:
-        """That of one linear layer, as a last layer is: from products of inputs and of gradients.
-
-        The products of N points take N (in out)² operations, K times fewer than those of rows.
-        """
-        gradients = record.summed_gradients()
-        count, columns, out = gradients.shape
-        size = out * (record.shape[1] + (record.bias is not None))
-        by_samples = self.form == "samples" or (self.form == "smaller" and count * columns < size)
+        kinds = {record.weight: record.shape, record.bias: record.shape[:1]}
+        shapes = {name: shape for name, shape in kinds.items() if name is not None}
+        size = sum(shape.numel() for shape in shapes.values())
+        fewer = record.num_points * len(record.raw_gradients) < size
+        by_samples = self.form == "samples" or (self.form == "smaller" and fewer)
         if by_samples or record.weight is None or not record.is_plain:
-            rows = record.gradients()
-            return DenseCurvature.of_gradients(rows, [rows], self.form)
-        inputs = record.mean_inputs()[:, 0]
-        if record.bias is not None:
-            inputs = torch.cat([inputs, torch.ones_like(inputs[:, :1])], dim=-1)
-        step = max(1, _NUMBERS // (out**2 + inputs.shape[-1] ** 2))
-        blocks = (
-            (g.mT @ g).flatten(1).mT @ (a.unsqueeze(-1) * a.unsqueeze(-2)).flatten(1)
-            for g, a in zip(
-                map(Tensor.double, gradients.split(step)),
-                map(Tensor.double, inputs.split(step)), strict=True,
-            )
-        )  # fmt: skip
-        whole = reduce(torch.add, blocks).unflatten(0, (out, out)).unflatten(2, (-1, size // out))
-        matrix = whole.permute(0, 2, 1, 3).reshape(size, size)
-        shapes = {record.weight: record.shape}
-        if record.bias is not None:  # biases come after all weights
-            places = torch.arange(size, device=matrix.device).reshape(out, -1)
-            order = torch.cat([places[:, :-1].flatten(), places[:, -1]])
-            matrix, shapes[record.bias] = matrix[order][:, order], torch.Size([out])
-        return DenseCurvature([Block(shapes, False, matrix)])
+            gradients = record.gradients()
+            return DenseCurvature.of_gradients(gradients, [gradients], self.form)
+        return DenseCurvature([Block(shapes, False, layer_products(record))])
 
 
 @checked
@@ -232,7 +217,7 @@ class Block:
 
     def output_covariance(self, precisions: Mapping[str, Tensor], scale: float) -> OutputCovariance:
         """As that of the curvature, for the block's parameters."""
-        root = self._roots(precisions).double()  # as factors are: see those of Kronecker
+        root = self._roots(precisions).double()
         rows = scale**0.5 * self.matrix * root
         factor = _factor(_gram(rows) if self.by_samples else scale**0.5 * root.unsqueeze(-1) * rows)
 
@@ -241,7 +226,7 @@ class Block:
             columns = (flat * root).flatten(0, 1).mT
             seen = rows @ columns if self.by_samples else columns
             solved = torch.linalg.solve_triangular(factor, seen, upper=False)
-            prior, known = (_products(one, flat.shape[:2]) for one in (columns, solved))
+            prior, known = (point_products(one, flat.shape[:2]) for one in (columns, solved))
             return (prior - known if self.by_samples else known).to(flat)
 
         def of(gradients: Mapping[str, Any]) -> Tensor:
@@ -429,23 +414,13 @@ class FunctionSpaceCurvature(Curvature):
 
 
 def _factor(matrix: Tensor, scale: Tensor | float = 1.0) -> Tensor:
-    """Cholesky factor of I + s M.
+    """Cholesky factor of I + s M, with the diagonal of M raised by its rounding.
 
-    The diagonal of M is raised by the rounding of sums over its rows. Where s M is far above the
-    prior's I, as with a vague prior, M would else not be positive definite, and a jitter of the
-    mean of the diagonal would hide all weights but those of the largest curvature.
+    Under a vague prior, s M far above I, a jitter of the mean diagonal would hide small curvature.
     """
-    rounding = 1 + len(matrix) * torch.finfo(matrix.dtype).eps * torch.eye(
-        len(matrix), dtype=matrix.dtype, device=matrix.device
-    )
-    scaled = matrix * rounding * torch.as_tensor(scale).to(matrix)
-    return safe_cholesky(scaled + torch.eye(len(matrix)).to(matrix))
-
-
-def _products(columns: Tensor, shape: torch.Size) -> Tensor:
-    """Inner products of the C columns of each point, ``(p, N C)`` to ``(N, C, C)``."""
-    rows = columns.mT.unflatten(0, shape)
-    return rows @ rows.mT
+    eye = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+    rounding = 1 + len(matrix) * torch.finfo(matrix.dtype).eps * eye
+    return safe_cholesky(torch.addcmul(eye, matrix * rounding, torch.as_tensor(scale).to(matrix)))
 
 
 def _log_det(matrix: Tensor, scale: Tensor | float) -> Tensor:
