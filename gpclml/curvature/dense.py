@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import torch
 from torch import Tensor
@@ -14,13 +14,20 @@ from typing_extensions import override
 from gpclml._utils.arguments import checked
 from gpclml.curvature._layers import LinearRecord
 from gpclml.curvature._recording import record_layers, sum_over_chunks
-from gpclml.curvature.output_gradients import OuterProducts, dense_rows, weighted_products
+from gpclml.curvature.output_gradients import (
+    OuterProducts,
+    dense_rows,
+    layer_products,
+    point_products,
+    weighted_products,
+)
 from gpclml.curvature.structure import (
     Cotangents,
     Curvature,
     Draw,
     OutputCovariance,
     Structure,
+    fresh_parameters,
     layer_of,
     sample_gradients,
 )
@@ -62,8 +69,24 @@ class Full(Structure):
     @override
     def of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> DenseCurvature:
         """The dense matrix of all parameters together; see :meth:`Structure.of`."""
+        layers = set(map(layer_of, fresh_parameters(module)))
+        if len(layers) == 1 and type(module.get_submodule(*layers)) is torch.nn.Linear:
+            records, others = record_layers(module, x, cotangents)
+            if records and not others:
+                return self._of_layer(cast(LinearRecord, records[0]))
         gradients = sample_gradients(module, x, cotangents)
         return DenseCurvature.of_gradients(gradients, [gradients], self.form)
+
+    def _of_layer(self, record: LinearRecord) -> DenseCurvature:
+        kinds = {record.weight: record.shape, record.bias: record.shape[:1]}
+        shapes = {name: shape for name, shape in kinds.items() if name is not None}
+        size = sum(shape.numel() for shape in shapes.values())
+        fewer = record.num_points * len(record.raw_gradients) < size
+        by_samples = self.form == "samples" or (self.form == "smaller" and fewer)
+        if by_samples or record.weight is None or not record.is_plain:
+            gradients = record.gradients()
+            return DenseCurvature.of_gradients(gradients, [gradients], self.form)
+        return DenseCurvature([Block(shapes, False, layer_products(record))])
 
 
 @checked
@@ -194,7 +217,7 @@ class Block:
 
     def output_covariance(self, precisions: Mapping[str, Tensor], scale: float) -> OutputCovariance:
         """As that of the curvature, for the block's parameters."""
-        root = self._roots(precisions).double()  # as factors are: see those of Kronecker
+        root = self._roots(precisions).double()
         rows = scale**0.5 * self.matrix * root
         factor = _factor(_gram(rows) if self.by_samples else scale**0.5 * root.unsqueeze(-1) * rows)
 
@@ -203,7 +226,7 @@ class Block:
             columns = (flat * root).flatten(0, 1).mT
             seen = rows @ columns if self.by_samples else columns
             solved = torch.linalg.solve_triangular(factor, seen, upper=False)
-            prior, known = (_products(one, flat.shape[:2]) for one in (columns, solved))
+            prior, known = (point_products(one, flat.shape[:2]) for one in (columns, solved))
             return (prior - known if self.by_samples else known).to(flat)
 
         def of(gradients: Mapping[str, Any]) -> Tensor:
@@ -391,23 +414,13 @@ class FunctionSpaceCurvature(Curvature):
 
 
 def _factor(matrix: Tensor, scale: Tensor | float = 1.0) -> Tensor:
-    """Cholesky factor of I + s M.
+    """Cholesky factor of I + s M, with the diagonal of M raised by its rounding.
 
-    The diagonal of M is raised by the rounding of sums over its rows. Where s M is far above the
-    prior's I, as with a vague prior, M would else not be positive definite, and a jitter of the
-    mean of the diagonal would hide all weights but those of the largest curvature.
+    Under a vague prior, s M far above I, a jitter of the mean diagonal would hide small curvature.
     """
-    rounding = 1 + len(matrix) * torch.finfo(matrix.dtype).eps * torch.eye(
-        len(matrix), dtype=matrix.dtype, device=matrix.device
-    )
-    scaled = matrix * rounding * torch.as_tensor(scale).to(matrix)
-    return safe_cholesky(scaled + torch.eye(len(matrix)).to(matrix))
-
-
-def _products(columns: Tensor, shape: torch.Size) -> Tensor:
-    """Inner products of the C columns of each point, ``(p, N C)`` to ``(N, C, C)``."""
-    rows = columns.mT.unflatten(0, shape)
-    return rows @ rows.mT
+    eye = torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+    rounding = 1 + len(matrix) * torch.finfo(matrix.dtype).eps * eye
+    return safe_cholesky(torch.addcmul(eye, matrix * rounding, torch.as_tensor(scale).to(matrix)))
 
 
 def _log_det(matrix: Tensor, scale: Tensor | float) -> Tensor:

@@ -225,6 +225,8 @@ def sample_gradients(
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "There is a performance drop")
             made = vmap(of_one)(x, columns)
+    except torch.OutOfMemoryError:
+        raise
     except (RuntimeError, ValueError, TypeError):  # it has no rule for a module
         pass
     if made is None or wrong(made[1]):

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 import os
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Self, cast
 
 import torch
 from gpytorch.likelihoods import GaussianLikelihood, Likelihood, SoftmaxLikelihood
 from torch import Tensor
-from torch.distributions import Bernoulli, Categorical, Distribution, Normal
+from torch.distributions import Distribution
 
 from gpclml._utils.arguments import (
-    callers_level,
     check_counts,
     check_finite,
     check_positive,
@@ -32,7 +30,6 @@ from gpclml.curvature import (
     GaussianWeightPrior,
     Kronecker,
     Structure,
-    output_gradients,
 )
 from gpclml.curvature.output_likelihoods import check_targets_belong, output_likelihood
 from gpclml.curvature.storage import (
@@ -43,6 +40,12 @@ from gpclml.curvature.storage import (
 )
 from gpclml.curvature.structure import OutputCovariance, check_mode
 from gpclml.errors import ArgumentError, DataError, UnsupportedError
+from gpclml.estimators.laplace_outputs import (
+    covariances_of,
+    joined,
+    likelihood_of_kind,
+    search_hyperparameters,
+)
 from gpclml.estimators.laplace_parts import (
     bridged,
     calibrated,
@@ -55,14 +58,7 @@ from gpclml.estimators.laplace_parts import (
     scaled_outputs,
     validated_temperature,
 )
-from gpclml.fit import FitWarning
 from gpclml.mlls import LaplaceMarginalLogLikelihood
-from gpclml.mlls.evidence_search import (
-    fit_noise_to_residuals,
-    maximize_evidence,
-    told_of_link,
-    told_of_scales,
-)
 from gpclml.models import LinearizedNetwork
 
 __all__ = ["Laplace"]
@@ -74,7 +70,6 @@ _REQUIRED = {
 }  # fmt: skip
 _STRUCTURES = {"kron": Kronecker(others="diagonal"), "full": Full(), "diag": Diagonal()}
 _UNKNOWN = 2**62  # points of data that have not been counted yet
-_NUMBERS = 2**24  # of gradients in memory at a time
 _POINTS = 256  # that are predicted at a time
 _SCALES = (0.0, *(10 ** (k / 2) for k in range(-12, 3)))  # of covariances that are tried
 _SAMPLE = 1000  # training points at which predictions are compared with the network's
@@ -107,11 +102,9 @@ class Laplace:
     Args:
         network: Maps ``(N, *event)`` to ``(N, C)``, each point on its own; in eval mode if it has
             dropout or batch normalization. It is not changed.
-        likelihood: ``"classification"`` for a softmax, which of a network of one output is the
-            logistic function of :class:`torch.nn.BCEWithLogitsLoss`; ``"regression"``; or a
-            likelihood as :class:`gpclml.mlls.LaplaceMarginalLogLikelihood` takes it.
-            ``BernoulliLikelihood`` is a probit: a network that was trained with logits is not of
-            it.
+        likelihood: ``"classification"`` for a softmax, of one output the logistic function;
+            ``"regression"``; or one of :class:`gpclml.mlls.LaplaceMarginalLogLikelihood`, of which
+            ``BernoulliLikelihood`` is a probit, not for logits.
         weights: Weights in the posterior: ``"last"`` for those of the last layer that has some that
             require a gradient (of all layers if none do), ``"all"`` for all that require a
             gradient, or names of parameters or modules.
@@ -158,9 +151,8 @@ class Laplace:
         self.likelihood: Likelihood | str = likelihood
         self.weights = weights
         self.by: Literal["network", "layer", "parameter"] = by
-        self.structure: Structure = (
-            _STRUCTURES[structure] if isinstance(structure, str) else structure
-        )
+        named = structure if isinstance(structure, str) else ""
+        self.structure: Structure = _STRUCTURES.get(named, cast(Structure, structure))
         raw = getattr(getattr(likelihood, "noise_covar", None), "raw_noise", None)
         self._keeps_noise = isinstance(raw, Tensor) and bool(raw.detach().any())  # a number too
         self._curvature: Curvature | None = None
@@ -228,8 +220,7 @@ class Laplace:
 
         Warns:
             FitWarning: The evidence still climbs, the noise ended at a bound, outputs and targets
-                are of different sizes, or residuals of several outputs are; or the likelihood is a
-                probit and the outputs seem to be logits.
+                or residuals of outputs are of different sizes, or logits are under a probit.
         """
         check_counts(batch_size=batch_size)
         check_mode(self.network)
@@ -253,14 +244,7 @@ class Laplace:
                 evidence, self.num_data = evidence + mll.evidence_of(x, y), self.num_data + len(x)
         mll.num_data = self.num_data
         check_targets_belong("data", *evidence.seen)
-        told = told_of_link(likelihood, *evidence.seen)
-        told = told or told_of_scales(likelihood, *evidence.seen)
-        if isinstance(precision, str):
-            told = maximize_evidence(evidence) or told
-        elif not self._keeps_noise:
-            told = fit_noise_to_residuals(evidence) or told
-        if told:
-            warnings.warn(told, FitWarning, stacklevel=callers_level())
+        search_hyperparameters(evidence, precision, self._keeps_noise)
         if precision == "cross-validation":
             factor = self._by_folds(mll, data, batch_size)
             with torch.no_grad():
@@ -300,8 +284,11 @@ class Laplace:
             size = max(1, min(batch_size, self.num_data // 5))
             return batches_of("data", data, size, self._device)
 
+        def covariances(function: OutputCovariance, x: Tensor, outputs: int) -> Tensor:
+            return covariances_of(self.network, self.names, [function], x, outputs)[0]
+
         with only_trained(self.network, self.names):
-            return factor_by_folds(mll.evidence_of, batches, self._by_function, _FACTORS)
+            return factor_by_folds(mll.evidence_of, batches, covariances, _FACTORS)
 
     @torch.no_grad()
     @checked(x="(N, *event)")
@@ -369,7 +356,7 @@ class Laplace:
                 parts.append(bridged(*cast(Any, likelihood).centred(outputs, covariance)))
                 continue
             parts.append(likelihood.predictive(outputs, covariance, tempered, normal))
-        return _joined(parts)
+        return joined(parts)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the posterior and the network's weights to one file, without pickled objects.
@@ -426,6 +413,8 @@ class Laplace:
             made.covariance_scale = numbers["covariance_scale"]
             made.output_scale = numbers["output_scale"]
             made.output_temperature = numbers["output_temperature"]
+        except torch.OutOfMemoryError:
+            raise
         except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
             raise DataError(
                 f"path: {path} does not hold a Laplace posterior ({error}). Write it again."
@@ -443,14 +432,9 @@ class Laplace:
 
     def _likelihood_of(self, x: Tensor) -> Likelihood:
         """The likelihood, made from the network's outputs where only its kind was given."""
-        outputs = outputs_of(self.network, x)
-        if self.likelihood == "classification":
-            classes = max(outputs.shape[-1], 2)  # one output is a logit
-            made: Any = SoftmaxLikelihood(num_classes=classes, mixing_weights=False)
-            self.likelihood = made.to(outputs)
-        elif self.likelihood == "regression":
-            self.likelihood = GaussianLikelihood().to(outputs)
-        return cast(Likelihood, self.likelihood)
+        if isinstance(self.likelihood, str):
+            self.likelihood = likelihood_of_kind(self.likelihood, outputs_of(self.network, x))
+        return self.likelihood
 
     def _take(self, curvature: Curvature, precisions: Mapping[str, Tensor], scale: float) -> None:
         self._curvature, self._precisions, self._scale = curvature, dict(precisions), scale
@@ -484,29 +468,9 @@ class Laplace:
 
     def _covariances(self, x: Tensor, outputs: int, factors: Sequence[float]) -> list[Tensor]:
         """Covariances of outputs, ``(N, C, C)``, for each factor of the precisions."""
-        if self._of_gradients is None:
-            self._of_gradients = self._function(1.0)
-        kept = self._of_gradients
+        kept = self._of_gradients = self._of_gradients or self._function(1.0)
         functions = [kept if f == 1 else self._function(f) for f in factors]
-        return self._by_functions(functions, x, outputs)
-
-    def _by_function(self, function: OutputCovariance, x: Tensor, outputs: int) -> Tensor:
-        return self._by_functions([function], x, outputs)[0]
-
-    def _by_functions(
-        self, functions: Sequence[OutputCovariance], x: Tensor, outputs: int
-    ) -> list[Tensor]:
-        parts = []
-        with only_trained(self.network, self.names):
-            first = output_gradients(self.network, x[:1], outputs)
-            numbers = sum(
-                one.numel() if isinstance(one, Tensor) else one.gradients.numel()
-                for one in first.values()
-            )
-            for some in x.split(max(1, _NUMBERS // numbers)):
-                gradients = output_gradients(self.network, some, outputs)
-                parts.append([function(gradients) for function in functions])
-        return [torch.cat(of_factor) for of_factor in zip(*parts, strict=True)]
+        return covariances_of(self.network, self.names, functions, x, outputs)
 
     @torch.no_grad()
     def _evaluated(
@@ -565,12 +529,3 @@ class Laplace:
             seen += len(x)
             if len(rows):
                 yield x[rows], y[rows]
-
-
-def _joined(parts: Sequence[Distribution]) -> Distribution:
-    """One distribution of all points."""
-    if isinstance(parts[0], Normal):
-        loc, scale = (torch.cat([getattr(one, k) for one in parts]) for k in ("loc", "scale"))
-        return Normal(loc, scale)
-    logits = torch.cat([cast(Categorical | Bernoulli, one).logits for one in parts])
-    return type(parts[0])(logits=logits)  # pyright: ignore[reportCallIssue]

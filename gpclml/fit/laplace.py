@@ -32,17 +32,16 @@ from gpclml.inference import evaluating
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.mlls.evidence_search import (
     LogNoise,
+    climbs,
+    climbs_online,
     lower_noise_to_residuals,
     start_from_residuals,
+    step_uphill,
     told_of_scales,
 )
 from gpclml.models import LinearizedNetwork
 
 __all__ = ["OnlineFitResult", "fit_hyperparameters", "fit_map", "fit_online"]
-
-_LAST = 10  # the part of a fit that is its last tenth
-_CLIMBS = 0.1  # nats, of all points, gained by the last tenth of a fit to one curvature
-_CLIMBS_ONLINE = 0.003  # nats per point, gained by the last tenth while weights are trained too
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +107,7 @@ class _WeightTraining:
             if self.lowers_noise and done == 0 and not values:
                 lower_noise_to_residuals(self.mll, output.mean, y)
             value = self.mll.log_joint(output, y)
-            _step(self.of_weights, value)
+            step_uphill(self.of_weights, value)
             values.append(value.detach())
             self.seen.append((output.mean.detach(), y))
         mean = torch.stack(values).mean()
@@ -116,30 +115,11 @@ class _WeightTraining:
         return float(mean)
 
     def told(self) -> str:
-        """What is wrong between the outputs of the last pass and their targets, with a warning."""
+        """What is wrong between outputs of the last pass and their targets, with a warning."""
         seen = [torch.cat(values) for values in zip(*self.seen, strict=True)]
-        told = told_of_scales(cast(Likelihood, self.mll.likelihood), *seen) if seen else ""
-        if told:
+        if told := told_of_scales(cast(Likelihood, self.mll.likelihood), *seen) if seen else "":
             warnings.warn(told, FitWarning, stacklevel=callers_level())
         return told
-
-
-def _step(
-    optimizer: torch.optim.Optimizer, value: Tensor, log_noise: LogNoise | None = None
-) -> None:
-    """A step uphill, by gradients of these parameters alone."""
-    leaves = optimizer.param_groups[0]["params"]
-    own = [log_noise.parameter if log_noise and p is log_noise.leaf else p for p in leaves]
-    gradients = torch.autograd.grad(-value, own, allow_unused=True)
-    for p, gradient in zip(leaves, gradients, strict=True):
-        p.grad = gradient
-    if log_noise is not None and log_noise.leaf.grad is not None:
-        log_noise.leaf.grad = log_noise.gradient(log_noise.leaf.grad)
-    if log_noise is not None:
-        log_noise.read()
-    optimizer.step()
-    if log_noise is not None:
-        log_noise.write()
 
 
 class _OnlineTraining(_WeightTraining):
@@ -184,7 +164,7 @@ class _OnlineTraining(_WeightTraining):
                 if step == 0 and not self.run.course.looks:
                     start_from_residuals(of_step)
                     value = of_step()
-                _step(self.of_hyperparameters, value, self.log_noise)
+                step_uphill(self.of_hyperparameters, value, self.log_noise)
             with torch.no_grad():
                 if evidence is not None:
                     value = evidence()
@@ -308,9 +288,8 @@ def fit_online(
     precisions, noise, a temperature that is a parameter, and the ranges of an augmentation. The
     curvature is computed once each time, over all data in batches; ``FunctionSpace``, estimates
     from one output and augmentations take a new batch for each step. The weights and
-    hyperparameters of the largest evidence are kept. The noise of a Gaussian likelihood is trained
-    in its logarithm. It begins at most at the mean squared residual of the first batch, and the
-    first fit of hyperparameters starts as that of :func:`fit_hyperparameters`.
+    hyperparameters of the largest evidence are kept. Noise begins at most at the mean squared
+    residual of the first batch, and goes on as in :func:`fit_hyperparameters`.
 
     With a checkpoint the training is saved after every evaluation and, as of the last whole epoch,
     at an interrupt. It resumes from there bit for bit; only layers that draw from PyTorch's global
@@ -397,7 +376,7 @@ def fit_online(
                 if patience is not None and course.looks_since_best >= patience:
                     break
     told, problem = training.told(), "units"
-    if not told and _climbs_still(course.scores):
+    if not told and climbs_online(course.scores):
         told, problem = "The evidence still climbed at the last epochs. Raise epochs.", "limit"
     run.keep_best()
     return OnlineFitResult(
@@ -405,13 +384,6 @@ def fit_online(
         seconds=course.seconds, log_joints=course.objectives, evaluated=course.looks,
         best=course.best, message=told, problem=cast(Problem, problem if told else ""),
     )  # fmt: skip
-
-
-def _climbs_still(scores: list[float]) -> bool:
-    """Whether the last tenth of the evidences brought the best one by more than a little."""
-    last = max(1, len(scores) // _LAST)
-    earlier = scores[:-last]
-    return bool(earlier) and max(scores) - max(earlier) > _CLIMBS_ONLINE
 
 
 @checked(train_x="(N, *event)", train_y="(N, *outputs)")
@@ -458,7 +430,7 @@ def fit_hyperparameters(
         NonFiniteError: The evidence is not finite.
 
     Warns:
-        FitWarning: Outputs are of another size than targets, or residuals of several outputs are.
+        FitWarning: Outputs and targets, or residuals of several outputs, are of different sizes.
     """
     check_counts(steps=steps, batch_size=batch_size)
     check_positive(lr=lr)
@@ -470,22 +442,9 @@ def fit_hyperparameters(
     history = training.train_hyperparameters(steps, trained=True)
     evidence, seconds = training.run.course.scores[-1], time.perf_counter() - start
     told, problem = training.told(), "units"
-    if not told and _climbs([*history, evidence], mll.num_data, bool(training.seen)):
+    if not told and climbs([*history, evidence], mll.num_data, bool(training.seen)):
         told, problem = "The evidence still climbs at the last steps. Raise steps, or lr.", "limit"
+    named = cast(Problem, problem if told else "")
     return FitResult(
-        objective=evidence, history=history, seconds=seconds, message=told,
-        problem=cast(Problem, problem if told else ""),
-    )  # fmt: skip
-
-
-def _climbs(values: list[float], num_data: int, exact: bool) -> bool:
-    """Whether the last tenth of the steps gained; of estimates, beyond twice their error."""
-    last = max(1, len(values) // _LAST)
-    if exact:
-        return (values[-1] - values[-1 - last]) * num_data > _CLIMBS
-    if last < 2:
-        return False
-    before, after = torch.tensor(values[-2 * last :], dtype=torch.float64).split(last)
-    gain = float(after.mean() - before.mean())
-    error = math.sqrt(float(before.var() + after.var()) / last)
-    return gain * num_data > _CLIMBS and gain > 2 * error
+        objective=evidence, history=history, seconds=seconds, message=told, problem=named
+    )

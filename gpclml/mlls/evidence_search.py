@@ -21,22 +21,28 @@ from gpclml.models.linear import LinearizedNetwork
 
 __all__ = [
     "LogNoise",
+    "climbs",
+    "climbs_online",
     "fit_noise_to_residuals",
     "lower_noise_to_residuals",
     "maximize_evidence",
     "mean_squared_residual",
     "start_from_residuals",
+    "step_uphill",
     "told_of_link",
     "told_of_scales",
 ]
 
+_LAST = 10  # the part of a fit that is its last tenth
+_CLIMBS = 0.1  # nats, of all points, gained by the last tenth of a fit to one curvature
+_CLIMBS_ONLINE = 0.003  # nats per point, gained by the last tenth while weights are trained too
 _FLOOR = 1e-10  # least noise, of the variance of the targets
 _UPSTREAMS_FLOOR = 1e-4  # that of GPyTorch, in units of the targets
 _NEAR_BOUND = 0.01  # distance from a bound, where a transform is flat and has no way back
 _FURTHEST = 30.0  # logarithm of the factor by which a search may move a hyperparameter
 _LEAST_SLOPE = 0.1  # nats by an e-fold of a hyperparameter, below which nothing is left to gain
 _ROUNDINGS = 100  # of a sum over points, that its slope may have
-_UNLIKE = 10.0  # factor between the sizes of outputs and targets that have the same units
+_UNLIKE = 30.0  # factor between the sizes of outputs and targets that have the same units
 _EXPLAINED = 1e-3  # of the targets' variance, below which outputs say nothing about them
 _ERRORS = 1.5  # standard errors by which labels must tell logits
 _UNEQUAL = 3.0  # factor between the residuals of outputs that share one noise
@@ -357,3 +363,41 @@ def told_of_link(likelihood: Likelihood, outputs: Tensor, target: Tensor) -> str
         f"{-float(probit.mean()):.3g}; as logits they have {-float(logistic.mean()):.3g}. Give "
         '"classification" for a network that was trained with BCEWithLogitsLoss.'
     )
+
+
+def step_uphill(
+    optimizer: torch.optim.Optimizer, value: Tensor, log_noise: LogNoise | None = None
+) -> None:
+    """A step uphill, by gradients of these parameters alone."""
+    leaves = optimizer.param_groups[0]["params"]
+    own = [log_noise.parameter if log_noise and p is log_noise.leaf else p for p in leaves]
+    gradients = torch.autograd.grad(-value, own, allow_unused=True)
+    for p, gradient in zip(leaves, gradients, strict=True):
+        p.grad = gradient
+    if log_noise is not None and log_noise.leaf.grad is not None:
+        log_noise.leaf.grad = log_noise.gradient(log_noise.leaf.grad)
+    if log_noise is not None:
+        log_noise.read()
+    optimizer.step()
+    if log_noise is not None:
+        log_noise.write()
+
+
+def climbs_online(scores: list[float]) -> bool:
+    """Whether the last tenth of the evidences brought the best one by more than a little."""
+    last = max(1, len(scores) // _LAST)
+    earlier = scores[:-last]
+    return bool(earlier) and max(scores) - max(earlier) > _CLIMBS_ONLINE
+
+
+def climbs(values: list[float], num_data: int, exact: bool) -> bool:
+    """Whether the last tenth of the steps gained; of estimates, beyond twice their error."""
+    last = max(1, len(values) // _LAST)
+    if exact:
+        return (values[-1] - values[-1 - last]) * num_data > _CLIMBS
+    if last < 2:
+        return False
+    before, after = torch.tensor(values[-2 * last :], dtype=torch.float64).split(last)
+    gain = float(after.mean() - before.mean())
+    error = math.sqrt(float(before.var() + after.var()) / last)
+    return gain * num_data > _CLIMBS and gain > 2 * error

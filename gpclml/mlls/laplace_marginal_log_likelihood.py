@@ -143,11 +143,7 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
         return fit / len(mean) + (self.log_prior() - 0.5 * penalty) / self.num_data
 
     def log_prior(self) -> Tensor | float:
-        """Log density of the priors that are registered, in nats; zero if there are none.
-
-        Raises:
-            UnsupportedError: A prior is one of the network's weights.
-        """
+        """Log density of registered priors, in nats; those of weights are refused."""
         if not has_terms(cast(Any, self)):
             return 0.0
         for name, *_ in self.named_priors():

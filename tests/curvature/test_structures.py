@@ -15,6 +15,7 @@ from gpclml.curvature import (
     FunctionSpace,
     Kronecker,
     output_gradients,
+    sample_gradients,
 )
 from gpclml.curvature.kronecker import _LogDet
 from gpclml.errors import UnknownNameError, UnsupportedError
@@ -243,3 +244,20 @@ def test_log_determinants_of_factors_go_by_chunks(groups, monkeypatch):
     pairs = zip(*(torch.autograd.grad(one, leaves) for one in (found, expected)), strict=True)
     for one, other in pairs:
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_full_curvature_of_a_linear_layer_is_that_of_its_gradients(bias, dtype):
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(4, 3, bias=bias).to(dtype)
+    x, columns = torch.randn(30, 4, dtype=dtype), torch.randn(30, 2, 3, dtype=dtype)
+    made = Full().of(layer, x, lambda outputs: columns)
+    rows = sample_gradients(layer, x, lambda outputs: columns)
+    flat = torch.cat([one.flatten(2) for one in rows.values()], -1).flatten(0, 1).double()
+    assert made.names == list(rows)
+    torch.testing.assert_close(made.blocks[0].matrix, flat.mT @ flat, rtol=1e-5, atol=1e-5)
+    few = Full().of(layer, x[:2], lambda outputs: columns[:2])
+    assert few.blocks[0].by_samples
+    both = (made + few).blocks[0].matrix
+    torch.testing.assert_close(both, flat.mT @ flat + flat[:4].mT @ flat[:4], rtol=1e-5, atol=1e-5)
