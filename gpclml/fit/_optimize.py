@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeVar, cast
 
 import torch
-from gpytorch.mlls import MarginalLogLikelihood
+from gpytorch.mlls import MarginalLogLikelihood, SumMarginalLogLikelihood
 from gpytorch.models import ExactGP
 from linear_operator.utils.errors import NanError, NotPSDError
 from linear_operator.utils.warnings import NumericalWarning
@@ -55,26 +55,33 @@ class LineSearchEnd:
     ran_away: str = ""
 
 
-def line_search(mll: MarginalLogLikelihood, steps: int | None, record: Record) -> LineSearchEnd:
+def line_search(
+    mll: MarginalLogLikelihood,
+    steps: int | None,
+    record: Record,
+    options: Mapping[str, Any] | None = None,
+) -> LineSearchEnd:
     """Minimizes the fixed loss by SciPy's L-BFGS-B, in place; the objective is in train mode.
 
     Where a float32 model then predicts something else than its hyperparameters say, the search
     is repeated with a limit of the rounding. A StoppedError is raised if the start cannot be
-    evaluated.
+    evaluated. Further ``options`` are those of SciPy.
     """
-    start = copied_state(mll)
-    end = _line_search(mll, steps, record)
+    start, options = copied_state(mll), dict(options or {})
+    end = _line_search(mll, steps, record, options)
     for limit in ROUNDING_LIMITS:
         if predicts_in_its_type(mll):
             break
         mll.load_state_dict(start)
         with limited_rounding(mll, limit):
-            end = _line_search(mll, steps, record)
+            end = _line_search(mll, steps, record, options)
         end = replace(end, loss=-objective(mll))
     return end
 
 
-def _line_search(mll: MarginalLogLikelihood, steps: int | None, record: Record) -> LineSearchEnd:
+def _line_search(
+    mll: MarginalLogLikelihood, steps: int | None, record: Record, options: dict[str, Any]
+) -> LineSearchEnd:
     """One search.
 
     The first step is taken in the raw parameters, the others in the logarithms of positive
@@ -87,22 +94,44 @@ def _line_search(mll: MarginalLogLikelihood, steps: int | None, record: Record) 
     """
     load_botorch()
     bounds = bounds_of(mll)
-    with warnings.catch_warnings(), weak_priors(mll) as has_priors:
+    with warnings.catch_warnings(), _detached(mll), weak_priors(mll) as has_priors:
         # Points on the way may take jitter. That the end does is told by its predictions, later.
         warnings.simplefilter("ignore", NumericalWarning)
         fixed = _started(lambda: FixedLoss(mll))
         members = _independent_members(mll.model)
         if members and not fixed.by_arrays and _is_batch_of_botorch(mll.model):
-            loss, reason, message = _search_of_members(mll, steps, bounds, record)
+            loss, reason, message = _search_of_members(mll, steps, bounds, record, options)
         else:
             members *= fixed.by_arrays
-            loss, reason, message = _search(mll, fixed, steps, bounds, record, members)
+            loss, reason, message = _search(mll, fixed, steps, bounds, record, members, options)
     if has_priors:
         loss = -objective(mll)
     return LineSearchEnd(
         loss, reason, "" if reason == "converged" else message, _at_bounds(mll, bounds),
         ran_away(mll),
     )  # fmt: skip
+
+
+@contextmanager
+def _detached(mll: MarginalLogLikelihood) -> Iterator[None]:
+    """Within the block training data that require a gradient do not: a fit takes none by them."""
+    members = cast(Any, mll.mlls if isinstance(mll, SumMarginalLogLikelihood) else [mll])
+    kept = []
+    for model in (member.model for member in members):
+        inputs, targets = (
+            getattr(model, "train_inputs", None),
+            getattr(model, "train_targets", None),
+        )
+        tensors = [*(inputs or ()), *([targets] if isinstance(targets, torch.Tensor) else [])]
+        if isinstance(model, ExactGP) and any(tensor.requires_grad for tensor in tensors):
+            kept.append((model, inputs, targets))
+            model.train_inputs = tuple(x.detach() for x in cast(Any, inputs))
+            model.train_targets = cast(Any, targets).detach()
+    try:
+        yield
+    finally:
+        for model, inputs, targets in kept:
+            model.train_inputs, model.train_targets = inputs, targets
 
 
 def _independent_members(model: torch.nn.Module) -> int:
@@ -128,7 +157,11 @@ def _started(begin: Callable[[], T]) -> T:
 
 
 def _search_of_members(
-    mll: MarginalLogLikelihood, steps: int | None, bounds: Bounds, record: Record
+    mll: MarginalLogLikelihood,
+    steps: int | None,
+    bounds: Bounds,
+    record: Record,
+    options: dict[str, Any],
 ) -> tuple[float, Reason, str]:
     """A search of each member of a batch, evaluated together."""
     from botorch.exceptions.warnings import OptimizationWarning
@@ -137,7 +170,7 @@ def _search_of_members(
     with warnings.catch_warnings():
         # A line search that cannot improve further keeps its point, which the result says.
         warnings.simplefilter("ignore", OptimizationWarning)
-        options = {} if steps is None else {"maxiter": steps}
+        options = options if steps is None else {**options, "maxiter": steps}
         result = fit_gpytorch_mll_scipy(mll, bounds=cast(Any, bounds), options=options)
     record(float(result.fval))
     reasons: dict[str, Reason] = {"SUCCESS": "converged", "STOPPED": "limit"}
@@ -154,12 +187,13 @@ def _search(
     bounds: Bounds,
     record: Record,
     members: int,
+    options: dict[str, Any],
 ) -> tuple[float, Reason, str]:
     """One search, or one for each of so many members; the worst reason counts."""
     with Vector(mll, bounds) as vector:
         if not members:
             _started(lambda: vector.begin(loss))
-            return _search_of_vector(mll, vector, steps, record)
+            return _search_of_vector(mll, vector, steps, record, options)
         losses = [partial(loss, member) for member in range(members)]
         places = vector.places_of_members(members)
         lowest: list[float] = []
@@ -174,14 +208,18 @@ def _search(
                 record(value + others)
 
             vector.begin(own, at)
-            lowest[member], *end = _search_of_vector(mll, vector, steps, of_all)
+            lowest[member], *end = _search_of_vector(mll, vector, steps, of_all, options)
             ends.append(cast(Any, tuple(end)))
     total = -objective(mll)
     return total, *max(ends, key=lambda end: _WORSE.index(end[0]))
 
 
 def _search_of_vector(
-    mll: MarginalLogLikelihood, vector: Vector, steps: int | None, record: Record
+    mll: MarginalLogLikelihood,
+    vector: Vector,
+    steps: int | None,
+    record: Record,
+    options: dict[str, Any],
 ) -> tuple[float, Reason, str]:
     """A search that is resumed from its best point where it ended without reason.
 
@@ -195,11 +233,11 @@ def _search_of_vector(
     ends: list[tuple[Reason, str]] = []
     while watch.steps != steps:
         failures, lowest = vector.failures, vector.lowest
-        options = {"maxcor": _REMEMBERED}
+        further = {"maxcor": _REMEMBERED, **options}
         if steps is not None:
-            options["maxiter"] = steps - watch.steps
+            further["maxiter"] = steps - watch.steps
         try:
-            result = vector.minimize(options, watch)
+            result = vector.minimize(further, watch)
         except _GainsNothingError:
             return vector.lowest, "converged", ""
         flat = vector.steepest() * _num_points(mll) < _LEAST_SLOPE
@@ -284,6 +322,13 @@ def stochastic(
     A StoppedError is raised where value or gradient stops being finite; the parameters are then
     those of the last step at which they were.
     """
+    with _detached(mll):
+        _steps_of_optimizer(mll, factory, steps, lr, record)
+
+
+def _steps_of_optimizer(
+    mll: MarginalLogLikelihood, factory: OptimizerFactory, steps: int, lr: float, record: Record
+) -> None:
     parameters = trainable(mll)
     limits = limits_of(mll)
     optimizer = factory(list(parameters.values()), lr=lr)

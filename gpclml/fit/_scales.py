@@ -74,7 +74,7 @@ def weak_priors(mll: MarginalLogLikelihood) -> Iterator[bool]:
         yield bool(added)
     finally:
         for module in added:
-            del module._modules[_NAME], module._priors[_NAME]
+            del module._modules[_NAME], cast(Any, module)._priors[_NAME]
 
 
 def _weak_priors(model: GPRegression) -> Iterator[tuple[Any, str, Prior]]:
@@ -127,7 +127,7 @@ def ran_away(mll: MarginalLogLikelihood) -> str:
                 return f"the outputscale at {largest:.2g} times the variance of the targets"
     mean = getattr(model, "mean_module", None)
     if isinstance(mean, ConstantMean) and mean.raw_constant.requires_grad:
-        farthest = (mean.constant - centre).abs().max().item() / math.sqrt(variance)
+        farthest = (cast(Tensor, mean.constant) - centre).abs().max().item() / math.sqrt(variance)
         if farthest > _TOO_FAR:
             return f"the mean {farthest:.2g} deviations from that of the targets"
     return ""

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["fit_gpytorch_mll_fused"]
 
+_OPTIONS = ("ftol", "gtol", "maxfun", "maxls", "maxcor")  # of SciPy's L-BFGS-B
+
 
 class _TimeoutError(Exception):
     """The time for a search is spent."""
@@ -35,6 +37,7 @@ def fit_gpytorch_mll_fused(
     options: Mapping[str, Any] | None = None,
     callback: Callable[[dict[str, torch.Tensor], OptimizationResult], None] | None = None,
     timeout_sec: float | None = None,
+    **others: Any,
 ) -> OptimizationResult:
     """The ``optimizer`` of ``fit_gpytorch_mll`` that fits a ``SingleTaskGP`` in milliseconds.
 
@@ -47,15 +50,18 @@ def fit_gpytorch_mll_fused(
     Args:
         mll: The objective, in train mode.
         closure: Has to be None: another loss than the objective has no closed form.
-        options: ``{"maxiter": n}`` for at most n steps.
+        options: ``{"maxiter": n}`` for at most n steps, of each member of a batch;
+            SciPy's ``ftol``, ``gtol``, ``maxfun``, ``maxls`` and ``maxcor``, in logarithms.
         callback: Called after each step with the parameters and an ``OptimizationResult``.
         timeout_sec: Seconds after which the search ends with the best parameters so far.
+        **others: ``parameters``, ``bounds`` and ``method`` of BoTorch's optimizer have to be None.
 
     Returns:
         Steps taken, loss, status and seconds.
 
     Raises:
-        UnsupportedError: If there is a ``closure``, or the objective is a sum.
+        UnsupportedError: If there is a ``closure`` or one of the ``others``, or the objective is a
+            sum.
         ArgumentError: If there are other ``options``, or ``maxiter`` is no positive number.
         NonFiniteError, NotPSDError: If the start cannot be evaluated.
 
@@ -81,13 +87,17 @@ def fit_gpytorch_mll_fused(
     if closure is not None:
         suggestion = "Use fit_gpytorch_mll_scipy, or give the objective a compute_custom_loss."
         raise UnsupportedError("closure", type(closure).__name__, "None", suggestion)
+    for name, value in others.items():
+        if value is not None or name not in ("parameters", "bounds", "method"):
+            suggestion = "Freeze parameters or register constraints, or use fit_gpytorch_mll_scipy."
+            raise UnsupportedError(name, type(value).__name__, "None", suggestion)
     if isinstance(mll, SumMarginalLogLikelihood):
         suggestion = "fit_gpytorch_mll calls it for each member of a sum over a ModelListGP."
         raise UnsupportedError("mll", type(mll).__name__, "one objective", suggestion)
     given = dict(options or {})
     steps = given.pop("maxiter", None)
-    if given:
-        raise ArgumentError("options", sorted(given), "maxiter alone")
+    if unknown := sorted(set(given) - set(_OPTIONS)):
+        raise ArgumentError("options", unknown, f"of maxiter, {', '.join(_OPTIONS)}")
     check_counts(maxiter=steps)
     start, taken, last = time.perf_counter(), 0, float("nan")
     parameters = trainable(mll)
@@ -104,7 +114,7 @@ def fit_gpytorch_mll_fused(
             raise _TimeoutError
 
     try:
-        end = line_search(mll, steps, record)
+        end = line_search(mll, steps, record, given)
     except _TimeoutError:
         return result(OptimizationStatus.STOPPED, f"Ended after {timeout_sec} seconds.")
     except StoppedError as stopped:

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -84,6 +85,9 @@ def fit_mll(
     best point if it meets one that cannot be evaluated, and ends when twenty steps gain less than
     0.002 nats in all. If a torch optimizer meets a value, gradient or covariance that is not
     finite, the last good parameters are kept and the result says so.
+
+    A model with BoTorch's ``custom_fit``, such as ``RobustRelevancePursuitSingleTaskGP``, is fitted
+    by that, whose line searches are these.
 
     A line search may end before an optimum, at a bound, or where the model predicts the same
     everywhere. Then further searches start from less noise with shorter and with longer
@@ -194,9 +198,12 @@ def _attempt(
             bar.set_postfix(objective=f"{-loss:.4f}", refresh=False)
 
         try:
-            if factory is None:
+            if factory is None and hasattr(mll.model, "custom_fit"):
+                _custom_fit(mll, steps)
+            elif factory is None:
                 return search(mll, steps, record, retries)
-            stochastic(mll, factory, steps or STEPS, lr, record)
+            else:
+                stochastic(mll, factory, steps or STEPS, lr, record)
         except StoppedError as error:
             if error.nothing_done and must_start:
                 raise error.error from None
@@ -211,6 +218,15 @@ def _attempt(
     if stopped is None:
         return Search("", "", 1, history, value)
     return Search("stopped", stopped_after(len(history), stopped), 1, history, value)
+
+
+def _custom_fit(mll: MarginalLogLikelihood, steps: int | None) -> None:
+    """What a model of BoTorch does in place of one line search, each of its own by ours."""
+    from gpclml.fit.botorch import fit_gpytorch_mll_fused
+
+    options = {} if steps is None else {"options": {"maxiter": steps}}
+    fit = cast(Any, mll.model).custom_fit
+    fit(mll=mll, optimizer=fit_gpytorch_mll_fused, optimizer_kwargs=options)
 
 
 def stopped_after(steps: int, reason: object) -> str:
@@ -231,9 +247,11 @@ def _redraw(mll: MarginalLogLikelihood, generator: torch.Generator) -> None:
                 parameter.add_(0.5 * draw.to(parameter))
     for network in networks:
         reset_network(network, generator)
+    # A prior of a function of parameters, which nothing can set, is not drawn from.
+    drawn = SimpleNamespace(named_priors=lambda: (p for p in mll.model.named_priors() if p[-1]))
     # BoTorch samples priors from the global generators.
     with seeded_globally(generator, mll.parameters()):
-        sample_all_priors(cast(Any, mll.model))
+        sample_all_priors(cast(Any, drawn))
 
 
 def optimizer_factory(optimizer: str | OptimizerFactory) -> OptimizerFactory | None:

@@ -85,7 +85,10 @@ def matrix_density_and_gradients(
         L = _factor(matrix, least_pivot(residual))
         if L is None:
             return None
-        value, G, of_residual = _of_factor(L, _array(residual), blocks)
+        result = _of_factor(L, _array(residual), blocks)
+    if result is None:
+        return None
+    value, G, of_residual = result
     G = G + G.T
     set_diagonal(G, 0.5 * G.diagonal())
     as_tensors = torch.from_numpy(G), torch.from_numpy(of_residual)
@@ -222,10 +225,18 @@ def _factor(covariance: ndarray, least: float) -> ndarray | None:
     return None if info or not (pivots * pivots / variances).min() > least else L
 
 
-def _of_factor(L: ndarray, residual: ndarray, blocks: Blocks) -> tuple[float, ndarray, ndarray]:
-    """The density, the lower half of its gradient by the covariance, and that by the residual."""
+def _of_factor(
+    L: ndarray, residual: ndarray, blocks: Blocks
+) -> tuple[float, ndarray, ndarray] | None:
+    """The density, the lower half of its gradient by the covariance, and that by the residual.
+
+    None where the covariance of a block given the others has no Cholesky factor by its rounding.
+    """
     if not isinstance(blocks, int):
-        return _of_blocks(L, residual, blocks)
+        try:
+            return _of_blocks(L, residual, blocks)
+        except numpy.linalg.LinAlgError:
+            return None
     values, z = last_densities(L, residual[:, None], blocks)
     G, of_residual = last_gradient(L, z, blocks, _ONE, overwrite=True)
     return float(values[0]), G, of_residual[:, 0]

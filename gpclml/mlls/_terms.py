@@ -51,13 +51,22 @@ def prior_and_added_loss(
         total = total + added_loss.loss(*params)
     for _, module, prior, closure, _ in model.named_priors():
         value = closure(module)
-        log_prob = prior.log_prob(value)
+        log_prob = _log_density(prior, value)
         if _is_batched(prior, log_prob, value):
             own = log_prob.shape[: len(batch_shape)]
         else:
             own = _own_batch_shape(module, value, batch_shape)
         total = total + _sum_beyond(log_prob, own, batch_shape)
     return total
+
+
+def _log_density(prior: Prior, value: Tensor) -> Tensor:
+    """That of a prior, minus infinity outside its support, where PyTorch raises an error."""
+    try:
+        inside = bool(cast(Any, prior.support).check(value).all())
+    except (AttributeError, NotImplementedError):  # it does not say
+        inside = True
+    return prior.log_prob(value) if inside else torch.full_like(value, -math.inf)
 
 
 def has_hooks(module: torch.nn.Module) -> bool:
@@ -152,7 +161,7 @@ class FixedTerms:
         for module, prior, closure, formula in self.priors:
             value = cast(Tensor, closure(module))
             if formula is None:
-                density = prior.log_prob(value).sum()
+                density = _log_density(prior, value).sum()
                 total += density.item()
                 if density.requires_grad:
                     pairs.append((density, torch.ones_like(density)))

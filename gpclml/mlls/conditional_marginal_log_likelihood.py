@@ -11,7 +11,7 @@ from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods import Likelihood
 from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.mlls import ExactMarginalLogLikelihood
-from gpytorch.models import ExactGP
+from gpytorch.models import ExactGP, IndependentModelList
 from torch import Tensor
 
 from gpclml._utils.arguments import all_finite, checked, reads_are_free, seeded
@@ -106,13 +106,16 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
     def __init__(
         self,
         likelihood: Likelihood,
-        model: ExactGP,
+        model: ExactGP | IndependentModelList,  # the latter is refused by the name of what takes it
         conditioning: Conditioning | None = None,
         *,
         factor_dtype: torch.dtype | None = None,
         seed: int = 0,
         solver: Solver = "auto",
     ) -> None:
+        if isinstance(model, IndependentModelList):
+            suggestion = "Use gpclml.mlls.SumMarginalLogLikelihood(model.likelihood, model)."
+            raise UnsupportedError("model", type(model).__name__, "one ExactGP", suggestion)
         _check_parts(likelihood, model)
         super().__init__(likelihood, model)
         self.solver: Solver = solver

@@ -78,7 +78,8 @@ def training_loss(mll: MarginalLogLikelihood, **kwargs: Any) -> Tensor:
         The loss, ``(*batch,)``.
     """
     model = cast(Any, mll.model)
-    params = likelihood_parameters(model, cast(Likelihood, mll.likelihood))
+    takes_params = isinstance(mll, ExactMarginalLogLikelihood)
+    params = likelihood_parameters(model, cast(Likelihood, mll.likelihood)) if takes_params else ()
     return -cast(Tensor, mll(model(*model.train_inputs), model.train_targets, *params, **kwargs))
 
 
@@ -146,12 +147,7 @@ class FixedLoss:
         return self._known is not None and self._known._arrays is not None
 
     def __call__(self, member: int | None = None) -> float:
-        """The loss, summed over a batch.
-
-        Args:
-            member: The only one whose density counts, where the loss is computed :attr:`by_arrays`;
-                the priors are those of the whole batch.
-        """
+        """The loss, summed over a batch; :attr:`by_arrays` also of one member, and all priors."""
         if self._known is not None:
             return self._known(member)
         loss = fixed_loss(self._mll)

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn, cast
 
 import torch
 from gpytorch.constraints import GreaterThan
@@ -31,7 +31,13 @@ from torch.nn import Module
 from gpclml._utils.annotations import fits
 from gpclml._utils.arguments import checked
 from gpclml._utils.files import read_checkpoint
-from gpclml.errors import ArgumentError, DataError, MissingError, UnknownNameError
+from gpclml.errors import (
+    ArgumentError,
+    DataError,
+    MissingError,
+    UnknownNameError,
+    UnsupportedError,
+)
 from gpclml.kernels import DeepKernel, NetworkMean, SkipFeatures, initialize_spectral_mixture
 from gpclml.kernels.networks import MLP
 
@@ -174,6 +180,15 @@ class RegressionGP(ExactGP):
         """The loss that BoTorch minimizes under an objective that brings none of its own."""
         x, y = self._training_data()
         return -cast(Tensor, mll(self(x), y, x, **kwargs))
+
+    def fantasize(self, X: Tensor, sampler: object = None, **kwargs: object) -> NoReturn:
+        """Refuses what look-ahead acquisition functions, ``qKnowledgeGradient``, ask for.
+
+        Raises:
+            UnsupportedError: Always.
+        """
+        suggestion = "Take SingleTaskGP, or DeepKernelGP of gpclml.models.botorch."
+        raise UnsupportedError("fantasize", type(self).__name__, "a model of BoTorch", suggestion)
 
     def summary(self) -> pandas.DataFrame:
         """The hyperparameters, a row for each number, named by the module that has it.

@@ -451,11 +451,9 @@ class GPRegression(RegressionGP):
 
     def extra_repr(self) -> str:
         """The training data, and what they were converted from."""
-        train_x = self._training_data()[0]
-        shape, dtype = train_x.shape, train_x.dtype
+        shape, dtype = (x := self._training_data()[0]).shape, x.dtype
         given = f"; {self._given}" if self._given else ""
         return f"train_x: {' x '.join(map(str, shape))}, {str(dtype).removeprefix('torch.')}{given}"
 
     def __getstate__(self) -> dict[str, Any]:
-        # Caches of predictions hold autograd graphs, which cannot be pickled.
-        return {**self.__dict__, "prediction_strategy": None}
+        return {**self.__dict__, "prediction_strategy": None}  # which may hold autograd graphs
