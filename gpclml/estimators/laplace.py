@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, cast
 import torch
 from gpytorch.likelihoods import GaussianLikelihood, Likelihood, SoftmaxLikelihood
 from torch import Tensor
-from torch.distributions import Bernoulli, Categorical, Distribution, Normal
+from torch.distributions import Distribution
 
 from gpclml._utils.arguments import check_counts, check_finite, check_positive, checked, seeded
 from gpclml._utils.environment import progress_bar
@@ -24,7 +24,6 @@ from gpclml.curvature import (
     GaussianWeightPrior,
     Kronecker,
     Structure,
-    output_gradients,
 )
 from gpclml.curvature.output_likelihoods import check_targets_belong, output_likelihood
 from gpclml.curvature.storage import (
@@ -33,20 +32,23 @@ from gpclml.curvature.storage import (
     curvature_of_content,
     likelihood_of_content,
 )
-from gpclml.curvature.structure import OutputCovariance, check_mode
+from gpclml.curvature.structure import check_mode
 from gpclml.errors import ArgumentError, DataError, UnsupportedError
+from gpclml.estimators.laplace_confidence import (
+    FACTORS,
+    CalibratedPosterior,
+    calibrated,
+    joined,
+    scaled_outputs,
+)
 from gpclml.estimators.laplace_parts import (
     bridged,
-    calibrated,
     chosen_parameters,
-    confident_as_the_network,
     factor_by_clml,
     factor_by_folds,
     maximize_evidence,
     only_trained,
     outputs_of,
-    scaled_outputs,
-    validated_temperature,
 )
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
@@ -60,14 +62,11 @@ _REQUIRED = {
 }  # fmt: skip
 _STRUCTURES = {"kron": Kronecker(others="diagonal"), "full": Full(), "diag": Diagonal()}
 _UNKNOWN = 2**62  # points of data that have not been counted yet
-_NUMBERS = 2**24  # of gradients in memory at a time
 _POINTS = 256  # that are predicted at a time
 _SCALES = (0.0, *(10 ** (k / 2) for k in range(-12, 3)))  # of covariances that are tried
-_SAMPLE = 1000  # training points at which predictions are compared with the network's
-_FACTORS = tuple(10.0**k for k in range(-2, 7))  # of precisions that are tried
 
 
-class Laplace:
+class Laplace(CalibratedPosterior):
     r"""The Laplace posterior of a network's weights, around where they are, and its predictions.
 
     The network is trained by any means. :meth:`fit` computes the curvature H of its log likelihood,
@@ -81,12 +80,12 @@ class Laplace:
     (1 in place of :math:`\pi / 8` for a probit). In regression a = 1, T is a factor of the noise,
     and validation points choose c too. Of a classifier that is sure of its training points the
     plain posterior, a = c = T = 1, makes far too uncertain predictions: on digits its log loss was
-    2 to 65 times that of the network alone. A normal distribution extends to weights by which training points are
-    misclassified, which the likelihood excludes; so its predictions of the training points are less
-    likely than its evidence allows. Therefore a is the smallest factor by which these predictions
-    lose at most .003 nats a point to the network's. No output is then surer than the network's, and
-    it is as sure where the covariance is no larger than where data are. Validation points decide
-    how sure predictions of new points may be, by T.
+    2 to 65 times that of the network alone. A normal distribution extends to weights by which
+    training points are misclassified, which the likelihood excludes; so its predictions of the
+    training points are less likely than its evidence allows. Therefore a is the smallest factor by
+    which these predictions lose at most .003 nats a point to the network's. No output is then surer
+    than the network's, and it is as sure where the covariance is no larger than where data are.
+    Validation points decide how sure predictions of new points may be, by T.
 
     Args:
         network: Maps ``(N, *event)`` to ``(N, C)``, each point on its own; in eval mode if it has
@@ -233,7 +232,7 @@ class Laplace:
             pairs = list(batches_of("validation", validation, batch_size, self._device))
             held_out = torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
             with only_trained(self.network, self.names):
-                factor = factor_by_clml(evidence, held_out, _FACTORS)
+                factor = factor_by_clml(evidence, held_out, FACTORS)
             with torch.no_grad():
                 model.prior.log_precision.add_(math.log(factor))
         with torch.no_grad():
@@ -246,7 +245,7 @@ class Laplace:
         held_out = None
         if validation is not None:
             pairs = batches_of("validation", validation, batch_size, self._device)
-            held_out = self._evaluated(pairs, _FACTORS if precision == "validation" else (1.0,))
+            held_out = self._evaluated(pairs, FACTORS if precision == "validation" else (1.0,))
             check_finite("validation", held_out[0], "These are outputs at its points.")
             check_targets_belong("validation", *held_out[:2])
         if isinstance(likelihood, GaussianLikelihood):
@@ -265,7 +264,7 @@ class Laplace:
             return batches_of("data", data, size, self._device)
 
         with only_trained(self.network, self.names):
-            return factor_by_folds(mll.evidence_of, batches, self._by_function, _FACTORS)
+            return factor_by_folds(mll.evidence_of, batches, self._by_function, FACTORS)
 
     @torch.no_grad()
     @checked(x="(N, *event)")
@@ -332,7 +331,7 @@ class Laplace:
                 parts.append(bridged(outputs, covariance))
                 continue
             parts.append(likelihood.predictive(outputs, covariance, tempered, normal))
-        return _joined(parts)
+        return joined(parts)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the posterior and the network's weights to one file, without pickled objects.
@@ -400,10 +399,6 @@ class Laplace:
         """The prior precision of each parameter in the posterior, by name."""
         return {name: float(value) for name, value in self._precisions.items()}
 
-    @property
-    def _device(self) -> torch.device:
-        return next(iter(self.network.parameters()), torch.zeros(())).device
-
     def _likelihood_of(self, x: Tensor) -> Likelihood:
         """The likelihood, made from the network's outputs where only its kind was given."""
         outputs = outputs_of(self.network, x)
@@ -430,99 +425,3 @@ class Laplace:
                 "Call fit again.",
             )  # fmt: skip
         return self._curvature
-
-    def _function(self, factor: float) -> OutputCovariance:
-        """What gives covariances of outputs with so many times the precisions."""
-        assert self._curvature is not None
-        precisions = {name: factor * p for name, p in self._precisions.items()}
-        return self._curvature.output_covariance(precisions, self._scale)
-
-    def _covariances(self, x: Tensor, outputs: int, factors: Sequence[float]) -> list[Tensor]:
-        """Covariances of outputs, ``(N, C, C)``, for each factor of the precisions."""
-        functions = [self._of_gradients if f == 1 else self._function(f) for f in factors]
-        return self._by_functions(functions, x, outputs)
-
-    def _by_function(self, function: OutputCovariance, x: Tensor, outputs: int) -> Tensor:
-        return self._by_functions([function], x, outputs)[0]
-
-    def _by_functions(
-        self, functions: Sequence[OutputCovariance], x: Tensor, outputs: int
-    ) -> list[Tensor]:
-        parts = []
-        with only_trained(self.network, self.names):
-            first = output_gradients(self.network, x[:1], outputs)
-            numbers = sum(
-                one.numel() if isinstance(one, Tensor) else one.gradients.numel()
-                for one in first.values()
-            )
-            for some in x.split(max(1, _NUMBERS // numbers)):
-                gradients = output_gradients(self.network, some, outputs)
-                parts.append([function(gradients) for function in functions])
-        return [torch.cat(of_factor) for of_factor in zip(*parts, strict=True)]
-
-    @torch.no_grad()
-    def _evaluated(
-        self, batches: Iterator[tuple[Tensor, Tensor]], factors: Sequence[float] = (1.0,)
-    ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Outputs, targets and covariances of outputs, for each factor of the precisions."""
-        outputs, targets, covariances = [], [], []
-        for x, y in batches:
-            outputs.append(outputs_of(self.network, x))
-            targets.append(y)
-            covariances.append(self._covariances(x, outputs[-1].shape[-1], factors))
-        joined = [torch.cat(of_factor) for of_factor in zip(*covariances, strict=True)]
-        return torch.cat(outputs), torch.cat(targets), joined
-
-    def _multiply_precisions(self, precision: float | str, place: int) -> None:
-        """Takes the factor of the precisions that validation points chose, if they choose it."""
-        if precision == "validation":
-            factor = _FACTORS[place]
-            self._precisions = {name: factor * p for name, p in self._precisions.items()}
-            self._of_gradients = self._function(1.0)
-
-    @torch.no_grad()
-    def _balance(
-        self,
-        likelihood: Likelihood,
-        data: Data,
-        batch_size: int,
-        held_out: tuple[Tensor, Tensor, list[Tensor]] | None,
-        precision: float | str,
-        spread: str,
-    ) -> None:
-        """Chooses the factor of a classifier's outputs, and its temperature."""
-        place = 0
-        if held_out is not None and precision == "validation":
-            place, scale, _ = calibrated(likelihood, *held_out, (1.0,))
-            place = place if scale else _FACTORS.index(1.0)
-            self._multiply_precisions(precision, place)
-        outputs, target, (covariance,) = self._evaluated(self._sample(data, batch_size))
-        self.output_scale = confident_as_the_network(likelihood, outputs, target, covariance)
-        if held_out is None:
-            return
-        outputs, target, covariances = held_out
-        scaled = scaled_outputs(likelihood, outputs, covariances[place], self.output_scale)
-        temperature, gain = validated_temperature(
-            likelihood, scaled, target, covariances[place], outputs
-        )
-        self.output_temperature = temperature
-        if gain < 0 and spread == "validation":
-            self.covariance_scale, self.output_scale, self.output_temperature = 0.0, 1.0, 1.0
-
-    def _sample(self, data: Data, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """About 1,000 of the training points, at even distances."""
-        every, seen = max(1, self.num_data // _SAMPLE), 0
-        for x, y in batches_of("data", data, batch_size, self._device):
-            rows = torch.arange(-seen % every, len(x), every, device=x.device)
-            seen += len(x)
-            if len(rows):
-                yield x[rows], y[rows]
-
-
-def _joined(parts: Sequence[Distribution]) -> Distribution:
-    """One distribution of all points."""
-    if isinstance(parts[0], Normal):
-        loc, scale = (torch.cat([getattr(one, k) for one in parts]) for k in ("loc", "scale"))
-        return Normal(loc, scale)
-    logits = torch.cat([cast(Categorical | Bernoulli, one).logits for one in parts])
-    return type(parts[0])(logits=logits)  # pyright: ignore[reportCallIssue]
