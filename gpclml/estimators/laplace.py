@@ -40,6 +40,12 @@ from gpclml.curvature.storage import (
 )
 from gpclml.curvature.structure import OutputCovariance, check_mode
 from gpclml.errors import ArgumentError, DataError, UnsupportedError
+from gpclml.estimators.laplace_confidence import (
+    FACTORS,
+    CalibratedPosterior,
+    calibrated,
+    scaled_outputs,
+)
 from gpclml.estimators.laplace_outputs import (
     covariances_of,
     joined,
@@ -48,15 +54,11 @@ from gpclml.estimators.laplace_outputs import (
 )
 from gpclml.estimators.laplace_parts import (
     bridged,
-    calibrated,
     chosen_parameters,
-    confident_as_the_network,
     factor_by_clml,
     factor_by_folds,
     only_trained,
     outputs_of,
-    scaled_outputs,
-    validated_temperature,
 )
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
@@ -72,11 +74,9 @@ _STRUCTURES = {"kron": Kronecker(others="diagonal"), "full": Full(), "diag": Dia
 _UNKNOWN = 2**62  # points of data that have not been counted yet
 _POINTS = 256  # that are predicted at a time
 _SCALES = (0.0, *(10 ** (k / 2) for k in range(-12, 3)))  # of covariances that are tried
-_SAMPLE = 1000  # training points at which predictions are compared with the network's
-_FACTORS = tuple(10.0**k for k in range(-2, 7))  # of precisions that are tried
 
 
-class Laplace:
+class Laplace(CalibratedPosterior):
     r"""The Laplace posterior of a network's weights, around where they are, and its predictions.
 
     The network is trained by any means. :meth:`fit` computes the curvature H of its log likelihood,
@@ -253,7 +253,7 @@ class Laplace:
             pairs = list(batches_of("validation", validation, batch_size, self._device))
             held_out = torch.cat([x for x, _ in pairs]), torch.cat([y for _, y in pairs])
             with only_trained(self.network, self.names):
-                factor = factor_by_clml(evidence, held_out, _FACTORS)
+                factor = factor_by_clml(evidence, held_out, FACTORS)
             with torch.no_grad():
                 model.prior.log_precision.add_(math.log(factor))
         with torch.no_grad():
@@ -266,7 +266,7 @@ class Laplace:
         held_out = None
         if validation is not None:
             pairs = batches_of("validation", validation, batch_size, self._device)
-            held_out = self._evaluated(pairs, _FACTORS if precision == "validation" else (1.0,))
+            held_out = self._evaluated(pairs, FACTORS if precision == "validation" else (1.0,))
             check_finite("validation", held_out[0], "These are outputs at its points.")
             check_targets_belong("validation", *held_out[:2])
         if isinstance(likelihood, GaussianLikelihood):
@@ -288,7 +288,7 @@ class Laplace:
             return covariances_of(self.network, self.names, [function], x, outputs)[0]
 
         with only_trained(self.network, self.names):
-            return factor_by_folds(mll.evidence_of, batches, covariances, _FACTORS)
+            return factor_by_folds(mll.evidence_of, batches, covariances, FACTORS)
 
     @torch.no_grad()
     @checked(x="(N, *event)")
@@ -426,10 +426,6 @@ class Laplace:
         """The prior precision of each parameter in the posterior, by name."""
         return {name: float(value) for name, value in self._precisions.items()}
 
-    @property
-    def _device(self) -> torch.device:
-        return next(iter(self.network.parameters()), torch.zeros(())).device
-
     def _likelihood_of(self, x: Tensor) -> Likelihood:
         """The likelihood, made from the network's outputs where only its kind was given."""
         if isinstance(self.likelihood, str):
@@ -438,7 +434,7 @@ class Laplace:
 
     def _take(self, curvature: Curvature, precisions: Mapping[str, Tensor], scale: float) -> None:
         self._curvature, self._precisions, self._scale = curvature, dict(precisions), scale
-        self._of_gradients: OutputCovariance | None = self._function(1.0)
+        self._of_gradients = self._function(1.0)
         self._digest = digest(self.network.state_dict())
         self._versions = versions_of(self.network)
         self.covariance_scale, self.output_scale, self.output_temperature = 1.0, 1.0, 1.0
@@ -459,73 +455,3 @@ class Laplace:
     def __getstate__(self) -> dict[str, Any]:
         """Without what is computed from the rest, or holds in this process alone."""
         return {**vars(self), "_of_gradients": None, "_versions": ()}
-
-    def _function(self, factor: float) -> OutputCovariance:
-        """What gives covariances of outputs with so many times the precisions."""
-        assert self._curvature is not None
-        precisions = {name: factor * p for name, p in self._precisions.items()}
-        return self._curvature.output_covariance(precisions, self._scale)
-
-    def _covariances(self, x: Tensor, outputs: int, factors: Sequence[float]) -> list[Tensor]:
-        """Covariances of outputs, ``(N, C, C)``, for each factor of the precisions."""
-        kept = self._of_gradients = self._of_gradients or self._function(1.0)
-        functions = [kept if f == 1 else self._function(f) for f in factors]
-        return covariances_of(self.network, self.names, functions, x, outputs)
-
-    @torch.no_grad()
-    def _evaluated(
-        self, batches: Iterator[tuple[Tensor, Tensor]], factors: Sequence[float] = (1.0,)
-    ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Outputs, targets and covariances of outputs, for each factor of the precisions."""
-        outputs, targets, covariances = [], [], []
-        for x, y in batches:
-            outputs.append(outputs_of(self.network, x))
-            targets.append(y)
-            covariances.append(self._covariances(x, outputs[-1].shape[-1], factors))
-        joined = [torch.cat(of_factor) for of_factor in zip(*covariances, strict=True)]
-        return torch.cat(outputs), torch.cat(targets), joined
-
-    def _multiply_precisions(self, precision: float | str, place: int) -> None:
-        """Takes the factor of the precisions that validation points chose, if they choose it."""
-        if precision == "validation":
-            factor = _FACTORS[place]
-            self._precisions = {name: factor * p for name, p in self._precisions.items()}
-            self._of_gradients = self._function(1.0)
-
-    @torch.no_grad()
-    def _balance(
-        self,
-        likelihood: Likelihood,
-        data: Data,
-        batch_size: int,
-        held_out: tuple[Tensor, Tensor, list[Tensor]] | None,
-        precision: float | str,
-        spread: str,
-    ) -> None:
-        """Chooses the factor of a classifier's outputs, and its temperature."""
-        place = 0
-        if held_out is not None and precision == "validation":
-            place, scale, _ = calibrated(likelihood, *held_out, (1.0,))
-            place = place if scale else _FACTORS.index(1.0)
-            self._multiply_precisions(precision, place)
-        outputs, target, (covariance,) = self._evaluated(self._sample(data, batch_size))
-        self.output_scale = confident_as_the_network(likelihood, outputs, target, covariance)
-        if held_out is None:
-            return
-        outputs, target, covariances = held_out
-        scaled = scaled_outputs(likelihood, outputs, covariances[place], self.output_scale)
-        temperature, gain = validated_temperature(
-            likelihood, scaled, target, covariances[place], outputs
-        )
-        self.output_temperature = temperature
-        if gain < 0 and spread == "validation":
-            self.covariance_scale, self.output_scale, self.output_temperature = 0.0, 1.0, 1.0
-
-    def _sample(self, data: Data, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """About 1,000 of the training points, at even distances."""
-        every, seen = max(1, self.num_data // _SAMPLE), 0
-        for x, y in batches_of("data", data, batch_size, self._device):
-            rows = torch.arange(-seen % every, len(x), every, device=x.device)
-            seen += len(x)
-            if len(rows):
-                yield x[rows], y[rows]

@@ -15,7 +15,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from gpclml import Laplace
 from gpclml.datasets import load_images
-from gpclml.estimators.laplace_parts import confident_as_the_network, validated_temperature
+from gpclml.estimators.laplace_confidence import (
+    confident_as_the_network,
+    validated_temperature,
+)
 from gpclml.evaluation import out_of_distribution_auroc
 
 SEEDS = range(5)
