@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from gpytorch.constraints import GreaterThan
@@ -181,13 +181,15 @@ class RegressionGP(ExactGP):
         x, y = self._training_data()
         return -cast(Tensor, mll(self(x), y, x, **kwargs))
 
-    def fantasize(self, X: Tensor, sampler: object = None, **kwargs: object) -> NoReturn:
+    def fantasize(
+        self, X: Tensor, sampler: Any, observation_noise: bool | Tensor | None = None, **kwargs: Any
+    ) -> Any:
         """Refuses what look-ahead acquisition functions, ``qKnowledgeGradient``, ask for.
 
         Raises:
             UnsupportedError: Always.
         """
-        suggestion = "Take SingleTaskGP, or DeepKernelGP of gpclml.models.botorch."
+        suggestion = "Take GPRegression, SingleTaskGP, or DeepKernelGP of gpclml.models.botorch."
         raise UnsupportedError("fantasize", type(self).__name__, "a model of BoTorch", suggestion)
 
     def summary(self) -> pandas.DataFrame:
