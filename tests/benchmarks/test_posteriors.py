@@ -12,10 +12,11 @@ def test_predictions_by_validation_are_those_of_the_network_or_better():
     assert alone["accuracy"] > 0.85
     assert 0 < found["last weights, by validation"]["expected error"] < 0.1
     for weights in ("last", "all"):
-        calibrated, raw = (
+        calibrated, without = (
             found[f"{weights} weights, by {by}"] for by in ("validation", "evidence")
         )
-        assert calibrated["log loss"] < alone["log loss"] + 0.01 < raw["log loss"]
+        assert calibrated["log loss"] < alone["log loss"] + 0.01
+        assert without["log loss"] < alone["log loss"] + 0.02
         assert calibrated["accuracy"] > alone["accuracy"] - 0.005
         assert calibrated["calibration error"] < alone["calibration error"] + 0.01
         assert calibrated["AUROC, classes 8, 9"] > 0.7

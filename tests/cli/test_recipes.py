@@ -108,7 +108,7 @@ def test_the_rational_quadratic_does_not_end_below_the_rbf_that_it_contains(d, n
 
 
 def test_no_limit_of_steps_ends_a_fit_unless_it_is_asked_for():
-    x, y = curved_data(16, 40, 3)
+    x, y = curved_data(16, 80, 2)
     for name in ("rbf", "rq"):
         assert "steps" not in script_of(Recipe(name), TABLE, TABLE.data, "0.1.0", False)
         assert Recipe(name).fit(x, y, progress=False).note == ""

@@ -91,6 +91,8 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     "cli.report.predicted": lambda: dict(model=gp(), x=inputs(3)),
     "cli.report.prediction_scores": lambda: dict(
         targets=targets(), prediction=stack().predict(inputs())),
+    "cli.tables.drop_copies": lambda: dict(
+        table=table(), target="y", drop=("a",), categories=("b",)),
     "cli.tables.fit_encoding": lambda: dict(
         table=table(), target="y", drop=("a",), categories=("b",)),
     "cli.tables.read_table": lambda: dict(path="no such table.csv", missing=("-",)),

@@ -299,6 +299,7 @@ def fit_encoding(
     )
 
 
+@checked
 def drop_copies(
     table: pandas.DataFrame,
     target: str,
@@ -321,6 +322,8 @@ def drop_copies(
     Raises:
         UnknownNameError, ArgumentError: As for :func:`fit_encoding`.
     """
+    if target not in table.columns:
+        raise UnknownNameError("target", target, map(str, table.columns))
     observed = np.flatnonzero(column_of(table, target).notna())
     known = table.iloc[observed]
     encoding = fit_encoding(known, target, drop=drop, categories=categories)

@@ -409,3 +409,6 @@ def _check_weights(network: torch.nn.Module, weights: Weights) -> None:
             if name in shapes:
                 expected = f"(S, {', '.join(map(str, shapes[name]))})"
             raise ShapeError("weights", f"{name} of shape {tuple(value.shape)}", expected)
+    counts = {name: len(value) for name, value in weights.items()}
+    if len(set(counts.values())) > 1:
+        raise ShapeError("weights", f"numbers of draws {counts}", "the same number of each")
