@@ -63,10 +63,11 @@ def prior_and_added_loss(
 def _log_density(prior: Prior, value: Tensor) -> Tensor:
     """That of a prior, minus infinity outside its support, where PyTorch raises an error."""
     try:
-        inside = bool(cast(Any, prior.support).check(value).all())
-    except (AttributeError, NotImplementedError):  # it does not say
-        inside = True
-    return prior.log_prob(value) if inside else torch.full_like(value, -math.inf)
+        return prior.log_prob(value)
+    except ValueError:  # the support is not asked before, for which a GPU would wait at each step
+        if bool(cast(Any, prior.support).check(value).all()):
+            raise
+        return torch.full_like(value, -math.inf)
 
 
 def has_hooks(module: torch.nn.Module) -> bool:
