@@ -94,7 +94,7 @@ class Regressor(RegressorMixin, BaseEstimator):
 
     Numbers far from all others that are there several times, such as -999, are missing values;
     others as far, of at most 5 % of the rows, are moved to the nearest of the rest
-    (:func:`gpclml.datasets.columns.unusual_values`). A warning says so.
+    (``gpclml.datasets.columns.unusual_values``). A warning says so.
 
     Args:
         candidates: Names of the models; None for those of a :class:`StackedGP`.

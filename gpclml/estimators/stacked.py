@@ -69,7 +69,7 @@ class StackedGP:
     else each would be predicted from its copy, and new rows would fall out of the intervals. Equal
     rows are copies if new measurements would not have given so many of them: with a continuous
     target all are, with ratings and counts hardly any
-    (:func:`gpclml.datasets.copies.copied_rows`).
+    (``gpclml.datasets.copies.copied_rows``).
 
     Args:
         candidates: Names of the models; None for all of

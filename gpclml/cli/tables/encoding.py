@@ -243,7 +243,7 @@ def fit_encoding(
     and booleans by the more frequent value, with a second input that is 1 where the value was
     missing, and a missing category is a level of its own. Numbers such as -999, far from all others
     and there several times, are missing; few others as far are moved to the nearest of the rest
-    (:func:`gpclml.datasets.columns.unusual_values`).
+    (``gpclml.datasets.columns.unusual_values``).
 
     Args:
         table: The training rows.
@@ -311,7 +311,7 @@ def drop_copies(
 
     A copy among the test rows would be predicted from its training row, and a copy among the
     training rows says nothing new. Only columns that become inputs are compared;
-    :func:`gpclml.datasets.copies.copied_rows` says which equal rows are copies.
+    ``gpclml.datasets.copies.copied_rows`` says which equal rows are copies.
 
     Args:
         table: The rows.
