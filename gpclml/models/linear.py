@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from gpytorch.constraints import Positive
+from gpytorch.distributions import MultivariateNormal
 from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from gpytorch.means import Mean, ZeroMean
 from gpytorch.models import GP
@@ -182,17 +182,37 @@ class BayesianLinearModel(RegressionGP):
         return PosteriorNormal(mean, covariance)
 
 
-@dataclass(frozen=True)
-class Linearization:
-    """The linearized network at points.
+class Linearization(MultivariateNormal):
+    """The linearized network at points, for objectives of networks.
 
-    Attributes:
+    It has no covariance matrix: what GPyTorch asks it for beyond its mean raises a
+    :class:`~gpclml.errors.MissingError` that says how to predict. A likelihood that is called with
+    it ends there.
+
+    Args:
         points: Inputs of the network, ``(N, *event)``, after the augmentation.
         mean: The network's outputs, ``(N, C)``.
     """
 
-    points: Tensor
-    mean: Tensor
+    def __init__(self, points: Tensor, mean: Tensor) -> None:  # of a MultivariateNormal, only these
+        self.points = points
+        self._mean = mean
+
+    @property
+    def mean(self) -> Tensor:
+        """The network's outputs, ``(N, C)``."""
+        return self._mean
+
+    def __getattr__(self, name: str) -> Any:
+        """A MissingError for all else that a normal distribution has."""
+        raise MissingError(
+            f"model(x).{name}", "the output of a LinearizedNetwork, which has none",
+            "the distribution of a Laplace approximation or a GP",
+            "Predict with Laplace or LinearizedGP; model(x) is for the objective.",
+        )  # fmt: skip
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(mean={tuple(self._mean.shape)})"
 
 
 class LinearizedNetwork(GP):

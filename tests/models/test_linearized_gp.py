@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood, SoftmaxLikelihood
 from gpytorch.mlls import ExactMarginalLogLikelihood
 
 import reference
@@ -150,3 +150,23 @@ def test_what_other_libraries_ask_for_is_refused_by_name():
     for wrong in (model, LinearizedGP(X, Y, likelihood, model)):
         with pytest.raises(UnsupportedError, match=r"model\.num_outputs: got a Linearized"):
             LogExpectedImprovement(wrong, best_f=0.0)
+
+
+@pytest.mark.filterwarnings("ignore:The input to SoftmaxLikelihood:DeprecationWarning")
+def test_outputs_of_linearized_networks_name_what_predicts():
+    """They are for objectives: a likelihood and a GP's objective say so, whatever they ask for."""
+    likelihood = GaussianLikelihood().double()
+    model = LinearizedNetwork(torch.nn.Linear(X.shape[-1], 1).double())
+    output = model(X)
+    assert output.mean.shape == (len(X), 1)
+    assert not hasattr(output, "variance")
+    for ask in (
+        lambda: likelihood(output),
+        lambda: BernoulliLikelihood()(output),
+        lambda: SoftmaxLikelihood(num_features=1, num_classes=2)(output),
+        lambda: ExactMarginalLogLikelihood(likelihood, model)(output, Y),
+        lambda: output.log_prob(Y),
+        output.confidence_region,
+    ):
+        with pytest.raises(UnsupportedError, match="Predict with Laplace or LinearizedGP"):
+            ask()
