@@ -1,0 +1,1021 @@
+"""Cases whose values and gradients are stored in ``record.json``.
+
+Each line of ``TABLE`` names a model, an objective and how it is evaluated, then numbers and
+options; see :func:`build` and :func:`evaluate`. Hyperparameters, data and networks are drawn by a
+seed that the line gives, and rounded to float32, so that both types have the same.
+
+``python tests/mlls/record_cases.py`` writes the file anew and says which cases change, and by how
+much. It is only for when values are meant to change, and for cases that are new.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import zlib
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gpytorch
+import torch
+from botorch.models import KroneckerMultiTaskGP, ModelListGP, MultiTaskGP, SingleTaskGP
+from botorch.models.transforms import Normalize, Standardize
+from gpytorch.constraints import GreaterThan, Interval, Positive
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.kernels import (
+    ConstantKernel,
+    CosineKernel,
+    IndexKernel,
+    Kernel,
+    LinearKernel,
+    MaternKernel,
+    MultitaskKernel,
+    PeriodicKernel,
+    PiecewisePolynomialKernel,
+    PolynomialKernel,
+    RBFKernel,
+    RFFKernel,
+    RQKernel,
+    ScaleKernel,
+    SpectralMixtureKernel,
+)
+from gpytorch.likelihoods import (
+    FixedNoiseGaussianLikelihood,
+    GaussianLikelihood,
+    MultitaskGaussianLikelihood,
+)
+from gpytorch.models import ExactGP, IndependentModelList
+from gpytorch.priors import GammaPrior, LogNormalPrior, NormalPrior
+from torch import Tensor
+
+from gpclml.conditioning import (
+    HeldOut,
+    KFold,
+    LastPoints,
+    LeaveOneOut,
+    RandomHoldout,
+    RandomOrderings,
+)
+from gpclml.inference import exact_posterior, likelihood_parameters, training_observations
+from gpclml.kernels import (
+    MLP,
+    CosineSimilarityKernel,
+    DeepKernel,
+    FeatureKernel,
+    FourierFeatures,
+    IdentityFeatures,
+    JointSpectralMixtureKernel,
+    NetworkMean,
+    PolynomialFeatures,
+    RandomFourierFeatures,
+    SkipFeatures,
+)
+from gpclml.linalg import ConjugateGradients
+from gpclml.meta import DeepKernelTransfer, Episodes
+from gpclml.mlls import ConditionalMarginalLogLikelihood, SumMarginalLogLikelihood
+from gpclml.mlls.fixed_loss import FixedLoss
+from gpclml.models import BayesianLinearModel, GPRegression
+
+FILE = Path(__file__).with_name("record.json")
+FLOAT64 = 1e-10
+FLOAT32 = 1e-5
+ITERATIVE = 2e-9  # the error of conjugate gradients' solves is of first order in the gradient
+ILL_CONDITIONED = 1e-2  # in float32, where nothing is compared
+NUM_TASKS = 3
+
+TABLE = """
+rbf lml call d=1 n=12 priors
+rbf holdout fixed d=2 n=23 mean=zero
+rbf holdout_given call d=8 n=12 inputs
+rbf_unscaled loo call d=2 n=31 mean=linear
+rbf_unscaled orderings fixed d=8 n=58 mean=network nan
+rbf_unscaled half custom d=1 n=27
+rbf_ard holdout call d=8 n=14 mean=zero
+rbf_ard holdout_given fixed d=1 n=35 fixed_noise
+rbf_ard folds call d=2 n=17 mean=linear inputs
+rbf_twice_scaled orderings call d=1 n=12 mean=network nan
+rbf_twice_scaled half fixed d=2 n=23
+rbf_twice_scaled default custom d=8 n=40 mean=zero
+rbf_columns holdout_given call d=2 n=31
+rbf_columns folds fixed d=8 n=58 mean=linear
+matern12 half call d=8 n=14 fixed_noise
+matern12 default fixed d=1 n=35 mean=zero priors
+matern12 lml custom d=2 n=17
+matern12_ard folds call d=1 n=12 mean=linear priors
+matern12_ard groups fixed d=2 n=23 mean=network
+matern12_ard loo call d=8 n=12 inputs
+matern32 default call d=2 n=31 mean=zero
+matern32 lml fixed d=8 n=58
+matern32 holdout custom d=1 n=27 mean=linear
+matern32_ard groups call d=8 n=14 mean=network
+matern32_ard loo fixed d=1 n=35
+matern32_ard orderings call d=2 n=17 mean=zero inputs
+matern52 lml call d=1 n=12
+matern52 holdout fixed d=2 n=23 mean=linear
+matern52_ard loo call d=2 n=31
+matern52_ard orderings fixed d=8 n=58 mean=zero
+matern52_ard half call d=1 n=27 priors inputs nan
+rq holdout call d=8 n=14 mean=linear
+rq holdout_given fixed d=1 n=35 mean=network priors
+rq folds custom d=2 n=17
+rq_ard orderings call d=1 n=12 mean=zero priors
+rq_ard half fixed d=2 n=23 nan
+rq_ard default call d=8 n=12 mean=linear inputs
+spectral_mixture holdout_given call d=2 n=31 mean=network
+spectral_mixture folds fixed d=1 n=58
+spectral_mixture groups custom d=2 n=27 mean=zero
+joint_spectral_mixture half call d=8 n=14 nan
+joint_spectral_mixture default fixed d=1 n=35 mean=linear
+joint_mixture_in_sum folds call d=1 n=12
+joint_mixture_in_sum groups fixed d=2 n=23 mean=zero
+joint_mixture_in_sum loo custom d=8 n=40
+linear default call d=2 n=31 mean=linear
+linear lml fixed d=8 n=58 mean=network
+linear holdout call d=1 n=27 priors inputs fixed_noise
+linear_ard groups call d=8 n=14 mean=zero
+linear_ard loo fixed d=1 n=35 priors
+linear_ard orderings custom d=2 n=17 mean=linear
+polynomial lml call d=1 n=12 mean=network priors
+polynomial holdout fixed d=2 n=23
+polynomial holdout_given call d=8 n=12 mean=zero inputs
+cubic_and_rbf loo call d=2 n=31
+cubic_and_rbf orderings fixed d=8 n=58 mean=linear fixed_noise
+periodic holdout call d=1 n=14
+periodic holdout_given fixed d=2 n=35 mean=zero
+periodic folds call d=1 n=17 inputs
+periodic_ard orderings call d=1 n=12 mean=linear
+periodic_ard half fixed d=2 n=23 mean=network
+periodic_ard default custom d=8 n=40 nan
+cosine holdout_given call d=1 n=31 mean=zero fixed_noise
+cosine folds fixed d=2 n=58
+cosine groups call d=1 n=27 mean=linear priors inputs
+cosine_times_rbf half call d=8 n=14 mean=network
+cosine_times_rbf default fixed d=1 n=35 priors nan
+cosine_times_rbf lml custom d=2 n=17 mean=zero
+cosine_similarity folds call d=2 n=12 priors
+cosine_similarity groups fixed d=8 n=23 mean=linear
+cosine_similarity_and_rbf default call d=8 n=31 nan
+cosine_similarity_and_rbf lml fixed d=2 n=58 mean=zero
+cosine_similarity_and_rbf holdout custom d=8 n=27
+constant_and_matern groups call d=8 n=14 mean=linear
+constant_and_matern loo fixed d=1 n=35 mean=network
+constant_and_matern orderings call d=2 n=17 inputs
+constant_times_rq lml call d=1 n=12 mean=zero
+constant_times_rq holdout fixed d=2 n=23
+constant_times_rq holdout_given custom d=8 n=40 mean=linear
+linear_and_rbf loo call d=2 n=31 mean=network
+linear_and_rbf orderings fixed d=8 n=58
+linear_and_rbf half call d=1 n=27 mean=zero priors inputs
+rbf_times_periodic holdout call d=8 n=14
+rbf_times_periodic holdout_given fixed d=1 n=35 mean=linear priors
+matern_times_matern orderings call d=2 n=12 priors
+matern_times_matern half fixed d=2 n=23 mean=zero
+matern_times_matern default call d=2 n=40 inputs
+nested holdout_given call d=2 n=31 mean=linear
+nested folds fixed d=2 n=58 mean=network
+nested groups custom d=2 n=27
+additive half call d=8 n=14 mean=zero
+additive default fixed d=8 n=35
+additive lml call d=2 n=17 mean=linear inputs nan
+constrained folds call d=1 n=12 mean=network
+constrained groups fixed d=2 n=23
+constrained loo custom d=8 n=40 mean=zero fixed_noise
+subclass default call d=2 n=31
+subclass lml fixed d=8 n=58 mean=linear nan
+piecewise_polynomial groups call d=2 n=14
+piecewise_polynomial loo fixed d=1 n=35 mean=zero priors
+piecewise_polynomial orderings custom d=2 n=17
+fourier lml call d=1 n=12 mean=linear priors nan
+fourier holdout fixed d=2 n=23 mean=network fixed_noise
+fourier holdout_given call d=8 n=12 inputs
+features loo call d=2 n=31 mean=zero
+features orderings fixed d=8 n=58
+features half custom d=1 n=27 mean=linear
+features_and_rbf holdout call d=8 n=14 mean=network
+features_and_rbf holdout_given fixed d=1 n=35
+features_and_rbf folds call d=2 n=17 mean=zero inputs
+rbf_of_tasks orderings call d=1 n=12 fixed_noise
+rbf_of_tasks half fixed d=2 n=23 mean=linear
+deep_of_tasks holdout_given call d=2 n=31
+deep_of_tasks folds fixed d=8 n=58 mean=zero
+deep_of_tasks groups call d=1 n=27 priors inputs
+sum_of_tasks half call d=8 n=14 mean=linear
+sum_of_tasks default fixed d=1 n=35 mean=network priors
+sum_of_tasks lml custom d=2 n=17
+deep folds call d=1 n=12 mean=zero priors
+deep groups fixed d=2 n=23
+deep loo call d=8 n=12 mean=linear inputs
+deep_residual default call d=2 n=31 mean=network
+deep_residual lml fixed d=8 n=58
+deep_residual holdout custom d=1 n=27 mean=zero nan
+deep_rq groups call d=8 n=14
+deep_rq loo fixed d=1 n=35 mean=linear
+deep_mixture lml call d=1 n=12
+deep_mixture holdout fixed d=2 n=23 mean=zero nan
+deep_mixture holdout_given custom d=1 n=40
+deep_joint_mixture loo call d=2 n=31 mean=linear
+deep_joint_mixture orderings fixed d=8 n=58 mean=network
+deep_joint_mixture half call d=1 n=27 priors inputs
+deep_cosine_similarity holdout call d=8 n=14 mean=zero nan
+deep_cosine_similarity holdout_given fixed d=1 n=35 priors
+deep_cosine_similarity folds custom d=2 n=17 mean=linear
+deep_polynomial orderings call d=1 n=12 mean=network priors
+deep_polynomial half fixed d=2 n=23
+deep_polynomial default call d=8 n=12 mean=zero inputs
+deep_linear holdout_given call d=2 n=31
+deep_linear folds fixed d=8 n=58 mean=linear
+deep_and_rbf half call d=8 n=14
+deep_and_rbf default fixed d=1 n=35 mean=zero
+deep_and_rbf lml call d=2 n=17 inputs fixed_noise
+deep_in_sum folds call d=1 n=12 mean=linear
+deep_in_sum groups fixed d=2 n=23 mean=network
+deep_in_sum loo custom d=8 n=40
+rq lml call d=2 n=20 alpha=10000
+rq loo fixed d=1 n=25 alpha=10000
+rq_ard half fixed d=8 n=30 alpha=10000 priors
+deep_rq lml call d=2 n=24 alpha=10000
+rbf_ard lml fixed d=2 n=30 noise=0.002
+matern52_ard loo call d=2 n=30 noise=0.002
+nested half call d=2 n=30 noise=0.1 inputs
+rbf lml fixed d=1 n=18 lengthscale=0.05
+rq lml fixed d=2 n=20 alpha=300
+rbf_ard lml fixed d=2 n=20 priors again
+nested half fixed d=2 n=20 again
+deep_residual loo fixed d=2 n=20 again
+features lml fixed d=2 n=20 again
+linear_ard folds fixed d=2 n=20 again
+rbf_ard lml fixed d=2 n=20 fixed_noise again
+rbf_ard lml fixed d=2 n=20 fixed_noise learned
+matern32 lml call d=2 n=20 fixed_noise learned
+multitask lml fixed d=2 n=10 again
+matern52_ard lml fixed d=2 n=12 batch=3 priors again
+single_task lml fixed d=2 n=20 again
+matern32_ard lml fixed d=8 n=600
+rbf_ard folds call d=8 n=300
+rq lml call d=2 n=300
+deep_residual half fixed d=2 n=300
+matern12_ard loo fixed d=2 n=120
+additive lml call d=8 n=120
+matern12_ard lml call d=2 n=20 repeated inputs
+matern32 loo fixed d=2 n=20 repeated
+nested half call d=2 n=20 repeated
+deep_residual folds fixed d=2 n=20 repeated
+rq_ard lml posterior d=2 n=20 repeated inputs
+rbf_ard lml fixed d=2 n=20 far
+matern12 half call d=8 n=20 far
+periodic lml call d=1 n=20 far inputs
+additive lml call d=8 n=15 inputs
+nested folds fixed d=2 n=120 priors noise=0.2
+linear_ard loo call d=8 n=300
+features holdout call d=8 n=120
+rbf_of_tasks lml fixed d=2 n=120
+rbf_ard gpytorch fixed d=2 n=20 priors
+matern52_ard gpytorch fixed d=8 n=30
+deep gpytorch fixed d=2 n=20
+rbf_ard gpytorch fixed d=2 n=14 batch=3 priors
+rbf_ard lml call d=2 n=14 batch=3 priors inputs
+rbf_ard half fixed d=2 n=14 batch=3 priors
+matern52_ard loo call d=8 n=12 batch=2
+matern32 folds fixed d=1 n=15 batch=4
+rq_ard default call d=2 n=13 batch=3 mean=linear
+spectral_mixture lml fixed d=1 n=12 batch=2
+linear_and_rbf groups call d=2 n=12 batch=3
+periodic lml fixed d=1 n=12 batch=3 priors
+nested lml call d=2 n=12 batch=2
+linear_ard lml call d=2 n=12 batch=3
+cosine orderings call d=1 n=12 batch=2 mean=zero
+constrained lml fixed d=2 n=12 batch=3
+rbf_ard lml fixed d=2 n=9 batch=17
+rbf_of_tasks half call d=2 n=12 batch=2
+rbf_of_tasks lml fixed d=2 n=12 batch=3 priors
+rbf_ard loo call d=2 n=16 batch=3 nan
+matern52 lml fixed d=2 n=16 batch=3 nan priors
+rq default call d=2 n=16 batch=3 nan
+rbf lml call d=2 n=12 batch=3 fixed_noise
+rbf_ard lml call d=2 n=14 batch=3 shared inputs
+rbf_ard lml fixed d=2 n=14 batch=3 shared priors
+matern52_ard half fixed d=2 n=14 batch=3 shared
+deep half call d=2 n=14 batch=3 shared inputs
+deep_residual lml fixed d=2 n=14 batch=3 shared mean=network
+cosine_similarity lml call d=2 n=12 batch=3 shared
+joint_spectral_mixture loo call d=2 n=12 batch=3 shared
+features lml call d=2 n=12 batch=3 shared
+rbf_ard lml call d=2 n=14 targets=4
+rbf_ard loo call d=2 n=14 targets=4 inputs
+rq half fixed d=2 n=14 targets=4
+rq half custom d=2 n=14 targets=4 priors
+deep folds call d=2 n=14 targets=3
+matern52 lml fixed d=1 n=14 targets=3
+linear_ard lml call d=2 n=14 targets=3
+rbf_ard lml call d=2 n=14 targets=3 nan
+multitask lml call d=2 n=12 inputs
+multitask half call d=1 n=10
+multitask loo fixed d=2 n=12
+multitask folds custom d=8 n=11
+multitask lml fixed d=2 n=12 mean=linear
+multitask lml call d=2 n=12 noise_rank=1
+multitask holdout call d=2 n=12 nan
+multitask lml call d=2 n=40
+kronecker_multi_task lml call d=2 n=12
+kronecker_multi_task default fixed d=2 n=12
+multi_task lml call d=2 n=18
+multi_task loo fixed d=2 n=18
+multi_task default custom d=2 n=18
+single_task lml call d=2 n=20 inputs
+single_task lml fixed d=8 n=30
+single_task half fixed d=2 n=20
+single_task loo call d=2 n=20 priors
+single_task default call d=2 n=20
+single_task default fixed d=2 n=20
+single_task folds custom d=8 n=25 fixed_noise
+single_task lml fixed d=2 n=20 fixed_noise
+single_task lml call d=2 n=15 outputs=2
+single_task lml fixed d=2 n=15 outputs=2
+single_task gpytorch fixed d=2 n=20
+single_task lml fixed d=2 n=20 kernel=deep_residual
+single_task half call d=2 n=20 kernel=rq_ard inputs
+regression_rbf lml call d=2 n=20 inputs
+regression_matern lml fixed d=8 n=40
+regression_matern default call d=2 n=20
+regression_rq loo fixed d=2 n=20 mean=zero
+regression_rq half fixed d=2 n=60 priors
+regression_spectral_mixture lml call d=1 n=20
+regression_spectral_mixture half fixed d=2 n=20 mean=mlp
+regression_deep default call d=2 n=25
+regression_deep lml fixed d=2 n=25
+regression_deep folds custom d=8 n=25
+regression_deep_bottleneck half call d=2 n=25 inputs
+regression_deep_bottleneck default fixed d=2 n=25 mean=mlp
+regression_matern lml fixed d=2 n=14 batch=3 priors
+regression_deep_bottleneck lml call d=2 n=14 batch=2
+regression_matern lml call d=2 n=20 nan raw
+regression_rbf orderings fixed d=2 n=20 nan
+regression_rbf lml fixed d=2 n=20 fixed_noise
+linear_model_identity lml call d=2 n=30 inputs
+linear_model_identity loo fixed d=2 n=20 each
+linear_model_polynomial lml call d=2 n=20 each
+linear_model_polynomial orderings fixed d=2 n=30
+linear_model_fourier half call d=1 n=20
+linear_model_random default call d=2 n=30 inputs
+linear_model_random lml fixed d=8 n=60 each
+linear_model_random folds custom d=2 n=30 mean=linear nan
+linear_model_many lml call d=2 n=30
+linear_model_many loo fixed d=2 n=30
+plain_list lml call d=2 n=20
+plain_list default call d=2 n=20
+plain_list default custom d=2 n=20
+plain_list half fixed d=2 n=20 priors
+single_task_list lml call d=2 n=20
+single_task_list default fixed d=2 n=20
+rbf_ard half call d=2 n=40 cg=0
+matern52_ard holdout call d=2 n=40 cg=5
+rq half fixed d=2 n=40 cg=5 priors
+deep_residual holdout call d=2 n=40 cg=5
+additive half fixed d=8 n=40 cg=10
+rbf_ard half call d=2 n=20 batch=2 cg=0
+matern32_ard folds call d=2 n=30 cg=5 inputs
+linear_and_rbf folds call d=2 n=30 cg=5
+rbf_ard lml loo d=2 n=20 priors
+nested lml loo d=2 n=20
+linear_ard lml loo d=2 n=20
+multitask lml loo d=2 n=10
+deep lml loo d=2 n=20
+matern52_ard lml loo d=2 n=14 batch=3
+rbf_ard lml sequential d=2 n=20
+rq lml sequential d=2 n=20 batch=2
+linear_ard lml sequential d=2 n=20
+linear_model_random lml sequential d=2 n=20
+deep_residual lml sequential d=2 n=20
+matern52_ard lml posterior d=2 n=30 inputs
+nested lml posterior d=2 n=30 inputs marginal
+deep lml posterior d=2 n=30 noise=0.2
+rbf_ard lml posterior d=2 n=14 batch=3
+rbf_ard lml posterior d=2 n=20 nan
+linear_ard lml posterior d=2 n=20
+rq lml posterior d=2 n=20 alpha=10000 marginal
+regression_matern lml predict d=2 n=30 inputs
+regression_rq lml predict d=8 n=30
+regression_deep lml predict d=2 n=30 inputs
+regression_matern lml predict d=2 n=14 batch=3
+regression_spectral_mixture lml predict d=1 n=20 nan
+linear_model_random lml predict d=2 n=30 inputs
+linear_model_many lml predict d=2 n=30
+single_task lml posterior d=2 n=20 inputs
+transfer_cosine lml tasks d=5 n=12 ways=3
+transfer_batch_norm_cosine half tasks d=5 n=12 ways=3
+transfer_rbf half tasks d=5 n=12
+transfer_polynomial default tasks d=5 n=12 ways=2
+transfer_spectral_mixture lml tasks d=5 n=12
+transfer_linear lml tasks d=5 n=12 ways=3
+transfer_matern holdout tasks d=5 n=12
+"""
+
+
+def _number(text: str) -> Any:
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(text)
+    return text or True  # an option without a value
+
+
+def _parse(line: str) -> dict[str, Any]:
+    model, objective, by, *options = line.split()
+    pairs = [option.partition("=") for option in options]
+    numbers = {key: _number(value) for key, _, value in pairs}
+    return {"model": model, "objective": objective, "by": by, **numbers}
+
+
+def _name(line: str) -> str:
+    return "-".join(line.replace("=", "").split())
+
+
+CASES = {_name(line): _parse(line) for line in TABLE.split("\n") if line}
+
+
+def exact(values: Tensor) -> Tensor:
+    """Float64 values that float32 has too."""
+    return values.detach().float().double()
+
+
+# --- kernels: of the number of columns, and a batch shape by keyword ---
+
+
+class ShiftedRBF(RBFKernel):
+    """A subclass, which is another kernel than its base."""
+
+    def forward(self, x1, x2, diag=False, **params):
+        return 0.9 * super().forward(x1, x2, diag=diag, **params) + 0.1
+
+
+def _network(d, outputs=2, scale=1.0):
+    return MLP([d, 4, outputs], torch.nn.Tanh, output_scale=scale)
+
+
+def _constrained(d, **b):
+    """Each constraint that GPyTorch has."""
+    periodic = PeriodicKernel(
+        period_length_constraint=Interval(0.1, 8.0),
+        lengthscale_constraint=GreaterThan(0.05),
+        **b,
+    )
+    exponential = Positive(transform=torch.exp, inv_transform=torch.log)
+    rational = RQKernel(
+        alpha_constraint=Interval(0.05, 50.0), lengthscale_constraint=exponential, **b
+    )
+    without = ScaleKernel(
+        RBFKernel(**b), outputscale_constraint=Interval(0.01, 10.0, transform=None), **b
+    )
+    return periodic * rational + without
+
+
+def _nested(d, **b):
+    first = ScaleKernel(
+        RBFKernel(active_dims=(0,), **b) * PeriodicKernel(active_dims=(0,), **b), **b
+    )
+    second = LinearKernel(active_dims=(1,), **b) + ConstantKernel(active_dims=(1,), **b)
+    return first + ScaleKernel(RQKernel(active_dims=(d - 1,), **b) * second, **b)
+
+
+def _additive(d, **b):
+    kinds = [RBFKernel, partial(MaternKernel, 1.5), RQKernel, CosineKernel]
+    total = None
+    for column in range(d):
+        kernel = kinds[column % 4](active_dims=(column,), **b)
+        term = ScaleKernel(kernel, **b)
+        total = term if total is None else total + term
+    return total
+
+
+def _scaled(make: Callable[..., Kernel]) -> Callable[..., Kernel]:
+    return lambda d, **b: ScaleKernel(make(d, **b), **b)
+
+
+def _of_tasks(make: Callable[..., Kernel], rank: int = 1) -> Callable[..., Kernel]:
+    """The kernel of all columns but the last, times that of the tasks in the last."""
+
+    def kernel(d, **b):
+        points = make(d, active_dims=tuple(range(d)), **b)
+        return points * IndexKernel(NUM_TASKS, rank=rank, active_dims=(d,), **b)
+
+    return kernel
+
+
+def _deep(make: Callable[..., Kernel], residual: bool) -> Callable[..., Kernel]:
+    def kernel(d, active_dims=None, **b):
+        count = len(active_dims) if active_dims else d
+        base = make(count + 2 if residual else 2, **b)
+        return DeepKernel(_network(count), base, residual=residual, active_dims=active_dims)
+
+    return kernel
+
+
+def _rbf(d, **b):
+    return RBFKernel(**b)
+
+
+def _rbf_ard(d, **b):
+    return RBFKernel(ard_num_dims=d, **b)
+
+
+def _matern(nu, ard=False):
+    return lambda d, **b: MaternKernel(nu, ard_num_dims=d if ard else None, **b)
+
+
+def _deep_in_sum(d, **b):
+    features = SkipFeatures([d, 4, 2], start=0.5)
+    columns = tuple(range(d)), tuple(range(d, 2 * d + 2))
+    inner = RBFKernel(ard_num_dims=d, active_dims=columns[0], **b)
+    outer = ScaleKernel(RQKernel(active_dims=columns[1], **b), **b)
+    return ScaleKernel(DeepKernel(features, inner + outer, residual=True), **b)
+
+
+KERNELS: dict[str, Callable[..., Kernel]] = {
+    "rbf": _scaled(_rbf),
+    "rbf_unscaled": _rbf,
+    "rbf_ard": _scaled(_rbf_ard),
+    "rbf_twice_scaled": _scaled(_scaled(_rbf_ard)),
+    "rbf_columns": _scaled(lambda d, **b: RBFKernel(active_dims=(d - 1,), **b)),
+    "matern12": _scaled(_matern(0.5)),
+    "matern12_ard": _scaled(_matern(0.5, True)),
+    "matern32": _scaled(_matern(1.5)),
+    "matern32_ard": _scaled(_matern(1.5, True)),
+    "matern52": _scaled(_matern(2.5)),
+    "matern52_ard": _scaled(_matern(2.5, True)),
+    "rq": _scaled(lambda d, **b: RQKernel(**b)),
+    "rq_ard": _scaled(lambda d, **b: RQKernel(ard_num_dims=d, **b)),
+    "spectral_mixture": lambda d, **b: SpectralMixtureKernel(3, ard_num_dims=d, **b),
+    "joint_spectral_mixture": lambda d, **b: JointSpectralMixtureKernel(3, d),
+    "joint_mixture_in_sum": lambda d, **b: JointSpectralMixtureKernel(2, d) + _scaled(_rbf)(d, **b),
+    "linear": _scaled(lambda d, **b: LinearKernel(**b)),
+    "linear_ard": lambda d, **b: LinearKernel(ard_num_dims=d, **b),
+    "polynomial": _scaled(lambda d, **b: PolynomialKernel(2, **b)),
+    "cubic_and_rbf": lambda d, **b: PolynomialKernel(3, **b) + _scaled(_rbf)(d, **b),
+    "periodic": _scaled(lambda d, **b: PeriodicKernel(**b)),
+    "periodic_ard": _scaled(lambda d, **b: PeriodicKernel(ard_num_dims=d, **b)),
+    "cosine": _scaled(lambda d, **b: CosineKernel(active_dims=(0,), **b)),
+    "cosine_times_rbf": lambda d, **b: CosineKernel(active_dims=(0,), **b) * _scaled(_rbf)(d, **b),
+    "cosine_similarity": _scaled(lambda d, **b: CosineSimilarityKernel()),
+    "cosine_similarity_and_rbf": lambda d, **b: CosineSimilarityKernel() + _scaled(_rbf)(d, **b),
+    "constant_and_matern": lambda d, **b: ConstantKernel(**b) + _scaled(_matern(1.5))(d, **b),
+    "constant_times_rq": lambda d, **b: ConstantKernel(**b) * RQKernel(**b),
+    "linear_and_rbf": lambda d, **b: LinearKernel(ard_num_dims=d, **b) + _scaled(_rbf_ard)(d, **b),
+    "rbf_times_periodic": _scaled(lambda d, **b: _rbf_ard(d, **b) * PeriodicKernel(**b)),
+    "matern_times_matern": lambda d, **b: (
+        MaternKernel(0.5, active_dims=(0,), **b)
+        * ScaleKernel(MaternKernel(2.5, active_dims=(1,), **b), **b)
+    ),
+    "nested": _nested,
+    "additive": _additive,
+    "constrained": _constrained,
+    "subclass": _scaled(lambda d, **b: ShiftedRBF(ard_num_dims=d, **b)),
+    "piecewise_polynomial": _scaled(lambda d, **b: PiecewisePolynomialKernel(2, **b)),
+    "fourier": _scaled(lambda d, **b: RFFKernel(7, num_dims=d, **b)),
+    "features": lambda d, **b: FeatureKernel(_network(d, 5), torch.ones(5)),
+    "features_and_rbf": lambda d, **b: FeatureKernel(_network(d, 3)) + _scaled(_rbf)(d, **b),
+    "rbf_of_tasks": _of_tasks(_rbf_ard),
+    "deep_of_tasks": _of_tasks(_deep(_rbf, False), rank=2),
+    "sum_of_tasks": lambda d, **b: (
+        _of_tasks(_matern(2.5), 2)(d, **b)
+        + ScaleKernel(_of_tasks(lambda d, **b: LinearKernel(**b))(d, **b), **b)
+    ),
+    "deep": _scaled(_deep(_rbf_ard, False)),
+    "deep_residual": _scaled(_deep(_rbf_ard, True)),
+    "deep_rq": _scaled(_deep(lambda d, **b: RQKernel(**b), False)),
+    "deep_mixture": _deep(lambda d, **b: SpectralMixtureKernel(2, ard_num_dims=d, **b), False),
+    "deep_joint_mixture": _deep(lambda d, **b: JointSpectralMixtureKernel(2, d), True),
+    "deep_cosine_similarity": _scaled(_deep(lambda d, **b: CosineSimilarityKernel(), False)),
+    "deep_polynomial": _deep(lambda d, **b: PolynomialKernel(2, **b), True),
+    "deep_linear": _deep(lambda d, **b: LinearKernel(ard_num_dims=d, **b), False),
+    "deep_and_rbf": lambda d, **b: (
+        _scaled(_rbf_ard)(d, **b) + ScaleKernel(_deep(_matern(1.5), False)(d, **b), **b)
+    ),
+    "deep_in_sum": _deep_in_sum,
+}
+
+
+# --- models ---
+
+
+class PlainGP(ExactGP):
+    """A mean and a kernel."""
+
+    def __init__(self, x, y, likelihood, mean, kernel):
+        super().__init__(x, y, likelihood)
+        self.mean_module, self.covar_module = mean, kernel
+
+    def forward(self, x):
+        return MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+class TasksGP(PlainGP):
+    """Several targets at each point."""
+
+    def forward(self, x):
+        return MultitaskMultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+def _data(case: dict[str, Any], generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    n, d = case["n"], case["d"]
+    batch = [case["batch"]] if "batch" in case else []
+    x = 2 * torch.rand(*batch, n, d, generator=generator, dtype=torch.float64) - 1
+    several = [case["targets"]] if "targets" in case else batch
+    if "repeated" in case:
+        x[..., n // 2 :: 2, :] = x[..., : (n + 1) // 4, :]
+    noise = torch.randn(*several, n, generator=generator, dtype=torch.float64)
+    y = torch.sin(2.5 * x.sum(-1) / math.sqrt(d)) + 0.5 * torch.cos(4 * x[..., 0])
+    y = y + 0.2 * noise + 0.4
+    if case["model"].endswith("of_tasks"):
+        tasks = torch.arange(n, dtype=torch.float64) % NUM_TASKS
+        x = torch.cat([x, tasks.expand(*batch, n).unsqueeze(-1)], -1)
+    if "nan" in case:
+        missing = torch.rand(y.shape, generator=generator, dtype=torch.float64) < 0.2
+        y[missing] = float("nan")
+    return exact(x + 100.0 if "far" in case else x), exact(y)
+
+
+def _several_targets(x: Tensor, y: Tensor, count: int) -> Tensor:
+    return exact(torch.stack([y * (1 + 0.5 * i) + (i * x[..., 0]).cos() for i in range(count)], -1))
+
+
+def _mean(name: str, d: int, batch: torch.Size) -> gpytorch.means.Mean:
+    if name == "network":
+        return NetworkMean(_network(d, 1))
+    if name == "linear":
+        return gpytorch.means.LinearMean(d, batch_shape=batch)
+    if name == "zero":
+        return gpytorch.means.ZeroMean(batch_shape=batch)
+    return gpytorch.means.ConstantMean(batch_shape=batch)
+
+
+def _likelihood(case: dict[str, Any], y: Tensor, batch: torch.Size) -> Any:
+    if "fixed_noise" not in case:
+        return GaussianLikelihood(batch_shape=batch)
+    noise = exact(torch.linspace(0.05, 0.2, y.shape[-1], dtype=torch.float64).expand(y.shape))
+    return FixedNoiseGaussianLikelihood(noise, learn_additional_noise="learned" in case)
+
+
+def _plain(case: dict[str, Any], x: Tensor, y: Tensor) -> ExactGP:
+    batch = torch.Size([] if "batch" not in case or "shared" in case else [case["batch"]])
+    likelihood = _likelihood(case, y, batch)
+    mean = _mean(case.get("mean", "constant"), x.shape[-1], batch)
+    if case["model"] == "multitask":
+        y = _several_targets(x, y, NUM_TASKS)
+        likelihood = MultitaskGaussianLikelihood(NUM_TASKS, rank=case.get("noise_rank", 0))
+        mean = gpytorch.means.MultitaskMean(mean, NUM_TASKS)
+        kernel = MultitaskKernel(_matern(2.5, True)(case["d"]), NUM_TASKS, rank=1)
+        return TasksGP(x, y, likelihood, mean, kernel)
+    options = {"batch_shape": batch} if batch else {}
+    kernel = KERNELS[case["model"]](case["d"], **options)
+    return PlainGP(x, y, likelihood, mean, kernel)
+
+
+def _list(case: dict[str, Any], x: Tensor, y: Tensor) -> Any:
+    if case["model"] == "single_task_list":
+        return ModelListGP(_single_task(case, x, y), _single_task(case, x[::2], -y[::2]))
+    models = [
+        _plain({**case, "model": name}, x[i:], y[i:])
+        for i, name in enumerate(["rbf_ard", "deep", "rq"])
+    ]
+    return IndependentModelList(*models)
+
+
+def _single_task(case: dict[str, Any], x: Tensor, y: Tensor) -> SingleTaskGP:
+    d, several = case["d"], case.get("outputs", 1)
+    targets = y.unsqueeze(-1) if several == 1 else _several_targets(x, y, several)
+    variance = 0.01 + 0.05 * torch.rand_like(targets) if "fixed_noise" in case else None
+    return SingleTaskGP(
+        3 * x + 1,
+        5 * targets - 2,
+        variance,
+        covar_module=KERNELS[case["kernel"]](d) if "kernel" in case else None,
+        input_transform=Normalize(d),
+        outcome_transform=Standardize(several, batch_shape=x.shape[:-2]),
+    )
+
+
+def _botorch_tasks(case: dict[str, Any], x: Tensor, y: Tensor) -> ExactGP:
+    if case["model"] == "kronecker_multi_task":
+        return KroneckerMultiTaskGP(x, _several_targets(x, y, 2), outcome_transform=Standardize(2))
+    task = (torch.arange(len(x), dtype=torch.float64) % 2).unsqueeze(-1)
+    return MultiTaskGP(torch.cat([x, task], -1), y.unsqueeze(-1), task_feature=-1)
+
+
+def _regression(case: dict[str, Any], x: Tensor, y: Tensor) -> GPRegression:
+    kernel = case["model"].removeprefix("regression_")
+    given = _likelihood(case, y, torch.Size()) if "fixed_noise" in case else None
+    return GPRegression(
+        3 * x + 1, 5 * y - 2, kernel, case.get("mean", "constant"), given,
+        hidden=(4,), standardize="raw" not in case,
+    )  # fmt: skip
+
+
+def _linear(case: dict[str, Any], x: Tensor, y: Tensor) -> BayesianLinearModel:
+    features: Any = {
+        "identity": IdentityFeatures(intercept=True),
+        "polynomial": PolynomialFeatures(2),
+        "fourier": FourierFeatures(3) if case["d"] == 1 else None,
+        "random": RandomFourierFeatures(case["d"], 9, ard=True),
+        "many": RandomFourierFeatures(case["d"], 60),
+    }[case["model"].removeprefix("linear_model_")]
+    each = torch.ones(features(x.float()).shape[-1]) if "each" in case else 1.0
+    mean = None if "mean" not in case else _mean(case["mean"], x.shape[-1], torch.Size())
+    return BayesianLinearModel(x, y, features, prior_variance=each, mean=mean)
+
+
+def _transfer(case: dict[str, Any], x: Tensor, y: Tensor) -> DeepKernelTransfer:
+    kernel = case["model"].removeprefix("transfer_")
+    return DeepKernelTransfer(_network(case["d"], 4), kernel, num_features=4)
+
+
+def _make(case: dict[str, Any], x: Tensor, y: Tensor) -> Any:
+    if case["model"] in (*KERNELS, "multitask"):
+        return _plain(case, x, y)
+    kinds = {
+        "regression": _regression, "linear_model": _linear, "transfer": _transfer,
+        "single_task_list": _list, "plain_list": _list, "single_task": _single_task,
+        "kronecker_multi_task": _botorch_tasks, "multi_task": _botorch_tasks,
+    }  # fmt: skip
+    return next(make for kind, make in kinds.items() if case["model"].startswith(kind))(case, x, y)
+
+
+RANGES = {
+    "lengthscale": (0.4, 1.6), "outputscale": (0.4, 2.5), "alpha": (0.4, 3.0),
+    "period_length": (0.8, 3.0), "variance": (0.3, 1.5), "offset": (0.3, 1.2),
+    "noise": (0.03, 0.3), "task_noises": (0.05, 0.4), "constant": (0.2, 1.5),
+    "mixture_weights": (0.2, 0.8), "mixture_means": (0.05, 0.5), "mixture_scales": (0.05, 0.4),
+}  # fmt: skip
+
+
+@torch.no_grad()
+def _draw(model: torch.nn.Module, case: dict[str, Any], generator: torch.Generator) -> None:
+    """Other hyperparameters than those that a model starts with; all that it has in float32."""
+    for path, parameter, constraint in model.named_parameters_and_constraints():
+        name = path.rpartition(".")[2].removeprefix("raw_")
+        draw = torch.rand(parameter.shape, generator=generator, dtype=torch.float64)
+        if constraint is not None:
+            low, high = RANGES.get(name, (0.3, 1.5))
+            value = low + (high - low) * draw
+            if name == "lengthscale":
+                value = value * math.sqrt(case["d"])
+            value = torch.full_like(value, case[name]) if name in case else value
+            parameter.copy_(constraint.inverse_transform(value))
+        else:
+            parameter.copy_(2 * draw - 1)
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):  # networks may start near zero, where all is linear
+            for parameter in module.parameters():
+                draw = torch.rand(parameter.shape, generator=generator, dtype=torch.float64)
+                parameter.copy_((2 * draw - 1) * 1.5 * module.in_features**-0.5)
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.is_floating_point():
+            tensor.copy_(exact(tensor))
+
+
+def _add_priors(model: torch.nn.Module) -> None:
+    for module in list(model.modules()):
+        if isinstance(module, ScaleKernel):
+            module.register_prior("scale_prior", GammaPrior(2.0, 0.8), "outputscale")
+        if isinstance(module, RBFKernel | MaternKernel | RQKernel):
+            module.register_prior("lengthscale_prior", LogNormalPrior(0.3, 0.9), "lengthscale")
+        if isinstance(module, gpytorch.means.ConstantMean):
+            module.register_prior("mean_prior", NormalPrior(0.1, 1.3), "constant")
+        if isinstance(module, GaussianLikelihood):
+            module.register_prior("noise_prior", GammaPrior(1.1, 4.0), "noise")
+
+
+def _conditioning(name: str, n: int) -> Any:
+    return {
+        "default": lambda: None,
+        "lml": lambda: LastPoints(m=0),
+        "half": lambda: LastPoints(m=n // 2),
+        "holdout": lambda: RandomHoldout(0.3, seed=5),
+        "holdout_given": lambda: RandomHoldout(0.2, seed=5, condition_on=n // 2),
+        "folds": lambda: KFold(4),
+        "loo": LeaveOneOut,
+        "orderings": lambda: RandomOrderings(3, m=n // 2),
+        "groups": lambda: HeldOut([0, 3], [5], [7, 2, 9]),
+        "gpytorch": lambda: None,
+    }[name]()
+
+
+def _objective(case: dict[str, Any], model: Any) -> Any:
+    conditioning = _conditioning(case["objective"], case["n"])
+    solver: Any = "auto"
+    if "cg" in case:
+        solver = ConjugateGradients(tolerance=1e-11, max_error=None, preconditioner_rank=case["cg"])
+    if case["objective"] == "gpytorch":
+        kind: Any = gpytorch.mlls.ExactMarginalLogLikelihood
+    else:
+        kind = partial(
+            ConditionalMarginalLogLikelihood, conditioning=conditioning, seed=3, solver=solver
+        )
+    if case["model"].endswith("list"):
+        return SumMarginalLogLikelihood(model.likelihood, model, kind)
+    return kind(model.likelihood, model)
+
+
+def build(case: dict[str, Any], dtype: torch.dtype) -> Any:
+    """The objective of a case, its model in train mode.
+
+    Args:
+        case: A value of ``CASES``: ``n`` points of ``d`` columns; ``batch`` of so many models,
+            ``shared`` if they have the same hyperparameters; so many ``targets`` at the same
+            points; ``nan`` for missing targets; ``repeated`` points; points ``far``
+            from zero; ``mean``; ``priors``; ``fixed_noise``, with
+            ``learned`` noise beside it; ``again`` for a second evaluation; ``cg`` for conjugate
+            gradients with a preconditioner of that rank; a hyperparameter by its name.
+        dtype: Of the model, which is made in float64 and then converted.
+    """
+    generator = torch.Generator().manual_seed(zlib.crc32(repr(sorted(case.items())).encode()))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(torch.randint(2**31, (), generator=generator)))
+        model = _make(case, *_data(case, generator)).double()
+    if "priors" in case:
+        _add_priors(model)
+    _draw(model, case, generator)
+    return _objective(case, model.to(dtype).train()).train()
+
+
+# --- evaluations ---
+
+
+def _called(case: dict[str, Any], mll: Any) -> tuple[Tensor, list[Tensor]]:
+    model = mll.model
+    if case["model"].endswith("list"):
+        return mll(model(*model.train_inputs), model.train_targets), []
+    inputs = list(model.train_inputs)
+    if "inputs" in case:
+        inputs = [x.clone().requires_grad_() for x in inputs]
+    parameters = likelihood_parameters(model, mll.likelihood)
+    value = mll(model(*inputs), model.train_targets, *parameters)
+    return value, inputs if "inputs" in case else []
+
+
+def _custom(case: dict[str, Any], mll: Any) -> tuple[Tensor, list[Tensor]]:
+    return mll.compute_custom_loss(), []
+
+
+def _fixed(case: dict[str, Any], mll: Any) -> tuple[Tensor, list[Tensor]]:
+    loss = FixedLoss(mll)
+    if "again" in case:  # at other hyperparameters than those that it was made with
+        loss()
+        mll.zero_grad()
+        with torch.no_grad():
+            for parameter in mll.parameters():
+                parameter.add_(0.125)
+    value = loss()
+    return torch.tensor(value, dtype=torch.float64), []
+
+
+def _leave_one_out(case: dict[str, Any], mll: Any) -> tuple[Tensor, list[Tensor]]:
+    data = training_observations(mll.model)
+    rows = torch.arange(data.residual.shape[-1])
+    return torch.stack(data.covariance.leave_one_out(data.residual, rows)), []
+
+
+def _sequential(case: dict[str, Any], mll: Any) -> tuple[Tensor, list[Tensor]]:
+    data = training_observations(mll.model)
+    n = data.residual.shape[-1]
+    orders = torch.stack([torch.arange(n), torch.arange(n).flip(0), torch.arange(n) * 7 % n])
+    return data.covariance.sequential(data.residual, orders), []
+
+
+def _new_points(case: dict[str, Any], model: Any) -> Tensor:
+    x = model.train_inputs[0]
+    rows = x[..., :6, :] + 0.25 * torch.linspace(-1, 1, 6, dtype=x.dtype).unsqueeze(-1)
+    return exact(rows).to(x).requires_grad_("inputs" in case)
+
+
+def _posterior(case: dict[str, Any], mll: Any) -> tuple[Tensor, list[Tensor]]:
+    x = _new_points(case, mll.model)
+    posterior = exact_posterior(mll.model.eval(), x, "marginal" in case)
+    spread = posterior.variance if "marginal" in case else posterior.covariance_matrix
+    return torch.cat([posterior.mean.flatten(), spread.flatten()]), [x] if "inputs" in case else []
+
+
+def _predict(case: dict[str, Any], mll: Any) -> tuple[Tensor, list[Tensor]]:
+    x = _new_points(case, mll.model)
+    options = {"grad": True} if isinstance(mll.model, GPRegression) else {}
+    posterior = mll.model.predict(x, **options)
+    spread = posterior.covariance_matrix
+    return torch.cat([posterior.mean.flatten(), spread.flatten()]), [x] if "inputs" in case else []
+
+
+def _episodes(case: dict[str, Any], mll: Any) -> tuple[Tensor, list[Tensor]]:
+    """Tasks that share what is learned: of classes, or of numbers where there are no ``ways``."""
+    generator = torch.Generator().manual_seed(case["n"])
+    n, ways, tasks = case["n"], case.get("ways", 0), 3
+    x = torch.randn(tasks, n, case["d"], generator=generator, dtype=torch.float64)
+    y = torch.arange(n).expand(tasks, n) % ways if ways else exact(x.sum(-1).sin())
+    like = next(mll.model.parameters())
+    if not ways:
+        y = y.to(like)
+    x = exact(x).to(like)
+    support = n // 2
+    episodes = Episodes(x[:, :support], y[:, :support], x[:, support:], y[:, support:], ways=ways)
+    return mll.model.objective(mll, episodes), []
+
+
+EVALUATIONS = {
+    "call": _called, "custom": _custom, "fixed": _fixed, "loo": _leave_one_out,
+    "sequential": _sequential, "posterior": _posterior, "predict": _predict, "tasks": _episodes,
+}  # fmt: skip
+
+
+def evaluate(case: dict[str, Any], dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+    """The value of a case and its gradients, flat and in float64.
+
+    Args:
+        case: A value of ``CASES``, evaluated by: a ``call`` of the objective, ``custom`` loss, the
+            ``fixed`` loss of a line search, moments of leave-one-out predictions, ``sequential``
+            densities, the ``posterior`` and what a model ``predict``s at new points, an objective
+            of few-shot ``tasks``. With ``inputs`` there is a gradient with respect to these.
+        dtype: Of the model and its data.
+
+    Returns:
+        ``"value"``, and a gradient for each trainable parameter by its name, of the sum of the
+        values, with weights from 1 to 2 where there are several.
+    """
+    mask = gpytorch.settings.observation_nan_policy("mask")
+    with mask if "nan" in case else contextlib.nullcontext():
+        mll = build(case, dtype)
+        model = mll.model
+        value, inputs = EVALUATIONS[case["by"]](case, mll)
+        if value.requires_grad:
+            weights = torch.linspace(1.0, 2.0, value.numel(), dtype=value.dtype)
+            (value.flatten() * weights).sum().backward()
+    gradients = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    gradients |= {f"inputs[{i}]": x for i, x in enumerate(inputs)}
+    result = {"value": value}
+    for name, tensor in gradients.items():
+        result[name] = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+    return {name: values.detach().double().flatten() for name, values in result.items()}
+
+
+def differences(result: dict[str, Tensor], stored: list[list[float]]) -> dict[str, float]:
+    """How far each tensor is from the stored one, as a share of the latter's largest number.
+
+    That number is at least a hundredth of the largest in all tensors: a gradient that is the small
+    difference of large terms has their rounding errors.
+
+    Args:
+        result: What :func:`evaluate` gives.
+        stored: Its tensors, in the same order.
+    """
+    if [len(values) for values in result.values()] != [len(values) for values in stored]:
+        return {"shapes": math.inf}
+    expected = [torch.tensor(values, dtype=torch.float64) for values in stored]
+    largest = [float(values.abs().max()) for values in expected]
+    least = 0.01 * max(largest)
+    together = zip(result.items(), expected, largest, strict=True)
+    return {
+        name: float((values - other).abs().max()) / max(scale, least)
+        for (name, values), other, scale in together
+    }
+
+
+def read() -> dict[str, dict[str, Any]]:
+    """The stored record: for each case its tensors, and how far float32 was from them."""
+    return json.loads(FILE.read_text())
+
+
+def tolerance(case: dict[str, Any]) -> float:
+    """How near values in float64 have to be."""
+    return ITERATIVE if "cg" in case else FLOAT64
+
+
+def _entry(case: dict[str, Any]) -> dict[str, Any]:
+    tensors = evaluate(case)
+    assert all(bool(values.isfinite().all()) for values in tensors.values()), case
+    stored = [values.tolist() for values in tensors.values()]
+    single = None
+    if "cg" not in case:  # whose tolerance float32 cannot meet
+        error = max(differences(evaluate(case, torch.float32), stored).values())
+        single = float(f"{error:.2g}") if error < ILL_CONDITIONED else None
+    return {"float32": single, "tensors": stored}
+
+
+def main() -> None:
+    """Writes the record anew, a line for each case, and prints what changes."""
+    old = read() if FILE.exists() else {}
+    lines = []
+    for name, case in CASES.items():
+        entry = _entry(case)
+        if name not in old:
+            print(f"{name}: new")
+        elif (change := max(differences(evaluate(case), old[name]["tensors"]).values())) > (
+            tolerance(case)
+        ):
+            print(f"{name}: changes by {change:.2g}")
+        else:
+            entry = old[name]  # so that the file changes only where values do
+        lines.append(f"{json.dumps(name)}: {json.dumps(entry, separators=(',', ':'))}")
+    FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()
