@@ -99,10 +99,10 @@ def _line_search(
         warnings.simplefilter("ignore", NumericalWarning)
         fixed = _started(lambda: FixedLoss(mll))
         members = _independent_members(mll.model)
-        if members and not fixed.by_arrays and _is_batch_of_botorch(mll.model):
+        if members and not fixed.has_members and _is_batch_of_botorch(mll.model):
             loss, reason, message = _search_of_members(mll, steps, bounds, record, options)
         else:
-            members *= fixed.by_arrays
+            members *= fixed.has_members
             loss, reason, message = _search(mll, fixed, steps, bounds, record, members, options)
     if has_priors:
         loss = -objective(mll)

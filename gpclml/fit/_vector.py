@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any, cast
 
 import numpy
@@ -16,8 +15,7 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from numpy import ndarray
 
 from gpclml.errors import NonFiniteError
-from gpclml.inference.known_kernels import Transform, transform_of
-from gpclml.linalg.lapack import one_thread
+from gpclml.gram import Transform, transform_of
 
 _MARGIN = 0.01  # of a bound: no value comes closer to it than by this share
 # Of a rational quadratic kernel. Beyond it differs from the RBF kernel, by r^4 / 8 alpha, too
@@ -99,17 +97,18 @@ class _Coordinates:
                 continue
             if type(constraint) not in (GreaterThan, Positive):
                 continue
-            lower = numbers(constraint.lower_bound)
-            if (lower >= 0).all() and (transform.value(numbers(parameter)) > 0).all():
+            positive = bool((transform.value(parameter.detach().double()) > 0).all())
+            if positive and bool((constraint.lower_bound >= 0).all()):
+                if transform.lower_bound is not None:  # parameters may be on a GPU
+                    transform = transform._replace(lower_bound=transform.lower_bound.cpu())
                 self._logs[places[name]] = True
                 self._parts.append((places[name], transform))
 
     def of(self, raw: ndarray) -> ndarray:
         """Coordinates of raw parameters."""
         point = raw.copy()
-        with numpy.errstate(divide="ignore", invalid="ignore"):  # there may be no bound
-            for part, transform in self._parts:
-                point[part] = numpy.log(transform.value(raw[part]))
+        for part, transform in self._parts:
+            point[part] = transform.value(torch.from_numpy(raw[part])).log().numpy()
         return point
 
     def box(self, bounds: ndarray, start: ndarray) -> ndarray:
@@ -126,14 +125,15 @@ class _Coordinates:
         """Raw parameters at coordinates."""
         raw = point.copy()
         for part, transform in self._parts:
-            raw[part] = transform.inverse(numpy.exp(point[part]))
+            raw[part] = transform.inverse(torch.from_numpy(point[part]).exp()).numpy()
         return raw
 
     def slope(self, by_raw: ndarray, raw: ndarray) -> ndarray:
         """The derivatives by the coordinates, from those by raw parameters."""
         slope = by_raw.copy()
         for part, transform in self._parts:
-            slope[part] *= transform.value(raw[part]) / transform.slope(raw[part])
+            values = torch.from_numpy(raw[part])
+            slope[part] *= (transform.value(values) / transform.slope(values)).numpy()
         return slope
 
 
@@ -181,10 +181,6 @@ class Vector:
         self._named = parts
         self.places = numpy.arange(start)
         self._move_to(numbers(self._point), logarithmic=False)
-        # SciPy's search solves with small matrices at each step, and its threads would then keep
-        # PyTorch's waiting.
-        self._one_thread = one_thread() if torch.get_num_threads() > 1 else nullcontext()
-        self._one_thread.__enter__()
         return self
 
     def _move_to(self, raw: ndarray, logarithmic: bool) -> None:
@@ -250,7 +246,6 @@ class Vector:
         return float(numpy.abs(numpy.where(held, 0.0, self._slope)[self.places]).max(initial=0.0))
 
     def __exit__(self, *_: object) -> None:
-        self._one_thread.__exit__(None, None, None)
         self._set(self.best)
         for parameter, data, gradient in self._own:
             parameter.data = data.copy_(parameter.data)

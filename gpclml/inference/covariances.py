@@ -10,6 +10,7 @@ from typing import Any, Literal, cast
 
 import torch
 from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import Kernel
 from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from gpytorch.likelihoods.noise_models import HomoskedasticNoise
@@ -29,13 +30,13 @@ from torch import Tensor
 
 from gpclml._utils import environment
 from gpclml._utils.arguments import all_finite, callers_level, checked
-from gpclml.inference.kernel_covariances import kernel_covariance
-from gpclml.inference.known_kernels import Noise, known_parts, known_row, variances
+from gpclml.gram import Gram, Reason, closed_form
 from gpclml.linalg import (
     ConjugateGradients,
     Covariance,
     CovarianceProducts,
     DenseCovariance,
+    GramCovariance,
     IterativeCovariance,
     KroneckerCovariance,
     LowRankPlusDiagonal,
@@ -45,6 +46,7 @@ from gpclml.linalg import (
     permute,
 )
 from gpclml.linalg.covariance import common_batch
+from gpclml.linalg.dense import Noise
 
 __all__ = [
     "ObservedCovariance",
@@ -62,6 +64,59 @@ Solver = Literal["auto", "cholesky", "cg"] | ConjugateGradients
 
 class SolverWarning(UserWarning):
     """``solver="auto"`` chose conjugate gradients, since Cholesky factors do not fit."""
+
+
+def closed_form_of(kernel: LazyEvaluatedKernelTensor) -> Gram | Reason:
+    """A kernel that was called in closed form, or why its covariance is left to GPyTorch.
+
+    Args:
+        kernel: Not yet evaluated, the inputs of its rows being those of its columns.
+    """
+    if kernel.last_dim_is_batch or kernel.params:
+        return Reason("the kernel was called with arguments of its own")
+    gram = closed_form(cast(Kernel, kernel.kernel))
+    rows, columns = cast(Tensor, kernel.x1).shape[-2:]
+    return gram if isinstance(gram, Reason) else unless_low_rank(gram, rows, columns)
+
+
+def unless_low_rank(gram: Gram, num_points: int, num_columns: int) -> Gram | Reason:
+    """A kernel whose matrix is worth forming, or that its rank is less than the number of points.
+
+    Args:
+        gram: The kernel.
+        num_points: Number of its points.
+        num_columns: Number of their columns.
+    """
+    if gram.rank(num_columns) < num_points:
+        return Reason("the kernel is of low rank, and its matrix is not formed")
+    return gram
+
+
+def row_of(kernel: LazyEvaluatedKernelTensor) -> Callable[[int], Tensor] | None:
+    """What computes a row by its index, ``(*batch, n)``; None of kernels that are not known.
+
+    A preconditioner asks for hundreds, one after the other.
+    """
+    gram = closed_form_of(kernel)
+    if isinstance(gram, Reason):
+        return None
+    with torch.no_grad():
+        inner, x = gram.on_features(cast(Tensor, kernel.x1))
+    if inner.has_features:  # in a sum or product: all of them would be computed for each row
+        return None
+    return lambda index: inner(x[..., index : index + 1, :], x).value.squeeze(-2)
+
+
+def variances(noise: Noise) -> Tensor | None:
+    """The noise as a tensor, ``(*batch, n)`` or ``(*batch, 1)``."""
+    return cast(Tensor, noise.noise) if isinstance(noise, torch.nn.Module) else noise
+
+
+def with_noise(covariance: Tensor, noise: Tensor | None) -> Tensor:
+    """The covariance with noise variances, ``(*batch, n)`` or ``(*batch, 1)``, on its diagonal."""
+    if noise is None:
+        return covariance
+    return covariance + torch.diag_embed(noise.expand(*noise.shape[:-1], covariance.shape[-1]))
 
 
 @dataclass(frozen=True)
@@ -129,9 +184,9 @@ class ObservedCovariance:
         """
         self._check_room()
         if isinstance(self.latent, LazyEvaluatedKernelTensor):
-            known = known_parts(self.latent)
-            if known is not None:
-                covariance = kernel_covariance(self.latent, *known, self.independent)
+            gram = closed_form_of(self.latent)
+            if not isinstance(gram, Reason):
+                covariance = self._in_closed_form(gram, self.latent)
                 if self.missing is None:
                     return covariance
                 return DenseCovariance(self._masked(covariance.matrix))
@@ -146,6 +201,14 @@ class ObservedCovariance:
             one = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
             matrix = torch.addcmul(matrix, self.noise.unsqueeze(-1), one)
         return DenseCovariance(self._masked(matrix))
+
+    def _in_closed_form(self, gram: Gram, kernel: LazyEvaluatedKernelTensor) -> DenseCovariance:
+        x = cast(Tensor, kernel.x1)
+        if kernel._is_grad_enabled or not torch.is_grad_enabled():
+            return GramCovariance(gram, x, self.independent, self.shape)
+        with torch.no_grad():  # as the kernel was called
+            matrix = GramCovariance(gram, x, None, kernel.shape).matrix
+        return DenseCovariance(with_noise(matrix, variances(self.independent)))
 
     def _check_room(self) -> None:
         shape = self.shape
@@ -214,7 +277,9 @@ class ObservedCovariance:
             return False
         if self.shape.numel() <= _SMALL or _kronecker_parts(self.latent) is not None:
             return True
-        return isinstance(self.latent, LazyEvaluatedKernelTensor) and bool(known_parts(self.latent))
+        if not isinstance(self.latent, LazyEvaluatedKernelTensor):
+            return False
+        return not isinstance(closed_form_of(self.latent), Reason)
 
     def has_structure(self) -> bool:
         """Whether the kernel evaluates to an operator with structure; found out at two points."""
@@ -242,7 +307,7 @@ class ObservedCovariance:
             single = self.latent if isinstance(self.latent, LazyEvaluatedKernelTensor) else None
             latent = RowProducts(
                 self._rows, self.latent.diagonal(dim1=-1, dim2=-2), self.latent.shape, kept_bytes,
-                self._targets_a_point(), None if single is None else known_row(single),
+                self._targets_a_point(), None if single is None else row_of(single),
             )  # fmt: skip
         else:
             latent = OperatorProducts(_evaluated(self.latent))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -429,12 +429,14 @@ def _check_placement(
                 check_placement(f"kernel.{_name(kernel, parameter)}", parameter, mean)
 
 
-def _parameters(module: torch.nn.Module) -> Iterator[Tensor]:
+def _parameters(module: torch.nn.Module) -> list[Tensor]:
     """PyTorch's generator finds their names as well, which takes several times as long."""
-    yield from (one for one in module._parameters.values() if one is not None)
-    for part in module._modules.values():
-        if part is not None:
-            yield from _parameters(part)
+    parameters: list[Tensor] = []
+    modules = [module]
+    for one in modules:
+        parameters += [p for p in one._parameters.values() if p is not None]
+        modules += [part for part in one._modules.values() if part is not None]
+    return parameters
 
 
 def _name(module: torch.nn.Module, parameter: Tensor) -> str:

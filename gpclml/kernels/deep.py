@@ -6,14 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy
 import torch
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import Mean
 from linear_operator import LinearOperator
-from numpy import ndarray
 from torch import Tensor
 from typing_extensions import override
 
@@ -21,9 +19,10 @@ from gpclml._utils.arguments import check_positive, checked
 from gpclml.curvature import GaussianWeightPrior, sample_gradients
 from gpclml.curvature.structure import call_with
 from gpclml.errors import ShapeError, UnsupportedError
+from gpclml.gram import Gram, Reason, closed_form
+from gpclml.gram.kernels import CosineSimilarityGram, FeaturesGram
 from gpclml.kernels.features import JointKernel, once_if_equal
 from gpclml.kernels.networks import MLP, apply_network
-from gpclml.linalg.array_kernels import ArrayKernel, LinearArrayKernel, Number
 
 __all__ = [
     "CosineSimilarityKernel",
@@ -112,9 +111,10 @@ class DeepKernel(JointKernel):
     ) -> Tensor | LinearOperator:
         return self.base_kernel(*once_if_equal(self.features, x1, x2), diag=diag, **params)
 
-    def _base_at_features(self, x: Tensor) -> tuple[Kernel, Tensor]:
-        """For :mod:`gpclml.inference.known_kernels`."""
-        return self.base_kernel, self.features(x)
+    def _closed_form(self) -> Gram | Reason:
+        """For :func:`gpclml.gram.closed_form`."""
+        base = closed_form(self.base_kernel, select=True)
+        return base if isinstance(base, Reason) else FeaturesGram(base, self.features)
 
     def num_outputs_per_input(self, x1: Tensor, x2: Tensor) -> int:
         """Rows of the covariance for each point, those of the base kernel."""
@@ -266,35 +266,9 @@ class CosineSimilarityKernel(Kernel):
         x2 = x1 if same else torch.nn.functional.normalize(x2, dim=-1)
         return (x1 * x2).sum(-1) if diag else x1 @ x2.mT
 
-    @staticmethod
-    def _array_kernel(points: Number) -> ArrayKernel:
-        return LinearArrayKernel(_UnitPoints(points), None)
-
-
-class _UnitPoints:
-    """Points divided by their lengths, as ``torch.nn.functional.normalize`` does.
-
-    Args:
-        points: ``(n, d)``.
-    """
-
-    def __init__(self, points: Number) -> None:
-        self._points = points
-        self.needed: bool = points.needed
-
-    def value(self) -> ndarray:
-        """The points on the unit sphere."""
-        points = self._points.value()
-        length = numpy.sqrt(numpy.einsum("ij,ij->i", points, points))[:, None]
-        self._length = numpy.maximum(length, 1e-12)
-        self._unit = points / self._length
-        self._radial = self._unit * (length >= 1e-12)
-        return self._unit
-
-    def add(self, gradient: ndarray) -> None:
-        """By the points: what moves them along the sphere."""
-        along = numpy.einsum("ij,ij->i", gradient, self._unit)[:, None]
-        self._points.add((gradient - self._radial * along) / self._length)
+    def _closed_form(self) -> Gram:
+        """For :func:`gpclml.gram.closed_form`."""
+        return CosineSimilarityGram()
 
 
 class NeuralTangentKernel(JointKernel):

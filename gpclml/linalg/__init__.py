@@ -4,6 +4,8 @@ A :class:`Covariance` is dense, of low rank plus a diagonal, or solved by conjug
 Tensors go in and tensors come out: nothing here knows of models.
 """
 
+from gpclml.gram import DOUBLE_UP_TO, PROFILES, radial_covariance
+from gpclml.gram.autograd import refuse_double_backward
 from gpclml.linalg.conjugate_gradients import ConjugateGradients, NotConvergedWarning
 from gpclml.linalg.covariance import ConditionedBlock, Covariance, Predictor
 from gpclml.linalg.covariance_products import (
@@ -13,7 +15,7 @@ from gpclml.linalg.covariance_products import (
     RowProducts,
 )
 from gpclml.linalg.covariance_solver import CovarianceSolver, IterativeConditioning
-from gpclml.linalg.dense import DenseCovariance
+from gpclml.linalg.dense import DenseCovariance, GramCovariance
 from gpclml.linalg.densities import (
     block_conditional_log_densities,
     conditional_log_density,
@@ -29,16 +31,13 @@ from gpclml.linalg.iterative import (
 from gpclml.linalg.kronecker import KroneckerCovariance
 from gpclml.linalg.low_rank import LowRankPlusDiagonal
 from gpclml.linalg.matrices import (
-    DOUBLE_UP_TO,
     factorization_dtype,
     permute,
-    refuse_double_backward,
     safe_cholesky,
     symmetric_product,
     take,
     take_rows,
 )
-from gpclml.linalg.radial import PROFILES, RadialCovariance, radial_covariance
 
 __all__ = [
     "DOUBLE_UP_TO",
@@ -49,6 +48,7 @@ __all__ = [
     "CovarianceProducts",
     "CovarianceSolver",
     "DenseCovariance",
+    "GramCovariance",
     "IterativeConditioning",
     "IterativeCovariance",
     "IterativeReport",
@@ -58,7 +58,6 @@ __all__ = [
     "NotConvergedWarning",
     "OperatorProducts",
     "Predictor",
-    "RadialCovariance",
     "RowProducts",
     "block_conditional_log_densities",
     "conditional_log_density",

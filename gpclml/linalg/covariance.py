@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import numpy
 import torch
@@ -14,54 +13,16 @@ from torch import Size, Tensor
 
 from gpclml._utils.arguments import checked
 from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
+from gpclml.gram import Evaluated
 
 __all__ = [
-    "ClosedForm",
     "ConditionedBlock",
     "Covariance",
-    "Pairs",
     "Predictor",
-    "State",
     "check_indices",
     "check_residual",
     "common_batch",
 ]
-
-Pairs = list[tuple[Tensor, Tensor]]
-"""Tensors and gradients by them, of the same shape and type."""
-
-
-State = Sequence[Tensor]
-"""What a gradient needs of an evaluation."""
-
-
-class ClosedForm(ABC):
-    """Densities of residuals ``(*batch, k, n)`` that share covariances ``(*batch, n, n)``.
-
-    Attributes:
-        order: Order of the points in which they are computed, ``(n,)``; None for data order.
-        event: Dimensions of the densities of one residual: none where there is one density.
-    """
-
-    order: Tensor | None
-    event = 0
-
-    @property
-    def for_lapack(self) -> Any:
-        """The held-out points as :mod:`gpclml.linalg.lapack` takes them; None if it cannot."""
-        return None
-
-    def of_ordered(self) -> ClosedForm:
-        """The same of points that come in this order."""
-        return replace(cast(Any, self), order=None)
-
-    @abstractmethod
-    def evaluate(self, covariance: Tensor, residuals: Tensor) -> tuple[Tensor, State]:
-        """The densities, in the type of the factor, and what the gradient needs."""
-
-    @abstractmethod
-    def gradient(self, state: State, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients of the densities' weighted sum, ``weights`` of their shape and type."""
 
 
 class Covariance(ABC):
@@ -158,7 +119,7 @@ class Covariance(ABC):
         return self._block_log_density(self._expanded(residual), blocks)
 
     def density(self, blocks: Sequence[Tensor]) -> Any:
-        """Held-out blocks in the form that :meth:`value_and_gradients` takes.
+        """Held-out blocks in the form that :meth:`log_density_and_vjp` takes.
 
         Work that depends only on the blocks is done here, once for all covariances of the same
         points.
@@ -168,20 +129,29 @@ class Covariance(ABC):
         """
         return blocks
 
-    def value_and_gradients(self, residual: Tensor, density: Any) -> tuple[Tensor, Pairs]:
-        """The sum of the log densities of held-out blocks, with gradients from the same factor.
+    def log_density_of(self, residual: Tensor, density: Any) -> Tensor:
+        """The sum of the log densities of held-out blocks, ``(*batch,)``, differentiable.
+
+        Args:
+            residual: ``(*batch, n)``, of the batch of both.
+            density: The blocks, as :meth:`density` gives them.
+        """
+        return self.held_out_log_density(residual, density)
+
+    def log_density_and_vjp(self, residual: Tensor, density: Any) -> Evaluated:
+        """The sum of the log densities of held-out blocks, with its vector-Jacobian product.
 
         Args:
             residual: ``(*batch, n)``.
             density: The blocks, as :meth:`density` gives them.
 
         Returns:
-            The sum, ``(*batch,)``, and pairs of a tensor and the gradient of all sums by it, for
-            ``torch.autograd.backward``.
+            The sum, ``(*batch,)``. Where a kind of covariance leaves derivatives to autograd, the
+            product gives the gradient with respect to the sum itself, to go on from there.
         """
         value = self.held_out_log_density(residual, density)
-        pairs = [(value, torch.ones_like(value))] if value.requires_grad else []
-        return value.detach(), pairs
+        tensors = [value] if value.requires_grad else []
+        return Evaluated(value.detach(), tensors, lambda grad, _=None, /: [(value, grad)])
 
     @checked(late=True, residual="float (*batch, n)", rows="index (b,)")
     def leave_one_out(self, residual: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -22,8 +22,6 @@ from torch.utils.checkpoint import checkpoint
 
 from gpclml._utils.arguments import check_counts, checked
 from gpclml.linalg.matrices import safe_cholesky
-from gpclml.linalg.profiles import PROFILES
-from gpclml.linalg.radial import RadialCovariance
 
 __all__ = [
     "CovarianceProducts",
@@ -33,7 +31,6 @@ __all__ = [
     "RowProducts",
     "pivoted_cholesky",
     "rounding",
-    "row_of",
 ]
 
 _NUMBERS_AT_ONCE = 2**24
@@ -164,30 +161,6 @@ class RowProducts(CovarianceProducts):
             if self.kept_numbers:
                 self._kept.append(rows)
             yield rows
-
-
-def row_of(covariance: RadialCovariance) -> Callable[[int], Tensor]:
-    """What computes a row without noise by its index, ``(*batch, n)``, in float64.
-
-    A preconditioner asks for hundreds one after the other, each for as long as it takes to call a
-    kernel that looks its hyperparameters up.
-    """
-    profile = PROFILES[covariance.profile]
-    points, *others = covariance.arguments
-    lengthscale, scale, _, power = (
-        None if one is None else one.detach().double() for one in others
-    )
-    z = profile.factor * points.detach().double()
-    if lengthscale is not None:
-        z = z / lengthscale
-    exponent = None if power is None else power[..., None]
-
-    def row(index: int) -> Tensor:
-        e = (z - z[..., index, None, :]).square_().sum(-1).mul_(-0.5)
-        k = profile.value(e, exponent)[0]
-        return k if scale is None else k * scale[..., None]
-
-    return row
 
 
 class OperatorProducts(CovarianceProducts):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, cast
 
 import numpy
@@ -20,34 +21,25 @@ from linear_operator.operators import LinearOperator
 from torch import Size, Tensor
 
 from gpclml._utils.arguments import checked
-from gpclml.linalg.closed_forms import BlockLogDensities, SequentialLogDensities
-from gpclml.linalg.covariance import (
-    ClosedForm,
-    ConditionedBlock,
-    Covariance,
-    Pairs,
-    Predictor,
-    State,
+from gpclml.gram import Evaluated, Gradients, Gram, Hyperparameter, as_matrix, precomputed
+from gpclml.linalg.covariance import ConditionedBlock, Covariance, Predictor
+from gpclml.linalg.log_densities import (
+    BlockLogDensities,
+    ConditionalLogDensity,
+    LogDensity,
+    SequentialLogDensities,
 )
-from gpclml.linalg.lapack import matrix_density_and_gradients
 from gpclml.linalg.matrices import (
-    Sharing,
+    BatchLayout,
     factor_and_whiten,
-    inverse_of_factor,
-    log_density_terms,
     permute,
-    refuse_double_backward,
-    rows_in_data_order,
     safe_cholesky,
-    symmetric_columns,
     take,
     take_rows,
 )
 
-__all__ = ["DenseCovariance"]
+__all__ = ["DenseCovariance", "GramCovariance"]
 
-# Up to this held-out share, n x b triangular solves cost less than two inverses.
-_SOLVE_UP_TO = 0.3
 _MATRICES = 7  # at the peak of a step: those of the kernel, of the factor and of the gradient
 
 
@@ -126,11 +118,7 @@ class DenseCovariance(Covariance):
         whitened = torch.linalg.solve_triangular(factor, residual.unsqueeze(-1), upper=False)
         return _DensePredictor(factor, whitened, missing)
 
-    def _with(self, matrix: Tensor) -> DenseCovariance:
-        """Another matrix with the same settings."""
-        return DenseCovariance(matrix, self.factor_dtype, self.checked)
-
-    def density(self, blocks: Sequence[Tensor]) -> ClosedForm:
+    def density(self, blocks: Sequence[Tensor]) -> LogDensity:
         """The density of held-out blocks, as a function of matrices of this size."""
         if len(blocks) == 1 and blocks[0].shape[-2] == 1:
             held_out = blocks[0].squeeze(-2)
@@ -138,47 +126,90 @@ class DenseCovariance(Covariance):
             if order is not None:
                 order = order.to(self.device, non_blocking=True)
             return ConditionalLogDensity(order, held_out.shape[-1], self.factor_dtype, self.checked)
-        return self._of_blocks(blocks)
+        return self._block_density(blocks)
 
-    def value_and_gradients(self, residual: Tensor, density: ClosedForm) -> tuple[Tensor, Pairs]:
-        """By the matrix and the residual."""
-        if residual.shape[:-1] != self.shape[:-2]:
-            value = self._sum(self._values(self.matrix, residual, density))
-            pairs = [(value, torch.ones_like(value))] if value.requires_grad else []
-            return value.detach(), pairs
-        blocks = None if density.order is not None else density.for_lapack
-        found = matrix_density_and_gradients(self.matrix, residual, blocks)
-        if found is None:
-            with torch.no_grad():
-                values, state = density.evaluate(self.matrix, residual.unsqueeze(-2))
-                of_matrix, of_residual = density.gradient(state, torch.ones_like(values))
-            value = self._sum(values.squeeze(self.matrix.ndim - 2)).to(self.dtype)
-            found = value, of_matrix, of_residual.squeeze(-2)
-        value, of_matrix, of_residual = found
-        pairs = (self.matrix, of_matrix), (residual, of_residual)
-        return value, [(one, g.to(self.dtype)) for one, g in pairs if one.requires_grad]
+    def log_density_of(self, residual: Tensor, density: LogDensity) -> Tensor:
+        """As one node of autograd."""
+        return precomputed(self.log_density_and_vjp(residual, density))
 
-    def _sum(self, values: Tensor) -> Tensor:
-        """Over the blocks of each residual."""
-        return values if values.ndim == self.matrix.ndim - 2 else values.sum(-1)
+    def log_density_and_vjp(self, residual: Tensor, density: LogDensity) -> Evaluated:
+        """With the gradient from the same factor."""
+        return self._log_density(residual, density, summed=True)
 
-    def _values(self, matrix: Tensor, residual: Tensor, density: ClosedForm) -> Tensor:
-        """Differentiable; of one block ``(*batch,)``, of several ``(*batch, k)``."""
-        sharing = Sharing(matrix.shape[:-2], residual.shape[:-1])
-        values = differentiable(density, sharing.covariances(matrix), sharing.residuals(residual))
-        return sharing.values(values, event=density.event)
+    def _with(self, matrix: Tensor) -> DenseCovariance:
+        """Another matrix with the same settings."""
+        return DenseCovariance(matrix, self.factor_dtype, self.checked)
+
+    def _evaluated(self, order: Tensor | None) -> tuple[Evaluated, Tensor | None]:
+        """The matrix, and an order that its points are yet to be brought into."""
+        matrix = self.matrix
+        tensors = [matrix] if matrix.requires_grad else []
+        return Evaluated(matrix.detach(), tensors, lambda G, _=None, /: [(matrix, G)]), order
+
+    def _log_density(self, residual: Tensor, density: LogDensity, *, summed: bool) -> Evaluated:
+        """Densities of blocks, ``(*batch, k)``; or their sums, ``(*batch,)``."""
+        order, batch = density.order, residual.shape[:-1]
+        (matrix, tensors, of_matrix, is_free), left = self._evaluated(order)
+        dtype, shape = matrix.dtype, matrix.shape
+        of_each = residual.detach()
+        with torch.no_grad():
+            if order is not None and left is None:
+                density, of_each = density.without_order(), of_each.index_select(-1, order)
+            if density.one_residual or (left is not None and left.ndim > 1):
+                matrix = matrix.expand(*batch, *shape[-2:])
+                is_free = False
+            own_shape = matrix.shape
+            layout = None if own_shape[:-2] == batch else BatchLayout(own_shape[:-2], batch)
+            if layout is None:
+                of_each = of_each.unsqueeze(-2)
+            else:
+                matrix, of_each = layout.covariances(matrix), layout.stacked(of_each, 1)
+            values, state = density.evaluate(matrix, of_each.to(dtype), is_free=is_free)
+            del matrix  # the product needs the factor, and not the matrix
+            total = values.sum(-1) if summed and density.event else values
+            event = 0 if summed else density.event
+            value = total.squeeze(-1 - event) if layout is None else layout.unstacked(total, event)
+            value = value.to(residual.dtype)
+
+        def vjp(grad: Tensor, weight: Tensor | None = None, /) -> Gradients:
+            grad = grad.to(values.dtype)
+            grad = grad if weight is None else grad * weight[(..., *(None,) * event)]
+            weights = grad.unsqueeze(grad.ndim - event)
+            if layout is not None:
+                weights = layout.stacked(grad, event)
+            if summed and density.event:
+                weights = weights.unsqueeze(-1).expand(values.shape)
+            G, of_columns = density.gradient(state, weights)
+            gradients: Gradients = []
+            if tensors:
+                if G.shape != own_shape:
+                    G = G.reshape(own_shape)
+                if own_shape != shape:
+                    G = G.sum_to_size(shape)
+                gradients += of_matrix(G.to(dtype))
+            if residual.requires_grad:
+                g = of_columns.squeeze(-2) if layout is None else layout.unstacked(of_columns, 1)
+                if order is not None and left is None:
+                    g = torch.empty_like(g).index_copy_(-1, order, g)
+                gradients.append((residual, g.to(residual.dtype)))
+            return gradients
+
+        every = [*tensors, residual] if residual.requires_grad else tensors
+        return Evaluated(value, every, vjp)
 
     def _conditional_log_density(self, residual: Tensor, held_out: Tensor) -> Tensor:
-        matrix = self.matrix
-        if held_out.ndim > 1:  # in an order of its own for each residual
-            matrix = matrix.expand(*residual.shape, residual.shape[-1])
-        return self._values(matrix, residual, self.density([held_out.unsqueeze(-2)]))
+        density = self.density([held_out.unsqueeze(-2)])
+        return precomputed(self._log_density(residual, density, summed=True))
 
     def _block_log_densities(self, residual: Tensor, blocks: Sequence[Tensor]) -> Tensor:
         # One block too: its density is of the shape of several.
-        return self._values(self.matrix, residual, self._of_blocks(blocks))
+        density = self._block_density(blocks)
+        return precomputed(self._log_density(residual, density, summed=False))
 
-    def _of_blocks(self, blocks: Sequence[Tensor]) -> BlockLogDensities:
+    def _block_log_density(self, residual: Tensor, blocks: Sequence[Tensor]) -> Tensor:
+        return precomputed(self._log_density(residual, self._block_density(blocks), summed=True))
+
+    def _block_density(self, blocks: Sequence[Tensor]) -> BlockLogDensities:
         indices = torch.cat([group.flatten() for group in blocks])
         disjoint = indices.numel() == indices.unique().numel()
         moved = tuple(group.to(self.device, non_blocking=True) for group in blocks)
@@ -204,12 +235,12 @@ class DenseCovariance(Covariance):
         return mean, variance.to(residual.dtype)
 
     def _sequential(self, residual: Tensor, orders: Tensor | None) -> Tensor:
-        matrix = self.matrix.expand(*residual.shape, residual.shape[-1])
-        terms = [
-            differentiable(
-                SequentialLogDensities(order, self.factor_dtype), matrix, residual.unsqueeze(-2)
-            )
+        densities = [
+            SequentialLogDensities(order, self.factor_dtype)
             for order in ([None] if orders is None else orders)
+        ]
+        terms = [
+            precomputed(self._log_density(residual, density, summed=False)) for density in densities
         ]
         return torch.stack(terms, dim=-2)
 
@@ -231,6 +262,110 @@ class DenseCovariance(Covariance):
         return self._with(spread), take(residual, others) - block.shift
 
 
+Noise = Tensor | torch.nn.Module | None
+"""Variances of independent noise, ``(*batch, n)`` or ``(*batch, 1)``, or GPyTorch's module that has
+one for all observations."""
+
+
+class GramCovariance(DenseCovariance):
+    """The covariance of observations by a kernel in closed form.
+
+    Log densities of held-out points are computed with their gradients by hyperparameters and
+    points, from one factor. Whatever else is asked for is computed from the matrix, formed when it
+    is needed.
+
+    Args:
+        gram: The kernel.
+        points: Its points, ``(*batch, n, d)``.
+        noise: Of the observations.
+        shape: Of the covariance, ``(*batch, n, n)``.
+        factor_dtype: See :func:`gpclml.linalg.factorization_dtype`.
+        checked: See :func:`gpclml.linalg.safe_cholesky`.
+    """
+
+    def __init__(
+        self,
+        gram: Gram,
+        points: Tensor,
+        noise: Noise,
+        shape: Size,
+        factor_dtype: torch.dtype | None = None,
+        checked: bool = True,
+    ) -> None:
+        own = {"gram": gram, "points": points, "noise": noise, "_shape": shape}
+        vars(self).update(own, factor_dtype=factor_dtype, checked=checked)  # it is frozen
+
+    gram: Gram
+    points: Tensor
+    noise: Noise
+    _shape: Size
+
+    @cached_property
+    def matrix(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The covariance as a matrix, differentiable."""
+        return as_matrix(self._evaluated(None)[0], self.dtype)
+
+    @property
+    def shape(self) -> Size:
+        """``(*batch, n, n)``, without forming the matrix."""
+        return self._shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the points."""
+        return self.points.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Of the points."""
+        return self.points.device
+
+    def factored_in(self, dtype: torch.dtype | None, *, checked: bool = True) -> GramCovariance:
+        """With these settings of the Cholesky factors."""
+        if dtype is self.factor_dtype and checked == self.checked:
+            return self
+        return GramCovariance(self.gram, self.points, self.noise, self._shape, dtype, checked)
+
+    def _evaluated(self, order: Tensor | None) -> tuple[Evaluated, Tensor | None]:
+        """In the order: n x d numbers are moved rather than n x n."""
+        if order is not None and order.ndim > 1:
+            return self._evaluated(None)[0], order
+        points = self.points if order is None else self.points.index_select(-2, order)
+        kernel = self.gram(points)
+        if self.noise is None:
+            return kernel, None
+        matrix, tensors, vjp, is_free = kernel
+        noise = Hyperparameter.of(self.noise, "noise", matrix.dtype)
+        with torch.no_grad():
+            of_each = noise.value
+            if order is not None and of_each.shape[-1] > 1:
+                of_each = of_each.index_select(-1, order)
+            if not is_free or matrix.shape != self._shape:
+                matrix = matrix.expand(self._shape).clone()
+            matrix.diagonal(dim1=-2, dim2=-1).add_(of_each)
+
+        def with_noise(G: Tensor, weight: Tensor | None = None, /) -> Gradients:
+            gradients = vjp(G, weight)
+            if noise.needed:
+                of_noise = G.diagonal(dim1=-2, dim2=-1)
+                if weight is not None:
+                    of_noise = of_noise * weight.unsqueeze(-1)
+                if order is not None and of_each.shape[-1] > 1:
+                    of_noise = torch.empty_like(of_noise).index_copy_(-1, order, of_noise)
+                gradients += noise.gradients(of_noise)
+            return gradients
+
+        needed = [noise.tensor] if noise.needed else []
+        return Evaluated(matrix, tensors + needed, with_noise, is_free=True), None
+
+    def _log_density(self, residual: Tensor, density: LogDensity, *, summed: bool) -> Evaluated:
+        # What was formed is not formed again.
+        if "matrix" in vars(self):
+            dense = DenseCovariance(self.matrix, self.factor_dtype, self.checked)
+            return dense._log_density(residual, density, summed=summed)
+        return super()._log_density(residual, density, summed=summed)
+
+
 def _order_with_last(
     held_out: Tensor,  # shape: (b,) or (*batch, b)
     n: int,
@@ -248,96 +383,6 @@ def _order_with_last(
     kept[numpy.arange(len(members))[:, None], members] = False
     rest = kept.nonzero()[1].reshape(*rows.shape[:-1], n - b)
     return torch.from_numpy(numpy.concatenate([rest, rows], -1)).to(held_out.device)
-
-
-@dataclass(frozen=True)
-class ConditionalLogDensity(ClosedForm):
-    """The joint log density of the points that come last, given those before them.
-
-    Attributes:
-        order: Of all points, ``(n,)`` or ``(*batch, n)``; None for data order.
-        num_held_out: Number of points that are scored.
-    """
-
-    order: Tensor | None
-    num_held_out: int
-    factor_dtype: torch.dtype | None = None
-    checked: bool = True
-
-    @property
-    def for_lapack(self) -> int | None:
-        """Their number."""
-        return None if self.factor_dtype == torch.float32 else self.num_held_out
-
-    def evaluate(self, covariance: Tensor, residuals: Tensor) -> tuple[Tensor, State]:
-        """Densities ``(*batch, k)``."""
-        L, z = factor_and_whiten(covariance, residuals, self.order, self.factor_dtype, self.checked)
-        return log_density_terms(L, z)[..., -self.num_held_out :, :].sum(-2), (L, z)
-
-    def gradient(self, state: State, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """By n x b triangular solves, or by two inverses where many points are held out."""
-        L, z = state
-        weights = weights.unsqueeze(-2)  # (*batch, 1, k)
-        few = self.num_held_out <= _SOLVE_UP_TO * z.shape[-2]
-        of_covariance = _gradient_by_solve if few else _gradient_by_inverse
-        gradient, u = of_covariance(L, z, self.order, self.num_held_out, weights)
-        return gradient, -(weights * u).mT
-
-
-def _gradient_by_solve(L, z, order, b, grad):
-    n, k = z.shape[-2:]
-    right = z.new_zeros(*z.shape[:-1], b + 2 * k)
-    right[..., n - b :, :b] = torch.eye(b, dtype=z.dtype, device=z.device)
-    right[..., n - b :, b : b + k] = z[..., n - b :, :]
-    right[..., b + k :] = z
-    solved = rows_in_data_order(torch.linalg.solve_triangular(L.mT, right, upper=True), order)
-    W, u, alpha = solved.split([b, k, k], dim=-1)
-    # -uuᵀ/2 + (uαᵀ + αuᵀ)/2 as one symmetric term a residual.
-    left, right = symmetric_columns(u, alpha - 0.5 * u, grad)
-    left = torch.cat([W, left], dim=-1)
-    right = torch.cat([-0.5 * grad.sum(-1, keepdim=True) * W, right], dim=-1)
-    return left @ right.mT, u
-
-
-def _gradient_by_inverse(L, z, order, b, grad):
-    # W Wᵀ is the inverse of K less the inverse of the block that is conditioned on.
-    n, k = z.shape[-2:]
-    m = n - b
-    gradient = inverse_of_factor(L)
-    scale = -0.5 * grad.sum(-1, keepdim=True)
-    if m == 0:  # u is alpha
-        alpha = torch.linalg.solve_triangular(L.mT, z, upper=True)
-        gradient.mul_(scale).add_((0.5 * grad * alpha) @ alpha.mT)
-        return gradient, alpha
-    gradient[..., :m, :m] -= inverse_of_factor(L[..., :m, :m])
-    tail = torch.cat([torch.zeros_like(z[..., :m, :]), z[..., m:, :]], dim=-2)
-    solved = torch.linalg.solve_triangular(L.mT, torch.cat([tail, z], dim=-1), upper=True)
-    u, alpha = solved.split(k, dim=-1)
-    left, right = symmetric_columns(u, alpha - 0.5 * u, grad)
-    gradient.mul_(scale).add_(left @ right.mT)
-    if order is not None:
-        gradient = permute(gradient, order.argsort(-1))
-    return gradient, rows_in_data_order(u, order)
-
-
-def differentiable(density: ClosedForm, covariance: Tensor, residuals: Tensor) -> Tensor:
-    """The densities with their gradient in closed form, in the type of the covariance."""
-    return cast(Tensor, _Differentiable.apply(covariance, residuals, density))
-
-
-class _Differentiable(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, covariance, residuals, density):
-        values, state = density.evaluate(covariance, residuals)
-        ctx.save_for_backward(*state)
-        ctx.density, ctx.type, ctx.dtype = density, values.dtype, covariance.dtype
-        return values.to(covariance.dtype)
-
-    @staticmethod
-    def backward(ctx, *grads):
-        refuse_double_backward(type(ctx.density).__name__)
-        gradients = ctx.density.gradient(ctx.saved_tensors, grads[0].to(ctx.type))
-        return *[one.to(ctx.dtype) for one in gradients], None
 
 
 class _DensePredictor(Predictor):

@@ -22,22 +22,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Size, Tensor
 
 from gpclml._utils.arguments import checked
-from gpclml.linalg.closed_forms import densities_of_group
-from gpclml.linalg.covariance import Pairs, common_batch
+from gpclml.gram import Evaluated, Gradients, precomputed
+from gpclml.gram.autograd import fitted
+from gpclml.linalg.covariance import common_batch
 from gpclml.linalg.dense import DenseCovariance
+from gpclml.linalg.log_densities import densities_of_group
 from gpclml.linalg.matrices import (
     HALF_LOG_2PI,
     inverse_of_factor,
-    refuse_double_backward,
     safe_cholesky,
 )
-from gpclml.linalg.radial import fitted
 
 __all__ = ["KroneckerCovariance"]
 
@@ -122,38 +122,28 @@ class KroneckerCovariance(DenseCovariance):
         every = len(rows) == 1 and rows[0].shape == (1, self.arguments[0].shape[-1])
         return _Rows([group.to(self.device, non_blocking=True) for group in rows], every)
 
-    def value_and_gradients(self, residual: Tensor, density: Any) -> tuple[Tensor, Pairs]:
-        """By covariances, noise and residual."""
+    def log_density_and_vjp(self, residual: Tensor, density: Any) -> Evaluated:
+        """With gradients with respect to both covariances, noise and residual."""
         if not isinstance(density, _Rows):
-            return super().value_and_gradients(residual, density)
-        tensors = (*self.arguments, residual)
-        with torch.no_grad():
-            value, gradients = self._computed(residual, density, gradients=True)
-        pairs = zip(tensors, gradients, strict=True)
-        return value, [
-            (one, fitted(g, one.shape, one.dtype)) for one, g in pairs if one.requires_grad
-        ]
+            return super().log_density_and_vjp(residual, density)
+        return self._of_rows(residual, density)
 
     def _conditional_log_density(self, residual: Tensor, held_out: Tensor) -> Tensor:
         density = self.density([held_out.unsqueeze(-2)])
         if not isinstance(density, _Rows):
             return super()._conditional_log_density(residual, held_out)
-        return self._at_once(residual, density)
+        return precomputed(self._of_rows(residual, density))
 
     def _block_log_density(self, residual: Tensor, blocks: Sequence[Tensor]) -> Tensor:
         density = self.density(blocks)
         if not isinstance(density, _Rows):
             return super()._block_log_density(residual, blocks)
-        return self._at_once(residual, density)
+        return precomputed(self._of_rows(residual, density))
 
-    def _at_once(self, residual: Tensor, density: _Rows) -> Tensor:
-        """The sum of the densities, whose gradients are computed with it."""
-        return cast(Tensor, _LogDensity.apply(*self.arguments, residual, self, density))
-
-    def _computed(
-        self, residual: Tensor, density: _Rows, *, gradients: bool
-    ) -> tuple[Tensor, list[Tensor]]:
-        """The sum of the densities, and its gradients by covariances, noise and residual."""
+    @torch.no_grad()
+    def _of_rows(self, residual: Tensor, density: _Rows) -> Evaluated:
+        """The density of points that are held out with all their tasks."""
+        tensors = (*self.arguments, residual)
         points, tasks, noise = self.arguments
         n, t = points.shape[-1], tasks.shape[-1]
         # Small matrices are in double precision, and so is all else where the factors will be.
@@ -189,45 +179,38 @@ class KroneckerCovariance(DenseCovariance):
             U_B = torch.cat(parts, -1)
         value = value.sum(-1) - 0.5 * count * noise.double().log().sum(-1)
         value = value.to(residual.dtype)
-        if not gradients:
-            return value, []
-        u = U_B.sum(-1, keepdim=True)
-        K, share, B = points.to(L.dtype).unsqueeze(-3), share.to(L.dtype), B.to(L.dtype)
-        H = u @ alpha.mT
-        H = 0.5 * (H + H.mT - U_B @ U_B.mT - T)
 
-        def of_tasks(product: Any, trace: Tensor) -> Tensor:
-            """Inner products of all H with a matrix, which ``product`` multiplies by."""
-            cross = u.squeeze(-1) @ product(alpha).squeeze(-1).mT
-            blocks = U_B.flatten(-2) @ product(U_B).flatten(-2).mT
-            E = 0.5 * (cross + cross.mT - blocks - torch.diag_embed(trace))
-            return B @ E @ B.mT
+        def gradients() -> list[Tensor]:
+            """Of each member, with respect to the tensors."""
+            u = U_B.sum(-1, keepdim=True)
+            K, lambdas, W = points.to(L.dtype).unsqueeze(-3), share.to(L.dtype), B.to(L.dtype)
+            H = u @ alpha.mT
+            H = 0.5 * (H + H.mT - U_B @ U_B.mT - T)
 
-        by_points = (share[..., None, None] * H).sum(-3)
-        by_tasks = of_tasks(lambda X: K @ X, (T * K).sum((-2, -1)))
-        by_noise = of_tasks(lambda X: X, T.diagonal(dim1=-2, dim2=-1).sum(-1))
-        by_residual = -(u.squeeze(-1).mT @ B.mT).flatten(-2)
-        return value, [by_points, by_tasks, by_noise.diagonal(dim1=-2, dim2=-1), by_residual]
+            def of_tasks(product: Any, trace: Tensor) -> Tensor:
+                """Inner products of all H with a matrix, which ``product`` multiplies by."""
+                cross = u.squeeze(-1) @ product(alpha).squeeze(-1).mT
+                blocks = U_B.flatten(-2) @ product(U_B).flatten(-2).mT
+                E = 0.5 * (cross + cross.mT - blocks - torch.diag_embed(trace))
+                return W @ E @ W.mT
 
+            of_noise = of_tasks(lambda X: X, T.diagonal(dim1=-2, dim2=-1).sum(-1))
+            return [
+                (lambdas[..., None, None] * H).sum(-3),
+                of_tasks(lambda X: K @ X, (T * K).sum((-2, -1))),
+                of_noise.diagonal(dim1=-2, dim2=-1),
+                -(u.squeeze(-1).mT @ W.mT).flatten(-2),
+            ]
 
-class _LogDensity(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, points, tasks, noise, residual, covariance, density):
-        needed = any(ctx.needs_input_grad)
-        value, gradients = covariance._computed(residual, density, gradients=needed)
-        ctx.save_for_backward(*gradients)
-        ctx.likes = [(one.shape, one.dtype) for one in (points, tasks, noise, residual)]
-        return value
+        @torch.no_grad()
+        def vjp(grad: Tensor, weight: Tensor | None = None, /) -> Gradients:
+            grad = grad if weight is None else grad * weight
+            return [
+                (tensor, fitted(one * grad[(..., *(None,) * (one.ndim - grad.ndim))], tensor))
+                for tensor, one in zip(tensors, gradients(), strict=True) if tensor.requires_grad
+            ]  # fmt: skip
 
-    @staticmethod
-    def backward(ctx, *grads):
-        refuse_double_backward("log densities")
-        (grad,) = grads  # one a member, which reaches all numbers of the member
-        weighted = [
-            fitted(one * grad[(..., *(None,) * (one.ndim - grad.ndim))], *like)
-            for one, like in zip(ctx.saved_tensors, ctx.likes, strict=True)
-        ]
-        return *weighted, None, None
+        return Evaluated(value, [one for one in tensors if one.requires_grad], vjp)
 
 
 def _rows(blocks: Sequence[Tensor], t: int) -> list[Tensor] | None:

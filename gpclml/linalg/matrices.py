@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from linear_operator.utils.errors import NotPSDError
@@ -12,21 +12,18 @@ from linear_operator.utils.warnings import NumericalWarning
 from torch import Size, Tensor
 
 from gpclml._utils.arguments import callers_level, checked
-from gpclml.errors import ArgumentError, NonFiniteError, UnsupportedError
+from gpclml.errors import ArgumentError, NonFiniteError
+from gpclml.gram import DOUBLE_UP_TO
 
 __all__ = [
-    "DOUBLE_UP_TO",
     "HALF_LOG_2PI",
     "PIVOT_ROUNDINGS",
-    "Sharing",
+    "BatchLayout",
     "factor_and_whiten",
     "factorization_dtype",
-    "inner_product",
     "inverse_of_factor",
     "log_density_terms",
     "permute",
-    "products_by_rows",
-    "refuse_double_backward",
     "rows_in_data_order",
     "safe_cholesky",
     "sandwich",
@@ -38,11 +35,7 @@ __all__ = [
 ]
 
 HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
-DOUBLE_UP_TO = 512
-"""Largest n at which a float32 covariance is factored in float64 without being asked."""
 
-# Entries of a matrix that are multiplied at a time: they stay in a processor's cache.
-_AT_A_TIME = {"cpu": 1 << 16, "other": 1 << 22}
 _PANEL = {"cpu": 256, "other": 2048}  # rows of a symmetric product that are computed at once
 _UNDIVIDED, _UNDIVIDED_ON_GPU = 128, 1024  # least rows of a half of an inverse
 PIVOT_ROUNDINGS = 2
@@ -122,7 +115,7 @@ def safe_cholesky(
     if not checked:
         factor.diagonal(dim1=-2, dim2=-1).masked_fill_(~(left > least).unsqueeze(-1), torch.nan)
         return factor
-    if left.amin().item() > least:
+    if (left if left.ndim == 0 else left.amin()).item() > least:
         return factor
     _check_finite(covariance)
     if matrix.dtype == torch.float32:
@@ -147,7 +140,8 @@ def _factor(matrix: Tensor) -> tuple[Tensor, Tensor]:
     """
     factor, info = torch.linalg.cholesky_ex(matrix)
     pivots = factor.detach().diagonal(dim1=-2, dim2=-1).square()
-    return factor, (pivots / matrix.detach().diagonal(dim1=-2, dim2=-1)).amin(-1) - info
+    shares = pivots.div_(matrix.detach().diagonal(dim1=-2, dim2=-1))
+    return factor, shares.amin(-1) - info
 
 
 def _check_finite(covariance: Tensor) -> None:
@@ -250,8 +244,8 @@ def symmetric_product(
     return product
 
 
-class Sharing:
-    """How a batch splits into covariances and the residuals of each.
+class BatchLayout:
+    """How a batch splits into covariances and the k residuals of each.
 
     Args:
         covariances: Batch shape of the covariance; residuals share one in dimensions where it
@@ -271,22 +265,24 @@ class Sharing:
         """Each covariance once, ``(*own, n, n)``."""
         return values.reshape(*self._own, *values.shape[-2:])
 
-    def residuals(self, values: Tensor) -> Tensor:
-        """The residuals of each covariance, ``(*batch, n)`` to ``(*own, k, n)``."""
-        ordered = values.permute(*self._dims, -1)
-        return ordered.reshape(*self._own, self._shared.numel(), values.shape[-1])
-
-    def values(self, values: Tensor, event: int = 0) -> Tensor:
-        """Numbers of each residual, ``(*own, k, *event)`` to ``(*batch, *event)``.
+    def stacked(self, values: Tensor, event: int) -> Tensor:
+        """Numbers of the residuals of each covariance, ``(*own, k, *event)``.
 
         Args:
-            values: The numbers, one a residual where there is no event.
+            values: The numbers, ``(*batch, *event)``.
             event: Number of dimensions of an event.
         """
-        rest = values.shape[values.ndim - event :]
-        ordered = values.reshape((*self._own, *self._shared, *rest))
+        last = tuple(range(values.ndim - event, values.ndim))
+        ordered = values.permute(*self._dims, *last)
+        return ordered.reshape(
+            *self._own, self._shared.numel(), *values.shape[values.ndim - event :]
+        )
+
+    def unstacked(self, values: Tensor, event: int) -> Tensor:
+        """The inverse of :meth:`stacked`."""
+        ordered = values.reshape(*self._own, *self._shared, *values.shape[values.ndim - event :])
         back = sorted(range(len(self._dims)), key=self._dims.__getitem__)
-        return ordered.permute((*back, *range(len(back), len(back) + event)))
+        return ordered.permute(*back, *range(len(back), len(back) + event))
 
 
 def rows_in_data_order(values: Tensor, order: Tensor | None) -> Tensor:
@@ -327,49 +323,6 @@ def sandwich(Q: Tensor, middles: list[Tensor], blocks: Sequence[Tensor]) -> Tens
     return symmetric_product(Q @ total, Q)
 
 
-def refuse_double_backward(name: str) -> None:
-    """Raises when a gradient is asked for that could itself be differentiated."""
-    if torch.is_grad_enabled():
-        raise UnsupportedError(
-            name,
-            "backward with create_graph=True",
-            "a first derivative only",
-            "Its gradient is in closed form and not itself differentiable: take finite "
-            "differences of the gradient for a Hessian.",
-        )
-
-
-def inner_product(a: Tensor, b: Tensor) -> Tensor:
-    """The sum of the products of two matrices' entries, ``(*batch,)``.
-
-    Args:
-        a: ``(*batch, n, n)``.
-        b: The same, or with a batch shape that is broadcast to that of ``a``.
-    """
-    # BLAS adds them one after another, which loses digits; torch.sum adds sums of sums.
-    sums = [products.sum((-2, -1)) for _, products in products_by_rows(a, b)]
-    return sums[0] if len(sums) == 1 else torch.stack(sums).sum(0)
-
-
-def products_by_rows(a: Tensor, b: Tensor) -> Iterator[tuple[slice, Tensor]]:
-    """Products of two matrices' entries, some rows at a time, always in the same memory.
-
-    Args:
-        a: ``(*batch, n, n)``.
-        b: The same, or with a batch shape that is broadcast to that of ``a``.
-    """
-    n, most = a.shape[-2], _AT_A_TIME.get(a.device.type, _AT_A_TIME["other"])
-    if a.numel() <= most:
-        yield slice(0, n), a * b
-        return
-    count = max(1, most * n // a.numel())
-    buffer = torch.empty_like(a[..., :count, :])
-    for start in range(0, n, count):
-        rows = slice(start, min(start + count, n))
-        part = buffer[..., : rows.stop - start, :]
-        yield rows, torch.mul(a[..., rows, :], b[..., rows, :], out=part)
-
-
 def factor_and_whiten(
     covariance: Tensor,
     residuals: Tensor,
@@ -386,14 +339,14 @@ def factor_and_whiten(
     return L, torch.linalg.solve_triangular(L, columns.to(L.dtype), upper=False)
 
 
-def log_density_terms(L: Tensor, z: Tensor) -> Tensor:
-    """The log density of each point given its predecessors, by :func:`factor_and_whiten`."""
-    log_diagonal = L.diagonal(dim1=-2, dim2=-1).log().unsqueeze(-1)
-    return -0.5 * z.square() - log_diagonal - HALF_LOG_2PI
+def log_density_terms(L: Tensor, z: Tensor, count: int) -> Tensor:
+    """The log densities of the last points given their predecessors, ``(*batch, count, k)``."""
+    log_diagonal = L.diagonal(dim1=-2, dim2=-1)[..., -count:, None].log()
+    return torch.add(log_diagonal, z[..., -count:, :].square(), alpha=0.5).add_(HALF_LOG_2PI).neg_()
 
 
-def inverse_of_factor(L: Tensor) -> Tensor:
-    """The inverse of ``L @ L.mT``, ``(*batch, n, n)``.
+def inverse_of_factor(L: Tensor, out: Tensor | None = None) -> Tensor:
+    """The inverse of ``L @ L.mT``, ``(*batch, n, n)``, in the memory of ``out`` if that is given.
 
     A large one is computed by halves, which takes 5/6 n³ operations, mostly of products. On a GPU
     this is faster than ``torch.cholesky_inverse``; on a CPU it does not slow down as that does
@@ -408,8 +361,11 @@ def inverse_of_factor(L: Tensor) -> Tensor:
         return of_factor.mT @ of_factor
     undivided = _UNDIVIDED if L.device.type == "cpu" else _UNDIVIDED_ON_GPU
     if L.shape[-1] < 2 * undivided:
-        return torch.cholesky_inverse(L)
-    inverse = torch.empty_like(L)
+        if out is None or out.shape != L.shape or not out.is_contiguous():
+            return torch.cholesky_inverse(L)
+        # LAPACK has matrices by columns: to it the transpose, which is equal, is one in place.
+        return torch.cholesky_inverse(L, out=out.mT).mT
+    inverse = torch.empty_like(L) if out is None else out
     _fill_by_halves(inverse, L, undivided)
     return inverse
 

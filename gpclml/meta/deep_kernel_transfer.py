@@ -21,7 +21,6 @@ from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
 from gpytorch.mlls import MarginalLogLikelihood
 from gpytorch.models import ExactGP
-from gpytorch.settings import lazily_evaluate_kernels
 from torch import Tensor
 from torch.distributions import Normal
 
@@ -31,7 +30,6 @@ from gpclml.inference import evaluating, exact_posterior
 from gpclml.kernels import CosineSimilarityKernel, JointSpectralMixtureKernel
 from gpclml.kernels.networks import check_finite_output
 from gpclml.meta.episodes import Episodes
-from gpclml.mlls.shared_objective import shared_objective
 
 __all__ = [
     "BATCH_NORM",
@@ -169,8 +167,7 @@ class DeepKernelTransfer(ExactGP):
     def forward(self, features: Tensor) -> MultivariateNormal:
         """The prior of the latent function at features ``(*batch, n, q)``."""
         mean = cast(Tensor, self.mean_module(features))
-        with lazily_evaluate_kernels(False):  # it is needed whole, and at once
-            return MultivariateNormal(mean, self.covar_module(features))
+        return MultivariateNormal(mean, self.covar_module(features))
 
     def prior(self, episodes: Episodes) -> tuple[MultivariateNormal, Tensor]:
         """The prior at all points of the tasks and their targets, as an objective takes them.
@@ -210,10 +207,6 @@ class DeepKernelTransfer(ExactGP):
         the density of targets in their own units. In train mode the first tasks count for their
         mean and deviation.
 
-        On a CPU value and gradient are computed together if the objective is the log marginal
-        likelihood, conditions on the first points or holds out a random share, and the kernel is
-        one of ``KERNELS`` (without mixtures) or of GPyTorch's.
-
         Args:
             mll: An objective of this model.
             episodes: Tasks of one size.
@@ -222,12 +215,8 @@ class DeepKernelTransfer(ExactGP):
             Nats per held-out target, ``(tasks, ways)``; in regression ``(tasks, 1)``.
         """
         x, y = self._learned(episodes)
-        values, value = self._flat_features(x), None
-        if mll.model is self and type(self).forward is _FORWARD:
-            value = shared_objective(mll, values, y, episodes.ways)
-        if value is None:
-            features = values.unflatten(0, x.shape[:2]).unsqueeze(1)
-            value = cast(Tensor, cast(Any, mll)(*self._prior(features, y, episodes.ways)))
+        features = self._flat_features(x).unflatten(0, x.shape[:2]).unsqueeze(1)
+        value = cast(Tensor, cast(Any, mll)(*self._prior(features, y, episodes.ways)))
         return value if episodes.ways else value - math.log(self.targets.deviation)
 
     @torch.no_grad()
@@ -260,9 +249,6 @@ class DeepKernelTransfer(ExactGP):
             dtype = torch.promote_types(y.dtype, mean.dtype)  # an offset needs the targets' digits
             scale = self.targets.deviation
             return Normal(self.targets.mean + scale * mean.to(dtype), scale * deviation.to(dtype))
-
-
-_FORWARD = DeepKernelTransfer.forward
 
 
 class TargetScale(torch.nn.Module):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, cast
 
 import gpytorch
-import numpy
 import torch
 from gpytorch.likelihoods.noise_models import _HomoskedasticNoiseBase
 from gpytorch.models import GP, ExactGP
@@ -15,12 +15,9 @@ from gpytorch.priors import GammaPrior, LogNormalPrior, NormalPrior, Prior
 from torch import Tensor
 
 from gpclml.errors import ModelModeError
-from gpclml.linalg.covariance import Pairs
+from gpclml.gram import Gradients, Hyperparameter
 
-__all__ = [
-    "FixedTerms", "Formula", "check_train_mode", "formula_of", "has_hooks", "has_terms",
-    "prior_and_added_loss",
-]  # fmt: skip
+__all__ = ["FixedTerms", "check_train_mode", "has_terms", "prior_and_added_loss", "sum_of_priors"]
 
 
 def prior_and_added_loss(
@@ -45,8 +42,6 @@ def prior_and_added_loss(
         The sum in nats, broadcastable to ``batch_shape``; 0.0 where there is none.
     """
     total: Tensor | float = 0.0
-    if not has_terms(model):
-        return total
     for added_loss in model.added_loss_terms():
         total = total + added_loss.loss(*params)
     for _, module, prior, closure, _ in model.named_priors():
@@ -70,11 +65,6 @@ def _log_density(prior: Prior, value: Tensor) -> Tensor:
         return torch.full_like(value, -math.inf)
 
 
-def has_hooks(module: torch.nn.Module) -> bool:
-    """Whether calling a module does anything else than its class says."""
-    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
-
-
 def has_terms(model: GP) -> bool:
     """Whether there are priors or added losses.
 
@@ -85,7 +75,7 @@ def has_terms(model: GP) -> bool:
         module = modules.pop()
         if isinstance(module, gpytorch.Module) and (module._priors or module._added_loss_terms):
             return True
-        modules.extend(one for one in module._modules.values() if one is not None)
+        modules += [one for one in module._modules.values() if one is not None]
     return False
 
 
@@ -137,93 +127,133 @@ class FixedTerms:
     """Log priors and added losses, with gradients; the modules are searched once.
 
     Attributes:
-        of_priors: Whether they are sums over priors alone.
-        plain: Whether they also are of a model without a batch.
-        priors: Module, prior, closure, and the closed form or None, of each.
+        plain: Whether they are sums over priors alone, of a model without a batch.
     """
 
     def __init__(self, model: ExactGP, batch_shape: torch.Size, params: Sequence[Tensor]) -> None:
         self._model, self._batch_shape, self._params = model, batch_shape, params
-        self.of_priors = not any(True for _ in model.added_loss_terms())
-        self.plain = self.of_priors and not len(batch_shape)
+        of_priors = not any(True for _ in model.added_loss_terms())
+        self.plain = of_priors and not len(batch_shape)
         self.priors = [
-            (module, prior, closure, formula_of(prior))
+            _PriorTerm(module, cast(Any, prior), cast(Any, closure))
             for _, module, prior, closure, _ in model.named_priors()
         ]
 
-    def __call__(self) -> tuple[float, Pairs]:
+    def __call__(self) -> tuple[float, Gradients]:
         if not self.plain:
             terms = prior_and_added_loss(self._model, self._batch_shape, self._params)
             if not isinstance(terms, Tensor):
                 return float(terms), []
             total = terms.expand(self._batch_shape).sum()
             return total.item(), [(total, torch.ones_like(total))] if total.requires_grad else []
-        total, pairs = 0.0, []
-        for module, prior, closure, formula in self.priors:
-            value = cast(Tensor, closure(module))
-            if formula is None:
-                density = _log_density(prior, value).sum()
-                total += density.item()
-                if density.requires_grad:
-                    pairs.append((density, torch.ones_like(density)))
-            else:
-                density, slope = formula(value.detach().cpu().double().numpy())
-                total += density
-                if value.requires_grad:
-                    pairs.append((value, torch.as_tensor(slope).to(value)))
-        return total, pairs
+        return sum_of_priors(self.priors)
+
+
+def sum_of_priors(priors: Sequence[_PriorTerm]) -> tuple[float, Gradients]:
+    """The sum of log priors, and its gradients."""
+    values, gradients = [], []
+    for prior in priors:
+        value, pairs = prior()
+        values.append(value)
+        gradients += pairs
+    return (torch.stack(values).sum().item() if values else 0.0), gradients
 
 
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
-Formula = Callable[[numpy.ndarray], tuple[float, numpy.ndarray]]
+_Formula = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
-def formula_of(prior: Prior) -> Formula | None:
+class _PriorTerm:
+    """The log density of a hyperparameter under its prior.
+
+    In closed form for the kinds of priors that most models have.
+
+    Attributes:
+        hyperparameter: Module and name of the hyperparameter that is known in closed form, or None.
+    """
+
+    def __init__(self, module: torch.nn.Module, prior: Prior, closure: Callable) -> None:
+        self._module, self._prior, self._closure = module, prior, closure
+        self._formula = _formula_of(prior)
+        self.hyperparameter = None
+        if self._formula is not None:
+            value = cast(Tensor, closure(module))
+            for raw in module._parameters:
+                name = raw.removeprefix("raw_")
+                if name != raw and Hyperparameter(module, name, value.dtype).is_value(value):
+                    self.hyperparameter = module, name
+
+    def copied(self, memo: dict[int, Any]) -> _PriorTerm:
+        """That of the copy of its module which ``memo`` notes."""
+        term = copy.copy(self)
+        module, name = cast(Any, self.hyperparameter)
+        term.hyperparameter = memo.get(id(module), module), name
+        return term
+
+    def is_of(self, modules: Collection[torch.nn.Module]) -> bool:
+        """Whether it is in closed form, of a hyperparameter of one of these, the same for all."""
+        if self.hyperparameter is None or self.hyperparameter[0] not in modules:
+            return False
+        return all(one.numel() == 1 for one in self._prior.buffers())
+
+    def __call__(self) -> tuple[Tensor, Gradients]:
+        """Its sum over all numbers, in double precision, and the gradient."""
+        if self._formula is None or self.hyperparameter is None:
+            with torch.enable_grad():
+                density = _log_density(self._prior, self._closure(self._module)).sum()
+            gradients = [(density, torch.ones_like(density))] if density.requires_grad else []
+            return density.detach().double(), gradients
+        hyperparameter = Hyperparameter(*self.hyperparameter, torch.float64)
+        density, slope = self._formula(hyperparameter.value)
+        return density, hyperparameter.gradients(slope)
+
+
+def _formula_of(prior: Prior) -> _Formula | None:
     """The sum of a prior's log densities and their slopes, of kinds that most models have."""
     make = _FORMULAS.get(type(prior))
     return None if make is None or getattr(prior, "_transform", None) is not None else make(prior)
 
 
-def _normal(prior: Any) -> Formula:
-    loc, variance, log_scale = _numbers(prior.loc, prior.scale**2, prior.scale.log())
+def _normal(prior: Any) -> _Formula:
+    loc, variance, log_scale = _in_double(prior.loc, prior.scale**2, prior.scale.log())
     constant = log_scale + _HALF_LOG_2PI
 
-    def formula(value: numpy.ndarray) -> tuple[float, numpy.ndarray]:
+    def formula(value: Tensor) -> tuple[Tensor, Tensor]:
         t = value - loc
         slope = -t / variance
-        return float((0.5 * t * slope - constant).sum()), slope
+        return (0.5 * t * slope - constant).sum(), slope
 
     return formula
 
 
-def _log_normal(prior: Any) -> Formula:
+def _log_normal(prior: Any) -> _Formula:
     of_log = _normal(prior.base_dist)
 
-    def formula(value: numpy.ndarray) -> tuple[float, numpy.ndarray]:
-        log = numpy.log(value)
+    def formula(value: Tensor) -> tuple[Tensor, Tensor]:
+        log = value.log()
         density, slope = of_log(log)
-        return density - float(log.sum()), (slope - 1.0) / value
+        return density - log.sum(), (slope - 1.0) / value
 
     return formula
 
 
-def _gamma(prior: Any) -> Formula:
+def _gamma(prior: Any) -> _Formula:
     a, b = prior.concentration, prior.rate
-    less, b, power, log_gamma = _numbers(a - 1.0, b, torch.xlogy(a, b), torch.lgamma(a))
+    less, b, power, log_gamma = _in_double(a - 1.0, b, torch.xlogy(a, b), torch.lgamma(a))
     normalizer = power - log_gamma
 
-    def formula(value: numpy.ndarray) -> tuple[float, numpy.ndarray]:
-        return float((less * numpy.log(value) - b * value + normalizer).sum()), less / value - b
+    def formula(value: Tensor) -> tuple[Tensor, Tensor]:
+        return (less * value.log() - b * value + normalizer).sum(), less / value - b
 
     return formula
 
 
-def _numbers(*tensors: Tensor) -> list[numpy.ndarray]:
+def _in_double(*tensors: Tensor) -> list[Tensor]:
     """In double precision; what depends on them alone upstream computes in their own."""
-    return [tensor.detach().cpu().double().numpy() for tensor in tensors]
+    return [tensor.detach().double() for tensor in tensors]
 
 
-_FORMULAS: dict[type[Prior], Callable[[Any], Formula]] = {
+_FORMULAS: dict[type[Prior], Callable[[Any], _Formula]] = {
     GammaPrior: _gamma, LogNormalPrior: _log_normal, NormalPrior: _normal,
 }  # fmt: skip

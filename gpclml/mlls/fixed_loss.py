@@ -3,22 +3,23 @@
 A line search evaluates one function many times. What stays the same is done once: the held-out
 points are drawn, the modules are searched for priors, the kernel is recognized. An evaluation then
 computes the density and its gradient by the hyperparameters from one factor
-(:meth:`gpclml.linalg.Covariance.value_and_gradients`); autograd goes on from there to the
+(:meth:`gpclml.linalg.Covariance.log_density_and_vjp`); autograd goes on from there to the
 parameters, where these are not the hyperparameters themselves.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, cast
 
 import gpytorch
 import torch
 from gpytorch.kernels import Kernel
-from gpytorch.likelihoods import GaussianLikelihood, Likelihood
+from gpytorch.likelihoods import Likelihood
 from gpytorch.likelihoods.noise_models import HomoskedasticNoise
 from gpytorch.means import ConstantMean
 from gpytorch.mlls import (
@@ -31,14 +32,14 @@ from torch import Tensor
 
 from gpclml._utils.arguments import seeded
 from gpclml.conditioning import KFold, LastPoints
-from gpclml.inference.covariances import has_one_noise
-from gpclml.inference.kernel_covariances import covariance_of
-from gpclml.inference.known_kernels import has_features, is_known
+from gpclml.errors import NonFiniteError
+from gpclml.gram import Gradients, Gram, Reason, closed_form
+from gpclml.gram.closed_form import has_hooks
+from gpclml.inference.covariances import has_one_noise, unless_low_rank
 from gpclml.inference.observations import Observations, likelihood_parameters, training_observations
-from gpclml.linalg import Covariance
-from gpclml.linalg.covariance import ClosedForm, Pairs
-from gpclml.mlls._arrays import ArrayDensity
-from gpclml.mlls._terms import FixedTerms, has_hooks
+from gpclml.linalg import Covariance, GramCovariance
+from gpclml.linalg.log_densities import LogDensity
+from gpclml.mlls._terms import FixedTerms, sum_of_priors
 from gpclml.mlls.conditional_marginal_log_likelihood import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
 
@@ -142,17 +143,17 @@ class FixedLoss:
         self._known = _KnownLoss.of(mll)
 
     @property
-    def by_arrays(self) -> bool:
-        """Whether it is computed in NumPy alone, one member of a batch after the other."""
-        return self._known is not None and self._known._arrays is not None
+    def has_members(self) -> bool:
+        """Whether members of a batch can be evaluated one by one."""
+        return self._known is not None and bool(self._known.members)
 
     def __call__(self, member: int | None = None) -> float:
-        """The loss, summed over a batch; :attr:`by_arrays` also of one member, and all priors."""
-        if self._known is not None:
-            return self._known(member)
-        loss = fixed_loss(self._mll)
-        loss.backward()
-        return loss.item()
+        """The loss, summed over a batch; or of one member and its priors."""
+        if self._known is None:
+            loss = fixed_loss(self._mll)
+            loss.backward()
+            return loss.item()
+        return self._known() if member is None else self._known.members[member]()
 
 
 class _KnownLoss:
@@ -175,13 +176,14 @@ class _KnownLoss:
         known = _KnownLoss(mll)
         # Missing targets, kernels with structure and priors that a batch shares GPyTorch treats in
         # its own ways.
-        if not known.applies or known.places is not None or known.prior is None:
+        if not known.applies or known.places is not None or not known.in_closed_form:
             return None
-        return known if known._arrays is not None or not known.batch else None
+        return known if known.members or not known.batch else None
 
     def __init__(self, mll: ConditionalMarginalLogLikelihood) -> None:
         self._mll = mll
         self._model = cast(ExactGP, mll.model)
+        self.members: list[_Member] = []
         with torch.no_grad():
             data = training_observations(self._model, mll.likelihood)
             conditioning = KFold(10) if mll.conditioning is None else mll.conditioning
@@ -192,71 +194,78 @@ class _KnownLoss:
                 return
             covariance = self._covariance(part)
             self._density = covariance.density(self._blocks)
+        self.in_closed_form = isinstance(covariance, GramCovariance)
         self._per_target = 1.0 / sum(group.numel() for group in self._blocks)
         self._per_row = 1.0 / float(data.num_observed())
-        self.batch = covariance.shape[:-2]
+        self.batch = data.residual.shape[:-1]
         self._terms = FixedTerms(self._model, self.batch, data.params)
-        # Conjugate gradients take the covariance as the model gives it.
-        by_factor = isinstance(self._density, ClosedForm)
         self.prior = None
-        if by_factor:
+        if isinstance(self._density, LogDensity):  # conjugate gradients take a covariance as it is
             self.prior = _KnownPrior.of(self._model, mll.likelihood, self.places)
-        self._arrays = None
-        self._recorded = None
         if self.prior is not None:
-            self._arrays = self.prior.arrays(cast(ClosedForm, self._density), self._terms)
+            self.members = _members(self, self.prior, self._terms)
+        self._recorded = None
         if self.prior is not None and not self.batch:
             on_gpu = data.residual.is_cuda and data.residual.shape[-1] <= _RECORDED_UP_TO
             if on_gpu and self.prior.has_fixed_inputs and self._terms.plain:
                 self._recorded = _Recorded(data.residual.device)
 
-    def __call__(self, member: int | None = None) -> float:
-        if self._arrays is not None:
-            loss = self._arrays(-self._per_target, -self._per_row, member)
-            if loss is not None:
-                self._mll.last_solve = ()
-                return loss
+    def __call__(self) -> float:
         if self._recorded is not None:
-            value, of_parameters = self._recorded(self._unchecked)
+            value, gradients = self._recorded(self._unchecked)
             if math.isfinite(total := value.item()):
                 self._mll.last_solve = ()
-                return self._with_terms(total, of_parameters)
+                return self._with_terms(total, gradients)
         if self.prior is None:
             data = training_observations(self._model, self._mll.likelihood)
             part, _ = data.observed_at(self._split)
             covariance, residual = self._covariance(part), part.residual
         else:
             covariance, residual = self.prior()
-        values, pairs = covariance.value_and_gradients(residual, self._density)
-        if self.prior is not None:
-            pairs = self.prior.by_constant(pairs, residual)
-        self._mll.last_solve = covariance.reports
-        total = (values.sum() if member is None else values[member]).item()
+        value, gradients = self.value_and_gradients(covariance, residual, self.prior)
+        total = value.sum().item()
         if not math.isfinite(total):
-            training_observations(self._model, self._mll.likelihood).check_density(values)
-        return self._with_terms(total, pairs)
+            training_observations(self._model, self._mll.likelihood).check_density(value)
+        return self._with_terms(total, gradients)
 
-    def _with_terms(self, total: float, pairs: Pairs) -> float:
-        terms, slopes = self._terms()
-        _accumulate([(pairs, -self._per_target), (slopes, -self._per_row)])
+    def value_and_gradients(
+        self, covariance: Covariance, residual: Tensor, prior: _KnownPrior | None
+    ) -> tuple[Tensor, Gradients]:
+        """The log density, and the gradients of its sum over a batch."""
+        value, _, vjp, _ = covariance.log_density_and_vjp(residual, self._density)
+        with torch.no_grad():
+            gradients = vjp(torch.ones_like(value))
+        self._mll.last_solve = covariance.reports
+        return value, gradients if prior is None else prior.of_constant(gradients, residual)
+
+    def _with_terms(self, total: float, gradients: Gradients) -> float:
+        terms, of_terms = self._terms()
+        return self.add_gradients(total, gradients, terms, of_terms)
+
+    def add_gradients(
+        self, total: float, gradients: Gradients, terms: float, of_terms: Gradients
+    ) -> float:
+        """The loss of a log density and of log priors, whose gradients are added to ``grad``."""
+        _accumulate([(gradients, -self._per_target), (of_terms, -self._per_row)])
         return -(total * self._per_target + terms * self._per_row)
 
-    def _unchecked(self) -> tuple[Tensor, Pairs]:
-        """The density, and its gradients by parameters; NaN if there is no factor.
+    def _unchecked(self) -> tuple[Tensor, Gradients]:
+        """The density, and its gradients with respect to parameters; NaN if there is no factor.
 
         No value is read meanwhile, for which a GPU would finish all that is queued.
         """
         prior = cast(_KnownPrior, self.prior)
         covariance, residual = prior()
         density = replace(cast(Any, self._density), checked=False)
-        value, pairs = covariance.value_and_gradients(residual, density)
-        pairs = prior.by_constant(pairs, residual)
-        of_parameters = [(tensor, gradient) for tensor, gradient in pairs if tensor.is_leaf]
-        inner = [(tensor, gradient) for tensor, gradient in pairs if not tensor.is_leaf]
+        value, _, vjp, _ = covariance.log_density_and_vjp(residual, density)
+        with torch.no_grad():
+            gradients = prior.of_constant(vjp(torch.ones_like(value)), residual)
+        of_parameters = [(tensor, gradient) for tensor, gradient in gradients if tensor.is_leaf]
+        inner = [(tensor, gradient) for tensor, gradient in gradients if not tensor.is_leaf]
         if inner:
             leaves = [one for one in self._mll.parameters() if one.requires_grad]
-            tensors, gradients = zip(*inner, strict=True)
-            found = torch.autograd.grad(tensors, leaves, gradients, allow_unused=True)
+            tensors, weights = zip(*inner, strict=True)
+            found = torch.autograd.grad(tensors, leaves, weights, allow_unused=True)
             pairs = zip(leaves, found, strict=True)
             of_parameters += [(leaf, gradient) for leaf, gradient in pairs if gradient is not None]
         return value, of_parameters
@@ -267,7 +276,65 @@ class _KnownLoss:
 
 
 def _has_own_loss(model: torch.nn.Module) -> bool:
-    return getattr(model, "compute_custom_loss", None) is not None
+    """Whether BoTorch minimizes another loss of this model than the negative objective."""
+    own = getattr(type(model), "compute_custom_loss", None)
+    if own is None or own is GPRegression.compute_custom_loss:
+        return "compute_custom_loss" in vars(model)
+    return True
+
+
+_MOST_MEMBERS = 16  # of a batch, beyond which all are evaluated together
+
+
+class _Member:
+    """The loss of one member of a batch, by copies of its modules that share their memory.
+
+    Args:
+        loss: Of the batch.
+        prior: Of the batch, whose parameters are ``(members, ...)``.
+        terms: Log priors, each in closed form.
+        index: Of the member.
+    """
+
+    def __init__(self, loss: _KnownLoss, prior: _KnownPrior, terms: FixedTerms, index: int) -> None:
+        self._loss, self._index = loss, index
+        memo: dict[int, Any] = {}
+        self._prior = prior.member(index, memo)
+        self._priors = [term.copied(memo) for term in terms.priors]
+        self._parameters = [
+            (parameter, memo[id(parameter)])
+            for parameter in prior.parameters() if id(parameter) in memo
+        ]  # fmt: skip
+
+    def __call__(self) -> float:
+        part = slice(self._index, self._index + 1)
+        for parameter, own in self._parameters:
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            own.data = parameter.data[part]
+            own.grad = None if parameter.grad is None else parameter.grad[part]
+        covariance, residual = self._prior()
+        value, gradients = self._loss.value_and_gradients(covariance, residual, self._prior)
+        total = value.sum().item()
+        if not math.isfinite(total):
+            raise NonFiniteError("log density", total, "a finite value")
+        return self._loss.add_gradients(total, gradients, *sum_of_priors(self._priors))
+
+
+def _members(loss: _KnownLoss, prior: _KnownPrior, terms: FixedTerms) -> list[_Member]:
+    """One by one, if members share neither a parameter nor a prior; else none."""
+    if len(loss.batch) != 1 or not 1 < loss.batch[0] <= _MOST_MEMBERS:
+        return []
+    modules = set(prior.modules())
+    if not prior.has_fixed_inputs or not all(term.is_of(modules) for term in terms.priors):
+        return []
+    own = (one for one in prior.parameters() if one.requires_grad)
+    if any(one.shape[:1] != loss.batch for one in own):
+        return []
+    trainable = sum(one.requires_grad for one in loss._mll.parameters())
+    if trainable != sum(one.requires_grad for one in prior.parameters()):
+        return []
+    return [_Member(loss, prior, terms, index) for index in range(loss.batch[0])]
 
 
 class _Recorded:
@@ -289,7 +356,7 @@ class _Recorded:
         self._graph: torch.cuda.CUDAGraph | None = None
         self._done = 0
 
-    def __call__(self, work: Callable[[], tuple[Tensor, Pairs]]) -> tuple[Tensor, Pairs]:
+    def __call__(self, work: Callable[[], tuple[Tensor, Gradients]]) -> tuple[Tensor, Gradients]:
         """The result of the work, the same at each call, which has no arguments."""
         if self._graph is None:
             if self._done != _WARM_UP:
@@ -301,7 +368,7 @@ class _Recorded:
         cast(torch.cuda.CUDAGraph, self._graph).replay()
         return self._result
 
-    def _record(self, work: Callable[[], tuple[Tensor, Pairs]]) -> bool:
+    def _record(self, work: Callable[[], tuple[Tensor, Gradients]]) -> bool:
         try:
             graph = torch.cuda.CUDAGraph()
             with (
@@ -315,7 +382,7 @@ class _Recorded:
         return True
 
 
-def _accumulate(weighted: list[tuple[Pairs, float]]) -> None:
+def _accumulate(weighted: list[tuple[Gradients, float]]) -> None:
     """Adds gradients to those of leaves, and passes the others on to what they come from."""
     tensors, gradients = [], []
     for pairs, weight in weighted:
@@ -335,15 +402,23 @@ class _KnownPrior:
     """Prior of a model that is its mean and a known kernel; the model need not be called.
 
     Args:
-        model: Of which this is known.
-        likelihood: With one noise.
+        kernel: Of the model.
+        mean: The same.
+        noise: That of the likelihood.
         inputs: What mean and kernel are called on.
-        places: Indices of the points that take part; all of them if None.
+        targets: ``(*batch, n)``.
+        batch: Batch shape of the covariance.
     """
 
     @staticmethod
     def of(model: ExactGP, likelihood: Any, places: Tensor | None = None) -> _KnownPrior | None:
-        """None where the model may compute anything else."""
+        """None where the model may compute anything else.
+
+        Args:
+            model: Any model.
+            likelihood: Any likelihood.
+            places: Indices of the points that take part; all of them if None.
+        """
         inputs = _inputs(model)
         if (
             inputs is None
@@ -351,47 +426,57 @@ class _KnownPrior:
             or any(has_hooks(one) for one in cast(Any, (model, likelihood, model.mean_module)))
         ):
             return None
+        gram = closed_form(cast(Kernel, model.covar_module), select=True)
         with torch.no_grad():
             x = inputs if isinstance(inputs, Tensor) else inputs()
-        kernel = cast(Kernel, model.covar_module)
-        dims = kernel.active_dims
-        num_dims = x.shape[-1] if dims is None else len(cast(Tensor, dims))
-        if not is_known(kernel, num_dims):
+        if isinstance(gram, Reason) or isinstance(unless_low_rank(gram, *x.shape[-2:]), Reason):
             return None
-        return _KnownPrior(model, likelihood, inputs, places)
+        kernel = cast(Kernel, model.covar_module)
+        batch = torch.broadcast_shapes(
+            x.shape[:-2], kernel.batch_shape, likelihood.noise_covar.raw_noise.shape[:-1]
+        )
+        targets = cast(Tensor, model.train_targets)
+        if places is not None:
+            targets = targets[..., places]
+            inputs = _at_places(inputs, places)
+        noise = likelihood.noise_covar
+        return _KnownPrior(kernel, cast(Any, model.mean_module), noise, inputs, targets, batch)
 
     def __init__(
         self,
-        model: ExactGP,
-        likelihood: GaussianLikelihood,
+        kernel: Kernel,
+        mean: Any,
+        noise: HomoskedasticNoise,
         inputs: Tensor | Callable[[], Tensor],
-        places: Tensor | None,
+        targets: Tensor,
+        batch: torch.Size,
     ) -> None:
-        self._kernel = cast(Kernel, model.covar_module)
-        self._mean = cast(Any, model.mean_module)
-        self._is_constant = type(self._mean) is ConstantMean
-        self._likelihood = likelihood
-        self._targets = cast(Tensor, model.train_targets)
-        if places is not None:
-            self._targets = self._targets[..., places]
-            inputs = _at_places(inputs, places)
-        self._inputs = inputs
-        batches = [part.batch_shape for part in self._kernel.modules() if isinstance(part, Kernel)]
-        self._has_batch = any(batches) or cast(Tensor, model.train_targets).ndim > 1
-        self._has_features = has_features(self._kernel)
+        self._gram = cast(Gram, closed_form(kernel, select=True))
+        self._kernel, self._mean, self._noise = kernel, mean, noise
+        self._is_constant = type(mean) is ConstantMean
+        self._inputs, self._targets, self._batch = inputs, targets, batch
 
     @property
     def has_fixed_inputs(self) -> bool:
         """Whether all parts of kernel and mean are called on the same inputs each time."""
-        return isinstance(self._inputs, Tensor) and not self._has_features
+        return isinstance(self._inputs, Tensor) and not self._gram.has_features
 
-    def arrays(self, density: ClosedForm, terms: FixedTerms) -> ArrayDensity | None:
-        """Everything in NumPy, where that is known."""
-        if not isinstance(self._inputs, Tensor) or self._has_features:
-            return None
-        return ArrayDensity.of(
-            self._kernel, self._mean, self._likelihood, self._inputs, self._targets, density, terms
-        )
+    def modules(self) -> Iterator[torch.nn.Module]:
+        """Kernel, mean and noise, and all parts of these."""
+        for module in (self._kernel, self._mean, self._noise):
+            yield from cast(torch.nn.Module, module).modules()
+
+    def parameters(self) -> list[Tensor]:
+        """Those of kernel, mean and noise."""
+        return [one for part in self.modules() for one in part.parameters(recurse=False)]
+
+    def member(self, index: int, memo: dict[int, Any]) -> _KnownPrior:
+        """A member of a batch of one dimension, by copies of the modules, which ``memo`` notes."""
+        kernel, mean, noise = copy.deepcopy((self._kernel, self._mean, self._noise), memo)
+        part = slice(index, index + 1)
+        inputs, targets = cast(Tensor, self._inputs), self._targets[part]
+        inputs = inputs[part] if inputs.ndim > 2 else inputs
+        return _KnownPrior(kernel, mean, noise, inputs, targets, torch.Size([1]))
 
     def __call__(self) -> tuple[Covariance, Tensor]:
         """The covariance of the observations, and the residuals."""
@@ -402,20 +487,18 @@ class _KnownPrior:
             residual.requires_grad_(constant.requires_grad)
         else:
             residual = self._targets - self._mean(x)
-        dims = self._kernel.active_dims
-        if dims is not None:
-            x = x.index_select(-1, cast(Tensor, dims))
-        noise = cast(HomoskedasticNoise, self._likelihood.noise_covar)
-        return covariance_of(self._kernel, x, noise, batch=self._has_batch), residual
+        n = x.shape[-2]
+        shape = torch.Size((*self._batch, n, n))
+        return GramCovariance(self._gram, x, self._noise, shape), residual
 
-    def by_constant(self, pairs: Pairs, residual: Tensor) -> Pairs:
-        """The gradient by the residual as that by a constant mean, where there is one."""
+    def of_constant(self, gradients: Gradients, residual: Tensor) -> Gradients:
+        """The gradient with respect to the residual as that to a constant mean, if there is one."""
         if not self._is_constant:
-            return pairs
+            return gradients
         constant = self._mean.constant
         return [
             (constant, g.sum(-1).sum_to_size(constant.shape).neg()) if tensor is residual
-            else (tensor, g) for tensor, g in pairs
+            else (tensor, g) for tensor, g in gradients
         ]  # fmt: skip
 
 

@@ -26,7 +26,6 @@ from benchmarks.speed.peers import peer_steps
 from benchmarks.speed.predictions import compared_fits, summary
 from benchmarks.speed.runs import interleaved_times, ratios
 from benchmarks.speed.searches import measure_searches
-from benchmarks.speed.shares import measure_shares
 from benchmarks.speed.tasks import measure_tasks
 from gpclml.errors import ArgumentError, UnknownNameError
 from gpclml.mlls import ConditionalMarginalLogLikelihood
@@ -235,13 +234,6 @@ def test_a_search_is_left_out_by_its_name():
     assert "scikit-learn" not in set(table.way)
     with pytest.raises(UnknownNameError, match="leave_out: got 'BoTorch'"):
         measure_searches(n=10, leave_out=["BoTorch"])
-
-
-def test_shares_of_a_step():
-    table = measure_shares(n=60, dimensions=3, rounds=2)
-    assert list(table.objective) == ["LML", "held-out tenth", "leave-one-out"]
-    assert ((table.share > 0) & (table.share < 1)).all()
-    assert table.Gflop.tolist() == pytest.approx([2.16e-4, 1.044e-4, 4.32e-4])
 
 
 def test_loops_end_at_about_the_same_regret_by_either_search():

@@ -44,7 +44,8 @@ def parts(
             yield from parts(one, f"{path}[{place}]", seen)
     elif isinstance(value, torch.distributions.Distribution):
         yield f"{path}.mean", value.mean
-        yield f"{path}.variance", value.variance
+        if hasattr(value, "variance"):
+            yield f"{path}.variance", value.variance
     elif isinstance(value, nn.Module):
         yield from parts(dict(value.state_dict()), path, seen)
         for name in ("train_inputs", "train_targets"):

@@ -2,15 +2,12 @@ from __future__ import annotations
 
 import copy
 import pickle
-import sys
-from pathlib import Path
 
 import gpytorch
 import pytest
 import torch
 from objective_cases import STRATEGIES, data, dense, gradients_of, make
 
-import gpclml
 import reference
 from gpclml.conditioning import (
     HeldOut,
@@ -26,7 +23,6 @@ from gpclml.errors import (
     ShapeError,
     UnsupportedError,
 )
-from gpclml.linalg import lapack
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 
 
@@ -299,37 +295,3 @@ def test_conditioning_that_does_not_fit_the_data(conditioning):
     mll = ConditionalMarginalLogLikelihood(likelihood, model, conditioning)
     with pytest.raises(ArgumentError):
         mll(model(x), y)
-
-
-@pytest.mark.parametrize(
-    ("known", "by_lapack", "most"), [(False, False, 9), (True, False, 13), (True, True, 12)]
-)
-def test_a_call_enters_few_files_before_the_factorization(monkeypatch, known, by_lapack, most):
-    model, likelihood = make(*data())
-    if not by_lapack:
-        monkeypatch.setattr(lapack, "LARGEST", {})
-    if not known:  # and so evaluated by GPyTorch
-        model.covar_module.register_forward_hook(lambda module, arguments, output: output)
-    mll = ConditionalMarginalLogLikelihood(likelihood, model)
-    folder = str(Path(gpclml.__file__).parent)
-    monkeypatch.setattr(lapack, "_BY_TORCH", 0)
-    library, name = (lapack.lapack, "dpotrf") if by_lapack else (torch.linalg, "cholesky_ex")
-    entered, factor = {}, getattr(library, name)
-
-    def watch(frame, event, argument):
-        if event == "call" and frame.f_code.co_filename.startswith(folder):
-            entered.setdefault(frame.f_code.co_filename.removeprefix(folder), 0)
-
-    def stop(*arguments, **options):
-        sys.setprofile(None)
-        return factor(*arguments, **options)
-
-    monkeypatch.setattr(library, name, stop)
-    before = sys.getprofile()
-    sys.setprofile(watch)
-    try:
-        mll(model(*model.train_inputs), model.train_targets)
-    finally:
-        sys.setprofile(before)
-    assert len(entered) <= most, "\n".join(entered)
-    assert any("kernel_covariances" in name for name in entered) == known

@@ -18,7 +18,6 @@ from gpclml.errors import NonFiniteError
 from gpclml.linalg import (
     block_conditional_log_densities,
     conditional_log_density,
-    lapack,
     safe_cholesky,
 )
 from gpclml.mlls import ConditionalMarginalLogLikelihood
@@ -74,12 +73,6 @@ def step(mll, target=None):
 def make_reads_costly(monkeypatch):
     module = gpclml.mlls.conditional_marginal_log_likelihood
     monkeypatch.setattr(module, "reads_are_free", lambda device: False)
-
-
-@pytest.fixture(autouse=True)
-def without_lapack(monkeypatch):
-    """As on a GPU, where no density is computed by NumPy."""
-    monkeypatch.setattr(lapack, "LARGEST", {})
 
 
 @pytest.fixture

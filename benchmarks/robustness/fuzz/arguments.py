@@ -54,6 +54,7 @@ from gpclml.datasets import RegressionData
 from gpclml.estimators import Laplace, StackedGP
 from gpclml.evaluation import score_models
 from gpclml.evidence.sampling import sampled_outputs
+from gpclml.gram import closed_form
 from gpclml.inference import IterativePosterior
 from gpclml.inference.observations import training_observations
 from gpclml.kernels import (
@@ -330,9 +331,9 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     "linalg.RowProducts": lambda: dict(
         rows=lambda i, j, k: covariance()[i:j, :k], diagonal=covariance().diagonal(),
         shape=covariance().shape, kept_bytes=0),
-    "linalg.RadialCovariance": lambda: dict(
-        points=inputs(8), profile="rbf", lengthscale=positive(1, 2), scale=positive(1).squeeze(),
-        noise=positive(8)),
+    "linalg.GramCovariance": lambda: dict(
+        gram=closed_form(here(RBFKernel())), points=inputs(8), noise=positive(8),
+        shape=torch.Size([8, 8])),
     "linalg.radial_covariance": lambda: dict(
         points=inputs(8), profile="matern_52", lengthscale=positive(1, 2)),
     "linalg.block_conditional_log_densities": lambda: dict(
@@ -423,6 +424,7 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     "models.GPRegression.predict": lambda: dict(
         self=gp(), x=inputs(3), solver=ConjugateGradients()),
     "models.GPRegression.with_kernel": lambda: dict(self=gp(), kernel="matern"),
+    "models.Linearization": lambda: dict(points=normal(4, 2), mean=normal(4, 1)),
     "models.LinearizedGP": lambda: train(
         likelihood=here(GaussianLikelihood()), network=LinearizedNetwork(mlp())),
     "models.LinearizedNetwork.forward": lambda: dict(self=LinearizedNetwork(mlp()), x=inputs()),
