@@ -179,10 +179,10 @@ class _Distances:
             else:
                 half_own = _rows(half, rows)
                 e = (own @ right.mT).add_(half_own).add_(half_right.mT)
-                # Equal points have one norm, of which a few roundings are left as their distance.
-                e.masked_fill_(e > half_own * _EQUAL, 0.0)
+                own_points = None
                 if other is None:
-                    e.diagonal(rows.start if rows else 0, dim1=-2, dim2=-1).zero_()
+                    own_points = e.diagonal(rows.start if rows else 0, dim1=-2, dim2=-1)
+                _set_equal_points(e, half_own * _EQUAL, own_points)
             values = self._profile.value(e if e.dtype == dtype else e.to(dtype), self._power)
             if rows is None:
                 return list(values)
@@ -198,25 +198,32 @@ class _Distances:
         z, other = self.z, self.other
         right = z if other is None else other
         of_z: list[Tensor] = []
-        of_other: Any = 0.0
+        # A product of the points with rows of M takes less time than one of M with the points.
+        products: Any = 0.0
+        sums: Any = 0.0
         for rows in _blocks_of_rows(G, right):
             own = _rows(z, rows)
             parts = [_rows(whole, rows) for whole in (self.matrix, *self._kept)]
             M = _rows(G, rows) * self._profile.slope(*parts)
             if z.shape[-1] == 1:
                 M = M.mul_(right.mT - own)
-                of_z.append(M.sum(-1, keepdim=True))
+                products = products - M.sum(-2).unsqueeze(-2)
                 if other is not None:
-                    of_other = of_other - M.sum(-2).unsqueeze(-1)
+                    of_z.append(M.sum(-1, keepdim=True))
                 continue
             if other is None:
                 # A point has no distance to itself; far from the origin its two terms would cancel.
                 M.diagonal(rows.start if rows else 0, dim1=-2, dim2=-1).zero_()
             else:
-                of_other = of_other + (M.mT @ own).sub_(M.sum(-2).unsqueeze(-1) * other)
-            of_z.append((M @ right).sub_(M.sum(-1, keepdim=True) * own))
-        total = of_z[0] if len(of_z) == 1 else torch.cat(of_z, -2)
-        return (total.mul_(2.0), None) if other is None else (total, of_other)
+                of_z.append((M @ other).sub_(M.sum(-1, keepdim=True) * own))
+            products = products + own.mT @ M
+            sums = sums + M.sum(-2)
+        of_right = products.mT
+        if z.shape[-1] > 1:
+            of_right = of_right - sums.unsqueeze(-1) * right
+        if other is None:
+            return 2.0 * of_right, None
+        return torch.cat(of_z, -2), of_right
 
     def of_power(self, G: Tensor) -> Tensor:
         """The gradient with respect to the exponent, ``(*batch,)``."""
@@ -229,6 +236,27 @@ class _Distances:
 
 
 _EQUAL = 4.0 * torch.finfo(torch.float64).eps
+_FEW = 10_000  # entries of which all are looked at without asking first
+
+
+def _set_equal_points(e: Tensor, floor: Tensor, own_points: Tensor | None) -> None:
+    """Sets exactly zero what is a few roundings below it.
+
+    Equal points have one norm, of which roundings are left as their distance.
+
+    Args:
+        e: Minus half the squared distances, ``(*batch, n, m)``.
+        floor: The roundings of each row, negative, ``(*batch, n, 1)``.
+        own_points: Entries of ``e`` that are of a point and itself.
+    """
+    if own_points is not None and e.is_cpu and e.numel() > _FEW:  # else a GPU would have to wait
+        own_points.fill_(-math.inf)
+        if not bool((e.amax(-1, keepdim=True) > floor).any()):
+            own_points.zero_()
+            return
+    e.masked_fill_(e > floor, 0.0)
+    if own_points is not None:
+        own_points.zero_()
 
 
 def _blocks_of_rows(left: Tensor, right: Tensor) -> Sequence[slice | None]:

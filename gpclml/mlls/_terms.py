@@ -151,12 +151,13 @@ class FixedTerms:
 
 def sum_of_priors(priors: Sequence[_PriorTerm]) -> tuple[float, Gradients]:
     """The sum of log priors, and its gradients."""
-    values, gradients = [], []
+    total: Any = 0.0
+    gradients: Gradients = []
     for prior in priors:
         value, pairs = prior()
-        values.append(value)
+        total = total + value
         gradients += pairs
-    return (torch.stack(values).sum().item() if values else 0.0), gradients
+    return float(total), gradients
 
 
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
@@ -221,8 +222,8 @@ def _normal(prior: Any) -> _Formula:
 
     def formula(value: Tensor) -> tuple[Tensor, Tensor]:
         t = value - loc
-        slope = -t / variance
-        return (0.5 * t * slope - constant).sum(), slope
+        slope = t / -variance
+        return (t * slope).mul_(0.5).sub_(constant).sum(), slope
 
     return formula
 
@@ -233,7 +234,7 @@ def _log_normal(prior: Any) -> _Formula:
     def formula(value: Tensor) -> tuple[Tensor, Tensor]:
         log = value.log()
         density, slope = of_log(log)
-        return density - log.sum(), (slope - 1.0) / value
+        return density - log.sum(), slope.sub_(1.0).div_(value)
 
     return formula
 
@@ -249,9 +250,11 @@ def _gamma(prior: Any) -> _Formula:
     return formula
 
 
-def _in_double(*tensors: Tensor) -> list[Tensor]:
-    """In double precision; what depends on them alone upstream computes in their own."""
-    return [tensor.detach().double() for tensor in tensors]
+def _in_double(*tensors: Tensor) -> list[Any]:
+    """Numbers in double precision; what depends on them alone upstream computes in their own."""
+    return [
+        tensor.item() if tensor.numel() == 1 else tensor.detach().double() for tensor in tensors
+    ]
 
 
 _FORMULAS: dict[type[Prior], Callable[[Any], _Formula]] = {
