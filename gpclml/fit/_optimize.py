@@ -22,6 +22,7 @@ from gpclml.errors import ArgumentError, UnknownNameError
 from gpclml.fit._scales import ran_away, weak_priors
 from gpclml.fit._single import ROUNDING_LIMITS, limited_rounding, predicts_in_its_type
 from gpclml.fit._vector import Bounds, Vector, bounds_of, non_finite, numbers, trainable
+from gpclml.inference import Road
 from gpclml.mlls.fixed_loss import FixedLoss, fixed_loss, fresh_loss, has_shared_parameters
 
 _RESUMES = 3  # from the best point, without what the search remembers of the curvature
@@ -45,7 +46,8 @@ class LineSearchEnd:
 
     The reason is "converged", "limit" if its steps were spent, or "abnormal" if it found no better
     point though the slope says that there are some. ``at_bounds`` has the names of parameters that
-    ended at a bound, ``ran_away`` says what left the range of the targets.
+    ended at a bound, ``ran_away`` says what left the range of the targets, ``road`` which way its
+    evaluations went.
     """
 
     loss: float
@@ -53,6 +55,7 @@ class LineSearchEnd:
     message: str = ""
     at_bounds: tuple[str, ...] = ()
     ran_away: str = ""
+    road: Road | None = None
 
 
 def line_search(
@@ -108,7 +111,7 @@ def _line_search(
         loss = -objective(mll)
     return LineSearchEnd(
         loss, reason, "" if reason == "converged" else message, _at_bounds(mll, bounds),
-        ran_away(mll),
+        ran_away(mll), fixed.road,
     )  # fmt: skip
 
 

@@ -24,6 +24,7 @@ from gpclml.fit._optimize import LineSearchEnd, Record, StoppedError, line_searc
 from gpclml.fit._scales import sentence
 from gpclml.fit._vector import numbers, trainable
 from gpclml.fit.result import Problem
+from gpclml.inference import Road
 from gpclml.inference.observations import training_observations
 from gpclml.inference.posterior import are_constant
 from gpclml.linalg import leave_one_out_moments
@@ -53,6 +54,7 @@ class Search:
     starts: int
     history: list[float]
     objective: float
+    road: Road | None = None
 
 
 def search(mll: MarginalLogLikelihood, steps: int | None, record: Record, retries: int) -> Search:
@@ -97,7 +99,7 @@ def search(mll: MarginalLogLikelihood, steps: int | None, record: Record, retrie
         finally:
             mll.load_state_dict(state)
     message = _sentence(problem, end, starts, len(history))
-    return Search(problem, message, starts, history, value)
+    return Search(problem, message, starts, history, value, end.road)
 
 
 def _into(history: list[float], record: Record) -> Record:

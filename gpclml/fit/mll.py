@@ -24,12 +24,14 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from gpclml._utils.arguments import callers_level, check_counts, check_positive, checked, seeded
 from gpclml._utils.environment import progress_bar, seeded_globally
 from gpclml._utils.resuming import copied_state
-from gpclml.errors import UnknownNameError, UnsupportedError
+from gpclml.errors import ArgumentError, UnknownNameError, UnsupportedError
 from gpclml.fit._optimize import OptimizerFactory, StoppedError, frozen, stochastic
 from gpclml.fit._searches import Search, search
 from gpclml.fit.deep_kernel import warm_start_fresh_models
 from gpclml.fit.result import FitResult, FitWarning
+from gpclml.inference import Road
 from gpclml.kernels.networks import reset_network
+from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.mlls.fixed_loss import fixed_loss
 from gpclml.models import find_networks
 
@@ -56,11 +58,14 @@ class MLLFitResult(FitResult):
 
     Attributes:
         attempts: The objective that each attempt reached; NaN for one that failed.
-        starts: Names of the starts of the line searches in the kept attempt.
+        starts: Number of line searches in the kept attempt.
+        road: Which way evaluations of the objective went, and why not a faster one; of a sum that of
+            one member. None where the objective or the model does not say.
     """
 
     attempts: list[float]
     starts: int = 1
+    road: Road | None = None
 
 
 @checked
@@ -169,7 +174,7 @@ def fit_mll(
     return MLLFitResult(
         objective=best.objective, history=best.history, attempts=attempts,
         seconds=time.perf_counter() - start, message=best.message, problem=best.problem,
-        starts=best.starts,
+        starts=best.starts, road=best.road,
     )  # fmt: skip
 
 
@@ -215,9 +220,18 @@ def _attempt(
             value = -float(fixed_loss(mll))
     except (NanError, NotPSDError) as error:
         stopped = stopped or error
+    road = _road(mll)
     if stopped is None:
-        return Search("", "", 1, history, value)
-    return Search("stopped", stopped_after(len(history), stopped), 1, history, value)
+        return Search("", "", 1, history, value, road)
+    return Search("stopped", stopped_after(len(history), stopped), 1, history, value, road)
+
+
+def _road(mll: MarginalLogLikelihood) -> Road | None:
+    """Which way steps of a stochastic optimizer go."""
+    try:
+        return mll.road() if isinstance(mll, ConditionalMarginalLogLikelihood) else None
+    except (NanError, NotPSDError, ArgumentError):  # the fit itself says why it stopped
+        return None
 
 
 def _custom_fit(mll: MarginalLogLikelihood, steps: int | None) -> None:

@@ -216,8 +216,10 @@ class _Distances:
                 M.diagonal(rows.start if rows else 0, dim1=-2, dim2=-1).zero_()
             else:
                 of_z.append((M @ other).sub_(M.sum(-1, keepdim=True) * own))
-            products = products + own.mT @ M
-            sums = sums + M.sum(-2)
+            product, total = own.mT @ M, M.sum(-2, dtype=torch.float64)
+            products, sums = (
+                (product, total) if rows is None else (products + product, sums + total)
+            )
         of_right = products.mT
         if z.shape[-1] > 1:
             of_right = of_right - sums.unsqueeze(-1) * right

@@ -6,7 +6,7 @@ posterior is exact, by a Cholesky factor, or by conjugate gradients with bounded
 (:class:`IterativePosterior`).
 """
 
-from gpclml.inference.covariances import Solver, SolverWarning
+from gpclml.inference.covariances import Road, Solver, SolverWarning
 from gpclml.inference.iterative_posterior import (
     IterativePosterior,
     IterativePrediction,
@@ -26,6 +26,7 @@ __all__ = [
     "IterativePrediction",
     "Observations",
     "PosteriorNormal",
+    "Road",
     "SolveReport",
     "Solver",
     "SolverWarning",

@@ -50,6 +50,7 @@ from gpclml.linalg.dense import Noise
 
 __all__ = [
     "ObservedCovariance",
+    "Road",
     "Solver",
     "SolverWarning",
     "choose_solver",
@@ -58,8 +59,33 @@ __all__ = [
 
 _SMALL = 2**20  # entries of covariances for which nobody asks how much memory there is
 
+_WAYS = {
+    GramCovariance: "closed form, Cholesky",
+    DenseCovariance: "GPyTorch's kernel, Cholesky",
+    LowRankPlusDiagonal: "low rank plus a diagonal",
+    KroneckerCovariance: "a Cholesky factor for each task",
+    IterativeCovariance: "conjugate gradients",
+}
+
 Solver = Literal["auto", "cholesky", "cg"] | ConjugateGradients
 """A name, or the settings of conjugate gradients."""
+
+
+@dataclass(frozen=True)
+class Road:
+    """Which way a step of an objective goes.
+
+    Attributes:
+        way: How covariance and density are computed, such as "closed form, Cholesky".
+        reason: Why not by a faster way, such as "MyKernel is a subclass of RBFKernel"; empty where
+            there is none.
+    """
+
+    way: str
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.way}: {self.reason}" if self.reason else self.way
 
 
 class SolverWarning(UserWarning):
@@ -270,6 +296,28 @@ class ObservedCovariance:
         if settings is None:
             return self.evaluated
         return IterativeCovariance(self.products(settings.room(like.device)), settings)
+
+    def road(self, solver: Solver, like: Tensor, block: int) -> Road:
+        """Which form :meth:`by` gives the covariance, and why not a faster one.
+
+        The arguments are those of :meth:`by`, and so are the errors.
+        """
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", SolverWarning)
+            covariance = self.by(solver, like, block)
+        way = _WAYS[type(covariance)]
+        if isinstance(covariance, IterativeCovariance):
+            if solver == "auto":
+                return Road(way, "a Cholesky factor does not fit into memory")
+            return Road(way, "the objective was given this solver")
+        if type(covariance) is not DenseCovariance:
+            return Road(way)
+        if not isinstance(self.latent, LazyEvaluatedKernelTensor):
+            return Road(way, "the model's covariance is not one kernel that is yet to be evaluated")
+        gram = closed_form_of(self.latent)
+        if isinstance(gram, Reason):
+            return Road(way, gram.text)
+        return Road("closed form of the matrix, Cholesky", "members of the batch miss targets")
 
     def drops_missing(self) -> bool:
         """Whether missing ones are left out: not of a batch, nor of kernels that need a grid."""

@@ -341,8 +341,10 @@ def factor_and_whiten(
 
 def log_density_terms(L: Tensor, z: Tensor, count: int) -> Tensor:
     """The log densities of the last points given their predecessors, ``(*batch, count, k)``."""
-    log_diagonal = L.diagonal(dim1=-2, dim2=-1)[..., -count:, None].log()
-    return torch.add(log_diagonal, z[..., -count:, :].square(), alpha=0.5).add_(HALF_LOG_2PI).neg_()
+    pivots = L.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
+    if count < z.shape[-2]:
+        pivots, z = pivots[..., -count:, :], z[..., -count:, :]
+    return torch.add(pivots.log(), z.square(), alpha=0.5).add_(HALF_LOG_2PI).neg_()
 
 
 def inverse_of_factor(L: Tensor, out: Tensor | None = None) -> Tensor:

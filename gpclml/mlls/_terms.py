@@ -229,12 +229,16 @@ def _normal(prior: Any) -> _Formula:
 
 
 def _log_normal(prior: Any) -> _Formula:
-    of_log = _normal(prior.base_dist)
+    of_log = prior.base_dist
+    loc, variance, log_scale = _in_double(of_log.loc, of_log.scale**2, of_log.scale.log())
+    constant = log_scale + _HALF_LOG_2PI
 
     def formula(value: Tensor) -> tuple[Tensor, Tensor]:
         log = value.log()
-        density, slope = of_log(log)
-        return density - log.sum(), slope.sub_(1.0).div_(value)
+        t = log - loc
+        slope = t / -variance
+        density = torch.add(log, t * slope, alpha=-0.5).add_(constant).sum().neg_()
+        return density, slope.sub_(1.0).div_(value)
 
     return formula
 

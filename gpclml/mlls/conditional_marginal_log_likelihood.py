@@ -18,7 +18,7 @@ from gpclml._utils.arguments import all_finite, checked, reads_are_free, seeded
 from gpclml._utils.resuming import ResumableDraws
 from gpclml.conditioning import Conditioning, KFold, LastPoints, RandomHoldout, Split
 from gpclml.errors import NonFiniteError, UnsupportedError
-from gpclml.inference.covariances import Solver
+from gpclml.inference.covariances import Road, Solver
 from gpclml.inference.observations import (
     Observations,
     check_targets,
@@ -181,6 +181,29 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
         conditioning = KFold(10) if self.conditioning is None else self.conditioning
         generator = seeded(self.seed)
         return -self.objective_at(data, data.split(conditioning, generator))
+
+    def road(self) -> Road:
+        """Which way a step goes on the model's own data, and why not a faster one.
+
+        Returns:
+            For the model and settings as they are now, such as "closed form, Cholesky", or
+            "GPyTorch's kernel, Cholesky" for the reason "MyKernel is a subclass of RBFKernel".
+
+        Raises:
+            ModelModeError: The model is in eval mode.
+            ArgumentError: A step would need more memory than there is.
+
+        Examples:
+            >>> print(mll.road())
+            closed form, Cholesky
+        """
+        model = cast(ExactGP, self.model)
+        check_train_mode(model)
+        with torch.no_grad():
+            data = training_observations(model, self.likelihood)
+            part, blocks = data.observed_at(data.split(self.drawing, seeded(self.seed)))
+            block = max(group.shape[-1] for group in blocks)
+            return part.lazy_covariance.road(self.solver, part.residual, block)
 
     def draw_split(self, data: Observations) -> Split:
         """The held-out blocks of the next call and what they are conditioned on.

@@ -35,7 +35,7 @@ from gpclml.conditioning import KFold, LastPoints
 from gpclml.errors import NonFiniteError
 from gpclml.gram import Gradients, Gram, Reason, closed_form
 from gpclml.gram.closed_form import has_hooks
-from gpclml.inference.covariances import has_one_noise, unless_low_rank
+from gpclml.inference.covariances import Road, has_one_noise, unless_low_rank
 from gpclml.inference.observations import Observations, likelihood_parameters, training_observations
 from gpclml.linalg import Covariance, GramCovariance
 from gpclml.linalg.log_densities import LogDensity
@@ -134,13 +134,20 @@ class FixedLoss:
     Args:
         mll: Any objective, in train mode.
 
+    Attributes:
+        road: Which way an evaluation goes, and why not a faster one.
+
     Raises:
         NonFiniteError, NotPSDError: If the objective cannot be evaluated.
     """
 
     def __init__(self, mll: MarginalLogLikelihood) -> None:
         self._mll = mll
-        self._known = _KnownLoss.of(mll)
+        known = _KnownLoss.of(mll)
+        self._known = None if isinstance(known, Reason) else known
+        self.road: Road = (
+            Road("GPyTorch's evaluation", known.text) if isinstance(known, Reason) else known.road
+        )
 
     @property
     def has_members(self) -> bool:
@@ -163,22 +170,27 @@ class _KnownLoss:
     """
 
     @staticmethod
-    def of(mll: MarginalLogLikelihood) -> _KnownLoss | None:
+    def of(mll: MarginalLogLikelihood) -> _KnownLoss | Reason:
         model, kind = mll.model, type(mll)
         if kind is ConditionalMarginalLogLikelihood:
             known = _KnownLoss(cast(ConditionalMarginalLogLikelihood, mll))
-            return known if known.applies else None
-        if kind is not ExactMarginalLogLikelihood or mll.likelihood is not model.likelihood:
-            return None
-        if not isinstance(model, ExactGP) or _has_own_loss(model):
-            return None
+            return known if known.applies else Reason("members of the batch miss targets")
+        if kind is not ExactMarginalLogLikelihood:
+            return Reason(f"{kind.__name__} is an objective of its own")
+        if not isinstance(model, ExactGP) or mll.likelihood is not model.likelihood:
+            return Reason("the model is not an ExactGP with the objective's likelihood")
+        if _has_own_loss(model):
+            return Reason(f"{type(model).__name__} has a loss of its own, compute_custom_loss")
         mll = ConditionalMarginalLogLikelihood(mll.likelihood, model, LastPoints(m=0))
         known = _KnownLoss(mll)
-        # Missing targets, kernels with structure and priors that a batch shares GPyTorch treats in
-        # its own ways.
-        if not known.applies or known.places is not None or not known.in_closed_form:
-            return None
-        return known if known.members or not known.batch else None
+        # What follows GPyTorch treats in its own ways.
+        if not known.applies or known.places is not None:
+            return Reason("targets are missing")
+        if not known.in_closed_form:
+            return Reason(known.road.reason or f"the covariance has structure ({known.road.way})")
+        if known.batch and not known.members:
+            return Reason("members of the batch share parameters or priors")
+        return known
 
     def __init__(self, mll: ConditionalMarginalLogLikelihood) -> None:
         self._mll = mll
@@ -195,6 +207,8 @@ class _KnownLoss:
             covariance = self._covariance(part)
             self._density = covariance.density(self._blocks)
         self.in_closed_form = isinstance(covariance, GramCovariance)
+        block = max(group.shape[-1] for group in self._blocks)
+        self.road = part.lazy_covariance.road(mll.solver, part.residual, block)
         self._per_target = 1.0 / sum(group.numel() for group in self._blocks)
         self._per_row = 1.0 / float(data.num_observed())
         self.batch = data.residual.shape[:-1]
@@ -209,6 +223,7 @@ class _KnownLoss:
             on_gpu = data.residual.is_cuda and data.residual.shape[-1] <= _RECORDED_UP_TO
             if on_gpu and self.prior.has_fixed_inputs and self._terms.plain:
                 self._recorded = _Recorded(data.residual.device)
+                self.road = Road(f"{self.road.way}, recorded on the GPU", self.road.reason)
 
     def __call__(self) -> float:
         if self._recorded is not None:
