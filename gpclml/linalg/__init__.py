@@ -4,7 +4,6 @@ A :class:`Covariance` is dense, of low rank plus a diagonal, or solved by conjug
 Tensors go in and tensors come out: nothing here knows of models.
 """
 
-from gpclml.linalg.conjugate_gradients import ConjugateGradients, NotConvergedWarning
 from gpclml.linalg.covariance import ConditionedBlock, Covariance, Predictor
 from gpclml.linalg.covariance_products import (
     CovarianceProducts,
@@ -12,7 +11,6 @@ from gpclml.linalg.covariance_products import (
     OperatorProducts,
     RowProducts,
 )
-from gpclml.linalg.covariance_solver import CovarianceSolver, IterativeConditioning
 from gpclml.linalg.dense import DenseCovariance
 from gpclml.linalg.densities import (
     block_conditional_log_densities,
@@ -22,9 +20,10 @@ from gpclml.linalg.densities import (
     sequential_predictions,
 )
 from gpclml.linalg.iterative import (
+    ConjugateGradients,
     IterativeCovariance,
     IterativeReport,
-    iterative_conditional_log_density,
+    NotConvergedWarning,
 )
 from gpclml.linalg.kronecker import KroneckerCovariance
 from gpclml.linalg.low_rank import LowRankPlusDiagonal
@@ -47,9 +46,7 @@ __all__ = [
     "ConjugateGradients",
     "Covariance",
     "CovarianceProducts",
-    "CovarianceSolver",
     "DenseCovariance",
-    "IterativeConditioning",
     "IterativeCovariance",
     "IterativeReport",
     "KroneckerCovariance",
@@ -63,7 +60,6 @@ __all__ = [
     "block_conditional_log_densities",
     "conditional_log_density",
     "factorization_dtype",
-    "iterative_conditional_log_density",
     "leave_one_out_moments",
     "permute",
     "radial_covariance",
