@@ -59,8 +59,8 @@ class MLLFitResult(FitResult):
     Attributes:
         attempts: The objective that each attempt reached; NaN for one that failed.
         starts: Number of line searches in the kept attempt.
-        road: Which way evaluations of the objective went, and why not a faster one; of a sum that of
-            one member. None where the objective or the model does not say.
+        road: Which way evaluations of the objective went, and why not a faster one; of a sum that
+            of one member. None where the objective or the model does not say.
     """
 
     attempts: list[float]

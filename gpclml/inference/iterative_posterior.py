@@ -13,7 +13,7 @@ from gpytorch.models import ExactGP
 from torch import Tensor
 
 from gpclml._utils import environment
-from gpclml._utils.arguments import check_counts, checked
+from gpclml._utils.arguments import check_counts, check_finite, checked
 from gpclml.errors import ArgumentError, UnsupportedError
 from gpclml.inference.observations import Observations, training_observations
 from gpclml.inference.posterior import (
@@ -27,13 +27,7 @@ from gpclml.inference.posterior import (
     refuse_gradient,
 )
 from gpclml.inference.units import PosteriorNormal, Units, units_of_targets
-from gpclml.linalg import (
-    ConjugateGradients,
-    IterativeCovariance,
-    NoisyCovariance,
-    safe_cholesky,
-)
-from gpclml.linalg.conjugate_gradients import check_finite
+from gpclml.linalg import ConjugateGradients, IterativeCovariance, NoisyCovariance, safe_cholesky
 
 if TYPE_CHECKING:
     from gpclml._utils.arrays import ArrayLike
@@ -49,8 +43,9 @@ class SolveReport:
         iterations: Products with the covariance.
         residual: Norm of the residual, as a share of the norm of the right-hand side.
         mean_error: Upper bound of the error of :meth:`IterativePosterior.mean`, in prior standard
-            deviations of the function at the point. Infinite if noise is not independent, or below
-            the rounding of the covariance.
+            deviations of the function at the point. Like all bounds here it does not include
+            rounding, and is infinite if noise is not independent or below the rounding of the
+            covariance.
     """
 
     iterations: int
@@ -67,9 +62,7 @@ class IterativePrediction:
         mean_error: Upper bound of the distance of the mean from the exact one, ``(*batch, m)``, in
             the units of the targets.
         variance_excess: Upper bound of how far a variance is above the exact one, ``(*batch, m)``,
-            in those units squared; it is below the exact one only by rounding. Both bounds are for
-            the covariance as its kernel evaluates it, with an allowance for the rounding of
-            products.
+            in those units squared; it is never below the exact one but by rounding.
         residual: Largest norm of a residual, as a share of the norm of its right-hand side.
         iterations: Number of products with the covariance.
     """
@@ -86,9 +79,8 @@ class IterativePosterior:
 
     One solve at the start is kept with its preconditioner and is used for every mean. Each variance
     takes a solve of its own, many at once; its error, and that of the mean computed with it, is of
-    second order in the residuals: see :class:`~gpclml.linalg.IterativeConditioning`. The covariance
-    of the observations is evaluated once if it fits into ``solver.kept_bytes``, else in each
-    iteration.
+    second order in the residuals. The covariance of the observations is evaluated once if it fits
+    into ``solver.kept_bytes``, else in each iteration.
 
     Variances, covariances and draws include the noise of new observations unless
     ``observation_noise=False``, as everywhere in gpclml; the mean is the same for both. BoTorch's
@@ -152,7 +144,8 @@ class IterativePosterior:
                     "Use the model's own posterior, by a dense factorization.",
                 )  # fmt: skip
             self._scale, self._shift = units_of_targets(model, units)
-            covariance, self._held = _products(data, solver)
+            covariance = data.lazy_covariance.products(solver.room(data.residual.device))
+            self._held = _check_memory(data, covariance, solver)
             given = IterativeCovariance(covariance, solver).predictor(data.residual, data.missing)
             self._given = given
             # In eval mode BoTorch's models hold transformed inputs.
@@ -185,25 +178,15 @@ class IterativePosterior:
             weights = self._given.weights
             shifts = [cast(Tensor, prior.cross(rows) @ weights).squeeze(-1) for rows in chunks]
             mean = prior.mean + torch.cat(shifts, dim=-1)
-            check_finite(mean, "means of new points")
+            check_finite("covariance with x", mean, "Check the magnitudes of all inputs.")
             return (mean * self._scale + self._shift).to(mean)
 
     def variance(self, x: ArrayLike, observation_noise: bool | Tensor = True) -> Tensor:
-        """The posterior variances, ``(*batch, m)``, as :meth:`predict` has them.
-
-        Args:
-            x: Points as the model takes them, ``(*batch, m, d)``, or ``(m,)`` for one column.
-            observation_noise: As for :meth:`predict`.
-        """
+        """The posterior variances, ``(*batch, m)``, of the arguments of :meth:`predict`."""
         return self.predict(x, observation_noise, marginal=True).distribution.variance
 
     def covariance(self, x: ArrayLike, observation_noise: bool | Tensor = True) -> Tensor:
-        """The posterior covariance, ``(*batch, m, m)``, as :meth:`predict` has it.
-
-        Args:
-            x: Points as the model takes them, ``(*batch, m, d)``, or ``(m,)`` for one column.
-            observation_noise: As for :meth:`predict`.
-        """
+        """The posterior covariance, ``(*batch, m, m)``, of the arguments of :meth:`predict`."""
         return self.predict(x, observation_noise).distribution.covariance_matrix
 
     @checked
@@ -236,9 +219,8 @@ class IterativePosterior:
         check_counts(num_samples=num_samples)
         posterior = self.predict(x, observation_noise).distribution
         mean, factor = posterior.mean, safe_cholesky(posterior.covariance_matrix)
-        normal = torch.randn(*mean.shape, num_samples, generator=generator, dtype=torch.float64).to(
-            mean
-        )
+        size = *mean.shape, num_samples
+        normal = torch.randn(size, generator=generator, dtype=torch.float64).to(mean)
         return mean + (factor.to(mean) @ normal).movedim(-1, 0)
 
     def predict(
@@ -270,12 +252,10 @@ class IterativePosterior:
             likelihood = cast(Likelihood, self._model.likelihood)
             posterior = observed_posterior(likelihood, posterior, x, observation_noise)
             errors = torch.cat([block.errors for block in blocks], dim=-1)
-            of_mean = torch.cat([block.shift_rounding for block in blocks], dim=-1)
-            of_variance = torch.cat([block.reduction_rounding for block in blocks], dim=-1)
             return IterativePrediction(
                 posterior.in_units(self._scale, self._shift, marginal),
-                ((errors * self._given.error + of_mean) * self._scale).to(x),
-                ((errors.square() + of_variance) * self._scale.square()).to(x),
+                (errors * self._given.error * self._scale).to(x),
+                (errors * self._scale).square().to(x),
                 max(block.residual for block in blocks),
                 sum(block.iterations for block in blocks),
             )
@@ -298,19 +278,18 @@ class IterativePosterior:
             _check_unchanged(self._model, self._copies)
 
 
-def _products(data: Observations, solver: ConjugateGradients) -> tuple[NoisyCovariance, int]:
-    """The covariance by its products, and how many numbers it and its preconditioner will hold."""
-    covariance = data.lazy_covariance.products(solver.room(data.residual.device))
+def _check_memory(
+    data: Observations, covariance: NoisyCovariance, solver: ConjugateGradients
+) -> int:
+    """How many numbers covariance and preconditioner will hold, if there is memory for them."""
     latent, size, n = covariance.latent, data.residual.numel(), data.residual.shape[-1]
-    rank = min(solver.preconditioner_rank, n)
-    held = (
-        3 * size * rank * torch.float64.itemsize // covariance.dtype.itemsize + latent.kept_numbers
-    )
+    double = torch.float64.itemsize // latent.dtype.itemsize
+    held = latent.kept_numbers + 3 * size * min(solver.preconditioner_rank, n) * double
     environment.check_memory(
-        "model", f"{n} training points", held + VECTORS_AT_PEAK * size, covariance.dtype,
-        covariance.device, "Lower the solver's kept_bytes or preconditioner_rank.",
+        "model", f"{n} training points", held + VECTORS_AT_PEAK * size, latent.dtype,
+        latent.device, "Lower the solver's kept_bytes or preconditioner_rank.",
     )  # fmt: skip
-    return covariance, held
+    return held
 
 
 def _check_unchanged(model: ExactGP, copies: dict[str, Tensor]) -> None:
@@ -321,7 +300,8 @@ def _check_unchanged(model: ExactGP, copies: dict[str, Tensor]) -> None:
     """
     now = dict(_tensors(model))
     for name in {**copies, **now}:
-        if not (name in now and name in copies and _are_same(copies[name], now[name].detach())):
+        old, new = copies.get(name), now.get(name)
+        if old is None or new is None or not _are_same(old, new):
             raise ArgumentError(
                 "model", f"a changed {name}",
                 "the parameters and data that the posterior was computed with",
@@ -335,10 +315,10 @@ def _are_same(old: Tensor, new: Tensor) -> bool:
     return torch.allclose(old, new, rtol=0.0, atol=0.0, equal_nan=True)  # missing targets are NaN
 
 
-def _tensors(model: ExactGP) -> list[tuple[str, Tensor]]:
-    named = [*model.named_parameters(), *model.named_buffers()]
+def _tensors(model: ExactGP) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
     for i, inputs in enumerate(model.train_inputs or ()):
-        named.append((f"train_inputs[{i}]", inputs))
+        yield f"train_inputs[{i}]", inputs
     if isinstance(model.train_targets, Tensor):
-        named.append(("train_targets", model.train_targets))
-    return named
+        yield "train_targets", model.train_targets

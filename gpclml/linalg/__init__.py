@@ -6,7 +6,6 @@ Tensors go in and tensors come out: nothing here knows of models.
 
 from gpclml.gram import DOUBLE_UP_TO, PROFILES, radial_covariance
 from gpclml.gram.autograd import refuse_double_backward
-from gpclml.linalg.conjugate_gradients import ConjugateGradients, NotConvergedWarning
 from gpclml.linalg.covariance import ConditionedBlock, Covariance, Predictor
 from gpclml.linalg.covariance_products import (
     CovarianceProducts,
@@ -14,7 +13,6 @@ from gpclml.linalg.covariance_products import (
     OperatorProducts,
     RowProducts,
 )
-from gpclml.linalg.covariance_solver import CovarianceSolver, IterativeConditioning
 from gpclml.linalg.dense import DenseCovariance, GramCovariance
 from gpclml.linalg.densities import (
     block_conditional_log_densities,
@@ -24,9 +22,10 @@ from gpclml.linalg.densities import (
     sequential_predictions,
 )
 from gpclml.linalg.iterative import (
+    ConjugateGradients,
     IterativeCovariance,
     IterativeReport,
-    iterative_conditional_log_density,
+    NotConvergedWarning,
 )
 from gpclml.linalg.kronecker import KroneckerCovariance
 from gpclml.linalg.low_rank import LowRankPlusDiagonal
@@ -46,10 +45,8 @@ __all__ = [
     "ConjugateGradients",
     "Covariance",
     "CovarianceProducts",
-    "CovarianceSolver",
     "DenseCovariance",
     "GramCovariance",
-    "IterativeConditioning",
     "IterativeCovariance",
     "IterativeReport",
     "KroneckerCovariance",
@@ -62,7 +59,6 @@ __all__ = [
     "block_conditional_log_densities",
     "conditional_log_density",
     "factorization_dtype",
-    "iterative_conditional_log_density",
     "leave_one_out_moments",
     "permute",
     "radial_covariance",

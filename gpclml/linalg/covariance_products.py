@@ -10,8 +10,7 @@ computed in double precision for every type.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -30,51 +29,18 @@ __all__ = [
     "OperatorProducts",
     "RowProducts",
     "pivoted_cholesky",
-    "rounding",
 ]
 
 _NUMBERS_AT_ONCE = 2**24
 """In a chunk of rows: 128 MiB in float64, of which a kernel makes several on its way."""
 
 
-class CovarianceProducts(ABC):
-    """What an iterative solver asks of a covariance of n points, ``(*batch, n, n)``.
-
-    Attributes:
-        shape: ``(*batch, n, n)``.
-        dtype: Floating-point type of its entries.
-        device: Where they are computed.
-        kept_numbers: How many numbers are kept from one product for the solver to the next.
-    """
-
-    kept_numbers: int = 0
-    shape: torch.Size
-    dtype: torch.dtype
-    device: torch.device
-
-    @abstractmethod
-    def matmul(self, right: Tensor) -> Tensor:
-        """The product with ``(*batch, n, k)``, differentiable in what the covariance depends on."""
-
-    @abstractmethod
-    def fixed_matmul(self, right: Tensor) -> Tensor:
-        """The same product without a gradient; what it needs may be kept for the next."""
-
-    @abstractmethod
-    def row(self, index: int) -> Tensor:
-        """One row without a gradient, ``(*batch, n)``."""
-
-    @abstractmethod
-    def diagonal(self) -> Tensor:
-        """The variances without a gradient, ``(*batch, n)``."""
-
-
-class RowProducts(CovarianceProducts):
+class RowProducts:
     """A covariance whose rows are evaluated in chunks.
 
-    Products for the solver evaluate only the lower half, keep it if it fits into ``kept_bytes``,
-    and otherwise evaluate it again each time. Differentiable products evaluate whole rows, and each
-    chunk once more in the backward pass, so that only one chunk is in memory.
+    Products under ``torch.no_grad()``, a solver's, evaluate only the lower half, keep it if it fits
+    into ``kept_bytes``, and otherwise evaluate it again each time. Differentiable products evaluate
+    whole rows, and each chunk once more in the backward pass, so that only one chunk is in memory.
 
     Args:
         rows: Function of i, j and k that returns the first k columns of the rows i to j, ``(*batch,
@@ -84,9 +50,6 @@ class RowProducts(CovarianceProducts):
         kept_bytes: Bytes that the evaluated half may occupy.
         multiple: ``rows`` is called only with multiples of this number.
         row: Computes one row by its index, ``(*batch, n)``, if that is faster than ``rows``.
-
-    Attributes:
-        kept_numbers: How many are kept from one product for the solver to the next.
     """
 
     @checked(late=True, diagonal="float (*batch, n)")
@@ -115,21 +78,21 @@ class RowProducts(CovarianceProducts):
 
     def matmul(self, right: Tensor) -> Tensor:
         """The product, a chunk at a time in the forward and the backward pass."""
-        products = [
-            checkpoint(
-                self._chunk_product, start, stop, right,
-                use_reentrant=False, preserve_rng_state=False,
-            )
-            for start, stop in self._chunks
-        ]  # fmt: skip
-        return torch.cat(products, dim=-2)
-
-    @torch.no_grad()
-    def fixed_matmul(self, right: Tensor) -> Tensor:
-        """The product by the kept half, or a chunk at a time."""
+        if torch.is_grad_enabled():
+            products = [
+                checkpoint(
+                    self._chunk_product, start, stop, right,
+                    use_reentrant=False, preserve_rng_state=False,
+                )
+                for start, stop in self._chunks
+            ]  # fmt: skip
+            return torch.cat(products, dim=-2)
         batch = torch.broadcast_shapes(self.shape[:-2], right.shape[:-2])
         product = right.new_zeros(*batch, *right.shape[-2:])
-        for (start, stop), rows in zip(self._chunks, self._lower_rows(), strict=True):
+        if self.kept_numbers and not self._kept:
+            self._kept = [self._rows(start, stop, stop) for start, stop in self._chunks]
+        for index, (start, stop) in enumerate(self._chunks):
+            rows = self._kept[index] if self._kept else self._rows(start, stop, stop)
             product[..., start:stop, :] += rows @ right[..., :stop, :]
             product[..., :start, :] += rows[..., :start].mT @ right[..., start:stop, :]
         return product
@@ -150,53 +113,42 @@ class RowProducts(CovarianceProducts):
     def _chunk_product(self, start: int, stop: int, right: Tensor) -> Tensor:
         return self._rows(start, stop, self.shape[-1]) @ right
 
-    def _lower_rows(self) -> Iterator[Tensor]:
-        """Each chunk's rows up to the diagonal."""
-        if len(self._kept) == len(self._chunks):
-            yield from self._kept
-            return
-        self._kept.clear()  # of a product that was interrupted
-        for start, stop in self._chunks:
-            rows = self._rows(start, stop, stop)
-            if self.kept_numbers:
-                self._kept.append(rows)
-            yield rows
 
-
-class OperatorProducts(CovarianceProducts):
+class OperatorProducts:
     """A covariance with structure of its own: Kronecker, Toeplitz, interpolated, KeOps, ….
 
     Args:
         operator: A linear operator with its own product and derivative.
     """
 
+    kept_numbers: int = 0
+
     @checked(late=True)
     def __init__(self, operator: LinearOperator) -> None:
         self.shape: torch.Size = operator.shape
         self.dtype: torch.dtype = cast(torch.dtype, operator.dtype)
         self.device: torch.device = cast(torch.device, operator.device)
-        self._operator, self._fixed = operator, operator.detach()
+        self._operator = operator
 
     def matmul(self, right: Tensor) -> Tensor:
         """The operator's own product and derivative."""
         return cast(Tensor, self._operator @ right)
 
     @torch.no_grad()
-    def fixed_matmul(self, right: Tensor) -> Tensor:
-        """The operator's own product."""
-        return cast(Tensor, self._fixed @ right)
-
-    @torch.no_grad()
     def row(self, index: int) -> Tensor:
         """The product with a unit vector."""
-        one = torch.zeros(self.shape[-1], 1, dtype=self.dtype, device=self.device)
-        one[index] = 1
-        return cast(Tensor, self._fixed @ one).squeeze(-1)
+        unit = torch.zeros(self.shape[-1], 1, dtype=self.dtype, device=self.device)
+        unit[index] = 1
+        return self.matmul(unit).squeeze(-1)
 
     @torch.no_grad()
     def diagonal(self) -> Tensor:
         """The variances, ``(*batch, n)``."""
-        return self._fixed.diagonal(dim1=-1, dim2=-2)
+        return self._operator.diagonal(dim1=-1, dim2=-2)
+
+
+CovarianceProducts = RowProducts | OperatorProducts
+"""A covariance of n points by its products with vectors, its rows and its diagonal."""
 
 
 @dataclass(frozen=True)
@@ -218,46 +170,23 @@ class NoisyCovariance:
     @property
     def shape(self) -> torch.Size:
         """``(*batch, N, N)``."""
-        n = self.latent.shape[-1]
-        batches = [self.latent.shape[:-2]]
-        batches += [part.shape[:-1] for part in (self.noise, self.missing) if part is not None]
-        return torch.Size((*torch.broadcast_shapes(*batches), n, n))
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the latent covariance."""
-        return self.latent.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Of the latent covariance."""
-        return self.latent.device
+        diagonals = [part.shape[:-1] for part in (self.noise, self.missing) if part is not None]
+        batch = torch.broadcast_shapes(self.latent.shape[:-2], *diagonals)
+        return torch.Size((*batch, *self.latent.shape[-2:]))
 
     def matmul(self, right: Tensor) -> Tensor:
-        """The product with ``(*batch, N, k)``, differentiable."""
-        return self._product(self.latent.matmul, self.noise, right)
-
-    def fixed_matmul(self, right: Tensor) -> Tensor:
-        """The same product without a gradient."""
-        noise = None if self.noise is None else self.noise.detach()
-        return self._product(self.latent.fixed_matmul, noise, right)
-
-    def _product(
-        self, latent: Callable[[Tensor], Tensor], noise: Tensor | None, right: Tensor
-    ) -> Tensor:
-        if self.missing is None:
-            product = latent(right)
-            return product if noise is None else product + noise.unsqueeze(-1) * right
-        missing = self.missing.unsqueeze(-1)
-        seen = right.masked_fill(missing, 0.0)
-        product = latent(seen)
-        product = product if noise is None else product + noise.unsqueeze(-1) * seen
-        return torch.where(missing, right, product)
+        """The product with ``(*batch, N, k)``, differentiable except under ``torch.no_grad()``."""
+        missing = None if self.missing is None else self.missing.unsqueeze(-1)
+        observed = right if missing is None else right.masked_fill(missing, 0.0)
+        product = self.latent.matmul(observed)
+        if self.noise is not None:
+            product = product + self.noise.unsqueeze(-1) * observed
+        return product if missing is None else torch.where(missing, right, product)
 
 
 @dataclass(frozen=True)
 class LowRankPreconditioner:
-    r"""Multiplies by :math:`(L L^\top + D)^{-1}`. Everything in double precision.
+    r"""Multiplies by :math:`M^{-1} = (L L^\top + D)^{-1}`. Everything in double precision.
 
     Attributes:
         features: L, ``(*batch, n, k)``; zero where observations are missing.
@@ -271,61 +200,49 @@ class LowRankPreconditioner:
 
     @classmethod
     @torch.no_grad()
-    def of(cls, covariance: NoisyCovariance, rank: int) -> LowRankPreconditioner | None:
-        """Of a covariance, or None where rank or noise is zero.
+    def from_covariance(cls, covariance: NoisyCovariance, rank: int) -> LowRankPreconditioner:
+        """The preconditioner of a covariance whose noise is positive.
 
         Args:
             covariance: Of the observations, ``(*batch, n, n)``.
-            rank: Of the approximation.
+            rank: Of the approximation; 0 for the noise alone.
         """
-        if rank == 0 or covariance.noise is None or not bool((covariance.noise > 0).all()):
-            return None
+        assert covariance.noise is not None
         noise = covariance.noise.detach().double().unsqueeze(-1)
         features = pivoted_cholesky(covariance.latent, rank)
         if covariance.missing is not None:
             missing = covariance.missing.unsqueeze(-1)
             features, noise = torch.where(missing, 0.0, features), torch.where(missing, 1.0, noise)
-        one = torch.eye(features.shape[-1], dtype=features.dtype, device=features.device)
-        return cls(features, noise, safe_cholesky(one + features.mT @ (features / noise)))
+        identity = torch.eye(features.shape[-1], dtype=features.dtype, device=features.device)
+        gram = identity + features.mT @ (features / noise)
+        return cls(features, noise, safe_cholesky(gram) if gram.numel() else gram)
 
     def __call__(self, right: Tensor) -> Tensor:
         """The product with ``(*batch, n, k)``, in its type."""
-        left = right.double() - self.features @ self.weights(right)
-        return (left / self.noise).to(right.dtype)
+        difference = right.double() - self.features @ self._weights(right)
+        return (difference / self.noise).to(right.dtype)
 
-    def weights(self, right: Tensor) -> Tensor:
-        r""":math:`w = (I + L^\top D^{-1} L)^{-1} L^\top D^{-1} v`, ``(*batch, k, columns)``.
+    def whiten(self, right: Tensor) -> Tensor:
+        r"""X with :math:`X^\top X = R^\top M^{-1} R`, ``(*batch, n + k, columns)``.
 
-        It is what minimizes :math:`(v - L w)^\top D^{-1} (v - L w) + w^\top w`, whose minimum is
-        :math:`v^\top (L L^\top + D)^{-1} v`.
+        With w the weights, :math:`R^\top M^{-1} R = (R - L w)^\top D^{-1} (R - L w) + w^\top w`: a
+        sum of squares does not cancel, as Woodbury's identity does where the noise is small.
         """
+        weights = self._weights(right)
+        difference = (right.double() - self.features @ weights) / self.noise.sqrt()
+        return torch.cat([difference, weights], dim=-2)
+
+    def _weights(self, right: Tensor) -> Tensor:
+        r""":math:`w = (I + L^\top D^{-1} L)^{-1} L^\top D^{-1} R`, ``(*batch, k, columns)``."""
         return torch.cholesky_solve(self.features.mT @ (right.double() / self.noise), self.factor)
-
-
-def rounding(covariance: CovarianceProducts) -> Tensor:
-    r"""By how much rounding may change an entry of an evaluated covariance.
-
-    It is :math:`\epsilon \max_i K_{ii}`, where :math:`\epsilon` is twice the unit roundoff of the
-    type in which the covariance is evaluated. As the roundings of the entries are independent, they
-    change an eigenvalue of n points by at most :math:`\sqrt n` times as much.
-
-    Args:
-        covariance: Of latent values, ``(*batch, n, n)``.
-
-    Returns:
-        ``(*batch, 1)``, float64.
-    """
-    largest = covariance.diagonal().double().amax(-1, keepdim=True)
-    return torch.finfo(covariance.dtype).eps * largest
 
 
 @torch.no_grad()
 def pivoted_cholesky(covariance: CovarianceProducts, rank: int) -> Tensor:
-    r"""L with :math:`L L^\top \approx K` and :math:`L L^\top \preceq K + \eta I`.
+    r"""L with :math:`L L^\top \approx K` and, up to rounding, :math:`L L^\top \preceq K`.
 
     The pivots are those of largest remaining variance. Members of a batch share the pivots, chosen
-    by their mean. :math:`\eta` is what :func:`rounding` may take from an eigenvalue, without which
-    roundings of the entries could make the factor larger than the covariance.
+    by their mean.
 
     Args:
         covariance: K, ``(*batch, n, n)``.
@@ -338,19 +255,20 @@ def pivoted_cholesky(covariance: CovarianceProducts, rank: int) -> Tensor:
     Note:
         n k² floating-point operations and k rows of K.
     """
+    # LinearOperator.pivoted_cholesky takes three to five times as long at rank 300: it gathers all
+    # previous columns in each step. It also works in the type of the covariance.
     n = covariance.shape[-1]
-    shift = rounding(covariance) * n**0.5
-    remaining = (covariance.diagonal().double() + shift).expand(covariance.shape[:-1]).clone()
+    remaining = covariance.diagonal().double().expand(covariance.shape[:-1]).clone()
     epsilon = 10 * torch.finfo(covariance.dtype).eps
-    negligible = shift + epsilon * remaining.amax(-1, keepdim=True)
+    negligible = epsilon * remaining.amax(-1, keepdim=True)
     factor = remaining.new_zeros(*covariance.shape[:-2], n, min(rank, n))
     for k in range(factor.shape[-1]):
         pivot = int(remaining.reshape(-1, n).mean(0).argmax())
         variance = remaining[..., pivot, None]
         if bool((variance <= negligible).all()):
             return factor[..., :k]
-        seen = factor[..., :k] @ factor[..., pivot, :k, None]
-        column = covariance.row(pivot).double() - seen.squeeze(-1)
+        explained = factor[..., :k] @ factor[..., pivot, :k, None]
+        column = covariance.row(pivot).double() - explained.squeeze(-1)
         column[..., pivot] = variance.squeeze(-1)
         column = column / variance.clamp_min(negligible).sqrt()
         column = torch.where(variance > negligible, column, 0.0)

@@ -194,6 +194,8 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
             ArgumentError: A step would need more memory than there is.
 
         Examples:
+            >>> model = GPRegression(train_x, train_y)
+            >>> mll = ConditionalMarginalLogLikelihood(model.likelihood, model)
             >>> print(mll.road())
             closed form, Cholesky
         """

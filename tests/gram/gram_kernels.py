@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 
 import torch
@@ -112,6 +113,11 @@ def tasks(batch: torch.Size = NO_BATCH) -> ScaleKernel:
 
 
 KERNELS = dict(kernels())
+
+
+def kernel_named(name: str):
+    """A copy of the kernel in float64, with other hyperparameters than those it starts with."""
+    return randomized(copy.deepcopy(KERNELS[name]))
 
 
 def points(*batch: int, n: int = 7, seed: int = 0) -> torch.Tensor:

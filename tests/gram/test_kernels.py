@@ -6,7 +6,15 @@ import gpytorch
 import pytest
 import torch
 from gpytorch.kernels import MaternKernel, RBFKernel, RQKernel, ScaleKernel
-from gram_kernels import KERNELS, by_gpytorch, network, points, randomized, tasks
+from gram_kernels import (
+    KERNELS,
+    by_gpytorch,
+    kernel_named,
+    network,
+    points,
+    randomized,
+    tasks,
+)
 
 from gpclml.errors import ArgumentError
 from gpclml.gram import Gram, as_matrix, closed_form, precomputed
@@ -47,7 +55,8 @@ def expected_matrix(kernel, x, other=None):
 @pytest.mark.parametrize("batch", [(), (3, 1)])
 @pytest.mark.parametrize("name", KERNELS)
 def test_matrices_and_gradients_are_gpytorchs(name, batch):
-    kernel, gram = randomized(KERNELS[name]), gram_of(KERNELS[name])
+    kernel = kernel_named(name)
+    gram = gram_of(kernel)
     for with_points in (False, True):
         x = points(*batch).requires_grad_(with_points)
         value = as_matrix(gram(x), x.dtype)
@@ -68,7 +77,8 @@ def test_matrices_and_gradients_are_gpytorchs(name, batch):
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_other_points_in_the_columns(name):
-    kernel, gram = randomized(KERNELS[name]), gram_of(KERNELS[name])
+    kernel = kernel_named(name)
+    gram = gram_of(kernel)
     x, other = points().requires_grad_(), points(n=4, seed=5).requires_grad_()
     value = precomputed(gram(x, other))
     exact, differentiable = expected_matrix(kernel, x, other)
@@ -105,7 +115,7 @@ def test_tasks_that_the_kernel_has_not(task):
 @pytest.mark.parametrize("columns", [slice(0, 3), slice(0, 1)])
 def test_many_points_are_computed_some_rows_at_a_time(name, columns):
     """What a row of few points is, it is among many; so are gradients."""
-    gram, (few, many) = gram_of(randomized(KERNELS[name])), (points(n=300), points(n=300))
+    gram, (few, many) = gram_of(kernel_named(name)), (points(n=300), points(n=300))
     if "ard" in name or "*" in name:
         columns = slice(0, 3)
     few, many = few[:5, columns].requires_grad_(), many[:, columns].requires_grad_()
@@ -128,22 +138,19 @@ def test_many_points_are_computed_some_rows_at_a_time(name, columns):
 @pytest.mark.parametrize("n", [40, 600])
 def test_single_precision(name, n):
     """Few points are computed in double precision, many with distances in double precision."""
-    kernel = randomized(KERNELS[name]).float().double()  # numbers that both types have
+    kernel = kernel_named(name).float().double()  # numbers that both types have
     x = points(n=n).float()
     double = as_matrix(gram_of(kernel)(x.double()), torch.float64)
     weights = torch.rand(n, n, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     expected = torch.autograd.grad((double * weights).sum(), list(kernel.parameters()))
-    try:
-        single = as_matrix(gram_of(kernel.float())(x), torch.float32)
-        assert gram_of(kernel)(x).value.dtype == (torch.float64 if n < 512 else torch.float32)
-        torch.testing.assert_close(single.double(), double, rtol=1e-5, atol=2e-6)
-        found = torch.autograd.grad((single * weights.float()).sum(), list(kernel.parameters()))
-        for one, other in zip(found, expected, strict=True):
-            assert one.dtype == torch.float32
-            scale = float(other.abs().max())
-            torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4 * scale)
-    finally:
-        kernel.double()
+    single = as_matrix(gram_of(kernel.float())(x), torch.float32)
+    assert gram_of(kernel)(x).value.dtype == (torch.float64 if n < 512 else torch.float32)
+    torch.testing.assert_close(single.double(), double, rtol=1e-5, atol=2e-6)
+    found = torch.autograd.grad((single * weights.float()).sum(), list(kernel.parameters()))
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == torch.float32
+        scale = float(other.abs().max())
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4 * scale)
 
 
 def test_a_network_runs_once_for_all_rows_of_a_kernel_on_its_features():
@@ -163,7 +170,7 @@ def test_a_network_runs_once_for_all_rows_of_a_kernel_on_its_features():
 
 def test_a_rank_is_known_where_it_is_finite():
     ranks = {"linear": 3, "constant": 1, "polynomial": float("inf"), "linear+rbf": float("inf")}
-    assert {name: gram_of(KERNELS[name]).rank(3) for name in ranks} == ranks
+    assert {name: gram_of(kernel_named(name)).rank(3) for name in ranks} == ranks
     assert gram_of(tasks()).rank(3) == float("inf")
 
 

@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpclml.linalg import RowProducts
+from gpclml.linalg import NoisyCovariance, RowProducts
+from gpclml.linalg.covariance_products import LowRankPreconditioner, pivoted_cholesky
 
 STATE = "gpclml.linalg.covariance_products._NUMBERS_AT_ONCE"
 
@@ -28,6 +29,11 @@ class Rows:
     def products(self, kept_bytes=0, multiple=1):
         diagonal = self.matrix.diagonal(dim1=-2, dim2=-1)
         return RowProducts(self, diagonal, self.matrix.shape, kept_bytes, multiple)
+
+
+@torch.no_grad()
+def without_gradient(products, right):
+    return products.matmul(right)
 
 
 @settings(max_examples=30, deadline=None)
@@ -51,7 +57,7 @@ def test_products_are_those_of_the_matrix(n, k, batch, of_right, chunk, multiple
             return  # batches that do not broadcast
         products = rows.products(10**9 if kept else 0, multiple)
         for _ in range(2):
-            torch.testing.assert_close(products.fixed_matmul(right), expected)
+            torch.testing.assert_close(without_gradient(products, right), expected)
         torch.testing.assert_close(products.matmul(right), expected)
         torch.testing.assert_close(products.row(n - 1), rows.matrix[..., n - 1, :])
     assert all(bound % multiple == 0 for asked in rows.asked for bound in asked)
@@ -62,15 +68,15 @@ def test_half_is_evaluated_and_half_is_kept(monkeypatch):
     rows, right = Rows((), 64), torch.ones(64, 1, dtype=torch.float64)
     products = rows.products(8 * 64 * 36)
     assert products.kept_numbers == 64 * 36  # 8 chunks: 1 + 2 + ... + 8 squares of 8 by 8
-    products.fixed_matmul(right)
+    without_gradient(products, right)
     assert sum((stop - start) * columns for start, stop, columns in rows.asked) == 64 * 36
-    products.fixed_matmul(right)
+    without_gradient(products, right)
     assert len(rows.asked) == 8
     anew = rows.products(8 * 64 * 36 - 1)
     assert anew.kept_numbers == 0
     rows.asked.clear()
     for count in (8, 16):
-        anew.fixed_matmul(right)
+        without_gradient(anew, right)
         assert len(rows.asked) == count
 
 
@@ -86,5 +92,51 @@ def test_a_product_that_was_interrupted_is_taken_anew(monkeypatch):
 
     products = RowProducts(interrupted, rows.matrix.diagonal(), rows.matrix.shape, 10**9)
     with pytest.raises(KeyboardInterrupt):
-        products.fixed_matmul(right)
-    torch.testing.assert_close(products.fixed_matmul(right), rows.matrix @ right)
+        without_gradient(products, right)
+    torch.testing.assert_close(without_gradient(products, right), rows.matrix @ right)
+
+
+def kernel(n, dtype):
+    """An RBF covariance of n points in the plane, by its rows."""
+    x = torch.rand(n, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    matrix = torch.exp(-0.5 * torch.cdist(x, x).square() / 0.3**2).to(dtype)
+    return RowProducts(lambda i, j, k: matrix[i:j, :k], matrix.diagonal(), matrix.shape, 0), matrix
+
+
+def test_a_pivoted_cholesky_factor_is_below_the_matrix_and_nears_it():
+    latent, matrix = kernel(200, torch.float64)
+    remaining = []
+    for rank in (0, 5, 15, 200):
+        factor = pivoted_cholesky(latent, rank)
+        difference = matrix - factor @ factor.mT
+        assert torch.linalg.eigvalsh(difference).min() > -1e-13
+        remaining.append(float(difference.diagonal().sum()))
+    assert remaining[0] == 200
+    assert remaining == sorted(remaining, reverse=True)
+    assert remaining[-1] < 1e-12
+    assert factor.shape[-1] < 200  # the others are rounding
+
+
+@pytest.mark.parametrize("missing", [False, True])
+@pytest.mark.parametrize("rank", [0, 1, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_preconditioner_is_exact_at_a_small_noise(dtype, rank, missing):
+    # Woodbury's identity in single precision has no correct digit here.
+    latent, full = kernel(100, dtype)
+    noise = torch.linspace(1e-6, 2e-6, 100, dtype=dtype)
+    gone = torch.arange(100) % 7 == 0 if missing else None
+    preconditioner = LowRankPreconditioner.from_covariance(
+        NoisyCovariance(latent, noise, gone), rank
+    )
+    factor = pivoted_cholesky(latent, rank)
+    matrix = factor @ factor.mT + noise.double().diag()
+    if gone is not None:
+        matrix = matrix.masked_fill(gone | gone.unsqueeze(-1), 0.0) + gone.double().diag()
+    right = full[:, :3] if gone is None else full[:, :3].masked_fill(gone.unsqueeze(-1), 0.0)
+    expected = torch.linalg.solve(matrix, right.double())
+    product, whitened = preconditioner(right), preconditioner.whiten(right)
+    assert product.dtype == dtype
+    assert (product.double() - expected).norm() < 1e-5 * expected.norm()
+    torch.testing.assert_close(
+        whitened.mT @ whitened, right.double().mT @ expected, rtol=1e-5, atol=1.0
+    )

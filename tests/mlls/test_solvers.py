@@ -101,7 +101,8 @@ def test_what_is_kept_of_a_covariance_has_no_graph():
     mll = objective("cg")
     covariance = mll.model(*mll.model.train_inputs).lazy_covariance_matrix
     latent = ObservedCovariance(covariance).products(10**9).latent
-    latent.fixed_matmul(torch.ones(60, 1, dtype=torch.float64))
+    with torch.no_grad():
+        latent.matmul(torch.ones(60, 1, dtype=torch.float64))
     assert latent._kept
     assert not any(rows.requires_grad for rows in latent._kept)
     assert latent.matmul(torch.ones(60, 1, dtype=torch.float64)).requires_grad
@@ -328,21 +329,13 @@ def test_a_score_by_conjugate_gradients():
 
 
 @pytest.mark.filterwarnings("ignore::linear_operator.utils.warnings.NumericalWarning")
-def test_a_block_that_cannot_be_solved_for_ends_with_an_error(monkeypatch):
+def test_a_block_that_cannot_be_solved_for_ends_with_an_error():
     generator = torch.Generator().manual_seed(1)
     x = torch.rand(50, 2, generator=generator).repeat(4, 1)
     y = 100 * torch.randn(200, generator=generator)
     likelihood = gpytorch.likelihoods.GaussianLikelihood()
     model = Model(x, y, likelihood, gpytorch.kernels.ScaleKernel(gpytorch.kernels.RBFKernel()))
     likelihood.noise, model.covar_module.outputscale = 1e-4, 2e4
-    solves, solve = [], ConjugateGradients.solve
-
-    def counted(*args):
-        solves.append(1)
-        assert len(solves) < 100, "it goes on for ever"
-        return solve(*args)
-
-    monkeypatch.setattr(ConjugateGradients, "solve", counted)
     mll = ConditionalMarginalLogLikelihood(
         likelihood, model.train(), HeldOut(range(5)), solver=ConjugateGradients(max_iterations=50)
     )

@@ -320,9 +320,6 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     "kernels.networks.apply_network": lambda: dict(network=mlp(), x=inputs()),
     "kernels.networks.check_finite_output": lambda: dict(output=normal(3, 2)),
     "kernels.networks.reset_network": lambda: dict(network=mlp(), generator=generator()),
-    "linalg.CovarianceSolver": lambda: dict(covariance=noisy(), settings=ConjugateGradients()),
-    "linalg.IterativeConditioning": lambda: dict(
-        covariance=noisy(), residual=normal(8), settings=ConjugateGradients()),
     "linalg.IterativeCovariance": lambda: dict(products=noisy(), settings=ConjugateGradients()),
     "linalg.KroneckerCovariance": lambda: dict(
         points=covariance(), tasks=covariance(2), noise=positive(2)),
@@ -357,8 +354,6 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
         q=DiagonalGaussian(normal(3), positive(3)), p=positive(3)),
     "linalg.gaussians.linear_posterior": lambda: dict(
         features=normal(8, 3), residual=normal(8), prior_variance=positive(3), noise=positive(8)),
-    "linalg.iterative_conditional_log_density": lambda: dict(
-        covariance=noisy(), residual=normal(8), held_out=here(torch.tensor([1, 5]))),
     "linalg.permute": lambda: dict(matrix=covariance(), order=orders()[1]),
     "linalg.sequential_log_densities": lambda: dict(
         covariance=covariance(), residual=normal(8), order=orders()[1]),
