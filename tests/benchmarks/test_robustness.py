@@ -165,10 +165,11 @@ def test_command_prints_table_and_writes_rows(tmp_path):
 def test_bounds_of_conjugate_gradients_are_true_and_solves_end():
     results = pd.DataFrame(run_solver(40, seed=0, most=150))
     table = summarize_solver(results).set_index("dtype")
-    assert (table["untrue"] == 0).all(), results[results["excess"] > 1].to_string()
+    assert (table["untrue"] == 0).all(), results[results["excess"] > 2].to_string()
     assert table.loc["float32", "bounded"] >= 0.4 * table.loc["float32", "systems"]
     assert table.loc["float64", "bounded"] >= 0.9 * table.loc["float64", "systems"]
     assert (results.loc[results["raised"] == "", "bound"] <= 1e-3).all()
+    assert (table["error_max"] <= 5e-3).all()  # what bounds leave out is small beside the value
     assert set(results["raised"]) <= {"", "NotConvergedError"}
     # A bound is of use where it is near the error: nearly all solves of float64 pass at 1e-3 nats.
     assert table.loc["float64", "raised"] <= 0.1 * table.loc["float64", "systems"]
