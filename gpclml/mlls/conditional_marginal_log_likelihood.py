@@ -196,8 +196,8 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
         Examples:
             >>> model = GPRegression(train_x, train_y)
             >>> mll = ConditionalMarginalLogLikelihood(model.likelihood, model)
-            >>> print(mll.road())
-            closed form, Cholesky
+            >>> mll.road().way
+            'closed form, Cholesky'
         """
         model = cast(ExactGP, self.model)
         check_train_mode(model)
