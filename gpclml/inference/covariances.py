@@ -118,6 +118,24 @@ def unless_low_rank(gram: Gram, num_points: int, num_columns: int) -> Gram | Rea
     return gram
 
 
+def block_of(kernel: LinearOperator) -> Tensor:
+    """A block of a kernel that was called, as a matrix.
+
+    In closed form where no gradient is recorded. Else by GPyTorch, whose evaluation can be
+    differentiated twice.
+
+    Args:
+        kernel: Not yet evaluated, at any points of rows and columns.
+    """
+    if torch.is_grad_enabled() or not isinstance(kernel, LazyEvaluatedKernelTensor):
+        return kernel.to_dense()
+    gram = Reason("") if kernel.last_dim_is_batch or kernel.params else closed_form(kernel.kernel)
+    if isinstance(gram, Reason):
+        return kernel.to_dense()
+    rows, columns = cast(Tensor, kernel.x1), cast(Tensor, kernel.x2)
+    return gram(rows, None if columns is rows else columns).value.to(rows.dtype)
+
+
 def row_of(kernel: LazyEvaluatedKernelTensor) -> Callable[[int], Tensor] | None:
     """What computes a row by its index, ``(*batch, n)``; None of kernels that are not known.
 
@@ -362,8 +380,7 @@ class ObservedCovariance:
         return NoisyCovariance(latent, self.noise, self.missing)
 
     def _rows(self, start: int, stop: int, columns: int) -> Tensor:
-        kernel = cast(LinearOperator, _in_this_grad_mode(self.latent)[..., start:stop, :columns])
-        return kernel.to_dense()
+        return block_of(cast(Any, _in_this_grad_mode(self.latent))[..., start:stop, :columns])
 
     def _targets_a_point(self) -> int:
         return max(kernel.shape[-1] // kernel.x1.shape[-2] for kernel in self._kernels())

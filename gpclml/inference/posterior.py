@@ -22,7 +22,7 @@ from gpclml._utils.arguments import check_finite, checked
 from gpclml._utils.arrays import points_as_tensor
 from gpclml._utils.environment import progress_bar
 from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
-from gpclml.inference.covariances import Solver, choose_solver
+from gpclml.inference.covariances import Solver, block_of, choose_solver
 from gpclml.inference.observations import Observations, observations
 from gpclml.inference.units import PosteriorNormal, above_rounding, to_training_units
 from gpclml.linalg import ConditionedBlock, ConjugateGradients, Predictor
@@ -169,7 +169,7 @@ def posterior_given(
     shown = progress if len(chunks) > 1 else False
     unit = f" chunks of {_CHUNK} points"
     bar = progress_bar(chunks, progress=shown, desc="predict", unit=unit, leave=False)
-    blocks = [predictor.given(prior.cross(rows).to_dense().mT, keep=not marginal) for rows in bar]
+    blocks = [predictor.given(block_of(prior.cross(rows)).mT, keep=not marginal) for rows in bar]
     mean = (prior.mean + torch.cat([block.shift for block in blocks], dim=-1)).to(like)
     if not marginal:
         covariance = prior.conditional_covariance(chunks, blocks).to(like)
@@ -226,7 +226,7 @@ class JointPrior:
         for rows, left in parts:
             row = []
             for columns, right in parts:
-                prior = self._block(rows, self._new(columns)).to_dense()
+                prior = block_of(self._block(rows, self._new(columns)))
                 if left is right:
                     own.append(prior.diagonal(dim1=-1, dim2=-2))
                 row.append(prior - left.joint_reduction(right))
