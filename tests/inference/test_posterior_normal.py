@@ -8,12 +8,14 @@ import gpytorch
 import pytest
 import torch
 from botorch.posteriors import GPyTorchPosterior
+from gpytorch.constraints import GreaterThan
 from gpytorch.distributions import MultivariateNormal
+from gpytorch.kernels import ConstantKernel, LinearKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
 from gpytorch.metrics import mean_standardized_log_loss, quantile_coverage_error
 from linear_operator.operators import DiagLinearOperator
 
-from gpclml.inference import PosteriorNormal
+from gpclml.inference import PosteriorNormal, exact_posterior
 
 SCALES = [1e-12, 1e-6, 1.0, 1e6, 1e12]
 
@@ -132,3 +134,41 @@ def test_powers_of_two_change_no_digit(exponent):
     base = torch.ones(1, 5, dtype=torch.float64)
     draws = [one.rsample(torch.Size([1]), base) for one in (normal, plain)]
     assert torch.equal(draws[0], draws[1] * size)
+
+
+class Plain(gpytorch.models.ExactGP):
+    """Of independent points whose variances grow with the distance from zero."""
+
+    def __init__(self, x, y, likelihood):
+        super().__init__(x, y, likelihood)
+        self.mean_module = gpytorch.means.ZeroMean()
+        near, growing = RBFKernel(), LinearKernel()
+        near.lengthscale, growing.variance = 0.05, 1e4
+        self.covar_module = ScaleKernel(near * (growing + ConstantKernel()))
+
+    def forward(self, x):
+        return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
+
+
+@pytest.mark.parametrize("marginal", [True, False])
+@pytest.mark.parametrize("scale", [1e-10, 1.0, 1e10])
+def test_variances_are_at_least_the_rounding_of_the_prior_variances_at_their_points(
+    scale, marginal
+):
+    """Where nothing is left of a variance, in units of the targets that are large or small."""
+    x = torch.linspace(0.0, 30.0, 31, dtype=torch.float64).unsqueeze(-1)
+    noise = GreaterThan(1e-40, transform=None, initial_value=1e-18 * scale)
+    model = Plain(
+        x, torch.zeros(31, dtype=torch.float64), GaussianLikelihood(noise_constraint=noise)
+    )
+    model = model.double().eval()
+    model.covar_module.outputscale = scale
+    with torch.no_grad():
+        variance = exact_posterior(model, x, marginal).variance
+        prior = model.covar_module(x, diag=True)
+    assert prior.max() > 1e5 * prior.min()
+    share = variance / prior
+    eps = torch.finfo(torch.float64).eps
+    assert (share >= eps * (1 - 1e-9)).all()
+    assert (share < 1e3 * eps).all()
+    assert (share < 1.5 * eps).any()  # the bound is reached
