@@ -28,9 +28,11 @@ from gpclml.linalg.log_densities import (
     ConditionalLogDensity,
     LogDensity,
     SequentialLogDensities,
+    State,
 )
 from gpclml.linalg.matrices import (
     BatchLayout,
+    SingularError,
     factor_and_whiten,
     permute,
     safe_cholesky,
@@ -151,25 +153,36 @@ class DenseCovariance(Covariance):
         order, batch = density.order, residual.shape[:-1]
         (matrix, tensors, of_matrix, is_free), left = self._evaluated(order)
         dtype, shape = matrix.dtype, matrix.shape
+        in_own_order = density.one_residual or (left is not None and left.ndim > 1)
+        own_shape = torch.Size((*batch, *shape[-2:])) if in_own_order else shape
+        is_free = is_free and own_shape == shape
+        layout = None if own_shape[:-2] == batch else BatchLayout(own_shape[:-2], batch)
         of_each = residual.detach()
+        if order is not None and left is None:
+            density, of_each = density.without_order(), of_each.index_select(-1, order)
+        of_each = of_each.unsqueeze(-2) if layout is None else layout.stacked(of_each, 1)
+        of_each = of_each.to(dtype)
+
+        def evaluated(matrix: Tensor, is_free: bool) -> tuple[Tensor, State]:
+            if own_shape != shape:
+                matrix = matrix.expand(own_shape)
+            if layout is not None:
+                matrix = layout.covariances(matrix)
+            return density.evaluate(matrix, of_each, is_free=is_free)
+
         with torch.no_grad():
-            if order is not None and left is None:
-                density, of_each = density.without_order(), of_each.index_select(-1, order)
-            if density.one_residual or (left is not None and left.ndim > 1):
-                matrix = matrix.expand(*batch, *shape[-2:])
+            try:
+                values, state = evaluated(matrix, is_free)
+            except SingularError:
                 is_free = False
-            own_shape = matrix.shape
-            layout = None if own_shape[:-2] == batch else BatchLayout(own_shape[:-2], batch)
-            if layout is None:
-                of_each = of_each.unsqueeze(-2)
-            else:
-                matrix, of_each = layout.covariances(matrix), layout.stacked(of_each, 1)
-            values, state = density.evaluate(matrix, of_each.to(dtype), is_free=is_free)
+                values, state = evaluated(self._evaluated(order)[0].value, is_free)
             del matrix  # the product needs the factor, and not the matrix
+            states = [state]
             total = values.sum(-1) if summed and density.event else values
             event = 0 if summed else density.event
             value = total.squeeze(-1 - event) if layout is None else layout.unstacked(total, event)
             value = value.to(residual.dtype)
+        del state
 
         def vjp(grad: Tensor, weight: Tensor | None = None, /) -> Gradients:
             grad = grad.to(values.dtype)
@@ -179,7 +192,12 @@ class DenseCovariance(Covariance):
                 weights = layout.stacked(grad, event)
             if summed and density.event:
                 weights = weights.unsqueeze(-1).expand(values.shape)
-            G, of_columns = density.gradient(state, weights)
+            # In the memory of the factor, which is computed again for a graph that was kept.
+            state = states.pop() if states else evaluated(self._evaluated(order)[0].value, True)[1]
+            if not is_free:
+                states.append(state)
+            G, of_columns = density.gradient(state, weights, is_free=is_free)
+            del state
             gradients: Gradients = []
             if tensors:
                 if G.shape != own_shape:
@@ -356,7 +374,10 @@ class GramCovariance(DenseCovariance):
             return gradients
 
         needed = [noise.tensor] if noise.needed else []
-        return Evaluated(matrix, tensors + needed, with_noise, is_free=True), None
+        # A network may be another, with other features, when it is asked a second time. A GPU has
+        # memory that is used again without being cleared.
+        is_free = matrix.is_cpu and not self.gram.has_features
+        return Evaluated(matrix, tensors + needed, with_noise, is_free), None
 
     def _log_density(self, residual: Tensor, density: LogDensity, *, summed: bool) -> Evaluated:
         # What was formed is not formed again.

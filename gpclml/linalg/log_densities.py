@@ -20,6 +20,7 @@ from gpclml.linalg.matrices import (
     inverse_of_factor,
     log_density_terms,
     permute,
+    plus_product,
     rows_in_data_order,
     safe_cholesky,
     sandwich,
@@ -71,12 +72,22 @@ class LogDensity(ABC):
         Args:
             covariance: ``(*batch, n, n)``.
             residuals: ``(*batch, k, n)``.
-            is_free: Whether the gradient may be computed in the memory of the covariance.
+            is_free: Whether the factor may be computed in the memory of the covariance.
+
+        Raises:
+            SingularError: That failed, and the covariance is gone.
         """
 
     @abstractmethod
-    def gradient(self, state: State, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients of the densities' weighted sum, ``weights`` of their shape and type.
+    def gradient(
+        self, state: State, weights: Tensor, *, is_free: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """Gradients of the densities' weighted sum.
+
+        Args:
+            state: What the evaluation gave for it.
+            weights: Of the shape and type of the densities.
+            is_free: Whether it may be computed in the memory of the state.
 
         Returns:
             That with respect to the covariance, symmetric, and that with respect to the residuals.
@@ -101,22 +112,24 @@ class ConditionalLogDensity(LogDensity):
         self, covariance: Tensor, residuals: Tensor, *, is_free: bool = False
     ) -> tuple[Tensor, State]:
         """Densities ``(*batch, k)``."""
-        L, z = factor_and_whiten(covariance, residuals, self.order, self.factor_dtype, self.checked)
-        memory = [covariance] if is_free and covariance.dtype == L.dtype else []
-        return log_density_terms(L, z, self.num_held_out).sum(-2), (L, z, *memory)
+        L, z = factor_and_whiten(
+            covariance, residuals, self.order, self.factor_dtype, self.checked, is_free
+        )
+        return log_density_terms(L, z, self.num_held_out).sum(-2), (L, z)
 
-    def gradient(self, state: State, weights: Tensor) -> tuple[Tensor, Tensor]:
+    def gradient(
+        self, state: State, weights: Tensor, *, is_free: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """By n x b triangular solves, or by two inverses where many points are held out."""
-        L, z, *memory = state
+        L, z = state
         weights = weights.unsqueeze(-2)  # (*batch, 1, k)
         few = self.num_held_out <= _SOLVE_UP_TO * z.shape[-2]
         of_covariance = _gradient_by_solve if few else _gradient_by_inverse
-        out = memory[0] if memory else torch.empty_like(L, memory_format=torch.contiguous_format)
-        gradient, u = of_covariance(L, z, self.order, self.num_held_out, weights, out)
+        gradient, u = of_covariance(L, z, self.order, self.num_held_out, weights, is_free)
         return gradient, (u * -weights).mT
 
 
-def _gradient_by_solve(L, z, order, b, grad, out):
+def _gradient_by_solve(L, z, order, b, grad, is_free):
     n, k = z.shape[-2:]
     right = z.new_zeros(*z.shape[:-1], b + 2 * k)
     right[..., n - b :, :b] = torch.eye(b, dtype=z.dtype, device=z.device)
@@ -128,34 +141,29 @@ def _gradient_by_solve(L, z, order, b, grad, out):
     left, right = symmetric_columns(u, alpha - 0.5 * u, grad)
     left = torch.cat([W, left], dim=-1)
     right = torch.cat([-0.5 * grad.sum(-1, keepdim=True) * W, right], dim=-1)
-    return torch.matmul(left, right.mT, out=out), u
+    return torch.matmul(left, right.mT, out=L.mT if is_free else None), u
 
 
-def _gradient_by_inverse(L, z, order, b, grad, out):
+def _gradient_by_inverse(L, z, order, b, grad, is_free):
     # W Wᵀ is the inverse of K less the inverse of the block that is conditioned on.
     n, k = z.shape[-2:]
     m = n - b
-    gradient = inverse_of_factor(L, out)
     scale = (grad if k == 1 else grad.sum(-1, keepdim=True)) * -0.5
     if m == 0:  # u is alpha
         alpha = torch.linalg.solve_triangular(L.mT, z, upper=True)
-        return _plus_product(gradient.mul_(scale), alpha * (0.5 * grad), alpha), alpha
-    gradient[..., :m, :m] -= inverse_of_factor(L[..., :m, :m])
+        gradient = inverse_of_factor(L, in_place=is_free).mul_(scale)
+        return plus_product(gradient, alpha * (0.5 * grad), alpha), alpha
     tail = torch.cat([torch.zeros_like(z[..., :m, :]), z[..., m:, :]], dim=-2)
     solved = torch.linalg.solve_triangular(L.mT, torch.cat([tail, z], dim=-1), upper=True)
     u, alpha = solved.split(k, dim=-1)
     left, right = symmetric_columns(u, alpha - 0.5 * u, grad)
-    gradient = _plus_product(gradient.mul_(scale), left, right)
+    of_given = inverse_of_factor(L[..., :m, :m])
+    gradient = inverse_of_factor(L, in_place=is_free)
+    gradient[..., :m, :m] -= of_given
+    gradient = plus_product(gradient.mul_(scale), left, right)
     if order is not None:
         gradient = permute(gradient, order.argsort(-1))
     return gradient, rows_in_data_order(u, order)
-
-
-def _plus_product(matrix: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """``matrix + left @ right.mT``, in its memory."""
-    if matrix.ndim == 2:
-        return matrix.addmm_(left, right.mT)
-    return matrix.add_(left @ right.mT)
 
 
 @dataclass(frozen=True)
@@ -178,7 +186,9 @@ class SequentialLogDensities(LogDensity):
         L, z = factor_and_whiten(covariance, residuals, self.order, self.factor_dtype)
         return log_density_terms(L, z, z.shape[-2]).mT, (L, z)
 
-    def gradient(self, state: State, weights: Tensor) -> tuple[Tensor, Tensor]:
+    def gradient(
+        self, state: State, weights: Tensor, *, is_free: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """By two triangular solves with n columns."""
         L, z = state
         n, weights = z.shape[-2], weights.squeeze(-2)
@@ -216,16 +226,18 @@ class BlockLogDensities(LogDensity):
         self, covariance: Tensor, residuals: Tensor, *, is_free: bool = False
     ) -> tuple[Tensor, State]:
         """Densities of r residuals a covariance, ``(*batch, r, k_1 + k_2 + ...)``."""
-        L = safe_cholesky(covariance, self.factor_dtype, checked=self.checked)
+        L = safe_cholesky(covariance, self.factor_dtype, checked=self.checked, in_place=is_free)
         alpha = torch.cholesky_solve(residuals.mT.to(L.dtype), L)  # (*batch, n, r)
-        Q = inverse_of_factor(L)
+        Q = inverse_of_factor(L, in_place=True)
         values, factors, sources = zip(
             *[densities_of_group(Q, alpha, group, self.checked) for group in self.blocks],
             strict=True,
         )
         return torch.cat(values, dim=-2).mT, (Q, alpha, *factors, *sources)
 
-    def gradient(self, state: State, weights: Tensor) -> tuple[Tensor, Tensor]:
+    def gradient(
+        self, state: State, weights: Tensor, *, is_free: bool = False
+    ) -> tuple[Tensor, Tensor]:
         """By products of the inverse with its blocks."""
         Q, alpha, *saved = state
         count = len(self.blocks)

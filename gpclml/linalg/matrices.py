@@ -19,11 +19,13 @@ __all__ = [
     "HALF_LOG_2PI",
     "PIVOT_ROUNDINGS",
     "BatchLayout",
+    "SingularError",
     "factor_and_whiten",
     "factorization_dtype",
     "inverse_of_factor",
     "log_density_terms",
     "permute",
+    "plus_product",
     "rows_in_data_order",
     "safe_cholesky",
     "sandwich",
@@ -83,6 +85,7 @@ def safe_cholesky(
     factor_dtype: torch.dtype | None = None,
     *,
     checked: bool = True,
+    in_place: bool = False,
 ) -> Tensor:
     r"""The lower Cholesky factor :math:`L`, :math:`K = L L^\top`, jittered only if needed.
 
@@ -100,6 +103,7 @@ def safe_cholesky(
         checked: Check at once whether the first attempt succeeded, which on a GPU waits for all
             that is queued. Without this check a failed factor has NaN on its diagonal and is not
             computed again.
+        in_place: Compute the factor in the memory of the covariance, of which nothing is left.
 
     Returns:
         Lower-triangular factors, ``(*batch, n, n)``, in the type they were computed in.
@@ -108,15 +112,18 @@ def safe_cholesky(
         NonFiniteError: If the covariance holds NaN or infinite entries.
         NotPSDError: If it is not positive definite even with jitter; BoTorch's
             ``fit_gpytorch_mll`` retries on this error.
+        SingularError: The first attempt failed in place.
     """
     matrix = covariance.to(factorization_dtype(covariance, factor_dtype))
     least = PIVOT_ROUNDINGS * torch.finfo(covariance.dtype).eps
-    factor, left = _factor(matrix)
+    factor, left = _factor(matrix, in_place and matrix.is_contiguous())
     if not checked:
         factor.diagonal(dim1=-2, dim2=-1).masked_fill_(~(left > least).unsqueeze(-1), torch.nan)
         return factor
     if (left if left.ndim == 0 else left.amin()).item() > least:
         return factor
+    if in_place:
+        raise SingularError
     _check_finite(covariance)
     if matrix.dtype == torch.float32:
         matrix = matrix.double()
@@ -131,17 +138,27 @@ def _members(matrices: Tensor) -> Tensor:
     return matrices.reshape(-1, *matrices.shape[-2:])
 
 
-def _factor(matrix: Tensor) -> tuple[Tensor, Tensor]:
+class SingularError(Exception):
+    """A factorization in place failed, and the matrix is gone: it has to be computed again."""
+
+
+def _factor(matrix: Tensor, in_place: bool = False) -> tuple[Tensor, Tensor]:
     """The factor, and its least squared pivot as a share of its variance, ``(*batch,)``.
 
     Roundings of the entries that a pivot is the difference of are of the order of the epsilon of
     the type in which they came times the variance. Where a factorization failed the share is
     negative, or NaN where it did so on a GPU without an error code.
     """
-    factor, info = torch.linalg.cholesky_ex(matrix)
+    if in_place:
+        variances = matrix.diagonal(dim1=-2, dim2=-1).clone()
+        # LAPACK has matrices by columns: to it the transpose, which is equal, is one in place.
+        factor, info = matrix.mT, torch.empty(matrix.shape[:-2], dtype=torch.int32)
+        torch.linalg.cholesky_ex(factor, out=(factor, info))
+    else:
+        factor, info = torch.linalg.cholesky_ex(matrix)
+        variances = matrix.detach().diagonal(dim1=-2, dim2=-1)
     pivots = factor.detach().diagonal(dim1=-2, dim2=-1).square()
-    shares = pivots.div_(matrix.detach().diagonal(dim1=-2, dim2=-1))
-    return factor, shares.amin(-1) - info
+    return factor, pivots.div_(variances).amin(-1) - info
 
 
 def _check_finite(covariance: Tensor) -> None:
@@ -329,13 +346,14 @@ def factor_and_whiten(
     order: Tensor | None,
     factor_dtype: torch.dtype | None,
     checked: bool = True,
+    in_place: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The factor, and z of residuals ``(*batch, k, n)`` as columns, ``(*batch, n, k)``."""
     columns = residuals.mT
     if order is not None:
         covariance = permute(covariance, order)
         columns = take_rows(columns, order)
-    L = safe_cholesky(covariance, factor_dtype, checked=checked)
+    L = safe_cholesky(covariance, factor_dtype, checked=checked, in_place=in_place)
     return L, torch.linalg.solve_triangular(L, columns.to(L.dtype), upper=False)
 
 
@@ -347,13 +365,17 @@ def log_density_terms(L: Tensor, z: Tensor, count: int) -> Tensor:
     return torch.add(pivots.log(), z.square(), alpha=0.5).add_(HALF_LOG_2PI).neg_()
 
 
-def inverse_of_factor(L: Tensor, out: Tensor | None = None) -> Tensor:
-    """The inverse of ``L @ L.mT``, ``(*batch, n, n)``, in the memory of ``out`` if that is given.
+def inverse_of_factor(L: Tensor, *, in_place: bool = False) -> Tensor:
+    """The inverse of ``L @ L.mT``, ``(*batch, n, n)``.
 
     A large one is computed by halves, which takes 5/6 n³ operations, mostly of products. On a GPU
     this is faster than ``torch.cholesky_inverse``; on a CPU it does not slow down as that does
     where several threads share the cores with other programs. Many small ones are computed on a GPU
     by triangular solves, since ``torch.cholesky_inverse`` of a batch cannot be in a CUDA graph.
+
+    Args:
+        L: Lower-triangular, ``(*batch, n, n)``.
+        in_place: Compute it in the memory of the factor, where that is possible.
     """
     if L.shape[-1] == 1:
         return L.square().reciprocal()
@@ -363,28 +385,32 @@ def inverse_of_factor(L: Tensor, out: Tensor | None = None) -> Tensor:
         return of_factor.mT @ of_factor
     undivided = _UNDIVIDED if L.device.type == "cpu" else _UNDIVIDED_ON_GPU
     if L.shape[-1] < 2 * undivided:
-        if out is None or out.shape != L.shape or not out.is_contiguous():
-            return torch.cholesky_inverse(L)
-        # LAPACK has matrices by columns: to it the transpose, which is equal, is one in place.
-        return torch.cholesky_inverse(L, out=out.mT).mT
-    inverse = torch.empty_like(L) if out is None else out
-    _fill_by_halves(inverse, L, undivided)
+        return torch.cholesky_inverse(L, out=L if in_place and L.mT.is_contiguous() else None)
+    inverse = L if in_place else L.clone()
+    _invert_by_halves(inverse, undivided)
     return inverse
 
 
-def _fill_by_halves(inverse: Tensor, L: Tensor, undivided: int) -> None:
+def _invert_by_halves(L: Tensor, undivided: int) -> None:
     """With A, B and C of the factor, S = (C Cᵀ)⁻¹ and Y = B A⁻¹: S, -S Y and (A Aᵀ)⁻¹ + Yᵀ S Y."""
     n = L.shape[-1]
     if n < 2 * undivided:
-        inverse.copy_(torch.cholesky_inverse(L))
+        L.copy_(torch.cholesky_inverse(L))
         return
     h = n // 2
-    first, last = inverse[..., :h, :h], inverse[..., h:, h:]
-    _fill_by_halves(first, L[..., :h, :h], undivided)
-    _fill_by_halves(last, L[..., h:, h:], undivided)
-    Y = torch.linalg.solve_triangular(L[..., :h, :h], L[..., h:, :h], upper=False, left=False)
+    first, last = L[..., :h, :h], L[..., h:, h:]
+    Y = torch.linalg.solve_triangular(first, L[..., h:, :h], upper=False, left=False)
+    _invert_by_halves(first, undivided)
+    _invert_by_halves(last, undivided)
     cross = last @ Y
-    first.add_(Y.mT @ cross)
+    plus_product(first, Y.mT, cross.mT)
     cross.neg_()
-    inverse[..., h:, :h] = cross
-    inverse[..., :h, h:] = cross.mT
+    L[..., h:, :h] = cross
+    L[..., :h, h:] = cross.mT
+
+
+def plus_product(matrix: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """``matrix + left @ right.mT``, in its memory."""
+    if matrix.ndim == 2:
+        return matrix.addmm_(left, right.mT)
+    return matrix.add_(left @ right.mT)
