@@ -130,7 +130,7 @@ def suite(pytester):
 
 def test_a_test_that_hides_the_error_fails(suite, refusals):
     suite.makepyfile(HIDDEN)
-    result = suite.inline_run("-p", "no:cacheprovider")
+    result = suite.inline_run("-p", "no:cacheprovider", "-p", "no:benchmark")
     assert [len(reports) for reports in result.listoutcomes()] == [1, 0, 1]
     assert "the test tried to leave this machine" in str(result.getfailures()[0].longrepr)
     refusals.clear()
@@ -138,6 +138,6 @@ def test_a_test_that_hides_the_error_fails(suite, refusals):
 
 def test_real_data_are_read_by_marked_tests_alone(suite):
     suite.makepyfile("def test_unmarked(data_folder): pass")
-    result = suite.runpytest_inprocess("-p", "no:cacheprovider")
+    result = suite.runpytest_inprocess("-p", "no:cacheprovider", "-p", "no:benchmark")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines("*test_unmarked reads real data: mark it `data`")

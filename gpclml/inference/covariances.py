@@ -9,11 +9,12 @@ from functools import cached_property
 from typing import Any, Literal, cast
 
 import torch
-from gpytorch.distributions import MultivariateNormal
-from gpytorch.kernels import Kernel
+from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.kernels import Kernel, MultitaskKernel
 from gpytorch.lazy import LazyEvaluatedKernelTensor
 from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from gpytorch.likelihoods.noise_models import HomoskedasticNoise
+from linear_operator import to_linear_operator
 from linear_operator.operators import (
     AddedDiagLinearOperator,
     ConstantDiagLinearOperator,
@@ -30,7 +31,8 @@ from torch import Tensor
 
 from gpclml._utils import environment
 from gpclml._utils.arguments import all_finite, callers_level, checked
-from gpclml.gram import Gram, Reason, closed_form
+from gpclml.gram import Gram, Reason, as_matrix, closed_form
+from gpclml.gram.closed_form import has_hooks
 from gpclml.linalg import (
     ConjugateGradients,
     Covariance,
@@ -462,6 +464,7 @@ def observed_covariance(
     if has_one_noise(likelihood) and type(prior) is MultivariateNormal:  # it is the marginal
         noise = cast(HomoskedasticNoise, cast(GaussianLikelihood, likelihood).noise_covar)
         return prior, ObservedCovariance(prior.lazy_covariance_matrix, noise)
+    prior = _with_points_in_closed_form(prior)
     output = cast(MultivariateNormal, likelihood(prior, *params, **kwargs))
     covariance = output.lazy_covariance_matrix
     if isinstance(covariance, AddedDiagLinearOperator) and type(output) is MultivariateNormal:
@@ -469,6 +472,30 @@ def observed_covariance(
         noise = covariance._diag_tensor.diagonal(dim1=-1, dim2=-2)
         return output, ObservedCovariance(latent, noise)
     return output, ObservedCovariance(covariance)
+
+
+def _with_points_in_closed_form(prior: MultivariateNormal) -> MultivariateNormal:
+    """The same prior, in which GPyTorch's multitask kernel has a known kernel of points evaluated.
+
+    The likelihood would evaluate it otherwise, when it adds the noise of the tasks.
+    """
+    lazy = prior.lazy_covariance_matrix
+    if type(prior) is not MultitaskMultivariateNormal or not isinstance(
+        lazy, LazyEvaluatedKernelTensor
+    ):
+        return prior
+    kernel = cast(Any, lazy.kernel)
+    x = cast(Tensor, lazy.x1)
+    if type(kernel) is not MultitaskKernel or has_hooks(kernel) or lazy.params:
+        return prior
+    if x.ndim > 2 or x is not lazy.x2 or lazy._is_grad_enabled != torch.is_grad_enabled():
+        return prior
+    gram = closed_form(kernel.data_covar_module)
+    if isinstance(gram, Reason):
+        return prior
+    points = to_linear_operator(as_matrix(gram(x), x.dtype))
+    product = KroneckerProductLinearOperator(points, kernel.task_covar_module.covar_matrix)
+    return MultitaskMultivariateNormal(prior.mean, product, interleaved=prior._interleaved)
 
 
 def has_one_noise(likelihood: Likelihood) -> bool:

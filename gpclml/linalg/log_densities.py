@@ -228,7 +228,7 @@ class BlockLogDensities(LogDensity):
         """Densities of r residuals a covariance, ``(*batch, r, k_1 + k_2 + ...)``."""
         L = safe_cholesky(covariance, self.factor_dtype, checked=self.checked, in_place=is_free)
         alpha = torch.cholesky_solve(residuals.mT.to(L.dtype), L)  # (*batch, n, r)
-        Q = inverse_of_factor(L, in_place=True)
+        Q = inverse_of_factor(L, in_place=L.is_cpu)
         values, factors, sources = zip(
             *[densities_of_group(Q, alpha, group, self.checked) for group in self.blocks],
             strict=True,

@@ -8,12 +8,12 @@ import signal
 from dataclasses import replace
 
 import pytest
-from gpytorch.kernels import SpectralMixtureKernel
 
 from gpclml.cli.fitting import load_model_made_from, made_from
 from gpclml.cli.report import Recipe
 from gpclml.cli.report.recipes import TableOptions
 from gpclml.cli.table_data import read_table_data
+from gpclml.gram.kernels import SpectralMixtureGram
 
 
 @pytest.fixture
@@ -21,14 +21,14 @@ def interrupt_when(interruptible, monkeypatch):
     """Ctrl-C comes as soon as a file is there and a spectral mixture was evaluated ten times."""
 
     def watch(path):
-        forward, evaluations = SpectralMixtureKernel.forward, itertools.count(1)
+        evaluated, evaluations = SpectralMixtureGram.__call__, itertools.count(1)
 
         def evaluate(*args, **kwargs):
             if path.exists() and next(evaluations) == 10:  # well into the fit
                 signal.raise_signal(signal.SIGINT)
-            return forward(*args, **kwargs)
+            return evaluated(*args, **kwargs)
 
-        monkeypatch.setattr(SpectralMixtureKernel, "forward", evaluate)
+        monkeypatch.setattr(SpectralMixtureGram, "__call__", evaluate)
 
     return watch
 
