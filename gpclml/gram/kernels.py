@@ -690,25 +690,29 @@ class SpectralMixtureGram(Gram):
                 return left[..., d, None] - right[..., None, :, d]
 
             def term(tau: Tensor, q: int, d: int) -> tuple[Tensor, Tensor]:
-                """The weighted damping of a component, and its phase."""
+                """The damping of a component, and its phase."""
                 damping = (tau * widths[..., q, d, :, :]).square_().mul_(-0.5).exp_()
-                return damping.mul_(shares[..., q, :, :]), tau * rates[..., q, d, :, :]
+                return damping, tau * rates[..., q, d, :, :]
 
             def total(d: int) -> Tensor:
-                tau = differences(d)
-                terms = [term(tau, q, d) for q in components]
-                return sum(damping.mul_(phase.cos_()) for damping, phase in terms)  # type: ignore
+                tau, result = differences(d), None
+                for q in components:
+                    damping, phase = term(tau, q, d)
+                    wave = damping.mul_(phase.cos_()) * shares[..., q, :, :]
+                    result = wave if result is None else result.add_(wave)
+                return cast(Tensor, result)
 
             sums = [total(d) for d in columns]
             matrix = _product(sums)
 
         def vjp(G: Tensor, weight: Tensor | None = None, /) -> Gradients:
+            batch = G.shape[:-2]
             of_means, of_scales, of_weights = (
-                torch.zeros(*G.shape[:-2], *one.value.shape[-k:], dtype=dtype, device=G.device)
+                G.new_zeros(*batch, *one.value.shape[-k:])
                 for one, k in ((means, 3), (scales, 3), (weights, 1))
             )
-            of_x = torch.zeros(*G.shape[:-2], *x.shape[-2:], dtype=dtype, device=G.device)
-            of_other = None if other is None else of_x.new_zeros(*G.shape[:-2], *other.shape[-2:])
+            of_x = G.new_zeros(*batch, *x.shape[-2:])
+            of_other = of_x if other is None else G.new_zeros(*batch, *other.shape[-2:])
             for d in columns:
                 of_sum = G if len(sums) == 1 else G * _product(sums[:d] + sums[d + 1 :])
                 tau = differences(d)
@@ -716,20 +720,21 @@ class SpectralMixtureGram(Gram):
                     damping, phase = term(tau, q, d)
                     rate, width = rates[..., q, d, :, :], widths[..., q, d, :, :]
                     wave = (of_sum * damping).mul_(phase.cos())
-                    sine = (of_sum * damping).mul_(phase.sin_())
-                    of_weights[..., q] += wave.sum((-2, -1)) / shares[..., q, 0, 0]
+                    of_weights[..., q] += wave.sum((-2, -1))
+                    wave.mul_(shares[..., q, :, :])
+                    sine = (of_sum * damping).mul_(phase.sin_()).mul_(shares[..., q, :, :])
                     squares = (wave * tau.square()).sum((-2, -1))
                     of_scales[..., q, 0, d] -= twice_pi * width[..., 0, 0] * squares
                     of_means[..., q, 0, d] -= twice_pi * (sine * tau).sum((-2, -1))
-                    if of_x is not None and _needing(x, other):
+                    if x.requires_grad or (other is not None and other.requires_grad):
                         slope = (wave * tau).mul_(-width.square()).sub_(sine * rate)
                         of_x[..., d] += slope.sum(-1)
-                        (of_x if of_other is None else of_other)[..., d] -= slope.sum(-2)
+                        of_other[..., d] -= slope.sum(-2)
             gradients = means.gradients(_weighted(of_means, weight, 3))
             gradients += scales.gradients(_weighted(of_scales, weight, 3))
             gradients += weights.gradients(_weighted(of_weights, weight, 1))
             gradients += _of_points(x, of_x, weight)
-            if other is not None and of_other is not None:
+            if other is not None:
                 gradients += _of_points(other, of_other, weight)
             return gradients
 
