@@ -262,6 +262,17 @@ def test_losses_of_members_add_up_to_that_of_the_batch(conditioning):
                 parameter += 0.1
 
 
+@pytest.mark.parametrize("conditioning", ["lml", "held-out", "folds"])
+def test_priors_count_for_each_of_several_targets_at_shared_points(conditioning):
+    """One kernel and one set of inputs for four rows of targets."""
+    x, y = data()
+    targets = torch.stack([(k + 1.0) * y[:, 0] for k in range(4)])
+    kernel = RBFKernel(lengthscale_prior=GammaPrior(3.0, 6.0))
+    model = Plain(x, targets, GaussianLikelihood(noise_prior=GammaPrior(1.1, 0.5)), kernel)
+    mll = objective_of(model.double(), conditioning)
+    assert_same(mll, FixedLoss(mll))
+
+
 @pytest.mark.parametrize("conditioning", CONDITIONINGS)
 def test_missing_targets_are_left_out(conditioning):
     """Value and gradient are those of a model of the other points."""
