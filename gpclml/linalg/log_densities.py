@@ -131,10 +131,9 @@ class ConditionalLogDensity(LogDensity):
 
 def _gradient_by_solve(L, z, order, b, grad, is_free):
     n, k = z.shape[-2:]
-    right = z.new_zeros(*z.shape[:-1], b + 2 * k)
-    right[..., n - b :, :b] = torch.eye(b, dtype=z.dtype, device=z.device)
-    right[..., n - b :, b : b + k] = z[..., n - b :, :]
-    right[..., b + k :] = z
+    last = torch.eye(n, dtype=z.dtype, device=z.device)[:, n - b :].expand(*z.shape[:-1], b)
+    tail = torch.cat([torch.zeros_like(z[..., : n - b, :]), z[..., n - b :, :]], dim=-2)
+    right = torch.cat([last, tail, z], dim=-1)
     solved = rows_in_data_order(torch.linalg.solve_triangular(L.mT, right, upper=True), order)
     W, u, alpha = solved.split([b, k, k], dim=-1)
     # -uuᵀ/2 + (uαᵀ + αuᵀ)/2 as one symmetric term a residual.
