@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+import threading
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -13,6 +15,7 @@ from gpytorch.kernels import RQKernel
 from gpytorch.mlls import MarginalLogLikelihood
 from linear_operator.utils.errors import NanError, NotPSDError
 from numpy import ndarray
+from threadpoolctl import ThreadpoolController
 
 from gpclml.errors import NonFiniteError
 from gpclml.gram import Transform, transform_of
@@ -137,6 +140,43 @@ class _Coordinates:
         return slope
 
 
+class _OneThread:
+    """Keeps the libraries of NumPy and SciPy to one thread until the last of those within has left.
+
+    SciPy's search solves with small matrices at each step. The threads of its libraries wait busily
+    for a while after that, which takes the cores away from PyTorch's: on two cores fits of few
+    points take ten times as long.
+    """
+
+    def __init__(self) -> None:
+        self._lock, self._count = threading.Lock(), 0
+        self._several: list[tuple[Any, int]] = []
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._count == 0:
+                counts = [(one, one.get_num_threads()) for one in _libraries()]
+                self._several = [(one, count) for one, count in counts if count != 1]
+                for one, _ in self._several:
+                    one.set_num_threads(1)
+            self._count += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._count -= 1
+            if self._count == 0:
+                for one, count in self._several:
+                    one.set_num_threads(count)
+
+
+_ONE_THREAD = _OneThread()
+
+
+@functools.cache
+def _libraries() -> list[Any]:
+    return ThreadpoolController().select(user_api="blas").lib_controllers
+
+
 class Vector:
     """The trainable parameters as one vector, of which the fixed loss is a function.
 
@@ -181,6 +221,7 @@ class Vector:
         self._named = parts
         self.places = numpy.arange(start)
         self._move_to(numbers(self._point), logarithmic=False)
+        _ONE_THREAD.__enter__()
         return self
 
     def _move_to(self, raw: ndarray, logarithmic: bool) -> None:
@@ -246,6 +287,7 @@ class Vector:
         return float(numpy.abs(numpy.where(held, 0.0, self._slope)[self.places]).max(initial=0.0))
 
     def __exit__(self, *_: object) -> None:
+        _ONE_THREAD.__exit__()
         self._set(self.best)
         for parameter, data, gradient in self._own:
             parameter.data = data.copy_(parameter.data)

@@ -3,6 +3,7 @@
 import gpytorch
 import numpy as np
 import pytest
+import threadpoolctl
 import torch
 from botorch.models import SingleTaskGP
 from gpytorch.constraints import GreaterThan, Interval, LessThan, Positive
@@ -184,3 +185,23 @@ def test_the_end_is_an_optimum_of_gpytorch_s_objective():
         lower, _ = bounds.get(name, (-np.inf, np.inf))
         free = parameter > (-np.inf if lower is None else lower)
         assert float(slope[free].abs().max()) < 1e-4
+
+
+def test_libraries_of_scipy_have_one_thread_during_a_search_and_theirs_after_it():
+    """Also where several searches go on at once, in threads of their own."""
+    counted = threadpoolctl.ThreadpoolController().select(user_api="blas")
+
+    def counts():
+        return [library["num_threads"] for library in counted.info()]
+
+    with counted.limit(limits=2):
+        before = counts()
+        model = SingleTaskGP(*(torch.rand(8, k, dtype=torch.float64) for k in (2, 1))).train()
+        mll = ExactMarginalLogLikelihood(model.likelihood, model)
+        first, second = (Vector(mll, bounds_of(mll)) for _ in range(2))
+        with first:
+            assert set(counts()) == {1}
+            with second:
+                assert set(counts()) == {1}
+            assert set(counts()) == {1}
+        assert counts() == before
