@@ -119,8 +119,8 @@ def _needing(*candidates: Hyperparameter | Tensor | None) -> list[Tensor]:
     return tensors
 
 
-def _of_points(x: Tensor, grad: Tensor, weight: Tensor | None, dims: int = 2) -> Gradients:
-    return [(x, fitted(_weighted(grad, weight, dims), x))] if x.requires_grad else []
+def _of_points(x: Tensor, grad: Tensor, weight: Tensor | None) -> Gradients:
+    return [(x, fitted(_weighted(grad, weight, 2), x))] if x.requires_grad else []
 
 
 def _weighted(grad: Tensor, weight: Tensor | None, dims: int) -> Tensor:
@@ -166,23 +166,22 @@ class _Distances:
     def _evaluated(self, z: Tensor, other: Tensor | None, dtype: torch.dtype) -> list[Tensor]:
         """The function and what its derivatives need, some rows at a time."""
         right = z if other is None else other
-        on_line = z.shape[-1] == 1
-        half = half_right = z if on_line else z.square().sum(-1, keepdim=True).mul_(-0.5)
-        if other is not None and not on_line:
+        on_line = z.shape[-1] == 1  # where differences of points cost no more than products
+        half = half_right = z.square().sum(-1, keepdim=True).mul_(-0.5)
+        if other is not None:
             half_right = other.square().sum(-1, keepdim=True).mul_(-0.5)
-        blocks = _blocks_of_rows(z, right)
         wholes: list[Tensor] = []
-        for rows in blocks:
-            own = _rows(z, rows)
+        for rows in _blocks_of_rows(z, right):
+            left = _rows(z, rows)
             if on_line:
-                e = (own - right.mT).square_().mul_(-0.5)
+                e = (left - right.mT).square_().mul_(-0.5)
             else:
-                half_own = _rows(half, rows)
-                e = (own @ right.mT).add_(half_own).add_(half_right.mT)
-                own_points = None
+                half_left = _rows(half, rows)
+                e = (left @ right.mT).add_(half_left).add_(half_right.mT)
+                diagonal = None
                 if other is None:
-                    own_points = e.diagonal(rows.start if rows else 0, dim1=-2, dim2=-1)
-                _set_equal_points(e, half_own * _EQUAL, own_points)
+                    diagonal = e.diagonal(rows.start if rows else 0, dim1=-2, dim2=-1)
+                _set_equal_points(e, half_left * _EQUAL, diagonal)
             values = self._profile.value(e if e.dtype == dtype else e.to(dtype), self._power)
             if rows is None:
                 return list(values)
@@ -202,11 +201,11 @@ class _Distances:
         products: Any = 0.0
         sums: Any = 0.0
         for rows in _blocks_of_rows(G, right):
-            own = _rows(z, rows)
+            left = _rows(z, rows)
             parts = [_rows(whole, rows) for whole in (self.matrix, *self._kept)]
             M = _rows(G, rows) * self._profile.slope(*parts)
             if z.shape[-1] == 1:
-                M = M.mul_(right.mT - own)
+                M = M.mul_(right.mT - left)
                 products = products - M.sum(-2).unsqueeze(-2)
                 if other is not None:
                     of_z.append(M.sum(-1, keepdim=True))
@@ -215,8 +214,8 @@ class _Distances:
                 # A point has no distance to itself; far from the origin its two terms would cancel.
                 M.diagonal(rows.start if rows else 0, dim1=-2, dim2=-1).zero_()
             else:
-                of_z.append((M @ other).sub_(M.sum(-1, keepdim=True) * own))
-            product, total = own.mT @ M, M.sum(-2, dtype=torch.float64)
+                of_z.append((M @ other).sub_(M.sum(-1, keepdim=True) * left))
+            product, total = left.mT @ M, M.sum(-2, dtype=torch.float64)
             products, sums = (
                 (product, total) if rows is None else (products + product, sums + total)
             )
@@ -241,7 +240,7 @@ _EQUAL = 4.0 * torch.finfo(torch.float64).eps
 _FEW = 10_000  # entries of which all are looked at without asking first
 
 
-def _set_equal_points(e: Tensor, floor: Tensor, own_points: Tensor | None) -> None:
+def _set_equal_points(e: Tensor, floor: Tensor, diagonal: Tensor | None) -> None:
     """Sets exactly zero what is a few roundings below it.
 
     Equal points have one norm, of which roundings are left as their distance.
@@ -249,16 +248,16 @@ def _set_equal_points(e: Tensor, floor: Tensor, own_points: Tensor | None) -> No
     Args:
         e: Minus half the squared distances, ``(*batch, n, m)``.
         floor: The roundings of each row, negative, ``(*batch, n, 1)``.
-        own_points: Entries of ``e`` that are of a point and itself.
+        diagonal: View of the entries of points with themselves; None for other points.
     """
-    if own_points is not None and e.is_cpu and e.numel() > _FEW:  # else a GPU would have to wait
-        own_points.fill_(-math.inf)
+    if diagonal is not None and e.is_cpu and e.numel() > _FEW:  # else a GPU would have to wait
+        diagonal.fill_(-math.inf)
         if not bool((e.amax(-1, keepdim=True) > floor).any()):
-            own_points.zero_()
+            diagonal.zero_()
             return
     e.masked_fill_(e > floor, 0.0)
-    if own_points is not None:
-        own_points.zero_()
+    if diagonal is not None:
+        diagonal.zero_()
 
 
 def _blocks_of_rows(left: Tensor, right: Tensor) -> Sequence[slice | None]:
@@ -324,8 +323,9 @@ def radial(
         power: The exponent, ``(*batch, 1)``.
     """
     with torch.no_grad():
-        z = x.double() if length is None else x / length.value
-        w = None if other is None else other.double() if length is None else other / length.value
+        unit = 1.0 if length is None else length.value
+        z = x.double() / unit
+        w = None if other is None else other.double() / unit
         exponent = None if power is None else power.value.unsqueeze(-1)
         distances = _Distances(z, w, profile, exponent, _type_of(x, other))
     needs_points = x.requires_grad or (other is not None and other.requires_grad)
