@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, TypeVar, cast
@@ -19,11 +19,19 @@ from linear_operator.utils.warnings import NumericalWarning
 from gpclml._utils.environment import load_botorch
 from gpclml._utils.resuming import copied_state
 from gpclml.errors import ArgumentError, UnknownNameError
-from gpclml.fit._scales import ran_away, weak_priors
+from gpclml.fit._scales import ran_away
 from gpclml.fit._single import ROUNDING_LIMITS, limited_rounding, predicts_in_its_type
 from gpclml.fit._vector import Bounds, Vector, bounds_of, non_finite, numbers, trainable
 from gpclml.inference import Road
-from gpclml.mlls.fixed_loss import FixedLoss, fixed_loss, fresh_loss, has_shared_parameters
+from gpclml.mlls.fixed_loss import (
+    FixedLoss,
+    fixed_loss,
+    fresh_loss,
+    has_shared_parameters,
+    scores_first_points,
+)
+from gpclml.models import GPRegression
+from gpclml.models.weak_priors import weak_priors
 
 _RESUMES = 3  # from the best point, without what the search remembers of the curvature
 _WINDOW, _LEAST_GAIN = 20, 0.002  # a search ends where so many steps gain less, nats in all
@@ -97,7 +105,7 @@ def _line_search(
     """
     load_botorch()
     bounds = bounds_of(mll)
-    with warnings.catch_warnings(), _detached(mll), weak_priors(mll) as has_priors:
+    with warnings.catch_warnings(), _detached(mll), _weak_priors(mll) as has_priors:
         # Points on the way may take jitter. That the end does is told by its predictions, later.
         warnings.simplefilter("ignore", NumericalWarning)
         fixed = _started(lambda: FixedLoss(mll))
@@ -113,6 +121,12 @@ def _line_search(
         loss, reason, "" if reason == "converged" else message, _at_bounds(mll, bounds),
         ran_away(mll), fixed.road,
     )  # fmt: skip
+
+
+def _weak_priors(mll: MarginalLogLikelihood) -> AbstractContextManager[bool]:
+    if isinstance(mll.model, GPRegression) and not scores_first_points(mll):
+        return weak_priors(mll.model)
+    return nullcontext(False)
 
 
 @contextmanager

@@ -36,6 +36,7 @@ from gpclml.fit._searches import Search, search
 from gpclml.fit.result import FitResult, FitWarning
 from gpclml.kernels import DeepKernel, SkipFeatures
 from gpclml.mlls import ConditionalMarginalLogLikelihood
+from gpclml.mlls.fixed_loss import fixed_loss
 from gpclml.models import GPRegression, find_networks
 
 __all__ = [
@@ -260,7 +261,7 @@ def _best_indicator(mll: ConditionalMarginalLogLikelihood, features: SkipFeature
     for column, start in enumerate(starts):
         features.log_scale.copy_(start)
         with contextlib.suppress(NanError, NotPSDError):
-            values[column] = -float(mll.compute_custom_loss())
+            values[column] = -float(fixed_loss(mll))
     return starts[values.index(max(values))]
 
 

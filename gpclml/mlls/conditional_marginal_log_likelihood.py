@@ -16,7 +16,14 @@ from torch import Tensor
 
 from gpclml._utils.arguments import all_finite, checked, reads_are_free, seeded
 from gpclml._utils.resuming import ResumableDraws
-from gpclml.conditioning import Conditioning, KFold, LastPoints, RandomHoldout, Split
+from gpclml.conditioning import (
+    Conditioning,
+    KFold,
+    LastPoints,
+    RandomHoldout,
+    RandomOrderings,
+    Split,
+)
 from gpclml.errors import NonFiniteError, UnsupportedError
 from gpclml.inference.covariances import Road, Solver
 from gpclml.inference.observations import (
@@ -27,6 +34,8 @@ from gpclml.inference.observations import (
 )
 from gpclml.linalg import IterativeReport
 from gpclml.mlls._terms import check_train_mode, has_terms, prior_and_added_loss
+from gpclml.models import GPRegression
+from gpclml.models.weak_priors import weak_priors
 
 __all__ = ["ConditionalMarginalLogLikelihood", "member_objectives"]
 
@@ -164,10 +173,12 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
         return self.objective_at(data, self.draw_split(data), redrawn=redrawn)
 
     def compute_custom_loss(self, **kwargs: Any) -> Tensor:
-        """The negative objective on the model's own data with held-out points that stay fixed.
+        """What a line search minimizes: the negative objective at held-out points that stay fixed.
 
         BoTorch's ``fit_gpytorch_mll`` calls this in place of the objective: a line search
-        compares values of one function.
+        compares values of one function. Where first points are not scored, the scale, mean and
+        lengthscales of a ``GPRegression`` have the weak priors that :func:`~gpclml.fit.fit_mll`
+        gives them (there, the objective it returns leaves them out).
 
         Args:
             **kwargs: Passed on to the likelihood.
@@ -175,6 +186,13 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
         Returns:
             The loss, ``(*batch,)``.
         """
+        if self.scores_first_points or not isinstance(self.model, GPRegression):
+            return self._fixed_loss(**kwargs)
+        with weak_priors(self.model):
+            return self._fixed_loss(**kwargs)
+
+    def _fixed_loss(self, **kwargs: Any) -> Tensor:
+        """The negative objective on the model's own data with held-out points that stay fixed."""
         model = cast(ExactGP, self.model)
         check_train_mode(model)
         data = training_observations(model, self.likelihood, **kwargs)
@@ -228,6 +246,12 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
     def drawing(self) -> Conditioning:
         """The strategy of a call of the objective: ``conditioning``, or the default."""
         return self._default if self.conditioning is None else self.conditioning
+
+    @property
+    def scores_first_points(self) -> bool:
+        """Whether every point is scored, also the first, given no other."""
+        given = self.conditioning
+        return isinstance(given, LastPoints | RandomOrderings) and given.m == 0
 
     def objective_at(self, data: Observations, split: Split, *, redrawn: bool = False) -> Tensor:
         """The objective at given held-out points.

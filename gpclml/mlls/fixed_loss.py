@@ -24,6 +24,7 @@ from gpytorch.likelihoods.noise_models import HomoskedasticNoise
 from gpytorch.means import ConstantMean
 from gpytorch.mlls import (
     ExactMarginalLogLikelihood,
+    LeaveOneOutPseudoLikelihood,
     MarginalLogLikelihood,
     SumMarginalLogLikelihood,
 )
@@ -41,13 +42,14 @@ from gpclml.linalg import Covariance, GramCovariance
 from gpclml.linalg.log_densities import LogDensity
 from gpclml.mlls._terms import FixedTerms, sum_of_priors
 from gpclml.mlls.conditional_marginal_log_likelihood import ConditionalMarginalLogLikelihood
-from gpclml.models import GPRegression
+from gpclml.models import BayesianLinearModel, GPRegression
 
 __all__ = [
     "FixedLoss",
     "fixed_loss",
     "fresh_loss",
     "has_shared_parameters",
+    "scores_first_points",
     "training_loss",
 ]
 
@@ -87,6 +89,8 @@ def training_loss(mll: MarginalLogLikelihood, **kwargs: Any) -> Tensor:
 def fixed_loss(mll: MarginalLogLikelihood) -> Tensor:
     """The negative objective, summed over a batch, as a function that stays the same.
 
+    Weak priors, which ``compute_custom_loss`` adds for a search, are not part of it.
+
     Args:
         mll: Any objective; one with random held-out points says by ``compute_custom_loss``
             which ones stay.
@@ -98,7 +102,18 @@ def fixed_loss(mll: MarginalLogLikelihood) -> Tensor:
         members = cast(Any, mll.mlls)
         return torch.stack([fixed_loss(member) for member in members]).mean()
     custom: Callable[[], Tensor] | None = getattr(mll, "compute_custom_loss", None)
+    if isinstance(mll, ConditionalMarginalLogLikelihood):
+        ours = ConditionalMarginalLogLikelihood.compute_custom_loss
+        if type(mll).compute_custom_loss is ours:
+            custom = mll._fixed_loss
     return fresh_loss(mll) if custom is None else custom().sum()
+
+
+def scores_first_points(mll: MarginalLogLikelihood) -> bool:
+    """Whether every point is scored, also the first, given no other."""
+    if isinstance(mll, ConditionalMarginalLogLikelihood):
+        return mll.scores_first_points
+    return not isinstance(mll, LeaveOneOutPseudoLikelihood)
 
 
 def has_shared_parameters(model: torch.nn.Module, batch_shape: torch.Size) -> bool:
@@ -293,7 +308,8 @@ class _KnownLoss:
 def _has_own_loss(model: torch.nn.Module) -> bool:
     """Whether BoTorch minimizes another loss of this model than the negative objective."""
     own = getattr(type(model), "compute_custom_loss", None)
-    if own is None or own is GPRegression.compute_custom_loss:
+    ours = (GPRegression.compute_custom_loss, BayesianLinearModel.compute_custom_loss)
+    if own is None or own in ours:
         return "compute_custom_loss" in vars(model)
     return True
 

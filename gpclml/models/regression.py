@@ -13,6 +13,7 @@ from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
 from gpytorch.likelihoods.gaussian_likelihood import _GaussianLikelihoodBase
 from gpytorch.means import Mean
+from gpytorch.mlls import LeaveOneOutPseudoLikelihood, MarginalLogLikelihood
 from torch import Tensor
 
 from gpclml._utils.arguments import checked, reads_are_free, seeded
@@ -37,6 +38,7 @@ from gpclml.models._parts import (
     make_mean,
 )
 from gpclml.models.standardize import Standardizer
+from gpclml.models.weak_priors import weak_priors
 
 if TYPE_CHECKING:
     from botorch.acquisition.objective import PosteriorTransform
@@ -310,6 +312,17 @@ class GPRegression(RegressionGP):
         return self._training_data()[0].shape[:-2]
 
     @checked
+    def compute_custom_loss(self, mll: MarginalLogLikelihood, **kwargs: Any) -> Tensor:
+        """The loss that BoTorch minimizes under an objective that brings none of its own.
+
+        Under GPyTorch's leave-one-out, which does not score first points, scale, mean and
+        lengthscales have weak priors.
+        """
+        if not isinstance(mll, LeaveOneOutPseudoLikelihood):
+            return super().compute_custom_loss(mll, **kwargs)
+        with weak_priors(self):
+            return super().compute_custom_loss(mll, **kwargs)
+
     def posterior(
         self,
         X: ArrayLike,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 
 import gpytorch
@@ -12,12 +13,14 @@ from botorch.models import SingleTaskGP
 from botorch.models.transforms import Normalize
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
+from gpytorch.priors import LogNormalPrior, NormalPrior
 
 from gpclml import GPRegression, fit_mll
 from gpclml.conditioning import KFold, LastPoints, LeaveOneOut, RandomHoldout
 from gpclml.datasets import load
 from gpclml.fit import FitWarning, fit_gpytorch_mll_fused
 from gpclml.mlls import ConditionalMarginalLogLikelihood
+from gpclml.mlls.fixed_loss import fixed_loss
 
 pytestmark = pytest.mark.filterwarnings("ignore:The noise ended:gpclml.fit.FitWarning")
 
@@ -57,7 +60,34 @@ def test_scale_and_mean_of_a_regression_stay(name, kernel, first):
 def test_the_objective_of_a_fit_leaves_the_weak_priors_out():
     mll = clml(GPRegression(*patients()))
     result = fit_mll(mll, progress=False)
-    assert result.objective == pytest.approx(-mll.train().compute_custom_loss().item(), rel=1e-9)
+    assert result.objective == pytest.approx(-fixed_loss(mll.train()).item(), rel=1e-9)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("kernel", ["matern", "rq"])
+def test_so_do_they_in_the_search_of_botorch(name, kernel):
+    model = GPRegression(*patients(), kernel)
+    fit_gpytorch_mll(OBJECTIVES[name](model))
+    assert model.covar_module.outputscale.item() < 100
+    assert abs(model.mean_module.constant.item()) < 5
+    assert not list(model.named_priors())
+
+
+def test_the_loss_of_a_search_is_the_objective_and_its_weak_priors():
+    model = GPRegression(*patients())
+    mll = clml(model)
+    scale, mean = model.covar_module.outputscale, model.mean_module.constant
+    lengthscale = model.covar_module.base_kernel.lengthscale
+    around = 0.5 * math.log(model.train_inputs[0].shape[-1])
+    priors = (
+        LogNormalPrior(0.0, 1.5).log_prob(scale)
+        + NormalPrior(0.0, 1.0).log_prob(mean)
+        + LogNormalPrior(around, 1.0).log_prob(lengthscale).sum()
+    )
+    expected = fixed_loss(mll) - priors / len(model.train_targets)
+    torch.testing.assert_close(mll.compute_custom_loss(), expected)
+    of_mll = clml(model, LastPoints(m=0))
+    torch.testing.assert_close(of_mll.compute_custom_loss(), fixed_loss(of_mll))
 
 
 def test_priors_of_the_caller_stand():
