@@ -8,7 +8,7 @@ Nothing here knows of factorizations or densities.
 from gpclml.gram.autograd import Evaluated, Gradients, as_matrix, precomputed
 from gpclml.gram.closed_form import Reason, closed_form
 from gpclml.gram.hyperparameters import Hyperparameter, Transform, transform_of
-from gpclml.gram.kernels import DOUBLE_UP_TO, Gram, radial_covariance
+from gpclml.gram.kernels import DOUBLE_UP_TO, Gram
 from gpclml.gram.profiles import PROFILES
 
 __all__ = [
@@ -23,6 +23,5 @@ __all__ = [
     "as_matrix",
     "closed_form",
     "precomputed",
-    "radial_covariance",
     "transform_of",
 ]

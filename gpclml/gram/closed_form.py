@@ -42,7 +42,7 @@ from gpclml.gram.kernels import (
 
 __all__ = ["Reason", "closed_form", "has_hooks"]
 
-_OWN = "_closed_form"  # a method by which a class of kernels says its own
+_METHOD = "_closed_form"  # by which a class of kernels gives its closed form
 _MATERN = {0.5: "matern_12", 1.5: "matern_32", 2.5: "matern_52"}
 
 
@@ -86,22 +86,23 @@ def _forward(kernel: Kernel) -> Gram | Reason:
         return Reason(f"{kind.__name__} has hooks, or a forward that was exchanged")
     if kind is ScaleKernel:  # which selects the columns for its base, and calls its forward
         base = closed_form(cast(Kernel, kernel.base_kernel))
-        return base if isinstance(base, Reason) else ScaledGram(kernel, base)
+        return base if isinstance(base, Reason) else ScaledGram(kernel, [base])
     if kind is AdditiveKernel or kind is ProductKernel:
-        parts = [closed_form(part, select=True) for part in cast(Any, kernel.kernels)]
-        for part in parts:
-            if isinstance(part, Reason):
-                return part
-        return (SumGram if kind is AdditiveKernel else ProductGram)(cast(list[Gram], parts))
-    own = vars(kind).get(_OWN)
-    if own is not None:
-        return own(kernel)
+        children = [closed_form(child, select=True) for child in cast(Any, kernel.kernels)]
+        for child in children:
+            if isinstance(child, Reason):
+                return child
+        combined = SumGram if kind is AdditiveKernel else ProductGram
+        return combined(kernel, cast(list[Gram], children))
+    method = vars(kind).get(_METHOD)
+    if method is not None:
+        return method(kernel)
     if kind.forward is IndexKernel.forward:
-        return TasksGram(cast(IndexKernel, kernel))
+        return TasksGram(kernel)
     make = _KNOWN.get(kind)
     if make is not None:
         return make(kernel)
-    known = next((base for base in kind.__mro__ if base in _KNOWN or _OWN in vars(base)), None)
+    known = next((base for base in kind.__mro__ if base in _KNOWN or _METHOD in vars(base)), None)
     if known is not None:
         return Reason(f"{kind.__name__} is a subclass of {known.__name__}")
     return Reason(f"{kind.__name__} is not known in closed form")

@@ -26,12 +26,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
-from gpytorch.kernels import IndexKernel, Kernel
+from gpytorch.kernels import Kernel
 from torch import Tensor
 
-from gpclml._utils.arguments import checked
-from gpclml.errors import ArgumentError, ShapeError, UnknownNameError
-from gpclml.gram.autograd import Evaluated, Gradients, as_matrix, fitted
+from gpclml.errors import ArgumentError, ShapeError
+from gpclml.gram.autograd import Evaluated, Gradients, fitted
 from gpclml.gram.hyperparameters import Hyperparameter
 from gpclml.gram.profiles import PROFILES, Profile
 
@@ -52,8 +51,6 @@ __all__ = [
     "SumGram",
     "TasksGram",
     "inner_product",
-    "radial",
-    "radial_covariance",
 ]
 
 DOUBLE_UP_TO = 512
@@ -66,11 +63,17 @@ _AT_A_TIME = {"cpu": 1 << 16, "other": 1 << 22}
 class Gram(ABC):
     """A kernel in closed form.
 
+    Args:
+        kernel: The kernel of GPyTorch, whose hyperparameters are read at each call.
+        children: The kernels that it is made of.
+
     Attributes:
         has_features: Whether part of it is a kernel on features of the points.
     """
 
-    has_features = False
+    def __init__(self, kernel: Any = None, children: Sequence[Gram] = ()) -> None:
+        self._kernel, self._children = kernel, children
+        self.has_features = any(child.has_features for child in children)
 
     @abstractmethod
     def __call__(self, x: Tensor, other: Tensor | None = None) -> Evaluated:
@@ -104,7 +107,7 @@ class Gram(ABC):
         return self, x
 
 
-def _type_of(x: Tensor, other: Tensor | None) -> torch.dtype:
+def _dtype(x: Tensor, other: Tensor | None) -> torch.dtype:
     most = x.shape[-2] if other is None else max(x.shape[-2], other.shape[-2])
     return torch.float64 if most <= DOUBLE_UP_TO else x.dtype
 
@@ -112,14 +115,15 @@ def _type_of(x: Tensor, other: Tensor | None) -> torch.dtype:
 def _needing(*candidates: Hyperparameter | Tensor | None) -> list[Tensor]:
     """The tensors among these that require a gradient."""
     tensors = []
-    for one in candidates:
-        tensor = one.tensor if isinstance(one, Hyperparameter) else one
+    for candidate in candidates:
+        tensor = candidate.tensor if isinstance(candidate, Hyperparameter) else candidate
         if tensor is not None and tensor.requires_grad:
             tensors.append(tensor)
     return tensors
 
 
-def _of_points(x: Tensor, grad: Tensor, weight: Tensor | None) -> Gradients:
+def _gradients(x: Tensor, grad: Tensor, weight: Tensor | None = None) -> Gradients:
+    """The gradient with respect to points, if it is wanted."""
     return [(x, fitted(_weighted(grad, weight, 2), x))] if x.requires_grad else []
 
 
@@ -157,23 +161,18 @@ class _Distances:
         if profile.factor != 1.0:
             z.mul_(profile.factor)
             other = None if other is None else other.mul_(profile.factor)
-        power = None if power is None else power.to(dtype)
         self.z: Tensor = z.to(dtype)
         self.other: Tensor | None = None if other is None else other.to(dtype)
-        self._profile, self._power = profile, power
-        self.matrix, *self._kept = self._evaluated(z, other, dtype)
-
-    def _evaluated(self, z: Tensor, other: Tensor | None, dtype: torch.dtype) -> list[Tensor]:
-        """The function and what its derivatives need, some rows at a time."""
+        self._profile = profile
+        power = None if power is None else power.to(dtype)
         right = z if other is None else other
-        on_line = z.shape[-1] == 1  # where differences of points cost no more than products
         half = half_right = z.square().sum(-1, keepdim=True).mul_(-0.5)
         if other is not None:
             half_right = other.square().sum(-1, keepdim=True).mul_(-0.5)
         wholes: list[Tensor] = []
         for rows in _blocks_of_rows(z, right):
             left = _rows(z, rows)
-            if on_line:
+            if z.shape[-1] == 1:  # on a line differences of points cost no more than products
                 e = (left - right.mT).square_().mul_(-0.5)
             else:
                 half_left = _rows(half, rows)
@@ -182,57 +181,58 @@ class _Distances:
                 if other is None:
                     diagonal = e.diagonal(rows.start if rows else 0, dim1=-2, dim2=-1)
                 _set_equal_points(e, half_left * _EQUAL, diagonal)
-            values = self._profile.value(e if e.dtype == dtype else e.to(dtype), self._power)
+            values = profile.value(e if e.dtype == dtype else e.to(dtype), power)
             if rows is None:
-                return list(values)
+                wholes = list(values)
+                break
             if not wholes:
                 n, m = z.shape[-2], right.shape[-2]
                 wholes = [value.new_empty(*value.shape[:-2], n, m) for value in values]
             for whole, value in zip(wholes, values, strict=True):
                 whole[..., rows, :] = value
-        return wholes
+        self.matrix, *self._kept = wholes
 
-    def of_points(self, G: Tensor) -> tuple[Tensor, Tensor | None]:
+    def grad_points(self, G: Tensor) -> tuple[Tensor, Tensor | None]:
         """Gradients with respect to z, and to the points of the columns where these are others."""
         z, other = self.z, self.other
         right = z if other is None else other
-        of_z: list[Tensor] = []
+        grad_z: list[Tensor] = []
         # A product of the points with rows of M takes less time than one of M with the points.
         products: Any = 0.0
         sums: Any = 0.0
         for rows in _blocks_of_rows(G, right):
             left = _rows(z, rows)
-            parts = [_rows(whole, rows) for whole in (self.matrix, *self._kept)]
-            M = _rows(G, rows) * self._profile.slope(*parts)
+            kept = [_rows(whole, rows) for whole in (self.matrix, *self._kept)]
+            M = _rows(G, rows) * self._profile.slope(*kept)
             if z.shape[-1] == 1:
                 M = M.mul_(right.mT - left)
                 products = products - M.sum(-2).unsqueeze(-2)
                 if other is not None:
-                    of_z.append(M.sum(-1, keepdim=True))
+                    grad_z.append(M.sum(-1, keepdim=True))
                 continue
             if other is None:
                 # A point has no distance to itself; far from the origin its two terms would cancel.
                 M.diagonal(rows.start if rows else 0, dim1=-2, dim2=-1).zero_()
             else:
-                of_z.append((M @ other).sub_(M.sum(-1, keepdim=True) * left))
+                grad_z.append((M @ other).sub_(M.sum(-1, keepdim=True) * left))
             product, total = left.mT @ M, M.sum(-2, dtype=torch.float64)
             products, sums = (
                 (product, total) if rows is None else (products + product, sums + total)
             )
-        of_right = products.mT
+        grad_right = products.mT
         if z.shape[-1] > 1:
-            of_right = of_right - sums.unsqueeze(-1) * right
+            grad_right = grad_right - sums.unsqueeze(-1) * right
         if other is None:
-            return 2.0 * of_right, None
-        return torch.cat(of_z, -2), of_right
+            return 2.0 * grad_right, None
+        return torch.cat(grad_z, -2), grad_right
 
-    def of_power(self, G: Tensor) -> Tensor:
+    def grad_power(self, G: Tensor) -> Tensor:
         """The gradient with respect to the exponent, ``(*batch,)``."""
         slope = cast(Callable[..., Tensor], self._profile.power_slope)
         total: Any = 0.0
         for rows in _blocks_of_rows(G, G.mT):
-            parts = [_rows(whole, rows) for whole in (self.matrix, *self._kept)]
-            total = total + slope(*parts).mul_(_rows(G, rows)).sum((-2, -1))
+            kept = [_rows(whole, rows) for whole in (self.matrix, *self._kept)]
+            total = total + slope(*kept).mul_(_rows(G, rows)).sum((-2, -1))
         return total
 
 
@@ -294,131 +294,46 @@ class RadialGram(Gram):
     def __init__(
         self, kernel: Kernel, profile: str, lengthscale: str = "lengthscale", power: str = ""
     ) -> None:
-        self._kernel, self._profile = kernel, PROFILES[profile]
+        super().__init__(kernel)
+        self._profile = PROFILES[profile]
         self._lengthscale, self._power = lengthscale, power
 
     def __call__(self, x: Tensor, other: Tensor | None = None) -> Evaluated:
         """See :class:`Gram`."""
-        kernel = self._kernel
-        _check_columns(kernel, x)
-        length = Hyperparameter(kernel, self._lengthscale, torch.float64)
-        power = Hyperparameter(kernel, self._power, torch.float64) if self._power else None
-        return radial(x, other, self._profile, length, power)
+        profile = self._profile
+        _check_columns(self._kernel, x)
+        length = Hyperparameter(self._kernel, self._lengthscale, torch.float64)
+        power = Hyperparameter(self._kernel, self._power, torch.float64) if self._power else None
+        with torch.no_grad():
+            z = x.double() / length.value
+            w = None if other is None else other.double() / length.value
+            exponent = None if power is None else power.value.unsqueeze(-1)
+            distances = _Distances(z, w, profile, exponent, _dtype(x, other))
+        needs_points = x.requires_grad or (other is not None and other.requires_grad)
 
-
-def radial(
-    x: Tensor,
-    other: Tensor | None,
-    profile: Profile,
-    length: Hyperparameter | None,
-    power: Hyperparameter | None,
-) -> Evaluated:
-    """A function of distance at points, as :class:`Gram` gives its matrix.
-
-    Args:
-        x: Points, ``(*batch, n, d)``.
-        other: Of the columns; the same if None.
-        profile: The function.
-        length: Lengthscales, ``(*batch, 1, d)`` or ``(*batch, 1, 1)``; ones if None.
-        power: The exponent, ``(*batch, 1)``.
-    """
-    with torch.no_grad():
-        unit = 1.0 if length is None else length.value
-        z = x.double() / unit
-        w = None if other is None else other.double() / unit
-        exponent = None if power is None else power.value.unsqueeze(-1)
-        distances = _Distances(z, w, profile, exponent, _type_of(x, other))
-    needs_points = x.requires_grad or (other is not None and other.requires_grad)
-
-    def vjp(G: Tensor, weight: Tensor | None = None, /) -> Gradients:
-        gradients: Gradients = []
-        if power is not None and power.needed:
-            gradients += power.gradients(_weighted(distances.of_power(G), weight, 0).unsqueeze(-1))
-        if not needs_points and (length is None or not length.needed):
+        def vjp(G: Tensor, weight: Tensor | None = None, /) -> Gradients:
+            gradients: Gradients = []
+            if power is not None and power.needed:
+                grad = _weighted(distances.grad_power(G), weight, 0)
+                gradients += power.gradients(grad.unsqueeze(-1))
+            if not needs_points and not length.needed:
+                return gradients
+            grad_z, grad_w = distances.grad_points(G)
+            grad_z = _weighted(grad_z, weight, 2)
+            grad_w = None if grad_w is None else _weighted(grad_w, weight, 2)
+            if length.needed:
+                total = (grad_z * distances.z).sum(-2, keepdim=True)
+                if grad_w is not None:
+                    total = total + (grad_w * cast(Tensor, distances.other)).sum(-2, keepdim=True)
+                gradients += length.gradients(total.double().neg_().div_(length.value))
+            if needs_points:
+                factor = profile.factor / length.value
+                gradients += _gradients(x, grad_z * factor)
+                if other is not None and grad_w is not None:
+                    gradients += _gradients(other, grad_w * factor)
             return gradients
-        of_z, of_w = distances.of_points(G)
-        of_z = _weighted(of_z, weight, 2)
-        of_w = None if of_w is None else _weighted(of_w, weight, 2)
-        if length is not None and length.needed:
-            total = (of_z * distances.z).sum(-2, keepdim=True)
-            if of_w is not None:
-                total = total + (of_w * cast(Tensor, distances.other)).sum(-2, keepdim=True)
-            gradients += length.gradients(total.double().neg_().div_(length.value))
-        if needs_points:
-            factor = profile.factor if length is None else profile.factor / length.value
-            gradients += _of_points(x, of_z * factor, None)
-            if other is not None and of_w is not None:
-                gradients += _of_points(other, of_w * factor, None)
-        return gradients
 
-    return Evaluated(distances.matrix, _needing(power, length, x, other), vjp)
-
-
-_SHAPES = {
-    "points": "float (*batch, n, d)", "lengthscale": "float (*batch, 1, d) | float (*batch, 1, 1)",
-    "scale": "float (*batch)", "noise": "float (*batch, n) | float (*batch, 1)",
-    "power": "float (*batch)",
-}  # fmt: skip
-
-
-@checked(late=True, **_SHAPES)
-def radial_covariance(
-    points: Tensor,  # shape: (*batch, n, d)
-    profile: str,
-    *,
-    lengthscale: Tensor | None = None,  # shape: (*batch, 1, d) or (*batch, 1, 1)
-    scale: Tensor | None = None,  # shape: (*batch,)
-    noise: Tensor | None = None,  # shape: (*batch, n) or (*batch, 1)
-    power: Tensor | None = None,  # shape: (*batch,)
-) -> Tensor:
-    r"""The covariance of points by a function of their distances, differentiable in closed form.
-
-    With r the distance of two points in units of the lengthscales:
-
-    - ``"rbf"``: :math:`\exp(-r^2 / 2)`
-    - ``"matern_12"``, ``"matern_32"``, ``"matern_52"``: of smoothness 1/2, 3/2, 5/2
-    - ``"rational_quadratic"``: :math:`(1 + r^2 / 2\alpha)^{-\alpha}`
-    - ``"cosine"``: :math:`\cos \pi r`
-
-    Args:
-        points: Inputs, ``(*batch, n, d)``.
-        profile: Name of the function.
-        lengthscale: Units of distance, ``(*batch, 1, d)`` or one for all dimensions; ones if None.
-        scale: Variance that multiplies it, ``(*batch,)``; one if None.
-        noise: Variances that are added on the diagonal, ``(*batch, n)`` or one for all points;
-            none if None.
-        power: The exponent :math:`\alpha` of ``"rational_quadratic"``, ``(*batch,)``.
-
-    Returns:
-        Covariances, ``(*batch, n, n)``, with the batch shape that all arguments broadcast to.
-
-    Raises:
-        UnknownNameError: If there is no such function.
-        UnsupportedError: On a second derivative.
-
-    Note:
-        n² (2 d + 4) multiplications and n² exponentials; the gradient 4 n² d. Two n x n arrays are
-        kept for the gradient (one for ``"rbf"``).
-
-    Examples:
-        >>> from gpclml.linalg import radial_covariance
-        >>> x = torch.rand(5, 2, dtype=torch.float64)
-        >>> lengthscale = torch.tensor([0.5, 2.0], dtype=torch.float64, requires_grad=True)
-        >>> radial_covariance(x, "matern_52", lengthscale=lengthscale.unsqueeze(0)).shape
-        torch.Size([5, 5])
-    """
-    if profile not in PROFILES:
-        raise UnknownNameError("profile", profile, tuple(PROFILES))
-    length = None if lengthscale is None else Hyperparameter.of(lengthscale, "", torch.float64)
-    exponent = None if power is None else Hyperparameter.of(power.unsqueeze(-1), "", torch.float64)
-    evaluated = radial(points, None, PROFILES[profile], length, exponent)
-    covariance = as_matrix(evaluated, points.dtype)
-    if scale is not None:
-        covariance = covariance * scale[..., None, None]
-    if noise is not None:
-        of_each = noise.expand(*noise.shape[:-1], points.shape[-2])
-        covariance = covariance + torch.diag_embed(of_each)
-    return covariance
+        return Evaluated(distances.matrix, _needing(power, length, x, other), vjp)
 
 
 class PeriodicGram(Gram):
@@ -426,13 +341,7 @@ class PeriodicGram(Gram):
 
     :math:`\exp(-2 \sin^2(\pi (x - x') / p) / \ell)` is the RBF kernel of points on circles of
     radius :math:`\ell^{-1/2}`, whose squared distance is :math:`4 \sin^2(\pi (x - x') / p) / \ell`.
-
-    Args:
-        kernel: Whose hyperparameters they are.
     """
-
-    def __init__(self, kernel: Kernel) -> None:
-        self._kernel = kernel
 
     def __call__(self, x: Tensor, other: Tensor | None = None) -> Evaluated:
         """See :class:`Gram`."""
@@ -442,42 +351,35 @@ class PeriodicGram(Gram):
         with torch.no_grad():
             rate = 2.0 * math.pi / period.value
             radius = length.value.rsqrt()
-            angles = [one.double() * rate for one in (x, other) if one is not None]
+            angles = [points.double() * rate for points in (x, other) if points is not None]
             circles = [(angle.cos(), angle.sin()) for angle in angles]
             z = [torch.cat([c * radius, s * radius], -1) for c, s in circles]
             distances = _Distances(
-                z[0], None if other is None else z[1], PROFILES["rbf"], None, _type_of(x, other)
+                z[0], None if other is None else z[1], PROFILES["rbf"], None, _dtype(x, other)
             )
 
         def vjp(G: Tensor, weight: Tensor | None = None, /) -> Gradients:
-            of_radius: Any = 0.0
-            of_rate: Any = 0.0
+            grad_radius: Any = 0.0
+            grad_rate: Any = 0.0
             gradients: Gradients = []
-            for of_z, (c, s), angle, points in zip(
-                distances.of_points(G), circles, angles, [x, other], strict=False
+            for grad_z, (c, s), angle, points in zip(
+                distances.grad_points(G), circles, angles, [x, other], strict=False
             ):
-                assert of_z is not None
+                assert grad_z is not None
                 assert points is not None
-                of_cos, of_sin = _weighted(of_z, weight, 2).double().chunk(2, -1)
-                of_radius = of_radius + (of_cos * c + of_sin * s).sum(-2, keepdim=True)
-                of_angle = (of_sin * c - of_cos * s) * radius
-                of_rate = of_rate + (of_angle * angle).sum(-2, keepdim=True)
-                gradients += _of_points(points, of_angle * rate, None)
-            gradients += length.gradients(of_radius * (-0.5 * radius / length.value))
-            return gradients + period.gradients(-of_rate / period.value)
+                grad_cos, grad_sin = _weighted(grad_z, weight, 2).double().chunk(2, -1)
+                grad_radius = grad_radius + (grad_cos * c + grad_sin * s).sum(-2, keepdim=True)
+                grad_angle = (grad_sin * c - grad_cos * s) * radius
+                grad_rate = grad_rate + (grad_angle * angle).sum(-2, keepdim=True)
+                gradients += _gradients(points, grad_angle * rate)
+            gradients += length.gradients(grad_radius * (-0.5 * radius / length.value))
+            return gradients + period.gradients(-grad_rate / period.value)
 
         return Evaluated(distances.matrix, _needing(period, length, x, other), vjp)
 
 
 class LinearGram(Gram):
-    """Inner products of points, with a variance for each column or one for all.
-
-    Args:
-        kernel: A ``LinearKernel``.
-    """
-
-    def __init__(self, kernel: Kernel) -> None:
-        self._kernel = kernel
+    """Inner products of points, with a variance for each column or one for all."""
 
     def rank(self, num_columns: int | None) -> float:
         """The number of columns; zero if not known."""
@@ -486,7 +388,7 @@ class LinearGram(Gram):
     def __call__(self, x: Tensor, other: Tensor | None = None) -> Evaluated:
         """See :class:`Gram`."""
         _check_columns(self._kernel, x)
-        dtype = _type_of(x, other)
+        dtype = _dtype(x, other)
         variance = Hyperparameter(self._kernel, "variance", dtype)
         with torch.no_grad():
             left = x.to(dtype)
@@ -497,27 +399,20 @@ class LinearGram(Gram):
             product = _weighted(G @ right, weight, 2)
             gradients = variance.gradients((left * product).sum(-2, keepdim=True))
             twice = 2.0 if other is None else 1.0
-            gradients += _of_points(x, product * variance.value * twice, None)
+            gradients += _gradients(x, product * variance.value * twice)
             if other is not None:
-                gradients += _of_points(other, (G.mT @ left) * variance.value, weight)
+                gradients += _gradients(other, (G.mT @ left) * variance.value, weight)
             return gradients
 
         return Evaluated(matrix, _needing(variance, x, other), vjp, is_free=True)
 
 
 class PolynomialGram(Gram):
-    """A power of inner products of points plus an offset.
-
-    Args:
-        kernel: A ``PolynomialKernel``.
-    """
-
-    def __init__(self, kernel: Kernel) -> None:
-        self._kernel = kernel
+    """A power of inner products of points plus an offset."""
 
     def __call__(self, x: Tensor, other: Tensor | None = None) -> Evaluated:
         """See :class:`Gram`."""
-        dtype, power = _type_of(x, other), int(cast(Any, self._kernel).power)
+        dtype, power = _dtype(x, other), int(cast(Any, self._kernel).power)
         offset = Hyperparameter(self._kernel, "offset", dtype)
         with torch.no_grad():
             left = x.to(dtype)
@@ -530,9 +425,9 @@ class PolynomialGram(Gram):
             gradients = offset.gradients(_weighted(H.sum((-2, -1)), weight, 0).unsqueeze(-1))
             twice = 2.0 if other is None else 1.0
             if x.requires_grad:
-                gradients += _of_points(x, (H @ right) * twice, weight)
+                gradients += _gradients(x, (H @ right) * twice, weight)
             if other is not None and other.requires_grad:
-                gradients += _of_points(other, H.mT @ left, weight)
+                gradients += _gradients(other, H.mT @ left, weight)
             return gradients
 
         return Evaluated(matrix, _needing(offset, x, other), vjp)
@@ -543,18 +438,18 @@ class CosineSimilarityGram(Gram):
 
     def __call__(self, x: Tensor, other: Tensor | None = None) -> Evaluated:
         """See :class:`Gram`."""
-        dtype = _type_of(x, other)
+        dtype = _dtype(x, other)
         with torch.no_grad():
-            sides = [_on_sphere(one.to(dtype)) for one in (x, other) if one is not None]
+            sides = [_on_sphere(points.to(dtype)) for points in (x, other) if points is not None]
             matrix = sides[0][0] @ sides[-1][0].mT
 
         def vjp(G: Tensor, weight: Tensor | None = None, /) -> Gradients:
-            of_left = G @ sides[-1][0]
+            grad_left = G @ sides[-1][0]
             if other is None:
-                return _of_points(x, _along_sphere(2.0 * of_left, *sides[0]), weight)
-            of_right = _along_sphere(G.mT @ sides[0][0], *sides[1])
-            own = _of_points(x, _along_sphere(of_left, *sides[0]), weight)
-            return own + _of_points(other, of_right, weight)
+                return _gradients(x, _along_sphere(2.0 * grad_left, *sides[0]), weight)
+            grad_right = _along_sphere(G.mT @ sides[0][0], *sides[1])
+            grad_left = _along_sphere(grad_left, *sides[0])
+            return _gradients(x, grad_left, weight) + _gradients(other, grad_right, weight)
 
         return Evaluated(matrix, _needing(x, other), vjp)
 
@@ -575,14 +470,7 @@ def _along_sphere(grad: Tensor, unit: Tensor, length: Tensor) -> Tensor:
 
 
 class ConstantGram(Gram):
-    """One number for all pairs of points.
-
-    Args:
-        kernel: A ``ConstantKernel``.
-    """
-
-    def __init__(self, kernel: Kernel) -> None:
-        self._kernel = kernel
+    """One number for all pairs of points."""
 
     def rank(self, num_columns: int | None) -> float:
         """One."""
@@ -590,7 +478,7 @@ class ConstantGram(Gram):
 
     def __call__(self, x: Tensor, other: Tensor | None = None) -> Evaluated:
         """See :class:`Gram`."""
-        constant = Hyperparameter(self._kernel, "constant", _type_of(x, other))
+        constant = Hyperparameter(self._kernel, "constant", _dtype(x, other))
         rows, columns = x.shape[-2], x.shape[-2] if other is None else other.shape[-2]
         batch = torch.broadcast_shapes(constant.value.shape[:-1], x.shape[:-2])
         matrix = constant.value.unsqueeze(-1).expand(*batch, rows, columns)
@@ -602,14 +490,7 @@ class ConstantGram(Gram):
 
 
 class TasksGram(Gram):
-    """The covariance of the tasks that points belong to: GPyTorch's index kernel.
-
-    Args:
-        kernel: An ``IndexKernel``.
-    """
-
-    def __init__(self, kernel: IndexKernel) -> None:
-        self._kernel = kernel
+    """The covariance of the tasks that points belong to: GPyTorch's index kernel."""
 
     def rank(self, num_columns: int | None) -> float:
         """The number of tasks."""
@@ -622,7 +503,7 @@ class TasksGram(Gram):
             if points is not None:
                 _check_tasks(points, covariance.shape[-1])
         with torch.no_grad():
-            C = covariance.to(_type_of(x, other))
+            C = covariance.to(_dtype(x, other))
             left = _members(x, C)
             right = left if other is None else _members(other, C)
             matrix = left @ C @ right.mT
@@ -645,7 +526,7 @@ def _check_tasks(x: Tensor, count: int) -> None:
         raise ShapeError("task indices", tuple(x.shape), "(*batch, n, 1)")
     if x.device.type != "cpu":  # a GPU would finish all that is queued at each step
         return
-    low, high = (int(one) for one in x.aminmax())
+    low, high = (int(index) for index in x.aminmax())
     if low < 0 or high >= count:
         suggestion = "Number the tasks from 0, or make the kernel with more num_tasks."
         got = f"indices from {low} to {high}"
@@ -660,18 +541,12 @@ class SpectralMixtureGram(Gram):
 
     GPyTorch keeps several arrays ``(Q, n, n, d)``; here one column and component is computed at a
     time, and again for the gradient.
-
-    Args:
-        kernel: A ``SpectralMixtureKernel``.
     """
-
-    def __init__(self, kernel: Kernel) -> None:
-        self._kernel = kernel
 
     def __call__(self, x: Tensor, other: Tensor | None = None) -> Evaluated:
         """See :class:`Gram`."""
         _check_columns(self._kernel, x)
-        dtype = _type_of(x, other)
+        dtype = _dtype(x, other)
         means, scales, weights = (
             Hyperparameter(self._kernel, f"mixture_{name}", dtype)
             for name in ("means", "scales", "weights")
@@ -682,7 +557,7 @@ class SpectralMixtureGram(Gram):
             left = x.to(dtype)
             right = left if other is None else other.to(dtype)
             rates, widths = (
-                twice_pi * one.value[..., 0, :, None, None] for one in (means, scales)
+                twice_pi * parameter.value[..., 0, :, None, None] for parameter in (means, scales)
             )  # (*batch, Q, d, 1, 1)
             shares = weights.value[..., None, None]  # (*batch, Q, 1, 1)
 
@@ -707,35 +582,35 @@ class SpectralMixtureGram(Gram):
 
         def vjp(G: Tensor, weight: Tensor | None = None, /) -> Gradients:
             batch = G.shape[:-2]
-            of_means, of_scales, of_weights = (
-                G.new_zeros(*batch, *one.value.shape[-k:])
-                for one, k in ((means, 3), (scales, 3), (weights, 1))
+            grad_means, grad_scales, grad_weights = (
+                G.new_zeros(*batch, *parameter.value.shape[-k:])
+                for parameter, k in ((means, 3), (scales, 3), (weights, 1))
             )
-            of_x = G.new_zeros(*batch, *x.shape[-2:])
-            of_other = of_x if other is None else G.new_zeros(*batch, *other.shape[-2:])
+            grad_x = G.new_zeros(*batch, *x.shape[-2:])
+            grad_other = grad_x if other is None else G.new_zeros(*batch, *other.shape[-2:])
             for d in columns:
-                of_sum = G if len(sums) == 1 else G * _product(sums[:d] + sums[d + 1 :])
+                grad_sum = G if len(sums) == 1 else G * _product(sums[:d] + sums[d + 1 :])
                 tau = differences(d)
                 for q in components:
                     damping, phase = term(tau, q, d)
                     rate, width = rates[..., q, d, :, :], widths[..., q, d, :, :]
-                    wave = (of_sum * damping).mul_(phase.cos())
-                    of_weights[..., q] += wave.sum((-2, -1))
+                    wave = (grad_sum * damping).mul_(phase.cos())
+                    grad_weights[..., q] += wave.sum((-2, -1))
                     wave.mul_(shares[..., q, :, :])
-                    sine = (of_sum * damping).mul_(phase.sin_()).mul_(shares[..., q, :, :])
+                    sine = (grad_sum * damping).mul_(phase.sin_()).mul_(shares[..., q, :, :])
                     squares = (wave * tau.square()).sum((-2, -1))
-                    of_scales[..., q, 0, d] -= twice_pi * width[..., 0, 0] * squares
-                    of_means[..., q, 0, d] -= twice_pi * (sine * tau).sum((-2, -1))
+                    grad_scales[..., q, 0, d] -= twice_pi * width[..., 0, 0] * squares
+                    grad_means[..., q, 0, d] -= twice_pi * (sine * tau).sum((-2, -1))
                     if x.requires_grad or (other is not None and other.requires_grad):
                         slope = (wave * tau).mul_(-width.square()).sub_(sine * rate)
-                        of_x[..., d] += slope.sum(-1)
-                        of_other[..., d] -= slope.sum(-2)
-            gradients = means.gradients(_weighted(of_means, weight, 3))
-            gradients += scales.gradients(_weighted(of_scales, weight, 3))
-            gradients += weights.gradients(_weighted(of_weights, weight, 1))
-            gradients += _of_points(x, of_x, weight)
+                        grad_x[..., d] += slope.sum(-1)
+                        grad_other[..., d] -= slope.sum(-2)
+            gradients = means.gradients(_weighted(grad_means, weight, 3))
+            gradients += scales.gradients(_weighted(grad_scales, weight, 3))
+            gradients += weights.gradients(_weighted(grad_weights, weight, 1))
+            gradients += _gradients(x, grad_x, weight)
             if other is not None:
-                gradients += _of_points(other, of_other, weight)
+                gradients += _gradients(other, grad_other, weight)
             return gradients
 
         return Evaluated(matrix, _needing(means, scales, weights, x, other), vjp)
@@ -749,29 +624,20 @@ def _product(factors: Sequence[Tensor]) -> Tensor:
 
 
 class ScaledGram(Gram):
-    """A kernel times its ``outputscale``.
-
-    Args:
-        kernel: A ``ScaleKernel``.
-        base: Its base kernel.
-    """
-
-    def __init__(self, kernel: Kernel, base: Gram) -> None:
-        self._kernel, self._base = kernel, base
-        self.has_features = base.has_features
+    """A kernel times the ``outputscale`` of a ``ScaleKernel``."""
 
     def rank(self, num_columns: int | None) -> float:
-        """That of the base kernel."""
-        return self._base.rank(num_columns)
+        """The rank of the base kernel."""
+        return self._children[0].rank(num_columns)
 
     def on_features(self, x: Tensor) -> tuple[Gram, Tensor]:
         """See :class:`Gram`."""
-        base, x = self._base.on_features(x)
-        return ScaledGram(self._kernel, base), x
+        base, x = self._children[0].on_features(x)
+        return ScaledGram(self._kernel, [base]), x
 
     def __call__(self, x: Tensor, other: Tensor | None = None) -> Evaluated:
         """See :class:`Gram`."""
-        k, tensors, base_vjp, _ = self._base(x, other)
+        k, tensors, base_vjp, _ = self._children[0](x, other)
         scale = Hyperparameter(self._kernel, "outputscale", k.dtype)
         with torch.no_grad():
             matrix = k * scale.value[..., None, None]
@@ -786,23 +652,15 @@ class ScaledGram(Gram):
 
 
 class SumGram(Gram):
-    """A sum of kernels.
-
-    Args:
-        terms: Its terms.
-    """
-
-    def __init__(self, terms: Sequence[Gram]) -> None:
-        self._terms = terms
-        self.has_features = any(term.has_features for term in terms)
+    """A sum of kernels."""
 
     def rank(self, num_columns: int | None) -> float:
         """The sum of the ranks."""
-        return sum(term.rank(num_columns) for term in self._terms)
+        return sum(term.rank(num_columns) for term in self._children)
 
     def __call__(self, x: Tensor, other: Tensor | None = None) -> Evaluated:
         """See :class:`Gram`."""
-        evaluated = [term(x, other) for term in self._terms]
+        evaluated = [term(x, other) for term in self._children]
         with torch.no_grad():
             matrix = evaluated[0].value
             for term in evaluated[1:]:
@@ -811,28 +669,20 @@ class SumGram(Gram):
         def vjp(G: Tensor, weight: Tensor | None = None, /) -> Gradients:
             return [pair for term in evaluated for pair in term.vjp(G, weight)]
 
-        return Evaluated(matrix, [one for term in evaluated for one in term.tensors], vjp)
+        return Evaluated(matrix, [tensor for term in evaluated for tensor in term.tensors], vjp)
 
 
 class ProductGram(Gram):
-    """A product of kernels, entry by entry.
-
-    Args:
-        factors: Its factors.
-    """
-
-    def __init__(self, factors: Sequence[Gram]) -> None:
-        self._factors = factors
-        self.has_features = any(factor.has_features for factor in factors)
+    """A product of kernels, entry by entry."""
 
     def rank(self, num_columns: int | None) -> float:
         """The product of the ranks, infinite if one is."""
-        ranks = [factor.rank(num_columns) for factor in self._factors]
+        ranks = [factor.rank(num_columns) for factor in self._children]
         return math.inf if math.inf in ranks else math.prod(ranks)
 
     def __call__(self, x: Tensor, other: Tensor | None = None) -> Evaluated:
         """See :class:`Gram`."""
-        evaluated = [factor(x, other) for factor in self._factors]
+        evaluated = [factor(x, other) for factor in self._children]
         with torch.no_grad():
             values = [factor.value for factor in evaluated]
             matrix = _product(values)
@@ -845,23 +695,23 @@ class ProductGram(Gram):
                     gradients += factor.vjp(_product([G, *others]), weight)
             return gradients
 
-        return Evaluated(matrix, [one for factor in evaluated for one in factor.tensors], vjp)
+        return Evaluated(matrix, [tensor for factor in evaluated for tensor in factor.tensors], vjp)
 
 
 class ColumnsGram(Gram):
-    """A kernel on some columns of the points, its ``active_dims``.
+    """A kernel on some columns of the points.
 
     Args:
         base: The kernel on these columns.
-        dims: Their indices, ``(k,)``.
+        dims: Their indices, its ``active_dims``, ``(k,)``.
     """
 
     def __init__(self, base: Gram, dims: Tensor) -> None:
+        super().__init__(None, [base])
         self._base, self._dims = base, dims
-        self.has_features = base.has_features
 
     def rank(self, num_columns: int | None) -> float:
-        """That of the kernel on these columns."""
+        """The rank of the kernel on these columns."""
         return self._base.rank(len(self._dims))
 
     def on_features(self, x: Tensor) -> tuple[Gram, Tensor]:
@@ -870,8 +720,8 @@ class ColumnsGram(Gram):
 
     def __call__(self, x: Tensor, other: Tensor | None = None) -> Evaluated:
         """See :class:`Gram`; autograd takes gradients from the columns to the points."""
-        some = None if other is None else other.index_select(-1, self._dims)
-        return self._base(x.index_select(-1, self._dims), some)
+        other = None if other is None else other.index_select(-1, self._dims)
+        return self._base(x.index_select(-1, self._dims), other)
 
 
 class FeaturesGram(Gram):
@@ -884,13 +734,13 @@ class FeaturesGram(Gram):
     """
 
     def __init__(self, base: Gram, features: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(None, [base])
         self._base, self._features = base, features
+        self.has_features = True
 
     def rank(self, num_columns: int | None) -> float:
-        """That of the kernel on the features, which are counted when they are computed."""
+        """The rank of the kernel on the features, which are counted when they are computed."""
         return self._base.rank(None)
-
-    has_features = True
 
     def on_features(self, x: Tensor) -> tuple[Gram, Tensor]:
         """See :class:`Gram`."""

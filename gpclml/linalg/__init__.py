@@ -4,7 +4,7 @@ A :class:`Covariance` is dense, of low rank plus a diagonal, or solved by conjug
 Tensors go in and tensors come out: nothing here knows of models.
 """
 
-from gpclml.gram import DOUBLE_UP_TO, PROFILES, radial_covariance
+from gpclml.gram import DOUBLE_UP_TO, PROFILES
 from gpclml.gram.autograd import refuse_double_backward
 from gpclml.linalg.covariance import ConditionedBlock, Covariance, Predictor
 from gpclml.linalg.covariance_products import (
@@ -61,7 +61,6 @@ __all__ = [
     "factorization_dtype",
     "leave_one_out_moments",
     "permute",
-    "radial_covariance",
     "refuse_double_backward",
     "safe_cholesky",
     "sequential_log_densities",

@@ -331,8 +331,6 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     "linalg.GramCovariance": lambda: dict(
         gram=closed_form(here(RBFKernel())), points=inputs(8), noise=positive(8),
         shape=torch.Size([8, 8])),
-    "linalg.radial_covariance": lambda: dict(
-        points=inputs(8), profile="matern_52", lengthscale=positive(1, 2)),
     "linalg.block_conditional_log_densities": lambda: dict(
         covariance=covariance(), residual=normal(8), blocks=[here(torch.tensor([[0, 1], [2, 3]]))]),
     ("linalg.conditional_log_density", "linalg.leave_one_out_moments"): lambda: dict(
