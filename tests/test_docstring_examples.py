@@ -125,7 +125,7 @@ SETUPS = {
     "gpclml.curvature.output_likelihoods": of_a_network,
     "gpclml.estimators.laplace": of_a_network,
     "gpclml.fit.laplace": of_a_network,
-    "gpclml.linalg.gaussians.families": linear,
+    "gpclml.linalg.gaussians": linear,
     "gpclml.curvature.invariances": of_a_network,
     "gpclml.kernels.deep.NeuralTangentKernel": of_a_network,
     "gpclml.meta.tasks": of_images,

@@ -21,9 +21,7 @@ from gpclml.evaluation import (
 )
 from gpclml.fit import fit_mll
 from gpclml.linalg import (
-    block_conditional_log_densities,
-    conditional_log_density,
-    sequential_log_densities,
+    DenseCovariance,
 )
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
@@ -38,7 +36,7 @@ def reference_folder(data_folder):
 
 
 def log_marginal(K: Tensor, r: Tensor) -> Tensor:
-    return conditional_log_density(K, r, torch.arange(len(r)))
+    return DenseCovariance(K).conditional_log_density(r, torch.arange(len(r)))
 
 
 # --- 1: Fourier models, whose order the marginal likelihood reverses with n ---
@@ -71,10 +69,10 @@ def test_fourier_models(fourier, degree, decaying, lml, clml, mean, error):
     x, y = fourier[0][:100], fourier[1][:100]
     K = fourier_covariance(x, degree, decaying)
     assert log_marginal(K, y).item() == pytest.approx(lml, abs=2e-6)
-    in_order = conditional_log_density(K, y, torch.arange(85, 100))
+    in_order = DenseCovariance(K).conditional_log_density(y, torch.arange(85, 100))
     assert in_order.item() == pytest.approx(clml, abs=2e-6)
     (tails,) = RandomOrderings(k=4000, m=85, seed=0).held_out(100)
-    values = block_conditional_log_densities(K, y, [tails])
+    values = DenseCovariance(K).block_log_densities(y, [tails])
     own_error = values.std().item() / math.sqrt(len(tails))
     assert abs(values.mean().item() - mean) < 4 * math.hypot(error, own_error)
 
@@ -86,7 +84,7 @@ def test_the_larger_fourier_model_overtakes_near_297_points(fourier):
     curves = []
     for degree in (3, 9):
         K = fourier_covariance(x, degree)
-        curves.append(torch.stack([sequential_log_densities(K, y, o) for o in orders]))
+        curves.append(DenseCovariance(K).sequential(y, torch.stack(orders)))
     by_order = (curves[1] - curves[0]).cumsum(-1)  # LML of the first n points, M9 less M3
     mean, error = by_order.mean(0), by_order.std(0) / math.sqrt(len(orders))
     assert mean[199] < -4 * error[199]
@@ -268,7 +266,9 @@ def test_density_estimation(normals):
     places = torch.tensor([-1.0, 0.0, 1.0], dtype=torch.float64)
     log_density = torch.stack(
         [
-            conditional_log_density(K, torch.cat([train, place.view(1)]), torch.tensor([40]))
+            DenseCovariance(K).conditional_log_density(
+                torch.cat([train, place.view(1)]), torch.tensor([40])
+            )
             for place in places
         ]
     )
@@ -289,7 +289,9 @@ def test_a_wider_prior_predicts_better_and_has_less_evidence(normals):
     for v in variances:
         K, held_out = density_covariance(41, v), torch.tensor([40])
         residual = torch.cat([train.expand(len(test), 40), test.unsqueeze(-1)], dim=-1)
-        predictive.append(conditional_log_density(K, residual, held_out).sum().item())
+        predictive.append(
+            DenseCovariance(K).conditional_log_density(residual, held_out).sum().item()
+        )
     assert (np.diff(predictive) > 0).all()
 
 

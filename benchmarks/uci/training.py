@@ -28,7 +28,7 @@ from gpclml.errors import UnknownNameError
 from gpclml.fit import fit_mll, fit_networks
 from gpclml.inference.observations import Observations, observations, training_observations
 from gpclml.kernels import DeepKernel
-from gpclml.linalg import conditional_log_density, take
+from gpclml.linalg import take
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
 
@@ -93,8 +93,7 @@ class SubsetMarginalLogLikelihood(ExactMarginalLogLikelihood):
     def _objective(self, data: Observations, generator: torch.Generator) -> Tensor:
         [block] = data.split(self.drawing, generator).held_out
         rows = block.squeeze(0).to(data.residual.device)
-        covariance, residual = data.covariance.take(rows), take(data.residual, rows)
-        density = conditional_log_density(covariance, residual, torch.arange(len(rows)))
+        density = data.covariance.take(rows).log_density(take(data.residual, rows))
         terms = self._add_other_terms(torch.zeros_like(density), data.params)
         return data.per_held_out_target(density, [block]) + terms / data.num_observed()
 

@@ -262,10 +262,18 @@ def as_orders(orderings: int | Tensor, n: int, generator: torch.Generator) -> Te
         generator: Source of random orders, on the CPU.
 
     Raises:
-        ArgumentError: If the number is below one.
+        ArgumentError: If the number is below one, or an order is not a permutation.
         ShapeError: If given orders do not have two dimensions.
     """
     if isinstance(orderings, Tensor):
+        expected = f"{n} distinct integers from 0 to {n - 1}, one-dimensional"
+        if orderings.shape[-1] != n:
+            raise ArgumentError("orders", f"{orderings.shape[-1]} indices", expected)
+        least, most = int(orderings.min()), int(orderings.max())
+        if least < 0 or most >= n:
+            raise ArgumentError("orders", f"indices from {least} to {most}", expected)
+        if bool((orderings.sort(-1).values.cpu() != torch.arange(n)).any()):
+            raise ArgumentError("orders", "repeated indices", expected)
         return orderings
     check_counts(orderings=orderings)
     return torch.stack([torch.randperm(n, generator=generator) for _ in range(orderings)])

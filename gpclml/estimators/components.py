@@ -17,7 +17,6 @@ from gpclml.estimators.candidates import FittedCandidate, restored_model
 from gpclml.estimators.mixture import log_t_density
 from gpclml.estimators.warps import Warp
 from gpclml.inference import training_observations
-from gpclml.linalg import leave_one_out_moments
 from gpclml.models import GPRegression, find_networks
 
 if TYPE_CHECKING:
@@ -316,5 +315,5 @@ def leave_one_out_residuals(model: GPRegression) -> tuple[Tensor, Tensor]:
     """
     data = training_observations(model, model.likelihood)
     every = torch.arange(data.residual.shape[-1])
-    mean, variance = leave_one_out_moments(data.covariance, data.residual, every)
+    mean, variance = data.covariance.leave_one_out(data.residual, every)
     return data.residual - mean, variance.sqrt()

@@ -27,7 +27,6 @@ from gpclml.fit.result import Problem
 from gpclml.inference import Road
 from gpclml.inference.observations import training_observations
 from gpclml.inference.posterior import are_constant
-from gpclml.linalg import leave_one_out_moments
 from gpclml.models import find_networks
 
 _FAILED = ("abnormal", "constant", "bound")
@@ -134,7 +133,7 @@ def _problem_of_predictions(
     try:
         data = training_observations(model, mll.likelihood)
         every = torch.arange(data.residual.shape[-1])
-        mean, variance = leave_one_out_moments(data.covariance, data.residual, every)
+        mean, variance = data.covariance.leave_one_out(data.residual, every)
     except (RuntimeError, TypeError, ValueError):
         return ""  # a fit is not lost to a model whose predictions cannot be had so
     error, variance = numbers(data.residual - mean), numbers(variance)

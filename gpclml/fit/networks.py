@@ -32,7 +32,6 @@ from gpclml.fit.deep_kernel import (
 )
 from gpclml.fit.result import FitResult
 from gpclml.inference.observations import training_observations
-from gpclml.linalg import leave_one_out_moments
 from gpclml.mlls.fixed_loss import fresh_loss
 from gpclml.models import GPRegression, find_networks
 
@@ -336,7 +335,7 @@ class _SubsetTraining:
         with _stopping(), _conditioned_on(self.model, torch.cat([self.rows, held_out])):
             data = training_observations(self.model)
             last = torch.arange(len(self.rows), data.num_rows)
-            mean, variance = leave_one_out_moments(data.covariance, data.residual, last)
+            mean, variance = data.covariance.leave_one_out(data.residual, last)
         error = data.residual[last] - mean
         if not bool((torch.isfinite(error) & torch.isfinite(variance)).all()):
             raise _not_finite("held-out densities")

@@ -14,13 +14,6 @@ from gpclml.linalg.covariance_products import (
     RowProducts,
 )
 from gpclml.linalg.dense import DenseCovariance, GramCovariance
-from gpclml.linalg.densities import (
-    block_conditional_log_densities,
-    conditional_log_density,
-    leave_one_out_moments,
-    sequential_log_densities,
-    sequential_predictions,
-)
 from gpclml.linalg.iterative import (
     ConjugateGradients,
     IterativeCovariance,
@@ -56,15 +49,10 @@ __all__ = [
     "OperatorProducts",
     "Predictor",
     "RowProducts",
-    "block_conditional_log_densities",
-    "conditional_log_density",
     "factorization_dtype",
-    "leave_one_out_moments",
     "permute",
     "refuse_double_backward",
     "safe_cholesky",
-    "sequential_log_densities",
-    "sequential_predictions",
     "symmetric_product",
     "take",
     "take_rows",

@@ -27,17 +27,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Size, Tensor
 
-from gpclml._utils.arguments import checked
-from gpclml.gram import Evaluated, Gradients, precomputed
+from gpclml.gram import Evaluated, Gradients
 from gpclml.gram.autograd import fitted
 from gpclml.linalg.covariance import common_batch
-from gpclml.linalg.dense import DenseCovariance
-from gpclml.linalg.log_densities import densities_of_group
-from gpclml.linalg.matrices import (
-    HALF_LOG_2PI,
-    inverse_of_factor,
-    safe_cholesky,
-)
+from gpclml.linalg.dense import DenseCovariance, block_log_densities
+from gpclml.linalg.matrices import HALF_LOG_2PI, inverse_of_factor, safe_cholesky
 
 __all__ = ["KroneckerCovariance"]
 
@@ -49,12 +43,6 @@ class _Rows(NamedTuple):
     all: bool
 
 
-@checked(
-    late=True,
-    points="float (*batch, n, n)",
-    tasks="float (*batch, t, t)",
-    noise="float (*batch, t)",
-)
 class KroneckerCovariance(DenseCovariance):
     """The covariance of t tasks at n points, of which a point's are next to each other.
 
@@ -77,10 +65,11 @@ class KroneckerCovariance(DenseCovariance):
         factor_dtype: torch.dtype | None = None,
         checked: bool = True,
     ) -> None:
-        own = {"factor_dtype": factor_dtype, "checked": checked}
-        vars(self).update(own, arguments=(points, tasks, noise))  # it is frozen
-
-    arguments: tuple[Tensor, Tensor, Tensor]
+        self.arguments: tuple[Tensor, Tensor, Tensor] = (points, tasks, noise)
+        self.factor_dtype, self.checked = factor_dtype, checked
+        batch = common_batch(points.shape[:-2], tasks.shape[:-2], noise.shape[:-1])
+        size = points.shape[-1] * tasks.shape[-1]
+        self._shape, self._like = Size((*batch, size, size)), points
 
     @cached_property
     def matrix(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -89,30 +78,6 @@ class KroneckerCovariance(DenseCovariance):
         product = points[..., :, None, :, None] * tasks[..., None, :, None, :]
         of_all = noise.unsqueeze(-2).expand(*noise.shape[:-1], *product.shape[-2:])
         return product.flatten(-4, -3).flatten(-2) + torch.diag_embed(of_all.flatten(-2))
-
-    @property
-    def shape(self) -> Size:
-        """``(*batch, n t, n t)``, without forming the matrix."""
-        points, tasks, noise = self.arguments
-        batch = common_batch(points.shape[:-2], tasks.shape[:-2], noise.shape[:-1])
-        size = points.shape[-1] * tasks.shape[-1]
-        return Size((*batch, size, size))
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the points."""
-        return self.arguments[0].dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Of the points."""
-        return self.arguments[0].device
-
-    def factored_in(
-        self, dtype: torch.dtype | None, *, checked: bool = True
-    ) -> KroneckerCovariance:
-        """With these settings of the Cholesky factors."""
-        return KroneckerCovariance(*self.arguments, dtype, checked)
 
     def density(self, blocks: Sequence[Tensor]) -> Any:
         """The blocks as points, if these have all their tasks; else as for a dense matrix."""
@@ -126,22 +91,10 @@ class KroneckerCovariance(DenseCovariance):
         """With gradients with respect to both covariances, noise and residual."""
         if not isinstance(density, _Rows):
             return super().log_density_and_vjp(residual, density)
-        return self._of_rows(residual, density)
+        with torch.no_grad():
+            return self._row_density(residual, density)
 
-    def _conditional_log_density(self, residual: Tensor, held_out: Tensor) -> Tensor:
-        density = self.density([held_out.unsqueeze(-2)])
-        if not isinstance(density, _Rows):
-            return super()._conditional_log_density(residual, held_out)
-        return precomputed(self._of_rows(residual, density))
-
-    def _block_log_density(self, residual: Tensor, blocks: Sequence[Tensor]) -> Tensor:
-        density = self.density(blocks)
-        if not isinstance(density, _Rows):
-            return super()._block_log_density(residual, blocks)
-        return precomputed(self._of_rows(residual, density))
-
-    @torch.no_grad()
-    def _of_rows(self, residual: Tensor, density: _Rows) -> Evaluated:
+    def _row_density(self, residual: Tensor, density: _Rows) -> Evaluated:
         """The density of points that are held out with all their tasks."""
         tensors = (*self.arguments, residual)
         points, tasks, noise = self.arguments
@@ -166,51 +119,47 @@ class KroneckerCovariance(DenseCovariance):
             value = value - L.diagonal(dim1=-2, dim2=-1).log().sum(-1) - n * HALF_LOG_2PI
             T, U_B = Q, alpha
         else:
-            count, parts = 0, []
+            count, solved = 0, []
             for group in density.blocks:
-                of_blocks, L_Q, s = densities_of_group(Q, alpha, group, self.checked)
-                value = value + of_blocks.squeeze(-1).sum(-1)
+                values, L_Q, s = block_log_densities(Q, alpha, group, self.checked)
+                value = value + values.squeeze(-1).sum(-1)
                 count += group.numel()
                 rows = Q[..., group, :]  # (*batch, t, k, b, n)
-                parts.append((rows.mT @ s.to(Q.dtype)).squeeze(-1).mT)
+                solved.append((rows.mT @ s.to(Q.dtype)).squeeze(-1).mT)
                 root = torch.linalg.solve_triangular(L_Q.to(Q.dtype), rows, upper=False)
                 root = root.flatten(-3, -2)
                 T = T + root.mT @ root
-            U_B = torch.cat(parts, -1)
+            U_B = torch.cat(solved, -1)
         value = value.sum(-1) - 0.5 * count * noise.double().log().sum(-1)
         value = value.to(residual.dtype)
 
-        def gradients() -> list[Tensor]:
-            """Of each member, with respect to the tensors."""
+        @torch.no_grad()
+        def vjp(grad: Tensor, _: Tensor | None = None, /) -> Gradients:
             u = U_B.sum(-1, keepdim=True)
             K, lambdas, W = points.to(L.dtype).unsqueeze(-3), share.to(L.dtype), B.to(L.dtype)
             H = u @ alpha.mT
             H = 0.5 * (H + H.mT - U_B @ U_B.mT - T)
 
-            def of_tasks(product: Any, trace: Tensor) -> Tensor:
-                """Inner products of all H with a matrix, which ``product`` multiplies by."""
-                cross = u.squeeze(-1) @ product(alpha).squeeze(-1).mT
-                blocks = U_B.flatten(-2) @ product(U_B).flatten(-2).mT
-                E = 0.5 * (cross + cross.mT - blocks - torch.diag_embed(trace))
+            def inner_products(left_u: Tensor, left_blocks: Tensor, trace: Tensor) -> Tensor:
+                """Of all H with a matrix, from its products with u and with the blocks."""
+                cross = left_u.squeeze(-1) @ alpha.squeeze(-1).mT
+                products = left_blocks.flatten(-2) @ U_B.flatten(-2).mT
+                E = 0.5 * (cross + cross.mT - products - torch.diag_embed(trace))
                 return W @ E @ W.mT
 
-            of_noise = of_tasks(lambda X: X, T.diagonal(dim1=-2, dim2=-1).sum(-1))
-            return [
+            grad_noise = inner_products(u, U_B, T.diagonal(dim1=-2, dim2=-1).sum(-1))
+            gradients = [
                 (lambdas[..., None, None] * H).sum(-3),
-                of_tasks(lambda X: K @ X, (T * K).sum((-2, -1))),
-                of_noise.diagonal(dim1=-2, dim2=-1),
+                inner_products(K @ u, K @ U_B, (T * K).sum((-2, -1))),
+                grad_noise.diagonal(dim1=-2, dim2=-1),
                 -(u.squeeze(-1).mT @ W.mT).flatten(-2),
             ]
-
-        @torch.no_grad()
-        def vjp(grad: Tensor, weight: Tensor | None = None, /) -> Gradients:
-            grad = grad if weight is None else grad * weight
             return [
-                (tensor, fitted(one * grad[(..., *(None,) * (one.ndim - grad.ndim))], tensor))
-                for tensor, one in zip(tensors, gradients(), strict=True) if tensor.requires_grad
+                (tensor, fitted(g * grad[(..., *(None,) * (g.ndim - grad.ndim))], tensor))
+                for tensor, g in zip(tensors, gradients, strict=True) if tensor.requires_grad
             ]  # fmt: skip
 
-        return Evaluated(value, [one for one in tensors if one.requires_grad], vjp)
+        return Evaluated(value, [tensor for tensor in tensors if tensor.requires_grad], vjp)
 
 
 def _rows(blocks: Sequence[Tensor], t: int) -> list[Tensor] | None:

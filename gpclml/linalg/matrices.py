@@ -9,28 +9,21 @@ from collections.abc import Sequence
 import torch
 from linear_operator.utils.errors import NotPSDError
 from linear_operator.utils.warnings import NumericalWarning
-from torch import Size, Tensor
+from torch import Tensor
 
-from gpclml._utils.arguments import callers_level, checked
+from gpclml._utils.arguments import callers_level
 from gpclml.errors import ArgumentError, NonFiniteError
 from gpclml.gram import DOUBLE_UP_TO
 
 __all__ = [
     "HALF_LOG_2PI",
-    "PIVOT_ROUNDINGS",
-    "BatchLayout",
     "SingularError",
-    "factor_and_whiten",
     "factorization_dtype",
     "inverse_of_factor",
-    "log_density_terms",
     "permute",
     "plus_product",
-    "rows_in_data_order",
     "safe_cholesky",
     "sandwich",
-    "sandwich_of_disjoint",
-    "symmetric_columns",
     "symmetric_product",
     "take",
     "take_rows",
@@ -40,11 +33,9 @@ HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 
 _PANEL = {"cpu": 256, "other": 2048}  # rows of a symmetric product that are computed at once
 _UNDIVIDED, _UNDIVIDED_ON_GPU = 128, 1024  # least rows of a half of an inverse
-PIVOT_ROUNDINGS = 2
-"""Epsilons of a variance that a squared pivot has to be above."""
+_PIVOT_ROUNDINGS = 2  # epsilons of a variance that a squared pivot has to be above
 
 
-@checked(late=True, covariance="float (*batch, n, n)")
 def factorization_dtype(
     covariance: Tensor,  # shape: (*batch, n, n)
     factor_dtype: torch.dtype | None = None,
@@ -66,20 +57,16 @@ def factorization_dtype(
     Raises:
         ArgumentError: If ``factor_dtype`` is another type.
     """
-    if factor_dtype not in (None, torch.float32, torch.float64):
-        raise ArgumentError(
-            "factor_dtype",
-            factor_dtype,
-            "torch.float32, torch.float64 or None",
-            "Leave it out for the default policy.",
-        )
-    if factor_dtype is not None:
+    if factor_dtype in (torch.float32, torch.float64):
         return factor_dtype
+    if factor_dtype is not None:
+        expected = "torch.float32, torch.float64 or None"
+        suggestion = "Leave it out for the default policy."
+        raise ArgumentError("factor_dtype", factor_dtype, expected, suggestion)
     small = covariance.shape[-1] <= DOUBLE_UP_TO
     return torch.float64 if small or covariance.dtype == torch.float64 else torch.float32
 
 
-@checked(late=True, covariance="float (*batch, n, n)")
 def safe_cholesky(
     covariance: Tensor,  # shape: (*batch, n, n)
     factor_dtype: torch.dtype | None = None,
@@ -115,7 +102,7 @@ def safe_cholesky(
         SingularError: The first attempt failed in place.
     """
     matrix = covariance.to(factorization_dtype(covariance, factor_dtype))
-    least = PIVOT_ROUNDINGS * torch.finfo(covariance.dtype).eps
+    least = _PIVOT_ROUNDINGS * torch.finfo(covariance.dtype).eps
     factor, left = _factor(matrix, in_place and matrix.is_contiguous())
     if not checked:
         factor.diagonal(dim1=-2, dim2=-1).masked_fill_(~(left > least).unsqueeze(-1), torch.nan)
@@ -196,7 +183,6 @@ def _jittered(matrix: Tensor, least: float) -> Tensor:
     )
 
 
-@checked(late=True, values="(*members, n)", order="index (b,) | (*members, b)")
 def take(
     values: Tensor,  # shape: (*batch, n)
     order: Tensor,  # shape: (b,) or (*batch, b)
@@ -205,7 +191,6 @@ def take(
     return values.index_select(-1, order) if order.ndim == 1 else values.gather(-1, order)
 
 
-@checked(late=True, values="(*members, n, k)", order="index (b,) | (*members, b)")
 def take_rows(
     values: Tensor,  # shape: (*batch, n, c)
     order: Tensor,  # shape: (b,) or (*batch, b)
@@ -220,7 +205,6 @@ def take_rows(
     return rows.reshape(*order.shape, values.shape[-1])
 
 
-@checked(late=True, matrix="(*members, n, n)", order="index (b,) | (*members, b)")
 def permute(
     matrix: Tensor,  # shape: (*batch, n, n)
     order: Tensor,  # shape: (b,) or (*batch, b)
@@ -232,7 +216,6 @@ def permute(
     return rows.gather(-1, order.unsqueeze(-2).expand(*rows.shape[:-1], order.shape[-1]))
 
 
-@checked(late=True, left="float (*batch, n, k)", right="float (*batch, n, k)")
 def symmetric_product(
     left: Tensor,  # shape: (*batch, n, k)
     right: Tensor,  # shape: (*batch, n, k)
@@ -261,108 +244,34 @@ def symmetric_product(
     return product
 
 
-class BatchLayout:
-    """How a batch splits into covariances and the k residuals of each.
+def sandwich(
+    Q: Tensor, middles: Sequence[Tensor], blocks: Sequence[Tensor], disjoint: bool
+) -> Tensor:
+    """The sum over blocks of Q_:B M_B Q_B:, ``(*batch, n, n)``.
 
     Args:
-        covariances: Batch shape of the covariance; residuals share one in dimensions where it
-            has size 1 or that it lacks.
-        batch: Batch shape of the residuals, to which the former broadcasts.
+        Q: Symmetric, ``(*batch, n, n)``.
+        middles: Symmetric, ``(*batch, k_i, b_i, b_i)`` a size.
+        blocks: Indices, ``(k_i, b_i)`` a size.
+        disjoint: Whether no index is in two blocks: then there are no more columns than rows.
     """
-
-    def __init__(self, covariances: Size, batch: Size) -> None:
-        padded = (1,) * (len(batch) - len(covariances)) + tuple(covariances)
-        shared = [i for i, size in enumerate(padded) if size < batch[i]]
-        own = [i for i in range(len(batch)) if i not in shared]
-        self._dims = own + shared
-        self._own = Size([batch[i] for i in own])
-        self._shared = Size([batch[i] for i in shared])
-
-    def covariances(self, values: Tensor) -> Tensor:
-        """Each covariance once, ``(*own, n, n)``."""
-        return values.reshape(*self._own, *values.shape[-2:])
-
-    def stacked(self, values: Tensor, event: int) -> Tensor:
-        """Numbers of the residuals of each covariance, ``(*own, k, *event)``.
-
-        Args:
-            values: The numbers, ``(*batch, *event)``.
-            event: Number of dimensions of an event.
-        """
-        last = tuple(range(values.ndim - event, values.ndim))
-        ordered = values.permute(*self._dims, *last)
-        return ordered.reshape(
-            *self._own, self._shared.numel(), *values.shape[values.ndim - event :]
-        )
-
-    def unstacked(self, values: Tensor, event: int) -> Tensor:
-        """The inverse of :meth:`stacked`."""
-        ordered = values.reshape(*self._own, *self._shared, *values.shape[values.ndim - event :])
-        back = sorted(range(len(self._dims)), key=self._dims.__getitem__)
-        return ordered.permute(*back, *range(len(back), len(back) + event))
-
-
-def rows_in_data_order(values: Tensor, order: Tensor | None) -> Tensor:
-    """Rows that stand in an order, in data order again."""
-    return values if order is None else take_rows(values, order.argsort(-1))
-
-
-def symmetric_columns(u: Tensor, v: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Columns whose product is the weighted sum of (u vᵀ + v uᵀ) / 2 over columns."""
-    return torch.cat([u, v], dim=-1), 0.5 * torch.cat([weight * v, weight * u], dim=-1)
-
-
-def sandwich_of_disjoint(Q: Tensor, middles: list[Tensor], blocks: Sequence[Tensor]) -> Tensor:
-    """Sum over blocks of Q_:B M_B Q_B:, with no more columns than points."""
-    # LAPACK returns Q column by column: its transpose, equal by symmetry, has rows in memory.
-    by_rows = Q.mT
+    if not disjoint:  # the M_B are added up first, one product serves all
+        total = torch.zeros_like(Q)
+        for group, M in zip(blocks, middles, strict=True):
+            for block, M_B in zip(group, M.unbind(-3), strict=True):
+                total[..., block.unsqueeze(-1), block] += M_B
+        return symmetric_product(Q @ total, Q)
     rows, scaled = [], []
     for group, M in zip(blocks, middles, strict=True):
-        Q_B = by_rows.index_select(-2, group.flatten())  # (*batch, k b, n)
+        # LAPACK returns Q column by column: its transpose, equal by symmetry, has rows in memory.
+        Q_B = Q.mT.index_select(-2, group.flatten())  # (*batch, k b, n)
         rows.append(Q_B)
         if group.shape[-1] == 1:
             scaled.append(M.flatten(-3).unsqueeze(-1) * Q_B)
         else:
             scaled.append((M @ Q_B.unflatten(-2, group.shape)).flatten(-3, -2))
-    return symmetric_product(_cat_rows(scaled).mT, _cat_rows(rows).mT)
-
-
-def _cat_rows(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-2)
-
-
-def sandwich(Q: Tensor, middles: list[Tensor], blocks: Sequence[Tensor]) -> Tensor:
-    """The same for overlapping blocks: the M_B are added up first, one product serves all."""
-    total = torch.zeros_like(Q)
-    for group, M in zip(blocks, middles, strict=True):
-        for block, M_B in zip(group, M.unbind(-3), strict=True):
-            total[..., block.unsqueeze(-1), block] += M_B
-    return symmetric_product(Q @ total, Q)
-
-
-def factor_and_whiten(
-    covariance: Tensor,
-    residuals: Tensor,
-    order: Tensor | None,
-    factor_dtype: torch.dtype | None,
-    checked: bool = True,
-    in_place: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """The factor, and z of residuals ``(*batch, k, n)`` as columns, ``(*batch, n, k)``."""
-    columns = residuals.mT
-    if order is not None:
-        covariance = permute(covariance, order)
-        columns = take_rows(columns, order)
-    L = safe_cholesky(covariance, factor_dtype, checked=checked, in_place=in_place)
-    return L, torch.linalg.solve_triangular(L, columns.to(L.dtype), upper=False)
-
-
-def log_density_terms(L: Tensor, z: Tensor, count: int) -> Tensor:
-    """The log densities of the last points given their predecessors, ``(*batch, count, k)``."""
-    pivots = L.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)
-    if count < z.shape[-2]:
-        pivots, z = pivots[..., -count:, :], z[..., -count:, :]
-    return torch.add(pivots.log(), z.square(), alpha=0.5).add_(HALF_LOG_2PI).neg_()
+    left, right = (x[0] if len(x) == 1 else torch.cat(x, dim=-2) for x in (scaled, rows))
+    return symmetric_product(left.mT, right.mT)
 
 
 def inverse_of_factor(L: Tensor, *, in_place: bool = False) -> Tensor:

@@ -372,15 +372,11 @@ def _held_out_density(
     """
     checked = reads_are_free(data.residual.device)
     covariance = data.covariance_by(solver, blocks, factor_dtype, checked=checked)
-    residual = data.residual
-    if residual.ndim != len(covariance.shape) - 1:
-        batch = torch.broadcast_shapes(covariance.shape[:-2], residual.shape[:-1])
-        residual = residual.expand(*batch, residual.shape[-1])
-    value = covariance.log_density_of(residual, covariance.density(blocks))
+    value = covariance.held_out_log_density(data.residual, blocks)
     if not all_finite(value):
         if not checked:
             del value  # what it holds for the gradient
             covariance = data.covariance_by(solver, blocks, factor_dtype)
-            value = covariance.log_density_of(residual, covariance.density(blocks))
+            value = covariance.held_out_log_density(data.residual, blocks)
         data.check_density(value)
     return data.per_held_out_target(value, blocks, redrawn=redrawn), covariance.reports

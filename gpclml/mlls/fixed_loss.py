@@ -39,7 +39,7 @@ from gpclml.gram.closed_form import has_hooks
 from gpclml.inference.covariances import Road, has_one_noise, unless_low_rank
 from gpclml.inference.observations import Observations, likelihood_parameters, training_observations
 from gpclml.linalg import Covariance, GramCovariance
-from gpclml.linalg.log_densities import LogDensity
+from gpclml.linalg.dense import LogDensity
 from gpclml.mlls._terms import FixedTerms, sum_of_priors
 from gpclml.mlls.conditional_marginal_log_likelihood import ConditionalMarginalLogLikelihood
 from gpclml.models import BayesianLinearModel, GPRegression

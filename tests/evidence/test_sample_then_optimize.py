@@ -9,6 +9,7 @@ import reference
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
 from gpclml.evidence.training_speed import sample_then_optimize, training_speed_by_descent
 from gpclml.evidence.training_speed.estimators import Prefixes, predict_prefixes, sampled_terms
+from gpclml.linalg import DenseCovariance
 
 
 def problem(n=10, num_weights=4, seed=7):  # a stream that draws of seed 0 do not share
@@ -126,7 +127,7 @@ def exact(model) -> tuple[Prefixes, float]:
     covariance = features * prior @ features.mT + noise.diag()
     order = torch.arange(len(target)).unsqueeze(0)
     lml = float(reference.log_density(covariance, target))
-    return predict_prefixes(covariance, target, noise, order), lml
+    return predict_prefixes(DenseCovariance(covariance), target, noise, order), lml
 
 
 @pytest.mark.parametrize(("n", "num_weights"), [(10, 4), (6, 8)])

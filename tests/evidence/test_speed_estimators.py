@@ -134,7 +134,9 @@ def test_what_the_bound_misses_is_never_negative(n, k, log_noise, seed):
     K = reference.random_covariance(n, seed=seed, noise=float(noise[0]))
     generator = torch.Generator().manual_seed(seed)
     orders = torch.stack([torch.randperm(n, generator=generator) for _ in range(k)])
-    prefixes = predict_prefixes(K, reference.random_residual(n, seed=seed), noise, orders)
+    prefixes = predict_prefixes(
+        DenseCovariance(K), reference.random_residual(n, seed=seed), noise, orders
+    )
     terms = divergences(prefixes)
     assert terms.shape == (k, n)
     assert bool((terms >= 0).all())

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import gpclml._utils.environment
 from gpclml.errors import ArgumentError
+from gpclml.linalg import gaussians
 from gpclml.linalg.gaussians import (
     DiagonalFamily,
     DiagonalGaussian,
@@ -24,7 +25,6 @@ from gpclml.linalg.gaussians import (
     gaussian_kl,
     linear_posterior,
 )
-from gpclml.linalg.gaussians import families as families_module
 
 FAMILIES = {
     "diagonal": DiagonalFamily(),
@@ -156,8 +156,8 @@ def test_unseen_directions_are_those_of_the_eigenvectors(rank, monkeypatch):
     family = LowRankFamily(rank, 0.02)
     projected = family.best(*given)
     assert float((given[0] @ projected.factor).abs().max()) < 1e-12
-    monkeypatch.setattr(families_module, "_unseen_directions", None)
-    eigen = families_module._smallest(given[0], given[2], given[3], rank)
+    monkeypatch.setattr(gaussians, "_unseen_directions", None)
+    eigen = gaussians._smallest(given[0], given[2], given[3], rank)
     lengths = (1 / eigen[1] - 0.02).sqrt()
     by_eigenvectors = LowRankGaussian(projected.mean, eigen[0] * lengths, 0.02)
     torch.testing.assert_close(bound(projected, *given), bound(by_eigenvectors, *given))

@@ -11,7 +11,8 @@ from torch.distributions import MultivariateNormal, kl_divergence
 
 import reference
 from gpclml._utils.environment import available_memory, check_memory
-from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
+from gpclml.errors import ArgumentError, UnsupportedError
+from gpclml.linalg import gaussians
 from gpclml.linalg.gaussians import (
     DiagonalFamily,
     DiagonalGaussian,
@@ -23,7 +24,6 @@ from gpclml.linalg.gaussians import (
     LowRankGaussian,
     TrainableGaussian,
     WeightDistribution,
-    distributions,
     gaussian_kl,
     linear_posterior,
 )
@@ -89,15 +89,12 @@ def test_answers_are_those_of_the_dense_covariance(form):
         (q.log_det(), torch.linalg.slogdet(covariance)[1]),
         (q.predictive_variance(features), (features @ covariance @ features.mT).diagonal()),
         (q.predictive_covariance(features), features @ covariance @ features.mT),
-        (q.precision_times(columns), torch.linalg.solve(covariance, columns)),
-        (q.precision_diagonal(), torch.linalg.inv(covariance).diagonal()),
+        (q.precision().times(columns), torch.linalg.solve(covariance, columns)),
+        (q.precision().entries(), torch.linalg.inv(covariance).diagonal()),
     ):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
-    diagonal, factor, sign = q.parts()
-    total = torch.zeros(R, R, dtype=torch.float64)
-    total = total if diagonal is None else total + torch.diag(diagonal)
-    total = total if factor is None else total + sign * factor @ factor.mT
-    torch.testing.assert_close(total, covariance, rtol=1e-9, atol=1e-9)
+    identity = torch.eye(R, dtype=torch.float64)
+    torch.testing.assert_close(q.covariance().times(identity), covariance, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -107,10 +104,10 @@ def test_a_few_columns_at_a_time_are_all_at_once(form, monkeypatch):
 
     def answers():
         q = distribution(form, *given)
-        return q.mean, q.variance(), q.predictive_variance(features), q.precision_diagonal()
+        return q.mean, q.variance(), q.predictive_variance(features)
 
     at_once = answers()
-    monkeypatch.setattr(distributions, "_COLUMNS_AT_ONCE", 4)
+    monkeypatch.setattr(gaussians, "_COLUMNS_AT_ONCE", 4)
     for one, other in zip(answers(), at_once, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
@@ -157,8 +154,8 @@ def test_gradcheck(form):
             q.log_det(),
             q.predictive_variance(features),
             q.predictive_covariance(features),
-            q.precision_times(columns),
-            q.precision_diagonal(),
+            q.precision().times(columns),
+            q.precision().entries(),
         )
 
     assert torch.autograd.gradcheck(function, given)
@@ -176,8 +173,8 @@ def test_float32_is_close_to_float64(form):
             q.variance(),
             q.log_det(),
             q.predictive_covariance(features.to(dtype)),
-            q.precision_times(columns.to(dtype)),
-            q.precision_diagonal(),
+            q.precision().times(columns.to(dtype)),
+            q.precision().entries(),
             q.sample(3),
         )
         assert all(answer.dtype == dtype for answer in answers)
@@ -219,8 +216,6 @@ def test_divergence_from_a_prior_and_from_itself(form):
     of_prior = gaussian_kl(q, DiagonalGaussian(torch.zeros_like(prior), prior))
     torch.testing.assert_close(gaussian_kl(q, prior), of_prior)
     assert gaussian_kl(q, q).item() == pytest.approx(0.0, abs=1e-10)
-    with pytest.raises(ShapeError, match="p: got 5 weights, expected 6"):
-        gaussian_kl(q, prior[:5])
 
 
 @pytest.mark.parametrize(("n", "R"), [(1, 1), (3, 3), (7, 3), (3, 7), (1, 5), (5, 1)])
@@ -333,34 +328,14 @@ def test_memory_is_asked_before_it_is_taken():
 def test_bad_arguments():
     mean, one = torch.zeros(3), torch.ones(3)
     q = FullGaussian(mean, torch.eye(3))
-    shapes = [
-        (lambda: DiagonalGaussian(mean, torch.ones(2)), r"variances: got \(2,\)"),
-        (lambda: DiagonalGaussian(torch.zeros(1, 3), torch.ones(1, 3)), r"mean: got \(1, 3\)"),
-        (lambda: LowRankGaussian(mean, torch.ones(2, 1), 0.1), r"factor: got \(2, 1\)"),
-        (lambda: LowRankGaussian(mean, torch.ones(3), 0.1), r"factor: got \(3,\)"),
-        (lambda: FullGaussian(mean, torch.eye(2)), r"root: got \(2, 2\)"),
-        (lambda: q.updated(torch.ones(4, 2), torch.ones(4), 0.1), r"features: got \(4, 2\)"),
-        (lambda: q.updated(torch.ones(4, 3), torch.ones(3), 0.1), "residual: got 3 numbers"),
-        (lambda: q.updated(torch.ones(4, 3), torch.ones(4), torch.ones(2)), "noise: got 2"),
-    ]
-    values = [
-        (
-            lambda: DiagonalGaussian(mean, torch.tensor([1.0, 0.0, 2.0])),
-            "variances: got as low as 0",
-        ),
-        (lambda: DiagonalGaussian(mean, one * torch.nan), "variances: got as low as nan"),
-        (lambda: LowRankGaussian(mean, torch.ones(3, 4), 0.1), "rank: got 4"),
-        (lambda: LowRankGaussian(mean, torch.ones(3, 1), 0.0), "epsilon: got 0.0"),
-        (lambda: LowRankGaussian(mean, torch.ones(3, 1), math.inf), "epsilon: got inf"),
+    for make, match in (
         (lambda: q.updated(torch.ones(3), 1.0, 0.0), "noise: got 0.0, expected positive"),
         (lambda: linear_posterior(torch.ones(2, 3), torch.ones(2), -one, torch.ones(2)), "prior"),
         (lambda: linear_posterior(torch.ones(2, 3), torch.ones(2), one, -torch.ones(2)), "noise"),
         (lambda: TrainableGaussian(LowRankFamily(4), one), "rank: got 4"),
-    ]
-    for cases, error in ((shapes, ShapeError), (values, ArgumentError)):
-        for make, match in cases:
-            with pytest.raises(error, match=match):
-                make()
+    ):
+        with pytest.raises(ArgumentError, match=match):
+            make()
 
     class Unknown(GaussianFamily):
         def best(self, features, residual, prior_variance, noise):

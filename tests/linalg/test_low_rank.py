@@ -9,14 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import reference
-from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
-from gpclml.linalg import (
-    LowRankPlusDiagonal,
-    block_conditional_log_densities,
-    conditional_log_density,
-    leave_one_out_moments,
-    sequential_log_densities,
-)
+from gpclml.errors import NonFiniteError, ShapeError
+from gpclml.linalg import DenseCovariance, LowRankPlusDiagonal
 
 SHAPES = [(1, 1), (2, 1), (9, 1), (9, 3), (9, 8), (9, 9)]  # n, R
 
@@ -43,7 +37,7 @@ def assert_same(function, parts, rtol: float = 1e-9, gradient_rtol: float = 1e-7
     for dense in (False, True):
         features, noise, residual = with_gradient(*parts)
         covariance = LowRankPlusDiagonal(features, noise)
-        value = function(covariance.to_dense() if dense else covariance, residual)
+        value = function(DenseCovariance(covariance.to_dense()) if dense else covariance, residual)
         weights = 1 + torch.arange(value.numel(), dtype=value.dtype).reshape(value.shape)
         gradients = reference.gradients(weights * value, features, noise, residual)
         results.append((value, gradients))
@@ -88,7 +82,7 @@ def test_the_conditional_is_the_explicit_one(n, R):
         held_out = random_indices(n, b)
 
         def of_low_rank(covariance, residual, held_out=held_out):
-            return conditional_log_density(covariance, residual, held_out)
+            return covariance.conditional_log_density(residual, held_out)
 
         features, noise, residual = parts(n, R)
         assert_same(of_low_rank, (features, noise, residual))
@@ -117,7 +111,7 @@ def test_blocks_are_the_explicit_conditionals(groups, R):
     features, noise, residual = parts(8, R)
 
     def of_blocks(covariance, residual):
-        return block_conditional_log_densities(covariance, residual, groups)
+        return covariance.block_log_densities(residual, groups)
 
     assert_same(of_blocks, (features, noise, residual))
     dense = LowRankPlusDiagonal(features, noise).to_dense()
@@ -140,8 +134,8 @@ def test_gradcheck(batch, b):
     def function(features, noise, residual):
         covariance = LowRankPlusDiagonal(features, noise)
         return (
-            conditional_log_density(covariance, residual, held_out),
-            block_conditional_log_densities(covariance, residual, groups),
+            covariance.conditional_log_density(residual, held_out),
+            covariance.block_log_densities(residual, groups),
         )
 
     assert torch.autograd.gradcheck(function, (features, noise, residual))
@@ -155,8 +149,8 @@ def test_classes_of_a_task_share_its_features(groups, noise_batch):
     residual = reference.random_residual(8, (2, 3))
 
     def of_all(covariance, residual):
-        one = conditional_log_density(covariance, residual, torch.tensor([6, 2, 1, 5]))
-        many = block_conditional_log_densities(covariance, residual, GROUPS[groups])
+        one = covariance.conditional_log_density(residual, torch.tensor([6, 2, 1, 5]))
+        many = covariance.block_log_densities(residual, GROUPS[groups])
         return torch.cat([one.unsqueeze(-1), many], dim=-1)
 
     assert_same(of_all, (features, noise, residual))
@@ -177,7 +171,7 @@ def test_members_with_held_out_points_of_their_own(features_batch, b):
     held_out = torch.stack([random_indices(9, b, seed) for seed in range(6)]).reshape(2, 3, b)
 
     def own(covariance, residual):
-        return conditional_log_density(covariance, residual, held_out)
+        return covariance.conditional_log_density(residual, held_out)
 
     assert_same(own, (features, noise, residual))
 
@@ -193,9 +187,8 @@ def test_tiny_noise(noise, R):
     groups = [torch.arange(20).unsqueeze(-1), torch.arange(20).reshape(4, 5)]
 
     def function(covariance, residual):
-        one = conditional_log_density(covariance, residual, torch.arange(12, 20))
-        return torch.cat([one.unsqueeze(-1), block_conditional_log_densities(
-            covariance, residual, groups)])  # fmt: skip
+        one = covariance.conditional_log_density(residual, torch.arange(12, 20))
+        return torch.cat([one.unsqueeze(-1), covariance.block_log_densities(residual, groups)])
 
     # The dense function is the less accurate one: its covariance has condition 1 / noise.
     assert_same(function, (features, variances, residual), 1e-12 / noise, 1e-11 / noise)
@@ -208,8 +201,8 @@ def test_masked_points_change_no_density():
     masked = LowRankPlusDiagonal(features, noise).masked(missing)
     zeroed = residual.masked_fill(missing, 0.0)
     held_out = torch.tensor([2, 5, 7])
-    together = conditional_log_density(masked, zeroed, held_out)
-    singles = block_conditional_log_densities(masked, zeroed, [torch.arange(8).unsqueeze(-1)])
+    together = masked.conditional_log_density(zeroed, held_out)
+    singles = masked.block_log_densities(zeroed, [torch.arange(8).unsqueeze(-1)])
     term = torch.distributions.Normal(0.0, 1.0).log_prob(torch.tensor(0.0).double())
     for member in range(2):
         kept = (~missing[member]).nonzero().squeeze(-1)
@@ -237,9 +230,9 @@ def test_float32_is_close_to_float64(R, noise):
         given = with_gradient(*(part.float().to(dtype) for part in (features, variances, residual)))
         covariance = LowRankPlusDiagonal(*given[:2])
         values = [
-            conditional_log_density(covariance, given[2], torch.arange(50, 60)),
-            conditional_log_density(covariance, given[2], torch.arange(60)),
-            block_conditional_log_densities(covariance, given[2], groups).sum(),
+            covariance.conditional_log_density(given[2], torch.arange(50, 60)),
+            covariance.conditional_log_density(given[2], torch.arange(60)),
+            covariance.block_log_densities(given[2], groups).sum(),
         ]
         assert all(value.dtype == dtype for value in values)
         gradients = reference.gradients(torch.stack(values), *given)
@@ -269,7 +262,7 @@ def test_posterior_and_conditional_in_float32():
 def test_leave_one_out_moments(held_out):
     features, noise, residual = parts(7, 2, (2,))
     covariance, held_out = LowRankPlusDiagonal(features, noise), torch.tensor(held_out)
-    moments = leave_one_out_moments(covariance, residual, held_out)
+    moments = covariance.leave_one_out(residual, held_out)
     dense = covariance.to_dense()
     for member in range(2):
         for place, row in enumerate(held_out):
@@ -287,11 +280,11 @@ def test_terms_of_a_learning_curve_add_up():
     order = random_indices(10, 10)
 
     def curve(covariance, residual):
-        return sequential_log_densities(covariance, residual, order)
+        return covariance.sequential(residual, order.unsqueeze(0)).squeeze(-2)
 
     assert_same(curve, (features, noise, residual))
     covariance = LowRankPlusDiagonal(features, noise)
-    everything = conditional_log_density(covariance, residual, torch.arange(10))
+    everything = covariance.conditional_log_density(residual, torch.arange(10))
     torch.testing.assert_close(curve(covariance, residual).sum(-1), everything)
 
 
@@ -309,8 +302,8 @@ def test_any_shape(n, R, k, share, batch, seed):
     groups = [torch.stack([random_indices(n, b, seed + i) for i in range(k)])]
 
     def function(covariance, residual):
-        one = conditional_log_density(covariance, residual, groups[0][0])
-        many = block_conditional_log_densities(covariance, residual, groups)
+        one = covariance.conditional_log_density(residual, groups[0][0])
+        many = covariance.block_log_densities(residual, groups)
         torch.testing.assert_close(many[..., 0], one, rtol=1e-8, atol=1e-8)
         return many
 
@@ -332,22 +325,9 @@ def test_bad_arguments():
         LowRankPlusDiagonal(features, torch.tensor(1.0))
     with pytest.raises(ShapeError, match=r"noise: got batch shape \(2,\)"):
         LowRankPlusDiagonal(features.expand(3, 6, 2), noise.expand(2, 6))
-    covariance = LowRankPlusDiagonal(features, noise)
-    with pytest.raises(ShapeError, match="residual"):
-        conditional_log_density(covariance, residual[:5], torch.tensor([0]))
-    with pytest.raises(ShapeError, match="residual"):
-        conditional_log_density(
-            LowRankPlusDiagonal(features.expand(3, 6, 2), noise),
-            residual.expand(2, 6),
-            torch.tensor([0]),
-        )
-    with pytest.raises(ArgumentError, match="from 1 to 6"):
-        conditional_log_density(covariance, residual, torch.tensor([1, 6]))
-    with pytest.raises(ArgumentError, match="repeated"):
-        block_conditional_log_densities(covariance, residual, [torch.tensor([[1, 1]])])
     with pytest.raises(NonFiniteError, match="covariance"):
-        conditional_log_density(
-            LowRankPlusDiagonal(features * torch.nan, noise), residual, torch.tensor([0])
+        LowRankPlusDiagonal(features * torch.nan, noise).conditional_log_density(
+            residual, torch.tensor([0])
         )
 
 
@@ -358,9 +338,9 @@ def test_on_a_gpu_as_on_the_cpu():
     for device in ("cpu", "cuda"):
         given = with_gradient(*(part.to(device) for part in parts(30, 4, (2,))))
         covariance = LowRankPlusDiagonal(*given[:2])
-        value = conditional_log_density(covariance, given[2], torch.arange(20, 30))
+        value = covariance.conditional_log_density(given[2], torch.arange(20, 30))
         groups = [torch.arange(30).unsqueeze(-1), torch.arange(30).reshape(2, 15)]
-        blocks = block_conditional_log_densities(covariance, given[2], groups)
+        blocks = covariance.block_log_densities(given[2], groups)
         total = value.sum() + blocks.sum()
         gradients = reference.gradients(total, *given)
         results.append([part.detach().cpu() for part in (total, *gradients)])

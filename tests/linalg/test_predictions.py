@@ -8,13 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import reference
-from gpclml.errors import ArgumentError, ShapeError
 from gpclml.linalg import (
+    DenseCovariance,
     LowRankPlusDiagonal,
-    conditional_log_density,
     low_rank,
-    sequential_log_densities,
-    sequential_predictions,
 )
 
 
@@ -30,8 +27,8 @@ def problem(n, R, seed=0, noise=0.1, k=3):
 def test_they_are_explicit_conditionals(n, R):
     covariance, residual, orders = problem(n, R)
     dense = covariance.to_dense()
-    for form in (covariance, dense):
-        errors, variances = sequential_predictions(form, residual, orders)
+    for form in (covariance, DenseCovariance(dense)):
+        errors, variances = form.predictions(residual, orders)
         assert errors.shape == variances.shape == orders.shape
         for j, order in enumerate(orders):
             for i in range(n):
@@ -48,14 +45,14 @@ def test_they_are_explicit_conditionals(n, R):
 @settings(max_examples=40, deadline=None)
 def test_low_rank_is_dense_and_adds_up_to_the_evidence(n, R, k, seed):
     covariance, residual, orders = problem(n, R, seed, k=k)
-    errors, variances = sequential_predictions(covariance, residual, orders)
-    of_dense = sequential_predictions(covariance.to_dense(), residual, orders)
+    errors, variances = covariance.predictions(residual, orders)
+    of_dense = DenseCovariance(covariance.to_dense()).predictions(residual, orders)
     for one, other in zip((errors, variances), of_dense, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-8)
     terms = torch.distributions.Normal(0, variances.sqrt()).log_prob(errors)
-    expected = [sequential_log_densities(covariance, residual, order) for order in orders]
-    torch.testing.assert_close(terms, torch.stack(expected), rtol=1e-8, atol=1e-8)
-    evidence = conditional_log_density(covariance, residual, torch.arange(n)).expand(k)
+    expected = covariance.sequential(residual, orders)
+    torch.testing.assert_close(terms, expected, rtol=1e-8, atol=1e-8)
+    evidence = covariance.log_density(residual).expand(k)
     torch.testing.assert_close(terms.sum(-1), evidence, rtol=1e-9, atol=1e-8)
 
 
@@ -65,9 +62,9 @@ def test_tiny_noise(noise):
     generator = torch.Generator().manual_seed(1)
     draws = torch.randn(54, generator=generator, dtype=torch.float64)
     residual = covariance.features @ draws[:4] + covariance.noise.sqrt() * draws[4:]
-    errors, variances = sequential_predictions(covariance, residual, orders)
+    errors, variances = covariance.predictions(residual, orders)
     assert (variances >= covariance.noise[orders] * (1 - 1e-6)).all()
-    dense = sequential_predictions(covariance.to_dense(), residual, orders)
+    dense = DenseCovariance(covariance.to_dense()).predictions(residual, orders)
     torch.testing.assert_close(variances, dense[1], rtol=1e-12 / noise, atol=0)
     z = errors / variances.sqrt()
     of_dense = dense[0] / dense[1].sqrt()
@@ -79,9 +76,9 @@ def test_tiny_noise(noise):
 
 def test_orders_in_parts_are_those_at_once(monkeypatch):
     covariance, residual, orders = problem(40, 5, k=7)
-    at_once = sequential_predictions(covariance, residual, orders)
+    at_once = covariance.predictions(residual, orders)
     monkeypatch.setattr(low_rank, "_NUMBERS_AT_ONCE", 200)
-    in_parts = sequential_predictions(covariance, residual, orders)
+    in_parts = covariance.predictions(residual, orders)
     for one, other in zip(in_parts, at_once, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
@@ -90,32 +87,9 @@ def test_float32_is_close_to_float64_and_without_gradient():
     covariance, residual, orders = problem(60, 5, noise=1e-3)
     features, noise = covariance.features.float(), covariance.noise.float()
     rounded = LowRankPlusDiagonal(features.double(), noise.double())
-    expected = sequential_predictions(rounded, residual.float().double(), orders)
+    expected = rounded.predictions(residual.float().double(), orders)
     single = LowRankPlusDiagonal(features.requires_grad_(), noise)
-    for one, other in zip(
-        sequential_predictions(single, residual.float(), orders), expected, strict=True
-    ):
+    for one, other in zip(single.predictions(residual.float(), orders), expected, strict=True):
         assert one.dtype == torch.float32
         assert not one.requires_grad
         torch.testing.assert_close(one.double(), other, rtol=1e-6, atol=1e-6)
-
-
-def test_bad_arguments():
-    covariance, residual, orders = problem(6, 2)
-    for form in (covariance, covariance.to_dense()):
-        with pytest.raises(ShapeError, match=r"orders: got \(6,\)"):
-            sequential_predictions(form, residual, orders[0])
-        with pytest.raises(ArgumentError, match="repeated"):
-            sequential_predictions(form, residual, torch.zeros(2, 6, dtype=torch.long))
-        with pytest.raises(ArgumentError, match="orders: got"):
-            sequential_predictions(form, residual, orders[:, :5])
-        with pytest.raises(ShapeError, match=r"(residual|orders): got"):
-            sequential_predictions(form, residual[:5], orders)
-        with pytest.raises(ShapeError, match=r"residual: got \(2, 6\)"):
-            sequential_predictions(form, residual.expand(2, 6), orders)
-    for form in (
-        covariance.to_dense().expand(2, 6, 6),
-        LowRankPlusDiagonal(covariance.features.expand(2, 6, 2), covariance.noise),
-    ):
-        with pytest.raises(ShapeError, match=r"no batch|expected \(n, n\)"):
-            sequential_predictions(form, residual, orders)

@@ -16,8 +16,7 @@ import gpclml.mlls.conditional_marginal_log_likelihood
 from gpclml.conditioning import KFold, LastPoints, LeaveOneOut, RandomHoldout
 from gpclml.errors import NonFiniteError
 from gpclml.linalg import (
-    block_conditional_log_densities,
-    conditional_log_density,
+    DenseCovariance,
     safe_cholesky,
 )
 from gpclml.mlls import ConditionalMarginalLogLikelihood
@@ -151,12 +150,13 @@ def test_unchecked_factors_carry_nan_where_they_failed():
     assert safe_cholesky(covariance, checked=False).isnan().any(-1).any(-1).tolist() == [
         False, True, False,
     ]  # fmt: skip
-    one = conditional_log_density(covariance, residual, torch.tensor([1]), checked=False)
-    many = block_conditional_log_densities(
-        covariance, residual, [torch.arange(3)[:, None]], checked=False
-    )
+    unchecked, singles = DenseCovariance(covariance, checked=False), [torch.arange(3)[:, None]]
+    one = unchecked.conditional_log_density(residual, torch.tensor([1]))
     assert one.isnan().tolist() == [False, True, False]
+    many = unchecked.block_log_densities(residual, singles)
     assert many.isnan().any(-1).tolist() == [False, True, False]
+    total = unchecked.held_out_log_density(residual, singles)
+    assert total.isnan().tolist() == [False, True, False]
     with pytest.raises(NotPSDError):
         safe_cholesky(covariance)
 
@@ -172,11 +172,9 @@ def test_densities_and_gradients_wait_for_nothing_on_a_gpu(dtype):
     everything = torch.randperm(600)
 
     def values():
-        one = conditional_log_density(covariance, residual, everything[:60], checked=False)
-        many = block_conditional_log_densities(
-            covariance, residual, [everything.reshape(10, 60)], checked=False
-        )
-        return one + many.sum()
+        unchecked = DenseCovariance(covariance, checked=False)
+        one = unchecked.conditional_log_density(residual, everything[:60])
+        return one + unchecked.held_out_log_density(residual, [everything.reshape(10, 60)])
 
     values().backward()  # libraries are loaded
     torch.cuda.set_sync_debug_mode("error")

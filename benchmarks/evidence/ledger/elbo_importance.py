@@ -75,7 +75,7 @@ def _log_weights(found: Any, count: int, generator: torch.Generator) -> Tensor:
     q = mll.weights_at(data)
     weights = q.sample(count, generator)
     centered = (weights - q.mean).mT
-    log_q = -0.5 * ((centered * q.precision_times(centered)).sum(0) + q.log_det())
+    log_q = -0.5 * ((centered * q.precision().times(centered)).sum(0) + q.log_det())
     log_prior = -0.5 * (weights.square() / data.prior_variance + data.prior_variance.log()).sum(-1)
     errors = data.residual - weights @ data.features.mT
     log_likelihood = -0.5 * (errors.square() / data.noise + (2 * math.pi * data.noise).log())

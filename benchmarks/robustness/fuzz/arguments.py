@@ -54,7 +54,6 @@ from gpclml.datasets import RegressionData
 from gpclml.estimators import Laplace, StackedGP
 from gpclml.evaluation import score_models
 from gpclml.evidence.sampling import sampled_outputs
-from gpclml.gram import closed_form
 from gpclml.inference import IterativePosterior
 from gpclml.inference.observations import training_observations
 from gpclml.kernels import (
@@ -65,8 +64,8 @@ from gpclml.kernels import (
     PrefixFeatures,
     RandomFourierFeatures,
 )
-from gpclml.linalg import ConjugateGradients, LowRankPlusDiagonal
-from gpclml.linalg.gaussians import DiagonalFamily, DiagonalGaussian
+from gpclml.linalg import ConjugateGradients
+from gpclml.linalg.gaussians import DiagonalFamily
 from gpclml.mlls import ConditionalMarginalLogLikelihood, LinearEvidenceLowerBound
 from gpclml.models import LinearizedNetwork, Standardizer
 
@@ -76,7 +75,6 @@ __all__ = ["ARGUMENTS", "CALLS"]
 CALLS: Mapping[str, Callable] = {
     "conditioning.HeldOut": lambda blocks: gpclml.conditioning.HeldOut(
         *(blocks if isinstance(blocks, (list, tuple)) else [blocks])),
-    "linalg.conditional_log_density.low_rank": gpclml.linalg.conditional_log_density,
     "fit.fit_map.regression": gpclml.fit.fit_map,
 }
 """What is called where it is not the object of that name."""
@@ -321,45 +319,13 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     "kernels.networks.check_finite_output": lambda: dict(output=normal(3, 2)),
     "kernels.networks.reset_network": lambda: dict(network=mlp(), generator=generator()),
     "linalg.IterativeCovariance": lambda: dict(products=noisy(), settings=ConjugateGradients()),
-    "linalg.KroneckerCovariance": lambda: dict(
-        points=covariance(), tasks=covariance(2), noise=positive(2)),
     "linalg.LowRankPlusDiagonal": lambda: dict(features=normal(8, 3), noise=positive(8)),
     "linalg.OperatorProducts": lambda: dict(operator=to_linear_operator(covariance())),
     "linalg.RowProducts": lambda: dict(
         rows=lambda i, j, k: covariance()[i:j, :k], diagonal=covariance().diagonal(),
         shape=covariance().shape, kept_bytes=0),
-    "linalg.GramCovariance": lambda: dict(
-        gram=closed_form(here(RBFKernel())), points=inputs(8), noise=positive(8),
-        shape=torch.Size([8, 8])),
-    "linalg.block_conditional_log_densities": lambda: dict(
-        covariance=covariance(), residual=normal(8), blocks=[here(torch.tensor([[0, 1], [2, 3]]))]),
-    ("linalg.conditional_log_density", "linalg.leave_one_out_moments"): lambda: dict(
-        covariance=covariance(), residual=normal(8), held_out=here(torch.tensor([1, 5]))),
-    "linalg.conditional_log_density.low_rank": lambda: dict(
-        covariance=LowRankPlusDiagonal(normal(8, 3), positive(8)), residual=normal(8),
-        held_out=here(torch.tensor([1, 5]))),
-    ("linalg.factorization_dtype", "linalg.safe_cholesky"): lambda: dict(
-        covariance=covariance(), factor_dtype=torch.float64),
-    "linalg.gaussians.DiagonalGaussian": lambda: dict(mean=normal(3), variances=positive(3)),
-    "linalg.gaussians.FullGaussian": lambda: dict(mean=normal(3), root=covariance(3)),
-    "linalg.gaussians.LowRankGaussian": lambda: dict(
-        mean=normal(3), factor=normal(3, 1), epsilon=0.1),
     "linalg.gaussians.TrainableGaussian": lambda: dict(
         family=DiagonalFamily(), prior_variance=positive(3)),
-    "linalg.gaussians.expected_square": lambda: dict(
-        q=DiagonalGaussian(normal(3), positive(3)), features=normal(8, 3), residual=normal(8)),
-    "linalg.gaussians.gaussian_kl": lambda: dict(
-        q=DiagonalGaussian(normal(3), positive(3)), p=positive(3)),
-    "linalg.gaussians.linear_posterior": lambda: dict(
-        features=normal(8, 3), residual=normal(8), prior_variance=positive(3), noise=positive(8)),
-    "linalg.permute": lambda: dict(matrix=covariance(), order=orders()[1]),
-    "linalg.sequential_log_densities": lambda: dict(
-        covariance=covariance(), residual=normal(8), order=orders()[1]),
-    "linalg.sequential_predictions": lambda: dict(
-        covariance=covariance(), residual=normal(8), orders=orders()),
-    "linalg.symmetric_product": lambda: dict(left=normal(8, 3), right=normal(8, 3)),
-    ("linalg.take", "linalg.take_rows"): lambda: dict(
-        values=covariance(), order=here(torch.tensor([1, 5]))),
     "meta.AugmentedTasks": lambda: dict(
         tasks=class_tasks()[1], degrees=10.0, crop=0.9, mirrored=True),
     ("meta.Conv3", "meta.Conv4", "meta.ResNet10"): lambda: dict(

@@ -33,7 +33,6 @@ from gpclml.evidence.training_speed.estimators import (
     single_target_data,
 )
 from gpclml.inference.observations import Observations
-from gpclml.linalg import leave_one_out_moments
 
 __all__ = [
     "Combination",
@@ -294,7 +293,7 @@ def _prior(data: Observations, noise: Tensor, order: Tensor) -> tuple[Tensor, Te
 
 def _posterior(data: Observations, noise: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
     """With Q = K⁻¹ and S the noise: errors S Q r and variances s - s² Q_ii."""
-    mean, variance = leave_one_out_moments(data.covariance, data.residual, order)
+    mean, variance = data.covariance.leave_one_out(data.residual, order)
     share = noise[order] / variance
     return share * (data.residual[order] - mean), noise[order] * (1 - share)
 

@@ -1,0 +1,625 @@
+r"""Gaussian distributions of the weights of a linear model, families of them, and divergences.
+
+Every covariance is a diagonal plus or minus a product of low rank, so that costs are linear in the
+number of weights, except for the full form. The best member of a family maximizes the evidence
+lower bound :math:`E_q[\log p(y \mid w)] - KL(q \| p)`. Its mean is the posterior's in every family;
+its covariance minimizes :math:`tr(\Sigma A) - \log |\Sigma|`,
+:math:`A = \Phi^\top D^{-1} \Phi + S^{-1}` (Harvey and Hughes 2026, Appendix C).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gpclml._utils.arguments import check_counts, check_positive, checked, seeded
+from gpclml._utils.environment import check_memory
+from gpclml.errors import ArgumentError, UnsupportedError
+from gpclml.gram import Evaluated, Gradients, precomputed
+from gpclml.linalg.low_rank import LowRankPlusDiagonal
+from gpclml.linalg.matrices import safe_cholesky
+
+__all__ = [
+    "DiagonalFamily",
+    "DiagonalGaussian",
+    "DualGaussian",
+    "FullFamily",
+    "FullGaussian",
+    "GaussianFamily",
+    "LowRankFamily",
+    "LowRankGaussian",
+    "TrainableGaussian",
+    "WeightDistribution",
+    "expected_square",
+    "gaussian_kl",
+    "linear_posterior",
+]
+
+_COLUMNS_AT_ONCE = 4096  # features are taken in pieces, so that no array is copied whole
+
+
+class DiagonalPlusLowRank(NamedTuple):
+    r"""A matrix :math:`diag(d) \pm V V^\top`, as d ``(R,)``, V ``(R, k)`` and the sign."""
+
+    diagonal: Tensor
+    factor: Tensor
+    sign: float = 1.0
+
+    def times(self, columns: Tensor) -> Tensor:
+        """Its products with columns, ``(R, k)`` to ``(R, k)``."""
+        product = self.factor @ (self.factor.mT @ columns)
+        return columns * self.diagonal.unsqueeze(-1) + self.sign * product
+
+    def entries(self) -> Tensor:
+        """Its diagonal, ``(R,)``."""
+        return self.diagonal + self.sign * self.factor.square().sum(-1)
+
+
+class WeightDistribution(ABC):
+    """Base class of Gaussian distributions over R weights.
+
+    Attributes:
+        mean: Mean of each weight, ``(R,)``.
+    """
+
+    mean: Tensor
+
+    @abstractmethod
+    def covariance(self) -> DiagonalPlusLowRank:
+        """The covariance of the weights."""
+
+    @abstractmethod
+    def precision(self) -> DiagonalPlusLowRank:
+        """Its inverse."""
+
+    @abstractmethod
+    def log_det(self) -> Tensor:
+        """Log-determinant of the covariance, a number."""
+
+    def variance(self) -> Tensor:
+        """Variance of each weight, ``(R,)``."""
+        return self.covariance().entries()
+
+    def predictive_variance(self, features: Tensor) -> Tensor:
+        r"""Variances :math:`\phi^\top \Sigma \phi` at points, ``(n, R)`` to ``(n,)``."""
+        diagonal, factor, sign = self.covariance()
+        return _row_square_sums(features, diagonal) + sign * (features @ factor).square().sum(-1)
+
+    def predictive_covariance(self, features: Tensor) -> Tensor:
+        r"""Covariances :math:`\Phi \Sigma \Phi^\top` of points, ``(n, R)`` to ``(n, n)``."""
+        return features @ self.covariance().times(features.mT)
+
+    @torch.no_grad()
+    def sample(self, num_draws: int, seed: int | torch.Generator = 0) -> Tensor:
+        """Draws weights.
+
+        Args:
+            num_draws: Number S of draws.
+            seed: Seed, or a generator on the CPU.
+
+        Returns:
+            Draws, ``(S, R)``.
+        """
+        check_counts(num_draws=num_draws)
+        return self.mean + self._centered(num_draws, seeded(seed))
+
+    def _centered(self, num_draws: int, generator: torch.Generator) -> Tensor:
+        """Draws less the mean, ``(S, R)``."""
+        diagonal, factor, _ = self.covariance()
+        R, k = factor.shape
+        draws = self._normals((num_draws, R), generator) * diagonal.sqrt()
+        return draws + self._normals((num_draws, k), generator) @ factor.mT
+
+    def _normals(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64).to(self.mean)
+
+
+@dataclass(frozen=True)
+class DiagonalGaussian(WeightDistribution):
+    """Independent weights: a diagonal covariance.
+
+    Attributes:
+        mean: Mean of each weight, ``(R,)``.
+        variances: Variance of each weight, ``(R,)``.
+    """
+
+    mean: Tensor
+    variances: Tensor
+
+    def covariance(self) -> DiagonalPlusLowRank:
+        """The variances."""
+        return DiagonalPlusLowRank(self.variances, self.mean.new_empty(len(self.mean), 0))
+
+    def precision(self) -> DiagonalPlusLowRank:
+        """Inverse variances."""
+        return DiagonalPlusLowRank(1 / self.variances, self.mean.new_empty(len(self.mean), 0))
+
+    def log_det(self) -> Tensor:
+        """Log-determinant of the covariance."""
+        return self.variances.log().sum()
+
+
+@dataclass(frozen=True)
+class LowRankGaussian(WeightDistribution):
+    r"""Covariance :math:`V V^\top + \varepsilon I`.
+
+    Attributes:
+        mean: Mean of each weight, ``(R,)``.
+        factor: V, ``(R, k)``.
+        epsilon: A positive number.
+    """
+
+    mean: Tensor
+    factor: Tensor
+    epsilon: float
+
+    def covariance(self) -> DiagonalPlusLowRank:
+        """Epsilon, and the factor."""
+        return DiagonalPlusLowRank(torch.full_like(self.mean, self.epsilon), self.factor)
+
+    def precision(self) -> DiagonalPlusLowRank:
+        """By the factor of a k x k matrix."""
+        rows = torch.linalg.solve_triangular(self._inner_factor(), self.factor.mT, upper=False)
+        inverse = torch.full_like(self.mean, 1 / self.epsilon)
+        return DiagonalPlusLowRank(inverse, rows.mT / self.epsilon**0.5, -1.0)
+
+    def log_det(self) -> Tensor:
+        """Log-determinant of the covariance, from that of a k x k matrix."""
+        R, k = self.factor.shape
+        log_epsilon = self.mean.new_tensor(self.epsilon).log()
+        return 2 * self._inner_factor().diagonal().log().sum() + (R - k) * log_epsilon
+
+    def _inner_factor(self) -> Tensor:
+        k = self.factor.shape[1]
+        identity = torch.eye(k, dtype=self.mean.dtype, device=self.mean.device)
+        inner = self.factor.mT @ self.factor + self.epsilon * identity
+        return safe_cholesky(inner).to(self.mean)
+
+
+@dataclass(frozen=True)
+class FullGaussian(WeightDistribution):
+    r"""Weights of any covariance, given by a square root :math:`\Sigma = A A^\top`.
+
+    Attributes:
+        mean: Mean of each weight, ``(R,)``.
+        root: A, ``(R, R)``, not singular.
+    """
+
+    mean: Tensor
+    root: Tensor
+
+    def covariance(self) -> DiagonalPlusLowRank:
+        """The root as factor."""
+        return DiagonalPlusLowRank(torch.zeros_like(self.mean), self.root)
+
+    def precision(self) -> DiagonalPlusLowRank:
+        """By the inverse root; R³ operations."""
+        return DiagonalPlusLowRank(torch.zeros_like(self.mean), torch.linalg.inv(self.root).mT)
+
+    def log_det(self) -> Tensor:
+        """Log-determinant of the covariance; R³ operations."""
+        return 2 * torch.linalg.slogdet(self.root)[1]
+
+    def _centered(self, num_draws: int, generator: torch.Generator) -> Tensor:
+        return self._normals((num_draws, len(self.mean)), generator) @ self.root.mT
+
+    def updated(
+        self, features: Tensor, residual: float | Tensor, noise: float | Tensor
+    ) -> FullGaussian:
+        r"""The posterior given further points, which are added one after the other.
+
+        Potter's form of the update keeps the covariance positive: with
+        :math:`v = A^\top \phi`, :math:`s = \sigma^2 + v^\top v` and
+        :math:`\gamma = 1 / (s + \sigma \sqrt{s})`,
+        :math:`A \leftarrow A - \gamma A v v^\top` (Bierman 1977, Section II.3).
+
+        Args:
+            features: Features of the new points, ``(R,)`` or ``(m, R)``.
+            residual: Their targets less the prior mean, a number or ``(m,)``.
+            noise: Noise variance, one or ``(m,)``.
+
+        Returns:
+            A new distribution; this one is not changed.
+
+        Raises:
+            ArgumentError: The noise is not positive.
+
+        Note:
+            4 R² operations a point.
+        """
+        rows = torch.atleast_2d(features)
+        # In the type of the mean at once: a float would pass through float32.
+        residual, noise = (
+            torch.as_tensor(values, dtype=self.mean.dtype, device=self.mean.device)
+            for values in (residual, noise)
+        )
+        check_positive(noise=noise)
+        mean, root = self.mean, self.root
+        for phi, target, variance in zip(
+            rows, residual.expand(len(rows)), noise.expand(len(rows)), strict=True
+        ):
+            v = root.mT @ phi
+            s = variance + v @ v
+            gain = root @ v
+            mean = mean + gain * ((target - phi @ mean) / s)
+            root = root - torch.outer(gain / (s + (variance * s).sqrt()), v)
+        return FullGaussian(mean, root)
+
+
+@dataclass(frozen=True)
+class DualGaussian(WeightDistribution):
+    r"""The posterior of more weights than points, :math:`S - S \Phi^\top K^{-1} \Phi S`.
+
+    Nothing R x R is formed: :math:`K = \Phi S \Phi^\top + D` is n x n.
+
+    Attributes:
+        mean: Mean of each weight, ``(R,)``.
+        prior_variance: S, ``(R,)``.
+        features: Features of the training points, ``(n, R)``.
+        noise: Their noise variances D, ``(n,)``.
+        factor: Cholesky factor of K, ``(n, n)``.
+    """
+
+    mean: Tensor
+    prior_variance: Tensor
+    features: Tensor
+    noise: Tensor
+    factor: Tensor
+
+    def covariance(self) -> DiagonalPlusLowRank:
+        """The prior variances, less a factor with n columns."""
+        columns = torch.linalg.solve_triangular(self.factor, self.features, upper=False)
+        factor = self.prior_variance.unsqueeze(-1) * columns.mT
+        return DiagonalPlusLowRank(self.prior_variance, factor, -1.0)
+
+    def precision(self) -> DiagonalPlusLowRank:
+        """The sum of the precisions of prior and points."""
+        scaled = self.features / self.noise.sqrt().unsqueeze(-1)
+        return DiagonalPlusLowRank(1 / self.prior_variance, scaled.mT)
+
+    def log_det(self) -> Tensor:
+        """Log-determinant of the covariance."""
+        log_K = 2 * self.factor.diagonal().log().sum()
+        return self.prior_variance.log().sum() + self.noise.log().sum() - log_K
+
+    def variance(self) -> Tensor:
+        """Variance of each weight, ``(R,)``; n² R operations, some thousand weights at a time."""
+        pieces = []
+        for columns, prior in zip(
+            self.features.split(_COLUMNS_AT_ONCE, dim=-1),
+            self.prior_variance.split(_COLUMNS_AT_ONCE),
+            strict=True,
+        ):
+            whitened = torch.linalg.solve_triangular(self.factor, columns, upper=False)
+            pieces.append(prior - prior.square() * whitened.square().sum(0))
+        return torch.cat(pieces)
+
+    def predictive_variance(self, features: Tensor) -> Tensor:
+        """Variances at points, ``(m, R)`` to ``(m,)``, from their covariance with the others."""
+        cross = _scaled_product(self.features, features, self.prior_variance)
+        whitened = torch.linalg.solve_triangular(self.factor, cross, upper=False)
+        return _row_square_sums(features, self.prior_variance) - whitened.square().sum(0)
+
+    def _centered(self, num_draws: int, generator: torch.Generator) -> Tensor:
+        # Draws of the prior, moved by the posterior mean of their own errors (Matheron's rule).
+        n, R = self.features.shape
+        start = self.prior_variance.sqrt() * self._normals((num_draws, R), generator)
+        noise = self.noise.sqrt() * self._normals((num_draws, n), generator)
+        solved = torch.cholesky_solve((start @ self.features.mT + noise).mT, self.factor)
+        return start - self.prior_variance * (solved.mT @ self.features)
+
+
+def linear_posterior(
+    features: Tensor, residual: Tensor, prior_variance: Tensor, noise: Tensor
+) -> FullGaussian | DualGaussian:
+    r"""The posterior of weights :math:`w \sim N(0, S)` given :math:`r = \Phi w + \epsilon`.
+
+    Args:
+        features: ``(n, R)``.
+        residual: Targets less the prior mean, ``(n,)``.
+        prior_variance: S, ``(R,)``.
+        noise: Noise variances, ``(n,)``.
+
+    Returns:
+        A :class:`FullGaussian` for at most n weights, else a :class:`DualGaussian`.
+
+    Raises:
+        ArgumentError: Memory does not suffice, or a variance is not positive.
+
+    Note:
+        n R² + R³ operations, or n² R + n³/3.
+    """
+    check_positive(prior_variance=prior_variance, noise=noise)
+    n, R = features.shape
+    suggestion = "Use fewer points at a time, or fewer features."
+    check_memory(
+        "features", (n, R), min(n, R) ** 2 * 3, features.dtype, features.device, suggestion
+    )
+    if n >= R:
+        scale = prior_variance.sqrt()
+        L, mean = LowRankPlusDiagonal(features * scale, noise).posterior(residual)
+        identity = torch.eye(R, dtype=L.dtype, device=L.device)
+        root = torch.linalg.solve_triangular(L.mT, identity, upper=True).to(features)
+        return FullGaussian(scale * mean.to(features), scale.unsqueeze(-1) * root)
+    K = _scaled_product(features, features, prior_variance) + torch.diag_embed(noise)
+    factor = safe_cholesky(K).to(features)
+    solved = torch.cholesky_solve(residual.unsqueeze(-1), factor).squeeze(-1)
+    return DualGaussian(
+        prior_variance * (solved @ features), prior_variance, features, noise, factor
+    )
+
+
+class GaussianFamily(ABC):
+    """Base class of families, each of one form of covariance."""
+
+    @abstractmethod
+    def best(
+        self, features: Tensor, residual: Tensor, prior_variance: Tensor, noise: Tensor
+    ) -> WeightDistribution:
+        """The member with the largest evidence lower bound.
+
+        The arguments are those of :func:`linear_posterior`, and so are the errors.
+        """
+
+
+@dataclass(frozen=True)
+class DiagonalFamily(GaussianFamily):
+    """Independent weights (mean field): variances are the inverse diagonal of A."""
+
+    def best(
+        self, features: Tensor, residual: Tensor, prior_variance: Tensor, noise: Tensor
+    ) -> DiagonalGaussian:
+        """The best independent weights; linear in R. See :meth:`GaussianFamily.best`."""
+        mean = linear_posterior(features, residual, prior_variance, noise).mean
+        precision = _column_square_sums(features, 1 / noise) + 1 / prior_variance
+        return DiagonalGaussian(mean, 1 / precision)
+
+
+@dataclass(frozen=True)
+class FullFamily(GaussianFamily):
+    """Any covariance: the exact posterior, whose lower bound is the evidence."""
+
+    def best(
+        self, features: Tensor, residual: Tensor, prior_variance: Tensor, noise: Tensor
+    ) -> WeightDistribution:
+        """The posterior; min(n, R)² memory. See :meth:`GaussianFamily.best`."""
+        return linear_posterior(features, residual, prior_variance, noise)
+
+
+@checked
+@dataclass(frozen=True)
+class LowRankFamily(GaussianFamily):
+    r"""Covariances :math:`V V^\top + \varepsilon I` with V of a few columns.
+
+    The best V lies along the eigenvectors of A with the smallest eigenvalues
+    :math:`\lambda_i`, where the posterior is widest, with squared lengths
+    :math:`1 / \lambda_i - \varepsilon`. With many more features than points these are directions
+    in which all features are zero, found by projection at a cost linear in R. The variance
+    :math:`\varepsilon` in every other direction costs much KL divergence, which is why this bound
+    favours tiny noise (Harvey and Hughes 2026, Section 3).
+
+    Attributes:
+        rank: Number k of columns.
+        epsilon: A positive number.
+
+    Raises:
+        ArgumentError: The rank is below one, or epsilon not positive.
+    """
+
+    rank: int = 1
+    epsilon: float = 1e-6
+
+    def __post_init__(self) -> None:
+        check_counts(1, "Use DiagonalFamily for independent weights.", rank=self.rank)
+        check_positive(epsilon=self.epsilon)
+
+    def best(
+        self, features: Tensor, residual: Tensor, prior_variance: Tensor, noise: Tensor
+    ) -> LowRankGaussian:
+        """The best covariance of that rank. See :meth:`GaussianFamily.best`.
+
+        Raises:
+            ArgumentError: The rank exceeds the number of weights as well.
+
+        Note:
+            n² R + n³ operations with at least n + k features of one prior variance, else R³.
+        """
+        n, R = features.shape
+        _check_rank(self.rank, R)
+        mean = linear_posterior(features, residual, prior_variance, noise).mean
+        if n + self.rank <= R and bool((prior_variance == prior_variance[0]).all()):
+            vectors = _unseen_directions(features, self.rank)
+            eigenvalues = 1 / prior_variance[: self.rank]
+        else:
+            vectors, eigenvalues = _smallest(features, prior_variance, noise, self.rank)
+        lengths = (1 / eigenvalues - self.epsilon).clamp_min(0.0).sqrt()
+        return LowRankGaussian(mean, vectors * lengths, self.epsilon)
+
+
+class TrainableGaussian(torch.nn.Module):
+    """A member of a family as trainable parameters: mean, and log variances, a factor or a root.
+
+    It starts at mean zero with the prior variances; a factor starts near zero. A root is lower
+    triangular, with the logarithm of its diagonal as parameter.
+
+    Args:
+        family: The family.
+        prior_variance: Prior variances, ``(R,)``.
+        seed: Seed of the start of a factor, whose gradient at zero is zero.
+
+    Raises:
+        UnsupportedError: The family is of another class.
+        ArgumentError: A rank above R.
+
+    Examples:
+        >>> q = TrainableGaussian(DiagonalFamily(), model.prior_variance)
+        >>> mll = LinearEvidenceLowerBound(model.likelihood, model, posterior=q)
+    """
+
+    @checked(prior_variance="float (R,)")
+    def __init__(self, family: GaussianFamily, prior_variance: Tensor, seed: int = 0) -> None:
+        super().__init__()
+        self.family = family
+        start = prior_variance.detach()
+        R = len(start)
+        self.mean: torch.nn.Parameter = torch.nn.Parameter(torch.zeros_like(start))
+        if isinstance(family, DiagonalFamily):
+            self.log_variance: torch.nn.Parameter = torch.nn.Parameter(start.log())
+        elif isinstance(family, FullFamily):
+            self.log_diagonal: torch.nn.Parameter = torch.nn.Parameter(0.5 * start.log())
+            self.below: torch.nn.Parameter = torch.nn.Parameter(start.new_zeros(R, R))
+        elif isinstance(family, LowRankFamily):
+            _check_rank(family.rank, R)
+            draw = torch.randn(R, family.rank, generator=seeded(seed), dtype=torch.float64)
+            self.factor: torch.nn.Parameter = torch.nn.Parameter(
+                draw.to(start) * (start / R).sqrt().unsqueeze(-1)
+            )
+        else:
+            known = "DiagonalFamily, LowRankFamily or FullFamily"
+            raise UnsupportedError("family", type(family).__name__, known)
+
+    def forward(self) -> WeightDistribution:
+        """The distribution at the current parameters."""
+        if isinstance(self.family, DiagonalFamily):
+            return DiagonalGaussian(self.mean, self.log_variance.exp())
+        if isinstance(self.family, LowRankFamily):
+            return LowRankGaussian(self.mean, self.factor, self.family.epsilon)
+        root = self.below.tril(-1) + torch.diag(self.log_diagonal.exp())
+        return FullGaussian(self.mean, root)
+
+
+def gaussian_kl(q: WeightDistribution, p: WeightDistribution | Tensor) -> Tensor:
+    r"""The Kullback-Leibler divergence of q from p, in nats.
+
+    .. math:: \tfrac12 \left( tr(\Sigma_p^{-1} \Sigma_q)
+        + (\mu_p - \mu_q)^\top \Sigma_p^{-1} (\mu_p - \mu_q) - R
+        + \log |\Sigma_p| - \log |\Sigma_q| \right)
+
+    Args:
+        q: A distribution of any form.
+        p: A distribution of any form; or the variances ``(R,)`` of a prior of independent weights
+            with mean zero.
+
+    Returns:
+        A number, not negative.
+
+    Note:
+        Linear in R except for full covariances.
+    """
+    if isinstance(p, Tensor):
+        p = DiagonalGaussian(torch.zeros_like(p), p)
+    precision, shift = p.precision(), (p.mean - q.mean).unsqueeze(-1)
+    quadratic = (shift * precision.times(shift)).sum()
+    if isinstance(p, DiagonalGaussian):
+        trace = (q.variance() * precision.diagonal).sum()
+    else:
+        diagonal, factor, sign = q.covariance()
+        trace = (diagonal * precision.entries()).sum()
+        trace = trace + sign * (factor * precision.times(factor)).sum()
+    return 0.5 * (trace + quadratic - len(q.mean) + p.log_det() - q.log_det())
+
+
+def expected_square(q: WeightDistribution, features: Tensor, residual: Tensor) -> Tensor:
+    r"""The sum over points of :math:`E_q (r_i - w^\top \phi_i)^2`.
+
+    .. math:: \|r - \Phi \mu\|^2 + tr(\Phi \Sigma \Phi^\top)
+
+    Args:
+        q: A distribution of any form.
+        features: ``(n, R)``.
+        residual: ``(n,)``.
+
+    Returns:
+        A number, differentiable in all of them once.
+
+    Note:
+        n R k operations for a covariance of rank k and a diagonal; the gradient is one array of
+        the features' size, where autograd would keep three.
+    """
+    if isinstance(q, DualGaussian):
+        errors = residual - features @ q.mean
+        return (errors.square() + q.predictive_variance(features)).sum()
+    mean, (diagonal, factor, _) = q.mean, q.covariance()
+    with torch.no_grad():
+        errors, projected = residual - features @ mean, features @ factor
+        total = errors.square().sum() + projected.square().sum()
+        total = total + _row_square_sums(features, diagonal).sum()
+
+    def vjp(grad: Tensor, _: Tensor | None = None, /) -> Gradients:
+        gradients: Gradients = [(residual, 2 * grad * errors)]
+        if features.requires_grad:
+            grad_features = (features.detach() * diagonal.detach()).addr_(errors, mean, alpha=-1.0)
+            gradients.append((features, grad_features.addmm_(projected, factor.mT).mul_(2 * grad)))
+        if mean.requires_grad:
+            gradients.append((mean, -2 * grad * (errors @ features)))
+        if diagonal.requires_grad:
+            ones = torch.ones_like(errors)
+            gradients.append((diagonal, grad * _column_square_sums(features, ones)))
+        if factor.requires_grad:
+            gradients.append((factor, 2 * grad * (features.mT @ projected)))
+        return gradients
+
+    inputs = (features, residual, mean, diagonal, factor)
+    return precomputed(Evaluated(total, [x for x in inputs if x.requires_grad], vjp))
+
+
+def _check_rank(rank: int, R: int) -> None:
+    """Raises an ArgumentError where a rank exceeds the number of weights."""
+    if rank > R:
+        raise ArgumentError("rank", rank, f"at most {R}, the number of weights")
+
+
+def _unseen_directions(features: Tensor, rank: int) -> Tensor:
+    """Orthonormal columns, ``(R, k)``, to which the features of all points are orthogonal."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (features.shape[-1], rank)
+    columns = torch.randn(shape, generator=generator, dtype=torch.float64).to(features)
+    values, basis = torch.linalg.eigh((features @ features.mT).double())
+    smallest = values[-1] * len(values) * torch.finfo(features.dtype).eps
+    inverse = torch.where(values > smallest, 1 / values, 0.0)
+    for _ in range(2):  # once more for what rounding left of the first
+        seen = (basis.mT @ (features @ columns).double()) * inverse.unsqueeze(-1)
+        columns = columns - features.mT @ (basis @ seen).to(features)
+        columns = torch.linalg.qr(columns).Q
+    return columns
+
+
+def _smallest(
+    features: Tensor, prior_variance: Tensor, noise: Tensor, rank: int
+) -> tuple[Tensor, Tensor]:
+    """Eigenvectors ``(R, k)`` of A with the smallest eigenvalues ``(k,)``."""
+    R = features.shape[-1]
+    suggestion = (
+        "Use fewer features, or one prior variance for all with at least n + rank features."
+    )
+    check_memory("features", R, 3 * R * R, features.dtype, features.device, suggestion)
+    scaled = features / noise.unsqueeze(-1)
+    values, vectors = torch.linalg.eigh(scaled.mT @ features + torch.diag(1 / prior_variance))
+    return vectors[:, :rank], values[:rank]
+
+
+def _scaled_product(first: Tensor, second: Tensor, scale: Tensor) -> Tensor:
+    """First diag(scale) secondᵀ, ``(n, R)``, ``(m, R)`` and ``(R,)`` to ``(n, m)``."""
+    total = first.new_zeros(len(first), len(second))
+    pieces = (values.split(_COLUMNS_AT_ONCE, -1) for values in (first, second, scale))
+    for left, right, weights in zip(*pieces, strict=True):
+        total = torch.addmm(total, left * weights, right.mT)
+    return total
+
+
+def _row_square_sums(features: Tensor, scale: Tensor) -> Tensor:
+    """The diagonal of features diag(scale) featuresᵀ, ``(n, R)`` and ``(R,)`` to ``(n,)``."""
+    total = features.new_zeros(len(features))
+    pieces = (values.split(_COLUMNS_AT_ONCE, -1) for values in (features, scale))
+    for columns, weights in zip(*pieces, strict=True):
+        total = total + columns.square() @ weights
+    return total
+
+
+def _column_square_sums(features: Tensor, scale: Tensor) -> Tensor:
+    """The diagonal of featuresᵀ diag(scale) features, ``(n, R)`` and ``(n,)`` to ``(R,)``."""
+    return torch.cat([scale @ part.square() for part in features.split(_COLUMNS_AT_ONCE, -1)])
