@@ -16,8 +16,6 @@ from gpclml.linalg import (
     DenseCovariance,
     IterativeCovariance,
     LowRankPlusDiagonal,
-    NoisyCovariance,
-    OperatorProducts,
     conditional_log_density,
 )
 
@@ -37,8 +35,7 @@ def dense(features, noise):
 
 
 def iterative(features, noise):
-    latent = OperatorProducts(to_linear_operator(features @ features.mT))
-    return IterativeCovariance(NoisyCovariance(latent, noise), TIGHT)
+    return IterativeCovariance(to_linear_operator(features @ features.mT), noise, TIGHT)
 
 
 KINDS = {"dense": dense, "low rank": LowRankPlusDiagonal, "iterative": iterative}
