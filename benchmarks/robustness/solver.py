@@ -6,7 +6,7 @@ import math
 import time
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import gpytorch
@@ -19,7 +19,7 @@ from torch import Tensor
 from benchmarks.robustness.accuracy import cholesky, extended, forward, log_density_of_last
 from benchmarks.robustness.problems import KERNELS
 from gpclml.errors import ArgumentError
-from gpclml.linalg import ConjugateGradients, IterativeCovariance, NoisyCovariance, RowProducts
+from gpclml.linalg import ConjugateGradients, IterativeCovariance, RowProducts
 
 __all__ = ["HardSystem", "draw_system", "run_solver", "summarize_solver"]
 
@@ -41,7 +41,7 @@ class HardSystem:
     outputscale: float
     noise: float
 
-    def covariance(self) -> tuple[NoisyCovariance, Tensor]:
+    def covariance(self) -> tuple[IterativeCovariance, Tensor]:
         """By its products; and the latent covariance as the kernel evaluates it, ``(n, n)``."""
         kernel = gpytorch.kernels.ScaleKernel(KERNELS[self.kernel](ard_num_dims=1))
         kernel.base_kernel.lengthscale = self.lengthscale
@@ -55,9 +55,9 @@ class HardSystem:
 
         diagonal = kernel(x, diag=True)
         assert isinstance(diagonal, Tensor)
-        latent = RowProducts(rows, diagonal, torch.Size((n, n)), kept_bytes=10**9)
+        latent = RowProducts(rows, diagonal, kept_bytes=10**9)
         noise = torch.full((n,), self.noise, dtype=self.dtype)
-        return NoisyCovariance(latent, noise), rows(0, n, n)
+        return IterativeCovariance(latent, noise, ConjugateGradients()), rows(0, n, n)
 
 
 def draw_system(seed: int, index: int, most: int = 1500) -> HardSystem:
@@ -126,16 +126,14 @@ def _outcome(system: HardSystem) -> dict:
     residual, b = system.y.to(system.dtype), len(system.held_out)
     began, raised = time.process_time(), ""
     try:
-        IterativeCovariance(covariance, ConjugateGradients()).conditional_log_density(
-            residual, system.held_out
-        )
+        covariance.conditional_log_density(residual, system.held_out)
     except (ArgumentError, NotPSDError) as error:
         raised = type(error).__name__
     found: dict = {"seconds": time.process_time() - began, "raised": raised}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            iterative = IterativeCovariance(covariance, ConjugateGradients(on_failure="warn"))
+            iterative = replace(covariance, settings=ConjugateGradients(on_failure="warn"))
             value = iterative.conditional_log_density(residual, system.held_out)
     except NotPSDError:
         return found | {"excess": math.nan}

@@ -36,14 +36,11 @@ from gpclml.gram.closed_form import has_hooks
 from gpclml.linalg import (
     ConjugateGradients,
     Covariance,
-    CovarianceProducts,
     DenseCovariance,
     GramCovariance,
     IterativeCovariance,
     KroneckerCovariance,
     LowRankPlusDiagonal,
-    NoisyCovariance,
-    OperatorProducts,
     RowProducts,
     permute,
 )
@@ -315,7 +312,7 @@ class ObservedCovariance:
         )  # fmt: skip
         if settings is None:
             return self.evaluated
-        return IterativeCovariance(self.products(settings.room(like.device)), settings)
+        return self.iterative(settings)
 
     def road(self, solver: Solver, like: Tensor, block: int) -> Road:
         """Which form :meth:`by` gives the covariance, and why not a faster one.
@@ -364,22 +361,18 @@ class ObservedCovariance:
             return False
         return isinstance(_evaluated(self.latent), LowRankRootLinearOperator)
 
-    def products(self, kept_bytes: int) -> NoisyCovariance:
-        """The covariance by its products, never formed whole unless there is room to keep it.
-
-        Args:
-            kept_bytes: What the evaluated covariance may occupy.
-        """
-        latent: CovarianceProducts
+    def iterative(self, settings: ConjugateGradients) -> IterativeCovariance:
+        """The covariance by its products, never formed whole unless there is room to keep it."""
         if self._kernels() and not self.has_structure():
             single = self.latent if isinstance(self.latent, LazyEvaluatedKernelTensor) else None
+            diagonal = self.latent.diagonal(dim1=-1, dim2=-2)
             latent = RowProducts(
-                self._rows, self.latent.diagonal(dim1=-1, dim2=-2), self.latent.shape, kept_bytes,
-                self._targets_a_point(), None if single is None else row_of(single),
+                self._rows, diagonal, settings.room(diagonal.device), self._targets_a_point(),
+                None if single is None else row_of(single),
             )  # fmt: skip
         else:
-            latent = OperatorProducts(_evaluated(self.latent))
-        return NoisyCovariance(latent, self.noise, self.missing)
+            latent = _evaluated(self.latent)
+        return IterativeCovariance(latent, self.noise, settings, self.missing)
 
     def _rows(self, start: int, stop: int, columns: int) -> Tensor:
         return block_of(cast(Any, _in_this_grad_mode(self.latent))[..., start:stop, :columns])

@@ -15,7 +15,7 @@ from torch import Tensor
 from gpclml._utils import environment
 from gpclml._utils.arguments import check_counts, check_finite, checked
 from gpclml.errors import ArgumentError, UnsupportedError
-from gpclml.inference.observations import Observations, training_observations
+from gpclml.inference.observations import training_observations
 from gpclml.inference.posterior import (
     VECTORS_AT_PEAK,
     JointPrior,
@@ -27,7 +27,7 @@ from gpclml.inference.posterior import (
     refuse_gradient,
 )
 from gpclml.inference.units import PosteriorNormal, Units, units_of_targets
-from gpclml.linalg import ConjugateGradients, IterativeCovariance, NoisyCovariance, safe_cholesky
+from gpclml.linalg import ConjugateGradients, IterativeCovariance, RowProducts, safe_cholesky
 
 if TYPE_CHECKING:
     from gpclml._utils.arrays import ArrayLike
@@ -144,14 +144,14 @@ class IterativePosterior:
                     "Use the model's own posterior, by a dense factorization.",
                 )  # fmt: skip
             self._scale, self._shift = units_of_targets(model, units)
-            covariance = data.lazy_covariance.products(solver.room(data.residual.device))
-            self._held = _check_memory(data, covariance, solver)
-            given = IterativeCovariance(covariance, solver).predictor(data.residual, data.missing)
-            self._given = given
+            covariance = data.lazy_covariance.iterative(solver)
+            self._held = _check_memory(covariance, data.residual)
+            self._given = covariance.predictor(data.residual, data.missing)
             # In eval mode BoTorch's models hold transformed inputs.
-            self._copies = {name: value.detach().clone() for name, value in _tensors(model)}
+            self._copies = {name: value.detach().clone() for name, value in _tensors(model).items()}
+        solution = self._given.solution
         self.report: SolveReport = SolveReport(
-            given.iterations, given.residual, float(given.error.max())
+            solution.iterations, solution.relative, float(self._given.error.max())
         )
 
     @checked
@@ -175,7 +175,7 @@ class IterativePosterior:
             n m evaluations of the kernel and 2 n m floating-point operations.
         """
         with self._at(x) as (_, prior, chunks):
-            weights = self._given.weights
+            weights = self._given.solution.values
             shifts = [cast(Tensor, prior.cross(rows) @ weights).squeeze(-1) for rows in chunks]
             mean = prior.mean + torch.cat(shifts, dim=-1)
             check_finite("covariance with x", mean, "Check the magnitudes of all inputs.")
@@ -278,16 +278,16 @@ class IterativePosterior:
             _check_unchanged(self._model, self._copies)
 
 
-def _check_memory(
-    data: Observations, covariance: NoisyCovariance, solver: ConjugateGradients
-) -> int:
+def _check_memory(covariance: IterativeCovariance, residual: Tensor) -> int:
     """How many numbers covariance and preconditioner will hold, if there is memory for them."""
-    latent, size, n = covariance.latent, data.residual.numel(), data.residual.shape[-1]
-    double = torch.float64.itemsize // latent.dtype.itemsize
-    held = latent.kept_numbers + 3 * size * min(solver.preconditioner_rank, n) * double
+    latent, size, n = covariance.latent, residual.numel(), residual.shape[-1]
+    features = 3 * size * min(covariance.settings.preconditioner_rank, n)
+    held = features * torch.float64.itemsize // residual.dtype.itemsize
+    if isinstance(latent, RowProducts):
+        held += latent.kept_numbers
     environment.check_memory(
-        "model", f"{n} training points", held + VECTORS_AT_PEAK * size, latent.dtype,
-        latent.device, "Lower the solver's kept_bytes or preconditioner_rank.",
+        "model", f"{n} training points", held + VECTORS_AT_PEAK * size, residual.dtype,
+        residual.device, "Lower the solver's kept_bytes or preconditioner_rank.",
     )  # fmt: skip
     return held
 
@@ -298,10 +298,15 @@ def _check_unchanged(model: ExactGP, copies: dict[str, Tensor]) -> None:
     Values are compared, not versions of tensors: GPyTorch's setters write through ``.data``, which
     leaves no trace in a version.
     """
-    now = dict(_tensors(model))
-    for name in {**copies, **now}:
-        old, new = copies.get(name), now.get(name)
-        if old is None or new is None or not _are_same(old, new):
+    tensors = _tensors(model)
+    for name in {**copies, **tensors}:
+        old, new = copies.get(name), tensors.get(name)
+        if (
+            old is None
+            or new is None
+            or (old.shape, old.dtype, old.device) != (new.shape, new.dtype, new.device)
+            or not torch.allclose(old, new, rtol=0.0, atol=0.0, equal_nan=True)  # NaN: missing
+        ):
             raise ArgumentError(
                 "model", f"a changed {name}",
                 "the parameters and data that the posterior was computed with",
@@ -309,16 +314,8 @@ def _check_unchanged(model: ExactGP, copies: dict[str, Tensor]) -> None:
             )  # fmt: skip
 
 
-def _are_same(old: Tensor, new: Tensor) -> bool:
-    if (old.shape, old.dtype, old.device) != (new.shape, new.dtype, new.device):
-        return False
-    return torch.allclose(old, new, rtol=0.0, atol=0.0, equal_nan=True)  # missing targets are NaN
-
-
-def _tensors(model: ExactGP) -> Iterator[tuple[str, Tensor]]:
-    yield from model.named_parameters()
-    yield from model.named_buffers()
-    for i, inputs in enumerate(model.train_inputs or ()):
-        yield f"train_inputs[{i}]", inputs
-    if isinstance(model.train_targets, Tensor):
-        yield "train_targets", model.train_targets
+def _tensors(model: ExactGP) -> dict[str, Tensor]:
+    """Parameters, buffers and training data by their names."""
+    inputs = {f"train_inputs[{i}]": x for i, x in enumerate(model.train_inputs or ())}
+    targets = {"train_targets": cast(Tensor, model.train_targets)}
+    return {**dict(model.named_parameters()), **dict(model.named_buffers()), **inputs, **targets}

@@ -7,18 +7,13 @@ Tensors go in and tensors come out: nothing here knows of models.
 from gpclml.gram import DOUBLE_UP_TO, PROFILES
 from gpclml.gram.autograd import refuse_double_backward
 from gpclml.linalg.covariance import ConditionedBlock, Covariance, Predictor
-from gpclml.linalg.covariance_products import (
-    CovarianceProducts,
-    NoisyCovariance,
-    OperatorProducts,
-    RowProducts,
-)
 from gpclml.linalg.dense import DenseCovariance, GramCovariance
 from gpclml.linalg.iterative import (
     ConjugateGradients,
     IterativeCovariance,
     IterativeReport,
     NotConvergedWarning,
+    RowProducts,
 )
 from gpclml.linalg.kronecker import KroneckerCovariance
 from gpclml.linalg.low_rank import LowRankPlusDiagonal
@@ -37,16 +32,13 @@ __all__ = [
     "ConditionedBlock",
     "ConjugateGradients",
     "Covariance",
-    "CovarianceProducts",
     "DenseCovariance",
     "GramCovariance",
     "IterativeCovariance",
     "IterativeReport",
     "KroneckerCovariance",
     "LowRankPlusDiagonal",
-    "NoisyCovariance",
     "NotConvergedWarning",
-    "OperatorProducts",
     "Predictor",
     "RowProducts",
     "factorization_dtype",

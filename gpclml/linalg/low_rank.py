@@ -8,7 +8,6 @@ with features :math:`\Phi_B L^{-\top}`, :math:`M = L L^\top`. All costs are line
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,21 +15,18 @@ import torch
 from linear_operator import to_linear_operator
 from linear_operator.operators import LinearOperator, LowRankRootLinearOperator
 from torch import Size, Tensor
+from torch.linalg import solve_triangular
 
-from gpclml._utils.arguments import checked
-from gpclml.errors import ShapeError
 from gpclml.linalg.covariance import Covariance, Predictor
 from gpclml.linalg.dense import DenseCovariance
-from gpclml.linalg.matrices import safe_cholesky, take, take_rows
+from gpclml.linalg.matrices import HALF_LOG_2PI, safe_cholesky, take, take_rows
 
-__all__ = ["LowRankPlusDiagonal"]
+__all__ = ["LowRankPlusDiagonal", "WeightPosterior"]
 
-_HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
 _ARRAYS = 12  # of the features' size at the peak of a step
 _NUMBERS_AT_ONCE = 2**25  # in the largest array of a loop over orders or blocks
 
 
-@checked(late=True, features="float (*batch, n, R)", noise="float (*batch, n)")
 @dataclass(frozen=True)
 class LowRankPlusDiagonal(Covariance):
     r"""The covariance :math:`\Phi \Phi^\top + D` of observations, as its parts.
@@ -42,19 +38,6 @@ class LowRankPlusDiagonal(Covariance):
 
     features: Tensor
     noise: Tensor
-
-    def __post_init__(self) -> None:
-        if self.features.ndim < 2 or 0 in self.features.shape[-2:]:
-            raise ShapeError("features", tuple(self.features.shape), "(*batch, n, R), n, R >= 1")
-        if self.noise.shape[-1:] != self.features.shape[-2:-1]:
-            got, n = tuple(self.noise.shape), self.features.shape[-2]
-            raise ShapeError("noise", got, f"(*batch, {n}), one variance for each of the features")
-        try:
-            torch.broadcast_shapes(self.features.shape[:-2], self.noise.shape[:-1])
-        except RuntimeError as error:
-            got, batch = tuple(self.noise.shape[:-1]), tuple(self.features.shape[:-2])
-            expected = f"one that broadcasts with the features' {batch}"
-            raise ShapeError("noise", f"batch shape {got}", expected) from error
 
     @property
     def shape(self) -> Size:
@@ -107,202 +90,167 @@ class LowRankPlusDiagonal(Covariance):
         return DenseCovariance(self.to_dense()).predictor(residual, missing)
 
     def masked(self, missing: Tensor) -> LowRankPlusDiagonal:
-        """With points taken out: each has variance one and no correlation.
-
-        Args:
-            missing: Which, ``(*batch, n)``.
-        """
+        """With variance one and no correlation at the points of a mask, ``(*batch, n)``."""
         features = self.features.masked_fill(missing.unsqueeze(-1), 0.0)
         return LowRankPlusDiagonal(features, self.noise.masked_fill(missing, 1.0))
 
     def take(self, rows: Tensor) -> LowRankPlusDiagonal:
-        """The points at these indices.
-
-        Args:
-            rows: ``(b,)``, or ``(*batch, b)`` for points of its own in each member.
-        """
+        """The points at these indices, ``(b,)`` or ``(*batch, b)``."""
         features, noise = self.features, self.noise
         if rows.ndim > 1:
             features = features.expand(*rows.shape[:-1], *features.shape[-2:])
             noise = noise.expand(*rows.shape[:-1], noise.shape[-1])
         return LowRankPlusDiagonal(take_rows(features, rows), take(noise, rows))
 
-    def _log_density(self, residual: Tensor) -> Tensor:
-        r"""The joint log density of all residuals, in nats.
-
-        With the posterior mean :math:`\mu = M^{-1} \Phi^\top D^{-1} r` the quadratic form is
-        :math:`(r - \Phi\mu)^\top D^{-1} (r - \Phi\mu) + \mu^\top \mu`, a sum of squares.
-
-        Args:
-            residual: ``(*batch, n)``.
-
-        Returns:
-            ``(*batch,)``, in the type of the features.
-
-        Note:
-            n R² + R³/3 floating-point operations.
-        """
-        data = self._in_double()
-        residual = residual.double()
-        L, mean = data.posterior(residual)
-        rest = residual - _rows_times(data.features, mean)
-        quadratic = (rest.square() / data.noise).sum(-1) + mean.square().sum(-1)
-        log_det = 2 * L.diagonal(dim1=-2, dim2=-1).log().sum(-1) + data.noise.log().sum(-1)
-        n = residual.shape[-1]
-        return (-0.5 * (quadratic + log_det) - n * _HALF_LOG_2PI).to(self.dtype)
+    def weights(self) -> WeightPosterior:
+        """The posterior of the weights given the points, n R² + R³/3 operations."""
+        features, noise = self.features.double(), self.noise.double().unsqueeze(-1)
+        identity = torch.eye(features.shape[-1], dtype=features.dtype, device=features.device)
+        factor = safe_cholesky(identity + (features / noise).mT @ features)
+        return WeightPosterior(features, noise, factor)
 
     def posterior(self, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """Factor L of the posterior precision of the weights u, and their mean, in float64.
+        """Factor L and mean of the weights' posterior, ``(*batch, R, R)`` and ``(*batch, R)``."""
+        weights = self.weights()
+        return weights.factor, weights.mean(residual.unsqueeze(-1)).squeeze(-1)
 
-        Args:
-            residual: ``(*batch, n)``.
-
-        Returns:
-            ``(*batch, R, R)`` and ``(*batch, R)``.
-        """
-        data = self._in_double()
-        scaled = data.features / data.noise.unsqueeze(-1)
-        one = torch.eye(data.features.shape[-1], dtype=data.dtype, device=data.device)
-        L = safe_cholesky(one + scaled.mT @ data.features)
-        right = scaled.mT @ residual.double().unsqueeze(-1)
-        return L, torch.cholesky_solve(right, L).squeeze(-1)
-
-    def given(
-        self, seen: LowRankPlusDiagonal, seen_residual: Tensor, residual: Tensor
-    ) -> tuple[LowRankPlusDiagonal, Tensor]:
-        """These points under the posterior given others of the same model.
-
-        Args:
-            seen: The points conditioned on.
-            seen_residual: Theirs.
-            residual: Of these points.
-
-        Returns:
-            Their covariance given the others, and their residuals from the conditional mean, in
-            float64.
-        """
-        L, mean = seen.posterior(seen_residual)
-        data = self._in_double()
-        left = residual.double() - _rows_times(data.features, mean)
-        return LowRankPlusDiagonal(_under(L, data.features), data.noise), left
+    def _log_density(self, residual: Tensor) -> Tensor:
+        weights = self.weights()
+        quadratic = weights.whiten(residual.unsqueeze(-1)).square().sum((-2, -1))
+        log_det = 2 * weights.factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        log_det = log_det + weights.noise.log().sum((-2, -1))
+        n = residual.shape[-1]
+        return (-0.5 * (quadratic + log_det) - n * HALF_LOG_2PI).to(self.dtype)
 
     def _conditional_log_density(self, residual: Tensor, held_out: Tensor) -> Tensor:
-        held_out = held_out.to(self.device)
         n, b = residual.shape[-1], held_out.shape[-1]
         if b == n:
             return self._log_density(residual)
-        data = self._in_double()
-        residual = residual.double()
+        held_out = held_out.to(self.device)
         kept = torch.ones(*held_out.shape[:-1], n, dtype=torch.bool, device=held_out.device)
         kept.scatter_(-1, held_out, False)
-        rest = kept.nonzero()[:, -1].reshape(*held_out.shape[:-1], n - b)
-        if held_out.ndim > 1:
-            residual = residual.expand(*held_out.shape[:-1], n)
-        of_held_out, left = data.take(held_out).given(
-            data.take(rest), take(residual, rest), take(residual, held_out)
-        )
-        return of_held_out._log_density(left).to(self.dtype)
+        others = kept.nonzero()[:, -1].reshape(*held_out.shape[:-1], n - b)
+        covariance, error = self._condition(residual, others, held_out)
+        return covariance._log_density(error).to(self.dtype)
 
     def _block_log_densities(self, residual: Tensor, blocks: Sequence[Tensor]) -> Tensor:
         # One posterior for all blocks of at most R points, which are taken out of it; one for each
         # larger block.
-        data = self._in_double()
-        residual = residual.double()
-        L, mean = data.posterior(residual)
-        alpha = (residual - _rows_times(data.features, mean)) / data.noise
-        leverage = _under(L, data.features) / data.noise.unsqueeze(-1)
+        weights = self.weights()
+        alpha = weights.solve(residual.double().unsqueeze(-1))
+        leverage = weights.leverage()
         values = []
         for group in (block.to(self.device, non_blocking=True) for block in blocks):
-            if group.shape[-1] <= self.features.shape[-1]:
-                values.append(_taken_out(leverage, alpha, data.noise, group))
-            else:
-                each = [data._conditional_log_density(residual, block) for block in group]
+            b = group.shape[-1]
+            if b > self.features.shape[-1]:
+                each = [self._conditional_log_density(residual, block) for block in group]
                 values.append(torch.stack(each, dim=-1))
+                continue
+            rows = leverage[..., group, :]  # (*batch, k, b, R)
+            noise = weights.noise[..., group, 0]
+            factor = safe_cholesky(torch.diag_embed(1 / noise) - rows @ rows.mT)  # of K⁻¹_BB
+            z = solve_triangular(factor, alpha[..., group, :], upper=False)
+            log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+            values.append(log_det - 0.5 * z.square().sum((-2, -1)) - b * HALF_LOG_2PI)
         return torch.cat(values, dim=-1).to(self.dtype)
 
     def _leave_one_out(self, residual: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         # From one posterior of the weights, out of which each point is taken.
-        data = self._in_double()
-        L, mean = data.posterior(residual)
-        alpha = (residual.double() - _rows_times(data.features, mean)) / data.noise
-        leverage = _under(L, data.features).square().sum(-1)
-        variance = 1 / (1 / data.noise - leverage / data.noise.square())
-        left_out = residual.double() - alpha * variance
-        return left_out[..., rows].to(residual), variance[..., rows].to(residual)
+        weights = self.weights()
+        alpha = weights.solve(residual.double().unsqueeze(-1)).squeeze(-1)
+        leverage = weights.leverage().square().sum(-1)
+        variance = 1 / (1 / weights.noise.squeeze(-1) - leverage)
+        mean = residual - alpha * variance
+        return mean[..., rows].to(residual), variance[..., rows].to(residual)
 
     def _condition(
         self, residual: Tensor, rows: Tensor, others: Tensor
     ) -> tuple[LowRankPlusDiagonal, Tensor]:
-        of_rest, left = self.take(others).given(
-            self.take(rows), take(residual, rows), take(residual, others)
-        )
-        return of_rest, left
+        """Points given others of the same model, in float64."""
+        weights, points = self.take(rows).weights(), self.take(others)
+        features = points.features.double()
+        mean = features @ weights.mean(take(residual, rows).unsqueeze(-1))
+        covariance = LowRankPlusDiagonal(weights.conditioned(features), points.noise.double())
+        return covariance, take(residual, others) - mean.squeeze(-1)
 
     def _sequential(self, residual: Tensor, orders: Tensor | None) -> Tensor:
         single = self.features.ndim == 2 and residual.ndim == 1
         if orders is None or not single or torch.is_grad_enabled():
             return DenseCovariance(self.to_dense())._sequential(residual, orders)
         errors, variances = self._predictions(residual, orders)
-        return torch.distributions.Normal(torch.zeros_like(errors), variances.sqrt()).log_prob(
-            errors
-        )
+        return torch.distributions.Normal(0.0, variances.sqrt()).log_prob(errors)
 
     def _predictions(self, residual: Tensor, orders: Tensor) -> tuple[Tensor, Tensor]:
         # Points are taken in blocks of about R: one posterior a block, and within it the factor of
         # the block's own covariance, for all orders at once: about 4 n R² operations an order.
-        data = self._in_double()
         R = self.features.shape[-1]
-        at_once = max(1, _NUMBERS_AT_ONCE // (R * max(R, _block_size(R))))
-        parts = [data._predicted(residual.double(), part) for part in orders.split(at_once)]
-        errors, variances = zip(*parts, strict=True)
+        size = min(max(R, 16), 256)
+        at_once = max(1, _NUMBERS_AT_ONCE // (R * max(R, size)))
+        results = [self._predictions_in_blocks(residual, k, size) for k in orders.split(at_once)]
+        errors, variances = zip(*results, strict=True)
         return torch.cat(errors).to(self.dtype), torch.cat(variances).to(self.dtype)
 
-    def _predicted(self, residual: Tensor, orders: Tensor) -> tuple[Tensor, Tensor]:
+    def _predictions_in_blocks(
+        self, residual: Tensor, orders: Tensor, size: int
+    ) -> tuple[Tensor, Tensor]:
         k, R = len(orders), self.features.shape[-1]
-        precision = torch.eye(R, dtype=self.dtype, device=self.device).repeat(k, 1, 1)
+        precision = torch.eye(R, dtype=torch.float64, device=self.device).repeat(k, 1, 1)
         right = precision.new_zeros(k, R, 1)
         errors, variances = [], []
-        for rows in orders.split(_block_size(R), dim=-1):
-            features = self.features[rows]  # (k, c, R)
+        for rows in orders.split(size, dim=-1):
+            features, noise = self.features[rows].double(), self.noise[rows].double()  # (k, c, R)
+            block = residual[rows].double().unsqueeze(-1)
             L = safe_cholesky(precision)
-            expected = features @ torch.cholesky_solve(right, L)
-            under = _under(L, features)
-            block = under @ under.mT + torch.diag_embed(self.noise[rows])
-            factor = safe_cholesky(block)
-            left = residual[rows].unsqueeze(-1) - expected
-            z = torch.linalg.solve_triangular(factor, left, upper=False).squeeze(-1)
-            spread = factor.diagonal(dim1=-2, dim2=-1)
-            errors.append(z * spread)
-            variances.append(spread.square())
-            scaled = features / self.noise[rows].unsqueeze(-1)
-            precision = torch.baddbmm(precision, scaled.mT, features)
-            right = torch.baddbmm(right, scaled.mT, residual[rows].unsqueeze(-1))
+            root = solve_triangular(L, features.mT, upper=False)
+            factor = safe_cholesky(root.mT @ root + torch.diag_embed(noise))
+            error = block - features @ torch.cholesky_solve(right, L)
+            z = solve_triangular(factor, error, upper=False).squeeze(-1)
+            deviations = factor.diagonal(dim1=-2, dim2=-1)
+            errors.append(z * deviations)
+            variances.append(deviations.square())
+            scaled = (features / noise.unsqueeze(-1)).mT
+            precision = torch.baddbmm(precision, scaled, features)
+            right = torch.baddbmm(right, scaled, block)
         return torch.cat(errors, dim=-1), torch.cat(variances, dim=-1)
 
-    def _in_double(self) -> LowRankPlusDiagonal:
-        """In float64: M has the squared condition of the features."""
-        return LowRankPlusDiagonal(self.features.double(), self.noise.double())
 
+@dataclass(frozen=True)
+class WeightPosterior:
+    r"""Solves with :math:`\Phi \Phi^\top + D` by Woodbury's identity, in float64.
 
-def _block_size(num_features: int) -> int:
-    return min(max(num_features, 16), 256)
+    The identity subtracts numbers that nearly agree where the noise is small, so a quadratic form
+    is a sum of squares: with the posterior mean :math:`\mu = M^{-1} \Phi^\top D^{-1} r` it is
+    :math:`(r - \Phi\mu)^\top D^{-1} (r - \Phi\mu) + \mu^\top \mu`.
 
+    Attributes:
+        features: The features, ``(*batch, n, R)``.
+        noise: The diagonal of D, ``(*batch, n, 1)``.
+        factor: L, the Cholesky factor of the posterior's precision M, ``(*batch, R, R)``.
+    """
 
-def _under(L: Tensor, features: Tensor) -> Tensor:
-    """Features of the whitened posterior, Φ L⁻ᵀ."""
-    return torch.linalg.solve_triangular(L, features.mT, upper=False).mT
+    features: Tensor
+    noise: Tensor
+    factor: Tensor
 
+    def mean(self, right: Tensor) -> Tensor:
+        """The mean given residuals as columns, ``(*batch, n, k)`` to ``(*batch, R, k)``."""
+        return torch.cholesky_solve(self.features.mT @ (right.double() / self.noise), self.factor)
 
-def _rows_times(features: Tensor, mean: Tensor) -> Tensor:
-    return (features @ mean.unsqueeze(-1)).squeeze(-1)
+    def solve(self, right: Tensor) -> Tensor:
+        """The solution for columns ``(*batch, n, k)``, in their type."""
+        remainder = right.double() - self.features @ self.mean(right)
+        return (remainder / self.noise).to(right.dtype)
 
+    def whiten(self, right: Tensor) -> Tensor:
+        r"""X with :math:`X^\top X = B^\top (\Phi \Phi^\top + D)^{-1} B`, ``(*batch, n + R, k)``."""
+        mean = self.mean(right)
+        remainder = (right.double() - self.features @ mean) / self.noise.sqrt()
+        return torch.cat([remainder, mean], dim=-2)
 
-def _taken_out(leverage: Tensor, alpha: Tensor, noise: Tensor, blocks: Tensor) -> Tensor:
-    """Densities of blocks ``(k, b)`` from the inverse covariance D⁻¹ - leverage leverageᵀ."""
-    b = blocks.shape[-1]
-    rows = leverage[..., blocks, :]  # (*batch, k, b, R)
-    precision = torch.diag_embed(1 / noise[..., blocks]) - rows @ rows.mT
-    factor = safe_cholesky(precision)
-    z = torch.linalg.solve_triangular(factor, alpha[..., blocks].unsqueeze(-1), upper=False)
-    log_det = factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    return -0.5 * z.squeeze(-1).square().sum(-1) + log_det - b * _HALF_LOG_2PI
+    def conditioned(self, features: Tensor) -> Tensor:
+        """Features of any points under this posterior, Φ L⁻ᵀ."""
+        return solve_triangular(self.factor, features.mT, upper=False).mT
+
+    def leverage(self) -> Tensor:
+        """Q with (Φ Φᵀ + D)⁻¹ = D⁻¹ - Q Qᵀ, ``(*batch, n, R)``."""
+        return self.conditioned(self.features) / self.noise

@@ -12,8 +12,6 @@ from gpclml.linalg import (
     DenseCovariance,
     IterativeCovariance,
     LowRankPlusDiagonal,
-    NoisyCovariance,
-    OperatorProducts,
 )
 
 N, R = 9, 3
@@ -32,8 +30,7 @@ def dense(features, noise):
 
 
 def iterative(features, noise):
-    latent = OperatorProducts(to_linear_operator(features @ features.mT))
-    return IterativeCovariance(NoisyCovariance(latent, noise), TIGHT)
+    return IterativeCovariance(to_linear_operator(features @ features.mT), noise, TIGHT)
 
 
 KINDS = {"dense": dense, "low rank": LowRankPlusDiagonal, "iterative": iterative}

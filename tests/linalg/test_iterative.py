@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -15,7 +16,6 @@ from gpclml.linalg import (
     ConjugateGradients,
     DenseCovariance,
     IterativeCovariance,
-    NoisyCovariance,
     NotConvergedWarning,
     RowProducts,
 )
@@ -40,10 +40,8 @@ def by_rows(x, lengthscale, noise, kept_bytes=0, missing=None):
         return torch.exp(-0.5 * difference.square().sum(-1))
 
     n = x.shape[-2]
-    latent = RowProducts(
-        rows, torch.ones_like(x[..., 0]), torch.Size((*x.shape[:-1], n)), kept_bytes
-    )
-    return NoisyCovariance(latent, noise.expand(n), missing)
+    latent = RowProducts(rows, torch.ones_like(x[..., 0]), kept_bytes)
+    return IterativeCovariance(latent, noise.expand(n), ConjugateGradients(), missing)
 
 
 def dense(x, lengthscale, noise):
@@ -54,7 +52,7 @@ def dense(x, lengthscale, noise):
 
 def density(covariance, residual, held_out, solver=None):
     """The log density, and the report of its solve."""
-    iterative = IterativeCovariance(covariance, solver or ConjugateGradients())
+    iterative = replace(covariance, settings=solver or ConjugateGradients())
     value = iterative.conditional_log_density(residual, held_out)
     return value, iterative.reports[0]
 
@@ -112,7 +110,7 @@ def test_chunks_make_no_difference(chunk, monkeypatch):
         return value, *reference.gradients(value, *hyperparameters)
 
     whole = value_and_gradients()
-    monkeypatch.setattr("gpclml.linalg.covariance_products._NUMBERS_AT_ONCE", chunk * n)
+    monkeypatch.setattr("gpclml.linalg.iterative._NUMBERS_AT_ONCE", chunk * n)
     assert len(by_rows(x, *parameters()).latent._chunks) == math.ceil(n / chunk)
     for one, other in zip(value_and_gradients(), whole, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-8)
@@ -262,10 +260,10 @@ def test_what_is_not_finite_is_an_error_whatever_happens_on_failure(where, value
         noise[7] = value
     if where == "residual":
         r[7] = value
-    latent = RowProducts(rows, scale.expand(30), torch.Size((30, 30)), 0)
+    latent = RowProducts(rows, scale.expand(30), 0)
     solver = ConjugateGradients(preconditioner_rank=rank, on_failure="warn")
     with pytest.raises(NonFiniteError, match="finite"):
-        density(NoisyCovariance(latent, noise), r, torch.tensor(held_out), solver)
+        density(IterativeCovariance(latent, noise, solver), r, torch.tensor(held_out), solver)
     assert evaluated <= 2 + rank  # not one for each of a thousand iterations
 
 
@@ -305,14 +303,14 @@ def test_on_a_gpu():
 
 def counted(covariance):
     """The covariance, and a list that grows by one with each evaluation of its rows."""
-    evaluations, rows = [], covariance.latent._rows
+    evaluations = []
 
     def counting(*bounds):
         evaluations.append(bounds)
-        return rows(*bounds)
+        return covariance.latent._rows(*bounds)
 
-    covariance.latent._rows = counting
-    return covariance, evaluations
+    latent = RowProducts(counting, covariance.latent.diagonal(), 0)
+    return replace(covariance, latent=latent), evaluations
 
 
 def test_noise_that_is_lost_in_rounding_is_refused_before_anything_is_solved():
@@ -362,18 +360,19 @@ def test_progress_is_shown_where_it_is_asked_for(capsys):
 
 
 def test_an_interrupt_passes_through(capsys):
-    covariance, evaluations = counted(by_rows(points(40), *parameters()))
-    rows = covariance.latent._rows
+    covariance, evaluations = by_rows(points(40), *parameters()), []
 
     def interrupted(*bounds):
-        if len(evaluations) == 3:
+        evaluations.append(bounds)
+        if len(evaluations) == 4:
             raise KeyboardInterrupt
-        return rows(*bounds)
+        return covariance.latent._rows(*bounds)
 
-    covariance.latent._rows = interrupted
+    latent = RowProducts(interrupted, covariance.latent.diagonal(), 0)
     solver = ConjugateGradients(1e-8, preconditioner_rank=0, progress=True)
+    interruptible = replace(covariance, latent=latent)
     with pytest.raises(KeyboardInterrupt):
-        density(covariance, torch.ones(40).double(), torch.tensor([3]), solver)
+        density(interruptible, torch.ones(40).double(), torch.tensor([3]), solver)
     assert capsys.readouterr().err.endswith(" \r")  # the bar is gone
 
 
@@ -384,11 +383,12 @@ def test_a_residual_is_the_true_one_at_the_limit_of_single_precision():
     lengthscale, noise = torch.tensor(0.3), torch.tensor(1e-4)
     solver = ConjugateGradients(1e-3, preconditioner_rank=40, on_failure="warn")
     with pytest.warns(NotConvergedWarning, match="relative residual"):
-        predictor = IterativeCovariance(by_rows(x, lengthscale, noise), solver).predictor(r)
+        predictor = replace(by_rows(x, lengthscale, noise), settings=solver).predictor(r)
     matrix = dense(x, lengthscale, noise).double()
-    true = (r - matrix @ predictor.weights.squeeze(-1).double()).norm() / r.norm()
+    solution = predictor.solution
+    true = (r - matrix @ solution.values.squeeze(-1).double()).norm() / r.norm()
     # What linear_cg updates by recursion falls on, to less than a hundredth of it.
-    assert 0.5 * true < predictor.residual < 2 * true
+    assert 0.5 * true < solution.relative < 2 * true
 
 
 def test_vectors_that_overflow_reach_nothing(monkeypatch):

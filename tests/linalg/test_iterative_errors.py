@@ -11,9 +11,7 @@ from gpclml.linalg import (
     ConjugateGradients,
     DenseCovariance,
     IterativeCovariance,
-    NoisyCovariance,
     NotConvergedWarning,
-    OperatorProducts,
 )
 from reference import random_covariance, random_residual
 
@@ -30,7 +28,7 @@ def rough(multiply, right, **_):
 def problem():
     latent = random_covariance(N + M, noise=0.0)
     noise = torch.full((N,), NOISE, dtype=torch.float64)
-    covariance = NoisyCovariance(OperatorProducts(to_linear_operator(latent[:N, :N])), noise)
+    covariance = to_linear_operator(latent[:N, :N]), noise
     K = latent[:N, :N] + noise.diag()
     return covariance, K, latent[:N, N:], random_residual(N)
 
@@ -40,10 +38,10 @@ def test_the_errors_are_those_of_the_equations(rank, monkeypatch):
     covariance, K, cross, residual = problem()
     monkeypatch.setattr("gpclml.linalg.iterative.linear_cg", rough)
     solver = ConjugateGradients(0.99, preconditioner_rank=rank, max_iterations=3)
-    given = IterativeCovariance(covariance, solver).predictor(residual)
+    given = IterativeCovariance(*covariance, solver).predictor(residual)
     block = given.given(cross, keep=True)
-    _, V, R = block.vectors
-    rho = residual - K @ given.weights.squeeze(-1)
+    V, R = block.solution.values, block.solution.residuals
+    rho = residual - K @ given.solution.values.squeeze(-1)
     torch.testing.assert_close(R, cross - K @ V)
     inverse = torch.linalg.inv(K)
     gain = cross.mT @ inverse
@@ -71,7 +69,7 @@ def test_the_error_of_a_density_is_below_its_bound(off, seed, monkeypatch):
     held_out, residual = torch.tensor([2, 11, 20]), random_residual(N, seed=seed)
     monkeypatch.setattr("gpclml.linalg.iterative.linear_cg", along_one_direction)
     solver = ConjugateGradients(0.99, max_error=None, max_iterations=3, on_failure="warn")
-    iterative = IterativeCovariance(covariance, solver)
+    iterative = IterativeCovariance(*covariance, solver)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NotConvergedWarning)
         value = iterative.conditional_log_density(residual, held_out)
@@ -86,11 +84,11 @@ def test_the_error_of_a_density_is_below_its_bound(off, seed, monkeypatch):
 @pytest.mark.parametrize("noise", [None, 1e-8])
 def test_dependent_noise_and_noise_that_is_lost_in_rounding_have_no_bound(noise):
     _, K, cross, residual = (part.float() if torch.is_tensor(part) else part for part in problem())
-    latent = OperatorProducts(to_linear_operator(K))
-    covariance = NoisyCovariance(latent, None if noise is None else torch.full((N,), noise))
-    given = IterativeCovariance(covariance, ConjugateGradients(1e-4)).predictor(residual)
+    noise = None if noise is None else torch.full((N,), noise)
+    covariance = IterativeCovariance(to_linear_operator(K), noise, ConjugateGradients(1e-4))
+    given = covariance.predictor(residual)
     block = given.given(cross, keep=True)
     expected = torch.linalg.solve(K.double(), cross.double()).float()
-    torch.testing.assert_close(block.vectors[1], expected, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(block.solution.values, expected, rtol=1e-3, atol=1e-3)
     for errors in (given.error, block.errors):
         assert torch.equal(errors, torch.full_like(errors, math.inf))

@@ -8,7 +8,6 @@ import gpytorch
 import torch
 from gpytorch.kernels import RBFKernel, SpectralMixtureKernel
 from gpytorch.likelihoods import GaussianLikelihood, LikelihoodList
-from linear_operator import to_linear_operator
 from matplotlib.figure import Figure
 
 import gpclml
@@ -32,7 +31,6 @@ from benchmarks.robustness.fuzz.objects import (
     log_likelihood,
     log_normal,
     mlp,
-    noisy,
     normal,
     objective,
     orders,
@@ -318,12 +316,6 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     "kernels.networks.apply_network": lambda: dict(network=mlp(), x=inputs()),
     "kernels.networks.check_finite_output": lambda: dict(output=normal(3, 2)),
     "kernels.networks.reset_network": lambda: dict(network=mlp(), generator=generator()),
-    "linalg.IterativeCovariance": lambda: dict(products=noisy(), settings=ConjugateGradients()),
-    "linalg.LowRankPlusDiagonal": lambda: dict(features=normal(8, 3), noise=positive(8)),
-    "linalg.OperatorProducts": lambda: dict(operator=to_linear_operator(covariance())),
-    "linalg.RowProducts": lambda: dict(
-        rows=lambda i, j, k: covariance()[i:j, :k], diagonal=covariance().diagonal(),
-        shape=covariance().shape, kept_bytes=0),
     "linalg.gaussians.TrainableGaussian": lambda: dict(
         family=DiagonalFamily(), prior_variance=positive(3)),
     "meta.AugmentedTasks": lambda: dict(

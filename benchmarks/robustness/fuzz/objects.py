@@ -10,14 +10,12 @@ from typing import Any, TypeVar
 import pandas
 import torch
 from gpytorch.likelihoods import GaussianLikelihood, SoftmaxLikelihood
-from linear_operator import to_linear_operator
 from torch import Tensor, nn
 
 from gpclml.curvature import Full
 from gpclml.estimators import Laplace, StackedGP
 from gpclml.evidence.training_speed import ModelPredictions
 from gpclml.kernels.networks import MLP
-from gpclml.linalg import NoisyCovariance, OperatorProducts
 from gpclml.meta import DeepKernelTransfer, Episodes, ImageTasks, PeriodicTasks
 from gpclml.mlls import ConditionalMarginalLogLikelihood, LaplaceMarginalLogLikelihood
 from gpclml.models import BayesianLinearModel, GPRegression, LinearizedNetwork
@@ -101,11 +99,6 @@ def covariance(n: int = N) -> Tensor:
     """A covariance matrix, ``(n, n)``."""
     root = normal(n, n)
     return root @ root.mT + torch.eye(n).to(root)
-
-
-def noisy() -> NoisyCovariance:
-    """A covariance by its products."""
-    return NoisyCovariance(OperatorProducts(to_linear_operator(covariance())), positive(N))
 
 
 def gp(kernel: str = "rbf") -> GPRegression:

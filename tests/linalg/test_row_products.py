@@ -1,4 +1,4 @@
-"""Products with a covariance that is evaluated in chunks of rows."""
+"""Products with a covariance that is evaluated in chunks of rows, and their preconditioner."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpclml.linalg import NoisyCovariance, RowProducts
-from gpclml.linalg.covariance_products import LowRankPreconditioner, pivoted_cholesky
+from gpclml.linalg import LowRankPlusDiagonal, RowProducts
+from gpclml.linalg.iterative import pivoted_cholesky
 
-STATE = "gpclml.linalg.covariance_products._NUMBERS_AT_ONCE"
+STATE = "gpclml.linalg.iterative._NUMBERS_AT_ONCE"
 
 
 class Rows:
@@ -28,12 +28,12 @@ class Rows:
 
     def products(self, kept_bytes=0, multiple=1):
         diagonal = self.matrix.diagonal(dim1=-2, dim2=-1)
-        return RowProducts(self, diagonal, self.matrix.shape, kept_bytes, multiple)
+        return RowProducts(self, diagonal, kept_bytes, multiple)
 
 
 @torch.no_grad()
 def without_gradient(products, right):
-    return products.matmul(right)
+    return products @ right
 
 
 @settings(max_examples=30, deadline=None)
@@ -58,7 +58,7 @@ def test_products_are_those_of_the_matrix(n, k, batch, of_right, chunk, multiple
         products = rows.products(10**9 if kept else 0, multiple)
         for _ in range(2):
             torch.testing.assert_close(without_gradient(products, right), expected)
-        torch.testing.assert_close(products.matmul(right), expected)
+        torch.testing.assert_close(products @ right, expected)
         torch.testing.assert_close(products.row(n - 1), rows.matrix[..., n - 1, :])
     assert all(bound % multiple == 0 for asked in rows.asked for bound in asked)
 
@@ -90,7 +90,7 @@ def test_a_product_that_was_interrupted_is_taken_anew(monkeypatch):
             raise KeyboardInterrupt
         return rows(start, stop, columns)
 
-    products = RowProducts(interrupted, rows.matrix.diagonal(), rows.matrix.shape, 10**9)
+    products = RowProducts(interrupted, rows.matrix.diagonal(), 10**9)
     with pytest.raises(KeyboardInterrupt):
         without_gradient(products, right)
     torch.testing.assert_close(without_gradient(products, right), rows.matrix @ right)
@@ -100,14 +100,14 @@ def kernel(n, dtype):
     """An RBF covariance of n points in the plane, by its rows."""
     x = torch.rand(n, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     matrix = torch.exp(-0.5 * torch.cdist(x, x).square() / 0.3**2).to(dtype)
-    return RowProducts(lambda i, j, k: matrix[i:j, :k], matrix.diagonal(), matrix.shape, 0), matrix
+    return RowProducts(lambda i, j, k: matrix[i:j, :k], matrix.diagonal(), 0), matrix
 
 
 def test_a_pivoted_cholesky_factor_is_below_the_matrix_and_nears_it():
     latent, matrix = kernel(200, torch.float64)
     remaining = []
     for rank in (0, 5, 15, 200):
-        factor = pivoted_cholesky(latent, rank)
+        factor = pivoted_cholesky(latent.row, latent.diagonal(), rank)
         difference = matrix - factor @ factor.mT
         assert torch.linalg.eigvalsh(difference).min() > -1e-13
         remaining.append(float(difference.diagonal().sum()))
@@ -125,16 +125,15 @@ def test_a_preconditioner_is_exact_at_a_small_noise(dtype, rank, missing):
     latent, full = kernel(100, dtype)
     noise = torch.linspace(1e-6, 2e-6, 100, dtype=dtype)
     gone = torch.arange(100) % 7 == 0 if missing else None
-    preconditioner = LowRankPreconditioner.from_covariance(
-        NoisyCovariance(latent, noise, gone), rank
-    )
-    factor = pivoted_cholesky(latent, rank)
+    factor = pivoted_cholesky(latent.row, latent.diagonal(), rank)
+    covariance = LowRankPlusDiagonal(factor, noise)
+    preconditioner = (covariance.masked(gone) if missing else covariance).weights()
     matrix = factor @ factor.mT + noise.double().diag()
     if gone is not None:
         matrix = matrix.masked_fill(gone | gone.unsqueeze(-1), 0.0) + gone.double().diag()
     right = full[:, :3] if gone is None else full[:, :3].masked_fill(gone.unsqueeze(-1), 0.0)
     expected = torch.linalg.solve(matrix, right.double())
-    product, whitened = preconditioner(right), preconditioner.whiten(right)
+    product, whitened = preconditioner.solve(right), preconditioner.whiten(right)
     assert product.dtype == dtype
     assert (product.double() - expected).norm() < 1e-5 * expected.norm()
     torch.testing.assert_close(
