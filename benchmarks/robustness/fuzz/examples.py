@@ -17,9 +17,8 @@ from benchmarks.robustness.fuzz.arguments import ARGUMENTS, CALLS
 
 __all__ = ["EXAMPLES", "LEFT_OUT", "Example", "public_callables", "without_example"]
 
-_NO_ROOMS = {"cli", "gram"}  # the command has tests of its own; the other trusts its callers
+_NO_ROOMS = {"cli", "gram", "inference"}  # the command has its own tests; others trust callers
 _MODULES = (
-    "gpclml.inference.observations", "gpclml.inference.covariances", "gpclml.inference.units",
     "gpclml.curvature.output_likelihoods", "gpclml.evidence.bounds", "gpclml.kernels.networks",
     "gpclml.models.botorch", "gpclml.fit.distributed",
 )  # fmt: skip
@@ -41,7 +40,6 @@ _NO_SIZES = {  # where an argument of that name is something else, or is checked
 
 _ARCHIVE = "reads an archive, whose damage has tests of its own"
 _NOTHING = "takes nothing"
-_FIGURES = "takes figures that its caller has computed"
 LEFT_OUT: Mapping[str, str] = MappingProxyType(
     {
         "datasets.load_cub": _ARCHIVE,
@@ -58,8 +56,6 @@ LEFT_OUT: Mapping[str, str] = MappingProxyType(
         "datasets.load_published_splits": _ARCHIVE,
         "datasets.uci_sources": _NOTHING,
         "linalg.refuse_double_backward": "a context without a computation",
-        "inference.evaluating": "makes a context, which does nothing before it is entered",
-        "inference.covariances.choose_solver": _FIGURES,
     }
 )
 """Public callables that are not called, each with the reason."""
