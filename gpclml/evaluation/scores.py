@@ -21,7 +21,7 @@ from gpclml.conditioning import Conditioning, LastPoints, LeaveOneOut, as_orders
 from gpclml.errors import ArgumentError
 from gpclml.inference.observations import Solver, training_observations
 from gpclml.inference.posterior import marginal_predictive, predictive_observations
-from gpclml.inference.units import Units, log_target_scale, term_offset, to_training_units
+from gpclml.inference.units import Units, term_offset, to_training_units, units_of_targets
 
 __all__ = [
     "conditional_log_marginal_likelihood",
@@ -234,4 +234,5 @@ def marginal_log_predictive(
     """
     normal = marginal_predictive(model, x, noise)
     check_finite("y", y)
-    return normal.log_prob(to_training_units(model, y)) - log_target_scale(model, units)
+    scale, _ = units_of_targets(model, units)
+    return normal.log_prob(to_training_units(model, y)) - scale.to(normal.mean).log()

@@ -90,28 +90,26 @@ class SolverWarning(UserWarning):
     """``solver="auto"`` chose conjugate gradients, since Cholesky factors do not fit."""
 
 
-def choose_solver(
+def conjugate_gradients(
     solver: Solver, numbers: int, like: Tensor, size: str, suggestion: str, loss: str = ""
-) -> ConjugateGradients | None:
-    """Settings of conjugate gradients, or None for a Cholesky factor.
+) -> ConjugateGradients:
+    """Settings of conjugate gradients, where they were asked for or a Cholesky factor does not fit.
 
-    "auto" takes a Cholesky factor, which is exact, where it fits into the memory of the device, and
-    warns where it does not. With all that is computed from it, the factor needs so many numbers of
-    the type and on the device of ``like``. The other arguments are for messages: the sizes that
-    decide, what to do where a factor does not fit, what conjugate gradients do without.
+    Args:
+        solver: What was asked for; "auto" warns, and "cholesky" is an error.
+        numbers: How many numbers a factor needs, with all that is computed from it.
+        like: A tensor of their type and on their device.
+        size: The sizes that decide, for messages.
+        suggestion: What to do where a factor was asked for.
+        loss: What else conjugate gradients do without, for the warning.
     """
+    settings = solver if isinstance(solver, ConjugateGradients) else ConjugateGradients()
     dtype, device = like.dtype, like.device
     if solver == "cholesky":
         got = f"'cholesky' at {size}"
         environment.check_memory("solver", got, numbers, dtype, device, suggestion)
-        return None
-    if isinstance(solver, ConjugateGradients):
-        return solver
-    settings, needed = ConjugateGradients(), numbers * dtype.itemsize
     if solver == "auto":
-        if environment.fits(needed, device):
-            return None
-        there = environment.available_memory(device)
+        needed, there = numbers * dtype.itemsize, environment.available_memory(device)
         warnings.warn(
             f"{size}: a Cholesky factor needs {needed / 2**30:.1f} GiB, the {device.type} has "
             f"{there / 2**30:.1f}, so conjugate gradients are used, with relative residuals of at "
@@ -174,20 +172,16 @@ class Observations:
         return torch.Size((*batch, *shape[-2:]))
 
     @cached_property
-    def gram(self) -> Gram | Reason:
-        """The kernel in closed form, or why its matrix is evaluated by GPyTorch or not at all."""
-        return closed_form_of(self.latent)
-
-    @cached_property
     def covariance(self) -> Covariance:
         """By its structure where it has one, else dense; where that fits into memory."""
-        gram, missing, shape = self.gram, self.missing, self.shape
-        if not self._fits(2 * shape.numel()) and lazy_kernels(self.latent):
-            residual, got = self.residual, f"a dense covariance of shape {tuple(shape)}"
+        missing, shape, numbers = self.missing, self.shape, 2 * self.shape.numel()
+        if numbers > 2 * _SMALL and lazy_kernels(self.latent) and not self._fits(numbers):
+            got, residual = f"a dense covariance of shape {tuple(shape)}", self.residual
+            suggestion = "Use fewer points, or solver='cg' if the function takes a solver."
             environment.check_memory(
-                "model", got, 2 * shape.numel(), residual.dtype, residual.device,
-                "Use fewer points, or solver='cg' if the function takes a solver.",
-            )  # fmt: skip
+                "model", got, numbers, residual.dtype, residual.device, suggestion
+            )
+        gram = closed_form_of(self.latent)
         if isinstance(gram, Gram):
             x = cast(Any, self.latent).x1
             covariance = linalg.GramCovariance(gram, x, self.independent_noise, shape)
@@ -214,7 +208,7 @@ class Observations:
     def _fits(self, numbers: int) -> bool:
         """Whether so many numbers fit into memory, or the covariance is of low rank."""
         dtype, device = self.residual.dtype, self.residual.device
-        if self.shape.numel() <= _SMALL or environment.fits(numbers * dtype.itemsize, device):
+        if environment.fits(numbers * dtype.itemsize, device):
             return True
         if self.independent_noise is None or not has_structure(self.latent):
             return False
@@ -246,16 +240,15 @@ class Observations:
         if is_exact and self._fits(numbers):
             return self.covariance.factored_in(factor_dtype, checked=checked)
         n, dtype, device = residual.shape[-1], residual.dtype, residual.device
-        fewer = "condition on fewer points: RandomHoldout(fraction, condition_on=m)."
-        settings = choose_solver(
-            solver, numbers, residual, f"n = {n}", f"Use solver='cg', or {fewer}"
-        )
-        assert settings is not None  # a factor does not fit
-        environment.check_memory(
-            "conditioning", f"a block of {block} held-out points",
-            IterativeCovariance.memory(torch.Size((*residual.shape, n)), block), dtype, device,
-            "Hold out a smaller share of the points.",
-        )  # fmt: skip
+        if solver != "cholesky":
+            needed = IterativeCovariance.memory(torch.Size((*residual.shape, n)), block)
+            environment.check_memory(
+                "conditioning", f"a block of {block} held-out points", needed, dtype, device,
+                "Hold out a smaller share of the points.",
+            )  # fmt: skip
+        fewer = "condition on fewer points: RandomHoldout(fraction, condition_on=m)"
+        suggestion = f"Use solver='cg', or {fewer}."
+        settings = conjugate_gradients(solver, numbers, residual, f"n = {n}", suggestion)
         return IterativeCovariance(self.products(settings.room(device)), settings)
 
     def road(self, solver: Solver, blocks: Sequence[Tensor]) -> Road:
@@ -263,14 +256,15 @@ class Observations:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore", SolverWarning)
             kind = type(self.covariance_by(solver, blocks))
+            gram = closed_form_of(self.latent)
         if kind is IterativeCovariance:
             automatic = "a Cholesky factor does not fit into memory"
             reason = automatic if solver == "auto" else "the objective was given this solver"
             return Road(_WAYS[kind], reason)
         if kind is not DenseCovariance:
             return Road(_WAYS[kind])
-        if isinstance(self.gram, Reason):
-            return Road(_WAYS[kind], self.gram.text)
+        if isinstance(gram, Reason):
+            return Road(_WAYS[kind], gram.text)
         return Road("closed form of the matrix, Cholesky", "members of the batch miss targets")
 
     def products(self, kept_bytes: int) -> linalg.NoisyCovariance:
@@ -279,10 +273,10 @@ class Observations:
         if not kernels or has_structure(latent):
             products = linalg.OperatorProducts(latent.evaluate_kernel())
             return linalg.NoisyCovariance(products, self.noise, self.missing)
-        row = None
-        if isinstance(self.gram, Gram):  # a preconditioner asks for hundreds, one after the other
+        row, gram = None, closed_form_of(latent)
+        if isinstance(gram, Gram):  # a preconditioner asks for hundreds, one after the other
             with torch.no_grad():
-                gram, x = self.gram.on_features(cast(Any, latent).x1)
+                gram, x = gram.on_features(cast(Any, latent).x1)
             if not gram.has_features:  # in a sum or product, all of them are computed for each row
                 row = lambda i: gram(x[..., i : i + 1, :], x).value.squeeze(-2)  # noqa: E731
         products = linalg.RowProducts(
@@ -345,9 +339,9 @@ class Observations:
         """Whether missing ones are left out: not of a batch, nor of kernels that need a grid."""
         if len(self.shape) > 2:
             return False
-        if self.shape.numel() <= _SMALL or isinstance(self.gram, Gram):
+        if self.shape.numel() <= _SMALL or kronecker_factors(self.latent) is not None:
             return True
-        return kronecker_factors(self.latent) is not None
+        return isinstance(closed_form_of(self.latent), Gram)
 
     def _select(self, rows: Tensor) -> Observations:
         """The targets at these flat indices, ``(k,)``, on the CPU."""
@@ -401,10 +395,12 @@ class Observations:
             redrawn: Whether the next call has other blocks. If so, a batch member that has no
                 observed target in these scores 0, without a gradient; else it is an error.
         """
-        held_out = torch.cat([block.flatten(-2) for block in blocks], dim=-1)
-        count = held_out.shape[-1]
+        count = 0
+        for block in blocks:
+            count += block.shape[-2:].numel()
         if self.missing is None:
             return value / count
+        held_out = torch.cat([block.flatten(-2) for block in blocks], dim=-1)
         held_out = held_out.to(self.missing.device, non_blocking=True)
         # As a floating-point count: an integer one times a number is rounded to single precision.
         missing = linalg.take(self.missing, held_out).sum(-1, dtype=value.dtype)
@@ -612,22 +608,17 @@ def evaluate_points(prior: MultivariateNormal) -> MultivariateNormal:
     The likelihood would evaluate it otherwise, when it adds the noise of the tasks.
     """
     lazy = cast(Any, prior.lazy_covariance_matrix)
-    if (
-        type(prior) is not MultitaskMultivariateNormal
-        or not isinstance(lazy, LazyEvaluatedKernelTensor)
-        or type(lazy.kernel) is not MultitaskKernel
-        or has_hooks(lazy.kernel)
-        or lazy.params
-        or lazy.x1.ndim > 2
-        or lazy.x1 is not lazy.x2
-        or lazy._is_grad_enabled != torch.is_grad_enabled()
-    ):
+    kernel = getattr(lazy, "kernel", None)
+    if type(prior) is not MultitaskMultivariateNormal or type(kernel) is not MultitaskKernel:
         return prior
-    gram = closed_form(lazy.kernel.data_covar_module)
-    if isinstance(gram, Reason):
+    x, is_plain = lazy.x1, lazy.x1.ndim == 2 and lazy.x1 is lazy.x2 and not lazy.params
+    gram = closed_form(cast(Any, kernel.data_covar_module))
+    if not is_plain or has_hooks(kernel) or isinstance(gram, Reason):
         return prior
-    points = to_linear_operator(as_matrix(gram(lazy.x1), lazy.x1.dtype))
-    tasks = lazy.kernel.task_covar_module.covar_matrix
+    if lazy._is_grad_enabled != torch.is_grad_enabled():
+        return prior
+    points = to_linear_operator(as_matrix(gram(x), x.dtype))
+    tasks = cast(Any, kernel.task_covar_module).covar_matrix
     product = operators.KroneckerProductLinearOperator(points, tasks)
     return MultitaskMultivariateNormal(prior.mean, product, interleaved=prior._interleaved)
 

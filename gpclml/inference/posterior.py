@@ -23,7 +23,7 @@ from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
 from gpclml.inference.observations import (
     Observations,
     Solver,
-    choose_solver,
+    conjugate_gradients,
     evaluate_block,
     observations,
 )
@@ -303,14 +303,14 @@ def choose_posterior_solver(
     matrices = _WITH_GRADIENT if torch.is_grad_enabled() else _MATRICES
     matrices += _WITH_MISSING * bool(train_y.isnan().any())
     numbers = batch * (matrices * n * n + (not marginal) * (n + 3 * m) * m)
+    if solver in ("auto", "cholesky") and environment.fits(numbers * x.itemsize, x.device):
+        return None
     suggestion = "Use solver='cg', torch.no_grad(), or fewer points."
-    chosen = choose_solver(
-        solver, numbers, x, f"n = {n}, m = {m}", suggestion, " and without a gradient"
-    )
-    if chosen is not None:
+    size, loss = f"n = {n}, m = {m}", " and without a gradient"
+    if solver != "cholesky":
         refuse_gradient(x)
         num_points_at_once(x, batch * n, batch, not marginal)
-    return chosen
+    return conjugate_gradients(solver, numbers, x, size, suggestion, loss)
 
 
 def num_points_at_once(

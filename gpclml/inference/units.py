@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -20,78 +20,60 @@ __all__ = ["PosteriorNormal", "Units"]
 Units = Literal["training", "original"]
 
 
-def offset_and_scale(model: ExactGP, multitask: bool = False) -> tuple[Tensor, Tensor]:
-    """What a model subtracted from its training targets, and what it divided them by then.
+def units_of_targets(
+    model: ExactGP, units: Units = "original", multitask: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Scale and shift that take targets in training units to the given units.
 
     Args:
         model: A model of gpclml (``target_standardizer``), of BoTorch (``outcome_transform``)
             or one that does not transform targets.
+        units: The given units.
         multitask: Whether the targets have a task dimension.
 
     Returns:
-        Offset and scale in the type of the model; they broadcast to targets ``(*batch, n)``, or
-        ``(*batch, n, t)`` if multitask.
+        Scale and shift in float64, on the device of the targets; they broadcast to targets
+        ``(*batch, n)``, or ``(*batch, n, t)`` if multitask.
 
     Raises:
         UnsupportedError: If the outcome transform is not affine.
     """
     standardizer = getattr(model, "target_standardizer", None)
-    if standardizer is not None:
-        return standardizer.offset, standardizer.scale
     transform = getattr(model, "outcome_transform", None)
-    if transform is None:
-        zero = cast(Tensor, model.train_targets).new_zeros(())
-        return zero, zero + 1
+    if units == "training" or (standardizer is None and transform is None):
+        zero = cast(Tensor, model.train_targets).new_zeros((), dtype=torch.float64)
+        return zero + 1, zero
+    if standardizer is not None:
+        return standardizer.scale.double(), standardizer.offset.double()
     if not hasattr(transform, "stdvs"):
         raise UnsupportedError(
             "model.outcome_transform", type(transform).__name__, "botorch's Standardize, or none",
             "Other transforms have a Jacobian of their own: score with units='training'.",
         )  # fmt: skip
-    means, deviations = transform.means, transform.stdvs  # (*batch, 1, outputs)
-    if multitask:
-        return means, deviations
-    if means.shape[-1] == 1:
-        return means.squeeze(-1), deviations.squeeze(-1)
-    return means.mT, deviations.mT  # multi-output models have outputs as a batch dimension
+    scale, shift = cast(Any, transform).stdvs.double(), cast(Any, transform).means.double()
+    if multitask:  # (*batch, 1, outputs)
+        return scale, shift
+    if scale.shape[-1] == 1:
+        return scale.squeeze(-1), shift.squeeze(-1)
+    return scale.mT, shift.mT  # multi-output models have their outputs as last batch dimension
 
 
 def to_training_units(model: ExactGP, target: Tensor, multitask: bool = False) -> Tensor:
     """Targets in original units, transformed as the model transformed its training targets."""
-    offset, scale = offset_and_scale(model, multitask)
-    return (target - offset) / scale
-
-
-def log_target_scale(model: ExactGP, units: Units, multitask: bool = False) -> Tensor | float:
-    """Logarithm of the original units in one training unit, as it broadcasts to the targets.
-
-    A log density in original units is the one in training units less this, once for each
-    target scored. For ``"training"`` it is zero.
-    """
-    return 0.0 if units == "training" else offset_and_scale(model, multitask)[1].log()
+    scale, shift = units_of_targets(model, "original", multitask)
+    return (target - shift.to(target)) / scale.to(target)
 
 
 def term_offset(model: ExactGP, data: Observations, units: Units) -> Tensor:
     """The amount by which the log density of each target is too large, in nats, ``(*batch, N)``.
 
-    It is the change of units, or for a missing target its constant.
+    It is the change of units, the logarithm of the scale, or for a missing target its constant.
     """
-    scale = log_target_scale(model, units, multitask=data.num_tasks > 1)
+    scale, _ = units_of_targets(model, units, multitask=data.num_tasks > 1)
     event = (data.num_rows, data.num_tasks)[: 1 + (data.num_tasks > 1)]
-    scale = torch.as_tensor(scale).to(data.residual)
-    offset = data.flatten(scale.expand(*data.residual.shape[:-1], *event))
+    log_scale = scale.to(data.residual).log()
+    offset = data.flatten(log_scale.expand(*data.residual.shape[:-1], *event))
     return offset if data.missing is None else offset.masked_fill(data.missing, MISSING_TERM)
-
-
-def units_of_targets(model: ExactGP, units: Units) -> tuple[Tensor, Tensor]:
-    """Scale and shift in float64 that take targets in training units to the given units.
-
-    They broadcast to the targets ``(*batch, n)`` of a model of one output.
-    """
-    if units == "training":
-        zero = cast(Tensor, model.train_targets).new_zeros((), dtype=torch.float64)
-        return zero + 1, zero
-    offset, scale = offset_and_scale(model)
-    return scale.double(), offset.double()
 
 
 _ONE_DRAW = torch.Size()
