@@ -188,7 +188,7 @@ def _predictions(
     noise = None
     if isinstance(model.likelihood, FixedNoiseGaussianLikelihood):
         noise = cast(Any, model.likelihood.noise_covar).noise.mean().expand(len(x))
-    normal, _ = marginal_predictive(model, x, x.new_zeros(len(x)), noise)
+    normal = marginal_predictive(model, x, noise)
     scale, shift = units_of_targets(model, units)
     mean, deviation = (part.cpu().double() for part in (normal.mean, normal.stddev))
     return (scale * mean + shift).numpy(), (scale * deviation).numpy()

@@ -19,10 +19,9 @@ from gpclml._utils.arguments import check_finite, checked, seeded
 from gpclml._utils.arrays import ArrayLike, takes_arrays
 from gpclml.conditioning import Conditioning, LastPoints, LeaveOneOut, as_orders
 from gpclml.errors import ArgumentError
-from gpclml.inference.covariances import Solver
-from gpclml.inference.observations import training_observations
+from gpclml.inference.observations import Solver, training_observations
 from gpclml.inference.posterior import marginal_predictive, predictive_observations
-from gpclml.inference.units import Units, log_target_scale, term_offset
+from gpclml.inference.units import Units, term_offset, to_training_units, units_of_targets
 
 __all__ = [
     "conditional_log_marginal_likelihood",
@@ -233,6 +232,7 @@ def marginal_log_predictive(
     Note:
         About n³/3 + 3 n² t floating-point operations and no t x t matrix.
     """
-    normal, target = marginal_predictive(model, x, y, noise)
+    normal = marginal_predictive(model, x, noise)
     check_finite("y", y)
-    return normal.log_prob(target) - log_target_scale(model, units)
+    scale, _ = units_of_targets(model, units)
+    return normal.log_prob(to_training_units(model, y)) - scale.to(normal.mean).log()

@@ -54,7 +54,7 @@ def predicts_in_its_type(mll: MarginalLogLikelihood) -> bool:
         x = cast(Any, model.train_inputs)[0]  # in eval mode as the kernel sees them
         try:
             expected = exact_posterior(model, x, marginal=True)
-            noise = training_observations(model).lazy_covariance.noise
+            noise = training_observations(model).noise
         except (RuntimeError, TypeError, ValueError):
             return True
         if noise is None or expected.mean.shape != targets.shape:
@@ -91,10 +91,9 @@ class _Limit(AddedLossTerm):
     def loss(self, *params: Any) -> Tensor:
         mll = self._mll
         data = training_observations(cast(ExactGP, mll.model), cast(Likelihood, mll.likelihood))
-        covariance = data.lazy_covariance
-        rounding = covariance.latent.diagonal(dim1=-1, dim2=-2).mean(-1)
+        rounding = data.latent.diagonal(dim1=-1, dim2=-2).mean(-1)
         for kernel in mll.model.modules():
             if isinstance(kernel, RQKernel):
                 rounding = rounding * (1.0 + cast(Tensor, kernel.alpha).squeeze(-1))
-        ratio = rounding / cast(Tensor, covariance.noise).mean(-1)
+        ratio = rounding / cast(Tensor, data.noise).mean(-1)
         return -data.residual.shape[-1] * (ratio.log() - self._log_limit).clamp_min(0.0).square()

@@ -144,7 +144,7 @@ class IterativePosterior:
                     "Use the model's own posterior, by a dense factorization.",
                 )  # fmt: skip
             self._scale, self._shift = units_of_targets(model, units)
-            covariance = data.lazy_covariance.iterative(solver)
+            covariance = data.iterative(solver)
             self._held = _check_memory(covariance, data.residual)
             self._given = covariance.predictor(data.residual, data.missing)
             # In eval mode BoTorch's models hold transformed inputs.
@@ -269,7 +269,7 @@ class IterativePosterior:
         with reading(self._model):
             _check_unchanged(self._model, self._copies)
             x = new_points(self._model, x)
-            prior = JointPrior.of(self._model, x)
+            prior = JointPrior(self._model, x)
             batch, m = prior.batch_shape.numel(), x.shape[-2]
             size = batch * prior.num_train
             step = num_points_at_once(x, size, batch, joint, self._held, self._points_at_once)

@@ -1,34 +1,49 @@
-"""The prior Gaussian of a model's observed targets: covariance, residuals, what is missing."""
+"""The prior Gaussian of a model's observed targets: covariance, residuals, what is missing.
+
+A covariance is read off a model without being evaluated. What is known of it then decides once, in
+:meth:`Observations.covariance_by`, how it is computed: in closed form, by its structure, by
+GPyTorch's kernel, or by conjugate gradients.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from functools import cached_property
+from typing import Any, Literal, cast
 
 import torch
 from gpytorch import settings
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
-from gpytorch.kernels import Kernel
+from gpytorch.kernels import MultitaskKernel
 from gpytorch.lazy import LazyEvaluatedKernelTensor
-from gpytorch.likelihoods import HadamardGaussianLikelihood, Likelihood
+from gpytorch.likelihoods import GaussianLikelihood, HadamardGaussianLikelihood, Likelihood
+from gpytorch.likelihoods.noise_models import HomoskedasticNoise
 from gpytorch.models import ExactGP
+from linear_operator import operators, to_linear_operator
+from linear_operator.operators import LinearOperator
 from torch import Tensor
 
-from gpclml._utils.arguments import all_finite, check_placement, checked
+from gpclml import linalg
+from gpclml._utils import environment
+from gpclml._utils.arguments import all_finite, callers_level, check_placement
 from gpclml.conditioning import Conditioning, Split
 from gpclml.conditioning.strategies import stack_by_size
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnsupportedError
-from gpclml.inference.covariances import ObservedCovariance, Solver, observed_covariance
-from gpclml.linalg import Covariance, take
+from gpclml.gram import Gram, Reason, as_matrix, closed_form
+from gpclml.gram.closed_form import has_hooks
+from gpclml.linalg import ConjugateGradients, Covariance, DenseCovariance, IterativeCovariance
+from gpclml.linalg.dense import Noise
 
 __all__ = [
     "MISSING_TERM",
     "Observations",
-    "check_targets",
+    "Road",
+    "Solver",
+    "SolverWarning",
     "likelihood_parameters",
-    "missing_targets",
     "observations",
     "training_observations",
 ]
@@ -36,15 +51,88 @@ __all__ = [
 MISSING_TERM = -0.5 * math.log(2 * math.pi)
 """What a missing target adds to a log density: it enters as a standard normal at its mean."""
 
+Solver = Literal["auto", "cholesky", "cg"] | ConjugateGradients
+"""A name, or the settings of conjugate gradients."""
+
+_SMALL = 2**20  # entries of covariances for which nobody asks how much memory there is
+
+_ENTRY_BY_ENTRY = (
+    operators.ConstantMulLinearOperator, operators.SumLinearOperator, operators.MulLinearOperator,
+)  # fmt: skip
+
+_WAYS = {
+    linalg.GramCovariance: "closed form, Cholesky",
+    DenseCovariance: "GPyTorch's kernel, Cholesky",
+    linalg.LowRankPlusDiagonal: "low rank plus a diagonal",
+    linalg.KroneckerCovariance: "a Cholesky factor for each task",
+    IterativeCovariance: "conjugate gradients",
+}
+
+
+@dataclass(frozen=True)
+class Road:
+    """Which way a step of an objective goes.
+
+    Attributes:
+        way: How covariance and density are computed, such as "closed form, Cholesky".
+        reason: Why not by a faster way, such as "MyKernel is a subclass of RBFKernel"; empty where
+            there is none.
+    """
+
+    way: str
+    reason: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.way}: {self.reason}" if self.reason else self.way
+
+
+class SolverWarning(UserWarning):
+    """``solver="auto"`` chose conjugate gradients, since Cholesky factors do not fit."""
+
+
+def conjugate_gradients(
+    solver: Solver, numbers: int, like: Tensor, size: str, suggestion: str, loss: str = ""
+) -> ConjugateGradients:
+    """Settings of conjugate gradients, where they were asked for or a Cholesky factor does not fit.
+
+    Args:
+        solver: What was asked for; "auto" warns, and "cholesky" is an error.
+        numbers: How many numbers a factor needs, with all that is computed from it.
+        like: A tensor of their type and on their device.
+        size: The sizes that decide, for messages.
+        suggestion: What to do where a factor was asked for.
+        loss: What else conjugate gradients do without, for the warning.
+    """
+    settings = solver if isinstance(solver, ConjugateGradients) else ConjugateGradients()
+    dtype, device = like.dtype, like.device
+    if solver == "cholesky":
+        got = f"'cholesky' at {size}"
+        environment.check_memory("solver", got, numbers, dtype, device, suggestion)
+    if solver == "auto":
+        needed, there = numbers * dtype.itemsize, environment.available_memory(device)
+        warnings.warn(
+            f"{size}: a Cholesky factor needs {needed / 2**30:.1f} GiB, the {device.type} has "
+            f"{there / 2**30:.1f}, so conjugate gradients are used, with relative residuals of at "
+            f"most {settings.tolerance:g}{loss}. Pass solver='cg', or ConjugateGradients(...), to "
+            "choose them.",
+            SolverWarning,
+            stacklevel=callers_level(),
+        )
+    return settings
+
 
 @dataclass(frozen=True)
 class Observations:
     """Targets and their prior Gaussian, N = n t numbers for each batch member.
 
     Attributes:
-        lazy_covariance: Covariance of the observations, ``(*batch, N, N)``, not yet evaluated.
+        latent: Covariance of the latent values, ``(*batch, N, N)``, often a kernel that is yet to
+            be evaluated; with all noise in it where that is not independent.
+        independent_noise: Variances of independent noise, ``(*batch, N)``, or the module that has
+            one for all; None where the noise is in ``latent``.
         residual: Targets minus prior mean, ``(*batch, N)``; zero where missing.
-        missing: Which targets are missing, ``(*batch, N)``; None where none is.
+        missing: Which targets are missing, ``(*batch, N)``: each has variance one and no
+            correlation, so that it changes no other density. None where none is.
         num_rows: Number n of data rows.
         num_tasks: Number t of targets of each row.
         interleaved: Whether the tasks of one row are neighbours (else the rows of one task).
@@ -52,7 +140,8 @@ class Observations:
         places: Indices of these targets among all of the model, ``(N,)``; None for all of them.
     """
 
-    lazy_covariance: ObservedCovariance
+    latent: LinearOperator
+    independent_noise: Noise
     residual: Tensor
     missing: Tensor | None
     num_rows: int
@@ -61,12 +150,70 @@ class Observations:
     params: tuple[Any, ...] = ()
     places: Tensor | None = None
 
-    @property
-    def covariance(self) -> Covariance:
-        """The covariance, evaluated: dense, or of low rank plus a diagonal."""
-        return self.lazy_covariance.evaluated
+    @cached_property
+    def noise(self) -> Tensor | None:
+        """Variances of the independent noise, ``(*batch, N)``."""
+        noise = self.independent_noise
+        if isinstance(noise, torch.nn.Module):
+            noise = cast(Tensor, noise.noise)
+        return None if noise is None else noise.expand(*noise.shape[:-1], self.latent.shape[-1])
 
-    @checked(late=True, blocks="index (k, b) | (*batch, k, b)")
+    @cached_property
+    def shape(self) -> torch.Size:
+        """Shape of the covariance, ``(*batch, N, N)``."""
+        noise = self.independent_noise
+        if isinstance(noise, torch.nn.Module):
+            noise = cast(Tensor, noise.raw_noise)
+        shape = self.latent.shape
+        batch = shape[:-2]
+        for variances in (noise, self.missing):
+            if variances is not None and variances.shape[:-1] != batch:
+                batch = torch.broadcast_shapes(batch, variances.shape[:-1])
+        return torch.Size((*batch, *shape[-2:]))
+
+    @cached_property
+    def covariance(self) -> Covariance:
+        """By its structure where it has one, else dense; where that fits into memory."""
+        missing, shape, numbers = self.missing, self.shape, 2 * self.shape.numel()
+        if numbers > 2 * _SMALL and lazy_kernels(self.latent) and not self._fits(numbers):
+            got, residual = f"a dense covariance of shape {tuple(shape)}", self.residual
+            suggestion = "Use fewer points, or solver='cg' if the function takes a solver."
+            environment.check_memory(
+                "model", got, numbers, residual.dtype, residual.device, suggestion
+            )
+        gram = closed_form_of(self.latent)
+        if isinstance(gram, Gram):
+            x = cast(Any, self.latent).x1
+            covariance = linalg.GramCovariance(gram, x, self.independent_noise, shape)
+            if missing is None:
+                return covariance
+            matrix = covariance.matrix
+        else:
+            kronecker = kronecker_covariance(self.latent) if missing is None else None
+            if kronecker is not None:
+                return kronecker
+            latent, noise = self.latent.evaluate_kernel(), self.noise
+            if noise is not None and isinstance(latent, operators.LowRankRootLinearOperator):
+                low_rank = linalg.LowRankPlusDiagonal(latent.root.to_dense(), noise)
+                return low_rank if missing is None else low_rank.masked(missing)
+            matrix = latent.to_dense()
+            if noise is not None:
+                identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+                matrix = torch.addcmul(matrix, noise.unsqueeze(-1), identity)
+        if missing is not None:
+            matrix = matrix.masked_fill(missing.unsqueeze(-1) | missing.unsqueeze(-2), 0.0)
+            matrix = matrix + torch.diag_embed(missing.to(matrix))
+        return DenseCovariance(matrix)
+
+    def _fits(self, numbers: int) -> bool:
+        """Whether so many numbers fit into memory, or the covariance is of low rank."""
+        dtype, device = self.residual.dtype, self.residual.device
+        if environment.fits(numbers * dtype.itemsize, device):
+            return True
+        if self.independent_noise is None or not has_structure(self.latent):
+            return False
+        return isinstance(self.latent.evaluate_kernel(), operators.LowRankRootLinearOperator)
+
     def covariance_by(
         self,
         solver: Solver,
@@ -79,92 +226,143 @@ class Observations:
 
         Args:
             solver: "cholesky", "cg", settings of conjugate gradients, or "auto": a Cholesky factor
-                where it fits into memory, else conjugate gradients with a warning.
+                where it fits into memory, else conjugate gradients with a warning. Covariances of
+                low rank have exact algebra of their own, which "auto" and "cholesky" take.
             blocks: Held-out blocks, ``(k_i, b_i)`` a size.
             factor_dtype: See :func:`gpclml.linalg.factorization_dtype`.
             checked: See :func:`gpclml.linalg.safe_cholesky`.
-
-        Raises:
-            ArgumentError: If there is no block, or memory does not suffice; the error gives both
-                figures.
         """
-        if len(blocks) == 0:
-            raise ArgumentError("blocks", "none", "at least one group of blocks, each (k, b)")
-        largest = max(group.shape[-1] for group in blocks)
-        covariance = self.lazy_covariance.by(solver, self.residual, largest)
-        return covariance.factored_in(factor_dtype, checked=checked)
+        is_exact = solver in ("auto", "cholesky")
+        if is_exact and self.shape.numel() <= _SMALL:
+            return self.covariance.factored_in(factor_dtype, checked=checked)
+        residual, block = self.residual, max(group.shape[-1] for group in blocks)
+        numbers = DenseCovariance.memory(self.shape, block)
+        if is_exact and self._fits(numbers):
+            return self.covariance.factored_in(factor_dtype, checked=checked)
+        n, dtype, device = residual.shape[-1], residual.dtype, residual.device
+        if solver != "cholesky":
+            needed = IterativeCovariance.memory(torch.Size((*residual.shape, n)), block)
+            environment.check_memory(
+                "conditioning", f"a block of {block} held-out points", needed, dtype, device,
+                "Hold out a smaller share of the points.",
+            )  # fmt: skip
+        fewer = "condition on fewer points: RandomHoldout(fraction, condition_on=m)"
+        suggestion = f"Use solver='cg', or {fewer}."
+        settings = conjugate_gradients(solver, numbers, residual, f"n = {n}", suggestion)
+        return self.iterative(settings)
+
+    def road(self, solver: Solver, blocks: Sequence[Tensor]) -> Road:
+        """Which form :meth:`covariance_by` gives the covariance, and why not a faster one."""
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore", SolverWarning)
+            kind = type(self.covariance_by(solver, blocks))
+            gram = closed_form_of(self.latent)
+        if kind is IterativeCovariance:
+            automatic = "a Cholesky factor does not fit into memory"
+            reason = automatic if solver == "auto" else "the objective was given this solver"
+            return Road(_WAYS[kind], reason)
+        if kind is not DenseCovariance:
+            return Road(_WAYS[kind])
+        if isinstance(gram, Reason):
+            return Road(_WAYS[kind], gram.text)
+        return Road("closed form of the matrix, Cholesky", "members of the batch miss targets")
+
+    def iterative(self, settings: ConjugateGradients) -> IterativeCovariance:
+        """The covariance by its products, formed whole only if there is room to keep it."""
+        latent, kernels = self.latent, lazy_kernels(self.latent)
+        if not kernels or has_structure(latent):
+            whole = latent.evaluate_kernel()
+            return IterativeCovariance(whole, self.noise, settings, self.missing)
+        row, gram = None, closed_form_of(latent)
+        if isinstance(gram, Gram):  # a preconditioner asks for hundreds, one after the other
+            with torch.no_grad():
+                gram, x = gram.on_features(cast(Any, latent).x1)
+            if not gram.has_features:  # in a sum or product, all of them are computed for each row
+                row = lambda i: gram(x[..., i : i + 1, :], x).value.squeeze(-2)  # noqa: E731
+        diagonal = latent.diagonal(dim1=-1, dim2=-2)
+        rows = linalg.RowProducts(
+            self._rows, diagonal, settings.room(diagonal.device), targets_a_point(kernels), row
+        )
+        return IterativeCovariance(rows, self.noise, settings, self.missing)
+
+    def _rows(self, start: int, stop: int, columns: int) -> Tensor:
+        block = cast(Any, self.latent)[..., start:stop, :columns]
+        for kernel in lazy_kernels(block):
+            # GPyTorch evaluates a kernel in the grad mode in which it was called.
+            kernel._is_grad_enabled = torch.is_grad_enabled()
+        return evaluate_block(block)
 
     def split(self, conditioning: Conditioning, generator: torch.Generator | None) -> Split:
         """A split in flat target indices, ``(k_i, b_i t)``: a held-out row takes all its tasks."""
-        rows = conditioning.split(self.num_rows, generator, self._observed_rows())
+        observed = None
+        if self.missing is not None:  # rows with a target in any task of any batch member
+            every = self.flat_indices(torch.arange(self.num_rows).unsqueeze(-1))
+            observed = ~self.missing.cpu()[..., every]  # (*batch, n, t)
+            observed = observed.any(-1).reshape(-1, self.num_rows).any(0)
+        rows = conditioning.split(self.num_rows, generator, observed)
+        if self.num_tasks == 1:
+            return rows
         given = rows.conditioned_on
         return Split(
             [self.flat_indices(group) for group in rows.held_out],
             None if given is None else self.flat_indices(given.unsqueeze(0)).squeeze(0),
         )
 
-    def at(self, split: Split) -> tuple[Observations, list[Tensor]]:
-        """Only the targets that take part in a split, and its blocks among those.
+    def flat_indices(self, rows: Tensor) -> Tensor:
+        """Indices of all targets of the rows, ``(k, b)`` to ``(k, b t)``."""
+        tasks, rows = torch.arange(self.num_tasks), rows.unsqueeze(-1)
+        flat = rows * self.num_tasks + tasks if self.interleaved else tasks * self.num_rows + rows
+        return flat.flatten(-2)
 
-        ``split`` is in flat target indices. Where every target takes part nothing is copied.
-        """
+    def at(self, split: Split) -> tuple[Observations, list[Tensor]]:
+        """Only the targets that take part in a split of flat indices, and its blocks among them."""
         if split.conditioned_on is None:
             return self, split.held_out
-        blocks = [group.flatten() for group in split.held_out]
-        rows = torch.cat([*blocks, split.conditioned_on])
-        place = torch.full((self.residual.shape[-1],), -1).scatter(0, rows, torch.arange(len(rows)))
-        return self._part(rows), [place[group] for group in split.held_out]
+        rows = torch.cat([*(group.flatten() for group in split.held_out), split.conditioned_on])
+        index = torch.full((self.residual.shape[-1],), -1).scatter(0, rows, torch.arange(len(rows)))
+        return self._select(rows), [index[group] for group in split.held_out]
 
     def observed_at(self, split: Split) -> tuple[Observations, list[Tensor]]:
         """As :meth:`at`, without missing targets where the covariance can do without them."""
-        part, blocks = self.at(split)
-        covariance = part.lazy_covariance
-        if part.missing is None or not covariance.drops_missing():
-            return part, blocks
-        kept = ~part.missing.cpu()
-        place = kept.cumsum(0) - 1
+        data, blocks = self.at(split)
+        if data.missing is None or not data._drops_missing():
+            return data, blocks
+        kept = ~data.missing.cpu()
+        index = kept.cumsum(0) - 1
         if all(bool(kept[group].all()) for group in blocks):
-            found = [place[group] for group in blocks]
+            blocks = [index[group] for group in blocks]
         else:
-            found = stack_by_size([place[one[kept[one]]] for group in blocks for one in group])
-        part = replace(part, lazy_covariance=replace(covariance, missing=None), missing=None)
-        return part._part(kept.nonzero().squeeze(-1)), found
+            blocks = stack_by_size([index[row[kept[row]]] for group in blocks for row in group])
+        return replace(data, missing=None)._select(kept.nonzero().squeeze(-1)), blocks
 
-    def _part(self, rows: Tensor) -> Observations:
+    def _drops_missing(self) -> bool:
+        """Whether missing ones are left out: not of a batch, nor of kernels that need a grid."""
+        if len(self.shape) > 2:
+            return False
+        if self.shape.numel() <= _SMALL or kronecker_factors(self.latent) is not None:
+            return True
+        return isinstance(closed_form_of(self.latent), Gram)
+
+    def _select(self, rows: Tensor) -> Observations:
         """The targets at these flat indices, ``(k,)``, on the CPU."""
         rows = rows.to(self.residual.device, non_blocking=True)
+        latent, noise = select(self.latent, self.independent_noise, rows)
         return replace(
             self,
-            lazy_covariance=self.lazy_covariance.at(rows),
+            latent=latent,
+            independent_noise=noise,
             residual=self.residual[..., rows],
             missing=None if self.missing is None else self.missing[..., rows],
             places=rows if self.places is None else self.places[rows],
         )
 
-    def flat_indices(self, rows: Tensor) -> Tensor:
-        """Indices of all targets of the rows, ``(k, b)`` to ``(k, b t)``."""
-        if self.num_tasks == 1:
-            return rows
-        tasks = torch.arange(self.num_tasks)
-        rows = rows.unsqueeze(-1)
-        flat = rows * self.num_tasks + tasks if self.interleaved else tasks * self.num_rows + rows
-        return flat.flatten(-2)
-
-    def _observed_rows(self) -> Tensor | None:
-        """Rows with a target in any task of any batch member, ``(n,)``; None where all have."""
-        if self.missing is None:
-            return None
-        every = self.flat_indices(torch.arange(self.num_rows).unsqueeze(-1))
-        observed = ~self.missing.cpu()[..., every]  # (*batch, n, t)
-        return observed.any(-1).reshape(-1, self.num_rows).any(0)
-
     def member(self, index: int | slice) -> Observations:
         """One member of a batch, or a run of consecutive members, along the first dimension."""
+        latent, noise = self.covariance[index].operators()
+        missing = None if self.missing is None else self.missing[index]
+        residual = self.residual[index]
         return replace(
-            self,
-            lazy_covariance=ObservedCovariance.of(self.covariance[index]),
-            residual=self.residual[index],
-            missing=None if self.missing is None else self.missing[index],
+            self, latent=latent, independent_noise=noise, residual=residual, missing=missing
         )
 
     def flatten(self, values: Tensor) -> Tensor:
@@ -178,22 +376,12 @@ class Observations:
         return (~self.missing).sum(-1)
 
     def check_density(self, value: Tensor) -> None:
-        """Refuses a log density that is not finite, where no covariance was at fault.
-
-        Args:
-            value: Any shape.
-
-        Raises:
-            NonFiniteError: It is not finite; the message says how many residuals are not.
-        """
+        """Refuses a log density that is not finite, where no covariance was at fault."""
         if not all_finite(value):
             bad = int((~torch.isfinite(self.residual)).sum())
-            raise NonFiniteError(
-                "target minus prior mean",
-                f"{bad} non-finite of {self.residual.numel()}",
-                "finite values",
-                "Check the targets and the parameters of the mean for NaN and huge values.",
-            )
+            got = f"{bad} non-finite of {self.residual.numel()}"
+            suggestion = "Check the targets and the parameters of the mean for NaN and huge values."
+            raise NonFiniteError("target minus prior mean", got, "finite values", suggestion)
 
     def per_held_out_target(
         self, value: Tensor, blocks: Sequence[Tensor], *, redrawn: bool = False
@@ -205,34 +393,27 @@ class Observations:
             blocks: Flat target indices, ``(k_i, b_i)``, or ``(*batch, 1, b)`` for one block of
                 its own in each batch member.
             redrawn: Whether the next call has other blocks. If so, a batch member that has no
-                observed target in these scores 0, without a gradient.
-
-        Returns:
-            Nats per observed held-out target, ``(*batch,)``.
-
-        Raises:
-            ArgumentError: If a batch member has no observed target in any block although the blocks
-                stay the same, or none at all.
+                observed target in these scores 0, without a gradient; else it is an error.
         """
-        count = sum(block.shape[-2:].numel() for block in blocks)
+        count = 0
+        for block in blocks:
+            count += block.shape[-2:].numel()
         if self.missing is None:
             return value / count
         held_out = torch.cat([block.flatten(-2) for block in blocks], dim=-1)
         held_out = held_out.to(self.missing.device, non_blocking=True)
         # As a floating-point count: an integer one times a number is rounded to single precision.
-        missing = take(self.missing, held_out).sum(-1, dtype=value.dtype)
+        missing = linalg.take(self.missing, held_out).sum(-1, dtype=value.dtype)
         nothing_to_score = self.missing.all(-1) if redrawn else missing == count
         if bool(nothing_to_score.any()):
             raise ArgumentError(
-                "conditioning",
-                "held-out points whose targets are all missing in a batch member",
+                "conditioning", "held-out points whose targets are all missing in a batch member",
                 "at least one observed held-out target in each",
                 "Hold out more points, or drop batch members without targets.",
-            )
+            )  # fmt: skip
         return (value - MISSING_TERM * missing) / (count - missing).clamp_min(1)
 
 
-@checked(late=True)
 def observations(
     likelihood: Likelihood,
     function_dist: MultivariateNormal,
@@ -251,52 +432,58 @@ def observations(
         *params: Passed on to the likelihood.
         checked: Refuse targets that are not finite here; else they make the density NaN.
         **kwargs: Passed on to the likelihood.
-
-    Returns:
-        Covariance, not yet evaluated, and residuals, flattened over tasks.
-
-    Raises:
-        UnsupportedError: If the distribution is not Gaussian, or under the "fill" policy.
-        ShapeError: If the target does not fit the distribution.
-        NonFiniteError: If targets are not finite, outside the mask policy.
-        ArgumentError: If all targets are missing; if dtypes or devices are mixed.
     """
     if not isinstance(function_dist, MultivariateNormal):
-        raise UnsupportedError(
-            "function_dist", type(function_dist).__name__, "a MultivariateNormal",
-            "Pass the model's output: mll(model(x), target).",
-        )  # fmt: skip
-    event = function_dist.event_shape
+        kind = type(function_dist).__name__
+        suggestion = "Pass the model's output: mll(model(x), target)."
+        raise UnsupportedError("function_dist", kind, "a MultivariateNormal", suggestion)
+    event, mean = function_dist.event_shape, function_dist.mean
     if target.shape[-len(event) :] != event:
-        raise ShapeError(
-            "target",
-            tuple(target.shape),
-            f"(*batch, {', '.join(map(str, event))}), as the model's output",
-            "Pass the targets of the inputs that the model was called on.",
-        )
-    _check_placement(likelihood, function_dist, target)
+        expected = f"(*batch, {', '.join(map(str, event))}), as the model's output"
+        suggestion = "Pass the targets of the inputs that the model was called on."
+        raise ShapeError("target", tuple(target.shape), expected, suggestion)
+    latent = function_dist.lazy_covariance_matrix
+    check_placement("target", target, mean)
+    _check_parameters("likelihood", likelihood, mean, any_dtype=False)
+    if isinstance(latent, LazyEvaluatedKernelTensor):  # networks in it may be of another type
+        _check_parameters("kernel", cast(Any, latent.kernel), mean, any_dtype=True)
     missing = missing_targets(target, checked)
-    output, covariance = observed_covariance(likelihood, function_dist, *params, **kwargs)
+    noise: Noise = None
+    if has_one_noise(likelihood) and type(function_dist) is MultivariateNormal:
+        output, noise = function_dist, cast(Any, likelihood).noise_covar
+    else:
+        output = cast(Any, likelihood(evaluate_points(function_dist), *params, **kwargs))
+        latent = output.lazy_covariance_matrix
+        is_sum = isinstance(latent, operators.AddedDiagLinearOperator)
+        if is_sum and type(output) is MultivariateNormal:
+            noise = latent._diag_tensor.diagonal(dim1=-1, dim2=-2)
+            latent = cast(LinearOperator, latent._linear_op)
     interleaved = getattr(output, "_interleaved", True)
     residual = target - output.mean
     if isinstance(output, MultitaskMultivariateNormal):
         residual = _flatten(residual, interleaved)
         missing = None if missing is None else _flatten(missing, interleaved)
     if missing is not None:
-        covariance = replace(covariance, missing=missing)
         residual = residual.masked_fill(missing, 0.0)
-    return Observations(
-        covariance,
-        residual,
-        missing,
-        num_rows=event[0],
-        num_tasks=event[1] if len(event) > 1 else 1,
-        interleaved=interleaved,
-        params=params,
-    )
+    num_tasks = event[1] if len(event) > 1 else 1
+    return Observations(latent, noise, residual, missing, event[0], num_tasks, interleaved, params)
 
 
-@checked(late=True)
+def _check_parameters(name: str, module: torch.nn.Module, mean: Tensor, any_dtype: bool) -> None:
+    """Refuses parameters on another device than the mean, or of another type."""
+    device, dtype, modules = mean.device, mean.dtype, [module]
+    # PyTorch's generator finds their names as well, which takes several times as long.
+    for child in modules:
+        modules.extend(filter(None, child._modules.values()))
+        for parameter in child._parameters.values():
+            if parameter is None or (
+                parameter.device == device and (any_dtype or parameter.dtype == dtype)
+            ):
+                continue
+            names = {id(tensor): key for key, tensor in module.named_parameters()}
+            check_placement(f"{name}.{names[id(parameter)]}", parameter, mean)
+
+
 def training_observations(
     model: ExactGP, likelihood: Likelihood | None = None, **kwargs: Any
 ) -> Observations:
@@ -306,17 +493,10 @@ def training_observations(
         model: An exact GP with training data; its mode and caches stay as they are.
         likelihood: The model's own if None.
         **kwargs: Passed on to the likelihood.
-
-    Returns:
-        Covariance and residuals at the training inputs.
-
-    Raises:
-        ArgumentError: If the model has no training data.
     """
     if model.train_inputs is None:
-        raise ArgumentError(
-            "model", "a model without training data", "one with training data", "Set them first."
-        )
+        got, expected = "a model without training data", "one with training data"
+        raise ArgumentError("model", got, expected, "Set them first.")
     likelihood = cast(Likelihood, model.likelihood if likelihood is None else likelihood)
     params = likelihood_parameters(model, likelihood)
     with settings.prior_mode(not model.training):
@@ -324,23 +504,11 @@ def training_observations(
     return observations(likelihood, prior, cast(Tensor, model.train_targets), *params, **kwargs)
 
 
-@checked(late=True)
 def likelihood_parameters(model: ExactGP, likelihood: Likelihood) -> tuple[Tensor, ...]:
     """The arguments that a likelihood takes besides the model's output at its training inputs.
 
     These are the inputs, transformed where a BoTorch model transforms them. For a model that is
     called as ``model(x, i)``, a ``HadamardGaussianLikelihood`` takes only the task indices i.
-
-    Args:
-        model: An exact GP with training data.
-        likelihood: The likelihood that will be called.
-
-    Returns:
-        The tensors to pass after the distribution.
-
-    Raises:
-        ArgumentError: If a Hadamard likelihood needs task indices, and no input of the model, or
-            more than one, can be these.
     """
     inputs = cast(tuple[Tensor, ...], tuple(model.train_inputs or ()))
     transform = getattr(model, "transform_inputs", None)
@@ -355,93 +523,188 @@ def likelihood_parameters(model: ExactGP, likelihood: Likelihood) -> tuple[Tenso
     if len(tasks) != 1:
         kinds = ", ".join(f"{x.dtype} of shape {tuple(x.shape)}" for x in inputs)
         raise ArgumentError(
-            "model.train_inputs",
-            kinds,
+            "model.train_inputs", kinds,
             "one integer tensor of shape (n, 1), the task indices of HadamardGaussianLikelihood",
             "Pass the task indices as an integer input, or make the likelihood with "
             "task_feature_index=..., the column of the inputs that holds them.",
-        )
+        )  # fmt: skip
     return tuple(tasks)
 
 
-@checked(late=True, target="(*batch)")
 def missing_targets(target: Tensor, checked: bool = True) -> Tensor | None:
-    """Which targets are missing under GPyTorch's policy, same shape; None where none is.
+    """Which targets are missing (NaN) under GPyTorch's policy, same shape; None where none is.
 
-    Args:
-        target: Any shape; NaN is missing under ``observation_nan_policy("mask")``.
-        checked: Check the targets under the "ignore" policy too, which on a GPU waits for all
-            that is queued.
-
-    Raises:
-        UnsupportedError: Under the "fill" policy.
-        NonFiniteError: If a target is not finite, outside the mask policy.
+    Any others that are not finite are refused; under the "ignore" policy only if ``checked``, for
+    which a GPU finishes all that is queued.
     """
     policy = settings.observation_nan_policy.value()
     if policy == "fill":
-        raise UnsupportedError(
-            "observation_nan_policy", "'fill'", "'ignore' or 'mask'", "Use 'mask'."
-        )
+        expected = "'ignore' or 'mask'"
+        raise UnsupportedError("observation_nan_policy", "'fill'", expected, "Use 'mask'.")
     if (policy == "ignore" and not checked) or all_finite(target):
         return None
     finite = torch.isfinite(target)
     missing = torch.isnan(target)
     if policy == "mask" and bool((finite | missing).all()):
         return missing
+    bad, shape = int((~finite).sum()), tuple(target.shape)
     raise NonFiniteError(
-        "target",
-        f"{int((~finite).sum())} non-finite of {target.numel()} values "
-        f"(shape {tuple(target.shape)})",
-        "finite targets",
+        "target", f"{bad} non-finite of {target.numel()} values (shape {shape})", "finite targets",
         "Mark missing targets as NaN under "
         "gpytorch.settings.observation_nan_policy('mask'), or remove those rows.",
-    )
+    )  # fmt: skip
 
 
 def check_targets(model: torch.nn.Module, target: Tensor) -> None:
-    """Lets a model refuse targets that are in other units than its output.
-
-    A model that changes the units of its targets has a method ``check_targets(target)`` that
-    raises an error; of any other model all targets are taken.
-
-    Args:
-        model: Whose output the targets are of.
-        target: As they came to the objective.
-    """
-    check: Callable[[Tensor], None] | None = getattr(model, "check_targets", None)
-    if check is not None:
-        check(target)
-
-
-def _check_placement(
-    likelihood: Likelihood, function_dist: MultivariateNormal, target: Tensor
-) -> None:
-    mean = function_dist.mean
-    check_placement("target", target, mean)
-    for parameter in _parameters(likelihood):
-        if parameter.dtype != mean.dtype or parameter.device != mean.device:
-            check_placement(f"likelihood.{_name(likelihood, parameter)}", parameter, mean)
-    covariance = function_dist.lazy_covariance_matrix
-    if isinstance(covariance, LazyEvaluatedKernelTensor):
-        kernel = cast(Kernel, covariance.kernel)
-        for parameter in _parameters(kernel):
-            if parameter.device != mean.device:  # networks in it may be of another type
-                check_placement(f"kernel.{_name(kernel, parameter)}", parameter, mean)
-
-
-def _parameters(module: torch.nn.Module) -> list[Tensor]:
-    """PyTorch's generator finds their names as well, which takes several times as long."""
-    parameters: list[Tensor] = []
-    modules = [module]
-    for one in modules:
-        parameters += [p for p in one._parameters.values() if p is not None]
-        modules += [part for part in one._modules.values() if part is not None]
-    return parameters
-
-
-def _name(module: torch.nn.Module, parameter: Tensor) -> str:
-    return next(name for name, one in module.named_parameters() if one is parameter)
+    """Lets a model that has a method of this name refuse targets that are in other units."""
+    if hasattr(model, "check_targets"):
+        cast(Any, model).check_targets(target)
 
 
 def _flatten(values: Tensor, interleaved: bool) -> Tensor:
     return (values if interleaved else values.mT).flatten(-2)
+
+
+def has_one_noise(likelihood: Likelihood) -> bool:
+    """Whether all that the likelihood does is to add one noise to all observations."""
+    return (
+        type(likelihood) is GaussianLikelihood
+        and type(likelihood.noise_covar) is HomoskedasticNoise
+        and "marginal" not in vars(likelihood)
+    )
+
+
+def closed_form_of(covariance: LinearOperator) -> Gram | Reason:
+    """A kernel that was called, in closed form, or why its evaluation is left to GPyTorch."""
+    if not isinstance(covariance, LazyEvaluatedKernelTensor):
+        return Reason("the model's covariance is not one kernel that is yet to be evaluated")
+    if covariance.last_dim_is_batch or covariance.params:
+        return Reason("the kernel was called with arguments of its own")
+    if torch.is_grad_enabled() and not covariance._is_grad_enabled:
+        return Reason("the kernel was called without gradients")
+    gram = closed_form(cast(Any, covariance.kernel))
+    num_points, num_columns = cast(Tensor, covariance.x1).shape[-2:]
+    if isinstance(gram, Gram) and gram.rank(num_columns) < num_points:
+        return Reason("the kernel is of low rank, and its matrix is not formed")
+    return gram
+
+
+def evaluate_block(covariance: LinearOperator) -> Tensor:
+    """A block of a kernel that was called, at any points of rows and columns, as a matrix.
+
+    In closed form where no gradient is recorded. Else by GPyTorch, whose evaluation can be
+    differentiated twice.
+    """
+    gram = Reason("") if torch.is_grad_enabled() else closed_form_of(covariance)
+    if isinstance(gram, Reason):
+        return covariance.to_dense()
+    rows, columns = cast(Any, covariance).x1, cast(Any, covariance).x2
+    return gram(rows, None if columns is rows else columns).value.to(rows.dtype)
+
+
+def evaluate_points(prior: MultivariateNormal) -> MultivariateNormal:
+    """The same prior, in which GPyTorch's multitask kernel has a known kernel of points evaluated.
+
+    The likelihood would evaluate it otherwise, when it adds the noise of the tasks.
+    """
+    lazy = cast(Any, prior.lazy_covariance_matrix)
+    kernel = getattr(lazy, "kernel", None)
+    if type(prior) is not MultitaskMultivariateNormal or type(kernel) is not MultitaskKernel:
+        return prior
+    x, is_plain = lazy.x1, lazy.x1.ndim == 2 and lazy.x1 is lazy.x2 and not lazy.params
+    gram = closed_form(cast(Any, kernel.data_covar_module))
+    if not is_plain or has_hooks(kernel) or isinstance(gram, Reason):
+        return prior
+    if lazy._is_grad_enabled != torch.is_grad_enabled():
+        return prior
+    points = to_linear_operator(as_matrix(gram(x), x.dtype))
+    tasks = cast(Any, kernel.task_covar_module).covar_matrix
+    product = operators.KroneckerProductLinearOperator(points, tasks)
+    return MultitaskMultivariateNormal(prior.mean, product, interleaved=prior._interleaved)
+
+
+def _terms(covariance: LinearOperator) -> list[LinearOperator]:
+    """The terms of a sum, a multiple or a product entry by entry; none of other operators."""
+    if not isinstance(covariance, _ENTRY_BY_ENTRY):
+        return []
+    return [term for term in covariance._args if isinstance(term, LinearOperator)]
+
+
+def lazy_kernels(covariance: LinearOperator) -> list[LazyEvaluatedKernelTensor]:
+    """Kernels that are yet to be evaluated: one, or the terms of a sum that a model made."""
+    if isinstance(covariance, LazyEvaluatedKernelTensor):
+        return [covariance]
+    return [kernel for term in _terms(covariance) for kernel in lazy_kernels(term)]
+
+
+def targets_a_point(kernels: Sequence[LazyEvaluatedKernelTensor]) -> int:
+    """Number of rows of the covariance for each point."""
+    return max(kernel.shape[-1] // kernel.x1.shape[-2] for kernel in kernels)
+
+
+def has_structure(covariance: LinearOperator) -> bool:
+    """Whether it evaluates to other than matrices, entry by entry; kernels do at two points."""
+    kernels = lazy_kernels(covariance)
+    if kernels:
+        few = min(2 * targets_a_point(kernels), covariance.shape[-1])
+        with torch.no_grad():
+            covariance = cast(Any, covariance)[..., :few, :few].evaluate_kernel()
+    terms = _terms(covariance)
+    if terms:
+        return any(has_structure(term) for term in terms)
+    return not isinstance(covariance, operators.DenseLinearOperator)
+
+
+def select(covariance: LinearOperator, noise: Noise, rows: Tensor) -> tuple[LinearOperator, Noise]:
+    """Those of some observations, ``(k,)``; a kernel is evaluated at their inputs alone."""
+    factors = kronecker_factors(covariance)
+    if factors is not None:  # tasks differ from point to point
+        points, tasks, noise = factors
+        point, task = rows // tasks.shape[-1], rows % tasks.shape[-1]
+        product = linalg.permute(points.to_dense(), point) * linalg.permute(tasks.to_dense(), task)
+        return operators.DenseLinearOperator(product), noise[..., task]
+    if isinstance(noise, Tensor):
+        noise = noise[..., rows]
+    if isinstance(covariance, LazyEvaluatedKernelTensor) and not covariance.last_dim_is_batch:
+        x = cast(Tensor, covariance.x1)
+        if covariance.shape[-1] == x.shape[-2]:  # one target a point
+            x = x.index_select(-2, rows)
+            with torch.set_grad_enabled(covariance._is_grad_enabled):
+                kernel = covariance.kernel
+                return LazyEvaluatedKernelTensor(x, x, kernel=kernel, **covariance.params), noise
+    return cast(Any, covariance)[..., rows, :][..., :, rows], noise
+
+
+def kronecker_factors(
+    covariance: LinearOperator,
+) -> tuple[LinearOperator, LinearOperator, Tensor] | None:
+    """Covariances of points and tasks by GPyTorch's multitask kernel, and noise ``(*batch, t)``."""
+    if type(covariance) is not operators.KroneckerProductAddedDiagLinearOperator:
+        return None
+    product, diagonal = cast(Any, covariance.linear_op), cast(Any, covariance.diag_tensor)
+    kind = operators.KroneckerProductLinearOperator
+    if type(product) is not kind or len(product.linear_ops) != 2:
+        return None
+    points, tasks = product.linear_ops
+    if type(diagonal) is operators.ConstantDiagLinearOperator:
+        return points, tasks, diagonal.diag_values.expand(*diagonal.shape[:-2], tasks.shape[-1])
+    factors = getattr(diagonal, "linear_ops", [])
+    if len(factors) != 2 or type(factors[0]) is not operators.ConstantDiagLinearOperator:
+        return None
+    if factors[0].shape[-1] != points.shape[-1]:
+        return None
+    return points, tasks, factors[0].diag_values * factors[1].diagonal(dim1=-2, dim2=-1)
+
+
+def kronecker_covariance(covariance: LinearOperator) -> linalg.KroneckerCovariance | None:
+    """That of points with all their tasks, on a CPU; else None."""
+    factors = kronecker_factors(covariance)
+    if factors is None:
+        return None
+    points, tasks, noise = factors[0], factors[1].to_dense(), factors[2]
+    # Eigenvectors are for finite numbers. On a GPU a step would wait for them.
+    if noise.device.type != "cpu" or not bool((noise > 0).all()):
+        return None
+    if not all_finite(tasks / noise.unsqueeze(-1)):
+        return None
+    return linalg.KroneckerCovariance(points.to_dense(), tasks, noise)

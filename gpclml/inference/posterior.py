@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -18,51 +17,68 @@ from torch import Tensor
 from torch.distributions import Normal
 
 from gpclml._utils import environment
-from gpclml._utils.arguments import check_finite, checked
+from gpclml._utils.arguments import check_finite
 from gpclml._utils.arrays import points_as_tensor
-from gpclml._utils.environment import progress_bar
 from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
-from gpclml.inference.covariances import Solver, block_of, choose_solver
-from gpclml.inference.observations import Observations, observations
+from gpclml.inference.observations import (
+    Observations,
+    Solver,
+    conjugate_gradients,
+    evaluate_block,
+    observations,
+)
 from gpclml.inference.units import PosteriorNormal, above_rounding, to_training_units
 from gpclml.linalg import ConditionedBlock, ConjugateGradients, Predictor
 
 if TYPE_CHECKING:
     from gpclml._utils.arrays import ArrayLike
 
-__all__ = [
-    "PREDICTED_IN_DOUBLE_UP_TO",
-    "VECTORS_AT_PEAK",
-    "JointPrior",
-    "are_constant",
-    "checked_points",
-    "choose_posterior_solver",
-    "evaluating",
-    "exact_posterior",
-    "joint_prior",
-    "marginal_predictive",
-    "new_points",
-    "num_points_at_once",
-    "observed_posterior",
-    "posterior_given",
-    "predictive_observations",
-    "reading",
-    "refuse_gradient",
-]
+__all__ = ["evaluating", "exact_posterior", "marginal_predictive", "predictive_observations"]
 
 PREDICTED_IN_DOUBLE_UP_TO = 10_000
 """Largest number of training points at which a float32 model predicts in float64."""
-_CHUNK = 4096  # points whose covariance with the training points is held at a time
-_MATRICES, _WITH_GRADIENT, _WITH_MISSING = 5, 11, 2
-"""Arrays n x n at the peak of a dense posterior; under autograd; more with targets missing."""
 VECTORS_AT_PEAK = 16
 """Arrays of n times points at the peak of a solve: conjugate gradients', kernel's, the result."""
-_NUMBERS_AT_ONCE = 2**23
-"""In one such array: 64 MiB in float64."""
-_LEAST_SHARE = 1e-3  # of the predictive variance that predictions must vary by
+_CHUNK = 4096  # points whose covariance with the training points is held at a time
+# Arrays n x n at the peak of a dense posterior; under autograd; more with targets missing.
+_MATRICES, _WITH_GRADIENT, _WITH_MISSING = 5, 11, 2
+_NUMBERS_AT_ONCE = 2**23  # in one array of n times points: 64 MiB in float64
 
 
-@checked(passes_on="x", x="float (*batch, m, d)")
+@contextmanager
+def evaluating(model: torch.nn.Module) -> Iterator[None]:
+    """Within the block the model is in eval mode; after it every module is as it was."""
+    modes = [(module, module.training) for module in model.modules()]
+    training = model.training
+    try:
+        model.eval()
+        yield
+    finally:
+        if training:
+            model.train()  # also clears what was cached in eval mode
+        for module, mode in modes:
+            module.training = mode
+
+
+@contextmanager
+def _posterior_settings() -> Iterator[None]:
+    """GPyTorch's settings that every posterior needs."""
+    with (
+        settings.lazily_evaluate_kernels(True),
+        settings.debug(False),
+        settings.observation_nan_policy("mask"),
+    ):
+        yield
+
+
+@contextmanager
+def reading(model: ExactGP) -> Iterator[None]:
+    """Within the block the model is in eval mode, with the settings that a posterior needs."""
+    with evaluating(model), torch.no_grad(), _posterior_settings():
+        yield
+
+
+@_posterior_settings()
 def exact_posterior(
     model: ExactGP, x: Tensor, marginal: bool, progress: bool | None = None
 ) -> PosteriorNormal:
@@ -93,68 +109,47 @@ def exact_posterior(
     Returns:
         Mean ``(*batch, m)`` and covariance ``(*batch, m, m)``, diagonal with ``marginal``.
     """
-    with (
-        settings.lazily_evaluate_kernels(True),
-        settings.debug(False),
-        settings.observation_nan_policy("mask"),
-    ):
-        if x.dtype == torch.float32 and _training_inputs(model).shape[-2] <= (
-            PREDICTED_IN_DOUBLE_UP_TO
-        ):
-            try:
-                return _in_double(
-                    model, lambda: _dense_posterior(model, x.double(), marginal, progress, like=x)
-                )
-            except RuntimeError:  # tensors of mixed types, memory: what remains is raised below
-                pass
-        return _dense_posterior(model, x, marginal, progress, like=x)
+    posterior = _DensePosterior(model)
+    small = _training_inputs(model).shape[-2] <= PREDICTED_IN_DOUBLE_UP_TO
+    if x.dtype == torch.float32 and small:
+        tensors = [*posterior.named_parameters(), *posterior.named_buffers()]
+        double = {name: t.double() for name, t in tensors if t.dtype == torch.float32}
+        try:
+            posterior.clear_caches()
+            return torch.func.functional_call(
+                posterior, double, (x.double(), marginal, x, progress)
+            )
+        except RuntimeError:  # tensors of mixed types, memory: what remains is raised below
+            pass
+        finally:
+            posterior.clear_caches()
+    return posterior(x, marginal, x, progress)
 
 
-def _dense_posterior(
-    model: ExactGP, x: Tensor, marginal: bool, progress: bool | None, like: Tensor
-) -> PosteriorNormal:
-    """The posterior in the type of x, rounded to that of ``like``."""
-    prior = JointPrior.of(model, x)
-    data = prior.training_data(model)
-    predictor = data.covariance.predictor(data.residual, data.missing)
-    m = prior.mean.shape[-1]
-    step = _CHUNK if marginal else m
-    chunks = [slice(first, min(first + step, m)) for first in range(0, m, step)]
-    return posterior_given(prior, predictor, chunks, marginal, like, progress)[0]
+class _DensePosterior(torch.nn.Module):
+    """A model's posterior as a module, whose tensors ``torch.func.functional_call`` exchanges."""
 
-
-class _Evaluation(torch.nn.Module):
-    """Calls a function of a model, for ``torch.func.functional_call`` to exchange its tensors."""
-
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: ExactGP) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, function: Callable[[], PosteriorNormal]) -> PosteriorNormal:
-        return function()
+    def forward(
+        self, x: Tensor, marginal: bool, like: Tensor, progress: bool | None
+    ) -> PosteriorNormal:
+        """In the type of x, rounded to that of ``like``."""
+        prior = JointPrior(self.model, x)
+        data = prior.training_data(self.model)
+        predictor = data.covariance.predictor(data.residual, data.missing)
+        m = prior.mean.shape[-1]
+        step = _CHUNK if marginal else m
+        chunks = [slice(first, min(first + step, m)) for first in range(0, m, step)]
+        return posterior_given(prior, predictor, chunks, marginal, like, progress)[0]
 
-
-def _in_double(model: ExactGP, function: Callable[[], PosteriorNormal]) -> PosteriorNormal:
-    """What a function of a model gives while its float32 parameters and buffers are float64.
-
-    Gradients flow to the parameters of the model.
-    """
-    single = [*model.named_parameters(), *model.named_buffers()]
-    tensors = {f"model.{name}": t.double() for name, t in single if t.dtype == torch.float32}
-    kernels = [kernel for kernel in model.modules() if isinstance(kernel, Kernel)]
-    try:
-        _clear_caches(kernels)
-        return torch.func.functional_call(_Evaluation(model), tensors, (function,))
-    finally:
-        _clear_caches(kernels)
-
-
-def _clear_caches(kernels: Sequence[Kernel]) -> None:
-    """Drops what kernels on inducing points or grids keep between calls in eval mode."""
-    for kernel in kernels:
-        clear = getattr(kernel, "_clear_cache", None)
-        if clear is not None:
-            clear()
+    def clear_caches(self) -> None:
+        """Drops what kernels on inducing points or grids keep between calls in eval mode."""
+        for kernel in self.model.modules():
+            if isinstance(kernel, Kernel):
+                kernel._clear_cache()
 
 
 def posterior_given(
@@ -166,103 +161,89 @@ def posterior_given(
     progress: bool | None = None,
 ) -> tuple[PosteriorNormal, list[Any]]:
     """The latent posterior at new points by any solver, and what it says of each chunk."""
-    shown = progress if len(chunks) > 1 else False
-    unit = f" chunks of {_CHUNK} points"
-    bar = progress_bar(chunks, progress=shown, desc="predict", unit=unit, leave=False)
-    blocks = [predictor.given(block_of(prior.cross(rows)).mT, keep=not marginal) for rows in bar]
+    bar = environment.progress_bar(
+        chunks, progress=progress if len(chunks) > 1 else False, desc="predict",
+        unit=f" chunks of {_CHUNK} points", leave=False,
+    )  # fmt: skip
+    blocks = [
+        predictor.given(evaluate_block(prior.cross(rows)).mT, keep=not marginal) for rows in bar
+    ]
     mean = (prior.mean + torch.cat([block.shift for block in blocks], dim=-1)).to(like)
     if not marginal:
         covariance = prior.conditional_covariance(chunks, blocks).to(like)
         return PosteriorNormal(mean, covariance), blocks
-    own = torch.cat([prior.variance(rows) for rows in chunks], dim=-1)
-    known = torch.cat([block.reduction for block in blocks], dim=-1)
-    variance = above_rounding(own - known, own).to(like)
+    variance = torch.cat([prior.variance(rows) for rows in chunks], dim=-1)
+    reduction = torch.cat([block.reduction for block in blocks], dim=-1)
+    variance = above_rounding(variance - reduction, variance).to(like)
     return PosteriorNormal(mean, DiagLinearOperator(variance.expand_as(mean))), blocks
 
 
-@dataclass(frozen=True)
 class JointPrior:
-    """The prior at n training and m new points: means, and a kernel yet to be evaluated."""
+    """The prior of a model in eval mode at its n training and m new points.
 
-    mean: Tensor
-    train_mean: Tensor
-    num_train: int
-    operator: LinearOperator
+    Args:
+        model: The model, under ``lazily_evaluate_kernels``.
+        x: New points, ``(*batch, m, d)``.
+    """
 
-    @staticmethod
-    def of(model: ExactGP, x: Tensor) -> JointPrior:
-        """The prior of a model in eval mode at new points, under ``lazily_evaluate_kernels``."""
-        n = _training_inputs(model).shape[-2]
-        _, prior = joint_prior(model, x)
-        mean = prior.mean
-        return JointPrior(mean[..., n:], mean[..., :n], n, prior.lazy_covariance_matrix)
+    def __init__(self, model: ExactGP, x: Tensor) -> None:
+        train_x = _training_inputs(model)
+        self.points: Tensor = _cat(train_x, x, -2)
+        self.num_train: int = train_x.shape[-2]
+        self.distribution: MultivariateNormal = cast(Any, model.forward(self.points))
+        self._operator = cast(LinearOperator, self.distribution.lazy_covariance_matrix)
+
+    @property
+    def mean(self) -> Tensor:
+        """Means of new points, ``(*batch, m)``."""
+        return self.distribution.mean[..., self.num_train :]
 
     @property
     def batch_shape(self) -> torch.Size:
         """That of model and points together."""
-        return self.operator.shape[:-2]
+        return self._operator.shape[:-2]
 
     def training_data(self, model: ExactGP) -> Observations:
         """The prior Gaussian of the model's training targets."""
         seen = slice(0, self.num_train)
-        prior = MultivariateNormal(self.train_mean, cast(Any, self.operator)[..., seen, seen])
-        likelihood, targets = cast(Likelihood, model.likelihood), cast(Tensor, model.train_targets)
-        targets = targets.to(self.train_mean.dtype)
+        mean = self.distribution.mean[..., seen]
+        prior = MultivariateNormal(mean, cast(Any, self._operator)[..., seen, seen])
+        targets = cast(Tensor, model.train_targets).to(mean.dtype)
+        likelihood = cast(Likelihood, model.likelihood)
         return observations(likelihood, prior, targets, [_training_inputs(model)])
 
     def cross(self, rows: slice) -> LinearOperator:
         """Covariance of new points with the training points, ``(*batch, rows, n)``."""
-        return self._block(rows, slice(0, self.num_train))
+        return cast(Any, self._operator)[..., self._new(rows), : self.num_train]
 
     def variance(self, rows: slice) -> Tensor:
         """Variances of new points, ``(*batch, rows)``."""
-        return self._block(rows, self._new(rows)).diagonal(dim1=-1, dim2=-2)
+        return self._block(rows, rows).diagonal(dim1=-1, dim2=-2)
 
     def conditional_covariance(
         self, chunks: Sequence[slice], blocks: Sequence[ConditionedBlock]
     ) -> Tensor:
         """Covariance of all new points given the training points, ``(*batch, m, m)``."""
-        parts, own, whole = list(zip(chunks, blocks, strict=True)), [], []
-        for rows, left in parts:
-            row = []
-            for columns, right in parts:
-                prior = block_of(self._block(rows, self._new(columns)))
+        pairs, variances, stripes = list(zip(chunks, blocks, strict=True)), [], []
+        for rows, left in pairs:
+            stripe = []
+            for columns, right in pairs:
+                prior = evaluate_block(self._block(rows, columns))
                 if left is right:
-                    own.append(prior.diagonal(dim1=-1, dim2=-2))
-                row.append(prior - left.joint_reduction(right))
-            whole.append(torch.cat(row, dim=-1))
-        covariance = torch.cat(whole, dim=-2)
+                    variances.append(prior.diagonal(dim1=-1, dim2=-2))
+                stripe.append(prior - left.joint_reduction(right))
+            stripes.append(torch.cat(stripe, dim=-1))
+        covariance = torch.cat(stripes, dim=-2)
         covariance = 0.5 * (covariance + covariance.mT)
         variance = covariance.diagonal(dim1=-1, dim2=-2)
-        raised = above_rounding(variance, torch.cat(own, dim=-1))
+        raised = above_rounding(variance, torch.cat(variances, dim=-1))
         return covariance + torch.diag_embed(raised - variance)
 
     def _block(self, rows: slice, columns: slice) -> LinearOperator:
-        return cast(LinearOperator, self.operator[..., self._new(rows), columns])
+        return cast(Any, self._operator)[..., self._new(rows), self._new(columns)]
 
     def _new(self, rows: slice) -> slice:
         return slice(self.num_train + rows.start, self.num_train + rows.stop)
-
-
-def joint_prior(model: ExactGP, x: Tensor) -> tuple[Tensor, MultivariateNormal]:
-    """The training inputs followed by new points, and the prior of a model in eval mode there."""
-    train_x = _training_inputs(model)
-    batch = torch.broadcast_shapes(x.shape[:-2], train_x.shape[:-2])
-    points = torch.cat([part.expand(*batch, *part.shape[-2:]) for part in (train_x, x)], dim=-2)
-    return points, cast(MultivariateNormal, model.forward(points))
-
-
-@contextmanager
-def reading(model: ExactGP) -> Iterator[None]:
-    """Within the block the model is in eval mode, with the settings that a posterior needs."""
-    with (
-        evaluating(model),
-        torch.no_grad(),
-        settings.lazily_evaluate_kernels(True),
-        settings.debug(False),
-        settings.observation_nan_policy("mask"),
-    ):
-        yield
 
 
 def checked_points(x: ArrayLike, train_x: Tensor, column_names: list[str] | None = None) -> Tensor:
@@ -309,44 +290,27 @@ def _training_inputs(model: ExactGP) -> Tensor:
     return cast(Any, model.train_inputs)[0]
 
 
-@contextmanager
-def evaluating(model: torch.nn.Module) -> Iterator[None]:
-    """Within the block the model is in eval mode; after it every module is as it was."""
-    modes = [(module, module.training) for module in model.modules()]
-    training = model.training
-    try:
-        model.eval()
-        yield
-    finally:
-        if training:
-            model.train()  # also clears what was cached in eval mode
-        for module, mode in modes:
-            module.training = mode
-
-
 def choose_posterior_solver(
     solver: Solver, train_x: Tensor, train_y: Tensor, x: Tensor, marginal: bool
 ) -> ConjugateGradients | None:
     """The settings of conjugate gradients, or None for a dense factorization.
 
-    As :func:`~gpclml.inference.covariances.choose_solver`, for a posterior at points x: its
-    factorization needs about 5 n² numbers without a gradient and 11 n² with one, 2 n² more where
-    targets are missing, and n m + 3 m² for a joint covariance.
+    A posterior at points x needs about 5 n² numbers without a gradient and 11 n² with one, 2 n²
+    more where targets are missing, and n m + 3 m² for a joint covariance.
     """
     n, m = train_x.shape[-2], x.shape[-2]
     batch = torch.broadcast_shapes(train_x.shape[:-2], x.shape[:-2]).numel()
     matrices = _WITH_GRADIENT if torch.is_grad_enabled() else _MATRICES
     matrices += _WITH_MISSING * bool(train_y.isnan().any())
     numbers = batch * (matrices * n * n + (not marginal) * (n + 3 * m) * m)
-
-    def check() -> None:
+    if solver in ("auto", "cholesky") and environment.fits(numbers * x.itemsize, x.device):
+        return None
+    suggestion = "Use solver='cg', torch.no_grad(), or fewer points."
+    size, loss = f"n = {n}, m = {m}", " and without a gradient"
+    if solver != "cholesky":
         refuse_gradient(x)
         num_points_at_once(x, batch * n, batch, not marginal)
-
-    return choose_solver(
-        solver, numbers, x, f"n = {n}, m = {m}",
-        "Use solver='cg', torch.no_grad(), or fewer points.", check, " and without a gradient",
-    )  # fmt: skip
+    return conjugate_gradients(solver, numbers, x, size, suggestion, loss)
 
 
 def num_points_at_once(
@@ -380,7 +344,6 @@ def refuse_gradient(x: object) -> None:
         )  # fmt: skip
 
 
-@checked(x="float (*batch, t, d) | (t,)")
 def predictive_observations(
     model: ExactGP, x: Tensor, y: Tensor, noise: Tensor | None = None
 ) -> tuple[Observations, Tensor]:
@@ -403,66 +366,58 @@ def predictive_observations(
     """
     with evaluating(model):
         x = new_points(model, x)
-        points, prior = joint_prior(model, x)
-        multitask = isinstance(prior, MultitaskMultivariateNormal)
+        prior, likelihood = JointPrior(model, x), cast(Any, model.likelihood)
+        multitask = isinstance(prior.distribution, MultitaskMultivariateNormal)
         dim = -2 if multitask else -1
         rows = x.shape[-2]
-        _check_targets(y, rows, dim)
-        trained_on = cast(Tensor, model.train_targets)
-        target = _cat(trained_on, to_training_units(model, y, multitask), dim)
-        likelihood = cast(Likelihood, model.likelihood)
-        if _takes_noise(likelihood, noise):
-            fixed = cast(FixedNoiseGaussianLikelihood, likelihood)
-            noise = _cat(cast(Any, fixed.noise_covar).noise, cast(Tensor, noise), -1)
-            if fixed.second_noise_covar is not None:
+        if y.ndim < -dim or y.shape[dim] != rows:
+            raise ShapeError("y", tuple(y.shape), f"targets of the {rows} rows of x")
+        _check_noise(likelihood, noise)
+        y = to_training_units(model, y, multitask)
+        target = _cat(cast(Tensor, model.train_targets), y, dim)
+        arguments = {}
+        if noise is not None:
+            noise = _cat(likelihood.noise_covar.noise, noise, -1)
+            if likelihood.second_noise_covar is not None:
                 # GPyTorch adds what it is given twice, once in place of the noise that it learns.
-                noise = 0.5 * (noise + fixed.second_noise)
-        arguments: dict[str, Any] = {} if noise is None else {"noise": noise}
-        data = observations(likelihood, prior, target, points, **arguments)
-    new = torch.arange(data.num_rows - rows, data.num_rows)
+                noise = 0.5 * (noise + likelihood.second_noise)
+            arguments["noise"] = noise
+        data = observations(likelihood, prior.distribution, target, prior.points, **arguments)
+    new = torch.arange(prior.num_train, data.num_rows)
     return data, data.flat_indices(new.unsqueeze(0))[0]
 
 
-@checked(x="float (*batch, t, d) | (t,)", y="float (*batch, t)", noise="float (*batch, t)")
-def marginal_predictive(
-    model: ExactGP, x: Tensor, y: Tensor, noise: Tensor | None = None
-) -> tuple[Normal, Tensor]:
-    """The predictive marginals of new observations, and the targets in training units.
+def marginal_predictive(model: ExactGP, x: Tensor, noise: Tensor | None = None) -> Normal:
+    """The predictive marginals of new observations in training units, ``(*batch, t)``.
 
     Args:
         model: An exact GP with training data and one target for each row.
         x: New inputs as the model takes them, ``(*batch, t, d)``.
-        y: Their targets in original units, ``(*batch, t)``.
         noise: Noise variances of the new points, for a fixed-noise likelihood, ``(*batch, t)``.
-
-    Returns:
-        Normals and targets, ``(*batch, t)``, in training units.
 
     Raises:
         ShapeError, ArgumentError: As for :func:`predictive_observations`.
     """
     with evaluating(model):
-        x = new_points(model, x)
-        _check_targets(y, x.shape[-2], -1)
-        likelihood = cast(Likelihood, model.likelihood)
-        new_noise = cast(Tensor, noise) if _takes_noise(likelihood, noise) else True
+        x, likelihood = new_points(model, x), cast(Likelihood, model.likelihood)
+        _check_noise(likelihood, noise)
         latent = exact_posterior(model, x, marginal=True)
-        predictive = observed_posterior(likelihood, latent, x, new_noise)
+        predictive = observed_posterior(likelihood, latent, x, True if noise is None else noise)
         mean, deviation = predictive.mean, predictive.variance.sqrt()
         for numbers in (mean, deviation):
             check_finite("predictions at x", numbers, "Check the magnitudes of all inputs.")
-        normal = Normal(mean, deviation)
-        return normal, to_training_units(model, y)
+        return Normal(mean, deviation)
 
 
-def _check_targets(y: Tensor, rows: int, dim: int) -> None:
-    if y.ndim < -dim or y.shape[dim] != rows:
-        raise ShapeError("y", tuple(y.shape), f"targets of the {rows} rows of x")
-
-
-def are_constant(spread: Any, variance: Any) -> Any:
-    """Whether means of predictions vary by less than a thousandth of their variance."""
-    return spread < _LEAST_SHARE * variance
+def _check_noise(likelihood: Likelihood, noise: Tensor | None) -> None:
+    """Refuses noise variances of new points where there are none, and asks for them elsewhere."""
+    is_fixed = isinstance(likelihood, FixedNoiseGaussianLikelihood)
+    if is_fixed and noise is None:
+        reason = "The likelihood has fixed noise variances, for the training points only."
+        raise ArgumentError("noise", None, "noise variances of the new points", reason)
+    if noise is not None and not is_fixed:
+        reason = f"{type(likelihood).__name__} has one noise for all points."
+        raise ArgumentError("noise", "a tensor", "None", reason)
 
 
 def observed_posterior(
@@ -501,26 +456,14 @@ def observed_posterior(
     return cast(PosteriorNormal, likelihood(latent, [x]))
 
 
-def _takes_noise(likelihood: Likelihood, noise: Tensor | None) -> bool:
-    fixed = isinstance(likelihood, FixedNoiseGaussianLikelihood)
-    if fixed and noise is None:
-        raise ArgumentError(
-            "noise",
-            None,
-            "noise variances of the new points",
-            "The likelihood has fixed noise variances, for the training points only.",
-        )
-    if noise is not None and not fixed:
-        raise ArgumentError(
-            "noise",
-            "a tensor",
-            "None",
-            f"{type(likelihood).__name__} has one noise for all points.",
-        )
-    return fixed
-
-
 def _cat(first: Tensor, second: Tensor, dim: int) -> Tensor:
     """Both along ``dim`` (negative), their batch dimensions broadcast."""
     batch = torch.broadcast_shapes(first.shape[:dim], second.shape[:dim])
-    return torch.cat([part.expand(*batch, *part.shape[dim:]) for part in (first, second)], dim=dim)
+    return torch.cat(
+        [values.expand(*batch, *values.shape[dim:]) for values in (first, second)], dim=dim
+    )
+
+
+def are_constant(spread: Any, variance: Any) -> Any:
+    """Whether means of predictions vary by less than a thousandth of their variance."""
+    return spread < 1e-3 * variance

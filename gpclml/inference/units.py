@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -12,144 +12,69 @@ from linear_operator import to_linear_operator
 from linear_operator.operators import DiagLinearOperator, LinearOperator
 from torch import Tensor
 
-from gpclml._utils.arguments import checked
 from gpclml.errors import UnsupportedError
 from gpclml.inference.observations import MISSING_TERM, Observations
 
-__all__ = [
-    "PosteriorNormal",
-    "Units",
-    "log_target_scale",
-    "term_offset",
-    "to_training_units",
-    "units_of_targets",
-]
+__all__ = ["PosteriorNormal", "Units"]
 
 Units = Literal["training", "original"]
 
 
-@checked(target="float (*batch, n)")
-def to_training_units(model: ExactGP, target: Tensor, multitask: bool = False) -> Tensor:
-    """Targets in original units, transformed as the model transformed its training targets.
+def units_of_targets(
+    model: ExactGP, units: Units = "original", multitask: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Scale and shift that take targets in training units to the given units.
 
     Args:
         model: A model of gpclml (``target_standardizer``), of BoTorch (``outcome_transform``)
             or one that does not transform targets.
-        target: Targets in original units, ``(*batch, n)``; ``(*batch, n, t)`` if multitask.
-        multitask: Whether the targets have a task dimension.
-
-    Returns:
-        The transformed targets, same shape.
-
-    Raises:
-        UnsupportedError: If the outcome transform is not affine.
-    """
-    units = _offset_and_scale(model, multitask)
-    return target if units is None else (target - units[0]) / units[1]
-
-
-@checked
-def log_target_scale(model: ExactGP, units: Units, multitask: bool = False) -> Tensor | float:
-    """Logarithm of the original units in one training unit.
-
-    A log density in original units is the one in training units less this, once for each
-    target scored.
-
-    Args:
-        model: As for :func:`to_training_units`.
-        units: ``"training"`` gives zero.
-        multitask: Whether the targets have a task dimension.
-
-    Returns:
-        A tensor that broadcasts to the targets, or 0.0.
-
-    Raises:
-        ArgumentError: If ``units`` is neither name.
-        UnsupportedError: If the outcome transform is not affine.
-    """
-    if units == "training":
-        return 0.0
-    original = _offset_and_scale(model, multitask)
-    return 0.0 if original is None else original[1].log()
-
-
-@checked
-def term_offset(model: ExactGP, data: Observations, units: Units) -> Tensor:
-    """The amount by which the log density of each target is too large, in nats.
-
-    It is the change of units, or for a missing target its constant.
-
-    Args:
-        model: As for :func:`to_training_units`.
-        data: The model's targets.
-        units: Units of the density.
-
-    Returns:
-        ``(*batch, N)``.
-
-    Raises:
-        ArgumentError, UnsupportedError: As for :func:`log_target_scale`.
-    """
-    scale = log_target_scale(model, units, multitask=data.num_tasks > 1)
-    event = (data.num_rows, data.num_tasks)[: 1 + (data.num_tasks > 1)]
-    scale = torch.as_tensor(scale).to(data.residual)
-    offset = data.flatten(scale.expand(*data.residual.shape[:-1], *event))
-    if data.missing is None:
-        return offset
-    return offset.masked_fill(data.missing, MISSING_TERM)
-
-
-@checked
-def units_of_targets(model: ExactGP, units: Units) -> tuple[Tensor, Tensor]:
-    """Scale and shift that take targets in training units to the given units.
-
-    Args:
-        model: As for :func:`to_training_units`, of one output.
         units: The given units.
+        multitask: Whether the targets have a task dimension.
 
     Returns:
         Scale and shift in float64, on the device of the targets; they broadcast to targets
-        ``(*batch, n)``.
+        ``(*batch, n)``, or ``(*batch, n, t)`` if multitask.
 
     Raises:
-        ArgumentError, UnsupportedError: As for :func:`log_target_scale`.
+        UnsupportedError: If the outcome transform is not affine.
     """
-    original = None if units == "training" else _offset_and_scale(model, multitask=False)
-    if original is None:
+    standardizer = getattr(model, "target_standardizer", None)
+    transform = getattr(model, "outcome_transform", None)
+    if units == "training" or (standardizer is None and transform is None):
         zero = cast(Tensor, model.train_targets).new_zeros((), dtype=torch.float64)
         return zero + 1, zero
-    offset, scale = original
-    return scale.double(), offset.double()
-
-
-def _offset_and_scale(model: ExactGP, multitask: bool) -> tuple[Tensor, Tensor] | None:
-    """Offset and scale of the targets' transformation in the type of the model; None without."""
-    standardizer = getattr(model, "target_standardizer", None)
     if standardizer is not None:
-        return standardizer.offset, standardizer.scale
-    transform = getattr(model, "outcome_transform", None)
-    if transform is None:
-        return None
+        return standardizer.scale.double(), standardizer.offset.double()
     if not hasattr(transform, "stdvs"):
         raise UnsupportedError(
-            "model.outcome_transform",
-            type(transform).__name__,
-            "botorch's Standardize, or none",
+            "model.outcome_transform", type(transform).__name__, "botorch's Standardize, or none",
             "Other transforms have a Jacobian of their own: score with units='training'.",
-        )
-    return _aligned(transform.means, multitask), _aligned(transform.stdvs, multitask)
+        )  # fmt: skip
+    scale, shift = cast(Any, transform).stdvs.double(), cast(Any, transform).means.double()
+    if multitask:  # (*batch, 1, outputs)
+        return scale, shift
+    if scale.shape[-1] == 1:
+        return scale.squeeze(-1), shift.squeeze(-1)
+    return scale.mT, shift.mT  # multi-output models have their outputs as last batch dimension
 
 
-def _aligned(statistic: Tensor, multitask: bool) -> Tensor:
-    """A statistic ``(*batch, 1, outputs)`` as it broadcasts to targets."""
-    if multitask:
-        return statistic
-    # Multi-output BoTorch models carry their outputs as the last batch dimension.
-    return statistic.squeeze(-1) if statistic.shape[-1] == 1 else statistic.mT
+def to_training_units(model: ExactGP, target: Tensor, multitask: bool = False) -> Tensor:
+    """Targets in original units, transformed as the model transformed its training targets."""
+    scale, shift = units_of_targets(model, "original", multitask)
+    return (target - shift.to(target)) / scale.to(target)
 
 
-# A checker that does not read upstream's source knows this base.
-assert issubclass(MultivariateNormal, torch.distributions.MultivariateNormal)
+def term_offset(model: ExactGP, data: Observations, units: Units) -> Tensor:
+    """The amount by which the log density of each target is too large, in nats, ``(*batch, N)``.
+
+    It is the change of units, the logarithm of the scale, or for a missing target its constant.
+    """
+    scale, _ = units_of_targets(model, units, multitask=data.num_tasks > 1)
+    event = (data.num_rows, data.num_tasks)[: 1 + (data.num_tasks > 1)]
+    log_scale = scale.to(data.residual).log()
+    offset = data.flatten(log_scale.expand(*data.residual.shape[:-1], *event))
+    return offset if data.missing is None else offset.masked_fill(data.missing, MISSING_TERM)
+
 
 _ONE_DRAW = torch.Size()
 
@@ -179,7 +104,6 @@ class PosteriorNormal(MultivariateNormal):
         tensor([1.0000e-10, 1.0000e-10])
     """
 
-    @checked(mean="float (*batch, n?)", covariance_matrix="float (*batch, n?, n?)")
     def __init__(
         self, mean: Tensor, covariance_matrix: Tensor | LinearOperator, validate_args: bool = False
     ) -> None:

@@ -25,9 +25,10 @@ from gpclml.conditioning import (
     Split,
 )
 from gpclml.errors import NonFiniteError, UnsupportedError
-from gpclml.inference.covariances import Road, Solver
 from gpclml.inference.observations import (
     Observations,
+    Road,
+    Solver,
     check_targets,
     observations,
     training_observations,
@@ -222,8 +223,7 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
         with torch.no_grad():
             data = training_observations(model, self.likelihood)
             part, blocks = data.observed_at(data.split(self.drawing, seeded(self.seed)))
-            block = max(group.shape[-1] for group in blocks)
-            return part.lazy_covariance.road(self.solver, part.residual, block)
+            return part.road(self.solver, blocks)
 
     def draw_split(self, data: Observations) -> Split:
         """The held-out blocks of the next call and what they are conditioned on.

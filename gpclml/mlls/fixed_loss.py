@@ -36,8 +36,13 @@ from gpclml.conditioning import KFold, LastPoints
 from gpclml.errors import NonFiniteError
 from gpclml.gram import Gradients, Gram, Reason, closed_form
 from gpclml.gram.closed_form import has_hooks
-from gpclml.inference.covariances import Road, has_one_noise, unless_low_rank
-from gpclml.inference.observations import Observations, likelihood_parameters, training_observations
+from gpclml.inference.observations import (
+    Observations,
+    Road,
+    has_one_noise,
+    likelihood_parameters,
+    training_observations,
+)
 from gpclml.linalg import Covariance, GramCovariance
 from gpclml.linalg.dense import LogDensity
 from gpclml.mlls._terms import FixedTerms, sum_of_priors
@@ -222,8 +227,7 @@ class _KnownLoss:
             covariance = self._covariance(part)
             self._density = covariance.density(self._blocks)
         self.in_closed_form = isinstance(covariance, GramCovariance)
-        block = max(group.shape[-1] for group in self._blocks)
-        self.road = part.lazy_covariance.road(mll.solver, part.residual, block)
+        self.road = part.road(mll.solver, self._blocks)
         self._per_target = 1.0 / sum(group.numel() for group in self._blocks)
         self._per_row = 1.0 / float(data.num_observed())
         self.batch = data.residual.shape[:-1]
@@ -460,7 +464,7 @@ class _KnownPrior:
         gram = closed_form(cast(Kernel, model.covar_module), select=True)
         with torch.no_grad():
             x = inputs if isinstance(inputs, Tensor) else inputs()
-        if isinstance(gram, Reason) or isinstance(unless_low_rank(gram, *x.shape[-2:]), Reason):
+        if isinstance(gram, Reason) or gram.rank(x.shape[-1]) < x.shape[-2]:
             return None
         kernel = cast(Kernel, model.covar_module)
         batch = torch.broadcast_shapes(

@@ -22,7 +22,7 @@ from gpclml._utils.environment import load_botorch
 from gpclml._utils.files import write_checkpoint
 from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
 from gpclml.inference import IterativePosterior, PosteriorNormal, evaluating, exact_posterior
-from gpclml.inference.covariances import Solver
+from gpclml.inference.observations import Solver
 from gpclml.inference.posterior import (
     checked_points,
     choose_posterior_solver,

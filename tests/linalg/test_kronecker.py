@@ -9,7 +9,7 @@ from botorch.models import KroneckerMultiTaskGP
 
 from gpclml.conditioning import HeldOut, KFold, LastPoints, LeaveOneOut, RandomHoldout
 from gpclml.errors import NonFiniteError
-from gpclml.inference import covariances
+from gpclml.inference import observations
 from gpclml.linalg import DenseCovariance, KroneckerCovariance
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.mlls.fixed_loss import FixedLoss
@@ -186,7 +186,7 @@ def test_objectives_are_those_by_the_matrix(monkeypatch, name, conditioning):
     mll = ConditionalMarginalLogLikelihood(model.likelihood, model, CONDITIONINGS[conditioning])
     wanted = list(model.parameters())
     found = []
-    known = covariances._of_tasks
+    known = observations.kronecker_covariance
 
     def counted(latent):
         found.append(known(latent))
@@ -197,7 +197,7 @@ def test_objectives_are_those_by_the_matrix(monkeypatch, name, conditioning):
             value = mll(model(x), y)
         return value, torch.autograd.grad(value.sum(), wanted, allow_unused=True)
 
-    monkeypatch.setattr(covariances, "_of_tasks", counted)
+    monkeypatch.setattr(observations, "kronecker_covariance", counted)
     value, ours = objective()
     if name != "missing" and conditioning != "some":
         assert (found[0] is not None) == (name != "correlated noise")
@@ -206,7 +206,7 @@ def test_objectives_are_those_by_the_matrix(monkeypatch, name, conditioning):
         for parameter, gradient in zip(wanted, ours, strict=True):
             if gradient is not None:
                 torch.testing.assert_close(parameter.grad, -gradient, rtol=1e-8, atol=1e-9)
-    monkeypatch.setattr(covariances, "_of_tasks", lambda latent: None)
+    monkeypatch.setattr(observations, "kronecker_covariance", lambda latent: None)
     expected, theirs = objective()
     torch.testing.assert_close(value, expected, rtol=1e-10, atol=1e-10)
     for one, other in zip(ours, theirs, strict=True):

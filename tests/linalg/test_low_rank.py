@@ -251,10 +251,13 @@ def test_posterior_and_conditional_in_float32():
     right = (features / noise.unsqueeze(-1)).mT @ residual
     torch.testing.assert_close(precision @ mean.float(), right, rtol=1e-3, atol=1e-3)
     covariance, new = LowRankPlusDiagonal(features, noise), torch.arange(8, 12)
-    mean, given = reference.conditional_moments(covariance.to_dense(), residual, new)
-    expected = torch.distributions.MultivariateNormal(mean, given).log_prob(residual[new])
+    matrix = covariance.to_dense().double()
+    mean, given = reference.conditional_moments(matrix, residual.double(), new)
+    normal = torch.distributions.MultivariateNormal(mean, 0.5 * (given + given.mT))
     found = covariance.conditional_log_density(residual, new)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        found.double(), normal.log_prob(residual[new].double()), rtol=1e-4, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("held_out", [[0], [4, 1], [6, 0, 3], [3, 1, 0, 2, 6, 5, 4]])

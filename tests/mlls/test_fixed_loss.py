@@ -19,7 +19,7 @@ from objective_cases import MultitaskModel
 
 from gpclml.conditioning import HeldOut, KFold, LastPoints, LeaveOneOut, RandomHoldout
 from gpclml.gram import Reason
-from gpclml.inference import covariances
+from gpclml.inference import observations
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.mlls.fixed_loss import FixedLoss, fixed_loss
 from gpclml.models import GPRegression
@@ -208,7 +208,7 @@ def assert_same(mll, loss):
         return loss.detach()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(covariances, "closed_form_of", lambda kernel: Reason("for comparison"))
+        patch.setattr(observations, "closed_form_of", lambda kernel: Reason("for comparison"))
         expected, theirs = evaluated(mll, by_autograd)
     assert value == pytest.approx(expected, rel=1e-10, abs=1e-12)
     largest = max(float(one.abs().max()) for one in theirs if one is not None)

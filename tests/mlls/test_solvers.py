@@ -10,8 +10,7 @@ from gpclml.conditioning import HeldOut, KFold, LastPoints, RandomHoldout
 from gpclml.errors import ArgumentError, NotConvergedError, UnknownNameError, UnsupportedError
 from gpclml.evaluation import conditional_log_marginal_likelihood
 from gpclml.fit import fit_batch
-from gpclml.inference import training_observations
-from gpclml.inference.covariances import ObservedCovariance, SolverWarning
+from gpclml.inference import SolverWarning, training_observations
 from gpclml.linalg import ConjugateGradients
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
@@ -100,8 +99,8 @@ def test_every_strategy_is_served(conditioning):
 
 def test_what_is_kept_of_a_covariance_has_no_graph():
     mll = objective("cg")
-    covariance = mll.model(*mll.model.train_inputs).lazy_covariance_matrix
-    latent = ObservedCovariance(covariance).iterative(ConjugateGradients(kept_bytes=10**9)).latent
+    settings = ConjugateGradients(kept_bytes=10**9)
+    latent = training_observations(mll.model).iterative(settings).latent
     with torch.no_grad():
         assert not (latent @ torch.ones(60, 1, dtype=torch.float64)).requires_grad
     assert latent.kept_numbers > 0
@@ -152,9 +151,7 @@ def keops():
 def test_keops_kernels_multiply_by_themselves(monkeypatch):
     monkeypatch.setitem(KERNELS, "keops", keops)
     iterative = objective(TIGHT, "keops")
-    model = iterative.model
-    covariance = model(*model.train_inputs).lazy_covariance_matrix
-    latent = ObservedCovariance(covariance).iterative(TIGHT).latent
+    latent = training_observations(iterative.model).iterative(TIGHT).latent
     assert isinstance(latent, LinearOperator)
     assert_same(iterative, objective("cholesky", "rbf"))
 
@@ -273,15 +270,9 @@ def test_more_points_than_there_are_to_condition_on():
         value_and_gradient(objective("auto", conditioning=RandomHoldout(0.1, condition_on=55)))
 
 
-def test_no_block_is_refused():
-    model = GPRegression(torch.rand(5, 1).double(), torch.rand(5).double())
-    with pytest.raises(ArgumentError, match="blocks: got none"):
-        training_observations(model).covariance_by("auto", [])
-
-
 def test_too_little_memory_is_said_before_anything_is_allocated(monkeypatch):
     monkeypatch.setattr(gpclml._utils.environment, "available_memory", lambda device: 150_000)
-    monkeypatch.setattr(gpclml.inference.covariances, "_SMALL", 0)
+    monkeypatch.setattr(gpclml.inference.observations, "_SMALL", 0)
     with pytest.raises(ArgumentError, match=r"'cholesky' at n = 60, which needs .* GiB"):
         value_and_gradient(objective("cholesky"))
     with pytest.warns(SolverWarning, match="n = 60: a Cholesky factor needs"):

@@ -390,7 +390,7 @@ def test_a_fit_leaves_gpytorchs_settings_as_they_are(call):
 
 
 def test_memory_is_asked_for_once(monkeypatch):
-    monkeypatch.setattr(gpclml.inference.covariances, "_SMALL", 0)
+    monkeypatch.setattr(gpclml.inference.observations, "_SMALL", 0)
     asked = []
     memory = psutil.virtual_memory()
     monkeypatch.setattr(psutil, "virtual_memory", lambda: asked.append(1) or memory)

@@ -53,7 +53,6 @@ from gpclml.estimators import Laplace, StackedGP
 from gpclml.evaluation import score_models
 from gpclml.evidence.sampling import sampled_outputs
 from gpclml.inference import IterativePosterior
-from gpclml.inference.observations import training_observations
 from gpclml.kernels import (
     DeepKernel,
     FourierFeatures,
@@ -164,10 +163,8 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     ("evaluation.compare", "evaluation.score_models"): compared,
     "evaluation.conditional_log_marginal_likelihood": lambda: dict(
         model=gp(), conditioning=KFold(2)),
-    (
-        "evaluation.joint_log_predictive", "evaluation.marginal_log_predictive",
-        "inference.marginal_predictive", "inference.predictive_observations",
-    ): lambda: dict(model=gp(), x=inputs(3), y=targets()[:3]),
+    ("evaluation.joint_log_predictive", "evaluation.marginal_log_predictive"): lambda: dict(
+        model=gp(), x=inputs(3), y=targets()[:3]),
     ("evaluation.learning_curve", "evidence.training_speed.posterior_divergences"): lambda: dict(
         model=gp(), orderings=orders()),
     ("evaluation.leave_one_out", "evaluation.log_marginal_likelihood"): lambda: dict(model=gp()),
@@ -267,27 +264,6 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     "inference.IterativePosterior.mean": lambda: dict(self=IterativePosterior(gp()), x=inputs(3)),
     "inference.IterativePosterior.sample": lambda: dict(
         self=IterativePosterior(gp()), x=inputs(3), generator=generator()),
-    "inference.PosteriorNormal": lambda: dict(mean=normal(8), covariance_matrix=covariance()),
-    "inference.exact_posterior": lambda: dict(model=gp().eval(), x=inputs(3), marginal=False),
-    "inference.Observations.covariance_by": lambda: dict(
-        self=training_observations(gp()), solver="auto", blocks=[here(torch.tensor([[0, 1]]))]),
-    "inference.covariances.observed_covariance": lambda: dict(
-        likelihood=(model := gp()).likelihood, prior=model(inputs())),
-    "inference.observations.check_targets": lambda: dict(
-        model=(model := gp()), target=model.train_targets),
-    "inference.observations.missing_targets": lambda: dict(target=targets()),
-    (
-        "inference.observations.likelihood_parameters",
-        "inference.observations.training_observations",
-    ): lambda: dict(model=(model := gp()), likelihood=model.likelihood),
-    "inference.observations.observations": lambda: dict(
-        likelihood=(model := gp()).likelihood, function_dist=model(inputs()),
-        target=model.train_targets),
-    ("inference.units.log_target_scale", "inference.units.units_of_targets"): lambda: dict(
-        model=gp(), units="original"),
-    "inference.units.term_offset": lambda: dict(
-        model=(model := gp()), data=training_observations(model), units="original"),
-    "inference.units.to_training_units": lambda: dict(model=gp(), target=targets()),
     "kernels.DeepKernel": lambda: dict(feature_extractor=mlp(2), base_kernel=RBFKernel()),
     "kernels.DeepKernel.forward": lambda: dict(
         self=DeepKernel(mlp(2), here(RBFKernel())), x1=inputs(), x2=inputs(3)),

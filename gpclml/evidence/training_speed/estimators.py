@@ -268,7 +268,7 @@ def noise_variances(likelihood: Likelihood, data: Observations) -> Tensor:
     It is the likelihood's covariance for a function without variance: exact, where a difference
     of two covariances would be rounded. Correlated noise is an UnsupportedError.
     """
-    noise = data.lazy_covariance.noise
+    noise = data.noise
     if noise is not None:
         return noise if data.missing is None else noise.masked_fill(data.missing, 1.0)
     zero = torch.zeros_like(data.residual)
