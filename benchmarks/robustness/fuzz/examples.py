@@ -57,6 +57,7 @@ LEFT_OUT: Mapping[str, str] = MappingProxyType(
         "datasets.load_published_split": _ARCHIVE,
         "datasets.load_published_splits": _ARCHIVE,
         "datasets.uci_sources": _NOTHING,
+        "linalg.RowProducts": "trusts its callers",
         "linalg.refuse_double_backward": "a context without a computation",
         "inference.evaluating": "makes a context, which does nothing before it is entered",
         "inference.covariances.choose_solver": _FIGURES,
