@@ -1,31 +1,48 @@
-"""What objectives share: priors and added losses, and a check of the model's mode."""
+"""What objectives share: log priors, added losses, and a check of the model's mode."""
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
 
 import gpytorch
 import torch
 from gpytorch.likelihoods.noise_models import _HomoskedasticNoiseBase
-from gpytorch.models import GP, ExactGP
+from gpytorch.mlls import AddedLossTerm
 from gpytorch.priors import GammaPrior, LogNormalPrior, NormalPrior, Prior
 from torch import Tensor
 
 from gpclml.errors import ModelModeError
-from gpclml.gram import Gradients, Hyperparameter
+from gpclml.gram import Evaluated, Gradients, Hyperparameter, precomputed
 
-__all__ = ["FixedTerms", "check_train_mode", "has_terms", "prior_and_added_loss", "sum_of_priors"]
+__all__ = ["PriorTerm", "check_train_mode", "log_priors", "plus_priors", "registered"]
+
+_Formula = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
-def prior_and_added_loss(
-    model: GP,
-    batch_shape: torch.Size,
-    params: Sequence[Tensor] = (),
-) -> Tensor | float:
-    """Log priors of the hyperparameters plus added loss terms, one sum a batch member.
+class PriorTerm(NamedTuple):
+    """A prior of a function of a module.
+
+    Attributes:
+        module: The module.
+        prior: The prior.
+        closure: The function.
+        name: Of the hyperparameter that the function is, where the prior is of a known kind.
+        formula: Log densities and slopes, elementwise, of that hyperparameter; else None.
+    """
+
+    module: torch.nn.Module
+    prior: Prior
+    closure: Callable[[Any], Any]
+    name: str = ""
+    formula: _Formula | None = None
+
+
+def plus_priors(
+    value: Tensor, model: torch.nn.Module, num_data: Tensor | int, params: Sequence[Tensor] = ()
+) -> Tensor:
+    """A value with log priors of the hyperparameters and added loss terms, over a number of data.
 
     A prior belongs to the batch members its module is for: everything beyond the module's own
     batch shape is summed, so a kernel shared by a batch counts its whole prior in every
@@ -33,26 +50,93 @@ def prior_and_added_loss(
     each member its own density of a parameter that the batch shares, as in GPyTorch.
 
     Args:
-        model: The model whose ``named_priors`` and ``added_loss_terms`` count. Priors of a
-            likelihood count where the model holds that likelihood, as GPyTorch's models do.
-        batch_shape: Batch shape of the objective.
+        value: What they are added to, ``(*batch,)``.
+        model: The model whose priors and added losses count. Priors of a likelihood count where
+            the model holds that likelihood, as GPyTorch's models do.
+        num_data: What their sum is divided by.
         params: Passed on to the added losses, as GPyTorch does.
-
-    Returns:
-        The sum in nats, broadcastable to ``batch_shape``; 0.0 where there is none.
     """
-    total: Tensor | float = 0.0
-    for added_loss in model.added_loss_terms():
-        total = total + added_loss.loss(*params)
-    for _, module, prior, closure, _ in model.named_priors():
-        value = closure(module)
-        log_prob = _log_density(prior, value)
-        if _is_batched(prior, log_prob, value):
-            own = log_prob.shape[: len(batch_shape)]
+    priors, losses = registered(model)
+    for added_loss in losses:
+        value = value + added_loss.loss(*params) / num_data
+    if not priors:
+        return value
+    return value + precomputed(log_priors(priors, value.shape), value.dtype) / num_data
+
+
+def registered(model: torch.nn.Module) -> tuple[list[PriorTerm], list[AddedLossTerm]]:
+    """Priors and added losses of a model; GPyTorch finds the same in several times as long."""
+    priors: list[PriorTerm] = []
+    losses: dict[int, AddedLossTerm] = {}
+    modules: list[Any] = [model]
+    for module in modules:
+        if isinstance(module, gpytorch.Module):
+            for prior, closure, _ in module._priors.values():
+                priors.append(_closed_form(module, prior, closure))
+            losses |= {id(loss): loss for loss in module._added_loss_terms.values()}
+        modules += [child for child in dict.fromkeys(module._modules.values()) if child is not None]
+    return priors, [loss for loss in losses.values() if loss is not None]
+
+
+def log_priors(priors: Sequence[PriorTerm], batch_shape: torch.Size) -> Evaluated:
+    """Their sum in double precision, broadcastable to the batch; there is at least one."""
+    total: Any = 0.0
+    terms: list[tuple[Hyperparameter, Tensor, torch.Size]] = []
+    for module, prior, closure, name, formula in priors:
+        if formula is not None:
+            parameter = Hyperparameter(module, name, torch.float64)
+            value = parameter.value
+            density, slope = formula(value)
         else:
-            own = _own_batch_shape(module, value, batch_shape)
-        total = total + _sum_beyond(log_prob, own, batch_shape)
-    return total
+            with torch.enable_grad():
+                value = closure(module)
+                parameter = Hyperparameter.of(_log_density(prior, value), "", torch.float64)
+            density = parameter.value
+            slope = torch.ones_like(density)
+        own = batch_shape and _member_shape(module, prior, density, value, batch_shape)
+        total = total + (density.reshape((*own, -1)).sum(-1) if own else density.sum())
+        terms.append((parameter, slope, own))
+
+    def vjp(grad: Tensor, _: Tensor | None = None, /) -> Gradients:
+        gradients: Gradients = []
+        for parameter, slope, own in terms:
+            weight = grad.sum_to_size(own)
+            if own:
+                weight = weight.reshape((*own, *[1] * (slope.ndim - len(own))))
+            gradients += parameter.gradients(weight * slope)
+        return gradients
+
+    total = total.nan_to_num(-math.inf, math.inf, -math.inf)  # outside the support of a prior
+    return Evaluated(total, [p.tensor for p, *_ in terms if p.needed], vjp)
+
+
+def _closed_form(module: Any, prior: Prior, closure: Callable[[Any], Any]) -> PriorTerm:
+    """With the formula, if it is of a hyperparameter of its module, and of a known kind."""
+    unknown = PriorTerm(module, prior, closure)
+    make = _FORMULAS.get(type(prior))
+    if make is None or getattr(prior, "_transform", None) is not None:
+        return unknown
+    try:
+        name = closure(_NAMES)
+    except Exception:  # it does more than to take an attribute
+        return unknown
+    if not isinstance(name, str) or f"raw_{name}" not in module._parameters:
+        return unknown
+    getter = getattr(getattr(type(module), name, None), "fget", None)
+    # A class of the user's own may compute its hyperparameter from the raw one in any way.
+    if not getattr(getter, "__module__", "").startswith(("gpytorch.", "gpclml.")):
+        return unknown
+    return PriorTerm(module, prior, closure, name, make(prior))
+
+
+class _Names:
+    """Stands for a module whose attributes are their names."""
+
+    def __getattr__(self, name: str) -> str:
+        return name
+
+
+_NAMES = _Names()
 
 
 def _log_density(prior: Prior, value: Tensor) -> Tensor:
@@ -65,46 +149,22 @@ def _log_density(prior: Prior, value: Tensor) -> Tensor:
         return torch.full_like(value, -math.inf)
 
 
-def has_terms(model: GP) -> bool:
-    """Whether there are priors or added losses.
-
-    GPyTorch's own way of naming them takes longer, and so do PyTorch's generators of modules.
-    """
-    modules: list[Any] = [model]
-    while modules:
-        module = modules.pop()
-        if isinstance(module, gpytorch.Module) and (module._priors or module._added_loss_terms):
-            return True
-        modules += [one for one in module._modules.values() if one is not None]
-    return False
-
-
-def _is_batched(prior: Prior, log_prob: Tensor, value: Tensor) -> bool:
-    """Whether the prior's own batch shape made more densities than the value has parameters."""
+def _member_shape(
+    module: torch.nn.Module, prior: Prior, density: Tensor, value: Tensor, batch_shape: torch.Size
+) -> torch.Size:
+    """The leading dimensions of a prior's densities that are those of members of the batch."""
     # Priors of matrices, GPyTorch's LKJCovariancePrior, need not say what an event is.
     event = getattr(prior, "event_shape", value.shape[-2:])
-    return log_prob.numel() > value.shape[: max(0, value.ndim - len(event))].numel()
-
-
-def _own_batch_shape(module: torch.nn.Module, value: Tensor, batch_shape: torch.Size) -> torch.Size:
-    if isinstance(module, _HomoskedasticNoiseBase):
-        return value.shape[:-1]  # (*batch, num_tasks)
-    own = getattr(module, "batch_shape", None)
-    return own if isinstance(own, torch.Size) else batch_shape
-
-
-def _sum_beyond(log_prob: Tensor, own: torch.Size, batch_shape: torch.Size) -> Tensor:
-    k = len(own)
-    if log_prob.shape[:k] != own or not _fits(own, batch_shape):
-        return log_prob.sum()
-    return log_prob.reshape(*own, -1).sum(-1)
-
-
-def _fits(own: torch.Size, batch_shape: torch.Size) -> bool:
-    try:
-        return torch.broadcast_shapes(own, batch_shape) == batch_shape
-    except RuntimeError:
-        return False
+    if density.numel() > value.shape[: max(0, value.ndim - len(event))].numel():
+        own = density.shape[: len(batch_shape)]
+    elif isinstance(module, _HomoskedasticNoiseBase):
+        own = value.shape[:-1]  # (*batch, num_tasks)
+    else:
+        own = getattr(module, "batch_shape", batch_shape)
+    # From the last dimension on, as shapes are broadcast.
+    pairs = zip(own[::-1], batch_shape[::-1], strict=False)
+    fits = len(own) <= len(batch_shape) and all(size in (1, whole) for size, whole in pairs)
+    return own if fits and density.shape[: len(own)] == own else torch.Size()
 
 
 def check_train_mode(model: torch.nn.Module) -> None:
@@ -123,142 +183,43 @@ def check_train_mode(model: torch.nn.Module) -> None:
         )
 
 
-class FixedTerms:
-    """Log priors and added losses, with gradients; the modules are searched once.
-
-    Attributes:
-        plain: Whether they are sums over priors alone, of a model without a batch.
-    """
-
-    def __init__(self, model: ExactGP, batch_shape: torch.Size, params: Sequence[Tensor]) -> None:
-        self._model, self._batch_shape, self._params = model, batch_shape, params
-        of_priors = not any(True for _ in model.added_loss_terms())
-        self.plain = of_priors and not len(batch_shape)
-        self.priors = [
-            _PriorTerm(module, cast(Any, prior), cast(Any, closure))
-            for _, module, prior, closure, _ in model.named_priors()
-        ]
-
-    def __call__(self) -> tuple[float, Gradients]:
-        if not self.plain:
-            terms = prior_and_added_loss(self._model, self._batch_shape, self._params)
-            if not isinstance(terms, Tensor):
-                return float(terms), []
-            total = terms.expand(self._batch_shape).sum()
-            return total.item(), [(total, torch.ones_like(total))] if total.requires_grad else []
-        return sum_of_priors(self.priors)
-
-
-def sum_of_priors(priors: Sequence[_PriorTerm]) -> tuple[float, Gradients]:
-    """The sum of log priors, and its gradients."""
-    total: Any = 0.0
-    gradients: Gradients = []
-    for prior in priors:
-        value, pairs = prior()
-        total = total + value
-        gradients += pairs
-    return float(total), gradients
-
-
-_HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
-
-_Formula = Callable[[Tensor], tuple[Tensor, Tensor]]
-
-
-class _PriorTerm:
-    """The log density of a hyperparameter under its prior.
-
-    In closed form for the kinds of priors that most models have.
-
-    Attributes:
-        hyperparameter: Module and name of the hyperparameter that is known in closed form, or None.
-    """
-
-    def __init__(self, module: torch.nn.Module, prior: Prior, closure: Callable) -> None:
-        self._module, self._prior, self._closure = module, prior, closure
-        self._formula = _formula_of(prior)
-        self.hyperparameter = None
-        if self._formula is not None:
-            value = cast(Tensor, closure(module))
-            for raw in module._parameters:
-                name = raw.removeprefix("raw_")
-                if name != raw and Hyperparameter(module, name, value.dtype).is_value(value):
-                    self.hyperparameter = module, name
-
-    def copied(self, memo: dict[int, Any]) -> _PriorTerm:
-        """That of the copy of its module which ``memo`` notes."""
-        term = copy.copy(self)
-        module, name = cast(Any, self.hyperparameter)
-        term.hyperparameter = memo.get(id(module), module), name
-        return term
-
-    def is_of(self, modules: Collection[torch.nn.Module]) -> bool:
-        """Whether it is in closed form, of a hyperparameter of one of these, the same for all."""
-        if self.hyperparameter is None or self.hyperparameter[0] not in modules:
-            return False
-        return all(one.numel() == 1 for one in self._prior.buffers())
-
-    def __call__(self) -> tuple[Tensor, Gradients]:
-        """Its sum over all numbers, in double precision, and the gradient."""
-        if self._formula is None or self.hyperparameter is None:
-            with torch.enable_grad():
-                density = _log_density(self._prior, self._closure(self._module)).sum()
-            gradients = [(density, torch.ones_like(density))] if density.requires_grad else []
-            return density.detach().double(), gradients
-        hyperparameter = Hyperparameter(*self.hyperparameter, torch.float64)
-        density, slope = self._formula(hyperparameter.value)
-        return density, hyperparameter.gradients(slope)
-
-
-def _formula_of(prior: Prior) -> _Formula | None:
-    """The sum of a prior's log densities and their slopes, of kinds that most models have."""
-    make = _FORMULAS.get(type(prior))
-    return None if make is None or getattr(prior, "_transform", None) is not None else make(prior)
-
-
 def _normal(prior: Any) -> _Formula:
-    loc, variance, log_scale = _in_double(prior.loc, prior.scale**2, prior.scale.log())
-    constant = log_scale + _HALF_LOG_2PI
+    loc, variance, log_scale = _numbers(prior.loc, prior.scale**2, prior.scale.log())
+    constant = log_scale + 0.5 * math.log(2 * math.pi)
 
     def formula(value: Tensor) -> tuple[Tensor, Tensor]:
         t = value - loc
         slope = t / -variance
-        return (t * slope).mul_(0.5).sub_(constant).sum(), slope
+        return (t * slope).mul_(0.5).sub_(constant), slope
 
     return formula
 
 
 def _log_normal(prior: Any) -> _Formula:
-    of_log = prior.base_dist
-    loc, variance, log_scale = _in_double(of_log.loc, of_log.scale**2, of_log.scale.log())
-    constant = log_scale + _HALF_LOG_2PI
+    normal = _normal(prior.base_dist)
 
     def formula(value: Tensor) -> tuple[Tensor, Tensor]:
         log = value.log()
-        t = log - loc
-        slope = t / -variance
-        density = torch.add(log, t * slope, alpha=-0.5).add_(constant).sum().neg_()
-        return density, slope.sub_(1.0).div_(value)
+        density, slope = normal(log)
+        return density.sub_(log), slope.sub_(1.0).div_(value)
 
     return formula
 
 
 def _gamma(prior: Any) -> _Formula:
     a, b = prior.concentration, prior.rate
-    less, b, power, log_gamma = _in_double(a - 1.0, b, torch.xlogy(a, b), torch.lgamma(a))
-    normalizer = power - log_gamma
+    less, b, power, log_gamma = _numbers(a - 1.0, b, torch.xlogy(a, b), torch.lgamma(a))
+    constant = power - log_gamma
 
     def formula(value: Tensor) -> tuple[Tensor, Tensor]:
-        return (less * value.log() - b * value + normalizer).sum(), less / value - b
+        return torch.xlogy(less, value) - b * value + constant, less / value - b
 
     return formula
 
 
-def _in_double(*tensors: Tensor) -> list[Any]:
-    """Numbers in double precision; what depends on them alone upstream computes in their own."""
-    return [
-        tensor.item() if tensor.numel() == 1 else tensor.detach().double() for tensor in tensors
-    ]
+def _numbers(*tensors: Tensor) -> list[Any]:
+    """In double precision; what depends on them alone upstream computes in their own."""
+    return [t.item() if t.numel() == 1 and t.is_cpu else t.detach().double() for t in tensors]
 
 
 _FORMULAS: dict[type[Prior], Callable[[Any], _Formula]] = {

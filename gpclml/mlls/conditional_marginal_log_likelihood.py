@@ -34,7 +34,7 @@ from gpclml.inference.observations import (
     training_observations,
 )
 from gpclml.linalg import IterativeReport
-from gpclml.mlls._terms import check_train_mode, has_terms, prior_and_added_loss
+from gpclml.mlls._terms import check_train_mode, plus_priors
 from gpclml.models import GPRegression
 from gpclml.models.weak_priors import weak_priors
 
@@ -197,9 +197,11 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
         model = cast(ExactGP, self.model)
         check_train_mode(model)
         data = training_observations(model, self.likelihood, **kwargs)
+        return -self.objective_at(data, self._fixed_split(data))
+
+    def _fixed_split(self, data: Observations) -> Split:
         conditioning = KFold(10) if self.conditioning is None else self.conditioning
-        generator = seeded(self.seed)
-        return -self.objective_at(data, data.split(conditioning, generator))
+        return data.split(conditioning, seeded(self.seed))
 
     def road(self) -> Road:
         """Which way a step goes on the model's own data, and why not a faster one.
@@ -269,10 +271,7 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
         value, self.last_solve = _held_out_density(
             part, blocks, self.solver, self.factor_dtype, redrawn=redrawn
         )
-        if not has_terms(self.model):
-            return value
-        terms = prior_and_added_loss(self.model, value.shape, data.params)
-        return value + terms / data.num_observed()
+        return plus_priors(value, self.model, data.num_observed(), data.params)
 
 
 def _check_parts(likelihood: Likelihood, model: ExactGP) -> None:
@@ -323,9 +322,7 @@ def member_objectives(
         joined = _joined([blocks[place] for place in places])
         dtype = cast(torch.dtype | None, key[0])
         values.append(_held_out_density(rows, joined, "cholesky", dtype)[0])
-    value = torch.cat(values)
-    terms = prior_and_added_loss(stack, value.shape, data.params)
-    return value + terms / data.num_observed()
+    return plus_priors(torch.cat(values), stack, data.num_observed(), data.params)
 
 
 def _is_single(blocks: _Blocks) -> bool:

@@ -12,7 +12,7 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 
 from gpclml.curvature import GaussianWeightPrior
-from gpclml.mlls._terms import has_terms
+from gpclml.mlls._terms import registered
 from gpclml.mlls.laplace_marginal_log_likelihood import (
     LaplaceEvidence,
     LaplaceMarginalLogLikelihood,
@@ -283,7 +283,7 @@ def fit_noise_to_residuals(evidence: LaplaceEvidence) -> str:
     noise = LogNoise.of(likelihood)
     if noise is None:
         return ""
-    if has_terms(cast(Any, evidence.mll)):  # a prior of the noise counts too
+    if any(registered(evidence.mll)):  # a prior of the noise counts too
         precision = cast(LinearizedNetwork, evidence.mll.model).prior.log_precision
         precision.requires_grad_(False)
         told = maximize_evidence(evidence)

@@ -22,7 +22,7 @@ from gpclml.curvature.output_likelihoods import (
 )
 from gpclml.errors import ArgumentError, UnsupportedError
 from gpclml.kernels.networks import check_finite_output
-from gpclml.mlls._terms import has_terms, prior_and_added_loss
+from gpclml.mlls._terms import plus_priors, registered
 from gpclml.models.linear import Linearization, LinearizedNetwork
 
 __all__ = ["LaplaceEvidence", "LaplaceMarginalLogLikelihood"]
@@ -140,20 +140,19 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
         fit = likelihood.log_density(mean, target).sum() / self.temperature
         model = cast(LinearizedNetwork, self.model)
         penalty = model.prior.penalty(model.network)
-        return fit / len(mean) + (self.log_prior() - 0.5 * penalty) / self.num_data
+        return self.plus_log_prior(fit / len(mean) - 0.5 * penalty / self.num_data, self.num_data)
 
-    def log_prior(self) -> Tensor | float:
-        """Log density of registered priors, in nats; those of weights are refused."""
-        if not has_terms(cast(Any, self)):
-            return 0.0
-        for name, *_ in self.named_priors():
+    def plus_log_prior(self, value: Tensor, num_data: int) -> Tensor:
+        """With log densities of registered priors over a number; those of weights are refused."""
+        priors, _ = registered(self)
+        for name, *_ in self.named_priors() if priors else ():
             if name.startswith("model.network."):
                 raise UnsupportedError(
                     "model", f"a prior of weights, {name.removeprefix('model.')}",
                     "priors of hyperparameters alone",
                     "The weights have the prior of the model, GaussianWeightPrior.",
                 )  # fmt: skip
-        return prior_and_added_loss(cast(Any, self), torch.Size())
+        return plus_priors(value, self, num_data)
 
     def evidence_at(self, output: Linearization, target: Tensor) -> LaplaceEvidence:
         """The evidence at points as a function of hyperparameters alone, as cheap as they are.
@@ -315,7 +314,7 @@ class LaplaceEvidence:
         ratio = self._copies * self.log_det_ratio().double()
         share = mll.num_data / len(self._mean)
         of_data = share * (density / mll.temperature - 0.5 * ratio)
-        return of_data - 0.5 * penalty + mll.log_prior()
+        return mll.plus_log_prior(of_data - 0.5 * penalty, 1)
 
     def log_det_ratio(self) -> Tensor:
         r""":math:`\log |H + P_0| - \log |P_0|` of one copy, in nats."""

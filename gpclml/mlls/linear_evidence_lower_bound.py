@@ -23,7 +23,7 @@ from gpclml.linalg.gaussians import (
     expected_square,
     gaussian_kl,
 )
-from gpclml.mlls._terms import check_train_mode, prior_and_added_loss
+from gpclml.mlls._terms import check_train_mode, plus_priors
 from gpclml.models.linear import BayesianLinearModel
 
 __all__ = ["LinearData", "LinearEvidenceLowerBound"]
@@ -220,5 +220,6 @@ class LinearEvidenceLowerBound(MarginalLogLikelihood):
     ) -> Tensor:
         kl = gaussian_kl(q, data.prior_variance)
         bound = data.expected_log_likelihood(q) - temperature * kl
-        terms = prior_and_added_loss(self.linear_model, bound.shape, params)
-        return (bound + terms) / len(data.residual)
+        return plus_priors(
+            bound / len(data.residual), self.linear_model, len(data.residual), params
+        )
