@@ -83,7 +83,6 @@ def test_the_bound_in_closed_form_is_that_of_refitted_prefixes(make, form):
         result = training_speed(model, 2, orderings=order.unsqueeze(0), repeats=1)
         assert result.expected.value == pytest.approx(value, rel=1e-9)
         assert result.expected.standard_error == result.lower.standard_error == math.inf
-        assert result.gradient_norm == 0
     result = training_speed(model, 2, orderings=orders)
     values = torch.tensor(expected, dtype=torch.float64)
     assert result.expected.value == pytest.approx(float(values.mean()), rel=1e-9)

@@ -27,7 +27,6 @@ from benchmarks.robustness.fuzz.objects import (
     inputs,
     labels,
     laplace,
-    linear,
     linear_model,
     log_likelihood,
     log_normal,
@@ -38,7 +37,6 @@ from benchmarks.robustness.fuzz.objects import (
     orders,
     positive,
     posterior,
-    predictions,
     stack,
     table,
     targets,
@@ -226,22 +224,8 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
         log_likelihood=log_likelihood, prior_draws=normal(8, 2)),
     ("evidence.sampling.stacked_weights", "kernels.networks.StackedNetwork"): lambda: dict(
         networks=[mlp(), mlp()]),
-    "evidence.training_speed.ModelPredictions": lambda: dict(
-        means=normal(8, 3), variances=positive(8, 3), target=normal(8, seed=1)),
-    (
-        "evidence.training_speed.expected_combination",
-        "evidence.training_speed.optimal_combination",
-    ): lambda: dict(predictions=predictions()),
-    "evidence.training_speed.model_predictions": lambda: dict(
-        models=[gp(), gp()], scheme="posterior", order=here(torch.arange(8))),
-    "evidence.training_speed.model_weights": lambda: dict(
-        log_evidences=normal(3), prior=here(torch.tensor([0.5, 0.25, 0.25]))),
-    "evidence.training_speed.sample_then_optimize": linear,
-    "evidence.training_speed.sampled_combination": lambda: dict(
-        predictions=predictions(), start=here(torch.full((3,), 1 / 3))),
     "evidence.training_speed.training_speed": lambda: dict(
         model=gp(), orderings=orders(), repeats=1, num_samples=2),
-    "evidence.training_speed.training_speed_by_descent": lambda: linear() | {"repeats": 1},
     "fit.warm_start": lambda: dict(model=gp("deep")),
     "fit.suggest_batch_size": lambda: dict(num_data=50),
     "fit.distributed.DistributedConditioning": lambda: dict(

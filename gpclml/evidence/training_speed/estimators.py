@@ -61,8 +61,6 @@ class TrainingSpeed:
         gaussian: :math:`L_S(D)`, the density under the Gaussian with mean and variance of k
             draws: no bound; its bias falls with the number of draws.
         num_samples: Number k of draws.
-        gradient_norm: The largest gradient norm where descent ended, which bounds the distance of
-            its draws from exact ones in prior standard deviations; zero for exact draws.
 
     The standard errors of ``lower``, ``multi_sample`` and ``gaussian`` are over draws alone, given
     the orderings.
@@ -74,7 +72,6 @@ class TrainingSpeed:
     multi_sample: Estimate
     gaussian: Estimate
     num_samples: int
-    gradient_norm: float = 0.0
 
     @property
     def gap(self) -> float:
