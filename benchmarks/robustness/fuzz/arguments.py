@@ -29,7 +29,6 @@ from benchmarks.robustness.fuzz.objects import (
     laplace,
     linear_model,
     log_likelihood,
-    log_normal,
     mlp,
     noisy,
     normal,
@@ -191,18 +190,9 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     "evidence.criteria.bic": lambda: dict(log_likelihood=normal(3), num_parameters=4, num_data=50),
     ("evidence.criteria.psis_loo", "evidence.criteria.waic"): lambda: dict(
         log_likelihoods=normal(40, 5)),
-    "evidence.sampling.annealed_importance_sampling": lambda: dict(
-        log_prior=log_normal, log_likelihood=log_likelihood, prior_draws=normal(4, 2),
-        temperatures=3, step_size=0.1, scale=positive(2)),
-    "evidence.sampling.bidirectional_evidence": lambda: dict(
-        log_prior=log_normal, log_likelihood=log_likelihood, prior_draws=normal(4, 2),
-        posterior_draws=normal(4, 2, seed=1), temperatures=3, step_size=0.1),
     "evidence.sampling.estimate_conditional_log_density": lambda: dict(
         likelihood=classes(), outputs_of=lambda weights, x: sampled_outputs(mlp(3), weights, x),
         weights=draws(), held_out=(inputs(), labels()), scaling=(inputs(5), labels(5))),
-    "evidence.sampling.conditional_split": lambda: dict(num_data=40),
-    "evidence.sampling.importance_sampling": lambda: dict(
-        log_joint=log_likelihood, draws=normal(8, 2), log_proposal=log_normal),
     (
         "evidence.sampling.joint_log_density", "evidence.sampling.marginal_log_densities",
     ): lambda: dict(
@@ -212,17 +202,13 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     "evidence.sampling.laplace_conditional_log_density": lambda: dict(
         evidence=laplace(3).evidence_of(inputs(), labels()), held_out=(inputs(4), labels()[:4])),
     "evidence.sampling.log_mean": lambda: dict(log_values=normal(8)),
-    "evidence.sampling.power_schedule": lambda: dict(count=5),
     "evidence.sampling.rescaled": lambda: dict(
         weights={"w": normal(4, 3)}, scale=0.5, center={"w": normal(3)}),
-    "evidence.sampling.reverse_annealed_importance_sampling": lambda: dict(
-        log_prior=log_normal, log_likelihood=log_likelihood, posterior_draws=normal(4, 2),
-        temperatures=3, step_size=0.1),
     "evidence.sampling.sample_sgld": lambda: train(
         mll=laplace(), count=2, cycles=1, epochs_per_cycle=4, batch_size=4),
     "evidence.sampling.simple_monte_carlo": lambda: dict(
         log_likelihood=log_likelihood, prior_draws=normal(8, 2)),
-    ("evidence.sampling.stacked_weights", "kernels.networks.StackedNetwork"): lambda: dict(
+    "kernels.networks.StackedNetwork": lambda: dict(
         networks=[mlp(), mlp()]),
     "evidence.training_speed.training_speed": lambda: dict(
         model=gp(), orderings=orders(), repeats=1, num_samples=2),

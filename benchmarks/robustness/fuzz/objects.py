@@ -192,11 +192,6 @@ def compared() -> Arguments:
     return {"models": {"a": gp(), "b": gp("matern")}, "m": 4, "orderings": orders()}
 
 
-def log_normal(parameters: Tensor) -> Tensor:
-    """A prior."""
-    return torch.distributions.Normal(0.0, 1.0).log_prob(parameters).sum(-1)
-
-
 def log_likelihood(parameters: Tensor) -> Tensor:
     """A likelihood."""
     return -(parameters - 0.5).square().sum(-1)

@@ -12,7 +12,7 @@ import torch
 from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from torch import Tensor
 
-from gpclml._utils.arguments import callers_level, check_positive, checked, seeded
+from gpclml._utils.arguments import callers_level, check_positive, checked
 from gpclml.curvature.output_likelihoods import output_likelihood
 from gpclml.errors import ArgumentError, UnsupportedError
 from gpclml.evidence.sampling.monte_carlo import SampledDensity, log_mean
@@ -21,9 +21,7 @@ from gpclml.mlls import LaplaceEvidence
 from gpclml.models import LinearizedNetwork
 
 __all__ = [
-    "SCALES",
     "SampledConditional",
-    "conditional_split",
     "estimate_conditional_log_density",
     "joint_log_density",
     "laplace_conditional_log_density",
@@ -324,37 +322,6 @@ def _maximum(
         if float(difference @ new_change) > 0:
             steps = [*steps[-_REMEMBERED + 1 :], (t * new_dual, t * new_change, difference)]
     return value, linear
-
-
-@checked
-def conditional_split(
-    num_data: int, shares: Sequence[float] = (0.8, 0.05, 0.15), seed: int = 0
-) -> list[Tensor]:
-    """Splits points at random: for the posterior, for its scale, and held out.
-
-    Args:
-        num_data: Number N of points.
-        shares: Share of each part; the last part gets the remaining points.
-        seed: Seed of the split.
-
-    Returns:
-        Indices of each part, together 0 to N - 1.
-
-    Raises:
-        ArgumentError: The shares are not positive or do not add up to one, or one gets no point.
-        UnsupportedError: The shares are a tensor.
-    """
-    if isinstance(shares, Tensor):
-        raise UnsupportedError("shares", "Tensor", "a sequence of numbers", "Use shares.tolist().")
-    if not shares or not all(share > 0 for share in shares) or not abs(sum(shares) - 1) <= 1e-9:
-        raise ArgumentError("shares", list(shares), "positive numbers that add up to one")
-    sizes = [round(share * num_data) for share in shares[:-1]]
-    sizes.append(num_data - sum(sizes))
-    if min(sizes) < 1:
-        got = f"{num_data} points, {sizes} for the shares {list(shares)}"
-        raise ArgumentError("num_data", got, "at least one point for each share")
-    order = torch.randperm(num_data, generator=seeded(seed))
-    return list(order.split(sizes))
 
 
 @torch.no_grad()
