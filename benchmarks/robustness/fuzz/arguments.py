@@ -46,7 +46,6 @@ from benchmarks.robustness.fuzz.objects import (
 from gpclml.conditioning import KFold, RandomHoldout
 from gpclml.curvature import DiagonalCurvature, Full, GaussianWeightPrior
 from gpclml.curvature.invariances import AffineAugmentation
-from gpclml.curvature.output_likelihoods import output_likelihood
 from gpclml.datasets import RegressionData
 from gpclml.estimators import Laplace, StackedGP
 from gpclml.evaluation import score_models
@@ -110,28 +109,15 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
         labels=labels(), batch_size=2, generator=generator()),
     "conditioning.partition_at_random": lambda: dict(
         num_data=8, batch_size=3, generator=generator()),
-    "curvature.DenseCurvature": lambda: dict(blocks=[]),
-    "curvature.DiagonalCurvature": lambda: dict(diagonal={"w": positive(3)}),
     (
         "curvature.GaussianWeightPrior", "curvature.invariances.AveragedNetwork",
         "kernels.LinearizedMean", "kernels.NetworkMean",
     ): lambda: dict(network=mlp()),
-    "curvature.FunctionSpaceCurvature": lambda: dict(grams={"w": covariance(4)}),
-    "curvature.KroneckerCurvature": lambda: dict(factors=[]),
     "curvature.invariances.AffineAugmentation": lambda: dict(
         ranges={"rotation": 0.1, "scale": 0.2}, samples=2),
     "curvature.invariances.AffineAugmentation.forward": lambda: dict(
         self=AffineAugmentation({"rotation": 0.1}, 2), x=positive(3, 1, 4, 4) - 1),
-    "curvature.output_likelihoods.check_targets_belong": lambda: dict(
-        argument="y", outputs=here(torch.zeros(8, 3)), target=labels()),
-    "curvature.output_likelihoods.gradient_columns": lambda: dict(
-        likelihood=output_likelihood(classes()), outputs=normal(8, 3), target=labels()),
-    "curvature.output_likelihoods.output_column": lambda: dict(columns=normal(8, 3, 3), place=1),
     "curvature.output_likelihoods.output_likelihood": lambda: dict(likelihood=classes()),
-    "curvature.OuterProducts": lambda: dict(gradients=normal(8, 3, 2), inputs=normal(8, 4)),
-    "curvature.output_gradients": lambda: dict(module=mlp(3), x=inputs(), outputs=3),
-    "curvature.sample_gradients": lambda: dict(
-        module=mlp(), x=inputs(), cotangents=lambda y: torch.ones_like(y).unsqueeze(-1)),
     "datasets.LabelledImages": lambda: dict(
         name="x", images=images(4, 1, 3, 3), labels=labels(4, 2), class_names=("a", "b")),
     "datasets.RegressionData": lambda: dict(name="x", inputs=inputs(), targets=targets()),
