@@ -120,8 +120,6 @@ class BlockDiagonal(Structure):
 class DenseCurvature(BlockCurvature):
     r"""Dense blocks of :math:`H = \sum_{nk} (J_n^\top v_{nk}) (J_n^\top v_{nk})^\top`."""
 
-    blocks: tuple[Block, ...]
-
     def __init__(self, blocks: Sequence[Block]) -> None:
         self.blocks = tuple(blocks)
 

@@ -148,7 +148,7 @@ class BlockCurvature(Curvature):
         blocks: Curvature of each block.
     """
 
-    blocks: tuple[Curvature, ...]
+    blocks: tuple[Any, ...]
 
     @property
     def names(self) -> list[str]:

@@ -137,9 +137,17 @@ def training_speed(
     generator = seeded(seed)
     data, prefixes = _model_prefixes(model, orderings, generator)
     offset = float(term_offset(model, data, units).double().sum())
-    sums = [_draws_of_ordering(one, num_samples, repeats, generator) for one in _rows(prefixes)]
-    values, variances = torch.tensor(sums, dtype=torch.float64).unbind(1)  # (orderings, 3)
-    errors = (variances.sum(0) / repeats).sqrt() / len(sums)
+    values, variances = [], []  # of the three estimators, for each ordering
+    shape = repeats, num_samples, prefixes.errors.shape[-1]
+    for e, v, s in zip(prefixes.errors, prefixes.variances, prefixes.noise, strict=True):
+        normal = torch.randn(shape, generator=generator, dtype=torch.float64).to(e)
+        terms = torch.stack(sampled_terms(e - v.sqrt() * normal, s))
+        values.append(terms.mean(1).sum(-1))
+        # Draws at different points are independent, so that the variance of a sum is that of its
+        # terms, which a few repeats tell well.
+        variances.append(terms.var(1, correction=min(1, repeats - 1)).sum(-1))
+    values, variances = torch.stack(values), torch.stack(variances)
+    errors = (variances.sum(0) / repeats).sqrt() / len(values)
     lower, multi_sample, gaussian = (
         Estimate(value - offset, error if repeats > 1 else math.inf)
         for value, error in zip(values.mean(0).tolist(), errors.tolist(), strict=True)
@@ -183,8 +191,7 @@ def posterior_divergences(model: ExactGP, orderings: int | Tensor = 1, *, seed: 
     Note:
         n³/3 floating-point operations for each ordering.
     """
-    generator = seeded(seed)
-    return divergences(_model_prefixes(model, orderings, generator)[1])
+    return divergences(_model_prefixes(model, orderings, seeded(seed))[1])
 
 
 def _model_prefixes(
@@ -194,29 +201,6 @@ def _model_prefixes(
     orders = as_orders(orderings, data.num_rows, generator)
     noise = noise_variances(cast(Likelihood, model.likelihood), data)
     return data, predict_prefixes(data.covariance, data.residual, noise, orders)
-
-
-def _rows(prefixes: Prefixes) -> list[Prefixes]:
-    parts = zip(prefixes.errors, prefixes.variances, prefixes.noise, strict=True)
-    return [Prefixes(*part) for part in parts]
-
-
-def _draws_of_ordering(
-    prefixes: Prefixes, num_samples: int, repeats: int, generator: torch.Generator
-) -> tuple[list[float], list[float]]:
-    """Mean over repeats and variance of one repeat, of the three estimators.
-
-    Draws at different points are independent, so the variance of a sum is that of its terms,
-    which a few repeats tell well.
-    """
-    shape = (repeats, num_samples, len(prefixes.errors))
-    normal = torch.randn(shape, generator=generator, dtype=torch.float64).to(prefixes.errors)
-    deviations = prefixes.errors - prefixes.variances.sqrt() * normal
-    values, variances = [], []
-    for terms in sampled_terms(deviations, prefixes.noise):
-        values.append(float(terms.mean(0).sum()))
-        variances.append(float(terms.var(0).sum()) if repeats > 1 else 0.0)
-    return values, variances
 
 
 @dataclass(frozen=True)
@@ -316,6 +300,6 @@ def sampled_terms(deviations: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Te
     the draws' mean and variance.
     """
     densities = log_density(deviations, noise)
-    of_mixture = densities.logsumexp(-2) - math.log(deviations.shape[-2])
+    mixture = densities.logsumexp(-2) - math.log(deviations.shape[-2])
     variance, mean = torch.var_mean(deviations, dim=-2)
-    return densities.mean(-2), of_mixture, log_density(mean, variance + noise)
+    return densities.mean(-2), mixture, log_density(mean, variance + noise)

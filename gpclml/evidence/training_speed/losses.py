@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpclml._utils.annotations import is_integer
 from gpclml._utils.arguments import check_counts
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
 
@@ -108,44 +107,12 @@ class SumOfTrainingLosses:
         return self._read().total
 
     def epoch_means(self) -> list[float]:
-        """The mean loss a point of each ended epoch."""
+        """The mean loss a point of each ended epoch.
+
+        Ru et al. (2021) add up those of the last epochs, since the initial weights decide the
+        first ones: ``sum(speed.epoch_means()[-E:])``.
+        """
         return list(self._sums.epoch_means)
-
-    def last_epochs(self, count: int) -> float:
-        r"""The sum of the mean losses of the last E epochs, :math:`\sum_{t > T - E} \bar\ell_t`.
-
-        Ru et al. (2021) leave out the first epochs because the initial weights decide them.
-
-        Args:
-            count: Number E of epochs, at most those that ended.
-
-        Raises:
-            ArgumentError: If no epoch ended, or E is out of range.
-        """
-        means = self._ended_means()
-        if not is_integer(count) or not 1 <= count <= len(means):
-            expected = f"an integer from 1 to {len(means)}, the epochs that ended"
-            raise ArgumentError("count", count, expected)
-        return math.fsum(means[-count:])
-
-    def decayed(self, decay: float) -> float:
-        r"""The sum of epochs' mean losses, earlier ones weighing less.
-
-        :math:`\sum_t \gamma^{T-t} \bar\ell_t`, the exponential moving form of Ru et al. (2021).
-
-        Args:
-            decay: :math:`\gamma`, above 0 and at most 1; 1 is the plain sum over epochs.
-
-        Raises:
-            ArgumentError: If no epoch ended, or the decay is out of range.
-        """
-        means = self._ended_means()
-        if not 0 < decay <= 1:
-            raise ArgumentError("decay", decay, "above 0 and at most 1")
-        value = 0.0
-        for mean in means:
-            value = decay * value + mean
-        return value
 
     def state_dict(self) -> dict[str, Any]:
         """The state from which a resumed run continues with the same sums.
@@ -158,9 +125,6 @@ class SumOfTrainingLosses:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restores a state of :meth:`state_dict`.
 
-        Args:
-            state: What :meth:`state_dict` returned.
-
         Raises:
             ArgumentError: If entries are missing or unknown.
         """
@@ -169,13 +133,6 @@ class SumOfTrainingLosses:
             raise ArgumentError("state", sorted(state), f"the entries {', '.join(expected)}")
         self._sums = _Sums(**{**state, "epoch_means": list(state["epoch_means"])})
         self._unread = []
-
-    def _ended_means(self) -> list[float]:
-        means = self._read().epoch_means
-        if not means:
-            suggestion = "Call end_epoch() after each epoch."
-            raise ArgumentError("epochs", "none ended", "at least one", suggestion)
-        return means
 
     def _read(self) -> _Sums:
         """The sums with the tensors that wait, which are read in one transfer."""
