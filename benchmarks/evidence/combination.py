@@ -18,7 +18,7 @@ from gpytorch.likelihoods import Likelihood
 from gpytorch.models import ExactGP
 from torch import Tensor
 
-from gpclml.evidence.training_speed.estimators import (
+from gpclml.evidence.training_speed import (
     noise_variances,
     predict_prefixes,
     single_target_data,

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from gpclml.evidence.sampling.monte_carlo import mean_estimate
-from gpclml.evidence.training_speed import TrainingSpeed
-from gpclml.evidence.training_speed.estimators import (
+from gpclml.evidence.training_speed import (
+    TrainingSpeed,
     expected_terms,
     log_density,
     marginal_terms,

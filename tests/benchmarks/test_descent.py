@@ -9,7 +9,7 @@ import torch
 
 import reference
 from benchmarks.evidence.descent import WhitenedModel, training_speed_by_descent
-from gpclml.evidence.training_speed.estimators import Prefixes, predict_prefixes, sampled_terms
+from gpclml.evidence.training_speed import Prefixes, predict_prefixes, sampled_terms
 
 
 def problem(n=10, num_weights=4, seed=7):  # a stream that draws of seed 0 do not share

@@ -13,13 +13,14 @@ from linear_operator.operators import DenseLinearOperator
 import reference
 from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
 from gpclml.evaluation import learning_curve, log_marginal_likelihood
-from gpclml.evidence.training_speed import posterior_divergences, training_speed
-from gpclml.evidence.training_speed.estimators import (
+from gpclml.evidence.training_speed import (
     divergences,
     expected_terms,
     marginal_terms,
+    posterior_divergences,
     predict_prefixes,
     sampled_terms,
+    training_speed,
 )
 from gpclml.inference.observations import training_observations
 from gpclml.linalg import DenseCovariance, LowRankPlusDiagonal

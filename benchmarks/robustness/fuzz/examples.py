@@ -20,7 +20,7 @@ __all__ = ["EXAMPLES", "LEFT_OUT", "Example", "public_callables", "without_examp
 _NO_ROOMS = {"cli", "curvature", "gram"}  # the command has its own tests; others trust callers
 _MODULES = (
     "gpclml.inference.observations", "gpclml.inference.covariances", "gpclml.inference.units",
-    "gpclml.evidence.bounds", "gpclml.kernels.networks",
+    "gpclml.evidence.bounds", "gpclml.evidence.training_speed", "gpclml.kernels.networks",
     "gpclml.models.botorch", "gpclml.fit.distributed",
 )  # fmt: skip
 """Public beside what their rooms export."""
