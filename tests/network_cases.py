@@ -83,5 +83,5 @@ def layer(name):
 
 def eigenvalues(factors):
     """All eigenvalues of each block of a layer's Kronecker factors, by the parameter's name."""
-    pairs = factors.eigenvalues().items()
+    pairs = factors.eigenvalues.items()
     return {name: b.unsqueeze(-1) * a.unsqueeze(-2) for name, (b, a) in pairs}

@@ -135,7 +135,7 @@ SETUPS = {
     "gpclml.mlls.sum_marginal_log_likelihood": of_botorch,
     "gpclml.models.linear": of_a_network,
     "gpclml.models.linear.BayesianLinearModel": of_one_column,
-    "gpclml.evidence.training_speed.losses": training,
+    "gpclml.evidence.training_speed": training,
 }
 
 

@@ -24,7 +24,6 @@ from benchmarks.evidence.training import (
 )
 from gpclml.evaluation.calibration import fit_temperature
 from gpclml.evidence.sampling import (
-    conditional_split,
     estimate_conditional_log_density,
     joint_log_density,
     laplace_conditional_log_density,
@@ -32,7 +31,6 @@ from gpclml.evidence.sampling import (
     rescaled,
     sample_sgld,
     sampled_outputs,
-    stacked_weights,
 )
 from gpclml.fit import fit_hyperparameters
 from gpclml.mlls import LaplaceMarginalLogLikelihood
@@ -41,7 +39,6 @@ __all__ = ["SIX", "run_architecture", "run_size"]
 
 _DRAWS = 100
 _TEST_DRAWS = 30
-_AT_ONCE = 10
 _SEED_STEP = 1000  # so that no two cells of a study share a start
 _SGLD: dict[str, Any] = {
     "count": 10, "cycles": 1, "epochs_per_cycle": 10, "batch_size": 100, "exploration": 0.0,
@@ -97,7 +94,8 @@ def _trained_ensemble(
         trained(_started(cell, x, seed), x, y, cell["precision"], cell["epochs"], seed, cell["lr"])
         for seed in seeds
     ]
-    return members[0], stacked_weights(_network(one) for one in members)
+    weights = torch.func.stack_module_state([_network(member) for member in members])[0]
+    return members[0], {name: draws.detach() for name, draws in weights.items()}
 
 
 def _started(cell: Mapping[str, Any], x: torch.Tensor, seed: int) -> torch.nn.Module:
@@ -120,7 +118,9 @@ def _network(mll: LaplaceMarginalLogLikelihood) -> torch.nn.Module:
 
 def _scores_of_a_part(data: Images, cell: Mapping[str, Any]) -> dict[str, float]:
     x, y = data.train_x, data.train_y
-    split = [rows.to(x.device) for rows in conditional_split(len(x), seed=cell["seed"])]
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(cell["seed"]))
+    first, second = round(0.8 * len(x)), round(0.05 * len(x))
+    split = order.to(x.device).split([first, second, len(x) - first - second])
     (seen, seen_y), scaling, held_out = ((x[rows], y[rows]) for rows in split)
     mll, ensemble = _trained_ensemble(seen, seen_y, cell)
     start = _network(mll)
@@ -132,14 +132,14 @@ def _scores_of_a_part(data: Images, cell: Mapping[str, Any]) -> dict[str, float]
     with warnings.catch_warnings():  # the number of effective draws is in the results
         warnings.filterwarnings("ignore", ".* draws have nearly all the weight")
         found = estimate_conditional_log_density(
-            cast(Likelihood, mll.likelihood), partial(linearized_outputs, start, at_once=_AT_ONCE),
+            cast(Likelihood, mll.likelihood), partial(linearized_outputs, start),
             weights, held_out, scaling=scaling, center=_mode(start), scale_by="accuracy",
         )  # fmt: skip
     clml = laplace_conditional_log_density(evidence, held_out, scale=found.scale)
     draws = sample_sgld(mll, seen, seen_y, seed=cell["seed"], progress=False, **_SGLD)
     by_draws: dict[str, float] = {}
     for name, some in _averaged(draws, ensemble, cell["members"]).items():
-        outputs = sampled_outputs(start, some, held_out[0], _AT_ONCE)
+        outputs = sampled_outputs(start, some, held_out[0])
         joint = joint_log_density(cast(Likelihood, mll.likelihood), outputs, held_out[1])
         by_draws[f"clml_{name}"] = joint.value / found.num_held_out
     return {
@@ -197,7 +197,7 @@ def _test_scores(
     weights = rescaled(weights, part["posterior_scale"], _mode(model))
     outputs = {
         "map": outputs_at(model, data.test_x).unsqueeze(0),
-        "bma": linearized_outputs(model, weights, [(data.test_x,)], _AT_ONCE),
+        "bma": linearized_outputs(model, weights, [(data.test_x,)]),
     }
     at_train = outputs_at(model, data.train_x).unsqueeze(0)
     scores = dict(predictive_scores(mll, at_train, data.train_y, "train"))
@@ -207,7 +207,7 @@ def _test_scores(
         scores |= predictive_scores(mll, tempered, data.test_y, f"{label}_tempered")
     draws = sample_sgld(mll, data.train_x, data.train_y, seed=cell["seed"], progress=False, **_SGLD)
     for label, some in _averaged(draws, ensemble, cell["members"]).items():
-        at_test = sampled_outputs(model, some, data.test_x, _AT_ONCE)
+        at_test = sampled_outputs(model, some, data.test_x)
         scores |= predictive_scores(mll, at_test, data.test_y, label)
     return scores
 

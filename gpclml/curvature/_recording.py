@@ -53,15 +53,8 @@ def sum_over_chunks(
 ) -> Any:
     """The curvature of chunks of points, added up; in memory are the passes of one chunk.
 
-    Chunks follow from the sizes of what layers return, and from the number of columns if the
-    gradients of all are in memory. Points that require a gradient need all passes at once.
-
-    Args:
-        of: The curvature at points.
-        module: Maps ``(N, *event)`` to ``(N, C)``.
-        x: Points.
-        cotangents: Maps the outputs at all points to columns of their curvature.
-        all_columns: Whether ``of`` keeps gradients of all columns at a time.
+    Chunks follow from the sizes of what layers return, and from the number of columns if ``of``
+    keeps gradients of all at a time. Points that require a gradient need all passes at once.
     """
     check_network(module)
     few, sizes = x[:2].detach(), [0, 0]

@@ -22,10 +22,14 @@ from gpclml.curvature.output_gradients import (
     weighted_products,
 )
 from gpclml.curvature.structure import (
+    BlockCurvature,
     Cotangents,
     Curvature,
     Draw,
+    Draws,
     OutputCovariance,
+    Precisions,
+    Scale,
     Structure,
     fresh_parameters,
     layer_of,
@@ -99,11 +103,9 @@ class BlockDiagonal(Structure):
 
     Args:
         by: ``"layer"`` for a module with its weight and bias, or ``"parameter"``.
-        form: As for :class:`Full`.
     """
 
     by: Literal["layer", "parameter"] = "layer"
-    form: Literal["smaller", "parameters", "samples"] = "smaller"
 
     @override
     def of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> DenseCurvature:
@@ -112,19 +114,21 @@ class BlockDiagonal(Structure):
         blocks: dict[str, list[str]] = {}
         for name in gradients:
             blocks.setdefault(layer_of(name) if self.by == "layer" else name, []).append(name)
-        return DenseCurvature.of_gradients(gradients, blocks.values(), self.form)
+        return DenseCurvature.of_gradients(gradients, blocks.values())
 
 
-class DenseCurvature(Curvature):
+class DenseCurvature(BlockCurvature):
     r"""Dense blocks of :math:`H = \sum_{nk} (J_n^\top v_{nk}) (J_n^\top v_{nk})^\top`."""
 
-    @checked(late=True)
     def __init__(self, blocks: Sequence[Block]) -> None:
-        self.blocks: tuple[Block, ...] = tuple(blocks)
+        self.blocks = tuple(blocks)
 
     @classmethod
     def of_gradients(
-        cls, gradients: Mapping[str, Tensor], blocks: Iterable[Iterable[str]], form: str
+        cls,
+        gradients: Mapping[str, Tensor],
+        blocks: Iterable[Iterable[str]],
+        form: str = "smaller",
     ) -> DenseCurvature:
         """The curvature of blocks of parameters, from rows of these by name, ``(N, K, *shape)``."""
         made = []
@@ -136,57 +140,33 @@ class DenseCurvature(Curvature):
             made.append(Block(shapes, by_samples, rows if by_samples else _gram(rows.mT)))
         return cls(made)
 
-    @property
-    def names(self) -> list[str]:
-        """Names of its parameters, block by block."""
-        return [name for block in self.blocks for name in block.shapes]
-
-    @override
-    def log_det_ratio(
-        self, precisions: Mapping[str, Tensor], scale: Tensor | float = 1.0
-    ) -> Tensor:
-        """The sum over blocks, each from a Cholesky factor."""
-        return torch.stack([one.log_det_ratio(precisions, scale) for one in self.blocks]).sum()
-
-    @override
-    def _draws(
-        self, precisions: Mapping[str, Tensor], scale: float, count: int, draw: Draw
-    ) -> dict[str, Tensor]:
-        draws: dict[str, Tensor] = {}
-        for block in self.blocks:
-            draws |= block.sample(precisions, scale, count, draw)
-        return draws
-
-    @override
-    @torch.no_grad()
-    def output_covariance(
-        self, precisions: Mapping[str, Tensor], scale: Tensor | float = 1.0
-    ) -> OutputCovariance:
-        """The sum over blocks, each from a Cholesky factor."""
-        parts = [block.output_covariance(precisions, float(scale)) for block in self.blocks]
-        return lambda gradients: torch.stack([part(gradients) for part in parts]).sum(0)
-
     @override
     def __add__(self, other: Self) -> Self:
         pairs = zip(self.blocks, other.blocks, strict=True)
-        return type(self)([one.plus(two) for one, two in pairs])
+        return type(self)([mine + theirs for mine, theirs in pairs])
 
 
 @dataclass(frozen=True)
-class Block:
+class Block(Curvature):
     """A block as its rows, ``(N K, p)``, or as the product of these, ``(p, p)`` in float64."""
 
     shapes: Mapping[str, torch.Size]
     by_samples: bool
     matrix: Tensor
 
-    def _roots(self, precisions: Mapping[str, Tensor]) -> Tensor:
+    def _roots(self, precisions: Precisions) -> Tensor:
         """Prior standard deviations, ``(p,)``."""
         parts = [precisions[name].rsqrt().expand(n.numel()) for name, n in self.shapes.items()]
         return torch.cat(parts)
 
-    def log_det_ratio(self, precisions: Mapping[str, Tensor], scale: Tensor | float) -> Tensor:
-        """The log-determinant of the block, as that of the curvature."""
+    @property
+    def names(self) -> list[str]:
+        """Names of its parameters."""
+        return list(self.shapes)
+
+    @override
+    def log_det_ratio(self, precisions: Precisions, scale: Scale = 1.0) -> Tensor:
+        """From a Cholesky factor."""
         root = self._roots(precisions)
         if self.by_samples:
             inner = _gram(self.matrix * root)
@@ -194,10 +174,8 @@ class Block:
             inner = self.matrix * root * root.unsqueeze(-1)
         return _log_det(inner, scale).to(root.dtype)
 
-    def sample(
-        self, precisions: Mapping[str, Tensor], scale: float, count: int, draw: Draw
-    ) -> dict[str, Tensor]:
-        """Draws of the block's parameters by name, ``(count, *shape)``."""
+    @override
+    def _draws(self, precisions: Precisions, scale: float, count: int, draw: Draw) -> Draws:
         root = self._roots(precisions)
         prior = draw(count, len(root))  # of standardized weights
         if self.by_samples:  # a draw from the prior, moved by what noisy rows say of it
@@ -215,8 +193,9 @@ class Block:
             for (name, shape), part in zip(self.shapes.items(), parts, strict=True)
         }
 
-    def output_covariance(self, precisions: Mapping[str, Tensor], scale: float) -> OutputCovariance:
-        """As that of the curvature, for the block's parameters."""
+    @override
+    def output_covariance(self, precisions: Precisions, scale: Scale = 1.0) -> OutputCovariance:
+        """From a Cholesky factor."""
         root = self._roots(precisions).double()
         rows = scale**0.5 * self.matrix * root
         factor = _factor(_gram(rows) if self.by_samples else scale**0.5 * root.unsqueeze(-1) * rows)
@@ -238,16 +217,14 @@ class Block:
 
         return of
 
-    def plus(self, other: Block) -> Block:
-        """The block at the points of both."""
+    @override
+    def __add__(self, other: Block) -> Block:
         if self.by_samples and other.by_samples:
             rows = torch.cat([self.matrix, other.matrix])
-            by_samples = len(rows) < rows.shape[1]
-            return replace(
-                self, by_samples=by_samples, matrix=rows if by_samples else _gram(rows.mT)
-            )
+            few = len(rows) < rows.shape[1]
+            return replace(self, by_samples=few, matrix=rows if few else _gram(rows.mT))
         mine, theirs = (
-            _gram(one.matrix.mT) if one.by_samples else one.matrix for one in (self, other)
+            _gram(block.matrix.mT) if block.by_samples else block.matrix for block in (self, other)
         )
         return replace(self, by_samples=False, matrix=mine + theirs)
 
@@ -261,7 +238,6 @@ class Diagonal(Structure):
     """
 
     @override
-    @checked(late=True, passes_on="x", x="(N, *event)")
     def of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> DiagonalCurvature:
         """The sum of squared gradients of each parameter; see :meth:`Structure.of`."""
         return sum_over_chunks(self._of, module, x, cotangents, all_columns=True)
@@ -282,7 +258,6 @@ class DiagonalCurvature(Curvature):
         diagonal: Diagonal of each parameter by name, in the parameter's shape.
     """
 
-    @checked(late=True)
     def __init__(self, diagonal: Mapping[str, Tensor]) -> None:
         self.diagonal: dict[str, Tensor] = dict(diagonal)
 
@@ -297,17 +272,13 @@ class DiagonalCurvature(Curvature):
         return list(self.diagonal)
 
     @override
-    def log_det_ratio(
-        self, precisions: Mapping[str, Tensor], scale: Tensor | float = 1.0
-    ) -> Tensor:
+    def log_det_ratio(self, precisions: Precisions, scale: Scale = 1.0) -> Tensor:
         """The sum over single parameters."""
         terms = [(scale * h / precisions[name]).log1p().sum() for name, h in self.diagonal.items()]
         return torch.stack(terms).sum()
 
     @override
-    def _draws(
-        self, precisions: Mapping[str, Tensor], scale: float, count: int, draw: Draw
-    ) -> dict[str, Tensor]:
+    def _draws(self, precisions: Precisions, scale: float, count: int, draw: Draw) -> Draws:
         return {
             name: draw(count, *h.shape) * (scale * h + precisions[name]).rsqrt()
             for name, h in self.diagonal.items()
@@ -315,9 +286,7 @@ class DiagonalCurvature(Curvature):
 
     @override
     @torch.no_grad()
-    def output_covariance(
-        self, precisions: Mapping[str, Tensor], scale: Tensor | float = 1.0
-    ) -> OutputCovariance:
+    def output_covariance(self, precisions: Precisions, scale: Scale = 1.0) -> OutputCovariance:
         """The sum over single parameters."""
         weights = {name: 1 / (scale * h + precisions[name]) for name, h in self.diagonal.items()}
 
@@ -353,7 +322,6 @@ class FunctionSpace(Structure):
     """
 
     @override
-    @checked(late=True, passes_on="x", x="(N, *event)")
     def of(
         self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents
     ) -> FunctionSpaceCurvature:
@@ -381,28 +349,26 @@ class FunctionSpaceCurvature(Curvature):
         grams: Inner products by the parameter's name, ``(N K, N K)``, in float64.
     """
 
-    @checked(late=True)
     def __init__(self, grams: Mapping[str, Tensor]) -> None:
         self.grams: dict[str, Tensor] = dict(grams)
 
+    @property
+    def names(self) -> list[str]:
+        """Names of its parameters."""
+        return list(self.grams)
+
     @override
-    def log_det_ratio(
-        self, precisions: Mapping[str, Tensor], scale: Tensor | float = 1.0
-    ) -> Tensor:
+    def log_det_ratio(self, precisions: Precisions, scale: Scale = 1.0) -> Tensor:
         """The same number as that of the full curvature, from a matrix of N K columns."""
         kernel = torch.stack([gram / precisions[name] for name, gram in self.grams.items()]).sum(0)
         return _log_det(kernel, scale).to(next(iter(precisions.values())).dtype)
 
     @override
-    def _draws(
-        self, precisions: Mapping[str, Tensor], scale: float, count: int, draw: Draw
-    ) -> dict[str, Tensor]:
+    def _draws(self, precisions: Precisions, scale: float, count: int, draw: Draw) -> Draws:
         raise UnsupportedError("curvature", "a FunctionSpace", "one with draws", "Use Full.")
 
     @override
-    def output_covariance(
-        self, precisions: Mapping[str, Tensor], scale: Tensor | float = 1.0
-    ) -> OutputCovariance:
+    def output_covariance(self, precisions: Precisions, scale: Scale = 1.0) -> OutputCovariance:
         """Raises an :class:`UnsupportedError`: the curvature keeps no gradients."""
         raise UnsupportedError("curvature", "a FunctionSpace", "one with a posterior", "Use Full.")
 
@@ -413,7 +379,7 @@ class FunctionSpaceCurvature(Curvature):
         )
 
 
-def _factor(matrix: Tensor, scale: Tensor | float = 1.0) -> Tensor:
+def _factor(matrix: Tensor, scale: Scale = 1.0) -> Tensor:
     """Cholesky factor of I + s M, with the diagonal of M raised by its rounding.
 
     Under a vague prior, s M far above I, a jitter of the mean diagonal would hide small curvature.

@@ -17,10 +17,14 @@ from gpclml.curvature._recording import record_columns, sum_over_chunks
 from gpclml.curvature.dense import DenseCurvature, DiagonalCurvature
 from gpclml.curvature.output_gradients import OuterProducts, weighted_products
 from gpclml.curvature.structure import (
+    BlockCurvature,
     Cotangents,
     Curvature,
     Draw,
+    Draws,
     OutputCovariance,
+    Precisions,
+    Scale,
     Structure,
     sample_gradients,
 )
@@ -67,7 +71,6 @@ class Kronecker(Structure):
     others: Literal["refuse", "diagonal", "full"] = "refuse"
 
     @override
-    @checked(late=True, passes_on="x", x="(N, *event)")
     def of(self, module: torch.nn.Module, x: Tensor, cotangents: Cotangents) -> KroneckerCurvature:
         """Two factors for each layer; see :meth:`Structure.of`."""
         return sum_over_chunks(self._of, module, x, cotangents)
@@ -81,7 +84,7 @@ class Kronecker(Structure):
             for place, record in enumerate(records):
                 if not isinstance(record, LinearRecord):
                     rows = record.gradients()
-                    block = DenseCurvature.of_gradients(rows, [rows], "smaller")
+                    block = DenseCurvature.of_gradients(rows, [rows])
                     norms[place] = norms[place] + block if place in norms else block
                 elif place in factors:
                     gradients = factors[place].gradients + record.gradient_products(reduce)
@@ -98,7 +101,7 @@ class Kronecker(Structure):
         return KroneckerCurvature(list(factors.values()), rest)
 
 
-class KroneckerCurvature(Curvature):
+class KroneckerCurvature(BlockCurvature):
     r"""Blocks :math:`B \otimes A` of weights and B of biases.
 
     Args:
@@ -106,7 +109,6 @@ class KroneckerCurvature(Curvature):
         others: Curvatures of the parameters without factors, independent of each other.
     """
 
-    @checked(late=True)
     def __init__(
         self,
         factors: Sequence[Factors],
@@ -114,64 +116,21 @@ class KroneckerCurvature(Curvature):
     ) -> None:
         self.factors: tuple[Factors, ...] = tuple(factors)
         self.others: tuple[DiagonalCurvature | DenseCurvature, ...] = tuple(others)
-
-    @cached_property
-    def _eigenvalues(self) -> dict[str, tuple[Tensor, Tensor]]:
-        found: dict[str, tuple[Tensor, Tensor]] = {}
-        for one in self.factors:
-            found |= one.eigenvalues()
-        return found
-
-    @override
-    def log_det_ratio(
-        self, precisions: Mapping[str, Tensor], scale: Tensor | float = 1.0
-    ) -> Tensor:
-        """The sum over layers, each from the eigenvalues of its factors."""
-        terms = [
-            cast(Tensor, _LogDet.apply(*values, (scale / precisions[name]).double().reshape(())))
-            for name, values in self._eigenvalues.items()
-        ]
-        terms += [one.log_det_ratio(precisions, scale).double() for one in self.others]
-        return torch.stack(terms).sum().to(next(iter(precisions.values())).dtype)
-
-    @override
-    def _draws(
-        self, precisions: Mapping[str, Tensor], scale: float, count: int, draw: Draw
-    ) -> dict[str, Tensor]:
-        draws: dict[str, Tensor] = {}
-        for one in self.factors:
-            draws |= one.sample(precisions, scale, count, draw)
-        for one in self.others:
-            draws |= one._draws(precisions, scale, count, draw)
-        return draws
-
-    @override
-    @torch.no_grad()
-    def output_covariance(
-        self, precisions: Mapping[str, Tensor], scale: Tensor | float = 1.0
-    ) -> OutputCovariance:
-        """The sum over layers, each from the eigenvectors of its factors."""
-        parts = [one.output_covariance(precisions, float(scale)) for one in self.factors]
-        parts += [one.output_covariance(precisions, scale) for one in self.others]
-        return lambda gradients: torch.stack([part(gradients) for part in parts]).sum(0)
+        self.blocks = (*self.factors, *self.others)
 
     @override
     def __add__(self, other: Self) -> Self:
-        mine, theirs = (part._names() for part in (self, other))
+        mine, theirs = ([block.names for block in c.blocks] for c in (self, other))
         if mine != theirs:
             got = f"Kronecker factors of {theirs}"
             raise UnsupportedError("curvature", got, f"factors of {mine}", "Use Full for a sum.")
-        factors = [one + two for one, two in zip(self.factors, other.factors, strict=True)]
-        pairs: Any = zip(self.others, other.others, strict=True)
-        return type(self)(factors, [one + two for one, two in pairs])
-
-    def _names(self) -> list[tuple[str | None, ...]]:
-        of_factors = [(one.weight, one.bias) for one in self.factors]
-        return [*of_factors, *(tuple(one.names) for one in self.others)]
+        sums = [one + two for one, two in zip(self.blocks, other.blocks, strict=True)]
+        count = len(self.factors)
+        return type(self)(cast(Any, sums[:count]), cast(Any, sums[count:]))
 
 
 @dataclass(frozen=True)
-class Factors:
+class Factors(Curvature):
     r"""Kronecker factors of a layer: :math:`B \otimes A` of its weight, B of its bias.
 
     Attributes:
@@ -190,22 +149,36 @@ class Factors:
     count: int
     shape: torch.Size
 
+    @property
+    def names(self) -> list[str]:
+        """Names of its parameters."""
+        return [name for name in (self.weight, self.bias) if name is not None]
+
+    @cached_property
     def eigenvalues(self) -> dict[str, tuple[Tensor, Tensor]]:
         """Eigenvalues of B and A by the parameter's name, ``(*G, b)`` and ``(*G, a)``; float64.
 
         Some that are zero are left out. For a bias the latter is one.
         """
         of_gradients = self.gradients.eigenvalues()
-        found = {}
+        values = {}
         if self.bias is not None:
-            found[self.bias] = of_gradients, torch.ones_like(of_gradients[..., :1])
+            values[self.bias] = of_gradients, torch.ones_like(of_gradients[..., :1])
         if self.weight is not None and self.inputs is not None:
-            found[self.weight] = of_gradients, self.inputs.eigenvalues() / self.count
-        return found
+            values[self.weight] = of_gradients, self.inputs.eigenvalues() / self.count
+        return values
 
-    def sample(
-        self, precisions: Mapping[str, Tensor], scale: float, count: int, draw: Draw
-    ) -> dict[str, Tensor]:
+    @override
+    def log_det_ratio(self, precisions: Precisions, scale: Scale = 1.0) -> Tensor:
+        """From the eigenvalues of both factors, in float64."""
+        terms = [
+            cast(Tensor, _LogDet.apply(*values, (scale / precisions[name]).double().reshape(())))
+            for name, values in self.eigenvalues.items()
+        ]
+        return torch.stack(terms).sum()
+
+    @override
+    def _draws(self, precisions: Precisions, scale: float, count: int, draw: Draw) -> Draws:
         """Draws of weights with covariance (s B ⊗ A + δ I)⁻¹ of each block, by eigenvectors."""
         draws = {}
         for name, spectrum in self._spectra(precisions, scale).items():
@@ -215,9 +188,10 @@ class Factors:
             draws[name] = made.reshape(count, *(self.shape if name == self.weight else (-1,)))
         return draws
 
-    def output_covariance(self, precisions: Mapping[str, Tensor], scale: float) -> OutputCovariance:
-        """As that of a :class:`Curvature`, for the parameters of the layer."""
-        spectra = self._spectra(precisions, scale)
+    @override
+    def output_covariance(self, precisions: Precisions, scale: Scale = 1.0) -> OutputCovariance:
+        """From the eigenvectors of both factors."""
+        spectra = self._spectra(precisions, float(scale))
 
         # In float64: where a prior is vague, the deviation of what the data do not determine is so
         # large that the rounding of a turned gradient would be seen.
@@ -240,7 +214,7 @@ class Factors:
 
         return of
 
-    def _spectra(self, precisions: Mapping[str, Tensor], scale: float) -> dict[str, _Spectrum]:
+    def _spectra(self, precisions: Precisions, scale: float) -> dict[str, _Spectrum]:
         """Eigenvectors of both factors, and deviations in these directions, by name."""
         dtype = next(iter(precisions.values())).dtype
         values, vectors = torch.linalg.eigh(self.gradients.matrix())
@@ -256,6 +230,7 @@ class Factors:
             found[self.bias] = _Spectrum(vectors, torch.ones_like(values[..., :1, :]), deviation)
         return found
 
+    @override
     def __add__(self, other: Factors) -> Factors:
         inputs = None
         if self.inputs is not None and other.inputs is not None:

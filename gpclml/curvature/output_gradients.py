@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpclml._utils.arguments import checked
 from gpclml.curvature._layers import LinearRecord
 from gpclml.curvature._recording import record_layers
 from gpclml.curvature.structure import sample_gradients
@@ -30,7 +29,6 @@ class OuterProducts:
     inputs: Tensor
 
 
-@checked(passes_on="x", x="(N, *event)")
 def output_gradients(
     module: torch.nn.Module, x: Tensor, outputs: int
 ) -> dict[str, Tensor | OuterProducts]:
@@ -43,9 +41,6 @@ def output_gradients(
 
     Returns:
         Gradients, ``(N, C, *shape)``, or :class:`OuterProducts`.
-
-    Raises:
-        ArgumentError, ModelModeError, ShapeError, UnsupportedError: The network cannot be used.
 
     Note:
         C backward passes, and N C P numbers for layers without outer products.

@@ -178,18 +178,13 @@ def output_likelihood(likelihood: Likelihood) -> OutputLikelihood:
 
 
 @torch.no_grad()
-@checked(late=True, outputs="float (N, C)", target="(N,) | (N, C)")
 def check_targets_belong(argument: str, outputs: Tensor, target: Tensor) -> None:
     """Raises where targets have nothing to do with the outputs of a network that is sure of them.
 
     Of classes: the network is right no more often than by chance, and its log loss is far larger
     than that of the classes' frequencies, as with labels that were shuffled apart from their
-    points. A network that was not trained has a log loss near that.
-
-    Args:
-        argument: Name of the data in the error.
-        outputs: ``(N, C)``.
-        target: Classes, ``(N,)``; other targets are not checked.
+    points. A network that was not trained has a log loss near that. Outputs are ``(N, C)``; targets
+    that are no classes ``(N,)`` are not checked.
     """
     classes = outputs.shape[-1]
     if target.is_floating_point() or target.ndim != 1 or classes == 1:
@@ -201,8 +196,7 @@ def check_targets_belong(argument: str, outputs: Tensor, target: Tensor) -> None
     target = target.long()
     shares = torch.bincount(target, minlength=classes).double() / len(target)
     guessed = outputs.argmax(-1)
-    of_guesses = torch.bincount(guessed, minlength=classes).double() / len(target)
-    chance = float(shares @ of_guesses)
+    chance = float(shares @ torch.bincount(guessed, minlength=classes).double() / len(target))
     right = float((guessed == target).double().mean())
     error = math.sqrt(chance * (1 - chance) / len(target))
     loss = float(torch.nn.functional.cross_entropy(outputs.double(), target))
@@ -217,25 +211,21 @@ def check_targets_belong(argument: str, outputs: Tensor, target: Tensor) -> None
         )
 
 
-@checked(late=True, outputs="float (N, C)", target="(N,) | (N, C)")
 def gradient_columns(likelihood: OutputLikelihood, outputs: Tensor, target: Tensor) -> Tensor:
     """The gradient of each core as its one column, ``(N, 1, C)``: the empirical Fisher."""
     graph = outputs.requires_grad
     with torch.enable_grad():
-        at = outputs if graph else outputs.detach().requires_grad_()
-        total = likelihood.core(at, target).sum()
-        (gradient,) = torch.autograd.grad(total, at, create_graph=graph)
+        outputs = outputs if graph else outputs.detach().requires_grad_()
+        total = likelihood.core(outputs, target).sum()
+        (gradient,) = torch.autograd.grad(total, outputs, create_graph=graph)
     return gradient.unsqueeze(1)
 
 
-@checked(late=True, columns="float (N, K, C)")
-def output_column(columns: Tensor, place: int) -> Tensor:
-    """Curvature of the output at a place alone, as one column ``(N, 1, C)``."""
-    if not 0 <= place < columns.shape[-1]:
-        raise ArgumentError("place", place, f"an output from 0 to {columns.shape[-1] - 1}")
-    one = torch.zeros_like(columns[:, :1])
-    one[..., place] = columns[..., place].norm(dim=-1, keepdim=True)
-    return one
+def output_column(columns: Tensor, index: int) -> Tensor:
+    """Curvature ``(N, K, C)`` of one output alone, as one column ``(N, 1, C)``."""
+    column = torch.zeros_like(columns[:, :1])
+    column[..., index] = columns[..., index].norm(dim=-1, keepdim=True)
+    return column
 
 
 class _Gaussian(OutputLikelihood):
@@ -269,10 +259,9 @@ class _Gaussian(OutputLikelihood):
         noise: Tensor | None = None,
     ) -> Distribution:
         variance = covariance.diagonal(dim1=-2, dim2=-1) + temperature / self.scale()
-        of_one = outputs.shape[-1] == 1
         deviation = variance.clamp_min(0.0).sqrt()
-        if of_one:
-            return Normal(outputs.squeeze(-1), deviation.squeeze(-1))
+        if outputs.shape[-1] == 1:
+            outputs, deviation = outputs.squeeze(-1), deviation.squeeze(-1)
         return Normal(outputs, deviation)
 
     def scale(self) -> Tensor:

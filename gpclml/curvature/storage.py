@@ -13,7 +13,6 @@ from gpytorch.likelihoods import (
     SoftmaxLikelihood,
 )
 
-from gpclml._utils.arguments import checked
 from gpclml.curvature._layers import Products
 from gpclml.curvature.dense import Block, DenseCurvature, DiagonalCurvature
 from gpclml.curvature.kronecker import Factors, KroneckerCurvature
@@ -33,94 +32,64 @@ _LIKELIHOODS: dict[str, Any] = {
 }  # fmt: skip
 
 
-@checked
 def content_of_curvature(curvature: Curvature) -> dict[str, Any]:
-    """What :func:`curvature_of_content` makes the curvature of again.
-
-    Args:
-        curvature: One of ``Full``, ``BlockDiagonal``, ``Diagonal`` or ``Kronecker``.
-
-    Raises:
-        UnsupportedError: It is of another kind.
-    """
+    """What :func:`curvature_of_content` makes the curvature of again."""
     if isinstance(curvature, DiagonalCurvature):
         return {"diagonal": {name: h.detach() for name, h in curvature.diagonal.items()}}
     if isinstance(curvature, DenseCurvature):
         blocks = [
-            {"shapes": {name: list(shape) for name, shape in one.shapes.items()},
-             "by_samples": one.by_samples, "matrix": one.matrix.detach()}
-            for one in curvature.blocks
+            {"shapes": {name: list(shape) for name, shape in block.shapes.items()},
+             "by_samples": block.by_samples, "matrix": block.matrix.detach()}
+            for block in curvature.blocks
         ]  # fmt: skip
         return {"blocks": blocks}
     if isinstance(curvature, KroneckerCurvature):
         factors = [
-            {"weight": one.weight, "bias": one.bias, "gradients": one.gradients.matrix().detach(),
-             "inputs": None if one.inputs is None else one.inputs.matrix().detach(),
-             "count": one.count, "shape": list(one.shape)}
-            for one in curvature.factors
+            {**vars(layer), "gradients": layer.gradients.matrix().detach(),
+             "inputs": None if layer.inputs is None else layer.inputs.matrix().detach(),
+             "shape": list(layer.shape)}
+            for layer in curvature.factors
         ]  # fmt: skip
+        for layer in factors:
+            layer.pop("eigenvalues", None)  # they follow from the factors
         return {"factors": factors, "others": [content_of_curvature(o) for o in curvature.others]}
     expected = "one of Full, BlockDiagonal, Diagonal or Kronecker"
     raise UnsupportedError("curvature", type(curvature).__name__, expected)
 
 
 def curvature_of_content(content: Mapping[str, Any]) -> Any:
-    """The curvature that :func:`content_of_curvature` was given.
-
-    Args:
-        content: What it returned.
-
-    Raises:
-        KeyError, TypeError: It is something else.
-    """
+    """The curvature that :func:`content_of_curvature` was given, or a KeyError."""
     if "diagonal" in content:
         return DiagonalCurvature(content["diagonal"])
     if "blocks" in content:
         return DenseCurvature([
-            Block({name: torch.Size(shape) for name, shape in one["shapes"].items()},
-                  one["by_samples"], one["matrix"])
-            for one in content["blocks"]
+            Block({name: torch.Size(shape) for name, shape in block["shapes"].items()},
+                  block["by_samples"], block["matrix"])
+            for block in content["blocks"]
         ])  # fmt: skip
     factors = [
-        Factors(
-            one["weight"], one["bias"], Products(one["gradients"]),
-            None if one["inputs"] is None else Products(one["inputs"]),
-            one["count"], torch.Size(one["shape"]),
-        )
-        for one in content["factors"]
+        Factors(**layer | {
+            "gradients": Products(layer["gradients"]), "shape": torch.Size(layer["shape"]),
+            "inputs": None if layer["inputs"] is None else Products(layer["inputs"]),
+        })
+        for layer in content["factors"]
     ]  # fmt: skip
-    return KroneckerCurvature(factors, [curvature_of_content(one) for one in content["others"]])
+    return KroneckerCurvature(factors, [curvature_of_content(o) for o in content["others"]])
 
 
-@checked
 def content_of_likelihood(likelihood: Likelihood) -> dict[str, Any]:
-    """What :func:`likelihood_of_content` makes the likelihood of a network again.
-
-    Args:
-        likelihood: ``GaussianLikelihood``, ``SoftmaxLikelihood`` without mixing weights, or
-            ``BernoulliLikelihood``.
-
-    Raises:
-        UnsupportedError: It is of another class.
-    """
-    output_likelihood(likelihood)
-    kind = next(name for name, one in _LIKELIHOODS.items() if isinstance(likelihood, one))
+    """What :func:`likelihood_of_content` makes the likelihood of a network again."""
+    output_likelihood(likelihood)  # refuses other classes
+    kind = next(name for name, cls in _LIKELIHOODS.items() if isinstance(likelihood, cls))
     classes = getattr(likelihood, "num_classes", 0)
     return {"kind": kind, "classes": classes, "state": likelihood.state_dict()}
 
 
 def likelihood_of_content(content: Mapping[str, Any]) -> Likelihood:
-    """The likelihood that :func:`content_of_likelihood` was given.
-
-    Args:
-        content: What it returned.
-
-    Raises:
-        KeyError, TypeError, RuntimeError: It is something else.
-    """
+    """The likelihood that :func:`content_of_likelihood` was given, or a KeyError."""
     kind, state = _LIKELIHOODS[content["kind"]], content["state"]
     options = {"num_classes": content["classes"], "mixing_weights": False}
-    made = kind(**options) if kind is SoftmaxLikelihood else kind()
-    made.to(next(iter(state.values()), torch.zeros(())))
-    made.load_state_dict(state)
-    return made
+    likelihood = kind(**options) if kind is SoftmaxLikelihood else kind()
+    likelihood.to(next(iter(state.values()), torch.zeros(())))
+    likelihood.load_state_dict(state)
+    return likelihood

@@ -11,15 +11,20 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 from torch.func import functional_call, vjp, vmap
+from typing_extensions import override
 
-from gpclml._utils.arguments import check_finite, checked
+from gpclml._utils.arguments import check_finite
 from gpclml.errors import ArgumentError, ModelModeError, ShapeError, UnsupportedError
 
 __all__ = [
+    "BlockCurvature",
     "Cotangents",
     "Curvature",
     "Draw",
+    "Draws",
     "OutputCovariance",
+    "Precisions",
+    "Scale",
     "Structure",
     "call_with",
     "check_cotangents",
@@ -40,7 +45,14 @@ Cotangents = Callable[[Tensor], Tensor]
 
 _DROPOUT = torch.nn.modules.dropout._DropoutNd
 _BATCH_NORM = torch.nn.modules.batchnorm._BatchNorm
+Precisions = Mapping[str, Tensor]
+"""Prior precision of each parameter by name, each a number."""
+
+Scale = Tensor | float
+"""Factor of the curvature."""
+
 Draw = Callable[..., Tensor]
+Draws = dict[str, Tensor]
 OutputCovariance = Callable[[Mapping[str, Any]], Tensor]
 """Maps gradients of outputs by the parameter's name, ``(N, C, *shape)``, to ``(N, C, C)``."""
 
@@ -52,10 +64,13 @@ class Curvature(ABC):
     curvature.
     """
 
+    @property
     @abstractmethod
-    def log_det_ratio(
-        self, precisions: Mapping[str, Tensor], scale: Tensor | float = 1.0
-    ) -> Tensor:
+    def names(self) -> list[str]:
+        """Names of its parameters."""
+
+    @abstractmethod
+    def log_det_ratio(self, precisions: Precisions, scale: Scale = 1.0) -> Tensor:
         r""":math:`\log |s H + P_0| - \log |P_0|`, in nats.
 
         Args:
@@ -69,7 +84,7 @@ class Curvature(ABC):
     @torch.no_grad()
     def sample(
         self,
-        precisions: Mapping[str, Tensor],
+        precisions: Precisions,
         scale: Tensor | float = 1.0,
         count: int = 1,
         generator: torch.Generator | None = None,
@@ -99,15 +114,11 @@ class Curvature(ABC):
         return self._draws(precisions, float(scale), count, draw)
 
     @abstractmethod
-    def _draws(
-        self, precisions: Mapping[str, Tensor], scale: float, count: int, draw: Draw
-    ) -> dict[str, Tensor]:
+    def _draws(self, precisions: Precisions, scale: float, count: int, draw: Draw) -> Draws:
         """What :meth:`sample` returns, made of standard normal numbers ``draw(*shape)``."""
 
     @abstractmethod
-    def output_covariance(
-        self, precisions: Mapping[str, Tensor], scale: Tensor | float = 1.0
-    ) -> OutputCovariance:
+    def output_covariance(self, precisions: Precisions, scale: Scale = 1.0) -> OutputCovariance:
         r"""The covariance of outputs that are linear in weights of :math:`\mathcal N(0, \Sigma)`.
 
         .. math:: J_n \Sigma J_n^\top, \qquad \Sigma = (s H + P_0)^{-1}
@@ -128,6 +139,41 @@ class Curvature(ABC):
     @abstractmethod
     def __add__(self, other: Any) -> Self:
         """The curvature at the points of both, or an UnsupportedError if it is not known."""
+
+
+class BlockCurvature(Curvature):
+    """A curvature of independent blocks of parameters.
+
+    Attributes:
+        blocks: Curvature of each block.
+    """
+
+    blocks: tuple[Any, ...]
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the parameters, block by block."""
+        return [name for block in self.blocks for name in block.names]
+
+    @override
+    def log_det_ratio(self, precisions: Precisions, scale: Scale = 1.0) -> Tensor:
+        """The sum over blocks, in float64 until it is made."""
+        terms = [block.log_det_ratio(precisions, scale).double() for block in self.blocks]
+        return torch.stack(terms).sum().to(next(iter(precisions.values())).dtype)
+
+    @override
+    def _draws(self, precisions: Precisions, scale: float, count: int, draw: Draw) -> Draws:
+        draws: dict[str, Tensor] = {}
+        for block in self.blocks:
+            draws |= block._draws(precisions, scale, count, draw)
+        return draws
+
+    @override
+    @torch.no_grad()
+    def output_covariance(self, precisions: Precisions, scale: Scale = 1.0) -> OutputCovariance:
+        """The sum over blocks."""
+        terms = [block.output_covariance(precisions, float(scale)) for block in self.blocks]
+        return lambda gradients: torch.stack([term(gradients) for term in terms]).sum(0)
 
 
 class Structure(ABC):
@@ -152,7 +198,6 @@ class Structure(ABC):
         """
 
 
-@checked(late=True, passes_on="x", x="(N, *event)")
 def sample_gradients(
     module: torch.nn.Module, x: Tensor, cotangents: Cotangents, names: Iterable[str] | None = None
 ) -> dict[str, Tensor]:
@@ -167,20 +212,12 @@ def sample_gradients(
     Returns:
         Rows by the parameter's name, ``(N, K, *shape)``; differentiable in ``x``.
 
-    Raises:
-        ArgumentError, ModelModeError, ShapeError, NonFiniteError: The network or the
-            cotangents cannot be used.
-
     Note:
         N K P numbers in memory.
     """
     check_network(module)
     every = fresh_parameters(module)
-    names = list(every) if names is None else list(names)
-    for name in names:
-        if name not in every:
-            raise ArgumentError("names", repr(name), f"trained parameters: {', '.join(every)}")
-    parameters = {name: every[name] for name in names}
+    parameters = every if names is None else {name: every[name] for name in names}
 
     def outputs(values: Mapping[str, Tensor], points: Tensor) -> Tensor:
         return in_single(call_with(module, {**every, **values}, points))
@@ -324,12 +361,9 @@ def check_own_outputs(alone: Tensor, outputs: Tensor) -> None:
 
 
 def check_cotangents(cotangents: Tensor, outputs: Tensor) -> None:
-    """Raises where columns of output curvature have a wrong shape or are not finite."""
+    """Raises where outputs are no ``(N, C)``, or columns of their curvature not finite."""
     if outputs.ndim != 2:
         raise ShapeError("module", f"outputs {tuple(outputs.shape)}", "outputs (N, C)")
-    if cotangents.ndim != 3 or cotangents.shape[::2] != outputs.shape:
-        n, c = outputs.shape
-        raise ShapeError("cotangents", tuple(cotangents.shape), f"({n}, K, {c})")
     check_finite("output curvature", cotangents, "Check the outputs of the network.")
 
 

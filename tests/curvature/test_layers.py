@@ -271,7 +271,7 @@ def test_kronecker_has_a_block_for_every_trained_parameter(odd, others):
     assert {name: tuple(draw.shape[1:]) for name, draw in draws.items()} == {
         name: tuple(network.get_parameter(name).shape) for name in delta
     }
-    in_factors = [name for one in curvature.factors for name in one.eigenvalues()]
+    in_factors = [name for one in curvature.factors for name in one.eigenvalues]
     outside = [name for name in delta if name not in in_factors]
     assert outside
     assert all(("2." in name) for name in in_factors)

@@ -13,13 +13,11 @@ import reference
 from gpclml.curvature import Diagonal, Full, GaussianWeightPrior, Kronecker
 from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
 from gpclml.evidence.sampling import (
-    conditional_split,
     estimate_conditional_log_density,
     laplace_conditional_log_density,
     linearized_outputs,
     rescaled,
     sampled_outputs,
-    stacked_weights,
 )
 from gpclml.fit import fit_map
 from gpclml.kernels.networks import MLP
@@ -35,7 +33,7 @@ def linear(widened=1.0):
     x = torch.randn(N, 3, generator=generator, dtype=torch.float64)
     y = x @ torch.tensor([1.0, -0.5, 0.2]).double()
     y = y + NOISE**0.5 * torch.randn(N, generator=generator, dtype=torch.float64)
-    split = conditional_split(N, (0.5, 0.4, 0.1), seed=1)
+    split = torch.randperm(N, generator=torch.Generator().manual_seed(1)).split([30, 24, 6])
     (seen, seen_y), scaling, held_out = ((x[rows], y[rows]) for rows in split)
     network = torch.nn.Linear(3, 1, bias=False).double()
     H = seen.mT @ seen / NOISE + DELTA * torch.eye(3)
@@ -47,7 +45,7 @@ def linear(widened=1.0):
     mll = LaplaceMarginalLogLikelihood(likelihood, model, len(seen), Full())
     weights = mll.evidence_at(model(seen), seen_y).sample_weights(20_000)
     center = {"weight": network.weight.detach()}
-    outputs_of = functools.partial(sampled_outputs, network, at_once=5000)
+    outputs_of = functools.partial(linearized_outputs, network)
     weights = rescaled(weights, widened, center)
     return likelihood, outputs_of, weights, (seen, seen_y), scaling, held_out, center
 
@@ -94,27 +92,10 @@ def test_rescaled_draws():
 
 def test_an_ensemble_is_draws():
     members = [MLP([2, 4, 3]).double() for _ in range(3)]
-    weights = stacked_weights(members)
+    weights = torch.func.stack_module_state(members)[0]
     x = torch.randn(5, 2, dtype=torch.float64)
     outputs = sampled_outputs(members[0], weights, x)
     torch.testing.assert_close(outputs, torch.stack([member(x) for member in members]))
-    with pytest.raises(ShapeError, match="as the first"):
-        stacked_weights([*members, MLP([2, 5, 3])])
-    with pytest.raises(ArgumentError, match="networks"):
-        stacked_weights([])
-
-
-def test_splits():
-    parts = conditional_split(1000)
-    assert [len(part) for part in parts] == [800, 50, 150]
-    assert sorted(torch.cat(parts).tolist()) == list(range(1000))
-    assert torch.equal(parts[0], conditional_split(1000)[0])
-    assert not torch.equal(parts[0], conditional_split(1000, seed=1)[0])
-    for shares in ((0.5, 0.4), (0.5, math.nan, 0.5), (math.inf, 0.5)):
-        with pytest.raises(ArgumentError, match="add up to one"):
-            conditional_split(10, shares)
-    with pytest.raises(ArgumentError, match="each share"):
-        conditional_split(5)
 
 
 def test_bad_scales():
@@ -215,7 +196,7 @@ def test_laplace_without_draws_of_classes(classes):
         likelihood = SoftmaxLikelihood(num_classes=3, mixing_weights=False)
     evidence, held_out = in_one_layer(likelihood, 1 if classes == 2 else 3, Full())
     weights = evidence.sample_weights(20_000)
-    outputs_of = functools.partial(linearized_outputs, evidence.mll.model.network, at_once=5000)
+    outputs_of = functools.partial(linearized_outputs, evidence.mll.model.network)
     drawn = estimate_conditional_log_density(likelihood, outputs_of, weights, held_out)
     assert drawn.joint.standard_error < 0.05
     found = laplace_conditional_log_density(evidence, held_out)

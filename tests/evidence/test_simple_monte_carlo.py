@@ -1,4 +1,4 @@
-"""Evidence from draws of the prior or of a proposal, against linear models in closed form."""
+"""Evidence from draws of the prior, against linear models in closed form."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import math
 
 import pytest
 import torch
-from torch.distributions import MultivariateNormal
 
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
-from gpclml.evidence.sampling import importance_sampling, log_mean, simple_monte_carlo
+from gpclml.evidence.sampling import log_mean, simple_monte_carlo
 from linear_evidence import LinearEvidence, drawn
 
 CASES = [(5, 2, 1.0), (10, 3, 2.0), (30, 2, 4.0)]
@@ -22,41 +21,6 @@ def test_draws_of_the_prior(case):
     assert 0 < estimate.standard_error < 0.1
     assert abs(estimate.value - model.exact) < 4 * estimate.standard_error
     assert 10 < estimate.effective_draws < 50_000
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_draws_of_a_proposal_wider_than_the_posterior(case):
-    model = LinearEvidence(*case)
-    posterior = model.posterior()
-    wide = MultivariateNormal(posterior.loc + 0.1, 2 * posterior.covariance_matrix)
-    draws = wide.loc + drawn(5000, case[1], seed=9) @ wide.scale_tril.mT
-    estimate = importance_sampling(model.log_joint, draws, wide.log_prob)
-    assert 0 < estimate.standard_error < 0.05
-    assert abs(estimate.value - model.exact) < 4 * estimate.standard_error
-    prior = simple_monte_carlo(model.log_likelihood, model.prior_draws(5000))
-    assert estimate.standard_error < prior.standard_error
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_the_posterior_as_proposal_is_exact(case):
-    model = LinearEvidence(*case)
-    draws, log_proposal = model.posterior_draws(20), model.posterior().log_prob
-    estimate = importance_sampling(model.log_joint, draws, log_proposal)
-    assert estimate.value == pytest.approx(model.exact, abs=1e-9)
-    assert estimate.standard_error < 1e-10
-    assert estimate.effective_draws == pytest.approx(20)
-    one = importance_sampling(model.log_joint, draws[:1], log_proposal)
-    assert one.value == pytest.approx(model.exact, abs=1e-9)
-    assert one.standard_error == math.inf
-
-
-def test_the_prior_as_proposal_is_simple_monte_carlo():
-    model = LinearEvidence(6, 3, 0.5)
-    draws = model.prior_draws(100)
-    by_proposal = importance_sampling(model.log_joint, draws, model.log_prior)
-    by_prior = simple_monte_carlo(model.log_likelihood, draws)
-    assert by_proposal.value == pytest.approx(by_prior.value)
-    assert by_proposal.standard_error == pytest.approx(by_prior.standard_error)
 
 
 def test_the_reported_error_is_that_of_repeated_estimates():
@@ -111,15 +75,9 @@ def test_what_is_refused():
     with pytest.raises(ArgumentError, match=r"prior_draws: got a tensor of torch.int64"):
         simple_monte_carlo(model.log_likelihood, draws.long())
     with pytest.raises(NonFiniteError, match=r"draws: got 1 of 8"):
-        importance_sampling(
-            model.log_joint, draws.where(draws > draws.min(), math.nan), model.log_prior
-        )
+        simple_monte_carlo(model.log_likelihood, draws.where(draws > draws.min(), math.nan))
     with pytest.raises(ShapeError, match=r"log_likelihood: got \(4, 2\).*Sum over"):
         simple_monte_carlo(lambda w: w, draws)
-    with pytest.raises(ShapeError, match=r"log_proposal: got \(\)"):
-        importance_sampling(model.log_joint, draws, lambda w: model.log_prior(w).sum())
-    with pytest.raises(NonFiniteError, match=r"log_proposal: got 4 of 4 values not finite"):
-        importance_sampling(model.log_joint, draws, lambda w: model.log_prior(w) - math.inf)
     with pytest.raises(NonFiniteError, match=r"log_values: got a log mean of nan"):
         simple_monte_carlo(lambda w: model.log_likelihood(w) * math.nan, draws)
     with pytest.raises(ShapeError, match=r"log_values: got \(0,\)"):

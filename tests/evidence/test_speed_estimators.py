@@ -13,13 +13,14 @@ from linear_operator.operators import DenseLinearOperator
 import reference
 from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
 from gpclml.evaluation import learning_curve, log_marginal_likelihood
-from gpclml.evidence.training_speed import posterior_divergences, training_speed
-from gpclml.evidence.training_speed.estimators import (
+from gpclml.evidence.training_speed import (
     divergences,
     expected_terms,
     marginal_terms,
+    posterior_divergences,
     predict_prefixes,
     sampled_terms,
+    training_speed,
 )
 from gpclml.inference.observations import training_observations
 from gpclml.linalg import DenseCovariance, LowRankPlusDiagonal
@@ -83,7 +84,6 @@ def test_the_bound_in_closed_form_is_that_of_refitted_prefixes(make, form):
         result = training_speed(model, 2, orderings=order.unsqueeze(0), repeats=1)
         assert result.expected.value == pytest.approx(value, rel=1e-9)
         assert result.expected.standard_error == result.lower.standard_error == math.inf
-        assert result.gradient_norm == 0
     result = training_speed(model, 2, orderings=orders)
     values = torch.tensor(expected, dtype=torch.float64)
     assert result.expected.value == pytest.approx(float(values.mean()), rel=1e-9)

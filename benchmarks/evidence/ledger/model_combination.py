@@ -12,6 +12,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from benchmarks.evidence.combination import (
+    expected_weights,
+    model_predictions,
+    sampled_weights,
+)
 from benchmarks.evidence.ledger.claims import (
     Claim,
     Experiment,
@@ -23,12 +28,7 @@ from benchmarks.evidence.ledger.claims import (
 )
 from benchmarks.evidence.ledger.linear_problems import PROBLEMS, linear_models
 from gpclml.evaluation import log_marginal_likelihood
-from gpclml.evidence.training_speed import (
-    expected_combination,
-    model_predictions,
-    sampled_combination,
-    training_speed,
-)
+from gpclml.evidence.training_speed import training_speed
 
 __all__ = ["EXPERIMENT"]
 
@@ -71,7 +71,7 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     models = linear_models(cell["problem"], cell["seed"], cell["num_points"])
     several = list(models.values())
     order = torch.arange(cell["num_points"]).unsqueeze(0)
-    options = {"learning_rate": _LEARNING_RATE, "passes": cell["passes"]}
+    descent = _LEARNING_RATE, cell["passes"]
     result: dict[str, Any] = {
         "setting": list(models),
         "lml": [float(log_marginal_likelihood(one).detach()) for one in several],
@@ -81,9 +81,9 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
     }
     for scheme in _SCHEMES:
         predictions = model_predictions(several, scheme)
-        drawn = sampled_combination(predictions, seed=100 + cell["seed"], **options)
-        result[scheme] = drawn.weights[0].tolist()
-        result[f"{scheme}_mean"] = expected_combination(predictions, **options).weights.tolist()
+        drawn = sampled_weights(predictions, *descent, seed=100 + cell["seed"])
+        result[scheme] = drawn[0].tolist()
+        result[f"{scheme}_mean"] = expected_weights(predictions, *descent).tolist()
         if scheme == "posterior":
             errors = predictions.means - predictions.target.unsqueeze(-1)
             result["fit"] = (errors.square() + predictions.variances).mean(0).tolist()
@@ -221,6 +221,7 @@ def _draw_problem(axes: Axes, cells: pandas.DataFrame, problem: str) -> None:
 
 EXPERIMENT = Experiment(
     "model-combination", "Weights of a combination of linear models", _cells, run_cell, _claims,
-    _draw, size=(13.0, 3.2), modules=("benchmarks.evidence.ledger.linear_problems",),
+    _draw, size=(13.0, 3.2),
+    modules=("benchmarks.evidence.combination", "benchmarks.evidence.ledger.linear_problems"),
 )  # fmt: skip
 """Lyle et al. (2020), Sections 3.3 and 4.1."""

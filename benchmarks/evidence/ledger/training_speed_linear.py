@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor
 
+from benchmarks.evidence.descent import training_speed_by_descent
 from benchmarks.evidence.ledger.claims import (
     Claim,
     Experiment,
@@ -24,12 +25,7 @@ from benchmarks.evidence.ledger.claims import (
 )
 from benchmarks.evidence.ledger.linear_problems import PROBLEMS, image_source, linear_models
 from gpclml.evaluation import learning_curve
-from gpclml.evidence.training_speed import (
-    TrainingSpeed,
-    posterior_divergences,
-    training_speed,
-    training_speed_by_descent,
-)
+from gpclml.evidence.training_speed import TrainingSpeed, posterior_divergences, training_speed
 from gpclml.linalg.gaussians import DiagonalGaussian, gaussian_kl, linear_posterior
 from gpclml.models import BayesianLinearModel
 
@@ -105,8 +101,10 @@ def _scores(model: BayesianLinearModel, cell: Mapping[str, Any]) -> dict[str, fl
 def _by_steps(model: BayesianLinearModel, draws: int, cell: Mapping[str, Any]) -> TrainingSpeed:
     """The estimators by draws that gradient descent trains."""
     x, y = _data(model)
+    features = model.features(x).detach()
+    prior_variance = model.prior_variance.detach().expand(features.shape[-1])
     return training_speed_by_descent(
-        model.features(x).detach(), y, model.prior_variance.detach(), model.noise.item(), draws,
+        features, y, prior_variance, model.noise.detach().expand(len(y)), draws,
         steps=cell["steps"], repeats=2, seed=100 + cell["seed"],
     )  # fmt: skip
 
@@ -378,6 +376,7 @@ def _draw_terms(axes: Axes, cells: pandas.DataFrame) -> None:
 
 EXPERIMENT = Experiment(
     "training-speed-linear", "Linear models chosen by training speed", _cells, run_cell, _claims,
-    _draw, size=(17.0, 3.0), modules=("benchmarks.evidence.ledger.linear_problems",),
+    _draw, size=(17.0, 3.0),
+    modules=("benchmarks.evidence.descent", "benchmarks.evidence.ledger.linear_problems"),
 )  # fmt: skip
 """Lyle et al. (2020), Sections 3.1, 3.2 and 4.1, Figures 1 and 2 left."""

@@ -16,7 +16,6 @@ from benchmarks.robustness.fuzz.objects import (
     class_tasks,
     classes,
     compared,
-    covariance,
     draws,
     episodes,
     generator,
@@ -26,17 +25,14 @@ from benchmarks.robustness.fuzz.objects import (
     inputs,
     labels,
     laplace,
-    linear,
     linear_model,
     log_likelihood,
-    log_normal,
     mlp,
     normal,
     objective,
     orders,
     positive,
     posterior,
-    predictions,
     stack,
     table,
     targets,
@@ -47,7 +43,6 @@ from benchmarks.robustness.fuzz.objects import (
 from gpclml.conditioning import KFold, RandomHoldout
 from gpclml.curvature import DiagonalCurvature, Full, GaussianWeightPrior
 from gpclml.curvature.invariances import AffineAugmentation
-from gpclml.curvature.output_likelihoods import output_likelihood
 from gpclml.datasets import RegressionData
 from gpclml.estimators import Laplace, StackedGP
 from gpclml.evaluation import score_models
@@ -108,28 +103,15 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
         labels=labels(), batch_size=2, generator=generator()),
     "conditioning.partition_at_random": lambda: dict(
         num_data=8, batch_size=3, generator=generator()),
-    "curvature.DenseCurvature": lambda: dict(blocks=[]),
-    "curvature.DiagonalCurvature": lambda: dict(diagonal={"w": positive(3)}),
     (
         "curvature.GaussianWeightPrior", "curvature.invariances.AveragedNetwork",
         "kernels.LinearizedMean", "kernels.NetworkMean",
     ): lambda: dict(network=mlp()),
-    "curvature.FunctionSpaceCurvature": lambda: dict(grams={"w": covariance(4)}),
-    "curvature.KroneckerCurvature": lambda: dict(factors=[]),
     "curvature.invariances.AffineAugmentation": lambda: dict(
         ranges={"rotation": 0.1, "scale": 0.2}, samples=2),
     "curvature.invariances.AffineAugmentation.forward": lambda: dict(
         self=AffineAugmentation({"rotation": 0.1}, 2), x=positive(3, 1, 4, 4) - 1),
-    "curvature.output_likelihoods.check_targets_belong": lambda: dict(
-        argument="y", outputs=here(torch.zeros(8, 3)), target=labels()),
-    "curvature.output_likelihoods.gradient_columns": lambda: dict(
-        likelihood=output_likelihood(classes()), outputs=normal(8, 3), target=labels()),
-    "curvature.output_likelihoods.output_column": lambda: dict(columns=normal(8, 3, 3), place=1),
     "curvature.output_likelihoods.output_likelihood": lambda: dict(likelihood=classes()),
-    "curvature.OuterProducts": lambda: dict(gradients=normal(8, 3, 2), inputs=normal(8, 4)),
-    "curvature.output_gradients": lambda: dict(module=mlp(3), x=inputs(), outputs=3),
-    "curvature.sample_gradients": lambda: dict(
-        module=mlp(), x=inputs(), cotangents=lambda y: torch.ones_like(y).unsqueeze(-1)),
     "datasets.LabelledImages": lambda: dict(
         name="x", images=images(4, 1, 3, 3), labels=labels(4, 2), class_names=("a", "b")),
     "datasets.RegressionData": lambda: dict(name="x", inputs=inputs(), targets=targets()),
@@ -186,18 +168,9 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     "evidence.criteria.bic": lambda: dict(log_likelihood=normal(3), num_parameters=4, num_data=50),
     ("evidence.criteria.psis_loo", "evidence.criteria.waic"): lambda: dict(
         log_likelihoods=normal(40, 5)),
-    "evidence.sampling.annealed_importance_sampling": lambda: dict(
-        log_prior=log_normal, log_likelihood=log_likelihood, prior_draws=normal(4, 2),
-        temperatures=3, step_size=0.1, scale=positive(2)),
-    "evidence.sampling.bidirectional_evidence": lambda: dict(
-        log_prior=log_normal, log_likelihood=log_likelihood, prior_draws=normal(4, 2),
-        posterior_draws=normal(4, 2, seed=1), temperatures=3, step_size=0.1),
     "evidence.sampling.estimate_conditional_log_density": lambda: dict(
         likelihood=classes(), outputs_of=lambda weights, x: sampled_outputs(mlp(3), weights, x),
         weights=draws(), held_out=(inputs(), labels()), scaling=(inputs(5), labels(5))),
-    "evidence.sampling.conditional_split": lambda: dict(num_data=40),
-    "evidence.sampling.importance_sampling": lambda: dict(
-        log_joint=log_likelihood, draws=normal(8, 2), log_proposal=log_normal),
     (
         "evidence.sampling.joint_log_density", "evidence.sampling.marginal_log_densities",
     ): lambda: dict(
@@ -207,34 +180,16 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     "evidence.sampling.laplace_conditional_log_density": lambda: dict(
         evidence=laplace(3).evidence_of(inputs(), labels()), held_out=(inputs(4), labels()[:4])),
     "evidence.sampling.log_mean": lambda: dict(log_values=normal(8)),
-    "evidence.sampling.power_schedule": lambda: dict(count=5),
     "evidence.sampling.rescaled": lambda: dict(
         weights={"w": normal(4, 3)}, scale=0.5, center={"w": normal(3)}),
-    "evidence.sampling.reverse_annealed_importance_sampling": lambda: dict(
-        log_prior=log_normal, log_likelihood=log_likelihood, posterior_draws=normal(4, 2),
-        temperatures=3, step_size=0.1),
     "evidence.sampling.sample_sgld": lambda: train(
         mll=laplace(), count=2, cycles=1, epochs_per_cycle=4, batch_size=4),
     "evidence.sampling.simple_monte_carlo": lambda: dict(
         log_likelihood=log_likelihood, prior_draws=normal(8, 2)),
-    ("evidence.sampling.stacked_weights", "kernels.networks.StackedNetwork"): lambda: dict(
+    "kernels.networks.StackedNetwork": lambda: dict(
         networks=[mlp(), mlp()]),
-    "evidence.training_speed.ModelPredictions": lambda: dict(
-        means=normal(8, 3), variances=positive(8, 3), target=normal(8, seed=1)),
-    (
-        "evidence.training_speed.expected_combination",
-        "evidence.training_speed.optimal_combination",
-    ): lambda: dict(predictions=predictions()),
-    "evidence.training_speed.model_predictions": lambda: dict(
-        models=[gp(), gp()], scheme="posterior", order=here(torch.arange(8))),
-    "evidence.training_speed.model_weights": lambda: dict(
-        log_evidences=normal(3), prior=here(torch.tensor([0.5, 0.25, 0.25]))),
-    "evidence.training_speed.sample_then_optimize": linear,
-    "evidence.training_speed.sampled_combination": lambda: dict(
-        predictions=predictions(), start=here(torch.full((3,), 1 / 3))),
     "evidence.training_speed.training_speed": lambda: dict(
         model=gp(), orderings=orders(), repeats=1, num_samples=2),
-    "evidence.training_speed.training_speed_by_descent": lambda: linear() | {"repeats": 1},
     "fit.warm_start": lambda: dict(model=gp("deep")),
     "fit.suggest_batch_size": lambda: dict(num_data=50),
     "fit.distributed.DistributedConditioning": lambda: dict(

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from gpclml.curvature import Full
 from gpclml.estimators import Laplace, StackedGP
-from gpclml.evidence.training_speed import ModelPredictions
 from gpclml.kernels.networks import MLP
 from gpclml.meta import DeepKernelTransfer, Episodes, ImageTasks, PeriodicTasks
 from gpclml.mlls import ConditionalMarginalLogLikelihood, LaplaceMarginalLogLikelihood
@@ -181,27 +180,9 @@ def table() -> pandas.DataFrame:
     return pandas.DataFrame(columns).loc[[*range(12)] * 3]
 
 
-def predictions() -> ModelPredictions:
-    """Of three models."""
-    return ModelPredictions(normal(8, 3), positive(8, 3), normal(8, seed=1))
-
-
 def compared() -> Arguments:
     """Two models to be compared."""
     return {"models": {"a": gp(), "b": gp("matern")}, "m": 4, "orderings": orders()}
-
-
-def linear() -> Arguments:
-    """A linear regression whose weights are sampled."""
-    return {
-        "features": normal(5, 2), "target": normal(5, seed=1), "prior_variance": positive(2),
-        "noise": positive(5), "num_samples": 2, "steps": 2,
-    }  # fmt: skip
-
-
-def log_normal(parameters: Tensor) -> Tensor:
-    """A prior."""
-    return torch.distributions.Normal(0.0, 1.0).log_prob(parameters).sum(-1)
 
 
 def log_likelihood(parameters: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from gpytorch.likelihoods import GaussianLikelihood, Likelihood
 from torch import Tensor
 
-from gpclml._utils.arguments import callers_level, check_positive, checked, seeded
+from gpclml._utils.arguments import callers_level, check_positive, checked
 from gpclml.curvature.output_likelihoods import output_likelihood
 from gpclml.errors import ArgumentError, UnsupportedError
 from gpclml.evidence.sampling.monte_carlo import SampledDensity, log_mean
@@ -21,9 +21,7 @@ from gpclml.mlls import LaplaceEvidence
 from gpclml.models import LinearizedNetwork
 
 __all__ = [
-    "SCALES",
     "SampledConditional",
-    "conditional_split",
     "estimate_conditional_log_density",
     "joint_log_density",
     "laplace_conditional_log_density",
@@ -157,12 +155,15 @@ def estimate_conditional_log_density(
     if scaling is not None:
         if not scales or not all(0 < scale < math.inf for scale in scales):
             raise ArgumentError("scales", list(scales), "positive numbers")
-        score = _accuracy if scale_by == "accuracy" else _mean_density
-        scores = {
-            one: score(likelihood, outputs_of(rescaled(weights, one, center), scaling[0]), scaling)
-            for one in sorted(scales)
-        }
-        scale = max(scores, key=lambda one: (scores[one], one))
+        x, y = scaling
+        scores = {}
+        for scale in scales:
+            outputs = outputs_of(rescaled(weights, scale, center), x)
+            if scale_by == "accuracy":
+                scores[scale] = _accuracy(likelihood, outputs, y)
+            else:
+                scores[scale] = float(marginal_log_densities(likelihood, outputs, y).mean())
+        scale = max(scores, key=lambda scale: (scores[scale], scale))
         at_edge = scale in (min(scores), max(scores))
         weights = rescaled(weights, scale, center)
     x, y = held_out
@@ -179,16 +180,11 @@ def estimate_conditional_log_density(
     return SampledConditional(joint, marginal, scale, len(y), at_edge)
 
 
-def _mean_density(likelihood: Likelihood, outputs: Tensor, scaling: tuple[Tensor, Tensor]) -> float:
-    return float(marginal_log_densities(likelihood, outputs, scaling[1]).mean())
-
-
-def _accuracy(likelihood: Likelihood, outputs: Tensor, scaling: tuple[Tensor, Tensor]) -> float:
+def _accuracy(likelihood: Likelihood, outputs: Tensor, target: Tensor) -> float:
     """Share of points whose class is the likeliest of the mean over draws."""
     if isinstance(likelihood, GaussianLikelihood):
         expected = "a likelihood of classes"
         raise UnsupportedError("scale_by", "'accuracy' in regression", expected, "Use 'density'.")
-    target = scaling[1]
     densities = [
         marginal_log_densities(likelihood, outputs, torch.full_like(target, label))
         for label in range(max(2, outputs.shape[-1]))
@@ -253,7 +249,7 @@ def laplace_conditional_log_density(
             half = 0.5 * scale * covariance(rows).sum()
         return _flat(torch.autograd.grad(half, list(rows.values()), materialize_grads=True))
 
-    def at(change: Tensor) -> Tensor:
+    def linear_at(change: Tensor) -> Tensor:
         """Linear outputs at a change of the weights."""
         moved = {
             name: p + part[0]
@@ -264,15 +260,15 @@ def laplace_conditional_log_density(
     def fit(linear: Tensor) -> tuple[float, Tensor]:
         """The log density of the targets, and its gradient in the weights."""
         with torch.enable_grad():
-            own = linear.detach().requires_grad_()
-            value = likelihood.log_density(own, target).double().sum() / mll.temperature
-        (slope,) = torch.autograd.grad(value, own)
+            leaf = linear.detach().requires_grad_()
+            value = likelihood.log_density(leaf, target).double().sum() / mll.temperature
+        (slope,) = torch.autograd.grad(value, leaf)
         gradients = torch.autograd.grad(
             outputs, weights, slope, retain_graph=True, materialize_grads=True
         )
         return float(value), _flat(gradients)
 
-    best, linear = _maximum(fit, at, solve, outputs)
+    best, linear = _maximum(fit, linear_at, solve, outputs)
     columns = scale**0.5 * mll.columns(linear, target)
     both = evidence.curvature + mll.curvature.of(model.network, x, lambda _: columns)
     return best - 0.5 * float(both.log_det_ratio(precisions, factor) - evidence.log_det_ratio())
@@ -284,7 +280,7 @@ def _flat(parts: Sequence[Tensor]) -> Tensor:
 
 def _maximum(
     fit: Callable[[Tensor], tuple[float, Tensor]],
-    at: Callable[[Tensor], Tensor],
+    linear_at: Callable[[Tensor], Tensor],
     solve: Callable[[Tensor], Tensor],
     outputs: Tensor,
 ) -> tuple[float, Tensor]:
@@ -298,18 +294,18 @@ def _maximum(
     steps: list[tuple[Tensor, Tensor, Tensor]] = []  # of u, of the change, of the slope
     for _ in range(_STEPS):
         slope = gradient - dual
-        rest, factors = slope, []
-        for _, of_change, of_slope in reversed(steps):
-            factors.append((of_change @ rest) / (of_change @ of_slope))
-            rest = rest - factors[-1] * of_slope
-        new_dual, new_change = rest, solve(rest)
-        for (of_dual, of_change, of_slope), factor in zip(steps, reversed(factors), strict=True):
-            more = factor - (of_slope @ new_change) / (of_change @ of_slope)
-            new_dual, new_change = new_dual + more * of_dual, new_change + more * of_change
+        new_dual, factors = slope, []
+        for _, d_change, d_slope in reversed(steps):
+            factors.append((d_change @ new_dual) / (d_change @ d_slope))
+            new_dual = new_dual - factors[-1] * d_slope
+        new_change = solve(new_dual)
+        for (d_dual, d_change, d_slope), factor in zip(steps, reversed(factors), strict=True):
+            more = factor - (d_slope @ new_change) / (d_change @ d_slope)
+            new_dual, new_change = new_dual + more * d_dual, new_change + more * d_change
         gain, t = float(slope @ new_change), 1.0
         if not gain > _GAIN:
             break
-        moved = at(change + new_change) - linear  # outputs are linear in the change
+        moved = linear_at(change + new_change) - linear  # outputs are linear in the change
         while t > 1e-6:
             found, gradient = fit(linear + t * moved)
             penalty = 0.5 * float((dual + t * new_dual) @ (change + t * new_change))
@@ -324,37 +320,6 @@ def _maximum(
         if float(difference @ new_change) > 0:
             steps = [*steps[-_REMEMBERED + 1 :], (t * new_dual, t * new_change, difference)]
     return value, linear
-
-
-@checked
-def conditional_split(
-    num_data: int, shares: Sequence[float] = (0.8, 0.05, 0.15), seed: int = 0
-) -> list[Tensor]:
-    """Splits points at random: for the posterior, for its scale, and held out.
-
-    Args:
-        num_data: Number N of points.
-        shares: Share of each part; the last part gets the remaining points.
-        seed: Seed of the split.
-
-    Returns:
-        Indices of each part, together 0 to N - 1.
-
-    Raises:
-        ArgumentError: The shares are not positive or do not add up to one, or one gets no point.
-        UnsupportedError: The shares are a tensor.
-    """
-    if isinstance(shares, Tensor):
-        raise UnsupportedError("shares", "Tensor", "a sequence of numbers", "Use shares.tolist().")
-    if not shares or not all(share > 0 for share in shares) or not abs(sum(shares) - 1) <= 1e-9:
-        raise ArgumentError("shares", list(shares), "positive numbers that add up to one")
-    sizes = [round(share * num_data) for share in shares[:-1]]
-    sizes.append(num_data - sum(sizes))
-    if min(sizes) < 1:
-        got = f"{num_data} points, {sizes} for the shares {list(shares)}"
-        raise ArgumentError("num_data", got, "at least one point for each share")
-    order = torch.randperm(num_data, generator=seeded(seed))
-    return list(order.split(sizes))
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Evidence as a mean over draws: simple Monte Carlo and importance sampling."""
+"""Evidence as a mean over draws."""
 
 from __future__ import annotations
 
@@ -10,16 +10,13 @@ import torch
 from torch import Tensor
 
 from gpclml._utils.arguments import check_finite, checked
-from gpclml.errors import NonFiniteError, ShapeError, UnsupportedError
+from gpclml.errors import NonFiniteError, ShapeError
 
 __all__ = [
     "Estimate",
     "LogDensity",
     "SampledDensity",
-    "check_differentiable",
-    "importance_sampling",
     "log_mean",
-    "log_values",
     "mean_estimate",
     "simple_monte_carlo",
 ]
@@ -117,75 +114,15 @@ def simple_monte_carlo(log_likelihood: LogDensity, prior_draws: Tensor) -> Sampl
         One evaluation of the log likelihood at all draws together.
     """
     check_finite("prior_draws", prior_draws)
-    return log_mean(log_values("log_likelihood", log_likelihood, prior_draws))
-
-
-@torch.no_grad()
-@checked(draws="float (S, P)")
-def importance_sampling(
-    log_joint: LogDensity, draws: Tensor, log_proposal: LogDensity
-) -> SampledDensity:
-    r"""The log evidence from draws of a proposal, in nats.
-
-    .. math:: \log p(\mathcal D) \approx
-        \log \frac1S \sum_s \frac{p(\mathcal D, w_s)}{q(w_s)}, \qquad w_s \sim q(w)
-
-    With the posterior as proposal every term is the evidence and one draw is enough. The proposal
-    must have wider tails than the posterior; otherwise the reported error is too small, and the
-    draws do not show it.
-
-    Args:
-        log_joint: Maps parameters ``(S, P)`` to :math:`\log p(\mathcal D, w)`, ``(S,)``;
-            minus infinity outside the prior's support.
-        draws: Independent draws of the proposal, ``(S, P)``.
-        log_proposal: Maps the same to the log of its normalized density, ``(S,)``, such as
-            ``MultivariateNormal(mean, covariance).log_prob``.
-
-    Returns:
-        The estimate, its standard error and the effective draws.
-
-    Raises:
-        ShapeError: There are no draws, or a log density is not one number for each draw.
-        NonFiniteError: Draws or log densities of the proposal are not finite, a log joint is NaN
-            or plus infinity, or it is minus infinity at every draw.
-
-    Note:
-        One evaluation of either function at all draws together.
-    """
-    check_finite("draws", draws)
-    joint = log_values("log_joint", log_joint, draws)
-    proposal = log_values("log_proposal", log_proposal, draws)
-    check_finite("log_proposal", proposal)
-    return log_mean(joint.double() - proposal.double())
+    values = log_likelihood(prior_draws)
+    if values.shape != prior_draws.shape[:1]:
+        expected = f"({len(prior_draws)},), one value for each draw"
+        suggestion = "Sum over parameters and data."
+        raise ShapeError("log_likelihood", tuple(values.shape), expected, suggestion)
+    return log_mean(values)
 
 
 def mean_estimate(totals: Tensor) -> Estimate:
     """The mean of independent values ``(r,)``, with its error."""
     spread = float(totals.std()) if len(totals) > 1 else math.inf
     return Estimate(float(totals.mean()), spread / math.sqrt(len(totals)))
-
-
-def log_values(argument: str, log_density: LogDensity, draws: Tensor) -> Tensor:
-    """Log densities of the draws, ``(S,)``, whose shape is checked."""
-    values = log_density(draws)
-    if values.shape != draws.shape[:1]:
-        expected = f"({len(draws)},), one value for each draw"
-        raise ShapeError(argument, tuple(values.shape), expected, "Sum over parameters and data.")
-    return values
-
-
-def check_differentiable(argument: str, log_density: LogDensity, draws: Tensor) -> None:
-    """Raises an UnsupportedError where a log density has no gradient by the parameters."""
-    with torch.enable_grad():
-        inputs = draws.detach().requires_grad_()
-        values = log_values(argument, log_density, inputs)
-        gradient = None
-        if values.requires_grad:
-            (gradient,) = torch.autograd.grad(values.sum(), inputs, allow_unused=True)
-    if gradient is None:
-        raise UnsupportedError(
-            argument,
-            "values without a gradient with respect to the parameters",
-            "a differentiable function of them",
-            "Use torch operations throughout, without detach or numpy.",
-        )

@@ -1,16 +1,14 @@
-"""Draws of a network's weights, by Langevin dynamics or an ensemble, and its outputs at them."""
+"""Draws of a network's weights by Langevin dynamics, and its outputs at draws."""
 
 from __future__ import annotations
 
+import itertools
 import math
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import cast
 
 import torch
 from torch import Tensor
-from torch.func import jvp, vmap
-from torch.utils.flop_counter import FlopCounterMode
 
 from gpclml._utils.arguments import (
     all_finite,
@@ -22,30 +20,17 @@ from gpclml._utils.arguments import (
 )
 from gpclml._utils.environment import progress_bar
 from gpclml.conditioning.batches import Loader, Points, TrainingBatches, points_of
-from gpclml.curvature import sample_gradients
-from gpclml.curvature.structure import (
-    call_with,
-    check_mode,
-    differing,
-    probe_weights,
-    twice_differentiable,
-)
+from gpclml.curvature import OuterProducts, output_gradients
+from gpclml.curvature.structure import call_with, check_mode, twice_differentiable
 from gpclml.errors import ArgumentError, NonFiniteError, ShapeError
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
 
-__all__ = [
-    "linearized_outputs",
-    "rescaled",
-    "sample_sgld",
-    "sampled_outputs",
-    "stacked_weights",
-]
+__all__ = ["linearized_outputs", "rescaled", "sample_sgld", "sampled_outputs"]
 
 Weights = Mapping[str, Tensor]
 _NUMBERS = 2**24  # of gradients in memory at a time
 _POINTS = 256  # of a loader at a time
-_BUSY = 64  # points that keep a CPU busy, where draws side by side only need more memory
 
 
 @checked(train_x="(N, *event)", train_y="(N, *outputs)")
@@ -113,49 +98,32 @@ def sample_sgld(
         most = steps - round(exploration * steps)
         expected = f"a multiple of {cycles} cycles, at most {most} for each"
         raise ArgumentError("count", count, expected, "Take more epochs a cycle, or batches.")
-    chain = _Chain(mll, data, generator)
-    per_cycle = count // cycles
-    first = round(exploration * steps)
+    network = cast(LinearizedNetwork, mll.model).network
+    trained = {name: p for name, p in network.named_parameters() if p.requires_grad}
+    per_cycle, first = count // cycles, round(exploration * steps)
     kept = {steps - 1 - ((steps - first) * i) // per_cycle for i in range(per_cycle)}
+    batches = itertools.chain.from_iterable(itertools.repeat(data))  # a pass after the other
     draws: list[dict[str, Tensor]] = []
     with progress_bar(total=cycles * steps, desc="SGLD", progress=progress) as bar:
-        for _ in range(cycles):
-            for k in range(steps):
-                chain.step(lr / 2 * (math.cos(math.pi * k / steps) + 1), noise=k >= first)
-                if k in kept:
-                    draws.append(chain.weights())
-                bar.update()
-    return {name: torch.stack([one[name] for one in draws]) for name in draws[0]}
-
-
-@checked
-def stacked_weights(networks: Iterable[torch.nn.Module]) -> dict[str, Tensor]:
-    """The weights of an ensemble of networks of one architecture, as draws.
-
-    Networks that were trained from different starts explore modes where a Laplace posterior
-    explores one (Lakshminarayanan et al. 2017).
-
-    Args:
-        networks: The S members.
-
-    Returns:
-        Trained parameters by name, ``(S, *shape)``.
-
-    Raises:
-        ArgumentError: There is no network.
-        ShapeError: Their parameters differ in names or shapes.
-    """
-    members = [
-        {name: p.detach() for name, p in network.named_parameters() if p.requires_grad}
-        for network in networks
-    ]
-    if not members:
-        raise ArgumentError("networks", "none", "at least one")
-    shapes = [{name: tuple(p.shape) for name, p in member.items()} for member in members]
-    for other in shapes[1:]:
-        if other != shapes[0]:
-            raise ShapeError("networks", other, f"{shapes[0]}, as the first")
-    return {name: torch.stack([member[name] for member in members]) for name in members[0]}
+        for k in itertools.chain.from_iterable(itertools.repeat(range(steps), cycles)):
+            step = lr / 2 * (math.cos(math.pi * k / steps) + 1)
+            x, y = next(batches)
+            value = mll.log_joint(cast(LinearizedNetwork, mll.model)(x), y)
+            gradients = torch.autograd.grad(value, list(trained.values()), allow_unused=True)
+            deviation = math.sqrt(2 * step / mll.num_data) if k >= first else 0.0
+            with torch.no_grad():
+                for p, gradient in zip(trained.values(), gradients, strict=True):
+                    if gradient is not None:
+                        p.add_(gradient, alpha=step)
+                    if deviation:
+                        p.add_(torch.randn(p.shape, generator=generator).to(p), alpha=deviation)
+            if k in kept:
+                draws.append({name: p.detach().clone() for name, p in trained.items()})
+                for name, values in draws[-1].items():
+                    if not all_finite(values):
+                        raise NonFiniteError("weights", name, "finite values", "Lower lr.")
+            bar.update()
+    return {name: torch.stack([draw[name] for draw in draws]) for name in draws[0]}
 
 
 @checked
@@ -197,10 +165,11 @@ def rescaled(
 
 @torch.no_grad()
 @checked(passes_on="x", x="(N, *event)")
-def sampled_outputs(
-    network: torch.nn.Module, weights: Weights, x: Points, at_once: int = 20
-) -> Tensor:
+def sampled_outputs(network: torch.nn.Module, weights: Weights, x: Points) -> Tensor:
     """The network's outputs with each draw of weights in turn.
+
+    The weights of an ensemble of networks, ``torch.func.stack_module_state(networks)[0]``, are
+    draws that explore modes where a Laplace posterior explores one (Lakshminarayanan et al. 2017).
 
     Args:
         network: Maps ``(N, *event)`` to ``(N, C)``; parameters without draws keep their values.
@@ -208,8 +177,6 @@ def sampled_outputs(
             :meth:`gpclml.mlls.LaplaceEvidence.sample_weights` gives them.
         x: Points, ``(N, *event)``; or a ``DataLoader`` of points, or of pairs that begin with
             them.
-        at_once: Draws in memory at a time, if they are not taken one by one, as on a CPU with 64
-            points or more.
 
     Returns:
         Outputs, ``(S, N, C)``.
@@ -221,26 +188,17 @@ def sampled_outputs(
     _check_weights(network, weights)
     check_mode(network)
     if not isinstance(x, Tensor):
-        parts = _loaded(network, x)
-        return torch.cat([sampled_outputs(network, weights, one, at_once) for one in parts], 1)
-
-    def of_one(values: dict[str, Tensor]) -> Tensor:
-        return call_with(network, values, x)
-
-    expected = of_one(_draw(weights, 0))
-    if expected.device.type != "cpu" or len(expected) < _BUSY:
-        made = _by_vmap(of_one, weights, at_once)
-        if made is not None and not differing({"outputs": made[0]}, {"outputs": expected}):
-            return made
+        return torch.cat(
+            [sampled_outputs(network, weights, part) for part in _parts(network, x)], 1
+        )
     count = len(next(iter(weights.values())))
-    return torch.stack([expected, *(of_one(_draw(weights, s)) for s in range(1, count))])
+    draws = ({name: values[s] for name, values in weights.items()} for s in range(count))
+    return torch.stack([call_with(network, draw, x) for draw in draws])
 
 
 @torch.no_grad()
 @checked(passes_on="x", x="(N, *event)")
-def linearized_outputs(
-    network: torch.nn.Module, weights: Weights, x: Points, at_once: int = 20
-) -> Tensor:
+def linearized_outputs(network: torch.nn.Module, weights: Weights, x: Points) -> Tensor:
     r"""Outputs of the network made linear around its weights, :math:`f + J (w - w_*)`.
 
     The Gauss-Newton Laplace posterior is that of the linear model (Immer et al. 2021), in which
@@ -250,153 +208,82 @@ def linearized_outputs(
         network: Maps ``(N, *event)`` to ``(N, C)``, with the weights around which it is linear.
         weights: Draws by name, ``(S, *shape)``.
         x: As for :func:`sampled_outputs`, as are errors.
-        at_once: Draws in memory at a time.
 
     Returns:
         Outputs, ``(S, N, C)``.
 
     Note:
-        By a forward-mode derivative for each draw, or, where that takes fewer operations, by the
-        gradients of all C outputs at each point, which all draws share: convolutional networks
-        with more draws than outputs.
+        By the gradients of all C outputs at each point, which all draws share; of no more draws
+        than outputs by a derivative for each draw.
     """
     _check_weights(network, weights)
     check_mode(network)
     if not isinstance(x, Tensor):
-        parts = _loaded(network, x)
-        return torch.cat([linearized_outputs(network, weights, one, at_once) for one in parts], 1)
-    if _gradients_are_cheaper(network, weights, x):
-        return _by_gradients(network, weights, x)
-    center = {name: network.get_parameter(name).detach() for name in weights}
-
-    def outputs(values: dict[str, Tensor]) -> Tensor:
-        return call_with(network, values, x)
-
-    def of_one(values: dict[str, Tensor]) -> Tensor:
-        away = {name: value - center[name] for name, value in values.items()}
-        both = jvp(outputs, (center,), (away,))
-        return both[0] + both[1]
-
-    made = _by_vmap(of_one, weights, at_once)
-    if made is not None and _is_linear(network, made[0], _draw(weights, 0), x):
-        return made
-    return _by_gradients(network, weights, x)
+        parts = _parts(network, x)
+        return torch.cat([linearized_outputs(network, weights, part) for part in parts], 1)
+    outputs = call_with(network, {}, x)
+    away = {name: draws - network.get_parameter(name) for name, draws in weights.items()}
+    frozen = not all(network.get_parameter(name).requires_grad for name in weights)
+    if frozen or len(next(iter(away.values()))) <= outputs.shape[-1]:
+        try:
+            return outputs + _changes_by_draw(network, away, x)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError:  # a layer whose gradients have no derivative
+            if frozen:
+                raise
+    return outputs + _changes_by_output(network, away, x, outputs.shape[-1])
 
 
-def _loaded(network: torch.nn.Module, x: Points) -> Iterator[Tensor]:
+def _parts(network: torch.nn.Module, x: Points) -> Iterator[Tensor]:
     return points_of("x", x, _POINTS, next(iter(network.parameters())).device)
 
 
-def _draw(weights: Weights, place: int) -> dict[str, Tensor]:
-    return {name: draws[place] for name, draws in weights.items()}
-
-
-def _by_vmap(
-    of_one: Callable[[dict[str, Tensor]], Tensor], weights: Weights, at_once: int
-) -> Tensor | None:
-    """Outputs for all draws; None where a module has no rule for it, as recurrent layers."""
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "There is a performance drop")
-            return vmap(of_one, chunk_size=at_once)(dict(weights))
-    except (RuntimeError, ValueError, TypeError, NotImplementedError):
-        return None
-
-
-def _gradients_are_cheaper(network: torch.nn.Module, weights: Weights, x: Tensor) -> bool:
-    """Whether gradients of all outputs take fewer operations than derivatives along all draws.
-
-    A derivative along a draw takes two passes through the network, a gradient two passes and a
-    product with each draw, which is the smaller part if weights are used at many positions.
-    """
-    draws = len(next(iter(weights.values())))
-    trained = all(network.get_parameter(name).requires_grad for name in weights)
-    if draws < 2 or not trained or not len(x):
-        return False
-    with FlopCounterMode(display=False) as counter:
-        outputs = call_with(network, {}, x[:1])
-    forward = counter.get_total_flops()
-    products = sum(one.numel() for one in weights.values())
-    return outputs.shape[-1] * (forward + products) < draws * forward
-
-
-def _is_linear(
-    network: torch.nn.Module, found: Tensor, values: dict[str, Tensor], x: Tensor
-) -> bool:
-    """Whether outputs are those by the gradients that curvature is made of, in one direction.
-
-    Forward-mode derivatives go through what stops a gradient.
-    """
-    center = {name: network.get_parameter(name).detach() for name in values}
-    leaves = {name: one.clone().requires_grad_() for name, one in center.items()}
+def _changes_by_draw(network: torch.nn.Module, away: Weights, x: Tensor) -> Tensor:
+    """J times each change of weights, ``(S, N, C)``: gradients Jᵀu differentiated in u."""
+    count = len(next(iter(away.values())))
+    center = {name: network.get_parameter(name).detach().requires_grad_() for name in away}
     with torch.enable_grad(), twice_differentiable(network):
-        outputs = call_with(network, leaves, x)
-    u = probe_weights(outputs)
-    gradients = torch.autograd.grad(outputs, list(leaves.values()), u, materialize_grads=True)
-    expected = torch.stack([
-        (gradient * (values[name] - center[name])).sum()
-        for name, gradient in zip(leaves, gradients, strict=True)
-    ]).sum()  # fmt: skip
-    away = (found - outputs.detach()) * u
-    # Both are sums in which terms cancel, so that rounding is relative to the terms.
-    return float((away.sum() - expected).abs()) <= 1e-3 * (1e-6 + float(away.norm()))
+        outputs = call_with(network, center, x)
+        if not outputs.requires_grad:
+            return outputs.new_zeros(count, *outputs.shape)
+        u = torch.zeros_like(outputs, requires_grad=True)
+        found = torch.autograd.grad(
+            outputs, list(center.values()), u, create_graph=True, allow_unused=True
+        )
+        gradients = {name: g for name, g in zip(away, found, strict=True) if g is not None}
+        changes = []
+        for s in range(count):
+            draw = [away[name][s] for name in gradients]
+            changes += torch.autograd.grad(list(gradients.values()), u, draw, retain_graph=True)
+    return torch.stack(changes)
 
 
-def _by_gradients(network: torch.nn.Module, weights: Weights, x: Tensor) -> Tensor:
-    """Linear outputs by the gradients at single points, N C P numbers of some points at a time."""
-    outputs = call_with(network, {}, x)
-    eye = torch.eye(outputs.shape[-1], dtype=outputs.dtype, device=outputs.device)
-
-    def columns(values: Tensor) -> Tensor:
-        return eye.expand(len(values), *eye.shape)
-
-    away = [
-        (draws - network.get_parameter(name)).reshape(len(draws), -1)
-        for name, draws in weights.items()
-    ]
-    size = max(1, _NUMBERS // (outputs.shape[-1] * sum(one.shape[1] for one in away)))
-    parts = []
-    for some in x.split(size):
-        rows = sample_gradients(network, some, columns, list(weights))
-        flat = [rows[name].reshape(*rows[name].shape[:2], -1) for name in weights]
-        products = [torch.einsum("ncp,sp->snc", *pair) for pair in zip(flat, away, strict=True)]
-        parts.append(torch.stack(products).sum(0))
-    return outputs + torch.cat(parts, dim=1)
-
-
-class _Chain:
-    """Langevin dynamics of the weights of a network, a mini-batch a step."""
-
-    def __init__(
-        self, mll: LaplaceMarginalLogLikelihood, data: TrainingBatches, generator: torch.Generator
-    ) -> None:
-        self._mll, self._data, self._generator = mll, data, generator
-        self._model = cast(LinearizedNetwork, mll.model)
-        self._trained = {n: p for n, p in self._model.network.named_parameters() if p.requires_grad}
-        self._batches: Iterator[tuple[Tensor, Tensor]] = iter(())
-
-    def step(self, step: float, noise: bool) -> None:
-        batch = next(self._batches, None)
-        if batch is None:
-            self._batches = iter(self._data)
-            batch = next(self._batches)
-        value = self._mll.log_joint(self._model(batch[0]), batch[1])
-        weights = list(self._trained.values())
-        gradients = torch.autograd.grad(value, weights, allow_unused=True)
-        deviation = math.sqrt(2 * step / self._mll.num_data) if noise else 0.0
-        with torch.no_grad():
-            for p, gradient in zip(weights, gradients, strict=True):
-                if gradient is not None:
-                    p.add_(gradient, alpha=step)
-                if noise:
-                    p.add_(torch.randn(p.shape, generator=self._generator).to(p), alpha=deviation)
-
-    def weights(self) -> dict[str, Tensor]:
-        draw = {name: p.detach().clone() for name, p in self._trained.items()}
-        for name, value in draw.items():
-            if not all_finite(value):
-                raise NonFiniteError("weights", name, "finite values", "Lower lr.")
-        return draw
+def _changes_by_output(
+    network: torch.nn.Module, away: Weights, x: Tensor, num_outputs: int
+) -> Tensor:
+    """J times each change of weights, ``(S, N, C)``, from the gradients of all outputs."""
+    few = output_gradients(network, x[:2], num_outputs)
+    # Numbers in memory for a point: gradients, or of plain layers what draws make of its inputs.
+    numbers = sum(
+        len(draws) * rows.gradients.shape[-1]
+        if isinstance(rows, OuterProducts)
+        else rows[0].numel()
+        for rows, draws in ((few[name], draws) for name, draws in away.items())
+    )
+    chunks = []
+    for points in x.split(max(2, _NUMBERS // numbers)):
+        gradients = output_gradients(network, points, num_outputs)
+        changes = []
+        for name, draws in away.items():
+            rows = gradients[name]
+            if isinstance(rows, OuterProducts):
+                moved = torch.einsum("soi,ni->nso", draws, rows.inputs)
+                changes.append(torch.einsum("nco,nso->snc", rows.gradients, moved))
+            else:
+                changes.append(torch.einsum("ncp,sp->snc", rows.flatten(2), draws.flatten(1)))
+        chunks.append(torch.stack(changes).sum(0))
+    return torch.cat(chunks, 1)
 
 
 def _check_weights(network: torch.nn.Module, weights: Weights) -> None:

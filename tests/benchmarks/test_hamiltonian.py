@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.distributions import Normal
 
-from gpclml.evidence.sampling._chains import TemperedPosterior, hamiltonian_move, leapfrog
+from benchmarks.evidence.annealing import TemperedPosterior, hamiltonian_move, leapfrog
 from linear_evidence import LinearEvidence, drawn
 
 
@@ -26,7 +26,7 @@ STEP = torch.tensor([0.3, 0.2], dtype=torch.float64)
 def flow(state, count=7, beta=0.7):
     """Positions and momenta ``(S, 4)`` after some steps."""
     end, momentum, finite = leapfrog(
-        CURVED, CURVED.at(state[:, :2]), state[:, 2:], beta, STEP, count
+        CURVED, CURVED.chains_at(state[:, :2]), state[:, 2:], beta, STEP, count
     )
     assert bool(finite.all())
     return torch.cat([end.position, momentum], -1)
@@ -54,7 +54,7 @@ def test_leapfrog_preserves_volume():
 
 def test_the_energy_error_is_of_second_order():
     state = drawn(50, 4)
-    chains = CURVED.at(state[:, :2])
+    chains = CURVED.chains_at(state[:, :2])
 
     def error(parts):
         step = STEP / parts
@@ -68,7 +68,7 @@ def test_the_energy_error_is_of_second_order():
 
 def test_densities_and_gradients_at_a_temperature():
     w = drawn(6, 2).requires_grad_()
-    chains = CURVED.at(w)
+    chains = CURVED.chains_at(w)
     exact = log_prior(w) + 0.3 * log_likelihood(w)
     (gradient,) = torch.autograd.grad(exact.sum(), w)
     torch.testing.assert_close(chains.log_density(0.3), exact.detach())
@@ -83,7 +83,7 @@ def test_moves_keep_the_moments_of_a_gaussian(beta):
     posterior = TemperedPosterior(model.log_prior, model.log_likelihood)
     exact, count = model.posterior(beta), 20_000
     step = 1.3 * exact.covariance_matrix.diagonal().min().sqrt() * torch.ones(3)
-    chains = posterior.at(model.posterior_draws(count, beta))
+    chains = posterior.chains_at(model.posterior_draws(count, beta))
     generator = torch.Generator().manual_seed(0)
     for _ in range(5):
         chains, accepted = hamiltonian_move(posterior, chains, beta, step, 3, generator)
@@ -102,7 +102,7 @@ def test_moves_find_the_target_from_elsewhere():
     model = LinearEvidence(6, 2, 0.5)
     posterior = TemperedPosterior(model.log_prior, model.log_likelihood)
     exact = model.posterior()
-    chains = posterior.at(5 + model.prior_draws(4000))
+    chains = posterior.chains_at(5 + model.prior_draws(4000))
     step, generator = torch.full((2,), 0.3), torch.Generator().manual_seed(0)
     for _ in range(60):
         chains, _ = hamiltonian_move(posterior, chains, 1.0, step, 3, generator)
@@ -115,7 +115,7 @@ def test_trajectories_that_overflow_are_refused():
     """Also by a density that checks its argument."""
     normal = Normal(torch.zeros(2), torch.ones(2))
     posterior = TemperedPosterior(lambda w: normal.log_prob(w).sum(-1), lambda w: -w.pow(4).sum(-1))
-    chains = posterior.at(drawn(5, 2))
+    chains = posterior.chains_at(drawn(5, 2))
     step, generator = torch.full((2,), 1e80, dtype=torch.float64), torch.Generator().manual_seed(0)
     moved, accepted = hamiltonian_move(posterior, chains, 1.0, step, 10, generator)
     assert accepted == 0.0

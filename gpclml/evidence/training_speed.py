@@ -1,4 +1,4 @@
-r"""Estimators of the log marginal likelihood from training speed (Lyle et al. 2020, Section 3).
+r"""Training speed as evidence, of exact GPs and of any training loop (Lyle et al. 2020).
 
 A model that predicts each new point well from the points before it trains fast, and has a high
 marginal likelihood: :math:`\log p(D) = \sum_i \log E[p(D_i \mid \theta)]`,
@@ -9,8 +9,8 @@ function at the next point alone, so that nothing but its mean and variance is n
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import asdict, dataclass, field
+from typing import Any, cast
 
 import torch
 from gpytorch.distributions import MultivariateNormal
@@ -22,24 +22,17 @@ from torch import Tensor
 from gpclml._utils.arguments import check_counts, checked, seeded
 from gpclml._utils.arrays import ArrayLike, takes_arrays
 from gpclml.conditioning import as_orders
-from gpclml.errors import ArgumentError, UnsupportedError
+from gpclml.errors import ArgumentError, NonFiniteError, ShapeError, UnsupportedError
 from gpclml.evidence.sampling.monte_carlo import Estimate, mean_estimate
 from gpclml.inference.observations import Observations, observations, training_observations
 from gpclml.inference.units import Units, term_offset
 from gpclml.linalg import Covariance
 
 __all__ = [
-    "Prefixes",
+    "Estimate",
+    "SumOfTrainingLosses",
     "TrainingSpeed",
-    "divergences",
-    "expected_terms",
-    "log_density",
-    "marginal_terms",
-    "noise_variances",
     "posterior_divergences",
-    "predict_prefixes",
-    "sampled_terms",
-    "single_target_data",
     "training_speed",
 ]
 
@@ -61,8 +54,6 @@ class TrainingSpeed:
         gaussian: :math:`L_S(D)`, the density under the Gaussian with mean and variance of k
             draws: no bound; its bias falls with the number of draws.
         num_samples: Number k of draws.
-        gradient_norm: The largest gradient norm where descent ended, which bounds the distance of
-            its draws from exact ones in prior standard deviations; zero for exact draws.
 
     The standard errors of ``lower``, ``multi_sample`` and ``gaussian`` are over draws alone, given
     the orderings.
@@ -74,7 +65,6 @@ class TrainingSpeed:
     multi_sample: Estimate
     gaussian: Estimate
     num_samples: int
-    gradient_norm: float = 0.0
 
     @property
     def gap(self) -> float:
@@ -140,9 +130,17 @@ def training_speed(
     generator = seeded(seed)
     data, prefixes = _model_prefixes(model, orderings, generator)
     offset = float(term_offset(model, data, units).double().sum())
-    sums = [_draws_of_ordering(one, num_samples, repeats, generator) for one in _rows(prefixes)]
-    values, variances = torch.tensor(sums, dtype=torch.float64).unbind(1)  # (orderings, 3)
-    errors = (variances.sum(0) / repeats).sqrt() / len(sums)
+    values, variances = [], []  # of the three estimators, for each ordering
+    shape = repeats, num_samples, prefixes.errors.shape[-1]
+    for e, v, s in zip(prefixes.errors, prefixes.variances, prefixes.noise, strict=True):
+        normal = torch.randn(shape, generator=generator, dtype=torch.float64).to(e)
+        terms = torch.stack(sampled_terms(e - v.sqrt() * normal, s))
+        values.append(terms.mean(1).sum(-1))
+        # Draws at different points are independent, so that the variance of a sum is that of its
+        # terms, which a few repeats tell well.
+        variances.append(terms.var(1, correction=min(1, repeats - 1)).sum(-1))
+    values, variances = torch.stack(values), torch.stack(variances)
+    errors = (variances.sum(0) / repeats).sqrt() / len(values)
     lower, multi_sample, gaussian = (
         Estimate(value - offset, error if repeats > 1 else math.inf)
         for value, error in zip(values.mean(0).tolist(), errors.tolist(), strict=True)
@@ -186,8 +184,7 @@ def posterior_divergences(model: ExactGP, orderings: int | Tensor = 1, *, seed: 
     Note:
         n³/3 floating-point operations for each ordering.
     """
-    generator = seeded(seed)
-    return divergences(_model_prefixes(model, orderings, generator)[1])
+    return divergences(_model_prefixes(model, orderings, seeded(seed))[1])
 
 
 def _model_prefixes(
@@ -197,29 +194,6 @@ def _model_prefixes(
     orders = as_orders(orderings, data.num_rows, generator)
     noise = noise_variances(cast(Likelihood, model.likelihood), data)
     return data, predict_prefixes(data.covariance, data.residual, noise, orders)
-
-
-def _rows(prefixes: Prefixes) -> list[Prefixes]:
-    parts = zip(prefixes.errors, prefixes.variances, prefixes.noise, strict=True)
-    return [Prefixes(*part) for part in parts]
-
-
-def _draws_of_ordering(
-    prefixes: Prefixes, num_samples: int, repeats: int, generator: torch.Generator
-) -> tuple[list[float], list[float]]:
-    """Mean over repeats and variance of one repeat, of the three estimators.
-
-    Draws at different points are independent, so the variance of a sum is that of its terms,
-    which a few repeats tell well.
-    """
-    shape = (repeats, num_samples, len(prefixes.errors))
-    normal = torch.randn(shape, generator=generator, dtype=torch.float64).to(prefixes.errors)
-    deviations = prefixes.errors - prefixes.variances.sqrt() * normal
-    values, variances = [], []
-    for terms in sampled_terms(deviations, prefixes.noise):
-        values.append(float(terms.mean(0).sum()))
-        variances.append(float(terms.var(0).sum()) if repeats > 1 else 0.0)
-    return values, variances
 
 
 @dataclass(frozen=True)
@@ -319,6 +293,162 @@ def sampled_terms(deviations: Tensor, noise: Tensor) -> tuple[Tensor, Tensor, Te
     the draws' mean and variance.
     """
     densities = log_density(deviations, noise)
-    of_mixture = densities.logsumexp(-2) - math.log(deviations.shape[-2])
+    mixture = densities.logsumexp(-2) - math.log(deviations.shape[-2])
     variance, mean = torch.var_mean(deviations, dim=-2)
-    return densities.mean(-2), of_mixture, log_density(mean, variance + noise)
+    return densities.mean(-2), mixture, log_density(mean, variance + noise)
+
+
+class SumOfTrainingLosses:
+    r"""Training speed as the area under the curve of training losses.
+
+    Call :meth:`update` after each batch and :meth:`end_epoch` after each epoch. A network whose
+    sum is small trained fast, which stands in for a high marginal likelihood (Lyle et al. 2020,
+    Section 4.2): with a negative log density for loss, each point seen once and predicted
+    before it is trained on, :meth:`total` is an estimate of :math:`-L(D)`.
+
+    Losses that are tensors stay on their device until the end of an epoch, or until a sum is asked
+    for, so that a step does not wait for an accelerator.
+
+    Examples:
+        >>> speed = SumOfTrainingLosses()
+        >>> for x, y in loader:
+        ...     loss = criterion(network(x), y)
+        ...     speed.update(loss, len(y))
+        ...     ...
+        >>> speed.end_epoch()
+        >>> speed.sum()
+    """
+
+    def __init__(self) -> None:
+        self._sums = _Sums()
+        self._unread: list[tuple[Tensor, int]] = []
+
+    @property
+    def steps(self) -> int:
+        """Number of batches so far."""
+        return self._sums.steps + len(self._unread)
+
+    @property
+    def epochs(self) -> int:
+        """Number of ended epochs."""
+        return len(self._sums.epoch_means)
+
+    def update(self, loss: Tensor | float, num_points: int) -> None:
+        """Adds the loss of one batch, computed before the step that trains on it.
+
+        Args:
+            loss: Mean over the points of the batch, one number; a graph is not kept.
+            num_points: Number of points in the batch.
+
+        Raises:
+            ShapeError: If the loss is not one number.
+            ArgumentError: If there is no point.
+            NonFiniteError: If the loss is not finite; for a tensor it is raised when it is read.
+        """
+        check_counts(num_points=num_points)
+        if isinstance(loss, Tensor):
+            if loss.numel() != 1:
+                expected = "one number, the mean over the batch"
+                raise ShapeError("loss", tuple(loss.shape), expected, "Take loss.mean().")
+            # A copy: a loop may write its next loss into the same memory.
+            self._unread.append((loss.detach().clone().reshape(()), num_points))
+        else:
+            self._read().add(float(loss), num_points)
+
+    def end_epoch(self) -> None:
+        """Ends an epoch and keeps its mean loss a point.
+
+        Raises:
+            ArgumentError: If there was no batch since the last epoch.
+            NonFiniteError: If one of its losses is not finite.
+        """
+        sums = self._read()
+        if sums.epoch_points == 0:
+            suggestion = "Call update() at each batch first."
+            raise ArgumentError("epoch", "no batches", "at least one", suggestion)
+        sums.epoch_means.append(sums.epoch_total / sums.epoch_points)
+        sums.epoch_total, sums.epoch_points = 0.0, 0
+
+    def sum(self) -> float:
+        r"""The sum over all iterations of the batch losses (Lyle et al. 2020, Section 4.2).
+
+        Each batch counts once, whatever its size: :math:`\sum_t \ell_t`, in units of the loss.
+
+        Raises:
+            NonFiniteError: If one of them is not finite.
+        """
+        return self._read().sum
+
+    def total(self) -> float:
+        r"""The sum over all points seen of their losses, :math:`\sum_t b_t \ell_t`.
+
+        Total nats, if the loss is a mean negative log density.
+
+        Raises:
+            NonFiniteError: If a loss is not finite.
+        """
+        return self._read().total
+
+    def epoch_means(self) -> list[float]:
+        """The mean loss a point of each ended epoch.
+
+        Ru et al. (2021) add up those of the last epochs, since the initial weights decide the
+        first ones: ``sum(speed.epoch_means()[-E:])``.
+        """
+        return list(self._sums.epoch_means)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state from which a resumed run continues with the same sums.
+
+        Raises:
+            NonFiniteError: If a loss is not finite.
+        """
+        return asdict(self._read())
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restores a state of :meth:`state_dict`.
+
+        Raises:
+            ArgumentError: If entries are missing or unknown.
+        """
+        expected = sorted(asdict(_Sums()))
+        if sorted(state) != expected:
+            raise ArgumentError("state", sorted(state), f"the entries {', '.join(expected)}")
+        self._sums = _Sums(**{**state, "epoch_means": list(state["epoch_means"])})
+        self._unread = []
+
+    def _read(self) -> _Sums:
+        """The sums with the tensors that wait, which are read in one transfer."""
+        if self._unread:
+            values = torch.stack([loss for loss, _ in self._unread]).tolist()
+            read = 0
+            try:
+                for value, (_, num_points) in zip(values, self._unread, strict=True):
+                    self._sums.add(value, num_points)
+                    read += 1
+            finally:  # a loss that is not finite stays, so that later questions raise again
+                del self._unread[:read]
+        return self._sums
+
+
+@dataclass
+class _Sums:
+    """What has been added up; the names are those of the state."""
+
+    steps: int = 0
+    sum: float = 0.0
+    total: float = 0.0
+    epoch_total: float = 0.0
+    epoch_points: int = 0
+    epoch_means: list[float] = field(default_factory=list)
+
+    def add(self, loss: float, num_points: int) -> None:
+        if not math.isfinite(loss):
+            got = f"{loss} at step {self.steps + 1} (epoch {len(self.epoch_means) + 1})"
+            suggestion = "Lower the learning rate, or look for NaN in the data."
+            raise NonFiniteError("loss", got, "a finite number", suggestion)
+        self.steps += 1
+        self.sum += loss
+        self.total += num_points * loss
+        self.epoch_total += num_points * loss
+        self.epoch_points += num_points
