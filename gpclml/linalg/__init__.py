@@ -4,7 +4,7 @@ A :class:`Covariance` is dense, of low rank plus a diagonal, or solved by conjug
 Tensors go in and tensors come out: nothing here knows of models.
 """
 
-from gpclml.gram import DOUBLE_UP_TO, PROFILES, radial_covariance
+from gpclml.gram import radial_covariance
 from gpclml.gram.autograd import refuse_double_backward
 from gpclml.linalg.covariance import ConditionedBlock, Covariance, Predictor
 from gpclml.linalg.covariance_products import (
@@ -32,8 +32,6 @@ from gpclml.linalg.matrices import (
 )
 
 __all__ = [
-    "DOUBLE_UP_TO",
-    "PROFILES",
     "ConditionedBlock",
     "ConjugateGradients",
     "Covariance",
