@@ -4,7 +4,6 @@ A :class:`Covariance` is dense, of low rank plus a diagonal, or solved by conjug
 Tensors go in and tensors come out: nothing here knows of models.
 """
 
-from gpclml.gram import DOUBLE_UP_TO, PROFILES
 from gpclml.gram.autograd import refuse_double_backward
 from gpclml.linalg.covariance import ConditionedBlock, Covariance, Predictor
 from gpclml.linalg.dense import DenseCovariance, GramCovariance
@@ -27,8 +26,6 @@ from gpclml.linalg.matrices import (
 )
 
 __all__ = [
-    "DOUBLE_UP_TO",
-    "PROFILES",
     "ConditionedBlock",
     "ConjugateGradients",
     "Covariance",

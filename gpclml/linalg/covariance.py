@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,8 +22,7 @@ class Covariance(ABC):
     A kind of covariance is a subclass that implements what it can: dense with a Cholesky factor
     (:class:`~gpclml.linalg.DenseCovariance`), of low rank plus a diagonal
     (:class:`~gpclml.linalg.LowRankPlusDiagonal`), or known by its products with vectors
-    (:class:`~gpclml.linalg.IterativeCovariance`). What a kind lacks is an attribute or
-    a method that is not implemented.
+    (:class:`~gpclml.linalg.IterativeCovariance`).
 
     Residuals r are observations minus their prior mean, ``(*batch, n)``; their batches broadcast
     with those of the covariance. Log densities are in nats. Shapes and indices are not checked.
@@ -94,32 +94,27 @@ class Covariance(ABC):
         .. math:: \log p(r_B \mid r_{-B}) = -\tfrac12 \alpha_B^\top s + \tfrac12 \log |Q_{BB}|
             - \tfrac{b}{2} \log 2\pi.
 
-        Blocks of one point are leave-one-out (Rasmussen and Williams 2006, Eqs. 5.10-5.12).
+        Blocks of one point are leave-one-out (Rasmussen and Williams 2006, Eqs. 5.10-5.12). One
+        block alone costs less, as :meth:`conditional_log_density`.
 
         Args:
             residual: ``(*batch, n)``.
-            blocks: Indices, ``(k_i, b_i)``: blocks of one size are stacked. Blocks may overlap.
+            blocks: Indices, ``(k_i, b_i)``: blocks of one size are stacked. Blocks may overlap. One
+                block may be ``(*batch, 1, b)``, with points of its own in each batch member.
 
         Returns:
             ``(*batch, k_1 + k_2 + ...)``.
         """
-        return self._block_log_densities(self._expanded(residual), blocks)
-
-    def held_out_log_densities(self, residual: Tensor, blocks: Sequence[Tensor]) -> Tensor:
-        """The same for one block or several, by whichever of the two methods costs less.
-
-        One block may have shape ``(*batch, 1, b)``, for points of its own in each member.
-        """
         if len(blocks) == 1 and blocks[0].shape[-2] == 1:
             return self.held_out_log_density(residual, blocks).unsqueeze(-1)
-        return self.block_log_densities(residual, blocks)
+        return self._block_log_densities(self._expanded(residual), blocks)
 
     def held_out_log_density(self, residual: Tensor, blocks: Sequence[Tensor]) -> Tensor:
         """The sum of these log densities, ``(*batch,)``, whose gradient may cost less than theirs.
 
         Args:
             residual: ``(*batch, n)``.
-            blocks: As for :meth:`held_out_log_densities`.
+            blocks: As for :meth:`block_log_densities`.
         """
         residual = self._expanded(residual)
         if len(blocks) == 1 and blocks[0].shape[-2] == 1:
@@ -133,7 +128,7 @@ class Covariance(ABC):
         points.
 
         Args:
-            blocks: As for :meth:`held_out_log_densities`.
+            blocks: As for :meth:`block_log_densities`.
         """
         return blocks
 
@@ -255,24 +250,24 @@ def common_batch(*shapes: Size) -> Size:
     return shapes[0] if len(set(shapes)) == 1 else torch.broadcast_shapes(*shapes)
 
 
-class ConditionedBlock(ABC):
-    """What observations change in the distribution of some other values.
+@dataclass(frozen=True, eq=False)
+class ConditionedBlock:
+    """What observations change in the distribution of k other values, ``(*batch, k)`` each.
 
     Attributes:
-        shift: What the mean of each value gains, ``(*batch, k)``.
-        reduction: What the variance of each value loses, ``(*batch, k)``.
+        shift: What the mean of each value gains.
+        reduction: What the variance of each value loses.
+        vectors: What the joint covariance with other blocks takes, if it was to be kept: here the
+            whitened covariance with the observations, ``(*batch, n, k)``.
     """
 
     shift: Tensor
     reduction: Tensor
+    vectors: Any
 
-    @abstractmethod
     def joint_reduction(self, other: Any) -> Tensor:
-        """What the covariance with another block's values loses, ``(*batch, k, l)``.
-
-        Args:
-            other: Values of the same observations; both blocks keep their vectors.
-        """
+        """What the covariance with values of another block loses, ``(*batch, k, l)``."""
+        return self.vectors.mT @ other.vectors
 
 
 class Predictor(ABC):
@@ -290,8 +285,7 @@ class Predictor(ABC):
         Args:
             cross: Covariance of the observations with these values, ``(*batch, n, k)``; batches
                 broadcast.
-            keep: Whether to keep the vectors from which the joint covariance with other blocks is
-                computed.
+            keep: Whether to keep the vectors that the joint covariance with other blocks takes.
         """
         if self.missing is not None:
             cross = torch.where(self.missing.unsqueeze(-1), 0.0, cross)

@@ -41,8 +41,8 @@ __all__ = ["DenseCovariance", "GramCovariance", "LogDensity", "block_log_densiti
 _SOLVE_UP_TO = 0.3
 _MATRICES = 7  # at the peak of a step: those of the kernel, of the factor and of the gradient
 
-State = Sequence[Tensor]
-"""What a gradient needs of an evaluation."""
+
+State = Sequence[Tensor]  # what the gradient of a density needs of its evaluation
 
 
 class LogDensity(ABC):
@@ -51,40 +51,23 @@ class LogDensity(ABC):
     Attributes:
         order: Order that the points have to be in, ``(n,)`` or ``(*batch, n)``; None for data
             order.
-        factor_dtype: See :func:`gpclml.linalg.factorization_dtype`.
-        checked: See :func:`gpclml.linalg.safe_cholesky`.
     """
 
     order: Tensor | None
-    factor_dtype: torch.dtype | None
-    checked: bool
 
     @abstractmethod
-    def evaluate(
-        self, covariance: Tensor, residuals: Tensor, *, is_free: bool
-    ) -> tuple[Tensor, State]:
-        """Log densities ``(*batch, k)``, in the type of the factor, and what the gradient needs.
+    def evaluate(self, K: Tensor, residuals: Tensor, is_free: bool) -> tuple[Tensor, State]:
+        """Log densities ``(*batch, k)`` of residuals ``(*batch, k, n)``, and what a gradient needs.
 
-        Args:
-            covariance: ``(*batch, n, n)``.
-            residuals: k of each covariance, ``(*batch, k, n)``.
-            is_free: Whether the factor may be computed in the memory of the covariance.
-
-        Raises:
-            SingularError: That failed, and the covariance is gone.
+        A covariance K, ``(*batch, n, n)``, that is free may be overwritten by its factor; if that
+        fails, a SingularError says that it is gone.
         """
 
     @abstractmethod
-    def gradient(self, state: State, weights: Tensor, *, is_free: bool) -> tuple[Tensor, Tensor]:
-        """Gradients of the densities' weighted sum.
+    def gradient(self, state: State, weights: Tensor, is_free: bool) -> tuple[Tensor, Tensor]:
+        """Of the densities' sum, weighted ``(*batch, k)``, for K (symmetric) and for residuals.
 
-        Args:
-            state: What the evaluation gave for it.
-            weights: Of the shape and type of the densities.
-            is_free: Whether it may be computed in the memory of the state.
-
-        Returns:
-            That with respect to the covariance, symmetric, and that with respect to the residuals.
+        The state is what the evaluation gave for it, and may be overwritten if it is free.
         """
 
 
@@ -99,27 +82,22 @@ class ConditionalLogDensity(LogDensity):
 
     n³/3 + 3 n² b floating-point operations for value and gradient (b <= 0.3 n; at most 5/3 n³
     beyond).
-
-    Attributes:
-        num_held_out: Number b of points that are scored.
     """
 
     order: Tensor | None
-    num_held_out: int
+    num_held_out: int  # b
     factor_dtype: torch.dtype | None = None
     checked: bool = True
 
-    def evaluate(
-        self, covariance: Tensor, residuals: Tensor, *, is_free: bool
-    ) -> tuple[Tensor, State]:
+    def evaluate(self, K: Tensor, residuals: Tensor, is_free: bool) -> tuple[Tensor, State]:
         """See :meth:`LogDensity.evaluate`."""
-        L = safe_cholesky(covariance, self.factor_dtype, checked=self.checked, in_place=is_free)
+        L = safe_cholesky(K, self.factor_dtype, checked=self.checked, in_place=is_free)
         z = torch.linalg.solve_triangular(L, residuals.mT.to(L.dtype), upper=False)
         pivots = L.diagonal(dim1=-2, dim2=-1).unsqueeze(-1)[..., -self.num_held_out :, :]
         terms = torch.add(pivots.log(), z[..., -self.num_held_out :, :].square(), alpha=0.5)
         return -terms.add_(HALF_LOG_2PI).sum(-2), (L, z)
 
-    def gradient(self, state: State, weights: Tensor, *, is_free: bool) -> tuple[Tensor, Tensor]:
+    def gradient(self, state: State, weights: Tensor, is_free: bool) -> tuple[Tensor, Tensor]:
         """By n x b triangular solves, or by two inverses where many points are held out."""
         L, z = state
         (n, k), b = z.shape[-2:], self.num_held_out
@@ -163,23 +141,17 @@ class BlockLogDensity(LogDensity):
 
     About n³ floating-point operations for the values; the gradient adds about 1.2 n³ for disjoint
     blocks that cover the data, and 3.2 n³ for overlapping ones however many.
-
-    Attributes:
-        blocks: Indices on the covariance's device, ``(k_i, b_i)`` each.
-        disjoint: Whether no point is in two blocks.
     """
 
-    blocks: tuple[Tensor, ...]
-    disjoint: bool
+    blocks: tuple[Tensor, ...]  # on the covariance's device, (k_i, b_i) each
+    disjoint: bool  # whether no point is in two blocks
     factor_dtype: torch.dtype | None = None
     checked: bool = True
     order: Tensor | None = field(default=None, init=False)
 
-    def evaluate(
-        self, covariance: Tensor, residuals: Tensor, *, is_free: bool
-    ) -> tuple[Tensor, State]:
+    def evaluate(self, K: Tensor, residuals: Tensor, is_free: bool) -> tuple[Tensor, State]:
         """See :meth:`LogDensity.evaluate`."""
-        L = safe_cholesky(covariance, self.factor_dtype, checked=self.checked, in_place=is_free)
+        L = safe_cholesky(K, self.factor_dtype, checked=self.checked, in_place=is_free)
         alpha = torch.cholesky_solve(residuals.mT.to(L.dtype), L)  # (*batch, n, r)
         Q = inverse_of_factor(L, in_place=L.is_cpu)
         value, factors, sources = 0.0, [], []
@@ -190,7 +162,7 @@ class BlockLogDensity(LogDensity):
             sources.append(s)
         return cast(Tensor, value), (Q, alpha, *factors, *sources)
 
-    def gradient(self, state: State, weights: Tensor, *, is_free: bool) -> tuple[Tensor, Tensor]:
+    def gradient(self, state: State, weights: Tensor, is_free: bool) -> tuple[Tensor, Tensor]:
         """By products of the inverse with its blocks."""
         Q, alpha, *saved = state
         count = len(self.blocks)
@@ -204,25 +176,17 @@ class BlockLogDensity(LogDensity):
             source.scatter_add_(-2, group.reshape(-1, 1).expand(weighted.shape), weighted)
         gradient = sandwich(Q, middles, self.blocks, self.disjoint).mul_(-0.5)
         u = Q @ source
-        left = torch.cat([u, alpha], dim=-1)
-        right = 0.5 * torch.cat([alpha, u], dim=-1)
-        return gradient.add_(left @ right.mT), -u.mT
+        left, right = torch.cat([u, alpha], dim=-1), torch.cat([alpha, u], dim=-1)
+        return gradient.add_(left @ (0.5 * right).mT), -u.mT
 
 
 def block_log_densities(
     Q: Tensor, alpha: Tensor, group: Tensor, checked: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Log densities of k blocks of one size, from the inverse covariance.
+    """Log densities ``(*batch, k, r)`` of blocks ``(k, b)``, factors of Q_BB, and s, in float64.
 
-    Args:
-        Q: The inverse, ``(*batch, n, n)``.
-        alpha: Its products with r residuals, ``(*batch, n, r)``.
-        group: The blocks, ``(k, b)``.
-        checked: See :func:`gpclml.linalg.safe_cholesky`.
-
-    Returns:
-        Log densities ``(*batch, k, r)``, factors of Q_BB ``(*batch, k, b, b)``, and s
-        ``(*batch, k, b, r)``, all in float64: the blocks are small, and their determinants cancel.
+    Q is the inverse covariance, ``(*batch, n, n)``, and alpha its products with r residuals,
+    ``(*batch, n, r)``. The blocks are small, and their determinants cancel: hence float64.
     """
     alpha_B = alpha[..., group, :].double()
     single = group.shape[-1] == 1
@@ -364,7 +328,7 @@ class DenseCovariance(Covariance):
         def evaluate(matrix: Tensor, is_free: bool) -> tuple[Tensor, State]:
             if layout is not None:
                 matrix = layout.covariances(matrix)
-            return density.evaluate(matrix, residuals, is_free=is_free)
+            return density.evaluate(matrix, residuals, is_free)
 
         with torch.no_grad():
             try:
@@ -384,7 +348,7 @@ class DenseCovariance(Covariance):
             state = states.pop() if states else evaluate(self._evaluated(order, batch)[0], True)[1]
             if not is_free:
                 states.append(state)
-            grad_matrix, columns = density.gradient(state, weights, is_free=is_free)
+            grad_matrix, columns = density.gradient(state, weights, is_free)
             del state
             gradients = matrix_vjp(grad_matrix.reshape(shape).to(dtype)) if tensors else []
             if residual.requires_grad:
@@ -541,12 +505,9 @@ def _reordered(evaluated: Evaluated, order: Tensor, batch: Size, *, is_free: boo
 
 
 class BatchLayout:
-    """How a batch splits into covariances and the k residuals that share each of them.
+    """How a batch of residuals splits into covariances and the k residuals that share each.
 
-    Args:
-        covariances: Batch shape of the covariance; residuals share one in dimensions where it
-            has size 1 or that it lacks.
-        batch: Batch shape of the residuals, to which the former broadcasts.
+    They share one in dimensions where the covariances' batch has size 1, or which it lacks.
     """
 
     def __init__(self, covariances: Size, batch: Size) -> None:
@@ -581,18 +542,4 @@ class _DensePredictor(Predictor):
     def _given(self, cross: Tensor, keep: bool) -> ConditionedBlock:
         V = torch.linalg.solve_triangular(self._factor, cross, upper=False)
         shift = (V.mT @ self._whitened).squeeze(-1)
-        return _DenseBlock(shift, V.square().sum(-2), V if keep else None)
-
-
-@dataclass(frozen=True, eq=False)
-class _DenseBlock(ConditionedBlock):
-    """By the whitened covariance with the observations, ``(*batch, n, k)``."""
-
-    shift: Tensor
-    reduction: Tensor
-    vectors: Tensor | None
-
-    def joint_reduction(self, other: _DenseBlock) -> Tensor:
-        assert self.vectors is not None
-        assert other.vectors is not None
-        return self.vectors.mT @ other.vectors
+        return ConditionedBlock(shift, V.square().sum(-2), V if keep else None)

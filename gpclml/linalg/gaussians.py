@@ -210,7 +210,7 @@ class FullGaussian(WeightDistribution):
     def updated(
         self, features: Tensor, residual: float | Tensor, noise: float | Tensor
     ) -> FullGaussian:
-        r"""The posterior given further points, which are added one after the other.
+        r"""The posterior given further points, added one after the other at 4 R² operations each.
 
         Potter's form of the update keeps the covariance positive: with
         :math:`v = A^\top \phi`, :math:`s = \sigma^2 + v^\top v` and
@@ -222,14 +222,8 @@ class FullGaussian(WeightDistribution):
             residual: Their targets less the prior mean, a number or ``(m,)``.
             noise: Noise variance, one or ``(m,)``.
 
-        Returns:
-            A new distribution; this one is not changed.
-
         Raises:
             ArgumentError: The noise is not positive.
-
-        Note:
-            4 R² operations a point.
         """
         rows = torch.atleast_2d(features)
         # In the type of the mean at once: a float would pass through float32.

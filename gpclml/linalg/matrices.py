@@ -36,23 +36,13 @@ _UNDIVIDED, _UNDIVIDED_ON_GPU = 128, 1024  # least rows of a half of an inverse
 _PIVOT_ROUNDINGS = 2  # epsilons of a variance that a squared pivot has to be above
 
 
-def factorization_dtype(
-    covariance: Tensor,  # shape: (*batch, n, n)
-    factor_dtype: torch.dtype | None = None,
-) -> torch.dtype:
-    """The floating-point type in which a covariance is factored.
+def factorization_dtype(covariance: Tensor, factor_dtype: torch.dtype | None = None) -> torch.dtype:
+    """The floating-point type in which a covariance ``(*batch, n, n)`` is factored.
 
-    The policy, when ``factor_dtype`` is not given: float64 stays float64; float32 is
-    factored in float64 up to ``n = DOUBLE_UP_TO``, where the factorization costs less
-    than the kernel around it, and in float32 above. Whatever is chosen, a float32
-    factorization that fails is repeated in float64 before any jitter is added.
-
-    Args:
-        covariance: Covariance matrices, ``(*batch, n, n)``.
-        factor_dtype: ``torch.float32`` or ``torch.float64`` to override the policy.
-
-    Returns:
-        The type to factor in.
+    That given as ``factor_dtype``, float32 or float64; else float64 stays float64, and float32 is
+    factored in float64 up to ``n = DOUBLE_UP_TO``, where the factorization costs less than the
+    kernel around it, and in float32 above. Whatever is chosen, a float32 factorization that fails
+    is repeated in float64 before any jitter is added.
 
     Raises:
         ArgumentError: If ``factor_dtype`` is another type.
@@ -68,7 +58,7 @@ def factorization_dtype(
 
 
 def safe_cholesky(
-    covariance: Tensor,  # shape: (*batch, n, n)
+    covariance: Tensor,
     factor_dtype: torch.dtype | None = None,
     *,
     checked: bool = True,
@@ -111,18 +101,22 @@ def safe_cholesky(
         return factor
     if in_place:
         raise SingularError
-    _check_finite(covariance)
+    if bad := int((~torch.isfinite(covariance)).sum()):
+        raise NonFiniteError(
+            "covariance",
+            f"{bad} non-finite of {covariance.numel()} entries "
+            f"(shape {tuple(covariance.shape)}, {covariance.dtype})",
+            "finite entries",
+            "Check the inputs for NaN, and lower the learning rate if hyperparameters diverged.",
+        )
     if matrix.dtype == torch.float32:
         matrix = matrix.double()
         factor, left = _factor(matrix)
     # Each member on its own, with jitter to its own scale.
-    members = zip(_members(factor), left.flatten().tolist(), _members(matrix), strict=True)
-    factors = [one if share > least else _jittered(member, least) for one, share, member in members]
+    members = matrix.reshape(-1, *matrix.shape[-2:])
+    pairs = zip(members, left.flatten().tolist(), factor.reshape(members.shape), strict=True)
+    factors = [L if share > least else _jittered(K, least) for K, share, L in pairs]
     return torch.stack(factors).reshape(matrix.shape)
-
-
-def _members(matrices: Tensor) -> Tensor:
-    return matrices.reshape(-1, *matrices.shape[-2:])
 
 
 class SingularError(Exception):
@@ -148,18 +142,6 @@ def _factor(matrix: Tensor, in_place: bool = False) -> tuple[Tensor, Tensor]:
     return factor, pivots.div_(variances).amin(-1) - info
 
 
-def _check_finite(covariance: Tensor) -> None:
-    bad = int((~torch.isfinite(covariance)).sum())
-    if bad:
-        raise NonFiniteError(
-            "covariance",
-            f"{bad} non-finite of {covariance.numel()} entries "
-            f"(shape {tuple(covariance.shape)}, {covariance.dtype})",
-            "finite entries",
-            "Check the inputs for NaN, and lower the learning rate if hyperparameters diverged.",
-        )
-
-
 def _jittered(matrix: Tensor, least: float) -> Tensor:
     """The factor with the first jitter that lifts all pivots above rounding."""
     scale = float(matrix.detach().diagonal().mean().abs()) or 1.0
@@ -183,19 +165,13 @@ def _jittered(matrix: Tensor, least: float) -> Tensor:
     )
 
 
-def take(
-    values: Tensor,  # shape: (*batch, n)
-    order: Tensor,  # shape: (b,) or (*batch, b)
-) -> Tensor:
-    """The values at these indices, ``(*batch, b)``."""
+def take(values: Tensor, order: Tensor) -> Tensor:
+    """The values ``(*batch, n)`` at indices ``(b,)`` or ``(*batch, b)``, ``(*batch, b)``."""
     return values.index_select(-1, order) if order.ndim == 1 else values.gather(-1, order)
 
 
-def take_rows(
-    values: Tensor,  # shape: (*batch, n, c)
-    order: Tensor,  # shape: (b,) or (*batch, b)
-) -> Tensor:
-    """The rows at these indices, ``(*batch, b, c)``."""
+def take_rows(values: Tensor, order: Tensor) -> Tensor:
+    """The rows of ``(*batch, n, c)`` at indices as :func:`take` takes them, ``(*batch, b, c)``."""
     if order.ndim == 1:
         return values.index_select(-2, order)
     # Blocks of memory are copied whole, which a gather would not do.
@@ -205,32 +181,19 @@ def take_rows(
     return rows.reshape(*order.shape, values.shape[-1])
 
 
-def permute(
-    matrix: Tensor,  # shape: (*batch, n, n)
-    order: Tensor,  # shape: (b,) or (*batch, b)
-) -> Tensor:
-    """Rows and columns at these indices, ``(*batch, b, b)``."""
+def permute(matrix: Tensor, order: Tensor) -> Tensor:
+    """Rows and columns of ``(*batch, n, n)`` at indices as :func:`take` takes them."""
     # Rows as blocks of memory, then a gather within rows: several times faster on a CPU
     # than indexing with two index tensors.
     rows = take_rows(matrix, order)
     return rows.gather(-1, order.unsqueeze(-2).expand(*rows.shape[:-1], order.shape[-1]))
 
 
-def symmetric_product(
-    left: Tensor,  # shape: (*batch, n, k)
-    right: Tensor,  # shape: (*batch, n, k)
-) -> Tensor:
-    """``left @ right.mT`` for a product that is symmetric: only its lower half is computed.
+def symmetric_product(left: Tensor, right: Tensor) -> Tensor:
+    """``left @ right.mT`` of ``(*batch, n, k)`` where it is symmetric: its lower half is computed.
 
     Row panels stop at the diagonal and are mirrored, which saves up to half of the 2 n² k
     floating-point operations.
-
-    Args:
-        left: The left factor, ``(*batch, n, k)``.
-        right: The right factor, ``(*batch, n, k)``.
-
-    Returns:
-        The product, ``(*batch, n, n)``, exactly symmetric off the diagonal panels.
     """
     n, rows = left.shape[-2], _PANEL.get(left.device.type, _PANEL["other"])
     if n < 2 * rows:
@@ -247,13 +210,9 @@ def symmetric_product(
 def sandwich(
     Q: Tensor, middles: Sequence[Tensor], blocks: Sequence[Tensor], disjoint: bool
 ) -> Tensor:
-    """The sum over blocks of Q_:B M_B Q_B:, ``(*batch, n, n)``.
+    """The sum of Q_:B M_B Q_B: over blocks ``(k_i, b_i)``, M being ``(*batch, k_i, b_i, b_i)``.
 
-    Args:
-        Q: Symmetric, ``(*batch, n, n)``.
-        middles: Symmetric, ``(*batch, k_i, b_i, b_i)`` a size.
-        blocks: Indices, ``(k_i, b_i)`` a size.
-        disjoint: Whether no index is in two blocks: then there are no more columns than rows.
+    Where no index is in two blocks there are no more columns than rows.
     """
     if not disjoint:  # the M_B are added up first, one product serves all
         total = torch.zeros_like(Q)
@@ -270,8 +229,9 @@ def sandwich(
             scaled.append(M.flatten(-3).unsqueeze(-1) * Q_B)
         else:
             scaled.append((M @ Q_B.unflatten(-2, group.shape)).flatten(-3, -2))
-    left, right = (x[0] if len(x) == 1 else torch.cat(x, dim=-2) for x in (scaled, rows))
-    return symmetric_product(left.mT, right.mT)
+    if len(blocks) == 1:
+        return symmetric_product(scaled[0].mT, rows[0].mT)
+    return symmetric_product(torch.cat(scaled, dim=-2).mT, torch.cat(rows, dim=-2).mT)
 
 
 def inverse_of_factor(L: Tensor, *, in_place: bool = False) -> Tensor:
@@ -280,18 +240,15 @@ def inverse_of_factor(L: Tensor, *, in_place: bool = False) -> Tensor:
     A large one is computed by halves, which takes 5/6 n³ operations, mostly of products. On a GPU
     this is faster than ``torch.cholesky_inverse``; on a CPU it does not slow down as that does
     where several threads share the cores with other programs. Many small ones are computed on a GPU
-    by triangular solves, since ``torch.cholesky_inverse`` of a batch cannot be in a CUDA graph.
-
-    Args:
-        L: Lower-triangular, ``(*batch, n, n)``.
-        in_place: Compute it in the memory of the factor, where that is possible.
+    by triangular solves, since ``torch.cholesky_inverse`` of a batch cannot be in a CUDA graph. In
+    place it is in the memory of the factor, where that is possible.
     """
     if L.shape[-1] == 1:
         return L.square().reciprocal()
     if L.ndim > 2 and L.device.type != "cpu" and L.shape[-1] < _UNDIVIDED_ON_GPU:
-        one = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device).expand(L.shape)
-        of_factor = torch.linalg.solve_triangular(L, one, upper=False)
-        return of_factor.mT @ of_factor
+        identity = torch.eye(L.shape[-1], dtype=L.dtype, device=L.device).expand(L.shape)
+        inverse = torch.linalg.solve_triangular(L, identity, upper=False)
+        return inverse.mT @ inverse
     undivided = _UNDIVIDED if L.device.type == "cpu" else _UNDIVIDED_ON_GPU
     if L.shape[-1] < 2 * undivided:
         return torch.cholesky_inverse(L, out=L if in_place and L.mT.is_contiguous() else None)

@@ -51,7 +51,7 @@ def test_held_out_densities_and_their_gradients(kind, blocks):
     residual = reference.random_residual(N).requires_grad_()
     inputs = features, noise, residual
     covariance = KINDS[kind](features, noise)
-    values = covariance.held_out_log_densities(residual, blocks)
+    values = covariance.block_log_densities(residual, blocks)
     K = features @ features.mT + torch.diag_embed(noise)
     expected = torch.stack(
         [

@@ -7,8 +7,8 @@ from linear_operator.utils.warnings import NumericalWarning
 
 import reference
 from gpclml.errors import ArgumentError, NonFiniteError
+from gpclml.gram import DOUBLE_UP_TO
 from gpclml.linalg import (
-    DOUBLE_UP_TO,
     factorization_dtype,
     permute,
     safe_cholesky,
