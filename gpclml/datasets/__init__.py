@@ -6,7 +6,6 @@ labelled images, ``load_head_poses`` pictures of heads at known angles. Files ar
 named by ``$GPCLML_DATA``, or in the user's cache if it is not set.
 """
 
-from gpclml import explain_moved
 from gpclml.datasets.images import (
     HeadPoses,
     LabelledImages,
@@ -55,5 +54,3 @@ __all__ = [
     "uci_source",
     "uci_sources",
 ]
-
-explain_moved(__name__)

@@ -1,6 +1,5 @@
 """Evidence by sampling: draws of weights, their predictions, annealing, simple Monte Carlo."""
 
-from gpclml import explain_moved
 from gpclml.evidence.sampling.annealing import (
     AnnealedEvidence,
     BidirectionalEvidence,
@@ -56,5 +55,3 @@ __all__ = [
     "simple_monte_carlo",
     "stacked_weights",
 ]
-
-explain_moved(__name__)
