@@ -9,7 +9,7 @@ that ``import gpclml`` itself imports nothing. Everything else is in the package
 - ``fit``: fits; ``evaluation``: scores and comparisons of models
 - ``inference``: posteriors of exact GPs; ``linalg``: densities of tensors
 - ``curvature``, ``evidence``, ``meta``: networks, evidence by other roads, few-shot tasks
-- ``datasets``, ``cli``, ``errors``
+- ``cli``, ``errors``
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
         RandomOrderings,
     )  # fmt: skip
     from gpclml.curvature import GaussianWeightPrior
-    from gpclml.datasets import load
     from gpclml.estimators import Laplace, Regressor, StackedGP
     from gpclml.evaluation import (
         Comparison,
@@ -95,7 +94,6 @@ __all__ = [
     "joint_log_predictive",
     "learning_curve",
     "leave_one_out",
-    "load",
     "log_marginal_likelihood",
     "marginal_log_predictive",
     "plot_compare",
@@ -107,7 +105,7 @@ __all__ = [
 
 # In the order in which a name is looked for: those that take least to import come first.
 _ROOMS = (
-    "errors", "datasets", "conditioning", "mlls", "models", "evaluation", "fit", "kernels",
+    "errors", "conditioning", "mlls", "models", "evaluation", "fit", "kernels",
     "inference", "linalg", "curvature", "evidence", "estimators", "meta", "cli",
 )  # fmt: skip
 
