@@ -27,6 +27,7 @@ from benchmarks._options import (
 )
 from benchmarks._process import variables
 from benchmarks._tables import code, describe_cells, section, write_rows
+from benchmarks.data.files import VARIABLE
 from benchmarks.runner import (
     Batches,
     GridSummary,
@@ -35,7 +36,6 @@ from benchmarks.runner import (
     load_results,
     run_grid,
 )
-from gpclml.datasets.sources import VARIABLE
 from gpclml.errors import DataError
 
 if TYPE_CHECKING:

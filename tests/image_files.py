@@ -16,10 +16,8 @@ import numpy
 import pytest
 from PIL import Image
 
-from benchmarks import _images
-from gpclml.datasets import images
-from gpclml.datasets.images import PITCHES, YAWS
-from gpclml.datasets.sources import ImageFile, image_files
+from benchmarks.data.files import DataFile, data_files
+from benchmarks.data.images import PITCHES, YAWS
 
 
 def idx(array):
@@ -59,23 +57,21 @@ def characters(path, alphabets, count=2):
 def register(patch: pytest.MonkeyPatch, folder: Path, names: Iterable[str]) -> None:
     """Files in a data folder become those of the registry, until the patch is undone."""
 
-    def found(one: ImageFile) -> ImageFile:
-        body = (folder / one.folder / one.file).read_bytes()
-        checksum = f"sha256:{hashlib.sha256(body).hexdigest()}"
-        return replace(one, checksum=checksum, bytes=len(body))
+    def found(file: DataFile) -> DataFile:
+        body = (folder / file.folder / file.file).read_bytes()
+        return replace(file, checksum=f"sha256:{hashlib.sha256(body).hexdigest()}")
 
-    made = {name: tuple(found(one) for one in image_files()[name]) for name in names}
-    patch.setattr(images, "image_files", lambda: image_files() | made)
+    for name in names:
+        patch.setitem(data_files(), name, tuple(map(found, data_files()[name])))
 
 
 def register_arrays(patch: pytest.MonkeyPatch, folder: Path, name: str, **arrays) -> Path:
-    """Arrays in a data folder become the images of that name that only benchmarks use."""
-    file, _, source = _images.FILES[name]
-    path = folder / file
+    """Arrays become the images of that name, in a numpy file of the data folder."""
+    [file] = data_files()[name]
+    path = folder / file.folder / file.file
     path.parent.mkdir(exist_ok=True)
     numpy.savez(path, **arrays)
-    checksum = hashlib.sha256(path.read_bytes()).hexdigest()
-    patch.setitem(_images.FILES, name, (file, checksum, source))
+    register(patch, folder, [name])
     return path
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy
 import pytest
 
-from gpclml.datasets.sources import UciSource, uci_source, uci_sources
+from benchmarks.data.files import DataFile, data_files
 
 
 def smooth_rows(num_data: int, num_features: int, noise: float = 0.05) -> numpy.ndarray:
@@ -22,26 +22,23 @@ def smooth_rows(num_data: int, num_features: int, noise: float = 0.05) -> numpy.
     return numpy.column_stack([x, y])
 
 
-def write_table(folder: Path, name: str, rows: numpy.ndarray) -> UciSource:
+def write_table(folder: Path, name: str, rows: numpy.ndarray) -> DataFile:
     """Writes a file as that of a data set is laid out, and gives the entry that describes it."""
-    source, (n, columns) = uci_source(name), rows.shape
-    separator = "," if source.delimiter == "comma" else "  "
-    lines = [separator.join(["name"] * columns)] * source.header_lines
+    [file], (n, columns) = data_files()[name], rows.shape
+    separator = "," if ".csv" in file.file else "  "
+    lines = [separator.join(["name"] * columns)] * file.header_lines
     lines += [separator.join(f"{value:.8g}" for value in row) for row in rows]
     body = "".join(f"{line}\n" for line in lines).encode()
-    path = folder / "uci" / source.file
+    path = folder / "uci" / file.file
     if path.suffix == ".gz":
         body = gzip.compress(body, mtime=0)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(body)
-    return replace(
-        source, sha256=hashlib.sha256(body).hexdigest(), bytes=len(body), num_data=n,
-        num_features=columns - 1, target_column=-1 if source.target_column < 0 else columns - 1,
-    )  # fmt: skip
+    checksum = f"sha256:{hashlib.sha256(body).hexdigest()}"
+    return replace(file, checksum=checksum, num_data=n, num_features=columns - 1)
 
 
-def register(patch: pytest.MonkeyPatch, sources: Iterable[UciSource]) -> None:
+def register(patch: pytest.MonkeyPatch, files: Iterable[DataFile]) -> None:
     """Entries in place of those of the same names, until the patch is undone."""
-    known = dict(uci_sources()) | {source.name: source for source in sources}
-    for module in ("regression", "sources"):
-        patch.setattr(f"gpclml.datasets.{module}.uci_sources", lambda: known)
+    for file in files:
+        patch.setitem(data_files(), file.name, (file,))

@@ -1,10 +1,9 @@
-"""What ``import gpclml`` offers, and what it says of names that moved."""
+"""What ``import gpclml`` offers."""
 
 from __future__ import annotations
 
 import ast
 import importlib
-import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -36,16 +35,6 @@ def test_importing_the_package_imports_nothing_else():
     assert done.stdout.split() == ["False", "RandomHoldout"]
 
 
-@pytest.mark.parametrize("name", gpclml._MOVED)
-def test_what_moved_or_was_renamed_says_where_it_is(name):
-    package, _, last = f"gpclml.{name}".rpartition(".")
-    with pytest.raises(AttributeError, match=rf"gpclml\.{name} is now gpclml\.") as caught:
-        getattr(importlib.import_module(package), last)
-    pkgutil.resolve_name(str(caught.value).removesuffix(".").split()[-1])
-
-
 def test_an_unknown_name():
     with pytest.raises(AttributeError, match="no attribute 'clml'"):
         gpclml.clml  # noqa: B018
-    with pytest.raises(AttributeError, match=r"'gpclml\.curvature' has no attribute 'Kernl'"):
-        gpclml.curvature.Kernl  # noqa: B018

@@ -26,7 +26,7 @@ BASELINE = "pixels"
 """In place of a kernel: the baseline on raw inputs."""
 OBJECTIVES = ("lml", "clml", "clml-half")
 SOURCES = (
-    "benchmarks._images", "benchmarks.dkt.baselines", "benchmarks.dkt.stacks",
+    "benchmarks.dkt.baselines", "benchmarks.dkt.stacks",
     "benchmarks.dkt.studies", "benchmarks.dkt.together",
 )  # fmt: skip
 """The modules beside this one that decide the results of :func:`run_cell`."""

@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 
-from benchmarks import _images
-from gpclml import datasets
-from gpclml.datasets.sources import data_folder
+from benchmarks.data import LabelledImages, data_folder, load_head_poses
+from benchmarks.data import load_images as read_images
 from gpclml.errors import UnknownNameError
 from gpclml.kernels.networks import MLP
 from gpclml.meta import (
@@ -34,16 +33,16 @@ __all__ = [
 
 
 @functools.lru_cache(maxsize=8)
-def _loaded(name: str, folder: str) -> datasets.LabelledImages:
-    return _images.load_images(name)
+def _loaded(name: str, folder: str) -> LabelledImages:
+    return read_images(name)
 
 
-def load_images(name: str) -> datasets.LabelledImages:
+def load_images(name: str) -> LabelledImages:
     """Images by name, read once by each process and data folder."""
-    return _loaded(name, str(data_folder("")))
+    return _loaded(name, str(data_folder()))
 
 
-Load = Callable[[], datasets.LabelledImages]
+Load = Callable[[], LabelledImages]
 Make = Callable[..., "Sources"]  # of shots and a seed; where there are classes, of ways too
 
 _QUERIES = 15  # of the 20 drawings of a character, which leaves five shots
@@ -75,7 +74,7 @@ def part_of_omniglot(part: str) -> Load:
         part: ``"train"``, ``"validation"`` or ``"test"``: five, one and two alphabets.
     """
 
-    def load() -> datasets.LabelledImages:
+    def load() -> LabelledImages:
         data = load_images("omniglot-small")
         held_out = {"validation": _VALIDATION, "test": _TEST}
         rest = [one for one in data.groups if one not in (*_VALIDATION, *_TEST)]
@@ -136,7 +135,7 @@ def head_poses(out_of_range: bool) -> Make:
     """
 
     def make(shots: int, seed: int) -> Sources:
-        everyone = datasets.load_head_poses()
+        everyone = load_head_poses()
         rows = [place for place, one in enumerate(everyone.people) if one not in _TEST_PEOPLE]
         tested = [place for place, one in enumerate(everyone.people) if one in _TEST_PEOPLE]
         yaws = _TRAIN_YAWS if out_of_range else 19
@@ -166,7 +165,7 @@ def digits(shots: int, seed: int, ways: int = 3) -> Sources:
 
 
 def _image_tasks(
-    data: datasets.LabelledImages, shots: int, seed: int, *, ways: int, rotations: bool = False
+    data: LabelledImages, shots: int, seed: int, *, ways: int, rotations: bool = False
 ) -> ImageTasks:
     return ImageTasks(
         data.images, data.labels, ways=ways, shots=shots, queries=_QUERIES, rotations=rotations,
@@ -217,7 +216,7 @@ def study_named(name: str) -> FewShotStudy:
     return STUDIES[name]
 
 
-def _omniglot(name: str, chosen_by: bool | None = None) -> datasets.LabelledImages:
+def _omniglot(name: str, chosen_by: bool | None = None) -> LabelledImages:
     """An original set, or only the alphabets to choose by, or all others."""
     data = load_images(name)
     if chosen_by is None:
@@ -225,18 +224,16 @@ def _omniglot(name: str, chosen_by: bool | None = None) -> datasets.LabelledImag
     return data.of_groups([one for one in data.groups if (one in _CHOSEN_BY) == chosen_by])
 
 
-def _emnist(to_choose_by: bool) -> datasets.LabelledImages:
+def _emnist(to_choose_by: bool) -> LabelledImages:
     data = load_images("emnist")
     rows = (data.labels % 2 == 0) == to_choose_by
-    return datasets.LabelledImages(
-        data.name, data.images[rows], data.labels[rows], data.class_names
-    )
+    return LabelledImages(data.images[rows], data.labels[rows])
 
 
 def _photographs(train: str, test: str) -> FewShotStudy:
     """Photographs of 84 x 84 of one set to learn from, of another or the same to test on."""
 
-    def part(name: str, group: str) -> datasets.LabelledImages:
+    def part(name: str, group: str) -> LabelledImages:
         return load_images(name).of_groups([group])
 
     names = {"cub": "CUB-200-2011, species of birds", "mini-imagenet": "miniImageNet"}
@@ -253,7 +250,7 @@ def _photographs(train: str, test: str) -> FewShotStudy:
     )  # fmt: skip
 
 
-def _part(about: str, test: Callable[[], datasets.LabelledImages]) -> FewShotStudy:
+def _part(about: str, test: Callable[[], LabelledImages]) -> FewShotStudy:
     return FewShotStudy(
         f"part of Omniglot (8 alphabets): 5 to learn from, Latin to choose by, {about}, 5-way by "
         "default",

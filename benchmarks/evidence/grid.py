@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from benchmarks._options import check_device, check_known, check_positive
+from benchmarks.data import load
 from benchmarks.evidence.architectures import SIX, run_architecture, run_size
 from benchmarks.evidence.bounds import ESTIMATORS, run_estimator
 from benchmarks.evidence.online import run_invariance, run_regression, run_search
@@ -20,7 +21,6 @@ from benchmarks.evidence.training import (
     learning_rate,
     network,
 )
-from gpclml.datasets import load
 
 __all__ = ["SOURCES", "STUDIES", "Settings", "make_grid", "run_cell"]
 
@@ -139,7 +139,7 @@ def _invariance(settings: Settings):
 
 def _online(settings: Settings):
     for data in _UCI:
-        load(data, progress=False)
+        load(data)
     regression = replace(settings, epochs=60 * settings.epochs)
     for data, seed, (structure, hessian) in itertools.product(
         _UCI, range(5), (("kronecker", "ggn"), ("full", "ggn"))
@@ -184,7 +184,7 @@ _FUNCTIONS: Mapping[str, Callable[[Mapping[str, Any]], dict[str, float]]] = {
 }
 
 SOURCES = (
-    "benchmarks._images", "benchmarks.evidence.architectures", "benchmarks.evidence.bounds",
+    "benchmarks.evidence.architectures", "benchmarks.evidence.bounds",
     "benchmarks.evidence.online", "benchmarks.evidence.training",
 )  # fmt: skip
 """The modules beside this one that decide the results of :func:`run_cell`."""

@@ -9,6 +9,7 @@ from typing import Any, Literal, cast
 import torch
 from gpytorch.likelihoods import GaussianLikelihood
 
+from benchmarks.data import load, split
 from benchmarks.evidence.bounds import STRUCTURES
 from benchmarks.evidence.training import (
     CLASSES,
@@ -24,7 +25,6 @@ from benchmarks.evidence.training import (
 )
 from gpclml.curvature import FunctionSpace, GaussianWeightPrior
 from gpclml.curvature.invariances import AffineAugmentation, AveragedNetwork
-from gpclml.datasets import load, split
 from gpclml.evidence.sampling import linearized_outputs, marginal_log_densities
 from gpclml.fit import fit_online
 from gpclml.kernels.networks import MLP
@@ -48,8 +48,8 @@ def run_regression(cell: Mapping[str, Any]) -> dict[str, float]:
         and by the linearized posterior; ``rmse``, of the mode, original units; ``evidence``, nats
         a training point in standardized units; ``noise`` (standard deviation, standardized).
     """
-    data = load(cell["data"], progress=False)
-    rows = split(data, cell["seed"])
+    data = load(cell["data"])
+    rows = split(data.num_data, cell["seed"])
     to = {"dtype": torch.get_default_dtype(), "device": cell["device"]}
     of_x = Standardizer.fit(data.inputs[rows.train], dim=0)
     of_y = Standardizer.fit(data.targets[rows.train], dim=0)

@@ -24,10 +24,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 from typer import Option
 
-from benchmarks._images import load_images
+from benchmarks.data import load_images
 from benchmarks.speed.runs import Csv, print_tables
 from gpclml import Laplace
-from gpclml.datasets.sources import data_folder
 from gpclml.evaluation import expected_calibration_error, out_of_distribution_auroc
 
 __all__ = ["DATA", "compare_posteriors", "main"]
@@ -72,8 +71,7 @@ def _small(seed: int) -> Digits:
 def _mnist(seed: int) -> Digits:
     data, letters = load_images("mnist-test"), load_images("omniglot-small").images
     order = torch.randperm(len(data.labels), generator=torch.Generator().manual_seed(seed))[:3000]
-    with np.load(data_folder("") / "fashion_mnist" / "sprite900.npz") as file:
-        clothes = torch.tensor(file["images"]).unsqueeze(1)
+    clothes = load_images("fashion-part").images
     some = torch.randperm(len(letters), generator=torch.Generator().manual_seed(seed))[:900]
     others = {"clothes": _scaled(clothes), "letters": _scaled(letters[some])}
     return Digits(_scaled(data.images[order]), data.labels[order], others, 1000, 300, 1500, 10)

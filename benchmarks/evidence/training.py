@@ -10,7 +10,7 @@ import torch
 from gpytorch.likelihoods import SoftmaxLikelihood
 from torch import Tensor
 
-from benchmarks._images import load_images
+from benchmarks.data import load_images
 from gpclml.curvature import GaussianWeightPrior, Kronecker
 from gpclml.errors import ArgumentError, UnknownNameError
 from gpclml.evaluation.calibration import expected_calibration_error

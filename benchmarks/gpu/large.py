@@ -7,7 +7,6 @@ import time
 import warnings
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import gpytorch
 import torch
@@ -15,11 +14,11 @@ from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
+from benchmarks.data import VARIABLE, has_files, load
 from benchmarks.gpu.records import Records, Row, message_of
 from benchmarks.speed.methods import sampled_data
 from benchmarks.speed.runs import wait_for
 from gpclml.conditioning import Conditioning, KFold, LastPoints, LeaveOneOut
-from gpclml.datasets import load
 from gpclml.errors import DataError
 from gpclml.evaluation import leave_one_out, log_marginal_likelihood
 from gpclml.fit import FitWarning, fit_mll
@@ -84,10 +83,9 @@ def run(records: Records, device: str, small: bool) -> None:
 
 def _real_rows() -> Rows:
     """The table from the folder that GPCLML_DATA names; nothing is downloaded."""
-    folder = os.environ.get("GPCLML_DATA")
-    if not folder or not list((Path(folder) / "uci").glob(f"{TABLE}.*")):
-        raise DataError(f"{TABLE} is not in the folder that GPCLML_DATA names")
-    data = load(TABLE, folder=folder)
+    if not os.environ.get(VARIABLE) or not has_files(TABLE):
+        raise DataError(f"{TABLE} is not in the folder that {VARIABLE} names")
+    data = load(TABLE)
     return TABLE, data.inputs.double(), data.targets.double()
 
 

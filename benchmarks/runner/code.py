@@ -44,9 +44,9 @@ def function_name(function: Callable) -> str:
 def code_version(function: Callable, sources: Iterable[str] = ()) -> str:
     """Hash of the sources that decide the result of a cell, 16 hexadecimal digits.
 
-    It covers the Python and CSV files of ``gpclml``, the module of the function, and what
-    ``sources`` names. Of Python files the statements count: docstrings, comments, layout and
-    line ends do not change the hash, nor does the folder of the checkout.
+    It covers the Python and CSV files of ``gpclml`` and ``benchmarks.data``, the module of the
+    function, and what ``sources`` names. Of Python files the statements count: docstrings,
+    comments, layout and line ends do not change the hash, nor does the folder of the checkout.
 
     Args:
         function: The cell function; its name counts too, so that two functions of one
@@ -59,7 +59,7 @@ def code_version(function: Callable, sources: Iterable[str] = ()) -> str:
     """
     name = function_name(function)
     files: dict[str, Path] = {}
-    for source in ("gpclml", name.partition(":")[0], *sources):
+    for source in ("gpclml", "benchmarks.data", name.partition(":")[0], *sources):
         files |= _files_of_module(source)
     total = hashlib.sha256(name.encode())
     for label, path in sorted(files.items()):

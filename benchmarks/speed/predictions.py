@@ -23,8 +23,8 @@ from typer import Option
 
 from benchmarks._options import check_known, errors_as_text
 from benchmarks._tables import command_lines
+from benchmarks.data import load, names
 from benchmarks.speed.runs import Csv, Threads, cpu_name, print_tables
-from gpclml.datasets import load, names
 from gpclml.errors import ArgumentError
 from gpclml.fit import fit_gpytorch_mll_fused
 

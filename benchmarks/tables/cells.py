@@ -7,10 +7,11 @@ from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from typing import Any
 
+from benchmarks import data
 from benchmarks.tables.candidates import ABOUT, Candidates, TableRows
 from benchmarks.tables.peers import PEERS
 from benchmarks.tables.scores import Prediction, score
-from gpclml import StackedGP, datasets
+from gpclml import StackedGP
 
 __all__ = [
     "DEVELOPMENT", "JUDGED", "METHODS", "SOURCES", "STACK", "TEST_SHARE", "batch_label",
@@ -74,12 +75,12 @@ def table_rows(table: str, n: int, split: int, most_test: int) -> TableRows:
         split: Seed of the split.
         most_test: Most test rows.
     """
-    data = datasets.load(table)
-    rows = datasets.split(data, split, TEST_SHARE)
-    train, test = datasets.subset(rows.train, n, split), rows.test[:most_test]
-    y = data.targets[train]
+    whole = data.load(table)
+    rows = data.split(whole.num_data, split, TEST_SHARE)
+    train, test = data.subset(rows.train, n, split), rows.test[:most_test]
+    y = whole.targets[train]
     return TableRows(
-        data.inputs[train], y, data.inputs[test], data.targets[test], float(y.std()) or 1.0
+        whole.inputs[train], y, whole.inputs[test], whole.targets[test], float(y.std()) or 1.0
     )
 
 
@@ -124,7 +125,7 @@ def _tested(
 ) -> dict[str, Any]:
     about = {
         "num_test": len(rows.test_y), "num_features": rows.x.shape[1],
-        "num_data": datasets.load(cell["table"]).num_data,
+        "num_data": data.load(cell["table"]).num_data,
     }  # fmt: skip
     try:
         prediction, found = predict()

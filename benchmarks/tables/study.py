@@ -8,6 +8,7 @@ import pandas
 import typer
 from typer import Option
 
+from benchmarks import data
 from benchmarks._options import check_known, check_positive, names, whole_numbers
 from benchmarks.runner import Batches
 from benchmarks.study import Study
@@ -25,7 +26,6 @@ from benchmarks.tables.cells import (
 from benchmarks.tables.peers import missing_packages
 from benchmarks.tables.report import draw_figure, sections
 from benchmarks.tables.scores import METRICS
-from gpclml import datasets
 from gpclml.errors import ArgumentError, UnknownNameError
 
 __all__ = ["STUDY", "make_grid"]
@@ -64,7 +64,7 @@ def make_grid(
             named is missing.
     """
     chosen = [table for name in tables for table in _HALVES.get(name, (name,))]
-    check_known("tables", chosen, datasets.names())
+    check_known("tables", chosen, data.names())
     check_known("methods", methods or (), METHODS)
     check_positive(splits=splits, most_test=most_test, **{f"n {size}": size for size in n})
     if not 0 <= first_split < splits:
@@ -75,7 +75,7 @@ def make_grid(
         raise ArgumentError("methods", ", ".join(missing), "others", f"Install {package} first.")
     if missing and not quiet:
         typer.echo(f"Left out, not installed: {', '.join(missing)}", err=True)
-    sizes = {table: sizes_of(datasets.load(table).num_data, n) for table in chosen}
+    sizes = {table: sizes_of(data.load(table).num_data, n) for table in chosen}
     return [
         {
             "table": table, "n": size, "split": split, "method": method, "most_test": most_test,

@@ -13,9 +13,9 @@ import torch
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Tensor
 
+from benchmarks.data import TrainTestSplit, load, split, subset
 from benchmarks.tables.scores import normal, score
 from benchmarks.uci.training import has_fixed_steps, make_objective, noting_failed_fits, train
-from gpclml import datasets
 from gpclml.fit import FitResult, fit_batch, suggest_batch_size
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.mlls.fixed_loss import fixed_loss
@@ -84,7 +84,7 @@ class Training:
     rmse_at: list[float] = field(default_factory=list)
 
 
-def training_rows(data: datasets.RegressionData, n: int, seed: int) -> datasets.TrainTestSplit:
+def training_rows(num_data: int, n: int, seed: int) -> TrainTestSplit:
     """The rows of a cell: n random ones of a random 90% to train on, the other 10% to test on.
 
     They depend on data set, n and seed alone, so that kernels and objectives are compared on
@@ -94,8 +94,8 @@ def training_rows(data: datasets.RegressionData, n: int, seed: int) -> datasets.
     Raises:
         ArgumentError: There are fewer than n rows to train on.
     """
-    rows = datasets.split(data, seed)
-    return datasets.TrainTestSplit(train=datasets.subset(rows.train, n, seed), test=rows.test)
+    rows = split(num_data, seed)
+    return TrainTestSplit(train=subset(rows.train, n, seed), test=rows.test)
 
 
 def run_cell(cell: Mapping[str, Any]) -> Metrics:
@@ -127,8 +127,8 @@ def prepare(cell: Mapping[str, Any]) -> Prepared:
         cell: Its configuration, see :func:`run_cell`.
     """
     importlib.import_module("botorch.optim.fit")  # else the first fit would, and be timed
-    data = datasets.load(cell["dataset"], progress=False)
-    rows = training_rows(data, cell["n"], cell["seed"])
+    data = load(cell["dataset"])
+    rows = training_rows(data.num_data, cell["n"], cell["seed"])
     units = {"dtype": getattr(torch, cell["dtype"]), "device": cell["device"]}
     x, y = data.inputs.to(**units), data.targets.to(**units)
     start = time.perf_counter()

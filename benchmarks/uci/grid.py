@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+from benchmarks import data
 from benchmarks._options import check_device, check_known, check_positive
 from benchmarks.uci.training import has_fixed_steps, objective_names, optimizer_for, uses_held_out
-from gpclml import datasets
 from gpclml.errors import ArgumentError
 
 __all__ = ["STUDIES", "Product", "left_out_sizes", "make_grid", "named_products", "product_cells"]
@@ -114,7 +114,6 @@ def make_grid(
     products: Iterable[Product],
     *,
     device: str = "cpu",
-    progress: bool = True,
     leave_out: bool = False,
 ) -> list[dict[str, Any]]:
     """The cells of one product of settings or several, each cell once.
@@ -124,7 +123,6 @@ def make_grid(
     Args:
         products: Products of settings.
         device: Where models are trained.
-        progress: Whether a download shows a progress bar.
         leave_out: Whether an n above a data set's training rows is passed over in silence
             (see :func:`left_out_sizes`) or an error.
 
@@ -137,15 +135,15 @@ def make_grid(
     products = tuple(products)
     check_device(device)
     for product in products:
-        check_known("datasets", product.datasets, datasets.names())
+        check_known("datasets", product.datasets, data.names())
         check_known("objectives", product.objectives, objective_names())
         check_known("dtype", [product.dtype], _DTYPES)
         for kernel, mean in itertools.product(product.kernels, product.means):
             optimizer_for(kernel, mean)
         _check_numbers(product)
     names = {name for product in products for name in product.datasets}
-    rows = {name: datasets.load(name, progress=progress) for name in sorted(names)}
-    num_train = {name: len(datasets.split(data, 0).train) for name, data in rows.items()}
+    sizes = {name: data.load(name).num_data for name in sorted(names)}
+    num_train = {name: len(data.split(n, 0).train) for name, n in sizes.items()}
     for product in products:
         _check_sizes(product, num_train, leave_out)
     cells = (cell for product in products for cell in product_cells(product, num_train, device))

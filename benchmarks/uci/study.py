@@ -211,7 +211,7 @@ def _grid(
         raise ArgumentError("datasets", "none", "names separated by commas", "Or name a --grid.")
     products = (Product(**settings),) if grid is None else named_products(grid, **settings)
     leave_out = grid is not None and n is None
-    cells = make_grid(products, device=device, progress=not quiet, leave_out=leave_out)
+    cells = make_grid(products, device=device, leave_out=leave_out)
     for name, sizes in left_out_sizes(products, cells).items():
         if not quiet:
             typer.echo(f"Left out, too few rows: {name} n = {sizes}", err=True)

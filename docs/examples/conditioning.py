@@ -1,11 +1,12 @@
+import torch
+from sklearn.datasets import load_diabetes
+
 from gpclml.conditioning import RandomHoldout, RandomOrderings
-from gpclml.datasets import load
 from gpclml.evaluation import conditional_log_marginal_likelihood
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
 
-data = load("diabetes")
-x, y = data.inputs[:100], data.targets[:100]
+x, y = (torch.tensor(part[:100]) for part in load_diabetes(return_X_y=True, scaled=False))
 model = GPRegression(x, y)
 
 

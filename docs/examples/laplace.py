@@ -1,12 +1,12 @@
 import torch
+from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from gpclml import Laplace
-from gpclml.datasets import load_images
 
-digits = load_images("digits", progress=False)
-x, y = digits.images.float() / 127.5 - 1, digits.labels
+digits = load_digits()
+x, y = torch.tensor(digits.images).float().unsqueeze(1) / 8 - 1, torch.tensor(digits.target)
 torch.manual_seed(0)
 order = torch.randperm(len(x))
 x, y = x[order], y[order]

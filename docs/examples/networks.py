@@ -1,14 +1,15 @@
 import torch
 from gpytorch.likelihoods import SoftmaxLikelihood
+from sklearn.datasets import load_digits
 
 from gpclml.curvature import GaussianWeightPrior, Kronecker
-from gpclml.datasets import load_images
 from gpclml.fit import fit_online
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.models import LinearizedNetwork
 
-digits = load_images("digits", progress=False)
-x, y = digits.images[:600].flatten(1).float() / 255, digits.labels[:600]
+digits = load_digits()
+inputs, labels = torch.tensor(digits.data).float() / 16, torch.tensor(digits.target)
+x, y = inputs[:600], labels[:600]
 for width in (8, 64):
     torch.manual_seed(0)
     network = torch.nn.Sequential(
@@ -20,7 +21,6 @@ for width in (8, 64):
     mll = LaplaceMarginalLogLikelihood(likelihood, model, len(x), Kronecker())
     fit = fit_online(mll, x, y, epochs=60, every=5, lr=1e-2, progress=False)
     with torch.no_grad():
-        test_x = digits.images[600:].flatten(1).float() / 255
-        accuracy = (network(test_x).argmax(-1) == digits.labels[600:]).double().mean()
+        accuracy = (network(inputs[600:]).argmax(-1) == labels[600:]).double().mean()
     evidence = 600 * mll(model(x), y).item()
     print(f"{width} units: Laplace evidence {evidence:.0f} nats, test accuracy {accuracy:.3f}")

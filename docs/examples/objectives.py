@@ -1,11 +1,12 @@
+import torch
+from sklearn.datasets import load_diabetes
+
 from gpclml.conditioning import KFold, LastPoints, LeaveOneOut, RandomHoldout
-from gpclml.datasets import load
 from gpclml.fit import fit_mll
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
 
-data = load("diabetes")
-x, y = data.inputs[:150], data.targets[:150]
+x, y = (torch.tensor(part[:150]) for part in load_diabetes(return_X_y=True, scaled=False))
 model = GPRegression(x, y, kernel="rbf")
 lml = ConditionalMarginalLogLikelihood(model.likelihood, model, LastPoints(m=0))
 fit_mll(lml, progress=False)

@@ -1,13 +1,10 @@
 import numpy as np
-import pandas as pd
+from sklearn.datasets import load_diabetes
 
 from gpclml import Regressor
-from gpclml.datasets import load
 
-data = load("diabetes")
-table = pd.DataFrame(data.inputs.numpy()).add_prefix("x")
-table["region"] = np.where(table.x0 > 0, "north", "south")  # categories become inputs
-target = data.targets.numpy()
+table, target = load_diabetes(return_X_y=True, as_frame=True, scaled=False)
+table["region"] = np.where(table.age > 50, "north", "south")  # categories become inputs
 
 model = Regressor(candidates=("linear", "matern", "rbf")).fit(table[:150], target[:150])
 mean, limits = model.predict(table[150:], quantiles=(0.05, 0.95))

@@ -6,10 +6,13 @@ does a mixture gain?
 
 # %%
 # ## Fit the candidates
-from gpclml import ConditionalMarginalLogLikelihood, GPRegression, LastPoints, fit_mll, load
+import torch
+from sklearn.datasets import load_diabetes
 
-data = load("diabetes")
-x, y, new_x, new_y = data.inputs[:150], data.targets[:150], data.inputs[150:], data.targets[150:]
+from gpclml import ConditionalMarginalLogLikelihood, GPRegression, LastPoints, fit_mll
+
+inputs, targets = map(torch.tensor, load_diabetes(return_X_y=True, scaled=False))
+x, y, new_x, new_y = inputs[:150], targets[:150], inputs[150:], targets[150:]
 models = {}
 for kernel in ("rbf", "rq", "matern", "spectral_mixture"):
     model = GPRegression(x, y, kernel)

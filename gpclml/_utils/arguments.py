@@ -343,6 +343,7 @@ _SUGGESTIONS = {
     "conditioning": "Pass a strategy such as LeaveOneOut(); LastPoints(m=0) gives the LML.",
     "data": "Pass a DataLoader, or a pair (x, y) of tensors.",
     "function_dist": "Pass the model's output: mll(model(x), target).",
+    "images": "Use torch.as_tensor(...).",
     "likelihood": "Were likelihood and model swapped?",
     "mll": "Make one: ConditionalMarginalLogLikelihood(model.likelihood, model).",
     "models": "Pass a dictionary of models by name.",

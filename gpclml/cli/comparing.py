@@ -48,8 +48,8 @@ from gpclml.cli.terminal import (
     tell,
     warned,
 )
-from gpclml.datasets.columns import category_places
 from gpclml.errors import UnknownNameError
+from gpclml.estimators.columns import category_places
 from gpclml.evaluation import log_marginal_likelihood, score_models
 from gpclml.evaluation.findings import failed_fits
 from gpclml.models import GPRegression

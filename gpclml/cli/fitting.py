@@ -40,9 +40,9 @@ from gpclml.cli.report.words import figure, percent
 from gpclml.cli.table_data import TableData, read_table_data
 from gpclml.cli.tables import TableEncoding, read_table
 from gpclml.cli.terminal import FitError, error_text, give, shows_progress, tell, warned
-from gpclml.datasets.columns import category_places
 from gpclml.errors import ArgumentError, DataError
 from gpclml.estimators import StackedGP, StackedPrediction
+from gpclml.estimators.columns import category_places
 from gpclml.evaluation.scores import leave_one_out, log_marginal_likelihood
 from gpclml.models import GPRegression
 

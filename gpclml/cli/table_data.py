@@ -15,6 +15,7 @@ from torch import Tensor
 from gpclml.cli.report.recipes import TableOptions
 from gpclml.cli.report.words import percent
 from gpclml.cli.tables import (
+    TrainTestSplit,
     drop_copies,
     fit_encoding,
     read_table,
@@ -23,9 +24,8 @@ from gpclml.cli.tables import (
 )
 from gpclml.cli.tables.encoding import FEW_MISSING, TableEncoding, check_columns
 from gpclml.cli.tables.reading import num_test_rows, read_targets, subset_rows
-from gpclml.datasets import TrainTestSplit
-from gpclml.datasets.columns import NumberColumn
 from gpclml.errors import ArgumentError, DataError
+from gpclml.estimators.columns import NumberColumn
 
 if TYPE_CHECKING:
     import pandas

@@ -5,7 +5,6 @@ or given rows drawn beside it. Indices are on the CPU, so that a seed gives the 
 device.
 """
 
-from gpclml import explain_moved
 from gpclml.conditioning.batches import as_orders, partition_at_random, partition_by_class
 from gpclml.conditioning.strategies import (
     Conditioning,
@@ -31,5 +30,3 @@ __all__ = [
     "partition_at_random",
     "partition_by_class",
 ]
-
-explain_moved(__name__)

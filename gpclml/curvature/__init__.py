@@ -5,7 +5,6 @@ A structure (:class:`Full`, :class:`BlockDiagonal`, :class:`Kronecker`, :class:`
 curvature. Its ``log_det_ratio(precisions, scale)`` is cheap to repeat when hyperparameters change.
 """
 
-from gpclml import explain_moved
 from gpclml.curvature.dense import (
     BlockDiagonal,
     DenseCurvature,
@@ -42,5 +41,3 @@ __all__ = [
     "output_gradients",
     "sample_gradients",
 ]
-
-explain_moved(__name__)

@@ -23,7 +23,8 @@ from sklearn.utils.validation import (
 
 from gpclml._utils.arguments import callers_level, check_counts, checked
 from gpclml._utils.files import read_checkpoint, write_checkpoint
-from gpclml.datasets.columns import (
+from gpclml.errors import ArgumentError, DataError
+from gpclml.estimators.columns import (
     CategoryColumn,
     NumberColumn,
     category_places,
@@ -32,7 +33,6 @@ from gpclml.datasets.columns import (
     fit_column,
     kind_of,
 )
-from gpclml.errors import ArgumentError, DataError
 from gpclml.estimators.missing import filled
 from gpclml.estimators.mixture import StackedPrediction
 from gpclml.estimators.stacked import LEAST_ROWS, StackedGP
@@ -94,7 +94,7 @@ class Regressor(RegressorMixin, BaseEstimator):
 
     Numbers far from all others that are there several times, such as -999, are missing values;
     others as far, of at most 5 % of the rows, are moved to the nearest of the rest
-    (``gpclml.datasets.columns.unusual_values``). A warning says so.
+    (``gpclml.estimators.columns.unusual_values``). A warning says so.
 
     Args:
         candidates: Names of the models; None for those of a :class:`StackedGP`.

@@ -16,8 +16,6 @@ from gpclml._utils.arguments import callers_level, check_counts, checked, seeded
 from gpclml._utils.arrays import checked_training_data, points_as_tensor
 from gpclml._utils.environment import load_botorch
 from gpclml._utils.files import read_checkpoint, write_checkpoint
-from gpclml.datasets.columns import MOST_WILD, unusual_values
-from gpclml.datasets.copies import copied_rows
 from gpclml.errors import ArgumentError, DataError, UnsupportedError
 from gpclml.estimators.candidates import (
     DEEP_ROWS,
@@ -26,6 +24,7 @@ from gpclml.estimators.candidates import (
     fit_candidates,
     ordered_by_cost,
 )
+from gpclml.estimators.columns import MOST_WILD, unusual_values
 from gpclml.estimators.components import (
     Component,
     restored_component,
@@ -35,6 +34,7 @@ from gpclml.estimators.components import (
 from gpclml.estimators.missing import completions, unknown_inputs
 from gpclml.estimators.mixture import StackedPrediction
 from gpclml.evaluation import stacking_weights
+from gpclml.evaluation.copies import copied_rows
 from gpclml.fit import FitWarning
 from gpclml.inference import PosteriorNormal
 
@@ -69,7 +69,7 @@ class StackedGP:
     else each would be predicted from its copy, and new rows would fall out of the intervals. Equal
     rows are copies if new measurements would not have given so many of them: with a continuous
     target all are, with ratings and counts hardly any
-    (``gpclml.datasets.copies.copied_rows``).
+    (``gpclml.evaluation.copies.copied_rows``).
 
     Args:
         candidates: Names of the models; None for all of

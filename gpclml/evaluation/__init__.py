@@ -1,6 +1,5 @@
 """Evaluation of models: scores, calibration, and comparisons of several models with plots."""
 
-from gpclml import explain_moved
 from gpclml.evaluation.calibration import (
     expected_calibration_error,
     fit_temperature,
@@ -52,5 +51,3 @@ __all__ = [
     "score_models",
     "stacking_weights",
 ]
-
-explain_moved(__name__)

@@ -12,8 +12,8 @@ from typing import Any, Literal, cast
 from gpytorch.kernels import Kernel, RBFKernel, RQKernel, ScaleKernel
 from gpytorch.models import ExactGP
 
-from gpclml.datasets.copies import copied_rows
 from gpclml.errors import UnknownNameError
+from gpclml.evaluation.copies import copied_rows
 from gpclml.evaluation.model_scores import (
     Criterion,
     ModelScores,

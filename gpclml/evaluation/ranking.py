@@ -147,7 +147,7 @@ def compare(
 
     - ``"fit-failed"``: reported by ``problems``;
     - ``"copied-points"``: points are copies of others in inputs and target, and not measured anew
-      (``gpclml.datasets.copies.copied_rows``), so that LOO and CLML are too high;
+      (``gpclml.evaluation.copies.copied_rows``), so that LOO and CLML are too high;
     - ``"predicts-mean"``: predictions of points from all others vary by less than a thousandth of
       the predictive variance;
     - ``"below-contained"``: a GP with a rational quadratic kernel is below one with an RBF kernel

@@ -1,6 +1,5 @@
 """Fitting models: one, many at once, or networks as far as held-out data support."""
 
-from gpclml import explain_moved
 from gpclml.fit.batch import fit_batch, suggest_batch_size
 from gpclml.fit.botorch import fit_gpytorch_mll_fused
 from gpclml.fit.deep_kernel import warm_start
@@ -27,5 +26,3 @@ __all__ = [
     "suggest_batch_size",
     "warm_start",
 ]
-
-explain_moved(__name__)

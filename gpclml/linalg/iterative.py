@@ -594,7 +594,7 @@ class IterativePredictor(Predictor):
             errors=self._covariance._whiten(R).norm(dim=-2),
             residual=solution.relative,
             iterations=solution.iterations,
-            solution=solution if keep else None,
+            vectors=solution if keep else None,
         )
 
     def _solve(self, right: Tensor, tolerance: float) -> _Solution:
@@ -612,19 +612,16 @@ class IterativeBlock(ConditionedBlock):
             float64.
         residual: Largest norm of a residual as a share of that of its right-hand side.
         iterations: Products with the covariance.
-        solution: Of the covariances with the observations, ``(*batch, n, k)``, if it was to be
-            kept.
+        vectors: Solutions for the covariances with the observations, if they were to be kept.
     """
 
-    shift: Tensor
-    reduction: Tensor
+    vectors: _Solution | None
     errors: Tensor
     residual: float
     iterations: int
-    solution: _Solution | None
 
     def joint_reduction(self, other: IterativeBlock) -> Tensor:
         """What the covariance with another block's values loses, ``(*batch, k, l)``, float64."""
-        assert self.solution is not None
-        assert other.solution is not None
-        return self.solution.products(other.solution)
+        assert self.vectors is not None
+        assert other.vectors is not None
+        return self.vectors.products(other.vectors)

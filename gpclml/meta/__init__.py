@@ -1,6 +1,5 @@
 """Few-shot learning: tasks, backbones, Deep Kernel Transfer, its training and evaluation."""
 
-from gpclml import explain_moved
 from gpclml.meta.backbones import Conv3, Conv4, ConvBlocks, ResNet10
 from gpclml.meta.deep_kernel_transfer import KERNELS, DeepKernelTransfer
 from gpclml.meta.episodes import Episodes
@@ -42,5 +41,3 @@ __all__ = [
     "load_model",
     "train_on_tasks",
 ]
-
-explain_moved(__name__)

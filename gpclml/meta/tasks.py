@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Self
+from collections.abc import Sequence, Sized
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset, default_collate
 
 from gpclml._utils.arguments import check_counts, checked
 from gpclml.errors import ArgumentError, ShapeError
@@ -41,8 +42,9 @@ class ImageTasks(NumberedTasks):
 
     Args:
         images: Images, ``(N, channels, height, width)``; integers count as 0 to 255 and become
-            0 to 1.
-        labels: Their classes, any integers, ``(N,)``.
+            0 to 1. Or a data set of pairs of an image ``(channels, height, width)`` and its class,
+            which is read into memory; the guide to few-shot tasks does so with Omniglot.
+        labels: Their classes, any integers, ``(N,)``; None for a data set, which has them.
         ways: Number of classes of a task.
         shots: Support images of each class.
         queries: Query images of each class.
@@ -52,20 +54,22 @@ class ImageTasks(NumberedTasks):
 
     Raises:
         ShapeError: The numbers of images and labels differ, or images to be turned are not square.
-        ArgumentError: A number is below 1, there are fewer classes than ways, or a class has
-            too few images.
+        ArgumentError: A number is below 1, there are fewer classes than ways, a class has too few
+            images, or tensors come without labels.
 
     Examples:
         >>> tasks = ImageTasks(images, labels, ways=5, shots=1, queries=16)
         >>> tasks.draw(range(8)).support_x.shape
         torch.Size([8, 5, 1, 28, 28])
+        >>> from torch.utils.data import TensorDataset
+        >>> tasks = ImageTasks(TensorDataset(images, labels), ways=5, shots=1, queries=16)
     """
 
     @checked(images="(N, channels, height, width)", labels="integer (N,)")
     def __init__(
         self,
-        images: Tensor,
-        labels: Tensor,
+        images: Tensor | Dataset[Any],
+        labels: Tensor | None = None,
         *,
         ways: int = 5,
         shots: int = 1,
@@ -74,6 +78,10 @@ class ImageTasks(NumberedTasks):
         seed: int = 0,
     ) -> None:
         check_counts(ways=ways, shots=shots, queries=queries)
+        if isinstance(images, Dataset):
+            images, labels = _read(images)
+        if labels is None:
+            raise ArgumentError("labels", None, "the classes of the images")
         if rotations and images.shape[-1] != images.shape[-2]:
             got = f"images of shape {tuple(images.shape[1:])}"
             raise ShapeError("images", got, "square ones, to be turned", "Pass rotations=False.")
@@ -129,6 +137,16 @@ class ImageTasks(NumberedTasks):
             rows.append(own[torch.randperm(len(own), generator=generator)[:each]])
             turns.append(turn)
         return torch.stack(rows), torch.tensor(turns)
+
+
+def _read(dataset: Dataset[Any]) -> tuple[Tensor, Tensor]:
+    """All images ``(N, channels, height, width)`` of a data set and their classes ``(N,)``."""
+    pairs = [dataset[index] for index in range(len(cast(Sized, dataset)))]
+    images, labels = default_collate(pairs)
+    if images.ndim != 4:
+        got = f"a data set of images of shape {tuple(images.shape[1:])}"
+        raise ShapeError("images", got, "(channels, height, width) each")
+    return images, labels
 
 
 class PeriodicTasks(SingleTasks):

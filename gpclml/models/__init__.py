@@ -1,6 +1,5 @@
 """Models: exact Gaussian processes, linear models and networks."""
 
-from gpclml import explain_moved
 from gpclml.models._parts import find_networks
 from gpclml.models.linear import BayesianLinearModel, Linearization, LinearizedGP, LinearizedNetwork
 from gpclml.models.regression import GPRegression
@@ -15,5 +14,3 @@ __all__ = [
     "Standardizer",
     "find_networks",
 ]
-
-explain_moved(__name__)

@@ -10,6 +10,7 @@ import torch
 from table_files import register, smooth_rows, write_table
 from typer.testing import CliRunner
 
+from benchmarks.data.files import data_files
 from benchmarks.evidence.grid import STUDIES, make_grid, run_cell
 from benchmarks.evidence.study import STUDY, report
 from benchmarks.evidence.training import (
@@ -22,7 +23,6 @@ from benchmarks.evidence.training import (
     rotated,
     trained,
 )
-from gpclml.datasets import uci_source
 from gpclml.errors import ArgumentError, DataError, UnknownNameError
 
 ONLINE_TABLES = ("boston", "concrete", "energy", "yacht")
@@ -161,7 +161,7 @@ def test_bounds_are_below_the_full_evidence():
 def write_tables(folder, monkeypatch, names, num_data):
     """Made tables in place of the data sets of these names."""
     monkeypatch.setenv("GPCLML_DATA", str(folder))
-    sizes = {name: uci_source(name).num_features for name in names}
+    sizes = {name: data_files()[name][0].num_features for name in names}
     register(
         monkeypatch,
         [write_table(folder, name, smooth_rows(num_data, d)) for name, d in sizes.items()],

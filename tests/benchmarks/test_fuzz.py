@@ -38,7 +38,7 @@ def test_examples_are_valid(name, monkeypatch):
 
 
 def test_wrong_shapes_and_types_raise_no_raw_error():
-    results = [(call, *perform(call)) for call in (draw(7, index) for index in range(500))]
+    results = [(call, *perform(call)) for call in (draw(8, index) for index in range(500))]
     raw = [
         f"{call.name}({call.wrong}): {error}"
         for call, outcome, error in results

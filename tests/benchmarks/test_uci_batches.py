@@ -14,7 +14,7 @@ TIMES = ("train_seconds",)
 def grid(objectives=("lml", "clml"), kernels=("deep-bottleneck",), n=20, **options):
     options = {"seeds": 2, "steps": (6,)} | options
     product = Product(("diabetes",), (n,), objectives=objectives, kernels=kernels, **options)
-    return make_grid([product], progress=False)
+    return make_grid([product])
 
 
 def test_metrics_are_those_of_the_cells_alone():

@@ -5,13 +5,13 @@ import torch
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch.distributions import MultivariateNormal
 
+from benchmarks.data import load
 from benchmarks.uci.training import (
     SubsetMarginalLogLikelihood,
     make_objective,
     objective_names,
     uses_held_out,
 )
-from gpclml import datasets
 from gpclml.conditioning import KFold, RandomHoldout, RandomOrderings
 from gpclml.fit import fit_mll
 from gpclml.mlls import ConditionalMarginalLogLikelihood
@@ -23,7 +23,7 @@ N = 30
 
 @pytest.fixture
 def model():
-    data = datasets.load("diabetes")
+    data = load("diabetes")
     return GPRegression(data.inputs[:N], data.targets[:N])
 
 

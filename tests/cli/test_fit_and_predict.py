@@ -16,9 +16,9 @@ from gpclml.cli.report import MODELS, Recipe, predicted
 from gpclml.cli.report.recipes import TableOptions
 from gpclml.cli.table_data import read_table_data
 from gpclml.cli.tables import fit_encoding, read_table
-from gpclml.datasets.columns import category_places
 from gpclml.errors import ArgumentError
 from gpclml.estimators import StackedGP
+from gpclml.estimators.columns import category_places
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import pyarrow.parquet
 import pytest
 
 from gpclml.cli.tables import read_table
-from gpclml.datasets.columns import kind_of, numbers_of
 from gpclml.errors import ArgumentError, DataError
+from gpclml.estimators.columns import kind_of, numbers_of
 
 
 @pytest.fixture

@@ -6,9 +6,46 @@ import numpy as np
 import pandas
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from gpclml.cli.tables.reading import num_test_rows, read_targets, split_rows, subset_rows
+from gpclml.cli.tables.reading import (
+    num_test_rows,
+    read_targets,
+    split,
+    split_rows,
+    subset,
+    subset_rows,
+)
 from gpclml.errors import ArgumentError, UnknownNameError
+
+
+@given(n=st.integers(10, 300), seed=st.integers(0, 10**6), fraction=st.floats(0.1, 0.9))
+def test_a_split_parts_all_rows(n, seed, fraction):
+    parts = split(n, seed, fraction)
+    assert len(parts.test) == round(n * fraction)
+    assert torch.cat([parts.train, parts.test]).sort().values.tolist() == list(range(n))
+
+
+def test_a_split_depends_on_the_seed_only():
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    parts, other = split(100, 3), split(100, 4)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert parts.test[:5].tolist() == [86, 42, 89, 92, 3]
+    assert not torch.equal(parts.test.sort().values, other.test.sort().values)
+    generator = torch.Generator().manual_seed(3)
+    assert torch.equal(split(100, generator).test, parts.test)
+    assert not torch.equal(split(100, generator).test, parts.test)
+
+
+def test_subsets_are_nested_and_of_training_rows_only():
+    train = split(200, 0).train
+    small, large = subset(train, 50, seed=1), subset(train, 100, seed=1)
+    assert torch.equal(large[:50], small)
+    assert len(set(large.tolist())) == 100
+    assert set(large.tolist()) <= set(train.tolist())
+    assert not torch.equal(small, subset(train, 50, seed=2))
 
 
 @pytest.mark.parametrize(
@@ -36,6 +73,9 @@ def test_parts_have_targets_follow_the_seed_and_the_limit():
     assert some.tolist() == sorted(some.tolist())
     with pytest.raises(ArgumentError, match="most_rows"):
         split_rows(targets, most_rows=5)
+    for few, got in ((targets[:1], "none that"), (targets[1:3], "2 that")):
+        with pytest.raises(ArgumentError, match=f"targets: got {got}"):
+            split_rows(few)
 
 
 def test_targets_are_numbers_missing_ones_nan():

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from gpclml import Regressor, StackedGP
-from gpclml.datasets.copies import copied_rows
 from gpclml.errors import ArgumentError
+from gpclml.evaluation.copies import copied_rows
 
 N = 60
 

@@ -13,8 +13,8 @@ from sklearn.datasets import load_breast_cancer, load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from benchmarks.data import load_images
 from gpclml import Laplace
-from gpclml.datasets import load_images
 from gpclml.estimators.laplace_confidence import (
     confident_as_the_network,
     validated_temperature,
@@ -23,7 +23,6 @@ from gpclml.evaluation import out_of_distribution_auroc
 
 SEEDS = range(5)
 EPOCHS = {"overtrained": 200, "early-stopped": 4}
-FOLDER = {}
 
 
 @dataclass
@@ -39,7 +38,7 @@ class Trained:
 @functools.cache
 def table(name):
     if name == "mnist":
-        data = load_images("mnist-test", folder=FOLDER["real"], progress=False)
+        data = load_images("mnist-test")
         return data.images[:4000].flatten(1) / 127.5 - 1, data.labels[:4000]
     data = {"digits": load_digits, "cancer": load_breast_cancer}[name]()
     x = (data.data - data.data.mean(0)) / (data.data.std(0) + 1e-9)
@@ -101,8 +100,10 @@ def test_new_points_are_about_as_likely_as_under_the_network_at_least(
 
 @pytest.mark.data
 @pytest.mark.parametrize("regime", EPOCHS)
-def test_new_images_are_about_as_likely_as_under_the_network_at_least(regime, data_folder):
-    FOLDER["real"] = data_folder
+def test_new_images_are_about_as_likely_as_under_the_network_at_least(
+    regime, data_folder, monkeypatch
+):
+    monkeypatch.setenv("GPCLML_DATA", str(data_folder))
     for structure in ("full", "kron"):
         for count in (None, 50, 300):
             found = losses("mnist", regime, structure, count)

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gpclml import Regressor, StackedGP
-from gpclml.datasets.columns import unusual_values
+from gpclml.estimators.columns import unusual_values
 from gpclml.estimators.missing import completions
 
 FAST = ("linear", "matern", "categories")

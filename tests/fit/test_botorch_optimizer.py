@@ -12,9 +12,9 @@ from botorch.models.transforms import Normalize
 from botorch.optim.core import OptimizationStatus
 from gpytorch.mlls import ExactMarginalLogLikelihood, SumMarginalLogLikelihood
 from linear_operator.utils.errors import NanError
+from sklearn.datasets import load_diabetes
 
 from gpclml.conditioning import LastPoints
-from gpclml.datasets import load
 from gpclml.errors import ArgumentError, UnsupportedError
 from gpclml.fit import _optimize, fit_gpytorch_mll_fused, fit_mll
 from gpclml.mlls import ConditionalMarginalLogLikelihood
@@ -128,10 +128,13 @@ def test_botorch_tries_again_where_a_search_ends_abnormally(monkeypatch):
     assert next(ends, None) is None
 
 
+def patients():
+    return map(torch.tensor, load_diabetes(return_X_y=True, scaled=False))
+
+
 def model_of_patients(*rows, **options):
     """SingleTaskGP of some rows of the diabetes data, a batch member for each slice."""
-    table = load("diabetes")
-    x, y = (torch.stack([whole[some] for some in rows]) for whole in (table.inputs, table.targets))
+    x, y = (torch.stack([whole[some] for some in rows]) for whole in patients())
     x, y = (one[0] if len(rows) == 1 else one for one in (x, y.unsqueeze(-1)))
     transform = Normalize(10, batch_shape=x.shape[:-2])
     return SingleTaskGP(x, y, input_transform=transform, **options)
@@ -139,10 +142,10 @@ def model_of_patients(*rows, **options):
 
 def errors_of_patients(kind, model, **options):
     fit_gpytorch_mll(kind(model.likelihood, model), **options)
-    table = load("diabetes")
+    x, y = patients()
     with torch.no_grad():
-        mean = model.posterior(table.inputs[300:]).mean.squeeze(-1)
-    return (mean - table.targets[300:]).square().mean(-1).sqrt()
+        mean = model.posterior(x[300:]).mean.squeeze(-1)
+    return (mean - y[300:]).square().mean(-1).sqrt()
 
 
 @pytest.mark.parametrize("kind", [ExactMarginalLogLikelihood, ConditionalMarginalLogLikelihood])

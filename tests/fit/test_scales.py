@@ -14,10 +14,10 @@ from botorch.models.transforms import Normalize
 from gpytorch.kernels import MaternKernel, RBFKernel, ScaleKernel
 from gpytorch.mlls import ExactMarginalLogLikelihood, LeaveOneOutPseudoLikelihood
 from gpytorch.priors import LogNormalPrior, NormalPrior
+from sklearn.datasets import load_diabetes
 
 from gpclml import GPRegression, fit_mll
 from gpclml.conditioning import KFold, LastPoints, LeaveOneOut, RandomHoldout
-from gpclml.datasets import load
 from gpclml.fit import FitWarning, fit_gpytorch_mll_fused
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.mlls.fixed_loss import fixed_loss
@@ -26,8 +26,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:The noise ended:gpclml.fit.FitWa
 
 
 def patients(n=30, first=0):
-    table = load("diabetes")
-    return table.inputs[first : first + n], table.targets[first : first + n]
+    x, y = map(torch.tensor, load_diabetes(return_X_y=True, scaled=False))
+    return x[first : first + n], y[first : first + n]
 
 
 def clml(model, conditioning=None):

@@ -40,7 +40,7 @@ def test_the_errors_are_those_of_the_equations(rank, monkeypatch):
     solver = ConjugateGradients(0.99, preconditioner_rank=rank, max_iterations=3)
     given = IterativeCovariance(*covariance, solver).predictor(residual)
     block = given.given(cross, keep=True)
-    V, R = block.solution.values, block.solution.residuals
+    V, R = block.vectors.values, block.solution.residuals
     rho = residual - K @ given.solution.values.squeeze(-1)
     torch.testing.assert_close(R, cross - K @ V)
     inverse = torch.linalg.inv(K)
@@ -89,6 +89,6 @@ def test_dependent_noise_and_noise_that_is_lost_in_rounding_have_no_bound(noise)
     given = covariance.predictor(residual)
     block = given.given(cross, keep=True)
     expected = torch.linalg.solve(K.double(), cross.double()).float()
-    torch.testing.assert_close(block.solution.values, expected, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(block.vectors.values, expected, rtol=1e-3, atol=1e-3)
     for errors in (given.error, block.errors):
         assert torch.equal(errors, torch.full_like(errors, math.inf))

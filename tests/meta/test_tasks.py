@@ -6,8 +6,9 @@ import math
 
 import pytest
 import torch
+from torch.utils.data import Dataset, TensorDataset
 
-from gpclml.errors import ArgumentError, ShapeError
+from gpclml.errors import ArgumentError, ShapeError, UnsupportedError
 from gpclml.meta import Episodes, HeadPoseTasks, ImageTasks, PeriodicTasks, RotationTasks
 
 CLASSES, EACH = 6, 5
@@ -89,6 +90,26 @@ def test_classes_are_drawn_evenly():
     assert counts.min() > 200 - 5 * 200**0.5 * (1 - 1 / CLASSES) ** 0.5
 
 
+class Pairs(Dataset):
+    """Images and their classes as torchvision's data sets give them."""
+
+    def __len__(self):
+        return CLASSES * EACH
+
+    def __getitem__(self, index):
+        x, y = images()
+        return x[index], int(y[index])
+
+
+@pytest.mark.parametrize("dataset", [TensorDataset(*images()), Pairs()], ids=["tensors", "pairs"])
+def test_a_data_set_gives_the_tasks_of_its_tensors(dataset):
+    expected = ImageTasks(*images(), ways=3, shots=2, queries=3, seed=1).draw([0, 4])
+    found = ImageTasks(dataset, ways=3, shots=2, queries=3, seed=1).draw([0, 4])
+    assert torch.equal(found.support_x, expected.support_x)
+    assert torch.equal(found.query_x, expected.query_x)
+    assert torch.equal(found.query_y, expected.query_y)
+
+
 def test_types_of_inputs_and_of_classes():
     tasks = ImageTasks(*images(torch.float64), ways=2, shots=1, queries=1)
     batch = tasks.draw([0])
@@ -112,6 +133,12 @@ def test_bad_arguments():
         ImageTasks(x[:, 0], y)
     with pytest.raises(ShapeError, match="square"):
         ImageTasks(x[..., :2], y, rotations=True)
+    with pytest.raises(ShapeError, match="images: got a data set of images of shape"):
+        ImageTasks(TensorDataset(x[:, 0], y))
+    with pytest.raises(ArgumentError, match="labels: got None"):
+        ImageTasks(x)
+    with pytest.raises(UnsupportedError, match=r"images: got ndarray.*torch\.as_tensor"):
+        ImageTasks(x.numpy(), y)
 
 
 def test_bad_episodes():

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from gpclml import Laplace, StackedGP
-from gpclml.datasets import load
 from gpclml.fit import FitResult
 from gpclml.models import BayesianLinearModel, GPRegression
 
@@ -84,12 +83,6 @@ def test_a_notebook_shows_it_escaped():
     assert "<b>" not in shown
     assert "RBFKernel.lengthscale[&lt;b&gt;]" in shown
     assert "training inputs 5 x 2" in shown
-
-
-def test_a_data_set_is_one_line():
-    shown = repr(load("diabetes"))
-    assert "442 rows of 10 inputs" in shown
-    assert "\n" not in shown
 
 
 def test_fits_stacks_and_posteriors_tell_what_they_are():

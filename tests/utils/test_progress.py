@@ -5,7 +5,6 @@ import types
 
 import pytest
 
-import gpclml.datasets
 import gpclml.evaluation
 import gpclml.evidence.sampling
 import gpclml.fit
@@ -46,9 +45,7 @@ def test_bars_are_those_of_notebooks_there_and_need_no_ipywidgets():
 
 
 def test_the_default_is_the_same_everywhere():
-    packages = (
-        gpclml.datasets, gpclml.evaluation, gpclml.evidence.sampling, gpclml.fit, gpclml.meta,
-    )  # fmt: skip
+    packages = gpclml.evaluation, gpclml.evidence.sampling, gpclml.fit, gpclml.meta
     public = [getattr(package, name) for package in packages for name in package.__all__]
     functions = [one for one in public if inspect.isfunction(one)] + [gpclml.GPRegression.predict]
     defaults = {

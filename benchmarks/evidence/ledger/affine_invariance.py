@@ -186,7 +186,7 @@ def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
 EXPERIMENT = Experiment(
     "affine-invariance", "Six affine invariances learned by estimates of the evidence", _cells,
     run_cell, _claims, _draw, size=(9.0, 3.6),
-    modules=("benchmarks._images", "benchmarks.evidence.bounds", "benchmarks.evidence.training",
+    modules=("benchmarks.evidence.bounds", "benchmarks.evidence.training",
              "benchmarks.evidence.ledger.evidence_bounds",
              "benchmarks.evidence.ledger.linear_problems"),
 )  # fmt: skip

@@ -437,7 +437,7 @@ def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
 EXPERIMENT = Experiment(
     "evidence-bounds", "Estimates of the evidence over precisions and angles", _cells, run_cell,
     _claims, _draw, size=(17.5, 6.0),
-    modules=("benchmarks._images", "benchmarks.evidence.bounds", "benchmarks.evidence.training",
+    modules=("benchmarks.evidence.bounds", "benchmarks.evidence.training",
              "benchmarks.evidence.ledger.linear_problems"),
 )  # fmt: skip
 """Immer et al. (2023), Section 4 and Figures 1, 3 to 6 and 13."""

@@ -117,6 +117,6 @@ def _draw(cells: pandas.DataFrame, figure: Figure) -> None:
 EXPERIMENT = Experiment(
     "evidence-ranking", "Forty networks: the evidence and what they reach on test images", _cells,
     run_cell, _claims, _draw,
-    modules=("benchmarks._images", "benchmarks.evidence.training"),
+    modules=("benchmarks.evidence.training"),
 )  # fmt: skip
 """Immer et al. (2021), Section 4.2 and Figures 2 and 7."""

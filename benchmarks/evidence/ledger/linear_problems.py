@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import torch
 from torch import Tensor
 
-from gpclml.datasets import load_images
-from gpclml.datasets.sources import image_files
+from benchmarks.data import has_files, load_images
 from gpclml.errors import UnknownNameError
 from gpclml.kernels import RandomFourierFeatures
 from gpclml.models import BayesianLinearModel
@@ -33,14 +29,11 @@ _NOISE = 0.1
 
 
 def image_source() -> str:
-    """Images for the frequencies: ``"mnist-test"`` if ``$GPCLML_DATA`` has them, or ``"digits"``.
+    """Images for the frequencies: ``"mnist-test"`` if the data folder has them, or ``"digits"``.
 
     Digits ship with scikit-learn, so that this runs everywhere.
     """
-    folder = os.environ.get("GPCLML_DATA")
-    files = image_files()["mnist-test"]
-    there = folder and all((Path(folder) / one.folder / one.file).is_file() for one in files)
-    return "mnist-test" if there else "digits"
+    return "mnist-test" if has_files("mnist-test") else "digits"
 
 
 def linear_models(
@@ -115,7 +108,7 @@ def _of_frequencies(x: Tensor, y: Tensor, seed: int) -> dict[float, BayesianLine
 
 def _two_digits(data: str, num_points: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Images of zeros and ones in random order, with pixels in [0, 1]."""
-    images = load_images(data, progress=False)
+    images = load_images(data)
     rows = (images.labels < 2).nonzero().squeeze(-1)
     rows = rows[torch.randperm(len(rows), generator=generator)[:num_points]]
     return images.images[rows].flatten(1).double() / 255, 2.0 * images.labels[rows].double() - 1

@@ -11,6 +11,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from benchmarks.data import fetch, has_files
 from benchmarks.evidence.ledger.claims import Claim, Experiment, array, graded, mean_and_error
 from benchmarks.evidence.ledger.stacked_networks import (
     Networks,
@@ -18,7 +19,6 @@ from benchmarks.evidence.ledger.stacked_networks import (
     train_fixed,
     train_online,
 )
-from gpclml.datasets.sources import ImageFile, data_folder, fetch_file
 
 __all__ = ["EXPERIMENT"]
 
@@ -26,18 +26,10 @@ _STARTS = (1e-3, 1.0, 100.0)
 _DELTAS, _NOISES = np.logspace(-2, 2, 9), np.geomspace(0.25, 0.6, 6)  # of standardized targets
 _SOURCE = "Immer et al. 2021, Figures 1 and 4"
 _WITHIN, _EVERY = 0.02, 5  # nats a point; epochs
-_ADDRESS = "https://raw.githubusercontent.com/GPflow/GPflow/{}/doc/{}/notebooks/theory/data/{}"
-_FILES = (
-    ("train_inputs", "10cfc31a38a399d7e15c93c475e251f0889c8d96", "sphinx",
-     "fd745fae3686ee6b1e03feef7bf4be1b577231ec7406e0e84715fcb37731e44c"),
-    ("train_outputs", "d7f56447ef4260a0ab4a46501e6183b8e4c7c313", "source",
-     "5f8752c19dbd536ad6435eed26d3e96b0d8101fa194ca31f05d10ab2a5bd9205"),
-)  # fmt: skip
 
 
 def _cells() -> list[dict[str, Any]]:
-    there = all((data_folder("snelson") / name).is_file() for name, *_ in _FILES)
-    data = "snelson" if there else "stand-in"
+    data = "snelson" if has_files("snelson") else "stand-in"
     common = {"experiment": "online-curve", "data": data, "epochs": 3000}
     return [common | {"seed": seed} for seed in range(3)]
 
@@ -50,15 +42,7 @@ def curve(name: str) -> tuple[Tensor, Tensor]:
             where it is missing; ``"stand-in"``, points of a similar curve.
     """
     if name == "snelson":
-        parts = []
-        for file, commit, place, checksum in _FILES:
-            source = ImageFile(
-                name="snelson", folder="snelson", file=file, bytes=3400, licence="none stated",
-                address=_ADDRESS.format(commit, place, f"snelson_{file}.dat"),
-                source="Snelson and Ghahramani (2006)", checksum=f"sha256:{checksum}",
-            )  # fmt: skip
-            parts.append(np.loadtxt(fetch_file(source, data_folder("snelson"), progress=False)))
-        x, y = (torch.tensor(part) for part in parts)
+        x, y = (torch.tensor(np.loadtxt(path)) for path in fetch("snelson"))
     else:
         generator = torch.Generator().manual_seed(0)
         x = 6 * torch.rand(200, dtype=torch.float64, generator=generator)

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from benchmarks._images import has_images
+from benchmarks.data import has_files
 from benchmarks.evidence.ledger.claims import (
     Claim,
     Experiment,
@@ -35,7 +35,7 @@ _FASHION = "fashion-part"
 
 def _cells() -> list[dict[str, Any]]:
     sources = {"digits": 1000, image_source(): 1000}
-    if has_images(_FASHION):
+    if has_files(_FASHION):
         sources[_FASHION] = 700  # of 900
     return [
         {

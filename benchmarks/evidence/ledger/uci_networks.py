@@ -11,6 +11,7 @@ import pandas
 import torch
 from matplotlib.figure import Figure
 
+from benchmarks.data import EMBEDDED, load, load_published_split, split
 from benchmarks.evidence.ledger.claims import (
     Claim,
     Experiment,
@@ -27,8 +28,6 @@ from benchmarks.evidence.ledger.stacked_networks import (
     train_online,
 )
 from gpclml.curvature import output_gradients
-from gpclml.datasets import load, load_published_split, split
-from gpclml.datasets.regression import EMBEDDED
 from gpclml.models import Standardizer
 
 __all__ = ["EXPERIMENT", "PUBLISHED"]
@@ -100,8 +99,8 @@ def run_cell(cell: Mapping[str, Any]) -> dict[str, Any]:
 
 def _split(name: str, k: int) -> dict[str, Any]:
     """Standardized training and test points of a split, and the unit of its targets."""
-    data = load(name, progress=False)
-    rows = split(data, k) if name in EMBEDDED else load_published_split(name, k)
+    data = load(name)
+    rows = split(data.num_data, k) if name == EMBEDDED else load_published_split(name, k)
     x, y = data.inputs[rows.train], data.targets[rows.train]
     of_x, of_y = Standardizer.fit(x, dim=0), Standardizer.fit(y, dim=0)
     points = {

@@ -43,7 +43,6 @@ from benchmarks.robustness.fuzz.objects import (
 from gpclml.conditioning import KFold, RandomHoldout
 from gpclml.curvature import DiagonalCurvature, Full, GaussianWeightPrior
 from gpclml.curvature.invariances import AffineAugmentation
-from gpclml.datasets import RegressionData
 from gpclml.estimators import Laplace, StackedGP
 from gpclml.evaluation import score_models
 from gpclml.evidence.sampling import sampled_outputs
@@ -112,13 +111,6 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
     "curvature.invariances.AffineAugmentation.forward": lambda: dict(
         self=AffineAugmentation({"rotation": 0.1}, 2), x=positive(3, 1, 4, 4) - 1),
     "curvature.output_likelihoods.output_likelihood": lambda: dict(likelihood=classes()),
-    "datasets.LabelledImages": lambda: dict(
-        name="x", images=images(4, 1, 3, 3), labels=labels(4, 2), class_names=("a", "b")),
-    "datasets.RegressionData": lambda: dict(name="x", inputs=inputs(), targets=targets()),
-    "datasets.load": lambda: dict(name="diabetes"),
-    "datasets.split": lambda: dict(data_or_n=RegressionData("x", inputs(), targets()), seed=0),
-    "datasets.subset": lambda: dict(train=here(torch.arange(8)), n=3, seed=0),
-    "datasets.uci_source": lambda: dict(name="boston"),
     "estimators.Laplace": lambda: dict(network=mlp(3), likelihood=classes()),
     "estimators.Laplace.fit": lambda: dict(
         self=Laplace(mlp(3), classes()), data=(inputs(), labels()),

@@ -25,7 +25,7 @@ _MODULES = (
 """Public beside what their rooms export."""
 
 _SIZES = {
-    "ard_num_dims", "blocks", "burn_in", "count", "curves", "cycles", "data_or_n", "degree",
+    "ard_num_dims", "blocks", "burn_in", "count", "curves", "cycles", "degree",
     "epochs", "epochs_per_cycle", "every", "hyper_steps", "k", "leapfrog_steps",
     "look_every", "n_splits", "num_data", "num_features", "num_frequencies", "num_inputs",
     "num_mixtures", "num_samples", "passes", "queries", "repeats", "restarts", "retries", "runs",
@@ -38,25 +38,7 @@ _NO_SIZES = {  # where an argument of that name is something else, or is checked
     "support": ("meta.HeadPose",),
 }  # fmt: skip
 
-_ARCHIVE = "reads an archive, whose damage has tests of its own"
-_NOTHING = "takes nothing"
-LEFT_OUT: Mapping[str, str] = MappingProxyType(
-    {
-        "datasets.load_cub": _ARCHIVE,
-        "datasets.load_emnist": _ARCHIVE,
-        "datasets.fetch": "downloads",
-        "datasets.image_names": _NOTHING,
-        "datasets.load_head_poses": _ARCHIVE,
-        "datasets.load_images": _ARCHIVE,
-        "datasets.names": _NOTHING,
-        "datasets.num_published_splits": _ARCHIVE,
-        "datasets.load_mini_imagenet": _ARCHIVE,
-        "datasets.load_omniglot": _ARCHIVE,
-        "datasets.load_published_split": _ARCHIVE,
-        "datasets.load_published_splits": _ARCHIVE,
-        "datasets.uci_sources": _NOTHING,
-    }
-)
+LEFT_OUT: Mapping[str, str] = MappingProxyType({})
 """Public callables that are not called, each with the reason."""
 
 

@@ -11,10 +11,10 @@ import torch
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from torch import Tensor
 
+from benchmarks.data import load
 from benchmarks.speed.methods import ExactRBF, gpytorch_defaults
 from benchmarks.speed.runs import wait_for
 from gpclml.conditioning import RandomHoldout
-from gpclml.datasets import load
 from gpclml.fit import fit_mll
 from gpclml.linalg import ConjugateGradients
 from gpclml.mlls import ConditionalMarginalLogLikelihood

@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.distributions import Normal
 from tqdm.auto import tqdm
 
+from benchmarks.data import load
 from benchmarks.speed.memory import highest_resident
 from benchmarks.speed.methods import ExactRBF
 from gpclml.conditioning import RandomHoldout
-from gpclml.datasets import load
 from gpclml.inference import IterativePosterior
 from gpclml.linalg import ConjugateGradients
 from gpclml.mlls import ConditionalMarginalLogLikelihood

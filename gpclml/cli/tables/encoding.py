@@ -17,7 +17,8 @@ from torch import Tensor
 from gpclml._utils.arguments import checked
 from gpclml._utils.files import write_atomically
 from gpclml.cli.tables.reading import kind_in_file
-from gpclml.datasets.columns import (
+from gpclml.errors import ArgumentError, DataError, UnknownNameError
+from gpclml.estimators.columns import (
     CategoryColumn,
     Kind,
     NumberColumn,
@@ -27,8 +28,7 @@ from gpclml.datasets.columns import (
     numbers_of,
     texts_of,
 )
-from gpclml.datasets.copies import copied_rows
-from gpclml.errors import ArgumentError, DataError, UnknownNameError
+from gpclml.evaluation.copies import copied_rows
 
 if TYPE_CHECKING:
     import pandas
@@ -243,7 +243,7 @@ def fit_encoding(
     and booleans by the more frequent value, with a second input that is 1 where the value was
     missing, and a missing category is a level of its own. Numbers such as -999, far from all others
     and there several times, are missing; few others as far are moved to the nearest of the rest
-    (``gpclml.datasets.columns.unusual_values``).
+    (``gpclml.estimators.columns.unusual_values``).
 
     Args:
         table: The training rows.
@@ -311,7 +311,7 @@ def drop_copies(
 
     A copy among the test rows would be predicted from its training row, and a copy among the
     training rows says nothing new. Only columns that become inputs are compared;
-    ``gpclml.datasets.copies.copied_rows`` says which equal rows are copies.
+    ``gpclml.evaluation.copies.copied_rows`` says which equal rows are copies.
 
     Args:
         table: The rows.

@@ -11,29 +11,32 @@ import re
 import warnings
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
-from gpclml._utils.arguments import checked
-from gpclml.datasets import TrainTestSplit, split, subset
-from gpclml.datasets.columns import Kind, column_of, kind_of, numbers_of
+from gpclml._utils.arguments import checked, seeded
 from gpclml.errors import ArgumentError, DataError, UnknownNameError
+from gpclml.estimators.columns import Kind, column_of, kind_of, numbers_of
 
 if TYPE_CHECKING:
     import pandas
 
 __all__ = [
+    "TrainTestSplit",
     "kind_in_file",
     "num_test_rows",
     "parse_separated_text",
     "read_table",
     "read_targets",
     "read_times",
+    "split",
     "split_rows",
+    "subset",
     "subset_rows",
 ]
 
@@ -378,6 +381,30 @@ _PLURALS = {
 }  # fmt: skip
 
 
+@dataclass(frozen=True, eq=False)
+class TrainTestSplit:
+    """Row numbers of a table, from 0, split into training and test rows.
+
+    Attributes:
+        train: Training rows, ``(num_train,)``, int64.
+        test: Test rows, ``(num_test,)``, int64.
+    """
+
+    train: Tensor
+    test: Tensor
+
+
+def split(n: int, seed: int | Generator, test_fraction: float = 0.1) -> TrainTestSplit:
+    """A random split of ``n`` rows, of which the fraction, rounded, are test rows."""
+    order, num_test = torch.randperm(n, generator=seeded(seed)), round(n * test_fraction)
+    return TrainTestSplit(train=order[num_test:], test=order[:num_test])
+
+
+def subset(train: Tensor, n: int, seed: int | Generator) -> Tensor:
+    """Random training rows, ``(n,)``; with one seed those of a larger ``n`` begin with them."""
+    return train[torch.randperm(len(train), generator=seeded(seed))[:n]]
+
+
 _SHARE, _MOST_TESTED = 0.2, 1000
 
 
@@ -409,15 +436,16 @@ def split_rows(
         Row numbers, each part in ascending order.
 
     Raises:
-        ArgumentError: ``most_rows`` is below 20, every target is missing, or the times leave
-            fewer than 20 rows to train on or five to test on.
+        ArgumentError: ``most_rows`` is below 20, fewer than three targets are there, or the times
+            leave fewer than 20 rows to train on or five to test on.
     """
     if most_rows < _LEAST_TRAINED:
         raise ArgumentError("most_rows", most_rows, f"at least {_LEAST_TRAINED}")
     observed = _observed(targets, times)
     count = len(observed)
-    if count == 0:
-        raise ArgumentError("targets", "none that is not missing", "at least one")
+    if num_test_rows(count) == 0:
+        got = f"{count or 'none'} that {'are' if count > 1 else 'is'} not missing"
+        raise ArgumentError("targets", got, "at least three")
     if times is not None:
         return _latest_apart(observed, times[observed], most_rows)
     tested = max(num_test_rows(count), count - most_rows)

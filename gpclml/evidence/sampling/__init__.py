@@ -1,6 +1,5 @@
 """Evidence by sampling: draws of weights, their predictions, and means over draws."""
 
-from gpclml import explain_moved
 from gpclml.evidence.sampling.conditional import (
     SampledConditional,
     estimate_conditional_log_density,
@@ -36,5 +35,3 @@ __all__ = [
     "sampled_outputs",
     "simple_monte_carlo",
 ]
-
-explain_moved(__name__)

@@ -1,0 +1,126 @@
+"""The original files of the data sets: where they come from, their checksums, their download."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import os
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from gpclml.errors import DataError
+
+__all__ = ["VARIABLE", "DataFile", "data_files", "data_folder", "fetch", "has_files"]
+
+VARIABLE = "GPCLML_DATA"
+"""Environment variable that names the data folder."""
+
+_COUNTS = ("num_data", "num_features", "header_lines")
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """An original file, a row of ``registry.csv``.
+
+    Attributes:
+        name: Name of the data set, which may have several files.
+        folder: Its folder under the data folder.
+        file: Its name there.
+        address: Download address; empty if it has no public one.
+        checksum: ``"sha256:..."`` or, where only that is published, ``"md5:..."``; empty where
+            the file is the user's own archive.
+        num_data: Number of rows of a table.
+        num_features: Number of its input columns, which come first; the target is the next one.
+        header_lines: Lines to skip at its top.
+        note: Origin of the file; of a table the meaning of the target, and peculiarities.
+        licence: Licence that the source states.
+    """
+
+    name: str
+    folder: str
+    file: str
+    address: str
+    checksum: str
+    num_data: int
+    num_features: int
+    header_lines: int
+    note: str
+    licence: str
+
+    @property
+    def path(self) -> Path:
+        """Where it is kept."""
+        return data_folder() / self.folder / self.file
+
+
+@cache
+def data_files() -> dict[str, tuple[DataFile, ...]]:
+    """The files of each data set by name, in the order in which they are read."""
+    files: dict[str, tuple[DataFile, ...]] = {}
+    with Path(__file__).with_name("registry.csv").open(encoding="utf-8", newline="") as lines:
+        for row in csv.DictReader(lines):
+            values: dict[str, Any] = {**row, **{name: int(row[name] or 0) for name in _COUNTS}}
+            files[row["name"]] = (*files.get(row["name"], ()), DataFile(**values))
+    return files
+
+
+def data_folder() -> Path:
+    """The folder that ``$GPCLML_DATA`` names, else ``gpclml`` in the user's cache."""
+    named = os.environ.get(VARIABLE)
+    if named:
+        return Path(named).expanduser()
+    import pooch
+
+    return Path(pooch.os_cache("gpclml"))
+
+
+def has_files(name: str) -> bool:
+    """Whether the files of a data set are in the data folder."""
+    return all(file.path.is_file() for file in data_files()[name])
+
+
+def fetch(name: str) -> list[Path]:
+    """Gives the paths of a data set's files, which are downloaded if they are missing.
+
+    Raises:
+        DataError: A file is another than the registry's, or is missing and cannot be downloaded.
+    """
+    return [_fetched(file) for file in data_files()[name]]
+
+
+def _fetched(file: DataFile) -> Path:
+    path = file.path
+    if path.is_file():
+        if file.checksum:
+            algorithm = file.checksum.partition(":")[0]
+            with path.open("rb") as content:
+                found = f"{algorithm}:{hashlib.file_digest(content, algorithm).hexdigest()}"
+            if found != file.checksum:
+                raise DataError(
+                    f"{path}: corrupt or another version. Expected {file.checksum}, found {found}. "
+                    "Put a whole copy there, or remove it."
+                )
+        return path
+    if not file.address:
+        raise DataError(
+            f"{path}: no such file. It has no public address: put a copy there, or name its data "
+            f"folder by {VARIABLE}."
+        )
+    import pooch
+
+    # Uncompressed in transit, as the file is.
+    downloader: Any = pooch.HTTPDownloader(
+        progressbar=sys.stderr.isatty(), chunk_size=1 << 16, headers={"Accept-Encoding": "identity"}
+    )
+    try:
+        pooch.retrieve(file.address, file.checksum, file.file, path.parent, downloader=downloader)
+    # requests' errors are OSErrors; a wrong checksum or a malformed address is a ValueError.
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{path}: the download from {file.address} failed, and nothing was kept ({error}). "
+            f"Check the network, put the file there, or name its data folder by {VARIABLE}."
+        ) from error
+    return path
