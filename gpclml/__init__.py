@@ -115,7 +115,7 @@ _ROOMS = (
 # with names in it has the line ``explain_moved(__name__)``.
 _MOVED = {
     "bounds": "evidence.bounds", "botorch": "models.botorch", "calibration": "evaluation",
-    "command_line": "cli", "criteria": "evidence", "distributed": "fit.distributed",
+    "command_line": "cli", "criteria": "evidence",
     "features": "kernels", "gaussians": "linalg.gaussians",
     "held_out_densities": "inference", "invariances": "curvature",
     "means": "kernels", "missing": "inference.observations", "networks": "kernels.networks",

@@ -21,7 +21,7 @@ _NO_ROOMS = {"cli", "gram"}  # the command has tests of its own; the other trust
 _MODULES = (
     "gpclml.inference.observations", "gpclml.inference.covariances", "gpclml.inference.units",
     "gpclml.curvature.output_likelihoods", "gpclml.evidence.bounds", "gpclml.kernels.networks",
-    "gpclml.models.botorch", "gpclml.fit.distributed",
+    "gpclml.models.botorch",
 )  # fmt: skip
 """Public beside what their rooms export."""
 
@@ -34,7 +34,7 @@ _SIZES = {
 }  # fmt: skip
 _NO_SIZES = {  # where an argument of that name is something else, or is checked against others
     "blocks": ("conditioning", "curvature", "inference", "linalg"), "count": ("cli",),
-    "every": ("fit.distributed",), "num_features": ("kernels.Prefix", "meta"),
+    "num_features": ("kernels.Prefix", "meta"),
     "num_data": ("evidence.bounds", "evidence.criteria", "fit", "mlls"),
     "support": ("meta.HeadPose",),
 }  # fmt: skip
