@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -17,11 +18,11 @@ from gpclml._utils.arguments import callers_level, check_counts, check_positive,
 from gpclml._utils.environment import progress_bar
 from gpclml.conditioning import Split
 from gpclml.errors import ArgumentError, UnsupportedError
-from gpclml.fit._optimize import frozen, limits_of, objective
-from gpclml.fit._vector import non_finite
 from gpclml.fit.deep_kernel import warm_start_fresh_models
-from gpclml.fit.mll import STEPS, fit_mll, optimizer_factory, stopped_after
+from gpclml.fit.mll import fit_mll, stopped_after
 from gpclml.fit.result import FitResult, FitWarning
+from gpclml.fit.search import frozen, objective
+from gpclml.fit.train import STEPS, Training, limits_of, non_finite, optimizer_factory
 from gpclml.inference.observations import Observations, training_observations
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.mlls.conditional_marginal_log_likelihood import member_objectives
@@ -129,12 +130,11 @@ def fit_batch(
         for mll in mlls:
             stack.enter_context(frozen(mll, freeze))
         batch = Batch(mlls, lambda parameters: factory(parameters, lr=lr))
-        bar = progress_bar(range(steps or STEPS), desc="fit", progress=progress)
         try:
-            for _ in bar:
-                batch.evaluate()
-                batch.step()
-                bar.set_postfix(models=len(batch.active), refresh=False)
+            Training().run(
+                batch.step, steps or STEPS, callback=lambda _: {"models": len(batch.active)},
+                desc="fit", progress=progress,
+            )  # fmt: skip
             batch.evaluate()  # what the last step led to must be usable too
         finally:
             batch.write_back()
@@ -249,10 +249,11 @@ class Batch:
                 return
             self._retire(faults)
 
-    def step(self) -> None:
-        """A step of the optimizer, noted in the histories."""
+    def step(self, number: int) -> float:
+        """A step of the optimizer, noted in the histories; the mean objective before it."""
+        self.evaluate()
         if not self.active:
-            return
+            return math.nan
         for place, value in zip(self.active, self._values.tolist(), strict=True):
             self.histories[place].append(value)
         self._optimizer.step()
@@ -260,6 +261,7 @@ class Batch:
             for parameter, limits in zip(self._stack.parameters, self._limits, strict=True):
                 if limits is not None:
                     parameter.clamp_(*limits)
+        return float(self._values.mean())
 
     def write_back(self) -> None:
         """Copies the parameters of all active members to their models."""

@@ -31,9 +31,8 @@ from gpclml._utils.arguments import callers_level, checked
 from gpclml._utils.resuming import copied_state
 from gpclml.conditioning import LastPoints
 from gpclml.errors import UnsupportedError
-from gpclml.fit._optimize import StoppedError, frozen, objective
-from gpclml.fit._searches import Search, search
 from gpclml.fit.result import FitResult, FitWarning
+from gpclml.fit.search import Search, frozen, objective, search
 from gpclml.kernels import DeepKernel, SkipFeatures
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.mlls.fixed_loss import fixed_loss
@@ -116,7 +115,7 @@ def warm_start(model: GPRegression) -> FitResult:
     ):
         try:
             found = search(mll, None, lambda _: None, _RETRIES)
-        except StoppedError as error:
+        except (NanError, NotPSDError) as error:
             message = (
                 f"The warm start failed and its start is kept ({error}). Use float64, look for "
                 "duplicated rows, or pass warm_start=False."
@@ -241,11 +240,7 @@ def _fit(mll: ConditionalMarginalLogLikelihood, features: SkipFeatures, steps: i
     freeze = [name for name, p in mll.named_parameters() if id(p) in kept]
     mll.train()
     with frozen(mll, freeze):
-        try:
-            search(mll, steps, lambda _: None, retries=0)
-        except StoppedError as stopped:  # its best point so far will do
-            if stopped.nothing_done:
-                raise stopped.error from None
+        search(mll, steps, lambda _: None, retries=0)
         mll.train()
         return objective(mll)
 

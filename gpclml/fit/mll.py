@@ -13,40 +13,37 @@ import time
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
 from gpytorch.mlls import MarginalLogLikelihood
 from linear_operator.utils.errors import NanError, NotPSDError
+from torch import Tensor
 
 from gpclml._utils.arguments import callers_level, check_counts, check_positive, checked, seeded
 from gpclml._utils.environment import progress_bar, seeded_globally
 from gpclml._utils.resuming import copied_state
-from gpclml.errors import ArgumentError, UnknownNameError, UnsupportedError
-from gpclml.fit._optimize import OptimizerFactory, StoppedError, frozen, stochastic
-from gpclml.fit._searches import Search, search
+from gpclml.errors import ArgumentError
 from gpclml.fit.deep_kernel import warm_start_fresh_models
 from gpclml.fit.result import FitResult, FitWarning
+from gpclml.fit.search import Search, detached_data, frozen, search
+from gpclml.fit.train import (
+    STEPS,
+    OptimizerFactory,
+    Training,
+    limits_of,
+    optimizer_factory,
+    set_gradients,
+    trainable,
+)
 from gpclml.inference import Road
 from gpclml.kernels.networks import reset_network
 from gpclml.mlls import ConditionalMarginalLogLikelihood
-from gpclml.mlls.fixed_loss import fixed_loss
+from gpclml.mlls.fixed_loss import fixed_loss, fresh_loss
 from gpclml.models import find_networks
 
-__all__ = [
-    "STEPS",
-    "FitResult",
-    "FitWarning",
-    "fit_mll",
-    "optimizer_factory",
-    "stopped_after",
-]
-
-
-STEPS = 300
-"""Steps of a torch optimizer that are taken if no number is given."""
+__all__ = ["MLLFitResult", "fit_mll", "stopped_after"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,27 +189,25 @@ def _attempt(
     progress: bool | None,
     must_start: bool,
 ) -> Search:
-    history: list[float] = []
+    training = Training()
     stopped: Exception | None = None
-    total = steps if factory is None else (steps or STEPS)
-    with progress_bar(total=total, desc="fit", progress=progress) as bar:
+    try:
+        if factory is not None:
+            _climb(mll, factory, steps or STEPS, lr, training, progress)
+        elif hasattr(mll.model, "custom_fit"):
+            _custom_fit(mll, steps)
+        else:
+            with progress_bar(total=steps, desc="fit", progress=progress) as bar:
 
-        def record(loss: float) -> None:
-            history.append(-loss)
-            bar.update()
-            bar.set_postfix(objective=f"{-loss:.4f}", refresh=False)
+                def record(loss: float) -> None:
+                    bar.update()
+                    bar.set_postfix(objective=f"{-loss:.4f}", refresh=False)
 
-        try:
-            if factory is None and hasattr(mll.model, "custom_fit"):
-                _custom_fit(mll, steps)
-            elif factory is None:
                 return search(mll, steps, record, retries)
-            else:
-                stochastic(mll, factory, steps or STEPS, lr, record)
-        except StoppedError as error:
-            if error.nothing_done and must_start:
-                raise error.error from None
-            stopped = error.error
+    except (NanError, NotPSDError) as error:
+        if must_start and not training.history:
+            raise
+        stopped = error
     mll.train()
     value = math.nan
     try:
@@ -220,10 +215,51 @@ def _attempt(
             value = -float(fixed_loss(mll))
     except (NanError, NotPSDError) as error:
         stopped = stopped or error
-    road = _road(mll)
+    history, road = training.history, _road(mll)
     if stopped is None:
         return Search("", "", 1, history, value, road)
     return Search("stopped", stopped_after(len(history), stopped), 1, history, value, road)
+
+
+def _climb(
+    mll: MarginalLogLikelihood,
+    factory: OptimizerFactory,
+    steps: int,
+    lr: float,
+    training: Training,
+    progress: bool | None,
+) -> None:
+    """Steps of a torch optimizer on the loss with fresh held-out points, in train mode.
+
+    If a value or gradient does not exist or is not finite, the parameters become those of the last
+    step at which they were, and the error is raised.
+    """
+    parameters, limits = trainable(mll), limits_of(mll)
+    optimizer = factory(list(parameters.values()), lr=lr)
+    last: list[Tensor] = []
+
+    def evaluate() -> float:
+        loss = set_gradients(optimizer, fresh_loss(mll), mll)
+        last[:] = [parameter.detach().clone() for parameter in parameters.values()]
+        return -loss
+
+    def step(number: int) -> float:
+        value = evaluate()
+        optimizer.step()
+        with torch.no_grad():
+            for name, pair in limits.items():
+                parameters[name].clamp_(*pair)
+        return value
+
+    try:
+        with detached_data(mll):
+            training.run(step, steps, desc="fit", progress=progress)
+            evaluate()  # what the last step led to must be usable too
+    except (NanError, NotPSDError):
+        with torch.no_grad():
+            for parameter, values in zip(parameters.values(), last, strict=False):
+                parameter.copy_(values)
+        raise
 
 
 def _road(mll: MarginalLogLikelihood) -> Road | None:
@@ -253,10 +289,10 @@ def _redraw(mll: MarginalLogLikelihood, generator: torch.Generator) -> None:
     from botorch.optim.utils import sample_all_priors
 
     networks = find_networks(mll.model)
-    of_networks = {id(p) for network in networks for p in network.parameters()}
+    weights = {id(p) for network in networks for p in network.parameters()}
     with torch.no_grad():
         for parameter in mll.parameters():
-            if parameter.requires_grad and id(parameter) not in of_networks:
+            if parameter.requires_grad and id(parameter) not in weights:
                 draw = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
                 parameter.add_(0.5 * draw.to(parameter))
     for network in networks:
@@ -266,27 +302,3 @@ def _redraw(mll: MarginalLogLikelihood, generator: torch.Generator) -> None:
     # BoTorch samples priors from the global generators.
     with seeded_globally(generator, mll.parameters()):
         sample_all_priors(cast(Any, drawn))
-
-
-def optimizer_factory(optimizer: str | OptimizerFactory) -> OptimizerFactory | None:
-    """The factory; None for the line search."""
-    if isinstance(optimizer, type) and not issubclass(optimizer, torch.optim.Optimizer):
-        raise UnsupportedError("optimizer", optimizer.__name__, "a class of torch.optim")
-    if callable(optimizer):
-        return partial(_make_optimizer, optimizer)
-    factories = {"lbfgs": None, "adam": torch.optim.Adam}
-    if optimizer not in factories:
-        raise UnknownNameError("optimizer", optimizer, factories)
-    return factories[optimizer]
-
-
-def _make_optimizer(factory: OptimizerFactory, parameters: Any, lr: float) -> torch.optim.Optimizer:
-    name = getattr(factory, "__name__", type(factory).__name__)
-    expected = "a class of torch.optim, or a function of parameters and lr that makes one"
-    try:
-        made = factory(parameters, lr=lr)
-    except TypeError as error:
-        raise UnsupportedError("optimizer", f"{name} ({error})", expected) from error
-    if not isinstance(made, torch.optim.Optimizer):
-        raise UnsupportedError("optimizer", f"{name}, which made no optimizer", expected)
-    return made

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import cast
 
 import torch
@@ -23,7 +22,6 @@ from gpclml._utils.environment import progress_bar
 from gpclml._utils.resuming import copied_state
 from gpclml.conditioning import KFold
 from gpclml.errors import NonFiniteError, UnsupportedError
-from gpclml.fit._optimize import StoppedError, objective
 from gpclml.fit.deep_kernel import (
     drop_second_part,
     has_second_part,
@@ -31,6 +29,8 @@ from gpclml.fit.deep_kernel import (
     warm_start_fresh_models,
 )
 from gpclml.fit.result import FitResult
+from gpclml.fit.search import objective
+from gpclml.fit.train import Training, set_gradients
 from gpclml.inference.observations import training_observations
 from gpclml.linalg import leave_one_out_moments
 from gpclml.mlls.fixed_loss import fresh_loss
@@ -142,7 +142,7 @@ def fit_networks(
     if chosen:
         training = _SubsetTraining(mll, rows, checkpoints[-1], lr, seed)
         message = _train_on_all(training, checkpoints[chosen - 1], progress)
-        history = training.history
+        history = training.training.history
         chosen = 0 if message else chosen
     if chosen == 0 and has_second_part(model):
         drop_second_part(model)
@@ -210,7 +210,7 @@ def _train_on_all(training: _SubsetTraining, steps: int, progress: bool | None) 
     try:
         training.start()
         training.train(steps, progress)
-    except StoppedError as error:
+    except (NanError, NotPSDError) as error:
         training.mll.load_state_dict(before)
         return str(error)
     return ""
@@ -244,7 +244,7 @@ def _held_out_gains(
     last = checkpoints[-1]
     trainings = [_SubsetTraining(copy.deepcopy(mll), kept, last, lr, seed) for kept, _ in folds]
     stages: list[Callable[[_SubsetTraining], None]] = [_SubsetTraining.start]
-    stages += [partial(_SubsetTraining.train, steps=b - a) for a, b in pairwise(checkpoints)]
+    stages += [partial(_SubsetTraining.train, steps=steps) for steps in checkpoints[1:]]
     gains: list[_Gain] = []
     try:
         before = [one.score(block) for one, (_, block) in zip(trainings, folds, strict=True)]
@@ -264,7 +264,7 @@ def _held_out_gains(
                         return gains
                 if len(gains) > 2 and gains[-1].mean <= max(gain.mean for gain in gains[:-1]):
                     return gains
-    except StoppedError:
+    except (NanError, NotPSDError):
         return gains[:-1] or [_Gain(0.0, 0.0, 0.0, 0)]  # the last was not of all folds
     return gains
 
@@ -292,48 +292,44 @@ class _SubsetTraining:
         self.mll = mll
         self.model = cast(GPRegression, mll.model)
         self.rows = rows
-        self._losses: list[Tensor] = []
+        self.training = Training()
         self.generator = seeded(seed)
         self.optimizer = torch.optim.Adam(self._groups(lr), lr=lr)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
             self.optimizer, lambda step: _share_of_rate(step, steps)
         )
 
-    @property
-    def history(self) -> list[float]:
-        """The objective at each step, of its rows."""
-        return (-torch.stack(self._losses)).tolist() if self._losses else []
-
     def start(self) -> None:
-        """Brings the kernel ``"deep"`` to where its training starts, or raises a StoppedError."""
+        """Brings the kernel ``"deep"`` to where its training starts."""
         if has_second_part(self.model):
-            with _stopping():
-                start_second_part(self.model, self._subset(_START_ROWS))
+            start_second_part(self.model, self._subset(_START_ROWS))
 
-    def train(self, steps: int, progress: bool | None = None) -> None:
-        """Takes that many steps, each on a fresh subset of the rows, or raises a StoppedError."""
+    def train(self, steps: int, progress: bool | None = False) -> None:
+        """Goes on until there are so many steps in all, each on a fresh subset of the rows.
+
+        A NonFiniteError or NotPSDError says that one could not be taken, or led nowhere.
+        """
         self.mll.train()
-        for _ in progress_bar(range(steps), desc="all rows", progress=progress):
-            self.optimizer.zero_grad()
-            with _conditioned_on(self.model, self._subset(_SUBSET)), _stopping():
-                loss = fresh_loss(self.mll)
-                loss.backward()
-            self._losses.append(loss.detach())
-            self.optimizer.step()
-            self.schedule.step()
-            finite = torch.stack([torch.isfinite(p).all() for p in self.model.parameters()])
-            if not bool(finite.all()):  # one read from the device a step
-                raise _not_finite("parameters")
+        self.training.run(self._step, steps, desc="all rows", progress=progress)
         self.optimizer.zero_grad()
+        if not all(bool(p.isfinite().all()) for p in self.model.parameters()):
+            raise _not_finite("parameters")
+
+    def _step(self, number: int) -> float:
+        with _conditioned_on(self.model, self._subset(_SUBSET)):
+            loss = set_gradients(self.optimizer, fresh_loss(self.mll), self.mll)
+        self.optimizer.step()
+        self.schedule.step()
+        return -loss
 
     @torch.no_grad()
     def score(self, held_out: Tensor) -> tuple[Tensor, Tensor]:
         """Log densities and squared errors ``(b,)`` of other rows, each given all rows but itself.
 
         Conditioning on the other held-out rows too, as a prediction from all data will, judges the
-        hyperparameters at the full number of rows. A StoppedError says that a value is not finite.
+        hyperparameters at the full number of rows. A NonFiniteError says that one is not finite.
         """
-        with _stopping(), _conditioned_on(self.model, torch.cat([self.rows, held_out])):
+        with _conditioned_on(self.model, torch.cat([self.rows, held_out])):
             data = training_observations(self.model)
             last = torch.arange(len(self.rows), data.num_rows)
             mean, variance = leave_one_out_moments(data.covariance, data.residual, last)
@@ -369,19 +365,9 @@ def _conditioned_on(model: GPRegression, rows: Tensor) -> Iterator[None]:
         model.set_train_data(x, y, strict=False)
 
 
-@contextmanager
-def _stopping() -> Iterator[None]:
-    """Within the block what cannot be evaluated stops the training."""
-    try:
-        yield
-    except (NanError, NotPSDError) as error:
-        raise StoppedError(error, nothing_done=False) from error
-
-
-def _not_finite(what: str) -> StoppedError:
+def _not_finite(what: str) -> NonFiniteError:
     suggestion = "Lower the learning rate, or look for duplicated rows."
-    error = NonFiniteError(what, "NaN or infinite values", "finite ones", suggestion)
-    return StoppedError(error, nothing_done=False)
+    return NonFiniteError(what, "NaN or infinite values", "finite ones", suggestion)
 
 
 def _share_of_rate(step: int, steps: int) -> float:
