@@ -81,20 +81,16 @@ def read_checkpoint(
         raise DataError(f"path: there is no file {path}. Check the path given to load.")
     try:
         # One open file for all that follows: another run may replace the name meanwhile.
-        with open(path, "rb") as file:
-            with zipfile.ZipFile(file) as archive:
-                if archive.testzip() is not None:  # torch does not compare the checksums
-                    raise ValueError("its content is not that of its checksum")
+        with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
+            if archive.testzip() is not None:  # torch does not compare the checksums
+                raise ValueError("its content is not that of its checksum")
             file.seek(0)
-            try:
-                content = torch.load(file, map_location=map_location, weights_only=True)
-            except (RuntimeError, MemoryError) as error:  # of the device: the file is sound
-                raise DataError(
-                    f"path: {path} cannot be loaded here ({str(error).splitlines()[0]}). Give "
-                    "map_location, 'cpu' for one, or free some memory."
-                ) from error
-    except DataError:
-        raise
+            content = torch.load(file, map_location=map_location, weights_only=True)
+    except (RuntimeError, MemoryError) as error:  # of the device: the file is sound
+        raise DataError(
+            f"path: {path} cannot be loaded here ({str(error).splitlines()[0]}). Give "
+            "map_location, 'cpu' for one, or free some memory."
+        ) from error
     except Exception as error:  # damaged files and foreign ones raise errors of many kinds
         raise DataError(
             f"path: {path} is damaged or not a checkpoint ({type(error).__name__}: "

@@ -62,10 +62,12 @@ class OnlineFitResult(FitResult):
     best: int
 
 
-class _Weights:
-    """Training of a network's weights, an epoch a step; arguments as in :func:`fit_map`."""
+class _NetworkTraining:
+    """Training of a network's weights, an epoch a step, and of hyperparameters between epochs.
 
-    lowers_noise = False
+    Arguments are those of :func:`fit_map` and :func:`fit_online`; without a rate of their own
+    hyperparameters stay as they are.
+    """
 
     def __init__(
         self,
@@ -74,11 +76,13 @@ class _Weights:
         y: Tensor | None,
         *,
         batch_size: int | None,
-        lr: float,
-        final_lr: float | None,
-        epochs: int,
+        lr: float = 1.0,
+        final_lr: float | None = None,
+        epochs: int = 1,
+        hyper_lr: float | None = None,
         seed: int,
         by_class: bool = False,
+        progress: bool | None = None,
     ) -> None:
         self.mll = mll
         self.model = cast(LinearizedNetwork, mll.model)
@@ -89,24 +93,35 @@ class _Weights:
             x, y, mll.num_data, batch_size=batch_size, generator=self.generator,
             device=parameters[0].device, by_class=by_class,
         )  # fmt: skip
-        self.of_weights = torch.optim.Adam(weights, lr=lr)
+        self.optimizers = [torch.optim.Adam(weights, lr=lr)]
         self._rates = (lr, lr if final_lr is None else final_lr, epochs)
         self.seen: list[tuple[Tensor, Tensor]] = []
+        self.course = Training(mll)
+        self.progress = progress
+        self._trains_hyperparameters = hyper_lr is not None
+        if hyper_lr is not None:
+            of_network = {id(p) for p in parameters}
+            hyper = [p for p in mll.parameters() if id(p) not in of_network and p.requires_grad]
+            if not hyper:
+                raise ArgumentError("mll", "no trainable hyperparameter", "at least one")
+            self.log_noise = noise = LogNoise.of(cast(Likelihood, mll.likelihood))
+            hyper = [noise.leaf if noise and p is noise.parameter else p for p in hyper]
+            self.optimizers.append(torch.optim.Adam(hyper, lr=hyper_lr))
 
     def epoch(self, done: int) -> float:
         """Trains on all data once, after so many epochs; the mean log joint density a point."""
         first, last, epochs = self._rates
         along = min(done / max(epochs - 1, 1), 1.0)
-        self.of_weights.param_groups[0]["lr"] = last + (first - last) * (
+        self.optimizers[0].param_groups[0]["lr"] = last + (first - last) * (
             0.5 + 0.5 * math.cos(math.pi * along)
         )
         values, self.seen = [], []
         for x, y in self.data:
             output = self.model(x)
-            if self.lowers_noise and done == 0 and not values:
+            if self._trains_hyperparameters and done == 0 and not values:
                 lower_noise_to_residuals(self.mll, output.mean, y)
             value = self.mll.log_joint(output, y)
-            step_uphill(self.of_weights, value)
+            step_uphill(self.optimizers[0], value)
             values.append(value.detach())
             self.seen.append((output.mean.detach(), y))
         mean = torch.stack(values).mean()  # the one read of the device in an epoch
@@ -123,29 +138,6 @@ class _Weights:
             warnings.warn(told, FitWarning, stacklevel=callers_level())
             return {"message": told, "problem": "units"}
         return {"message": suggestion, "problem": "limit"} if climbs else {}
-
-
-class _WeightsAndHyperparameters(_Weights):
-    """Training of weights and hyperparameters, each by an optimizer of its own."""
-
-    lowers_noise = True
-
-    def __init__(
-        self, mll: LaplaceMarginalLogLikelihood, x: Tensor | Loader, y: Tensor | None,
-        hyper_lr: float, progress: bool | None, **options: Any,
-    ) -> None:  # fmt: skip
-        super().__init__(mll, x, y, **options)
-        weights = {id(p) for p in self.model.network.parameters()}
-        hyper = [p for p in mll.parameters() if id(p) not in weights and p.requires_grad]
-        if not hyper:
-            raise ArgumentError("mll", "no trainable hyperparameter", "at least one")
-        self.log_noise = LogNoise.of(cast(Likelihood, mll.likelihood))
-        if self.log_noise is not None:
-            noise = self.log_noise
-            hyper = [noise.leaf if p is noise.parameter else p for p in hyper]
-        self.of_hyperparameters = torch.optim.Adam(hyper, lr=hyper_lr)
-        self.progress = progress
-        self.training = Training(mll)
 
     def train_hyperparameters(self, steps: int, trained: bool = False) -> list[float]:
         """The evidence before each step, or its estimate, in eval mode; the last one is noted.
@@ -164,10 +156,10 @@ class _WeightsAndHyperparameters(_Weights):
                 evidence = whole or self.mll.evidence_of(*self.data.drawn())
                 value = evidence()
                 before = value.detach()
-                if number == 0 and not self.training.looks:
+                if number == 0 and not self.course.looks:
                     start_from_residuals(evidence)
                     value = evidence()
-                step_uphill(self.of_hyperparameters, value, self.log_noise)
+                step_uphill(self.optimizers[1], value, self.log_noise)
                 return float(before)
 
             inner.run(step, steps)
@@ -178,7 +170,7 @@ class _WeightsAndHyperparameters(_Weights):
                     parts = [self.mll.evidence_of(x, y)() * len(x) for x, y in self.data.parts()]
                     value = torch.stack(parts).sum() / self.mll.num_data
         check_finite("evidence", value, "Lower hyper_lr.")
-        self.training.note(float(value))
+        self.course.note(float(value))
         self.seen = [] if whole is None else [whole.seen]
         return inner.history
 
@@ -201,8 +193,9 @@ class _WeightsAndHyperparameters(_Weights):
             ),
             **settings,
         }
-        optimizers = [self.of_weights, self.of_hyperparameters]
-        self.training.resume(path, "gpclml.OnlineFit", mll, optimizers, settings, self.generator)
+        self.course.resume(
+            path, "gpclml.OnlineFit", mll, self.optimizers, settings, self.generator
+        )  # fmt: skip
 
 
 @checked(train_x="(N, *event)", train_y="(N, *outputs)")
@@ -254,15 +247,15 @@ def fit_map(
     """
     check_counts(epochs=epochs, batch_size=batch_size)
     check_positive(lr=lr, final_lr=final_lr)
-    weights = _Weights(
+    training = _NetworkTraining(
         mll, train_x, train_y, batch_size=batch_size, lr=lr, final_lr=final_lr, epochs=epochs,
         seed=seed,
     )  # fmt: skip
-    training = Training()
-    training.run(weights.epoch, epochs, desc="epochs", progress=progress)
+    course = training.course
+    course.run(training.epoch, epochs, desc="epochs", progress=progress)
     return FitResult(
-        objective=training.history[-1], history=training.history, seconds=training.seconds,
-        **weights.problem(False, ""),
+        objective=course.history[-1], history=course.history, seconds=course.seconds,
+        **training.problem(False, ""),
     )  # fmt: skip
 
 
@@ -347,15 +340,15 @@ def fit_online(
     check_counts(0, burn_in=burn_in)
     if partition == "class" and isinstance(train_y, Tensor) and train_y.is_floating_point():
         raise ArgumentError("partition", "'class' and targets that are no classes", "'random'")
-    both = _WeightsAndHyperparameters(
-        mll, train_x, train_y, hyper_lr, progress, batch_size=batch_size, lr=lr,
-        final_lr=final_lr, epochs=epochs, seed=seed, by_class=partition == "class",
+    training = _NetworkTraining(
+        mll, train_x, train_y, batch_size=batch_size, lr=lr, final_lr=final_lr, epochs=epochs,
+        hyper_lr=hyper_lr, seed=seed, by_class=partition == "class", progress=progress,
     )  # fmt: skip
-    training = both.training
+    course = training.course
     if checkpoint is not None:
         # Where the rate falls, that of an epoch depends on how many there are.
         number = {} if final_lr is None else {"epochs": epochs}
-        both.resume(
+        training.resume(
             checkpoint, batch_size=batch_size, lr=lr, final_lr=final_lr, hyper_lr=hyper_lr,
             hyper_steps=hyper_steps, burn_in=burn_in, every=every, partition=partition, seed=seed,
             **number,
@@ -364,19 +357,19 @@ def fit_online(
     def look(epoch: int) -> dict[str, Any] | None:
         if epoch <= burn_in or (epoch - burn_in - 1) % every:
             return None
-        both.train_hyperparameters(hyper_steps)
-        training.save()
-        return {"evidence": f"{training.scores[-1]:.4f}"}
+        training.train_hyperparameters(hyper_steps)
+        course.save()
+        return {"evidence": f"{course.scores[-1]:.4f}"}
 
-    training.run(
-        both.epoch, epochs, callback=look, patience=patience, desc="epochs", progress=progress
+    course.run(
+        training.epoch, epochs, callback=look, patience=patience, desc="epochs", progress=progress
     )  # fmt: skip
-    training.keep_best()
+    course.keep_best()
     suggestion = "The evidence still climbed at the last epochs. Raise epochs."
     return OnlineFitResult(
-        objective=max(training.scores, default=math.nan), history=training.scores,
-        seconds=training.seconds, log_joints=training.history, evaluated=training.looks,
-        best=training.best, **both.problem(climbs_online(training.scores), suggestion),
+        objective=max(course.scores, default=math.nan), history=course.scores,
+        seconds=course.seconds, log_joints=course.history, evaluated=course.looks,
+        best=course.best, **training.problem(climbs_online(course.scores), suggestion),
     )  # fmt: skip
 
 
@@ -428,14 +421,13 @@ def fit_hyperparameters(
     """
     check_counts(steps=steps, batch_size=batch_size)
     check_positive(lr=lr)
-    both = _WeightsAndHyperparameters(
-        mll, train_x, train_y, lr, progress, batch_size=batch_size, lr=1.0, final_lr=None,
-        epochs=1, seed=seed,
-    )  # fmt: skip
-    history = both.train_hyperparameters(steps, trained=True)
-    evidence, exact = both.training.scores[-1], bool(both.seen)
+    training = _NetworkTraining(
+        mll, train_x, train_y, batch_size=batch_size, hyper_lr=lr, seed=seed, progress=progress
+    )
+    history = training.train_hyperparameters(steps, trained=True)
+    evidence, exact = training.course.scores[-1], bool(training.seen)
     suggestion = "The evidence still climbs at the last steps. Raise steps, or lr."
     return FitResult(
-        objective=evidence, history=history, seconds=both.training.seconds,
-        **both.problem(climbs([*history, evidence], mll.num_data, exact), suggestion),
+        objective=evidence, history=history, seconds=training.course.seconds,
+        **training.problem(climbs([*history, evidence], mll.num_data, exact), suggestion),
     )  # fmt: skip

@@ -12,7 +12,7 @@ import math
 import time
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -26,8 +26,8 @@ from gpclml._utils.environment import progress_bar, seeded_globally
 from gpclml._utils.resuming import copied_state
 from gpclml.errors import ArgumentError
 from gpclml.fit.deep_kernel import warm_start_fresh_models
-from gpclml.fit.result import FitResult, FitWarning
-from gpclml.fit.search import Search, detached_data, frozen, search
+from gpclml.fit.result import FitWarning, MLLFitResult
+from gpclml.fit.search import detached_data, frozen, search
 from gpclml.fit.train import (
     STEPS,
     OptimizerFactory,
@@ -43,26 +43,7 @@ from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.mlls.fixed_loss import fixed_loss, fresh_loss
 from gpclml.models import find_networks
 
-__all__ = ["MLLFitResult", "fit_mll", "stopped_after"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class MLLFitResult(FitResult):
-    """What :func:`fit_mll` did.
-
-    ``objective`` is computed with fixed held-out points and summed over a batch; ``history``
-    belongs to the attempt that was kept.
-
-    Attributes:
-        attempts: The objective that each attempt reached; NaN for one that failed.
-        starts: Number of line searches in the kept attempt.
-        road: Which way evaluations of the objective went, and why not a faster one; of a sum that
-            of one member. None where the objective or the model does not say.
-    """
-
-    attempts: list[float]
-    starts: int = 1
-    road: Road | None = None
+__all__ = ["fit_mll", "stopped_after"]
 
 
 @checked
@@ -83,10 +64,10 @@ def fit_mll(
     A stochastic optimizer maximizes the objective itself, which redraws its held-out points at each
     step. SciPy's L-BFGS-B maximizes a function with fixed held-out points, each member of a batch
     that shares nothing on its own. Its first step is taken in the raw parameters, the others in the
-    logarithms of positive hyperparameters. It continues from its
-    best point if it meets one that cannot be evaluated, and ends when twenty steps gain less than
-    0.002 nats in all. If a torch optimizer meets a value, gradient or covariance that is not
-    finite, the last good parameters are kept and the result says so.
+    logarithms of positive hyperparameters. It continues from its best point if it meets one that
+    cannot be evaluated, and ends when twenty steps gain less than 0.002 nats in all. If a torch
+    optimizer meets a value, gradient or covariance that is not finite, the last good parameters are
+    kept and the result says so.
 
     A model with BoTorch's ``custom_fit``, such as ``RobustRelevancePursuitSingleTaskGP``, is fitted
     by that, whose line searches are these.
@@ -145,7 +126,7 @@ def fit_mll(
     warm_start_fresh_models(mll)
     generator = seeded(seed)
     initial = copied_state(mll) if restarts else {}
-    best: Search | None = None
+    best: MLLFitResult | None = None
     best_state: dict[str, Any] = {}
     attempts: list[float] = []
     with frozen(mll, freeze):
@@ -168,11 +149,7 @@ def fit_mll(
     assert best is not None
     if best.problem not in ("", "limit"):
         warnings.warn(best.message, FitWarning, stacklevel=callers_level())
-    return MLLFitResult(
-        objective=best.objective, history=best.history, attempts=attempts,
-        seconds=time.perf_counter() - start, message=best.message, problem=best.problem,
-        starts=best.starts, road=best.road,
-    )  # fmt: skip
+    return replace(best, attempts=attempts, seconds=time.perf_counter() - start)
 
 
 def _is_better(objective: float, best: float) -> bool:
@@ -188,7 +165,8 @@ def _attempt(
     retries: int,
     progress: bool | None,
     must_start: bool,
-) -> Search:
+) -> MLLFitResult:
+    """A fit from where the parameters are; an error where it must start and cannot."""
     training = Training()
     stopped: Exception | None = None
     try:
@@ -215,10 +193,11 @@ def _attempt(
             value = -float(fixed_loss(mll))
     except (NanError, NotPSDError) as error:
         stopped = stopped or error
-    history, road = training.history, _road(mll)
-    if stopped is None:
-        return Search("", "", 1, history, value, road)
-    return Search("stopped", stopped_after(len(history), stopped), 1, history, value, road)
+    return MLLFitResult(
+        objective=value, history=training.history, attempts=[value], seconds=training.seconds,
+        message=stopped_after(len(training.history), stopped) if stopped else "",
+        problem="stopped" if stopped else "", road=_road(mll),
+    )  # fmt: skip
 
 
 def _climb(

@@ -9,9 +9,10 @@ from __future__ import annotations
 import functools
 import math
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
@@ -42,7 +43,7 @@ from gpclml.fit.diagnosis import (
     problem_of_predictions,
     ran_away,
 )
-from gpclml.fit.result import Problem
+from gpclml.fit.result import MLLFitResult, Problem
 from gpclml.fit.train import non_finite, trainable
 from gpclml.gram import Transform, transform_of
 from gpclml.inference import Road, training_observations
@@ -424,9 +425,6 @@ class LineSearchEnd:
     road: Road | None = None
 
 
-_End = tuple[float, Reason, str]  # loss, reason and message
-
-
 def line_search(
     mll: MarginalLogLikelihood,
     steps: int | None,
@@ -439,22 +437,22 @@ def line_search(
     is repeated with a limit of the rounding. A NanError or NotPSDError says that the start cannot
     be evaluated. Further ``options`` are those of SciPy.
     """
-    start, options = copied_state(mll), dict(options or {})
-    end = _line_search(mll, steps, record, options)
+    load_botorch()
+    start, one_search = copied_state(mll), _LineSearch(mll, steps, record, dict(options or {}))
+    end = one_search.run()
     for limit in _ROUNDING_LIMITS:
         if predicts_in_its_type(mll):
             break
         mll.load_state_dict(start)
         with limited_rounding(mll, limit):
-            end = _line_search(mll, steps, record, options)
+            end = one_search.run()
         end = replace(end, loss=-objective(mll))
     return end
 
 
-def _line_search(
-    mll: MarginalLogLikelihood, steps: int | None, record: Record, options: dict[str, Any]
-) -> LineSearchEnd:
-    """One search.
+@dataclass
+class _LineSearch:
+    """A search, of so many steps at most, which are recorded.
 
     The first step is taken in the raw parameters, the others in the logarithms of positive
     hyperparameters. It ends when twenty steps gain less than 0.002 nats in all. Where the objective
@@ -462,26 +460,139 @@ def _line_search(
     loss that is returned leaves out. A step to a covariance that cannot be factored counts as too
     long.
     """
-    load_botorch()
-    bounds = bounds_of(mll)
-    model = mll.model
-    is_open = isinstance(model, GPRegression) and not scores_first_points(mll)
-    priors = weak_priors(cast(GPRegression, model)) if is_open else nullcontext(False)
-    with warnings.catch_warnings(), detached_data(mll), priors as has_priors:
-        # Points on the way may take jitter. That the end does is told by its predictions, later.
-        warnings.simplefilter("ignore", NumericalWarning)
-        fixed = FixedLoss(mll)
-        members = _independent_members(model)
-        if members and not fixed.has_members and _is_batch_of_botorch(model):
-            end = _search_by_botorch(mll, fixed, steps, bounds, record, options)
-        else:
-            members *= fixed.has_members
-            end = _search_by_vector(mll, fixed, members, steps, bounds, record, options)
-    loss, reason, message = end
-    return LineSearchEnd(
-        -objective(mll) if has_priors else loss, reason, "" if reason == "converged" else message,
-        _at_bounds(mll, bounds), ran_away(mll), fixed.road,
-    )  # fmt: skip
+
+    mll: MarginalLogLikelihood
+    steps: int | None
+    record: Record
+    options: dict[str, Any]
+
+    def run(self) -> LineSearchEnd:
+        mll, model = self.mll, self.mll.model
+        self._bounds = bounds_of(mll)
+        self._num_points = _num_targets(model)
+        is_open = isinstance(model, GPRegression) and not scores_first_points(mll)
+        priors = weak_priors(cast(GPRegression, model)) if is_open else nullcontext(False)
+        with warnings.catch_warnings(), detached_data(mll), priors as has_priors:
+            # Points on the way may take jitter. That the end does is told by its predictions.
+            warnings.simplefilter("ignore", NumericalWarning)
+            fixed = FixedLoss(mll)
+            members = _independent_members(model)
+            if members and not fixed.has_members and _is_batch_of_botorch(model):
+                end = self._search_by_botorch(fixed)
+            else:
+                end = self._search(fixed, members * fixed.has_members)
+        return replace(
+            end, loss=-objective(mll) if has_priors else end.loss,
+            message="" if end.reason == "converged" else end.message,
+            at_bounds=_at_bounds(mll, self._bounds), ran_away=ran_away(mll), road=fixed.road,
+        )  # fmt: skip
+
+    def _search_by_botorch(self, fixed: FixedLoss) -> LineSearchEnd:
+        """A search of each member of a batch, evaluated together."""
+        from botorch.exceptions.warnings import OptimizationWarning
+        from botorch.optim.fit import fit_gpytorch_mll_scipy
+
+        with warnings.catch_warnings():
+            # A line search that cannot improve further keeps its point, which the result says.
+            warnings.simplefilter("ignore", OptimizationWarning)
+            limit = {} if self.steps is None else {"maxiter": self.steps}
+            result = fit_gpytorch_mll_scipy(
+                self.mll, bounds=cast(Any, self._bounds), options={**self.options, **limit}
+            )
+        self.record(float(result.fval))
+        reasons: dict[str, Reason] = {"SUCCESS": "converged", "STOPPED": "limit"}
+        reason = reasons.get(result.status.name, "abnormal")
+        if reason == "abnormal":
+            with Vector(self.mll, self._bounds) as vector, suppress(NanError, NotPSDError):
+                vector.begin(fixed)
+                reason = "converged" if self._is_flat(vector) else reason
+        return LineSearchEnd(float(result.fval), reason, _text(result.message))
+
+    def _search(self, fixed: FixedLoss, members: int) -> LineSearchEnd:
+        """One search, or one for each of so many members of a batch; the worst reason counts."""
+        with Vector(self.mll, self._bounds) as vector:
+            if not members:
+                vector.begin(fixed)
+                return self._minimize(vector, self.record)
+            losses = [partial(fixed, member) for member in range(members)]
+            indices = vector.indices_of_members(members)
+            lowest: list[float] = []
+            for loss, free in zip(losses, indices, strict=True):
+                vector.begin(loss, free)
+                lowest.append(vector.lowest)
+            ends: list[LineSearchEnd] = []
+            for member, (loss, free) in enumerate(zip(losses, indices, strict=True)):
+                others = sum(lowest) - lowest[member]
+
+                def record_sum(value: float, others: float = others) -> None:
+                    self.record(value + others)
+
+                vector.begin(loss, free)
+                ends.append(self._minimize(vector, record_sum))
+                lowest[member] = vector.lowest
+        worst = max(ends, key=lambda end: get_args(Reason).index(end.reason))
+        return replace(worst, loss=-objective(self.mll))
+
+    def _minimize(self, vector: Vector, record: Record) -> LineSearchEnd:
+        """A search that is resumed from its best point where it ended without reason.
+
+        Nearest to its start a search in logarithms often finds short lengthscales and no noise. The
+        length of a first step in raw parameters is one, which leaves that basin where the loss has
+        a steep slope by a small noise.
+        """
+        least_gain = _LEAST_GAIN / self._num_points
+        lowest: list[float] = []  # loss by each step, over resumed searches
+
+        def watch(intermediate_result: Any) -> None:  # SciPy goes by the name
+            loss = float(intermediate_result.fun)
+            if not math.isfinite(loss):
+                return
+            record(loss)
+            lowest.append(min([loss, *lowest[-1:]]))
+            if len(lowest) > _WINDOW and lowest[-1 - _WINDOW] - lowest[-1] < least_gain:
+                raise _GainsNothingError
+
+        vector.minimize({"maxiter": 1}, watch)
+        vector.take_logarithms()
+        spent = end = LineSearchEnd(vector.lowest, "limit", "The steps are spent.")
+        for attempt in range(1 + _RESUMES):
+            if len(lowest) == self.steps:
+                end = spent
+                break
+            failures, before = vector.failures, vector.lowest
+            limit = {} if self.steps is None else {"maxiter": self.steps - len(lowest)}
+            try:
+                result = vector.minimize({"maxcor": _REMEMBERED, **self.options, **limit}, watch)
+            except _GainsNothingError:
+                return LineSearchEnd(vector.lowest, "converged")
+            if attempt and before - vector.lowest < least_gain:
+                break
+            flat = self._is_flat(vector)
+            reasons: dict[int, Reason] = {0: "converged", 1: "limit"}  # by SciPy's status
+            reason = reasons.get(result.status, "converged" if flat else "abnormal")
+            end = LineSearchEnd(vector.lowest, reason, _text(result.message))
+            # SciPy may end at a point it could not evaluate, or after a tiny step down a slope that
+            # is still steep: go on from the best one, without what it remembers of the curvature.
+            if reason == "limit" or (flat and vector.failures == failures):
+                break
+        return replace(end, loss=vector.lowest)
+
+    def _is_flat(self, vector: Vector) -> bool:
+        return vector.steepest() * self._num_points < _LEAST_SLOPE
+
+
+class _GainsNothingError(Exception):
+    """The last steps of a line search have gained next to nothing."""
+
+
+def _text(message: object) -> str:
+    return str(message).strip().rstrip(":")
+
+
+def _num_targets(model: torch.nn.Module) -> int:
+    """Training targets, of which objectives are means."""
+    targets = getattr(model, "train_targets", None)
+    return targets.numel() if isinstance(targets, Tensor) else 1
 
 
 def _independent_members(model: torch.nn.Module) -> int:
@@ -497,130 +608,6 @@ def _is_batch_of_botorch(model: torch.nn.Module) -> bool:
     from botorch.models.gpytorch import BatchedMultiOutputGPyTorchModel
 
     return isinstance(model, BatchedMultiOutputGPyTorchModel)
-
-
-def _search_by_botorch(
-    mll: MarginalLogLikelihood,
-    fixed: FixedLoss,
-    steps: int | None,
-    bounds: Bounds,
-    record: Record,
-    options: dict[str, Any],
-) -> _End:
-    """A search of each member of a batch, evaluated together."""
-    from botorch.exceptions.warnings import OptimizationWarning
-    from botorch.optim.fit import fit_gpytorch_mll_scipy
-
-    with warnings.catch_warnings():
-        # A line search that cannot improve further keeps its point, which the result says.
-        warnings.simplefilter("ignore", OptimizationWarning)
-        options = options if steps is None else {**options, "maxiter": steps}
-        result = fit_gpytorch_mll_scipy(mll, bounds=cast(Any, bounds), options=options)
-    record(float(result.fval))
-    reasons: dict[str, Reason] = {"SUCCESS": "converged", "STOPPED": "limit"}
-    reason = reasons.get(result.status.name, "abnormal")
-    if reason == "abnormal":
-        with Vector(mll, bounds) as vector:
-            vector.begin(fixed)
-            if vector.steepest() * _num_points(mll) < _LEAST_SLOPE:
-                reason = "converged"
-    return float(result.fval), reason, str(result.message).strip().rstrip(":")
-
-
-def _search_by_vector(
-    mll: MarginalLogLikelihood,
-    fixed: FixedLoss,
-    members: int,
-    steps: int | None,
-    bounds: Bounds,
-    record: Record,
-    options: dict[str, Any],
-) -> _End:
-    """One search, or one for each of so many members of a batch; the worst reason counts."""
-    with Vector(mll, bounds) as vector:
-        if not members:
-            vector.begin(fixed)
-            return _minimize(mll, vector, steps, record, options)
-        losses = [partial(fixed, member) for member in range(members)]
-        indices = vector.indices_of_members(members)
-        lowest: list[float] = []
-        for loss, free in zip(losses, indices, strict=True):
-            vector.begin(loss, free)
-            lowest.append(vector.lowest)
-        ends: list[_End] = []
-        for member, (loss, free) in enumerate(zip(losses, indices, strict=True)):
-            others = sum(lowest) - lowest[member]
-
-            def record_sum(value: float, others: float = others) -> None:
-                record(value + others)
-
-            vector.begin(loss, free)
-            ends.append(_minimize(mll, vector, steps, record_sum, options))
-            lowest[member] = ends[-1][0]
-    _, reason, message = max(ends, key=lambda end: get_args(Reason).index(end[1]))
-    return -objective(mll), reason, message
-
-
-class _GainsNothingError(Exception):
-    """The last steps of a line search have gained next to nothing."""
-
-
-def _minimize(
-    mll: MarginalLogLikelihood,
-    vector: Vector,
-    steps: int | None,
-    record: Record,
-    options: dict[str, Any],
-) -> _End:
-    """A search that is resumed from its best point where it ended without reason.
-
-    Nearest to its start a search in logarithms often finds short lengthscales and no noise. The
-    length of a first step in raw parameters is one, which leaves that basin where the loss has a
-    steep slope by a small noise.
-    """
-    n = _num_points(mll)
-    least_gain = _LEAST_GAIN / n
-    lowest: list[float] = []  # loss by each step, over resumed searches
-
-    def watch(intermediate_result: Any) -> None:  # SciPy goes by the name
-        loss = float(intermediate_result.fun)
-        if not math.isfinite(loss):
-            return
-        record(loss)
-        lowest.append(min([loss, *lowest[-1:]]))
-        if len(lowest) > _WINDOW and lowest[-1 - _WINDOW] - lowest[-1] < least_gain:
-            raise _GainsNothingError
-
-    vector.minimize({"maxiter": 1}, watch)
-    vector.take_logarithms()
-    ends: list[tuple[Reason, str]] = []
-    while len(lowest) != steps:
-        failures, before = vector.failures, vector.lowest
-        further = {"maxcor": _REMEMBERED, **options}
-        if steps is not None:
-            further["maxiter"] = steps - len(lowest)
-        try:
-            result = vector.minimize(further, watch)
-        except _GainsNothingError:
-            return vector.lowest, "converged", ""
-        flat = vector.steepest() * n < _LEAST_SLOPE
-        reason: Reason = {0: "converged", 1: "limit"}.get(result.status, "abnormal")
-        if reason == "abnormal" and flat:
-            reason = "converged"
-        if ends and before - vector.lowest < least_gain:
-            return vector.lowest, *ends[-1]
-        ends.append((reason, str(result.message).strip().rstrip(":")))
-        # SciPy may end at a point it could not evaluate, or after a tiny step down a slope that is
-        # still steep: go on from the best one, and without what it remembers of the curvature.
-        if reason == "limit" or len(ends) > _RESUMES or (flat and vector.failures == failures):
-            return vector.lowest, *ends[-1]
-    return vector.lowest, "limit", "The steps are spent."
-
-
-def _num_points(mll: MarginalLogLikelihood) -> int:
-    """Training targets, of which objectives are means."""
-    targets = getattr(mll.model, "train_targets", None)
-    return targets.numel() if isinstance(targets, Tensor) else 1
 
 
 def _at_bounds(mll: MarginalLogLikelihood, bounds: Bounds) -> tuple[str, ...]:
@@ -673,31 +660,20 @@ class _RoundingTerm(AddedLossTerm):
 # ------------------------------------------------------------------ other starts
 
 
-@dataclass(frozen=True)
-class Search:
-    """Result of line searches: the history and objective of the search that was kept.
-
-    Of a sum they are the histories of its members, one after the other, and the mean objective.
-    """
-
-    problem: Problem
-    message: str
-    starts: int
-    history: list[float]
-    objective: float
-    road: Road | None = None
-
-
-def search(mll: MarginalLogLikelihood, steps: int | None, record: Record, retries: int) -> Search:
+def search(
+    mll: MarginalLogLikelihood, steps: int | None, record: Record, retries: int
+) -> MLLFitResult:
     """Line searches of an objective, each member of a sum on its own, in place.
 
     If one fails, others start from less noise with shorter and with longer lengthscales, the higher
-    objective first, until one succeeds; the best result is kept. ``FitResult.problem`` names what
-    failed. A NanError or NotPSDError says that the start cannot be evaluated. The cost beside the
-    line search is one leave-one-out prediction.
+    objective first, until one succeeds; the best result is kept. Of a sum the histories are those
+    of its members, one after the other, and the objective is the mean. A NanError or NotPSDError
+    says that the start cannot be evaluated. The cost beside the line search is one leave-one-out
+    prediction.
     """
+    begin = time.perf_counter()
     if isinstance(mll, SumMarginalLogLikelihood):
-        return _joined([search(m, steps, record, retries) for m in cast(Any, mll.mlls)])
+        return _joined([search(m, steps, record, retries) for m in cast(Any, mll.mlls)], begin)
     initial = copied_state(mll)
     end, history = _recorded_search(mll, steps, record)
     problem, starts = _problem(mll, end), 1
@@ -718,18 +694,22 @@ def search(mll: MarginalLogLikelihood, steps: int | None, record: Record, retrie
                         break
         finally:
             mll.load_state_dict(state)
-    message = explanation(problem, end, starts, len(history))
-    return Search(problem, message, starts, history, -end.loss, end.road)
+    return MLLFitResult(
+        objective=-end.loss, history=history, seconds=time.perf_counter() - begin,
+        message=explanation(problem, end, starts, len(history)), problem=problem,
+        attempts=[-end.loss], starts=starts, road=end.road,
+    )  # fmt: skip
 
 
-def _joined(searches: list[Search]) -> Search:
-    """The result for a sum: the worst of its members' problems."""
-    failed = [member for member in searches if member.problem in FAILED]
-    worst = [*failed, *(member for member in searches if member.problem), searches[0]][0]
+def _joined(members: list[MLLFitResult], begin: float) -> MLLFitResult:
+    """The result for a sum, with the worst of its members' problems."""
+    failed = [member for member in members if member.problem in FAILED]
+    worst = [*failed, *(member for member in members if member.problem), members[0]][0]
+    objective = sum(member.objective for member in members) / len(members)
     return replace(
-        worst, starts=sum(member.starts for member in searches) - len(searches) + 1,
-        history=[value for member in searches for value in member.history],
-        objective=sum(member.objective for member in searches) / len(searches),
+        worst, objective=objective, history=[v for member in members for v in member.history],
+        seconds=time.perf_counter() - begin, attempts=[objective],
+        starts=sum(member.starts for member in members) - len(members) + 1,
     )  # fmt: skip
 
 

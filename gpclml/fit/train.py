@@ -272,11 +272,10 @@ def _check_settings(
     path: str | os.PathLike[str], stored: Mapping[str, Any], given: Mapping[str, Any]
 ) -> None:
     """Raises a DataError, which names all differences, where it is of another training."""
-    missing = object()
     unlike = [
         name
-        for name in [*given, *(name for name in stored if name not in given)]
-        if stored.get(name, missing) != given.get(name, missing)
+        for name in {**given, **stored}
+        if name not in given or name not in stored or given[name] != stored[name]
     ]
     if unlike:
         told = ", ".join(
