@@ -11,7 +11,6 @@ from linear_operator.utils.errors import NanError
 __all__ = [
     "ArgumentError",
     "DataError",
-    "LostWorkerError",
     "MissingError",
     "ModelModeError",
     "NonFiniteError",
@@ -103,19 +102,6 @@ class UnknownNameError(ArgumentError):
 
 class DataError(OSError):
     """A data file is missing, corrupt or cannot be fetched."""
-
-
-class LostWorkerError(RuntimeError):
-    """Another of several processes that work together ended, or keeps the others waiting.
-
-    Args:
-        message: Who is lost, as far as is known, and what to do about it.
-        ranks: Ranks of the lost processes among all; empty where they are not known.
-    """
-
-    def __init__(self, message: str, ranks: Iterable[int] = ()) -> None:
-        super().__init__(message)
-        self.ranks: tuple[int, ...] = tuple(ranks)
 
 
 def _restore(cls: type[ArgumentError], args: tuple, state: dict) -> ArgumentError:

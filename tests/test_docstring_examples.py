@@ -33,7 +33,7 @@ from gpclml.models.botorch import DeepKernelGP
 
 PACKAGES = [
     "conditioning", "curvature", "estimators", "evaluation", "evidence.bounds", "evidence.sampling",
-    "evidence.training_speed", "fit", "fit.distributed", "kernels", "kernels.networks",
+    "evidence.training_speed", "fit", "kernels", "kernels.networks",
     "linalg.gaussians", "meta", "mlls", "models",
 ]  # fmt: skip
 

@@ -5,9 +5,9 @@ from gpclml.fit.botorch import fit_gpytorch_mll_fused
 from gpclml.fit.deep_kernel import warm_start
 from gpclml.fit.laplace import OnlineFitResult, fit_hyperparameters, fit_map, fit_online
 from gpclml.fit.linear_bound import fit_linear_bound
-from gpclml.fit.mll import MLLFitResult, fit_mll
+from gpclml.fit.mll import fit_mll
 from gpclml.fit.networks import NetworksFitResult, fit_networks
-from gpclml.fit.result import FitResult, FitWarning
+from gpclml.fit.result import FitResult, FitWarning, MLLFitResult
 
 __all__ = [
     "FitResult",

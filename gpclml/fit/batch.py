@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -17,18 +18,18 @@ from gpclml._utils.arguments import callers_level, check_counts, check_positive,
 from gpclml._utils.environment import progress_bar
 from gpclml.conditioning import Split
 from gpclml.errors import ArgumentError, UnsupportedError
-from gpclml.fit._optimize import frozen, limits_of, objective
-from gpclml.fit._vector import non_finite
 from gpclml.fit.deep_kernel import warm_start_fresh_models
-from gpclml.fit.mll import STEPS, fit_mll, optimizer_factory, stopped_after
+from gpclml.fit.mll import fit_mll, stopped_after
 from gpclml.fit.result import FitResult, FitWarning
+from gpclml.fit.search import frozen, objective
+from gpclml.fit.train import STEPS, Training, limits_of, non_finite, optimizer_factory
 from gpclml.inference.observations import Observations, training_observations
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.mlls.conditional_marginal_log_likelihood import member_objectives
 from gpclml.mlls.fixed_loss import fixed_loss
 from gpclml.models.stack import ModelStack
 
-__all__ = ["Batch", "fit_batch", "suggest_batch_size"]
+__all__ = ["fit_batch", "suggest_batch_size"]
 
 # Largest n and models in a batch; beyond, memory traffic costs more than overhead saves.
 _ON_CPU = ((150, 10), (250, 5))
@@ -128,35 +129,41 @@ def fit_batch(
     with contextlib.ExitStack() as stack:
         for mll in mlls:
             stack.enter_context(frozen(mll, freeze))
-        batch = Batch(mlls, lambda parameters: factory(parameters, lr=lr))
-        bar = progress_bar(range(steps or STEPS), desc="fit", progress=progress)
+        batch = _Batch(mlls, lambda parameters: factory(parameters, lr=lr))
         try:
-            for _ in bar:
-                batch.evaluate()
-                batch.step()
-                bar.set_postfix(models=len(batch.active), refresh=False)
+            Training().run(
+                batch.step, steps or STEPS, callback=lambda _: {"models": len(batch.active)},
+                desc="fit", progress=progress,
+            )  # fmt: skip
             batch.evaluate()  # what the last step led to must be usable too
         finally:
             batch.write_back()
-    stopped = {
-        place: stopped_after(len(batch.histories[place]), message)
-        for place, message in batch.messages.items()
-    }
-    for message in stopped.values():
-        warnings.warn(message, FitWarning, stacklevel=callers_level())
     seconds = (time.perf_counter() - start) / len(mlls)
     results = []
-    for place, (mll, history) in enumerate(zip(mlls, batch.histories, strict=True)):
-        message = stopped.get(place, "")
+    for index, (mll, history) in enumerate(zip(mlls, batch.histories, strict=True)):
+        reason = batch.messages.get(index)
+        message = "" if reason is None else stopped_after(len(history), reason)
         with torch.no_grad():
             value = objective(mll) if message else -float(fixed_loss(mll))
-        mll.eval()
-        result = FitResult(
-            objective=value, history=history, seconds=seconds, message=message,
-            problem="stopped" if message else "",
-        )  # fmt: skip
-        results.append(result)
+        results.append(_result(mll, value, history, seconds, message))
     return results
+
+
+def _result(
+    mll: ConditionalMarginalLogLikelihood,
+    value: float,
+    history: list[float],
+    seconds: float,
+    message: str,
+) -> FitResult:
+    """The result of a fit that ended, with a warning if it was stopped."""
+    mll.eval()
+    if message:
+        warnings.warn(message, FitWarning, stacklevel=callers_level())
+    return FitResult(
+        objective=value, history=history, seconds=seconds, message=message,
+        problem="stopped" if message else "",
+    )  # fmt: skip
 
 
 def _one_after_the_other(
@@ -174,13 +181,7 @@ def _one_after_the_other(
                 results.append(fit_mll(mll, steps=steps, freeze=names, progress=False))
             except (NanError, NotPSDError) as error:
                 message = f"The fit stopped after 0 steps and keeps its parameters: {error}"
-                warnings.warn(message, FitWarning, stacklevel=callers_level())
-                nothing = FitResult(
-                    objective=float("nan"), history=[], seconds=0.0, message=message,
-                    problem="stopped",
-                )  # fmt: skip
-                results.append(nothing)
-                mll.eval()
+                results.append(_result(mll, math.nan, [], 0.0, message))
             bar.update()
     return results
 
@@ -204,14 +205,14 @@ def _check_members(mlls: Sequence[ConditionalMarginalLogLikelihood]) -> None:
             )
 
 
-Faults = dict[int, Exception]
+Faults = dict[int, Exception]  # why a member cannot be evaluated, by its row in the stack
 
 
-class Batch:
+class _Batch:
     """Objectives of models, in train mode, that are stacked and stepped together.
 
-    ``active`` has the places of the members still in the batch, ``histories`` their objective at
-    each step, ``messages`` why a member left, by its place.
+    ``active`` has the indices of the members still in the batch, ``histories`` their objective at
+    each step, ``messages`` why a member left, by its index.
     """
 
     def __init__(
@@ -223,12 +224,34 @@ class Batch:
         self._make_optimizer = make_optimizer
         self.histories: list[list[float]] = [[] for _ in mlls]
         self.messages: dict[int, str] = {}
-        self.active = list(range(len(mlls)))
-        self._kept: list[Tensor] | None = None
-        self._retire_unusable()
+        self.active: list[int] = []
+        self._last_good: list[Tensor] | None = None
+        alone = []
+        for index, mll in enumerate(mlls):
+            try:
+                with torch.no_grad():
+                    data = training_observations(cast(ExactGP, mll.model))
+                    alone.append((data.covariance.to_dense(), data.residual))
+                self.active.append(index)
+            except (NanError, NotPSDError) as error:
+                self.messages[index] = str(error)
         if self.active:
             self._restack()
-            self._check_stack()
+            self._check_stack(alone)
+
+    def step(self, number: int) -> float:
+        """A step of the optimizer, noted in the histories; the mean objective before it."""
+        self.evaluate()
+        if not self.active:
+            return math.nan
+        for index, value in zip(self.active, self._values.tolist(), strict=True):
+            self.histories[index].append(value)
+        self._optimizer.step()
+        with torch.no_grad():
+            for parameter, limits in zip(self._stack.parameters, self._limits, strict=True):
+                if limits is not None:
+                    parameter.clamp_(*limits)
+        return float(self._values.mean())
 
     def evaluate(self) -> None:
         """Value and gradient of every member at fresh points; those that are not finite leave."""
@@ -245,71 +268,58 @@ class Batch:
                 if not faults:
                     raise
             if not faults:
-                self._kept = [p.detach().clone() for p in self._stack.parameters]
+                self._last_good = [p.detach().clone() for p in self._stack.parameters]
                 return
             self._retire(faults)
-
-    def step(self) -> None:
-        """A step of the optimizer, noted in the histories."""
-        if not self.active:
-            return
-        for place, value in zip(self.active, self._values.tolist(), strict=True):
-            self.histories[place].append(value)
-        self._optimizer.step()
-        with torch.no_grad():
-            for parameter, limits in zip(self._stack.parameters, self._limits, strict=True):
-                if limits is not None:
-                    parameter.clamp_(*limits)
 
     def write_back(self) -> None:
         """Copies the parameters of all active members to their models."""
         for row in range(len(self.active)):
             self._stack.write_back(row)
 
-    def _members(self) -> list[ConditionalMarginalLogLikelihood]:
-        return [self._mlls[place] for place in self.active]
-
     def _objectives(self) -> Tensor:
         data = training_observations(self._stack.model)
-        for row, place in enumerate(self.active):
-            if place not in self._blocks:
-                self._blocks[place] = self._blocks_of(place, data.member(row))
-        blocks = [self._blocks[place] for place in self.active]
-        return member_objectives(self._members(), self._stack.model, data, blocks)
+        blocks = [self._draw(index, data.member(row)) for row, index in enumerate(self.active)]
+        mlls = [self._mlls[index] for index in self.active]
+        return member_objectives(mlls, self._stack.model, data, blocks)
 
-    def _blocks_of(self, place: int, data: Observations) -> list[Tensor]:
-        split = self._mlls[place].draw_split(data)
-        if split.conditioned_on is not None:
-            raise UnsupportedError(
-                "mlls", "held-out points conditioned on a part of the others", "on all others",
-                "Fit such models one by one with fit_mll.",
-            )  # fmt: skip
-        return split.held_out
+    def _draw(self, index: int, data: Observations) -> list[Tensor]:
+        """Held-out blocks of a member, drawn once in an evaluation."""
+        if index not in self._blocks:
+            split = self._mlls[index].draw_split(data)
+            if split.conditioned_on is not None:
+                raise UnsupportedError(
+                    "mlls", "held-out points conditioned on a part of the others",
+                    "on all others", "Fit such models one by one with fit_mll.",
+                )  # fmt: skip
+            self._blocks[index] = split.held_out
+        return self._blocks[index]
 
     def _non_finite(self) -> Faults:
-        bad = ~torch.isfinite(self._values)
-        for parameter in self._stack.parameters:
-            if parameter.grad is not None:
-                bad |= ~torch.isfinite(parameter.grad.reshape(len(bad), -1)).all(-1)
-        rows = bad.nonzero().flatten().tolist()
-        return {row: non_finite(float(self._values[row]), self._bad_names(row)) for row in rows}
-
-    def _bad_names(self, row: int) -> list[str]:
-        pairs = zip(self._names, (p.grad for p in self._stack.parameters), strict=True)
-        return [n for n, grad in pairs if grad is not None and not grad[row].isfinite().all()]
+        """The members of which a value or an entry of a gradient is not finite."""
+        named = zip(self._names, (p.grad for p in self._stack.parameters), strict=True)
+        finite = {
+            name: grad.reshape(len(self.active), -1).isfinite().all(-1)
+            for name, grad in named if grad is not None
+        }  # fmt: skip
+        good = torch.stack([self._values.isfinite(), *finite.values()]).all(0)
+        return {
+            row: non_finite(
+                float(self._values[row]), [n for n, ok in finite.items() if not ok[row]]
+            )
+            for row in (~good).nonzero().flatten().tolist()
+        }
 
     def _faults_alone(self) -> Faults:
         """The members whose objective cannot be evaluated on their own either."""
         faults: Faults = {}
         self.write_back()
-        for row, place in enumerate(self.active):
-            mll = self._mlls[place]
+        for row, index in enumerate(self.active):
+            mll = self._mlls[index]
             try:
                 with torch.no_grad():
                     data = training_observations(cast(ExactGP, mll.model))
-                    if place not in self._blocks:
-                        self._blocks[place] = self._blocks_of(place, data)
-                    mll.objective_at(data, Split(self._blocks[place]))
+                    mll.objective_at(data, Split(self._draw(index, data)))
             except (NanError, NotPSDError) as error:
                 faults[row] = error
         return faults
@@ -317,73 +327,50 @@ class Batch:
     def _retire(self, faults: Faults) -> None:
         """Leaves members at their last good parameters; the others keep all they have."""
         self.write_back()
-        rows = [row for row in range(len(self.active)) if row not in faults]
         for row, error in faults.items():
             self.messages[self.active[row]] = str(error)
-            if self._kept is not None:
-                self._stack.write_back(row, self._kept)
+            if self._last_good is not None:
+                self._stack.write_back(row, self._last_good)
+        rows = [row for row in range(len(self.active)) if row not in faults]
         self.active = [self.active[row] for row in rows]
         if not self.active:
             return
-        old = self._optimizer, self._stack.parameters
+        states = [self._optimizer.state.get(p, {}) for p in self._stack.parameters]
+        shapes = [p.shape for p in self._stack.parameters]
         self._restack()
-        _take_over_state(self._optimizer, self._stack.parameters, *old, rows)
-        if self._kept is not None:
-            self._kept = [kept[rows] for kept in self._kept]
-
-    def _retire_unusable(self) -> None:
-        """Leaves members out whose observations do not exist at the start."""
-        usable = []
-        for place, mll in enumerate(self._mlls):
-            try:
-                with torch.no_grad():
-                    training_observations(cast(ExactGP, mll.model)).covariance.to_dense()
-                usable.append(place)
-            except (NanError, NotPSDError) as error:
-                self.messages[place] = str(error)
-        self.active: list[int] = usable
+        for parameter, state, shape in zip(self._stack.parameters, states, shapes, strict=True):
+            for name, value in state.items():
+                is_stacked = isinstance(value, Tensor) and value.shape == shape
+                self._optimizer.state[parameter][name] = value[rows] if is_stacked else value
+        if self._last_good is not None:
+            self._last_good = [values[rows] for values in self._last_good]
 
     def _restack(self) -> None:
-        self._stack = ModelStack([cast(ExactGP, mll.model) for mll in self._members()])
+        self._stack = ModelStack([cast(ExactGP, self._mlls[index].model) for index in self.active])
         self._optimizer = self._make_optimizer(self._stack.parameters)
-        first = self._members()[0]
+        first = self._mlls[self.active[0]]
         names, limits = {id(p): name for name, p in first.named_parameters()}, limits_of(first)
         self._names = [names[id(p)] for p in self._stack.own_parameters(0)]
         self._limits = [limits.get(name) for name in self._names]
 
     @torch.no_grad()
-    def _check_stack(self) -> None:
+    def _check_stack(self, alone: Sequence[tuple[Tensor, Tensor]]) -> None:
         """A stack must be the same models: modules of others may not take a batch so."""
+        suggestion = "Fit such models one by one with fit_mll."
+        expected = "models that GPyTorch can batch"
         try:
             together = training_observations(self._stack.model)
         except RuntimeError as error:
-            raise _not_the_same(str(error)) from error
-        for row, mll in enumerate(self._members()):
-            alone = training_observations(cast(ExactGP, mll.model))
+            raise UnsupportedError("mlls", str(error), expected, suggestion) from error
+        for row, (covariance, residual) in enumerate(alone):
             member = together.member(row)
-            for name, one, other in (
-                ("covariance", member.covariance.to_dense(), alone.covariance.to_dense()),
-                ("residual", member.residual, alone.residual),
+            for name, stacked, single in (
+                ("covariance", member.covariance.to_dense(), covariance),
+                ("residual", member.residual, residual),
             ):
-                tolerance = 1e3 * torch.finfo(one.dtype).eps * float(other.abs().max())
-                if one.shape != other.shape or not bool((one - other).abs().max() <= tolerance):
-                    raise _not_the_same(f"another {name} in the stack than alone")
-
-
-def _take_over_state(
-    optimizer: torch.optim.Optimizer,
-    parameters: Sequence[torch.nn.Parameter],
-    before: torch.optim.Optimizer,
-    parameters_before: Sequence[torch.nn.Parameter],
-    rows: Sequence[int],
-) -> None:
-    """Gives a new optimizer the state that these members had in the one before."""
-    for parameter, own in zip(parameters, parameters_before, strict=True):
-        for name, value in before.state.get(own, {}).items():
-            of_members = isinstance(value, Tensor) and value.shape == own.shape
-            optimizer.state[parameter][name] = value[list(rows)] if of_members else value
-
-
-def _not_the_same(reason: str) -> UnsupportedError:
-    suggestion = "Fit such models one by one with fit_mll."
-    return UnsupportedError("mlls", reason, "models that GPyTorch can batch", suggestion)
+                tolerance = 1e3 * torch.finfo(stacked.dtype).eps * float(single.abs().max())
+                if stacked.shape != single.shape or not bool(
+                    (stacked - single).abs().max() <= tolerance
+                ):
+                    got = f"another {name} in the stack than alone"
+                    raise UnsupportedError("mlls", got, expected, suggestion)

@@ -12,10 +12,10 @@ from gpytorch.mlls import MarginalLogLikelihood, SumMarginalLogLikelihood
 
 from gpclml._utils.arguments import callers_level, check_counts, checked
 from gpclml.errors import ArgumentError, UnsupportedError
-from gpclml.fit._optimize import StoppedError, line_search
-from gpclml.fit._scales import sentence
-from gpclml.fit._vector import trainable
+from gpclml.fit.diagnosis import explanation
 from gpclml.fit.result import FitWarning
+from gpclml.fit.search import line_search
+from gpclml.fit.train import trainable
 
 if TYPE_CHECKING:
     from botorch.optim.core import OptimizationResult
@@ -117,12 +117,10 @@ def fit_gpytorch_mll_fused(
         end = line_search(mll, steps, record, given)
     except _TimeoutError:
         return result(OptimizationStatus.STOPPED, f"Ended after {timeout_sec} seconds.")
-    except StoppedError as stopped:
-        raise stopped.error from None
     last = end.loss
     if end.ran_away:
         # Other starts would run away too, so that BoTorch is not asked to try again.
-        warnings.warn(sentence(end.ran_away), FitWarning, stacklevel=callers_level())
+        warnings.warn(explanation("runaway", end, 1, taken), FitWarning, stacklevel=callers_level())
     elif end.reason == "abnormal":
         message = f"The line search ended before an optimum: {end.message}"
         warnings.warn(message, OptimizationWarning, stacklevel=callers_level())

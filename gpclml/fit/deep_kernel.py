@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-import time
 import warnings
+from collections.abc import Mapping
 from operator import itemgetter
 from typing import Any, NamedTuple, cast
 
@@ -19,21 +19,16 @@ import torch
 from gpytorch.constraints import GreaterThan
 from gpytorch.kernels import AdditiveKernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
-from gpytorch.mlls import (
-    MarginalLogLikelihood,
-    SumMarginalLogLikelihood,
-)
+from gpytorch.mlls import MarginalLogLikelihood, SumMarginalLogLikelihood
 from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
-from torch.nn import Module
 
 from gpclml._utils.arguments import callers_level, checked
 from gpclml._utils.resuming import copied_state
 from gpclml.conditioning import LastPoints
 from gpclml.errors import UnsupportedError
-from gpclml.fit._optimize import StoppedError, frozen, objective
-from gpclml.fit._searches import Search, search
 from gpclml.fit.result import FitResult, FitWarning
+from gpclml.fit.search import frozen, objective, search
 from gpclml.kernels import DeepKernel, SkipFeatures
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.mlls.fixed_loss import fixed_loss
@@ -97,38 +92,33 @@ def warm_start(model: GPRegression) -> FitResult:
         >>> model = GPRegression(x, y, kernel="deep")
         >>> fit = warm_start(model)
     """
-    parts = _parts(model)
-    if parts is None:
+    if not has_second_part(model):
         raise UnsupportedError(
             "model", "another kernel", 'a GPRegression with kernel="deep"', "Fit it with fit_mll."
         )
-    start = time.perf_counter()
     plain = model.with_kernel("rbf").train()
     mll = ConditionalMarginalLogLikelihood(plain.likelihood, plain, LastPoints(m=0))
     missing = bool(torch.isnan(cast(Tensor, plain.train_targets)).any())
-    names = {id(p): name for name, p in mll.named_parameters()}
-    networks = [names[id(p)] for network in find_networks(plain) for p in network.parameters()]
-    found = Search("", "", 1, [], math.nan)
+    weights = _weights(plain)
+    networks = [name for name, p in mll.named_parameters() if id(p) in weights]
     with (
         frozen(mll, networks),
         torch.enable_grad(),
         gpytorch.settings.observation_nan_policy("mask" if missing else "ignore"),
     ):
         try:
-            found = search(mll, None, lambda _: None, _RETRIES)
-        except StoppedError as error:
+            result = search(mll, None, lambda _: None, _RETRIES)
+        except (NanError, NotPSDError) as error:
             message = (
                 f"The warm start failed and its start is kept ({error}). Use float64, look for "
                 "duplicated rows, or pass warm_start=False."
             )
-            found = Search("stopped", message, 1, [], math.nan)
             warnings.warn(message, FitWarning, stacklevel=callers_level())
-    _copy_ard_part(model, parts, plain)
-    model.train()
-    return FitResult(
-        objective=found.objective, history=found.history,
-        seconds=time.perf_counter() - start, message=found.message, problem=found.problem,
-    )  # fmt: skip
+            result = FitResult(
+                objective=math.nan, history=[], seconds=0.0, message=message, problem="stopped"
+            )
+    model.load_state_dict(_by_deep_names(plain.state_dict()), strict=False)
+    return result
 
 
 def warm_start_fresh_models(mll: MarginalLogLikelihood) -> None:
@@ -144,40 +134,26 @@ def warm_start_fresh_models(mll: MarginalLogLikelihood) -> None:
 
 def _is_at_start(model: GPRegression) -> bool:
     """Whether it is ``"deep"``, and what a warm start changes is as in a model made anew."""
-    parts = _parts(model)
-    if parts is None:
+    if not has_second_part(model):
         return False
-    fresh = model.with_kernel("rbf")
-    of_networks = {id(p) for network in find_networks(model) for p in network.parameters()}
+    fresh = _by_deep_names(dict(model.with_kernel("rbf").named_parameters()))
+    weights, named = _weights(model), dict(model.named_parameters())
     return all(
-        torch.equal(one, other)
-        for ours, others in _pairs(model, parts, fresh)
-        for one, other in zip(ours.parameters(), others.parameters(), strict=True)
-        if id(one) not in of_networks
-    ) and torch.equal(*_scales(parts, fresh))
+        torch.equal(named[name], value)
+        for name, value in fresh.items()
+        if id(named[name]) not in weights
+    )
 
 
-@torch.no_grad()
-def _copy_ard_part(model: GPRegression, parts: _Parts, plain: GPRegression) -> None:
-    for ours, fitted in _pairs(model, parts, plain):
-        ours.load_state_dict(fitted.state_dict(), strict=ours is not parts.ard)
-    scale, fitted_scale = _scales(parts, plain)
-    scale.copy_(fitted_scale)
+def _weights(model: GPRegression) -> set[int]:
+    """Ids of the weights of networks."""
+    return {id(p) for network in find_networks(model) for p in network.parameters()}
 
 
-def _pairs(model: GPRegression, parts: _Parts, plain: GPRegression) -> list[tuple[Module, Module]]:
-    """The modules that a warm start changes, and where it takes them from."""
-    fitted = cast(ScaleKernel, plain.covar_module)
-    return [
-        (parts.ard, fitted.base_kernel),
-        (cast(Module, model.mean_module), cast(Module, plain.mean_module)),
-        (model.likelihood, plain.likelihood),
-    ]
-
-
-def _scales(parts: _Parts, plain: GPRegression) -> tuple[Tensor, Tensor]:
-    fitted = cast(ScaleKernel, plain.covar_module)
-    return cast(Tensor, parts.whole.raw_outputscale), cast(Tensor, fitted.raw_outputscale)
+def _by_deep_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Entries of a plain GP by the names that they have in a model with the kernel ``"deep"``."""
+    plain, ard = "covar_module.base_kernel.", "covar_module.base_kernel.base_kernel.kernels.0."
+    return {name.replace(plain, ard): value for name, value in state.items()}
 
 
 def has_second_part(model: GPRegression) -> bool:
@@ -241,11 +217,7 @@ def _fit(mll: ConditionalMarginalLogLikelihood, features: SkipFeatures, steps: i
     freeze = [name for name, p in mll.named_parameters() if id(p) in kept]
     mll.train()
     with frozen(mll, freeze):
-        try:
-            search(mll, steps, lambda _: None, retries=0)
-        except StoppedError as stopped:  # its best point so far will do
-            if stopped.nothing_done:
-                raise stopped.error from None
+        search(mll, steps, lambda _: None, retries=0)
         mll.train()
         return objective(mll)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,13 +20,13 @@ from gpclml._utils.arguments import (
     checked,
     seeded,
 )
-from gpclml._utils.environment import progress_bar
-from gpclml._utils.resuming import ResumableRun, digest, module_classes
+from gpclml._utils.resuming import digest, module_classes
 from gpclml.conditioning.batches import Loader, TrainingBatches
 from gpclml.curvature import FunctionSpace
 from gpclml.curvature.output_likelihoods import check_targets_belong
 from gpclml.errors import ArgumentError
-from gpclml.fit.result import FitResult, FitWarning, Problem
+from gpclml.fit.result import FitResult, FitWarning
+from gpclml.fit.train import Training
 from gpclml.inference import evaluating
 from gpclml.mlls import LaplaceMarginalLogLikelihood
 from gpclml.mlls.evidence_search import (
@@ -63,10 +62,12 @@ class OnlineFitResult(FitResult):
     best: int
 
 
-class _WeightTraining:
-    """Objective, data in batches, and the optimizer of the weights; arguments as in ``fit_map``."""
+class _NetworkTraining:
+    """Training of a network's weights, an epoch a step, and of hyperparameters between epochs.
 
-    lowers_noise = False
+    Arguments are those of :func:`fit_map` and :func:`fit_online`; without a rate of their own
+    hyperparameters stay as they are.
+    """
 
     def __init__(
         self,
@@ -75,11 +76,13 @@ class _WeightTraining:
         y: Tensor | None,
         *,
         batch_size: int | None,
-        lr: float,
-        final_lr: float | None,
-        epochs: int,
+        lr: float = 1.0,
+        final_lr: float | None = None,
+        epochs: int = 1,
+        hyper_lr: float | None = None,
         seed: int,
         by_class: bool = False,
+        progress: bool | None = None,
     ) -> None:
         self.mll = mll
         self.model = cast(LinearizedNetwork, mll.model)
@@ -90,91 +93,86 @@ class _WeightTraining:
             x, y, mll.num_data, batch_size=batch_size, generator=self.generator,
             device=parameters[0].device, by_class=by_class,
         )  # fmt: skip
-        self.of_weights = torch.optim.Adam(weights, lr=lr)
+        self.optimizers = [torch.optim.Adam(weights, lr=lr)]
         self._rates = (lr, lr if final_lr is None else final_lr, epochs)
         self.seen: list[tuple[Tensor, Tensor]] = []
+        self.course = Training(mll)
+        self.progress = progress
+        self._trains_hyperparameters = hyper_lr is not None
+        if hyper_lr is not None:
+            of_network = {id(p) for p in parameters}
+            hyper = [p for p in mll.parameters() if id(p) not in of_network and p.requires_grad]
+            if not hyper:
+                raise ArgumentError("mll", "no trainable hyperparameter", "at least one")
+            self.log_noise = noise = LogNoise.of(cast(Likelihood, mll.likelihood))
+            hyper = [noise.leaf if noise and p is noise.parameter else p for p in hyper]
+            self.optimizers.append(torch.optim.Adam(hyper, lr=hyper_lr))
 
     def epoch(self, done: int) -> float:
         """Trains on all data once, after so many epochs; the mean log joint density a point."""
         first, last, epochs = self._rates
         along = min(done / max(epochs - 1, 1), 1.0)
-        self.of_weights.param_groups[0]["lr"] = last + (first - last) * (
+        self.optimizers[0].param_groups[0]["lr"] = last + (first - last) * (
             0.5 + 0.5 * math.cos(math.pi * along)
         )
         values, self.seen = [], []
         for x, y in self.data:
             output = self.model(x)
-            if self.lowers_noise and done == 0 and not values:
+            if self._trains_hyperparameters and done == 0 and not values:
                 lower_noise_to_residuals(self.mll, output.mean, y)
             value = self.mll.log_joint(output, y)
-            step_uphill(self.of_weights, value)
+            step_uphill(self.optimizers[0], value)
             values.append(value.detach())
             self.seen.append((output.mean.detach(), y))
-        mean = torch.stack(values).mean()
+        mean = torch.stack(values).mean()  # the one read of the device in an epoch
         check_finite("log joint density", mean, "Lower lr.")
         return float(mean)
 
-    def told(self) -> str:
-        """What is wrong between outputs of the last pass and their targets, with a warning."""
+    def problem(self, climbs: bool, suggestion: str) -> dict[str, Any]:
+        """Message and problem of the result: of outputs of the last pass and targets, or a climb.
+
+        Outputs of another size than the targets are warned of.
+        """
         seen = [torch.cat(values) for values in zip(*self.seen, strict=True)]
         if told := told_of_scales(cast(Likelihood, self.mll.likelihood), *seen) if seen else "":
             warnings.warn(told, FitWarning, stacklevel=callers_level())
-        return told
-
-
-class _OnlineTraining(_WeightTraining):
-    """Training of weights and hyperparameters, each by an optimizer of its own."""
-
-    lowers_noise = True
-
-    def __init__(
-        self, mll: LaplaceMarginalLogLikelihood, x: Tensor | Loader, y: Tensor | None,
-        hyper_lr: float, progress: bool | None, **options: Any,
-    ) -> None:  # fmt: skip
-        super().__init__(mll, x, y, **options)
-        own = {id(p) for p in self.model.network.parameters()}
-        hyper = [p for p in mll.parameters() if id(p) not in own and p.requires_grad]
-        if not hyper:
-            raise ArgumentError("mll", "no trainable hyperparameter", "at least one")
-        self.log_noise = LogNoise.of(cast(Likelihood, mll.likelihood))
-        if self.log_noise is not None:
-            noise = self.log_noise
-            hyper = [noise.leaf if p is noise.parameter else p for p in hyper]
-        self.of_hyperparameters = torch.optim.Adam(hyper, lr=hyper_lr)
-        self.progress = progress
-        optimizers = [self.of_weights, self.of_hyperparameters]
-        self.run = ResumableRun("gpclml.OnlineFit", mll, mll, optimizers, self.generator)
+            return {"message": told, "problem": "units"}
+        return {"message": suggestion, "problem": "limit"} if climbs else {}
 
     def train_hyperparameters(self, steps: int, trained: bool = False) -> list[float]:
-        """The evidence before each step, or its estimate, in eval mode; the course has the last.
+        """The evidence before each step, or its estimate, in eval mode; the last one is noted.
 
         With ``trained`` weights, classes that have nothing to do with their points are refused.
         """
-        values: list[Tensor] = []
-        evidence = None
+        inner = Training()
+        whole = None
         with evaluating(self.model.network):
             if self._adds_up():
-                evidence = self.mll.evidence_of(self.data, progress=self.progress)
-            if evidence is not None and trained:
-                check_targets_belong("train_y", *evidence.seen)
-            for step in range(steps):
-                of_step = evidence or self.mll.evidence_of(*self.data.drawn())
-                value = of_step()
-                values.append(value.detach())
-                if step == 0 and not self.run.course.looks:
-                    start_from_residuals(of_step)
-                    value = of_step()
-                step_uphill(self.of_hyperparameters, value, self.log_noise)
-            with torch.no_grad():
-                if evidence is not None:
+                whole = self.mll.evidence_of(self.data, progress=self.progress)
+            if whole is not None and trained:
+                check_targets_belong("train_y", *whole.seen)
+
+            def step(number: int) -> float:
+                evidence = whole or self.mll.evidence_of(*self.data.drawn())
+                value = evidence()
+                before = value.detach()
+                if number == 0 and not self.course.looks:
+                    start_from_residuals(evidence)
                     value = evidence()
+                step_uphill(self.optimizers[1], value, self.log_noise)
+                return float(before)
+
+            inner.run(step, steps)
+            with torch.no_grad():
+                if whole is not None:
+                    value = whole()
                 else:
                     parts = [self.mll.evidence_of(x, y)() * len(x) for x, y in self.data.parts()]
                     value = torch.stack(parts).sum() / self.mll.num_data
         check_finite("evidence", value, "Lower hyper_lr.")
-        self.run.note(float(value))
-        self.seen = [] if evidence is None else [evidence.seen]
-        return torch.stack(values).tolist() if values else []
+        self.course.note(float(value))
+        self.seen = [] if whole is None else [whole.seen]
+        return inner.history
 
     def _adds_up(self) -> bool:
         """Whether the evidence of all data is known from curvature that is computed once."""
@@ -184,10 +182,10 @@ class _OnlineTraining(_WeightTraining):
         sums = one_batch or not isinstance(self.mll.curvature, FunctionSpace)
         return every_output and same_points and sums
 
-    def fingerprint(self, **settings: Any) -> dict[str, Any]:
-        """What decides the course: digests of data and objective, and settings as they are."""
+    def resume(self, path: str | Path, **settings: Any) -> None:
+        """Goes on from a checkpoint of the same data, objective and settings, if it is there."""
         mll = self.mll
-        return {
+        settings = {
             "train_x": digest(self.data.x if self.data.loader is None else "a loader"),
             "train_y": digest(self.data.y),
             "objective": digest(
@@ -195,6 +193,9 @@ class _OnlineTraining(_WeightTraining):
             ),
             **settings,
         }
+        self.course.resume(
+            path, "gpclml.OnlineFit", mll, self.optimizers, settings, self.generator
+        )  # fmt: skip
 
 
 @checked(train_x="(N, *event)", train_y="(N, *outputs)")
@@ -246,18 +247,15 @@ def fit_map(
     """
     check_counts(epochs=epochs, batch_size=batch_size)
     check_positive(lr=lr, final_lr=final_lr)
-    training = _WeightTraining(
+    training = _NetworkTraining(
         mll, train_x, train_y, batch_size=batch_size, lr=lr, final_lr=final_lr, epochs=epochs,
         seed=seed,
     )  # fmt: skip
-    start = time.perf_counter()
-    bar = progress_bar(range(epochs), desc="epochs", progress=progress)
-    history = [training.epoch(done) for done in bar]
-    seconds = time.perf_counter() - start
-    told = training.told()
+    course = training.course
+    course.run(training.epoch, epochs, desc="epochs", progress=progress)
     return FitResult(
-        objective=history[-1], history=history, seconds=seconds, message=told,
-        problem="units" if told else "",
+        objective=course.history[-1], history=course.history, seconds=course.seconds,
+        **training.problem(False, ""),
     )  # fmt: skip
 
 
@@ -342,47 +340,36 @@ def fit_online(
     check_counts(0, burn_in=burn_in)
     if partition == "class" and isinstance(train_y, Tensor) and train_y.is_floating_point():
         raise ArgumentError("partition", "'class' and targets that are no classes", "'random'")
-    training = _OnlineTraining(
-        mll, train_x, train_y, hyper_lr, progress, batch_size=batch_size, lr=lr,
-        final_lr=final_lr, epochs=epochs, seed=seed, by_class=partition == "class",
+    training = _NetworkTraining(
+        mll, train_x, train_y, batch_size=batch_size, lr=lr, final_lr=final_lr, epochs=epochs,
+        hyper_lr=hyper_lr, seed=seed, by_class=partition == "class", progress=progress,
     )  # fmt: skip
-
-    def decided_by() -> dict[str, Any]:
-        settings = training.fingerprint(
-            batch_size=batch_size, lr=lr, final_lr=final_lr, hyper_lr=hyper_lr,
-            hyper_steps=hyper_steps, burn_in=burn_in, every=every, partition=partition, seed=seed,
-        )  # fmt: skip
+    course = training.course
+    if checkpoint is not None:
         # Where the rate falls, that of an epoch depends on how many there are.
-        return settings if final_lr is None else {**settings, "epochs": epochs}
+        number = {} if final_lr is None else {"epochs": epochs}
+        training.resume(
+            checkpoint, batch_size=batch_size, lr=lr, final_lr=final_lr, hyper_lr=hyper_lr,
+            hyper_steps=hyper_steps, burn_in=burn_in, every=every, partition=partition, seed=seed,
+            **number,
+        )  # fmt: skip
 
-    run = training.run
-    run.open(checkpoint, decided_by)
-    course = run.course
-    done = len(course.objectives)
-    if patience is not None and course.looks and course.looks_since_best >= patience:
-        epochs = done  # it had ended
-    with (
-        progress_bar(total=epochs, initial=done, desc="epochs", progress=progress) as bar,
-        run.steps(),
-    ):
-        for epoch in range(done + 1, epochs + 1):
-            run.begin_step()
-            course.objectives.append(training.epoch(epoch - 1))
-            bar.update()
-            if epoch > burn_in and (epoch - burn_in - 1) % every == 0:
-                training.train_hyperparameters(hyper_steps)
-                bar.set_postfix(evidence=f"{course.scores[-1]:.4f}", refresh=False)
-                run.save()
-                if patience is not None and course.looks_since_best >= patience:
-                    break
-    told, problem = training.told(), "units"
-    if not told and climbs_online(course.scores):
-        told, problem = "The evidence still climbed at the last epochs. Raise epochs.", "limit"
-    run.keep_best()
+    def look(epoch: int) -> dict[str, Any] | None:
+        if epoch <= burn_in or (epoch - burn_in - 1) % every:
+            return None
+        training.train_hyperparameters(hyper_steps)
+        course.save()
+        return {"evidence": f"{course.scores[-1]:.4f}"}
+
+    course.run(
+        training.epoch, epochs, callback=look, patience=patience, desc="epochs", progress=progress
+    )  # fmt: skip
+    course.keep_best()
+    suggestion = "The evidence still climbed at the last epochs. Raise epochs."
     return OnlineFitResult(
         objective=max(course.scores, default=math.nan), history=course.scores,
-        seconds=course.seconds, log_joints=course.objectives, evaluated=course.looks,
-        best=course.best, message=told, problem=cast(Problem, problem if told else ""),
+        seconds=course.seconds, log_joints=course.history, evaluated=course.looks,
+        best=course.best, **training.problem(climbs_online(course.scores), suggestion),
     )  # fmt: skip
 
 
@@ -434,17 +421,13 @@ def fit_hyperparameters(
     """
     check_counts(steps=steps, batch_size=batch_size)
     check_positive(lr=lr)
-    start = time.perf_counter()
-    training = _OnlineTraining(
-        mll, train_x, train_y, lr, progress, batch_size=batch_size, lr=1.0, final_lr=None,
-        epochs=1, seed=seed,
-    )  # fmt: skip
-    history = training.train_hyperparameters(steps, trained=True)
-    evidence, seconds = training.run.course.scores[-1], time.perf_counter() - start
-    told, problem = training.told(), "units"
-    if not told and climbs([*history, evidence], mll.num_data, bool(training.seen)):
-        told, problem = "The evidence still climbs at the last steps. Raise steps, or lr.", "limit"
-    named = cast(Problem, problem if told else "")
-    return FitResult(
-        objective=evidence, history=history, seconds=seconds, message=told, problem=named
+    training = _NetworkTraining(
+        mll, train_x, train_y, batch_size=batch_size, hyper_lr=lr, seed=seed, progress=progress
     )
+    history = training.train_hyperparameters(steps, trained=True)
+    evidence, exact = training.course.scores[-1], bool(training.seen)
+    suggestion = "The evidence still climbs at the last steps. Raise steps, or lr."
+    return FitResult(
+        objective=evidence, history=history, seconds=training.course.seconds,
+        **training.problem(climbs([*history, evidence], mll.num_data, exact), suggestion),
+    )  # fmt: skip

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-import time
 from typing import cast
 
 import torch
 from torch import Tensor
 
 from gpclml._utils.arguments import check_counts, check_positive, checked
-from gpclml._utils.environment import progress_bar
-from gpclml._utils.resuming import copied_state
 from gpclml.errors import ArgumentError, NonFiniteError, UnsupportedError
 from gpclml.fit.result import FitResult
+from gpclml.fit.train import Training
 from gpclml.linalg.gaussians import gaussian_kl
 from gpclml.mlls import LinearEvidenceLowerBound
 
@@ -72,36 +70,38 @@ def fit_linear_bound(
     trained = [p for p in mll.parameters() if p.requires_grad and id(p) not in fixed]
     optimizer = torch.optim.Adam(trained, lr=lr) if trained else None
     schedule = optimizer and torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    start = time.perf_counter()
-    largest, bounds = -math.inf, list[float]()
-    best = copied_state(mll)
+    training = Training(mll)
+    training.note_state()
+
+    def step(number: int) -> float:
+        data = mll.data_at(model(*inputs), target)
+        q = mll.weights_at(data)
+        with torch.no_grad():
+            if fit_noise:
+                likelihood.noise = data.expected_square(q) / len(data.residual)
+            if empirical_bayes:
+                second = q.variance().sum() + q.mean.square().sum()
+                kernel.prior_variance = second / len(q.mean)
+        data = mll.data_at(model(*inputs), target)
+        kl = gaussian_kl(q, data.prior_variance)
+        value = (data.expected_log_likelihood(q) - mll.temperature * kl) / len(data.residual)
+        bound = float(value.detach())
+        if not math.isfinite(bound):
+            suggestion = "Lower the learning rate, or look at the data for huge values."
+            raise NonFiniteError("mll", f"a bound of {bound}", "a finite bound", suggestion)
+        if bound > max(training.history, default=-math.inf):
+            training.note_state()
+        if optimizer is not None and schedule is not None:
+            optimizer.zero_grad()
+            (-value).backward()
+            optimizer.step()
+            schedule.step()
+        return bound
+
     try:
-        for _ in progress_bar(range(steps), desc="evidence lower bound", progress=progress):
-            data = mll.data_at(model(*inputs), target)
-            q = mll.weights_at(data)
-            with torch.no_grad():
-                if fit_noise:
-                    likelihood.noise = data.expected_square(q) / len(data.residual)
-                if empirical_bayes:
-                    second = q.variance().sum() + q.mean.square().sum()
-                    kernel.prior_variance = second / len(q.mean)
-            data = mll.data_at(model(*inputs), target)
-            kl = gaussian_kl(q, data.prior_variance)
-            value = (data.expected_log_likelihood(q) - mll.temperature * kl) / len(data.residual)
-            number = float(value.detach())
-            if not math.isfinite(number):
-                suggestion = "Lower the learning rate, or look at the data for huge values."
-                raise NonFiniteError("mll", f"a bound of {number}", "a finite bound", suggestion)
-            bounds.append(number)
-            if number > largest:
-                largest = number
-                best = copied_state(mll)
-            if optimizer is not None and schedule is not None:
-                optimizer.zero_grad()
-                (-value).backward()
-                optimizer.step()
-                schedule.step()
+        training.run(step, steps, desc="evidence lower bound", progress=progress)
     finally:
-        mll.load_state_dict(best)
-    seconds = time.perf_counter() - start
-    return FitResult(objective=largest, history=bounds, seconds=seconds)
+        training.keep_best()
+    return FitResult(
+        objective=max(training.history), history=training.history, seconds=training.seconds
+    )

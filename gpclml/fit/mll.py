@@ -12,60 +12,38 @@ import math
 import time
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
 from gpytorch.mlls import MarginalLogLikelihood
 from linear_operator.utils.errors import NanError, NotPSDError
+from torch import Tensor
 
 from gpclml._utils.arguments import callers_level, check_counts, check_positive, checked, seeded
 from gpclml._utils.environment import progress_bar, seeded_globally
 from gpclml._utils.resuming import copied_state
-from gpclml.errors import ArgumentError, UnknownNameError, UnsupportedError
-from gpclml.fit._optimize import OptimizerFactory, StoppedError, frozen, stochastic
-from gpclml.fit._searches import Search, search
+from gpclml.errors import ArgumentError
 from gpclml.fit.deep_kernel import warm_start_fresh_models
-from gpclml.fit.result import FitResult, FitWarning
+from gpclml.fit.result import FitWarning, MLLFitResult
+from gpclml.fit.search import detached_data, frozen, search
+from gpclml.fit.train import (
+    STEPS,
+    OptimizerFactory,
+    Training,
+    limits_of,
+    optimizer_factory,
+    set_gradients,
+    trainable,
+)
 from gpclml.inference import Road
 from gpclml.kernels.networks import reset_network
 from gpclml.mlls import ConditionalMarginalLogLikelihood
-from gpclml.mlls.fixed_loss import fixed_loss
+from gpclml.mlls.fixed_loss import fixed_loss, fresh_loss
 from gpclml.models import find_networks
 
-__all__ = [
-    "STEPS",
-    "FitResult",
-    "FitWarning",
-    "fit_mll",
-    "optimizer_factory",
-    "stopped_after",
-]
-
-
-STEPS = 300
-"""Steps of a torch optimizer that are taken if no number is given."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MLLFitResult(FitResult):
-    """What :func:`fit_mll` did.
-
-    ``objective`` is computed with fixed held-out points and summed over a batch; ``history``
-    belongs to the attempt that was kept.
-
-    Attributes:
-        attempts: The objective that each attempt reached; NaN for one that failed.
-        starts: Number of line searches in the kept attempt.
-        road: Which way evaluations of the objective went, and why not a faster one; of a sum that
-            of one member. None where the objective or the model does not say.
-    """
-
-    attempts: list[float]
-    starts: int = 1
-    road: Road | None = None
+__all__ = ["fit_mll", "stopped_after"]
 
 
 @checked
@@ -86,10 +64,10 @@ def fit_mll(
     A stochastic optimizer maximizes the objective itself, which redraws its held-out points at each
     step. SciPy's L-BFGS-B maximizes a function with fixed held-out points, each member of a batch
     that shares nothing on its own. Its first step is taken in the raw parameters, the others in the
-    logarithms of positive hyperparameters. It continues from its
-    best point if it meets one that cannot be evaluated, and ends when twenty steps gain less than
-    0.002 nats in all. If a torch optimizer meets a value, gradient or covariance that is not
-    finite, the last good parameters are kept and the result says so.
+    logarithms of positive hyperparameters. It continues from its best point if it meets one that
+    cannot be evaluated, and ends when twenty steps gain less than 0.002 nats in all. If a torch
+    optimizer meets a value, gradient or covariance that is not finite, the last good parameters are
+    kept and the result says so.
 
     A model with BoTorch's ``custom_fit``, such as ``RobustRelevancePursuitSingleTaskGP``, is fitted
     by that, whose line searches are these.
@@ -148,7 +126,7 @@ def fit_mll(
     warm_start_fresh_models(mll)
     generator = seeded(seed)
     initial = copied_state(mll) if restarts else {}
-    best: Search | None = None
+    best: MLLFitResult | None = None
     best_state: dict[str, Any] = {}
     attempts: list[float] = []
     with frozen(mll, freeze):
@@ -171,11 +149,7 @@ def fit_mll(
     assert best is not None
     if best.problem not in ("", "limit"):
         warnings.warn(best.message, FitWarning, stacklevel=callers_level())
-    return MLLFitResult(
-        objective=best.objective, history=best.history, attempts=attempts,
-        seconds=time.perf_counter() - start, message=best.message, problem=best.problem,
-        starts=best.starts, road=best.road,
-    )  # fmt: skip
+    return replace(best, attempts=attempts, seconds=time.perf_counter() - start)
 
 
 def _is_better(objective: float, best: float) -> bool:
@@ -191,28 +165,27 @@ def _attempt(
     retries: int,
     progress: bool | None,
     must_start: bool,
-) -> Search:
-    history: list[float] = []
+) -> MLLFitResult:
+    """A fit from where the parameters are; an error where it must start and cannot."""
+    training = Training()
     stopped: Exception | None = None
-    total = steps if factory is None else (steps or STEPS)
-    with progress_bar(total=total, desc="fit", progress=progress) as bar:
+    try:
+        if factory is not None:
+            _climb(mll, factory, steps or STEPS, lr, training, progress)
+        elif hasattr(mll.model, "custom_fit"):
+            _custom_fit(mll, steps)
+        else:
+            with progress_bar(total=steps, desc="fit", progress=progress) as bar:
 
-        def record(loss: float) -> None:
-            history.append(-loss)
-            bar.update()
-            bar.set_postfix(objective=f"{-loss:.4f}", refresh=False)
+                def record(loss: float) -> None:
+                    bar.update()
+                    bar.set_postfix(objective=f"{-loss:.4f}", refresh=False)
 
-        try:
-            if factory is None and hasattr(mll.model, "custom_fit"):
-                _custom_fit(mll, steps)
-            elif factory is None:
                 return search(mll, steps, record, retries)
-            else:
-                stochastic(mll, factory, steps or STEPS, lr, record)
-        except StoppedError as error:
-            if error.nothing_done and must_start:
-                raise error.error from None
-            stopped = error.error
+    except (NanError, NotPSDError) as error:
+        if must_start and not training.history:
+            raise
+        stopped = error
     mll.train()
     value = math.nan
     try:
@@ -220,10 +193,52 @@ def _attempt(
             value = -float(fixed_loss(mll))
     except (NanError, NotPSDError) as error:
         stopped = stopped or error
-    road = _road(mll)
-    if stopped is None:
-        return Search("", "", 1, history, value, road)
-    return Search("stopped", stopped_after(len(history), stopped), 1, history, value, road)
+    return MLLFitResult(
+        objective=value, history=training.history, attempts=[value], seconds=training.seconds,
+        message=stopped_after(len(training.history), stopped) if stopped else "",
+        problem="stopped" if stopped else "", road=_road(mll),
+    )  # fmt: skip
+
+
+def _climb(
+    mll: MarginalLogLikelihood,
+    factory: OptimizerFactory,
+    steps: int,
+    lr: float,
+    training: Training,
+    progress: bool | None,
+) -> None:
+    """Steps of a torch optimizer on the loss with fresh held-out points, in train mode.
+
+    If a value or gradient does not exist or is not finite, the parameters become those of the last
+    step at which they were, and the error is raised.
+    """
+    parameters, limits = trainable(mll), limits_of(mll)
+    optimizer = factory(list(parameters.values()), lr=lr)
+    last: list[Tensor] = []
+
+    def evaluate() -> float:
+        loss = set_gradients(optimizer, fresh_loss(mll), mll)
+        last[:] = [parameter.detach().clone() for parameter in parameters.values()]
+        return -loss
+
+    def step(number: int) -> float:
+        value = evaluate()
+        optimizer.step()
+        with torch.no_grad():
+            for name, pair in limits.items():
+                parameters[name].clamp_(*pair)
+        return value
+
+    try:
+        with detached_data(mll):
+            training.run(step, steps, desc="fit", progress=progress)
+            evaluate()  # what the last step led to must be usable too
+    except (NanError, NotPSDError):
+        with torch.no_grad():
+            for parameter, values in zip(parameters.values(), last, strict=False):
+                parameter.copy_(values)
+        raise
 
 
 def _road(mll: MarginalLogLikelihood) -> Road | None:
@@ -253,10 +268,10 @@ def _redraw(mll: MarginalLogLikelihood, generator: torch.Generator) -> None:
     from botorch.optim.utils import sample_all_priors
 
     networks = find_networks(mll.model)
-    of_networks = {id(p) for network in networks for p in network.parameters()}
+    weights = {id(p) for network in networks for p in network.parameters()}
     with torch.no_grad():
         for parameter in mll.parameters():
-            if parameter.requires_grad and id(parameter) not in of_networks:
+            if parameter.requires_grad and id(parameter) not in weights:
                 draw = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
                 parameter.add_(0.5 * draw.to(parameter))
     for network in networks:
@@ -266,27 +281,3 @@ def _redraw(mll: MarginalLogLikelihood, generator: torch.Generator) -> None:
     # BoTorch samples priors from the global generators.
     with seeded_globally(generator, mll.parameters()):
         sample_all_priors(cast(Any, drawn))
-
-
-def optimizer_factory(optimizer: str | OptimizerFactory) -> OptimizerFactory | None:
-    """The factory; None for the line search."""
-    if isinstance(optimizer, type) and not issubclass(optimizer, torch.optim.Optimizer):
-        raise UnsupportedError("optimizer", optimizer.__name__, "a class of torch.optim")
-    if callable(optimizer):
-        return partial(_make_optimizer, optimizer)
-    factories = {"lbfgs": None, "adam": torch.optim.Adam}
-    if optimizer not in factories:
-        raise UnknownNameError("optimizer", optimizer, factories)
-    return factories[optimizer]
-
-
-def _make_optimizer(factory: OptimizerFactory, parameters: Any, lr: float) -> torch.optim.Optimizer:
-    name = getattr(factory, "__name__", type(factory).__name__)
-    expected = "a class of torch.optim, or a function of parameters and lr that makes one"
-    try:
-        made = factory(parameters, lr=lr)
-    except TypeError as error:
-        raise UnsupportedError("optimizer", f"{name} ({error})", expected) from error
-    if not isinstance(made, torch.optim.Optimizer):
-        raise UnsupportedError("optimizer", f"{name}, which made no optimizer", expected)
-    return made

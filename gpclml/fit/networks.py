@@ -5,12 +5,10 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from itertools import pairwise
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from gpytorch.mlls import MarginalLogLikelihood
@@ -23,7 +21,6 @@ from gpclml._utils.environment import progress_bar
 from gpclml._utils.resuming import copied_state
 from gpclml.conditioning import KFold
 from gpclml.errors import NonFiniteError, UnsupportedError
-from gpclml.fit._optimize import StoppedError, objective
 from gpclml.fit.deep_kernel import (
     drop_second_part,
     has_second_part,
@@ -31,6 +28,8 @@ from gpclml.fit.deep_kernel import (
     warm_start_fresh_models,
 )
 from gpclml.fit.result import FitResult
+from gpclml.fit.search import objective
+from gpclml.fit.train import Training, set_gradients
 from gpclml.inference.observations import training_observations
 from gpclml.mlls.fixed_loss import fresh_loss
 from gpclml.models import GPRegression, find_networks
@@ -139,29 +138,28 @@ def fit_networks(
     history: list[float] = []
     rows = _observed(model)
     if chosen:
-        training = _SubsetTraining(mll, rows, checkpoints[-1], lr, seed)
-        message = _train_on_all(training, checkpoints[chosen - 1], progress)
-        history = training.history
-        chosen = 0 if message else chosen
+        training = _SubsetTraining(mll, rows, checkpoints, lr, seed)
+        before = copied_state(mll)
+        try:
+            training.start()
+            training.train(checkpoints[chosen - 1], progress)
+        except (NanError, NotPSDError) as error:
+            mll.load_state_dict(before)
+            chosen, message = 0, str(error)
+        history = training.course.history
     if chosen == 0 and has_second_part(model):
         drop_second_part(model)
     mll.train()
     with _conditioned_on(model, rows):
         reached = objective(mll)
     mll.eval()
+    means, standard_errors, errors, counts = (list(column) for column in zip(*gains, strict=True))
     return NetworksFitResult(
-        objective=reached,
-        history=history,
-        seconds=time.perf_counter() - start,
-        message=message,
-        problem="stopped" if message else "",
-        chosen=chosen,
-        steps=[0, *checkpoints][: len(gains)],
-        gains=[gain.mean for gain in gains],
-        standard_errors=[gain.standard_error for gain in gains],
-        error_gains=[gain.error for gain in gains],
-        num_held_out=[gain.num_held_out for gain in gains],
-    )
+        objective=reached, history=history, seconds=time.perf_counter() - start, message=message,
+        problem="stopped" if message else "", chosen=chosen,
+        steps=[0, *checkpoints][: len(gains)], gains=means, standard_errors=standard_errors,
+        error_gains=errors, num_held_out=counts,
+    )  # fmt: skip
 
 
 def _checked_model(mll: MarginalLogLikelihood) -> GPRegression:
@@ -203,20 +201,7 @@ def _folds(model: GPRegression, count: int, seed: int) -> list[tuple[Tensor, Ten
     return folds
 
 
-def _train_on_all(training: _SubsetTraining, steps: int, progress: bool | None) -> str:
-    """Why it failed, with the parameters back where they were; empty if it did not."""
-    before = copied_state(training.mll)
-    try:
-        training.start()
-        training.train(steps, progress)
-    except StoppedError as error:
-        training.mll.load_state_dict(before)
-        return str(error)
-    return ""
-
-
-@dataclass(frozen=True)
-class _Gain:
+class _Gain(NamedTuple):
     """What a training has gained at a checkpoint; see :class:`NetworksFitResult`."""
 
     mean: float
@@ -240,30 +225,30 @@ def _held_out_gains(
     the start, two) below zero, if steps have not raised it, or if a fold cannot be trained on; the
     last gain is then of fewer folds.
     """
-    last = checkpoints[-1]
-    trainings = [_SubsetTraining(copy.deepcopy(mll), kept, last, lr, seed) for kept, _ in folds]
-    stages: list[Callable[[_SubsetTraining], None]] = [_SubsetTraining.start]
-    stages += [partial(_SubsetTraining.train, steps=b - a) for a, b in pairwise(checkpoints)]
+    trainings = [
+        _SubsetTraining(copy.deepcopy(mll), kept, checkpoints, lr, seed) for kept, _ in folds
+    ]
+    pairs = [(training, block) for training, (_, block) in zip(trainings, folds, strict=True)]
     gains: list[_Gain] = []
     try:
-        before = [one.score(block) for one, (_, block) in zip(trainings, folds, strict=True)]
+        before = [training.score(block) for training, block in pairs]
         gains.append(_gain(before, before))
-        total = len(folds) * len(stages)
+        total = len(folds) * len(checkpoints)
         with progress_bar(total=total, desc="folds", progress=progress) as bar:
-            for stage in stages:
-                worse = _WORSE_START if len(gains) == 1 else _WORSE
+            for steps in checkpoints:
+                worse = _WORSE if steps else _WORSE_START
                 scores: _Scores = []
                 gains.append(gains[0])
-                for training, (_, block) in zip(trainings, folds, strict=True):
-                    stage(training)
+                for training, block in pairs:
+                    training.train(steps) if steps else training.start()
                     scores.append(training.score(block))
                     bar.update()
                     gains[-1] = _gain(scores, before)
                     if gains[-1].mean < -worse * gains[-1].standard_error:
                         return gains
-                if len(gains) > 2 and gains[-1].mean <= max(gain.mean for gain in gains[:-1]):
+                if steps and gains[-1].mean <= max(gain.mean for gain in gains[:-1]):
                     return gains
-    except StoppedError:
+    except (NanError, NotPSDError):
         return gains[:-1] or [_Gain(0.0, 0.0, 0.0, 0)]  # the last was not of all folds
     return gains
 
@@ -282,57 +267,54 @@ def _gain(scores: _Scores, before: _Scores) -> _Gain:
 class _SubsetTraining:
     """Training of an objective on some rows of its model's data, which the model keeps.
 
-    The learning rate of Adam rises, and falls by a half cosine over ``steps``.
+    The learning rate of Adam rises, and falls by a half cosine up to the last of the checkpoints.
     """
 
     def __init__(
-        self, mll: MarginalLogLikelihood, rows: Tensor, steps: int, lr: float, seed: int
-    ) -> None:
+        self, mll: MarginalLogLikelihood, rows: Tensor, checkpoints: Sequence[int], lr: float,
+        seed: int,
+    ) -> None:  # fmt: skip
         self.mll = mll
         self.model = cast(GPRegression, mll.model)
         self.rows = rows
-        self._losses: list[Tensor] = []
+        self.course = Training()
         self.generator = seeded(seed)
         self.optimizer = torch.optim.Adam(self._groups(lr), lr=lr)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
-            self.optimizer, lambda step: _share_of_rate(step, steps)
+            self.optimizer, lambda step: _share_of_rate(step, checkpoints[-1])
         )
 
-    @property
-    def history(self) -> list[float]:
-        """The objective at each step, of its rows."""
-        return (-torch.stack(self._losses)).tolist() if self._losses else []
-
     def start(self) -> None:
-        """Brings the kernel ``"deep"`` to where its training starts, or raises a StoppedError."""
+        """Brings the kernel ``"deep"`` to where its training starts."""
         if has_second_part(self.model):
-            with _stopping():
-                start_second_part(self.model, self._subset(_START_ROWS))
+            start_second_part(self.model, self._subset(_START_ROWS))
 
-    def train(self, steps: int, progress: bool | None = None) -> None:
-        """Takes that many steps, each on a fresh subset of the rows, or raises a StoppedError."""
+    def train(self, steps: int, progress: bool | None = False) -> None:
+        """Goes on until there are so many steps in all, each on a fresh subset of the rows.
+
+        A NonFiniteError or NotPSDError says that one could not be taken, or led nowhere.
+        """
         self.mll.train()
-        for _ in progress_bar(range(steps), desc="all rows", progress=progress):
-            self.optimizer.zero_grad()
-            with _conditioned_on(self.model, self._subset(_SUBSET)), _stopping():
-                loss = fresh_loss(self.mll)
-                loss.backward()
-            self._losses.append(loss.detach())
-            self.optimizer.step()
-            self.schedule.step()
-            finite = torch.stack([torch.isfinite(p).all() for p in self.model.parameters()])
-            if not bool(finite.all()):  # one read from the device a step
-                raise _not_finite("parameters")
+        self.course.run(self._step, steps, desc="all rows", progress=progress)
         self.optimizer.zero_grad()
+        if not all(bool(p.isfinite().all()) for p in self.model.parameters()):
+            raise _not_finite("parameters")
+
+    def _step(self, number: int) -> float:
+        with _conditioned_on(self.model, self._subset(_SUBSET)):
+            loss = set_gradients(self.optimizer, fresh_loss(self.mll), self.mll)
+        self.optimizer.step()
+        self.schedule.step()
+        return -loss
 
     @torch.no_grad()
     def score(self, held_out: Tensor) -> tuple[Tensor, Tensor]:
         """Log densities and squared errors ``(b,)`` of other rows, each given all rows but itself.
 
         Conditioning on the other held-out rows too, as a prediction from all data will, judges the
-        hyperparameters at the full number of rows. A StoppedError says that a value is not finite.
+        hyperparameters at the full number of rows. A NonFiniteError says that one is not finite.
         """
-        with _stopping(), _conditioned_on(self.model, torch.cat([self.rows, held_out])):
+        with _conditioned_on(self.model, torch.cat([self.rows, held_out])):
             data = training_observations(self.model)
             last = torch.arange(len(self.rows), data.num_rows)
             mean, variance = data.covariance.leave_one_out(data.residual, last)
@@ -368,19 +350,9 @@ def _conditioned_on(model: GPRegression, rows: Tensor) -> Iterator[None]:
         model.set_train_data(x, y, strict=False)
 
 
-@contextmanager
-def _stopping() -> Iterator[None]:
-    """Within the block what cannot be evaluated stops the training."""
-    try:
-        yield
-    except (NanError, NotPSDError) as error:
-        raise StoppedError(error, nothing_done=False) from error
-
-
-def _not_finite(what: str) -> StoppedError:
+def _not_finite(what: str) -> NonFiniteError:
     suggestion = "Lower the learning rate, or look for duplicated rows."
-    error = NonFiniteError(what, "NaN or infinite values", "finite ones", suggestion)
-    return StoppedError(error, nothing_done=False)
+    return NonFiniteError(what, "NaN or infinite values", "finite ones", suggestion)
 
 
 def _share_of_rate(step: int, steps: int) -> float:

@@ -1,4 +1,4 @@
-"""The result of a fit."""
+"""Results of fits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import html
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
-__all__ = ["FitResult", "FitWarning", "Problem"]
+from gpclml.inference import Road
+
+__all__ = ["FitResult", "FitWarning", "MLLFitResult", "Problem"]
 
 Problem = Literal[
     "", "limit", "stopped", "abnormal", "constant", "bound", "noise", "runaway", "units"
@@ -56,3 +58,22 @@ class FitResult:
         shown = [(one.name, str(getattr(self, one.name))) for one in fields(self) if one.repr]
         rows = [f"<tr><th>{name}</th><td>{html.escape(text)}</td></tr>" for name, text in shown]
         return f"<p>{type(self).__name__}</p><table>{''.join(rows)}</table>"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLLFitResult(FitResult):
+    """What :func:`gpclml.fit.fit_mll` did.
+
+    ``objective`` is computed with fixed held-out points and summed over a batch; ``history``
+    belongs to the attempt that was kept.
+
+    Attributes:
+        attempts: The objective that each attempt reached; NaN for one that failed.
+        starts: Number of line searches in the kept attempt.
+        road: Which way evaluations of the objective went, and why not a faster one; of a sum that
+            of one member. None where the objective or the model does not say.
+    """
+
+    attempts: list[float]
+    starts: int = 1
+    road: Road | None = None

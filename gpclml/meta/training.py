@@ -11,17 +11,11 @@ import torch
 from gpytorch.mlls import MarginalLogLikelihood
 
 from gpclml._utils.arguments import check_counts, checked
-from gpclml._utils.environment import progress_bar
 from gpclml._utils.files import read_checkpoint
-from gpclml._utils.resuming import (
-    ResumableRun,
-    check_state,
-    copied_state,
-    digest,
-    module_classes,
-)
+from gpclml._utils.resuming import check_state, digest, module_classes
 from gpclml.errors import ArgumentError, NonFiniteError
 from gpclml.fit import FitResult
+from gpclml.fit.train import Training, set_gradients
 from gpclml.meta.deep_kernel_transfer import DeepKernelTransfer
 from gpclml.meta.episodes import placed
 from gpclml.meta.evaluation import Tasks, evaluate_tasks
@@ -121,11 +115,10 @@ def train_on_tasks(
     if all(module is not model for module in mll.modules()):
         raise ArgumentError("mll", f"a {type(mll).__name__} of another model", "one of the model")
     optimizer = torch.optim.Adam(parameter_groups(model, mll, lr, 0.1 * lr))
-    run = ResumableRun(_CHECKPOINT, mll, model, [optimizer])
-    run.best = copied_state(model)
-    run.open(
-        checkpoint,
-        lambda: {
+    training = Training(model)
+    training.note_state()
+    if checkpoint is not None:
+        settings = {
             "tasks": _first_task(tasks),
             "validation": None if validation is None else _first_task(validation),
             "objective": digest([module_classes(mll), getattr(mll, "conditioning", None)]),
@@ -133,35 +126,40 @@ def train_on_tasks(
             "lr": lr,
             "validation_tasks": validation_tasks,
             "look_every": look_every,
-        },
-    )
-    course = run.course
-    done = len(course.objectives)
-    with (
-        progress_bar(total=steps, initial=done, desc="steps", progress=progress) as bar,
-        run.steps(),
-    ):
-        for step in range(done, steps):
-            if patience is not None and course.looks_since_best >= patience:
-                break
-            run.begin_step()
-            numbers = range(step * tasks_per_step, (step + 1) * tasks_per_step)
-            course.objectives.append(_step(model, mll, optimizer, tasks, numbers))
-            bar.update()
-            if (step + 1) % look_every == 0 or step + 1 == steps:
-                if validation is None:
-                    course.best, run.best = step + 1, copied_state(model)
-                else:
-                    scores = evaluate_tasks(model, validation, validation_tasks)
-                    run.note(float(scores.gain.mean()))
-                bar.set_postfix(best=course.best, refresh=False)
-                run.save()
-    run.keep_best()
+        }
+        training.resume(checkpoint, _CHECKPOINT, mll, [optimizer], settings)
+
+    def step(number: int) -> float:
+        first = number * tasks_per_step
+        episodes = placed(
+            tasks.draw(range(first, first + tasks_per_step)), next(model.parameters())
+        )
+        mll.train()
+        try:
+            loss = set_gradients(optimizer, -model.objective(mll, episodes).mean(), mll)
+        except NonFiniteError as error:
+            error.add_note(f"At task {first}.")
+            raise
+        optimizer.step()
+        return -loss
+
+    def look(done: int) -> dict[str, Any] | None:
+        if done % look_every and done != steps:
+            return None
+        if validation is None:
+            training.note_state()
+        else:
+            training.note(float(evaluate_tasks(model, validation, validation_tasks).gain.mean()))
+        training.save()
+        return {"best": training.best}
+
+    training.run(step, steps, callback=look, patience=patience, desc="steps", progress=progress)
+    training.keep_best()
     model.eval()
     return TasksFitResult(
-        objective=course.objectives[course.best - 1] if course.best else math.nan,
-        history=course.objectives, seconds=course.seconds, validated=course.looks,
-        scores=course.scores, best=course.best,
+        objective=training.history[training.best - 1] if training.best else math.nan,
+        history=training.history, seconds=training.seconds, validated=training.looks,
+        scores=training.scores, best=training.best,
     )  # fmt: skip
 
 
@@ -180,9 +178,9 @@ def load_model(model: DeepKernelTransfer, path: str | Path) -> DeepKernelTransfe
         DataError: There is no such file, it is damaged, or of another architecture.
     """
     device = next(model.parameters()).device
-    content = read_checkpoint(path, _CHECKPOINT, device, {"best": dict})
-    check_state(path, model, content["best"])
-    model.load_state_dict(content["best"])
+    content = read_checkpoint(path, _CHECKPOINT, device, {"best_state": dict})
+    check_state(path, model, content["best_state"])
+    model.load_state_dict(content["best_state"])
     return model.eval()
 
 
@@ -194,29 +192,6 @@ def parameter_groups(
     inside = {id(parameter) for parameter in network}
     others = [parameter for parameter in mll.parameters() if id(parameter) not in inside]
     return [{"params": network, "lr": lr}, {"params": others, "lr": gp_rate}]
-
-
-def _step(
-    model: DeepKernelTransfer,
-    mll: MarginalLogLikelihood,
-    optimizer: torch.optim.Optimizer,
-    tasks: Tasks,
-    numbers: range,
-) -> float:
-    """A step on the tasks of these numbers; the objective before it."""
-    episodes = placed(tasks.draw(numbers), next(model.parameters()))
-    mll.train()
-    optimizer.zero_grad()
-    value = model.objective(mll, episodes).mean()
-    (-value).backward()
-    gradients = [p.grad for p in mll.parameters() if p.grad is not None]
-    norm = torch.nn.utils.get_total_norm(gradients)
-    objective, norm = torch.stack([value.detach(), norm.to(value)]).tolist()
-    if not math.isfinite(objective) or not math.isfinite(norm):
-        got = f"value {objective} with a gradient of norm {norm} at task {numbers.start}"
-        raise NonFiniteError("objective", got, "finite values", "Lower the learning rate.")
-    optimizer.step()
-    return objective
 
 
 def _first_task(tasks: Tasks) -> str:

@@ -16,7 +16,8 @@ from sklearn.datasets import load_diabetes
 
 from gpclml.conditioning import LastPoints
 from gpclml.errors import ArgumentError, UnsupportedError
-from gpclml.fit import _optimize, fit_gpytorch_mll_fused, fit_mll
+from gpclml.fit import fit_gpytorch_mll_fused, fit_mll
+from gpclml.fit.search import LineSearchEnd
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 
 
@@ -120,7 +121,7 @@ def test_botorch_tries_again_where_a_search_ends_abnormally(monkeypatch):
 
     def line_search(*_):
         reason = next(ends)
-        return _optimize.LineSearchEnd(1.0, reason, "no better point" * (reason == "abnormal"))
+        return LineSearchEnd(1.0, reason, "no better point" * (reason == "abnormal"))
 
     monkeypatch.setattr("gpclml.fit.botorch.line_search", line_search)
     with pytest.warns(OptimizationWarning, match="no better point"):

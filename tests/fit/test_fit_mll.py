@@ -11,7 +11,8 @@ from linear_operator.utils.errors import NanError
 
 from gpclml.conditioning import LastPoints, RandomHoldout
 from gpclml.errors import ArgumentError, NonFiniteError, UnknownNameError
-from gpclml.fit import FitWarning, _optimize, fit_mll
+from gpclml.fit import FitWarning, fit_mll
+from gpclml.fit.search import Vector
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.mlls.fixed_loss import fixed_loss
 from gpclml.models import GPRegression
@@ -398,12 +399,16 @@ def test_parameters_are_in_their_own_memory_after_a_search():
 def test_a_search_that_is_interrupted_keeps_its_best_parameters(monkeypatch):
     mll, values = objective(conditioning=LastPoints(0)), []
 
-    def interrupted(self, intermediate_result):
-        values.append(intermediate_result.fun)
-        if len(values) == 4:
-            raise KeyboardInterrupt
+    evaluate = Vector.__call__
 
-    monkeypatch.setattr(_optimize._Watch, "__call__", interrupted)
+    def interrupted(vector, point):
+        value, gradient = evaluate(vector, point)
+        values.append(value)
+        if len(values) == 9:
+            raise KeyboardInterrupt
+        return value, gradient
+
+    monkeypatch.setattr(Vector, "__call__", interrupted)
     with pytest.raises(KeyboardInterrupt):
         fit_mll(mll, progress=False)
     mll.train()

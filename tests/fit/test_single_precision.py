@@ -14,7 +14,8 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 
 from gpclml import ConditionalMarginalLogLikelihood, GPRegression, LastPoints, fit_mll
 from gpclml.fit import fit_gpytorch_mll_fused
-from gpclml.fit._single import limited_rounding, predicts_in_its_type
+from gpclml.fit.diagnosis import predicts_in_its_type
+from gpclml.fit.search import limited_rounding
 from gpclml.mlls.fixed_loss import fixed_loss
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # BoTorch's of float32; of a scale that runs away

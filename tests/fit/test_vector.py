@@ -13,7 +13,7 @@ from scipy.optimize import minimize
 
 from gpclml.conditioning import LastPoints
 from gpclml.fit import fit_mll
-from gpclml.fit._vector import Vector, bounds_of
+from gpclml.fit.search import Vector, bounds_of
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.mlls.fixed_loss import FixedLoss, fixed_loss
 
@@ -111,7 +111,7 @@ def test_a_bound_is_reached_exactly_and_a_flat_direction_stays_finite():
         vector.begin(FixedLoss(mll))
         vector.take_logarithms()
         for side in (0, 1):
-            end = np.where(np.isfinite(vector.box[:, side]), vector.box[:, side], vector.best)
+            end = np.where(np.isfinite(vector.box[side]), vector.box[side], vector.best)
             vector(end)
             assert all(torch.isfinite(p).all() for p in vector.parameters.values())
             if side == 0:

@@ -24,7 +24,6 @@ import gpclml._utils.environment
 from gpclml.conditioning import HeldOut, KFold, LastPoints, RandomHoldout, RandomOrderings
 from gpclml.errors import ArgumentError, ModelModeError, UnsupportedError
 from gpclml.fit import fit_mll
-from gpclml.fit.distributed import DistributedConditioning
 from gpclml.linalg import ConjugateGradients
 from gpclml.mlls import ConditionalMarginalLogLikelihood, SumMarginalLogLikelihood
 
@@ -124,9 +123,6 @@ def test_which_strategies_redraw():
     assert all(strategy.redraws for strategy in random)
     fixed = [RandomHoldout(seed=0), KFold(seed=1), LastPoints(2), HeldOut([1])]
     assert not any(strategy.redraws for strategy in fixed)
-    for strategy in (KFold(), KFold(seed=0)):
-        both = DistributedConditioning(strategy, num_replicas=2, rank=0)
-        assert both.redraws == strategy.redraws
 
 
 # ---------------------------------------------------------------- several models

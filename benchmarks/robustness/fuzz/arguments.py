@@ -184,14 +184,6 @@ ARGUMENTS: Mapping[str | tuple[str, ...], Callable[[], Arguments]] = {
         model=gp(), orderings=orders(), repeats=1, num_samples=2),
     "fit.warm_start": lambda: dict(model=gp("deep")),
     "fit.suggest_batch_size": lambda: dict(num_data=50),
-    "fit.distributed.DistributedConditioning": lambda: dict(
-        conditioning=RandomHoldout(0.2), num_replicas=2, rank=1),
-    "fit.distributed.SharedTraining": lambda: dict(
-        mll=(mll := objective()), optimizer=torch.optim.Adam(mll.parameters(), lr=0.01),
-        data=(inputs(), targets()), settings={"a": 1}),
-    "fit.distributed.average_gradients": lambda: dict(
-        parameters=list(mlp().parameters()), value=normal(1)),
-    "fit.distributed.broadcast_parameters": lambda: dict(module=mlp()),
     "fit.fit_batch": lambda: dict(
         mlls=[objective(), objective()], steps=2, freeze=("likelihood",)),
     "fit.fit_gpytorch_mll_fused": lambda: dict(mll=objective().train(), options={"maxiter": 2}),

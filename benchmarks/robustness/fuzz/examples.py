@@ -20,7 +20,7 @@ __all__ = ["EXAMPLES", "LEFT_OUT", "Example", "public_callables", "without_examp
 _NO_ROOMS = {"cli", "curvature", "gram", "inference", "linalg"}  # tested elsewhere, or not a door
 _MODULES = (
     "gpclml.evidence.bounds", "gpclml.evidence.training_speed", "gpclml.kernels.networks",
-    "gpclml.models.botorch", "gpclml.fit.distributed",
+    "gpclml.models.botorch",
 )  # fmt: skip
 """Public beside what their rooms export."""
 
@@ -33,7 +33,7 @@ _SIZES = {
 }  # fmt: skip
 _NO_SIZES = {  # where an argument of that name is something else, or is checked against others
     "blocks": ("conditioning", "curvature", "inference", "linalg"), "count": ("cli",),
-    "every": ("fit.distributed",), "num_features": ("kernels.Prefix", "meta"),
+    "num_features": ("kernels.Prefix", "meta"),
     "num_data": ("evidence.bounds", "evidence.criteria", "fit", "mlls"),
     "support": ("meta.HeadPose",),
 }  # fmt: skip

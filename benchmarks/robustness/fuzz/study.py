@@ -21,14 +21,14 @@ from linear_operator.utils.errors import NanError, NotPSDError
 
 from benchmarks.robustness.fuzz.examples import EXAMPLES
 from benchmarks.robustness.fuzz.mutations import mutations_of
-from gpclml.errors import ArgumentError, DataError, LostWorkerError
+from gpclml.errors import ArgumentError, DataError
 
 __all__ = ["OUTCOMES", "Call", "by_kind", "draw", "perform", "raw_errors", "run"]
 
 OUTCOMES = ("result", "typed", "signature", "memory", "raw", "hang", "crash")
 """What may come of a call: see :func:`benchmarks.robustness.fuzz.study.run`."""
 
-_TYPED = ArgumentError, DataError, LostWorkerError, NanError, NotPSDError, BotorchError
+_TYPED = ArgumentError, DataError, NanError, NotPSDError, BotorchError
 _SHARE_OF_TWO = 0.2  # of calls with two wrong arguments
 _MORE_TENSORS, _MORE_SHAPES = 3, 3  # how much likelier they are than others
 

@@ -1,0 +1,291 @@
+"""The loop of every training by a stochastic optimizer, with its history and its checkpoints."""
+
+from __future__ import annotations
+
+import copy
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, cast
+
+import torch
+from gpytorch.mlls import MarginalLogLikelihood
+from torch import Tensor
+
+from gpclml._utils.environment import load_botorch, progress_bar
+from gpclml._utils.files import read_checkpoint, write_checkpoint
+from gpclml._utils.resuming import check_state, copied_state
+from gpclml.errors import DataError, NonFiniteError, UnknownNameError, UnsupportedError
+
+STEPS = 300
+"""Steps of a torch optimizer that are taken if no number is given."""
+
+OptimizerFactory = Callable[..., torch.optim.Optimizer]
+
+
+def optimizer_factory(optimizer: str | OptimizerFactory) -> OptimizerFactory | None:
+    """What makes an optimizer of parameters and ``lr``; None for the line search."""
+    if isinstance(optimizer, type) and not issubclass(optimizer, torch.optim.Optimizer):
+        raise UnsupportedError("optimizer", optimizer.__name__, "a class of torch.optim")
+    if callable(optimizer):
+        return partial(_make_optimizer, optimizer)
+    factories = {"lbfgs": None, "adam": torch.optim.Adam}
+    if optimizer not in factories:
+        raise UnknownNameError("optimizer", optimizer, factories)
+    return factories[optimizer]
+
+
+def _make_optimizer(factory: OptimizerFactory, parameters: Any, lr: float) -> torch.optim.Optimizer:
+    name = getattr(factory, "__name__", type(factory).__name__)
+    expected = "a class of torch.optim, or a function of parameters and lr that makes one"
+    try:
+        made = factory(parameters, lr=lr)
+    except TypeError as error:
+        raise UnsupportedError("optimizer", f"{name} ({error})", expected) from error
+    if not isinstance(made, torch.optim.Optimizer):
+        raise UnsupportedError("optimizer", f"{name}, which made no optimizer", expected)
+    return made
+
+
+def trainable(mll: torch.nn.Module) -> dict[str, Tensor]:
+    """The parameters that a fit changes, by name."""
+    return {name: p for name, p in mll.named_parameters() if p.requires_grad}
+
+
+def limits_of(mll: MarginalLogLikelihood) -> dict[str, tuple[Tensor, Tensor]]:
+    """Bounds of constraints without a transform, by the parameter's name."""
+    load_botorch()
+    from botorch.optim.utils import get_parameters_and_bounds
+
+    named, bounds = get_parameters_and_bounds(cast(Any, mll), requires_grad=True)
+    limits = {}
+    for name, pair in bounds.items():
+        lower, upper = (torch.as_tensor(cast(Any, bound)).to(named[name]) for bound in pair)
+        limits[name] = lower, upper
+    return limits
+
+
+def non_finite(value: float, names: list[str]) -> NonFiniteError:
+    """The error of an objective that has no finite value or gradient."""
+    return NonFiniteError(
+        "objective",
+        f"value {value}, non-finite gradients of {names[:4] or 'none'}",
+        "finite values",
+        "Lower the learning rate, or look for degenerate hyperparameters.",
+    )
+
+
+def set_gradients(optimizer: torch.optim.Optimizer, loss: Tensor, mll: torch.nn.Module) -> float:
+    """Sets the gradients of the optimizer's parameters to those of a loss, and returns the loss.
+
+    A NonFiniteError names the parameters whose gradients are not finite.
+    """
+    optimizer.zero_grad()
+    loss.backward()
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    largest = torch.nn.utils.get_total_norm(gradients, math.inf)
+    value, largest = torch.stack([loss.detach(), largest.to(loss)]).tolist()  # one read of a device
+    if not (math.isfinite(value) and math.isfinite(largest)):
+        named = [(name, p.grad) for name, p in mll.named_parameters() if p.grad is not None]
+        raise non_finite(value, [name for name, grad in named if not bool(grad.isfinite().all())])
+    return value
+
+
+class Training:
+    """Steps of a training and their history, the best state so far, and a file to go on from.
+
+    Args:
+        kept: The module whose best state is kept, if scores are noted.
+
+    Attributes:
+        history: What each step returned.
+        looks: Numbers of steps after which a score was noted.
+        scores: These scores.
+        best: Number of steps at the best score; 0 before a score was noted.
+        best_state: The state of ``kept`` then.
+    """
+
+    def __init__(self, kept: torch.nn.Module | None = None) -> None:
+        self.history: list[float] = []
+        self.looks: list[int] = []
+        self.scores: list[float] = []
+        self.best = 0
+        self.best_state: dict[str, Any] | None = None
+        self._kept = kept
+        self._start = time.perf_counter()
+        self._path: str | os.PathLike[str] | None = None
+
+    def run(
+        self,
+        step: Callable[[int], float],
+        steps: int,
+        *,
+        callback: Callable[[int], Mapping[str, Any] | None] | None = None,
+        patience: int | None = None,
+        desc: str = "",
+        progress: bool | None = False,
+    ) -> None:
+        """Takes steps until there are so many in all, or scores have stopped to become better.
+
+        An interrupt saves what there was after the last whole step, if there is a file.
+
+        Args:
+            step: Takes the step of a number, from 0, and returns the objective before it.
+            steps: How many.
+            callback: Called after each step with the number of steps; returns what the progress bar
+                shows beside the objective, if anything.
+            patience: Number of scores after the best one with which the training ends.
+            desc: Title of the progress bar.
+            progress: Whether to show it; None shows it on terminals and in notebooks.
+        """
+        whole: dict[str, Any] = {}
+        done = len(self.history)
+        with progress_bar(total=steps, initial=done, desc=desc, progress=progress) as bar:
+            try:
+                for number in range(done, steps):
+                    if patience is not None and self._looks_since_best() >= patience:
+                        break
+                    if self._path is not None:
+                        whole = self._content()
+                    self.history.append(step(number))
+                    bar.update()
+                    shown = (callback(number + 1) if callback is not None else None) or {}
+                    objective = f"{self.history[-1]:.4f}"
+                    bar.set_postfix({"objective": objective, **shown}, refresh=False)
+            except KeyboardInterrupt:
+                if whole:
+                    self._write(whole)
+                raise
+
+    def note(self, score: float) -> None:
+        """Notes a score after the last step, and the state if it is the best one."""
+        if score > max(self.scores, default=-math.inf):
+            self.note_state()
+        self.looks.append(len(self.history))
+        self.scores.append(score)
+
+    def note_state(self) -> None:
+        """Takes the state after the last step for the best one."""
+        assert self._kept is not None
+        self.best, self.best_state = len(self.history), copied_state(self._kept)
+
+    def keep_best(self) -> None:
+        """Puts back the best state; where none was noted the current one stays."""
+        if self._kept is None or self.best_state is None:
+            self.best = len(self.history)
+        else:
+            self._kept.load_state_dict(self.best_state)
+
+    @property
+    def seconds(self) -> float:
+        """Wall time so far, with that of the runs before it was resumed."""
+        return time.perf_counter() - self._start
+
+    def _looks_since_best(self) -> int:
+        return len(self.scores) - 1 - self.scores.index(max(self.scores)) if self.scores else 0
+
+    # ------------------------------------------------------------- checkpoints
+
+    def resume(
+        self,
+        path: str | os.PathLike[str],
+        kind: str,
+        mll: torch.nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        settings: Mapping[str, Any],
+        generator: torch.Generator | None = None,
+    ) -> None:
+        """Takes a file to save to, and goes on from it bit for bit where it is there.
+
+        Args:
+            path: The file.
+            kind: What it is a checkpoint of.
+            mll: The objective; its own draws are part of its state.
+            optimizers: All of them.
+            settings: What decides the course: numbers, and digests of data. A DataError names those
+                that differ in the file, and nothing is changed.
+            generator: That of the training itself.
+        """
+        self._path, self._kind, self._settings = path, kind, dict(settings)
+        self._mll, self._optimizers, self._generator = mll, optimizers, generator
+        if os.path.exists(path):
+            self._read()
+
+    def save(self) -> None:
+        """Saves the training, if there is a file."""
+        if self._path is not None:
+            self._write(self._content())
+
+    def _content(self) -> dict[str, Any]:
+        return {
+            "state": copied_state(self._mll),
+            "best_state": self.best_state,
+            "optimizers": [copy.deepcopy(one.state_dict()) for one in self._optimizers],
+            "generator": None if self._generator is None else self._generator.get_state(),
+            "course": {
+                "history": list(self.history), "looks": list(self.looks),
+                "scores": list(self.scores), "best": self.best, "seconds": self.seconds,
+            },
+            "settings": self._settings,
+        }  # fmt: skip
+
+    def _write(self, content: dict[str, Any]) -> None:
+        assert self._path is not None
+        write_checkpoint(self._path, self._kind, content)
+
+    def _read(self) -> None:
+        path, module = self._path, self._kept
+        assert path is not None
+        assert module is not None
+        required = {
+            "state": dict, "best_state": dict if self.best_state else (dict, type(None)),
+            "optimizers": list, "generator": Tensor if self._generator else type(None),
+            "course": dict, "settings": dict,
+        }  # fmt: skip
+        content = read_checkpoint(path, self._kind, next(module.parameters()).device, required)
+        check_state(path, self._mll, content["state"])
+        if content["best_state"] is not None:
+            check_state(path, module, content["best_state"])
+        _check_settings(path, content["settings"], self._settings)
+        try:
+            course = dict(content["course"])
+            self._start -= course.pop("seconds")
+            for name in ("history", "looks", "scores", "best"):
+                setattr(self, name, course[name])
+            for optimizer, state in zip(self._optimizers, content["optimizers"], strict=True):
+                optimizer.load_state_dict(state)
+            if self._generator is not None:
+                self._generator.set_state(content["generator"].cpu())
+        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError) as error:
+            raise DataError(
+                f"checkpoint: {path} does not hold a training that can go on ({error}). Give "
+                "another file to start anew."
+            ) from error
+        self._mll.load_state_dict(content["state"])
+        self.best_state = content["best_state"]
+
+
+def _check_settings(
+    path: str | os.PathLike[str], stored: Mapping[str, Any], given: Mapping[str, Any]
+) -> None:
+    """Raises a DataError, which names all differences, where it is of another training."""
+    unlike = [
+        name
+        for name in {**given, **stored}
+        if name not in given or name not in stored or given[name] != stored[name]
+    ]
+    if unlike:
+        told = ", ".join(
+            f"{name} ({stored.get(name)!r} there, {given.get(name)!r} here)"
+            if all(len(repr(settings.get(name))) < 40 for settings in (stored, given))
+            else name
+            for name in unlike
+        )
+        raise DataError(
+            f"checkpoint: {path} is of a training that differs in {told}. Give data and settings "
+            "as they were to resume it, with the release that wrote it if names of classes changed "
+            "since, or another file to start again."
+        )
