@@ -26,6 +26,7 @@ from gpclml.linalg.matrices import safe_cholesky
 __all__ = [
     "DiagonalFamily",
     "DiagonalGaussian",
+    "DiagonalPlusLowRank",
     "DualGaussian",
     "FullFamily",
     "FullGaussian",
