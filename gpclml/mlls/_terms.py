@@ -73,14 +73,19 @@ def registered(model: torch.nn.Module) -> tuple[list[PriorTerm], list[AddedLossT
         if isinstance(module, gpytorch.Module):
             for prior, closure, _ in module._priors.values():
                 priors.append(_closed_form(module, prior, closure))
-            losses |= {id(loss): loss for loss in module._added_loss_terms.values()}
-        modules += [child for child in dict.fromkeys(module._modules.values()) if child is not None]
-    return priors, [loss for loss in losses.values() if loss is not None]
+            for loss in module._added_loss_terms.values():
+                if loss is not None:
+                    losses[id(loss)] = loss
+        for child in dict.fromkeys(module._modules.values()):
+            if child is not None:
+                modules.append(child)
+    return priors, list(losses.values())
 
 
 def log_priors(priors: Sequence[PriorTerm], batch_shape: torch.Size) -> Evaluated:
     """Their sum in double precision, broadcastable to the batch; there is at least one."""
     total: Any = 0.0
+    tensors: list[Tensor] = []
     terms: list[tuple[Hyperparameter, Tensor, torch.Size]] = []
     for module, prior, closure, name, formula in priors:
         if formula is not None:
@@ -96,6 +101,8 @@ def log_priors(priors: Sequence[PriorTerm], batch_shape: torch.Size) -> Evaluate
         own = batch_shape and _member_shape(module, prior, density, value, batch_shape)
         total = total + (density.reshape((*own, -1)).sum(-1) if own else density.sum())
         terms.append((parameter, slope, own))
+        if parameter.tensor.requires_grad:
+            tensors.append(parameter.tensor)
 
     def vjp(grad: Tensor, _: Tensor | None = None, /) -> Gradients:
         gradients: Gradients = []
@@ -107,7 +114,7 @@ def log_priors(priors: Sequence[PriorTerm], batch_shape: torch.Size) -> Evaluate
         return gradients
 
     total = total.nan_to_num(-math.inf, math.inf, -math.inf)  # outside the support of a prior
-    return Evaluated(total, [p.tensor for p, *_ in terms if p.needed], vjp)
+    return Evaluated(total, tensors, vjp)
 
 
 def _closed_form(module: Any, prior: Prior, closure: Callable[[Any], Any]) -> PriorTerm:
@@ -183,9 +190,12 @@ def check_train_mode(model: torch.nn.Module) -> None:
         )
 
 
+_HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
+
+
 def _normal(prior: Any) -> _Formula:
     loc, variance, log_scale = _numbers(prior.loc, prior.scale**2, prior.scale.log())
-    constant = log_scale + 0.5 * math.log(2 * math.pi)
+    constant = log_scale + _HALF_LOG_2PI
 
     def formula(value: Tensor) -> tuple[Tensor, Tensor]:
         t = value - loc
@@ -196,30 +206,37 @@ def _normal(prior: Any) -> _Formula:
 
 
 def _log_normal(prior: Any) -> _Formula:
-    normal = _normal(prior.base_dist)
+    normal = prior.base_dist
+    loc, variance, log_scale = _numbers(normal.loc, normal.scale**2, normal.scale.log())
+    constant = log_scale + _HALF_LOG_2PI
 
     def formula(value: Tensor) -> tuple[Tensor, Tensor]:
         log = value.log()
-        density, slope = normal(log)
-        return density.sub_(log), slope.sub_(1.0).div_(value)
+        t = log - loc
+        slope = t / -variance
+        return (t * slope).mul_(0.5).sub_(log).sub_(constant), slope.sub_(1.0).div_(value)
 
     return formula
 
 
 def _gamma(prior: Any) -> _Formula:
     a, b = prior.concentration, prior.rate
-    less, b, power, log_gamma = _numbers(a - 1.0, b, torch.xlogy(a, b), torch.lgamma(a))
+    less, rate, power, log_gamma = _numbers(a - 1.0, b, torch.xlogy(a, b), torch.lgamma(a))
     constant = power - log_gamma
 
     def formula(value: Tensor) -> tuple[Tensor, Tensor]:
-        return torch.xlogy(less, value) - b * value + constant, less / value - b
+        return torch.xlogy(less, value) - rate * value + constant, less / value - rate
 
     return formula
 
 
-def _numbers(*tensors: Tensor) -> list[Any]:
-    """In double precision; what depends on them alone upstream computes in their own."""
-    return [t.item() if t.numel() == 1 and t.is_cpu else t.detach().double() for t in tensors]
+def _numbers(*values: Tensor) -> list[Any]:
+    """In double precision; what depends on a prior alone upstream computes in its type."""
+    numbers: list[Any] = []
+    for value in values:
+        readable = value.numel() == 1 and value.is_cpu
+        numbers.append(value.item() if readable else value.detach().double())
+    return numbers
 
 
 _FORMULAS: dict[type[Prior], Callable[[Any], _Formula]] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -42,8 +42,6 @@ __all__ = ["ConditionalMarginalLogLikelihood", "member_objectives"]
 
 # A checker that does not read upstream's source knows this base.
 assert issubclass(ExactMarginalLogLikelihood, torch.nn.Module)
-
-_Blocks = Sequence[Tensor]
 
 
 class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihood):
@@ -168,10 +166,10 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
             self.likelihood, function_dist, target, *params, checked=checked, **kwargs
         )
         if not self.model.training:
-            every = LastPoints(m=0)
-            return self.objective_at(data, data.split(every, None))
-        redrawn = self.drawing.redraws
-        return self.objective_at(data, self.draw_split(data), redrawn=redrawn)
+            return self.objective_at(data, data.split(LastPoints(m=0), None))
+        drawing = self.drawing
+        split = data.split(drawing, self._generator)
+        return self.objective_at(data, split, redrawn=drawing.redraws)
 
     def compute_custom_loss(self, **kwargs: Any) -> Tensor:
         """What a line search minimizes: the negative objective at held-out points that stay fixed.
@@ -228,21 +226,8 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
             return part.road(self.solver, blocks)
 
     def draw_split(self, data: Observations) -> Split:
-        """The held-out blocks of the next call and what they are conditioned on.
-
-        They are drawn afresh unless the strategy is seeded.
-
-        Args:
-            data: The Gaussian of the observations, which says what is observed.
-
-        Returns:
-            Flat target indices on the CPU.
-        """
+        """Flat target indices of the next call's held-out blocks, drawn afresh unless seeded."""
         return data.split(self.drawing, self._generator)
-
-    def draw_rows(self, num_data: int) -> Split:
-        """The same for so many rows of one target each, all of which are observed."""
-        return self.drawing.split(num_data, self._generator)
 
     @property
     def drawing(self) -> Conditioning:
@@ -256,16 +241,10 @@ class ConditionalMarginalLogLikelihood(ResumableDraws, ExactMarginalLogLikelihoo
         return isinstance(given, LastPoints | RandomOrderings) and given.m == 0
 
     def objective_at(self, data: Observations, split: Split, *, redrawn: bool = False) -> Tensor:
-        """The objective at given held-out points.
+        """The objective at given held-out points, flat target indices, ``(*batch,)``.
 
-        Args:
-            data: The Gaussian of the model's observations.
-            split: Flat target indices.
-            redrawn: Whether the next call holds out other points. If so, a batch member that has no
-                observed target in these blocks scores 0.
-
-        Returns:
-            Nats per observed held-out target, ``(*batch,)``.
+        With ``redrawn`` blocks, which the next call has others of, a batch member that has no
+        observed target in these scores 0.
         """
         part, blocks = data.observed_at(split)
         value, self.last_solve = _held_out_density(
@@ -297,47 +276,32 @@ def member_objectives(
     mlls: Sequence[ConditionalMarginalLogLikelihood],
     stack: ExactGP,
     data: Observations,
-    blocks: Sequence[_Blocks],
+    blocks: Sequence[Sequence[Tensor]],
 ) -> Tensor:
-    """The objective of each member at its own held-out points.
+    """The objective of each member of a stack of models at its own held-out points, ``(k,)``.
 
     Runs of consecutive members with one held-out block of the same size, or with the very same
-    blocks, are evaluated in one pass; others one by one.
-
-    Args:
-        mlls: The objectives of the members.
-        stack: Their models stacked, ``batch_shape`` ``(k,)``.
-        data: The Gaussian of the stack's observations.
-        blocks: Held-out blocks of each member, as its ``draw_split`` gives them.
-
-    Returns:
-        Nats per observed held-out target, ``(k,)``.
+    blocks, are evaluated in one pass; others one by one. ``data`` are those of the stack.
     """
-    keys = [(mll.factor_dtype, *_key(own)) for mll, own in zip(mlls, blocks, strict=True)]
+
+    def key(member: int) -> tuple[Any, ...]:
+        """Equal for members that can be evaluated in one pass."""
+        shapes = [group.shape for group in blocks[member]]
+        is_single = len(shapes) == 1 and shapes[0][0] == 1
+        numbers = [] if is_single else [group.numpy().tobytes() for group in blocks[member]]
+        return mlls[member].factor_dtype, shapes, numbers
+
     values = []
-    for key, run in itertools.groupby(range(len(mlls)), keys.__getitem__):
-        places = list(run)
-        part = slice(places[0], places[-1] + 1)
-        rows = data if len(places) == len(mlls) else data.member(part)
-        joined = _joined([blocks[place] for place in places])
-        dtype = cast(torch.dtype | None, key[0])
-        values.append(_held_out_density(rows, joined, "cholesky", dtype)[0])
+    for (dtype, _, numbers), run in itertools.groupby(range(len(mlls)), key):
+        members = list(run)
+        rows = (
+            data if len(members) == len(mlls) else data.member(slice(members[0], members[-1] + 1))
+        )
+        groups = blocks[members[0]]
+        if not numbers:
+            groups = [torch.stack([blocks[member][0] for member in members])]
+        values.append(_held_out_density(rows, groups, "cholesky", dtype)[0])
     return plus_priors(torch.cat(values), stack, data.num_observed(), data.params)
-
-
-def _is_single(blocks: _Blocks) -> bool:
-    return len(blocks) == 1 and len(blocks[0]) == 1
-
-
-def _key(blocks: _Blocks) -> tuple[Hashable, ...]:
-    """Equal for members that can be evaluated in one pass."""
-    if _is_single(blocks):
-        return (blocks[0].shape[-1],)
-    return tuple((group.shape, group.numpy().tobytes()) for group in blocks)
-
-
-def _joined(members: Sequence[_Blocks]) -> _Blocks:
-    return [torch.stack([own[0] for own in members])] if _is_single(members[0]) else members[0]
 
 
 def _held_out_density(
@@ -348,24 +312,11 @@ def _held_out_density(
     *,
     redrawn: bool = False,
 ) -> tuple[Tensor, tuple[IterativeReport, ...]]:
-    """The mean over held-out targets of the blocks' log densities given all others.
+    """The mean log density of held-out targets given all others, ``(*batch,)``; how it was solved.
 
     On a GPU one number is read, the density. Where it is not finite, it is computed again with
     every factorization checked, which adds jitter or raises an error that says what was wrong.
-
-    Args:
-        data: The Gaussian of the observations.
-        blocks: Flat target indices, ``(k_i, b_i)`` a block size, or ``(*batch, 1, b)`` for one
-            block of its own in each batch member.
-        solver: As :meth:`~gpclml.inference.Observations.covariance_by` takes it.
-        factor_dtype: The same.
-        redrawn: As :meth:`~gpclml.inference.Observations.per_held_out_target` takes it.
-
-    Returns:
-        Nats per observed held-out target, ``(*batch,)``; and how well each block was solved for.
-
-    Raises:
-        NonFiniteError: If a density is not finite.
+    Blocks are ``(k_i, b_i)`` a size, or ``(*batch, 1, b)`` for one of its own in each member.
     """
     checked = reads_are_free(data.residual.device)
     covariance = data.covariance_by(solver, blocks, factor_dtype, checked=checked)

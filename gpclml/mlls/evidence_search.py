@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any, cast
+from collections.abc import Sequence
+from typing import Any
 
 import torch
-from gpytorch.constraints import GreaterThan, Interval
+from gpytorch.constraints import GreaterThan
 from gpytorch.likelihoods import BernoulliLikelihood, GaussianLikelihood, Likelihood
 from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
+from torch.nn.utils import parameters_to_vector
 
 from gpclml.curvature import GaussianWeightPrior
 from gpclml.mlls._terms import registered
@@ -17,7 +19,6 @@ from gpclml.mlls.laplace_marginal_log_likelihood import (
     LaplaceEvidence,
     LaplaceMarginalLogLikelihood,
 )
-from gpclml.models.linear import LinearizedNetwork
 
 __all__ = [
     "LogNoise",
@@ -26,7 +27,6 @@ __all__ = [
     "fit_noise_to_residuals",
     "lower_noise_to_residuals",
     "maximize_evidence",
-    "mean_squared_residual",
     "start_from_residuals",
     "step_uphill",
     "told_of_link",
@@ -54,22 +54,19 @@ class LogNoise:
     GPyTorch's own parameter is the noise itself where that is above one, so that steps of any
     search depend on the units of the targets.
 
-    Args:
-        likelihood: The likelihood.
-
     Attributes:
         parameter: The likelihood's own parameter.
         leaf: The logarithm.
     """
 
     def __init__(self, likelihood: GaussianLikelihood) -> None:
-        self._of = likelihood.noise_covar
-        self.parameter: torch.nn.Parameter = cast(Any, self._of).raw_noise
+        self._module: Any = likelihood.noise_covar
+        self.parameter: torch.nn.Parameter = self._module.raw_noise
         self.leaf: torch.nn.Parameter = torch.nn.Parameter(self.parameter.detach().clone())
         self.read()
 
     @classmethod
-    def of(cls, likelihood: Likelihood) -> LogNoise | None:
+    def of(cls, likelihood: Any) -> LogNoise | None:
         """That of a likelihood; None where there is no noise, or it is frozen."""
         if not isinstance(likelihood, GaussianLikelihood):
             return None
@@ -79,7 +76,7 @@ class LogNoise:
     @property
     def bounds(self) -> tuple[float, float]:
         """Logarithms of the least and the largest noise that the likelihood takes."""
-        constraint = cast(Interval, cast(Any, self._of).raw_noise_constraint)
+        constraint = self._module.raw_noise_constraint
         low, high = float(constraint.lower_bound.max()), float(constraint.upper_bound.min())
         least = math.log(low * (1 + _NEAR_BOUND)) if low > 0 else -math.inf
         return least, math.log(high * (1 - _NEAR_BOUND)) if high < math.inf else math.inf
@@ -87,47 +84,60 @@ class LogNoise:
     @torch.no_grad()
     def read(self) -> None:
         """Takes the noise from the likelihood."""
-        self.leaf.copy_(cast(Tensor, self._of.noise).log())
+        self.leaf.copy_(self._module.noise.log())
 
     @torch.no_grad()
-    def write(self) -> None:
-        """Gives the noise to the likelihood, within its bounds."""
-        self._of.noise = self.leaf.clamp(*self.bounds).exp()
+    def write(self, log_noise: Tensor | float | None = None) -> None:
+        """Gives the noise to the likelihood, within its bounds; another one if that is given."""
+        if log_noise is not None:
+            self.leaf.copy_(torch.as_tensor(log_noise))
+        self._module.noise = self.leaf.clamp(*self.bounds).exp()
 
-    def gradient(self, of_parameter: Tensor) -> Tensor:
-        """The gradient in the logarithm, from that in the likelihood's parameter."""
-        with torch.enable_grad():
-            log_noise = cast(Tensor, self._of.noise).log().sum()
-        (slope,) = torch.autograd.grad(log_noise, self.parameter)
-        return of_parameter / slope.clamp_min(torch.finfo(slope.dtype).tiny)
+    @torch.no_grad()
+    def scale_floor(self, target: Tensor) -> None:
+        """Makes GPyTorch's least noise, which is a number in any units, relative to the targets.
+
+        A constraint that was chosen by the caller stays.
+        """
+        constraint = self._module.raw_noise_constraint
+        if type(constraint) is not GreaterThan or not constraint.enforced:
+            return
+        bound = constraint.lower_bound
+        if abs(float(bound.max()) / _UPSTREAMS_FLOOR - 1) > 1e-6:
+            return
+        values = target.double()
+        spread, square = (values - values.mean(0)).square().mean(), values.square().mean()
+        noise = self._module.noise.clone()
+        bound.fill_(max(_FLOOR * (float(spread) or float(square) or 1.0), 1e-30))
+        self._module.noise = noise.clamp_min(float(bound) * (1 + _NEAR_BOUND))
+        self.read()
+
+
+def _gradients(
+    value: Tensor, leaves: Sequence[Tensor], noise: LogNoise | None
+) -> list[Tensor | None]:
+    """Gradients in parameters, and in the logarithm of the noise in place of the noise."""
+    parameters = [noise.parameter if noise and leaf is noise.leaf else leaf for leaf in leaves]
+    gradients: list[Tensor | None] = [*torch.autograd.grad(value, parameters, allow_unused=True)]
+    for index, (leaf, gradient) in enumerate(zip(leaves, gradients, strict=True)):
+        if noise and leaf is noise.leaf and gradient is not None:
+            with torch.enable_grad():
+                log_noise = noise._module.noise.log().sum()
+            (slope,) = torch.autograd.grad(log_noise, noise.parameter)
+            gradients[index] = gradient / slope.clamp_min(torch.finfo(slope.dtype).tiny)
+    return gradients
 
 
 @torch.no_grad()
-def mean_squared_residual(outputs: Tensor, target: Tensor) -> float:
-    """The mean over points and outputs; what the noise is near where weights are trained."""
-    return float((target.reshape(outputs.shape) - outputs).double().square().mean())
-
-
-@torch.no_grad()
-def scale_floor(likelihood: Likelihood, target: Tensor) -> None:
-    """Makes GPyTorch's least noise, which is a number in any units, relative to the targets.
-
-    A constraint that was chosen by the caller stays.
-    """
-    if LogNoise.of(likelihood) is None:
-        return
-    module: Any = cast(GaussianLikelihood, likelihood).noise_covar
-    constraint = module.raw_noise_constraint
-    if type(constraint) is not GreaterThan or not constraint.enforced:
-        return
-    bound = constraint.lower_bound
-    if abs(float(bound.max()) / _UPSTREAMS_FLOOR - 1) > 1e-6:
-        return
-    values = target.double()
-    size = float((values - values.mean(0)).square().mean()) or float(values.square().mean()) or 1.0
-    noise = module.noise.clone()
-    bound.fill_(max(_FLOOR * size, 1e-30))
-    module.noise = noise.clamp_min(float(bound) * (1 + _NEAR_BOUND))
+def _noise_and_residual(
+    mll: LaplaceMarginalLogLikelihood, outputs: Tensor, target: Tensor
+) -> tuple[LogNoise | None, float]:
+    """The noise, and the mean squared residual, near which it is where weights are trained."""
+    noise = LogNoise.of(mll.likelihood)
+    if noise is None:
+        return None, 0.0
+    noise.scale_floor(target)
+    return noise, float((target.reshape(outputs.shape) - outputs).double().square().mean())
 
 
 @torch.no_grad()
@@ -138,11 +148,9 @@ def lower_noise_to_residuals(
 
     More noise than a network leaves before it is trained would hide the targets from the training.
     """
-    scale_floor(cast(Likelihood, mll.likelihood), target)
-    noise = LogNoise.of(cast(Likelihood, mll.likelihood))
-    if noise is not None and (size := mean_squared_residual(outputs, target)) > 0:
-        noise.leaf.clamp_(max=math.log(size))
-        noise.write()
+    noise, size = _noise_and_residual(mll, outputs, target)
+    if noise is not None and size > 0:
+        noise.write(noise.leaf.clamp(max=math.log(size)))
 
 
 @torch.no_grad()
@@ -154,34 +162,28 @@ def start_from_residuals(evidence: LaplaceEvidence) -> None:
     evidence is taken: the hyperparameters as they are, with this noise, or with these precisions
     too. Nothing is moved for likelihoods other than Gaussian ones, whose targets have no units.
     """
-    mll = evidence.mll
-    outputs, target = evidence.seen
-    scale_floor(cast(Likelihood, mll.likelihood), target)
-    noise = LogNoise.of(cast(Likelihood, mll.likelihood))
-    size = 0.0 if noise is None else mean_squared_residual(outputs, target)
+    noise, size = _noise_and_residual(evidence.mll, *evidence.seen)
     if noise is None or size == 0:
         return
-    model = cast(LinearizedNetwork, mll.model)
+    model = evidence.mll.model
     precision = model.prior.log_precision
-    starts = [(noise.leaf.clone(), precision.clone())]
     residual = torch.full_like(noise.leaf, math.log(size))
-    starts.append((residual, precision.clone()))
+    starts = [(noise.leaf.clone(), precision.clone()), (residual, precision.clone())]
     if precision.requires_grad:
         starts.append((residual, _most_likely(model.prior, model.network)))
-    values = []
-    for of_noise, of_weights in starts:
-        noise.leaf.copy_(of_noise)
-        noise.write()
-        precision.copy_(of_weights)
+
+    def value(start: tuple[Tensor, Tensor]) -> float:
+        noise.write(start[0])
+        precision.copy_(start[1])
         try:
-            value = float(evidence.nats())
+            nats = float(evidence.nats())
         except (NanError, NotPSDError):
-            value = -math.inf
-        values.append(value if math.isfinite(value) else -math.inf)
-    best = max(range(len(starts)), key=values.__getitem__)
-    noise.leaf.copy_(starts[best][0])
-    noise.write()
-    precision.copy_(starts[best][1])
+            return -math.inf
+        return nats if math.isfinite(nats) else -math.inf
+
+    log_noise, log_precision = max(starts, key=value)
+    noise.write(log_noise)
+    precision.copy_(log_precision)
 
 
 def _most_likely(prior: GaussianWeightPrior, network: torch.nn.Module) -> Tensor:
@@ -191,73 +193,63 @@ def _most_likely(prior: GaussianWeightPrior, network: torch.nn.Module) -> Tensor
     for name, group in prior.group_of.items():
         counts[group] += named[name].numel()
         squares[group] += named[name].detach().double().square().sum().cpu()
-    found = (counts / squares).log().to(prior.log_precision)
-    return torch.where(found.isfinite(), found, prior.log_precision.detach())
+    precisions = (counts / squares).log().to(prior.log_precision)
+    return torch.where(precisions.isfinite(), precisions, prior.log_precision.detach())
 
 
 def maximize_evidence(evidence: LaplaceEvidence) -> str:
-    """Climbs the evidence in the logarithms of precisions and noise, those that are not frozen.
+    """Climbs the evidence of all points in the logarithms of precisions and noise.
 
-    Args:
-        evidence: That of all points.
-
-    Returns:
-        What is wrong with its end and what to do; empty if nothing is.
+    Those that are frozen stay. Returns what is wrong with its end and what to do, or nothing.
     """
     from scipy.optimize import minimize
 
     start_from_residuals(evidence)
-    mll = evidence.mll
-    noise = LogNoise.of(cast(Likelihood, mll.likelihood))
-    precision = cast(LinearizedNetwork, mll.model).prior.log_precision
+    noise = LogNoise.of(evidence.mll.likelihood)
+    precision = evidence.mll.model.prior.log_precision
     leaves = [precision] if precision.requires_grad else []
     leaves += [] if noise is None else [noise.leaf]
     if not leaves:
         return ""
     sizes = [leaf.numel() for leaf in leaves]
-    first = torch.cat([leaf.detach().flatten() for leaf in leaves]).double().cpu()
+    first = parameters_to_vector(leaves).detach().double().cpu()
     box = [(float(a) - _FURTHEST, float(a) + _FURTHEST) for a in first]
     if noise is not None:
         low, high = noise.bounds
         box[-1] = max(box[-1][0], low), min(box[-1][1], high)
-
     with torch.no_grad():
         start = float(evidence.nats())
 
     def loss(values: Any) -> tuple[float, Any]:
         """Nats below the start, of which rounding does not grow with the units, and the slope."""
         with torch.no_grad():
-            for leaf, some in zip(leaves, torch.as_tensor(values).split(sizes), strict=True):
-                leaf.copy_(some.reshape(leaf.shape))
+            for leaf, numbers in zip(leaves, torch.as_tensor(values).split(sizes), strict=True):
+                leaf.copy_(numbers.reshape(leaf.shape))
         if noise is not None:
             noise.write()
-        asked = [noise.parameter if noise and p is noise.leaf else p for p in leaves]
         try:
             with torch.enable_grad():
                 value = evidence.nats()
-                gradients = torch.autograd.grad(value, asked, materialize_grads=True)
+                gradients = _gradients(value, leaves, noise)
         except (NanError, NotPSDError):
             return math.inf, torch.zeros(len(values), dtype=torch.float64).numpy()
-        made = [
-            noise.gradient(g) if noise and p is noise.leaf else g
-            for p, g in zip(leaves, gradients, strict=True)
-        ]
-        slope = torch.cat([g.flatten() for g in made]).double().cpu()
-        return start - float(value.detach()), -slope.numpy()
+        pairs = zip(gradients, leaves, strict=True)
+        slope = [torch.zeros_like(leaf) if g is None else g for g, leaf in pairs]
+        return start - float(value.detach()), -parameters_to_vector(slope).double().cpu().numpy()
 
     options = {"maxiter": 500, "ftol": 1e-9, "gtol": 1e-3}
-    found: Any = minimize(
+    end: Any = minimize(
         loss, first.numpy(), jac=True, bounds=box, method="L-BFGS-B", options=options
     )
-    value, slope = loss(found.x)
+    value, slope = loss(end.x)
     held = [
         (x <= low and g > 0) or (x >= high and g < 0)
-        for x, g, (low, high) in zip(found.x, slope, box, strict=True)
+        for x, g, (low, high) in zip(end.x, slope, box, strict=True)
     ]
     if noise is not None and held[-1]:
-        return _at_bound(found.x[-1])
+        return _at_bound(end.x[-1])
     left = max((abs(g) for g, fixed in zip(slope, held, strict=True) if not fixed), default=0.0)
-    rounding = _ROUNDINGS * torch.finfo(precision.dtype).eps * mll.num_data
+    rounding = _ROUNDINGS * torch.finfo(precision.dtype).eps * evidence.mll.num_data
     if not math.isfinite(value) or left > max(_LEAST_SLOPE, rounding):
         return (
             f"The evidence still climbs, by {left:.3g} nats by an e-fold of a hyperparameter. "
@@ -269,32 +261,21 @@ def maximize_evidence(evidence: LaplaceEvidence) -> str:
 def fit_noise_to_residuals(evidence: LaplaceEvidence) -> str:
     """Sets the noise to the mean squared residual, its most likely value at these weights.
 
-    If a prior is registered, it is set to where the evidence is largest instead.
-
-    Args:
-        evidence: That of all points.
-
-    Returns:
-        What is wrong with it and what to do; empty if nothing is.
+    If a prior is registered, it is set to where the evidence of all points is largest instead.
+    Returns what is wrong with it and what to do, or nothing.
     """
-    likelihood = cast(Likelihood, evidence.mll.likelihood)
-    outputs, target = evidence.seen
-    scale_floor(likelihood, target)
-    noise = LogNoise.of(likelihood)
+    noise, size = _noise_and_residual(evidence.mll, *evidence.seen)
     if noise is None:
         return ""
     if any(registered(evidence.mll)):  # a prior of the noise counts too
-        precision = cast(LinearizedNetwork, evidence.mll.model).prior.log_precision
+        precision = evidence.mll.model.prior.log_precision
         precision.requires_grad_(False)
         told = maximize_evidence(evidence)
         precision.requires_grad_(True)
         return told
-    size = mean_squared_residual(outputs, target)
     log_size = math.log(size) if size > 0 else -math.inf
     low, high = noise.bounds
-    with torch.no_grad():
-        noise.leaf.fill_(min(max(log_size, low), high))
-    noise.write()
+    noise.write(min(max(log_size, low), high))
     return "" if low <= log_size <= high or size == 0 else _at_bound(float(noise.leaf.detach()))
 
 
@@ -307,14 +288,8 @@ def _at_bound(log_noise: float) -> str:
 
 @torch.no_grad()
 def told_of_scales(likelihood: Likelihood, outputs: Tensor, target: Tensor) -> str:
-    """What is wrong between the sizes of a network's outputs and targets; empty if nothing is.
-
-    Args:
-        likelihood: Of the targets; others than Gaussian ones have no units.
-        outputs: ``(N, C)``.
-        target: ``(N,)`` or ``(N, C)``.
-    """
-    if not isinstance(likelihood, GaussianLikelihood):
+    """What is wrong between the sizes of outputs, ``(N, C)``, and targets; empty if nothing is."""
+    if not isinstance(likelihood, GaussianLikelihood):  # targets of others have no units
         return ""
     outputs = outputs.double()
     target = target.reshape(outputs.shape).double()
@@ -340,15 +315,10 @@ def told_of_scales(likelihood: Likelihood, outputs: Tensor, target: Tensor) -> s
 
 @torch.no_grad()
 def told_of_link(likelihood: Likelihood, outputs: Tensor, target: Tensor) -> str:
-    """Whether labels say that outputs under a probit are logits; empty if they do not.
+    """Whether zeros and ones say that outputs, ``(N, 1)``, under a probit are logits, or nothing.
 
     Weights that were trained under a probit have outputs of which it makes the labels likelier than
     the logistic function does.
-
-    Args:
-        likelihood: Of the targets; only a ``BernoulliLikelihood`` is a probit.
-        outputs: ``(N, 1)``.
-        target: Zeros and ones, ``(N,)``.
     """
     if not isinstance(likelihood, BernoulliLikelihood) or len(outputs) < 2:
         return ""
@@ -370,16 +340,13 @@ def step_uphill(
 ) -> None:
     """A step uphill, by gradients of these parameters alone."""
     leaves = optimizer.param_groups[0]["params"]
-    own = [log_noise.parameter if log_noise and p is log_noise.leaf else p for p in leaves]
-    gradients = torch.autograd.grad(-value, own, allow_unused=True)
-    for p, gradient in zip(leaves, gradients, strict=True):
-        p.grad = gradient
-    if log_noise is not None and log_noise.leaf.grad is not None:
-        log_noise.leaf.grad = log_noise.gradient(log_noise.leaf.grad)
-    if log_noise is not None:
+    for leaf, gradient in zip(leaves, _gradients(-value, leaves, log_noise), strict=True):
+        leaf.grad = gradient
+    if log_noise is None:
+        optimizer.step()
+    else:
         log_noise.read()
-    optimizer.step()
-    if log_noise is not None:
+        optimizer.step()
         log_noise.write()
 
 

@@ -159,7 +159,8 @@ class FixedLoss:
             total = value.item()
         if not math.isfinite(total):
             training_observations(self._model, self._mll.likelihood).check_density(value)
-        terms, term_gradients = self._prior_terms(value, priors)
+        like = value if member is None else value.sum()  # all that a member has is summed
+        terms, term_gradients = self._prior_terms(like, priors)
         _accumulate(gradients + term_gradients)
         return terms - total / self._targets
 
@@ -202,41 +203,40 @@ class FixedLoss:
         self._prior = None
         if isinstance(self._density, LogDensity):  # conjugate gradients take a covariance as it is
             self._prior = _known_prior(model, mll.likelihood, observed.places)
-        if self._prior is None:
-            return ""
+        has_fixed_inputs = self._prior is not None and self._prior.has_fixed_inputs
         if batch := data.residual.shape[:-1]:
-            self._members = self._independent_members(self._prior, batch)
+            prior = cast(_KnownPrior, self._prior)
+            if has_fixed_inputs and self._are_independent(prior.modules, batch):
+                self._members = [prior.member(i, self._priors) for i in range(batch[0])]
             if is_upstream and not self._members:
                 return "members of the batch share parameters or priors"
         elif (
             data.residual.is_cuda
             and data.residual.shape[-1] <= _RECORDED_UP_TO
-            and self._prior.has_fixed_inputs
+            and has_fixed_inputs
             and not self._added_losses
         ):
             self._recorded = _Recorded(data.residual.device)
             self.road = Road(f"{self.road.way}, recorded on the GPU", self.road.reason)
         return ""
 
-    def _independent_members(self, prior: _KnownPrior, batch: torch.Size) -> list[_KnownPrior]:
-        """One by one, if members share neither a parameter nor a prior; else none."""
-        modules = set(prior.modules.modules())
-        trained = [p for p in prior.modules.parameters() if p.requires_grad]
-        independent = (
+    def _are_independent(self, modules: torch.nn.Module, batch: torch.Size) -> bool:
+        """Whether a few members of a batch share neither a parameter nor a prior."""
+        parts = set(modules.modules())
+        trained = [p for p in modules.parameters() if p.requires_grad]
+        return (
             len(batch) == 1
             and 1 < batch[0] <= _MOST_MEMBERS
-            and prior.has_fixed_inputs
             and not self._added_losses
             and all(p.shape[:1] == batch for p in trained)
             and len(trained) == sum(p.requires_grad for p in self._mll.parameters())
             and all(
-                term.module in modules
+                term.module in parts
                 and term.formula is not None
                 and all(number.numel() == 1 for number in term.prior.buffers())
                 for term in self._priors
             )
         )
-        return [prior.member(i, self._priors) for i in range(batch[0])] if independent else []
 
     def _density_and_gradients(
         self, prior: _KnownPrior | None, *, checked: bool = True

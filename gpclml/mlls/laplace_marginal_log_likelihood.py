@@ -15,7 +15,6 @@ from gpclml._utils.resuming import ResumableDraws, versions_of
 from gpclml.conditioning.batches import Loader, batches_of
 from gpclml.curvature import Curvature, Kronecker, Structure
 from gpclml.curvature.output_likelihoods import (
-    OutputLikelihood,
     gradient_columns,
     output_column,
     output_likelihood,
@@ -76,6 +75,9 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
         >>> loss = -mll(model(x), y)
     """
 
+    likelihood: Likelihood
+    model: LinearizedNetwork
+
     @checked(temperature="() | (1,)")
     def __init__(
         self,
@@ -133,19 +135,16 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
         Returns:
             Nats per point; larger is better.
         """
-        return self._log_joint(output.mean, target)
-
-    def _log_joint(self, mean: Tensor, target: Tensor) -> Tensor:
-        likelihood = output_likelihood(cast(Likelihood, self.likelihood))
-        fit = likelihood.log_density(mean, target).sum() / self.temperature
-        model = cast(LinearizedNetwork, self.model)
-        penalty = model.prior.penalty(model.network)
-        return self.plus_log_prior(fit / len(mean) - 0.5 * penalty / self.num_data, self.num_data)
+        likelihood = output_likelihood(self.likelihood)
+        fit = likelihood.log_density(output.mean, target).sum() / self.temperature
+        penalty = self.model.prior.penalty(self.model.network)
+        value = fit / len(output.mean) - 0.5 * penalty / self.num_data
+        return self.plus_log_prior(value, self.num_data)
 
     def plus_log_prior(self, value: Tensor, num_data: int) -> Tensor:
         """With log densities of registered priors over a number; those of weights are refused."""
         priors, _ = registered(self)
-        for name, *_ in self.named_priors() if priors else ():
+        for name, *_ in self.named_priors() if priors else ():  # a walk of the whole network
             if name.startswith("model.network."):
                 raise UnsupportedError(
                     "model", f"a prior of weights, {name.removeprefix('model.')}",
@@ -173,7 +172,7 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
             ArgumentError, ShapeError, UnsupportedError, NonFiniteError, NotPSDError:
                 As :meth:`forward`.
         """
-        likelihood = output_likelihood(cast(Likelihood, self.likelihood))
+        likelihood = output_likelihood(self.likelihood)
         likelihood.log_density(output.mean.detach(), target)  # its checks come first
         return self._evidence(output.points, target, output.mean)
 
@@ -196,13 +195,12 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
             ArgumentError, ShapeError, UnsupportedError, NonFiniteError, NotPSDError:
                 As :meth:`forward`, or a loader gives nothing or no pairs.
         """
-        model = cast(LinearizedNetwork, self.model)
         if isinstance(x, Tensor) and target is not None:
-            return self._evidence(model.points(x), target, None)
+            return self._evidence(self.model.points(x), target, None)
         if isinstance(x, Tensor) or target is not None:
             got = "points without targets" if target is None else "targets beside a loader"
             raise ArgumentError("target", got, "points with targets, or a loader of both")
-        device = next(iter(model.network.parameters())).device
+        device = next(self.model.network.parameters()).device
         batches = batches_of("x", x, self.num_data, device)
         bar = progress_bar(batches, desc="curvature", progress=progress)
         return cast(LaplaceEvidence, sum(self.evidence_of(*batch) for batch in bar))
@@ -213,51 +211,36 @@ class LaplaceMarginalLogLikelihood(ResumableDraws, MarginalLogLikelihood):
             suggestion = "Pass the number of all points that the weights are trained on."
             expected = f"at most num_data = {self.num_data}"
             raise ArgumentError("output", f"{count} points", expected, suggestion)
-        likelihood = output_likelihood(cast(Likelihood, self.likelihood))
-        network = cast(LinearizedNetwork, self.model).network
-        seen: dict[str, Any] = {"mean": mean}
+        likelihood = output_likelihood(self.likelihood)
+        is_of_one = self.hessian == "ggn" and self.outputs != "all"
+        drawn: int | None = None
+        copies = 1
 
         def cotangents(outputs: Tensor) -> Tensor:
+            nonlocal mean, drawn, copies
             if mean is None:
                 check_finite_output(outputs)
                 likelihood.log_density(outputs.detach(), target)  # its checks come first
-                seen["mean"] = outputs if points.requires_grad else outputs.detach()
-            one_output = self.hessian == "ggn" and self.outputs != "all"
-            if one_output and "place" not in seen:  # a structure that asks twice gets the same
-                drawn = torch.randint(outputs.shape[-1], (), generator=self._generator)
-                seen["place"] = int(drawn)
-            seen["copies"], columns = self._copied(likelihood, outputs, target, seen.get("place"))
-            return columns
+                mean = outputs if points.requires_grad else outputs.detach()
+            columns = self.columns(outputs, target)
+            if not is_of_one:
+                return columns
+            copies = outputs.shape[-1]
+            if drawn is None:  # a structure that asks twice gets the same
+                drawn = int(torch.randint(copies, (), generator=self._generator))
+            if self.outputs == "column":
+                return columns[:, [drawn]]
+            return output_column(columns, drawn)
 
-        curvature = self.curvature.of(network, points, cotangents)
-        return LaplaceEvidence(self, seen["mean"], target, curvature, seen["copies"])
+        curvature = self.curvature.of(self.model.network, points, cotangents)
+        return LaplaceEvidence(self, cast(Tensor, mean), target, curvature, copies)
 
     def columns(self, outputs: Tensor, target: Tensor) -> Tensor:
-        """Columns of the curvature of outputs, ``(N, K, C)``, without hyperparameters.
-
-        Args:
-            outputs: ``(N, C)``.
-            target: Their targets.
-        """
-        likelihood = output_likelihood(cast(Likelihood, self.likelihood))
-        return self._copied(likelihood, outputs, target)[1]
-
-    def _copied(
-        self,
-        likelihood: OutputLikelihood,
-        outputs: Tensor,
-        target: Tensor,
-        place: int | None = None,
-    ) -> tuple[int, Tensor]:
-        """How often the log-determinant counts, and the columns of output curvature in it."""
+        """Columns of the curvature of outputs, ``(N, K, C)``, without hyperparameters."""
+        likelihood = output_likelihood(self.likelihood)
         if self.hessian == "ef":
-            return 1, gradient_columns(likelihood, outputs, target)
-        columns = likelihood.columns(outputs, target)
-        if place is None:
-            return 1, columns
-        count = outputs.shape[-1]
-        one = columns[:, [place]] if self.outputs == "column" else output_column(columns, place)
-        return count, one
+            return gradient_columns(likelihood, outputs, target)
+        return likelihood.columns(outputs, target)
 
 
 class LaplaceEvidence:
@@ -290,7 +273,7 @@ class LaplaceEvidence:
         self._mean, self._target = mean, target
         self.curvature: Curvature = curvature
         self._copies = copies
-        self._versions = versions_of(cast(LinearizedNetwork, mll.model).network)
+        self._versions = versions_of(mll.model.network)
 
     def __call__(self) -> Tensor:
         """Nats per point at the hyperparameters as they are; larger is better.
@@ -307,10 +290,9 @@ class LaplaceEvidence:
             ArgumentError: Weights or buffers of the network have changed since.
         """
         mll = self.mll
-        model = cast(LinearizedNetwork, mll.model)
-        likelihood = output_likelihood(cast(Likelihood, mll.likelihood))
+        likelihood = output_likelihood(mll.likelihood)
         density = likelihood.log_density(self._mean, self._target).sum(dtype=torch.float64)
-        penalty = model.prior.penalty(model.network).double()
+        penalty = mll.model.prior.penalty(mll.model.network).double()
         ratio = self._copies * self.log_det_ratio().double()
         share = mll.num_data / len(self._mean)
         of_data = share * (density / mll.temperature - 0.5 * ratio)
@@ -318,9 +300,9 @@ class LaplaceEvidence:
 
     def log_det_ratio(self) -> Tensor:
         r""":math:`\log |H + P_0| - \log |P_0|` of one copy, in nats."""
-        self._check_weights(self._versions)
-        model = cast(LinearizedNetwork, self.mll.model)
-        return self.curvature.log_det_ratio(model.prior.precisions(), self.curvature_scale())
+        self._check_weights()
+        precisions = self.mll.model.prior.precisions()
+        return self.curvature.log_det_ratio(precisions, self.curvature_scale())
 
     @torch.no_grad()
     def sample_weights(
@@ -341,10 +323,9 @@ class LaplaceEvidence:
         """
         check_counts(count=count)
         self.check_whole()
-        model = cast(LinearizedNetwork, self.mll.model)
-        precisions = model.prior.precisions()
+        precisions = self.mll.model.prior.precisions()
         draws = self.curvature.sample(precisions, self.curvature_scale(), count, generator)
-        weights = dict(model.network.named_parameters())
+        weights = dict(self.mll.model.network.named_parameters())
         return {name: weights[name] + away for name, away in draws.items()}
 
     @property
@@ -354,7 +335,7 @@ class LaplaceEvidence:
 
     def check_whole(self) -> None:
         """Raises where it is not of all points and outputs, or the weights have changed since."""
-        self._check_weights(self._versions)
+        self._check_weights()
         if self._copies != 1 or len(self._mean) != self.mll.num_data:
             raise UnsupportedError(
                 "evidence", f"one at {len(self._mean)} of {self.mll.num_data} points, outputs "
@@ -364,11 +345,11 @@ class LaplaceEvidence:
     def curvature_scale(self) -> Tensor | float:
         """What the curvature is multiplied by: inverse noise and temperature."""
         mll = self.mll
-        scale = output_likelihood(cast(Likelihood, mll.likelihood)).scale() / mll.temperature
+        scale = output_likelihood(mll.likelihood).scale() / mll.temperature
         return scale**2 if mll.hessian == "ef" else scale  # gradients enter squared
 
-    def _check_weights(self, of_then: tuple[tuple[int, int, int], ...]) -> None:
-        if of_then != versions_of(cast(LinearizedNetwork, self.mll.model).network):
+    def _check_weights(self) -> None:
+        if self._versions != versions_of(self.mll.model.network):
             raise ArgumentError(
                 "network", "weights or buffers that changed after its curvature was computed",
                 "those of the curvature", "Compute the evidence again.",
@@ -376,13 +357,13 @@ class LaplaceEvidence:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without what tells tensors of this process alone."""
-        self._check_weights(self._versions)
+        self._check_weights()
         return {**vars(self), "_versions": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """The weights came with it, as they were."""
         vars(self).update(state)
-        self._versions = versions_of(cast(LinearizedNetwork, self.mll.model).network)
+        self._versions = versions_of(self.mll.model.network)
 
     def __add__(self, other: LaplaceEvidence) -> LaplaceEvidence:
         """At the points of both.
@@ -395,8 +376,8 @@ class LaplaceEvidence:
         if not isinstance(other, LaplaceEvidence):
             return NotImplemented
         self._check_alike(other)
-        self._check_weights(self._versions)
-        self._check_weights(other._versions)
+        self._check_weights()
+        other._check_weights()
         if self._copies != 1:
             raise UnsupportedError(
                 "outputs", repr(self.mll.outputs), "'all', to add batches up",
@@ -421,28 +402,19 @@ class LaplaceEvidence:
 
     def _check_alike(self, other: LaplaceEvidence) -> None:
         """Raises an ArgumentError where two are of objectives with different parts."""
-        for name, mine, theirs in zip(_PARTS, _parts(self.mll), _parts(other.mll), strict=True):
-            if mine is theirs or (isinstance(mine, _COMPARED) and mine == theirs):
+        theirs = _parts(other.mll)
+        for name, part in _parts(self.mll).items():
+            has_value = isinstance(part, int | float | str | Structure)
+            if part is theirs[name] or (has_value and part == theirs[name]):
                 continue
-            shown = f": {theirs!r}" if isinstance(mine, _COMPARED) else ""
-            expected = f"the same, {mine!r}" if shown else "the same"
-            raise ArgumentError(
-                "other", f"an evidence of another {name}{shown}", expected,
-                "Add up batches of one objective.",
-            )  # fmt: skip
+            got = f"an evidence of another {name}" + (f": {theirs[name]!r}" if has_value else "")
+            expected = f"the same, {part!r}" if has_value else "the same"
+            raise ArgumentError("other", got, expected, "Add up batches of one objective.")
 
 
-_PARTS = (
-    "network", "prior", "augmentation", "likelihood", "temperature", "num_data", "curvature",
-    "hessian", "outputs",
-)  # fmt: skip
-_COMPARED = (int, float, str, Structure)  # by value; all else by identity
-
-
-def _parts(mll: LaplaceMarginalLogLikelihood) -> tuple[Any, ...]:
-    """What decides the evidence at points, in the order of their names."""
-    model = cast(LinearizedNetwork, mll.model)
-    return (
-        model.network, model.prior, model.augmentation, mll.likelihood, mll.temperature,
-        mll.num_data, mll.curvature, mll.hessian, mll.outputs,
-    )  # fmt: skip
+def _parts(mll: LaplaceMarginalLogLikelihood) -> dict[str, Any]:
+    """What decides the evidence at points, by name."""
+    names = ("likelihood", "temperature", "num_data", "curvature", "hessian", "outputs")
+    return {name: getattr(mll.model, name) for name in ("network", "prior", "augmentation")} | {
+        name: getattr(mll, name) for name in names
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import gpytorch
@@ -76,10 +77,8 @@ class SumMarginalLogLikelihood(gpytorch.mlls.SumMarginalLogLikelihood):
         Raises:
             ModelModeError: If a model is in eval mode.
         """
-        losses = [_fixed_loss(member, **kwargs) for member in cast(Any, self.mlls)]
+        losses = [
+            getattr(mll, "compute_custom_loss", partial(training_loss, mll))(**kwargs)
+            for mll in cast(Any, self.mlls)
+        ]
         return torch.stack(losses).mean(0)
-
-
-def _fixed_loss(mll: Any, **kwargs: Any) -> Tensor:
-    custom: Callable[..., Tensor] | None = getattr(mll, "compute_custom_loss", None)
-    return training_loss(mll, **kwargs) if custom is None else custom(**kwargs)
