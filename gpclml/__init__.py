@@ -5,11 +5,11 @@ that ``import gpclml`` itself imports nothing. Everything else is in the package
 
 - ``mlls``: objectives ``mll(output, target)``; ``conditioning``: which points they hold out
 - ``models``, ``kernels``: models, kernels, means and feature maps
-- ``estimators``: mixtures of models for tables; Laplace posteriors of networks
+- ``tables``: estimators for tables and the command; ``laplace``: Laplace posteriors of networks
 - ``fit``: fits; ``evaluation``: scores and comparisons of models
 - ``inference``: posteriors of exact GPs; ``linalg``: densities of tensors
 - ``curvature``, ``evidence``, ``meta``: networks, evidence by other roads, few-shot tasks
-- ``datasets``, ``cli``, ``errors``
+- ``datasets``, ``errors``
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     )  # fmt: skip
     from gpclml.curvature import GaussianWeightPrior
     from gpclml.datasets import load
-    from gpclml.estimators import Laplace, Regressor, StackedGP
     from gpclml.evaluation import (
         Comparison,
         compare,
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     from gpclml.fit import FitWarning, fit_batch, fit_map, fit_mll, fit_networks, fit_online
     from gpclml.inference import IterativePosterior
     from gpclml.kernels import MLP, DeepKernel, NetworkMean
+    from gpclml.laplace import Laplace
     from gpclml.linalg import ConjugateGradients
     from gpclml.meta import DeepKernelTransfer
     from gpclml.mlls import (
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         SumMarginalLogLikelihood,
     )  # fmt: skip
     from gpclml.models import BayesianLinearModel, GPRegression, LinearizedNetwork
+    from gpclml.tables import Regressor, StackedGP
 
 __version__ = "0.1.0"
 
@@ -108,14 +109,14 @@ __all__ = [
 # In the order in which a name is looked for: those that take least to import come first.
 _ROOMS = (
     "errors", "datasets", "conditioning", "mlls", "models", "evaluation", "fit", "kernels",
-    "inference", "linalg", "curvature", "evidence", "estimators", "meta", "cli",
+    "inference", "linalg", "curvature", "evidence", "laplace", "tables", "meta",
 )  # fmt: skip
 
 # What the modules and names of releases before 0.1.0 are called now; for one release. A package
 # with names in it has the line ``explain_moved(__name__)``.
 _MOVED = {
     "bounds": "evidence.bounds", "botorch": "models.botorch", "calibration": "evaluation",
-    "command_line": "cli", "criteria": "evidence", "distributed": "fit.distributed",
+    "criteria": "evidence", "distributed": "fit.distributed",
     "features": "kernels", "gaussians": "linalg.gaussians",
     "held_out_densities": "inference", "invariances": "curvature",
     "means": "kernels", "missing": "inference.observations", "networks": "kernels.networks",
@@ -123,9 +124,9 @@ _MOVED = {
     "observed_covariance": "inference.covariances",
     "orderings": "conditioning",
     "output_likelihoods": "curvature.output_likelihoods", "partitions": "conditioning",
-    "posterior": "inference", "predictive": "inference", "report": "cli.report",
+    "posterior": "inference", "predictive": "inference",
     "sampling": "evidence.sampling", "scores": "evaluation", "solvers": "inference.covariances",
-    "tables": "cli.tables", "training_speed": "evidence.training_speed",
+    "training_speed": "evidence.training_speed",
     "units": "inference.units",
     "conditioning.orderings": "conditioning", "conditioning.partitions": "conditioning",
     "conditioning.class_partition": "conditioning.partition_by_class",

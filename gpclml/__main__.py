@@ -1,6 +1,6 @@
 """``python -m gpclml``."""
 
-from gpclml.cli import main
+from gpclml.tables.command import main
 
 if __name__ == "__main__":
     main()

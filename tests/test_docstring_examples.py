@@ -123,7 +123,7 @@ SETUPS = {
     "gpclml.models.botorch": of_botorch,
     "gpclml.evaluation.ranking": comparison,
     "gpclml.curvature.output_likelihoods": of_a_network,
-    "gpclml.estimators.laplace": of_a_network,
+    "gpclml.laplace.laplace": of_a_network,
     "gpclml.fit.laplace": of_a_network,
     "gpclml.linalg.gaussians.families": linear,
     "gpclml.curvature.invariances": of_a_network,

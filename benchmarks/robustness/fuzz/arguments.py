@@ -51,7 +51,6 @@ from gpclml.curvature import DiagonalCurvature, Full, GaussianWeightPrior
 from gpclml.curvature.invariances import AffineAugmentation
 from gpclml.curvature.output_likelihoods import output_likelihood
 from gpclml.datasets import RegressionData
-from gpclml.estimators import Laplace, StackedGP
 from gpclml.evaluation import score_models
 from gpclml.evidence.sampling import sampled_outputs
 from gpclml.gram import closed_form
@@ -65,10 +64,12 @@ from gpclml.kernels import (
     PrefixFeatures,
     RandomFourierFeatures,
 )
+from gpclml.laplace import Laplace
 from gpclml.linalg import ConjugateGradients, LowRankPlusDiagonal
 from gpclml.linalg.gaussians import DiagonalFamily, DiagonalGaussian
 from gpclml.mlls import ConditionalMarginalLogLikelihood, LinearEvidenceLowerBound
 from gpclml.models import LinearizedNetwork, Standardizer
+from gpclml.tables import StackedGP
 
 __all__ = ["ARGUMENTS", "CALLS"]
 

@@ -14,13 +14,14 @@ from linear_operator import to_linear_operator
 from torch import Tensor, nn
 
 from gpclml.curvature import Full
-from gpclml.estimators import Laplace, StackedGP
 from gpclml.evidence.training_speed import ModelPredictions
 from gpclml.kernels.networks import MLP
+from gpclml.laplace import Laplace
 from gpclml.linalg import NoisyCovariance, OperatorProducts
 from gpclml.meta import DeepKernelTransfer, Episodes, ImageTasks, PeriodicTasks
 from gpclml.mlls import ConditionalMarginalLogLikelihood, LaplaceMarginalLogLikelihood
 from gpclml.models import BayesianLinearModel, GPRegression, LinearizedNetwork
+from gpclml.tables import StackedGP
 
 Arguments = dict[str, Any]
 N, D = 8, 2

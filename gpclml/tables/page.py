@@ -1,0 +1,299 @@
+"""The page of a comparison, one HTML file with its figures, and the same as text."""
+
+from __future__ import annotations
+
+import base64
+import io
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gpclml.evaluation import (
+    CRITERIA,
+    Comparison,
+    plot_calibration,
+    plot_compare,
+    plot_fit,
+    plot_learning_curves,
+)
+from gpclml.evaluation.findings import joined
+from gpclml.evaluation.plots import GUIDE, style_of
+from gpclml.tables.data import TableData
+from gpclml.tables.predictions import YARDSTICKS, Choice, ColumnEffect, PredictionScores
+from gpclml.tables.recipes import (
+    DESCRIPTIONS,
+    MODELS,
+    STACK,
+    FittedModel,
+    Recipe,
+    RunOptions,
+    package_versions,
+    rendered,
+)
+from gpclml.tables.words import (
+    CRITERIA_COLUMNS,
+    TEST_COLUMNS,
+    answer,
+    column_rows,
+    columns_in_words,
+    criteria_rows,
+    effect_rows,
+    headline,
+    marks,
+    noise_in_words,
+    score_rows,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.axes import Axes
+    from numpy.typing import NDArray
+
+__all__ = [
+    "PageFigure",
+    "Report",
+    "figure_of_test_rows",
+    "figures_of_criteria",
+    "page_of",
+    "report_text",
+]
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """The content of a report.
+
+    ``comparison`` is of the models on the training rows; ``predictions`` has their scores on the
+    test rows, ``others`` those of what is no model of the comparison; ``effects`` are of the chosen
+    model, ``noise`` is of the first-ranked one; ``notes`` say what was done with rows, columns and
+    models, and why.
+    """
+
+    options: RunOptions
+    data: TableData
+    comparison: Comparison
+    predictions: Mapping[str, PredictionScores]
+    others: Mapping[str, PredictionScores]
+    choice: Choice
+    effects: tuple[ColumnEffect, ...]
+    noise: float
+    fitted: Mapping[str, FittedModel]
+    notes: tuple[str, ...]
+    made: str
+
+    @property
+    def first(self) -> str:
+        """The model that ranks first, which ``model.py`` rebuilds."""
+        return str(self.comparison.table.index[0])
+
+    @property
+    def scores(self) -> Mapping[str, PredictionScores]:
+        """Scores on the test rows of all that predicted them."""
+        return {**self.predictions, **self.others}
+
+    @property
+    def answer(self) -> list[str]:
+        """Sentences on the chosen model."""
+        count, column = len(self.data.test[1]), self.options.table.time_column
+        which = f"{count} test rows, which no fit has seen,"
+        if column is not None:
+            which = f"latest {count} rows by {column}, which no fit has seen,"
+        return answer(self.choice, self.texts[self.choice.name], self.scores, f"the {which}")
+
+    @property
+    def texts(self) -> Mapping[str, str]:
+        """What each model is."""
+        return {**YARDSTICKS, **{name: DESCRIPTIONS[name] for name in self.predictions}}
+
+    @property
+    def columns(self) -> list[str]:
+        """Sentences on the columns that matter, and on the noise."""
+        said = [columns_in_words(self.effects)]
+        if self.noise == self.noise:  # else the model has none that can be told
+            said.append(noise_in_words(self.noise, self.choice, self.scores, self.first))
+        return said
+
+
+def page_of(report: Report) -> str:
+    """The page as HTML, with style and figures in it, so that it needs no other file."""
+    comparison, encoding, scores = report.comparison, report.data.encoding, report.scores
+    choice = report.choice
+    fitted = choice.name if choice.name in (*MODELS, STACK) else choice.pick
+    recipe = report.options.recipe
+    if fitted == STACK:  # which has no other objective and no limit of steps
+        recipe = Recipe(STACK, seed=recipe.seed, restarts=recipe.restarts)
+    else:
+        recipe = replace(recipe, model=fitted)
+    return rendered(
+        "page.html.jinja",
+        report=report,
+        target=encoding.target,
+        headline=headline(choice, encoding.target),
+        num_test=len(report.data.test[1]),
+        descriptions=[(name, report.texts[name]) for name in scores],
+        test_columns=TEST_COLUMNS,
+        score_rows=score_rows(choice, scores, marks(comparison, report.fitted)),
+        figure=figure_of_test_rows(choice.name, report.data.test[1], scores[choice.name]),
+        effects=effect_rows(report.effects),
+        objective=report.options.recipe.objective.upper(),
+        criteria_columns=CRITERIA_COLUMNS,
+        criteria_rows=criteria_rows(comparison, scores, report.fitted),
+        columns=column_rows(encoding),
+        fitted=fitted,
+        fit_command=RunOptions(report.options.table, recipe, Path("model")).command("fit"),
+        folder=os.getcwd(),
+        versions=package_versions(),
+        figures=figures_of_criteria(comparison, one_input=len(encoding.inputs) == 1),
+    )
+
+
+_OF_FITS = "fit-failed", "below-contained", "not-scored"
+
+
+def report_text(report: Report) -> list[str]:
+    """What the page says, in lines for a terminal."""
+    import pandas
+
+    comparison, fitted = report.comparison, report.fitted
+    rows = score_rows(report.choice, report.scores, marks(comparison, fitted))
+    table = pandas.DataFrame(
+        [[f"{text} ± {error}" if error else text for text, error in cells] for _, cells in rows],
+        [name for name, _ in rows], TEST_COLUMNS,
+    )  # fmt: skip
+    criteria = comparison.sentences[: len(comparison.sentences) - len(comparison.findings)]
+    said = [
+        headline(report.choice, report.data.encoding.target),
+        " ".join(report.answer),
+        "",
+        *table.to_string().split("\n"),
+        "",
+        *report.columns,
+        *([f"Of the single Gaussian processes: {' '.join(criteria)}"] if criteria else []),
+        *(one.text for one in comparison.findings if one.name in _OF_FITS),
+        *(f"{name}: {one.note}" for name, one in fitted.items() if one.note and not one.problem),
+    ]
+    return [line.replace("\N{MINUS SIGN}", "-") for line in said]  # code pages of Windows lack it
+
+
+# Letters of 10 points in 5.6 inches are legible on a page 390 pixels wide, and not large on a wide
+# one; 1120 dots are sharp on both.
+_INCHES, _DOTS_PER_INCH = 5.6, 200
+_MOST_DRAWN = 150  # test rows
+
+
+class PageFigure(NamedTuple):
+    """A figure of a page: what it shows, how to read it, and it for light and dark pages."""
+
+    title: str
+    reading: str
+    light: str
+    dark: str
+
+
+def figure_of_test_rows(name: str, targets: Tensor, scores: PredictionScores) -> PageFigure:
+    """The test rows: true values against predictions, with 90 % intervals if there are any."""
+    rows = torch.linspace(0, len(targets) - 1, min(len(targets), _MOST_DRAWN)).round().long()
+    true, mean, lower, upper = (
+        part[rows].numpy() for part in (targets, scores.means, scores.lower, scores.upper)
+    )
+    outside = (true < lower) | (true > upper)
+
+    def draw(panels: NDArray[np.object_]) -> None:
+        axes: Axes = panels[0]
+        ends = [min(true.min(), mean.min()), max(true.max(), mean.max())]
+        axes.plot(ends, ends, **GUIDE)
+        if scores.has_intervals:
+            axes.vlines(mean, lower, upper, color="gray", alpha=0.35, linewidth=1.5)
+        for part, place, mark, size, where in (
+            (~outside, 0, "o", 18, "inside"),
+            (outside, 5, "X", 36, "outside"),
+        ):
+            if part.any():
+                label = f"{where} its 90 % interval" if scores.has_intervals else "test row"
+                axes.scatter(
+                    mean[part], true[part], s=size, marker=mark, color=style_of(place)["color"],
+                    label=label, zorder=3,
+                )  # fmt: skip
+        axes.set(xlabel="prediction", ylabel="true value")
+        axes.legend(loc="upper left", frameon=False, fontsize="small")
+
+    drawn = f"{len(rows)} of the {len(targets)}" if len(rows) < len(targets) else f"The {len(rows)}"
+    reading = f"{drawn} test rows as {name} predicts them: on the line a prediction is exact."
+    if scores.has_intervals:
+        reading += " Bars are 90 % intervals; one in ten of the true values should be outside."
+    return _drawn(f"Predictions of {name} on the test rows", reading, draw, 1, 4.2)
+
+
+def figures_of_criteria(comparison: Comparison, one_input: bool) -> list[PageFigure]:
+    """What the criteria say of the GPs on the training rows."""
+    count = len(comparison.models)
+
+    def criteria(axes: NDArray[np.object_]) -> None:
+        for criterion, one in zip(CRITERIA, axes, strict=True):
+            plot_compare(comparison, criterion, ax=one)
+
+    figures = [
+        _drawn(
+            "What the criteria say",
+            "Each panel is a criterion. A dot is the score of a model, less that of the "
+            "first-ranked one, with its standard error; a triangle is the same difference with "
+            "the standard error of paired differences. This criterion prefers a model to the "
+            "first-ranked one if its triangle is clearly to the right of the line.",
+            criteria, 3, 1.2 + 3 * (0.55 + 0.35 * count),
+        ),
+        _drawn(
+            "How the models learn",
+            "Above: how well the next row is predicted from the rows before it (higher is better). "
+            "Below: how much a model is ahead of the first-ranked one over all rows so far. The "
+            "last value is the difference in LML; the rows before the dotted line do not count for "
+            "the CLML.",
+            lambda axes: plot_learning_curves(comparison, ax=axes), 2, 5.6,
+        ),
+        _drawn(
+            "Whether their intervals hold",
+            "Each training row is predicted from all others. Lines should stay in the grey band. "
+            "A model whose line is below the band in the lower panel, or high at both ends in the "
+            "upper one, is too sure of its predictions.",
+            lambda axes: plot_calibration(comparison, ax=axes), 2, 5.6,
+        ),
+    ]  # fmt: skip
+    if one_input:
+        reading = (
+            "Mean and two standard deviations of new observations along the input, a panel for "
+            f"each of {joined(list(comparison.models))}. Dots are rows."
+        )
+        title, height = "How they fit the training rows", 0.6 + 1.9 * count
+        figures.append(
+            _drawn(title, reading, lambda axes: plot_fit(comparison, ax=axes), count, height)
+        )
+    return figures
+
+
+def _drawn(
+    title: str,
+    reading: str,
+    draw: Callable[[NDArray[np.object_]], object],
+    panels: int,
+    height: float,
+) -> PageFigure:
+    """Draws a figure for light and for dark pages, with no regard to the user's own style."""
+    from matplotlib import rcParamsDefault, style
+    from matplotlib.figure import Figure
+
+    addresses = []
+    for theme in ("default", "dark_background"):
+        with style.context([theme, {"axes.prop_cycle": rcParamsDefault["axes.prop_cycle"]}]):
+            figure = Figure(figsize=(_INCHES, height), layout="constrained")
+            draw(figure.subplots(panels, 1, squeeze=False).ravel())
+            buffer = io.BytesIO()
+            figure.savefig(
+                buffer, format="png", dpi=_DOTS_PER_INCH, transparent=True,
+                metadata={"Software": None},
+            )  # fmt: skip
+        addresses.append(f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}")
+    return PageFigure(title, reading, *addresses)

@@ -1,0 +1,370 @@
+"""Options of a command, and how models are fitted by them: as functions, and as a Python file."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import shlex
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
+
+from gpytorch.kernels import Kernel
+from torch import Tensor
+
+from gpclml import __version__
+from gpclml._utils.arguments import check_counts, checked, seeded
+from gpclml.conditioning import Conditioning, KFold, LastPoints, LeaveOneOut
+from gpclml.errors import ArgumentError, UnknownNameError
+from gpclml.fit import FitWarning, NetworksFitResult, fit_mll, fit_networks
+from gpclml.kernels import FeatureKernel, IdentityFeatures, initialize_spectral_mixture
+from gpclml.mlls import ConditionalMarginalLogLikelihood
+from gpclml.models import GPRegression
+from gpclml.tables import StackedGP
+from gpclml.tables.terminal import printable
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+    from gpclml.tables.recipes import TableOptions
+
+__all__ = [
+    "DESCRIPTIONS",
+    "MODELS",
+    "OBJECTIVES",
+    "STACK",
+    "FittedModel",
+    "Recipe",
+    "RecipeFit",
+    "RunOptions",
+    "TableOptions",
+    "check_encodable",
+    "kernel_object",
+    "package_versions",
+    "rendered",
+    "script_of",
+]
+
+DESCRIPTIONS = {
+    "linear": "a straight line (plane): the effects of the columns add up",
+    "rbf": "a Gaussian process: a smooth function, with a length scale for each column",
+    "rq": "a Gaussian process like rbf, smooth on several length scales at once",
+    "matern": "a Gaussian process of a rougher function than rbf",
+    "sm": "a Gaussian process of four patterns that may repeat along the inputs (spectral mixture)",
+    "deep": "rbf, with features that a network learns where they help on held-out rows",
+}
+"""What each model is, for people who do not know Gaussian processes."""
+
+MODELS = tuple(DESCRIPTIONS)
+"""Names of models, from the cheapest to the most expensive."""
+
+STACK = "stack"
+"""The calibrated mixture of GPs: a model of ``fit``, which ``compare`` shows below its own."""
+
+OBJECTIVES: dict[str, Conditioning] = {
+    "lml": LastPoints(m=0), "clml": KFold(10), "loo": LeaveOneOut(),
+}  # fmt: skip
+"""The objectives that a fit can maximize: by name, what they condition on."""
+
+_STEPS = {"sm": 50, "deep": 300}  # the others have no limit
+
+
+NO_FEATURES = (
+    "Learned features do not help on held-out rows, so the model is the RBF GP, fitted by LML."
+)
+"""What is said of a deep kernel that has become the model ``"rbf"``."""
+
+
+class RecipeFit(NamedTuple):
+    """A fitted model; sentences on the fit; and why it failed, or empty.
+
+    A fit that reached its largest number of steps has not failed, nor one whose noise ended at its
+    bound.
+    """
+
+    model: GPRegression | StackedGP
+    note: str
+    problem: str
+
+
+@checked
+@dataclass(frozen=True)
+class Recipe:
+    """A model of a table, and how it is fitted.
+
+    - ``"linear"``: a Bayesian linear model of the standardized inputs and a constant;
+    - ``"rbf"``, ``"rq"``, ``"matern"``: a GP with that kernel and a lengthscale for each input;
+      ``"rq"`` contains ``"rbf"`` and starts from its fit, because from other starts it may end far
+      below;
+    - ``"sm"``: a GP with a spectral mixture kernel of four components, whose start treats the
+      inputs as points on a grid;
+    - ``"deep"``: a GP with an RBF kernel, plus a kernel on learned features if held-out folds
+      support it, trained by :func:`gpclml.fit.fit_networks`.
+
+    - ``"stack"``: a :class:`gpclml.tables.StackedGP`, whose GPs are fitted by the LML.
+
+    All but the last two are fitted by L-BFGS. The objective ``"clml"`` holds out each of ten fixed
+    folds given the others; for ``"deep"`` it holds out a new random tenth at each step.
+
+    Attributes:
+        model: Name of the model.
+        objective: The objective that is maximized: ``"lml"``, ``"clml"`` or ``"loo"``.
+        seed: Seed of networks, starts and folds.
+        steps: Largest number of steps. If None: 50 for ``"sm"``, 300 for ``"deep"``, and no limit
+            for the others.
+        restarts: Number of further fits from other starts, of which the best is kept. ``"deep"``
+            has none; ``"stack"`` restarts each of its GPs.
+        time_budget: Seconds after which ``"stack"`` begins no further GP; None for no limit.
+
+    Raises:
+        UnknownNameError: There is no such model or objective.
+        ArgumentError: A number is out of range.
+    """
+
+    model: str
+    objective: str = "lml"
+    seed: int = 0
+    steps: int | None = None
+    restarts: int = 0
+    time_budget: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.model not in (*MODELS, STACK):
+            raise UnknownNameError("model", self.model, (*MODELS, STACK))
+        if self.objective not in OBJECTIVES:
+            raise UnknownNameError("objective", self.objective, OBJECTIVES)
+        check_counts(steps=self.steps)
+        if self.model == STACK and (self.steps is not None or self.objective != "lml"):
+            got = f"{self.objective}, {self.steps or 'no'} steps"
+            expected = "lml without a limit of steps, by which the GPs of a stack are fitted"
+            suggestion = "Leave both options out, or name another --model, such as matern."
+            raise ArgumentError("objective", got, expected, suggestion)
+        check_counts(0, restarts=self.restarts)
+        if self.model != STACK and self.time_budget is not None:
+            expected, suggestion = "none for a single GP", "Leave it out, or limit --steps."
+            raise ArgumentError("time_budget", self.time_budget, expected, suggestion)
+
+    @property
+    def conditioning(self) -> Conditioning | None:
+        """What the objective conditions on; None where it is drawn anew at each step."""
+        redraws = self.model == "deep" and self.objective == "clml"
+        return None if redraws else OBJECTIVES[self.objective]
+
+    @property
+    def kernel_name(self) -> str:
+        """Name of the kernel of all models but the linear one."""
+        return "spectral_mixture" if self.model == "sm" else self.model
+
+    @property
+    def most_steps(self) -> int | None:
+        """The limit of steps, None for none."""
+        return self.steps or _STEPS.get(self.model)
+
+    def fit(
+        self,
+        x: Tensor,
+        y: Tensor,
+        progress: bool = True,
+        categories: Sequence[Sequence[int]] = (),
+    ) -> RecipeFit:
+        """Fits the model to data; ``model.py`` of a report does the same, line by line.
+
+        Args:
+            x: Inputs, ``(n, d)``.
+            y: Targets, ``(n,)``.
+            progress: Whether to show progress bars on standard error.
+            categories: For each category the columns that are its levels, for a stack.
+
+        Raises:
+            NonFiniteError, NotPSDError: The objective cannot be evaluated at the start of the fit.
+        """
+        if self.model == STACK:
+            stack = StackedGP(restarts=self.restarts, seed=self.seed)
+            fitted_stack = stack.fit(
+                x, y, categories=categories, time_budget=self.time_budget, progress=progress
+            )
+            return RecipeFit(fitted_stack, "", "")
+        kernel = kernel_object(self.model) or self.kernel_name
+        mean = "zero" if self.model == "linear" else "constant"
+        model = GPRegression(x, y, kernel, mean, seed=self.seed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FitWarning)  # the result has the problem
+            if self.model == "sm":
+                _start_on_grid(model, x, self.seed)
+            elif self.model == "rq":
+                rbf = model.with_kernel("rbf")
+                mll = ConditionalMarginalLogLikelihood(rbf.likelihood, rbf, self.conditioning)
+                fit_mll(mll, steps=self.most_steps, progress=progress)
+                model.load_state_dict(rbf.state_dict(), strict=False)
+            mll = ConditionalMarginalLogLikelihood(model.likelihood, model, self.conditioning)
+            if self.model == "deep":
+                steps = cast(int, self.most_steps)
+                result = fit_networks(mll, steps=steps, seed=self.seed, progress=progress)
+                return RecipeFit(model, _said_of_networks(result), result.message)
+            fitted = fit_mll(
+                mll, steps=self.most_steps, restarts=self.restarts, seed=self.seed,
+                progress=progress,
+            )  # fmt: skip
+        # The limit of steps was asked for, and targets may be exact.
+        failed = fitted.problem not in ("", "limit", "noise")
+        return RecipeFit(model, fitted.message, fitted.message if failed else "")
+
+
+def kernel_object(model: str) -> Kernel | None:
+    """The kernel object of a model; None for models whose kernel is given by name."""
+    return FeatureKernel(IdentityFeatures(intercept=True)) if model == "linear" else None
+
+
+def _start_on_grid(model: GPRegression, x: Tensor, seed: int) -> None:
+    """Starts the spectral mixture as if the inputs were on a grid.
+
+    Random inputs have some gaps far below their typical spacing. A start at frequencies up to the
+    smallest gap would have frequencies that the points cannot resolve.
+    """
+    start = seeded(seed)
+    inputs = model.input_standardizer.transform(x)
+    targets = cast(Tensor, model.train_targets)
+    initialize_spectral_mixture(cast(Kernel, model.covar_module), inputs, targets, start, "grid")
+
+
+def _said_of_networks(result: NetworksFitResult) -> str:
+    if result.message:
+        return f"Training on all rows failed, so the model is the RBF GP: {result.message}"
+    if result.chosen == 0:
+        return NO_FEATURES
+    gain, error = result.gains[result.chosen], result.standard_errors[result.chosen]
+    steps = result.steps[result.chosen]
+    trained = f"trained for {steps} steps" if steps else "fitted by line searches"
+    return (
+        f"Learned features help on held-out rows, so they are a second kernel, {trained}: "
+        f"{gain:.3f} ± {error:.3f} nats per row better than the RBF GP."
+    )
+
+
+@dataclass(frozen=True)
+class FittedModel:
+    """How a model of a report was fitted: wall time, sentences on it, and why it failed."""
+
+    recipe: Recipe
+    seconds: float
+    note: str = ""
+    problem: str = ""
+
+
+@functools.cache
+def _templates() -> Environment:
+    """The pages and files of a report; names of columns, levels and files in a page are escaped."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    return Environment(
+        loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined,
+        autoescape=lambda name: ".html" in str(name), trim_blocks=True, lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )  # fmt: skip
+
+
+def rendered(template: str, **values: object) -> str:
+    """The text of a file of a report, from its template beside this module."""
+    return _templates().get_template(template).render(values)
+
+
+def script_of(
+    recipe: Recipe, table: TableOptions, data: Path, version: str, one_thread: bool
+) -> str:
+    """The text of a Python file that rebuilds a model of a report.
+
+    The file reads the table, and ``table.json`` in its own folder. It takes the same rows, encodes
+    and fits them in the same way, and prints LML and LOO of the training rows and the scores of the
+    test rows. With ``one_thread`` it uses one thread, so that rounding is the same.
+    """
+    steps = "" if recipe.most_steps is None else f", steps={recipe.most_steps}"
+    return rendered(
+        "model.py.jinja", recipe=recipe, data=str(data), most_rows=table.rows, version=version,
+        split_seed=table.seed, time_column=table.time_column, one_thread=one_thread, steps=steps,
+        drop=table.drop, categories=table.categories,
+    )  # fmt: skip
+
+
+_PACKAGES = (
+    "torch", "gpytorch", "linear-operator", "botorch", "numpy", "scipy", "pandas", "matplotlib",
+)  # fmt: skip
+
+
+def package_versions() -> dict[str, str]:
+    """Versions of Python and of the packages that compute the results, by name."""
+    own = {"python": platform.python_version(), "gpclml": __version__}
+    return own | {name: metadata.version(name) for name in _PACKAGES}
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """Which table a command reads, and how; the options of the command have the same names."""
+
+    data: Path
+    target: str
+    rows: int
+    seed: int = 0
+    drop: tuple[str, ...] = ()
+    categories: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+    time_column: str | None = None
+    decimal: str = ""
+
+    def __post_init__(self) -> None:
+        if self.decimal not in ("", ".", ","):
+            raise ArgumentError("--decimal", repr(self.decimal), "a point or a comma")
+
+    @property
+    def words(self) -> list[str]:
+        """The words of a command line that give these options."""
+        words = [str(self.data), "--target", self.target]
+        for option, values in (
+            ("--drop", self.drop), ("--categories", self.categories), ("--missing", self.missing),
+        ):  # fmt: skip
+            words += [word for value in values for word in (option, value)]
+        if self.time_column is not None:
+            words += ["--time-column", self.time_column]
+        if self.decimal:
+            words += ["--decimal", self.decimal]
+        return [*words, "--rows", str(self.rows), "--seed", str(self.seed)]
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """The options of ``compare``, which fits each of its models by the recipe, and of ``fit``."""
+
+    table: TableOptions
+    recipe: Recipe
+    out: Path
+    models: tuple[str, ...] | None = None
+
+    def command(self, name: Literal["compare", "fit"]) -> str:
+        """The command line that gives these options."""
+        words = ["gpclml", name, *self.table.words]
+        if name == "fit":
+            words += ["--model", self.recipe.model]
+        elif self.models is not None:
+            words += ["--models", ",".join(self.models)]
+        words += ["--objective", self.recipe.objective]
+        if self.recipe.steps is not None:
+            words += ["--steps", str(self.recipe.steps)]
+        if self.recipe.restarts:
+            words += ["--restarts", str(self.recipe.restarts)]
+        if self.recipe.time_budget is not None:
+            words += ["--time-budget", str(self.recipe.time_budget)]
+        return shlex.join([*words, "--out", str(self.out)])
+
+
+def check_encodable(what: str, *texts: str) -> None:
+    """Refuses texts of an option, or of what it names, that cannot be written as UTF-8."""
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            shown = f"'{printable(text)}'"
+            suggestion = "Rename it." if os.path.lexists(text) else ""
+            raise ArgumentError(what, shown, "a text that is valid UTF-8", suggestion) from None

@@ -1,0 +1,296 @@
+"""The results of a comparison in words and tables, for a page and for a terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from gpclml.datasets.columns import CategoryColumn, NumberColumn
+from gpclml.evaluation import Comparison
+from gpclml.evaluation.findings import joined
+from gpclml.tables.encoding import TableEncoding
+from gpclml.tables.predictions import PREDICTED_SHARE, Choice, ColumnEffect, PredictionScores
+from gpclml.tables.recipes import FittedModel
+
+__all__ = [
+    "CRITERIA_COLUMNS",
+    "TEST_COLUMNS",
+    "answer",
+    "column_rows",
+    "columns_in_words",
+    "criteria_rows",
+    "effect_rows",
+    "figure",
+    "headline",
+    "marks",
+    "noise_in_words",
+    "percent",
+    "score_rows",
+]
+
+Scores = Mapping[str, PredictionScores]
+Row = list[tuple[str, str]]
+"""Values as texts, each with its standard error; an empty error is not shown."""
+
+_COMPARED = {"mean": "the mean has", "linear": "a linear model", "trees": "trees"}
+_MOST_SHOWN = 6  # levels of a category
+_MOST_NAMED = 4  # columns
+_MOST_EFFECTS = 12
+
+
+def headline(choice: Choice, target: str) -> str:
+    """Which model to use."""
+    if not choice.explains:
+        return f"Nothing here predicts {target} clearly better than its mean."
+    return f"To predict {target}, use {choice.name}."
+
+
+def answer(choice: Choice, what: str, scores: Scores, rows: str) -> list[str]:
+    """Sentences on how the chosen model predicts the test rows, and how others do.
+
+    ``what`` says what the model is, ``rows`` what the test rows are, such as "the 88 test rows".
+    """
+    name, own = choice.name, scores[choice.name]
+    others = [
+        f"{words} {figure(scores[other].rmse)}"
+        for other, words in _COMPARED.items()
+        if other != name and other in scores and not scores[other].is_missing
+    ]
+    said = [f"{name} is {what}."] if what else []
+    where = f", where {joined(others)}" if others else ""
+    said.append(f"On {rows} its typical error is {figure(own.rmse)}{where}.")
+    said.append(f"Half of its predictions are off by less than {figure(own.median_error)}.")
+    if own.has_intervals:
+        off = own.coverage - PREDICTED_SHARE
+        limit = 2 * math.sqrt(PREDICTED_SHARE * (1 - PREDICTED_SHARE) / len(own.means))
+        verdict = ""
+        if abs(off) > limit:
+            verdict = ", so they are too narrow" if off < 0 else ", so they are wider than needed"
+        said.append(
+            f"Its {percent(PREDICTED_SHARE)} intervals are about {figure(own.width)} wide and hold "
+            f"{percent(own.coverage)} of the true values{verdict}."
+        )
+    else:
+        said.append(f"It gives no intervals; if you need them, use {choice.pick}.")
+    if choice.name != choice.pick:
+        how = "" if own.rmse < scores[choice.pick].rmse else ", by the density of the true values"
+        said.append(
+            f"Before the test the choice was {choice.pick}; on the test rows {name} is clearly "
+            f"better{how}."
+        )
+    same = [
+        other for other, one in scores.items()
+        if other not in (name, choice.pick, *choice.beaten) and not one.is_missing
+    ]  # fmt: skip
+    if choice.beaten:
+        said.append(f"Its errors are clearly smaller than those of {_listed(choice.beaten)}.")
+    if same:
+        said.append(f"Between {_listed([name, *same])} the differences may be chance.")
+    return said
+
+
+def _listed(names: Sequence[str]) -> str:
+    return joined(["the mean" if name == "mean" else name for name in names])
+
+
+def columns_in_words(effects: Sequence[ColumnEffect]) -> str:
+    """A sentence on the columns that clearly matter."""
+    clear = [effect for effect in effects if effect.is_clear]
+    if not clear:
+        return "No single column clearly matters to the predictions."
+    first, *others = clear
+    named = [effect.column for effect in clear[:_MOST_NAMED]]
+    if more := len(clear) - len(named):
+        named.append(f"{more} other{'s' if more > 1 else ''}")
+    what = (
+        "The columns that clearly matter are"
+        if others
+        else "The one column that clearly matters is"
+    )
+    return (
+        f"{what} {joined(named)}: if the values of {first.column} are shuffled among the test "
+        f"rows, the typical error rises by {figure(first.rise, 2)}."
+    )
+
+
+def noise_in_words(noise: float, choice: Choice, scores: Scores, model: str) -> str:
+    """A sentence on how much of the error is scatter that the columns do not explain."""
+    share = noise / scores[choice.name].rmse
+    said = (
+        f"According to {model}, rows with the same inputs scatter by {figure(noise)} (standard "
+        "deviation). "
+    )
+    if share > 1 and model in choice.beaten:
+        return (
+            f"{said}{choice.name} is more exact: it finds a pattern that {model} takes for noise."
+        )
+    if share > 0.8:
+        return f"{said}That is most of the error: further columns may help more than further rows."
+    if share < 0.5:
+        return f"{said}That is far less than the error: further rows may help."
+    return f"{said}The rest of the error may shrink with further rows."
+
+
+def figure(value: float, digits: int = 3) -> str:
+    """A number rounded to so many digits, written out where that is short."""
+    if math.isnan(value) or value == 0:
+        return "" if math.isnan(value) else "0"
+    if not 1e-4 <= abs(value) < 1e7:
+        return _minus(f"{value:.{digits}g}")
+    decimals = digits - 1 - math.floor(math.log10(abs(value)))
+    return _rounded(value, decimals)
+
+
+def percent(share: float) -> str:
+    """A share in percent, rounded to a whole number, with a non-breaking space."""
+    return _minus(f"{round(100 * share)}\N{NO-BREAK SPACE}%")
+
+
+TEST_COLUMNS = "typical error", "explained", "interval width", "rows inside"
+"""Names of the columns of the table of test scores."""
+
+
+def score_rows(
+    choice: Choice, scores: Scores, marked: Mapping[str, str] | None = None
+) -> list[tuple[str, Row]]:
+    """The table of test scores: the chosen model, then the others from the smallest error on.
+
+    ``marked`` has for models whose fit is in doubt what is shown after the name.
+    """
+    there = [name for name, one in scores.items() if not one.is_missing]
+    order = sorted(there, key=lambda name: (name != choice.name, scores[name].rmse))
+    mean = scores["mean"].rmse if "mean" in scores else math.nan
+    rows = []
+    for name in [*order, *(name for name in scores if name not in there)]:
+        one = scores[name]
+        explained = 1 - (one.rmse / mean) ** 2 if mean > 0 else math.nan
+        rows.append(
+            (
+                name + (marked or {}).get(name, ""),
+                [
+                    _with_error(one.rmse, one.rmse_se),
+                    ("" if math.isnan(explained) else percent(explained), ""),
+                    (figure(one.width), ""),
+                    (percent(one.coverage) if one.has_intervals else "", ""),
+                ],
+            )
+        )
+    return rows
+
+
+CRITERIA_COLUMNS = (
+    "LML", "CLML", "LOO", "LOO less first", "weight", "test NLL", "rows inside", "seconds",
+)  # fmt: skip
+"""Names of the columns of the table of criteria."""
+
+
+def criteria_rows(
+    comparison: Comparison, scores: Scores, fitted: Mapping[str, FittedModel]
+) -> list[tuple[str, Row]]:
+    """The table of criteria: a row for each GP, and test scores of the stack."""
+    rows, marked = [], marks(comparison, fitted)
+    for name, line in comparison.table.to_dict("index").items():
+        name = str(name)
+        rows.append(
+            (
+                name + marked[name],
+                [
+                    (_nats(line["lml"]), ""),
+                    (_nats(line["clml"]), _nats(line["clml_se"])),
+                    (_nats(line["loo"]), _nats(line["loo_se"])),
+                    ("", "")
+                    if line["rank"] == 0
+                    else (_nats(line["difference"]), _nats(line["difference_se"])),
+                    (_text(line["weight"], ".2f"), ""),
+                    *_density_cells(scores[name]),
+                    (f"{fitted[name].seconds:.1f}", ""),
+                ],
+            )
+        )
+    if "stack" in scores:
+        empty = [("", "")]
+        rows.append(("stack", [*empty * 5, *_density_cells(scores["stack"]), *empty]))
+    return rows
+
+
+def _density_cells(scores: PredictionScores) -> Row:
+    return [
+        _with_error(scores.nll, scores.nll_se),
+        (percent(scores.coverage), percent(scores.coverage_se))
+        if scores.has_intervals
+        else ("", ""),
+    ]
+
+
+def effect_rows(effects: Sequence[ColumnEffect]) -> list[tuple[str, str, str, int]]:
+    """The table of columns that matter: name, rise, its error, and length of a bar in percent."""
+    largest = max((effect.rise for effect in effects), default=0.0)
+    return [
+        (
+            one.column,
+            *_with_error(one.rise, one.error),
+            round(100 * max(one.rise, 0.0) / largest) if largest > 0 else 0,
+        )
+        for one in effects[:_MOST_EFFECTS]
+    ]
+
+
+def column_rows(encoding: TableEncoding) -> list[tuple[str, str, int]]:
+    """The columns that become inputs: name, how, and how many inputs."""
+    return [(one.name, _how(one), len(one.inputs)) for one in encoding.columns]
+
+
+def _how(column: NumberColumn | CategoryColumn) -> str:
+    if isinstance(column, CategoryColumn):
+        shown = ", ".join(column.levels[:_MOST_SHOWN])
+        more = ", ..." if len(column.levels) > _MOST_SHOWN else ""
+        missing = "; missing is a level of its own" if column.has_missing else ""
+        return f"an input for each of {len(column.levels)} levels: {shown}{more}{missing}"
+    what = {"number": "number", "boolean": "0 and 1", "date": "days since 1970"}[column.kind]
+    if column.fill is None:
+        return what
+    return f"{what}, {column.fill:.6g} where missing, and an input that says where"
+
+
+_MARKS = {
+    "fit-failed": "fit failed",
+    "below-contained": "fit failed",
+    "predicts-mean": "predicts the mean",
+}
+_NOISE_AT_BOUND = "The noise ended at its lower bound"
+
+
+def marks(comparison: Comparison, fitted: Mapping[str, FittedModel]) -> dict[str, str]:
+    """What is shown after the name of each model whose fit failed or is in doubt; else nothing."""
+    found = {}
+    for name, findings in comparison.table["findings"].items():
+        said = dict.fromkeys(_MARKS[one] for one in findings if one in _MARKS)
+        if not said and fitted[str(name)].note.startswith(_NOISE_AT_BOUND):
+            said = ["noise at its bound"]
+        found[str(name)] = f" ({', '.join(said)})" if said else ""
+    return found
+
+
+def _nats(value: float) -> str:
+    return _text(value, ".1f")
+
+
+def _text(value: float, form: str) -> str:
+    """A number as text; empty for NaN."""
+    return "" if math.isnan(value) else _minus(f"{value:{form}}")
+
+
+def _with_error(value: float, error: float) -> tuple[str, str]:
+    """A value and its error, rounded to two digits of the error."""
+    if not error > 0 or not 1e-4 <= abs(value) < 1e7:
+        return figure(value), figure(error, 2) if error > 0 else ""
+    decimals = 1 - math.floor(math.log10(error))
+    return _rounded(value, decimals), _rounded(error, decimals)
+
+
+def _rounded(value: float, decimals: int) -> str:
+    return _minus(f"{round(value, decimals):.{max(decimals, 0)}f}")
+
+
+def _minus(text: str) -> str:
+    return text.replace("-", "\N{MINUS SIGN}")
