@@ -32,9 +32,9 @@ from gpclml.models import BayesianLinearModel, GPRegression, LinearizedNetwork
 from gpclml.models.botorch import DeepKernelGP
 
 PACKAGES = [
-    "conditioning", "curvature", "estimators", "evaluation", "evidence.bounds", "evidence.sampling",
+    "conditioning", "curvature", "evaluation", "evidence.bounds", "evidence.sampling",
     "evidence.training_speed", "fit", "fit.distributed", "kernels", "kernels.networks",
-    "linalg.gaussians", "meta", "mlls", "models",
+    "laplace", "linalg.gaussians", "meta", "mlls", "models", "tables",
 ]  # fmt: skip
 
 

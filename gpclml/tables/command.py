@@ -103,15 +103,10 @@ class _Common:
 
     def table(self) -> TableOptions:
         """The table, and how it is read."""
-        from gpclml.tables.recipes import TableOptions, check_encodable
+        from gpclml.tables.recipes import TableOptions
 
         lists = self.drop, self.categories, self.missing
         drop, categories, missing = (tuple(dict.fromkeys(values or ())) for values in lists)
-        for option, texts in (
-            ("--target", (self.target,)), ("--drop", drop), ("--categories", categories),
-            ("--missing", missing), ("--time-column", [self.time_column or ""]),
-        ):  # fmt: skip
-            check_encodable(option, *texts)
         return TableOptions(
             self.data, self.target, self.rows, self.seed, drop, categories, missing,
             self.time_column, self.decimal,

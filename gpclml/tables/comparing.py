@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
-import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, cast
 
 import typer
-from gpytorch.models import ExactGP
-from torch import Tensor
 
-from gpclml.datasets.columns import category_places
 from gpclml.errors import UnknownNameError
 from gpclml.evaluation import log_marginal_likelihood, score_models
 from gpclml.evaluation.findings import failed_fits
 from gpclml.models import GPRegression
 from gpclml.tables.data import TableData, read_table_data
 from gpclml.tables.fitting import (
-    MODEL_FILES,
+    MODEL_FILE,
     SavedModel,
     check_size,
     default_models,
     fit_recipe,
     load_model_made_from,
     made_from,
-    one_thread_serves,
     save_model,
     threads_for,
 )
 from gpclml.tables.folders import MODEL, REPORT, open_work_folder, work_folder_of, write_record
+from gpclml.tables.missing import filled
 from gpclml.tables.page import Report, page_of, report_text
 from gpclml.tables.predictions import (
     PredictionScores,
@@ -43,15 +40,7 @@ from gpclml.tables.predictions import (
     prediction_scores,
     yardsticks,
 )
-from gpclml.tables.recipes import (
-    MODELS,
-    NO_FEATURES,
-    Recipe,
-    RunOptions,
-    check_encodable,
-    package_versions,
-    script_of,
-)
+from gpclml.tables.recipes import MODELS, NO_FEATURES, Recipe, RunOptions, package_versions
 from gpclml.tables.terminal import (
     INTERRUPTED,
     FitError,
@@ -63,8 +52,9 @@ from gpclml.tables.terminal import (
 )
 from gpclml.tables.words import figure
 
-__all__ = ["REPORT_FILES", "compare_table", "make_report", "write_report"]
+__all__ = ["compare_table", "make_report", "write_report"]
 
+_PAGE = "index.html"
 _SAME = 1e-7  # least relative difference of the LML of two fits
 
 
@@ -74,9 +64,6 @@ def compare_table(options: RunOptions, quiet: bool = False) -> Report:
     Each model is saved in the work folder as soon as it is fitted. If the run is interrupted, the
     next run takes the models from there that it would fit in the same way from the same data.
     """
-    check_encodable("data", str(options.table.data.absolute()))  # the page and the Python file name
-    check_encodable("--out", str(options.out))  # the table, the folder and the command
-    check_encodable("the current folder", os.getcwd())
     data = read_table_data(options.table, tests=True)
     models, notes = default_models(*data.train[0].shape)
     if options.models is not None:
@@ -88,18 +75,18 @@ def compare_table(options: RunOptions, quiet: bool = False) -> Report:
     for note in () if quiet else (*data.notes, *notes):
         tell(note)
     try:
-        with open_work_folder(options.out, REPORT, _names_of_files(models)) as folder:
+        with open_work_folder(options.out, REPORT) as folder:
             with threads_for(len(data.train[1])):
                 saved, failures = _fit_all(recipes, data, folder, quiet)
-                seed, with_line = options.table.seed, "linear" not in saved
                 others = yardsticks(
-                    data.train, data.test, seed, with_line, category_places(data.encoding.columns)
-                )
+                    data.train, data.test, options.table.seed, "linear" not in saved,
+                    data.encoding.categories,
+                )  # fmt: skip
                 tell(*others.failures)
                 said = (*notes, *failures, *others.failures)
                 report = make_report(options, data, saved, said, shows_progress(quiet), others)
             tell(*(note for note in report.notes if note not in (*data.notes, *said)))
-            write_report(folder, report, _names_of_files(saved))
+            write_report(folder, report, saved)
     except KeyboardInterrupt:
         folder = work_folder_of(options.out)
         kept = sorted(name for name in models if (folder / "models" / name / MODEL.record).exists())
@@ -111,25 +98,29 @@ def compare_table(options: RunOptions, quiet: bool = False) -> Report:
             f"continues from there; with --models {','.join(kept)} it compares only these.",
         )
         raise typer.Exit(INTERRUPTED) from None
-    give(*report_text(report), "", f"Report: {options.out / 'index.html'}")
+    give(*report_text(report), "", f"Report: {options.out / _PAGE}")
     return report
-
-
-def _names_of_files(models: Iterable[str]) -> list[str]:
-    """The files of a report of these models, its record aside."""
-    files = (*MODEL_FILES, MODEL.record)
-    return [*REPORT_FILES, *(f"models/{name}/{file}" for name in models for file in files)]
 
 
 def _fit_all(
     recipes: Mapping[str, Recipe], data: TableData, folder: Path, quiet: bool
 ) -> tuple[dict[str, SavedModel], list[str]]:
-    """The fitted models, and a sentence for each model that could not be fitted."""
-    before = _kept_from_before(recipes, data, folder)
+    """The fitted models, and a sentence for each model that could not be fitted.
+
+    Models of an interrupted run that these recipes would make of this data are taken as they are,
+    and others removed.
+    """
+    kept = {
+        name: load_model_made_from(folder / "models" / name, made_from(recipe, data))
+        for name, recipe in recipes.items()
+    }
+    for name in MODELS:
+        if kept.get(name) is None:
+            _remove_model(folder / "models" / name)
     saved: dict[str, SavedModel] = {}
     failures: list[str] = []
     for number, (name, recipe) in enumerate(recipes.items(), start=1):
-        known = before.get(name)
+        known = kept[name]
         if not quiet:
             doing = "kept from before" if known else "fitting"
             tell(f"{name} ({number} of {len(recipes)}): {doing}")
@@ -146,22 +137,12 @@ def _fit_all(
     return saved, failures
 
 
-def _kept_from_before(
-    recipes: Mapping[str, Recipe], data: TableData, folder: Path
-) -> dict[str, SavedModel]:
-    """Saved models that these recipes would make of this data; others lose their records."""
-    known = {}
-    for name, recipe in recipes.items():
-        saved = load_model_made_from(folder / "models" / name, made_from(recipe, data))
-        if saved is None:
-            (folder / "models" / name / MODEL.record).unlink(missing_ok=True)
-        else:
-            known[name] = saved
-    return known
-
-
-REPORT_FILES = ("index.html", "model.py", "table.json")
-"""The files of a report beside its record and its models."""
+def _remove_model(folder: Path) -> None:
+    for name in (MODEL.record, MODEL_FILE):
+        (folder / name).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # it is not there, or somebody has put something in it
+        folder.rmdir()
+        folder.parent.rmdir()
 
 
 def make_report(
@@ -173,34 +154,41 @@ def make_report(
     others: Yardsticks,
 ) -> Report:
     """Scores fitted models on the training rows and on the test rows, and chooses one."""
-    seed = options.table.seed
+    seed, (test_x, test_y) = options.table.seed, data.test
     with warned() as said:
         saved, left_out = _without_copies(saved)
-        models = {name: _gp(one) for name, one in saved.items()}
+        # None of them is a stack.
+        models = {name: cast(GPRegression, one.model) for name, one in saved.items()}
         problems = {name: one.fitted.problem for name, one in saved.items()}
         comparison = score_models(models, seed=seed, problems=problems, progress=progress)
-        predictions, failures = _predictions(comparison.models, data, progress)
+        predictions: dict[str, PredictionScores] = {}
+        failures = []
+        for name in comparison.models:
+            try:
+                predictions[name] = prediction_scores(test_y, saved[name].predict(test_x, progress))
+            except Exception as error:
+                predictions[name] = PredictionScores.missing(len(test_y))
+                failures.append(f"{name} could not predict the test rows: {error_text(error)}")
+        if len(failures) == len(models):
+            raise FitError(" ".join(failures))
         scores = {**predictions, **others.scores}
-        failed = failed_fits(comparison.findings)
-        choice = choose(predictions, scores, failed)
-        model = models.get(choice.name)
-        means = (
-            others.predictors[choice.name] if model is None else lambda x: predicted(model, x).mean
-        )
-        effects = column_effects(means, data.encoding, data.test, seed)
+        choice = choose(predictions, scores, failed_fits(comparison.findings))
+        means = others.predictors.get(choice.name)
+        if choice.name in models:
+            model = models[choice.name]
+            means = lambda x: predicted(model, x).mean  # noqa: E731
+        assert means is not None
+        whole = filled(test_x, data.encoding.categories, seed, data.train[0])
+        effects = column_effects(means, data.encoding, (whole, test_y), seed)
         noise = noise_of(models[str(comparison.table.index[0])])
     fitted = {name: saved[name].fitted for name in comparison.models}
-    notes = (*data.notes, *notes, *left_out, *failures, *_of_new_rows(scores, data.repeated), *said)
+    new = _note_on_new_rows(scores, ~data.repeated)
+    notes = (*data.notes, *notes, *left_out, *failures, *new, *said)
     made = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
     return Report(
         options, data, comparison, predictions, others.scores, choice, effects, noise, fitted,
         notes, made,
     )  # fmt: skip
-
-
-def _gp(saved: SavedModel) -> GPRegression:
-    """The model, which is no stack: it is compared by scores of GPs."""
-    return cast(GPRegression, saved.model)
 
 
 def _without_copies(
@@ -211,40 +199,22 @@ def _without_copies(
     if deep is None or rbf is None or not deep.fitted.note.startswith(NO_FEATURES):
         return saved, []
     try:
-        one, other = (float(log_marginal_likelihood(_gp(model))) for model in (deep, rbf))
+        of_deep, of_rbf = (
+            float(log_marginal_likelihood(cast(GPRegression, one.model))) for one in (deep, rbf)
+        )
     except Exception:  # the scores of each model will say what is wrong
         return saved, []
-    if abs(one - other) > _SAME * max(1.0, abs(other)):
+    if abs(of_deep - of_rbf) > _SAME * max(1.0, abs(of_rbf)):
         return saved, []  # fitted by another objective, or not to the end
     said = f"deep is the same as rbf here, and not shown. {deep.fitted.note}"
     return {name: model for name, model in saved.items() if model is not deep}, [said]
 
 
-def _predictions(
-    models: Mapping[str, ExactGP], data: TableData, progress: bool
-) -> tuple[dict[str, PredictionScores], list[str]]:
-    """Scores on the test rows, and sentences on failures."""
-    x, y = data.test
-    found: dict[str, PredictionScores] = {}
-    failures = []
-    for name, model in models.items():
-        try:
-            assert isinstance(model, GPRegression)
-            found[name] = prediction_scores(y, predicted(model, x, progress))
-        except Exception as error:
-            found[name] = PredictionScores.missing(len(y))
-            failures.append(f"{name} could not predict the test rows: {error_text(error)}")
-    if len(failures) == len(models):
-        raise FitError(" ".join(failures))
-    return found, failures
-
-
-def _of_new_rows(scores: Mapping[str, PredictionScores], repeated: Tensor) -> Iterator[str]:
+def _note_on_new_rows(scores: Mapping[str, PredictionScores], is_new: Any) -> Iterator[str]:
     """A sentence on the errors in test rows that repeat no training row, where some do."""
-    is_new = ~repeated
     if 1 < int(is_new.sum()) < len(is_new):
         errors = [
-            f"{name} {figure(float(one.squares[is_new].mean().sqrt()))}"
+            f"{name} {figure(float(one.errors[is_new].square().mean().sqrt()))}"
             for name, one in scores.items()
             if not one.is_missing
         ]
@@ -254,18 +224,14 @@ def _of_new_rows(scores: Mapping[str, PredictionScores], repeated: Tensor) -> It
         )
 
 
-def write_report(folder: Path, report: Report, names: Iterable[str]) -> None:
-    """Writes page, encoding, Python file and last the record, which names the files given."""
-    options, versions = report.options, package_versions()
-    recipe, data = report.fitted[report.first].recipe, options.table.data
-    one_thread = one_thread_serves(len(report.comparison.targets))
-    script = script_of(recipe, options.table, data.absolute(), versions["gpclml"], one_thread)
-    for name, text in (("index.html", page_of(report)), ("model.py", script)):
-        (folder / name).write_bytes(text.encode())
-    report.data.encoding.save(folder / "table.json")
+def write_report(folder: Path, report: Report, saved: Mapping[str, SavedModel]) -> None:
+    """Writes the page, and last the record, beside the saved models."""
+    # Names of files may have bytes that are no UTF-8.
+    (folder / _PAGE).write_bytes(page_of(report).encode("utf-8", "backslashreplace"))
+    models = [f"models/{name}/{file}" for name in saved for file in (MODEL_FILE, MODEL.record)]
     content = {
-        "command": options.command("compare"),
-        "data": str(data),
+        "command": report.options.command("compare"),
+        "data": str(report.options.table.data),
         "sha256": report.data.sha256,
         "chosen": report.first,
         "recommended": report.choice.name,
@@ -279,10 +245,10 @@ def write_report(folder: Path, report: Report, names: Iterable[str]) -> None:
         "fitted": {name: asdict(one) for name, one in report.fitted.items()},
         "sentences": list(report.comparison.sentences),
         "notes": list(report.notes),
-        "packages": versions,
+        "packages": package_versions(),
         "made": report.made,
     }
-    write_record(folder, REPORT, content, names)
+    write_record(folder, REPORT, content, [_PAGE, *models])
 
 
 def _numbers(line: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,24 +5,25 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gpclml.datasets import TrainTestSplit
-from gpclml.datasets.columns import NumberColumn
-from gpclml.errors import ArgumentError, DataError
-from gpclml.tables.encoding import (
-    FEW_MISSING,
-    TableEncoding,
-    check_columns,
-    drop_copies,
-    fit_encoding,
-)
+from gpclml.datasets.columns import CategoryColumn, Kind, column_of, numbers_of, texts_of
+from gpclml.datasets.copies import copied_rows
+from gpclml.errors import ArgumentError, DataError, UnknownNameError
+from gpclml.tables.encoding import MOST_LEVELS, InputEncoding, fit_inputs
+from gpclml.tables.missing import filled
 from gpclml.tables.reading import (
+    LEAST_TESTED,
+    LEAST_TRAINED,
+    kind_in_file,
     num_test_rows,
     read_table,
     read_targets,
@@ -31,33 +32,30 @@ from gpclml.tables.reading import (
     subset_rows,
 )
 from gpclml.tables.recipes import TableOptions
-from gpclml.tables.words import percent
 
 if TYPE_CHECKING:
     import pandas
 
-__all__ = [
-    "TableData",
-    "data_notes",
-    "read_table_data",
-    "repeated_rows",
-]
+__all__ = ["TableData", "data_notes", "fit_encoding", "read_table_data"]
 
-_LEAST_TRAINED, _LEAST_TESTED = 20, 5
+Rows = tuple[Tensor, Tensor]
+"""Inputs ``(n, d)``, NaN where missing, and targets ``(n,)``."""
 
 
 @dataclass(frozen=True, eq=False)
 class TableData:
-    """Training and test rows of a table, inputs ``(n, d)`` and targets ``(n,)``, and notes on them.
+    """Training and test rows of a table, and notes on them.
 
-    ``repeated`` says which test rows are equal to a training row, ``(t,)``.
+    ``train`` has no missing inputs: they are replaced by their expectations. ``repeated`` says
+    which test rows are equal to a training row, ``(t,)``; ``decimal`` is the decimal mark.
     """
 
     options: TableOptions
     sha256: str
-    encoding: TableEncoding
-    train: tuple[Tensor, Tensor]
-    test: tuple[Tensor, Tensor]
+    decimal: str
+    encoding: InputEncoding
+    train: Rows
+    test: Rows
     repeated: Tensor
     notes: tuple[str, ...]
 
@@ -72,7 +70,7 @@ class TableData:
 def read_table_data(options: TableOptions, tests: bool) -> TableData:
     """Reads a table, leaves out copies of rows, splits the others and encodes the columns."""
     if not options.data.is_file() and options.data.exists() and not options.data.is_dir():
-        # A pipe cannot be read again, for the checksum and by the Python file of a report.
+        # A pipe cannot be read again, for the checksum.
         raise DataError(f"{options.data} is not a regular file. Save the table to a file first.")
     table = read_table(options.data, options.missing, options.decimal)
     if len(table.columns) < 2:
@@ -81,11 +79,11 @@ def read_table_data(options: TableOptions, tests: bool) -> TableData:
             f"{options.data} has one column only, {name!r}. Give a table of a target and inputs, "
             "their names and values separated by comma, semicolon, tab or bar."
         )
-    read_targets(table, options.target)
-    check_columns(table, options.target, options.drop, options.categories)
-    count = len(table)
-    table = drop_copies(table, options.target, drop=options.drop, categories=options.categories)
     targets = read_targets(table, options.target)
+    kinds = _kinds(table, options)
+    copied = _copied_rows(table, kinds, targets)
+    decimal, amounts = (table.attrs.get(name, "") for name in ("decimal", "amounts"))
+    table, targets = table.iloc[~copied], targets[torch.from_numpy(~copied)]
     if options.time_column == options.target:
         expected = "a column that is not the target"
         raise ArgumentError("--time-column", repr(options.time_column), expected)
@@ -95,40 +93,100 @@ def read_table_data(options: TableOptions, tests: bool) -> TableData:
     else:
         none = torch.empty(0, dtype=torch.long)
         rows = TrainTestSplit(subset_rows(targets, options.seed, options.rows, times), none)
-    training = table.iloc[rows.train.numpy()]
-    encoding = fit_encoding(
-        training, options.target, drop=options.drop, categories=options.categories,
-        missing=options.missing, decimal=options.decimal or table.attrs.get("decimal", ""),
-    )  # fmt: skip
-    train, test = (encoding.tensors(table.iloc[part.numpy()]) for part in (rows.train, rows.test))
-    _check_enough(train, test, tests, options.target)
-    x, y = (torch.cat(parts) for parts in zip(train, test, strict=True))
-    _check_sizes(y, f"target {options.target!r}", power=2)
-    for name, values in zip(encoding.inputs, x.T, strict=True):
-        _check_sizes(values, f"column {name!r}", power=1)
-    incomplete = len(rows.train) - len(train[1]), len(rows.test) - len(test[1])
-    repeated = repeated_rows(train, test)
+    train_table, test_table = table.iloc[rows.train.numpy()], table.iloc[rows.test.numpy()]
+    encoding = fit_encoding(train_table, kinds, options)
+    x, test_x = (torch.from_numpy(encoding.encode(part)) for part in (train_table, test_table))
+    y, test_y = targets[rows.train], targets[rows.test]
+    repeated = _repeated_rows((x, y), (test_x, test_y))
+    train = filled(x, encoding.categories, options.seed), y
+    _check_enough(y, test_y, tests, options.target)
+    _check_sizes(torch.cat([y, test_y]), f"target {options.target!r}", power=2)
+    for name, values in zip(encoding.names, torch.cat([train[0], test_x]).T, strict=True):
+        _check_sizes(values[~values.isnan()], f"column {name!r}", power=1)
     notes = (
-        *_notes_on_rows(options, targets, times, rows, incomplete, count - len(table)),
-        *_notes_on_amounts(table.attrs.get("amounts", ())),
+        *_notes_on_rows(options, targets, times, rows, int(copied.sum())),
+        *_notes_on_columns(encoding, x, test_table, amounts),
         *_notes_on_time(options.time_column, encoding, table, times, rows.test),
-        *_notes_on_columns(encoding, table.iloc[rows.test.numpy()]),
-        *data_notes(encoding, train, repeated, targets if times is None else targets[:0]),
+        *data_notes(options.target, encoding, train, repeated),
+        *(_order_notes(options.target, targets) if times is None else ()),
     )
     checksum = hashlib.sha256(options.data.read_bytes()).hexdigest()
-    return TableData(options, checksum, encoding, train, test, repeated, notes)
+    return TableData(options, checksum, decimal, encoding, train, (test_x, test_y), repeated, notes)
 
 
-def _check_enough(
-    train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], tests: bool, target: str
-) -> None:
-    for (_, y), least, what in ((train, _LEAST_TRAINED, "train"), (test, _LEAST_TESTED, "test")):
+def _kinds(table: pandas.DataFrame, options: TableOptions) -> dict[str, Kind]:
+    """The kinds of the columns that may become inputs, by name; checks all their values."""
+    for argument, names in (("drop", options.drop), ("categories", options.categories)):
+        for name in names:
+            if name not in table.columns:
+                raise UnknownNameError(argument, name, map(str, table.columns))
+            if name == options.target:
+                raise ArgumentError(argument, repr(name), "a column that is not the target")
+    kinds: dict[str, Kind] = {}
+    for name in table.columns:
+        if name == options.target or name in options.drop:
+            continue
+        column = column_of(table, name)
+        kinds[name] = kind = "category" if name in options.categories else kind_in_file(column)
+        if kind in ("number", "boolean", "date"):
+            numbers_of(column, kind)
+    return kinds
+
+
+def _copied_rows(table: pandas.DataFrame, kinds: Mapping[str, Kind], targets: Tensor) -> np.ndarray:
+    """Which rows are copies of earlier ones, as by oversampling or a join.
+
+    A copy among the test rows would be predicted from its training row, and a copy among the
+    training rows says nothing new.
+    """
+    known = (~targets.isnan()).numpy()
+    rows = table.iloc[known]
+    inputs = fit_inputs(rows, kinds).encode(rows)
+    copied = np.zeros(len(table), dtype=bool)
+    copied[known] = copied_rows(inputs, targets.numpy()[known])
+    return copied
+
+
+def fit_encoding(
+    train: pandas.DataFrame, kinds: Mapping[str, Kind], options: TableOptions
+) -> InputEncoding:
+    """How columns become inputs, as :class:`gpclml.Regressor` encodes them.
+
+    Left out are columns as asked, and those that say nothing: of one value, and texts that differ
+    in most rows and are not named as categories.
+    """
+    left_out = dict.fromkeys(options.drop, "as asked")
+    for name, kind in kinds.items():
+        if kind == "category" and name not in options.categories:
+            texts = [text for text in texts_of(column_of(train, name)) if text is not None]
+            if (count := len(set(texts))) > MOST_LEVELS:
+                hint = "; write dates as 2024-05-31" if all(map(_OTHER_DATE.match, texts)) else ""
+                left_out[name] = f"{count} different texts, more than {MOST_LEVELS}{hint}"
+    encoding = fit_inputs(train, {name: kinds[name] for name in kinds if name not in left_out})
+    x = encoding.encode(train)
+    for name, inputs in encoding.slices.items():
+        if (np.nanmin(x[:, inputs], axis=0) == np.nanmax(x[:, inputs], axis=0)).all():
+            left_out[name] = "the same value in all rows"
+    columns = tuple(column for column in encoding.columns if column.name not in left_out)
+    encoding = InputEncoding(columns, {**left_out, **encoding.left_out})
+    if not encoding.columns:
+        reasons = "; ".join(f"{name!r}: {why}" for name, why in encoding.left_out.items())
+        got = f"no usable column ({reasons or 'there is none beside the target'})"
+        suggestion = "Correct one of them, or add another."
+        raise ArgumentError("table", got, "at least one column to predict from", suggestion)
+    return encoding
+
+
+_OTHER_DATE = re.compile(r"\d{1,4}[./-]\d{1,2}[./-]\d{1,4}(?:[T ].*)?$")
+
+
+def _check_enough(train_y: Tensor, test_y: Tensor, tests: bool, target: str) -> None:
+    for y, least, what in ((train_y, LEAST_TRAINED, "train"), (test_y, LEAST_TESTED, "test")):
         if len(y) < least and (tests or what == "train"):
-            got = f"{len(y)} rows to {what} on without missing values"
+            got = f"{len(y)} rows to {what} on"
             raise ArgumentError("rows", got, f"at least {least}", "Collect more rows.")
-    y = train[1]
-    if bool((y == y[0]).all()):
-        got = f"the same value {float(y[0]):g} in all rows to train on"
+    if bool((train_y == train_y[0]).all()):
+        got = f"the same value {float(train_y[0]):g} in all rows to train on"
         suggestion = "Name another column, or another --seed."
         raise ArgumentError(f"target {target!r}", got, "a column that varies", suggestion)
 
@@ -147,52 +205,79 @@ def _check_sizes(values: Tensor, column: str, power: int) -> None:
 
 
 def _notes_on_rows(
-    options: TableOptions,
-    targets: Tensor,
-    times: Tensor | None,
-    rows: TrainTestSplit,
-    incomplete: tuple[int, int],
-    copies: int,
-) -> list[str]:
+    options: TableOptions, targets: Tensor, times: Tensor | None, rows: TrainTestSplit, copies: int
+) -> Iterator[str]:
     """Sentences on how many rows there are, and which of them are left out."""
-    tests = len(rows.test) > 0
+    tested = len(rows.test)
     lacking = int(targets.isnan().sum())
     undated = 0 if times is None else int((times.isnan() & ~targets.isnan()).sum())
     count = len(targets) - lacking - undated
-    said = [f"{options.data.name} has {_rows(len(targets) + copies)}."]
+    yield f"{options.data.name} has {_rows(len(targets) + copies)}."
     if copies:
-        said.append(
+        yield (
             f"Left out: {_rows(copies)} that repeat{'s' if copies == 1 else ''} another in all "
             f"inputs and {options.target}. A copy is no further observation."
         )
     if lacking:
-        said.append(f"Left out: {_rows(lacking)} without {options.target}.")
+        yield f"Left out: {_rows(lacking)} without {options.target}."
     if undated:
-        said.append(f"Left out: {_rows(undated)} without {options.time_column}.")
-    if count - len(rows.test) > len(rows.train):
+        yield f"Left out: {_rows(undated)} without {options.time_column}."
+    if count - tested > len(rows.train):
         which = "random" if times is None else "latest"
-        of = f"of the {count - len(rows.test)} earlier ones" if tests else f"of {count}"
-        said.append(f"{options.rows} {which} rows {of} are fitted, the limit of --rows.")
-    elif tests and times is None and count - num_test_rows(count) > options.rows:
-        said.append(
+        of = f"of the {count - tested} earlier ones" if tested else f"of {count}"
+        yield f"{options.rows} {which} rows {of} are fitted, the limit of --rows."
+    elif tested and times is None and count - num_test_rows(count) > options.rows:
+        yield (
             f"{options.rows} random rows are compared and fitted, the limit of --rows; all "
-            f"{len(rows.test)} others are test rows."
+            f"{tested} others are test rows."
         )
-    if any(incomplete):
-        parts = f", {incomplete[0]} to train on and {incomplete[1]} to test on" if tests else ""
-        said.append(f"Left out: {_rows(sum(incomplete))} with missing values{parts}.")
-    return said
 
 
-def _notes_on_amounts(names: Sequence[str]) -> Iterator[str]:
-    if names:
-        listed = ", ".join(map(repr, names))
+def _notes_on_columns(
+    encoding: InputEncoding, x: Tensor, test: pandas.DataFrame, amounts: Sequence[str]
+) -> Iterator[str]:
+    """Sentences on how columns were read, what they lack, and columns that number the rows."""
+    if amounts:
+        listed = ", ".join(map(repr, amounts))
         yield f"Read as numbers, without marks of thousands, money or percent: {listed}."
+    lacks = {name: x[:, inputs].isnan().any() for name, inputs in encoding.slices.items()}
+    filled_in = [one.name for one in encoding.columns if lacks[one.name] or one.has_missing]
+    if filled_in:
+        marked = [one.name for one in encoding.columns if one.has_missing]
+        marks = f" A further input says where, for {', '.join(marked)}." if marked else ""
+        yield (
+            f"Missing values are filled in {', '.join(filled_in)}, by what the other columns let "
+            f"expect.{marks}"
+        )
+    for column in encoding.columns:
+        name = column.name
+        if isinstance(column, CategoryColumn):
+            if levels := column.unknown(column_of(test, name)):
+                yield (
+                    f"Column {name!r}: {_rows(sum(levels.values()), 'test row')} with levels that "
+                    f"no training row has: {_listed(list(levels))}."
+                )
+        elif column.kind == "number" and _numbers_rows(name, x[:, encoding.slices[name]]):
+            yield (
+                f"Column {name!r} has another whole number in every row. If it only numbers the "
+                f"rows, leave it out: --drop {name!r}."
+            )
+
+
+def _numbers_rows(name: str, values: Tensor) -> bool:
+    """Whether a column of different whole numbers is sorted, or is named like an identifier."""
+    steps = values[:, 0].diff()
+    is_whole = bool((values == values.round()).all())
+    if values.shape[1] > 1 or not is_whole or len(values.unique()) < len(values):
+        return False
+    last = re.split(r"[\s_-]+", name.lower().strip(" _-"))[-1]
+    named = last in ("id", "index", "number", "no", "nr")
+    return named or bool((steps > 0).all() or (steps < 0).all())
 
 
 def _notes_on_time(
     column: str | None,
-    encoding: TableEncoding,
+    encoding: InputEncoding,
     table: pandas.DataFrame,
     times: Tensor | None,
     test: Tensor,
@@ -200,8 +285,8 @@ def _notes_on_time(
     """Sentences on how rows were split by time, or could be."""
     if len(test) == 0:
         return
-    dates = [one.name for one in encoding.columns if getattr(one, "kind", "") == "date"]
     if times is None:
+        dates = [one.name for one in encoding.columns if getattr(one, "kind", "") == "date"]
         if dates:
             yield (
                 f"Column {dates[0]!r} has dates, and the test rows were drawn at random. If you "
@@ -215,22 +300,6 @@ def _notes_on_time(
             f"Column {column!r} is an input too, whose values in the test rows are beyond those of "
             f"all training rows. If it only says when a row was: --drop {column!r}."
         )
-
-
-def _notes_on_columns(encoding: TableEncoding, test: pandas.DataFrame) -> Iterator[str]:
-    """Sentences on columns that are filled, have new levels in test rows, or number the rows."""
-    filled = [one.name for one in encoding.columns if one.has_missing]
-    if filled:
-        yield (
-            f"Missing values are filled in {', '.join(filled)}, with a further input for each that "
-            f"says where, because at least {percent(FEW_MISSING)} of the training rows have some."
-        )
-    for name, levels in encoding.encode(test).unknown.items():
-        yield (
-            f"Column {name!r}: {_rows(sum(levels.values()), 'test row')} with levels that no "
-            f"training row has: {', '.join(levels)}."
-        )
-    yield from encoding.notes
 
 
 def _rows(count: int, what: str = "row") -> str:
@@ -247,42 +316,33 @@ _ROBUST = 1.349  # standard deviations between the quartiles of a normal distrib
 
 
 def data_notes(
-    encoding: TableEncoding, train: tuple[Tensor, Tensor], repeated: Tensor, all_y: Tensor
-) -> list[str]:
-    """Sentences on values, targets and rows that a user may want to look at.
-
-    ``all_y`` are the targets of all rows in the order of the file, NaN where missing; none where
-    the test rows are the latest.
-    """
-    said: list[str] = []
+    target: str, encoding: InputEncoding, train: Rows, repeated: Tensor
+) -> Iterator[str]:
+    """Sentences on values, targets and rows that a user may want to look at."""
     if encoding.left_out:
         names = [f"{name!r} ({reason})" for name, reason in encoding.left_out.items()]
-        said.append(f"Columns left out: {_listed(names)}.")
+        yield f"Columns left out: {_listed(names)}."
     if count := int(repeated.sum()):
-        said.append(
+        yield (
             f"{count} of {len(repeated)} test rows are equal to a training row in all inputs and "
             "the target. A model that has seen them predicts them better than new rows."
         )
-    said += [one.note for one in encoding.columns if isinstance(one, NumberColumn) and one.note]
-    said += _same_columns(encoding, train[0])
-    said += _target_notes(encoding.target, train[1])
-    said += _order_notes(encoding.target, all_y[~all_y.isnan()])
-    return said
+    yield from encoding.notes
+    yield from _same_columns(encoding, train[0])
+    yield from _target_notes(target, train[1])
 
 
-def repeated_rows(train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor]) -> Tensor:
+def _repeated_rows(train: Rows, test: Rows) -> Tensor:
     """Which test rows are equal to a training row in inputs and target, ``(t,)``."""
-    known = {row.numpy().tobytes() for row in _rows_of(train)}
-    return torch.tensor(
-        [row.numpy().tobytes() in known for row in _rows_of(test)], dtype=torch.bool
+    train_rows, test_rows = (
+        [row.tobytes() for row in (torch.column_stack(rows) + 0.0).numpy()]  # -0 is 0
+        for rows in (train, test)
     )
+    known = set(train_rows)
+    return torch.tensor([row in known for row in test_rows], dtype=torch.bool)
 
 
-def _rows_of(part: tuple[Tensor, Tensor]) -> Tensor:
-    return torch.cat([part[0], part[1].unsqueeze(-1)], dim=-1) + 0.0  # -0 is 0
-
-
-def _same_columns(encoding: TableEncoding, x: Tensor) -> Iterator[str]:
+def _same_columns(encoding: InputEncoding, x: Tensor) -> Iterator[str]:
     """Columns that are others, up to an offset and a factor."""
     owner = [column.name for column in encoding.columns for _ in column.inputs]
     if len(owner) > _MOST_COMPARED:
@@ -339,6 +399,7 @@ def _target_notes(target: str, y: Tensor) -> Iterator[str]:
 
 def _order_notes(target: str, y: Tensor) -> Iterator[str]:
     """Whether a row's target is like that of the row before it in the file."""
+    y = y[~y.isnan()]
     steps = y.diff()
     if len(y) < 20 or bool((steps >= 0).all()) or bool((steps <= 0).all()):
         return  # a table sorted by its target

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -19,13 +19,12 @@ from linear_operator.utils.errors import NanError, NotPSDError
 from torch import Tensor
 
 from gpclml._utils.files import write_atomically
-from gpclml.datasets.columns import category_places
+from gpclml.datasets.columns import column_of, numbers_of
 from gpclml.errors import ArgumentError, DataError
 from gpclml.evaluation.scores import leave_one_out, log_marginal_likelihood
 from gpclml.models import GPRegression
-from gpclml.tables import StackedGP, StackedPrediction
 from gpclml.tables.data import TableData, read_table_data
-from gpclml.tables.encoding import TableEncoding
+from gpclml.tables.encoding import InputEncoding
 from gpclml.tables.folders import (
     MODEL,
     files_of,
@@ -34,6 +33,8 @@ from gpclml.tables.folders import (
     sha256_of,
     write_record,
 )
+from gpclml.tables.missing import unknown_inputs
+from gpclml.tables.mixture import StackedPrediction
 from gpclml.tables.predictions import PREDICTED_SHARE, predicted, prediction_scores
 from gpclml.tables.reading import read_table
 from gpclml.tables.recipes import (
@@ -44,6 +45,7 @@ from gpclml.tables.recipes import (
     kernel_object,
     package_versions,
 )
+from gpclml.tables.stacked import StackedGP
 from gpclml.tables.terminal import FitError, error_text, give, shows_progress, tell, warned
 from gpclml.tables.words import figure, percent
 
@@ -51,7 +53,7 @@ if TYPE_CHECKING:
     import pandas
 
 __all__ = [
-    "MODEL_FILES",
+    "MODEL_FILE",
     "SavedModel",
     "check_size",
     "default_models",
@@ -60,43 +62,55 @@ __all__ = [
     "load_model",
     "load_model_made_from",
     "made_from",
-    "one_thread_serves",
     "predict_table",
     "save_model",
     "threads_for",
 ]
 
-MODEL_FILES = ("model.pt", "table.json")
-"""The files of a model beside its record."""
+MODEL_FILE = "model.pt"
+"""The file of a model beside its record."""
 
 
 @dataclass(frozen=True, eq=False)
 class SavedModel:
     """A fitted model of a table.
 
-    ``made_from`` has all that decides the model: data, rows, recipe and versions of packages.
+    ``made_from`` has all that decides the model: data, rows, recipe and versions of packages;
+    ``decimal`` is the decimal mark of the table.
     """
 
     model: GPRegression | StackedGP
-    encoding: TableEncoding
+    encoding: InputEncoding
     fitted: FittedModel
     made_from: Mapping[str, Any]
+    decimal: str
+
+    def predict(self, x: Tensor, progress: bool = False) -> StackedPrediction:
+        """The distributions of new observations at inputs ``(t, d)``, NaN where missing."""
+        return predicted(self.model, x, progress, self.encoding.categories)
+
+    def note_on_unknown(self, x: Tensor) -> str:
+        """A sentence on inputs ``(t, d)`` that are averaged over; empty if there are none."""
+        if isinstance(self.model, StackedGP):
+            unknown = self.model.unknown_inputs(x)
+        else:
+            train_x = cast(Any, self.model.train_inputs)[0]
+            unknown = unknown_inputs(x, train_x, self.encoding.categories)
+        return self.encoding.note_on_unknown(unknown.numpy())
 
 
 def save_model(folder: Path, saved: SavedModel) -> None:
-    """Writes a model to a folder: ``model.pt``, ``table.json``, and last its record."""
+    """Writes a model to a folder: ``model.pt``, and last its record."""
     folder.mkdir(parents=True, exist_ok=True)
-    saved.model.save(folder / "model.pt")
-    saved.encoding.save(folder / "table.json")
+    saved.model.save(folder / MODEL_FILE)
     content = {
-        "recipe": asdict(saved.fitted.recipe),
-        "seconds": saved.fitted.seconds,
-        "note": saved.fitted.note,
-        "problem": saved.fitted.problem,
+        **asdict(saved.fitted),
         "made_from": dict(saved.made_from),
+        "decimal": saved.decimal,
+        "encoding": asdict(saved.encoding),
         "packages": package_versions(),
     }
-    write_record(folder, MODEL, content, MODEL_FILES)
+    write_record(folder, MODEL, content, [MODEL_FILE])
 
 
 def load_model(folder: Path) -> SavedModel:
@@ -107,7 +121,7 @@ def load_model(folder: Path) -> SavedModel:
     if not folder.is_dir():
         said = f"{folder} is a file" if folder.exists() else f"There is no folder {folder}"
         raise DataError(f"{said}. Give a folder that 'gpclml fit' wrote.")
-    path = folder / MODEL.record
+    path, model_path = folder / MODEL.record, folder / MODEL_FILE
     record = read_record(path)
     if record is None or not MODEL.is_record(record):
         suggestion = "Give one that 'gpclml fit' wrote."
@@ -119,25 +133,23 @@ def load_model(folder: Path) -> SavedModel:
         raise DataError(f"{folder} holds no model. {suggestion}")
     files = files_of(path, record)
     recipe = Recipe(**record["recipe"])
-    fitted = FittedModel(recipe, record["seconds"], record["note"], record["problem"])
-    path_of_model = folder / "model.pt"
-    saved = SavedModel(
-        model=StackedGP.load(path_of_model)
-        if recipe.model == STACK
-        else GPRegression.load(path_of_model, kernel=kernel_object(recipe.model)),
-        encoding=TableEncoding.load(folder / "table.json"),
-        fitted=fitted,
-        made_from=record["made_from"],
-    )
+    if recipe.model == STACK:
+        model = StackedGP.load(model_path)
+    else:
+        model = GPRegression.load(model_path, kernel=kernel_object(recipe.model))
     # Last, so that a run that replaces the files meanwhile is noticed.
-    for name in MODEL_FILES:
-        if files.get(name) != sha256_of(folder / name):
-            raise DataError(
-                f"{folder / name} is not the file that {path} was written with: one of them has "
-                "been changed, or a run was killed while it replaced them. Repeat the command that "
-                "wrote the folder."
-            )
-    return saved
+    if files.get(MODEL_FILE) != sha256_of(model_path):
+        raise DataError(
+            f"{model_path} is not the file that {path} was written with. Repeat the command that "
+            "wrote the folder."
+        )
+    return SavedModel(
+        model=model,
+        encoding=InputEncoding.from_content(record["encoding"]),
+        fitted=FittedModel(recipe, record["seconds"], record["note"], record["problem"]),
+        made_from=record["made_from"],
+        decimal=record["decimal"],
+    )
 
 
 def load_model_made_from(folder: Path, made_from: Mapping[str, Any]) -> SavedModel | None:
@@ -157,11 +169,11 @@ def fit_table(options: RunOptions, quiet: bool = False) -> SavedModel:
     check_size((options.recipe.model,), *data.train[0].shape)
     for note in () if quiet else data.notes:
         tell(note)
-    with open_work_folder(options.out, MODEL, MODEL_FILES) as folder:
-        with threads_for(len(data.train[1])):
+    count = len(data.train[1])
+    with open_work_folder(options.out, MODEL) as folder:
+        with threads_for(count):
             saved = fit_recipe(options.recipe, data, progress=shows_progress(quiet))
         save_model(folder, saved)
-    count = len(data.train[1])
     if saved.fitted.note:
         tell(saved.fitted.note)
     if isinstance(saved.model, StackedGP):
@@ -190,16 +202,16 @@ def fit_recipe(recipe: Recipe, data: TableData, progress: bool) -> SavedModel:
     start = time.perf_counter()
     with warned() as said:
         try:
-            categories = category_places(data.encoding.columns)
-            fit = recipe.fit(*data.train, progress=progress, categories=categories)
+            fit = recipe.fit(*data.train, progress=progress, categories=data.encoding.categories)
         except (NanError, NotPSDError) as error:
             raise FitError(f"{recipe.model} could not be fitted: {error}") from error
     told = " ".join(filter(None, (fit.note, *said)))
     fitted = FittedModel(recipe, time.perf_counter() - start, told, fit.problem)
-    return SavedModel(fit.model, data.encoding, fitted, made_from(recipe, data))
+    origin = made_from(recipe, data)
+    return SavedModel(fit.model, data.encoding, fitted, origin, data.decimal)
 
 
-def made_from(recipe: Recipe, data: TableData) -> dict[str, object]:
+def made_from(recipe: Recipe, data: TableData) -> dict[str, Any]:
     """All that decides the fitted model: data, rows, recipe and versions of packages."""
     return {**data.made_from, "recipe": asdict(recipe), "packages": package_versions()}
 
@@ -245,23 +257,18 @@ def check_size(names: tuple[str, ...], num_train: int, num_inputs: int) -> None:
         )
 
 
-_SMALL = 1000  # rows
-
-
-def one_thread_serves(num_train: int) -> bool:
-    """Whether a fit should use one thread only: up to 1000 rows.
-
-    Such a fit takes steps of milliseconds. They gain little from more threads, and take ten times
-    as long if the cores have other work.
-    """
-    return num_train <= _SMALL
+_FEW_ROWS = 1000
 
 
 @contextmanager
 def threads_for(num_train: int) -> Iterator[None]:
-    """Uses one thread within the block if :func:`one_thread_serves`, else as many as before."""
+    """Uses one thread within the block with up to 1000 rows, else as many as before.
+
+    Such a fit takes steps of milliseconds. They gain little from more threads, and take ten times
+    as long if the cores have other work.
+    """
     before = torch.get_num_threads()
-    if one_thread_serves(num_train):
+    if num_train <= _FEW_ROWS:
         torch.set_num_threads(1)
     try:
         yield
@@ -275,30 +282,26 @@ _COLUMNS = "mean", "standard_deviation", "lower_90", "upper_90"
 def predict_table(
     folder: Path, data: Path, out: Path | None = None, quiet: bool = False
 ) -> pandas.DataFrame:
-    """Predicts the rows of a table and writes a line of CSV for each, in their order.
-
-    The cells are empty if an input that the model needs is missing.
-    """
+    """Predicts the rows of a table and writes a line of CSV for each, in their order."""
     import pandas
 
     out = Path("predictions.csv") if out is None else out
     saved = load_model(folder)
     _check_output(out, data, *folder.iterdir())
-    table = read_table(data, saved.encoding.missing, saved.encoding.decimal)
-    encoded = saved.encoding.encode(table)
-    found = predicted(saved.model, encoded.inputs, shows_progress(quiet))
-    parts = found.mean, found.std, *found.interval(PREDICTED_SHARE)
-    columns = dict(zip(_COLUMNS, parts, strict=True))
-    rows = encoded.rows.numpy()
-    result = pandas.DataFrame({name: values.numpy() for name, values in columns.items()}, rows)
-    result = result.reindex(range(len(table)))
+    table = read_table(data, saved.made_from["missing"], saved.decimal)
+    x = torch.from_numpy(saved.encoding.encode(table))
+    prediction = saved.predict(x, shows_progress(quiet))
+    columns = prediction.mean, prediction.std, *prediction.interval(PREDICTED_SHARE)
+    result = pandas.DataFrame(
+        {name: values.numpy() for name, values in zip(_COLUMNS, columns, strict=True)}
+    )
     text = result.to_csv(index=False).encode()
     write_atomically(out, lambda file: file.write(text))
     if not quiet:
-        for note in encoded.notes:
+        if note := saved.note_on_unknown(x):
             tell(note)
-        tell(f"{len(rows)} of {len(table)} rows predicted: {out}")
-        _tell_scores(saved, table, rows, found)
+        tell(f"{len(table)} rows predicted: {out}")
+        _tell_scores(saved.made_from["target"], table, prediction)
     return result
 
 
@@ -332,20 +335,17 @@ def _holds_predictions(path: Path) -> bool:
         return file.readline(1000).strip() == ",".join(_COLUMNS).encode()
 
 
-def _tell_scores(
-    saved: SavedModel, table: pandas.DataFrame, rows: np.ndarray, found: StackedPrediction
-) -> None:
+def _tell_scores(target: str, table: pandas.DataFrame, prediction: StackedPrediction) -> None:
     """Prints how good the predictions are, if the table has the target."""
-    target = saved.encoding.target
     if target not in table.columns:
         return
     try:
-        targets = saved.encoding.targets(table)[rows]
+        targets = torch.from_numpy(np.array(numbers_of(column_of(table, target), "number")))
     except ArgumentError:  # nobody asked for it, so a column of texts is no error
         return
     count = int((~targets.isnan()).sum())
     if count:
-        scores = prediction_scores(targets, found)
+        scores = prediction_scores(targets, prediction)
         if not math.isfinite(scores.rmse) or not math.isfinite(scores.nll):
             tell(f"No scores: values of {target} are too far from the predictions to be squared.")
             return

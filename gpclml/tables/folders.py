@@ -1,13 +1,9 @@
 """Folders of results: what the command wrote in them, and how it replaces that.
 
-The record of a folder, a JSON file, says what the folder is and which of its files the command
-wrote, with their SHA-256: only these are ever replaced or removed, and only while they are as they
-were written. A result is written in a work folder beside its place, with ``.part`` after its name,
-its record last. Then its files are moved to their places one after another, the record last again.
-
-A run that is killed while it moves them, which takes milliseconds, leaves files of two results. The
-record in place is then still the old one, whose checksums are not those of what was replaced, so
-that nobody takes them for one result. The next command for the folder moves the rest.
+The record of a folder, a JSON file, says what the folder is and which files the command wrote in
+it, with their SHA-256. A folder that has other files, or changed ones, is refused. A result is
+written in a work folder beside its place, with ``.part`` after its name, from which an interrupted
+run goes on. When it is complete, the work folder is renamed.
 """
 
 from __future__ import annotations
@@ -18,11 +14,9 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from pathlib import Path, PurePosixPath
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
-
-from filelock import FileLock, Timeout
 
 from gpclml import __version__
 from gpclml._utils.files import write_atomically
@@ -40,10 +34,9 @@ __all__ = [
     "write_record",
 ]
 
-_VERSION = 2
+_VERSION = 3
 _MARKER = ".gpclml-work"  # the empty file by which a work folder is known
-_NAMES = r"(models/\w+/)?(model\.json|model\.pt|table\.json)|index\.html|model\.py|report\.json"
-_LEFT = re.compile(rf"({_NAMES})(\.[0-9a-f]{{32}}\.part)?")  # by a run, also one that was killed
+_HALF_WRITTEN = re.compile(r".+\.[0-9a-f]{32}\.part")  # by a run that was killed
 
 
 class FolderKind(NamedTuple):
@@ -73,7 +66,7 @@ def write_record(
         "files": {name: sha256_of(folder / name) for name in sorted(names)},
     }
     record["checksum"] = _checksum(record)
-    text = json.dumps(record, indent=1, ensure_ascii=False) + "\n"
+    text = json.dumps(record, indent=1) + "\n"
     write_atomically(folder / kind.record, lambda file: file.write(text.encode()))
 
 
@@ -88,18 +81,14 @@ def read_record(path: Path) -> dict[str, Any] | None:
 
 def files_of(path: Path, record: Mapping[str, Any]) -> dict[str, str]:
     """SHA-256 of the files that a record names, by name; refuses a record that was changed."""
-    files = record.get("files")
     wrong = ""
     if record.get("version") != _VERSION:
         wrong = "was written by another release"
-    elif record.get("checksum") != _checksum(record) or not isinstance(files, dict):
+    elif record.get("checksum") != _checksum(record) or not isinstance(record.get("files"), dict):
         wrong = "is damaged, or has been changed since gpclml wrote it"
-    elif strange := [name for name in files if not re.fullmatch(_NAMES, name)]:
-        wrong = f"names the file {strange[0]!r}, which gpclml does not write"
     if wrong:
         raise DataError(f"{path} {wrong}. Move the folder elsewhere, or name another one.")
-    assert isinstance(files, dict)
-    return files
+    return record["files"]
 
 
 def sha256_of(path: Path) -> str:
@@ -110,183 +99,82 @@ def sha256_of(path: Path) -> str:
 
 def work_folder_of(out: Path) -> Path:
     """The folder in which the result for a folder is written."""
-    out = _place_of(out)
+    out = _resolved(out)
     return out.with_name(f"{out.name}.part")
 
 
 @contextlib.contextmanager
-def open_work_folder(out: Path, kind: FolderKind, names: Collection[str]) -> Iterator[Path]:
+def open_work_folder(out: Path, kind: FolderKind) -> Iterator[Path]:
     """Gives the work folder of ``out``: a new one, or the one that an interrupted run left.
 
-    Within the block no other run writes ``out``. At its end the files that the record in the work
-    folder names are put in their places. After an error the work folder is removed, unless it has
-    models of a report, from which the next run goes on.
+    At the end of the block it is renamed to ``out``. After an error it stays for the next run to go
+    on from, unless nothing is in it.
 
     Raises:
-        DataError: ``out`` or the work folder is a link, or is there and is no folder of this kind;
-            a file in them has one of the names and was not written by the command, or has been
-            changed; another run writes them; or they cannot be written.
+        DataError: ``out`` or the work folder is a link, has files that the command did not write or
+            that have been changed, or cannot be written; or ``out`` is the current folder.
     """
-    out, part = _place_of(out), work_folder_of(out)
-    try:
-        # It is tried, since permissions do not bind every user.
-        tempfile.TemporaryFile(dir=out.parent).close()
-    except OSError as error:
-        raise _cannot_write(out, error) from error
-    with _only_run(out):
-        _check_work_folder(part)
-        _put_in_place(part, out, kind)  # what a killed run has finished
-        own = _own_files(out, kind)
-        _check_places(out, {*names, *own}, own)
-        try:
-            part.mkdir(exist_ok=True)
-            (part / _MARKER).touch()
-        except OSError as error:
-            raise _cannot_write(out, error) from error
-        try:
-            yield part
-            own = _own_files(out, kind)
-            _check_places(out, {*own, *_finished(part, kind)}, own)
-        except BaseException:
-            (part / kind.record).unlink(missing_ok=True)
-            if not any(part.glob(f"models/*/{MODEL.record}")):
-                _remove(part)
-            raise
-        try:
-            _put_in_place(part, out, kind)
-        except KeyboardInterrupt:  # all is written, and takes only a moment to be in place
-            _put_in_place(part, out, kind)
-        _remove(part)
-
-
-@contextlib.contextmanager
-def _only_run(out: Path) -> Iterator[None]:
-    """Makes sure that no other run of the command writes a folder within the block.
-
-    A hidden empty file beside the folder is locked. The system releases the lock when the process
-    ends, however it ends.
-    """
-    path = out.with_name(f".{out.name}.gpclml-lock")
-    if path.is_symlink() or (path.exists() and (not path.is_file() or path.stat().st_size)):
-        said = f"--out: {path} is there and was not written by this command"
-        raise DataError(f"{said}. Move it elsewhere, or name another folder.")
-    lock = FileLock(path, timeout=0)
-    try:
-        lock.acquire()
-    except Timeout as error:
-        suggestion = "Wait until it has ended, or name another folder."
-        raise DataError(f"--out: another run of gpclml is writing {out}. {suggestion}") from error
-    except OSError:
-        pass  # a file system without locks, as some network drives
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):  # on Windows an open file cannot be removed
-            path.unlink(missing_ok=True)
-        lock.release()
-
-
-def _check_work_folder(part: Path) -> None:
+    out, part = _resolved(out), work_folder_of(out)
+    _check_replaceable(out, kind)
     if part.is_symlink():
         raise DataError(f"--out: {part} is a link. Name the folder itself, or another one.")
     if part.exists() and not (part / _MARKER).is_file() and not _is_empty(part):
         raise _not_ours(part, f"it has no {_MARKER}")
+    try:
+        part.mkdir(exist_ok=True)
+        (part / _MARKER).touch()
+    except OSError as error:
+        said = f"--out: cannot write in {out.parent} ({error.strerror})"
+        raise DataError(f"{said}. Name a folder elsewhere.") from error
+    for path in part.rglob("*.part"):
+        if _HALF_WRITTEN.fullmatch(path.name):
+            path.unlink()
+    try:
+        yield part
+        _check_replaceable(out, kind)  # somebody may have written there meanwhile
+    except BaseException:
+        if [path.name for path in part.iterdir()] == [_MARKER]:
+            (part / _MARKER).unlink()
+            part.rmdir()
+        raise
+    # A run that is killed between the two renames leaves the work folder, which is complete.
+    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as aside:
+        if out.exists():
+            os.replace(out, Path(aside, out.name))
+        os.replace(part, out)
+    (out / _MARKER).unlink()
 
 
-def _own_files(folder: Path, kind: FolderKind) -> dict[str, str]:
-    """SHA-256 by name of the files in a folder that the command wrote; refuses other folders."""
+def _check_replaceable(folder: Path, kind: FolderKind) -> None:
+    """Refuses a folder unless it is new, empty, or as the command wrote it."""
     if folder.is_symlink():
         raise DataError(f"--out: {folder} is a link. Name the folder itself, or another one.")
-    path = folder / kind.record
-    record = read_record(path) if _is_file(path) else None
-    if record is not None and kind.is_record(record):
-        return files_of(path, record)
+    if Path.cwd().is_relative_to(folder):
+        raise DataError(f"--out: {folder} is the current folder, or holds it. Name a new one.")
     if not folder.exists() or _is_empty(folder):
-        return {}
-    why = f"it has no {kind.record}" if folder.is_dir() else "it is no folder"
-    if path.is_symlink():
-        why = f"its {kind.record} is a link"
-    elif path.exists():
-        why = f"its {kind.record} is of another program"
-    raise _not_ours(folder, why)
-
-
-def _check_places(folder: Path, names: Iterable[str], *accepted: Mapping[str, str]) -> None:
-    """Checks that files may be written: nothing that others wrote or changed has their names."""
-    for name in sorted(names):
-        for parent in reversed(PurePosixPath(name).parents[:-1]):
-            place = folder / parent
-            if place.is_symlink() or (place.exists() and not place.is_dir()):
-                raise _in_the_way(place, "is there and is no folder")
-        path = folder / name
-        if not os.path.lexists(path):
-            continue
-        checksums = [files[name] for files in accepted if name in files]
-        if not checksums or not _is_file(path):
-            raise _in_the_way(path, "is there and was not written by this command")
-        if sha256_of(path) not in checksums:
-            raise _in_the_way(path, "has been changed since gpclml wrote it")
-
-
-def _finished(part: Path, kind: FolderKind) -> dict[str, str]:
-    """SHA-256 by name of the files of a finished result; empty if it is not finished."""
-    record = read_record(part / kind.record)
-    return {} if record is None else files_of(part / kind.record, record)
-
-
-def _put_in_place(part: Path, out: Path, kind: FolderKind) -> None:
-    """Moves the files of a finished work folder to their places.
-
-    It can be called again after it was stopped at any point.
-    """
-    new = _finished(part, kind)
-    if not new:
         return
-    # A folder without a record was not there before, or was empty.
-    there = out.is_symlink() or os.path.lexists(out / kind.record)
-    old = _own_files(out, kind) if there else {}
-    _check_places(out, {*old, *new}, old, new)
-    for name in new:
-        if (part / name).exists():
-            (out / name).parent.mkdir(parents=True, exist_ok=True)
-            os.replace(part / name, out / name)
-    for name in old.keys() - new.keys():
-        (out / name).unlink(missing_ok=True)
-        _remove_empty_folders((out / name).parent, out)
-    os.replace(part / kind.record, out / kind.record)
-
-
-def _remove(part: Path) -> None:
-    """Removes a work folder, except what the command did not write."""
-    for folder, _, files in os.walk(part, topdown=False):
-        for name in files:
-            path = Path(folder, name)
-            if _LEFT.fullmatch(path.relative_to(part).as_posix()):
-                path.unlink()
-        if folder != str(part):
-            _remove_empty_folders(Path(folder), part)
-    (part / _MARKER).unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # something is in it
-        part.rmdir()
-
-
-def _remove_empty_folders(folder: Path, root: Path) -> None:
-    """Removes a folder and those that it is in, below a root, if nothing is left in them."""
-    with contextlib.suppress(OSError):  # something is in it
-        while folder != root:
-            folder.rmdir()
-            folder = folder.parent
-
-
-def _is_file(path: Path) -> bool:
-    return path.is_file() and not path.is_symlink()
+    path = folder / kind.record
+    record = read_record(path)
+    if not path.is_file() or not kind.is_record(record):
+        why = f"it has no {kind.record}" if folder.is_dir() else "it is no folder"
+        raise _not_ours(folder, f"its {path.name} is of another program" if path.exists() else why)
+    assert record is not None
+    files = files_of(path, record)
+    for path in sorted(folder.rglob("*")):
+        name, is_link = path.relative_to(folder).as_posix(), path.is_symlink()
+        if not is_link and (path.is_dir() or name in (kind.record, _MARKER)):
+            continue
+        if is_link or name not in files:
+            raise _in_the_way(path, "is there and was not written by this command")
+        if sha256_of(path) != files[name]:
+            raise _in_the_way(path, "has been changed since gpclml wrote it")
 
 
 def _is_empty(folder: Path) -> bool:
     return folder.is_dir() and not any(folder.iterdir())
 
 
-def _place_of(out: Path) -> Path:
+def _resolved(out: Path) -> Path:
     """The path of a folder without links, except that the folder itself may be one."""
     out = out.absolute()
     if out.name == "..":
@@ -305,11 +193,6 @@ def _not_ours(folder: Path, why: str) -> DataError:
 
 def _in_the_way(path: Path, what: str) -> DataError:
     return DataError(f"--out: {path} {what}. Move it elsewhere, or name another folder.")
-
-
-def _cannot_write(out: Path, error: OSError) -> DataError:
-    said = f"--out: cannot write in {out.parent} ({error.strerror})"
-    return DataError(f"{said}. Name a folder elsewhere.")
 
 
 def _checksum(record: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gpclml._utils.arguments import seeded
 
-__all__ = ["completions", "filled", "unknown_inputs"]
+__all__ = ["averaged", "completions", "filled", "unknown_inputs"]
 
 _MOST_VALUES = 64  # by which a missing input is represented
 _JITTER = 1e-6
@@ -101,19 +101,59 @@ def completions(
     return torch.as_tensor(values).to(x), torch.as_tensor(weights).to(x)
 
 
-def filled(x: Tensor, categories: Sequence[Sequence[int]], seed: int = 0) -> Tensor:
-    """Rows whose few missing inputs are replaced by their expectations given the other inputs.
+def averaged(
+    moments: Callable[[Tensor], tuple[Tensor, Tensor]],
+    x: Tensor,
+    train_x: Tensor,
+    categories: Sequence[Sequence[int]],
+    tails: Tensor,
+    seed: int = 0,
+) -> tuple[Tensor, Tensor]:
+    """Locations and scales of K models at points, ``(K, m)``, averaged over unknown inputs.
+
+    Mean and variance are those of the average.
 
     Args:
-        x: Training inputs, ``(n, d)``, NaN where missing; no column is missing in all rows.
+        moments: Locations and scales ``(K, p)`` at points ``(p, d)`` without unknown inputs.
+        x: Points, ``(m, d)``, NaN where an input is missing.
+        train_x: Training inputs, ``(n, d)``.
+        categories: For each category the columns that are its levels.
+        tails: Variances of the models' distributions of scale one, ``(K, 1)``.
+        seed: Seed of :func:`completions`.
+    """
+    unknown = unknown_inputs(x, train_x, categories)
+    locations, scales = moments(torch.where(unknown, train_x.mean(0), x))
+    rows = unknown.any(-1)
+    if bool(rows.any()):
+        points, weights = completions(x[rows], unknown[rows], train_x, categories, seed)
+        values, spreads = (
+            values.reshape(-1, *weights.shape) for values in moments(points.flatten(0, 1))
+        )
+        mean = (weights * values).sum(-1)
+        between = (weights * (values - mean.unsqueeze(-1)).square()).sum(-1)
+        locations[:, rows] = mean
+        scales[:, rows] = ((weights * spreads.square()).sum(-1) + between / tails).sqrt()
+    return locations, scales
+
+
+def filled(
+    x: Tensor, categories: Sequence[Sequence[int]], seed: int = 0, train_x: Tensor | None = None
+) -> Tensor:
+    """Rows whose missing inputs are replaced by their expectations given the other inputs.
+
+    Args:
+        x: Inputs, ``(n, d)``, NaN where missing.
         categories: For each category the columns that are its levels.
         seed: Seed of :func:`completions`.
+        train_x: Training inputs that show what may be, ``(m, d)``; the rows themselves if None, in
+            which no column may be missing everywhere.
     """
     unknown = x.isnan()
     rows = unknown.any(-1)
     if not bool(rows.any()):
         return x
-    whole = torch.where(unknown, x.nanmean(0), x)
-    values, shares = completions(whole[rows], unknown[rows], whole, categories, seed)
+    whole = torch.where(unknown, x.nanmean(0) if train_x is None else train_x.mean(0), x)
+    known = whole if train_x is None else train_x
+    values, shares = completions(whole[rows], unknown[rows], known, categories, seed)
     whole[rows] = (shares.unsqueeze(-1) * values).sum(1)
     return whole

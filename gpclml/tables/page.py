@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,7 +32,6 @@ from gpclml.tables.recipes import (
     Recipe,
     RunOptions,
     package_versions,
-    rendered,
 )
 from gpclml.tables.words import (
     CRITERIA_COLUMNS,
@@ -88,7 +86,7 @@ class Report:
 
     @property
     def first(self) -> str:
-        """The model that ranks first, which ``model.py`` rebuilds."""
+        """The model that ranks first."""
         return str(self.comparison.table.index[0])
 
     @property
@@ -121,19 +119,24 @@ class Report:
 
 def page_of(report: Report) -> str:
     """The page as HTML, with style and figures in it, so that it needs no other file."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
     comparison, encoding, scores = report.comparison, report.data.encoding, report.scores
-    choice = report.choice
+    choice, recipe = report.choice, report.options.recipe
     fitted = choice.name if choice.name in (*MODELS, STACK) else choice.pick
-    recipe = report.options.recipe
     if fitted == STACK:  # which has no other objective and no limit of steps
         recipe = Recipe(STACK, seed=recipe.seed, restarts=recipe.restarts)
     else:
         recipe = replace(recipe, model=fitted)
-    return rendered(
-        "page.html.jinja",
+    # Names of columns, levels and files are escaped.
+    templates = Environment(
+        loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, autoescape=True,
+        trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip
+    return templates.get_template("page.html.jinja").render(
         report=report,
-        target=encoding.target,
-        headline=headline(choice, encoding.target),
+        target=report.options.table.target,
+        headline=headline(choice, report.options.table.target),
         num_test=len(report.data.test[1]),
         descriptions=[(name, report.texts[name]) for name in scores],
         test_columns=TEST_COLUMNS,
@@ -146,9 +149,8 @@ def page_of(report: Report) -> str:
         columns=column_rows(encoding),
         fitted=fitted,
         fit_command=RunOptions(report.options.table, recipe, Path("model")).command("fit"),
-        folder=os.getcwd(),
         versions=package_versions(),
-        figures=figures_of_criteria(comparison, one_input=len(encoding.inputs) == 1),
+        figures=figures_of_criteria(comparison, one_input=len(encoding.names) == 1),
     )
 
 
@@ -167,7 +169,7 @@ def report_text(report: Report) -> list[str]:
     )  # fmt: skip
     criteria = comparison.sentences[: len(comparison.sentences) - len(comparison.findings)]
     said = [
-        headline(report.choice, report.data.encoding.target),
+        headline(report.choice, report.options.table.target),
         " ".join(report.answer),
         "",
         *table.to_string().split("\n"),
@@ -187,12 +189,11 @@ _MOST_DRAWN = 150  # test rows
 
 
 class PageFigure(NamedTuple):
-    """A figure of a page: what it shows, how to read it, and it for light and dark pages."""
+    """A figure of a page: what it shows, how to read it, and its address, which holds it."""
 
     title: str
     reading: str
-    light: str
-    dark: str
+    address: str
 
 
 def figure_of_test_rows(name: str, targets: Tensor, scores: PredictionScores) -> PageFigure:
@@ -281,19 +282,14 @@ def _drawn(
     panels: int,
     height: float,
 ) -> PageFigure:
-    """Draws a figure for light and for dark pages, with no regard to the user's own style."""
-    from matplotlib import rcParamsDefault, style
+    """Draws a figure, with no regard to the user's own style."""
+    from matplotlib import style
     from matplotlib.figure import Figure
 
-    addresses = []
-    for theme in ("default", "dark_background"):
-        with style.context([theme, {"axes.prop_cycle": rcParamsDefault["axes.prop_cycle"]}]):
-            figure = Figure(figsize=(_INCHES, height), layout="constrained")
-            draw(figure.subplots(panels, 1, squeeze=False).ravel())
-            buffer = io.BytesIO()
-            figure.savefig(
-                buffer, format="png", dpi=_DOTS_PER_INCH, transparent=True,
-                metadata={"Software": None},
-            )  # fmt: skip
-        addresses.append(f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}")
-    return PageFigure(title, reading, *addresses)
+    with style.context("default"):
+        figure = Figure(figsize=(_INCHES, height), layout="constrained")
+        draw(figure.subplots(panels, 1, squeeze=False).ravel())
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png", dpi=_DOTS_PER_INCH, metadata={"Software": None})
+    address = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+    return PageFigure(title, reading, address)

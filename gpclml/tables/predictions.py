@@ -5,18 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from gpclml._utils.arguments import check_finite, checked, seeded
-from gpclml.errors import ShapeError
+from gpclml._utils.arguments import check_finite, seeded
 from gpclml.evaluation import paired_difference
 from gpclml.models import GPRegression
-from gpclml.tables import StackedGP, StackedPrediction
-from gpclml.tables.encoding import TableEncoding
+from gpclml.tables.encoding import InputEncoding
+from gpclml.tables.missing import averaged, filled
+from gpclml.tables.mixture import StackedPrediction
 from gpclml.tables.recipes import STACK
+from gpclml.tables.stacked import StackedGP
 from gpclml.tables.terminal import error_text
 
 __all__ = [
@@ -88,11 +89,6 @@ class PredictionScores:
         return _scores(*[none] * 6)
 
     @property
-    def squares(self) -> Tensor:
-        """Squared errors, ``(t,)``."""
-        return self.errors.square()
-
-    @property
     def is_missing(self) -> bool:
         """Whether there are no predictions."""
         return math.isnan(self.rmse)
@@ -104,23 +100,35 @@ class PredictionScores:
 
 
 @torch.no_grad()
-@checked(x="float (t?, d)")
 def predicted(
-    model: GPRegression | StackedGP, x: Tensor, progress: bool = False
+    model: GPRegression | StackedGP,
+    x: Tensor,
+    progress: bool = False,
+    categories: Sequence[Sequence[int]] = (),
 ) -> StackedPrediction:
     """The distributions of new observations; those of one GP are mixtures of one normal each.
 
+    Where inputs are missing, or of a level that no training row has, they are averaged over what
+    these may be, as by :meth:`gpclml.StackedGP.predict`.
+
     Args:
         model: The model.
-        x: Inputs in original units, ``(t, d)``.
+        x: Inputs in original units, ``(t, d)``, NaN where missing.
         progress: Whether to show a progress bar on standard error, of a GP.
+        categories: For each category the columns that are its levels, of a GP.
     """
     if len(x) == 0:
         return normal_predictions(x.new_zeros(0), x.new_zeros(0))
     if isinstance(model, StackedGP):
         return model.predict(x)
-    normal = model.predict(x, marginal=True, progress=progress)
-    return normal_predictions(normal.mean, normal.stddev)
+
+    def moments(x: Tensor) -> tuple[Tensor, Tensor]:
+        normal = model.predict(x, marginal=True, progress=progress)
+        return normal.mean[None], normal.stddev[None]
+
+    train_x = cast(Any, model.train_inputs)[0]
+    means, deviations = averaged(moments, x, train_x, categories, x.new_ones(1, 1))
+    return normal_predictions(means[0], deviations[0])
 
 
 def normal_predictions(means: Tensor, deviations: Tensor) -> StackedPrediction:
@@ -129,7 +137,6 @@ def normal_predictions(means: Tensor, deviations: Tensor) -> StackedPrediction:
     return StackedPrediction(one, means[None], deviations[None], math.inf * one)
 
 
-@checked(targets="float (t,)")
 def prediction_scores(targets: Tensor, prediction: StackedPrediction | Tensor) -> PredictionScores:
     """Scores of predicted distributions, or of means alone.
 
@@ -139,10 +146,7 @@ def prediction_scores(targets: Tensor, prediction: StackedPrediction | Tensor) -
 
     Raises:
         NonFiniteError: A prediction is not finite.
-        ShapeError: There is not one for each target.
     """
-    if len(prediction) != len(targets):
-        raise ShapeError("prediction", f"{len(prediction)} rows", f"{len(targets)}, as targets")
     known = ~targets.isnan()
     targets = targets[known]
     if isinstance(prediction, Tensor):
@@ -151,10 +155,8 @@ def prediction_scores(targets: Tensor, prediction: StackedPrediction | Tensor) -
         return _scores(targets, means, none, none, none, none)
     means, (lower, upper) = prediction.mean, prediction.interval(PREDICTED_SHARE)
     check_finite("mean", means)
-    filled = means.masked_scatter(
-        known, targets.to(means)
-    )  # a density for each row, of which these count
-    densities = prediction.log_density(filled)[known]
+    every = means.masked_scatter(known, targets.to(means))  # a density for each row
+    densities = prediction.log_density(every)[known]
     means, lower, upper = means[known], lower[known], upper[known]
     inside = (lower <= targets) & (targets <= upper)
     return _scores(targets, means, densities, inside.to(means), lower, upper)
@@ -283,7 +285,7 @@ class ColumnEffect(NamedTuple):
 
 @torch.no_grad()
 def column_effects(
-    predict: Callable[[Tensor], Tensor], encoding: TableEncoding, test: tuple[Tensor, Tensor],
+    predict: Callable[[Tensor], Tensor], encoding: InputEncoding, test: tuple[Tensor, Tensor],
     seed: int,
 ) -> tuple[ColumnEffect, ...]:  # fmt: skip
     """The effect of each column on the error of a fitted model, the largest first.
@@ -294,16 +296,14 @@ def column_effects(
     column if these are more.
     """
     generator = seeded(seed)
-    columns = encoding.columns
+    columns = encoding.slices
     most = min(_MOST_ROWS, max(_LEAST_ROWS, _MOST_POINTS // len(columns)))
     count = min(len(test[1]), most)
     rows = torch.linspace(0, len(test[1]) - 1, count).round().long()
     x, y = (part[rows] for part in test)
     shuffles = max(1, min(_MOST_SHUFFLES, _MOST_POINTS // (count * len(columns))))
-    points, first = [], 0
-    for column in columns:
-        inputs = slice(first, first + len(column.inputs))
-        first = inputs.stop
+    points = []
+    for inputs in columns.values():
         for _ in range(shuffles):
             order = torch.randperm(count, generator=generator)
             changed = x.clone()
@@ -312,12 +312,12 @@ def column_effects(
     squares = (predict(torch.cat([x, *points])).reshape(-1, count) - y).square()
     true, shuffled = squares[0], squares[1:].reshape(len(columns), shuffles, count).mean(1)
     effects = []
-    for column, own in zip(columns, shuffled, strict=True):
+    for name, own in zip(columns, shuffled, strict=True):
         rmse = math.sqrt(float(own.mean()))
         spread = float((own - true).std()) / math.sqrt(count)
         rise = rmse - math.sqrt(float(true.mean()))
         rise = 0.0 if abs(rise) < _ROUNDING * rmse else rise
-        effects.append(ColumnEffect(column.name, rise, spread / (2 * rmse) if rmse else 0.0))
+        effects.append(ColumnEffect(name, rise, spread / (2 * rmse) if rmse else 0.0))
     return tuple(sorted(effects, key=lambda effect: -effect.rise))
 
 
@@ -366,16 +366,16 @@ def yardsticks(
     from sklearn.preprocessing import StandardScaler
 
     x, y = test
-    found = Yardsticks()
+    result = Yardsticks()
     if len(train[1]) <= _MOST_STACKED:
         try:
             stack = StackedGP(seed=seed).fit(*train, categories=categories, progress=False)
-            found.scores["stack"] = prediction_scores(y, stack.predict(x))
-            found.predictors["stack"] = lambda x: stack.predict(x).mean
+            result.scores["stack"] = prediction_scores(y, stack.predict(x))
+            result.predictors["stack"] = lambda x: stack.predict(x).mean
         except Exception as error:
-            found.failures.append(f"stack failed ({error_text(error)}).")
+            result.failures.append(f"stack failed ({error_text(error)}).")
     else:
-        found.failures.append(
+        result.failures.append(
             f"stack is left out because it takes minutes with more than {_MOST_STACKED} training "
             "rows: 'gpclml fit' fits it."
         )
@@ -386,14 +386,19 @@ def yardsticks(
     for name, model in others.items():
         try:
             model.fit(train[0].numpy(), train[1].numpy())
-            predict = _tensors_of(model.predict)
-            found.scores[name] = prediction_scores(y, predict(x))
-            found.predictors[name] = predict
+            predict = _predictor(model, train[0], categories, seed)
+            result.scores[name] = prediction_scores(y, predict(x))
+            result.predictors[name] = predict
         except Exception as error:
-            found.failures.append(f"{name} failed ({error_text(error)}).")
-    found.scores["mean"] = prediction_scores(y, train[1].mean().expand(len(y)))
-    return found
+            result.failures.append(f"{name} failed ({error_text(error)}).")
+    result.scores["mean"] = prediction_scores(y, train[1].mean().expand(len(y)))
+    return result
 
 
-def _tensors_of(predict: Callable) -> Callable[[Tensor], Tensor]:
-    return lambda x: torch.as_tensor(predict(x.numpy())).to(x)
+def _predictor(
+    model: Any, train_x: Tensor, categories: Sequence[Sequence[int]], seed: int
+) -> Callable[[Tensor], Tensor]:
+    """Predicts means at inputs, in which missing ones are replaced by their expectations."""
+    return lambda x: torch.from_numpy(
+        model.predict(filled(x, categories, seed, train_x).numpy())
+    ).to(x)

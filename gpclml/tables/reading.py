@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gpclml._utils.arguments import checked
 from gpclml.datasets import TrainTestSplit, split, subset
 from gpclml.datasets.columns import Kind, column_of, kind_of, numbers_of
 from gpclml.errors import ArgumentError, DataError, UnknownNameError
@@ -27,9 +26,10 @@ if TYPE_CHECKING:
     import pandas
 
 __all__ = [
+    "LEAST_TESTED",
+    "LEAST_TRAINED",
     "kind_in_file",
     "num_test_rows",
-    "parse_separated_text",
     "read_table",
     "read_targets",
     "read_times",
@@ -40,7 +40,6 @@ __all__ = [
 _PARQUET = (".parquet", ".pq")
 
 
-@checked
 def read_table(
     path: str | os.PathLike[str], missing: Sequence[str] = (), decimal: str = ""
 ) -> pandas.DataFrame:
@@ -77,15 +76,30 @@ def read_table(
         raise DataError(f"{path} is a folder. Give a CSV or Parquet file.")
     if not path.exists():
         raise DataError(f"There is no file {path}. {_nearest(path)}")
-    if path.suffix.lower() in _PARQUET:
-        table = _read_parquet(path)
-    else:
-        table = parse_separated_text(path, list(missing), decimal)
-    table.columns = [str(name).strip() for name in table.columns]
-    _check_names(path, list(table.columns))
+    is_parquet = path.suffix.lower() in _PARQUET
+    table = _read_parquet(path) if is_parquet else _read_text(path, list(missing), decimal)
     if table.empty:
         raise DataError(f"{path} has column names and no rows. Give a table with rows.")
     return table
+
+
+def _check_names(path: Path, names: list[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            columns = " and ".join(str(i) for i, other in enumerate(names, 1) if other == name)
+            raise DataError(
+                f"{path}: the column name {name!r} is there {names.count(name)} times (columns "
+                f"{columns}). Rename or remove all but one."
+            )
+
+
+def _nearest(path: Path) -> str:
+    try:
+        names = [entry.name for entry in path.parent.iterdir() if entry.is_file()]
+    except OSError:
+        return f"There is no folder {path.parent} either."
+    nearest = difflib.get_close_matches(path.name, names, n=1, cutoff=0.75)
+    return f"Did you mean {path.parent / nearest[0]}?" if nearest else "Check its name."
 
 
 def _read_parquet(path: Path) -> pandas.DataFrame:
@@ -102,48 +116,17 @@ def _read_parquet(path: Path) -> pandas.DataFrame:
     except Exception as error:  # pyarrow raises many kinds for damaged files
         reason = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
         raise DataError(f"{path} cannot be read as Parquet: {reason}. Write it again.") from error
-    named = table.index.name is not None
-    return table.reset_index(drop=not named)
-
-
-def _check_names(path: Path, names: list[str]) -> None:
-    places: dict[str, list[int]] = {}
-    for place, name in enumerate(names, start=1):
-        places.setdefault(name, []).append(place)
-    for name, where in places.items():
-        if len(where) > 1:
-            columns = " and ".join(str(place) for place in where)
-            raise DataError(
-                f"{path}: the column name {name!r} is there {len(where)} times (columns "
-                f"{columns}). Rename or remove all but one."
-            )
-
-
-def _nearest(path: Path) -> str:
-    try:
-        names = [entry.name for entry in path.parent.iterdir() if entry.is_file()]
-    except OSError:
-        return f"There is no folder {path.parent} either."
-    nearest = difflib.get_close_matches(path.name, names, n=1, cutoff=0.75)
-    return f"Did you mean {path.parent / nearest[0]}?" if nearest else "Check its name."
+    table = table.reset_index(drop=table.index.name is None)
+    table.columns = [str(name).strip() for name in table.columns]
+    _check_names(path, list(table.columns))
+    return table
 
 
 _SEPARATORS = (",", ";", "\t", "|")
 _OF_NO_TEXT = re.compile(rb"[\0-\x08\x0e-\x19\x1c-\x1f]")
-_AMOUNTS = {
-    decimal: re.compile(
-        r"\s*([+-]?)\s*[$€£¥]?\s*"
-        rf"([1-9]\d{{0,2}}(?:[{thousands} '\u2019\u00a0\u202f]\d{{3}})+|\d+|(?=[{decimal}]))"
-        rf"((?:[{decimal}]\d+)?(?:[eE][+-]?\d+)?)\s*[$€£¥%]?\s*"
-    )
-    for decimal, thousands in ((".", ","), (",", "."))
-}
-_MARK = re.compile(r"[.,]\d")
-_PLAIN = re.compile(r"\s*[+-]?\d+(?:[.,]\d+)?(?:[eE][+-]?\d+)?\s*")
 
 
-def parse_separated_text(path: Path, missing: list[str], decimal: str = "") -> pandas.DataFrame:
-    """Reads a table from a text file; arguments as for :func:`read_table`."""
+def _read_text(path: Path, missing: list[str], decimal: str) -> pandas.DataFrame:
     from pandas.api.types import is_numeric_dtype
 
     text = _text(path)
@@ -153,72 +136,16 @@ def parse_separated_text(path: Path, missing: list[str], decimal: str = "") -> p
         )
     if text.lstrip()[0] in "<{[":
         raise DataError(f"{path} is not a table (it looks like HTML or JSON). Save it as CSV.")
-    separator = _separator(text)
+    # The separator is what is most frequent in the first line outside of quotes.
+    first = next(line for line in text.splitlines() if line.strip())
+    separator = max(_SEPARATORS, key="".join(first.split('"')[::2]).count)
     names = _column_names(path, text, separator)
+    _check_names(path, names)
     table = _parsed(path, text, separator, names, missing)
     if separator != ";" and all(map(is_numeric_dtype, table.dtypes)):
         return table
-    texts = _parsed(path, text, separator, names, missing, as_texts=True)
-    columns = {name: column_of(texts, name).dropna() for name in names}
-    marks = {name: _decimal_marks(cells) for name, cells in columns.items()}
-    # A column without points and commas, such as 5 €, tells nothing.
-    telling = [name for name, cells in columns.items() if any(map(_MARK.search, cells))]
-    known = {mark for name in telling if len(marks[name]) == 1 for mark in marks[name]}
-    usual = decimal or (known.pop() if len(known) == 1 else "")
-    plain = r"\s*[+-]?\d*(?:[{}]\d+)?(?:[eE][+-]?\d+)?\s*"
-    for name, found in marks.items():
-        cells = columns[name]
-        if len(found) == 2 and not usual and separator == ";":
-            shown = ", ".join(list(filter(_MARK.search, cells))[:3])
-            raise DataError(
-                f"{path}: column {name!r} has {shown}, which may be thousands or decimals, and no "
-                "other column tells. Say what a decimal is: --decimal . or --decimal ,"
-            )
-        mark = usual or "." if len(found) == 2 else "".join(found)
-        is_list = mark == "," and separator == "," and usual != ","  # such as "1,2" in quotes
-        if not mark or (is_list and all(map(_PLAIN.fullmatch, cells))):
-            continue
-        if not is_numeric_dtype(table[name]) or mark == ",":
-            table[name] = _amounts(cells, mark).reindex(table.index)
-        if not all(re.fullmatch(plain.format(mark), cell) for cell in cells):
-            table.attrs["amounts"] = [*table.attrs.get("amounts", ()), name]
-    table.attrs["decimal"] = usual
-    return table
-
-
-def _decimal_marks(cells: pandas.Series) -> set[str]:
-    """The decimal marks by which all texts of a column are numbers; none if all are whole."""
-    if not len(cells):
-        return set()
-    found = {mark for mark, pattern in _AMOUNTS.items() if all(map(pattern.fullmatch, cells))}
-    digits = cells.str.replace(r"[^\d.,]", "", regex=True)
-    marked = digits.str.contains("[.,]", regex=True)
-    if len(found) < 2:
-        return found
-    if not marked.any():
-        return set() if all(map(_is_number, cells)) else {"."}
-    used = set("".join(digits[marked])) & {".", ","}
-    whole = digits[~marked]
-    if len(used) == 1 and len(whole):
-        # Decimals are written in full, as 950.000, or without their last zeros, as 12.5.
-        if (whole.str.len() > 3).any():
-            return used
-        if digits[marked].str.endswith("0").any():
-            return {".", ","} - used
-    return found
-
-
-def _amounts(cells: pandas.Series, decimal: str) -> pandas.Series:
-    """The numbers of texts such as ``$1,250`` or, with a decimal comma, ``1.250,5 €``."""
-    import pandas
-
-    matches = (_AMOUNTS[decimal].fullmatch(cell) for cell in cells)
-    parts = [match.groups() for match in matches if match]
-    numbers = [
-        float(sign + re.sub(r"\D", "", whole) + decimals.replace(",", "."))
-        for sign, whole, decimals in parts
-    ]
-    return pandas.Series(numbers, cells.index, dtype=float)
+    texts = _parsed(path, text, separator, names, missing, kind=str)
+    return _with_amounts(path, table, texts, separator, decimal)
 
 
 def _text(path: Path) -> str:
@@ -240,13 +167,6 @@ def _text(path: Path) -> str:
         ) from error
 
 
-def _separator(text: str) -> str:
-    """The separator that is most frequent in the first line outside of quotes; else the comma."""
-    first = next(line for line in text.splitlines() if line.strip())
-    plain = "".join(first.split('"')[::2])
-    return max(_SEPARATORS, key=plain.count)
-
-
 def _column_names(path: Path, text: str, separator: str) -> list[str]:
     lines = csv.reader(io.StringIO(text), delimiter=separator, skipinitialspace=True)
     try:
@@ -261,13 +181,21 @@ def _column_names(path: Path, text: str, separator: str) -> list[str]:
     return [name or f"column {place}" for place, name in enumerate(names, start=1)]
 
 
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
 def _parsed(
     path: Path,
     text: str,
     separator: str,
     names: list[str],
     missing: list[str],
-    as_texts: bool = False,
+    kind: type | None = None,
 ) -> pandas.DataFrame:
     import pandas
 
@@ -276,30 +204,97 @@ def _parsed(
         try:
             table = pandas.read_csv(
                 io.StringIO(text), sep=separator, header=0, index_col=False, na_values=missing,
-                skipinitialspace=True, low_memory=False, dtype=str if as_texts else None,
+                skipinitialspace=True, low_memory=False, dtype=kind,
             )  # fmt: skip
         except (ValueError, pandas.errors.ParserWarning) as error:
+            reason = str(error).strip().splitlines()[0]
+            if "Length of header" in reason:
+                reason = f"rows have more cells than the {len(names)} column names"
+            reason = reason.removeprefix("Error tokenizing data. C error: ").rstrip(".")
             raise DataError(
-                f"{path} is not a table: {_reason(error, len(names))}. Quote cells that contain "
-                f"the separator {separator!r}, or save the table as CSV again."
+                f"{path} is not a table: {reason}. Quote cells that contain the separator "
+                f"{separator!r}, or save the table as CSV again."
             ) from error
     table.columns = names
     return table
 
 
-def _reason(error: Exception, count: int) -> str:
-    text = str(error).strip().splitlines()[0]
-    if "Length of header" in text:
-        return f"rows have more cells than the {count} column names"
-    return text.removeprefix("Error tokenizing data. C error: ").rstrip(".")
+_THOUSANDS = {".": ",", ",": "."}  # by the decimal mark; both may have spaces and apostrophes too
+_AMOUNTS = {
+    decimal: re.compile(
+        r"\s*([+-]?)\s*[$€£¥]?\s*"
+        rf"([1-9]\d{{0,2}}(?:[{thousands} '\u2019\u00a0\u202f]\d{{3}})+|\d+|(?=[{decimal}]))"
+        rf"((?:[{decimal}]\d+)?(?:[eE][+-]?\d+)?)\s*[$€£¥%]?\s*"
+    )
+    for decimal, thousands in _THOUSANDS.items()
+}
+_MARKED = re.compile(r"[.,]\d")
 
 
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+def _with_amounts(
+    path: Path, table: pandas.DataFrame, texts: pandas.DataFrame, separator: str, decimal: str
+) -> pandas.DataFrame:
+    """The table with numbers in the columns that pandas takes for texts, or for other numbers.
+
+    pandas knows one decimal mark and one of thousands, for all columns, and no signs of money.
+    """
+    from pandas.api.types import is_numeric_dtype
+
+    cells = {name: column_of(texts, name).dropna().tolist() for name in texts}
+    marks = {name: _decimal_marks(column) for name, column in cells.items()}
+    # A column without points and commas, such as 5 €, tells nothing.
+    telling = [name for name, column in cells.items() if any(map(_MARKED.search, column))]
+    known = {mark for name in telling if len(marks[name]) == 1 for mark in marks[name]}
+    usual = decimal or (known.pop() if len(known) == 1 else "")
+    amounts = []
+    for name, column in cells.items():
+        if not marks[name]:
+            continue
+        if len(marks[name]) == 2 and not usual and separator == ";":
+            shown = ", ".join(list(filter(_MARKED.search, column))[:3])
+            raise DataError(
+                f"{path}: column {name!r} has {shown}, which may be thousands or decimals, and no "
+                "other column tells. Say what a decimal is: --decimal . or --decimal ,"
+            )
+        mark = (usual or ".") if len(marks[name]) == 2 else marks[name][0]
+        plain = re.compile(rf"\s*[+-]?\d*(?:[{mark}]\d+)?(?:[eE][+-]?\d+)?\s*")
+        is_plain = all(map(plain.fullmatch, column))
+        if is_plain and mark == separator and usual != mark:
+            continue  # lists such as "1,2" in quotes
+        if mark == "," or not is_numeric_dtype(table[name]):
+            numbers = iter([_amount(text, mark) for text in column])
+            table[name] = [next(numbers) if there else np.nan for there in texts[name].notna()]
+        amounts += [] if is_plain else [name]
+    table.attrs.update(decimal=usual, amounts=amounts)
+    return table
+
+
+def _decimal_marks(cells: list[str]) -> list[str]:
+    """The decimal marks by which all texts of a column are numbers; none if all are whole."""
+    marks = [mark for mark, amount in _AMOUNTS.items() if all(map(amount.fullmatch, cells))]
+    if len(marks) < 2:
+        return marks
+    digits = [re.sub(r"[^\d.,]", "", cell) for cell in cells]
+    marked = [number for number in digits if _MARKED.search(number)]
+    whole = [number for number in digits if not _MARKED.search(number)]
+    if not marked:
+        return [] if all(map(_is_number, cells)) else ["."]
+    used = [mark for mark in marks if any(mark in number for number in marked)]
+    if len(used) == 1 and whole:
+        # Decimals are written in full, as 950.000, or without their last zeros, as 12.5.
+        if any(len(number) > 3 for number in whole):
+            return used
+        if any(number.endswith("0") for number in marked):
+            return [_THOUSANDS[used[0]]]
+    return marks
+
+
+def _amount(text: str, decimal: str) -> float:
+    """The number of a text such as ``$1,250`` or, with a decimal comma, ``1.250,5 €``."""
+    match = _AMOUNTS[decimal].fullmatch(text)
+    assert match is not None
+    sign, whole, decimals = match.groups()
+    return float(sign + re.sub(r"\D", "", whole) + decimals.replace(",", "."))
 
 
 def kind_in_file(column: pandas.Series) -> Kind:
@@ -311,8 +306,13 @@ def kind_in_file(column: pandas.Series) -> Kind:
     )
 
 
-_LEAST_TRAINED, _LEAST_TESTED = 20, 5
-_LEAST_ROWS = _LEAST_TRAINED + _LEAST_TESTED
+LEAST_TRAINED, LEAST_TESTED = 20, 5
+"""Numbers of rows to train and to test on, below which a command refuses a table."""
+
+_SHARE, _MOST_TESTED = 0.2, 1000
+_PLURALS = {
+    "boolean": "true and false", "date": "dates", "category": "texts", "other": "lists or objects",
+}  # fmt: skip
 
 
 def read_targets(table: pandas.DataFrame, target: str) -> Tensor:
@@ -325,15 +325,18 @@ def read_targets(table: pandas.DataFrame, target: str) -> Tensor:
     if kind == "empty":
         raise ArgumentError(argument, "no value at all", "numbers", "Name another column.")
     if kind != "number":
-        suggestion = f"{_columns_of_numbers(table)} Name another, or write its values as numbers."
+        names = list(map(str, table.select_dtypes("number", exclude="timedelta").columns))
+        there = f"Columns of numbers: {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}."
+        there = there if names else "The table has no column of numbers."
+        suggestion = f"{there} Name another, or write its values as numbers."
         if kind == "boolean":
             suggestion = "Write 0 and 1 to predict them as numbers; classes are not modelled here."
         raise ArgumentError(argument, _PLURALS[kind], "numbers", suggestion)
     numbers = torch.from_numpy(np.array(numbers_of(column, "number")))
     observed = numbers[~numbers.isnan()]
-    if len(observed) < _LEAST_ROWS:
+    if len(observed) < LEAST_TRAINED + LEAST_TESTED:
         got = f"{len(observed)} rows with a value, of {len(table)}"
-        expected = f"at least {_LEAST_ROWS}, 20 to train on and 5 to test on"
+        expected = f"at least {LEAST_TRAINED + LEAST_TESTED}, 20 to train on and 5 to test on"
         raise ArgumentError(argument, got, expected, "Collect more rows.")
     if bool((observed == observed[0]).all()):
         got = f"the same value {float(observed[0]):g} in all {len(observed)} rows"
@@ -341,17 +344,10 @@ def read_targets(table: pandas.DataFrame, target: str) -> Tensor:
     return numbers
 
 
-@checked
 def read_times(table: pandas.DataFrame, column: str | None) -> Tensor | None:
     """When each row was: dates as days since 1970, numbers as they are, NaN where missing.
 
-    Args:
-        table: The rows.
-        column: Name of a column of dates or numbers; None gives None.
-
-    Raises:
-        UnknownNameError: There is no such column.
-        ArgumentError: The column has other values.
+    Without a column None; a column of other values, or one that is not there, is refused.
     """
     if column is None:
         return None
@@ -366,27 +362,11 @@ def read_times(table: pandas.DataFrame, column: str | None) -> Tensor | None:
     return torch.from_numpy(np.array(numbers_of(values, kind)))
 
 
-def _columns_of_numbers(table: pandas.DataFrame) -> str:
-    names = list(map(str, table.select_dtypes("number", exclude="timedelta").columns))
-    if not names:
-        return "The table has no column of numbers."
-    return f"Columns of numbers: {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}."
-
-
-_PLURALS = {
-    "boolean": "true and false", "date": "dates", "category": "texts", "other": "lists or objects",
-}  # fmt: skip
-
-
-_SHARE, _MOST_TESTED = 0.2, 1000
-
-
 def num_test_rows(count: int) -> int:
     """Number of test rows among those with a target: a fifth of them, and 1000 at most."""
     return min(round(_SHARE * count), _MOST_TESTED)
 
 
-@checked(targets="float (n,)", times="float (n,)")
 def split_rows(
     targets: Tensor, seed: int = 0, most_rows: int = 4000, times: Tensor | None = None
 ) -> TrainTestSplit:
@@ -397,7 +377,8 @@ def split_rows(
     test rows.
 
     With times the test rows are the latest, with all that are as late as the first of them. The
-    training rows are earlier, the latest ``most_rows`` of those if there are more.
+    training rows are earlier, the latest ``most_rows`` of those if there are more. Times that leave
+    fewer than 20 rows to train on or five to test on are refused.
 
     Args:
         targets: Targets of all rows, NaN where missing, ``(n,)``.
@@ -407,45 +388,23 @@ def split_rows(
 
     Returns:
         Row numbers, each part in ascending order.
-
-    Raises:
-        ArgumentError: ``most_rows`` is below 20, every target is missing, or the times leave
-            fewer than 20 rows to train on or five to test on.
     """
-    if most_rows < _LEAST_TRAINED:
-        raise ArgumentError("most_rows", most_rows, f"at least {_LEAST_TRAINED}")
     observed = _observed(targets, times)
     count = len(observed)
-    if count == 0:
-        raise ArgumentError("targets", "none that is not missing", "at least one")
-    if times is not None:
-        return _latest_apart(observed, times[observed], most_rows)
-    tested = max(num_test_rows(count), count - most_rows)
-    parts = split(count, seed, tested / count)
-    return TrainTestSplit(
-        train=observed[parts.train.sort().values], test=observed[parts.test.sort().values]
-    )
-
-
-def _latest_apart(rows: Tensor, times: Tensor, most_rows: int) -> TrainTestSplit:
-    first = times.sort().values[-num_test_rows(len(rows)) :][0]
+    if times is None:
+        tested = max(num_test_rows(count), count - most_rows)
+        parts = split(count, seed, tested / count)
+        train, test = (observed[rows.sort().values] for rows in (parts.train, parts.test))
+        return TrainTestSplit(train=train, test=test)
+    times = times[observed]
+    first = times.sort().values[-num_test_rows(count)]
     for is_late in (times >= first, times > first):
-        early, late = rows[~is_late], rows[is_late]
-        if len(early) >= _LEAST_TRAINED and len(late) >= _LEAST_TESTED:
+        early, late = observed[~is_late], observed[is_late]
+        if len(early) >= LEAST_TRAINED and len(late) >= LEAST_TESTED:
             return TrainTestSplit(train=_latest(early, times[~is_late], most_rows), test=late)
-    got = f"{len(times.unique())} different times in {len(rows)} rows"
-    expected = f"{_LEAST_TRAINED} rows before the latest {_LEAST_TESTED}"
+    got = f"{len(times.unique())} different times in {count} rows"
+    expected = f"{LEAST_TRAINED} rows before the latest {LEAST_TESTED}"
     raise ArgumentError("--time-column", got, expected, "Name a finer one, or leave it out.")
-
-
-def _latest(rows: Tensor, times: Tensor, most_rows: int) -> Tensor:
-    return rows[times.argsort(stable=True)[-most_rows:].sort().values]
-
-
-def _observed(targets: Tensor, times: Tensor | None) -> Tensor:
-    """Numbers of the rows that have a target, and a time if there are times."""
-    lacking = targets.isnan() if times is None else targets.isnan() | times.isnan()
-    return (~lacking).nonzero()[:, 0]
 
 
 def subset_rows(
@@ -458,3 +417,13 @@ def subset_rows(
     if times is not None:
         return _latest(observed, times[observed], most_rows)
     return subset(observed, most_rows, seed).sort().values
+
+
+def _observed(targets: Tensor, times: Tensor | None) -> Tensor:
+    """Numbers of the rows that have a target, and a time if there are times."""
+    lacking = targets.isnan() if times is None else targets.isnan() | times.isnan()
+    return (~lacking).nonzero()[:, 0]
+
+
+def _latest(rows: Tensor, times: Tensor, most_rows: int) -> Tensor:
+    return rows[times.argsort(stable=True)[-most_rows:].sort().values]

@@ -1,9 +1,7 @@
-"""Options of a command, and how models are fitted by them: as functions, and as a Python file."""
+"""Options of a command, and how models are fitted by them."""
 
 from __future__ import annotations
 
-import functools
-import os
 import platform
 import shlex
 import warnings
@@ -11,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, cast
+from typing import Literal, NamedTuple, cast
 
 from gpytorch.kernels import Kernel
 from torch import Tensor
@@ -24,13 +22,7 @@ from gpclml.fit import FitWarning, NetworksFitResult, fit_mll, fit_networks
 from gpclml.kernels import FeatureKernel, IdentityFeatures, initialize_spectral_mixture
 from gpclml.mlls import ConditionalMarginalLogLikelihood
 from gpclml.models import GPRegression
-from gpclml.tables import StackedGP
-from gpclml.tables.terminal import printable
-
-if TYPE_CHECKING:
-    from jinja2 import Environment
-
-    from gpclml.tables.recipes import TableOptions
+from gpclml.tables.stacked import StackedGP
 
 __all__ = [
     "DESCRIPTIONS",
@@ -42,11 +34,8 @@ __all__ = [
     "RecipeFit",
     "RunOptions",
     "TableOptions",
-    "check_encodable",
     "kernel_object",
     "package_versions",
-    "rendered",
-    "script_of",
 ]
 
 DESCRIPTIONS = {
@@ -148,22 +137,6 @@ class Recipe:
             expected, suggestion = "none for a single GP", "Leave it out, or limit --steps."
             raise ArgumentError("time_budget", self.time_budget, expected, suggestion)
 
-    @property
-    def conditioning(self) -> Conditioning | None:
-        """What the objective conditions on; None where it is drawn anew at each step."""
-        redraws = self.model == "deep" and self.objective == "clml"
-        return None if redraws else OBJECTIVES[self.objective]
-
-    @property
-    def kernel_name(self) -> str:
-        """Name of the kernel of all models but the linear one."""
-        return "spectral_mixture" if self.model == "sm" else self.model
-
-    @property
-    def most_steps(self) -> int | None:
-        """The limit of steps, None for none."""
-        return self.steps or _STEPS.get(self.model)
-
     def fit(
         self,
         x: Tensor,
@@ -171,7 +144,7 @@ class Recipe:
         progress: bool = True,
         categories: Sequence[Sequence[int]] = (),
     ) -> RecipeFit:
-        """Fits the model to data; ``model.py`` of a report does the same, line by line.
+        """Fits the model to data.
 
         Args:
             x: Inputs, ``(n, d)``.
@@ -184,31 +157,32 @@ class Recipe:
         """
         if self.model == STACK:
             stack = StackedGP(restarts=self.restarts, seed=self.seed)
-            fitted_stack = stack.fit(
-                x, y, categories=categories, time_budget=self.time_budget, progress=progress
-            )
-            return RecipeFit(fitted_stack, "", "")
-        kernel = kernel_object(self.model) or self.kernel_name
+            stack.fit(x, y, categories=categories, time_budget=self.time_budget, progress=progress)
+            return RecipeFit(stack, "", "")
+        steps = self.steps or _STEPS.get(self.model)
+        redraws = self.model == "deep" and self.objective == "clml"
+        conditioning = None if redraws else OBJECTIVES[self.objective]
+        kernel = kernel_object(self.model) or {"sm": "spectral_mixture"}.get(self.model, self.model)
         mean = "zero" if self.model == "linear" else "constant"
         model = GPRegression(x, y, kernel, mean, seed=self.seed)
+        mll = ConditionalMarginalLogLikelihood(model.likelihood, model, conditioning)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FitWarning)  # the result has the problem
             if self.model == "sm":
                 _start_on_grid(model, x, self.seed)
             elif self.model == "rq":
                 rbf = model.with_kernel("rbf")
-                mll = ConditionalMarginalLogLikelihood(rbf.likelihood, rbf, self.conditioning)
-                fit_mll(mll, steps=self.most_steps, progress=progress)
+                rbf_mll = ConditionalMarginalLogLikelihood(rbf.likelihood, rbf, conditioning)
+                fit_mll(rbf_mll, steps=steps, progress=progress)
                 model.load_state_dict(rbf.state_dict(), strict=False)
-            mll = ConditionalMarginalLogLikelihood(model.likelihood, model, self.conditioning)
-            if self.model == "deep":
-                steps = cast(int, self.most_steps)
-                result = fit_networks(mll, steps=steps, seed=self.seed, progress=progress)
+            elif self.model == "deep":
+                result = fit_networks(
+                    mll, steps=cast(int, steps), seed=self.seed, progress=progress
+                )
                 return RecipeFit(model, _said_of_networks(result), result.message)
             fitted = fit_mll(
-                mll, steps=self.most_steps, restarts=self.restarts, seed=self.seed,
-                progress=progress,
-            )  # fmt: skip
+                mll, steps=steps, restarts=self.restarts, seed=self.seed, progress=progress
+            )
         # The limit of steps was asked for, and targets may be exact.
         failed = fitted.problem not in ("", "limit", "noise")
         return RecipeFit(model, fitted.message, fitted.message if failed else "")
@@ -255,40 +229,6 @@ class FittedModel:
     problem: str = ""
 
 
-@functools.cache
-def _templates() -> Environment:
-    """The pages and files of a report; names of columns, levels and files in a page are escaped."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    return Environment(
-        loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined,
-        autoescape=lambda name: ".html" in str(name), trim_blocks=True, lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )  # fmt: skip
-
-
-def rendered(template: str, **values: object) -> str:
-    """The text of a file of a report, from its template beside this module."""
-    return _templates().get_template(template).render(values)
-
-
-def script_of(
-    recipe: Recipe, table: TableOptions, data: Path, version: str, one_thread: bool
-) -> str:
-    """The text of a Python file that rebuilds a model of a report.
-
-    The file reads the table, and ``table.json`` in its own folder. It takes the same rows, encodes
-    and fits them in the same way, and prints LML and LOO of the training rows and the scores of the
-    test rows. With ``one_thread`` it uses one thread, so that rounding is the same.
-    """
-    steps = "" if recipe.most_steps is None else f", steps={recipe.most_steps}"
-    return rendered(
-        "model.py.jinja", recipe=recipe, data=str(data), most_rows=table.rows, version=version,
-        split_seed=table.seed, time_column=table.time_column, one_thread=one_thread, steps=steps,
-        drop=table.drop, categories=table.categories,
-    )  # fmt: skip
-
-
 _PACKAGES = (
     "torch", "gpytorch", "linear-operator", "botorch", "numpy", "scipy", "pandas", "matplotlib",
 )  # fmt: skip
@@ -317,6 +257,9 @@ class TableOptions:
     def __post_init__(self) -> None:
         if self.decimal not in ("", ".", ","):
             raise ArgumentError("--decimal", repr(self.decimal), "a point or a comma")
+        for text in self.missing:
+            if text.encode(errors="replace").decode() != text:
+                raise ArgumentError("--missing", ascii(text), "a text that is valid UTF-8")
 
     @property
     def words(self) -> list[str]:
@@ -357,14 +300,3 @@ class RunOptions:
         if self.recipe.time_budget is not None:
             words += ["--time-budget", str(self.recipe.time_budget)]
         return shlex.join([*words, "--out", str(self.out)])
-
-
-def check_encodable(what: str, *texts: str) -> None:
-    """Refuses texts of an option, or of what it names, that cannot be written as UTF-8."""
-    for text in texts:
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            shown = f"'{printable(text)}'"
-            suggestion = "Rename it." if os.path.lexists(text) else ""
-            raise ArgumentError(what, shown, "a text that is valid UTF-8", suggestion) from None

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -23,16 +23,9 @@ from sklearn.utils.validation import (
 
 from gpclml._utils.arguments import callers_level, check_counts, checked
 from gpclml._utils.files import read_checkpoint, write_checkpoint
-from gpclml.datasets.columns import (
-    CategoryColumn,
-    NumberColumn,
-    category_places,
-    column_of,
-    columns_of,
-    fit_column,
-    kind_of,
-)
+from gpclml.datasets.columns import Kind, column_of, kind_of
 from gpclml.errors import ArgumentError, DataError
+from gpclml.tables.encoding import InputEncoding, fit_inputs
 from gpclml.tables.missing import filled
 from gpclml.tables.mixture import StackedPrediction
 from gpclml.tables.stacked import LEAST_ROWS, StackedGP
@@ -41,13 +34,7 @@ if TYPE_CHECKING:
     import pandas
     from numpy.typing import ArrayLike, NDArray
 
-__all__ = [
-    "InputEncoding",
-    "Regressor",
-    "check_names",
-    "fit_inputs",
-    "is_frame",
-]
+__all__ = ["Regressor"]
 
 _KIND = "gpclml.Regressor"
 
@@ -181,7 +168,7 @@ class Regressor(RegressorMixin, BaseEstimator):
                 "max_rows to have more.", UserWarning, stacklevel=callers_level(),
             )  # fmt: skip
             table, targets = table.iloc[rows], targets[rows]
-        encoding = fit_inputs(table, None if is_frame(X) else "number")
+        encoding = _fit_encoding(table, _is_frame(X))
         stack = StackedGP(self.candidates, seed=seed)
         x = filled(torch.from_numpy(encoding.encode(table)), encoding.categories, seed)
         stack.fit(
@@ -240,20 +227,8 @@ class Regressor(RegressorMixin, BaseEstimator):
         check_is_fitted(self)
         table = self._rows(X, fitting=False)
         x = torch.from_numpy(self.encoding_.encode(table))
-        unknown = self.stack_.unknown_inputs(x).numpy()
-        if unknown.any():
-            places = self.encoding_.places
-            seen = {one.name for one in self.encoding_.columns if one.has_missing}
-            lacks = {name: unknown[:, inputs].any(1) for name, inputs in places.items()}
-            new = {name: rows for name, rows in lacks.items() if rows.any() and name not in seen}
-            if new:
-                message = (
-                    f"{int(np.any(list(new.values()), axis=0).sum())} of {len(x)} rows have values "
-                    f"missing, or levels, where hardly any training row has that, in "
-                    f"{', '.join(map(repr, new))}. Predictions are averages over what these may "
-                    "be, with wider intervals."
-                )
-                warnings.warn(message, UserWarning, stacklevel=callers_level())
+        if note := self.encoding_.note_on_unknown(self.stack_.unknown_inputs(x).numpy()):
+            warnings.warn(note, UserWarning, stacklevel=callers_level())
         return self.stack_.predict(x)
 
     def sample_y(
@@ -298,7 +273,7 @@ class Regressor(RegressorMixin, BaseEstimator):
         parameters["candidates"] = None if chosen is None else list(chosen)
         content = {
             "parameters": parameters,
-            "encoding": self.encoding_.to_content(),
+            "encoding": asdict(self.encoding_),
             "stack": self.stack_.__getstate__(),
             "feature_names": None if names is None else [str(name) for name in names],
             "sizes": [int(self.n_features_in_), int(self.n_rows_)],
@@ -343,8 +318,8 @@ class Regressor(RegressorMixin, BaseEstimator):
         """The rows as a data frame, of the columns of the fit."""
         import pandas
 
-        if is_frame(X):
-            check_names(X)
+        if _is_frame(X):
+            _check_names(X)
             # The names and number of columns alone: the encoding looks at their values.
             validate_data(self, X, reset=fitting, skip_check_array=True)
             if X.shape[0] == 0:
@@ -372,104 +347,36 @@ def _targets(y: Any, table: pandas.DataFrame) -> NDArray[np.float64]:
     return np.array(y, dtype=np.float64)
 
 
-_MOST_LEVELS = 50  # of a category
-_FEW_MISSING, _FEW_MISSING_SHARE = 5, 0.1  # rows from which on what they have in common is learned
+def _fit_encoding(table: pandas.DataFrame, is_frame: bool) -> InputEncoding:
+    """How columns become inputs; those of an array are numbers. A warning says what is not used."""
+    columns = {name: column_of(table, name) for name in table.columns}
+    kinds: dict[str, Kind] = {
+        name: kind_of(column) if is_frame or column.isna().all() else "number"
+        for name, column in columns.items()
+    }
+    encoding = fit_inputs(table, kinds)
+    if encoding.left_out:
+        said = "; ".join(f"{name!r}: {reason}" for name, reason in encoding.left_out.items())
+        message = f"Columns that are no inputs: {said}."
+        warnings.warn(message, UserWarning, stacklevel=callers_level())
+    if encoding.notes:
+        warnings.warn(" ".join(encoding.notes), UserWarning, stacklevel=callers_level())
+    if not encoding.columns:
+        got = f"no usable column of {table.shape[1]}"
+        raise ArgumentError("X", got, "at least one column to predict from")
+    return encoding
 
 
-@dataclass(frozen=True)
-class InputEncoding:
-    """How the columns of a table become inputs; every row becomes a row of numbers.
-
-    ``left_out`` has the columns that are no inputs, and why.
-    """
-
-    columns: tuple[NumberColumn | CategoryColumn, ...]
-    left_out: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the inputs."""
-        return tuple(name for column in self.columns for name in column.inputs)
-
-    @property
-    def places(self) -> dict[str, slice]:
-        """For each column the places of its inputs among all inputs."""
-        ends = np.cumsum([0, *(len(column.inputs) for column in self.columns)]).tolist()
-        names = (column.name for column in self.columns)
-        return dict(zip(names, map(slice, ends, ends[1:]), strict=False))
-
-    @property
-    def categories(self) -> list[list[int]]:
-        """For each category the places of its levels among the inputs."""
-        return category_places(self.columns)
-
-    def encode(self, table: pandas.DataFrame) -> NDArray[np.float64]:
-        """The inputs of rows, ``(n, d)``.
-
-        A missing number has NaN, a level that is not among those of its column zeros. Where hardly
-        any training row lacks it, a missing category has NaN.
-        """
-        names = {str(name): name for name in table.columns}
-        inputs = []
-        for column in self.columns:
-            values = column.encode(column_of(table, names[column.name]))
-            if isinstance(column, NumberColumn) and column.has_missing:
-                values[values[:, 1] == 1, 0] = np.nan
-            inputs.append(values)
-        return np.hstack(inputs)
-
-    def to_content(self) -> dict[str, Any]:
-        """All of it in lists and primitives."""
-        return asdict(self)
-
-    @classmethod
-    def from_content(cls, content: Mapping[str, Any]) -> InputEncoding:
-        """What :meth:`to_content` gave; a KeyError or TypeError if it is something else."""
-        columns = columns_of(content["columns"])
-        return cls(columns, content["left_out"])
-
-
-def is_frame(X: object) -> bool:
+def _is_frame(X: object) -> bool:
     """Whether it is a data frame of pandas."""
     pandas = sys.modules.get("pandas")  # without it nothing can be one
     return pandas is not None and isinstance(X, pandas.DataFrame)
 
 
-def check_names(table: pandas.DataFrame) -> None:
+def _check_names(table: pandas.DataFrame) -> None:
     """Refuses a data frame in which two columns have one name."""
     names = [str(name) for name in table.columns]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         got = f"several columns named {', '.join(map(repr, twice))}"
         raise ArgumentError("X", got, "columns of different names")
-
-
-def fit_inputs(table: pandas.DataFrame, kinds: str | None = None) -> InputEncoding:
-    """Decides on training rows how columns become inputs; ``kinds`` is that of all, if known.
-
-    Numbers stay numbers, booleans become 0 and 1, dates days since 1970, and a category one input
-    for each of its levels, at most the 50 that most rows have. A missing number is replaced by the
-    median, with an input that is 1 where it was missing; a missing category is a level of its own.
-    Columns without a value, or of lists, are left out, with a warning.
-    """
-    columns, left_out = [], {}
-    for name in table.columns:
-        column = column_of(table, name)
-        kind = kind_of(column) if kinds is None or column.isna().all() else kinds
-        if kind == "empty":
-            left_out[str(name)] = "no values"
-        elif kind == "other":
-            left_out[str(name)] = "values that are lists or objects"
-        else:
-            least = max(_FEW_MISSING, _FEW_MISSING_SHARE * len(table))
-            columns.append(fit_column(column, kind, least, _MOST_LEVELS))  # pyright: ignore[reportArgumentType]
-    if left_out:
-        said = "; ".join(f"{name!r}: {reason}" for name, reason in left_out.items())
-        message = f"Columns that are no inputs: {said}."
-        warnings.warn(message, UserWarning, stacklevel=callers_level())
-    if notes := [one.note for one in columns if isinstance(one, NumberColumn) and one.note]:
-        warnings.warn(" ".join(notes), UserWarning, stacklevel=callers_level())
-    if not columns:
-        got = f"no usable column of {table.shape[1]}"
-        raise ArgumentError("X", got, "at least one column to predict from")
-    return InputEncoding(tuple(columns), left_out)

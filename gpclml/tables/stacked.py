@@ -35,7 +35,7 @@ from gpclml.tables.components import (
     scored_by_loo,
     stored_component,
 )
-from gpclml.tables.missing import completions, unknown_inputs
+from gpclml.tables.missing import averaged, unknown_inputs
 from gpclml.tables.mixture import StackedPrediction
 
 if TYPE_CHECKING:
@@ -241,19 +241,10 @@ class StackedGP:
         train_x = self._check_fitted()
         if x.shape[1:] != train_x.shape[1:] or x.device != train_x.device:
             self._moments(x)  # says what is wrong with them
-        unknown = self.unknown_inputs(x)
-        incomplete = unknown.any(-1)
-        locations, scales = self._moments(torch.where(unknown, train_x.mean(0), x))
-        if bool(incomplete.any()):
-            points, shares = completions(
-                x[incomplete], unknown[incomplete], train_x, self._categories, self.seed
-            )
-            centres, spreads = (
-                part.reshape(-1, *shares.shape) for part in self._moments(points.flatten(0, 1))
-            )
-            tails = torch.tensor([one.calibration.tail_variance for one in self.components])
-            averaged = _averaged(centres, spreads, shares, tails.to(x).reshape(-1, 1))
-            locations[:, incomplete], scales[:, incomplete] = averaged
+        tails = torch.tensor([one.calibration.tail_variance for one in self.components])
+        locations, scales = averaged(
+            self._moments, x, train_x, self._categories, tails.to(x).reshape(-1, 1), self.seed
+        )
         degrees = [one.calibration.degrees for one in self.components]
         return StackedPrediction(
             self._weights(x), locations, scales,
@@ -515,19 +506,6 @@ def _without_wild_values(x: Tensor) -> Tensor:
         said = f"Values far from all others are moved to the nearest, in inputs {', '.join(moved)}."
         warnings.warn(said, UserWarning, stacklevel=callers_level())
     return made
-
-
-def _averaged(
-    locations: Tensor, scales: Tensor, shares: Tensor, tails: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Locations and scales ``(K, r)`` of averages over values, from ``(K, r, v)`` each.
-
-    Mean and variance are those of the average; ``shares (r, v)`` are the weights of the values,
-    ``tails (K, 1)`` the variances of distributions of scale one.
-    """
-    mean = (shares * locations).sum(-1)
-    between = (shares * (locations - mean.unsqueeze(-1)).square()).sum(-1)
-    return mean, ((shares * scales.square()).sum(-1) + between / tails).sqrt()
 
 
 def _drawn_rows(count: int, most: int, seed: int, device: torch.device) -> Tensor | None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from gpclml.datasets.columns import CategoryColumn, NumberColumn
 from gpclml.evaluation import Comparison
 from gpclml.evaluation.findings import joined
-from gpclml.tables.encoding import TableEncoding
+from gpclml.tables.encoding import InputEncoding
 from gpclml.tables.predictions import PREDICTED_SHARE, Choice, ColumnEffect, PredictionScores
 from gpclml.tables.recipes import FittedModel
 
@@ -102,13 +102,9 @@ def columns_in_words(effects: Sequence[ColumnEffect]) -> str:
     named = [effect.column for effect in clear[:_MOST_NAMED]]
     if more := len(clear) - len(named):
         named.append(f"{more} other{'s' if more > 1 else ''}")
-    what = (
-        "The columns that clearly matter are"
-        if others
-        else "The one column that clearly matters is"
-    )
+    what = "columns that clearly matter are" if others else "one column that clearly matters is"
     return (
-        f"{what} {joined(named)}: if the values of {first.column} are shuffled among the test "
+        f"The {what} {joined(named)}: if the values of {first.column} are shuffled among the test "
         f"rows, the typical error rises by {figure(first.rise, 2)}."
     )
 
@@ -157,24 +153,22 @@ def score_rows(
 
     ``marked`` has for models whose fit is in doubt what is shown after the name.
     """
-    there = [name for name, one in scores.items() if not one.is_missing]
-    order = sorted(there, key=lambda name: (name != choice.name, scores[name].rmse))
     mean = scores["mean"].rmse if "mean" in scores else math.nan
+
+    def rank(name: str) -> tuple[bool, bool, float]:
+        return scores[name].is_missing, name != choice.name, scores[name].rmse
+
     rows = []
-    for name in [*order, *(name for name in scores if name not in there)]:
+    for name in sorted(scores, key=rank):
         one = scores[name]
         explained = 1 - (one.rmse / mean) ** 2 if mean > 0 else math.nan
-        rows.append(
-            (
-                name + (marked or {}).get(name, ""),
-                [
-                    _with_error(one.rmse, one.rmse_se),
-                    ("" if math.isnan(explained) else percent(explained), ""),
-                    (figure(one.width), ""),
-                    (percent(one.coverage) if one.has_intervals else "", ""),
-                ],
-            )
-        )
+        cells = [
+            _with_error(one.rmse, one.rmse_se),
+            ("" if math.isnan(explained) else percent(explained), ""),
+            (figure(one.width), ""),
+            (percent(one.coverage) if one.has_intervals else "", ""),
+        ]
+        rows.append((name + (marked or {}).get(name, ""), cells))
     return rows
 
 
@@ -191,22 +185,17 @@ def criteria_rows(
     rows, marked = [], marks(comparison, fitted)
     for name, line in comparison.table.to_dict("index").items():
         name = str(name)
-        rows.append(
-            (
-                name + marked[name],
-                [
-                    (_nats(line["lml"]), ""),
-                    (_nats(line["clml"]), _nats(line["clml_se"])),
-                    (_nats(line["loo"]), _nats(line["loo_se"])),
-                    ("", "")
-                    if line["rank"] == 0
-                    else (_nats(line["difference"]), _nats(line["difference_se"])),
-                    (_text(line["weight"], ".2f"), ""),
-                    *_density_cells(scores[name]),
-                    (f"{fitted[name].seconds:.1f}", ""),
-                ],
-            )
-        )
+        lead = _text(line["difference"], ".1f"), _text(line["difference_se"], ".1f")
+        cells = [
+            (_text(line["lml"], ".1f"), ""),
+            (_text(line["clml"], ".1f"), _text(line["clml_se"], ".1f")),
+            (_text(line["loo"], ".1f"), _text(line["loo_se"], ".1f")),
+            ("", "") if line["rank"] == 0 else lead,
+            (_text(line["weight"], ".2f"), ""),
+            *_density_cells(scores[name]),
+            (f"{fitted[name].seconds:.1f}", ""),
+        ]
+        rows.append((name + marked[name], cells))
     if "stack" in scores:
         empty = [("", "")]
         rows.append(("stack", [*empty * 5, *_density_cells(scores["stack"]), *empty]))
@@ -214,12 +203,10 @@ def criteria_rows(
 
 
 def _density_cells(scores: PredictionScores) -> Row:
-    return [
-        _with_error(scores.nll, scores.nll_se),
-        (percent(scores.coverage), percent(scores.coverage_se))
-        if scores.has_intervals
-        else ("", ""),
-    ]
+    if not scores.has_intervals:
+        return [("", ""), ("", "")]
+    inside = percent(scores.coverage), percent(scores.coverage_se)
+    return [_with_error(scores.nll, scores.nll_se), inside]
 
 
 def effect_rows(effects: Sequence[ColumnEffect]) -> list[tuple[str, str, str, int]]:
@@ -235,7 +222,7 @@ def effect_rows(effects: Sequence[ColumnEffect]) -> list[tuple[str, str, str, in
     ]
 
 
-def column_rows(encoding: TableEncoding) -> list[tuple[str, str, int]]:
+def column_rows(encoding: InputEncoding) -> list[tuple[str, str, int]]:
     """The columns that become inputs: name, how, and how many inputs."""
     return [(one.name, _how(one), len(one.inputs)) for one in encoding.columns]
 
@@ -247,9 +234,7 @@ def _how(column: NumberColumn | CategoryColumn) -> str:
         missing = "; missing is a level of its own" if column.has_missing else ""
         return f"an input for each of {len(column.levels)} levels: {shown}{more}{missing}"
     what = {"number": "number", "boolean": "0 and 1", "date": "days since 1970"}[column.kind]
-    if column.fill is None:
-        return what
-    return f"{what}, {column.fill:.6g} where missing, and an input that says where"
+    return f"{what}, and an input that says where it is missing" if column.has_missing else what
 
 
 _MARKS = {
@@ -269,10 +254,6 @@ def marks(comparison: Comparison, fitted: Mapping[str, FittedModel]) -> dict[str
             said = ["noise at its bound"]
         found[str(name)] = f" ({', '.join(said)})" if said else ""
     return found
-
-
-def _nats(value: float) -> str:
-    return _text(value, ".1f")
 
 
 def _text(value: float, form: str) -> str:

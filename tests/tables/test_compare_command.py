@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import runpy
 import shlex
 import subprocess
 import sys
@@ -14,11 +13,11 @@ import pytest
 import torch
 
 from gpclml.evaluation import score_models
-from gpclml.tables.encoding import fit_encoding
-from gpclml.tables.fitting import load_model, threads_for
-from gpclml.tables.predictions import predicted, prediction_scores
+from gpclml.tables.data import read_table_data
+from gpclml.tables.fitting import load_model
+from gpclml.tables.predictions import prediction_scores
 from gpclml.tables.reading import read_table, read_targets, split_rows
-from gpclml.tables.recipes import Recipe
+from gpclml.tables.recipes import Recipe, TableOptions
 from gpclml.tables.words import figure
 
 
@@ -58,9 +57,9 @@ def test_it_tells_what_was_done_to_rows_and_columns(report, record):
 def test_all_is_in_the_folder_and_nothing_beside_it(report):
     folder, _ = report
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-    of_a_model = ["model.json", "model.pt", "table.json"]
+    of_a_model = ["model.json", "model.pt"]
     assert names == sorted(
-        ["index.html", "model.py", "report.json", "table.json"]
+        ["index.html", "report.json"]
         + [f"models/{model}/{name}" for model in ("linear", "rbf") for name in of_a_model]
     )
     assert sorted(path.name for path in folder.parent.iterdir()) == [
@@ -69,12 +68,9 @@ def test_all_is_in_the_folder_and_nothing_beside_it(report):
 
 
 def test_scores_are_those_of_the_library(report, record):
-    table = read_table(report[0].parent / "a <table> & more.csv")
-    rows = split_rows(read_targets(table, "progression"), seed=1)
-    training, mark = table.iloc[rows.train.numpy()], table.attrs["decimal"]
-    encoding = fit_encoding(training, "progression", decimal=mark)
-    x, y = encoding.tensors(table.iloc[rows.train.numpy()])
-    test_x, test_y = encoding.tensors(table.iloc[rows.test.numpy()])
+    options = TableOptions(report[0].parent / "a <table> & more.csv", "progression", 4000, seed=1)
+    data = read_table_data(options, tests=True)
+    (x, y), (test_x, test_y) = data.train, data.test
     models = {
         name: Recipe(name, seed=1, steps=30).fit(x, y, progress=False)[0]
         for name in ("linear", "rbf")
@@ -85,15 +81,13 @@ def test_scores_are_those_of_the_library(report, record):
         saved = record["models"][name]
         for criterion in ("lml", "clml", "loo", "weight"):
             assert saved[criterion] == pytest.approx(line[criterion], rel=1e-9)
-        scores = prediction_scores(test_y, predicted(models[name], test_x))
+        kept = load_model(report[0] / "models" / name)
+        scores = prediction_scores(test_y, kept.predict(test_x))
         assert saved["test_rmse"] == pytest.approx(scores.rmse, rel=1e-9)
         assert saved["test_nll"] == pytest.approx(scores.nll, rel=1e-9)
         assert saved["test_coverage"] == scores.coverage
-        kept = load_model(report[0] / "models" / name)
-        assert kept.encoding == encoding
-        torch.testing.assert_close(
-            kept.model.predict(test_x).mean, models[name].predict(test_x).mean
-        )
+        assert kept.encoding == data.encoding
+        torch.testing.assert_close(kept.model.predict(x).mean, models[name].predict(x).mean)
 
 
 def test_the_command_on_record_gives_the_same_report_until_another_is_finished(
@@ -118,24 +112,6 @@ def test_the_command_on_record_gives_the_same_report_until_another_is_finished(
     assert other["fitted"]["linear"]["recipe"]["objective"] == "loo"
     assert list(other["models"]) == ["linear"]
     assert [path.name for path in tmp_path.iterdir()] == ["report"]
-
-
-def test_the_python_file_rebuilds_the_chosen_model(report, record, capsys, monkeypatch, tmp_path):
-    script = report[0] / "model.py"
-    assert len(script.read_text().splitlines()) < 60
-    monkeypatch.setattr(sys, "argv", [str(script)])
-    monkeypatch.chdir(tmp_path)
-    with threads_for(0):  # the file sets them
-        names = runpy.run_path(str(script), run_name="__main__")
-    saved = load_model(report[0] / "models" / record["chosen"]).model
-    torch.testing.assert_close(names["model"].state_dict(), saved.state_dict())
-    again, before = (predicted(model, names["test_x"]).std for model in (names["model"], saved))
-    torch.testing.assert_close(again, before)
-    printed = dict(line.split() for line in capsys.readouterr().out.splitlines())
-    chosen = record["models"][record["chosen"]]
-    assert printed.keys() == {"lml", "loo", "test_rmse", "test_nll", "test_coverage"}
-    for name, value in printed.items():
-        assert float(value) == pytest.approx(chosen[name], rel=1e-4)
 
 
 def test_bars_are_on_a_terminal_and_not_in_what_is_piped(csv, tmp_path):

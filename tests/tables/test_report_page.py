@@ -9,7 +9,6 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -64,7 +63,7 @@ def test_it_is_well_formed_and_asks_for_nothing(page, html):
         value for _, attributes in page.tags for name, value in attributes.items()
         if name in ("src", "href", "srcset", "action", "data")
     ]  # fmt: skip
-    assert len(addresses) == 8  # four figures, light and dark
+    assert len(addresses) == 4
     assert all(address.startswith("data:image/png;base64,") for address in addresses)
     rest = re.sub(r"data:image/png;base64,[A-Za-z0-9+/=]+", "", html)
     assert len(rest) < 30_000
@@ -73,22 +72,12 @@ def test_it_is_well_formed_and_asks_for_nothing(page, html):
 
 def test_figures_are_images_with_a_sentence_each(page):
     images = [attributes for tag, attributes in page.tags if tag == "img"]
-    dark = [attributes for tag, attributes in page.tags if tag == "source"]
-    assert len(images) == len(dark)
-    assert {one["media"] for one in dark} == {"(prefers-color-scheme: dark)"}
     assert all(len(one["alt"]) > 60 for one in images)
-    addresses = [*(one["src"] for one in images), *(one["srcset"] for one in dark)]
-    assert len(set(addresses)) == len(addresses)
-    lightness = []
-    for address in addresses:
-        with Image.open(io.BytesIO(base64.b64decode(address.partition(",")[2]))) as image:
+    assert len({one["src"] for one in images}) == len(images)
+    for one in images:
+        with Image.open(io.BytesIO(base64.b64decode(one["src"].partition(",")[2]))) as image:
             assert image.format == "PNG"
             assert image.width >= 1000
-            drawn = np.asarray(image.convert("RGBA"))
-        assert drawn[0, 0, 3] == 0  # the paper is that of the page
-        solid = drawn[drawn[..., 3] > 200][:, :3].max(-1)
-        lightness.append((solid < 30).sum() < (solid > 225).sum())
-    assert lightness == [False] * len(images) + [True] * len(dark)
 
 
 def test_names_of_the_table_are_text(page, html):
@@ -112,7 +101,7 @@ def test_it_has_the_answer_the_table_and_how_it_was_made(page, record):
     for name, version in record["packages"].items():
         assert f"{name} {version}" in text
     assert "left out: the same value in all rows" in text  # clinic
-    assert "left out: 103 different texts, more than 20" in text  # patient
+    assert "left out: 103 different texts, more than 50" in text  # patient
     assert "gpclml fit" in text
     assert f"--model {record['recommended']}" in text
 
@@ -154,7 +143,6 @@ def test_columns_that_matter_have_bars(html, record):
 def test_it_reads_well_on_any_screen(page, html):
     metas = [attributes for tag, attributes in page.tags if tag == "meta"]
     assert {"name": "viewport", "content": "width=device-width, initial-scale=1"} in metas
-    assert "prefers-color-scheme: dark" in html
     scrolled = [attributes for _, attributes in page.tags if attributes.get("class") == "scroll"]
     assert len(scrolled) == sum(tag == "table" for tag, _ in page.tags)
     assert html.count("<h1>") == 1

@@ -10,10 +10,11 @@ import pytest
 import torch
 from scipy.stats import norm
 
+from gpclml.datasets.columns import kind_of
 from gpclml.inference import posterior
 from gpclml.linalg import dense, safe_cholesky
 from gpclml.models import GPRegression
-from gpclml.tables.encoding import fit_encoding
+from gpclml.tables.encoding import fit_inputs
 from gpclml.tables.predictions import (
     PredictionScores,
     choose,
@@ -217,6 +218,14 @@ def test_figures_have_three_digits(value, text):
     assert figure(value) == text
 
 
+def encoded(table):
+    """The encoding of the columns of a table but y, and its rows."""
+    kinds = {name: kind_of(table[name]) for name in table.columns if name != "y"}
+    encoding = fit_inputs(table, kinds)
+    x = torch.from_numpy(encoding.encode(table))
+    return encoding, (x, torch.tensor(table["y"].to_numpy()))
+
+
 def test_effects_are_those_of_shuffled_columns():
     """The typical error rises by what independent values of the column make of it."""
     generator = torch.Generator().manual_seed(0)
@@ -228,11 +237,10 @@ def test_effects_are_those_of_shuffled_columns():
         + 2.0 * (table.side == "left")
         + 0.1 * np.random.default_rng(0).normal(size=2000)
     )
-    encoding = fit_encoding(table, "y")
-    test = encoding.tensors(table)
+    encoding, test = encoded(table)
 
     def predict(points):
-        places = {name: place for place, name in enumerate(encoding.inputs)}
+        places = {name: place for place, name in enumerate(encoding.names)}
         return 3 * points[:, places["a"]] + 2 * points[:, places["side = left"]]
 
     effects = {one.column: one for one in column_effects(predict, encoding, test, seed=0)}
@@ -254,14 +262,14 @@ def test_many_columns_are_shuffled_in_few_rows():
     generator = torch.Generator().manual_seed(0)
     x = torch.rand(300, 500, generator=generator, dtype=torch.float64)
     table = pandas.DataFrame(x.numpy()).add_prefix("x").assign(y=x[:, 7].numpy())
-    encoding = fit_encoding(table, "y")
+    encoding, test = encoded(table)
     points = []
 
     def predict(shuffled):
         points.append(len(shuffled))
         return shuffled[:, 7]
 
-    effects = column_effects(predict, encoding, encoding.tensors(table), seed=0)
+    effects = column_effects(predict, encoding, test, seed=0)
     assert points == [25 * 501]
     assert effects[0].column == "x7"
     assert len(effect_rows(effects)) == 12

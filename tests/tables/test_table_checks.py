@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 
 import numpy
 import pandas
 import pytest
-import torch
 
-from gpclml.tables.data import data_notes, repeated_rows
-from gpclml.tables.encoding import fit_encoding
+from gpclml.tables.data import read_table_data
+from gpclml.tables.recipes import TableOptions
 
 N = 200
 
@@ -24,21 +21,24 @@ def table(**columns):
     return pandas.DataFrame(made | {name: make(rng) for name, make in columns.items()})
 
 
-def notes(whole, test=slice(160, None)):
-    training, tested = whole.iloc[:160], whole.iloc[test]
-    encoding = fit_encoding(training, "y")
-    targets = torch.as_tensor(whole["y"].to_numpy(float, copy=True))
-    train = encoding.tensors(training)
-    return data_notes(encoding, train, repeated_rows(train, encoding.tensors(tested)), targets)
+@pytest.fixture
+def notes(tmp_path):
+    """What is said of a table beside the number of its rows."""
+
+    def read(whole):
+        path = tmp_path / "table.csv"
+        whole.to_csv(path, index=False)
+        return read_table_data(TableOptions(path, "y", 4000), tests=True).notes[1:]
+
+    return read
 
 
-def test_nothing_is_said_of_ordinary_values():
-    assert notes(table()) == []
+def test_nothing_is_said_of_ordinary_values(notes):
+    assert notes(table()) == ()
     heavy = table(y=lambda rng: rng.standard_t(4, N), c=lambda rng: rng.integers(0, 9, N))
-    assert notes(heavy) == []
-    assert notes(table().sort_values("y")) == []
-    assert notes(table(), test=slice(0, 0)) == []
-    assert notes(table(w=lambda rng: rng.choice(["left", "right"], N))) == []
+    assert notes(heavy) == ()
+    assert notes(table().sort_values("y")) == ()
+    assert notes(table(w=lambda rng: rng.choice(["left", "right"], N))) == ()
 
 
 @pytest.mark.parametrize(
@@ -60,17 +60,10 @@ def test_nothing_is_said_of_ordinary_values():
         ({"y": lambda rng: rng.normal(size=N).cumsum()}, r"Neighbouring rows .*\(correlation 0\.9"),
     ],
 )  # fmt: skip
-def test_each_check(columns, said):
-    found = notes(table(**columns))
-    assert len(found) == 1
-    assert re.search(said, found[0])
-
-
-def test_test_rows_that_repeat_training_rows():
-    whole = table()
-    whole.iloc[160:167] = whole.iloc[3:10].to_numpy()
-    (said,) = notes(whole)
-    assert said.startswith("7 of 40 test rows are equal to a training row")
+def test_each_check(notes, columns, said):
+    *filled, found = notes(table(**columns))
+    assert re.search(said, found)
+    assert [note[:25] for note in filled] == ["Missing values are filled"] * ("-999" in said)
 
 
 def test_a_comparison_gives_the_scores_of_new_rows_too(gpclml, tmp_path):
@@ -105,7 +98,3 @@ def test_copies_of_rows_are_left_out_and_said(gpclml, tmp_path, times):
     assert f"Left out: {N * (times - 1)} rows that repeat another in all inputs" in result.stderr
     assert records[0]["models"] == records[1]["models"]
     assert records[0]["others"] == records[1]["others"]
-    script = subprocess.run(
-        [sys.executable, tmp_path / "often" / "model.py"], capture_output=True, text=True
-    )
-    assert f"test_rmse {records[1]['models']['linear']['test_rmse']:.6g}" in script.stdout

@@ -1,21 +1,25 @@
-"""How columns become inputs; predictions do not depend on the units of the columns."""
+"""How columns of a table become inputs; predictions do not depend on the units of the columns."""
 
 from __future__ import annotations
 
 import json
 import math
 import re
+from dataclasses import asdict
 
 import numpy as np
 import pandas
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpclml.datasets.columns import CategoryColumn, NumberColumn
-from gpclml.errors import ArgumentError, DataError, UnknownNameError
-from gpclml.tables.encoding import TableEncoding, fit_encoding
+from gpclml import Regressor
+from gpclml.datasets.columns import kind_of
+from gpclml.errors import ArgumentError, UnknownNameError
+from gpclml.tables.data import read_table_data
+from gpclml.tables.encoding import InputEncoding, fit_inputs
+from gpclml.tables.reading import read_table
+from gpclml.tables.recipes import TableOptions
 
 
 def table_of(n=40, **columns):
@@ -30,162 +34,104 @@ def with_missing(values, rows):
     return values
 
 
-def kinds(encoding):
-    return {column.name: column for column in encoding.columns}
+@pytest.fixture
+def read(tmp_path):
+    """The rows of a command's table in a file."""
+
+    def written(table, **options):
+        table.to_csv(tmp_path / "table.csv", index=False)
+        options = TableOptions(tmp_path / "table.csv", "y", 4000, **options)
+        return read_table_data(options, tests=False)
+
+    return written
 
 
-def test_columns_by_kind():
-    n = 40
+def test_the_command_encodes_as_the_regressor_does(read):
+    n = 60
     days = pandas.date_range("2024-01-01", periods=n)
     table = table_of(
-        whole=np.arange(n) % 7,
-        yes=np.arange(n) % 2 == 0,
-        texts=[f"{0.5 * i} " for i in range(n)],
+        n,
+        yes=np.arange(n) % 3 == 0,
         day=days.strftime("%Y-%m-%d"),
-        time=days + pandas.Timedelta(hours=6),
-        zone=days.strftime("%Y-%m-%dT12:00:00+02:00"),
-        town=["a", "b", "c", "d"] * (n // 4),
-        long=pandas.to_timedelta(np.arange(n), unit="D"),
+        town=with_missing(["a", "b", "c", "d"] * (n // 4), [7]),
+        gaps=with_missing(np.arange(n) ** 0.5, range(0, n, 5)),
+        few=with_missing(np.arange(n) ** 1.5, [3]),
+        codes=np.where(np.arange(n) % 6 == 0, -999.0, np.arange(n) % 7),
     )
-    encoding = fit_encoding(table, "y")
-    found = kinds(encoding)
-    assert found["whole"] == NumberColumn("whole")
-    assert found["yes"] == NumberColumn("yes", "boolean")
-    assert found["texts"] == NumberColumn("texts")
-    assert found["town"] == CategoryColumn("town", ("a", "b", "c", "d"))
-    assert {found[name].kind for name in ("day", "time", "zone")} == {"date"}
-    inputs = dict(zip(encoding.inputs, encoding.encode(table).inputs.T, strict=True))
-    first = 19723.0  # days from 1970 to 2024
-    np.testing.assert_array_equal(inputs["day"], first + np.arange(n))
-    np.testing.assert_array_equal(inputs["time"], first + 0.25 + np.arange(n))
-    np.testing.assert_allclose(inputs["zone"], first + 10 / 24 + np.arange(n), rtol=1e-15)
-    np.testing.assert_array_equal(inputs["long"], np.arange(n))
-    np.testing.assert_array_equal(inputs["texts"], 0.5 * np.arange(n))
-    np.testing.assert_array_equal(inputs["town = c"], (np.arange(n) % 4 == 2).astype(float))
+    data = read(table)
+    with pytest.warns(UserWarning, match="-999, taken for missing"):
+        regressor = Regressor(["linear"]).fit(table.drop(columns="y"), table["y"])
+    assert data.encoding == regressor.encoding_
+    np.testing.assert_array_equal(data.train[0], regressor.stack_._x)
+    assert not bool(data.train[0].isnan().any())
 
 
-def test_columns_that_are_left_out_have_a_reason():
-    n = 40
+def test_columns_that_are_left_out_have_a_reason(read):
+    n = 80
     table = table_of(
+        n,
         same=[3] * n,
         nearly=with_missing(["a"] * n, [4]),
         none=[None] * n,
         name=[f"name {i}" for i in range(n)],
-        lists=[[i] for i in range(n)],
         day=[f"{1 + i % 28}/{1 + i % 12}/2024" for i in range(n)],
         asked=range(n),
     )
-    encoding = fit_encoding(table, "y", drop=["asked"])
+    encoding = read(table, drop=("asked",)).encoding
     assert [column.name for column in encoding.columns] == ["x"]
     assert encoding.left_out == {
         "asked": "as asked",
         "same": "the same value in all rows",
         "nearly": "the same value in all rows",
         "none": "no values",
-        "name": "40 different texts, more than 20",
-        "lists": "its values are lists or objects",
-        "day": "40 different texts, more than 20; write dates as 2024-05-31",
+        "name": "80 different texts, more than 50",
+        "day": "80 different texts, more than 50; write dates as 2024-05-31",
     }
-    assert len(encoding.encode(table).rows) == n
+    assert len(read(table, categories=("name",)).encoding.names) == 1 + 1 + 50
 
 
-def test_few_rows_with_missing_values_are_not_encoded():
-    table = table_of(z=with_missing(np.arange(40.0) ** 2, [3]))
-    encoding = fit_encoding(table, "y")
-    assert kinds(encoding)["z"].fill is None
-    encoded = encoding.encode(table)
-    assert encoded.rows.tolist() == [row for row in range(40) if row != 3]
-    assert encoded.missing == {"z": 1}
-    assert encoded.notes == ("Column 'z': 1 value is missing; such rows are left out.",)
-    x, y = encoding.tensors(table)
-    assert x.shape == (39, 2)
-    np.testing.assert_array_equal(y, table["y"].drop(3))
+def test_numbers_as_categories_also_where_missing_values_make_them_decimal(read):
+    encoding = read(table_of(code=[1, 2, 10, 3] * 10), categories=("code",)).encoding
+    assert encoding.names == ("x", "code = 1", "code = 10", "code = 2", "code = 3")
+    decimal = pandas.DataFrame({"x": [0.0, 0.0], "code": [10.0, 2.0]})
+    assert encoding.encode(decimal).tolist() == [[0, 0, 1, 0, 0], [0, 0, 0, 1, 0]]
 
 
-def test_many_missing_values_are_filled_and_marked():
-    table = table_of(
-        z=with_missing(range(40), [0, 1, 2]),
-        yes=with_missing([True] * 30 + [False] * 10, [5]),
-        town=with_missing(["a", "b"] * 20, [7]),
-    )
-    encoding = fit_encoding(table, "y")
-    assert kinds(encoding)["z"].fill == 21.0
-    assert kinds(encoding)["yes"].fill == 1.0
-    inputs = dict(zip(encoding.inputs, encoding.encode(table).inputs.T, strict=True))
-    assert inputs["z"][:4].tolist() == [21, 21, 21, 3]
-    assert inputs["z is missing"].nonzero()[:, 0].tolist() == [0, 1, 2]
-    assert inputs["yes is missing"].nonzero()[:, 0].tolist() == [5]
-    assert inputs["town is missing"].nonzero()[:, 0].tolist() == [7]
-    # A column that is complete in the training rows stays one that must be there.
-    other = table.assign(x=with_missing(table["x"], [9]))
-    assert encoding.encode(other).missing == {"x": 1}
-
-
-def test_new_levels_have_zeros_and_are_told():
-    table = table_of(town=["a", "b"] * 20)
-    encoding = fit_encoding(table, "y")
-    encoded = encoding.encode(pandas.DataFrame({"x": [1.0, 2.0], "town": ["c", "b"]}))
-    assert encoded.inputs.tolist() == [[1, 0, 0], [2, 0, 1]]
-    assert encoded.unknown == {"town": {"c": 1}}
-    assert "'c' (1)" in encoded.notes[0]
-
-
-def test_numbers_as_categories_also_where_missing_values_make_them_decimal():
-    table = table_of(code=[1, 2, 10, 3] * 10)
-    encoding = fit_encoding(table, "y", categories=["code"])
-    assert kinds(encoding)["code"].levels == ("1", "10", "2", "3")
-    decimal = pandas.DataFrame({"x": [0.0, 0.0, 0.0], "code": [10.0, np.nan, 2.0]})
-    encoded = encoding.encode(decimal)
-    assert encoded.rows.tolist() == [0, 2]
-    assert not encoded.unknown
-
-
-def test_mixed_columns_are_refused_with_rows_and_mends():
+def test_mixed_columns_are_refused_with_rows_and_mends(read):
     table = table_of(size=[1, 2, "unknown", 4] * 10)
     message = r"column 'size'.*10 of 40 values such as 'unknown' \(row 3\).*--drop or --categories"
     with pytest.raises(ArgumentError, match=message):
-        fit_encoding(table, "y")
-    assert kinds(fit_encoding(table, "y", categories=["size"]))["size"].levels[-1] == "unknown"
-    encoding = fit_encoding(table_of(size=range(40)), "y")
+        read(table)
+    assert read(table, categories=("size",)).encoding.names[-1] == "size = unknown"
+    encoding = read(table_of(size=range(40))).encoding
     with pytest.raises(ArgumentError, match=r"'unknown' \(row 3\).*expected numbers"):
         encoding.encode(table)
 
 
-def test_infinite_values_are_refused():
+def test_infinite_values_are_refused(read):
     with pytest.raises(ArgumentError, match=r"column 'z'.*1 infinite values \(row 1\)"):
-        fit_encoding(table_of(z=[np.inf, *range(39)]), "y").encode(table_of(z=[np.inf, *range(39)]))
+        read(table_of(z=[np.inf, *range(39)]))
 
 
-def test_names_that_are_not_there():
+def test_names_that_are_not_there(read):
     table = table_of()
     with pytest.raises(UnknownNameError, match="drop"):
-        fit_encoding(table, "y", drop=["z"])
+        read(table, drop=("z",))
     with pytest.raises(ArgumentError, match="not the target"):
-        fit_encoding(table, "y", drop=["y"])
+        read(table, drop=("y",))
     with pytest.raises(ArgumentError, match=r"no usable column .*'x': as asked"):
-        fit_encoding(table, "y", drop=["x"])
+        read(table, drop=("x",))
     with pytest.raises(ArgumentError, match=r"no column 'x', .*there are 'y'\."):
-        fit_encoding(table, "y").encode(table[["y"]])
+        read(table).encoding.encode(table[["y"]])
 
 
-def test_row_numbers_are_mentioned_and_kept():
-    encoding = fit_encoding(
-        table_of(key=range(100, 140), customer_id=[*range(20), *range(60, 40, -1)]), "y"
-    )
-    assert len(encoding.notes) == 2
-    assert "'key'" in encoding.notes[0]
-    assert "--drop 'customer_id'" in encoding.notes[1]
-    assert encoding.inputs == ("x", "key", "customer_id")
-
-
-def test_files_that_are_no_encoding(tmp_path):
-    path = tmp_path / "table.json"
-    with pytest.raises(DataError, match="no file"):
-        TableEncoding.load(path)
-    for text in ("", "[]", '{"format": "else", "version": 1}', "{}"):
-        path.write_text(text)
-        with pytest.raises(DataError, match="damaged or not a table encoding"):
-            TableEncoding.load(path)
+def test_row_numbers_are_mentioned_and_kept(read):
+    data = read(table_of(key=range(100, 140), customer_id=[*range(20), *range(60, 40, -1)]))
+    said = [note for note in data.notes if "another whole number in every row" in note]
+    assert len(said) == 2
+    assert "'key'" in said[0]
+    assert "--drop 'customer_id'" in said[1]
+    assert data.encoding.names == ("x", "key", "customer_id")
 
 
 numbers = st.floats(-1e6, 1e6, allow_subnormal=False) | st.none()
@@ -204,53 +150,31 @@ def tables(draw):
     n = draw(st.integers(5, 20))
     chosen = draw(st.lists(st.sampled_from(sorted(values)), min_size=1, max_size=4))
     table = {"y": np.arange(n, dtype=float), "x": np.arange(n) % 5 + 0.5}
-    for place, kind in enumerate(chosen):
-        table[f"{kind} {place}"] = draw(st.lists(values[kind], min_size=n, max_size=n))
+    for index, kind in enumerate(chosen):
+        table[f"{kind} {index}"] = draw(st.lists(values[kind], min_size=n, max_size=n))
     return pandas.DataFrame(table)
 
 
 @settings(max_examples=60, deadline=None)
 @given(tables(), st.randoms(use_true_random=False))
 def test_properties_of_any_encoding(tmp_path_factory, table, random):
-    encoding = fit_encoding(table, "y")
-    encoded = encoding.encode(table)
-    assert encoded.inputs.shape == (len(encoded.rows), len(encoding.inputs))
-    assert encoded.inputs.dtype == torch.float64
-    assert bool(encoded.inputs.isfinite().all())
-    assert not encoded.unknown
-    names = [column.name for column in encoding.columns]
-    complete = ~table[names].isna().any(axis=1)
-    filled = complete.mean() <= 0.95
-    assert len(encoded.rows) == (len(table) if filled else complete.sum())
-
-    at = 0
+    encoding = fit_inputs(table, {name: kind_of(table[name]) for name in table})
+    x = encoding.encode(table)
+    assert x.shape == (len(table), len(encoding.names))
+    missing = {column.name: table[column.name].isna().to_numpy() for column in encoding.columns}
     for column in encoding.columns:
-        part = encoded.inputs[:, at : at + len(column.inputs)]
-        at += len(column.inputs)
-        if isinstance(column, CategoryColumn):
-            assert bool((part.sum(1) == 1).all())
-
+        inputs = x[:, encoding.slices[column.name]]
+        assert not np.isnan(inputs[~missing[column.name]]).any()
+        if column.has_missing:
+            np.testing.assert_array_equal(inputs[:, -1], missing[column.name])
+        else:
+            assert np.isnan(inputs[missing[column.name]]).all()
     order = random.sample(range(len(table)), len(table))
-    again = encoding.encode(table.iloc[order])
-    places = {row: place for place, row in enumerate(encoded.rows.tolist())}
-    expected = encoded.inputs[[places[order[row]] for row in again.rows.tolist()]]
-    assert torch.equal(again.inputs, expected)
-
-    path = tmp_path_factory.getbasetemp() / "table.json"
-    encoding.save(path)
-    assert TableEncoding.load(path) == encoding
-    assert json.loads(encoding.to_json())["target"] == "y"
-
-
-@settings(max_examples=30, deadline=None)
-@given(tables())
-def test_a_table_on_disk_is_encoded_alike(tmp_path_factory, table):
-    from gpclml.tables.reading import read_table
-
+    np.testing.assert_array_equal(encoding.encode(table.iloc[order]), x[order])
+    assert InputEncoding.from_content(json.loads(json.dumps(asdict(encoding)))) == encoding
     path = tmp_path_factory.getbasetemp() / "table.csv"
     table.to_csv(path, index=False)
-    encoding = fit_encoding(table, "y")
-    assert torch.equal(encoding.encode(read_table(path)).inputs, encoding.encode(table).inputs)
+    np.testing.assert_array_equal(encoding.encode(read_table(path)), x)
 
 
 SCALES = range(-12, 13)

@@ -34,8 +34,6 @@ def test_parts_have_targets_follow_the_seed_and_the_limit():
     some = subset_rows(targets, seed=1, most_rows=7)
     assert len(some) == 7
     assert some.tolist() == sorted(some.tolist())
-    with pytest.raises(ArgumentError, match="most_rows"):
-        split_rows(targets, most_rows=5)
 
 
 def test_targets_are_numbers_missing_ones_nan():
