@@ -6,6 +6,7 @@ import contextlib
 import datetime
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -32,11 +33,10 @@ from gpclml.tables.missing import filled
 from gpclml.tables.page import Report, page_of, report_text
 from gpclml.tables.predictions import (
     PredictionScores,
-    Yardsticks,
+    Predictor,
     choose,
     column_effects,
     noise_of,
-    predicted,
     prediction_scores,
     yardsticks,
 )
@@ -78,12 +78,11 @@ def compare_table(options: RunOptions, quiet: bool = False) -> Report:
         with open_work_folder(options.out, REPORT) as folder:
             with threads_for(len(data.train[1])):
                 saved, failures = _fit_all(recipes, data, folder, quiet)
-                others = yardsticks(
-                    data.train, data.test, options.table.seed, "linear" not in saved,
-                    data.encoding.categories,
-                )  # fmt: skip
-                tell(*others.failures)
-                said = (*notes, *failures, *others.failures)
+                others, missing = yardsticks(
+                    data.train, options.table.seed, "linear" not in saved, data.encoding.categories
+                )
+                tell(*missing)
+                said = (*notes, *failures, *missing)
                 report = make_report(options, data, saved, said, shows_progress(quiet), others)
             tell(*(note for note in report.notes if note not in (*data.notes, *said)))
             write_report(folder, report, saved)
@@ -151,7 +150,7 @@ def make_report(
     saved: Mapping[str, SavedModel],
     notes: tuple[str, ...],
     progress: bool,
-    others: Yardsticks,
+    others: Mapping[str, Predictor],
 ) -> Report:
     """Scores fitted models on the training rows and on the test rows, and chooses one."""
     seed, (test_x, test_y) = options.table.seed, data.test
@@ -161,34 +160,28 @@ def make_report(
         models = {name: cast(GPRegression, one.model) for name, one in saved.items()}
         problems = {name: one.fitted.problem for name, one in saved.items()}
         comparison = score_models(models, seed=seed, problems=problems, progress=progress)
-        predictions: dict[str, PredictionScores] = {}
-        failures = []
-        for name in comparison.models:
+        predictors: dict[str, Predictor] = {
+            name: partial(saved[name].predict, progress=progress) for name in comparison.models
+        }
+        predictors.update(others)
+        scores, failures = {}, []
+        for name, predict in predictors.items():
             try:
-                predictions[name] = prediction_scores(test_y, saved[name].predict(test_x, progress))
+                scores[name] = prediction_scores(test_y, predict(test_x))
             except Exception as error:
-                predictions[name] = PredictionScores.missing(len(test_y))
+                scores[name] = PredictionScores.missing(len(test_y))
                 failures.append(f"{name} could not predict the test rows: {error_text(error)}")
-        if len(failures) == len(models):
+        if all(scores[name].is_missing for name in models):
             raise FitError(" ".join(failures))
-        scores = {**predictions, **others.scores}
-        choice = choose(predictions, scores, failed_fits(comparison.findings))
-        means = others.predictors.get(choice.name)
-        if choice.name in models:
-            model = models[choice.name]
-            means = lambda x: predicted(model, x).mean  # noqa: E731
-        assert means is not None
+        choice = choose(comparison.models, scores, failed_fits(comparison.findings))
         whole = filled(test_x, data.encoding.categories, seed, data.train[0])
-        effects = column_effects(means, data.encoding, (whole, test_y), seed)
+        effects = column_effects(predictors[choice.name], data.encoding, (whole, test_y), seed)
         noise = noise_of(models[str(comparison.table.index[0])])
     fitted = {name: saved[name].fitted for name in comparison.models}
     new = _note_on_new_rows(scores, ~data.repeated)
     notes = (*data.notes, *notes, *left_out, *failures, *new, *said)
     made = datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z")
-    return Report(
-        options, data, comparison, predictions, others.scores, choice, effects, noise, fitted,
-        notes, made,
-    )  # fmt: skip
+    return Report(options, data, comparison, scores, choice, effects, noise, fitted, notes, made)
 
 
 def _without_copies(
@@ -236,10 +229,14 @@ def write_report(folder: Path, report: Report, saved: Mapping[str, SavedModel]) 
         "chosen": report.first,
         "recommended": report.choice.name,
         "models": {
-            str(name): {**_numbers(line.to_dict()), **_test_scores(report.predictions[str(name)])}
+            str(name): {**_numbers(line.to_dict()), **_test_scores(report.scores[str(name)])}
             for name, line in report.comparison.table.iterrows()
         },
-        "others": {name: _test_scores(scores) for name, scores in report.others.items()},
+        "others": {
+            name: _test_scores(scores)
+            for name, scores in report.scores.items()
+            if name not in report.fitted
+        },
         "columns": [one._asdict() for one in report.effects],
         **_numbers({"noise": report.noise}),
         "fitted": {name: asdict(one) for name, one in report.fitted.items()},

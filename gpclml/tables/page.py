@@ -7,7 +7,7 @@ import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -34,26 +34,24 @@ from gpclml.tables.recipes import (
     package_versions,
 )
 from gpclml.tables.words import (
-    CRITERIA_COLUMNS,
-    TEST_COLUMNS,
     answer,
-    column_rows,
     columns_in_words,
-    criteria_rows,
-    effect_rows,
+    criteria_table,
+    effect_table,
     headline,
+    input_table,
     marks,
     noise_in_words,
-    score_rows,
+    score_table,
 )
 
 if TYPE_CHECKING:
     import numpy as np
+    import pandas
     from matplotlib.axes import Axes
     from numpy.typing import NDArray
 
 __all__ = [
-    "PageFigure",
     "Report",
     "figure_of_test_rows",
     "figures_of_criteria",
@@ -66,17 +64,15 @@ __all__ = [
 class Report:
     """The content of a report.
 
-    ``comparison`` is of the models on the training rows; ``predictions`` has their scores on the
-    test rows, ``others`` those of what is no model of the comparison; ``effects`` are of the chosen
-    model, ``noise`` is of the first-ranked one; ``notes`` say what was done with rows, columns and
-    models, and why.
+    ``comparison`` is of the models on the training rows; ``scores`` are those on the test rows, of
+    the models and of others; ``effects`` are of the chosen model, ``noise`` is of the first-ranked
+    one; ``notes`` say what was done with rows, columns and models, and why.
     """
 
     options: RunOptions
     data: TableData
     comparison: Comparison
-    predictions: Mapping[str, PredictionScores]
-    others: Mapping[str, PredictionScores]
+    scores: Mapping[str, PredictionScores]
     choice: Choice
     effects: tuple[ColumnEffect, ...]
     noise: float
@@ -90,11 +86,6 @@ class Report:
         return str(self.comparison.table.index[0])
 
     @property
-    def scores(self) -> Mapping[str, PredictionScores]:
-        """Scores on the test rows of all that predicted them."""
-        return {**self.predictions, **self.others}
-
-    @property
     def answer(self) -> list[str]:
         """Sentences on the chosen model."""
         count, column = len(self.data.test[1]), self.options.table.time_column
@@ -106,7 +97,7 @@ class Report:
     @property
     def texts(self) -> Mapping[str, str]:
         """What each model is."""
-        return {**YARDSTICKS, **{name: DESCRIPTIONS[name] for name in self.predictions}}
+        return {**YARDSTICKS, **{name: DESCRIPTIONS[name] for name in self.fitted}}
 
     @property
     def columns(self) -> list[str]:
@@ -139,19 +130,29 @@ def page_of(report: Report) -> str:
         headline=headline(choice, report.options.table.target),
         num_test=len(report.data.test[1]),
         descriptions=[(name, report.texts[name]) for name in scores],
-        test_columns=TEST_COLUMNS,
-        score_rows=score_rows(choice, scores, marks(comparison, report.fitted)),
-        figure=figure_of_test_rows(choice.name, report.data.test[1], scores[choice.name]),
-        effects=effect_rows(report.effects),
+        score_table=score_table(choice, scores, marks(comparison, report.fitted)),
+        table=_table,
+        figure=figure_of_test_rows(report.data.test[1], scores[choice.name]),
+        is_drawn_in_part=len(report.data.test[1]) > _MOST_DRAWN,
+        effect_table=effect_table(report.effects),
         objective=report.options.recipe.objective.upper(),
-        criteria_columns=CRITERIA_COLUMNS,
-        criteria_rows=criteria_rows(comparison, scores, report.fitted),
-        columns=column_rows(encoding),
+        criteria_table=criteria_table(comparison, scores, report.fitted),
+        input_table=input_table(encoding),
         fitted=fitted,
         fit_command=RunOptions(report.options.table, recipe, Path("model")).command("fit"),
         versions=package_versions(),
         figures=figures_of_criteria(comparison, one_input=len(encoding.names) == 1),
+        models=joined(list(comparison.models)),
     )
+
+
+def _table(frame: pandas.DataFrame, classes: str) -> str:
+    """A table of texts as HTML; what has a meaning there is escaped."""
+    import pandas
+    from markupsafe import Markup
+
+    with pandas.option_context("display.max_colwidth", None):
+        return Markup(frame.to_html(border=0, classes=classes, escape=True))
 
 
 _OF_FITS = "fit-failed", "below-contained", "not-scored"
@@ -159,14 +160,8 @@ _OF_FITS = "fit-failed", "below-contained", "not-scored"
 
 def report_text(report: Report) -> list[str]:
     """What the page says, in lines for a terminal."""
-    import pandas
-
     comparison, fitted = report.comparison, report.fitted
-    rows = score_rows(report.choice, report.scores, marks(comparison, fitted))
-    table = pandas.DataFrame(
-        [[f"{text} ± {error}" if error else text for text, error in cells] for _, cells in rows],
-        [name for name, _ in rows], TEST_COLUMNS,
-    )  # fmt: skip
+    table = score_table(report.choice, report.scores, marks(comparison, fitted))
     criteria = comparison.sentences[: len(comparison.sentences) - len(comparison.findings)]
     said = [
         headline(report.choice, report.options.table.target),
@@ -188,15 +183,7 @@ _INCHES, _DOTS_PER_INCH = 5.6, 200
 _MOST_DRAWN = 150  # test rows
 
 
-class PageFigure(NamedTuple):
-    """A figure of a page: what it shows, how to read it, and its address, which holds it."""
-
-    title: str
-    reading: str
-    address: str
-
-
-def figure_of_test_rows(name: str, targets: Tensor, scores: PredictionScores) -> PageFigure:
+def figure_of_test_rows(targets: Tensor, scores: PredictionScores) -> str:
     """The test rows: true values against predictions, with 90 % intervals if there are any."""
     rows = torch.linspace(0, len(targets) - 1, min(len(targets), _MOST_DRAWN)).round().long()
     true, mean, lower, upper = (
@@ -223,66 +210,30 @@ def figure_of_test_rows(name: str, targets: Tensor, scores: PredictionScores) ->
         axes.set(xlabel="prediction", ylabel="true value")
         axes.legend(loc="upper left", frameon=False, fontsize="small")
 
-    drawn = f"{len(rows)} of the {len(targets)}" if len(rows) < len(targets) else f"The {len(rows)}"
-    reading = f"{drawn} test rows as {name} predicts them: on the line a prediction is exact."
-    if scores.has_intervals:
-        reading += " Bars are 90 % intervals; one in ten of the true values should be outside."
-    return _drawn(f"Predictions of {name} on the test rows", reading, draw, 1, 4.2)
+    return _drawn(draw, 1, 4.2)
 
 
-def figures_of_criteria(comparison: Comparison, one_input: bool) -> list[PageFigure]:
-    """What the criteria say of the GPs on the training rows."""
+def figures_of_criteria(comparison: Comparison, one_input: bool) -> dict[str, str]:
+    """What the criteria say of the GPs on the training rows: addresses of figures by name."""
     count = len(comparison.models)
 
     def criteria(axes: NDArray[np.object_]) -> None:
         for criterion, one in zip(CRITERIA, axes, strict=True):
             plot_compare(comparison, criterion, ax=one)
 
-    figures = [
-        _drawn(
-            "What the criteria say",
-            "Each panel is a criterion. A dot is the score of a model, less that of the "
-            "first-ranked one, with its standard error; a triangle is the same difference with "
-            "the standard error of paired differences. This criterion prefers a model to the "
-            "first-ranked one if its triangle is clearly to the right of the line.",
-            criteria, 3, 1.2 + 3 * (0.55 + 0.35 * count),
-        ),
-        _drawn(
-            "How the models learn",
-            "Above: how well the next row is predicted from the rows before it (higher is better). "
-            "Below: how much a model is ahead of the first-ranked one over all rows so far. The "
-            "last value is the difference in LML; the rows before the dotted line do not count for "
-            "the CLML.",
-            lambda axes: plot_learning_curves(comparison, ax=axes), 2, 5.6,
-        ),
-        _drawn(
-            "Whether their intervals hold",
-            "Each training row is predicted from all others. Lines should stay in the grey band. "
-            "A model whose line is below the band in the lower panel, or high at both ends in the "
-            "upper one, is too sure of its predictions.",
-            lambda axes: plot_calibration(comparison, ax=axes), 2, 5.6,
-        ),
-    ]  # fmt: skip
+    figures = {
+        "criteria": _drawn(criteria, 3, 1.2 + 3 * (0.55 + 0.35 * count)),
+        "curves": _drawn(lambda axes: plot_learning_curves(comparison, ax=axes), 2, 5.6),
+        "calibration": _drawn(lambda axes: plot_calibration(comparison, ax=axes), 2, 5.6),
+    }
     if one_input:
-        reading = (
-            "Mean and two standard deviations of new observations along the input, a panel for "
-            f"each of {joined(list(comparison.models))}. Dots are rows."
-        )
-        title, height = "How they fit the training rows", 0.6 + 1.9 * count
-        figures.append(
-            _drawn(title, reading, lambda axes: plot_fit(comparison, ax=axes), count, height)
-        )
+        height = 0.6 + 1.9 * count
+        figures["fits"] = _drawn(lambda axes: plot_fit(comparison, ax=axes), count, height)
     return figures
 
 
-def _drawn(
-    title: str,
-    reading: str,
-    draw: Callable[[NDArray[np.object_]], object],
-    panels: int,
-    height: float,
-) -> PageFigure:
-    """Draws a figure, with no regard to the user's own style."""
+def _drawn(draw: Callable[[NDArray[np.object_]], object], panels: int, height: float) -> str:
+    """Draws a figure, with no regard to the user's own style; an address that holds it."""
     from matplotlib import style
     from matplotlib.figure import Figure
 
@@ -291,5 +242,4 @@ def _drawn(
         draw(figure.subplots(panels, 1, squeeze=False).ravel())
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", dpi=_DOTS_PER_INCH, metadata={"Software": None})
-    address = f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
-    return PageFigure(title, reading, address)
+    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -26,7 +26,7 @@ __all__ = [
     "Choice",
     "ColumnEffect",
     "PredictionScores",
-    "Yardsticks",
+    "Predictor",
     "choose",
     "clearly_smaller",
     "column_effects",
@@ -283,11 +283,14 @@ class ColumnEffect(NamedTuple):
         return self.rise > _CLEAR * self.error
 
 
+Predictor = Callable[[Tensor], StackedPrediction | Tensor]
+"""Predicts distributions, or means alone, at inputs ``(t, d)``, NaN where missing."""
+
+
 @torch.no_grad()
 def column_effects(
-    predict: Callable[[Tensor], Tensor], encoding: InputEncoding, test: tuple[Tensor, Tensor],
-    seed: int,
-) -> tuple[ColumnEffect, ...]:  # fmt: skip
+    predict: Predictor, encoding: InputEncoding, test: tuple[Tensor, Tensor], seed: int
+) -> tuple[ColumnEffect, ...]:
     """The effect of each column on the error of a fitted model, the largest first.
 
     The model is not fitted again: it is given the values of other rows. All inputs of a column,
@@ -309,7 +312,9 @@ def column_effects(
             changed = x.clone()
             changed[:, inputs] = x[order, inputs]
             points.append(changed)
-    squares = (predict(torch.cat([x, *points])).reshape(-1, count) - y).square()
+    prediction = predict(torch.cat([x, *points]))
+    means = prediction if isinstance(prediction, Tensor) else prediction.mean
+    squares = (means.reshape(-1, count) - y).square()
     true, shuffled = squares[0], squares[1:].reshape(len(columns), shuffles, count).mean(1)
     effects = []
     for name, own in zip(columns, shuffled, strict=True):
@@ -337,68 +342,60 @@ YARDSTICKS = {
 
 _MOST_STACKED = 5000  # of the stack, whose fit then takes a few minutes of one core
 
-Rows = tuple[Tensor, Tensor]
-
-
-@dataclass
-class Yardsticks:
-    """Scores of the test rows, what predicts means at inputs, and sentences on what is missing."""
-
-    scores: dict[str, PredictionScores] = field(default_factory=dict)
-    predictors: dict[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
-    failures: list[str] = field(default_factory=list)
-
 
 def yardsticks(
-    train: Rows,
-    test: Rows,
+    train: tuple[Tensor, Tensor],
     seed: int,
     with_line: bool = False,
     categories: Sequence[Sequence[int]] = (),
-) -> Yardsticks:
-    """How well the stack, a tree ensemble, a line (if asked) and the mean predict the test rows.
+) -> tuple[dict[str, Predictor], list[str]]:
+    """Fits the stack, a tree ensemble, a line (if asked) and the mean.
 
-    ``categories`` has for each category the columns that are its levels.
+    Args:
+        train: Inputs and targets.
+        seed: Seed of the fits.
+        with_line: Whether to fit a line.
+        categories: For each category the columns that are its levels.
+
+    Returns:
+        What predicts, by name, and sentences on what could not be fitted.
     """
     from sklearn.ensemble import HistGradientBoostingRegressor
     from sklearn.linear_model import RidgeCV
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
-    x, y = test
-    result = Yardsticks()
-    if len(train[1]) <= _MOST_STACKED:
-        try:
-            stack = StackedGP(seed=seed).fit(*train, categories=categories, progress=False)
-            result.scores["stack"] = prediction_scores(y, stack.predict(x))
-            result.predictors["stack"] = lambda x: stack.predict(x).mean
-        except Exception as error:
-            result.failures.append(f"stack failed ({error_text(error)}).")
-    else:
-        result.failures.append(
+    x, y = train
+
+    def stack() -> Predictor:
+        return StackedGP(seed=seed).fit(x, y, categories=categories, progress=False).predict
+
+    def means_of(model: Any) -> Predictor:
+        model.fit(x.numpy(), y.numpy())
+        return lambda new: torch.from_numpy(
+            model.predict(filled(new, categories, seed, x).numpy())
+        ).to(new)
+
+    fits: dict[str, Callable[[], Predictor]] = {
+        "stack": stack,
+        "trees": lambda: means_of(HistGradientBoostingRegressor(random_state=seed % 2**32)),
+        "linear": lambda: means_of(
+            make_pipeline(StandardScaler(), RidgeCV(alphas=torch.logspace(-4, 4, 17).tolist()))
+        ),
+        "mean": lambda: lambda new: y.mean().expand(len(new)),
+    }
+    predictors, failures = {}, []
+    if len(y) > _MOST_STACKED:
+        del fits["stack"]
+        failures.append(
             f"stack is left out because it takes minutes with more than {_MOST_STACKED} training "
             "rows: 'gpclml fit' fits it."
         )
-    others: dict[str, Any] = {"trees": HistGradientBoostingRegressor(random_state=seed % 2**32)}
-    if with_line:
-        alphas = torch.logspace(-4, 4, 17).tolist()
-        others["linear"] = make_pipeline(StandardScaler(), RidgeCV(alphas=alphas))
-    for name, model in others.items():
+    if not with_line:
+        del fits["linear"]
+    for name, fit in fits.items():
         try:
-            model.fit(train[0].numpy(), train[1].numpy())
-            predict = _predictor(model, train[0], categories, seed)
-            result.scores[name] = prediction_scores(y, predict(x))
-            result.predictors[name] = predict
-        except Exception as error:
-            result.failures.append(f"{name} failed ({error_text(error)}).")
-    result.scores["mean"] = prediction_scores(y, train[1].mean().expand(len(y)))
-    return result
-
-
-def _predictor(
-    model: Any, train_x: Tensor, categories: Sequence[Sequence[int]], seed: int
-) -> Callable[[Tensor], Tensor]:
-    """Predicts means at inputs, in which missing ones are replaced by their expectations."""
-    return lambda x: torch.from_numpy(
-        model.predict(filled(x, categories, seed, train_x).numpy())
-    ).to(x)
+            predictors[name] = fit()
+        except Exception as error:  # whatever it is, the others are worth having
+            failures.append(f"{name} failed ({error_text(error)}).")
+    return predictors, failures

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from gpclml.datasets.columns import CategoryColumn, NumberColumn
 from gpclml.evaluation import Comparison
@@ -12,25 +13,25 @@ from gpclml.tables.encoding import InputEncoding
 from gpclml.tables.predictions import PREDICTED_SHARE, Choice, ColumnEffect, PredictionScores
 from gpclml.tables.recipes import FittedModel
 
+if TYPE_CHECKING:
+    import pandas
+
 __all__ = [
-    "CRITERIA_COLUMNS",
     "TEST_COLUMNS",
     "answer",
-    "column_rows",
     "columns_in_words",
-    "criteria_rows",
-    "effect_rows",
+    "criteria_table",
+    "effect_table",
     "figure",
     "headline",
+    "input_table",
     "marks",
     "noise_in_words",
     "percent",
-    "score_rows",
+    "score_table",
 ]
 
 Scores = Mapping[str, PredictionScores]
-Row = list[tuple[str, str]]
-"""Values as texts, each with its standard error; an empty error is not shown."""
 
 _COMPARED = {"mean": "the mean has", "linear": "a linear model", "trees": "trees"}
 _MOST_SHOWN = 6  # levels of a category
@@ -127,29 +128,14 @@ def noise_in_words(noise: float, choice: Choice, scores: Scores, model: str) -> 
     return f"{said}The rest of the error may shrink with further rows."
 
 
-def figure(value: float, digits: int = 3) -> str:
-    """A number rounded to so many digits, written out where that is short."""
-    if math.isnan(value) or value == 0:
-        return "" if math.isnan(value) else "0"
-    if not 1e-4 <= abs(value) < 1e7:
-        return _minus(f"{value:.{digits}g}")
-    decimals = digits - 1 - math.floor(math.log10(abs(value)))
-    return _rounded(value, decimals)
-
-
-def percent(share: float) -> str:
-    """A share in percent, rounded to a whole number, with a non-breaking space."""
-    return _minus(f"{round(100 * share)}\N{NO-BREAK SPACE}%")
-
-
 TEST_COLUMNS = "typical error", "explained", "interval width", "rows inside"
 """Names of the columns of the table of test scores."""
 
 
-def score_rows(
+def score_table(
     choice: Choice, scores: Scores, marked: Mapping[str, str] | None = None
-) -> list[tuple[str, Row]]:
-    """The table of test scores: the chosen model, then the others from the smallest error on.
+) -> pandas.DataFrame:
+    """Test scores as texts: the chosen model, then the others from the smallest error on.
 
     ``marked`` has for models whose fit is in doubt what is shown after the name.
     """
@@ -158,73 +144,59 @@ def score_rows(
     def rank(name: str) -> tuple[bool, bool, float]:
         return scores[name].is_missing, name != choice.name, scores[name].rmse
 
-    rows = []
+    rows: dict[str, list[str]] = {}
     for name in sorted(scores, key=rank):
         one = scores[name]
-        explained = 1 - (one.rmse / mean) ** 2 if mean > 0 else math.nan
-        cells = [
+        rows[name + (marked or {}).get(name, "")] = [
             _with_error(one.rmse, one.rmse_se),
-            ("" if math.isnan(explained) else percent(explained), ""),
-            (figure(one.width), ""),
-            (percent(one.coverage) if one.has_intervals else "", ""),
+            percent(1 - (one.rmse / mean) ** 2 if mean > 0 else math.nan),
+            figure(one.width),
+            percent(one.coverage) if one.has_intervals else "",
         ]
-        rows.append((name + (marked or {}).get(name, ""), cells))
-    return rows
+    return _frame(rows, TEST_COLUMNS)
 
 
-CRITERIA_COLUMNS = (
-    "LML", "CLML", "LOO", "LOO less first", "weight", "test NLL", "rows inside", "seconds",
-)  # fmt: skip
-"""Names of the columns of the table of criteria."""
-
-
-def criteria_rows(
+def criteria_table(
     comparison: Comparison, scores: Scores, fitted: Mapping[str, FittedModel]
-) -> list[tuple[str, Row]]:
-    """The table of criteria: a row for each GP, and test scores of the stack."""
-    rows, marked = [], marks(comparison, fitted)
+) -> pandas.DataFrame:
+    """The criteria as texts: a row for each GP, and test scores of the stack."""
+    rows: dict[str, list[str]] = {}
+    marked = marks(comparison, fitted)
     for name, line in comparison.table.to_dict("index").items():
         name = str(name)
-        lead = _text(line["difference"], ".1f"), _text(line["difference_se"], ".1f")
-        cells = [
-            (_text(line["lml"], ".1f"), ""),
-            (_text(line["clml"], ".1f"), _text(line["clml_se"], ".1f")),
-            (_text(line["loo"], ".1f"), _text(line["loo_se"], ".1f")),
-            ("", "") if line["rank"] == 0 else lead,
-            (_text(line["weight"], ".2f"), ""),
+        rows[name + marked[name]] = [
+            _text(line["lml"]),
+            _text(line["clml"], line["clml_se"]),
+            _text(line["loo"], line["loo_se"]),
+            "" if line["rank"] == 0 else _text(line["difference"], line["difference_se"]),
+            _text(line["weight"], digits=2),
             *_density_cells(scores[name]),
-            (f"{fitted[name].seconds:.1f}", ""),
+            f"{fitted[name].seconds:.1f}",
         ]
-        rows.append((name + marked[name], cells))
     if "stack" in scores:
-        empty = [("", "")]
-        rows.append(("stack", [*empty * 5, *_density_cells(scores["stack"]), *empty]))
-    return rows
+        rows["stack"] = [""] * 5 + [*_density_cells(scores["stack"]), ""]
+    columns = "LML", "CLML", "LOO", "LOO less first", "weight", "test NLL", "rows inside", "seconds"
+    return _frame(rows, columns)
 
 
-def _density_cells(scores: PredictionScores) -> Row:
+def _density_cells(scores: PredictionScores) -> list[str]:
     if not scores.has_intervals:
-        return [("", ""), ("", "")]
-    inside = percent(scores.coverage), percent(scores.coverage_se)
+        return ["", ""]
+    inside = f"{percent(scores.coverage)} ± {percent(scores.coverage_se)}"
     return [_with_error(scores.nll, scores.nll_se), inside]
 
 
-def effect_rows(effects: Sequence[ColumnEffect]) -> list[tuple[str, str, str, int]]:
-    """The table of columns that matter: name, rise, its error, and length of a bar in percent."""
-    largest = max((effect.rise for effect in effects), default=0.0)
-    return [
-        (
-            one.column,
-            *_with_error(one.rise, one.error),
-            round(100 * max(one.rise, 0.0) / largest) if largest > 0 else 0,
-        )
-        for one in effects[:_MOST_EFFECTS]
-    ]
+def effect_table(effects: Sequence[ColumnEffect]) -> pandas.DataFrame:
+    """How much the typical error rises by each column that matters, as texts."""
+    rows = {one.column: [_with_error(one.rise, one.error)] for one in effects[:_MOST_EFFECTS]}
+    return _frame(rows, ["typical error rises by"])
 
 
-def column_rows(encoding: InputEncoding) -> list[tuple[str, str, int]]:
-    """The columns that become inputs: name, how, and how many inputs."""
-    return [(one.name, _how(one), len(one.inputs)) for one in encoding.columns]
+def input_table(encoding: InputEncoding) -> pandas.DataFrame:
+    """How many inputs each column becomes, and how."""
+    rows = {column.name: [str(len(column.inputs)), _how(column)] for column in encoding.columns}
+    rows |= {name: ["0", f"left out: {reason}"] for name, reason in encoding.left_out.items()}
+    return _frame(rows, ["inputs", "as"])
 
 
 def _how(column: NumberColumn | CategoryColumn) -> str:
@@ -237,6 +209,12 @@ def _how(column: NumberColumn | CategoryColumn) -> str:
     return f"{what}, and an input that says where it is missing" if column.has_missing else what
 
 
+def _frame(rows: dict[str, list[str]], columns: Sequence[str]) -> pandas.DataFrame:
+    import pandas
+
+    return pandas.DataFrame.from_dict(rows, orient="index", columns=list(columns))
+
+
 _MARKS = {
     "fit-failed": "fit failed",
     "below-contained": "fit failed",
@@ -247,26 +225,43 @@ _NOISE_AT_BOUND = "The noise ended at its lower bound"
 
 def marks(comparison: Comparison, fitted: Mapping[str, FittedModel]) -> dict[str, str]:
     """What is shown after the name of each model whose fit failed or is in doubt; else nothing."""
-    found = {}
+    marked = {}
     for name, findings in comparison.table["findings"].items():
         said = dict.fromkeys(_MARKS[one] for one in findings if one in _MARKS)
         if not said and fitted[str(name)].note.startswith(_NOISE_AT_BOUND):
             said = ["noise at its bound"]
-        found[str(name)] = f" ({', '.join(said)})" if said else ""
-    return found
+        marked[str(name)] = f" ({', '.join(said)})" if said else ""
+    return marked
 
 
-def _text(value: float, form: str) -> str:
-    """A number as text; empty for NaN."""
-    return "" if math.isnan(value) else _minus(f"{value:{form}}")
+def figure(value: float, digits: int = 3) -> str:
+    """A number rounded to so many digits, written out where that is short; empty for NaN."""
+    if math.isnan(value) or value == 0:
+        return "" if math.isnan(value) else "0"
+    if not 1e-4 <= abs(value) < 1e7:
+        return _minus(f"{value:.{digits}g}")
+    return _rounded(value, digits - 1 - math.floor(math.log10(abs(value))))
 
 
-def _with_error(value: float, error: float) -> tuple[str, str]:
+def percent(share: float) -> str:
+    """A share in percent, rounded to a whole number, with a non-breaking space; empty for NaN."""
+    return "" if math.isnan(share) else _minus(f"{round(100 * share)}\N{NO-BREAK SPACE}%")
+
+
+def _text(value: float, error: float = math.nan, digits: int = 1) -> str:
+    """A number and its error, if it has one, as text; empty for NaN."""
+    text = "" if math.isnan(value) else _minus(f"{value:.{digits}f}")
+    return text if math.isnan(error) else f"{text} ± {error:.{digits}f}"
+
+
+def _with_error(value: float, error: float) -> str:
     """A value and its error, rounded to two digits of the error."""
-    if not error > 0 or not 1e-4 <= abs(value) < 1e7:
-        return figure(value), figure(error, 2) if error > 0 else ""
+    if not error > 0:
+        return figure(value)
+    if not 1e-4 <= abs(value) < 1e7:
+        return f"{figure(value)} ± {figure(error, 2)}"
     decimals = 1 - math.floor(math.log10(error))
-    return _rounded(value, decimals), _rounded(error, decimals)
+    return f"{_rounded(value, decimals)} ± {_rounded(error, decimals)}"
 
 
 def _rounded(value: float, decimals: int) -> str:

@@ -28,11 +28,11 @@ from gpclml.tables.predictions import predicted as predictions_of
 from gpclml.tables.words import (
     answer,
     columns_in_words,
-    effect_rows,
+    effect_table,
     figure,
     headline,
     noise_in_words,
-    score_rows,
+    score_table,
 )
 
 
@@ -272,7 +272,7 @@ def test_many_columns_are_shuffled_in_few_rows():
     effects = column_effects(predict, encoding, test, seed=0)
     assert points == [25 * 501]
     assert effects[0].column == "x7"
-    assert len(effect_rows(effects)) == 12
+    assert len(effect_table(effects)) == 12
 
 
 def test_noise_is_in_units_of_the_target(data):
@@ -297,6 +297,5 @@ def test_what_is_said_of_the_noise(targets):
 def test_errors_are_rounded_to_two_digits_of_theirs(targets):
     scores = {"rbf": normals(1e5 * targets, 64_805.0, 1e5)}
     assert (round(scores["rbf"].rmse), round(scores["rbf"].rmse_se)) == (64918, 613)
-    ((_, (error, explained, *_)),) = score_rows(choose(["rbf"], scores), scores)
-    assert error == ("64920", "610")
-    assert explained == ("", "")
+    shown = score_table(choose(["rbf"], scores), scores)
+    assert shown.loc["rbf", ["typical error", "explained"]].tolist() == ["64920 ± 610", ""]
