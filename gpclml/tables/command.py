@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import io
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gpclml._utils.extras import needs_extra
 from gpclml.tables.terminal import errors_as_text, tell
 
 if TYPE_CHECKING:
-    from gpclml.tables.recipes import Recipe, TableOptions
+    from gpclml.tables.recipes import TableOptions
 
 __all__ = ["app", "main"]
 
@@ -34,113 +32,76 @@ app: typer.Typer = typer.Typer(
     rich_markup_mode=None, help=_HELP,
 )  # fmt: skip
 
-_OF_OUT = (
-    "The command replaces only files that it wrote there and that have not been changed since; all "
-    "others stay."
-)
+_OUT = "The command replaces only a folder that it wrote and that has not been changed since."
 
-Table = Annotated[Path, typer.Argument(help="The table: a CSV or Parquet file.")]
+Data = Annotated[Path, typer.Argument(help="The table: a CSV or Parquet file.")]
+Target = Annotated[str, typer.Option(help="The column to predict.")]
+Objective = Annotated[
+    str,
+    typer.Option(
+        help="What fits maximize: lml (log marginal likelihood: the first choice for a table), "
+        "clml (conditional: ten folds), loo (leave-one-out)."
+    ),
+]
+Rows = Annotated[
+    int,
+    typer.Option(min=20, help="Train on at most so many rows; random ones if there are more."),
+]
+Seed = Annotated[int, typer.Option(min=0, max=2**64 - 1, help="Seed of rows, starts and networks.")]
+Steps = Annotated[
+    int | None,
+    typer.Option(
+        help="Largest number of steps of a fit. If not given, 50 for sm, 300 for deep, and no "
+        "limit for the others."
+    ),
+]
+Restarts = Annotated[
+    int,
+    typer.Option(help="Further fits of a model from other starts, the best kept; not of deep."),
+]
+Drop = Annotated[list[str] | None, typer.Option(help="A column to leave out; may be repeated.")]
+Categories = Annotated[
+    list[str] | None,
+    typer.Option(help="A column of categories, also if they are numbers; may be repeated."),
+]
+Missing = Annotated[
+    list[str] | None,
+    typer.Option(help="A text that stands for a missing value, such as ?; may be repeated."),
+]
+Decimal = Annotated[
+    str,
+    typer.Option(
+        help="What stands before decimals, a point or a comma; needed only if the table does not "
+        "tell whether 1.234 is more than a thousand."
+    ),
+]
+TimeColumn = Annotated[
+    str | None,
+    typer.Option(
+        help="A column of dates or numbers: compare tests on the latest rows instead of random "
+        "ones; where --rows limits the rows, the latest are taken."
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress and no notes.")]
 
 
-@dataclass(frozen=True)
-class _Common:
-    """The options that ``compare`` and ``fit`` have in common."""
+def _table_options(given: Mapping[str, Any]) -> TableOptions:
+    """The table and how it is read, of the arguments of a command."""
+    from gpclml.tables.recipes import TableOptions
 
-    data: Table
-    target: Annotated[str, typer.Option(help="The column to predict.")]
-    objective: Annotated[
-        str,
-        typer.Option(
-            help="What fits maximize: lml (log marginal likelihood: the first choice for a "
-            "table), clml (conditional: ten folds), loo (leave-one-out)."
-        ),
-    ] = "lml"
-    rows: Annotated[
-        int,
-        typer.Option(min=20, help="Train on at most so many rows; random ones if there are more."),
-    ] = 4000
-    seed: Annotated[
-        int, typer.Option(min=0, max=2**64 - 1, help="Seed of rows, starts and networks.")
-    ] = 0
-    steps: Annotated[
-        int | None,
-        typer.Option(
-            help="Largest number of steps of a fit. If not given, 50 for sm, 300 for deep, and no "
-            "limit for the others."
-        ),
-    ] = None
-    restarts: Annotated[
-        int,
-        typer.Option(help="Further fits of a model from other starts, the best kept; not of deep."),
-    ] = 0
-    drop: Annotated[
-        list[str] | None, typer.Option(help="A column to leave out; may be repeated.")
-    ] = None
-    categories: Annotated[
-        list[str] | None,
-        typer.Option(help="A column of categories, also if they are numbers; may be repeated."),
-    ] = None
-    missing: Annotated[
-        list[str] | None,
-        typer.Option(help="A text that stands for a missing value, such as ?; may be repeated."),
-    ] = None
-    decimal: Annotated[
-        str,
-        typer.Option(
-            help="What stands before decimals, a point or a comma; needed only if the table does "
-            "not tell whether 1.234 is more than a thousand."
-        ),
-    ] = ""
-    time_column: Annotated[
-        str | None,
-        typer.Option(
-            help="A column of dates or numbers: compare tests on the latest rows instead of random "
-            "ones; where --rows limits the rows, the latest are taken."
-        ),
-    ] = None
-    quiet: Quiet = False
-
-    def table(self) -> TableOptions:
-        """The table, and how it is read."""
-        from gpclml.tables.recipes import TableOptions
-
-        lists = self.drop, self.categories, self.missing
-        drop, categories, missing = (tuple(dict.fromkeys(values or ())) for values in lists)
-        return TableOptions(
-            self.data, self.target, self.rows, self.seed, drop, categories, missing,
-            self.time_column, self.decimal,
-        )  # fmt: skip
-
-    def recipe(self, model: str) -> Recipe:
-        """A model and its fit."""
-        from gpclml.tables.recipes import Recipe
-
-        return Recipe(model, self.objective, self.seed, self.steps, self.restarts)
-
-
-def _with_common_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Gives a command the options of :class:`_Common` beside its own."""
-    common = inspect.signature(_Common, eval_str=True).parameters
-    own = inspect.signature(command, eval_str=True).parameters
-    options = [*(own[name] for name in own if name != "common"), *common.values()]
-    options.sort(key=lambda option: option.default is not option.empty)  # required ones first
-
-    @functools.wraps(command)
-    def run(**values: Any) -> None:
-        given = {name: values.pop(name) for name in common}
-        command(common=_Common(**given), **values)
-
-    del run.__wrapped__  # typer would take the options of the command itself
-    run.__signature__ = inspect.Signature(options)  # pyright: ignore[reportAttributeAccessIssue]
-    run.__annotations__ = {option.name: option.annotation for option in options}
-    return run
+    drop, categories, missing = (
+        tuple(dict.fromkeys(given[name] or ())) for name in ("drop", "categories", "missing")
+    )
+    return TableOptions(
+        given["data"], given["target"], given["rows"], given["seed"], drop, categories, missing,
+        given["time_column"], given["decimal"],
+    )  # fmt: skip
 
 
 @app.command()
-@_with_common_options
 def compare(
-    common: _Common,
+    data: Data,
+    target: Target,
     models: Annotated[
         str | None,
         typer.Option(
@@ -148,28 +109,46 @@ def compare(
             "If not given, those that the size of the table allows."
         ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder of the report. " + _OF_OUT)] = Path("report"),
+    out: Annotated[Path, typer.Option(help="Folder of the report. " + _OUT)] = Path("report"),
+    objective: Objective = "lml",
+    rows: Rows = 4000,
+    seed: Seed = 0,
+    steps: Steps = None,
+    restarts: Restarts = 0,
+    drop: Drop = None,
+    categories: Categories = None,
+    missing: Missing = None,
+    decimal: Decimal = "",
+    time_column: TimeColumn = None,
+    quiet: Quiet = False,
 ) -> None:
     """Compare models of a table: which one to use, and how well it predicts.
 
     Sets a fifth of the rows aside for testing (1000 at most; random rows, or the latest by
-    --time-column), fits each model to the others, says which one to use, and writes a page, the
-    fitted models and a Python file that rebuilds the best Gaussian process. After Ctrl-C the same
-    command goes on from the fitted models.
+    --time-column), fits each model to the others, says which one to use, and writes a page and the
+    fitted models. After Ctrl-C the same command goes on from the fitted models.
     """
+    given = locals()
     with errors_as_text():
-        from gpclml.tables.comparing import compare_table
-        from gpclml.tables.recipes import RunOptions
+        from gpclml.errors import ArgumentError
+        from gpclml.tables.recipes import Recipe, RunOptions
 
-        names = None if models is None else _model_names(models)
-        options = RunOptions(common.table(), common.recipe("rbf"), out, names)
-        compare_table(options, common.quiet)
+        with needs_extra("tables"):
+            from gpclml.tables.comparing import compare_table
+
+        names = None
+        if models is not None:
+            names = tuple(dict.fromkeys(name.strip() for name in models.split(",") if name.strip()))
+            if not names:
+                raise ArgumentError("models", repr(models), "names separated by commas")
+        recipe = Recipe("rbf", objective, seed, steps, restarts)
+        compare_table(RunOptions(_table_options(given), recipe, out, names), quiet)
 
 
 @app.command()
-@_with_common_options
 def fit(
-    common: _Common,
+    data: Data,
+    target: Target,
     model: Annotated[
         str,
         typer.Option(
@@ -182,21 +161,33 @@ def fit(
             min=0, help="Seconds after which the stack begins no further GP; the first is fitted."
         ),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder of the model. " + _OF_OUT)] = Path("model"),
+    out: Annotated[Path, typer.Option(help="Folder of the model. " + _OUT)] = Path("model"),
+    objective: Objective = "lml",
+    rows: Rows = 4000,
+    seed: Seed = 0,
+    steps: Steps = None,
+    restarts: Restarts = 0,
+    drop: Drop = None,
+    categories: Categories = None,
+    missing: Missing = None,
+    decimal: Decimal = "",
+    time_column: TimeColumn = None,
+    quiet: Quiet = False,
 ) -> None:
     """Fit a model to all rows of a table, and save it for predict."""
+    given = locals()
     with errors_as_text():
         from gpclml.tables.fitting import fit_table
-        from gpclml.tables.recipes import RunOptions
+        from gpclml.tables.recipes import Recipe, RunOptions
 
-        recipe = replace(common.recipe(model), time_budget=time_budget)
-        fit_table(RunOptions(common.table(), recipe, out), common.quiet)
+        recipe = Recipe(model, objective, seed, steps, restarts, time_budget)
+        fit_table(RunOptions(_table_options(given), recipe, out), quiet)
 
 
 @app.command()
 def predict(
     model: Annotated[Path, typer.Argument(help="Folder of a model that fit wrote.")],
-    data: Table,
+    data: Data,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -250,12 +241,3 @@ def _options(
     ] = False,
 ) -> None:
     pass
-
-
-def _model_names(text: str) -> tuple[str, ...]:
-    from gpclml.errors import ArgumentError
-
-    names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-    if not names:
-        raise ArgumentError("models", repr(text), "names separated by commas")
-    return names

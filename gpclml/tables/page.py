@@ -10,6 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from matplotlib import style
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from gpclml.evaluation import (
@@ -110,8 +114,6 @@ class Report:
 
 def page_of(report: Report) -> str:
     """The page as HTML, with style and figures in it, so that it needs no other file."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
     comparison, encoding, scores = report.comparison, report.data.encoding, report.scores
     choice, recipe = report.choice, report.options.recipe
     fitted = choice.name if choice.name in (*MODELS, STACK) else choice.pick
@@ -149,7 +151,6 @@ def page_of(report: Report) -> str:
 def _table(frame: pandas.DataFrame, classes: str) -> str:
     """A table of texts as HTML; what has a meaning there is escaped."""
     import pandas
-    from markupsafe import Markup
 
     with pandas.option_context("display.max_colwidth", None):
         return Markup(frame.to_html(border=0, classes=classes, escape=True))
@@ -234,9 +235,6 @@ def figures_of_criteria(comparison: Comparison, one_input: bool) -> dict[str, st
 
 def _drawn(draw: Callable[[NDArray[np.object_]], object], panels: int, height: float) -> str:
     """Draws a figure, with no regard to the user's own style; an address that holds it."""
-    from matplotlib import style
-    from matplotlib.figure import Figure
-
     with style.context("default"):
         figure = Figure(figsize=(_INCHES, height), layout="constrained")
         draw(figure.subplots(panels, 1, squeeze=False).ravel())

@@ -81,8 +81,9 @@ def warned() -> Iterator[list[str]]:
 
 
 FAILED, BAD_INPUT, NOT_COMPUTED, INTERRUPTED = 1, 2, 3, 130
-"""Exit codes: a file could not be read or written, or memory ran out; the input is wrong; a
-computation failed, for example because a covariance is not positive definite; Ctrl-C."""
+"""Exit codes: a file could not be read or written, a package is missing, or memory ran out; the
+input is wrong; a computation failed, for example because a covariance is not positive definite;
+Ctrl-C."""
 
 
 class FitError(RuntimeError):
@@ -94,8 +95,8 @@ def errors_as_text() -> Iterator[None]:
     """Prints expected errors within the block on standard error, without a traceback.
 
     Raises:
-        typer.Exit: With code 2 for wrong input, 3 if a computation fails, 1 if a file fails or
-            memory runs out, 130 on Ctrl-C.
+        typer.Exit: With code 2 for wrong input, 3 if a computation fails, 1 if a file fails, a
+            package is missing or memory runs out, 130 on Ctrl-C.
     """
     # Imported here so that the help of a command does not wait for torch.
     import torch
@@ -107,7 +108,7 @@ def errors_as_text() -> Iterator[None]:
     codes = {  # failed computations come first: some of these types are argument errors as well
         NOT_COMPUTED: (FitError, NanError, NotPSDError, NotConvergedError, singular),
         BAD_INPUT: (ArgumentError, DataError),
-        FAILED: (OSError, MemoryError),
+        FAILED: (OSError, MemoryError, ImportError),
     }
     try:
         yield
