@@ -17,7 +17,7 @@ from benchmarks.robustness.fuzz.arguments import ARGUMENTS, CALLS
 
 __all__ = ["EXAMPLES", "LEFT_OUT", "Example", "public_callables", "without_example"]
 
-_NO_ROOMS = {"cli", "gram"}  # the command has tests of its own; the other trusts its callers
+_NO_ROOMS = {"gram"}  # trusts its callers
 _MODULES = (
     "gpclml.inference.observations", "gpclml.inference.covariances", "gpclml.inference.units",
     "gpclml.curvature.output_likelihoods", "gpclml.evidence.bounds", "gpclml.kernels.networks",
@@ -33,7 +33,7 @@ _SIZES = {
     "samples", "steps", "support", "tasks_per_step", "temperatures", "validation_tasks", "width",
 }  # fmt: skip
 _NO_SIZES = {  # where an argument of that name is something else, or is checked against others
-    "blocks": ("conditioning", "curvature", "inference", "linalg"), "count": ("cli",),
+    "blocks": ("conditioning", "curvature", "inference", "linalg"),
     "every": ("fit.distributed",), "num_features": ("kernels.Prefix", "meta"),
     "num_data": ("evidence.bounds", "evidence.criteria", "fit", "mlls"),
     "support": ("meta.HeadPose",),

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
-import pandas
 import torch
 from gpytorch.likelihoods import GaussianLikelihood, SoftmaxLikelihood
 from linear_operator import to_linear_operator
@@ -181,12 +180,6 @@ def class_tasks() -> tuple[DeepKernelTransfer, ImageTasks]:
 def episodes() -> Episodes:
     """Two of :func:`tasks`."""
     return tasks().draw(range(2)).to(_PLACE.get()[0])
-
-
-def table() -> pandas.DataFrame:
-    """Twelve rows of numbers and words, three times."""
-    columns = {"a": [1.0, 2.0, 3.5] * 4, "b": list("xyz") * 4, "y": range(12)}
-    return pandas.DataFrame(columns).loc[[*range(12)] * 3]
 
 
 def predictions() -> ModelPredictions:
